@@ -233,7 +233,7 @@ def hooks_of(name: str) -> list[str]:
 
 
 def features(trace: Trace) -> str:
-    """SFT's features in their order: when a run has each, its hooks, and what it says of itself."""
+    """SFT's features in their order: when a run has each, its hooks, and what its file says of itself."""
     from hftune.trainers.features.feature import Feature
 
     hooks = [name for name, value in vars(Feature).items() if inspect.isfunction(value)]
@@ -242,7 +242,7 @@ def features(trace: Trace) -> str:
         module, name = place.split(":")
         kind = getattr(importlib.import_module(module), name)
         own = ", ".join(f"`{hook}`" for hook in hooks if getattr(kind, hook) is not getattr(Feature, hook))
-        lines.append(f"| [`{name}`](../{path_of(module)}) | {when} | {own} | {summary(inspect.getdoc(kind))} |")
+        lines.append(f"| [`{name}`](../{path_of(module)}) | {when} | {own} | {summary(sys.modules[module].__doc__)} |")
     return "\n".join(lines)
 
 

@@ -29,7 +29,7 @@ from hftune.arguments.names.translate import COMMAND_LINE, Entry, Outcome, Trans
 from hftune.arguments.parse_errors import argparse_error, class_error
 from hftune.arguments.ranges import numbers_of, out_of_range
 from hftune.arguments.special_fields import DONE_BY_HFTUNE, DONE_BY_HFTUNE_EVERYWHERE
-from hftune.arguments.stage_table import STAGES
+from hftune.arguments.stage_table import STAGES, base_stage
 from hftune.errors import ArgumentError, UserError, did_you_mean, raise_together
 from hftune.logging import notice
 from hftune.opening.json_file import parse_json
@@ -52,7 +52,7 @@ class HftuneParser(TrlParser):
         super().__init__(dataclass_types, allow_abbrev=False)
         self.stage = stage
         self.aliases = aliases or {}
-        self.done_by_hftune = DONE_BY_HFTUNE_EVERYWHERE | DONE_BY_HFTUNE.get(self.stage, {})
+        self.done_by_hftune = DONE_BY_HFTUNE_EVERYWHERE | DONE_BY_HFTUNE.get(base_stage(self.stage), {})
         for name in (f.name for cls in self.dataclass_types for f in fields(cls) if get_origin(f.type) is dict):
             self.known[name].type = _json_object  # `dict` itself takes no string
         # Annotations are texts; `bool | None` is a switch as well, for which argparse wants a value.
@@ -127,7 +127,7 @@ class HftuneParser(TrlParser):
 
     def translated(self, entries: list[Entry], world_size: int, local_world_size: int) -> Outcome:
         """What arguments, each with its place, become here: with all notices and problems, and no side effect."""
-        translator = Translator(self.stage, self.known, self.aliases, self.unknown, self.done_by_hftune)
+        translator = Translator(base_stage(self.stage), self.known, self.aliases, self.unknown, self.done_by_hftune)
         return translator.translate(entries, world_size, local_world_size)
 
     def wrong_values(self, entries: Iterable[Entry]) -> Iterator[ArgumentError]:

@@ -12,10 +12,12 @@ class Stage:
     Args:
         task: What it does, in the words of model cards.
         arguments: The class of its training arguments, as `hftune.on_demand` takes it: each brings its part of TRL.
+        based_on: The stage whose records, row layout, defaults, rules and names of other tools it shares; "": none.
     """
 
     task: str
     arguments: str
+    based_on: str = ""
 
 
 STAGES = {
@@ -26,3 +28,8 @@ STAGES = {
     "rl": Stage("RL", "hftune.arguments.rl_algorithms:GRPOArguments"),
 }
 """By name, in the order of a pipeline."""
+
+
+def base_stage(stage: str) -> str:
+    """The stage that a stage is based on, or the stage itself; another command's name as it is."""
+    return STAGES[stage].based_on or stage if stage in STAGES else stage

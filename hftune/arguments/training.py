@@ -64,7 +64,7 @@ class StageArguments(
         default=None,
         metadata={
             "help": "Begin with the weights of this checkpoint or output folder, full or adapter, and with nothing "
-            "else of it; --resume_from_checkpoint goes on with everything."
+            "else of it; --resume_from_checkpoint resumes with everything."
         },
     )
     async_save: bool = field(

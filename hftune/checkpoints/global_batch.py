@@ -51,7 +51,7 @@ def keep_global_batch(args: StageArguments, data_args: DataArguments) -> None:
         return
     notice(
         f"--gradient_accumulation_steps {args.gradient_accumulation_steps} is {steps} in this run: steps have "
-        f"{total} records, as in the checkpoint that it goes on from"
+        f"{total} records, as in the checkpoint that it resumes from"
     )
     vars(args)["gradient_accumulation_steps"] = steps
     config: Any = getattr(getattr(args, "hf_deepspeed_config", None), "config", None)

@@ -81,7 +81,7 @@ def newest_on_all_machines(output_dir: Path) -> FoundCheckpoint:
     if differ and found is None:
         return FoundCheckpoint(disagreement="; ".join(differ))
     if differ:
-        notice(f"machines have different newest checkpoints ({'; '.join(differ)}): all go on from checkpoint-{found}")
+        notice(f"machines have different newest checkpoints ({'; '.join(differ)}): all resume from checkpoint-{found}")
     return FoundCheckpoint(output_dir / f"checkpoint-{found}" if found is not None else None, own.skipped)
 
 
@@ -104,7 +104,7 @@ def find_checkpoint(args: StageArguments) -> str | None:
     raise_together(resume_problems(found))
     if _wants_newest(args):
         start = f"no checkpoint in {args.output_dir}; starting anew"
-        notice(f"going on from {found.folder}" if found.folder else start)
+        notice(f"resuming from {found.folder}" if found.folder else start)
     return str(found.folder) if found.folder else None
 
 
@@ -146,13 +146,13 @@ def resume_problems(found: FoundCheckpoint) -> Iterator[UserError]:
         )
     elif fault is not None:
         yield ArgumentError(
-            f"nothing can go on from {found.folder}: {fault}",
+            f"nothing can resume from {found.folder}: {fault}",
             place=FLAG,
             fix="give another checkpoint, or auto for the newest whole one",
         )
     elif found.folder and has_weights_only(found.folder):
         yield ArgumentError(
-            f"{found.folder} was saved without the optimizer's state (--save_only_model), and a run cannot go on "
+            f"{found.folder} was saved without the optimizer's state (--save_only_model), and a run cannot resume "
             "without it",
             place=FLAG,
             fix=f"start anew from its weights, in another --output_dir: --warm_start {found.folder}",
@@ -181,7 +181,7 @@ def unfinished_problems(args: StageArguments) -> Iterator[UserError]:
     anew = f"to begin anew: --resume_from_checkpoint none, which renames them ({found[0].name}{REPLACED})"
     takes_up = "to resume it: --resume_from_checkpoint auto"
     if has_weights_only(found[0]):
-        takes_up = f"to go on from its weights in another --output_dir: --warm_start {found[0]}"
+        takes_up = f"to begin with its weights in another --output_dir: --warm_start {found[0]}"
     yield ArgumentError(
         f"{args.output_dir} holds a run that reached {found[0].name}",
         place="--output_dir",

@@ -184,7 +184,7 @@ def from_optimizer(
             f"the checkpoint's optimizer has groups of {[len(group) for group in numbers]} parameters, this run's has "
             f"{[len(group) for group in names]}",
             place="--resume_from_checkpoint",
-            fix="go on with the adapter, the frozen parameters and the rates of the run that wrote it",
+            fix="resume with the adapter, the frozen parameters and the rates of the run that wrote it",
         )
     shapes: dict[str, tuple[int, ...]] = {}
     shards, groups = [], []

@@ -74,7 +74,7 @@ def missing_shards(folder: Path) -> Iterator[ArgumentError]:
     if 0 < models < tensor:
         needs = f"the files of all {tensor} that share matrices, which DeepSpeed counts"
     elif wrote != ranks.world_size():
-        needs = "all of them, since other processes go on"
+        needs = "all of them, since other processes continue"
     elif ranks.rank() not in shards:
         needs = f"that of rank {ranks.rank()}, which ran on another machine then"
     else:

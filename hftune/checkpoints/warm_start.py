@@ -80,7 +80,7 @@ def _check_alone(model_args: ModelArguments, adapter_args: AdapterArguments, tra
     }
     for name, given in others.items():
         if given:
-            why = "goes on with everything" if resume else "names other weights"
+            why = "resumes with everything" if resume else "names other weights"
             raise ArgumentError(
                 f"{_FLAG} begins with the weights of a checkpoint alone, and {name} {why}",
                 place=f"{_FLAG}, {name}",

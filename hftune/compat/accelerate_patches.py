@@ -1,4 +1,4 @@
-"""What is replaced in accelerate."""
+"""Replacements in accelerate."""
 
 from __future__ import annotations
 

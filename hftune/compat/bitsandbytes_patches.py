@@ -1,4 +1,4 @@
-"""What is switched off in bitsandbytes."""
+"""Parts of bitsandbytes that are switched off."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether the installed libraries still have what hftune touches in them.
+"""Check that the installed libraries still have the private parts that hftune uses.
 
 python -m hftune.compat.checking      prints a line for each symbol that changed; `hftune doctor` and a test run it
 """
@@ -47,7 +47,7 @@ def problem_of(entry: UpstreamSymbol) -> str | None:
     # Before anything is imported: bitsandbytes, say, is not on every machine.
     if importlib.util.find_spec(entry.library) is None:
         return None
-    # Pre-releases, too: whoever tries one wants to know.
+    # Pre-releases as well, which a range excludes by default: who tries one needs the check most.
     if version is not None and not SpecifierSet(entry.versions).contains(version, prereleases=True):
         return None
     found = find(entry.symbol)
@@ -74,7 +74,7 @@ def installed(library: str) -> str | None:
 
 
 def find(symbol: str) -> Any:
-    """The object at a dotted path; `_GONE` where nothing is there, `_SET_BY_SOURCE` for what only code sets.
+    """The object at a dotted path; `_GONE` where there is none, `_SET_BY_SOURCE` for what only code sets.
 
     The last name may be an attribute that the class or module before it sets on objects.
     """
@@ -100,6 +100,7 @@ def _imported(name: str) -> Any:
 
 def _sets(owner: Any, name: str) -> bool:
     """Whether the sources of a module, or of a class and its bases, mention an attribute of that name."""
+    # Looked for in the sources: such an attribute exists on objects alone, and none is made here.
     mentioned = re.compile(rf"\.{re.escape(name)}\b")
     owners = inspect.getmro(owner) if inspect.isclass(owner) else (owner,)
     for one in owners:
@@ -127,6 +128,7 @@ def parameters_of(found: Any) -> tuple[str, ...]:
 
 
 def _in_order(wanted: tuple[str, ...], there: tuple[str, ...]) -> bool:
+    # An iterator: each name is looked for behind the one before it.
     rest = iter(there)
     return all(name in rest for name in wanted)
 

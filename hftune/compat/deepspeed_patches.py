@@ -1,4 +1,4 @@
-"""What is replaced in DeepSpeed. It is imported when asked for: it takes seconds."""
+"""Replacements in DeepSpeed, which is imported only when needed: it takes seconds."""
 
 from __future__ import annotations
 

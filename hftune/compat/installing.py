@@ -1,4 +1,4 @@
-"""How something of another library is replaced: only where it still is what the lists say."""
+"""Replace parts of other libraries, only where they still are as listed."""
 
 from __future__ import annotations
 

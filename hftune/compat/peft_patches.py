@@ -1,4 +1,4 @@
-"""What is replaced in peft, and in TRL for adapters: mostly so that rows of new tokens can be trained under ZeRO-3.
+"""Replacements in peft, and in TRL for adapters: mostly to train rows of new tokens under ZeRO-3.
 
 How a tensor is gathered is handed in: this room knows nothing of ZeRO.
 """
@@ -64,6 +64,6 @@ def gather_parameters_only(is_partitioned: Callable[[torch.Tensor], bool]) -> No
 
 
 def write_no_card(adapted: PeftModel) -> None:
-    """Keep peft from writing its blank page where the manifest makes a model card."""
+    """Keep peft from writing its empty model card where hftune writes one from the manifest."""
     if usable("peft.peft_model.PeftModel.create_or_update_model_card"):
         replace_method(adapted, "create_or_update_model_card", lambda self, output_dir: None)

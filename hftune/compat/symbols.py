@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 
+# At the versions that hftune was made for: links to a branch would drift away from what was read.
 _SOURCES = {
     "transformers": "https://github.com/huggingface/transformers/blob/v5.23.0",
     "trl": "https://github.com/huggingface/trl/blob/v1.16.0",
@@ -68,6 +69,7 @@ class UpstreamSymbol:
 def listed() -> tuple[UpstreamSymbol, ...]:
     """All rows, in the order of the file."""
     lines = files(__package__).joinpath("symbols.csv").read_text(encoding="utf-8").splitlines()
+    # `strict`: a quote that is not closed would otherwise swallow the rows behind it.
     rows = csv.DictReader(lines, strict=True)
     return tuple(UpstreamSymbol(parameters=_parameters(row.pop("parameters")), **row) for row in rows)
 

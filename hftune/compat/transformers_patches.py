@@ -1,4 +1,4 @@
-"""What is replaced in transformers. Its modules are imported when asked for: a merge does without most of them."""
+"""Replacements in transformers, whose modules are imported only when needed: a merge needs few of them."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from hftune.arguments.data import DataArguments
+from hftune.arguments.stage_table import base_stage
 from hftune.arguments.training import StageArguments
 from hftune.data.readers.files import Row, chunks
 from hftune.data.readers.hub import data_files
@@ -40,7 +41,7 @@ def make_encoder(
     Args:
         stage: pt, sft, rm, dpo or rl.
     """
-    made: Encoder = on_demand(ENCODERS[_kind(stage, args, data_args)]).from_arguments(tokenizer, args)
+    made: Encoder = on_demand(ENCODERS[_kind(base_stage(stage), args, data_args)]).from_arguments(tokenizer, args)
     return made
 
 

@@ -33,13 +33,14 @@ class Connection:
                 self.socket.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
     def send(self, message: Message) -> None:
-        """Send a message; that the peer is gone is noticed when reading."""
+        """Send a message; a peer that is gone is noticed when reading."""
         line = json.dumps(message).encode() + b"\n"
+        # The lock keeps lines whole: the main thread says goodbye while the watchdog's thread reports.
         with suppress(OSError), self.sending:
             self.socket.sendall(line)
 
     def receive(self) -> list[Message] | None:
-        """The whole messages that have come; None where the peer is gone. Call it when there is something to read."""
+        """The whole messages that have arrived; None where the peer is gone. Call it when the socket is readable."""
         try:
             read = self.socket.recv(1 << 16)
         except OSError:
@@ -47,6 +48,7 @@ class Connection:
         if not read or len(self.unread) > _LONGEST:
             return None
         self.unread += read
+        # A packet may end in the middle of a line: the rest waits for the next one.
         *lines, rest = bytes(self.unread).split(b"\n")
         self.unread = bytearray(rest)
         try:

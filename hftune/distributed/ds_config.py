@@ -1,4 +1,4 @@
-"""Read a DeepSpeed config, and what it says of ZeRO. What a run makes of it: `ds_setup.py`."""
+"""Read a DeepSpeed config and what it says of ZeRO; `ds_setup.py` makes the config of a run from it."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ def read_ds_config(value: str | DsConfig) -> DsConfig:
         learn_config(config)  # its secrets, before a message can quote them
         return config
     path = Path(value)
+    # By name, so that `--deepspeed zero2` works from any folder.
     shipped = {file.stem: file for file in sorted(SHIPPED.glob("*.json"))}
     if not path.is_file():
         # A relative path is looked for next to the scripts as well, so that they run from any folder.
@@ -52,7 +53,7 @@ def zero_stage(config: DsConfig | None) -> int:
 
 
 def live_config(training_args: Any) -> DsConfig:
-    """The config that accelerate hands to DeepSpeed, to be changed in place; an empty one without DeepSpeed."""
+    """The config that accelerate gives DeepSpeed, which may be changed in place; empty without DeepSpeed."""
     return getattr(getattr(training_args, "hf_deepspeed_config", None), "config", None) or {}
 
 
@@ -60,6 +61,7 @@ def offload_device(config: DsConfig | None, what: str) -> str | None:
     """Where `what` ("optimizer" or "param") is offloaded to: "cpu", "nvme", or None."""
     block = (config or {}).get("zero_optimization", {}).get(f"offload_{what}") or {}
     device = block.get("device", "none")
+    # DeepSpeed writes the text "none" where nothing is offloaded, as well as leaving the block out.
     return None if device == "none" else str(device)
 
 

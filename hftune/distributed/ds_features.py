@@ -47,7 +47,7 @@ class Setting:
 
 
 def check_features(config: DsConfig, setting: Setting) -> Iterator[ArgumentError]:
-    """All rules below."""
+    """Problems with any of the features, by all rules below."""
     zero = config.get("zero_optimization")
     if not isinstance(zero, Mapping) or not isinstance(zero.get("stage", 0), int):
         zero = {}  # said by ds_keys
@@ -69,7 +69,7 @@ def uses_nvme(zero: Mapping[str, Any]) -> list[str]:
 
 
 def gpu_operators(config: DsConfig) -> dict[str, str]:
-    """Operators that a config uses and DeepSpeed compiles for GPUs, as it names them: the keys that want each."""
+    """The GPU operators that a config uses, by DeepSpeed's names, and the keys that need each."""
     zero, block = config.get("zero_optimization"), config.get("compile")
     zero = zero if isinstance(zero, Mapping) else {}
     quantised, offloaded = [name for name in QUANTISED if zero.get(name)], uses_nvme(zero)
@@ -98,6 +98,7 @@ def _error(cause: str, key: str, fix: str) -> ArgumentError:
 
 
 def _refused_blocks(config: DsConfig, zero: Mapping[str, Any]) -> Iterator[ArgumentError]:
+    # Each of these would be accepted by DeepSpeed and either do nothing or fight with the Trainer.
     if config.get("activation_checkpointing"):
         yield _error(
             "models of transformers do not read DeepSpeed's activation checkpointing: it would do nothing",
@@ -126,6 +127,7 @@ def _refused_blocks(config: DsConfig, zero: Mapping[str, Any]) -> Iterator[Argum
 
 def _hpz(zero: Mapping[str, Any], setting: Setting) -> Iterator[ArgumentError]:
     key, group = "zero_optimization.zero_hpz_partition_size", zero.get("zero_hpz_partition_size", 1)
+    # One process a group is DeepSpeed's default and means no hpZ.
     if group == 1:
         return
     if zero.get("stage", 0) != 3:
@@ -134,6 +136,7 @@ def _hpz(zero: Mapping[str, Any], setting: Setting) -> Iterator[ArgumentError]:
             key,
             'set "stage": 3, or remove it',
         )
+    # "auto" is filled in later with the processes of a machine, of which the world is a multiple.
     elif isinstance(group, int) and (group < 1 or setting.world_size % group):
         yield _error(
             f"{setting.world_size} processes do not divide into groups of {group}",
@@ -195,6 +198,7 @@ def _folder(block: str, written: Any, given: str | None) -> Iterator[ArgumentErr
             fix='write "nvme_path": "auto" in the config, so that the argument counts',
         )
         return
+    # The config's own folder counts where the argument is silent, as for all that both can name.
     folder = written or given
     if folder is None:
         yield _error(f"{block} to nvme names no folder", key, "add --nvme_path FOLDER, on a local NVMe disk")
@@ -227,6 +231,7 @@ def _low_states(config: DsConfig, zero: Mapping[str, Any], setting: Setting) -> 
         )
     if zero.get("stage", 0) == 0:
         yield _error("states in bf16 need ZeRO stage 1, 2 or 3", "bf16", 'set "stage": 1 or more')
+    # DeepSpeed 0.19 asserts it as it reads its config, after the model has loaded.
     if states and not master:
         yield _error(
             "moments in bf16 beside weights in float32",
@@ -266,6 +271,7 @@ def _super_offload(zero: Mapping[str, Any], setting: Setting) -> Iterator[Argume
             key,
             "install g++ and ninja, or remove it",
         )
+    # Its optimizer steps on the CPU while the GPU computes, and exists for AdamW alone.
     if not setting.optim.startswith("adamw_torch"):
         yield _error(f"SuperOffload has AdamW alone, not {setting.optim}", key, "leave out --optim, or remove it")
 

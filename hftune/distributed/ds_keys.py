@@ -48,7 +48,7 @@ NUMBERS = (CLIPPING, "train_batch_size", MICRO, STEPS)
 
 
 def check_keys(config: DsConfig) -> Iterator[ArgumentError]:
-    """Keys that were removed, are misspelt, or stand at the wrong level."""
+    """Problems of keys that were removed, are misspelt, or stand at the wrong level."""
     zero = config.get("zero_optimization")
     zero_keys = zero if isinstance(zero, Mapping) else {}
     for key in [*config, *zero_keys]:
@@ -66,7 +66,7 @@ def check_keys(config: DsConfig) -> Iterator[ArgumentError]:
 
 
 def check_types(config: DsConfig) -> Iterator[ArgumentError]:
-    """Values of the wrong kind, as DeepSpeed's own models find them; "auto" is the Trainer's to fill in."""
+    """Problems of values of the wrong type, as DeepSpeed's own models find them; "auto" is left to the Trainer."""
     for key in ("zero_optimization", "fp16", "bf16"):
         block = config.get(key, {})
         if not isinstance(block, dict):
@@ -84,7 +84,7 @@ def check_types(config: DsConfig) -> Iterator[ArgumentError]:
 
 
 def check_combinations(config: DsConfig) -> Iterator[ArgumentError]:
-    """Settings that exclude one another."""
+    """Problems of settings that exclude one another."""
     zero = config.get("zero_optimization", {})
     if not isinstance(zero, dict) or not isinstance(zero.get("stage", 0), int):
         return  # said by check_types
@@ -95,6 +95,7 @@ def check_combinations(config: DsConfig) -> Iterator[ArgumentError]:
         )
     # "auto" for both is usual: the Trainer fills in what --bf16 and --fp16 say.
     both = [key for key in ("fp16", "bf16") if isinstance(config.get(key), dict) and config[key].get("enabled") is True]
+    # DeepSpeed would stop with an assertion after the model has loaded.
     if len(both) == 2:
         yield ArgumentError("fp16 and bf16 at once", place="--deepspeed: fp16, bf16", fix="enable one of them")
     for what, least, better in (("offload_optimizer", 1, 2), ("offload_param", 3, 3)):
@@ -108,7 +109,7 @@ def check_combinations(config: DsConfig) -> Iterator[ArgumentError]:
 
 
 def check_against_arguments(config: DsConfig, arguments: Mapping[str, Any], world_size: int) -> Iterator[ArgumentError]:
-    """Values that the config and the command line give differently.
+    """Problems of values that differ between the config and the command line.
 
     Args:
         config: As read.
@@ -126,6 +127,7 @@ def check_against_arguments(config: DsConfig, arguments: Mapping[str, Any], worl
         yield from _differing(
             f"{name}.enabled", enabled, name, bool(arguments[name]), f'"{name}": {{"enabled": "auto"}}'
         )
+    # DeepSpeed checks the product of the three as well, and stops with numbers that no argument has.
     total = config.get("train_batch_size")
     if isinstance(total, int) and not isinstance(total, bool) and total != micro * steps * world_size:
         yield ArgumentError(
@@ -137,6 +139,7 @@ def check_against_arguments(config: DsConfig, arguments: Mapping[str, Any], worl
 
 
 def _differing(key: str, value: Any, name: str, asked: Any, auto: str) -> Iterator[ArgumentError]:
+    # "auto" is the only text here: the Trainer fills it in with the argument.
     if value is not None and not isinstance(value, str) and value != asked:
         yield ArgumentError(
             f"the DeepSpeed config has {key} {value}, the arguments have --{name} {asked}",
@@ -148,6 +151,7 @@ def _differing(key: str, value: Any, name: str, asked: Any, auto: str) -> Iterat
 def _zero_fields() -> frozenset[str]:
     from deepspeed.runtime.zero.config import DeepSpeedZeroConfig  # takes seconds, and only a config needs it
 
+    # Asked of DeepSpeed itself, so that the list follows the version that is installed; some have an alias.
     fields = DeepSpeedZeroConfig.model_fields
     return frozenset([*fields, *(str(field.alias) for field in fields.values() if field.alias)])
 

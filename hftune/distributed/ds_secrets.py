@@ -1,4 +1,4 @@
-"""Secrets in a DeepSpeed config: they reach their tracker through the environment, and no file or log."""
+"""Keep secrets of a DeepSpeed config out of files and logs; trackers get theirs through the environment."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _VARIABLES: dict[tuple[str, ...], str] = {("comet", "api_key"): "COMET_API_KEY"}
 
 
 def remove_secrets(config: DsConfig) -> tuple[DsConfig, list[str]]:
-    """A copy without secrets, and what became of them, a line each.
+    """A copy of the config without secrets, and a line on each that was removed.
 
     Left out is whatever stands under a key that says so, at any depth and of any type; in other texts, such as URLs,
     secrets become `***`. DeepSpeed writes its config into every checkpoint and into its log.
@@ -31,6 +31,7 @@ def _kept(block: DsConfig, place: tuple[str, ...], said: list[str]) -> Iterator[
         if says_secret(str(name)) and _is_secret_value(value):
             variable = _VARIABLES.get(path) if isinstance(value, str) else None
             if variable is not None:
+                # Before the tracker starts, which asks this variable where the config is silent.
                 os.environ[variable] = value
             what = f"kept in {variable}" if variable else "left out, as DeepSpeed does not know it"
             said.append(f"DeepSpeed config: {'.'.join(path)} is a secret and is {what}")
@@ -40,7 +41,7 @@ def _kept(block: DsConfig, place: tuple[str, ...], said: list[str]) -> Iterator[
 
 
 def _is_secret_value(value: object) -> bool:
-    """Whether a value could be a secret: empty ones, None, True and False give nothing away."""
+    """Whether a value could be a secret: not where it is empty, None, True or False."""
     return bool(value) and not isinstance(value, bool)
 
 

@@ -1,4 +1,4 @@
-"""The DeepSpeed config of a run, made of the one that was given: checked, completed, without secrets.
+"""The DeepSpeed config of a run: the given one, checked, completed, without secrets.
 
 Imported where `--deepspeed` is given. "auto" values are left to the Trainer, which knows batch size and precision.
 """
@@ -18,7 +18,7 @@ from hftune.logging import notice
 
 
 class Arguments(Protocol):
-    """What is asked of the arguments of a run."""
+    """The arguments of a run that this module reads."""
 
     deepspeed: Any
     use_cpu: bool
@@ -33,12 +33,12 @@ class Arguments(Protocol):
 
     @property
     def recomputation(self) -> object | None:
-        """None where no activation is recomputed."""
+        """What is recomputed; None for nothing."""
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """What arguments become with a DeepSpeed config.
+    """The results of preparing a run's DeepSpeed config.
 
     Attributes:
         resolved: The config as DeepSpeed is to read it.
@@ -54,7 +54,7 @@ class Prepared:
 
 
 def prepare(args: Arguments) -> Prepared:
-    """Read, check and complete the config behind `--deepspeed`; what is changed is said.
+    """Read, check and complete the config behind `--deepspeed`; a notice says what was changed.
 
     Raises:
         ArgumentError: All problems in one message.
@@ -76,6 +76,7 @@ def prepare(args: Arguments) -> Prepared:
     compiles = asks_for_compiling(resolved)
     if compiles and not args.torch_compile:
         notice("DeepCompile compiles with --torch_compile, which is switched on")
+    # From here on the config is written: into checkpoints, the log and the manifest.
     resolved, removed = remove_secrets(resolved)
     for change in (*changes, *fill_in_sizes(resolved), *removed):
         notice(change)
@@ -87,7 +88,7 @@ def prepare(args: Arguments) -> Prepared:
 
 
 def setting_of(args: Arguments, config: DsConfig) -> Setting:
-    """The run that a config is for. What takes seconds to find out is asked only where the config needs it."""
+    """The run that a config is for; what takes seconds to find out is looked up only where the config needs it."""
     here = not args.use_cpu and ranks.planned_world() is None  # of another machine's compilers nothing is known
     zero = config.get("zero_optimization")
     return Setting(
@@ -112,6 +113,7 @@ def check_ds_config(config: DsConfig, setting: Setting | None = None) -> list[Ar
     """
     problems = [*ds_keys.check_keys(config), *ds_keys.check_types(config)]
     problems += ds_keys.check_combinations(config)
+    # Last: features suppose that keys and types are right, and name a broken block again otherwise.
     problems += check_features(config, setting or Setting(on_cpu=False, bf16=True))
     if "optimizer" in config:
         problems.append(
@@ -167,6 +169,7 @@ def resolve_ds_config(
     if offload_device(resolved, "optimizer") and resolved.get("zero_force_ds_cpu_optimizer", True):
         changes += _resolve_offloaded_optimizer(resolved, has_compiler, optim)
     if optim == "muon" and zero_stage(resolved) == 3 and zero.get("reduce_scatter", True):
+        # Muon orthogonalises a whole matrix; a scattered gradient is a slice of it.
         zero["reduce_scatter"] = False
         changes.append("muon under ZeRO-3: reduce_scatter switched off, since it needs whole gradients")
     if on_cpu and resolved.get("fp16", {}).get("enabled") is True:
@@ -175,19 +178,20 @@ def resolve_ds_config(
 
 
 def fill_in_sizes(config: DsConfig) -> list[str]:
-    """What was left to the arguments, in a line: a config that names no batch size leaves it to them. Changed in place.
+    """Set batch sizes that the config does not name to "auto", in place; returns a line that says so.
 
     DeepSpeed would stop when the model is loaded (0.18: "Either train_batch_size or train_micro_batch_size_per_gpu").
     """
     if "train_batch_size" in config or ds_keys.MICRO in config:
         return []
     missing = [name for name in (ds_keys.MICRO, ds_keys.STEPS, ds_keys.CLIPPING) if name not in config]
+    # "auto" has the Trainer fill in the arguments' values.
     config |= dict.fromkeys(missing, "auto")
     return [f"the DeepSpeed config names no {', '.join(missing)}: the arguments count"]
 
 
 def _resolve_offloaded_optimizer(config: DsConfig, has_compiler: bool, optim: str) -> list[str]:
-    """accelerate swaps any offloaded optimizer for DeepSpeedCPUAdam, which is the same for AdamW only."""
+    """Keep accelerate from swapping an offloaded optimizer for DeepSpeedCPUAdam where that is not the same."""
     if not optim.startswith("adamw_torch"):
         config["zero_force_ds_cpu_optimizer"] = False
         return [f"offload: {optim} itself updates the weights on the CPU; only AdamW has a faster twin in DeepSpeed"]

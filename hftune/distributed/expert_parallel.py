@@ -45,6 +45,7 @@ def shard_experts(model: nn.Module, size: int, *, grouped: bool) -> None:
     from deepspeed.runtime.engine import DeepSpeedEngine
     from deepspeed.utils import groups
 
+    # Made here already, and not by the engine: layers are built for this process's rank within its group.
     groups._create_expert_and_data_parallel(size, mp_size=1, pp_size=1, mp_mode="sp")
     rank = torch.distributed.get_rank(groups._get_expert_parallel_group(group_name(size)))
     config = parse_autoep_config({"enabled": True, "autoep_size": size, "use_grouped_mm": grouped})
@@ -52,6 +53,7 @@ def shard_experts(model: nn.Module, size: int, *, grouped: bool) -> None:
     # It would point transformers' recorders of router logits at its own layers, and cannot with transformers 5.23
     # (`_CanRecordRegistry.get()` takes no default). hftune hears routers by hooks and never asks a model for logits.
     replace_method(auto_ep, "_retarget_transformers_output_recorders", lambda *_: None)
+    # What it finds is checked before the first layer is replaced: half a model would be of no use.
     specs = auto_ep.ep_parser()
     validate_autoep_post_detection(config, specs)
     # Under ZeRO-3 a process's experts are cut again, over the processes that have the same ones.

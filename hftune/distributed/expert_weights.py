@@ -42,7 +42,7 @@ def gathered_weights(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _plain_tensors(model: nn.Module, layers: dict[str, Any]) -> Iterator[tuple[str, Tensor]]:
-    """Everything but experts, under transformers' names."""
+    """All tensors but those of experts, with transformers' names."""
     for module_name, module in model.named_modules(remove_duplicate=False):
         prefix = next((one for one in layers if module_name == one or module_name.startswith(f"{one}.")), None)
         inner = _renamed(module_name[len(prefix) + 1 :], layers[prefix]) if prefix is not None else ""
@@ -60,7 +60,7 @@ def _plain_tensors(model: nn.Module, layers: dict[str, Any]) -> Iterator[tuple[s
 
 
 def _renamed(name: str, layer: Any) -> str | None:
-    """A module's name within AutoEP's layer as transformers has it; None for what is gathered otherwise, or an alias.
+    """transformers' name of a module within AutoEP's layer; None for experts and aliases, which are not taken here.
 
     AutoEP's router holds a linear layer `gate`, where transformers' router is called so and holds the weight itself.
     """
@@ -78,7 +78,7 @@ def _renamed(name: str, layer: Any) -> str | None:
 
 
 def _whole(weight: nn.Parameter, layer: Any) -> Tensor | None:
-    """(local experts, rows, columns) of each process to (experts, rows, columns) on rank 0, None elsewhere."""
+    """The experts of all processes as one tensor (experts, rows, columns) on rank 0; None elsewhere."""
     group, size = layer.ep_group, layer.ep_size
     members = dist.get_process_group_ranks(group)
     with zero.gathered([weight]):
@@ -90,8 +90,10 @@ def _whole(weight: nn.Parameter, layer: Any) -> Tensor | None:
         for number in range(layer.num_local_experts):
             mine = values[number].contiguous()
             pieces = [torch.empty_like(mine) for _ in range(size)] if main else None
+            # Every process of the group must call it for every expert, in the same order.
             dist.gather(mine, pieces, dst=0, group=group)
             for place, piece in enumerate(pieces or ()):
                 assert whole is not None
+                # Neighbours by rank hold neighbouring experts: place by place they make up the layer.
                 whole[place * layer.num_local_experts + number].copy_(piece)
     return whole

@@ -1,4 +1,4 @@
-"""How processes hear of each other while their main threads are busy or stuck: rank 0's hub, and the way to it.
+"""How processes hear of each other while their main threads are busy or stuck: a hub in rank 0's process.
 
 Each process keeps one connection to a hub in rank 0's process. The system itself closes the connection of a process
 that dies, and its keep-alive finds a machine that is gone, whatever the processes are doing: no death is guessed from
@@ -49,12 +49,12 @@ class Member:
     answered: float = 0.0
 
     def last_report(self) -> Message:
-        """Its report, with `ago`, the seconds since then."""
+        """The member's last report, with `ago`, the seconds since then."""
         return {**self.report, "ago": round(time.monotonic() - self.heard, 1)}
 
 
 class Hub:
-    """Receives what all processes say. Its thread ends with `close`, or when it has told everybody what is wrong."""
+    """Collects the reports of all processes, in a thread that ends with `close` or after it has sent a verdict."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class Hub:
         self._thread.start()
 
     def close(self) -> None:
-        """End without a fault: the others need not wonder where this process has gone."""
+        """Tell all members that the run ends without a fault, and stop."""
         self._broadcast({"end": True})
         self._over.set()
 
@@ -98,6 +98,7 @@ class Hub:
 
     def _listen(self) -> None:
         while not self._over.is_set():
+            # The pause bounds how late time-outs and `close` are noticed.
             for key, _ in self._selector.select(0.25):
                 if isinstance(key.data, Listener):
                     key.data.accept()
@@ -113,11 +114,12 @@ class Hub:
         self._listener.close()
 
     def _admit(self, pending: PendingConnection) -> None:
-        """Make a member of whoever has sent the token and its rank."""
+        """Make a member of a connection that has sent the token and its rank."""
         if pending.socket.fileno() < 0:
             return  # the listener closed it while this event waited
         rank = self._listener.authenticate(pending)
         if rank is not None:
+            # With a time-out, a peer that reads nothing cannot hold up the hub's only thread for good.
             pending.socket.settimeout(_SEND_WITHIN)
             connection = Connection(pending.socket)
             self._members[rank] = Member(connection, {})
@@ -134,6 +136,7 @@ class Hub:
             self._selector.unregister(connection.socket)
             connection.close()
             if rank is not None and (member := self._members.pop(rank, None)) is not None:
+                # From the first loss on: later ones within the second belong to the same event.
                 self._lost_at = self._lost_at or time.monotonic()
                 self._lost[rank] = member.last_report()
 
@@ -156,6 +159,7 @@ class Hub:
 
     def _maybe_judge(self, asked: float) -> None:
         silent = {rank for rank, member in self._members.items() if member.answered < asked}
+        # Once all have answered, or some do not in time: those are part of the verdict.
         if not silent or time.monotonic() - asked > _ANSWERS_WITHIN:
             reports = {rank: member.last_report() for rank, member in self._members.items()}
             self._announce(self._judge(reports, silent))
@@ -203,6 +207,7 @@ def open_hub(hosts: set[str]) -> Hub:
     """A hub that the other machines reach where there are any; `hosts` are the names of all machines."""
     # Launchers may not say how many processes a machine has, and machines may share a name.
     one_machine = len(hosts) == 1 and ranks.local_world_size() == ranks.world_size()
+    # On the address by which the other machines know rank 0, and no other interface.
     server = open_socket(one_machine=one_machine, master=os.environ.get("MASTER_ADDR", "127.0.0.1"))
     return Hub(secrets.token_hex(32), verdicts.judge_hang, expected=ranks.world_size(), server=server)
 

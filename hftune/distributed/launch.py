@@ -33,7 +33,7 @@ def has_accelerator() -> bool:
 
 
 def supports_bf16() -> bool:
-    """Whether the accelerator does."""
+    """Whether the accelerator computes in bf16."""
     imagined = ranks.planned_world()
     return torch.cuda.is_bf16_supported() if imagined is None else imagined.bf16
 
@@ -43,6 +43,7 @@ def has_async_io() -> bool:
     prepare_environment()
     from deepspeed.accelerator import get_accelerator
 
+    # First: DeepSpeed's own check compiles a test program, and needs the compiler for it.
     if not op_builder.can_build_operators():
         return False
     builder = get_accelerator().create_op_builder("AsyncIOBuilder")
@@ -62,10 +63,11 @@ def prepare_environment() -> None:
 
 @contextmanager
 def report_waiting() -> Iterator[None]:
-    """Report after a while which processes this one waits for in the block: torch waits half an hour in silence."""
+    """Log that this process waits for the others if the block takes long: torch would wait in silence."""
     variables = [os.environ.get(name, "?") for name in ("RANK", "MASTER_ADDR", "MASTER_PORT")]
     rank, *address = variables
     said = f"rank {rank} waits for the other {ranks.world_size() - 1} process(es) at {':'.join(address)}"
+    # From a thread: the main one is inside torch's rendezvous.
     timer = threading.Timer(_PATIENCE, lambda: get_logger().warning(said))
     timer.daemon = True  # it must not keep a process alive that gives up
     if ranks.world_size() > 1 and ranks.local_rank() == 0 and ranks.planned_world() is None:
@@ -112,6 +114,7 @@ def join_process_group(*, use_cpu: bool, deepspeed: bool, timeout: float = 1800)
     """
     if ranks.planned_world() is not None:
         return
+    # DeepSpeed otherwise looks for MPI, and fails where there is none.
     if deepspeed and "RANK" not in os.environ:
         _set_single_process_variables()
     if use_cpu and deepspeed and not ranks.is_distributed():
@@ -123,6 +126,7 @@ def _set_single_process_variables() -> None:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
+    # `setdefault`: what the user has set, such as a port, counts.
     for name, value in {**alone, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}.items():
         os.environ.setdefault(name, value)
 

@@ -33,6 +33,7 @@ def open_socket(*, one_machine: bool, master: str) -> socket.socket:
         master: Rank 0's machine as the others call it: its address alone, unless it is no address of this machine as
             seen from here (address translation, a name that means loopback here); then all interfaces.
     """
+    # A backlog of thousands: all processes of a large run come at the same moment.
     if one_machine:
         return socket.create_server((_LOOPBACK, 0), backlog=4096)
     for family, address in _reachable_addresses(master):
@@ -54,12 +55,13 @@ def _reachable_addresses(name: str) -> list[tuple[socket.AddressFamily, str]]:
 
 
 def _is_local_only(address: str) -> bool:
+    # An IPv6 address may name its interface behind a `%`, which ipaddress does not need.
     known = ipaddress.ip_address(address.partition("%")[0])
     return known.is_loopback or known.is_unspecified
 
 
 def greeting(word: str, rank: int) -> bytes:
-    """What a process sends first: the token, and its rank. Its length is fixed, so that nothing behind it is read."""
+    """The first bytes that a process sends: the token and its rank, of fixed length, so that nothing more is read."""
     return f"{word}{rank:0{_DIGITS}d}".encode()
 
 
@@ -73,7 +75,7 @@ class PendingConnection:
 
 
 class Listener:
-    """The listening socket and the connections that are not authenticated yet. Not for several threads.
+    """The listening socket and the connections that are not authenticated yet. Not thread-safe.
 
     Args:
         server: As `open_socket` gives it.
@@ -103,6 +105,7 @@ class Listener:
             if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
                 time.sleep(0.05)  # it stays in the queue, and would be offered again at once
             return
+        # One that sends nothing must not hold up the hub.
         connection.setblocking(False)
         pending = PendingConnection(connection)
         self._pending.append(pending)
@@ -110,8 +113,9 @@ class Listener:
         self._accept_while(len(self._pending) < MAX_PENDING)
 
     def authenticate(self, pending: PendingConnection) -> int | None:
-        """The rank of a connection that has now sent the token, else None. Its socket then belongs to the caller."""
+        """The rank of a connection that has sent the token; None while it has not. Its socket then is the caller's."""
         try:
+            # No more than the greeting: what follows belongs to the connection.
             read = pending.socket.recv(self._length - len(pending.received))
         except BlockingIOError:
             return None
@@ -125,6 +129,7 @@ class Listener:
             self._drop(pending)
             return None
         self._forget(pending)
+        # A rank comes once: a second connection with its number is refused, even with the token.
         self._admitted.add(rank)
         if self._expected is not None and len(self._admitted) >= self._expected:
             self.close()
@@ -157,7 +162,7 @@ class Listener:
         self._accept_while(len(self._pending) < MAX_PENDING)
 
     def _accept_while(self, room: bool) -> None:
-        """Leave connections in the system's queue while there is no room."""
+        """Register the listening socket while there is room; else new connections wait in the system's queue."""
         if not self._open or room == self._accepting:
             return
         self._accepting = room
@@ -167,7 +172,7 @@ class Listener:
             self._selector.unregister(self.server)
 
     def close(self) -> None:
-        """Admit nobody any more."""
+        """Stop listening, and close connections that are not authenticated."""
         if not self._open:
             return
         self._open = False

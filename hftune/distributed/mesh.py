@@ -30,35 +30,36 @@ class Mesh:
 
     @property
     def data(self) -> int:
-        """Processes, or groups of them, that see rows of their own."""
+        """The number of processes, or groups of them, that see rows of their own."""
         return self.world // self.sharing
 
     @property
     def sharing(self) -> int:
-        """Processes that see the same rows."""
+        """The number of processes that see the same rows."""
         return self.tensor * self.sequence
 
     def data_rank(self, rank: int) -> int:
-        """Which share of the rows a process sees."""
+        """The index of the share of rows that a process sees."""
         # Neighbours share rows: their exchanges of every layer stay within a machine.
         return rank // self.sharing
 
     def sequence_rank(self, rank: int) -> int:
-        """Which share of a row's tokens a process sees."""
+        """The index of the share of a row's tokens that a process sees."""
         return rank // self.tensor % self.sequence
 
     def tensor_rank(self, rank: int) -> int:
-        """Which share of a layer's matrices a process holds."""
+        """The index of the share of a layer's matrices that a process holds."""
         return rank % self.tensor
 
     def sequence_group(self, rank: int) -> list[int]:
         """Ranks that share the tokens of a row with this one, itself included."""
+        # Its members are `tensor` ranks apart: tensor-parallel neighbours lie between them.
         first = rank - self.sequence_rank(rank) * self.tensor
         return list(range(first, first + self.sharing, self.tensor))
 
 
 def mesh_problems(mesh: Mesh) -> Iterator[ArgumentError]:
-    """Sizes below one, and sizes into which the processes do not divide."""
+    """Problems of sizes below one, and of sizes that do not divide the number of processes."""
     sizes = {
         "tensor_parallel_size": mesh.tensor,
         "sequence_parallel_size": mesh.sequence,

@@ -28,6 +28,7 @@ def spans_machines() -> bool:
     By names, and by who is first on a machine: machines of a cluster may all be called localhost.
     """
     firsts = ranks.gathered_objects((host(), ranks.local_rank() == 0))
+    # A machine has one process with local rank 0: two of them are two machines, whatever their names.
     return len({name for name, _ in firsts}) > 1 or sum(first for _, first in firsts) > 1
 
 
@@ -43,6 +44,7 @@ def is_shared(folder: Path) -> bool:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / name).touch()
     probe = folder / ranks.gathered_objects(name)[0]
+    # Also a barrier: rank 0 removes the file only after everybody has looked.
     seen = ranks.all_agree(probe.exists())
     if ranks.is_main():
         with suppress(FileNotFoundError):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 def put_ninja_on_path() -> None:
-    """Put the ninja of this environment on PATH, where builds look for it, unless one is there.
+    """Put this environment's ninja on PATH, where builds look for it, unless one is there.
 
     It is not where Python was started by its path, without the environment's `activate`, or from a folder of packages.
     """
@@ -19,6 +19,7 @@ def put_ninja_on_path() -> None:
         return
     found = next((file for file in _ninja_candidates() if os.access(file, os.X_OK)), None)
     if found is not None:
+        # Torch starts ninja by its name; the variable reaches the processes that are started later as well.
         os.environ["PATH"] = os.pathsep.join([str(found.parent), os.environ.get("PATH", os.defpath)])
 
 
@@ -35,6 +36,7 @@ def _ninja_candidates() -> Iterable[Path]:
 
 def has_cpp_compiler() -> bool:
     """Whether a C++ compiler is here."""
+    # As torch's builder chooses it: CXX, else g++.
     return shutil.which(os.environ.get("CXX", "g++")) is not None
 
 
@@ -45,7 +47,7 @@ def can_build_operators() -> bool:
 
 
 def missing_operators(operators: Iterable[str]) -> frozenset[str]:
-    """Of operators that are compiled for GPUs, those that neither are there nor can be made. Imports DeepSpeed.
+    """The GPU operators that neither are installed nor can be compiled here. Imports DeepSpeed.
 
     Args:
         operators: As DeepSpeed names them: "quantizer", "dc", "async_io".

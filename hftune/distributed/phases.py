@@ -17,7 +17,7 @@ SAVE, EVALUATION, GENERATION, REWARDS = "save", "evaluation", "generation", "rew
 
 @dataclass(frozen=True)
 class Phase:
-    """A stretch of work that should end.
+    """What a process is doing, and since when.
 
     Attributes:
         name: One of the words above.
@@ -35,7 +35,7 @@ class Phase:
 
     @property
     def seconds(self) -> float:
-        """How long it has lasted."""
+        """Seconds since the phase began."""
         return time.monotonic() - self.since
 
 
@@ -48,7 +48,7 @@ def now() -> Phase:
 
 
 def enter(name: str, step: int | None = None) -> None:
-    """Begin another phase; also the same one again, which is a sign of life.
+    """Begin another phase, or the same one again, which shows that the process moves.
 
     Args:
         step: Optimizer steps that are done; left out: as many as before.
@@ -60,7 +60,7 @@ def enter(name: str, step: int | None = None) -> None:
 
 
 def keep_alive() -> None:
-    """Begin the time of the phase again: it is the same, and it moves.
+    """Restart the clock of the phase: it is the same one, and it makes progress.
 
     It does not count as another phase: how often this is called may differ between processes.
     """
@@ -70,9 +70,10 @@ def keep_alive() -> None:
 
 @contextmanager
 def timed(name: str) -> Iterator[None]:
-    """Time phases in the block; not afterwards, also where an error ends it."""
+    """Let phases in the block be called a hang; afterwards, also after an error, no longer."""
     global _now
     before = _now
+    # A phase of its own, so that time spent before is not counted.
     _now = Phase(name, before.step, before.count + 1, time.monotonic(), timed=True)
     try:
         yield

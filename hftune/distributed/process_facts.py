@@ -1,4 +1,4 @@
-"""What each process says of itself, so that processes that are not alike are found before they train together."""
+"""Facts of each process, so that processes that differ are found before they train together."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ROUNDS = 3  # the first collective of a group also makes its connections
 
 
 def process_facts() -> Facts:
-    """What this process says of itself: `versions` and `code` must be the same everywhere, the rest is shown."""
+    """Facts of this process: `versions` and `code` must be the same everywhere, the rest is shown."""
     device, memory = _device()
     return {
         "rank": ranks.rank(),
@@ -40,7 +40,7 @@ def process_facts() -> Facts:
 
 
 def versions() -> dict[str, str]:
-    """Of Python, the libraries, CUDA and NCCL; absent ones are left out."""
+    """Versions of Python, the libraries, CUDA and NCCL; absent ones are left out."""
     found = {"python": platform.python_version()}
     for name in _LIBRARIES:
         with suppress(metadata.PackageNotFoundError):
@@ -75,15 +75,17 @@ def _device() -> tuple[str, int]:
         return about.name, int(about.total_memory)
     if torch.accelerator.is_available():
         return str(torch.accelerator.current_accelerator()), 0
+    # Windows has no sysconf; memory is only shown.
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 0
     return f"CPU, {torch.get_num_threads()} thread(s)", pages
 
 
 @functools.cache
 def _code_digest() -> str:
-    """Sixteen hex digits over hftune's own files: a checkout that was edited has the version of one that was not."""
+    """Sixteen hex digits over hftune's own files: an edited checkout has the same version as the original."""
     digest, root = xxhash.xxh3_64(), Path(hftune.__file__).parent
     for file in sorted(root.rglob("*.py")):
+        # Names as well, apart from contents by zero bytes: two files that trade places differ.
         digest.update(f"\0{file.relative_to(root)}\0".encode() + file.read_bytes())
     return digest.hexdigest()
 

@@ -43,6 +43,7 @@ def planned_world() -> PlannedWorld | None:
 def planning_for(world: PlannedWorld) -> Iterator[None]:
     """Answer in the block as if these processes ran, so that a run of 64 GPUs can be planned on a laptop."""
     global _planned_world
+    # Put back at the end: a planner tries several worlds, one within another.
     before, _planned_world = _planned_world, world
     try:
         yield
@@ -99,17 +100,18 @@ def all_agree(fact: bool) -> bool:
 
 
 def max_over_ranks(number: int) -> int:
-    """The largest of every process's numbers; all must ask."""
+    """The largest of all processes' numbers; all must ask."""
     if not is_distributed():
         return number
     device = "cuda" if dist.get_backend() == "nccl" else "cpu"  # NCCL sends nothing from the CPU's memory
+    # One collective, where `gathered_objects` pickles, and gathers sizes before values.
     found = torch.tensor(number, device=device)
     dist.all_reduce(found, dist.ReduceOp.MAX)
     return int(found)
 
 
 def gathered_objects(value: T) -> list[T]:
-    """The value of every process, by rank, on every process; for small things."""
+    """The values of all processes, by rank, on every process; for small objects."""
     if not is_distributed():
         return [value]
     found: list[Any] = [None] * dist.get_world_size()  # of the group: `world_size` may be that of a plan

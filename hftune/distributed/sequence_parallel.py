@@ -41,38 +41,39 @@ class Heads:
 
     @cached_property
     def query_shares(self) -> tuple[int, ...]:
-        """Heads of queries of each process."""
+        """The number of query heads of each process."""
         return shares(self.queries, self.size)
 
     def query_range(self, rank: int) -> range:
-        """The heads of queries of a process."""
+        """The query heads of a process."""
         first = sum(self.query_shares[:rank])
         return range(first, first + self.query_shares[rank])
 
     def key_range(self, rank: int) -> range:
-        """The heads of keys that those queries need; several processes may need the same."""
+        """The key heads that those query heads need; several processes may need the same."""
         # Head `h` of queries reads head `h // group` of keys: grouped-query attention.
         mine, group = self.query_range(rank), self.queries // self.keys
         return range(mine[0] // group, mine[-1] // group + 1)
 
     @cached_property
     def key_shares(self) -> tuple[int, ...]:
-        """Heads of keys of each process."""
+        """The number of key heads of each process."""
         return tuple(len(self.key_range(rank)) for rank in range(self.size))
 
     @cached_property
     def keys_sent(self) -> list[int]:
-        """The heads of keys in the order in which they are sent, first those for process 0."""
+        """The key heads in the order in which they are sent, first those for process 0."""
         return [head for rank in range(self.size) for head in self.key_range(rank)]
 
     def key_of_query(self, rank: int) -> list[int] | None:
-        """For each head of queries of a process the place of its head of keys among the process's own.
+        """For each query head of a process, the index of its key head among the process's own.
 
         None where groups are equally large, which attention functions know how to share.
         """
         group, first = self.queries // self.keys, self.key_range(rank)[0]
         places = [head // group - first for head in self.query_range(rank)]
         each, rest = divmod(len(places), self.key_shares[rank])
+        # Attention functions repeat each head of keys equally often; other layouts are spelt out.
         even = not rest and places == [place // each for place in range(len(places))]
         return None if even else places
 
@@ -98,7 +99,7 @@ class SequenceGroup:
         return slice(first, first + sizes[self.rank])
 
     def to_heads(self, states: torch.Tensor, heads: tuple[int, ...], tokens: tuple[int, ...]) -> torch.Tensor:
-        """All heads of some tokens to some heads of all tokens. Differentiable; all processes of the group must call.
+        """From all heads of some tokens to some heads of all tokens. Differentiable; all of the group must call it.
 
         Args:
             states: (batch, heads, tokens of this process, size), heads in the order of the processes they go to.
@@ -131,6 +132,7 @@ class SequenceGroup:
         """
         batch, _, mine, size = states.shape
         here = tokens[self.rank] * batch * size
+        # Tokens first, for the same reason as heads first above.
         flat = torch.cat([part.reshape(-1) for part in states.split(tokens, dim=1)])
         sent = [count * batch * mine * size for count in tokens]
         received = [here * count for count in heads]
@@ -139,12 +141,12 @@ class SequenceGroup:
         return torch.cat(shaped, dim=2)
 
     def exchange(self, flat: torch.Tensor, sent: list[int], received: list[int]) -> torch.Tensor:
-        """So many elements of a flat tensor to each process, and so many from each."""
+        """Send so many elements of a flat tensor to each process, and receive so many from each."""
         out: torch.Tensor = _Exchange.apply(flat, self.group, sent, received)
         return out
 
     def whole(self, part: torch.Tensor, tokens: int) -> torch.Tensor:
-        """The row that slices make up, on every process; without a gradient.
+        """The whole row, put together from all slices, on every process; without a gradient.
 
         Args:
             part: (1, tokens of this process, size).
@@ -164,8 +166,9 @@ class SequenceGroup:
         return total
 
     def largest(self, value: torch.Tensor) -> torch.Tensor:
-        """The largest of the group's values."""
+        """The largest value in the group."""
         most = value.detach().clone()
+        # In place, hence on a copy: the caller's value stays its own.
         dist.all_reduce(most, dist.ReduceOp.MAX, group=self.group)
         return most
 
@@ -177,11 +180,11 @@ class SequenceGroup:
 
 
 class _Exchange(torch.autograd.Function):
-    """An exchange of all with all of flat tensors; its gradient is the exchange back."""
+    """An all-to-all exchange of flat tensors; its gradient is the exchange back."""
 
     @staticmethod
     def forward(ctx: Any, flat: torch.Tensor, group: Any, sent: list[int], received: list[int]) -> torch.Tensor:
-        """`sent` and `received`: elements to and from each process."""
+        """Exchange; `sent` and `received` are elements to and from each process."""
         ctx.settings = group, received, sent  # swapped: backward sends what forward has received
         out = flat.new_empty(sum(received))
         dist.all_to_all_single(out, flat.contiguous(), received, sent, group=group)
@@ -189,10 +192,11 @@ class _Exchange(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
-        """What came from a process goes back to it."""
+        """Send each gradient back to the process that its values came from."""
         group, sent, received = ctx.settings
         out = gradient.new_empty(sum(received))
         dist.all_to_all_single(out, gradient.contiguous(), received, sent, group=group)
+        # Group and sizes are no tensors: they have no gradient.
         return out, None, None, None
 
 

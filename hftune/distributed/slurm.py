@@ -1,4 +1,4 @@
-"""Processes that SLURM starts itself (`srun python run_sft.py`): torch's variables made of SLURM's. Imported there."""
+"""Torch's variables from SLURM's, where srun starts the processes itself. Imported only there."""
 
 from __future__ import annotations
 
@@ -25,13 +25,14 @@ def adopt_slurm() -> None:
         return
     found = torch_variables(os.environ)
     if found:
+        # What the user has set in the job counts, such as MASTER_ADDR on a chosen network.
         os.environ.update({name: value for name, value in found.items() if name not in os.environ})
         met = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         notice(f"{found['WORLD_SIZE']} processes started by srun, without a launcher; they meet at {met}")
 
 
 def torch_variables(variables: Mapping[str, str]) -> dict[str, str]:
-    """Torch's variables from those of a task of srun; none for a single task, or outside of srun.
+    """Torch's variables from those of a task of srun; empty for a single task, or outside srun.
 
     SLURM_STEP_NUM_TASKS is set by srun alone: a batch script has SLURM_NTASKS as well, and runs once.
 
@@ -52,6 +53,7 @@ def torch_variables(variables: Mapping[str, str]) -> dict[str, str]:
             place="SLURM's environment",
             fix="hand its variables on (srun --export=ALL), or start torchrun with it: examples/cluster/slurm.sbatch",
         )
+    # Whatever stands there, a port must come of it.
     job = int(re.sub(r"\D", "", variables.get("SLURM_JOB_ID", "0")) or 0)
     return {
         "RANK": variables["SLURM_PROCID"],
@@ -68,7 +70,7 @@ _OTHERWISE = "start torchrun within the job instead, as examples/cluster/slurm.s
 
 
 def tasks_per_node(text: str) -> list[int]:
-    """Tasks of each machine from SLURM's `4(x2),3`: [4, 4, 3]."""
+    """The tasks of each machine from SLURM's `4(x2),3`: [4, 4, 3]."""
     counts = []
     for piece in text.split(","):
         match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", piece.strip())

@@ -61,11 +61,12 @@ def _main() -> int:
 
 
 def _collective(frame: FrameType | None) -> str | None:
-    """The outermost of the functions of torch.distributed at the inner end of a stack: what the program called."""
+    """The function of torch.distributed that the program called, from the inner end of a stack."""
     found = None
     while frame is not None:
         if frame.f_code.co_filename.endswith(_COLLECTIVES):
             found = frame.f_code.co_name
+        # torch wraps each function in a logger of its own: such frames lie between two of one call.
         elif found and "c10d_logger" not in frame.f_code.co_filename:
             return found
         frame = frame.f_back
@@ -75,6 +76,7 @@ def _collective(frame: FrameType | None) -> str | None:
 def _other_wait(frame: FrameType | None) -> str | None:
     if frame is None:
         return None
+    # By the source line: a wait in C++ has no Python frame of its own.
     line = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
     if called := _CALLED.search(line):  # collectives of DistributedDataParallel are no Python functions
         return called[1].lstrip("_")
@@ -90,7 +92,7 @@ def _other_wait(frame: FrameType | None) -> str | None:
 
 
 def _handle(frame: FrameType | None) -> str | None:
-    """The handle of a collective under way that is waited for: ZeRO-3's `AllGatherHandle.wait`, under wrappers."""
+    """The handle of a pending collective that is waited for, such as ZeRO-3's `AllGatherHandle.wait`."""
     for _ in range(_WRAPPERS):
         if frame is None:
             return None
@@ -101,7 +103,7 @@ def _handle(frame: FrameType | None) -> str | None:
 
 
 def _pending_in_nccl() -> str | None:
-    """The first collective of NCCL's flight recorder that is not done; torch keeps the last 2000 of them."""
+    """The first collective in NCCL's flight recorder that is not done; torch keeps the last 2000."""
     if not torch.cuda.is_available() or not torch.distributed.is_initialized():
         return None
     dump = getattr(torch._C._distributed_c10d, "_dump_nccl_trace_json", None)

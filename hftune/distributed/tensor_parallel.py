@@ -1,4 +1,4 @@
-"""Tensor parallelism through DeepSpeed's AutoTP: which matrices are split, said in full, so that nothing is guessed.
+"""Tensor parallelism through DeepSpeed's AutoTP, with a full plan of which matrices are split.
 
 Left alone, AutoTP (0.19.8) guesses by names, or also splits embeddings and head over the vocabulary. Losses that are
 computed at labelled places only, or in chunks, multiply by the head's weight themselves: it stays whole on every rank.
@@ -25,11 +25,12 @@ def size_in_config(config: DsConfig | None) -> int:
     """Processes that share the matrices of a layer, as a DeepSpeed config has them; 1 for none."""
     block = (config or {}).get(KEY) or {}
     size = block.get(SIZE, 0) if isinstance(block, Mapping) else 0
+    # 0 is DeepSpeed's default and means that AutoTP is off.
     return max(1, int(size)) if isinstance(size, int) else 1
 
 
 def config_problems(config: DsConfig, size: int) -> Iterator[ArgumentError]:
-    """A config's own block of tensor parallelism: its size is that of the flag, and the rest is hftune's to say.
+    """Problems of a config's own block of tensor parallelism: another size than the flag's, or a plan of its own.
 
     Args:
         config: As read.
@@ -66,7 +67,7 @@ def with_size(config: DsConfig, size: int) -> DsConfig:
 
 
 def plan_of(config: Any) -> dict[str, str]:
-    """How transformers would split a model's layers: pattern of a module's name -> style. Empty where it cannot say.
+    """transformers' plan for splitting a model's layers: pattern of a module's name -> style; empty where it has none.
 
     Args:
         config: A PreTrainedConfig.
@@ -75,12 +76,12 @@ def plan_of(config: Any) -> dict[str, str]:
 
 
 def unknown_styles(plan: Mapping[str, str]) -> dict[str, str]:
-    """What of a plan cannot be done here: fused projections, mixtures of experts."""
+    """The entries of a plan that cannot be done here: fused projections, mixtures of experts."""
     return {pattern: style for pattern, style in plan.items() if style not in STYLES}
 
 
 def layer_specs(plan: Mapping[str, str]) -> list[dict[str, Any]]:
-    """DeepSpeed's `layer_specs` of a plan of `STYLES`. What no spec names stays whole: norms, embeddings, the head."""
+    """DeepSpeed's `layer_specs` for a plan; what no spec names stays whole: norms, embeddings, the head."""
     kinds: dict[str, dict[str, Any]] = {
         # A column split gives each rank some outputs, a row split some inputs: its products are summed over the ranks.
         _COLUMN: {"partition_type": "column"},
@@ -97,12 +98,12 @@ def _pattern(name: str) -> str:
 
 
 def without_block(config: DsConfig) -> DsConfig:
-    """The config while a model is loaded: transformers (5.23) reads no weights for ZeRO-3 where it sees the block."""
+    """The config without the block, for loading: with it, transformers (5.23) reads no weights under ZeRO-3."""
     return {key: value for key, value in config.items() if key != KEY}
 
 
 def write_plan(config: DsConfig, size: int, model_config: Any) -> None:
-    """Write into the config of a run, in place, that and how AutoTP splits this model.
+    """Write AutoTP's size and plan for this model into the config of a run, in place.
 
     Args:
         config: The live one, which the engine will read, after the model was loaded.
@@ -110,5 +111,6 @@ def write_plan(config: DsConfig, size: int, model_config: Any) -> None:
         model_config: A PreTrainedConfig whose plan was found good in preflight.
     """
     specs = {"use_default_specs": False, "layer_specs": layer_specs(plan_of(model_config))}
+    # Only now: while the model is loaded, transformers must not see the block (`without_block`).
     config[KEY] = {SIZE: size, SPECS: specs}
     notice(f"{size} processes share the matrices of the layers; embeddings, norms and head are whole in each")

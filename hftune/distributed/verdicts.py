@@ -1,4 +1,4 @@
-"""What the watchdog says, from what the processes said of themselves. Pure functions on plain values.
+"""The watchdog's verdicts and messages, from the reports of the processes. Pure functions on plain values.
 
 A report is `{"host", "step", "phase", "count", "seconds", "waits", "place", "stack", "ago"}`: phase and its number as
 in `phases.Phase`, seconds in it, the collective (or data) that is waited for, the innermost frame, the stack, and how
@@ -17,7 +17,7 @@ _ROWS = 24
 
 
 def judge_hang(reports: dict[int, Report], silent: set[int]) -> dict[str, Any]:
-    """Which ranks hold up the others.
+    """The verdict on a hang: which ranks hold up the others.
 
     Args:
         reports: By rank.
@@ -37,13 +37,14 @@ def judge_hang(reports: dict[int, Report], silent: set[int]) -> dict[str, Any]:
 
 
 def _not_waiting(reports: dict[int, Report]) -> set[int]:
-    """Those in no collective, where others wait in one."""
+    """Ranks in no collective, where others wait in one."""
     idle = {rank for rank, report in reports.items() if not report.get("waits")}
     return idle if len(idle) < len(reports) else set()
 
 
 def _least(reports: dict[int, Report]) -> set[int]:
-    """Those that have come the least far, where not all have come as far."""
+    """Ranks with the least progress; none where all have the same."""
+    # Steps first: phases are counted alike only by processes that do the same work.
     far = {rank: (report.get("step", 0), report.get("count", 0)) for rank, report in reports.items()}
     least = {rank for rank, value in far.items() if value == min(far.values())}
     return least if len(least) < len(reports) else set()
@@ -107,13 +108,13 @@ def _failed(verdict: dict[str, Any], reports: dict[int, Report], timeout: float)
 
 
 def name_ranks(ranks: Iterable[int]) -> str:
-    """`rank 3`, `ranks 0-2,5`."""
+    """Ranks as a phrase: `rank 3`, `ranks 0-2,5`."""
     found = sorted(ranks)
     return ("rank " if len(found) == 1 else "ranks ") + ranges(found)
 
 
 def ranges(numbers: list[int]) -> str:
-    """Sorted numbers with runs drawn together: `0-2,5`."""
+    """Sorted numbers as ranges: `0-2,5`."""
     pieces: list[list[int]] = []
     for number in numbers:
         if pieces and number == pieces[-1][1] + 1:
@@ -137,7 +138,7 @@ def _at(report: Report) -> str:
 
 
 def _table(reports: dict[int, Report], behind: list[int]) -> list[str]:
-    """One row for all ranks of a machine that are at the same place; those behind come first."""
+    """A table with one row for all ranks of a machine that are at the same place; those behind come first."""
     groups: dict[tuple[str, ...], list[int]] = {}
     for rank, report in sorted(reports.items(), key=lambda item: (item[0] not in behind, item[0])):
         where = "no answer" if report.get("silent") else _at(report)
@@ -145,13 +146,14 @@ def _table(reports: dict[int, Report], behind: list[int]) -> list[str]:
         row = (mark, str(report.get("host")), str(report.get("step")), str(report.get("phase")), _time(report), where)
         groups.setdefault(row, []).append(rank)
     rows: list[tuple[str, ...]] = [("", "ranks", "host", "step", "phase", "for", "in")]
+    # Grouped: with hundreds of ranks, most wait at the same place.
     rows += [(row[0], ranges(ranks), *row[1:]) for row, ranks in groups.items()]
     left_out = len(rows) - _ROWS
     return [*align_columns(rows[:_ROWS]), *([f"    and {left_out} more rows"] if left_out > 0 else [])]
 
 
 def align_columns(rows: list[tuple[str, ...]]) -> list[str]:
-    """Rows as lines with columns below each other."""
+    """The rows as lines with aligned columns."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
     return [f"  {line}".rstrip() for line in lines]

@@ -1,4 +1,4 @@
-"""A hang, or the end of another process, becomes a message and an exit code on every process.
+"""Turn a hang, or the death of another process, into a message and an exit code on every process.
 
 `start` gives each process a thread that looks at its phase (`phases.py`) every few seconds and tells the hub in rank
 0's process (`hub.py`). Where a phase lasts longer than the time-out, the hub asks all processes where they are and
@@ -43,7 +43,7 @@ _FROZEN = 60.0
 
 
 class Hub(Protocol):
-    """`hub.Hub`, which is imported where several processes run."""
+    """The part of `hub.Hub` that is used here; the class is imported only where several processes run."""
 
     def close(self) -> None: ...
 
@@ -52,7 +52,7 @@ class Hub(Protocol):
 
 @dataclass
 class Watchdog:
-    """The thread of one process.
+    """The watchdog's thread of one process.
 
     Args:
         timeout: Seconds that a timed phase may last.
@@ -78,7 +78,7 @@ class Watchdog:
 
     @property
     def beat(self) -> float:
-        """Seconds between two looks."""
+        """Seconds between two looks at the phase."""
         return max(_QUICKEST, min(_BEAT, self.timeout / 5))
 
     def stop(self, words: str = "") -> None:
@@ -86,6 +86,7 @@ class Watchdog:
         self.leaving = True
         self.done.set()
         if self.connection is not None:
+            # Before the process ends: a connection that closes without goodbye is a loss to the others.
             self.connection.send({"bye": words, "report": self._report(phases.now())})
         if self.hub is not None:
             self.hub.close() if not words else time.sleep(0.5)  # the hub's thread tells the others these words
@@ -105,6 +106,7 @@ class Watchdog:
         phase = phases.now()
         if self.connection is not None:
             self.connection.send({"report": self._report(phase)})
+        # Every time, also where no phase is timed: the time of the last look is kept there.
         paused = self._paused(phase)
         if not phase.timed or phase.seconds - paused < self.timeout:
             return
@@ -118,10 +120,11 @@ class Watchdog:
             self._end(verdicts.judge_hang({0: report | self._first(), self.rank: report}, {0}))
 
     def _paused(self, phase: phases.Phase) -> float:
-        """Seconds of a phase in which all of this process stood still, its watchdog as well."""
+        """Seconds of a phase in which this whole process stood still, its watchdog as well."""
         looked, self._looked = self._looked, time.monotonic()
         gap = self._looked - looked - self.beat
         count, seconds = self._forgiven
+        # A pause is forgiven to the phase in which it was, and not to the next one.
         seconds = seconds if count == phase.count else 0.0
         self._forgiven = (phase.count, seconds + (gap if gap > _PAUSE else 0.0))
         return self._forgiven[1]
@@ -144,7 +147,7 @@ class Watchdog:
             self._end({"kind": "lost", "ranks": [0], "reports": {0: self._report(phases.now()) | self._first()}})
 
     def _first(self) -> Message:
-        """What is known of rank 0 without its answer."""
+        """What is known of rank 0 without an answer from it."""
         return {"host": self.hub_host, "waits": None, "place": None, "stack": None}
 
     def _report(self, phase: phases.Phase) -> Message:
@@ -219,7 +222,7 @@ def stop() -> None:
 
 
 def on_exit(error: BaseException | None) -> None:
-    """Tell the others that the script ends, and why. Does not return where it ends because others are gone.
+    """Tell the others that the script ends, and why; ends the process itself where it ends because others are gone.
 
     Put into `errors.exit_hooks` by `launch.prepare_environment`.
     """
@@ -239,11 +242,12 @@ def _parting_words(error: BaseException | None) -> str:
     if error is None or (isinstance(error, SystemExit) and not error.code) or getattr(error, "on_all_ranks", False):
         return ""
     name = "" if hasattr(error, "render") else f"{type(error).__name__}: "
+    # A message may quote a record; the hub takes a megabyte from a connection at most.
     return f"{name}{str(error).strip()}"[:2000]
 
 
 def _can_dump() -> bool:
-    """Whether the standard error is a real file, which it is not under some test runners."""
+    """Whether the standard error is a real file, as faulthandler needs; under some test runners it is not."""
     try:
         return sys.__stderr__ is not None and sys.__stderr__.fileno() >= 0
     except (OSError, ValueError):

@@ -51,7 +51,7 @@ def register_external_parameter(module: torch.nn.Module, parameter: torch.nn.Par
 
 
 def reset_fetch_order(engine: Any) -> None:
-    """Have ZeRO-3 learn anew in which order modules run, after passes that were not like those of training.
+    """Have ZeRO-3 learn again in which order modules run, after passes unlike those of training.
 
     It fetches ahead in the order of the passes before (DeepSpeed 0.19). A head that the next pass does not run, because
     TRL computes the loss without logits, would still be on its way when it is to be partitioned again: an assertion.
@@ -73,13 +73,14 @@ def release_fetched(engine: Any) -> None:
 
 
 def _coordinator(engine: Any) -> Any:
-    """What fetches parameters ahead under ZeRO-3; None without it."""
+    """ZeRO-3's object that fetches parameters ahead; None without ZeRO-3."""
+    # By attributes: importing ZeRO's classes would import DeepSpeed where it is not used.
     offload = getattr(getattr(engine, "optimizer", None), "parameter_offload", None)
     return None if offload is None else offload.get_param_coordinator()
 
 
 def local_values(parameter: torch.Tensor) -> torch.Tensor:
-    """The values that this rank holds: all of them, or its share, flat, of one that ZeRO-3 partitions."""
+    """The values that this rank holds: all, or its flat shard of a parameter that ZeRO-3 partitions."""
     values: torch.Tensor = getattr(parameter, "ds_tensor", parameter)
     return values.detach()
 
@@ -98,6 +99,7 @@ def local_shard(parameter: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
     from deepspeed.utils import groups
 
     rank = groups.get_tensor_model_parallel_rank()
+    # By the sizes and the dimension that AutoTP has noted on the parameter, not by equal parts counted here.
     return whole.split(list(sizes), dim=about["partition_dim"])[rank]
 
 
@@ -113,13 +115,13 @@ def full_numel(parameter: torch.nn.Parameter) -> int:
 
 @contextmanager
 def no_partitioning() -> Iterator[None]:
-    """Make whole models in the block also under ZeRO-3, whose config transformers would otherwise consult."""
+    """Make whole models in the block, also under ZeRO-3, whose config transformers would otherwise use."""
     with no_deepspeed_config():
         yield
 
 
 def optimizer_members(optimizer: Any) -> list[list[torch.Tensor]]:
-    """The model's parameters behind each group of an optimizer, which under ZeRO holds flat pieces of them instead.
+    """The model's parameters behind each group of an optimizer, which under ZeRO holds flat shards of them instead.
 
     Args:
         optimizer: A torch optimizer or ZeRO's around one, with accelerate's wrapper or without.

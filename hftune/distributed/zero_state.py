@@ -1,4 +1,4 @@
-"""The state of a live optimizer, filled from elsewhere: ZeRO's flat shares of this rank, or plain parameters.
+"""Fill the state of a live optimizer from elsewhere: ZeRO's flat shards of this rank, or plain parameters.
 
 What is given to DeepSpeed is what it would have written on this rank itself, through its own `load_state_dict`, so
 that offloading, precisions and the 16-bit copies are its own business.
@@ -27,7 +27,7 @@ class Fragment:
 
 @dataclass(frozen=True)
 class Slot:
-    """A tensor that the optimizer updates: a flat share of a group, or a parameter.
+    """A tensor that the optimizer updates: a flat shard of a group, or a parameter.
 
     Attributes:
         number: Under which the optimizer's state dict has its states.
@@ -50,7 +50,7 @@ Read = Callable[[str, int, int], Tensor]
 
 
 def layout_of(optimizer: Any) -> int | None:
-    """2 or 3 for ZeRO's optimizers, 0 for one of torch's; None for any other."""
+    """The ZeRO layout of an optimizer: 2 or 3, 0 for torch's own; None for any other."""
     name = type(optimizer).__name__
     if name in LAYOUTS:
         return LAYOUTS[name]
@@ -94,6 +94,7 @@ def _stage_2(optimizer: Any, names: dict[Tensor, str]) -> list[Slot]:
 
 
 def _flat_weights(optimizer: Any) -> list[Tensor]:
+    # Stage 1 and 2 have the first name, DeepSpeed's optimizer for bf16 without ZeRO the second.
     if hasattr(optimizer, "single_partition_of_fp32_groups"):
         return list(optimizer.single_partition_of_fp32_groups)
     return list(optimizer.fp32_groups_flat_partition)
@@ -118,7 +119,8 @@ def _stage_3(optimizer: Any, names: dict[Tensor, str]) -> list[Slot]:
 
 
 def filled(slot: Slot, read: Read, dtype: torch.dtype) -> Tensor:
-    """What lies in a slot, read part by part; padding is zero. Of the slot's shape, on the CPU."""
+    """The contents of a slot, read part by part, with zeros as padding; in the slot's shape, on the CPU."""
+    # Zeros, not empty: padding takes part in norms and in the optimizer's step.
     flat = torch.zeros(slot.weights.numel(), dtype=dtype)
     for part in slot.parts:
         if part.numel:
@@ -127,14 +129,14 @@ def filled(slot: Slot, read: Read, dtype: torch.dtype) -> Tensor:
 
 
 def filled_whole(slot: Slot, read: Read, sizes: dict[str, int]) -> Tensor:
-    """All parameters of which a part lies in a slot, each as a whole, end to end."""
+    """The whole parameters of which a part lies in a slot, end to end."""
     ordered = sorted((part for part in slot.parts if part.numel), key=lambda part: part.start)
     return torch.cat([read(part.name, 0, sizes[part.name]) for part in ordered])
 
 
 @dataclass(frozen=True)
 class Groups:
-    """What an optimizer's groups resume with.
+    """The settings with which an optimizer's groups resume.
 
     Attributes:
         settings: Of each group in the checkpoint; none where they are not known.
@@ -146,7 +148,7 @@ class Groups:
 
 
 def load_state(optimizer: Any, weights: list[Tensor], states: dict[int, dict[str, Any]], groups: Groups) -> None:
-    """Give an optimizer the weights and states of its slots; under ZeRO every rank must.
+    """Load weights and states of the slots into an optimizer; under ZeRO every rank must call it.
 
     Args:
         optimizer: As in `slots`.
@@ -166,6 +168,7 @@ def _put_plain(
     members = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     with torch.no_grad():
         for parameter, value in zip(members, weights, strict=True):
+            # In place: the model and the optimizer must keep sharing the tensor.
             parameter.copy_(value)
     optimizer.load_state_dict({"state": states, "param_groups": _groups(optimizer.state_dict(), groups)})
 
@@ -180,6 +183,8 @@ def _put_stage_2(optimizer: Any, weights: list[Tensor], states: dict[int, dict[s
 
 
 def _put_stage_3(optimizer: Any, weights: list[Tensor], states: dict[int, dict[str, Any]], groups: Groups) -> None:
+    # As around the engine's own loading: parameters are partitioned while their shares change, and the epilogue
+    # gathers those again that stage 3 keeps whole.
     optimizer.checkpoint_event_prologue()
     own = optimizer.state_dict()
     order = sorted(range(len(weights)), key=lambda number: optimizer.sub_group_to_group_id[number])

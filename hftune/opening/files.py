@@ -12,6 +12,8 @@ from hftune.errors import ManifestError, UserError
 from hftune.path_hints import path_hint
 
 MIB = 1 << 20
+# Without waiting for a writer, without becoming a terminal's process, closed in programs that are started. Not all
+# systems have all three.
 _NEVER_WAIT = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0) | getattr(os, "O_CLOEXEC", 0)
 
 
@@ -73,7 +75,7 @@ def read_bytes(file: str | Path, *, limit: int, error: type[UserError] = Manifes
 
 
 def check_memory(file: str | Path, size: int | None = None, *, error: type[UserError] = ManifestError) -> None:
-    """Refuse to read a file whole for which the memory does not suffice.
+    """Refuse to read a whole file that does not fit into the free memory.
 
     Args:
         size: Bytes that are needed; None: those of the file.
@@ -88,6 +90,7 @@ def check_memory(file: str | Path, size: int | None = None, *, error: type[UserE
         needed = 0
         with suppress(OSError):  # who opens it says so
             needed = os.stat(file).st_size
+    # Available, not free: what the system caches of files is given up when it is needed.
     free = psutil.virtual_memory().available
     if needed > free:
         raise error(
@@ -98,7 +101,7 @@ def check_memory(file: str | Path, size: int | None = None, *, error: type[UserE
 
 
 def _way_out(file: str | Path, problem: OSError | ValueError) -> str:
-    """The nearest path where there is none; else whose rights it is about."""
+    """What to do about it: the nearest path where there is no file, else its permissions."""
     if isinstance(problem, FileNotFoundError):
         return path_hint(str(file), "the path of a file")
     return "make it readable for you (ls -l shows whose it is), or name another file"

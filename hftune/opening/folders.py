@@ -1,4 +1,4 @@
-"""Files of a folder that are its own: links that lead out of it, pipes and devices are refused.
+"""The files of a folder itself: links that lead out of it, pipes and devices are refused.
 
 Folders of the Hub's cache consist of links into `blobs` of the same repository; those are what they promise to be.
 """
@@ -17,6 +17,7 @@ from hftune.opening.files import open_regular
 
 _READ = {".json", ".safetensors", ".bin", ".pt", ".pth", ".jinja", ".txt", ".model", ".py", ".gguf", ".tiktoken"}
 """Suffixes of what a model, an adapter or a checkpoint is read from."""
+# Folders within a result that are read as well: named chat templates, and the critic of PPO.
 _NESTED = ("additional_chat_templates", "critic")
 # Names of huggingface_hub's cache: models--OWNER--NAME/blobs/DIGEST.
 _HUB = re.compile(r"(models|datasets|spaces)--")
@@ -30,7 +31,7 @@ def refuse_unsafe_entries(folder: str | Path) -> None:
 
 
 def unsafe_entries(folder: str | Path) -> Iterator[ManifestError]:
-    """Of what a folder is read from: links that lead out of it, broken ones, pipes, sockets, devices."""
+    """Problems of the files that a folder is read from: links that lead out of it, broken ones, pipes, devices."""
     place = Path(folder)
     for file in _entries(place) if place.is_dir() else ():
         problem = unsafe_entry(file, place)
@@ -57,7 +58,7 @@ def unsafe_entry(file: Path, folder: str | Path) -> ManifestError | None:
 
 
 def copy_file(file: Path, target: Path, *, within: str | Path) -> None:
-    """Copy a file of the folder `within`; what a link that leads out of it points at is not copied.
+    """Copy a file of the folder `within`; refuses a link that leads out of it.
 
     Raises:
         ManifestError: It is such a link, or no file.
@@ -65,6 +66,7 @@ def copy_file(file: Path, target: Path, *, within: str | Path) -> None:
     problem = unsafe_entry(file, within)
     if problem is not None:
         raise problem
+    # Opened and looked at once more: the name may have become a pipe since the check above.
     with open_regular(file) as source, open(target, "wb") as stream:
         shutil.copyfileobj(source, stream, 1 << 20)
 
@@ -81,7 +83,7 @@ def copy_folder(folder: Path, target: Path, *, within: str | Path) -> None:
 
 
 def _entries(folder: Path) -> Iterator[Path]:
-    """Also links whose target is gone, and what is no file."""
+    """The entries that are read, broken links and pipes included."""
     for entry in sorted(folder.iterdir()):
         if entry.name in _NESTED:
             yield entry

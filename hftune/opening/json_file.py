@@ -29,7 +29,7 @@ _FIX = "copy or download it again, or mend it"
 
 
 class _Fault(ValueError):
-    """What is wrong with a value, raised from within the parser."""
+    """A fault of a value, raised from within the parser."""
 
 
 def read_json(
@@ -43,7 +43,7 @@ def read_json(
     error: type[UserError] = ManifestError,
     fix: str = _FIX,
 ) -> Any:
-    """What a JSON file holds.
+    """The contents of a JSON file.
 
     Args:
         file: A regular file.
@@ -73,7 +73,7 @@ def parse_json(
     error: type[UserError] = ManifestError,
     fix: str = _FIX,
 ) -> Any:
-    """As `read_json`, of a text that is there already; `place` is its file or flag."""
+    """The value of a JSON text, under the same rules as `read_json`; `place` is its file or flag."""
 
     def refuse(cause: str, line: int | None, why: BaseException | None = None) -> NoReturn:
         at = f"{place}:{line}" if line and not place.startswith("--") else place
@@ -85,6 +85,7 @@ def parse_json(
         refuse(f"it holds more than {_VALUES:,} values", None)
     try:
         value = orjson.loads(raw) if fast else json.loads(raw.decode("utf-8"), **_hooks(finite))
+        # Only where the text has an escape of the kind: rebuilding all values costs as much as parsing.
         if not (fast or halves) and _SURROGATE.search(raw):
             _check_text(value)
     except UnicodeDecodeError as problem:
@@ -95,12 +96,14 @@ def parse_json(
         refuse("it is not usable JSON: brackets are nested too deeply", None, problem)
     except _Fault as problem:
         refuse(str(problem), None, problem)
+    # Python takes true for a whole number.
     if kind is not None and (not isinstance(value, kind) or (kind is int and isinstance(value, bool))):
         refuse(f"it is {_named(type(value))}, where {_named(kind)} is wanted", 1)
     return value
 
 
 def _hooks(finite: bool) -> dict[str, Any]:
+    # Hooks of the standard parser: orjson, which is faster, has none and lets repeated keys pass.
     hooks: dict[str, Any] = {"object_pairs_hook": _object, "parse_int": _whole_number}
     return hooks | ({"parse_float": _finite, "parse_constant": _not_finite} if finite else {})
 
@@ -122,6 +125,7 @@ def _whole_number(text: str) -> int:
 
 
 def _finite(text: str) -> float:
+    # 1e999 is valid JSON, and infinite as a float.
     number = float(text)
     if not math.isfinite(number):
         raise _Fault(f"{shown(text, 20)} is no finite number")
@@ -133,7 +137,7 @@ def _not_finite(text: str) -> NoReturn:
 
 
 def _check_text(value: Any) -> None:
-    """Halves of a pair of surrogates are no text: printing or writing one would fail much later."""
+    """Refuse lone surrogates: printing or writing one would fail much later."""
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError as problem:

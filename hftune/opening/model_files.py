@@ -100,7 +100,7 @@ _INDEX = "model.safetensors.index.json"
 
 
 def read_checked(file: Path, *, error: type[UserError] = ManifestError, fix: str = _FIX) -> dict[str, Any]:
-    """One of the files of `KINDS`, within its size, with values of the kinds that those who read it expect.
+    """The contents of one of the files of `KINDS`, with its size and the types of its values checked.
 
     Raises:
         UserError: It is something else.
@@ -109,6 +109,7 @@ def read_checked(file: Path, *, error: type[UserError] = ManifestError, fix: str
     limit = LARGE if file.name in _LARGE else LIMIT
     fast = file.name in _VOCABULARIES
     halves = file.name in _NOTES
+    # NaN passes: Python has written it into logs and metrics of runs that diverged.
     found: dict[str, Any] = read_json(file, limit=limit, finite=False, fast=fast, halves=halves, error=error, fix=fix)
     for fault in _faults(found, KINDS.get(file.name, {}), REQUIRED.get(file.name, ())):
         raise error(f"{file}: {fault}", place=str(file), fix=fix)
@@ -116,9 +117,10 @@ def read_checked(file: Path, *, error: type[UserError] = ManifestError, fix: str
 
 
 def json_problems(folder: Path) -> Iterator[UserError]:
-    """What is wrong with the JSON files of a folder from which a model or tokenizer is loaded."""
+    """Problems of the JSON files of a folder from which a model or tokenizer is loaded."""
     for name in (*KINDS, _INDEX):
         file = folder / name
+        # Those are states of a run, read when it resumes; no model is loaded from them.
         if file.is_file() and name not in REQUIRED:
             try:
                 read_index(file) if name == _INDEX else read_checked(file)
@@ -132,12 +134,13 @@ def _faults(found: dict[str, Any], kinds: Kinds, required: tuple[str, ...] = ())
         value = found.get(name)
         if value is not None:
             yield from (f"{name}{fault}" for fault in _faults_of(value, kind))
+    # Models of several parts keep the language model's config there, with the same keys.
     if kinds is _CONFIG and isinstance(found.get("text_config"), dict):
         yield from (f"text_config: {fault}" for fault in _faults(found["text_config"], kinds))
 
 
 def _faults_of(value: Any, kind: Any) -> Iterator[str]:
-    """What is wrong with a value, to be read after its name."""
+    """What is wrong with a value, as text that follows its name."""
     plain: Any = type(kind) if isinstance(kind, dict | list) else kind
     # Python takes true and false for numbers.
     if not isinstance(value, plain) or isinstance(value, bool):
@@ -147,6 +150,7 @@ def _faults_of(value: Any, kind: Any) -> Iterator[str]:
         yield from (f": {fault}" for fault in _faults(within, kind))
     elif isinstance(kind, list):
         yield from (f", at {at}:{fault}" for at, each in enumerate(value) for fault in _faults_of(each, kind[0]))
+    # Larger is no model's, and would be a failed allocation somewhere else.
     elif kind in (int, _SIZE) and isinstance(value, int) and not 0 <= value < 1 << 40:
         yield f" is {shown(value, 40)}"
 

@@ -1,4 +1,4 @@
-"""Headers of safetensors files with all that the format demands checked, indexes, and tensors read whole.
+"""Headers of safetensors files, checked against the whole format; their indexes; tensors read whole.
 
 The rules are those of the format's own library (https://github.com/huggingface/safetensors#format), which tells faults
 by an exception of its own without the file's name.
@@ -37,6 +37,7 @@ BITS = {
 
 _LENGTH = struct.Struct("<Q")
 _MOST = 1 << 63  # bytes, and elements of a dimension
+# torch computes with at most 64 dimensions; a longer shape or name is no model's.
 _DIMENSIONS = 64
 _NAME = 4096
 _FIX = "copy or download it again"
@@ -44,7 +45,7 @@ _FIX = "copy or download it again"
 
 @dataclass(frozen=True)
 class Header:
-    """What the first bytes of a file say.
+    """The header of a file.
 
     Attributes:
         tensors: Name to dtype, shape and data_offsets, in the order of their bytes.
@@ -58,7 +59,7 @@ class Header:
 
 
 def read_safetensors_header(file: str | Path) -> Header:
-    """The header of a file in which everything fits: offsets, shapes, dtypes and the size of the file.
+    """The header of a file, with offsets, shapes, dtypes and the size of the file checked.
 
     Raises:
         ManifestError: Something does not.
@@ -91,7 +92,7 @@ def read_safetensors_header(file: str | Path) -> Header:
 
 
 def _in_order(file: str | Path, header: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Entries by their offsets, each checked, without holes and overlaps."""
+    """The entries by their offsets, each checked, without holes and overlaps."""
     for name, entry in header.items():
         fault = _fault_of(entry) or (f"the name has {len(name)} characters" if len(name) > _NAME else None)
         if fault:
@@ -119,6 +120,7 @@ def _fault_of(entry: Any) -> str | None:
         return f"its shape is {shown(ascii(shape))}"
     if not _are_counts(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
         return f"its data_offsets are {shown(ascii(offsets))}"
+    # In bits: elements of 4 and 6 bits fill bytes only together.
     bits = math.prod(shape) * BITS[entry["dtype"]]
     if bits != 8 * (offsets[1] - offsets[0]):
         held = offsets[1] - offsets[0]
@@ -157,7 +159,7 @@ def is_plain_name(name: str) -> bool:
 
 @contextmanager
 def open_tensors(file: str | Path) -> Iterator[Any]:
-    """As `safetensors.safe_open` for torch; faults become the one message. The library checks the header itself."""
+    """The file as `safetensors.safe_open` for torch; its faults become hftune's one message."""
     from safetensors import SafetensorError, safe_open
 
     open_regular(file).close()  # a pipe would wait for a writer
@@ -174,6 +176,7 @@ def load_tensors(file: str | Path) -> dict[str, Tensor]:
     Raises:
         ManifestError: It is damaged, or larger than the free memory.
     """
+    # With a message of its own for each fault, before the library's single exception.
     read_safetensors_header(file)
     check_memory(file)
     with open_tensors(file) as stored:

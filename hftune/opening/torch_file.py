@@ -1,4 +1,4 @@
-"""Files of `torch.save`: loaded as numbers and plain containers, never as a pickle that may run what it likes.
+"""Load files of `torch.save` as numbers and plain containers, never as a pickle that may run code.
 
 DeepSpeed pickles four classes of its own with its state, and nothing else: tried with the files of ZeRO 0 to 3, with
 offloading, in bf16, with eight optimizers, adapters, and with what `ds_to_universal` makes of them (0.19.8). They are
@@ -49,7 +49,7 @@ _DAMAGED = (
 
 
 def load_torch(file: str | Path, *, allow: Iterable[str] = (), mmap: bool = False) -> Any:
-    """What a file of `torch.save` holds, on the CPU.
+    """The contents of a file of `torch.save`, on the CPU.
 
     Args:
         file: In torch's format since 1.6, an archive.
@@ -68,7 +68,7 @@ def load_torch(file: str | Path, *, allow: Iterable[str] = (), mmap: bool = Fals
 
 
 def check_torch(file: str | Path, *, allow: Iterable[str] = ()) -> None:
-    """Look into a file, executing nothing: its archive, and the names of the classes that it needs.
+    """Refuse a file that needs other classes, without executing anything in it.
 
     Raises:
         ManifestError: It needs classes beyond tensors and `allow`, or is none of torch's.
@@ -87,13 +87,14 @@ def check_torch(file: str | Path, *, allow: Iterable[str] = ()) -> None:
 
 
 def check_torch_files(folder: str | Path) -> None:
-    """`check_torch` of everything in a checkpoint that torch, DeepSpeed or the Trainer will load.
+    """Run `check_torch` on everything in a checkpoint that torch, DeepSpeed or the Trainer will load.
 
     `training_args.bin` is a pickle of all arguments by design. Nothing in hftune, nor the Trainer's resuming, reads it.
 
     Raises:
         ManifestError: About the first file that is more than numbers.
     """
+    # In a fixed order: the message names the same file on every rank.
     for place in sorted(Path(folder).rglob("*")):
         if place.suffix in (".pt", ".pth", ".bin") and place.name != "training_args.bin" and not place.is_dir():
             states = place.name.startswith("rng_state")
@@ -102,12 +103,13 @@ def check_torch_files(folder: str | Path) -> None:
 
 @contextmanager
 def weights_only(allow: Iterable[str] = DEEPSPEED) -> Iterator[None]:
-    """In the block every `torch.load` of this process, also of other libraries, refuses all but numbers and `allow`.
+    """Make every `torch.load` in the block, also those of other libraries, refuse all but numbers and `allow`.
 
     DeepSpeed asks for whole pickles in thirty places (`weights_only=False`); torch's own switch overrules them:
     https://docs.pytorch.org/docs/stable/notes/serialization.html
     """
     before = os.environ.get(_FORCED)
+    # Of the whole process: DeepSpeed's calls name `weights_only=False` themselves.
     os.environ[_FORCED] = "1"
     try:
         with _allowed_globals(allow):
@@ -121,7 +123,7 @@ def weights_only(allow: Iterable[str] = DEEPSPEED) -> Iterator[None]:
 
 @contextmanager
 def checked_loading(place: str | Path) -> Iterator[None]:
-    """Around a library's own loading of a checkpoint: `weights_only`, and a refusal becomes the one message."""
+    """Wrap a library's own loading of a checkpoint in `weights_only`; a refusal becomes hftune's one message."""
     try:
         with weights_only():
             yield
@@ -154,14 +156,15 @@ def _one_message(file: str | Path) -> Iterator[None]:
 
 
 def _first_line(problem: BaseException) -> str:
-    """What torch says, without its advice to load the file as a program after all."""
+    """torch's message without its advice to load the file as a program after all."""
     found = re.search(r"WeightsUnpickler error: (.*)", str(problem)) or re.search(r"(.*)", str(problem))
     return shown(found[1] if found and found[1] else type(problem).__name__, 160)
 
 
 def _allowed_globals(allow: Iterable[str]) -> Any:
-    """A context in which torch's restricted unpickler knows these classes, too."""
+    """A context in which torch's restricted unpickler accepts these classes as well."""
     parts = [name.rpartition(".") for name in allow if name != "builtins.getattr"]
+    # The classes are imported here, by names that hftune lists, never by names from the file.
     known: list[Any] = [getattr(importlib.import_module(home), last) for home, _, last in parts]
     return torch.serialization.safe_globals(
         [*known, (_enum_member, "builtins.getattr")] if "builtins.getattr" in allow else known

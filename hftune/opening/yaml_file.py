@@ -15,6 +15,7 @@ from hftune.digests import open_file
 from hftune.errors import ArgumentError
 
 MAX_BYTES = 1 << 20
+# Deeper than any config, and far from Python's limit of recursion, which PyYAML would meet.
 MAX_DEPTH = 50
 # Values after all aliases (`*name`) are written out: ten lines of them can stand for a billion.
 MAX_NODES = 100_000
@@ -25,11 +26,11 @@ _TWICE = "stands here twice"
 
 
 class BeyondLimits(yaml.MarkedYAMLError):
-    """A file has more than a config has."""
+    """Raised for a file that exceeds the limits of a config."""
 
 
 class BoundedLoader(yaml.SafeLoader):
-    """Refuses what is nested too deep, refers to itself, or stands for too much."""
+    """A YAML loader that refuses deep nesting, circular aliases, and aliases that expand to too much."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -38,7 +39,8 @@ class BoundedLoader(yaml.SafeLoader):
         self._sizes: dict[int, int] = {}
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        """Overrides `Composer.compose_node`: counts."""
+        """Overrides `Composer.compose_node`: to count depth and values."""
+        # Before the node is read: an error deep inside must name the line where it begins.
         mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]  # types-PyYAML has no types for it
         if self._open >= MAX_DEPTH:
             raise BeyondLimits(problem=f"nested deeper than {MAX_DEPTH} levels", problem_mark=mark)
@@ -53,7 +55,7 @@ class BoundedLoader(yaml.SafeLoader):
         return node
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
-        """Overrides `Composer.compose_mapping_node`: a name given twice would lose its first value in silence."""
+        """Overrides `Composer.compose_mapping_node`: a repeated name would lose its first value in silence."""
         node = super().compose_mapping_node(anchor)
         seen: dict[str, int] = {}
         for key, _ in node.value:
@@ -92,6 +94,7 @@ def read_yaml_text(file: Path) -> str:
     try:
         with open_file(file) as stream:
             content = stream.read(MAX_BYTES + 1)
+        # Editors on Windows begin files with a byte order mark.
         text = content.decode("utf-8-sig")
     except OSError as error:
         cause = f"cannot read the file: {error.strerror or error}"
@@ -116,7 +119,7 @@ def _fix(problem: str) -> str:
 
 @contextmanager
 def yaml_errors(file: Path | str) -> Iterator[None]:
-    """Turn what PyYAML raises inside into one message with the line.
+    """Turn errors of PyYAML in the block into one message with the line.
 
     Raises:
         ArgumentError: In its place.

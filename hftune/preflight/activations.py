@@ -1,4 +1,4 @@
-"""What a micro step keeps for its backward pass, by a formula for GPT-like layers: nothing is traced.
+"""Memory of a micro step's activations, by a formula for GPT-like layers: nothing is traced.
 
 The figures are of Korthikanti et al. (arXiv:2205.05198, equation 1). They are rough: fused kernels keep less, layers of
 other kinds keep something else. `hftune plan` traces the model's own layers instead.
@@ -56,6 +56,7 @@ def activation_bytes(config: PretrainedConfig, args: StageArguments, itemsize: i
         itemsize: Bytes of a number as it is computed with.
     """
     row = _row(args)
+    # Processes of a sequence-parallel group share the tokens of a row.
     tokens = args.per_device_train_batch_size * args.rows_per_record * row // max(1, args.sequence_parallel_size)
     # As if attention kept no scores: hftune's own and FlashAttention keep none, and only a plan knows of others.
     whole = layer_bytes(config, tokens, row, itemsize, keeps_scores=False)

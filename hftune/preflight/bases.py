@@ -28,7 +28,7 @@ def check_adapter_fits(base: str, adapter: str, flag: str) -> Iterator[UserError
 
 
 def _shape_problems(base: str, adapter: str, flag: str) -> Iterator[UserError]:
-    """LoRA matrices whose module the base lacks, or has in another shape. One problem names the first."""
+    """A problem that names the first LoRA matrix whose module the base lacks, or has in another shape."""
     base_shapes = weight_shapes(base)
     if not base_shapes:
         return  # on the Hub, or in another format: peft compares when it loads
@@ -49,6 +49,7 @@ def _misfits(base: dict[str, tuple[int, ...]], adapter: dict[str, tuple[int, ...
         module, which = name.removeprefix(_PEFT_PREFIX).rsplit(".lora_", 1)
         if "expert" in module:
             continue  # files hold an expert a tensor, models all of a layer in one: peft compares when it loads
+        # Bases are saved with and without the prefix `model.`.
         weight = base.get(f"{module}.weight") or base.get(f"model.{module.removeprefix('model.')}.weight")
         if weight is None:
             yield f"{module} is not in the base"

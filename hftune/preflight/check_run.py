@@ -1,10 +1,11 @@
-"""All rules of a run, which are imported by name: a stage does without those of others."""
+"""All rules of a run, imported by name: a stage needs no rules of others."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from itertools import chain
 
+from hftune.arguments.stage_table import base_stage
 from hftune.distributed import nodes
 from hftune.errors import UserError
 from hftune.on_demand import on_demand
@@ -13,6 +14,7 @@ from hftune.preflight.facts import Facts
 Rule = Callable[[Facts], Iterator[UserError]]
 """A pure function from the facts of a run to its problems."""
 
+# In the order in which their problems are listed: machines and folders first, the model itself last.
 RULES_OF_ALL = (
     "hftune.preflight.rules.machines:check_machines",
     "hftune.preflight.rules.folders:check_folders",
@@ -43,8 +45,8 @@ def rules_of(stage: str) -> Iterator[Rule]:
     """The rules that hold for a stage."""
     for place in RULES_OF_ALL:
         yield on_demand(place)
-    if stage in RULES_OF_STAGE:
-        yield on_demand(RULES_OF_STAGE[stage])
+    if own := RULES_OF_STAGE.get(base_stage(stage)):
+        yield on_demand(own)
 
 
 def check_run(facts: Facts) -> None:

@@ -1,4 +1,4 @@
-"""What the facts of a run are decided by, one function a decision; each changes the copies of arguments it is given."""
+"""The decisions behind the facts of a run, one function each; they change the copies of arguments they are given."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LIGER_MLPS = ("swiglu", "geglu")
 
 
 def complete_chain(adapter_args: AdapterArguments) -> None:
-    """Put the adapters that the named one was trained upon before it."""
+    """Put the adapters that the named one was trained on before it."""
     whole = whole_chain(adapter_args.adapter_chain)
     if whole != adapter_args.adapter_chain:
         notice(f"{adapter_args.adapter_chain[0]} was trained upon others: --peft_path {','.join(whole)}")
@@ -27,7 +27,7 @@ def complete_chain(adapter_args: AdapterArguments) -> None:
 
 
 def take_tokenizer_of_adapter(model_args: ModelArguments, adapter_args: AdapterArguments) -> None:
-    """Take the tokenizer of an adapter that goes on and brought new tokens, where no other was named."""
+    """Take the tokenizer of a continued adapter that added tokens, where no other was named."""
     grown = [folder for folder in adapter_args.adapter_chain if recorded_growth(read_manifest(folder)) is not None]
     # The last one of the chain: each tokenizer has the tokens of those before it.
     if grown and model_args.tokenizer_name_or_path is None:
@@ -36,7 +36,7 @@ def take_tokenizer_of_adapter(model_args: ModelArguments, adapter_args: AdapterA
 
 
 def keep_own_layers(adapter_args: AdapterArguments, training_args: StageArguments) -> None:
-    """Switch off those of Liger's replacements that would undo hftune's: the Trainer applies Liger last of all."""
+    """Switch off Liger's replacements that would undo hftune's: the Trainer applies Liger last of all."""
     if not training_args.use_liger_kernel:
         return
     kept = kept_from_liger(adapter_args, training_args)

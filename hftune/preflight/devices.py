@@ -1,4 +1,4 @@
-"""Accelerators that are known by name: their memory and their speeds."""
+"""Known accelerators: their memory and their speeds."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Device:
 
     @property
     def on_cpu(self) -> bool:
-        """Whether it is the processor."""
+        """Whether it is a processor."""
         return self.name == "CPU"
 
 
@@ -65,10 +65,11 @@ DEVICES: dict[str, Device] = {
 
 
 def known_gpu() -> Device:
-    """This process's GPU as `DEVICES` has it, by name and size; one of no known speed where it has not."""
+    """This process's GPU as in `DEVICES`, by name and size; without speeds where it is not known."""
     import torch
 
     properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+    # Names such as `NVIDIA A100-SXM4-80GB` or `Tesla T4`; sizes tell the kinds of A100 and V100 apart.
     words = properties.name.upper().replace("-", " ").split()
     named = [device for key, device in DEVICES.items() if key.split("-")[0] in words]
     unknown = Device(properties.name, properties.total_memory)

@@ -20,6 +20,7 @@ from hftune.arguments.adapter import AdapterArguments
 from hftune.arguments.data import DataArguments
 from hftune.arguments.model import ModelArguments
 from hftune.arguments.run_arguments import RunArguments
+from hftune.arguments.stage_table import base_stage
 from hftune.arguments.training import StageArguments
 from hftune.checkpoints.global_batch import keep_global_batch
 from hftune.checkpoints.resume import FoundCheckpoint, requested_checkpoint, resume_problems
@@ -90,7 +91,7 @@ class RowLayout:
 
 @dataclass(frozen=True)
 class Memory:
-    """What the memory arithmetic is made of.
+    """The inputs of the memory arithmetic.
 
     Args:
         size: Numbers of parameters.
@@ -105,7 +106,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class Facts(Generic[Training]):
-    """The account of one run.
+    """All that is decided about one run.
 
     Args:
         stage: "pt", "sft", "rm", "dpo" or "rl".
@@ -127,22 +128,22 @@ class Facts(Generic[Training]):
 
     @property
     def model_args(self) -> ModelArguments:
-        """Of the model."""
+        """The arguments of the model."""
         return self.arguments.model
 
     @property
     def data_args(self) -> DataArguments:
-        """Of the data."""
+        """The arguments of the data."""
         return self.arguments.data
 
     @property
     def adapter_args(self) -> AdapterArguments:
-        """Of the adapter and what is frozen."""
+        """The arguments of the adapter and of freezing."""
         return self.arguments.adapter
 
     @property
     def training_args(self) -> Training:
-        """Of the stage."""
+        """The arguments of the stage."""
         return self.arguments.training
 
     @property
@@ -157,14 +158,14 @@ class Facts(Generic[Training]):
 
     @property
     def deepspeed(self) -> DsConfig | None:
-        """The DeepSpeed config as used; None: DeepSpeed is not at work."""
+        """The DeepSpeed config as used; None without DeepSpeed."""
         return self.training_args.ds_resolved
 
     @cached_property
     def skeleton(self) -> PreTrainedModel | None:
         """The model on the meta device; None where there is no config, or no such model can be made of it.
 
-        Whoever puts an adapter around it works on a copy.
+        Put an adapter around a copy only: this one is shared.
         """
         if self.build is None:
             return None
@@ -175,13 +176,13 @@ class Facts(Generic[Training]):
 
     @cached_property
     def memory(self) -> Memory | None:
-        """What the memory arithmetic takes; None, with a notice, where the parameters cannot be counted."""
+        """The inputs of the memory arithmetic; None, with a notice, where the parameters cannot be counted."""
         if self.skeleton is None:
             return None
         try:
             size = model_size(self.skeleton, self.adapter_args, self.training_args)
         except (UserError, ValueError, TypeError, NotImplementedError) as problem:
-            # What is wrong with the adapter ends the run elsewhere; one that goes on must know that nobody reckoned.
+            # A faulty adapter is refused by its own rule; a run that continues must say that memory was not checked.
             notice(f"memory is not checked: {str(problem).splitlines()[0]}")
             return None
         setup = run_setup(self.model_args, self.adapter_args, self.training_args)
@@ -195,7 +196,7 @@ class Facts(Generic[Training]):
 
 
 def resolve(stage: str, given: RunArguments[Training]) -> Facts[Training]:
-    """The facts of a run. Every process must call it: they tell each other who they are and what they found.
+    """The facts of a run. Every process must call it: they exchange who they are and what they found.
 
     Args:
         stage: "pt", "sft", "rm", "dpo" or "rl".
@@ -240,7 +241,7 @@ def resolve(stage: str, given: RunArguments[Training]) -> Facts[Training]:
 
 
 def _attempt(problems: list[UserError], decide: Callable[[], object]) -> None:
-    """Decide something; what stands against it joins the problems, which are said together later."""
+    """Decide something; an error joins the problems, which are raised together later."""
     try:
         decide()
     except UserError as problem:
@@ -268,15 +269,15 @@ def _build(stage: str, arguments: RunArguments[StageArguments], problems: list[U
         return None
     found: list[str | None] = []
     # Rows first: only where several lie in a row must the attention keep them apart.
-    if stage in ROW_LAYOUTS:
-        _attempt(problems, lambda: on_demand(ROW_LAYOUTS[stage])(config, model_args, training_args))
+    if decide_rows := ROW_LAYOUTS.get(base_stage(stage)):
+        _attempt(problems, lambda: on_demand(decide_rows)(config, model_args, training_args))
     _attempt(problems, lambda: found.append(attention_for(config, model_args, training_args)))
     dtype = weight_dtype(model_args, training_args, trains_all=not adapter_args.use_peft)
     return Build(config, found[0] if found else None, dtype)
 
 
 def _choose_recomputed_layers(facts: Facts) -> None:
-    """Settle `--activation_checkpointing auto`, which alone asks the planner: a run without it does without tracing."""
+    """Decide `--activation_checkpointing auto`; only then is the planner asked, which traces the model."""
     memory = facts.memory if facts.model_class is not None else None
     # Where weights and optimizer alone do not fit, recomputing activations is no way out: a rule says what is.
     fits = ranks.all_agree(memory is not None and facts.missing_memory is None)  # choosing is a collective

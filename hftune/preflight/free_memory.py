@@ -1,4 +1,4 @@
-"""How much memory is free here: on a GPU, and in the machine, within the limits of a container."""
+"""Free memory: of a GPU, and of the machine within the limits of a container."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _UNLIMITED = 1 << 60
 
 
 def free_memory(*, on_cpu: bool, device: int = 0) -> Free:
-    """What is free now.
+    """The memory that is free now.
 
     Args:
         on_cpu: Whether the run trains on the CPU.
@@ -29,7 +29,7 @@ def free_memory(*, on_cpu: bool, device: int = 0) -> Free:
 
 
 def cgroup_free(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> Iterator[int]:
-    """Bytes left below each memory limit that holds for this process; nothing without limits.
+    """Bytes left under each memory limit of this process; nothing without limits.
 
     File cache that can be dropped counts as free.
 
@@ -46,7 +46,7 @@ def cgroup_free(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/sel
 
 
 def _groups(root: Path, own: Path) -> Iterator[Path]:
-    """The process's groups and those above them. In a container its own group is often mounted as the root."""
+    """The process's cgroups and those above them; in a container its own is often mounted as the root."""
     lines = own.read_text(encoding="utf-8").splitlines() if own.is_file() else []
     for base, marks in ((root, ("0::",)), (root / "memory", (":memory:",))):
         paths = [line.rsplit(":", 1)[1] for line in lines if any(mark in line for mark in marks)]

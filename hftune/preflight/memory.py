@@ -1,7 +1,7 @@
-"""How much memory weights, gradients and optimizer states take in each process, as arithmetic: nothing is loaded.
+"""Memory of weights, gradients and optimizer states in each process, as arithmetic: nothing is loaded.
 
 Bytes follow the ZeRO paper (arXiv:1910.02054, section 3): with half precision 2 a weight, 2 a gradient, and for what is
-trained a float32 copy (4) beside the optimizer's own states (8 for Adam). Stage 1 spreads copy and states over the
+trained a float32 copy (4) next to the optimizer's own states (8 for Adam). Stage 1 spreads copy and states over the
 processes, stage 2 gradients as well, stage 3 weights as well. Activations, logits, communication buffers and what the
 allocator wastes are not counted, so what is refused here would fail for certain; what passes may still not fit.
 """
@@ -52,8 +52,8 @@ class ModelSize:
         weights: All, the tied ones once.
         trained: Those that get gradients, an adapter's included in full.
         packed: Those of `weights` that a quantised base keeps, or would keep, in 4 or 8 bit.
-        reference: Those of a second, frozen model beside it (DPO and RL in full training).
-        adapter: Those of an adapter, which lie beside `weights`.
+        reference: Those of a second, frozen model next to it (DPO and RL in full training).
+        adapter: Those of an adapter, which come on top of `weights`.
     """
 
     weights: int
@@ -63,13 +63,13 @@ class ModelSize:
     adapter: int = 0
 
     def shared(self, processes: int) -> ModelSize:
-        """What one of so many processes has that split every matrix (tensor parallelism); nearly, for some are not."""
+        """The size of one process's share under tensor parallelism; nearly, since some weights are not split."""
         return ModelSize(*(getattr(self, one.name) // processes for one in fields(self)))
 
 
 @dataclass(frozen=True)
 class Setup:
-    """How a run keeps a model.
+    """How a run keeps a model in memory.
 
     Args:
         zero_stage: 0 to 3.
@@ -77,7 +77,7 @@ class Setup:
         processes: All of the run.
         local_processes: Those that share this machine.
         on_cpu: Whether they train in the machine's memory instead of a GPU's.
-        half: Whether DeepSpeed keeps weights in 16 bit beside a float32 copy of what is trained.
+        half: Whether DeepSpeed keeps weights in 16 bit next to a float32 copy of what is trained.
         weight_bytes: Of a weight as loaded: 4 for float32.
         packed_bytes: Of a weight of a quantised base's linear layers; None where the base is not quantised.
         adapter_bytes: Of an adapter's weight, where it is not that of the others.
@@ -107,14 +107,14 @@ class Setup:
 
     @property
     def gradient_bytes(self) -> float:
-        """Of a gradient: it has the dtype of what is trained."""
+        """Bytes of a gradient, which has the dtype of what is trained."""
         kept = 2.0 if self.half else self.weight_bytes
         return kept if self.adapter_bytes is None else self.adapter_bytes
 
 
 @dataclass(frozen=True)
 class Need:
-    """Bytes for one process.
+    """Bytes that one process needs.
 
     Args:
         weights: Where it trains; a reference model's included.
@@ -136,11 +136,12 @@ class Need:
     def device(self) -> float:
         """The most that is needed at a time where the process trains."""
         training = self.weights + self.gradients + self.optimizer
+        # Loading and training follow each other: the larger of the two must fit.
         return max(training, 0.0 if self.loads_on_host else self.loading)
 
     @property
     def on_host(self) -> float:
-        """The most that is needed at a time in the machine's memory, beside the device."""
+        """The most that is needed at a time in the machine's memory, in addition to the device's."""
         return max(self.host, self.loading if self.loads_on_host else 0.0)
 
 
@@ -156,7 +157,7 @@ class Free:
 
 
 def estimate(size: ModelSize, setup: Setup) -> Need:
-    """What one process needs."""
+    """The bytes that one process needs."""
     # Stage 1 spreads optimizer states, 2 gradients as well, 3 weights as well.
     shares = [setup.processes if setup.zero_stage >= stage else 1 for stage in (1, 2, 3)]
     by_optimizer, by_gradients, by_weights = shares
@@ -182,9 +183,10 @@ def estimate(size: ModelSize, setup: Setup) -> Need:
 
 
 def _loading(size: ModelSize, setup: Setup, packed: float, plain: int) -> tuple[float, bool]:
-    """A quantised base is read whole by every process, onto its device, also under ZeRO-3, which partitions it after.
+    """Bytes of loading the weights, and whether they lie in the machine's memory.
 
-    Other weights are read into the machine's memory, whole, or in shares under ZeRO-3.
+    A quantised base is read whole by every process onto its device, also under ZeRO-3, which partitions it later. Other
+    weights are read into the machine's memory, whole, or in shards under ZeRO-3.
     """
     if setup.packed_bytes is not None:
         return packed + plain * setup.weight_bytes, False
@@ -197,6 +199,7 @@ def fits(need: Need, free: Free, setup: Setup) -> bool:
     """Whether what is needed is free, on the device and for all processes of the machine together."""
     if setup.on_cpu:
         return in_one_memory(need) * setup.local_processes <= free.host
+    # Each process has a GPU of its own, and all of them share the machine's memory.
     return need.device <= free.device and need.on_host * setup.local_processes <= free.host
 
 
@@ -206,7 +209,7 @@ def in_one_memory(need: Need) -> float:
 
 
 def shortfall(need: Need, free: Free, setup: Setup) -> str | None:
-    """Which memory is too small and by what, in words; None where all fits."""
+    """Which memory is too small, and by what, in words; None where all fits."""
     if fits(need, free, setup):
         return None
     if setup.on_cpu:
@@ -237,12 +240,14 @@ def ways_out(size: ModelSize, setup: Setup, adapter: int) -> Iterator[tuple[str,
             setup, deepspeed=True, zero_stage=3, half=True, offload_optimizer=True, offload_weights=True
         )
         yield "--deepspeed ds_configs/zero3_offload.json", size, offloaded
+    # An adapter of its own is no way out for a run that trains one, or less, already.
     if size.trained > adapter:
         lora = replace(size, trained=adapter, adapter=adapter, reference=0)
         # A frozen base needs no float32 copy, so that its weights are loaded in 16 bit on a GPU.
         frozen = replace(setup, weight_bytes=setup.weight_bytes if setup.on_cpu else 2.0)
         yield "--use_peft", lora, frozen
         if setup.packed_bytes is None and size.packed:
+            # Bytes a weight: 4 bit and its share of nested constants, as --qlora sets them (`sizes.packed_bytes`).
             yield "--qlora", lora, replace(frozen, packed_bytes=0.52)
             if setup.zero_stage < 3 and setup.processes > 1:
                 spread = replace(frozen, deepspeed=True, zero_stage=3, packed_bytes=0.52)
@@ -259,6 +264,7 @@ def table(size: ModelSize, setup: Setup, free: Free, adapter: int) -> tuple[list
     for name, its_size, its_setup in rows:
         need = estimate(its_size, its_setup)
         good = fits(need, free, its_setup)
+        # Rows are ordered by how much they change: the first that fits is what is advised.
         if good and first is None:
             first = name
         parts = (need.weights, need.gradients, need.optimizer, need.host)

@@ -1,4 +1,4 @@
-"""Before every run: one line of the memory that it will take, and a word where it will probably not fit."""
+"""Before every run: one line on the memory that it needs, and a notice where it probably does not fit."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hftune.preflight.memory import GIB, Free, ModelSize, Setup, estimate, fits,
 
 
 def say_memory(size: ModelSize, setup: Setup, activations: float, free: Free, adapter: Callable[[], int]) -> None:
-    """Log the memory of one process. What probably does not fit is no error: activations are by formula.
+    """Log the memory of one process; what probably does not fit is only a notice, since activations are a formula.
 
     Args:
         size: Of the model and what is trained.
@@ -28,6 +28,7 @@ def say_memory(size: ModelSize, setup: Setup, activations: float, free: Free, ad
     }
     # Loading may need more than training does: the line names the larger of the two.
     whole = in_one_memory(need) if setup.on_cpu else need.device
+    # Below half a hundredth of a GiB it would be shown as 0.00.
     named = ", ".join(f"{part} {count / GIB:.2f}" for part, count in parts.items() if count >= 0.005 * GIB)
     host = f", {need.on_host / GIB:.1f} in the machine's memory" if need.on_host and not setup.on_cpu else ""
     get_logger().info(
@@ -50,7 +51,8 @@ def say_memory(size: ModelSize, setup: Setup, activations: float, free: Free, ad
 
 
 def _fits(size: ModelSize, setup: Setup, activations: float, free: Free) -> bool:
-    """Whether all of it fits, what is kept for the backward pass included."""
+    """Whether everything fits, activations included."""
+    # On the CPU the activations of all processes of the machine come out of one memory.
     taken = activations * (setup.local_processes if setup.on_cpu else 1)
     left = replace(free, device=free.device - activations, host=free.host - (taken if setup.on_cpu else 0.0))
     return fits(estimate(size, setup), left, setup)

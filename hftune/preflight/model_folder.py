@@ -1,4 +1,4 @@
-"""Whether a model was named, and a folder holds one: what other rules and decisions need to be true."""
+"""Whether a model was named, and a folder holds one: checked before other rules and decisions."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ def check_model_folder(model_args: ModelArguments) -> Iterator[UserError]:
 
 
 def _models_below(folder: Path) -> str:
-    """Models and checkpoints within a folder, to be named in its place: the newest first."""
+    """A phrase that names the newest models within a folder; empty for none."""
     # The likeliest is the newest: an output folder of a run holds its checkpoints.
     found = sorted(folder.glob("*/config.json"), key=lambda file: file.stat().st_mtime, reverse=True)
     return f"give {' or '.join(str(file.parent) for file in found[:3])}" if found else ""
 
 
 def _base_of_adapter(folder: Path) -> str:
-    """The base that an adapter names."""
+    """The base that an adapter's config names."""
     config = read_checked(folder / "adapter_config.json")
     return str(config.get("base_model_name_or_path") or "BASE")

@@ -1,4 +1,4 @@
-"""What each process says of itself before anything loads: who it is, and marks of what it was given."""
+"""Facts of each process before anything loads: who it is, and digests of what it was given."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _SAMPLE = 1 << 16
 
 
 def process_facts(arguments: RunArguments[StageArguments]) -> ProcessFacts:
-    """What this process says: its machine, libraries and code, and marks of arguments, files and DeepSpeed config."""
+    """Facts of this process: machine, libraries and code, and digests of arguments, files and DeepSpeed config."""
     own = about_this_process() | {"arguments": argument_marks(arguments), "files": file_marks(arguments)}
     own["deepspeed"] = {"DeepSpeed config": _mark(arguments.training.ds_resolved)}
     own["world"] = {"processes": ranks.world_size()}
@@ -38,7 +38,7 @@ def process_facts(arguments: RunArguments[StageArguments]) -> ProcessFacts:
 
 
 def argument_marks(groups: tuple[Any, ...]) -> dict[str, str]:
-    """A short mark of every argument's value; what names a file or folder is compared by its contents."""
+    """A short digest of every argument's value; arguments that name files are compared by contents instead."""
     marks = {}
     for name, value in itertools.chain.from_iterable(vars(group).items() for group in groups):
         # Files are compared by what is in them: machines may keep them under other paths.
@@ -48,7 +48,7 @@ def argument_marks(groups: tuple[Any, ...]) -> dict[str, str]:
 
 
 def file_marks(groups: tuple[Any, ...]) -> dict[str, str]:
-    """A mark of the contents of every file and folder that arguments name: sizes, and the ends of each file."""
+    """A digest of every file and folder that arguments name: of sizes, and of the ends of each file."""
     marks = {}
     for name, value in itertools.chain.from_iterable(vars(group).items() for group in groups):
         if name not in _THEIR_OWN:
@@ -77,7 +77,7 @@ def content_mark(path: Path) -> str:
 
 
 def _paths(value: object) -> list[Path]:
-    """Existing files and folders that a value names, `A,B#500` two of them."""
+    """Existing files and folders that a value names; `A,B#500` names two."""
     # Inline JSON and long texts are no paths, and looking them up may raise on some file systems.
     if not isinstance(value, str) or len(value) > 4096 or value.lstrip().startswith(("{", "[")):
         return []
@@ -86,4 +86,5 @@ def _paths(value: object) -> list[Path]:
 
 
 def _mark(value: object) -> str:
+    # `default`: paths, dtypes and the like have no JSON, and the same text on every machine.
     return xxhash.xxh3_64_hexdigest(json.dumps(value, sort_keys=True, default=str).encode())[:12]

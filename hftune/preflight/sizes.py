@@ -1,4 +1,4 @@
-"""From the arguments of a run to the numbers that the memory arithmetic takes, counted on a model without weights."""
+"""From a run's arguments to the inputs of the memory arithmetic, counted on a model without weights."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _NESTED_BLOCK = 256  # constants that share one where they are quantised themsel
 
 
 def model_size(bare: PreTrainedModel, adapter_args: AdapterArguments, training_args: StageArguments) -> ModelSize:
-    """Counts of a run's parameters.
+    """The numbers of a run's parameters.
 
     Args:
         bare: The model on the meta device; not changed.
@@ -42,7 +42,7 @@ def model_size(bare: PreTrainedModel, adapter_args: AdapterArguments, training_a
 
 
 def trained_in_place(bare: PreTrainedModel, adapter_args: AdapterArguments) -> int:
-    """Parameters that training without an adapter changes: all, or what freezing leaves."""
+    """The number of parameters that training without an adapter changes: all, or what is not frozen."""
     chosen = plan_freezing(bare, adapter_args) if adapter_args.freezes else None
     return sum(one.numel() for one in bare.parameters() if chosen is None or id(one) in chosen)
 
@@ -57,10 +57,11 @@ def packed_linears(bare: nn.Module) -> list[nn.Linear]:
 
 
 def adapter_parameters(bare: PreTrainedModel, adapter_args: AdapterArguments) -> int:
-    """Parameters of the adapter asked for: of the one that goes on, or of a fresh one."""
+    """Parameters of the adapter asked for: of the one that is continued, or of a fresh one."""
     if adapter_args.continued_adapter:
         shapes = weight_shapes(adapter_args.continued_adapter).values()
         return sum(torch.Size(shape).numel() for shape in shapes)
+    # Counted on a model without weights, so that an adapter of any size costs no memory.
     config = lora_config(bare, adapter_args)
     config.init_lora_weights = False  # whose values, some of them made from the base's, do not matter here
     return count_adapter(bare, config)
@@ -80,7 +81,7 @@ def count_adapter(bare: PreTrainedModel, config: LoraConfig) -> int:
 
 
 def note_adapter(key: str, parameters: int) -> None:
-    """Spare `count_adapter` its work: the adapter that `adapter_key` named so has been made and counted."""
+    """Store the parameters of an adapter that was made elsewhere, so that `count_adapter` need not make it."""
     _counted[key] = parameters
 
 
@@ -89,13 +90,13 @@ _counted: dict[str, int] = {}
 
 
 def adapter_key(bare: PreTrainedModel, config: LoraConfig) -> str:
-    """Names all that decides how many parameters an adapter has; how they begin is not among it."""
+    """A key of all that decides how many parameters an adapter has; its initial values do not."""
     shapes = [(name, tuple(parameter.shape)) for name, parameter in bare.named_parameters()]
     return repr((shapes, sorted({**config.to_dict(), "init_lora_weights": None}.items(), key=str)))
 
 
 def trained_parameters(model: nn.Module) -> int:
-    """Parameters that want a gradient."""
+    """The number of parameters that require a gradient."""
     return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
 
 
@@ -113,6 +114,7 @@ def run_setup(model_args: ModelArguments, adapter_args: AdapterArguments, traini
         local_processes=ranks.local_world_size(),
         on_cpu=bool(training_args.use_cpu),
         half=half,
+        # "auto" is the dtype of the checkpoint, mostly 16 bit.
         weight_bytes=float(dtype.itemsize) if isinstance(dtype, torch.dtype) else 2.0,
         packed_bytes=packed_bytes(adapter_args) if adapter_args.quantised else None,
         adapter_bytes=adapter_bytes(adapter_args, half=half, zero_stage=training_args.zero_stage),
@@ -128,7 +130,7 @@ def run_setup(model_args: ModelArguments, adapter_args: AdapterArguments, traini
 
 
 def packed_bytes(adapter_args: AdapterArguments) -> float:
-    """Of a quantised weight with its share of the constants: 0.5625 in 4 bit, 0.516 with nested constants, 1 in 8."""
+    """Bytes of a quantised weight with its constants: 0.5625 in 4 bit, 0.516 with nested constants, 1 in 8 bit."""
     if adapter_args.load_in_8bit:
         return 1.0
     if adapter_args.use_bnb_nested_quant:
@@ -142,7 +144,7 @@ def _in_bf16(config: DsConfig | None, what: str) -> bool:
 
 
 def adapter_bytes(adapter_args: AdapterArguments, *, half: bool, zero_stage: int) -> float | None:
-    """Of an adapter's weight, where it is not that of the base: float32, as peft makes it, beside a base in 16 bit.
+    """Bytes of an adapter's weight where it differs from the base's: float32, as peft makes it, on 16 bit.
 
     DeepSpeed puts everything in 16 bit; under ZeRO-3 an adapter has its base's dtype, or could not be gathered with it.
     """
@@ -152,6 +154,6 @@ def adapter_bytes(adapter_args: AdapterArguments, *, half: bool, zero_stage: int
 
 
 def state_bytes(training_args: StageArguments) -> float:
-    """Of the optimizer's states for a trained parameter."""
+    """Bytes of the optimizer's states for a trained parameter."""
     name = str(getattr(training_args.optim, "value", training_args.optim))
     return float(OPTIMIZER_BYTES.get(name, ADAM_BYTES))

@@ -1,4 +1,4 @@
-"""Files and folders that survive a power cut, and faults of disks and permissions as one message."""
+"""Write files and folders that survive a power cut, and report faults of disks and permissions in one message."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _CUT_SHORT = re.compile(
 
 
 def flush(path: Path) -> None:
-    """Make sure that a file's contents, or the names in a folder, outlive a power cut."""
+    """Make sure that a file's contents, or the names in a folder, survive a power cut."""
     # fsync works on a handle that was opened for reading, of a folder as well.
     handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     try:
@@ -63,7 +63,7 @@ def flush_tree(folder: Path) -> None:
 
 
 def write_file(file: Path, content: bytes | str) -> None:
-    """Write a file whole or not at all, and durably; one that is there is replaced by the rename.
+    """Write a file whole or not at all, and durably; an existing one is replaced by the rename.
 
     The new file has a name that nobody can foresee and is created exclusively, so that a link planted under a name
     that could be guessed has no effect; a link under the file's own name is replaced, not followed.
@@ -90,7 +90,8 @@ def write_file(file: Path, content: bytes | str) -> None:
 
 
 def remove_partials(file: Path) -> None:
-    """Remove what processes that were killed in `write_file` left of a file; the caller keeps other writers out."""
+    """Remove what killed processes left in `write_file` for a file; the caller keeps other writers out."""
+    # Only the exact form of `write_file`'s names: any other file is not hftune's to remove.
     named = re.compile(re.escape(f".{file.name[:120]}.") + r"[0-9a-f]{12}\.partial")
     for entry in file.parent.iterdir():
         if named.fullmatch(entry.name) and stat.S_ISREG(os.lstat(entry).st_mode):
@@ -112,7 +113,7 @@ def disk_fault(error: BaseException) -> int | None:
 
 @contextmanager
 def disk_errors(target: Path | str, place: str = "--output_dir") -> Iterator[None]:
-    """Turn a fault of the disk inside the block into the one message of hftune's.
+    """Turn a fault of the disk in the block into hftune's one message.
 
     Raises:
         ArgumentError: What the operating system said, where, and the way out.
@@ -127,6 +128,7 @@ def disk_errors(target: Path | str, place: str = "--output_dir") -> Iterator[Non
             raise
         cause = f"{target} cannot be written: {os.strerror(number)}"
         named = getattr(error, "filename", None)
+        # A library may fail on a file that it reads, its cache for instance, while the target is fine.
         if isinstance(named, str) and not named.startswith(str(Path(target).resolve().parent)):
             cause = f"{named}: {os.strerror(number)}"  # not the target at all, but something that was read
         raise ArgumentError(cause, place=place, fix=_FIXES.get(number, _FALLBACK)) from error
@@ -158,12 +160,12 @@ def writing_problem(folder: Path, place: str = "--output_dir") -> ArgumentError 
 
 
 def free_bytes(folder: Path) -> int:
-    """Bytes that are left on the disk of a folder, or of where it would be made."""
+    """Bytes that are free on the disk of a folder, or of where it would be made."""
     return shutil.disk_usage(_nearest(folder)).free
 
 
 def _nearest(folder: Path) -> Path:
-    """The folder, or the nearest one above it that is there."""
+    """The folder, or the nearest existing one above it."""
     there = folder.resolve()
     while not lexists(there):
         there = there.parent
@@ -184,7 +186,7 @@ def lexists(path: Path) -> bool:
 
 
 def free_name(path: Path) -> Path:
-    """The path itself, or with the first number behind it that nothing has yet."""
+    """The path, with a number behind it where the name is taken."""
     number, found = 1, path
     while lexists(found):
         found = path.with_name(f"{path.name}-{number}")

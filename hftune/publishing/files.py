@@ -18,6 +18,7 @@ from hftune.publishing.folder import begin_work, clear_work, work_folder, work_f
 from hftune.secrets import redact
 
 _MARK = re.compile(rb"<!-- hftune ([a-z]+) ([0-9a-f]{16}) -->\n\Z")
+# More than the longest mark: its kind has a dozen letters at most.
 _MARK_BYTES = 64
 
 
@@ -71,7 +72,7 @@ def published_file(file: Path, *, flag: str) -> Iterator[TextIO]:
 
 
 def marked(text: str, kind: str) -> str:
-    """A page with a last line by which hftune knows it as its own, unedited: a comment in HTML and in Markdown.
+    """The page with a last line by which hftune recognises it, unedited: a comment in HTML and in Markdown.
 
     Args:
         text: The page, without such a line.
@@ -92,7 +93,7 @@ def is_marked(file: Path) -> bool:
 
 
 def write_page(file: Path, text: str, kind: str) -> None:
-    """Write a page that hftune makes anew each time, without secrets, over its own earlier one, never another's.
+    """Write a page that hftune makes anew each time, without secrets; it replaces only its own earlier version.
 
     Raises:
         ArgumentError: The file is somebody's own, or was edited; another process writes it; or the disk does not take

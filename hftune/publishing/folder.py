@@ -71,7 +71,7 @@ def _is_not_ours(work: Path) -> bool:
 
 
 def _locked(work: Path, target: Path | str, flag: str) -> FileLock:
-    """Whoever had the lock before may remove the folder between these lines; then it is made again."""
+    """Make the work folder and take its lock; its last holder may remove it in between, and then it is made again."""
     until = time.monotonic() + LOCK_SECONDS
     while True:
         work.mkdir(parents=True, exist_ok=True)
@@ -107,6 +107,7 @@ def published_folder(
         raise_together(output_problems(str(output), overwrite=overwrite, inputs=list(inputs), flag=flag))
         try:
             yield begin_work(work)
+            # Within the `try`: an exchange that fails half-way is taken back like an error of the command.
             _exchange(work, target)
         except BaseException:
             _restore_target(work, target)
@@ -114,7 +115,7 @@ def published_folder(
 
 
 def recover(target: Path) -> None:
-    """Complete, or take back, what a killed process left at a target; the caller holds the work folder."""
+    """Complete or undo what a killed process left at a target; the caller holds the work folder's lock."""
     work = work_folder(target)
     old = work / REPLACED
     # The process died between the two renames: there is no target.
@@ -130,7 +131,7 @@ def recover(target: Path) -> None:
 
 
 def make_work(work: Path) -> Path:
-    """Make a folder with the mark by which hftune knows it as its own; returns it."""
+    """Make a folder with the mark by which hftune recognises it as its own; returns it."""
     work.mkdir(parents=True, exist_ok=True)
     write_file(work / MARK, _WRITING)
     return work
@@ -143,7 +144,7 @@ def begin_work(work: Path) -> Path:
 
 
 def make_ready(work: Path) -> None:
-    """Flush what was filled in, then note that it is whole."""
+    """Flush the result to the disk, then mark it as whole."""
     flush_tree(work / RESULT)
     # After the flush: a result that is called ready must be on the disk.
     write_file(work / MARK, _READY)
@@ -161,7 +162,7 @@ def _exchange(work: Path, target: Path) -> None:
 
 
 def _restore_target(work: Path, target: Path) -> None:
-    """Leave the target as it was before; what cannot be taken back now is left for the next start."""
+    """Put the target back as it was; what cannot be undone now is left for the next start."""
     with suppress(OSError):
         if not lexists(target) and is_plain_folder(work / REPLACED):
             os.rename(work / REPLACED, target)
@@ -172,7 +173,7 @@ def _restore_target(work: Path, target: Path) -> None:
 
 
 def _remove(work: Path, target: Path) -> None:
-    """Remove a work folder; a replaced folder that got a stranger's file in the last moment is kept under a name."""
+    """Remove a work folder; a replaced folder that holds files of others is kept under another name."""
     old = work / REPLACED
     if is_plain_folder(old) and any(old.iterdir()) and foreign_files(old):
         kept = free_name(target.with_name(f"{target.name}.replaced"))
@@ -186,7 +187,7 @@ def _remove(work: Path, target: Path) -> None:
 
 
 def clear_work(work: Path) -> None:
-    """Empty a work folder, its mark last: without it hftune would not know it as its own any more."""
+    """Empty a work folder, its mark last: without it hftune would no longer recognise the folder."""
     for entry in sorted(work.iterdir(), key=lambda entry: entry.name == MARK):
         if is_plain_folder(entry):
             shutil.rmtree(entry)
@@ -208,7 +209,7 @@ def is_ours(work: Path) -> bool:
 
 
 def _state(work: Path) -> str | None:
-    """What the mark of a work folder says; None where it has none of hftune's."""
+    """The state in a work folder's mark; None where it has none of hftune's."""
     # A link or a pipe that somebody planted there is no mark: neither followed nor waited for.
     try:
         handle = os.open(work / MARK, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)

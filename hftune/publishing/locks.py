@@ -1,4 +1,4 @@
-"""One writer for a target: a lock of the operating system's, which ends with the process that holds it."""
+"""One writer for a target: a lock of the operating system, which ends with the process that holds it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LOCK_SECONDS = 3.0
 def acquire_lock(
     lock: Path, target: Path | str, place: str = "--output_dir", patience: float = LOCK_SECONDS
 ) -> FileLock:
-    """The lock, held until `release_lock` or the end of the process; a process that is ending is waited for.
+    """The lock, held until `release_lock` or the end of the process; waits for a process that is just ending.
 
     filelock opens the file without following links and without emptying it: a link that somebody planted under its
     name is an error, and no file of theirs loses anything.
@@ -37,14 +37,14 @@ def acquire_lock(
 
 
 def busy_error(target: Path | str, place: str) -> ArgumentError:
-    """The error where others write to a target."""
+    """The error where another process writes to a target."""
     return ArgumentError(
         f"another process is writing to {target}", place=place, fix="wait until it has ended, or name another folder"
     )
 
 
 def release_lock(held: FileLock) -> None:
-    """Remove the lock's file, then let go; filelock notices that a file it waited for is gone, and makes a new one."""
+    """Remove the lock's file, then release the lock; a waiting filelock notices, and makes a new file."""
     # In this order: the other way round, the file of the next holder could be removed.
     with suppress(OSError):
         os.unlink(held.lock_file)

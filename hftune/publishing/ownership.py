@@ -1,4 +1,4 @@
-"""Whose a folder is: a finished result of hftune's to the last file, or something that must not be removed.
+"""Who owns a folder: a finished result of hftune, to the last file, or something that must not be removed.
 
 A result's manifest records every file of its folder (`written`: name to size, time and digest). Only a folder that
 holds these files as they were written, and nothing else, may be replaced. One that a person has added a file to, or
@@ -33,12 +33,12 @@ def work_folder(target: Path) -> Path:
 
 
 def record_written(folder: Path) -> dict[str, Record]:
-    """Records of all files of a result but its manifest, by their names relative to it; for the manifest."""
+    """Records of all files of a result but its manifest, by relative name; for the manifest."""
     return record_files({name: folder / name for name in _files(folder) if name != MANIFEST_NAME})
 
 
 def foreign_files(folder: Path) -> list[str]:
-    """What keeps a folder from being a finished result of hftune's and nothing else; empty where it is one.
+    """What in a folder is not part of a finished result of hftune; empty where it is one and nothing else.
 
     Each entry is a phrase such as `thesis.txt` or `config.json (changed after it was written)`.
     """
@@ -51,6 +51,7 @@ def foreign_files(folder: Path) -> list[str]:
     found = [name for name in files if name != MANIFEST_NAME and name not in recorded]
     for name in files:
         record = recorded.get(name)
+        # A link in a file's place is not the file that was written, whatever it points at.
         if record is not None and (os.path.islink(folder / name) or any(changed_files(folder, {name: record}))):
             found.append(f"{name} (changed after it was written)")
     return sorted(found)
@@ -64,7 +65,7 @@ def recorded_files(manifest: dict[str, Any]) -> dict[str, Record]:
 def output_problems(
     output: str | None, *, overwrite: bool, inputs: list[Path], flag: str = "--output_dir"
 ) -> list[UserError]:
-    """Why a result cannot be put in place at `output`; empty where it can.
+    """Problems of putting a result in place at `output`; empty where it can be.
 
     Args:
         output: The folder that was asked for; it becomes a new folder, or replaces a finished result.
@@ -85,7 +86,7 @@ def output_problems(
 
 
 def place_problems(output: str | None, *, inputs: list[Path], flag: str = "--output_dir") -> list[UserError]:
-    """Why no result can stand at `output`, whatever is in it: its name, and what it is to the user and to the command.
+    """Problems of the place `output` itself, whatever it holds: its name, and what user and command use it for.
 
     Args:
         output: The folder that was asked for.
@@ -147,7 +148,7 @@ def _content_problems(output: str, folder: Path, overwrite: bool, flag: str) -> 
 
 
 def _files(folder: Path) -> list[str]:
-    """All that is in a folder but folders, links included, relative to it; links to folders are not followed.
+    """All files and links below a folder, relative to it; links to folders are not followed.
 
     Raises:
         OSError: A folder in it cannot be listed.
@@ -165,7 +166,8 @@ def _raise(error: OSError) -> None:
 
 
 def read_own_manifest(folder: Path) -> dict[str, Any] | None:
-    """The manifest, or None where there is none that can be read: then the folder is somebody else's."""
+    """The manifest; None where none can be read: the folder then is not hftune's."""
+    # A manifest behind a link could declare anybody's files to be hftune's.
     if os.path.islink(folder / MANIFEST_NAME):
         return None
     try:
@@ -177,7 +179,7 @@ def read_own_manifest(folder: Path) -> dict[str, Any] | None:
 
 
 def _are_records(value: object) -> bool:
-    """Whether a manifest's value has the form of file records; a manifest may come from anywhere."""
+    """Whether a value has the form of file records; a manifest may come from anywhere."""
     return isinstance(value, dict) and all(
         isinstance(record, list) and [type(part) for part in record] == [int, int, str] for record in value.values()
     )

@@ -1,4 +1,4 @@
-"""Files of a result that go into a folder which holds more: a stage's output folder, with its checkpoints and logs.
+"""Files of a result in a folder that holds more: a stage's output folder, with its checkpoints and logs.
 
 They are written into a work folder inside (`.result.partial`), flushed, and moved one by one. The manifest that says
 `running` goes first, so that a folder between two results never claims to be a finished one. A process that dies in
@@ -23,7 +23,7 @@ WORK = ".result.partial"
 
 
 def begin_result(folder: Path) -> Path:
-    """An empty folder inside `folder`, in which a result is to be written.
+    """Make an empty folder inside `folder` for the files of a result; returns it.
 
     Raises:
         ArgumentError: Something that hftune did not make has the work folder's name.
@@ -33,12 +33,12 @@ def begin_result(folder: Path) -> Path:
 
 
 def result_folder(folder: Path) -> Path:
-    """Where the files of a result are written that `begin_result` has begun."""
+    """The folder that `begin_result` has made, for the files of a result."""
     return folder / WORK / RESULT
 
 
 def finish_result(folder: Path) -> None:
-    """Move what was written into `folder`, durably; files of the result before it that have no successor are removed.
+    """Move the written files into `folder`, durably; files of the result before that are not replaced are removed.
 
     Only files that the folder's finished manifest records, and that nobody changed since, count as such.
     """
@@ -48,7 +48,7 @@ def finish_result(folder: Path) -> None:
 
 
 def recover_result(folder: Path) -> None:
-    """Complete what a killed process left in `folder`, or clear it away where it was not whole; the caller holds it.
+    """Complete what a killed process left in `folder`, or remove it where it was not whole; the caller holds the lock.
 
     Raises:
         ArgumentError: Something that hftune did not make has the work folder's name.
@@ -84,7 +84,7 @@ def _move_in(work: Path, folder: Path) -> None:
 
 
 def _remove_old(folder: Path, kept: set[str]) -> None:
-    """Weight files of the result before that the new one does not replace would be loaded along with it."""
+    """Remove the files of the result before that the new one does not replace: they would be loaded with it."""
     manifest: dict[str, Any] = read_own_manifest(folder) or {}
     for name, record in recorded_files(manifest).items():
         file = folder / name

@@ -1,4 +1,4 @@
-"""What of a folder goes to the Hub: a list of what belongs to a model, and nothing that is not on it.
+"""What of a folder is uploaded to the Hub: a list of what belongs to a model, and nothing else.
 
 Left out are training_args.bin and every other pickle, optimizer states, checkpoints, logs, samples and answers,
 `hftune.json` (it names folders of this machine), hidden files, links, and whatever else happens to lie there.
@@ -41,7 +41,7 @@ _SHOWN = 5
 
 @dataclass
 class Chosen:
-    """Names of files, relative to a folder.
+    """The files of a folder, sorted; names are relative to it.
 
     Args:
         files: They belong to the model.
@@ -79,7 +79,7 @@ def push_folder(
     revision: str | None = None,
     flag: str = "--hub_model_id",
 ) -> str:
-    """Upload the model that is in a folder in one commit, into a repository that is made where it is missing.
+    """Upload the model in a folder in one commit; the repository is made where it is missing.
 
     Returns:
         Where the commit is.
@@ -98,6 +98,7 @@ def push_folder(
     api = HfApi(token=token)
     later = f"hftune export hub --model_name_or_path {folder} --hub_model_id {repo}"
     with hub_errors(repo, flag, f"; the result is in {folder}, and `{later}` uploads it"):
+        # `exist_ok`: pushing again adds a commit.
         api.create_repo(repo, private=private, exist_ok=True)
         operations = [CommitOperationAdd(path_in_repo=name, path_or_fileobj=what) for name, what in contents.items()]
         # One commit: nobody can load a model of which half has arrived.
@@ -107,7 +108,7 @@ def push_folder(
 
 @contextmanager
 def hub_errors(repo: str, flag: str, more: str = "") -> Iterator[None]:
-    """Turn what the Hub, or the way there, says inside the block into the one message of hftune's.
+    """Turn errors of the Hub, or of the way there, in the block into hftune's one message.
 
     Raises:
         ArgumentError: The Hub cannot be reached, or refuses; `more` says what remains to be done.
@@ -140,7 +141,7 @@ def _belongs(name: str, code: set[str], recorded: set[str]) -> bool:
 
 
 def _content(file: Path) -> str | bytes:
-    """What is sent for a file: its path, or a card without secrets.
+    """What is uploaded for a file: its path, or a card's text without secrets.
 
     Raises:
         ArgumentError: Another text holds a secret, which cannot be taken out of it without changing the model.
@@ -162,7 +163,7 @@ def _content(file: Path) -> str | bytes:
 
 
 def _kind(path: Path) -> int:
-    """The type of what has this name itself: a link is a link."""
+    """The file type of the name itself: a link is a link."""
     return stat.S_IFMT(os.lstat(path).st_mode)
 
 
@@ -206,6 +207,7 @@ def _imports(file: Path) -> Iterator[str]:
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return
     for node in ast.walk(tree):
+        # Only relative imports of its own folder, which is how the Hub's modules find each other.
         if isinstance(node, ast.ImportFrom) and node.level == 1:
             names = [node.module] if node.module else [alias.name for alias in node.names]
             yield from (f"{name.partition('.')[0]}.py" for name in names)

@@ -116,7 +116,7 @@ def check_layout(engine: Any, optimizer: Any, checkpoint: str) -> None:
         raise ManifestError(
             f"{checkpoint}, written in another world or ZeRO stage, cannot be resharded for a run {reason}",
             place="--resume_from_checkpoint",
-            fix="go on with the number of processes and the --deepspeed config that wrote it, or with ZeRO 1 to 3",
+            fix="resume with the number of processes and the --deepspeed config that wrote it, or with ZeRO 1 to 3",
         )
 
 
@@ -133,11 +133,11 @@ def check_pieces(pieces: ShardedState, optimizer: Any, names: dict[Tensor, str],
     wrong = sorted(name for name, shape in shapes.items() if pieces.shapes.get(name) != shape)
     if odd:
         cause = f"the optimizer's state in {checkpoint} cannot be cut: {odd[0]} belongs to blocks of weights"
-        fix = "go on with the number of processes and the ZeRO stage that wrote it, or start anew from its weights: "
+        fix = "resume with the number of processes and the ZeRO stage that wrote it, or start anew from its weights: "
         fix += f"--warm_start {checkpoint}"
     elif wrong:
         cause = f"{checkpoint} has no state for {len(wrong)} of {len(shapes)} trained parameters ({wrong[0]}, ...)"
-        fix = "go on with the adapter, the frozen parameters and the base of the run that wrote it"
+        fix = "resume with the adapter, the frozen parameters and the base of the run that wrote it"
     else:
         return
     raise ManifestError(cause, place="--resume_from_checkpoint", fix=fix)
@@ -219,7 +219,7 @@ def scheduler_state(checkpoint: str) -> dict[str, Any]:
         raise ManifestError(
             f"{checkpoint} has no {SCHEDULER}, so it is not known where the learning rate stands",
             place="--resume_from_checkpoint",
-            fix="go on with the number of processes and the ZeRO stage that wrote it",
+            fix="resume with the number of processes and the ZeRO stage that wrote it",
         )
     state: dict[str, Any] = load_torch(file)
     return state

@@ -140,7 +140,7 @@ def test_flipped_bits_in_a_checkpoint(pipeline: Callable, unharmed: dict[str, by
     finishes(pipeline, folder, unharmed)
     log = (folder / "logs" / "sft.log").read_text()
     assert "checkpoint-4 is skipped: optimizer.pt no longer holds what was written" in log
-    assert f"going on from {older}" in log
+    assert f"resuming from {older}" in log
 
 
 def interrupt(folder: Path) -> None:

@@ -121,7 +121,7 @@ def test_machines_that_share_no_files(
 
     steps = ("--max_steps", "7", "--save_strategy", "no")
     start("sft", out, zero, *steps, *AUTO)
-    assert "going on from" in both(machines).output
+    assert "resuming from" in both(machines).output
     here(2, "sft", tmp_path / "here", zero, *steps).check()
     expected = losses(tmp_path / "here")
     assert losses(alpha) == pytest.approx(expected, abs=1e-5)
@@ -177,7 +177,7 @@ def test_machines_that_share_a_model_and_no_files(
 
     steps = ("--max_steps", "6", "--save_strategy", "no", *both_of)
     start("sft", out, zero, *steps, size, "2", *AUTO)
-    assert "going on from" in both(machines).output
+    assert "resuming from" in both(machines).output
     here(processes, "sft", tmp_path / "here", zero, *steps).check()
     assert losses(alpha) == pytest.approx(losses(tmp_path / "here"), abs=1e-4)
 
@@ -211,7 +211,7 @@ def test_a_machine_that_is_gone(
 
     newest = max(int(folder.name.split("-")[1]) for folder in out.glob("checkpoint-*"))
     more = ("--max_steps", str(newest + 2), "--save_strategy", "no")
-    assert f"going on from {out}/checkpoint-" in here(1, "sft", out, "zero2", *more, *AUTO).check().output
+    assert f"resuming from {out}/checkpoint-" in here(1, "sft", out, "zero2", *more, *AUTO).check().output
 
 
 @pytest.mark.slow

@@ -36,7 +36,7 @@ def resumed_is_uninterrupted(
     shutil.copytree(whole.folder / "checkpoint-5", again / "checkpoint-5")
     flags = ("--resume_from_checkpoint", "auto", "--output_dir", str(again))
     second = stage_run(stage, method, mode, (*SAVED, *extra, *flags), folder=again)
-    assert f"going on from {again / 'checkpoint-5'}" in second.output
+    assert f"resuming from {again / 'checkpoint-5'}" in second.output
     assert second.losses == whole.losses
     first, then = weights(whole.folder), weights(again)
     assert set(first) == set(then) and all(torch.equal(first[name], then[name]) for name in first)

@@ -161,7 +161,10 @@ def test_an_architecture(copy: Copy, workspace: Path) -> None:
 
 def test_a_stage(copy: Copy, tiny_model: Path, workspace: Path) -> None:
     copy.follow("A stage", MODEL=tiny_model, TEACHER=tiny_model).check()
-    assert copy.manifest("A stage")["stage"] == "distill"
+    manifest = copy.manifest("A stage")
+    # The stage that it is based on gives defaults, and decides that rows need no padding.
+    asked = manifest["arguments"]["training"]
+    assert (manifest["stage"], asked["lr_scheduler_type"], asked["padding_free"]) == ("distill", "cosine", True)
     # A student that is its teacher has nothing to learn: KL(p, p) = 0.
     assert copy.logs("A stage")[0]["loss"] == pytest.approx(0, abs=1e-6)
     copy.follow("A stage", name="-other", MODEL=tiny_model, TEACHER=other_weights(tiny_model, workspace)).check()

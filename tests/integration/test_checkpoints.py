@@ -54,7 +54,7 @@ def test_told_to_stop_a_run_saves_and_goes_on(
     (broken / "trainer_state.json").write_text("{")
     resumed = run("run_sft.py", *asked, "--resume_from_checkpoint", "auto", launcher=TWO, warm=True).check()
     assert "checkpoint-7 is skipped: it has no weights" in resumed.output
-    assert f"going on from {checkpoint}" in resumed.output
+    assert f"resuming from {checkpoint}" in resumed.output
     whole = tmp_path / "whole"
     run("run_sft.py", *flags(tiny_model, tiny_data, whole, stage, *lora), launcher=TWO, warm=True).check()
     assert losses(tmp_path / "stopped") == losses(whole), "same world: bit for bit"

@@ -101,7 +101,7 @@ def test_stopped_hurt_finished_and_left_alone(file: Path, tmp_path: Path) -> Non
     output, _ = running.communicate(timeout=120)
     assert running.returncode == 2 and "killed from outside" in output and "run_sft.py --model_name_or_path" in output
     assert not [process for process in below if process.is_running()]
-    assert f"going on from {saved}" in (tmp_path / "out" / "logs" / "sft.log").read_text()
+    assert f"resuming from {saved}" in (tmp_path / "out" / "logs" / "sft.log").read_text()
 
     # To the end, and once more.
     output, _ = (finished := start(file)).communicate(timeout=300)

@@ -72,6 +72,13 @@ def test_docstrings_are_found_without_importing(architecture: ModuleType) -> Non
     assert architecture.docstring_of("hftune.arguments.entry", "parse_arguments")
 
 
+def test_files_that_the_page_names_are_there() -> None:
+    named = set(re.findall(r"`((?:hftune|tests|docs|ds_configs)/[\w/]+\.\w+)`", PAGE))
+    assert len(named) > 20
+    # NAME, A and B stand for what an addition is called.
+    assert [name for name in named if not (ROOT / name).exists() and not re.search(r"NAME|/A/", name)] == []
+
+
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_examples_apply(name: str, tmp_path: Path) -> None:
     for file in files_of(EXAMPLES[name]):

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from hftune.arguments.stage_table import base_stage
+
 Values = list[str]
 Given = list[tuple[str, Values]]
 
@@ -89,7 +91,7 @@ class Row:
 
     def target(self, stage: str) -> str | None:
         """The counterpart in a stage; None where the stage has none."""
-        return self.to if isinstance(self.to, str) else self.to.get(stage)
+        return self.to if isinstance(self.to, str) else self.to.get(base_stage(stage))
 
     def asks_for_nothing(self, values: Values) -> bool:
         """Whether the values ask for what happens anyway; a switch without a value is switched on."""

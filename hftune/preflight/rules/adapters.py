@@ -1,4 +1,4 @@
-"""Rules about adapters and freezing, one function each; each yields the problems that it finds."""
+"""Rules about adapters and freezing, one function each, which yields the problems that it finds."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _NEED_DATA = ("eva", "corda", "lora_ga", "loftq")
 
 
 def check_adapters(facts: Facts) -> Iterator[UserError]:
-    """Every rule about adapters and freezing. Names are only looked up where the flags make sense by themselves."""
+    """Problems of adapters and freezing; names are looked up only where the flags are consistent."""
     model_args, adapter_args, training_args = facts.model_args, facts.adapter_args, facts.training_args
     say_idle_flags(adapter_args)
     # What the flags say by themselves comes first: names are looked up on a skeleton, which takes a while.
@@ -51,7 +51,7 @@ def check_adapters(facts: Facts) -> Iterator[UserError]:
 
 
 def check_lora_numbers(adapter_args: AdapterArguments) -> Iterator[UserError]:
-    """The patterns hold numbers that mean something."""
+    """Problems of the rank and alpha patterns."""
     for name in ("rank_pattern", "alpha_pattern"):
         try:
             adapter_args.patterns(name)
@@ -60,13 +60,14 @@ def check_lora_numbers(adapter_args: AdapterArguments) -> Iterator[UserError]:
 
 
 def check_init(adapter_args: AdapterArguments) -> Iterator[UserError]:
-    """The beginning is one that peft knows, and that base and modules allow."""
+    """Problems of `--init_lora_weights`: not known to peft, or not possible with this base and these modules."""
     flag, init = f"--init_lora_weights {adapter_args.init_lora_weights}", adapter_args.init_lora_weights
     # peft takes them from a pass over data, which none of hftune's loaders makes before the adapter is there.
     if init in _NEED_DATA:
         yield ArgumentError("this beginning needs a pass over data first", place=flag, fix=f"use {_BEGINNINGS}")
     elif not re.fullmatch(r"true|gaussian|orthogonal|mica|olora|pissa(_niter_\d+)?", init):
         yield ArgumentError("this beginning is not known", place=flag, fix=f"use {_BEGINNINGS}")
+    # PiSSA and its like subtract what the adapter begins with from the base's weights.
     if adapter_args.changes_base and adapter_args.quantised:
         yield ArgumentError(
             "it takes a part out of the base, which would be quantised anew and no longer be the base on disk",
@@ -92,7 +93,7 @@ def check_init(adapter_args: AdapterArguments) -> Iterator[UserError]:
 
 
 def check_lora_variants(adapter_args: AdapterArguments, training_args: StageArguments) -> Iterator[UserError]:
-    """DoRA, dropout, adapters of parameters and trainable tokens, as far as peft can do them together."""
+    """Problems of DoRA, dropout and adapted parameters that peft cannot combine."""
     if adapter_args.lora_target_parameters:
         for flag, given in (("--use_dora", adapter_args.use_dora), ("--lora_dropout", adapter_args.lora_dropout)):
             if given:
@@ -125,7 +126,7 @@ def check_lora_variants(adapter_args: AdapterArguments, training_args: StageArgu
 
 
 def check_fused(adapter_args: AdapterArguments, training_args: StageArguments) -> Iterator[UserError]:
-    """What is asked for by name is done or refused."""
+    """A problem where fused LoRA was asked for and is not possible."""
     if adapter_args.fused_lora and not fuses_lora(adapter_args, training_args):
         which = "ZeRO-3 gathers weights" if training_args.zero_stage == 3 else "torch.compile sees operators"
         yield ArgumentError(
@@ -136,7 +137,7 @@ def check_fused(adapter_args: AdapterArguments, training_args: StageArguments) -
 
 
 def check_freezing_flags(adapter_args: AdapterArguments) -> Iterator[UserError]:
-    """What is frozen or trained beside the rest fits the way of training."""
+    """Problems of flags that freeze parts, or train more of them."""
     if adapter_args.use_peft and adapter_args.freezes:
         yield ArgumentError(
             "the base of an adapter is frozen as a whole",
@@ -161,7 +162,7 @@ def check_freezing_flags(adapter_args: AdapterArguments) -> Iterator[UserError]:
 def check_chain(
     model_args: ModelArguments, adapter_args: AdapterArguments, training_args: StageArguments
 ) -> Iterator[UserError]:
-    """Adapters to continue or to fold are there, were made for this base in this order, and go on at this stage."""
+    """Problems of the adapters to continue or to fold: missing, of another base or order, or not fit for this stage."""
     folders = adapter_args.adapter_chain
     if adapter_args.create_new_adapter and not folders:
         yield ArgumentError("no adapter was named", place="--create_new_adapter", fix="name some with --peft_path")
@@ -206,7 +207,7 @@ def _check_config(
 def _check_goes_on(
     folder: str, config: LoraConfig, adapter_args: AdapterArguments, training_args: StageArguments
 ) -> Iterator[UserError]:
-    """The adapter has all that this stage trains; peft would leave a new head as it was drawn."""
+    """Problems of a continued adapter that lacks what this stage trains; peft would leave a new head as drawn."""
     wanted = training_args.head
     # Adapters of other tools name no task, and are of language models.
     has = next((head for head, task in TASK_TYPES.items() if task == config.task_type), "causal_lm")
@@ -222,14 +223,14 @@ def _check_goes_on(
     more = [name for name in adapter_args.lora_modules_to_save or [] if name not in saved]
     if more or adapter_args.unfreezes:
         yield ArgumentError(
-            f"the adapter that goes on trains {', '.join(sorted(saved)) or 'no modules'} in full, and no others",
+            f"the adapter that is continued trains {', '.join(sorted(saved)) or 'no modules'} in full, and no others",
             place="--peft_path, " + ("--lora_modules_to_save" if more else "--trainable_parameters"),
             fix="leave it out, or add --create_new_adapter",
         )
 
 
 def check_reference(adapter_args: AdapterArguments, training_args: StageArguments) -> Iterator[UserError]:
-    """The reference of DPO and RL is the model with its adapter off: biases of the base that are trained stay on."""
+    """A problem where the adapter trains biases of the base: the reference of DPO and RL shares them."""
     # Log-probabilities that were computed before training are those of the untouched base.
     compares = getattr(training_args, "beta", 0) and not getattr(training_args, "precompute_ref_log_probs", False)
     if adapter_args.use_peft and adapter_args.lora_bias != "none" and compares:
@@ -241,7 +242,7 @@ def check_reference(adapter_args: AdapterArguments, training_args: StageArgument
 
 
 def check_rope(config: PreTrainedConfig, adapter_args: AdapterArguments) -> Iterator[UserError]:
-    """Adapters that were trained on stretched positions are used on the same ones."""
+    """Problems of adapters that were trained on other rotary positions than the model now has."""
     for folder in adapter_args.adapter_chain:
         recorded = (read_manifest(folder) or {}).get("rope")
         if recorded and recorded["rope_parameters"] != config.get_text_config().rope_parameters:
@@ -253,7 +254,7 @@ def check_rope(config: PreTrainedConfig, adapter_args: AdapterArguments) -> Iter
 
 
 def say_idle_flags(adapter_args: AdapterArguments) -> None:
-    """Say which flags of adapters mean nothing because there is no adapter."""
+    """Log which flags of adapters have no effect because there is no adapter."""
     if adapter_args.use_peft:
         return
     defaults = AdapterArguments()
@@ -270,4 +271,5 @@ def _values(adapter_args: AdapterArguments, name: str) -> list[int]:
     try:
         return list(adapter_args.patterns(name).values())
     except ArgumentError:
+        # `check_lora_numbers` reports a pattern that cannot be read.
         return []

@@ -1,4 +1,4 @@
-"""Folders of weights that a run begins with hold what hftune wrote, and files of their own."""
+"""Rules about the folders of weights that a run begins with: unchanged since written, without foreign links."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hftune.preflight.facts import Facts
 
 
 def check_contents(facts: Facts) -> Iterator[UserError]:
-    """Damaged, exchanged and linked files, looked for once a machine.
+    """Problems of damaged, exchanged and linked files; looked for by one process of each machine.
 
     Adapters are read whole, which takes milliseconds. Of full models only files whose size or time has changed are.
     """
@@ -41,5 +41,5 @@ def check_contents(facts: Facts) -> Iterator[UserError]:
 
 
 def _asked(training_args: StageArguments, name: str) -> Any:
-    """Arguments that some stages have."""
+    """The value of an argument that only some stages have; None elsewhere."""
     return getattr(training_args, name, None)

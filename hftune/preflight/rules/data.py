@@ -16,7 +16,7 @@ from hftune.preflight.facts import Facts
 
 
 def check_data(facts: Facts) -> Iterator[UserError]:
-    """All rules about records: where they come from, and what can be done with them from there."""
+    """Problems of the data: where records come from, and how they are used."""
     yield from check_data_flags(facts.data_args, facts.training_args)
     yield from check_tokenized(facts.data_args, facts.training_args)
     yield from check_streaming(facts.data_args, facts.training_args)
@@ -24,7 +24,7 @@ def check_data(facts: Facts) -> Iterator[UserError]:
 
 
 def check_data_flags(data_args: DataArguments, training_args: StageArguments) -> Iterator[UserError]:
-    """Files are named and there, and evaluation has something to evaluate on."""
+    """Problems of data that is not named, not there, or missing for evaluation."""
     kinds = ("train_file_dir", "dataset_name", "dummy_data", "tokenized_dir")
     given = [name for name in kinds if getattr(data_args, name) is not None]
     given = given or (["datasets"] if data_args.tokenized else [])
@@ -47,7 +47,7 @@ def check_data_flags(data_args: DataArguments, training_args: StageArguments) ->
 
 
 def check_sources(data_args: DataArguments) -> Iterator[UserError]:
-    """Each source is a path that is there or may be a Hub name; weights and columns are well formed."""
+    """Problems of sources that are neither a path nor a possible Hub name, and of malformed weights and columns."""
     weights = {"train_file_dir": data_args.train_dataset_prob, "validation_file_dir": None}
     for name, weight in weights.items():
         flag, text = f"--{name}", getattr(data_args, name)
@@ -57,6 +57,7 @@ def check_sources(data_args: DataArguments) -> Iterator[UserError]:
             yield problem
             continue
         for spec in specs:
+            # OWNER/NAME may be on the Hub: only what cannot be a name there must be a path.
             if not may_exist(spec.path):
                 cause = f"there is no file or folder {spec.path}"
                 yield ArgumentError(cause, place=flag, fix=path_hint(spec.path, "a file or a folder of records"))
@@ -69,7 +70,7 @@ def check_sources(data_args: DataArguments) -> Iterator[UserError]:
 
 
 def _unusable_files(path: str, flag: str) -> Iterator[UserError]:
-    """What is wrong with the files of a source before anything in them is read."""
+    """Problems of a source's files that show before they are read."""
     try:
         find_files(path, flag, say=False)
     except DataError as problem:
@@ -77,7 +78,7 @@ def _unusable_files(path: str, flag: str) -> Iterator[UserError]:
 
 
 def check_turn_weights(training_args: StageArguments) -> Iterator[UserError]:
-    """Weights of turns go with rows of one record each, and with a loss that is a sum over tokens."""
+    """Problems of `--turn_weights` with packed rows, or with a loss that is no sum over tokens."""
     if not getattr(training_args, "turn_weights", False):
         return
     if training_args.packing or training_args.eval_packing:
@@ -95,7 +96,7 @@ def check_turn_weights(training_args: StageArguments) -> Iterator[UserError]:
 
 
 def check_streaming(data_args: DataArguments, training_args: StageArguments) -> Iterator[UserError]:
-    """A stream has no length, no weights, and no records to hold out."""
+    """Problems of options that a stream cannot have: it has no length, no weights, and holds out no records."""
     if not data_args.streaming:
         return
     if not isinstance(training_args, (PTArguments, SFTArguments)):
@@ -129,7 +130,7 @@ def check_streaming(data_args: DataArguments, training_args: StageArguments) -> 
 
 
 def check_tokenized(data_args: DataArguments, training_args: StageArguments) -> Iterator[UserError]:
-    """Tokenised folders stand alone; several with weights are for pre-training, and need batches of a known size."""
+    """Problems of options next to tokenised folders; only pre-training mixes several."""
     if not data_args.tokenized:
         idle = [name for name in ("weights", "validation_tokenized_dir") if getattr(data_args, name)]
         for name in idle:
@@ -173,6 +174,8 @@ def _check_blocks(data_args: DataArguments, training_args: StageArguments) -> It
 
 
 def _check_loader_settings(data_args: DataArguments, training_args: StageArguments) -> Iterator[UserError]:
+    # With either of them accelerate hands out parts of batches, where hftune's loader gives each rank documents of its
+    # own.
     accelerate = training_args.accelerator_config
     for name in ("split_batches", "dispatch_batches"):
         if getattr(accelerate, name, False):

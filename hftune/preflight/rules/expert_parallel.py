@@ -1,4 +1,4 @@
-"""Rules of expert parallelism: where its losses, gradients and saved weights were found right, and nowhere else."""
+"""Rules of expert parallelism: it is allowed only where losses, gradients and saved weights were found right."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from hftune.preflight.rules.sharing import (
     zero_features,
 )
 
-_REASON = "AutoEP deals out experts that are trained in full, not quantised ones or those with adapters"
-_LOST = "does not reach, or does not know, experts that are dealt out"
+_REASON = "AutoEP shards experts that are trained in full, not quantised ones or those with adapters"
+_LOST = "does not reach, or does not know, sharded experts"
 
 
 def check_expert_parallel(facts: Facts) -> Iterator[UserError]:
-    """What does not go together with experts that are sharded over processes."""
+    """Problems of options that do not work with sharded experts."""
     adapter_args, training_args = facts.adapter_args, facts.training_args
     yield from check_stage(EXPERT, training_args)
     yield from check_trains(EXPERT, training_args)
@@ -49,14 +49,15 @@ def check_expert_parallel(facts: Facts) -> Iterator[UserError]:
 
 
 def check_expert_engine(training_args: StageArguments) -> Iterator[UserError]:
-    """DeepSpeed at ZeRO 1 to 3, without what shares weights in another way."""
+    """Problems of the DeepSpeed config: expert parallelism needs ZeRO 1 to 3, without other ways to share weights."""
     config = training_args.ds_resolved
     if config is None or training_args.zero_stage == 0:
-        why = "DeepSpeed deals out experts, and no config for it was given"
+        why = "DeepSpeed shards experts, and no config for it was given"
         if config is not None:
             why = "without ZeRO, DeepSpeed (0.19.8) measures and clips the gradients of each process's experts alone"
         yield ArgumentError(why, place=f"{FLAG}, --deepspeed", fix="use --deepspeed zero1, zero2 or zero3")
         return
+    # Offloading is refused below on any device, not only to NVMe.
     features = {name: asked for name, asked in zero_features(config).items() if not name.startswith("offload")}
     more = {
         "offload_param": offload_device(config, "param") is not None,
@@ -68,7 +69,7 @@ def check_expert_engine(training_args: StageArguments) -> Iterator[UserError]:
 
 
 def _lost(training_args: StageArguments) -> dict[str, bool]:
-    """What would be lost with the layers that AutoEP replaces."""
+    """Options that have no effect on the layers that AutoEP replaces: by name, whether given."""
     plan = training_args.recomputation
     return {
         f"--optim {MUON}": training_args.optim_name == MUON,
@@ -79,7 +80,7 @@ def _lost(training_args: StageArguments) -> dict[str, bool]:
 
 
 def check_expert_model(config: PreTrainedConfig, training_args: StageArguments) -> Iterator[UserError]:
-    """AutoEP computes the model's layers as transformers does, and the experts come out even."""
+    """Problems of a model whose layers AutoEP computes otherwise, or whose experts do not divide evenly."""
     if config.model_type not in PRESETS:
         yield ArgumentError(
             f"AutoEP does not train the layers of a {config.model_type} model as transformers does, or finds none",
@@ -94,6 +95,7 @@ def check_expert_model(config: PreTrainedConfig, training_args: StageArguments) 
 def _uneven(config: Any, size: int) -> Iterator[UserError]:
     experts = expert_count(config)
     if experts % size:
+        # The user cannot change the number of experts, only that of processes.
         fitting = ", ".join(str(number) for number in range(2, experts + 1) if experts % number == 0)
         yield ArgumentError(
             f"{experts} experts cannot be shared evenly by {size} processes",
@@ -109,6 +111,7 @@ def _odd(config: Any) -> Iterator[UserError]:
             place=f"{FLAG}, config.json: router_jitter_noise",
             fix="set it to 0",
         )
+    # swish is another name of silu in transformers.
     if config.hidden_act not in (ACTIVATION, "swish"):
         yield ArgumentError(
             f"the model's experts compute {config.hidden_act}, AutoEP's {ACTIVATION}",
@@ -120,13 +123,14 @@ def _odd(config: Any) -> Iterator[UserError]:
 def check_trained_experts(
     bare: PreTrainedModel, adapter_args: AdapterArguments, training_args: StageArguments
 ) -> Iterator[UserError]:
-    """DeepSpeed (0.19.8): ZeRO-1 and 2 want some in the optimizer, ZeRO-3 leaves frozen ones out of checkpoints."""
+    """Problems of frozen experts, which DeepSpeed's ZeRO (0.19.8) does not handle."""
     if not adapter_args.freezes or training_args.zero_stage not in (1, 2, 3):
         return
     try:
         trained = plan_freezing(bare, adapter_args)
     except UserError:
         return  # said by check_names
+    # By name: nothing has replaced the layers of the skeleton.
     experts = [id(one) in trained for name, one in bare.named_parameters() if ".experts." in name]
     if training_args.zero_stage == 3 and not all(experts):
         yield ArgumentError(
@@ -136,7 +140,7 @@ def check_trained_experts(
         )
     elif experts and not any(experts):
         yield ArgumentError(
-            "all experts are frozen, and DeepSpeed's ZeRO-1 and 2 deal out only those that are trained",
+            "all experts are frozen, and DeepSpeed's ZeRO-1 and 2 shard only those that are trained",
             place=f"{FLAG}, --freeze_parameters*",
             fix="train some of them, or leave one of the flags out",
         )

@@ -25,11 +25,12 @@ _OF_A_RUN = (
 )
 
 
+# Bytes of logs, manifest and tokenizer, whatever is trained.
 _LEAST_ROOM = 1 << 24
 
 
 def check_folders(facts: Facts) -> Iterator[UserError]:
-    """The model's folder holds a model that this stage can train, the output folder takes the result."""
+    """Problems of the model's folder, and of the output folder."""
     yield from check_model_folder(facts.model_args)
     yield from check_no_reward_model(facts.model_args, facts.training_args)
     yield from check_output_folder(facts.training_args)
@@ -37,7 +38,7 @@ def check_folders(facts: Facts) -> Iterator[UserError]:
 
 
 def check_no_reward_model(model_args: ModelArguments, training_args: StageArguments) -> Iterator[UserError]:
-    """What run_rm.py made goes on in run_rm.py alone: the language model in it is no longer trained to write."""
+    """A problem where a reward model is given to a stage that trains a language model."""
     name = str(model_args.model_name_or_path)
     manifest = read_manifest(name) or {}
     if manifest.get("head") in ("score", "steps") and training_args.head == "causal_lm":
@@ -50,7 +51,7 @@ def check_no_reward_model(model_args: ModelArguments, training_args: StageArgume
 
 
 def check_output_folder(training_args: StageArguments) -> Iterator[UserError]:
-    """An output folder is named, can be written to, and holds no finished run and no files of somebody else's."""
+    """Problems of the output folder: not named, not writable, a finished run, or files of others in it."""
     if not training_args.output_dir:
         fix = "add --output_dir with a folder for the result, such as outputs/sft"
         yield ArgumentError("no output folder was named", place="--output_dir", fix=fix)
@@ -80,12 +81,11 @@ def check_output_folder(training_args: StageArguments) -> Iterator[UserError]:
 def check_room(
     model_args: ModelArguments, adapter_args: AdapterArguments, training_args: StageArguments
 ) -> Iterator[UserError]:
-    """The disk of the output folder holds the result, as far as it is known: a full model is as large as its base."""
+    """A problem where the disk is too small for the result, counted as the size of the base."""
     folder = Path(str(model_args.model_name_or_path))
     output = Path(str(training_args.output_dir or ""))
     if not training_args.do_train or not folder.is_dir() or writing_problem(output) is not None:
         return  # the last is said by `check_output_folder`
-    # Logs, manifest and tokenizer, whatever is trained.
     needed = _LEAST_ROOM
     # The base's own size: weights may be saved in another dtype, and checkpoints need more.
     if not adapter_args.use_peft:

@@ -1,4 +1,4 @@
-"""What may be uploaded while a run is at work: nothing but its finished result."""
+"""Rules about uploading during a run: nothing but its finished result."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from hftune.preflight.facts import Facts
 
 
 def check_hub(facts: Facts) -> Iterator[UserError]:
-    """Checkpoints stay here: they hold optimizer states, pickles and the run's settings."""
+    """A problem where checkpoints would be uploaded: they hold optimizer states, pickles and settings."""
+    # The argument may be a text or a member already; both are taken.
     strategy = HubStrategy(facts.training_args.hub_strategy)
     if facts.training_args.push_to_hub and strategy != HubStrategy.END:
         yield ArgumentError(

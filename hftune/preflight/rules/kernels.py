@@ -18,14 +18,15 @@ from hftune.preflight.facts import Facts, World
 
 
 def check_kernels(facts: Facts) -> Iterator[UserError]:
-    """All rules about what this machine computes with."""
+    """Problems of this machine's devices and kernels."""
     yield from check_processes(facts.world)
     yield from check_device(facts.model_args, facts.training_args)
     yield from check_liger(facts.adapter_args, facts.training_args)
 
 
 def check_processes(world: World) -> Iterator[UserError]:
-    """Several GPUs in one process would mean DataParallel, which neither TRL nor DeepSpeed supports."""
+    """A problem of several GPUs in one process: DataParallel, which neither TRL nor DeepSpeed supports."""
+    # The Trainer (transformers 5.23) wraps the model into DataParallel as soon as it sees more than one.
     count = torch.cuda.device_count()
     if not world.on_cpu and world.processes == 1 and count > 1:
         yield ArgumentError(
@@ -36,7 +37,7 @@ def check_processes(world: World) -> Iterator[UserError]:
 
 
 def check_device(model_args: ModelArguments, training_args: StageArguments) -> Iterator[UserError]:
-    """A CPU has what is asked for; libraries say otherwise at the first step."""
+    """Problems of options that do not run on a CPU; libraries would fail at the first step."""
     # A plan is for another machine, of whose processors nothing is known here.
     if ranks.planned_world() is not None or not training_args.use_cpu:
         return
@@ -61,7 +62,7 @@ def _deepspeed_has_fp16() -> bool:
 
 
 def check_liger(adapter_args: AdapterArguments, training_args: StageArguments) -> Iterator[UserError]:
-    """Liger can run here, and is not asked to replace what hftune has put into the model."""
+    """Problems of Liger: it cannot run here, or would replace what hftune has put into the model."""
     args: Any = training_args
     if not args.use_liger_kernel:
         return

@@ -1,4 +1,4 @@
-"""What differs between the processes of a run, and the table that shows who they are."""
+"""Rules about differences between the processes of a run, and the table that shows them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MINOR = 2
 
 
 def check_machines(facts: Facts) -> Iterator[UserError]:
-    """Several processes are about to do the same, with the same libraries, on the same data."""
+    """Problems of processes that would do different things."""
     if facts.world.everyone:
         report_machines(facts.world)
         yield from differences(facts.world.everyone)
@@ -26,7 +26,7 @@ def check_machines(facts: Facts) -> Iterator[UserError]:
 
 
 def report_machines(world: World) -> None:
-    """Say who takes part: in a line, or as a table where there are several machines or something differs."""
+    """Log who takes part: in a line, or as a table where there are several machines or something differs."""
     everyone = world.everyone
     if not everyone:
         return
@@ -39,18 +39,18 @@ def report_machines(world: World) -> None:
 
 
 def machines_of(everyone: Sequence[ProcessFacts]) -> int:
-    """How many machines the processes are on: by who is first on one, for those of a cluster may share a name."""
+    """The number of machines, by the processes with local rank 0: machines of a cluster may share a name."""
     firsts = sum(process["local_rank"] == 0 for process in everyone)
     return max(firsts, len({process["host"] for process in everyone}))
 
 
 def check_saving(training_args: StageArguments) -> Iterator[UserError]:
-    """Under ZeRO-3 only rank 0 has whole weights to save; the Trainer (5.23) would write empty tensors elsewhere."""
+    """A problem of `--save_on_each_node` under ZeRO-3: only rank 0 has weights, others would save empty tensors."""
     if training_args.save_on_each_node and training_args.zero_stage == 3:
         yield ArgumentError(
             "under ZeRO-3 only the first machine has weights to save",
             place="--save_on_each_node",
-            fix="leave it out: machines that share no files get what they need to go on (docs/machines.md)",
+            fix="leave it out: machines that share no files get what they need to continue (docs/machines.md)",
         )
 
 
@@ -58,7 +58,7 @@ def check_saving(training_args: StageArguments) -> Iterator[UserError]:
 
 
 def differences(everyone: Sequence[ProcessFacts]) -> Iterator[UserError]:
-    """What would make processes hang, or train different things: a message for each kind, with who has what."""
+    """Problems of processes that differ, one for each kind, with who has what."""
     fix = "install the same versions everywhere: constraints.txt, or one image"
     yield from _differing(everyone, "versions", "different versions", fix, lambda value: _coarse(str(value)))
     yield from _differing(everyone, "code", "different hftune", "update all machines to one commit")
@@ -97,11 +97,12 @@ def _who_has_what(everyone: Sequence[ProcessFacts], kind: str, name: str) -> str
 
 
 def _coarse(version: str) -> str:
+    # Without the build (`+cu130`): the same version for another CUDA computes the same.
     return ".".join(version.split("+")[0].split(".")[:_MINOR])
 
 
 def slight_differences(everyone: Sequence[ProcessFacts]) -> Iterator[str]:
-    """What works, and may be unwanted: other patch levels, other devices."""
+    """Notices on differences that do no harm: other patch levels, other devices."""
     for name in sorted({name for facts in everyone for name in facts["versions"]}):
         found = {facts["versions"].get(name) for facts in everyone}
         if len(found) > 1 and len({_coarse(str(value)) for value in found}) == 1:
@@ -115,7 +116,7 @@ def slight_differences(everyone: Sequence[ProcessFacts]) -> Iterator[str]:
 
 
 def one_line(everyone: Sequence[ProcessFacts], seconds: float) -> str:
-    """All on one machine, and all alike."""
+    """The processes of one machine in a line."""
     first = everyone[0]
     return (
         f"{len(everyone)} processes on {first['host']}, {first['device']}: {first['backend']} reaches all in "
@@ -124,7 +125,7 @@ def one_line(everyone: Sequence[ProcessFacts], seconds: float) -> str:
 
 
 def table(everyone: Sequence[ProcessFacts], seconds: float) -> list[str]:
-    """A row for ranks of a machine on devices of a kind; versions that are the same everywhere below."""
+    """The processes as a table, a row for ranks that are alike, and the versions below it."""
     rows: list[tuple[str, ...]] = [("rank", "host", "local rank", "device", "memory", "backend", "torch", "commit")]
     keys = ("host", "device", "memory", "backend")
     # A rank a row would be 64 lines of one machine's eight: ranks with the same are drawn together.

@@ -30,7 +30,7 @@ EXPERTS = ("eager", "batched_mm", "grouped_mm")
 
 
 def check_model(facts: Facts) -> Iterator[UserError]:
-    """All rules about the model: what its config says, and the parts, weights and memory of its skeleton."""
+    """Problems of the model: of its config, and of the parts, weights and memory of its skeleton."""
     model_args, adapter_args, training_args = facts.model_args, facts.adapter_args, facts.training_args
     yield from check_from_config(model_args, adapter_args)
     yield from check_dropout(facts)
@@ -64,7 +64,7 @@ def check_model(facts: Facts) -> Iterator[UserError]:
 def check_weights(
     bare: PreTrainedModel, model_args: ModelArguments, training_args: StageArguments
 ) -> Iterator[UserError]:
-    """The weights stored with a config are those of the model that it builds."""
+    """A problem where the stored weights are not those of the model that the config builds."""
     try:
         check_stored(bare, model_args.model_name_or_path, flag="--model_name_or_path", scores=training_args.scores)
     except UserError as problem:
@@ -72,7 +72,7 @@ def check_weights(
 
 
 def check_from_config(model_args: ModelArguments, adapter_args: AdapterArguments) -> Iterator[UserError]:
-    """Weights that were drawn are trained in full: they are kept nowhere else."""
+    """Problems of weights drawn at random: they must be trained in full, since they are saved nowhere else."""
     if not model_args.from_config:
         return
     if adapter_args.use_peft:
@@ -88,7 +88,7 @@ def check_from_config(model_args: ModelArguments, adapter_args: AdapterArguments
 
 
 def check_attention_supported(config: PreTrainedConfig, model_args: ModelArguments) -> Iterator[UserError]:
-    """The attention asked for is one that this architecture has."""
+    """A problem where the architecture lacks the attention asked for."""
     asked, model_class = model_args.attn_implementation or "", causal_class(config)
     kinds = {"sdpa": "_supports_sdpa", "flash": "_supports_flash_attn", "flex": "_supports_flex_attn"}
     for kind, attribute in kinds.items():
@@ -103,7 +103,7 @@ def check_attention_supported(config: PreTrainedConfig, model_args: ModelArgumen
 def check_latent_attention(
     config: PreTrainedConfig, adapter_args: AdapterArguments, training_args: StageArguments
 ) -> Iterator[UserError]:
-    """bitsandbytes 0.50's 8-bit kernel for CPUs takes matrices, where latent attention hands it a tensor of 4 sizes."""
+    """A problem of 8-bit latent attention on a CPU: bitsandbytes 0.50's kernel there takes matrices only."""
     if adapter_args.load_in_8bit and training_args.use_cpu and getattr(config, "kv_lora_rank", None):
         yield ArgumentError(
             f"{config.model_type} cannot be evaluated with 8-bit weights on a CPU",
@@ -113,7 +113,7 @@ def check_latent_attention(
 
 
 def check_experts(config: PreTrainedConfig, model_args: ModelArguments) -> Iterator[UserError]:
-    """An implementation of experts is one that there is, for a model that has experts and lets it be chosen."""
+    """Problems of `--experts_implementation`: unknown, or not for this model."""
     asked = model_args.experts_implementation
     if asked is None:
         return
@@ -139,7 +139,7 @@ def check_experts(config: PreTrainedConfig, model_args: ModelArguments) -> Itera
 def check_router_losses(
     config: PreTrainedConfig, adapter_args: AdapterArguments, training_args: StageArguments
 ) -> Iterator[UserError]:
-    """Losses of routers need routers whose scores are known, and a gradient through them."""
+    """Problems of losses of routers: no router, unknown scores, or no gradient through them."""
     place = "--router_aux_loss_coef / --moe_z_loss_coef"
     if not (training_args.router_aux_loss_coef or training_args.moe_z_loss_coef):
         return
@@ -160,7 +160,7 @@ def check_router_losses(
 
 
 def recomputes_reentrantly(adapter_args: AdapterArguments, training_args: StageArguments) -> bool:
-    """Whether the first forward pass runs without gradients, so that nothing heard on the way has one."""
+    """Whether the first forward pass runs without gradients, so that hooks in it see none."""
     plan = training_args.recomputation
     if plan is None:
         return False
@@ -170,7 +170,7 @@ def recomputes_reentrantly(adapter_args: AdapterArguments, training_args: StageA
 
 
 def check_dropout(facts: Facts) -> Iterator[UserError]:
-    """The warm-up of dropout warms something up, and the trainer does not switch dropout off again."""
+    """Problems of dropout in this stage, and of a warm-up without dropout."""
     training_args = facts.training_args
     asked = {
         "--hidden_dropout_prob": training_args.hidden_dropout_prob,
@@ -200,7 +200,7 @@ def check_dropout(facts: Facts) -> Iterator[UserError]:
 
 
 def check_score_head(config: PreTrainedConfig, training_args: StageArguments) -> Iterator[UserError]:
-    """A reward model needs an architecture with a classification model that scores the last token, or each of them."""
+    """A problem where transformers has no model of this architecture with the score head."""
     steps = training_args.head == "steps"
     found = reward_class(config, steps=steps)
     if found is None or (steps and not issubclass(found, GenericForTokenClassification)):
@@ -213,7 +213,7 @@ def check_score_head(config: PreTrainedConfig, training_args: StageArguments) ->
 
 
 def check_dropout_places(bare: PreTrainedModel, training_args: StageArguments) -> Iterator[UserError]:
-    """The architecture has a field or a place for each dropout asked for."""
+    """A problem where the architecture has no place for a dropout asked for."""
     left = outside_config(bare.config, training_args)
     try:
         if left:
@@ -223,18 +223,19 @@ def check_dropout_places(bare: PreTrainedModel, training_args: StageArguments) -
 
 
 def check_recomputation(bare: PreTrainedModel, training_args: StageArguments) -> Iterator[UserError]:
-    """The architecture has the layers and parts that are to be recomputed."""
+    """A problem where the architecture lacks the layers or parts that are to be recomputed."""
     problem = training_args.recomputation and not_recomputable(bare, training_args.recomputation)
     if problem:
         yield problem
 
 
 def check_packed(bare: PreTrainedModel, adapter_args: AdapterArguments) -> Iterator[UserError]:
-    """Quantising makes a model smaller: most of its weights are in linear layers, not in tensors of experts."""
+    """A problem where there is nothing to quantise; a notice where experts stay as they are."""
     if not adapter_args.quantised:
         return
     weights = sum(parameter.numel() for parameter in bare.parameters())
     packed = sum(linear.weight.numel() for linear in packed_linears(bare))
+    # transformers 5 keeps a matrix of all experts in one tensor of three dimensions.
     experts = sum(parameter.numel() for parameter in bare.parameters() if parameter.dim() == 3)
     if experts:
         notice(
@@ -250,7 +251,7 @@ def check_packed(bare: PreTrainedModel, adapter_args: AdapterArguments) -> Itera
 
 
 def check_memory(facts: Facts) -> Iterator[UserError]:
-    """Weights, gradients and optimizer states fit into what is free; activations as well, or a notice says so."""
+    """A problem where weights, gradients and optimizer do not fit; a notice where activations probably do not."""
     memory, bare, missing = facts.memory, facts.skeleton, facts.missing_memory
     if memory is None or bare is None:
         return
@@ -259,6 +260,7 @@ def check_memory(facts: Facts) -> Iterator[UserError]:
         # One process speaks for all: they are alike, or `check_machines` says otherwise.
         if ranks.is_main():
             args = facts.training_args
+            # Activations have the dtype of autocast, whatever that of the weights.
             computed = 2 if args.bf16 or args.fp16 else int(memory.setup.weight_bytes)
             kept = activation_bytes(bare.config.get_text_config(), args, computed)
             say_memory(memory.size.shared(args.tensor_parallel_size), memory.setup, kept, memory.free, adapter)
@@ -277,7 +279,7 @@ def check_memory(facts: Facts) -> Iterator[UserError]:
 
 
 def _adapter_size(bare: PreTrainedModel, adapter_args: AdapterArguments, size: ModelSize) -> int:
-    """Parameters of the adapter that is trained, or of one that would be; all of the model where it takes none."""
+    """Parameters of the run's adapter, or of one that would be advised; all of the model where it takes none."""
     if adapter_args.use_peft:
         return size.trained
     try:

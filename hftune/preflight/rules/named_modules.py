@@ -1,4 +1,4 @@
-"""Whether the model has what the flags name: asked of its skeleton, before a weight is read."""
+"""Rules about modules and parameters that flags name, looked up on the model's skeleton."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from hftune.preflight.sizes import adapter_key, note_adapter, trained_parameters
 
 
 def check_names(facts: Facts) -> Iterator[UserError]:
-    """Modules, parameters, layers and tokens are there, and peft can adapt them together as asked.
+    """Problems of modules, parameters, layers and tokens that the model lacks, or that peft cannot adapt together.
 
     A model whose skeleton cannot be made is asked when it has loaded, by the same functions.
     """
@@ -45,7 +45,7 @@ def check_names(facts: Facts) -> Iterator[UserError]:
 
 
 def _try_adapter(model: PreTrainedModel, adapter_args: AdapterArguments) -> Iterator[UserError]:
-    """Put the adapter into a copy of the skeleton: whatever peft refuses, it refuses here."""
+    """Problems of putting the adapter into a copy of the skeleton: peft refuses here what it would refuse later."""
     config = lora_config(model, adapter_args)
     head = model.get_output_embeddings()
     whole = [
@@ -88,11 +88,12 @@ def _try_adapter(model: PreTrainedModel, adapter_args: AdapterArguments) -> Iter
 
 
 def _in_small(model: PreTrainedModel, config: LoraConfig) -> Miniature | None:
-    """The model with a layer of each kind, where the adapter means all layers alike: peft takes 1 ms a module."""
+    """The model with one layer of each kind, where the adapter treats all alike: peft takes 1 ms a module."""
     named = (config.target_modules, config.exclude_modules, config.target_parameters, config.modules_to_save)
     words = [name for names in named for name in ([names] if isinstance(names, str) else names or [])]
     regex = isinstance(config.target_modules, str) and config.target_modules != "all-linear"
     layers = checkpointed_layers(model)
+    # Patterns and numbers may mean certain layers, and the small model has one of each kind.
     if layers is None or regex or config.rank_pattern or config.alpha_pattern or re.search(r"\d", " ".join(words)):
         return None
     return cut_down(model, None, [None] * len(getattr(*layers)))

@@ -1,4 +1,4 @@
-"""Optimizers that are not themselves under ZeRO, are not installed, or are given what they do not take."""
+"""Rules about optimizers: not installed, changed by ZeRO, or given options that they do not take."""
 
 from __future__ import annotations
 
@@ -43,6 +43,7 @@ NOT_UNDER_ZERO = {
     "schedule_free": "it must be switched between training and evaluation, which ZeRO does not pass on",
 }
 
+# They use up each gradient as soon as it is there: nothing is left to accumulate, to clip or to average.
 INSIDE_BACKWARD = (
     "lomo",
     "adalomo",
@@ -77,7 +78,7 @@ OPTIM_ARGS: dict[str, tuple[str, ...]] = {
 
 
 def check_optimizer(facts: Facts) -> Iterator[UserError]:
-    """The optimizer is there, does under this ZeRO stage what it does alone, and takes what it is given."""
+    """Problems of the optimizer."""
     adapter_args, training_args = facts.adapter_args, facts.training_args
     yield from check_installed(training_args.optim_name)
     yield from check_zero(training_args)
@@ -89,7 +90,7 @@ def check_optimizer(facts: Facts) -> Iterator[UserError]:
 
 
 def check_installed(optim: str) -> Iterator[UserError]:
-    """The package behind an optimizer is installed, and it works with a trainer that accumulates and clips."""
+    """Problems of an optimizer whose package is missing, or that updates inside the backward pass."""
     found = _by_start(PACKAGES, optim)
     if optim in INSIDE_BACKWARD:
         yield ArgumentError(
@@ -102,7 +103,7 @@ def check_installed(optim: str) -> Iterator[UserError]:
 
 
 def check_zero(training_args: StageArguments) -> Iterator[UserError]:
-    """ZeRO cuts weights into flat pieces; paged moments need a GPU, and are no use where DeepSpeed offloads."""
+    """Problems of optimizers under ZeRO, which trains flat shards, and of paged ones without a GPU or offloaded."""
     optim, stage = training_args.optim_name, training_args.zero_stage
     reason = _by_start(NOT_UNDER_ZERO, optim)
     if stage and reason:
@@ -128,7 +129,7 @@ def check_zero(training_args: StageArguments) -> Iterator[UserError]:
 
 
 def check_stage_0(training_args: StageArguments) -> Iterator[UserError]:
-    """In 16 bit without ZeRO, DeepSpeed takes an empty step before the first: Adam's bias correction is one ahead.
+    """A problem of DeepSpeed in 16 bit without ZeRO: it takes an empty first step, so that Adam's correction is off.
 
     `FP16_UnfusedOptimizer.initialize_optimizer_states` of DeepSpeed 0.19.8; the first update is 0.74 of AdamW's.
     """
@@ -137,6 +138,7 @@ def check_stage_0(training_args: StageArguments) -> Iterator[UserError]:
         return
     for name in ("bf16", "fp16"):
         enabled = config.get(name, {}).get("enabled", False)
+        # "auto" is filled in later, with the argument of that name.
         if enabled is True or (enabled == "auto" and getattr(training_args, name)):
             yield ArgumentError(
                 f"DeepSpeed without ZeRO takes an empty first step in {name}, and Adam's next ones are too small",
@@ -146,7 +148,7 @@ def check_stage_0(training_args: StageArguments) -> Iterator[UserError]:
 
 
 def check_muon(training_args: StageArguments) -> Iterator[UserError]:
-    """DeepSpeed orthogonalises before it clips, and clips every update to a fraction of itself."""
+    """Problems of Muon: DeepSpeed clips its updates after orthogonalising them, and cannot offload it."""
     if training_args.optim_name != MUON:
         return
     if training_args.zero_stage and training_args.max_grad_norm:
@@ -165,7 +167,7 @@ def check_muon(training_args: StageArguments) -> Iterator[UserError]:
 
 
 def check_low_rank(adapter_args: AdapterArguments, training_args: StageArguments) -> Iterator[UserError]:
-    """GaLore and APOLLO project the gradients of whole matrices, which must be named, and which LoRA does not train."""
+    """Problems of GaLore and APOLLO: they project gradients of whole matrices, which must be named."""
     if not training_args.optim_name.startswith(("galore", "apollo")):
         return
     if not training_args.optim_target_modules:
@@ -183,7 +185,7 @@ def check_low_rank(adapter_args: AdapterArguments, training_args: StageArguments
 
 
 def check_optim_args(training_args: StageArguments) -> Iterator[UserError]:
-    """transformers drops options that an optimizer does not know."""
+    """Problems of `--optim_args` that transformers would drop in silence."""
     optim, known = training_args.optim_name, _by_start(OPTIM_ARGS, training_args.optim_name) or ()
     # As transformers splits it: `name=value,name=value`, without quotes or nesting.
     for part in (training_args.optim_args or "").replace(" ", "").split(","):
@@ -198,7 +200,7 @@ def check_optim_args(training_args: StageArguments) -> Iterator[UserError]:
 
 
 def check_group_rates(adapter_args: AdapterArguments, training_args: StageArguments) -> Iterator[UserError]:
-    """LoRA+ needs an adapter, and its rate for embeddings LoRA+."""
+    """Problems of LoRA+ without an adapter, and of its rate for embeddings without LoRA+."""
     ratio, embedding = training_args.loraplus_lr_ratio, training_args.loraplus_lr_embedding
     if ratio is not None and not adapter_args.use_peft:
         yield ArgumentError("LoRA+ is for adapters", place="--loraplus_lr_ratio", fix="add --use_peft, or leave it out")
@@ -211,7 +213,7 @@ def check_group_rates(adapter_args: AdapterArguments, training_args: StageArgume
 
 
 def _by_start(table: dict[str, Entry], optim: str) -> Entry | None:
-    """The entry whose name is the longest that `optim` begins with; None for none."""
+    """The entry with the longest name that `optim` begins with; None for none."""
     # `adamw_torch_8bit` begins with `adamw_torch`: the longest name is meant.
     fitting = [name for name in table if optim.startswith(name)]
     return table[max(fitting, key=len)] if fitting else None

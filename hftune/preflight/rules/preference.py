@@ -19,7 +19,7 @@ from hftune.preflight.facts import Facts
 
 
 def check_preferences(facts: Facts[DPOArguments]) -> Iterator[UserError]:
-    """Losses that there are, with options that they look at; a reference that can be what is asked of it."""
+    """Problems of losses, of options that they do not read, and of the reference."""
     training_args = facts.training_args
     yield from _check_losses(training_args)
     yield from _check_numbers(training_args)
@@ -57,7 +57,7 @@ def _check_losses(args: DPOArguments) -> Iterator[UserError]:
 
 
 def _check_numbers(args: DPOArguments) -> Iterator[UserError]:
-    """Numbers with which a loss has a meaning, and none that no loss looks at."""
+    """Problems of numbers that have no meaning for a loss, or that no loss reads."""
     kinds = set(args.loss_type)
     smoothing = args.label_smoothing
     # One row a number: whether it is wrong, the cause, the flag, the way out.

@@ -1,4 +1,4 @@
-"""Which quantised bases train rightly, and under which ZeRO stages; found out by running them (see the tests)."""
+"""Rules about quantised bases and FP8: what trains rightly, under which ZeRO stages, as tests have shown."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ STORAGES = ("uint8", "bfloat16", "float16", "float32")
 
 
 def check_quantisation(facts: Facts) -> Iterator[UserError]:
-    """All rules about weights in 8 bits and fewer."""
+    """Problems of weights in 8 bits and fewer."""
     yield from check_quantised_base(facts.adapter_args, facts.training_args)
     yield from check_stored_quantised(facts.model_args, facts.adapter_args)
     yield from check_float8(facts.adapter_args, facts.training_args)
 
 
 def check_quantised_base(adapter_args: AdapterArguments, training_args: StageArguments) -> Iterator[UserError]:
-    """A quantised base is frozen, so something must be trained beside it; 8 bit and ZeRO-3 do not agree."""
+    """Problems of a quantised base: it is frozen, so it needs an adapter; 8 bit does not work under ZeRO-3."""
     if adapter_args.load_in_4bit and adapter_args.load_in_8bit:
         yield ArgumentError("4 bit and 8 bit at once", place="--load_in_4bit, --load_in_8bit", fix="choose one")
     if adapter_args.quantised and not adapter_args.use_peft:
@@ -45,10 +45,11 @@ def check_quantised_base(adapter_args: AdapterArguments, training_args: StageArg
 
 
 def check_float8(adapter_args: AdapterArguments, training_args: StageArguments) -> Iterator[UserError]:
-    """FP8 wants a GPU that has it and torchao, and layers that are trained, whole, where they are multiplied."""
+    """Problems of FP8: no GPU for it, no torchao, or options that change the same layers."""
     recipe = training_args.fp8
     if recipe is None:
         return
+    # A plan is for another machine: of its GPUs and packages nothing is known here.
     here = ranks.planned_world() is None
     if here and (training_args.use_cpu or not has_float8(recipe)):
         needed = ".".join(map(str, CAPABILITY[recipe]))
@@ -70,7 +71,7 @@ def check_float8(adapter_args: AdapterArguments, training_args: StageArguments) 
             "torchao keeps gathered weights from the forward to the backward pass; use ZeRO-2: --deepspeed zero2",
         ),
         "--tensor_parallel_size": (training_args.tensor_parallel_size > 1, "AutoTP replaces the same layers"),
-        "--expert_parallel_size": (training_args.expert_parallel_size > 1, "not found right with experts dealt out"),
+        "--expert_parallel_size": (training_args.expert_parallel_size > 1, "not found right with sharded experts"),
     }
     for flag, (is_asked, why) in others.items():
         if is_asked:
@@ -78,7 +79,7 @@ def check_float8(adapter_args: AdapterArguments, training_args: StageArguments) 
 
 
 def check_storage(adapter_args: AdapterArguments, training_args: StageArguments) -> Iterator[UserError]:
-    """DeepSpeed casts all weights of a float dtype to the one it computes in: packed 4-bit weights would be lost."""
+    """Problems of `--bnb_4bit_quant_storage`: DeepSpeed would cast packed weights of a float dtype, and lose them."""
     storage = adapter_args.bnb_4bit_quant_storage
     if storage is None:
         return
@@ -99,7 +100,7 @@ def check_storage(adapter_args: AdapterArguments, training_args: StageArguments)
 
 
 def check_stored_quantised(model_args: ModelArguments, adapter_args: AdapterArguments) -> Iterator[UserError]:
-    """A checkpoint that is quantised on disk is taken for what it is: a frozen base."""
+    """Problems of a checkpoint that is quantised on disk: it can only be a frozen base."""
     if model_args.gguf_file and adapter_args.quantised:
         yield ArgumentError(
             "transformers reads GGUF files into full weights, and cannot quantise them on the way",
@@ -127,7 +128,7 @@ def check_stored_quantised(model_args: ModelArguments, adapter_args: AdapterArgu
 
 
 def stored_method(folder: str) -> str | None:
-    """How a checkpoint on disk is quantised, such as `gptq` or `bitsandbytes_4bit`; None where it is not."""
+    """The method by which a checkpoint on disk is quantised, such as `gptq` or `bitsandbytes_4bit`; None for none."""
     file = Path(folder) / "config.json"
     if not file.is_file():
         return None

@@ -1,4 +1,4 @@
-"""What a run goes on from: there, whole, with state, and made with a batch that this run can have."""
+"""Rules about resuming: the checkpoint exists, is whole, has state, and fits this run's batch and groups."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from hftune.preflight.facts import Facts
 
 
 def check_resume(facts: Facts) -> Iterator[UserError]:
-    """`--resume_from_checkpoint` can be done, and is not forgotten where a run was interrupted."""
+    """Problems of `--resume_from_checkpoint`, also where it was forgotten after an interruption."""
     yield from check_groups(facts.checkpoint.folder, facts.training_args)
     yield from unfinished_problems(facts.training_args)
     yield from resume_problems(facts.checkpoint)
 
 
 def check_groups(folder: Path | None, training_args: StageArguments) -> Iterator[UserError]:
-    """State of split matrices and dealt-out experts goes on in the groups, world and ZeRO stage that wrote it."""
+    """A problem where sharded matrices or experts would resume in other groups, another world or ZeRO stage."""
     engine = engine_folder(folder) if folder is not None and folder.is_dir() else None
     if folder is None or engine is None:
         return
@@ -44,12 +44,12 @@ def check_groups(folder: Path | None, training_args: StageArguments) -> Iterator
             f"{folder} was written with {', '.join(f'{name} {then[name]}' for name in other)}, and this run has "
             f"{', '.join(str(now[name]) for name in other)}: the optimizer's state lies in other pieces",
             place=f"--resume_from_checkpoint, {', '.join(other)}",
-            fix="go on as it was written; or begin with its weights alone, in another --output_dir: "
+            fix="resume as it was written; or begin with its weights alone, in another --output_dir: "
             f"--warm_start {folder}",
         )
 
 
 def tensor_ranks(engine: Path) -> int:
-    """Tensor-parallel processes that wrote a folder of DeepSpeed's, by the names of its files."""
+    """The number of tensor-parallel processes that wrote a folder of DeepSpeed, by the names of its files."""
     found = {match[1] for file in engine.glob("*mp_rank_*.pt") if (match := re.search(r"mp_rank_(\d+)", file.name))}
     return max(1, len(found))

@@ -1,4 +1,4 @@
-"""Rules of run_rm.py: one function a rule; each yields the problems that it finds."""
+"""Rules of run_rm.py, one function each, which yields the problems that it finds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PROCESS_ONLY = ("step_separator", "train_on_last_step_only")
 
 
 def check_reward(facts: Facts[RMArguments]) -> Iterator[UserError]:
-    """Numbers in their ranges; flags of the other kind of reward model are said to mean nothing."""
+    """Problems of numbers out of range; a notice on flags of the other kind of reward model."""
     training_args = facts.training_args
     if training_args.label_smoothing >= 0.5:  # --label_smoothing_factor means the same, and takes more
         yield ArgumentError(

@@ -1,4 +1,4 @@
-"""RL: rewards that are there, settings that go together, and generation that can run."""
+"""Rules of run_rl.py: rewards, settings that exclude each other, and generation."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _UNREAD_BY_ONLINE_DPO = ("epsilon", "epsilon_high", "normalize_advantages", "mas
 
 
 def check_rl(facts: Facts) -> Iterator[UserError]:
-    """All rules of run_rl.py."""
+    """Problems of run_rl.py."""
     data_args, args = facts.data_args, facts.training_args
     assert isinstance(args, RLFields)
     models = args.reward_model_path or []
@@ -46,7 +46,7 @@ def check_rl(facts: Facts) -> Iterator[UserError]:
 
 
 def check_rewards(sources: Iterable[str | None], model_paths: Iterable[str]) -> Iterator[UserError]:
-    """RL has a reward, and each reward model folder was trained by run_rm.py or holds a score head."""
+    """Problems of rewards: none was named, or a folder holds no reward model."""
     model_paths = list(model_paths)
     if not model_paths and not list(sources):
         yield ArgumentError(
@@ -78,6 +78,7 @@ def _check_weights(args: RLFields) -> Iterator[UserError]:
             fix="give one for each of --reward_model_path, then of --reward_funcs",
         )
     for name in args.judge_reward or []:
+        # FILE.py:FUNCTION is no folder, and a relative name may be on the Hub.
         if Path(name).is_absolute() and ":" not in name and not Path(name).is_dir():
             yield ArgumentError(
                 f"there is no folder {name}",
@@ -112,7 +113,7 @@ def _check_generation(args: StageArguments) -> Iterator[UserError]:
 
 
 def _check_evaluation(args: StageArguments) -> Iterator[UserError]:
-    """TRL looks at this only where it evaluates on the way; held-out prompts are answered at the end in any case."""
+    """A problem where held-out answers do not fill whole groups; TRL looks only where it evaluates on the way."""
     # TRL's sampler repeats each held-out prompt so often, and drops none.
     number = args.num_generations_eval or args.num_generations
     if rest := (args.per_device_eval_batch_size * args.world_size) % number:
@@ -192,12 +193,13 @@ def check_reference(
     adapter_args: AdapterArguments,
     training_args: StageArguments,
 ) -> Iterator[UserError]:
-    """TRL loads a reference model from the same name, and knows nothing of how the model itself was loaded.
+    """A problem where TRL would load the reference from the same name without how the model was loaded.
 
     With an adapter the reference is the model with its adapter off, which is right whatever was asked.
     """
     if adapter_args.use_peft or not training_args.keeps_reference:
         return
+    # A folder has no revisions.
     on_hub = not Path(str(model_args.model_name_or_path)).is_dir()
     told = {
         "--from_config": model_args.from_config,
@@ -216,12 +218,13 @@ def check_reference(
 def _is_scaled_here(config: PreTrainedConfig, model_args: ModelArguments, training_args: StageArguments) -> bool:
     if model_args.rope_scaling is None:
         return False
+    # Positions that were stretched before are in the folder's config, where TRL finds them as well.
     plain = model_config(dataclasses.replace(model_args, rope_scaling=None, rope_factor=None), training_args)
     return bool(plain.get_text_config().rope_parameters != config.get_text_config().rope_parameters)
 
 
 def _say_other_bases(model: str, reward_models: Iterable[str]) -> None:
-    """A policy that is another model than rewards were learnt on may mean that the SFT adapter was left out."""
+    """Notice a policy that is another model than the rewards' base: an SFT adapter may be left out."""
     # A notice, no refusal: a reward model may be of any architecture.
     for path in reward_models:
         base = ((read_manifest(path) or {}).get("base") or {}).get("name")

@@ -1,4 +1,4 @@
-"""Flags of the learning-rate schedule that do not go together, or that the schedule would ignore."""
+"""Rules about flags of the learning-rate schedule that exclude each other, or that it would ignore."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ COSINES = ("cosine", "cosine_with_restarts", "cosine_with_min_lr", "cosine_warmu
 
 # Values that the flags have elsewhere when nothing was chosen: ERNIEKit's files list them all. They change nothing.
 HARMLESS = {"num_cycles": 0.5, "lr_end": 1e-7, "power": 1.0}
-# What a schedule reads in beside its name: our flags are handed on under these.
+# Options and the schedules that read them: hftune's flags are passed on under these names.
 READ_BY = {"num_cycles": COSINES, "lr_end": ("polynomial",), "power": ("polynomial",)}
 FIXED = ("optimizer", "last_epoch", "num_warmup_steps", "num_training_steps")
 
 
 def check_schedule(facts: Facts) -> Iterator[UserError]:
-    """Each flag of the schedule is read by the schedule, and the rates fit each other."""
+    """Problems of the learning-rate schedule."""
     training_args = facts.training_args
     yield from check_floor(training_args)
     yield from check_unread_flags(training_args)
@@ -35,7 +35,7 @@ def check_schedule(facts: Facts) -> Iterator[UserError]:
 
 
 def check_floor(args: StageArguments) -> Iterator[UserError]:
-    """`--min_lr` lies between 0 and the learning rate, and the schedule comes down to it."""
+    """Problems of `--min_lr`: above the learning rate, given twice, or never reached by the schedule."""
     kind = args.schedule
     given = args.lr_scheduler_kwargs or {}
     own = {"min_lr", "min_lr_rate", "min_lr_ratio"} & set(given)
@@ -59,7 +59,7 @@ def check_floor(args: StageArguments) -> Iterator[UserError]:
 
 
 def check_unread_flags(args: StageArguments) -> Iterator[UserError]:
-    """No flag is given that this schedule does not read."""
+    """Problems of flags that this schedule does not read."""
     kind = args.schedule
     unread = [
         name
@@ -79,7 +79,7 @@ def check_unread_flags(args: StageArguments) -> Iterator[UserError]:
 
 
 def check_polynomial(args: StageArguments) -> Iterator[UserError]:
-    """Its end lies below its start, and is given once."""
+    """Problems of the polynomial schedule's end: given twice, or not below its start."""
     if args.schedule != "polynomial":
         return
     end = args.lr_end if args.lr_end is not None else 1e-7
@@ -94,7 +94,7 @@ def check_polynomial(args: StageArguments) -> Iterator[UserError]:
 
 
 def check_schedule_kwargs(args: StageArguments) -> Iterator[UserError]:
-    """`--lr_scheduler_kwargs` holds what transformers' schedule takes; some would drop them all without a word."""
+    """Problems of `--lr_scheduler_kwargs` that the schedule does not take; some would drop them in silence."""
     kind = args.schedule
     given = args.lr_scheduler_kwargs or {}
     # Asked of transformers itself, so that a schedule's new option needs no word here.
@@ -111,7 +111,7 @@ def check_schedule_kwargs(args: StageArguments) -> Iterator[UserError]:
 
 
 def check_schedule_free(args: StageArguments) -> Iterator[UserError]:
-    """Schedule-free optimizers (arXiv:2405.15682) warm up by themselves, and want nothing else."""
+    """Problems of schedule-free optimizers (arXiv:2405.15682), which warm up by themselves, with a schedule."""
     if not args.optim_name.startswith("schedule_free"):
         return
     kind = args.schedule

@@ -18,7 +18,7 @@ PLACE = SEQUENCE.flag
 
 
 def check_sequence_parallel(facts: Facts) -> Iterator[UserError]:
-    """What does not go together with rows whose tokens are shared by processes."""
+    """Problems of options that do not work with rows shared by processes."""
     training_args = facts.training_args
     # What other stages lack (packing, smoothing) is not even among their arguments.
     refused = list(check_stage(SEQUENCE, training_args))
@@ -35,7 +35,7 @@ def check_sequence_parallel(facts: Facts) -> Iterator[UserError]:
 
 
 def check_rows(facts: Facts) -> Iterator[UserError]:
-    """What is shared is one row a batch, the same for all processes of a group."""
+    """Problems of rows that cannot be shared: a batch is one row, the same for all processes of a group."""
     if facts.rows.padding_free is False and not facts.training_args.packing:
         yield ArgumentError(
             "rows with padding are not shared",
@@ -51,7 +51,7 @@ def check_rows(facts: Facts) -> Iterator[UserError]:
 
 
 def check_loss(training_args: StageArguments) -> Iterator[UserError]:
-    """The loss is a sum over tokens of which each process knows its own."""
+    """Problems of losses that are no sum over tokens of which each process knows its own."""
     if training_args.label_smoothing_factor:
         yield ArgumentError(
             "label smoothing takes the logits of whole rows",
@@ -67,7 +67,7 @@ def check_loss(training_args: StageArguments) -> Iterator[UserError]:
 
 
 def check_attention_of_rows(model_args: ModelArguments) -> Iterator[UserError]:
-    """The attention over whole rows is hftune's; others would see slices only."""
+    """A problem where another attention is asked for: it would see slices only."""
     asked = model_args.attn_implementation or ("flash_attention" if model_args.flash_attn else None)
     if asked not in (None, ULYSSES):
         yield ArgumentError(
@@ -78,7 +78,7 @@ def check_attention_of_rows(model_args: ModelArguments) -> Iterator[UserError]:
 
 
 def check_architecture(config: PreTrainedConfig, training_args: StageArguments) -> Iterator[UserError]:
-    """Tokens of different slices meet in attention alone, and there are heads for every process."""
+    """A problem where tokens of different slices meet outside attention, or heads are too few."""
     size = training_args.sequence_parallel_size
     reason = why_not_isolated(config, causal_class(config)) or why_not_shareable(config, size)
     if reason:

@@ -1,4 +1,4 @@
-"""What the rules of tensor, expert and sequence parallelism have in common: who may share, with what, in what words.
+"""Common rules of tensor, expert and sequence parallelism.
 
 Each way to share was found right in some settings, by tests; the rules let these through and nothing else.
 """
@@ -41,11 +41,11 @@ class Way:
 
     @property
     def flag(self) -> str:
-        """As it is typed."""
+        """The flag as it is typed."""
         return f"--{self.size}"
 
     def asked(self, training_args: StageArguments) -> int:
-        """Processes that share; 1: none do."""
+        """The number of processes that share; 1 for none."""
         return int(getattr(training_args, self.size))
 
 
@@ -62,8 +62,8 @@ TENSOR = Way(
 EXPERT = Way(
     "expert_parallel_size",
     "expert parallelism",
-    "experts that hftune deals out",
-    "experts are dealt out",
+    "experts that hftune shards",
+    "experts are sharded",
     f"{_OF_MODELS}experts in several processes",
     "hftune.preflight.rules.expert_parallel:check_expert_parallel",
 )
@@ -79,28 +79,30 @@ WAYS = (TENSOR, SEQUENCE, EXPERT)
 
 
 def check_sharing(facts: Facts) -> Iterator[UserError]:
-    """One way to share at a time, by its own rules."""
+    """Problems of sharing work between processes: several ways at once, or by the rules of the one asked for."""
     yield from check_one_way(facts.training_args)
     for way in WAYS:
         if way.asked(facts.training_args) > 1:
             yield from on_demand(way.rules)(facts)
+    # With the flag, the rules of expert parallelism refuse the block.
     if EXPERT.asked(facts.training_args) == 1:
         yield from check_expert_config(facts.training_args)
 
 
 def check_expert_config(training_args: StageArguments) -> Iterator[UserError]:
-    """A config that asks for AutoEP by itself would have it shard experts after the optimizer was made."""
+    """A problem where the config asks for AutoEP: DeepSpeed would shard experts after the optimizer was made."""
     block = (training_args.ds_resolved or {}).get("expert_parallel")
     if block and (not isinstance(block, dict) or block.get("enabled")):
         yield ArgumentError(
-            "the DeepSpeed config deals out experts, which hftune does itself",
+            "the DeepSpeed config shards experts, which hftune does itself",
             place="--deepspeed: expert_parallel",
             fix=f"remove the block and use {EXPERT.flag}",
         )
 
 
 def check_one_way(training_args: StageArguments) -> Iterator[UserError]:
-    """One kind of sharing at a time."""
+    """A problem where several ways to share are asked for."""
+    # Pairs of them were not tried; each has tests of its own.
     several = [way for way in WAYS if way.asked(training_args) > 1]
     if len(several) > 1:
         yield ArgumentError(
@@ -111,7 +113,7 @@ def check_one_way(training_args: StageArguments) -> Iterator[UserError]:
 
 
 def check_stage(way: Way, training_args: StageArguments) -> Iterator[UserError]:
-    """Pre-training and fine-tuning alone."""
+    """A problem in stages other than pre-training and fine-tuning."""
     if not isinstance(training_args, PTArguments | SFTArguments):
         yield ArgumentError(
             f"{way.name} is for pre-training and fine-tuning: {way.reason}",
@@ -121,7 +123,7 @@ def check_stage(way: Way, training_args: StageArguments) -> Iterator[UserError]:
 
 
 def check_trains(way: Way, training_args: StageArguments) -> Iterator[UserError]:
-    """What is done when training begins is not done for evaluation."""
+    """A problem where nothing is trained: work is shared only when training begins."""
     if not training_args.do_train:
         yield ArgumentError(
             f"{way.begins} when training begins, and nothing is trained",
@@ -131,7 +133,7 @@ def check_trains(way: Way, training_args: StageArguments) -> Iterator[UserError]
 
 
 def check_full(way: Way, adapter_args: AdapterArguments, reasons: Mapping[str, str]) -> Iterator[UserError]:
-    """Training in full alone.
+    """A problem where a base is quantised or adapted: only training in full is shared.
 
     Args:
         reasons: Why not, of "quantised" bases and of "adapted" models.
@@ -140,6 +142,7 @@ def check_full(way: Way, adapter_args: AdapterArguments, reasons: Mapping[str, s
         "quantised": (adapter_args.quantised, "--load_in_4bit / --load_in_8bit", "packed 4-bit weights: --qlora"),
         "adapted": (adapter_args.use_peft, "--use_peft", "the base of an adapter: --use_peft"),
     }
+    # The first reason is enough: QLoRA is both.
     for kind, (is_asked, place, shares) in kinds.items():
         if is_asked:
             yield ArgumentError(
@@ -151,7 +154,7 @@ def check_full(way: Way, adapter_args: AdapterArguments, reasons: Mapping[str, s
 
 
 def zero_features(config: DsConfig) -> dict[str, bool]:
-    """What of DeepSpeed looks at matrices, or gathers them, in another way: by name, whether it is asked for."""
+    """DeepSpeed features that also split or gather matrices: by name, whether asked for."""
     zero: dict[str, Any] = config.get("zero_optimization", {})
     return {
         "zero_hpz_partition_size": int(zero.get("zero_hpz_partition_size") or 1) > 1,
@@ -164,7 +167,7 @@ def zero_features(config: DsConfig) -> dict[str, bool]:
 
 
 def check_features(way: Way, asked: Mapping[str, bool]) -> Iterator[UserError]:
-    """Parts of a DeepSpeed config that were not tried together with a way to share."""
+    """Problems of features of DeepSpeed that were not tried with a way to share."""
     for name in (name for name, is_asked in asked.items() if is_asked):
         yield ArgumentError(
             f"{name} was not found right with {way.parts}",
@@ -174,7 +177,7 @@ def check_features(way: Way, asked: Mapping[str, bool]) -> Iterator[UserError]:
 
 
 def check_dealing(way: Way, training_args: StageArguments) -> Iterator[UserError]:
-    """Rows are dealt out to groups of processes, whose members see the same."""
+    """Problems of options that distribute rows to single processes: members of a group must see the same rows."""
     config = training_args.accelerator_config
     asked = {
         "--train_sampling_strategy batch_rebalance": training_args.train_sampling_strategy == "batch_rebalance",
@@ -185,7 +188,7 @@ def check_dealing(way: Way, training_args: StageArguments) -> Iterator[UserError
 
 
 def check_kernels(way: Way, training_args: StageArguments) -> Iterator[UserError]:
-    """Compiled models, and layers that were replaced by others."""
+    """Problems of compiling, and of replaced layers, with a way to share."""
     # Both replace a layer's forward pass, and with it the exchange between processes that was put there.
     for name in ("torch_compile", "use_liger_kernel"):
         if getattr(training_args, name, False):
@@ -197,7 +200,7 @@ def check_kernels(way: Way, training_args: StageArguments) -> Iterator[UserError
 
 
 def check_flags(way: Way, asked: Mapping[str, bool], why: str) -> Iterator[UserError]:
-    """Arguments that do not go together with a way to share.
+    """Problems of arguments that do not work with a way to share.
 
     Args:
         asked: By name, whether it is given.

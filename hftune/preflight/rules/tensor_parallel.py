@@ -1,4 +1,4 @@
-"""Rules of tensor parallelism: where its losses, gradients and saved weights were found right, and nowhere else."""
+"""Rules of tensor parallelism: it is allowed only where losses, gradients and saved weights were found right."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _REASONS = {
 
 
 def check_tensor_parallel(facts: Facts) -> Iterator[UserError]:
-    """What does not go together with matrices that are split over processes."""
+    """Problems of options that do not work with split matrices."""
     training_args = facts.training_args
     yield from check_stage(TENSOR, training_args)
     yield from check_trains(TENSOR, training_args)
@@ -47,7 +47,7 @@ def check_tensor_parallel(facts: Facts) -> Iterator[UserError]:
 
 
 def check_tensor_engine(training_args: StageArguments) -> Iterator[UserError]:
-    """DeepSpeed does it, at any ZeRO stage, without what looks at matrices or gathers them in another way."""
+    """Problems of the DeepSpeed config: it must be there, without features that split matrices in another way."""
     config = training_args.ds_resolved
     if config is None:
         yield ArgumentError(
@@ -60,7 +60,7 @@ def check_tensor_engine(training_args: StageArguments) -> Iterator[UserError]:
 
 
 def check_tensor_optimizer(training_args: StageArguments) -> Iterator[UserError]:
-    """Not those that look at whole matrices."""
+    """A problem of optimizers that need whole matrices."""
     name = training_args.optim_name
     if name.startswith((MUON, *NOT_UNDER_ZERO)):
         yield ArgumentError(
@@ -71,7 +71,7 @@ def check_tensor_optimizer(training_args: StageArguments) -> Iterator[UserError]
 
 
 def check_tensor_model(config: PreTrainedConfig, training_args: StageArguments) -> Iterator[UserError]:
-    """transformers says how the model's layers are split, in ways that are known here, and they come out even."""
+    """Problems of a model that cannot be split by a known plan, or not evenly."""
     plan, size = plan_of(config), training_args.tensor_parallel_size
     odd = unknown_styles(plan)
     # Cohere's norms have weights of their own for each head, of which no plan speaks.

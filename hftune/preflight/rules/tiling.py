@@ -1,4 +1,4 @@
-"""Rules of MLPs that are computed in pieces (`--tiled_mlp`), so that long rows fit."""
+"""Rules of tiled MLPs (`--tiled_mlp`), which are computed in pieces so that long rows fit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hftune.preflight.facts import Facts
 
 
 def check_tiling(facts: Facts) -> Iterator[UserError]:
-    """Pieces are cut from rows of a known length, for MLPs that are not recomputed already."""
+    """Problems of `--tiled_mlp`: rows of unknown length, MLPs that are recomputed already, or none to tile."""
     training_args = facts.training_args
     if not training_args.tiled_mlp:
         return

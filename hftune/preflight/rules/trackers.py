@@ -1,4 +1,4 @@
-"""Where figures are reported to: trackers that transformers knows, and whose packages are there."""
+"""Rules about trackers: transformers must know them, and their packages must be installed."""
 
 from __future__ import annotations
 
@@ -27,12 +27,13 @@ PACKAGES = {
 
 
 def check_trackers(facts: Facts) -> Iterator[UserError]:
-    """The Trainer would look for them when the model is loaded, and end with a traceback."""
+    """Problems of trackers; the Trainer would end with a traceback once the model is loaded."""
     from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
     # transformers takes one name as well as a list.
     asked = facts.training_args.report_to
     for name in [asked] if isinstance(asked, str) else asked or []:
+        # `all` means those that are installed.
         if name in ("none", "all"):
             continue
         if name not in INTEGRATION_TO_CALLBACK:

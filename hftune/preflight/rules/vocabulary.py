@@ -16,7 +16,7 @@ from hftune.preflight.facts import Facts
 
 
 def check_vocabulary(facts: Facts) -> Iterator[UserError]:
-    """What is added can be read, gets rows that are trained, and fits the adapter that is continued."""
+    """Problems of added tokens: unreadable, not trained, or unknown to the continued adapter."""
     model_args, adapter_args = facts.model_args, facts.adapter_args
     yield from check_growth(model_args)
     yield from _new_rows_problems(model_args, adapter_args)
@@ -30,7 +30,7 @@ def check_vocabulary(facts: Facts) -> Iterator[UserError]:
 
 
 def check_growth(args: GrowthArguments) -> Iterator[UserError]:
-    """Tokens that are named; shared with `hftune vocab`."""
+    """Problems of the tokens that are named; shared with `hftune vocab`."""
     for value, flag in ((args.add_tokens, "--add_tokens"), (args.add_special_tokens, "--add_special_tokens")):
         try:
             named_tokens(value, flag)
@@ -43,7 +43,7 @@ def _new_rows_problems(model_args: ModelArguments, adapter_args: AdapterArgument
         return
     if adapter_args.peft_path:
         yield ArgumentError(
-            "an adapter that goes on trains what it has trained before",
+            "an adapter that is continued trains what it has trained before",
             place="--peft_path, --train_new_tokens_only",
             fix="leave one of them out",
         )

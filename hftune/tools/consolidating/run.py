@@ -1,4 +1,4 @@
-"""Whole weights from the pieces that ZeRO's ranks wrote, of any stage, with a tensor in memory at a time."""
+"""Whole weights from the shards that ZeRO's ranks wrote, at any stage, with one tensor in memory at a time."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from hftune.publishing.folder import published_folder
 from hftune.publishing.ownership import output_problems
 from hftune.weight_files import fingerprint, weight_files, weight_shapes
 
-# Beside the weights; what belongs to training stays behind.
+# Copied next to the weights; what belongs to training (optimizer, scheduler, random state) stays behind.
 CARRIED = ("config.json", "generation_config.json", "adapter_config.json", "chat_template.jinja")
 _TOKENIZER = ("tokenizer", "special_tokens", "vocab", "merges", "added_")
 INDEX = "model.safetensors.index.json"
@@ -69,13 +69,14 @@ def consolidate(args: ConsolidateArguments) -> Path:
             if file.name in CARRIED or file.name.startswith(_TOKENIZER):
                 copy_file(file, aside / file.name, within=checkpoint)
         _compare_shapes(checkpoint, aside)
+        # Last: a manifest says `complete` only of weights whose shapes were compared.
         finish_manifest(aside, _manifest(checkpoint, args))
     get_logger().info("%s tensors of %s: %s", len(weight_shapes(output)), checkpoint, output)
     return output
 
 
 def check_consolidation(args: ConsolidateArguments) -> Iterator[UserError]:
-    """The checkpoint is DeepSpeed's and whole enough, and the output replaces nothing by accident."""
+    """Problems of the arguments: no checkpoint of DeepSpeed, an unfinished one, an output that is taken."""
     folder = Path(args.checkpoint or "")
     if not args.checkpoint or not folder.is_dir():
         yield missing_folder(args.checkpoint or "", "--checkpoint", "a folder such as outputs/sft/checkpoint-100")
@@ -86,6 +87,7 @@ def check_consolidation(args: ConsolidateArguments) -> Iterator[UserError]:
             place="--checkpoint",
             fix=f"use {folder} as it is" if whole else "give a checkpoint-N that holds a folder global_stepN",
         )
+    # DeepSpeed writes `latest` last: without it the writing of the shards was cut off.
     elif not any((folder / tag).is_file() for tag in ("latest", "latest_universal")):
         yield ArgumentError(
             f"DeepSpeed had not finished writing {folder}", place="--checkpoint", fix="take the checkpoint before it"
@@ -101,7 +103,7 @@ def check_consolidation(args: ConsolidateArguments) -> Iterator[UserError]:
 
 
 def _manifest(checkpoint: Path, args: ConsolidateArguments) -> Manifest:
-    """The checkpoint's own manifest, of a result that is finished; a checkpoint of another tool has none."""
+    """The manifest of the result: the checkpoint's own, as complete, with where the weights came from."""
     about = read_manifest(checkpoint) or {"hftune": library_versions().get("hftune"), "stage": "consolidate"}
     return about | {
         "status": COMPLETE,
@@ -110,14 +112,16 @@ def _manifest(checkpoint: Path, args: ConsolidateArguments) -> Manifest:
 
 
 def _convert(checkpoint: Path, output: Path, args: ConsolidateArguments) -> None:
-    """Write the tensors, one of those that are tied, a tensor in memory at a time, with an index for several files."""
+    """Write the tensors one at a time, tied ones once, and an index where there are several files."""
     folder = engine_folder(checkpoint)
     assert folder is not None
     tensors = _tensors(open_engine(folder), checkpoint)
     dtype = getattr(torch, args.dtype)
     plan = split_torch_state_dict_into_shards(
+        # The plan needs sizes alone: tensors on the meta device take no memory.
         {name: torch.empty(shape, dtype=dtype, device="meta") for name, (shape, _) in tensors.items()},
         filename_pattern="model{suffix}.safetensors" if not _is_adapter(checkpoint) else ADAPTER_WEIGHTS,
+        # PEFT reads an adapter from one file of one name, so that it is never split.
         max_shard_size=args.max_shard_size if not _is_adapter(checkpoint) else 1 << 62,
     )
     for file, names in plan.filename_to_tensors.items():
@@ -128,11 +132,13 @@ def _convert(checkpoint: Path, output: Path, args: ConsolidateArguments) -> None
 
 
 def _tensors(pieces: ShardedState, checkpoint: Path) -> dict[str, tuple[tuple[int, ...], Read]]:
-    """Shape and reader of each tensor under the name that it is saved by: all, or an adapter's own."""
+    """Shape and reader of each tensor, by the name that it is saved under: of a model all, else the adapter's own."""
     read: dict[str, tuple[tuple[int, ...], Read]] = {
         name: (shape, partial(pieces.read, name, WEIGHTS)) for name, shape in pieces.shapes.items()
     }
     if _is_adapter(checkpoint):
+        # The engine also holds frozen weights of the base; the adapter's own are those that were exported. Without an
+        # export LoRA's matrices are known by their names.
         exported = weight_shapes(checkpoint)
         return {
             exported_name(name): entry
@@ -143,6 +149,7 @@ def _tensors(pieces: ShardedState, checkpoint: Path) -> dict[str, tuple[tuple[in
         read[name] = (tuple(frozen().shape), frozen)
     for name, value in pieces.buffers.items():
         read[name] = (tuple(value.shape), partial(torch.clone, value))
+    # Of tied tensors one is written; transformers ties the others to it when the model is loaded.
     return {name: entry for name, entry in read.items() if name not in pieces.shared}
 
 
@@ -151,7 +158,8 @@ def _is_adapter(checkpoint: Path) -> bool:
 
 
 def _write(file: Path, tensors: dict[str, tuple[tuple[int, ...], Read]], dtype: torch.dtype) -> None:
-    """A safetensors file (8 bytes of length, a JSON header, the tensors end to end), tensor by tensor."""
+    """Write a safetensors file (8 bytes of length, a JSON header, the tensors end to end), tensor by tensor."""
+    # Written here, not by safetensors' `save_file`: that wants all tensors of a file in memory at once.
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     offset = 0
     for name, (shape, _) in tensors.items():
@@ -159,18 +167,20 @@ def _write(file: Path, tensors: dict[str, tuple[tuple[int, ...], Read]], dtype: 
         header[name] = {"dtype": _DTYPES[dtype], "shape": list(shape), "data_offsets": [offset, offset + size]}
         offset += size
     text = json.dumps(header).encode()
+    # The header is padded with spaces so that the tensors begin at a multiple of 8 bytes, as the format asks.
     text += b" " * (-len(text) % 8)
     with file.open("wb") as stream:
         stream.write(struct.pack("<Q", len(text)) + text)
         for _, read in tensors.values():
+            # NumPy has no bfloat16: any dtype is written through a view of its bytes.
             stream.write(read().to(dtype).contiguous().view(-1).view(torch.uint8).numpy().data)
 
 
 def _compare_shapes(checkpoint: Path, output: Path) -> None:
-    """Against the weights that were exported with the checkpoint, where they were.
+    """Compare the shapes with those of the weights that were exported with the checkpoint, where there are any.
 
     Raises:
-        ManifestError: They are others.
+        ManifestError: They differ.
     """
     exported, found = weight_shapes(checkpoint), weight_shapes(output)
     # A tied head is one tensor in the engine and none, or two, in a file.

@@ -47,13 +47,15 @@ def main(argv: list[str]) -> None:
 
 
 def examine(folders: list[str], *, quick: bool) -> Iterator[Finding]:
-    """Everything that is looked at."""
+    """All findings, in the order in which they are shown."""
     environment = dict(os.environ)  # as the user has it
+    # It sets variables of its own, which must not be reported as the user's.
     launch.prepare_environment()
     python, requires = libraries.own_requirements()
     yield libraries.check_python(platform.python_version(), python)
     yield from libraries.check_requirements(requires)
     yield from libraries.check_optional()
+    # Both import heavy packages, in processes of their own: seconds each.
     if not quick:
         yield from libraries.check_loading(libraries.LOADED)
         yield from libraries.check_symbols()
@@ -63,4 +65,5 @@ def examine(folders: list[str], *, quick: bool) -> Iterator[Finding]:
     yield from surroundings.check_folders(surroundings.folders(folders))
     yield from surroundings.check_variables(environment)
     if not quick:
+        # Without GPUs two processes: a single one would have nobody to reach.
         yield from launching.check_launch(len(found.seen) or 2)

@@ -36,12 +36,12 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Gpus:
-    """What there is.
+    """GPUs, driver and torch's build, as found on this machine.
 
     Args:
         driver: The version of NVIDIA's driver; None without one.
         built_for: The CUDA version that torch was built for; None for a CPU build.
-        error: Why torch sees none, in its words.
+        error: Why torch sees none, in torch's words.
         seen: Those that torch sees.
         apart: Pairs of them that cannot read each other's memory.
         bf16: Whether they compute in it.
@@ -60,12 +60,13 @@ class Gpus:
 
 
 def gpus() -> Gpus:
-    """Ask the driver and torch."""
+    """What the driver and torch say of the GPUs."""
     driver = _driver()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     error = None
     if torch.version.cuda and not torch.cuda.is_available():
         try:
+            # `is_available` hides why there is no GPU; `init` raises with the reason.
             torch.cuda.init()
         except (RuntimeError, AssertionError) as caught:
             error = " ".join(str(caught).split())[:200]
@@ -78,6 +79,7 @@ def gpus() -> Gpus:
         seen.append(Gpu(about.name, (about.major, about.minor), total, free))
     pairs = [(one, other) for one in range(count) for other in range(one + 1, count)]
     apart = [pair for pair in pairs if not torch.cuda.can_device_access_peer(*pair)]
+    # By default torch says yes as well where bf16 is emulated, which is far slower than float16.
     bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
     return Gpus(driver, torch.version.cuda, None, seen, apart, bf16, has_varlen(), visible)
 
@@ -85,6 +87,7 @@ def gpus() -> Gpus:
 def _driver() -> str | None:
     """The version of NVIDIA's driver."""
     if child_processes.program("nvidia-smi"):
+        # With a broken driver nvidia-smi may hang; its version is not worth waiting for.
         with suppress(OSError, child_processes.TimeoutExpired):
             asked = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
             done = child_processes.run(asked, capture_output=True, timeout=30)
@@ -94,7 +97,7 @@ def _driver() -> str | None:
 
 
 def check_gpus(found: Gpus) -> Iterator[Finding]:
-    """What torch can compute on."""
+    """A finding for each GPU, and for what limits them together."""
     if not found.seen:
         yield _none_seen(found)
         return
@@ -108,6 +111,7 @@ def check_gpus(found: Gpus) -> Iterator[Finding]:
             yield Finding(GPU, f"{said}: {used:.0%} is in use by others", NOTE, fix)
         else:
             yield Finding(GPU, said)
+    # Each process of ZeRO has a share of the same size and waits for all others at each step.
     if len({(gpu.name, gpu.total) for gpu in found.seen}) > 1:
         fix = "train on those that are alike: all wait for the slowest, and the smallest memory decides"
         yield Finding(GPU, "the GPUs are not alike", NOTE, fix)
@@ -127,6 +131,7 @@ def _none_seen(found: Gpus) -> Finding:
     if found.driver is None:
         return Finding(GPU, "none; everything runs on the CPU")
     here = f"NVIDIA's driver {found.driver} is here"
+    # From the surest cause to the weakest: a CPU build sees no GPU whatever the variables say.
     if found.built_for is None:
         said = f"{here}, and torch {torch.__version__} is a build without CUDA"
         return Finding(GPU, said, WRONG, "install torch's build for CUDA")
@@ -138,9 +143,11 @@ def _none_seen(found: Gpus) -> Finding:
 
 
 def check_host(*, has_gpu: bool) -> Iterator[Finding]:
-    """Processors and memory, as far as this process may use them, and what DeepSpeed can compile."""
+    """Findings about processors and memory that this process may use, and about what DeepSpeed can compile here."""
+    # `cpu_count` counts the machine's cores; containers, taskset and SLURM bind a process to fewer.
     usable, there = len(os.sched_getaffinity(0)), os.cpu_count() or 1
     memory = psutil.virtual_memory()
+    # psutil reads the whole machine's figures, also in a container that may use less.
     free = min([memory.available, *cgroup_free()])
     cores = f"{usable} core(s)" if usable == there else f"{usable} of {there} cores"
     limited = f"; a limit on this process or container leaves {free / GIB:.1f}" if free < memory.available else ""
@@ -148,10 +155,12 @@ def check_host(*, has_gpu: bool) -> Iterator[Finding]:
     if not op_builder.can_build_operators():
         said = "no C++ compiler, or no ninja: DeepSpeed cannot compile what offloading to the CPU or NVMe needs"
         yield Finding(HOST, said, NOTE, "install g++ and ninja, for ds_configs/*_offload.json")
+    # Where torch looks for the toolkit: CUDA_HOME, else nvcc on PATH.
     elif has_gpu and shutil.which("nvcc") is None and "CUDA_HOME" not in os.environ:
         said = "no nvcc: DeepSpeed cannot compile its operators for GPUs (ZeRO++, NVMe, DeepCompile)"
         fix = "install the CUDA toolkit and set CUDA_HOME, for zero3_zeropp, zero3_nvme and zero3_deepcompile"
         yield Finding(HOST, said, NOTE, fix)
+    # Docker gives a container 64 MiB there unless it is told otherwise.
     shared = Path("/dev/shm")
     if shared.is_dir() and shutil.disk_usage(shared).total < GIB:
         size = shutil.disk_usage(shared).total / 2**20

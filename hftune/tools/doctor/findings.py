@@ -1,4 +1,4 @@
-"""What was found: a line each, with the way out where something is wrong."""
+"""Findings: a line each, with what to do where something is wrong."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MARKS = {FINE: "  ok ", NOTE: "note ", WRONG: "WRONG"}
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at.
+    """The result of one check.
 
     Args:
         topic: What it belongs to: "libraries", "GPU", "launch", ...
@@ -30,7 +30,7 @@ class Finding:
 
 
 def render(findings: Iterable[Finding]) -> str:
-    """A line each under its topic, and last how many are wrong."""
+    """The findings as text: a line each under its topic, and last how many are wrong."""
     lines: list[str] = []
     topic, wrong, notes = None, 0, 0
     for found in findings:
@@ -43,10 +43,11 @@ def render(findings: Iterable[Finding]) -> str:
         wrong, notes = wrong + (found.level == WRONG), notes + (found.level == NOTE)
     verdict = f"{wrong} thing(s) wrong" if wrong else "nothing is wrong"
     lines.append(f"{verdict}, {notes} note(s)" if notes else verdict)
+    # Values of environment variables are shown, and a URL in one may hold a password.
     return redact("\n".join(lines))
 
 
 def to_json(findings: Iterable[Finding]) -> str:
-    """The same for programs: one object with all findings."""
+    """The findings as JSON, for programs: one object with all of them."""
     found = [asdict(one) for one in findings]
     return as_json({"wrong": sum(one["level"] == WRONG for one in found), "findings": found})

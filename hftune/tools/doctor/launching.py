@@ -18,6 +18,7 @@ TOPIC = "launch"
 PATIENCE = 180.0
 """Seconds until processes that have not met are given up: starting takes ten."""
 
+# Looked for in all that the processes print: the last line is often the launcher's and names no cause.
 HINTS = {
     "Address already in use": "another run listens on that port: --master_port 29501",
     "No such device": "NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME names an interface that is not here",
@@ -26,7 +27,7 @@ HINTS = {
 
 
 def check_launch(processes: int) -> Iterator[Finding]:
-    """Start that many through `deepspeed`, and have them add up a tensor."""
+    """Start so many processes through `deepspeed`, and have them add up a tensor."""
     launcher = find_launcher()
     if launcher is None:
         yield Finding(TOPIC, "DeepSpeed is not installed", WRONG, "pip install deepspeed")
@@ -36,6 +37,7 @@ def check_launch(processes: int) -> Iterator[Finding]:
 
 def find_launcher() -> list[str] | None:
     """The launcher of this environment, else the first on PATH; by its module where it is no command."""
+    # An environment that is used without being activated is not on PATH.
     own = Path(sys.executable).with_name("deepspeed")
     command = str(own) if own.is_file() else child_processes.program("deepspeed")
     if command is not None:
@@ -44,9 +46,11 @@ def find_launcher() -> list[str] | None:
 
 
 def meet(command: list[str], processes: int, patience: float = PATIENCE) -> Finding:
-    """Run the command, and read what its processes say."""
+    """Run the command and return what its processes found, or why they did not reach each other."""
+    # Left over from another launcher, each process would take the same rank from them.
     environment = {name: value for name, value in os.environ.items() if name not in LAUNCHED}
     with tempfile.TemporaryDirectory() as folder:
+        # Through a file: the launcher mixes what all processes print with lines of its own.
         result = Path(folder) / "met.json"
         with child_processes.start(
             [*command, str(result)],
@@ -54,11 +58,13 @@ def meet(command: list[str], processes: int, patience: float = PATIENCE) -> Find
             stdout=child_processes.PIPE,
             stderr=child_processes.STDOUT,
             text=True,
+            # A process group of its own: killing it below ends the launcher and all that it has started.
             start_new_session=True,
         ) as process:
             try:
                 output, _ = process.communicate(timeout=patience)
             except child_processes.TimeoutExpired:
+                # SIGKILL, to all of them: the launcher handles SIGTERM itself, and what hangs must not be waited for.
                 os.killpg(process.pid, 9)
                 output, _ = process.communicate()
                 output += f"\nnothing within {patience:g} s"

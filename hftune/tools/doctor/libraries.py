@@ -25,11 +25,13 @@ OPTIONAL = {
     "math-verify": "--reward_funcs accuracy: pip install 'hftune[math]'",
     "sentencepiece": "`hftune vocab` for SentencePiece models: pip install 'hftune[sentencepiece]'",
 }
-"""What they are for; none is needed."""
+"""Optional packages and what each is for; none is needed."""
 
 LOADED = ("deepspeed", "bitsandbytes", "torchao", "liger_kernel", "flash_attn")
 """Packages with compiled parts, which may be installed and yet not load."""
 
+# Run by `python -c`. Every line is flushed: what was said before a crash is kept. BaseException: a package may call
+# `sys.exit` when it is imported.
 LOAD = """
 import sys
 from hftune.distributed.launch import prepare_environment
@@ -44,6 +46,7 @@ for name in sys.argv[1:]:
 """
 
 
+# In a process of its own as well: it imports every library, and one of them may be broken.
 CHECK_SYMBOLS = """
 from hftune.distributed.launch import prepare_environment
 prepare_environment()
@@ -66,13 +69,14 @@ def own_requirements() -> tuple[str, list[str]]:
         own = importlib.metadata.metadata("hftune")
         return own["Requires-Python"] or "", importlib.metadata.requires("hftune") or []
     except importlib.metadata.PackageNotFoundError:
+        # Sources that were never installed, only put on PYTHONPATH.
         file = Path(__file__).resolve().parents[3] / "pyproject.toml"
         project = tomllib.loads(file.read_text(encoding="utf-8"))["project"] if file.is_file() else {}
         return project.get("requires-python", ""), project.get("dependencies", [])
 
 
 def check_python(version: str, wanted: str) -> Finding:
-    """Python against `requires-python`."""
+    """Whether this Python is in the range of `requires-python`."""
     if Requirement(f"python{wanted}").specifier.contains(version, prereleases=True):
         return Finding(TOPIC, f"Python {version} on {platform.platform()}")
     return Finding(TOPIC, f"Python {version}; hftune wants {wanted}", WRONG, "make an environment with that Python")
@@ -81,18 +85,20 @@ def check_python(version: str, wanted: str) -> Finding:
 def check_requirements(
     requires: Iterable[str], version_of: Callable[[str], str | None] = installed
 ) -> Iterator[Finding]:
-    """What hftune's own metadata asks for: whether it is here, in versions it was made for.
+    """A finding for each library that is missing or out of the range that hftune asks for, and one with versions.
 
     Args:
         requires: Lines as `importlib.metadata.requires` gives them; those of extras are passed over.
         version_of: From a distribution to its version, None where it is not installed.
     """
     wanted = [Requirement(line) for line in requires]
+    # An empty `extra` makes the markers of extras false; those of platforms and Pythons are judged as usual.
     wanted = [one for one in wanted if one.marker is None or one.marker.evaluate({"extra": ""})]
     for one in wanted:
         version = version_of(one.name)
         if version is None:
             yield Finding(TOPIC, f"{one.name} is not installed", WRONG, f"pip install '{one}'")
+        # NVIDIA's containers have pre-releases (2.11.0a0+...), which a range excludes unless told otherwise.
         elif not one.specifier.contains(version, prereleases=True):
             said = f"{one.name} {version}; hftune was made for {one.specifier}"
             yield Finding(TOPIC, said, WRONG, f"pip install '{one}'")
@@ -101,7 +107,7 @@ def check_requirements(
 
 
 def check_optional(version_of: Callable[[str], str | None] = installed) -> Iterator[Finding]:
-    """What may be there: a line for all that is, and one for each that is not, with what it would bring."""
+    """One finding for all optional packages that are installed, and one for each that is not, with what it is for."""
     here = {name: version for name in OPTIONAL if (version := version_of(name))}
     if here:
         yield Finding(TOPIC, "optional: " + ", ".join(f"{name} {version}" for name, version in here.items()))
@@ -111,7 +117,8 @@ def check_optional(version_of: Callable[[str], str | None] = installed) -> Itera
 
 
 def check_loading(names: Iterable[str]) -> Iterator[Finding]:
-    """Whether these packages can be imported, in a process of their own: one that crashes takes nothing with it."""
+    """Whether these packages can be imported; tried in a child process, since one of them may crash Python."""
+    # Distributions are spelt with a hyphen where modules have an underscore.
     there = [name for name in names if installed(name.replace("_", "-"))]
     done = child_processes.run(child_processes.python("-c", LOAD, *there), capture_output=True)
     said = dict(line.split(" ", 1) for line in done.stdout.splitlines() if line.split(" ")[0] in there)
@@ -120,15 +127,17 @@ def check_loading(names: Iterable[str]) -> Iterator[Finding]:
         yield Finding(TOPIC, f"these load: {', '.join(loaded)}")
     for name in there:
         if name not in said:
+            # The first that said nothing is the one that crashed; those after it were never tried.
             yield Finding(TOPIC, f"importing {name} ends Python (exit {done.returncode})", WRONG, f"reinstall {name}")
             return
         if name not in loaded:
+            # Only flags of their own use the others.
             needed = name == "deepspeed"
             yield Finding(TOPIC, f"{name} {said[name]}", WRONG if needed else NOTE, f"reinstall or remove {name}")
 
 
 def check_symbols() -> Iterator[Finding]:
-    """What hftune uses or replaces of these libraries though it is private: whether it is as hftune expects."""
+    """Whether the private parts of libraries that hftune uses or replaces are as it expects."""
     done = child_processes.run(child_processes.python("-c", CHECK_SYMBOLS), capture_output=True)
     lines = done.stdout.splitlines()
     changed = [line.removeprefix(CHANGED) for line in lines if line.startswith(CHANGED)]

@@ -1,4 +1,4 @@
-"""A process of the trial that `launching` starts: meets the others, adds up a tensor with them, says how fast.
+"""One of the processes that `launching` starts: joins the others, adds up a tensor with them, measures how fast.
 
 deepspeed --num_gpus N --module hftune.tools.doctor.meet RESULT.json
 """
@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 SIZE = 64 * 2**20
 """Bytes that are added up."""
+# The fastest counts: slower rounds measure what else the machine does.
 ROUNDS = 3
 
 
@@ -30,6 +31,7 @@ def main(result: Path) -> None:
     dist.init_process_group("nccl" if on_gpu else "gloo")
     rank, size = dist.get_rank(), dist.get_world_size()
     numbers = torch.full((SIZE // 4,), float(rank + 1), device="cuda" if on_gpu else "cpu")
+    # The first one checks the sum. It also builds the connections, which with NCCL takes seconds: it is not timed.
     dist.all_reduce(numbers)
     wanted = size * (size + 1) / 2
     if float(numbers[0]) != wanted or float(numbers[-1]) != wanted:
@@ -43,13 +45,16 @@ def main(result: Path) -> None:
 
 
 def _seconds(numbers: torch.Tensor) -> float:
+    # All begin together: otherwise a process that came early would be timed while it waits.
     dist.barrier()
     began = time.perf_counter()
     dist.all_reduce(numbers)
+    # NCCL only queues the operation: the clock is read when the GPU has done it.
     if numbers.is_cuda:
         torch.cuda.synchronize()
     return time.perf_counter() - began
 
 
 if __name__ == "__main__":
+    # The launcher puts `--local_rank=N` among the arguments.
     main(Path(next(word for word in reversed(sys.argv) if word.endswith(".json"))))

@@ -17,6 +17,7 @@ FOLDERS, VARIABLES = "folders", "environment"
 GIB = 2**30
 LITTLE = 20 * GIB
 """A 7B model in 16 bit takes 15 GB."""
+# Workers of data loaders hand tensors over by file descriptors, some for every batch that waits.
 FEW_FILES = 1024
 LAUNCHED = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
 TOLD = ("HF_HUB_OFFLINE", "HF_ENDPOINT", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "DS_ACCELERATOR", "HFTUNE_CACHE")
@@ -24,7 +25,7 @@ STARTS = ("NCCL_", "GLOO_", "TORCH_NCCL_", "PYTORCH_", "ACCELERATE_")
 
 
 def folders(named: Iterable[str]) -> dict[str, Path]:
-    """Those that a run writes into, by what it keeps there; `named` are folders for results."""
+    """Folders that a run writes into, by what it keeps there; `named` are folders for results."""
     return {
         "models and data of the hub (HF_HOME)": Path(hub.HF_HOME),
         "tokenised records (HFTUNE_CACHE)": cache_folder(),
@@ -34,10 +35,12 @@ def folders(named: Iterable[str]) -> dict[str, Path]:
 
 
 def check_folders(found: Mapping[str, Path]) -> Iterator[Finding]:
-    """Whether a file can be written into each, and how much space there is. Nothing is left there."""
+    """Whether a file can be written into each folder, and how much space there is. Nothing is left there."""
     for what, folder in found.items():
+        # A run makes the folder itself: what counts is the nearest one that exists.
         there = next(parent for parent in (folder, *folder.absolute().parents) if parent.is_dir())
         try:
+            # Only writing shows quotas, full disks and network mounts as well as permissions.
             with tempfile.TemporaryFile(dir=there) as file:
                 file.write(b"hftune")
         except OSError as error:
@@ -58,7 +61,7 @@ def check_folders(found: Mapping[str, Path]) -> Iterator[Finding]:
 
 
 def check_variables(environment: Mapping[str, str]) -> Iterator[Finding]:
-    """What is set that changes a run, and what a launcher sets and nobody has launched."""
+    """Environment variables that change a run, and those of a launcher where none is at work."""
     left = [name for name in LAUNCHED if name in environment]
     if left:
         names = ", ".join(f"{name}={environment[name]}" for name in left)
@@ -67,6 +70,7 @@ def check_variables(environment: Mapping[str, str]) -> Iterator[Finding]:
     told = [name for name in environment if name in TOLD or name.startswith(STARTS)]
     if told:
         yield Finding(VARIABLES, "set: " + ", ".join(f"{name}={environment[name]}" for name in sorted(told)))
+    # The values that huggingface_hub takes for true.
     offline = environment.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
     if offline:
         said = "HF_HUB_OFFLINE: models and data must be folders, or in the hub's cache already"

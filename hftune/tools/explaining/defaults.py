@@ -29,7 +29,7 @@ RUN_KINDS: dict[str, dict[str, RunKind]] = {
 
 @dataclass(frozen=True)
 class DefaultRow:
-    """A default.
+    """One row of a table of defaults.
 
     Args:
         where: What it is for; "" for all that the script trains.
@@ -47,8 +47,10 @@ def default_rows(stage: str, name: str) -> list[DefaultRow]:
     groups: dict[tuple[str, str, bool], list[str]] = {}
     runs = {label: one for label, one in RUN_KINDS[stage].items() if name in _known(stage, one.kind)}
     for label, run in runs.items():
+        # Some defaults depend on whether records are held out (evaluation, the best checkpoint).
         for held_out in (False, True):
             row = own_defaults(RunKind(run.kind, run.trained, run.losses, held_out)).get(name)
+            # Only where that makes a difference: else every default would stand there twice.
             if held_out and (row is None or not row.held_out):
                 continue
             plain = of_field(_known(stage, run.kind)[name])
@@ -63,8 +65,9 @@ def default_rows(stage: str, name: str) -> list[DefaultRow]:
 
 
 def _where(labels: list[str], every: list[str], held_out: bool) -> str:
-    """A few words for some of the labels: of RL, an algorithm or a kind of training in place of all of its labels."""
+    """The labels in few words; for RL an algorithm, or a kind of training, instead of all labels that have it."""
     words = list(labels)
+    # Labels of RL are two words, `grpo LoRA`: where all of one word are among them, that word says it.
     for part in dict.fromkeys(word for label in every if " " in label for word in label.split(" ")):
         own = [label for label in every if part in label.split(" ")]
         if len(own) > 1 and {*own} <= {*words}:
@@ -73,9 +76,11 @@ def _where(labels: list[str], every: list[str], held_out: bool) -> str:
     return which if not held_out else f"{which}, with held-out records".removeprefix(", ")
 
 
+# Every name asks for the same few parsers.
 @functools.cache
 def _known(stage: str, kind: str) -> dict[str, Any]:
-    """The arguments of a script, as its parser has them."""
+    """The arguments of a script by name, as its parser defines them."""
+    # A parser imports transformers, TRL and PEFT, which takes seconds: only once there is a question.
     from hftune.arguments.stages import stage_parser
 
     return stage_parser(stage, kind if stage == "rl" else None).known
@@ -93,7 +98,7 @@ def medicalgpt_values(name: str) -> dict[str, str]:
 
 
 def explain_default(name: str) -> list[str]:
-    """Lines about the defaults of an argument, script by script; those of one kind are one line."""
+    """Lines about the defaults of an argument; scripts with the same ones share a line."""
     by_script: dict[str, list[str]] = {}
     for stage in RUN_KINDS:
         for one in default_rows(stage, name):

@@ -1,4 +1,4 @@
-"""docs/defaults.md, of the tables in this package."""
+"""docs/defaults.md, written from the tables of defaults."""
 
 # ruff: noqa: E501 -- lines of Markdown tables and of output
 
@@ -68,12 +68,13 @@ RLOO without a validation folder holds out none, where its script takes the last
 
 
 def page() -> str:
-    """The page as Markdown, but for what was measured."""
+    """The page as Markdown, without the section of measurements."""
     return "\n".join([_HEAD, *(_script(stage) for stage in RUN_KINDS), _medicalgpt()])
 
 
 def measured_section(text: str) -> str:
     """The part of a page that benchmarks wrote, with a line before it."""
+    # These figures take a GPU for hours; writing the page again must not lose them.
     start = text.find(MEASURED)
     return "" if start < 0 else "\n" + text[start:]
 
@@ -82,6 +83,7 @@ def _script(stage: str) -> str:
     lines = [f"## run_{stage}.py", "", "| argument | for | default | why |", "| --- | --- | --- | --- |"]
     for name in documented_names(stage):
         for one in default_rows(stage, name):
+            # A default that is the empty text would be two backquotes.
             lines.append(f"| `{name}` | {one.where or 'all'} | `{one.value}` | {one.because} |".replace("``", "-"))
     return "\n".join([*lines, ""])
 

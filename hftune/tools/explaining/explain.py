@@ -14,7 +14,7 @@ from hftune.tools.explaining.defaults import explain_default
 
 
 def explain(name: str) -> str:
-    """A few lines on a name: who has it, what it does, and what becomes of it here.
+    """A few lines on a name: which tools have it, what it does, and what hftune does with it.
 
     Raises:
         ArgumentError: Neither hftune nor one of the other tools has it; names the nearest.
@@ -22,6 +22,7 @@ def explain(name: str) -> str:
     name = name.lstrip("-").replace("-", "_")
     row, help_text = table().get(name), help_of(name)
     if row is None and help_text is None:
+        # Of hftune's own names those of SFT: the parser of every stage, seconds each, would be too much for a hint.
         known = {*table(), *(other for names in tools().values() for other in names), *stage_parser("sft").known}
         fix = did_you_mean(name, known, written="--{}") or "all names, with what they do, are in docs/parameters.md"
         raise ArgumentError(f"nobody has --{name}", place="hftune explain", fix=fix)
@@ -31,6 +32,7 @@ def explain(name: str) -> str:
         lines += [f"  in {', '.join(tools_of(name))}"] if tools_of(name) else []
     if help_text is not None:
         lines += [f"  hftune: {help_text}", f"  in {', '.join(scripts_with(name))}"]
+    # One name may become another argument in another stage; each is explained once.
     targets = [name] if row is None else [row.target(stage) for stage in STAGES]
     for target in dict.fromkeys(target for target in targets if target):
         lines += explain_default(target)
@@ -38,17 +40,18 @@ def explain(name: str) -> str:
 
 
 def outcome(row: Row) -> str:
-    """What becomes of a name here, in a line."""
+    """What hftune does with a name, in one line."""
     if row.verdict == WORKS:
         return "works" + ("; some values are translated" if row.translation else "")
     if row.verdict == ALIAS:
         return f"alias of {counterpart(row)}"
+    # OFF (False, 0, none, ...) is what most names take; only other values are worth naming.
     special = [value for value in row.harmless if value] if row.harmless != OFF else []
     return f"{row.verdict}: {row.because}" + (f" ({', '.join(special)} passes)" if special else "")
 
 
 def counterpart(row: Row) -> str:
-    """The counterpart of an alias; where it differs from stage to stage, each with its scripts."""
+    """The argument that an alias becomes; where it differs by stage, each with its scripts."""
     if isinstance(row.to, str):
         return row.to
     by_name: dict[str, list[str]] = {}
@@ -58,7 +61,7 @@ def counterpart(row: Row) -> str:
 
 
 def help_of(name: str) -> str | None:
-    """The help of an argument of hftune's own, or None."""
+    """The help text of one of hftune's own arguments; None where it has no such argument."""
     # Most arguments are SFT's, too, and each further class takes seconds to import.
     for stage in ("sft", *STAGES):
         action = stage_parser(stage).known.get(name)

@@ -40,6 +40,7 @@ def own_page(further: str, written: str) -> str:
                 continue  # of the libraries below
             for action in actions:
                 text = " ".join((action.help or "").replace("%%", "%").split())
+                # By help text: where scripts describe one name differently, each text gets a row.
                 found = topics.setdefault(title, {}).setdefault(action.dest, {})
                 found.setdefault(text, []).append(script)
     sections = [_section(title, names, list(parsers)) for title, names in topics.items()]
@@ -47,8 +48,9 @@ def own_page(further: str, written: str) -> str:
 
 
 def _parsers() -> dict[str, HftuneParser]:
-    """The name of each script, of RL with its algorithm, and its parser."""
+    """The parser of each script by name; RL's once for each algorithm."""
     stages = {f"run_{stage}": stage_parser(stage) for stage in STAGES if stage != "rl"}
+    # Each algorithm of RL has arguments of its own.
     algorithms = {f"run_rl {name}": stage_parser("rl", name) for name in ALGORITHMS}
     return stages | algorithms | {"merge_peft_adapter": HftuneParser([MergeArguments])}
 
@@ -66,7 +68,8 @@ def _cell(text: str) -> str:
 
 
 def _shown(scripts: list[str], every: list[str]) -> str:
-    """Scripts in few words: `all`, and `run_rl` where all its algorithms have the argument."""
+    """The scripts in few words: `all`, and `run_rl` where all its algorithms have the argument."""
+    # `all` means all that train: merging has few of these arguments.
     stages = [script for script in every if script.startswith("run_")]
     if set(scripts) >= set(stages):
         return "all"

@@ -96,6 +96,7 @@ python run_sft.py --help        # all arguments of a script
 def pages() -> dict[str, str]:
     """Path below docs/ -> Markdown, of all pages."""
     tools = {f"parameters/{name}.md": tool_page(page) for name, page in PAGES.items()}
+    # Translated names that are in no tool's present list (older versions, other spellings) are documented as well.
     loose = [row for row in table().values() if not tools_of(row.name)]
     own = own_page(_section("Further names", loose, shows_tool=False), _WRITTEN)
     return {INDEX: _index(), **tools, "parameters/hftune.md": own}
@@ -111,16 +112,18 @@ def _index() -> str:
 
 
 def _counts(tool: str) -> str:
+    # Names that are not in the table work as they are.
     verdicts = [table()[name].verdict if name in table() else WORKS for name in tools()[tool]]
     return " | ".join(str(count) for count in (len(verdicts), *map(verdicts.count, _VERDICTS)))
 
 
 def tool_page(page: Page) -> str:
-    """The page of a tool: a table a topic."""
+    """The page of a tool as Markdown: one table for each topic."""
     head = f"# Parameters of {page.title}\n\n{page.about}\n\n```bash\n{page.command}\n```\n"
     parts, several = [head, _LEGEND, _WRITTEN], len(page.tools) > 1
     for title, rows in topics().items():
         parts += _of_tools(title, rows, page.tools, several)
+    # What a tool has and the table does not is transformers' own argument under the same name.
     rest = sorted({name for tool in page.tools for name in tools()[tool]} - set(table()))
     same = [Row(name, "as in transformers, or when merging", WORKS, to=name) for name in rest]
     parts += _of_tools("The same in transformers and in merging", same, page.tools, several)
@@ -128,13 +131,14 @@ def tool_page(page: Page) -> str:
 
 
 def _of_tools(title: str, rows: Iterable[Row], tools: Sequence[str], several: bool) -> list[str]:
-    """The section of those rows whose names one of the tools has; none where there are none."""
+    """A section with the rows whose names one of the tools has; empty where there are none."""
     kept = [row for row in rows if set(tools_of(row.name)) & {*tools}]
     return [_section(title, kept, shows_tool=several, tools=tools)] if kept else []
 
 
 def _section(title: str, rows: Iterable[Row], *, shows_tool: bool, tools: Sequence[str] = ()) -> str:
     heads = ["name", *(["in"] if shows_tool else []), "what it does", "", "here"]
+    # The verdict's column has no heading: its cell is one space wide, as Markdown formatters leave it.
     lines = [f"## {title}", "", f"| {' | '.join(heads)} |".replace("|  |", "| |"), "|---" * len(heads) + "|"]
     for row in sorted(rows, key=lambda row: row.name.lower()):
         owners = [", ".join(tool for tool in tools_of(row.name) if tool in tools)] if shows_tool else []

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from hftune.arguments.scripts import take_script
+from hftune.arguments.stage_table import base_stage
 from hftune.visible import say
 
 
@@ -18,9 +19,10 @@ def preview(argv: list[str]) -> None:
 
     data, samples = load_splits(encoder, data_args, training_args), data_args.preview or 3
     files = [Path(file) for file in data.about["train"]["files"]]
+    # With --columns the format is given, and records of the Hub have no file to show.
     if not data_args.columns and all(file.is_file() for file in files):
         stage, _ = take_script(argv, "preview")
-        say("\n".join(describe_formats(files, f"run_{stage}.py", samples)))
+        say("\n".join(describe_formats(files, f"run_{base_stage(stage)}.py", samples)))
     accumulated = training_args.train_batch_size * training_args.gradient_accumulation_steps
     show(data, encoder.tokenizer, samples, rows_per_step=accumulated)
 
@@ -39,7 +41,8 @@ def tokenize(argv: list[str]) -> None:
     from hftune.secrets import command_without_secrets
 
     folder, overwrite = training_args.output_dir, training_args.overwrite_output_dir
-    raise_together(output_problems(folder, overwrite=overwrite, inputs=[]))  # before hours of tokenising
+    # Before hours of tokenising, which would be lost.
+    raise_together(output_problems(folder, overwrite=overwrite, inputs=[]))
     packing = packing_by_split(training_args, encoder.row_length) if encoder.row_length else {}
     encoders = encoders_by_split(encoder, packing)
     sources = load_sources(encoders, data_args, training_args.seed)
@@ -58,6 +61,7 @@ def _encoder(argv: list[str], command: str) -> tuple[Any, Any, Any]:
 
     model_args, data_args, _, training_args = parse_arguments(stage, argv)
 
+    # After parsing: a wrong command is refused before seconds of imports.
     from hftune.data.encoders import make_encoder
     from hftune.errors import raise_together
     from hftune.models.loading.tokenizer import load_tokenizer

@@ -1,4 +1,4 @@
-"""Which format a record is taken for, and why, as `hftune preview` shows it."""
+"""Which format a record is recognised as, and why, as `hftune preview` shows it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from hftune.data.records.formats import (
 
 
 def describe_formats(files: list[Path], script: str, samples: int) -> Iterator[str]:
-    """The first readable records of some files: where each is, the format it was taken for, and why.
+    """A line for each of the first readable records: where it is, its format, and why that was recognised.
 
     Args:
         script: A key of `formats.FORMATS`, such as "run_sft.py"; run_rm.py is read like run_dpo.py.
@@ -33,11 +33,12 @@ def describe_formats(files: list[Path], script: str, samples: int) -> Iterator[s
 
 
 def describe_format(value: dict[str, Any], script: str) -> str:
-    """In a line, which format `script` takes a record for, by which columns, and what else of it is used.
+    """A line on one record: its format in `script`, the columns that decided, and what else of it is used.
 
     Args:
         script: A key of `formats.FORMATS`, such as "run_sft.py"; run_rm.py is read like run_dpo.py.
     """
+    # Both train on pairs, read by the same formats.
     script = "run_dpo.py" if script == "run_rm.py" else script
     found = _recognised(value, script)
     if found is None:
@@ -57,7 +58,7 @@ def describe_format(value: dict[str, Any], script: str) -> str:
 
 
 def _recognised(value: dict[str, Any], script: str) -> Format | None:
-    """The format by which the record is read, in the order in which the functions above look for it."""
+    """The format by which the record is read, tried in the same order as the readers try them."""
     pair = pair_format(value)
     if script == "run_dpo.py":
         asked = first_fit(value, PROMPTS)
@@ -67,6 +68,8 @@ def _recognised(value: dict[str, Any], script: str) -> Format | None:
         return pair
     if script == "run_rl.py":
         return first_fit(value, PROMPTS)
+    # Pairs and labelled answers are other scripts' data: read as a conversation, the rejected answer would be trained,
+    # too.
     if pair or (script == "run_sft.py" and is_labelled(value)):
         return None
     return first_fit(value, FORMATS[script])

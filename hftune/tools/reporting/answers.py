@@ -1,4 +1,4 @@
-"""What models answered: to the same questions before and after, and as RL went on. As tables, and as cards."""
+"""What models answered: to the same questions before and after training, and during RL. As tables, and as cards."""
 
 from __future__ import annotations
 
@@ -13,17 +13,19 @@ SHOWN = 6
 """Questions that a report shows at once: what `hftune ask` wrote may be many."""
 
 Said = tuple[str, str, str]
-"""Who answered, a note beside it (a reward), and the answer."""
+"""Who answered, a note on it (a reward), and the answer."""
 
 
 def labels(names: Sequence[str]) -> list[str]:
-    """Short names of models: as many last parts of their paths as tell them apart, `sft` for `outputs/x/sft-merged`."""
+    """Short names of models: as few last parts of their paths as differ, `sft` for `outputs/x/sft-merged`."""
     deepest = max((len(Path(name).parts) for name in names), default=0)
     for depth in range(1, deepest + 1):
         tails = ["/".join(Path(name).parts[-depth:]) for name in names]
+        # Without `-merged` where the names still differ: readers know stages, not steps of merging.
         for found in ([tail.removesuffix("-merged") for tail in tails], tails):
             if len(set(found)) == len(found):
                 return found
+    # Reached where the same name stands there twice.
     return list(names)
 
 
@@ -34,6 +36,7 @@ def answer_sections(found: Mapping[str, Any], shown: int = SHOWN) -> Iterator[Se
         ValueError: A model has more answers than there are questions, or fewer.
     """
     questions, answers = found.get("questions") or [], found.get("answers") or {}
+    # The file may have been edited or come from elsewhere: tables below count on equal lengths.
     for model, given in answers.items():
         if len(given) != len(questions):
             raise ValueError(f"{model} has {len(given)} answers to {len(questions)} questions")
@@ -50,7 +53,7 @@ def answer_sections(found: Mapping[str, Any], shown: int = SHOWN) -> Iterator[Se
 
 
 def reward_section(found: Mapping[str, Any]) -> Section | None:
-    """The mean reward of each model's answers."""
+    """A table of the mean reward of each model's answers; None without rewards."""
     rewards = found.get("rewards")
     if not rewards:
         return None
@@ -63,6 +66,7 @@ def reward_section(found: Mapping[str, Any]) -> Section | None:
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
+    # An empty answer has no reward.
     known = [value for value in values if isinstance(value, int | float)]
     return sum(known) / len(known) if known else None
 
@@ -76,7 +80,7 @@ def _note(found: Mapping[str, Any], shown: int) -> str:
 
 
 def completion_section(lines: Sequence[Mapping[str, Any]]) -> Section:
-    """RL's own samples, with their rewards."""
+    """A table of samples that RL generated, with their rewards."""
     rows = [
         (line["step"], said(line.get("prompt")), said(line.get("completion")), rewards_of(line.get("rewards")))
         for line in lines
@@ -90,7 +94,7 @@ def said(value: Any) -> str:
 
 
 def rewards_of(found: Mapping[str, Any] | None) -> str:
-    """`length 0.5, rm -1.25`."""
+    """Rewards by name as one text: `length 0.5, rm -1.25`."""
     numbers = {name: value for name, value in (found or {}).items() if isinstance(value, int | float)}
     return ", ".join(f"{name} {value:.3g}" for name, value in numbers.items())
 
@@ -99,7 +103,7 @@ def rewards_of(found: Mapping[str, Any] | None) -> str:
 
 
 def html_answers(found: Mapping[str, Any]) -> str:
-    """A card a question with every model's answer; what is beyond `SHOWN` is folded away."""
+    """Cards as HTML, one a question with every model's answer; those beyond `SHOWN` are folded away."""
     questions, answers, rewards = found["questions"], found.get("answers") or {}, found.get("rewards") or {}
     names = dict(zip(answers, labels(list(answers)), strict=True))
     cards = [
@@ -114,7 +118,7 @@ def html_answers(found: Mapping[str, Any]) -> str:
 
 
 def html_completions(lines: Sequence[Mapping[str, Any]]) -> str:
-    """A card a prompt with the answers that were sampled for it."""
+    """Cards as HTML, one a prompt, with the answers that were sampled for it."""
     by_prompt: dict[str, list[Said]] = {}
     for line in lines:
         entry = (f"step {line['step']}", rewards_of(line.get("rewards")), said(line.get("completion")))

@@ -41,6 +41,7 @@ def read_history(folder: Path) -> list[dict[str, Any]]:
     folder = Path(folder)
     path = folder / STATE_NAME
     if not path.is_file():
+        # By number: as text, checkpoint-200 sorts behind checkpoint-1000.
         found = max(folder.glob(f"checkpoint-*/{STATE_NAME}"), key=_checkpoint_step, default=None)
         if found is None:
             return []
@@ -58,6 +59,7 @@ def series(history: Sequence[Mapping[str, Any]], key: str) -> tuple[list[int], l
     for line in history:
         step, value = _number(line.get("step")), _number(line.get(key))
         if step is not None and value is not None:
+            # A resumed run logs some steps again; the later value is that of the weights that were kept.
             points[int(step)] = value
     steps = sorted(points)
     return steps, [points[step] for step in steps]
@@ -92,12 +94,14 @@ def summary(manifest: Mapping[str, Any], history: Sequence[Mapping[str, Any]]) -
 def _mean_of_the_end(values: Sequence[float]) -> float | None:
     if not values:
         return None
+    # Rounded up: a short run has at least one value at its end.
     end = values[-math.ceil(len(values) / 10) :]
     return sum(end) / len(end)
 
 
 def _number(value: Any) -> float | None:
-    """A number as it is, anything else (a bool too) as None."""
+    """The value where it is a number; None for anything else, True and False included."""
+    # In Python a bool is an int.
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return value

@@ -53,12 +53,12 @@ class Origin:
         return behind(self)
 
     def all_faults(self) -> list[str]:
-        """Of all origins and all uses of them, each once."""
+        """The faults of all origins and of all uses of them, each once."""
         uses = [use for origin in self.walk() for use in (origin, *origin.parents)]
         return list(dict.fromkeys(fault for use in uses for fault in use.faults))
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """The origin and its parents as plain values for JSON."""
         return {
             "name": self.name,
             "role": self.role,
@@ -76,7 +76,7 @@ class Origin:
 
 
 def trace(folder: str | Path) -> Origin:
-    """The whole chain behind a folder.
+    """A folder with everything that it was made from, back to the base.
 
     Raises:
         ManifestError: The folder is not there, or hftune did not make it.
@@ -92,8 +92,9 @@ def trace(folder: str | Path) -> Origin:
 
 
 def _trace(name: str, role: str, known: dict[str, Origin], within: tuple[str, ...]) -> Origin:
-    """A folder and what is behind it; each folder is read once, however many came from it."""
+    """A folder with everything that it was made from; each folder is read once."""
     if name in known:
+        # A copy: role and weights that have changed belong to this use of the folder, not to the folder.
         found = known[name]
         return Origin(name, role, found.manifest, list(found.faults), found.parents)
     manifest = read_manifest(name) or {}
@@ -112,6 +113,7 @@ def _trace(name: str, role: str, known: dict[str, Origin], within: tuple[str, ..
 def _parents(manifest: Manifest) -> Iterator[tuple[str, str, str | None]]:
     """Name, role and fingerprint of everything that a result was made from, each once."""
     found: dict[str, tuple[str, str | None]] = {}
+    # First: a base that is also listed among the parents keeps its role.
     base = manifest.get("base") or {}
     if base.get("name"):
         found[str(base["name"])] = ("base", base.get("fingerprint"))
@@ -120,13 +122,15 @@ def _parents(manifest: Manifest) -> Iterator[tuple[str, str, str | None]]:
         found.setdefault(str(parent["folder"]), (role, parent.get("fingerprint")))
     asked = (manifest.get("arguments") or {}).get("training") or {}
     inputs = manifest.get("inputs") or {}
+    # Reward models are named in the arguments: nothing of their weights is in the result.
     for name in asked.get("reward_model_path") or []:
         found.setdefault(str(name), ("reward model", (inputs.get(name) or {}).get("model")))
     yield from ((name, role, seen) for name, (role, seen) in found.items())
 
 
 def _other_weights(name: str, expected: str | None) -> Iterator[str]:
-    """Whether a parent is still what it was when it was used."""
+    """What is wrong where a parent no longer is what it was when it was used."""
+    # A model of the Hub is recorded by its name; there is no folder to compare.
     if expected is None or expected.startswith("hub:"):
         return
     if not Path(name).is_dir():
@@ -136,9 +140,10 @@ def _other_weights(name: str, expected: str | None) -> Iterator[str]:
 
 
 def _own_faults(name: str, manifest: Manifest) -> Iterator[str]:
-    """Whether the run finished, and its files and records are what they were."""
+    """What is wrong where the run did not finish, or its files or records are no longer what they were."""
     if manifest and manifest.get("status") != COMPLETE:
         yield f"it was not finished (status {manifest.get('status')})"
+    # `whole`: every byte is read, since size and time also stay where a file was edited on purpose.
     yield from changed_files(Path(name), manifest.get("files") or {}, whole=True)
     for path, recorded in (manifest.get("inputs") or {}).items():
         if "files" in recorded:  # models are parents and checked as such
@@ -160,11 +165,12 @@ def trained_on(manifest: Manifest) -> list[dict[str, Any]]:
 
 
 def settings(manifest: Manifest) -> dict[str, Any]:
-    """Arguments that matter: how it was trained, and the adapter."""
+    """The arguments that a line of the lineage shows: of training, and of the adapter."""
     groups = manifest.get("arguments") or {}
     training, adapter = groups.get("training") or {}, groups.get("adapter") or {}
     if not isinstance(training, dict):
         return {}
+    # -1 is transformers' way to leave `max_steps` out.
     found = {name: training[name] for name in _SETTINGS if training.get(name) not in (None, -1)}
     if found.get("max_steps"):
         found.pop("num_train_epochs", None)  # steps win
@@ -178,7 +184,7 @@ def settings(manifest: Manifest) -> dict[str, Any]:
 
 
 def metrics(manifest: Manifest) -> dict[str, float]:
-    """What it came to."""
+    """The metrics of the run that a line has room for."""
     found = manifest.get("metrics") or {}
     return {name: found[name] for name in _METRICS if isinstance(found.get(name), int | float)}
 
@@ -193,6 +199,7 @@ def draw(origin: Origin) -> str:
 
 
 def _tree(origin: Origin, first: str, rest: str, role: str, shown: set[str]) -> Iterator[str]:
+    # A folder that several came from is drawn with its parents once.
     known = origin.name in shown and bool(origin.manifest)
     shown.add(origin.name)
     yield f"{first}{role}{origin.name}{'  (see above)' if known else _what(origin.manifest)}"
@@ -243,7 +250,7 @@ def _records(split: dict[str, Any]) -> str:
 
 
 def _summary(origin: Origin) -> Iterator[str]:
-    """What was it trained on: records of the stages whose weights are in it, and whether all of it holds."""
+    """The records of the stages whose weights are in the model, and whether all of it still holds."""
     members = list(_lines_of_descent(origin))
     if members:
         yield f"{origin.name} was trained on:"
@@ -257,7 +264,7 @@ def _summary(origin: Origin) -> Iterator[str]:
 
 
 def _lines_of_descent(origin: Origin) -> Iterator[Origin]:
-    """What the weights went through, the first first: not reward models, whose records they never saw."""
+    """The stages that the weights went through, oldest first; not reward models, whose records they never saw."""
     seen: set[str] = set()
 
     def walk(member: Origin) -> Iterator[Origin]:

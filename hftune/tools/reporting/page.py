@@ -1,4 +1,4 @@
-"""`hftune report`: one HTML page that needs nothing else, and its twin in Markdown."""
+"""`hftune report`: one HTML page without further files, and the same in Markdown."""
 
 from __future__ import annotations
 
@@ -38,6 +38,7 @@ def write_pages(folder: str | Path) -> tuple[Path, Path]:
     stages = _asked_first(read_stages(folder))
     title = f"{folder.resolve().name}: {' → '.join(_title(stage) for stage in stages if _trained(stage)) or 'merge'}"
     written = folder / f"{NAME}.html", folder / f"{NAME}.md"
+    # Both are made before one is written: an error leaves the old pair as it is.
     pages = html_page(title, stages), markdown_page(title, stages)
     for file, text in zip(written, pages, strict=True):
         write_page(file, text, "report")
@@ -54,7 +55,8 @@ def _title(stage: Stage) -> str:
 
 
 def _asked_first(stages: Sequence[Stage]) -> list[Stage]:
-    """What the models answer is what most readers open the page for."""
+    """The stages with answers of `hftune ask` first: most readers open the page for them."""
+    # Sorting is stable: the others keep their order.
     return sorted(stages, key=lambda stage: stage.manifest.get("stage") != ASKED)
 
 
@@ -73,6 +75,7 @@ def sections(stage: Stage) -> Iterator[Section]:
         shortened = [(name, f"{value:g}" if isinstance(value, float) else value) for name, value in settings.items()]
         yield Section("Settings", ("argument", "value"), shortened)
     figures = {name: value for name, value in (manifest.get("metrics") or {}).items() if isinstance(value, int | float)}
+    # Time and speed stand in the overview, and FLOPs of one stage compare with nothing.
     shown = {name: value for name, value in figures.items() if not name.endswith(("_per_second", "flos", "runtime"))}
     if shown:
         yield Section("Metrics", ("metric", "value"), sorted(shown.items()))
@@ -92,7 +95,7 @@ def _records(split: dict[str, Any]) -> tuple[object, ...]:
 
 
 def _answers(stage: Stage) -> Iterator[Section]:
-    """What models answered: before and after, and as RL went on."""
+    """Tables of what models answered: before and after training, and during RL."""
     yield from answer_sections(stage.answers)
     if stage.completions:
         yield completion_section(stage.completions)
@@ -102,7 +105,7 @@ def _answers(stage: Stage) -> Iterator[Section]:
 
 
 def html_page(title: str, stages: Sequence[Stage]) -> str:
-    """The page: no script, no font, no picture is loaded from anywhere."""
+    """The page as HTML that loads no script, font or picture from anywhere."""
     trained = [stage for stage in stages if _trained(stage)]
     overview = stages_section([_named(stage) for stage in trained]) if trained else None
     links = "".join(f'<a href="#s{number}">{html(_title(stage))}</a>' for number, stage in enumerate(stages))
@@ -118,6 +121,7 @@ def html_page(title: str, stages: Sequence[Stage]) -> str:
         # Nothing is loaded and nothing runs, whatever found its way in here.
         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; "
         'img-src data:">'
+        # Else browsers ask the server, or the disk, for a favicon.
         '<link rel="icon" href="data:,">'
         f"<title>{html(title)}</title><style>{CSS}</style></head>\n<body><main>{''.join(body)}</main></body></html>\n"
     )
@@ -136,6 +140,7 @@ def _html_stage(number: int, stage: Stage) -> str:
         f"<figure><figcaption>{html(title)}</figcaption>{chart(curves, title)}</figure>"
         for title, curves in stage.curves.items()
     )
+    # The records' table has eight columns; others share a row.
     wide = ' class="whole"'
     tables = "".join(f"<div{wide if s.title == 'Records' else ''}>{_html_table(s)}</div>" for s in sections(stage))
     parts = [
@@ -152,7 +157,7 @@ def _html_stage(number: int, stage: Stage) -> str:
 
 
 def _html_said(stage: Stage) -> str:
-    """What models answered, a card a question."""
+    """Answers of models as HTML: mean rewards, then a card for each question."""
     rewards = reward_section(stage.answers)
     parts = [_html_table(rewards)] if rewards else []
     parts += [html_answers(stage.answers)] if stage.answers.get("questions") else []
@@ -208,7 +213,7 @@ def _html_notices(stage: Stage) -> str:
 
 
 def markdown_page(title: str, stages: Sequence[Stage]) -> str:
-    """The same in Markdown; curves as a line of blocks with their first, lowest, highest and last value."""
+    """The page as Markdown; a curve is a line of blocks with its first, lowest, highest and last value."""
     trained = [_named(stage) for stage in stages if _trained(stage)]
     parts = [f"# {markdown(title)}", *([stages_section(trained).render()] if trained else [])]
     for stage in stages:
@@ -216,6 +221,7 @@ def markdown_page(title: str, stages: Sequence[Stage]) -> str:
         base = (stage.manifest.get("base") or {}).get("name")
         parts += [f"From {code(base)}, {markdown(stage.manifest.get('status'))}."] if base else []
         if stage.curves:
+            # Sections are headings of the second level, and here they stand below one.
             parts.append(_curves(stage).render().replace("## ", "### ", 1))
         found = [*sections(stage), *_answers(stage)]
         parts += [section.render().replace("## ", "### ", 1) for section in found]
@@ -242,18 +248,21 @@ def _figures(points: Points) -> tuple[str, ...]:
 
 
 def spark(points: Points) -> str:
-    """Values as blocks of eight heights; a value that is not finite is an `x`."""
+    """The values as a line of blocks of eight heights; a value that is not finite is an `x`."""
     values = list(points[1])
     if len(values) > _SPARK:
+        # The last value always stays: it is what the run came to.
         values = [values[int(number * len(values) / _SPARK)] for number in range(_SPARK - 1)] + values[-1:]
     finite = [value for value in values if math.isfinite(value)]
     low, high = (min(finite), max(finite)) if finite else (0.0, 0.0)
+    # A curve that never moves has no span to divide by.
     span = (high - low) or 1.0
     return "".join(_BLOCKS[min(7, int((value - low) / span * 8))] if math.isfinite(value) else "x" for value in values)
 
 
 def _fenced(text: str) -> str:
-    """A block whose fence is longer than any in the text."""
+    """The text as a Markdown block whose fence is longer than any in the text."""
+    # An answer may hold fences of its own.
     text, fence = visible(text), "```"
     while fence in text:
         fence += "`"

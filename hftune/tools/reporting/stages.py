@@ -21,7 +21,9 @@ PROGRESS, ANSWERS, COMPLETIONS = "progress.jsonl", "answers.json", "completions.
 ASKED = "answers"
 """The stage of a folder of `hftune ask`."""
 _SHOWN = 2
+# What a pipeline keeps next to its stages: results that were replaced, and what its steps printed.
 _SKIPPED = {"previous", "logs"}
+# Folders of stages, of pipelines and of sweeps; without an end, a report of a home folder would search all of it.
 _DEPTH = 3
 
 CURVES: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
@@ -44,7 +46,7 @@ Points = tuple[list[int], list[float]]
 
 @dataclass
 class Stage:
-    """One folder.
+    """What a report shows of one folder.
 
     Args:
         name: The folder relative to what is reported.
@@ -65,7 +67,8 @@ class Stage:
 
     @property
     def command(self) -> str:
-        """What was typed, as far as the manifest knows it; without the secrets that older versions wrote there."""
+        """The command of the stage, as its manifest has it, without the secrets that older versions wrote there."""
+        # DeepSpeed's launcher adds it to every process's command.
         words = [word for word in self.manifest.get("command") or [] if not word.startswith("--local_rank")]
         return shlex.join(command_without_secrets(words))
 
@@ -92,6 +95,7 @@ def read_stages(folder: str | Path) -> list[Stage]:
 
 def _folders(folder: Path, depth: int) -> Iterator[Path]:
     if (folder / MANIFEST_NAME).is_file():
+        # What lies within a result (checkpoints) belongs to it.
         yield folder
         return
     if depth and folder.is_dir():
@@ -105,9 +109,12 @@ def _read(folder: Path, top: Path) -> Stage:
     history = read_history(folder)
     name = folder.name if folder == top else str(folder.relative_to(top))
     stage = Stage(name, folder, manifest, summary(manifest, history))
+    # It has memory and speed as well, and survives a kill: the Trainer writes its own log only when it saves.
     logged = read_progress(folder) or history
     for title, names in CURVES:
+        # Reversed: where two names share a label, the one that stands first in the table is written last and stays.
         found = {label: points for key, label in reversed(names) if (points := series(logged, key))[0]}
+        # A curve of zeros was not measured, such as GPU memory on a CPU.
         if found and any(any(points[1]) for points in found.values()):
             stage.curves[title] = dict(reversed(found.items()))
     stage.samples = [[(str(t), bool(b)) for t, b in sample] for sample in _json(folder / SAMPLES_NAME) or []]
@@ -117,12 +124,13 @@ def _read(folder: Path, top: Path) -> Stage:
 
 
 def _in_order(stages: list[Stage]) -> list[Stage]:
-    """Parents first; stages that do not build on each other by the time at which their manifest was written."""
+    """The stages, parents first; those that do not build on each other by the time of their manifests."""
     waiting = sorted(stages, key=lambda stage: (stage.folder / MANIFEST_NAME).stat().st_mtime)
     places = {stage.folder.resolve() for stage in stages}
     done: list[Stage] = []
     made: set[Path] = set()
     while waiting:
+        # The oldest one where none is ready: folders that were made from each other in a circle.
         ready = next((s for s in waiting if all(p in made for p in _parents(s) & places)), waiting[0])
         waiting.remove(ready)
         done.append(ready)
@@ -137,16 +145,17 @@ def _parents(stage: Stage) -> set[Path]:
 
 
 def _places(name: Any) -> Iterator[Path]:
-    """A folder that a manifest names; none where it names what cannot be one (zero bytes, halves of characters)."""
+    """The folder that a manifest names; none where the text cannot be a path (zero bytes, halves of characters)."""
     with suppress(ValueError, OSError, RuntimeError):
         yield Path(str(name)).resolve()
 
 
 def read_progress(folder: Path) -> list[dict[str, Any]]:
-    """`progress.jsonl` with the speed between logs; a step that was done again after an interruption counts once."""
+    """The lines of `progress.jsonl` with the speed between them; a step that was repeated after a kill counts once."""
     lines: list[dict[str, Any]] = []
     before: dict[str, Any] | None = None
     for line in _lines(folder / PROGRESS):
+        # A run that was resumed: the time since the last line is not training.
         if line.get("began"):
             before = None
         tokens, speed = line.get("tokens"), None
@@ -161,7 +170,7 @@ def read_progress(folder: Path) -> list[dict[str, Any]]:
 
 
 def _lines(file: Path) -> Iterator[dict[str, Any]]:
-    """The objects of a file that a run appends to; a line that a kill cut off is none."""
+    """The objects of a JSONL file that a run appends to; a line that a kill has cut off is skipped."""
     if file.is_file():
         for line in read_bytes(file, limit=LARGE).splitlines():
             with suppress(ManifestError):
@@ -171,10 +180,12 @@ def _lines(file: Path) -> Iterator[dict[str, Any]]:
 def _first_and_last(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     trained = [line for line in lines if line.get("mode") == "train"]
     steps = sorted({line["step"] for line in trained})
+    # With one step alone, the first is not shown as the last again.
     return [line for step in steps[:1] + steps[1:][-1:] for line in [x for x in trained if x["step"] == step][:_SHOWN]]
 
 
 def _json(file: Path) -> Any:
     if not file.is_file():
         return None
+    # Models write NaN and halves of surrogate pairs; a report shows what there is.
     return read_json(file, limit=LARGE, kind=None, finite=False, halves=True, fix="delete it")

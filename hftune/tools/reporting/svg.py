@@ -14,7 +14,7 @@ Points = tuple[Sequence[int], Sequence[float]]
 
 
 def chart(curves: Mapping[str, Points], title: str) -> str:
-    """Steps to the right, values upwards; a legend where there are several curves.
+    """A line chart as SVG, steps to the right; with a legend where there are several curves.
 
     Args:
         curves: Label to steps and values; values that are not finite are left out, and the line with them.
@@ -39,9 +39,10 @@ def chart(curves: Mapping[str, Points], title: str) -> str:
 
 
 class _Scale:
-    """From values to pixels."""
+    """Maps values to pixels."""
 
     def __init__(self, low: float, high: float, start: float, end: float) -> None:
+        # A single step, or values that are all the same, would divide by zero.
         self.low, self.high = low, high if high > low else low + 1
         self.start, self.end = start, end
 
@@ -52,14 +53,16 @@ class _Scale:
 
 def _padded(values: Sequence[float]) -> tuple[float, float]:
     low, high = min(values), max(values)
+    # Room above and below; for a flat curve a tenth of its height, and for one at zero a unit.
     margin = (high - low) * 0.05 or abs(high) * 0.1 or 1.0
     return low - margin, high + margin
 
 
 def ticks(low: float, high: float, count: int = 4) -> list[float]:
-    """Round numbers (1, 2, 2.5 or 5 times a power of ten) between two values."""
+    """Places of grid lines: round numbers (1, 2, 2.5 or 5 times a power of ten) between two values."""
     raw = (high - low) / count
     power = 10.0 ** math.floor(math.log10(raw))
+    # Slack as well: a step that is too small by rounding alone would give a line more.
     step = next(power * factor for factor in (1, 2, 2.5, 5, 10) if power * factor >= raw * 0.999)
     # A hair of slack: 4e-5 / 1e-5 is a little less than 4.
     first, last = math.ceil(low / step - 1e-6), math.floor(high / step + 1e-6)
@@ -72,6 +75,7 @@ def _grid(across: _Scale, up: _Scale) -> list[str]:
         y = up(value)
         parts.append(f'<path class="grid" d="M{_LEFT} {y}H{WIDTH - _RIGHT}"/>')
         parts.append(f'<text class="y" x="{_LEFT - 6}" y="{y + 4}">{short(value)}</text>')
+    # There is no step 2.5.
     for step in (int(value) for value in ticks(across.low, across.high) if value == int(value)):
         parts.append(f'<text class="x" x="{across(step)}" y="{HEIGHT - 8}">{short(step)}</text>')
     return parts
@@ -82,6 +86,7 @@ def _line(points: Sequence[tuple[int, float]], across: _Scale, up: _Scale, numbe
     dots = "".join(
         f'<circle class="c{number % 4}" cx="{across(x)}" cy="{up(y)}" r="{3 if len(points) <= 40 else 1.5}">'
         f"<title>{html(label)}: {short(y)} at step {x}</title></circle>"
+        # Every dot carries its value as a tooltip; of many, the last one is enough.
         for x, y in (points if len(points) <= 120 else points[-1:])
     )
     return f'<path class="line c{number % 4}" d="{d}"/>{dots}'
@@ -93,7 +98,7 @@ def _legend(curves: Mapping[str, object]) -> str:
 
 
 def _thinned(points: list[tuple[int, float]]) -> list[tuple[int, float]]:
-    """At most `_MAX_POINTS`, evenly chosen, the last one kept; more cannot be seen and would only be heavy."""
+    """At most `_MAX_POINTS` points, evenly chosen, the last one kept; more cannot be told apart."""
     if len(points) <= _MAX_POINTS:
         return points
     step = len(points) / _MAX_POINTS
@@ -101,7 +106,7 @@ def _thinned(points: list[tuple[int, float]]) -> list[tuple[int, float]]:
 
 
 def short(value: float) -> str:
-    """A number for an axis: 0.002, 1.5e-05, 12k."""
+    """A number as an axis shows it: 0.002, 1.5e-05, 12k."""
     if value == 0:
         return "0"
     size = abs(value)

@@ -33,7 +33,7 @@ class Section:
 
 
 def stages_section(stages: Sequence[StageSummary]) -> Section:
-    """One row per stage: how long, how fast, and what it did to the loss."""
+    """A table with one row a stage: how long it took, how fast it was, and its losses."""
     headers = ["stage", "steps", "first loss", "last loss", "trained tokens", "trained tokens/s", "wall time (s)"]
     rows = [
         (
@@ -53,11 +53,13 @@ def stages_section(stages: Sequence[StageSummary]) -> Section:
 
 def format_table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """A Markdown table that also reads well in a terminal: padded cells, numbers to the right, None as "-"."""
+    # A row that is too short would shift its cells under other headers without a word.
     for row in rows:
         if len(row) != len(headers):
             raise ValueError(f"a row of {len(row)} cells under {len(headers)} headers: {row!r}")
     numeric = [_all_numbers([row[column] for row in rows]) for column in range(len(headers))]
     lines = [[markdown(header) for header in headers], *([format_cell(cell) for cell in row] for row in rows)]
+    # Some readers of Markdown take fewer than three dashes for text.
     widths = [max(3, *(min(_width(line[column]), WIDEST_PADDING) for line in lines)) for column in range(len(headers))]
     rule = ["-" * (width - 1) + ":" if right else "-" * width for width, right in zip(widths, numeric, strict=True)]
     return "\n".join(_join(line, widths, numeric) for line in [lines[0], rule, *lines[1:]])
@@ -67,6 +69,7 @@ def format_cell(value: object) -> str:
     """One value as a table shows it."""
     if value is None:
         return "-"
+    # Before int, which a bool is as well.
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, int):
@@ -77,7 +80,7 @@ def format_cell(value: object) -> str:
 
 
 def _format_float(value: float) -> str:
-    """About five digits, whatever the size; no exponent but for the very small."""
+    """A float with about five digits; with an exponent only where it is very small."""
     size = abs(value)
     if not math.isfinite(value):
         return str(value)
@@ -93,7 +96,7 @@ def _all_numbers(cells: Sequence[object]) -> bool:
 
 
 def _width(text: str) -> int:
-    """Columns a text takes in a terminal: Chinese characters take two."""
+    """The columns that a text takes in a terminal: Chinese characters take two."""
     return sum(2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in text)
 
 

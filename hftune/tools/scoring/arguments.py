@@ -1,4 +1,4 @@
-"""What `hftune score` takes."""
+"""The arguments of `hftune score`."""
 
 from __future__ import annotations
 

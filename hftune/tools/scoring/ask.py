@@ -58,6 +58,7 @@ from hftune.trainers.rewards.score_batches import run_batches
 from hftune.visible import whole
 from hftune.weight_files import fingerprint
 
+# Questions that are padded to one length and answered together; the KV cache grows with their number.
 _BATCH = 16
 
 
@@ -78,7 +79,9 @@ def ask(args: AskArguments, argv: list[str]) -> dict[str, Any]:
     began = time.time()
     raise_together(check_ask(args))
     prompts = list(_prompts(args))
+    # Answers are kept by name: a model that is named twice is asked once.
     models = list(dict.fromkeys(args.models or []))
+    # One model is in memory at a time, and the reward model comes after all of them.
     said = {name: _answers(name, prompts, args) for name in models}
     found: dict[str, Any] = {"questions": [_shown(prompt.messages) for prompt in prompts], "answers": said}
     found["max_new_tokens"] = args.max_new_tokens
@@ -91,7 +94,7 @@ def ask(args: AskArguments, argv: list[str]) -> dict[str, Any]:
 
 
 def check_ask(args: AskArguments) -> Iterator[UserError]:
-    """All that is wrong with the arguments."""
+    """Everything that is wrong with the arguments."""
     if not args.models:
         yield ArgumentError("no model was named", place="--models", fix="hftune ask --models BASE outputs/sft-merged")
     for name in args.models or []:
@@ -120,7 +123,7 @@ def _are_answers(file: Path) -> bool:
 
 
 def _scores(folder: str, trust_remote_code: bool) -> bool:
-    """Whether a model ends with a score head: with tied embeddings it would load as a language model all the same."""
+    """Whether a model ends with a score head: with tied embeddings it would load as a language model, too."""
     try:
         return reward_head(folder, "--models", trust_remote_code=trust_remote_code) in ("score", "steps")
     except ArgumentError:
@@ -130,6 +133,7 @@ def _scores(folder: str, trust_remote_code: bool) -> bool:
 def _prompts(args: AskArguments) -> Iterator[Prompt]:
     """The questions as conversations that end with a user's turn."""
     for text in args.questions or []:
+        # Not Path.is_file, which raises for a question that is too long for a path.
         if os.path.isfile(text):
             yield from _of_file(text, "--questions")
         else:
@@ -151,7 +155,7 @@ def _of_file(path: str, flag: str) -> Iterator[Prompt]:
 
 
 def _shown(prompt: list[Message]) -> str:
-    """A single question as it is; a longer conversation with its speakers."""
+    """A prompt as the report shows it: a single question as it is, a conversation with its speakers."""
     if len(prompt) == 1:
         return str(prompt[0].get("content"))
     return "\n".join(f"{turn['role']}: {turn.get('content')}" for turn in prompt)
@@ -159,7 +163,7 @@ def _shown(prompt: list[Message]) -> str:
 
 @torch.no_grad()
 def _answers(name: str, prompts: list[Prompt], args: AskArguments) -> list[str]:
-    """The greedy answers of one model; it is gone from memory afterwards."""
+    """The greedy answers of one model, which is freed afterwards."""
     get_logger().info("asking %s", name)
     model, tokenizer = _load(name, args)
     chats = bool(tokenizer.chat_template)
@@ -169,19 +173,22 @@ def _answers(name: str, prompts: list[Prompt], args: AskArguments) -> list[str]:
     said: list[str] = []
     for start in range(0, len(prompts), _BATCH):
         texts = texts_of_all[start : start + _BATCH]
+        # A chat template writes the special tokens itself; a second BOS would be part of the prompt.
         given = token_ids(tokenizer, texts, add_special_tokens=not chats)
+        # On the left, so that every prompt ends where generation begins.
         inputs = tokenizer.pad({"input_ids": given}, padding_side="left", return_tensors="pt").to(model.device)
         ids = model.generate(  # type: ignore[operator]
             **inputs, max_new_tokens=args.max_new_tokens, do_sample=False, pad_token_id=tokenizer.pad_token_id
         )
         said += tokenizer.batch_decode(ids[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+    # Models have reference cycles: only a collection frees the memory before the next one is loaded.
     del model
     gc.collect()
     return [whole(text).strip() for text in said]  # at --max_new_tokens an answer ends anywhere
 
 
 def _texts(prompts: list[Prompt], tokenizer: PreTrainedTokenizerBase, mode: str) -> list[str]:
-    """The prompts as a model is given them, with turn borders in them counted, or refused."""
+    """The prompts as text for the model; turn tokens in them are counted, or refused."""
     render = Renderer(tokenizer) if tokenizer.chat_template else None
     guard, counts = TurnTokenGuard(tokenizer, mode, render), Counts(rows=len(prompts))
     texts: list[str] = []
@@ -200,48 +207,56 @@ def _texts(prompts: list[Prompt], tokenizer: PreTrainedTokenizerBase, mode: str)
 
 
 def _load(name: str, args: AskArguments) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """A model whole, over all GPUs of this machine or on the CPU; an adapter is folded into its base in memory."""
+    """A model and its tokenizer, over all GPUs of this machine or on the CPU; adapters are folded into the base."""
     on_gpu = torch.cuda.is_available() and not args.use_cpu
     dtype: Any = ("auto" if on_gpu else torch.float32) if args.dtype == "auto" else getattr(torch, args.dtype)
     options: dict[str, Any] = {"dtype": dtype, "trust_remote_code": args.trust_remote_code}
     folders, base = [], name
     if (Path(name) / "adapter_config.json").is_file():
         folders = whole_chain([name])
+        # The manifest knows the base by the name that was given; PEFT's config by what it was when the adapter was
+        # saved.
         recorded = (manifests.read_manifest(name) or {}).get("base", {}).get("name")
         base = recorded or read_lora_config(name, "--models").base_model_name_or_path
+    # Before transformers reads them: a config with absurd sizes would fill the memory.
     for folder in {name, base}:
         check_config(folder, "--models")
     level = transformers_logging.get_verbosity()
-    transformers_logging.set_verbosity_error()  # load reports and advice on sampling, once a model
+    # Reports on loading and advice on sampling would be printed for every model.
+    transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     try:
         tokenizer = pretrained(AutoTokenizer, name, trust_remote_code=args.trust_remote_code)
         if on_gpu:
             options["device_map"] = "auto"
+        # The loading info tells what was not in the files.
         model, info = pretrained(AutoModelForCausalLM, base, output_loading_info=True, **options)
     except (OSError, ValueError) as error:
         raise cannot_load(name, error, "--models", "language model") from error
     finally:
         transformers_logging.set_verbosity(level)
+    # transformers draws them at random with a warning, which is silenced above.
     if info["missing_keys"]:
         missing = sorted(map(str, info["missing_keys"]))
         cause = f"{base} lacks weights, which would be drawn at random: {', '.join(missing[:3])}"
         raise ArgumentError(cause, place="--models", fix="give a whole language model")
+    # First the rows of added tokens, with which the adapter was trained.
     grow_as_recorded(model, folders)
     model = fold_adapters(model, folders)
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
+    # They mean nothing to greedy answers, and transformers warns of each that is set.
     for sampling in (
         "temperature",
         "top_p",
         "top_k",
-    ):  # they mean nothing to greedy answers, and would be complained of
+    ):
         setattr(model.generation_config, sampling, None)
     return model.eval(), tokenizer
 
 
 def _rewards(prompts: list[Prompt], said: dict[str, list[str]], args: AskArguments) -> dict[str, list[float | None]]:
-    """What the reward model gives each answer, raw; None for an empty one."""
+    """The raw reward of each answer, by model; None for an empty one."""
     path = str(args.reward_model_path)
     get_logger().info("scoring the answers with %s", path)
     steps = reward_head(path, trust_remote_code=args.trust_remote_code) == "steps"
@@ -256,6 +271,7 @@ def _rewards(prompts: list[Prompt], said: dict[str, list[str]], args: AskArgumen
             Row({"messages": [*prompt.messages, {"role": "assistant", "content": answer}]}, name, number)
             for number, (prompt, answer) in enumerate(zip(prompts, answers, strict=True), start=1)
         ]
+        # An empty answer has no token to score.
         scored = [make(row) if answer else [] for row, answer in zip(rows, answers, strict=True)]
         run_batches(model, [one for conversation in scored for one in conversation], tokenizer.pad_token_id)
         scale = read_scale(path)
@@ -266,18 +282,21 @@ def _rewards(prompts: list[Prompt], said: dict[str, list[str]], args: AskArgumen
 
 
 def _write(folder: Path, found: dict[str, Any], args: AskArguments, argv: list[str], began: float) -> None:
-    """`answers.json` and the manifest, old or new together; the folder of a stage keeps its own manifest."""
+    """Write `answers.json` and the manifest together; the folder of a stage keeps its own manifest."""
     text = json.dumps(found, indent=1, ensure_ascii=False) + "\n"
+    # A stage's own manifest says how its weights were made; the questions must not replace it.
     if (manifests.read_manifest(folder) or {}).get("stage", ASKED) != ASKED:
         with published_file(folder / ANSWERS, flag="--output_dir") as stream:
             stream.write(text)
         return
     manifest = _manifest(found, args, argv, began)
+    # Two commands into one folder would leave answers of one with the manifest of the other.
     lock_output(folder, create=True)
     try:
         with disk_errors(folder):
             aside = begin_result(folder)
             write_file(aside / ANSWERS, text)
+            # RUNNING until all files have their places: a kill in between is seen.
             manifests.write_manifest(aside, manifest | {"status": manifests.RUNNING})
             manifest["files"] = record_files({ANSWERS: aside / ANSWERS})
             finish_result(folder)
@@ -287,7 +306,7 @@ def _write(folder: Path, found: dict[str, Any], args: AskArguments, argv: list[s
 
 
 def _manifest(found: dict[str, Any], args: AskArguments, argv: list[str], began: float) -> manifests.Manifest:
-    """What was asked of whom; the file's record is still to come."""
+    """The manifest of the answers, without the record of the file, which is not written yet."""
     asked = [name for name in [*found["answers"], args.reward_model_path] if name and manifests.read_manifest(name)]
     return {
         "hftune": manifests.library_versions().get("hftune"),

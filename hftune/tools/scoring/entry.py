@@ -14,6 +14,7 @@ def score(argv: list[str]) -> None:
     launch.prepare_environment()
     from hftune.tools.scoring.run import score as run
 
+    # `hftune score FILE`: the first word is the input.
     given = ["--input", *argv] if argv and not argv[0].startswith("-") else argv
     run(parse_command(ScoreArguments, given))
 

@@ -28,6 +28,7 @@ from hftune.trainers.rewards.score_batches import run_batches
 
 WINDOW = 1024
 """Records in memory at a time; those are batched by length."""
+# Bytes read of a file of unknown origin to see whether its first line has a score.
 _LONGEST_RECORD = 1 << 24
 
 
@@ -51,6 +52,7 @@ def score(args: ScoreArguments) -> dict[str, float]:
     steps = reward_head(args.model, "--model", trust_remote_code=args.trust_remote_code) == "steps"
     dtype, trusted = getattr(torch, args.dtype), args.trust_remote_code
     model, tokenizer = load_reward_model(args.model, dtype, flag="--model", trust_remote_code=trusted)
+    # Not spread over GPUs: reward models are run by a single process, a batch at a time.
     model.to("cuda" if torch.cuda.is_available() and not args.use_cpu else "cpu")
     separator = args.step_separator or step_separator(args.model)
     make = ScoringEncoder(
@@ -59,11 +61,13 @@ def score(args: ScoreArguments) -> dict[str, float]:
     scale, tally = read_scale(args.model), Tally()
     with _opened(args.output) as out:
         rows = _good_rows((row for chunk in chunks(files) for row in chunk.rows()), make, args, tally)
+        # Batches of similar lengths need a choice of records; the whole file need not fit into memory.
         while window := list(islice(rows, WINDOW)):
             run_batches(model, [one for _, found in window for one in found], tokenizer.pad_token_id, args.batch_tokens)
             for row, found in window:
                 scores = scores_of(found, scale)
                 tally.add(scores, found)
+                # `default`: Parquet has dates and decimals, for which JSON has no type.
                 out.write(json.dumps(row.value | scores, ensure_ascii=False, default=str) + "\n")
     tally.say(args.output)
     if tally.counts.bordered:
@@ -72,7 +76,7 @@ def score(args: ScoreArguments) -> dict[str, float]:
 
 
 def check_score(args: ScoreArguments) -> Iterator[UserError]:
-    """All that is wrong with the arguments."""
+    """Everything that is wrong with the arguments."""
     if not args.input:
         yield ArgumentError("no file was named", place="--input", fix="hftune score FILE --model FOLDER")
     if not args.model:
@@ -90,7 +94,7 @@ def check_score(args: ScoreArguments) -> Iterator[UserError]:
 def _good_rows(
     rows: Iterable[Row | DataError], make: ScoringEncoder, args: ScoreArguments, tally: Tally
 ) -> Iterator[tuple[Row, list[Scored]]]:
-    """Records and their conversations; bad ones stop the run, or are counted."""
+    """Records with their conversations; a bad record stops the run, or is dropped and counted."""
     for row in rows:
         try:
             if isinstance(row, DataError):
@@ -105,7 +109,7 @@ def _good_rows(
 
 
 def _opened(output: str | None) -> AbstractContextManager[TextIO]:
-    """The output, published under its name once it is whole; standard output for none."""
+    """A stream for the scores: a file that is published once it is whole, or standard output."""
     return nullcontext(sys.stdout) if output is None else published_file(Path(output), flag="--output")
 
 
@@ -121,10 +125,11 @@ def _are_scores(file: Path) -> bool:
 
 
 def scores_of(found: list[Scored], scale: RewardScale | None) -> dict[str, Any]:
-    """What is written into a record."""
+    """The fields that are added to a record."""
     written: dict[str, Any] = {}
     for one in found:
         assert one.outputs is not None
+        # A chain of steps is as good as its worst one; a product would punish long answers.
         value = min(one.outputs) if one.outputs else None
         written[f"score{one.name}"] = value
         if scale is not None and value is not None:
@@ -135,7 +140,7 @@ def scores_of(found: list[Scored], scale: RewardScale | None) -> dict[str, Any]:
 
 
 class Tally:
-    """What there is to say at the end."""
+    """Counts and sums over all records, for the last lines of the log."""
 
     def __init__(self) -> None:
         self.records = self.pairs = self.right = self.truncated = 0
@@ -145,7 +150,7 @@ class Tally:
         self.counts = Counts()
 
     def add(self, scores: dict[str, Any], found: list[Scored]) -> None:
-        """Count a record in."""
+        """Add a record to the counts."""
         self.records += 1
         self.counts.rows += 1
         self.counts.note_turn_tokens(token for one in found for token in one.turn_tokens)
@@ -156,24 +161,26 @@ class Tally:
         chosen, rejected = scores.get(f"score{CHOSEN}"), scores.get(f"score{REJECTED}")
         if chosen is not None and rejected is not None:
             self.pairs += 1
+            # A tie is not right: a model that scores all alike has accuracy 0.
             self.right += chosen > rejected
             self.margin += chosen - rejected
 
     def figures(self) -> dict[str, float]:
-        """Plain values."""
+        """The figures as plain numbers: records, and accuracy and margin where there were pairs."""
         found: dict[str, float] = {"records": self.records}
         if self.pairs:
             found |= {"accuracy": self.right / self.pairs, "margin": self.margin / self.pairs}
         return found
 
     def say(self, output: str | None) -> None:
-        """Counts and means, beside the scores themselves."""
+        """Log the counts and means of all records."""
         if self.dropped:
             why = ", ".join(f"{number} x {kind}" for kind, number in self.dropped.items())
             notice(f"{sum(self.dropped.values())} records left out: {why}")
         if self.truncated:
             notice(f"{self.truncated} conversations lost their beginning (--max_length)")
         mean = f", mean score {self.total / self.conversations:.4g}" if self.conversations else ""
+        # The text is made in any case, and left out where there are no pairs.
         of = max(self.pairs, 1)
         pairs = f"; {self.pairs} pairs: accuracy {self.right / of:.3f}, margin {self.margin / of:.4g}"
         where = f" -> {output}" if output else ""

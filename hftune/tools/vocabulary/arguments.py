@@ -1,4 +1,4 @@
-"""What `hftune vocab` takes."""
+"""The arguments of `hftune vocab`."""
 
 from __future__ import annotations
 
@@ -65,6 +65,6 @@ VOCAB_ALIASES = {
 
 
 def parse_vocab_arguments(argv: list[str]) -> VocabArguments:
-    """The arguments of `hftune vocab`, whatever its subcommand."""
+    """The arguments of `hftune vocab`, for any of its subcommands."""
     launch.prepare_environment()
     return parse_command(VocabArguments, argv, VOCAB_ALIASES)

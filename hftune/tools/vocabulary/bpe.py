@@ -1,4 +1,4 @@
-"""Byte-pair encoding that goes on where a tokenizer stopped (arXiv:1508.07909): merges behind those it has.
+"""Byte-pair encoding that continues from a tokenizer's merges (arXiv:1508.07909): new ones rank below its own.
 
 New merges rank below all old ones, and no old merge takes a new token. So any text is first tokenised as before, and
 then new merges join neighbours: where none applies, nothing changes.
@@ -37,7 +37,7 @@ def learn_merges(
 
 
 class _Learner:
-    """Words as lists of tokens; how often each pair of neighbours occurs, and in which words it may be."""
+    """The words as tokens, how often each pair of neighbours occurs, and which words may have it."""
 
     def __init__(self, words: Counter[Word], allowed: Callable[[str], bool]) -> None:
         self.words = [list(word) for word in words]
@@ -49,23 +49,27 @@ class _Learner:
             for pair in itertools.pairwise(word):
                 self.counts[pair] += self.times[number]
                 self.places[pair].add(number)
+        # Entries stay as they are: a pair is pushed again with each new count, and stale entries are skipped when
+        # popped.
         self.heap = [(-times, pair) for pair, times in self.counts.items()]
         heapq.heapify(self.heap)
 
     def most_frequent(self, least: int) -> Merge | None:
-        """The most frequent pair that may be merged; of equals the first in the order of their spelling."""
+        """The most frequent pair that may be merged; of equals the first in the order of spelling; None for none."""
         while self.heap:
             times, pair = heapq.heappop(self.heap)
             current = self.counts.get(pair, 0)
             if current < least or current != -times:
                 continue  # rarer by now: it was pushed again with its new count
+            # Looked at only now: most pairs never come this far.
             if self.allowed(pair[0] + pair[1]):
                 return pair
         return None
 
     def merge(self, pair: Merge) -> None:
-        """Join the pair wherever it occurs; only the neighbours of where it was are counted anew."""
+        """Join the pair in all words; only pairs next to it are counted anew."""
         changed: Counter[Merge] = Counter()
+        # May name words that have lost the pair since; joining it there changes nothing.
         for number in self.places.pop(pair):
             self.words[number], differences = _join_and_count(self.words[number], pair)
             times = self.times[number]
@@ -73,6 +77,7 @@ class _Learner:
                 changed[neighbours] += difference * times
                 if difference > 0:
                     self.places[neighbours].add(number)
+        # Once a pair, after all words: a push for each word would fill the heap with stale entries.
         for neighbours, difference in changed.items():
             if difference and neighbours != pair:
                 self.counts[neighbours] += difference
@@ -81,7 +86,7 @@ class _Learner:
 
 
 def _join_and_count(word: list[str], pair: Merge) -> tuple[list[str], list[tuple[Merge, int]]]:
-    """The word with the pair joined, and which pairs of neighbours went (-1) and came (+1), but for the pair itself."""
+    """The word with the pair joined, and which neighbouring pairs went (-1) and came (+1), without the pair itself."""
     left, right = pair
     whole = left + right
     joined: list[str] = []
@@ -117,10 +122,11 @@ def join_pair(word: Iterable[str], pair: Merge) -> list[str]:
 
 
 def apply_merges(word: Iterable[str], ranks: dict[Merge, int]) -> list[str]:
-    """A word after all merges, the lowest rank first."""
+    """The tokens of a word after all merges, the lowest rank first."""
     tokens = list(word)
     while len(tokens) > 1:
         pairs = set(itertools.pairwise(tokens))
+        # A pair without a rank comes last: if it is the best, no merge applies.
         best = min(pairs, key=lambda pair: ranks.get(pair, len(ranks)))
         if best not in ranks:
             break

@@ -1,4 +1,4 @@
-"""The folder that `hftune vocab` leaves: a tokenizer, the model in its size, and where both came from."""
+"""The result folder of `hftune vocab`: a tokenizer, a model of its size, and a manifest."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _STALE = ("vocab.json", "merges.txt", "tokenizer.model", "added_tokens.json", "s
 
 @dataclass
 class Result:
-    """What a subcommand made.
+    """The tokenizer that a subcommand made.
 
     `content` is the new `tokenizer.json`, None where the tokenizer is as it was given; `figures` go into the manifest.
     """
@@ -66,15 +66,18 @@ def load_base_tokenizer(args: VocabArguments, *, named: bool = False) -> PreTrai
 def with_content(
     tokenizer: PreTrainedTokenizerBase, content: dict[str, Any], folder: Path, *, trust_remote_code: bool = False
 ) -> PreTrainedTokenizerBase:
-    """The tokenizer whose `tokenizer.json` is `content`, written into `folder` and read again as anyone will."""
+    """The tokenizer whose `tokenizer.json` is `content`, written into `folder` and loaded from there."""
     tokenizer.save_pretrained(folder)
     for name in _STALE:
         (folder / name).unlink(missing_ok=True)
     grow_model_file(tokenizer.name_or_path, content, folder / NAME)
+    # After `save_pretrained`, which has written the old one.
     (folder / "tokenizer.json").write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
+    # Read back: what conversion at loading changes shows here, and not in training.
     grown = pretrained(AutoTokenizer, folder, trust_remote_code=trust_remote_code)
     vocabulary = grown.get_vocab()
     moved = [token for token, number in tokenizer.get_vocab().items() if vocabulary.get(token) != number]
+    # A token whose id moves gets another token's embedding: the model would read something else.
     assert not moved, f"ids of {len(moved)} tokens have moved: {moved[:5]}"
     return grown
 
@@ -91,6 +94,7 @@ def write_result(
     Raises:
         ArgumentError: No output folder, or one that holds a finished result.
     """
+    # The output must not replace what it is made from.
     named = (args.model_name_or_path, args.tokenizer_name_or_path, args.domain_tokenizer, args.train_file_dir)
     inputs = [Path(name) for name in named if name and Path(name).exists()]
     with published_folder(str(args.output_dir or ""), overwrite=args.overwrite_output_dir, inputs=inputs) as aside:
@@ -101,6 +105,7 @@ def write_result(
 def _fill(
     folder: Path, args: VocabArguments, command: str, result: Result, base: PreTrainedTokenizerBase | None
 ) -> None:
+    # Otherwise `with_content` has written the tokenizer's files already.
     if result.content is None:
         result.tokenizer.save_pretrained(folder)
     model = None if base is None or args.tokenizer_only else _grown_model(args, base, result.tokenizer)
@@ -114,7 +119,11 @@ def _grown_model(
 ) -> PreTrainedModel:
     try:
         model = pretrained(
-            AutoModelForCausalLM, args.model_name_or_path, dtype="auto", trust_remote_code=args.trust_remote_code
+            # In the checkpoint's own dtype: rows that stay must stay bit for bit.
+            AutoModelForCausalLM,
+            args.model_name_or_path,
+            dtype="auto",
+            trust_remote_code=args.trust_remote_code,
         )
     except OSError as error:
         raise ArgumentError(
@@ -128,6 +137,7 @@ def _grown_model(
         vocabulary_rows(model),
         init=args.init_new_embeddings,
         multiple=args.pad_vocab_to_multiple_of,
+        # 0.02 is what most configs have (GPT-2's), for those that do not say.
         std=float(getattr(model.config.get_text_config(), "initializer_range", 0.02)),
     )
     if growth is not None:

@@ -53,20 +53,22 @@ def _what_next(args: VocabArguments) -> str:
 
 
 def add(args: VocabArguments) -> Path:
-    """Tokens as they are spelt, beside the vocabulary."""
+    """Add tokens as they are spelt, next to the vocabulary."""
     if not args.adds_tokens:
         raise ArgumentError("no token was named", place="--add_tokens / --add_special_tokens", fix="name some")
     return _grown(args, "add", lambda tokenizer, folder: Result(tokenizer))
 
 
 def resize(args: VocabArguments) -> Path:
-    """Rows for a larger tokenizer, or up to a multiple."""
+    """Add rows for a larger tokenizer, or up to a multiple."""
+    # Without --tokenizer_name_or_path the model's own: then only the multiple adds rows.
     larger = load_base_tokenizer(args, named=True)
     return write_result(args, "resize", lambda folder: Result(larger), _own_tokenizer(args))
 
 
 def extend(args: VocabArguments) -> Path:
-    """Words of a corpus, learnt as merges (BPE) or pieces (Unigram)."""
+    """Add words of a corpus, learnt as merges (BPE) or pieces (Unigram)."""
+    # Read before anything is loaded or written: a bad record stops the command early.
     learnt, held_out = read_corpus(str(args.train_file_dir), args.validation_file_dir, args.max_characters)
 
     def make(tokenizer: PreTrainedTokenizerBase, folder: Path) -> Result:
@@ -84,8 +86,9 @@ def extend(args: VocabArguments) -> Path:
 
 
 def merge(args: VocabArguments) -> Path:
-    """Words of another tokenizer or of a list."""
+    """Add words of another tokenizer or of a list."""
     domain = domain_tokens(str(args.domain_tokenizer), trust_remote_code=args.trust_remote_code)
+    # Words need no corpus: without --validation_file_dir there are no figures.
     held_out: list[str] = []
     if args.validation_file_dir:
         _, held_out = read_corpus(args.validation_file_dir, args.validation_file_dir, args.max_characters)
@@ -99,7 +102,7 @@ def merge(args: VocabArguments) -> Path:
 
 
 def train(args: VocabArguments) -> Path:
-    """A tokenizer of its own."""
+    """Train a new tokenizer on a corpus."""
     learnt, held_out = read_corpus(str(args.train_file_dir), args.validation_file_dir, args.max_characters)
     special = named_tokens(args.add_special_tokens, "--add_special_tokens")
 
@@ -116,16 +119,18 @@ def train(args: VocabArguments) -> Path:
             tokenizer, None, {"tokens_per_character": {"after": after}, "characters": sum(map(len, held_out))}
         )
 
+    # No base: a new tokenizer has no model that could grow.
     return write_result(args, "train", make, None)
 
 
 def _grown(args: VocabArguments, command: str, make: Callable[[PreTrainedTokenizerBase, Path], Result]) -> Path:
-    """The result of `make` on the tokenizer that grows; tokens named one by one come behind, last."""
+    """Write the result of `make` on the model's tokenizer; tokens that are named one by one come last."""
 
     def whole(folder: Path) -> Result:
         result = make(load_base_tokenizer(args, named=True), folder)
         if args.adds_tokens:
             add_named_tokens(result.tokenizer, args)
+            # Its tokenizer.json lacks the tokens that were added just now: it is saved from the tokenizer.
             result.content = None
         return result
 

@@ -41,11 +41,12 @@ def read_corpus(given: str, held_out: str | None, max_characters: int) -> tuple[
         notice("fewer than 20 records: the figures are those of the corpus itself")
         return texts, texts
     kept = [text for number, text in enumerate(texts) if number % HELD_OUT != HELD_OUT - 1]
+    # Spread over the corpus: its files may differ in kind.
     return kept, texts[HELD_OUT - 1 :: HELD_OUT]
 
 
 def iterate_texts(given: str, flag: str) -> Iterator[str]:
-    """One text a record, in order."""
+    """The texts of the records of some sources, in order."""
     for spec in parse_sources(given, flag=flag):
         files: list[Path] = find_files(spec.path, flag)
         left = spec.take
@@ -59,12 +60,13 @@ def iterate_texts(given: str, flag: str) -> Iterator[str]:
 
 
 def text_of_record(row: Row) -> str:
-    """All that a record has to say, a line a turn; of a preference pair the chosen answer.
+    """The text of a record, a line a turn; of a preference pair the chosen answer.
 
     Raises:
         DataError: It is in no format that a script reads.
     """
     value = row.value
+    # Pairs first: their prompt alone would pass for a conversation.
     if pair_format(value):
         pair = to_preference(row)
         messages = [*pair.prompt, *pair.chosen]
@@ -79,7 +81,7 @@ def text_of_record(row: Row) -> str:
 
 
 def tokens_per_character(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> float:
-    """Tokens of all texts, without special ones, over their characters."""
+    """The number of tokens of all texts, without special ones, over that of their characters."""
     tokens = sum(
         len(encoding) for encoding in tokenizer.backend_tokenizer.encode_batch(texts, add_special_tokens=False)
     )
@@ -87,15 +89,17 @@ def tokens_per_character(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -
 
 
 def _thinned(texts: Iterator[str], limit: int) -> list[str]:
-    """At most about `limit` characters, spread evenly: each time it is too much, every second record is dropped."""
+    """Texts of at most about `limit` characters, spread evenly: whenever they are too many, every second is dropped."""
     kept: list[str] = []
     held, stride = 0, 1
+    # While reading: a corpus that is larger than memory is never held whole.
     for number, text in enumerate(texts):
         if number % stride:
             continue
         kept.append(text)
         held += len(text)
         while held > limit and len(kept) > 1:
+            # What is left are the multiples of the doubled stride, which the records to come are measured by as well.
             kept = kept[::2]
             held, stride = sum(map(len, kept)), stride * 2
     if stride > 1:

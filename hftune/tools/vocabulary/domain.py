@@ -25,12 +25,14 @@ def domain_tokens(given: str, *, trust_remote_code: bool = False) -> list[str]:
         ArgumentError: Nothing there, or nothing that can be read.
     """
     path = Path(given).expanduser()
+    # What is no file here may be a name on the Hub.
     if path.is_dir() or not path.exists():
         return _texts(_tokenizer(given, trust_remote_code))
     if path.name.endswith(".json"):
         return _texts(_fast(path))
     if path.name.endswith(".model"):
         proto = read_sentencepiece(path)
+        # Control tokens, single bytes and the unknown token are no text.
         normal = proto.SentencePiece.Type.NORMAL
         return [piece.piece.replace(SPACE, " ") for piece in proto.pieces if piece.type == normal]
     return _listed(path)
@@ -46,6 +48,7 @@ def _tokenizer(given: str, trust_remote_code: bool) -> PreTrainedTokenizerBase:
 
 def _fast(file: Path) -> PreTrainedTokenizerBase:
     content = read_json(file, limit=LARGE, error=ArgumentError, fix=f"give {FLAG} a tokenizer.json")
+    # Another JSON would come back as an error of the Rust parser that names no file.
     if "model" not in content:
         raise ArgumentError(f"{file} is no tokenizer.json", place=FLAG, fix="give a file that `tokenizers` wrote")
     with reporting_damage(file, descriptions=True):

@@ -43,10 +43,12 @@ def extend_from_corpus(
     if kind.name == "unigram":
         return _with_pieces(kind, _domain_pieces(words, count, max_length), count)
     growing = _Growing(kind, count)
+    # Before the corpus is tokenised: merges build on letters, and an unknown one would be lost there.
     growing.add_letters(kind.alphabet(words.elements()))
     tokens: Counter[tuple[str, ...]] = Counter()
     backend = growing.backend()
     for word, times in words.items():
+        # By the model alone: `words` are normalised and split already.
         tokens[tuple(token.value for token in backend.model.tokenize(word))] += times
 
     def allowed(spelling: str) -> bool:
@@ -72,6 +74,7 @@ def extend_from_tokens(tokenizer: PreTrainedTokenizerBase, domain: list[str], co
     growing = _Growing(kind, count)
     if kind.name == "byte_bpe":
         growing.add_letters(kind.alphabet(()))
+    # A merge on the way to one wanted word may be another wanted word: those are preferred.
     known = frozenset(wanted)
     taken = sum(growing.add_word(word, known.__contains__) for word in wanted)
     passed = len(domain) - len(wanted)
@@ -94,6 +97,7 @@ class _Growing:
 
     def __init__(self, kind: Kind, count: int) -> None:
         self.kind, self.left = kind, count
+        # `kind` is still asked for the old tokens after this one has grown.
         self.content = copy.deepcopy(kind.content)
         self.vocabulary: dict[str, int] = self.content["model"]["vocab"]
         _pin_added_tokens(self.content)
@@ -101,7 +105,7 @@ class _Growing:
         self.ranks: dict[Merge, int] = {}
 
     def add_letters(self, letters: list[str]) -> None:
-        """Letters that the vocabulary lacks, in order, while there is room."""
+        """Add letters that the vocabulary lacks, in order, while there is room."""
         lacking = [letter for letter in letters if letter not in self.vocabulary]
         for letter in lacking[: self.left]:
             self._add(letter)
@@ -109,14 +113,14 @@ class _Growing:
             notice(f"the tokenizer lacked {len(lacking)} bytes of UTF-8, whose text it dropped; they are among the new")
 
     def add_merge(self, pair: Merge) -> None:
-        """A merge, and its token unless the vocabulary has it."""
+        """Add a merge, and its token unless the vocabulary has it."""
         self.content["model"]["merges"].append(list(pair))
         self.ranks[pair] = len(self.ranks)
         if pair[0] + pair[1] not in self.vocabulary:
             self._add(pair[0] + pair[1])
 
     def add_word(self, word: str, wanted: Callable[[str], bool]) -> bool:
-        """Merges that make one token of a word; False where it is one already, or no room is left."""
+        """Add merges that make one token of a word; False where it is one already, or no room is left."""
         letters = [letter for letter in word if letter not in self.vocabulary]
         if self.kind.name == "byte_bpe":
             tokens = [token.value for token in self.kind.backend.model.tokenize(word)]
@@ -126,8 +130,10 @@ class _Growing:
         def whole(spelling: str) -> bool:
             return spelling in self.vocabulary or wanted(spelling) or self.kind.may_be_token(spelling)
 
+        # Merges of earlier words apply to this one as they will when text is tokenised.
         merges = merges_for(apply_merges(tokens, self.ranks), whole)
         new = {*letters, *("".join(pair) for pair in merges)} - set(self.vocabulary)
+        # A word whose last merge has no room would leave halves that nothing uses.
         if not (merges or letters) or word in self.vocabulary or len(new) > self.left:
             return False
         for letter in dict.fromkeys(letters):
@@ -150,13 +156,13 @@ class _Growing:
         return tokens
 
     def finished(self) -> dict[str, Any]:
-        """The description with all that was added."""
+        """The `tokenizer.json` with all that was added."""
         if self.kind.name == "bpe":
             all_halves(self.content, self.first_new, len(self.kind.model["merges"]))
         return self.content
 
     def backend(self) -> Tokenizer:
-        """The tokenizer as it is by now."""
+        """The tokenizer with what has been added so far."""
         return Tokenizer.from_str(json.dumps(self.content))
 
     def _add(self, token: str) -> None:
@@ -180,7 +186,8 @@ def _pin_added_tokens(content: dict[str, Any]) -> None:
 
 
 def _domain_pieces(words: Counter[str], count: int, max_length: int) -> list[tuple[str, float]]:
-    """Pieces of a Unigram model of the words, the most likely first, with their log-probabilities."""
+    """Pieces of a Unigram model trained on the words, with log-probabilities, the most likely first."""
+    # Twice as many as wanted, and some: pieces that the tokenizer has already are passed over later.
     trainer = UnigramTrainer(
         vocab_size=2 * count + 2000, show_progress=False, special_tokens=["<unk>"], unk_token="<unk>",
         max_piece_length=max_length,
@@ -200,6 +207,7 @@ def _with_pieces(kind: Kind, pieces: list[tuple[str, float]], count: int) -> dic
     content = copy.deepcopy(kind.content)
     table: list[list[Any]] = content["model"]["vocab"]
     known = {piece: score for piece, score in table}
+    # SentencePiece's penalty of an unknown character: 10 below the least likely piece.
     unknown = min(known.values()) - 10.0
     behind = [token for token in content["added_tokens"] if token["id"] >= len(table)]
     for token in sorted(behind, key=lambda token: token["id"]):

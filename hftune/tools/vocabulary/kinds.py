@@ -15,7 +15,9 @@ from transformers import PreTrainedTokenizerBase
 from hftune.errors import ArgumentError
 
 SPACE = "▁"
+# A word with the spaces before it, one without, or a run of newlines, which no piece crosses.
 _WORDS_OF_SENTENCEPIECE = re.compile(f"{SPACE}+[^{SPACE}\n]*|[^{SPACE}\n]+|\n+")
+# RFC 3629: 0xC0 and 0xC1 would spell ASCII in two bytes, 0xF5 and above lie beyond U+10FFFF.
 _UTF8_BYTES = [byte for byte in range(256) if byte not in (0xC0, 0xC1) and byte < 0xF5]
 """Bytes that some UTF-8 text has."""
 
@@ -26,12 +28,13 @@ def bytes_of_letters() -> dict[str, int]:
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in printable]
     letters = {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
+    # tokenizers lists the letters, and not which byte each stands for.
     assert set(letters) == set(pre_tokenizers.ByteLevel.alphabet())
     return letters
 
 
 def is_whole(spelling: bytes) -> bool:
-    """Whether bytes are text, or a piece of one single character: no token begins in one and ends in the next.
+    """Whether bytes are text, or a part of one character: no token begins in one character and ends in the next.
 
     Such a token could not be shown on its own, and the characters that it joins seldom belong together.
     """
@@ -41,7 +44,9 @@ def is_whole(spelling: bytes) -> bool:
     except UnicodeDecodeError:
         lead = spelling[0]
         rest = spelling[1:] if lead >= 0xC0 else spelling
+        # The lead byte says how many follow: 110xxxxx one, 1110xxxx two, 11110xxx three.
         needed = 1 + (lead >= 0xC0) + (lead >= 0xE0) + (lead >= 0xF0)
+        # Without its lead, at most three bytes can belong to one character.
         return all(0x80 <= byte < 0xC0 for byte in rest) and len(spelling) < (needed if lead >= 0xC0 else 4)
 
 
@@ -63,7 +68,7 @@ class Kind:
         return self.content["model"]
 
     def words(self, text: str) -> Iterator[str]:
-        """What tokens do not cross, spelt as the vocabulary spells it: normalised, split, spaces and bytes as letters.
+        """The words of a text, which no token crosses, spelt as in the vocabulary (spaces and bytes as letters).
 
         SentencePiece's kinds do not split texts before tokenising; here their words begin with their space.
         """
@@ -85,16 +90,18 @@ class Kind:
         for word in words:
             for letter in word:
                 counts[letter] = counts.get(letter, 0) + 1
+        # A character that occurs once is more likely a slip; byte fallback spells it.
         return sorted((one for one, times in counts.items() if times > 1), key=lambda one: (-counts[one], one))
 
     def characters(self, spelling: str) -> int:
-        """Characters of the text that a token stands for."""
+        """The number of characters of the text that a token stands for."""
         if self.name != "byte_bpe":
             return len(spelling.replace(SPACE, ""))
+        # A part of a character decodes to nothing, and counts as one.
         return max(1, len(self.spelt(spelling).decode(errors="ignore")))
 
     def may_be_token(self, spelling: str) -> bool:
-        """Whether a token may be spelt so: in bytes, only whole characters or a piece of one."""
+        """Whether a spelling may become a token: at byte level only whole characters, or a part of one."""
         if self.name != "byte_bpe":
             return "\n" not in spelling and not _is_byte(spelling)
         return is_whole(self.spelt(spelling))
@@ -105,7 +112,7 @@ class Kind:
         return bytes(letters[letter] for letter in spelling)
 
     def text_of(self, spelling: str) -> str | None:
-        """The text of a token; None for a byte, a piece of a character, and what stands for nothing."""
+        """The text of a token; None for a byte, a part of a character, and other tokens without text."""
         if self.name != "byte_bpe":
             return None if _is_byte(spelling) else spelling.replace(SPACE, " ")
         if not set(spelling) <= set(bytes_of_letters()):
@@ -117,7 +124,7 @@ class Kind:
 
 
 def kind_of(tokenizer: PreTrainedTokenizerBase) -> Kind:
-    """How a tokenizer works, if it can grow.
+    """The kind of a tokenizer that can grow.
 
     Raises:
         ArgumentError: WordPiece, word tables, or pieces spelt in a way of their own.
@@ -127,6 +134,7 @@ def kind_of(tokenizer: PreTrainedTokenizerBase) -> Kind:
     model = content["model"]
     if model["type"] == "Unigram":
         return Kind("unigram", content, backend)
+    # Spellings that mark the inside or the end of words (##, </w>) would need merges of their own kind.
     plain = not model.get("continuing_subword_prefix") and not model.get("end_of_word_suffix")
     if model["type"] == "BPE" and plain:
         return Kind("byte_bpe" if "ByteLevel" in _types(content["pre_tokenizer"]) else "bpe", content, backend)

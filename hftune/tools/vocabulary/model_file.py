@@ -1,4 +1,4 @@
-"""The `.model` file of a SentencePiece tokenizer grows with its `tokenizer.json`: llama.cpp and others read it."""
+"""Extend the `.model` file of a SentencePiece tokenizer with its `tokenizer.json`: llama.cpp and others read it."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ def grow_model_file(folder: str | Path, content: dict[str, Any], target: Path) -
         pieces = {number: (piece, score) for number, (piece, score) in enumerate(model["vocab"])}
     else:
         lowest = min(piece.score for piece in proto.pieces)
+        # Ids of the new pieces begin behind the file's own.
         first = len(proto.pieces)
         pieces = {number: (piece, lowest - 1 - number + first) for piece, number in model["vocab"].items()}
     if any(pieces.get(number, ("",))[0] != piece.piece for number, piece in enumerate(proto.pieces)):
@@ -44,16 +45,18 @@ def grow_model_file(folder: str | Path, content: dict[str, Any], target: Path) -
             return
         new = proto.pieces.add()
         new.piece, new.score = pieces[number]
+        # As added tokens are: cut out of a text before anything is joined.
         new.type = types.USER_DEFINED if number in added else types.NORMAL
     target.write_bytes(proto.SerializeToString())
 
 
 def all_halves(content: dict[str, Any], first_new: int, merges: int) -> None:
-    """Let each new token of a Llama-style BPE come from any two halves that are tokens, as SentencePiece does.
+    """Add merges so that each new token of a Llama-style BPE comes from any two halves, as in SentencePiece.
 
     In place. The merges of old tokens, the first `merges` of them, stay what they are.
     """
     vocabulary: dict[str, int] = content["model"]["vocab"]
+    # By id, the order in which they were learnt: a merge's rank is its place in the list.
     new = sorted((number, token) for token, number in vocabulary.items() if number >= first_new and len(token) > 1)
     beside = {token["content"] for token in content["added_tokens"]}
     kept = content["model"]["merges"][:merges]

@@ -1,4 +1,4 @@
-"""A tokenizer of its own from a corpus: byte-level BPE, or SentencePiece's BPE and Unigram with their `.model` file."""
+"""Train a tokenizer on a corpus: byte-level BPE, or SentencePiece's BPE and Unigram with their `.model` file."""
 
 from __future__ import annotations
 
@@ -21,17 +21,20 @@ _WORDS = r" ?[\p{L}\p{M}]+| ?\p{N}{1,3}| ?[^\s\p{L}\p{M}\p{N}]+|\s+(?!\S)|\s+"
 
 
 def train_byte_bpe(texts: Iterable[str], size: int, special: list[str], min_frequency: int) -> PreTrainedTokenizerBase:
-    """Byte-level BPE of `size` tokens: any text, and nothing is ever unknown. `<|endoftext|>` ends and pads."""
+    """A byte-level BPE tokenizer of `size` tokens, for which no text is unknown. `<|endoftext|>` ends and pads."""
     backend = Tokenizer(models.BPE())
     words = pre_tokenizers.Split(Regex(_WORDS), behavior="isolated")
     backend.pre_tokenizer = pre_tokenizers.Sequence(
+        # `use_regex=False`: the split before it has made the words; ByteLevel would cut them again by GPT-2's rule.
         [words, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
     )
     backend.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=size,
         min_frequency=min_frequency,
+        # They get the first ids, whatever is learnt.
         special_tokens=[END_OF_TEXT, *special],
+        # Otherwise bytes that the corpus lacks would be dropped from any text later.
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
@@ -40,7 +43,7 @@ def train_byte_bpe(texts: Iterable[str], size: int, special: list[str], min_freq
 
 
 def train_sentencepiece(texts: Iterable[str], size: int, special: list[str], kind: str, file: Path) -> None:
-    """SentencePiece's own trainer (arXiv:1808.06226), with byte fallback and texts left as they are, into `file`.
+    """Write a model by SentencePiece's trainer (arXiv:1808.06226) into `file`: byte fallback, no normalisation.
 
     Raises:
         ArgumentError: The package is missing, or the corpus has not words enough for `size` pieces.
@@ -63,10 +66,14 @@ def train_sentencepiece(texts: Iterable[str], size: int, special: list[str], kin
             user_defined_symbols=special,
             byte_fallback=True,
             split_digits=True,
+            # The default (nmt_nfkc) rewrites full-width letters and ligatures: decoded text would not be what was read.
             normalization_rule_name="identity",
+            # Runs of spaces are the indentation of code.
             remove_extra_whitespaces=False,
             allow_whitespace_only_pieces=True,
+            # In bytes. Longer lines are left out of training; the default is 4192.
             max_sentence_length=1 << 20,
+            # Errors only: the trainer writes its progress to the standard error from C++.
             minloglevel=2,
         )
     except RuntimeError as error:
@@ -109,6 +116,7 @@ def from_sentencepiece(proto: Any) -> PreTrainedTokenizerBase:
         backend = Tokenizer(models.BPE(ids, merges, unk_token=UNKNOWN, fuse_unk=True, byte_fallback=True))
     backend.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE), normalizers.Replace(" ", SPACE)])
     backend.decoder = decoders.Sequence(
+        # The last step takes away the space that the normaliser has put in front.
         [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     )
     types = proto.SentencePiece.Type
@@ -120,10 +128,11 @@ def from_sentencepiece(proto: Any) -> PreTrainedTokenizerBase:
 
 
 def _merges(pieces: list[tuple[str, float]], ids: dict[str, int]) -> list[tuple[str, str]]:
-    """SentencePiece joins any two neighbours whose spelling is a piece, the best score first."""
+    """The merges of a SentencePiece model: it joins any two neighbours whose spelling is a piece, best score first."""
     merges = []
     for piece, score in pieces:
         halves = [(piece[:cut], piece[cut:]) for cut in range(1, len(piece))]
         found = [(ids[a], ids[b], a, b) for a, b in halves if a in ids and b in ids]
+        # Of several ways to halve a piece, the one of older halves comes first.
         merges += [(-score, ids[piece], a, b) for _, _, a, b in sorted(found)]
     return [(a, b) for _, _, a, b in sorted(merges, key=lambda one: one[:2])]

@@ -89,7 +89,7 @@ class Blocks(Feature):
         with state_errors(checkpoint):
             changes = list(data.resume(state))
         for change in changes:
-            notice(f"going on with changed data: {change}")
+            notice(f"resuming with changed data: {change}")
         # Chosen so that `trained` gives the blocks of the checkpoint now, and counts on in steps of today's size.
         self._origin = state["blocks"] - steps * step_size
         if self._origin != 0 or state["block_size"] != data.block_size:

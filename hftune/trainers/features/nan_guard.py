@@ -99,7 +99,7 @@ class NanGuard(Feature):
         if run.args.fp16:
             lower = "use --bf16 or float32 instead of --fp16, whose numbers end at 65504; " + lower
         if any(Path(str(run.args.output_dir)).glob("checkpoint-*")):
-            return f"{lower}; --resume_from_checkpoint auto goes on from the last checkpoint"
+            return f"{lower}; --resume_from_checkpoint auto resumes from the last checkpoint"
         return lower
 
 

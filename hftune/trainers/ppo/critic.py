@@ -216,7 +216,7 @@ def load_critic(critic: Critic, folder: str | Path) -> None:
         ArgumentError: There are none, or they are those of another kind of critic.
     """
     file = Path(folder) / FOLDER / WEIGHTS
-    fix = "go on with the flags that it was trained with, or start anew with --resume_from_checkpoint False"
+    fix = "resume with the flags that it was trained with, or start anew with --resume_from_checkpoint False"
     if not file.is_file():
         raise ArgumentError(f"{folder} holds no critic", place="--resume_from_checkpoint", fix=fix)
     tensors = load_tensors(file)

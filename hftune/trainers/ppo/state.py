@@ -45,7 +45,7 @@ class PPOState(Feature):
             raise ArgumentError(
                 f"{checkpoint} was not written by PPO",
                 place="--resume_from_checkpoint",
-                fix="go on with the algorithm that wrote it",
+                fix="resume with the algorithm that wrote it",
             )
         self.controller.beta = float(read_checked(file)["beta"])
 

@@ -94,7 +94,7 @@ def test_an_output_folder_stands_for_its_newest_whole_checkpoint(tmp_path: Path)
 @pytest.mark.parametrize(
     "flags, says",
     [
-        (("--resume_from_checkpoint", "auto"), "goes on with everything"),
+        (("--resume_from_checkpoint", "auto"), "resumes with everything"),
         (("--peft_path", "a"), "names other weights"),
         (("--from_config",), "names other weights"),
     ],

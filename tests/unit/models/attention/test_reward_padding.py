@@ -16,7 +16,7 @@ from hftune.models.attention.reward_padding import decide_reward_padding, why_pa
 def asked(model: Path, *flags: str) -> tuple:
     given = ["--model_name_or_path", str(model), "--output_dir", "o", "--use_cpu", "True", *flags]
     model_args, _, _, training_args = parse_arguments("rm", given)
-    return model_args, training_args
+    return transformers.AutoConfig.from_pretrained(model), model_args, training_args
 
 
 @pytest.mark.parametrize(
@@ -51,8 +51,8 @@ def test_it_is_decided_and_said(
 ) -> None:
     heard: list[str] = []
     monkeypatch.setattr(reward_padding, "notice", heard.append)
-    model_args, training_args = asked(tiny_model, *flags)
-    decide_reward_padding(model_args, training_args)
+    config, model_args, training_args = asked(tiny_model, *flags)
+    decide_reward_padding(config, model_args, training_args)
     assert training_args.padding_free is free
     said = [line for line in heard if "conversations" in line]
     assert len(said) == (0 if "--padding_free" in flags else 1)

@@ -9,6 +9,7 @@ import pytest
 
 from hftune.arguments.data import DataArguments
 from hftune.arguments.entry import parse_arguments
+from hftune.arguments.stage_table import STAGES, Stage
 from hftune.cli import dispatch
 from hftune.data.encoders import make_encoder
 from hftune.data.folder_splits import open_tokenized
@@ -39,6 +40,17 @@ def test_preview(tiny_model: Path, data: Path, capsys: pytest.CaptureFixture[str
     assert shown.count("train ") >= 3
     assert "20 records read, 20 used" in shown and "terminator" in shown
     assert "an epoch: 20 rows, 3 steps of 8" in shown
+
+
+def test_a_stage_that_is_based_on_another_previews_its_records(
+    tiny_model: Path, data: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(STAGES, "other", Stage("something else", STAGES["sft"].arguments, based_on="sft"))
+    pages = []
+    for stage in ("sft", "other"):
+        dispatch(["preview", f"run_{stage}", "--model_name_or_path", str(tiny_model), "--train_file_dir", str(data)])
+        pages.append(capsys.readouterr().out.replace(f"run_{stage}", "run"))
+    assert pages[0] == pages[1] and "messages" in pages[0]
 
 
 def test_records_tokenised_ahead_are_those_of_the_run(tiny_model: Path, data: Path, tmp_path: Path) -> None:

@@ -1,0 +1,45 @@
+"""The table of stages: what a stage shares with the one that it is based on."""
+
+from __future__ import annotations
+
+import pytest
+
+from hftune.arguments.names.row import ALIAS, Row
+from hftune.arguments.stage_table import STAGES, Stage, base_stage
+from hftune.arguments.stages import stage_parser
+from hftune.errors import ArgumentError
+from hftune.preflight.check_run import rules_of
+
+
+@pytest.fixture
+def other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stage that is based on SFT, and one on DPO."""
+    monkeypatch.setitem(STAGES, "other", Stage("something else", STAGES["sft"].arguments, based_on="sft"))
+    monkeypatch.setitem(STAGES, "pairs", Stage("something else", STAGES["dpo"].arguments, based_on="dpo"))
+
+
+def test_base_stage(other: None) -> None:
+    assert [base_stage(name) for name in ("other", "pairs", "rl", "merge", "")] == ["sft", "dpo", "rl", "merge", ""]
+
+
+def test_it_has_its_defaults_and_names(other: None) -> None:
+    parser, plain = stage_parser("other"), stage_parser("sft")
+    assert parser.done_by_hftune == plain.done_by_hftune and "shuffle_dataset" in parser.done_by_hftune
+    for one in (parser, plain):
+        one.set_run_defaults([])
+    # transformers' own is "linear".
+    assert parser.get_default("lr_scheduler_type") == plain.get_default("lr_scheduler_type") == "cosine"
+    row = Row("seq", "", ALIAS, to={"sft": "max_length", "pt": "block_size"})
+    assert [row.target(name) for name in ("other", "pt", "pairs")] == ["max_length", "block_size", None]
+
+
+def test_values_of_other_tools_mean_what_they_mean_there(other: None) -> None:
+    """`calculate_per_token_loss` is what SFT does and DPO does not."""
+    assert stage_parser("other").translate(["--calculate_per_token_loss", "True"]) == []
+    with pytest.raises(ArgumentError, match="every pair or answer"):
+        stage_parser("pairs").translate(["--calculate_per_token_loss", "True"])
+
+
+def test_it_has_its_rules(other: None) -> None:
+    assert [rule.__name__ for rule in rules_of("pairs")] == [rule.__name__ for rule in rules_of("dpo")]
+    assert "check_preferences" not in {rule.__name__ for rule in rules_of("other")}

@@ -29,7 +29,7 @@ from hftune.tools.export.compared import distance, load, logits_of
 from hftune.weight_files import StoredTensor, stored_tensors
 
 LARGEST_RANK = 512
-"""Of vLLM's `--max-lora-rank`."""
+"""The largest value of vLLM's `--max-lora-rank`."""
 _FLAG = "--model_name_or_path"
 _TABLES = ("embed_tokens", "lm_head")
 

@@ -91,7 +91,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "gemma3_text": Architecture(gguf.MODEL_ARCH.GEMMA3, norm_shift=1.0, ignores_head=True, more=_gemma3),
     "phi3": Architecture(gguf.MODEL_ARCH.PHI3, more=_phi3),
 }
-"""By transformers' `model_type`; each is proven by reading the file back (tests/unit/tools/export)."""
+"""Architectures by transformers' `model_type`; each is proven by reading the file back (tests/unit/tools/export)."""
 
 
 def architecture_of(config: PretrainedConfig) -> Architecture:

@@ -13,7 +13,7 @@ _OUTTYPE: dict[str, Any] = {
 
 @dataclass
 class ExportArguments:
-    """What all formats share."""
+    """Arguments of all formats."""
 
     model_name_or_path: str | None = field(default=None, metadata={"help": "Folder of a full or merged model."})
     output_dir: str | None = field(default=None, metadata={"help": "Folder for the result."})

@@ -62,7 +62,7 @@ def _turn(turns: Turns, role: str) -> str:
     before, after = _literal(turns.before[role]), _literal(turns.after[role])
     if role == "assistant":
         return f"{before}{{{{ .Content }}}}{{{{ if not $last }}}}{after}{{{{ end }}}}"
-    # Only behind a user's turn that ends the conversation the model is asked for an answer.
+    # Only after a user's turn that ends the conversation the model is asked for an answer.
     asks = f"{{{{ if $last }}}}{_literal(turns.asks)}{{{{ end }}}}" if role == "user" else ""
     return f"{before}{{{{ .Content }}}}{after}{asks}"
 

@@ -36,7 +36,7 @@ def check_steps(steps: Iterable[Step]) -> None:
     # problems are told once.
     raise_together({problem.render(): problem for step in steps for problem in exposures(step)}.values())
     say_what_stays_here(steps, os.environ)
-    # The merge's parser brings neither torch nor TRL along, so merges need no process of their own.
+    # The merge's parser imports no torch, so merges need no process of their own.
     problems = [problem for step in steps if step.script == MERGE for problem in merge_problems(step)]
     problems += _asked_apart([step for step in steps if step.script != MERGE])
     problems += [problem for step in steps for problem in missing_files(step)]
@@ -159,7 +159,7 @@ def missing_files(step: Step) -> Iterator[UserError]:
 def main() -> None:
     """Read stages from stdin as JSON, print their problems to stdout as JSON."""
     asked = json.load(sys.stdin)
-    # Some libraries greet on stdout, which belongs to the answer.
+    # Some libraries print on stdout when they are imported, which belongs to the answer.
     with contextlib.redirect_stdout(sys.stderr):
         found = [problem for entry in asked for problem in stage_problems(**entry)]
     say(json.dumps([{"cause": problem.cause, "place": problem.place, "fix": problem.fix} for problem in found]))

@@ -57,7 +57,7 @@ def _way_out(name: str, values: list[str]) -> str:
 
 
 def say_what_stays_here(steps: Iterable[Step], environment: Mapping[str, str]) -> None:
-    """Say which variables a launcher does not hand on: DeepSpeed's hands other machines only some."""
+    """Say which variables do not reach other machines: DeepSpeed's launcher passes on only some."""
     missing: dict[str, None] = {}
     for step in map(with_quiet_token, steps):
         names = [*step.env, *(["HF_TOKEN"] if "HF_TOKEN" in environment else [])]

@@ -33,9 +33,9 @@ OPTIONS: dict[str, tuple[str, ...]] = {
 
 _SRUN_OWN = ("nproc_per_node", "master_port")  # told to the torchrun on each machine, not to srun
 PRINTED = ("MLFLOW", "PYTHON", "MV2", "UCX", "NCCL")
-"""Beginnings of the variables that DeepSpeed's launcher prints and hands on (its `EXPORT_ENVS`, and CUDA's)."""
+"""Beginnings of the variables that DeepSpeed's launcher prints and passes on (its `EXPORT_ENVS`, and CUDA's)."""
 _HOSTFILE = "/job/hostfile"
-"""Where DeepSpeed's launcher looks for one."""
+"""The hostfile that DeepSpeed's launcher reads if none is given."""
 _MANY_MACHINES = ("hostfile", "num_nodes", "nnodes", "include", "node_rank", "master_addr", "rdzv_endpoint")
 
 
@@ -102,7 +102,7 @@ class Launcher:
     def loses(self, name: str) -> bool:
         """Whether an environment variable does not reach all processes that the launcher starts."""
         if self.kind == "srun":
-            # Slurm's default is --export=ALL; a list without ALL hands on what it names.
+            # Slurm's default is --export=ALL; a list without ALL passes on what it names.
             handed = [word.partition("=")[0] for word in str(self.options.get("export", "ALL")).split(",")]
             return "ALL" not in handed and name not in handed
         return self.other_machines and not name.startswith(PRINTED)

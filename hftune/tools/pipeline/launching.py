@@ -23,7 +23,7 @@ from hftune.visible import say
 LAUNCHERS = ("deepspeed", "torchrun", "python")
 _LOOK_SECONDS = 0.1
 _REMOTE = ("hostfile", "num_nodes", "include", "exclude", "force_multi", "launcher")
-"""Options of deepspeed with which processes run on other machines, whose words come through the launcher."""
+"""Options of deepspeed with which processes run on other machines, whose output comes through the launcher."""
 
 _HOSTFILE = Path("/job/hostfile")  # DeepSpeed's default
 # torch 2.13 prints it in the summary of a failure (`elastic/multiprocessing/errors`).

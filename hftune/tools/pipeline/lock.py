@@ -16,7 +16,7 @@ from hftune.logging import notice
 from hftune.publishing.disk import disk_errors
 
 NAME = "hftune.lock"
-# Seconds. Keepers of a killed runner hold the lock until they have ended their stage, a large one in many seconds.
+# Seconds. The keeper of a killed runner holds the lock until its stage has ended, which takes seconds for a large one.
 _PATIENCE = 60.0
 
 

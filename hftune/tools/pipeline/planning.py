@@ -37,7 +37,7 @@ def show_plan(steps: Sequence[Step], screen: Screen, *, measured: bool, gpus: st
 
 
 def _verdict(step: Step, again: set[str]) -> str:
-    """What `run` would do, and why."""
+    """A text that says what `run` would do, and why."""
     state = state_of(step)
     changed = sorted(again & {*step.needs})
     if state.verdict == DONE and not changed:

@@ -95,7 +95,7 @@ def _moment(lines: list[dict[str, Any]]) -> Moment:
 
 
 class Screen:
-    """Says what happens; a line that changes in place where the output is a terminal.
+    """Prints what happens: on a terminal as a line that changes in place, else as lines of a log.
 
     Args:
         console: Where to; left out: standard output.

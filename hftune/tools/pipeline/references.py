@@ -16,7 +16,7 @@ _REFERENCE = re.compile(r"\$(\$?)\{([^{}]*)\}")
 
 @dataclass
 class Names:
-    """What `${...}` may name.
+    """The values that `${...}` may name.
 
     Args:
         values: `${NAME}`: of `values:`, a combination of `matrix:`, `model` and `output_dir`; may hold references.
@@ -43,7 +43,7 @@ class Names:
             return Placed([self.resolve(child, within) for child in value], placed.place, placed.named)
         if not isinstance(value, str) or "${" not in value:
             return placed
-        # The place stays that of the reference: problems are mended where it stands.
+        # The place stays that of the reference: a problem is solved in that line.
         whole = _REFERENCE.fullmatch(value)
         if whole and not whole[1]:
             found = self._look_up(whole[2].strip(), placed.place, within)

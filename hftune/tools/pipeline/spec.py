@@ -66,7 +66,7 @@ def read_spec(file: str | Path) -> Spec:
     problems: list[UserError] = []
     top = read_yaml(file)
     found = top.mapping("a pipeline", problems)
-    # Before the first problem is made: messages quote the file, and learnt secrets are masked.
+    # Before any message quotes the file: secrets that are learnt here are masked in it.
     _learn(top)
     problems += _strangers(found, KEYS, "a pipeline")
     problems += [
@@ -148,7 +148,7 @@ def _folders(arguments: dict[str, Placed], what: str) -> Iterator[UserError]:
 
 
 def _asked(answers: dict[str, Placed], stages: list[StageSpec]) -> Iterator[UserError]:
-    """What the pipeline tells `hftune ask` itself, and a stage in its way."""
+    """Problems: arguments of `hftune ask` that the pipeline gives itself, and a stage of the name `answers`."""
     for name in ("models", "output_dir", "reward_model_path"):
         if name in answers:
             fix = "leave it out: all language models and the latest reward model of the pipeline take part"

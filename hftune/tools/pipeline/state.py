@@ -33,7 +33,7 @@ _WITHOUT_EFFECT = {
 
 @dataclass(frozen=True)
 class State:
-    """What is to be done with a step.
+    """The state of a step, which says what is to be done with it.
 
     Args:
         verdict: `DONE`, `RESUME` (it was interrupted), `START` (there is nothing), `AGAIN` (what it is made from has
@@ -99,7 +99,7 @@ def _other_merge(step: Step, manifest: Manifest) -> Iterator[str]:
         if fingerprint(parent["folder"]) != parent["fingerprint"]:
             yield f"the adapter in {parent['folder']} is another one"
     base = manifest.get("base") or {}
-    # Only a local base can be read again; what the Hub has is not asked for.
+    # Only a local base can be read again; the Hub is not asked.
     if Path(str(base.get("name"))).is_dir() and fingerprint(base["name"]) != base.get("fingerprint"):
         yield f"the model in {base['name']} is another one"
 

@@ -12,7 +12,7 @@ from hftune.data.readers.files import find_files
 from hftune.errors import UserError
 
 MOST_BYTES = 2 * 2**30
-"""What is larger is not counted: it would take longer than the plan."""
+"""Most bytes of data files to count records in: more would take longer than the plan."""
 
 
 @dataclass(frozen=True)

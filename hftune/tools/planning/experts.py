@@ -44,7 +44,7 @@ class Experts(Protocol):
         """The activation between the two matrices of a layer without a gate."""
 
     def _apply_gate(self, gate_up: torch.Tensor, /) -> torch.Tensor:
-        """The same of a layer with a gate: half the width remains."""
+        """The activation and product of a layer with a gate: half the width remains."""
 
 
 def counted_experts(

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 TOKENS, WORDS = 4096, 32768
-"""Of a tile."""
+"""Most tokens, and words of the vocabulary, in a tile."""
 
 COPIES_FORWARD, COPIES_BACKWARD = 3.25, 7.25
 """float32 tiles that live at a time in `_forward_tile` and `_backward_tile`, a mask of bools counting a quarter."""
@@ -39,7 +39,7 @@ class Head:
 
 @dataclass(frozen=True)
 class HeadSizes:
-    """What the head multiplies.
+    """Sizes of the head and of its input.
 
     Args:
         tokens: Scored ones of a micro batch.

@@ -47,7 +47,7 @@ class Moment:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run will need in each process.
+    """The memory that a run will need in each process.
 
     Args:
         moment: That at which the most lives where the process trains.
@@ -81,7 +81,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Step:
-    """What a step does, for `moments`.
+    """A step as `moments` needs it.
 
     Args:
         profile: Of the layers.

@@ -57,15 +57,16 @@ from hftune.tools.planning.tracing import Batch, Profile, Untraceable, scaled, t
 from hftune.tools.planning.work import ANSWERS, FULL_LOGITS, FUSED, WEIGHTED, Work, work_of
 
 CONTEXT = 0.55 * 2**30
-"""Of a CUDA context with its kernels, and of NCCL's buffers: round figures of H100 and H200 under CUDA 12 and 13."""
+"""Bytes of a CUDA context with its kernels: a round figure of H100 and H200 under CUDA 12 and 13."""
 
 COMMUNICATOR = 0.35 * 2**30
+"""Bytes of NCCL's buffers, which a run of one process does not have; likewise a round figure."""
 
 MOST_TILES = 16
 """Pieces of an MLP that are traced, which takes a while for each; with more, a piece takes less than that."""
 
 LIBRARIES = 0.25 * 2**30
-"""Of libraries that a run imports after its checks: DeepSpeed, bitsandbytes, trainers; resident memory, measured."""
+"""Bytes of libraries imported after the checks (DeepSpeed, bitsandbytes, trainers): resident memory, measured."""
 
 
 @dataclass(frozen=True)
@@ -298,7 +299,7 @@ class Planner:
             config = read_lora_config(adapter_args.continued_adapter)
             config.task_type = TASK_TYPES[head_of(miniature.model)]  # where it is another, the run is refused elsewhere
         else:
-            # Layers have other numbers in the miniature; an adapter of some layers is reckoned as one of all.
+            # Layers have other numbers in the miniature; an adapter of some layers is planned as one of all.
             config = lora_config(miniature.model, replace(adapter_args, layers_to_transform=None))
         # Initialisers read values (PiSSA takes an SVD of the base), and the meta device has none.
         config.init_lora_weights = False

@@ -12,7 +12,7 @@ from hftune.preflight.memory import GIB, Free
 from hftune.tools.planning.planner import Choice, Planner
 
 SHARES = tuple(Fraction(eighths, 8) for eighths in range(9))
-"""Of the layers; all steps cost alike, and fewer would hardly be faster."""
+"""Shares of the layers to choose from: at most four plans find one, and finer shares would hardly be faster."""
 
 ROOM = 1.1
 """Times the plan must be free: measured peaks are up to a tenth above it (docs/planning.md)."""

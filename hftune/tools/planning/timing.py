@@ -18,7 +18,7 @@ MFU, MFU_LORA, MFU_PACKED, MFU_CPU = 0.40, 0.35, 0.25, 1.0
 with rows of a few thousand tokens do on Hopper and Ampere; others do not. On a CPU the figure is of training itself."""
 
 LINK_SHARE = 0.7
-"""Of a link's speed."""
+"""Share of a link's speed that communication reaches."""
 
 NETWORK = 40.0
 """GB/s a device between machines: 400 Gb/s InfiniBand for each."""

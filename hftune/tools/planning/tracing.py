@@ -14,7 +14,7 @@ from hftune.models.miniature import Miniature
 from hftune.tools.planning.tracker import Tracker
 
 _FROM_MODELS = (RuntimeError, TypeError, ValueError, AttributeError, KeyError, IndexError, AssertionError)
-"""What a model's code may raise where it meets tensors without data, or arguments that it does not have."""
+"""Errors that a model's code may raise on tensors without data, or for arguments that it does not have."""
 
 
 class Untraceable(Exception):
@@ -23,7 +23,7 @@ class Untraceable(Exception):
 
 @dataclass(frozen=True)
 class Batch:
-    """What goes through the model in one micro step.
+    """The input of the model in one micro step.
 
     Args:
         rows: Of the batch.
@@ -122,7 +122,7 @@ def trace(miniature: Miniature, batch: Batch, autocast: torch.dtype | None, *, w
         with _models_code(), torch.autocast("cpu", autocast or torch.bfloat16, enabled=autocast is not None):
             result = (model if with_loss else base_of(model))(**inputs, use_cache=False)
             out = result.loss if with_loss else result.last_hidden_state
-        # accelerate hands outputs on in float32; the Trainer lets go of them before the backward pass.
+        # accelerate returns outputs in float32; the Trainer frees them before the backward pass.
         copied = result.logits.float() if with_loss and autocast is not None else None
         hidden_bytes = out.element_size()
         del result, copied

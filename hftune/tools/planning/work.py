@@ -73,7 +73,7 @@ class Work:
         """The same global batch in micro steps of another size, which must divide this one."""
         factor = self.examples // examples
         fewer = self.rows // factor
-        generation = self.generation  # drawn for the whole global batch at once, whatever the micro steps
+        generation = self.generation  # sampled for the whole global batch at once, whatever the micro steps
         return replace(
             self,
             examples=examples,

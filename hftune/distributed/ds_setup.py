@@ -113,7 +113,7 @@ def check_ds_config(config: DsConfig, setting: Setting | None = None) -> list[Ar
     """
     problems = [*ds_keys.check_keys(config), *ds_keys.check_types(config)]
     problems += ds_keys.check_combinations(config)
-    # Last: features suppose that keys and types are right, and name a broken block again otherwise.
+    # Last in the message: a broken block is reported by the rules above, and taken for an empty one here.
     problems += check_features(config, setting or Setting(on_cpu=False, bf16=True))
     if "optimizer" in config:
         problems.append(

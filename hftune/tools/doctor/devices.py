@@ -111,7 +111,7 @@ def check_gpus(found: Gpus) -> Iterator[Finding]:
             yield Finding(GPU, f"{said}: {used:.0%} is in use by others", NOTE, fix)
         else:
             yield Finding(GPU, said)
-    # Each process of ZeRO has a share of the same size and waits for all others at each step.
+    # Each process of ZeRO has a shard of the same size and waits for all others at each step.
     if len({(gpu.name, gpu.total) for gpu in found.seen}) > 1:
         fix = "train on those that are alike: all wait for the slowest, and the smallest memory decides"
         yield Finding(GPU, "the GPUs are not alike", NOTE, fix)

@@ -1,4 +1,4 @@
-"""A LoRA adapter as vLLM takes it alongside its base (`--enable-lora --lora-modules NAME=FOLDER`), or why not.
+"""Exports a LoRA adapter for vLLM alongside its base (`--enable-lora --lora-modules NAME=FOLDER`), or says why not.
 
 vLLM's loader (vllm/lora/peft_helper.py, lora_model.py, utils.py) reads `r`, `lora_alpha` and the low-rank matrices, and
 nothing else: patterns of ranks and scales, rows, magnitudes and biases are errors there, or passed over.
@@ -29,7 +29,7 @@ from hftune.tools.export.compared import distance, load, logits_of
 from hftune.weight_files import StoredTensor, stored_tensors
 
 LARGEST_RANK = 512
-"""Of vLLM's `--max-lora-rank`."""
+"""The largest value of vLLM's `--max-lora-rank`."""
 _FLAG = "--model_name_or_path"
 _TABLES = ("embed_tokens", "lm_head")
 
@@ -59,12 +59,13 @@ def check_served_adapter(folder: Path, args: ServedAdapterArguments) -> Iterator
 
 
 def base_of(adapter: Adapter, args: ServedAdapterArguments) -> str:
-    """The base that was named, or that the adapter names."""
+    """The base that was named, else the one that the adapter names; empty without either."""
     recorded = (adapter.manifest.get("base") or {}).get("name")
     return str(args.base_model_name_or_path or recorded or adapter.config.get("base_model_name_or_path") or "")
 
 
 def _reasons(adapter: Adapter, base: str) -> Iterator[str]:
+    # Nothing below can be read of an adapter that is no LoRA.
     unsupported = adapter.unsupported()
     if unsupported:
         yield unsupported
@@ -106,7 +107,8 @@ def _replaced(adapter: Adapter, base: str) -> set[str]:
     before = stored_tensors(base) if Path(base).is_dir() else {}
     found = set()
     for name, stored in adapter.replaced.items():
-        same = before.get(name) or before.get(name.replace("lm_head", "model.embed_tokens"))  # a tied head has no name
+        # A tied head is stored under the embedding's name alone.
+        same = before.get(name) or before.get(name.replace("lm_head", "model.embed_tokens"))
         if same is None or same.shape != stored.shape or not torch.equal(read_tensor(same), read_tensor(stored)):
             found.add(name)
     close_files()
@@ -114,10 +116,7 @@ def _replaced(adapter: Adapter, base: str) -> set[str]:
 
 
 def write_served_adapter(folder: Path, output: Path, args: ServedAdapterArguments) -> dict[str, Any]:
-    """Write one rank and one scale for all modules, which is all that vLLM reads; says how to serve it.
-
-    Where modules differ, matrices are filled up with zeros to the largest rank, and B takes the scale: the product is
-    the same (B is rounded once more to its dtype).
+    """Write the adapter with one rank and one scale for all modules, all that vLLM reads, and say how to serve it.
 
     Returns:
         `rank`, `alpha`, `modules` (their number), `dtype` and `base`, and the difference of logits where both are here.
@@ -126,6 +125,7 @@ def write_served_adapter(folder: Path, output: Path, args: ServedAdapterArgument
     base = base_of(adapter, args)
     rank, alpha, tensors = _plain(adapter)
     output.mkdir(parents=True, exist_ok=True)
+    # Full names, no patterns: peft then adapts exactly these when the result is read back.
     modules = sorted(module.name for module in adapter.modules)
     LoraConfig(
         r=rank,
@@ -161,12 +161,14 @@ def _plain(adapter: Adapter) -> tuple[int, float, dict[str, torch.Tensor]]:
     scales = {module.name: adapter.scale(module.name, _rank(module)) for module in adapter.modules}
     ranks = {module.name: _rank(module) for module in adapter.modules}
     rank = max(ranks.values())
+    # If all are alike the matrices stay bit for bit; else scale moves into B, so that alpha / rank is 1.
     alike = len(set(scales.values())) == len(set(ranks.values())) == 1
     alpha = next(iter(scales.values())) * rank if alike else float(rank)
     tensors: dict[str, torch.Tensor] = {}
     for module in adapter.modules:
         down, up = map(read_tensor, _matrices(module))
         if not alike:
+            # Rows of A and columns of B that are 0 add nothing to B A. B is multiplied in float32 and rounded once.
             down = torch.nn.functional.pad(down, (0, 0, 0, rank - down.shape[0]))
             up = torch.nn.functional.pad((up.float() * scales[module.name]).to(up.dtype), (0, rank - up.shape[1]))
         suffixes = (
@@ -186,6 +188,7 @@ def _say(adapter: Adapter, base: str, rank: int, output: str) -> None:
         notice(f"left out, as they are those of the base: {', '.join(extra)}")
     name = Path(output).name
     get_logger().info(
+        # vLLM takes only these values of --max-lora-rank, and 16 if none is given.
         "serve it: vllm serve %s --enable-lora --lora-modules %s=%s --max-lora-rank %d",
         *(base, name, output, next(known for known in (8, 16, 32, 64, 128, 256, 320, 512) if known >= rank)),
     )
@@ -194,6 +197,7 @@ def _say(adapter: Adapter, base: str, rank: int, output: str) -> None:
 def _difference(base: str, folder: Path, output: Path, args: ServedAdapterArguments) -> dict[str, float]:
     said = []
     for adapter in (folder, output):
+        # The base is loaded each time, for peft changes its modules in place.
         model = PeftModel.from_pretrained(load(Path(base), args.trust_remote_code), str(adapter))
         speaker = Path(output if (output / "tokenizer_config.json").is_file() else base)
         said.append(logits_of(model.eval(), speaker, args.trust_remote_code))

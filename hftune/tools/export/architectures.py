@@ -1,4 +1,4 @@
-"""How the checkpoints of an architecture become GGUF tensors: names, row orders, and what llama.cpp must know.
+"""Maps checkpoints of an architecture to GGUF: tensor names, row orders, and the keys that llama.cpp needs.
 
 Which key belongs to which architecture is written down in llama.cpp's own converter (its folder `conversion`).
 """
@@ -43,7 +43,7 @@ class Architecture:
 
     @property
     def name(self) -> str:
-        """As in `general.architecture`."""
+        """The name in `general.architecture`."""
         return gguf.MODEL_ARCH_NAMES[self.arch]
 
 
@@ -68,6 +68,7 @@ def _gemma3(writer: gguf.GGUFWriter, config: Any) -> None:
 
 
 def _phi3(writer: gguf.GGUFWriter, config: Any) -> None:
+    # Phi-4-mini rotates a part of each head only; Phi-3 has no such factor.
     writer.add_rope_dimension_count(int(head_dim(config) * float(_rope(config).get("partial_rotary_factor", 1.0))))
     writer.add_rope_scaling_orig_ctx_len(
         _rope(config).get("original_max_position_embeddings") or config.max_position_embeddings
@@ -84,11 +85,13 @@ ARCHITECTURES: dict[str, Architecture] = {
     "qwen3": Architecture(gguf.MODEL_ARCH.QWEN3),
     "qwen2_moe": Architecture(gguf.MODEL_ARCH.QWEN2MOE, more=_qwen_moe),
     "qwen3_moe": Architecture(gguf.MODEL_ARCH.QWEN3MOE, more=_qwen_moe),
+    # Gemma's norms multiply by 1 + weight, llama.cpp's by the weight. Its head is tied, even where a checkpoint stores
+    # one.
     "gemma2": Architecture(gguf.MODEL_ARCH.GEMMA2, norm_shift=1.0, ignores_head=True, more=_gemma2),
     "gemma3_text": Architecture(gguf.MODEL_ARCH.GEMMA3, norm_shift=1.0, ignores_head=True, more=_gemma3),
     "phi3": Architecture(gguf.MODEL_ARCH.PHI3, more=_phi3),
 }
-"""By transformers' `model_type`; each is proven by reading the file back (tests/unit/tools/export)."""
+"""Architectures by transformers' `model_type`; each is proven by reading the file back (tests/unit/tools/export)."""
 
 
 def architecture_of(config: PretrainedConfig) -> Architecture:
@@ -131,7 +134,9 @@ def add_parameters(writer: gguf.GGUFWriter, config: Any, known: Architecture, ro
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_key_length(head_dim(config))
     writer.add_value_length(head_dim(config))
+    # Padded rows count: llama.cpp refuses a file whose embedding has another number of rows than tokens.
     writer.add_vocab_size(rows)
+    # Mixtral has the first name, Qwen the second.
     experts = getattr(config, "num_local_experts", None) or getattr(config, "num_experts", None)
     if experts:
         writer.add_expert_count(experts)
@@ -142,7 +147,9 @@ def add_parameters(writer: gguf.GGUFWriter, config: Any, known: Architecture, ro
 
 def _add_positions(writer: gguf.GGUFWriter, config: Any) -> None:
     rope = _rope(config)
+    # transformers 5 moves rope_theta into `rope_parameters`; an older config may still have it outside.
     writer.add_rope_freq_base(float(rope.get("rope_theta") or getattr(config, "rope_theta", None) or 10000.0))
+    # Gemma 3's layers with a window have a rope base of their own.
     local = (config.rope_parameters or {}).get("sliding_attention")
     if local:
         writer.add_rope_freq_base_swa(float(local["rope_theta"]))
@@ -150,6 +157,7 @@ def _add_positions(writer: gguf.GGUFWriter, config: Any) -> None:
     if kind == "linear":
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(float(rope["factor"]))
+    # llama3 is not here: llama.cpp reads its factors as a tensor (`extra_tensors`).
     elif kind == "yarn":
         writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
         writer.add_rope_scaling_factor(float(rope["factor"]))

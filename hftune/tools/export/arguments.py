@@ -1,4 +1,4 @@
-"""What `hftune export FORMAT` needs to know: one class a format."""
+"""Arguments of `hftune export FORMAT`: one class for each format."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _OUTTYPE: dict[str, Any] = {
 
 @dataclass
 class ExportArguments:
-    """What all formats share."""
+    """Arguments of all formats."""
 
     model_name_or_path: str | None = field(default=None, metadata={"help": "Folder of a full or merged model."})
     output_dir: str | None = field(default=None, metadata={"help": "Folder for the result."})
@@ -38,6 +38,8 @@ class GgufArguments(ExportArguments):
 class OllamaArguments(GgufArguments):
     """A GGUF file and the Modelfile that `ollama create` takes."""
 
+    # 8 bits by default: Ollama is for machines of users, and the difference in logits is a few hundredths of their
+    # spread.
     outtype: str = field(default="q8_0", metadata=_OUTTYPE)
     system: str | None = field(default=None, metadata={"help": "System prompt to write into the Modelfile."})
 
@@ -73,7 +75,7 @@ class ServingArguments(ExportArguments):
 
 @dataclass
 class ServedAdapterArguments(ExportArguments):
-    """A LoRA adapter as vLLM takes it beside its base (`--lora-modules`)."""
+    """A LoRA adapter as vLLM takes it alongside its base (`--lora-modules`)."""
 
     model_name_or_path: str | None = field(default=None, metadata={"help": "Folder of an adapter."})
     base_model_name_or_path: str | None = field(

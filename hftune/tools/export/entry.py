@@ -1,4 +1,4 @@
-"""`hftune export FORMAT`."""
+"""`hftune export FORMAT`: parses the command line and starts the export."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hftune.tools.export.run import export as write
 
 
 def export(argv: list[str]) -> None:
-    """A finished model in the form that another tool wants."""
+    """Write a finished model in the form that another tool needs."""
     if not argv or argv[0] not in FORMATS:
         raise ArgumentError(
             "`hftune export` needs a format",

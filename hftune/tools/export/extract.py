@@ -1,4 +1,4 @@
-"""The difference of two full models as a LoRA adapter: each matrix's best approximation of rank r, by SVD.
+"""Extracts the difference of two full models as a LoRA adapter: each matrix's best approximation of rank r, by SVD.
 
 The truncated SVD is the nearest matrix of a given rank (Eckart and Young, 1936).
 """
@@ -28,7 +28,7 @@ EMBEDDINGS = ("embed_tokens", "lm_head", "score")
 
 @dataclass
 class Extracted:
-    """What became of the differences.
+    """The extracted adapter, and what it keeps of each difference.
 
     Attributes:
         adapted: Name of each adapted matrix to the share of its difference (squared Frobenius norm) that is kept.
@@ -43,7 +43,7 @@ class Extracted:
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """Figures for the manifest."""
+        """The figures for the manifest."""
         shares = list(self.adapted.values())
         return {
             "adapted": len(shares),
@@ -76,6 +76,7 @@ def extract_lora(base: Path, tuned: Path, rank: int, *, keep_other_changes: bool
             _factor(found, module, before, after, rank)
         elif keep_other_changes and leaf in EMBEDDINGS:
             found.whole.append(leaf)
+            # The name that peft gives to modules_to_save in a file.
             found.tensors[f"base_model.model.{name}"] = after.clone()
         else:
             found.lost.append(name)
@@ -95,7 +96,8 @@ def save_extracted(
 ) -> None:
     """Write the adapter as peft does: `adapter_config.json` and `adapter_model.safetensors`."""
     tied = _is_tied(Path(base), trust_remote_code) and "embed_tokens" in found.whole
-    if tied:  # peft saves the tied head next to the embedding
+    # peft saves the tied head next to the embedding. Cloned: safetensors refuses two tensors of one storage.
+    if tied:
         embedding = next(tensor for name, tensor in found.tensors.items() if name.endswith("embed_tokens.weight"))
         found.tensors["base_model.model.lm_head.weight"] = embedding.clone()
     config = LoraConfig(
@@ -119,6 +121,7 @@ def _factor(found: Extracted, module: str, before: torch.Tensor, after: torch.Te
     difference = after.float() - before.float()
     left, singular, right = _svd(difference, rank)
     kept = min(rank, singular.numel())
+    # Both factors take half of each singular value: of one size they round alike, and can be trained further.
     root = singular[:kept].sqrt()
     # Padded to the rank where the matrix has less, so that one rank fits all.
     up = torch.zeros(difference.shape[0], rank)
@@ -130,11 +133,15 @@ def _factor(found: Extracted, module: str, before: torch.Tensor, after: torch.Te
 
 
 def _svd(matrix: torch.Tensor, rank: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """U, S and V^T: exact for small matrices, by random projection (arXiv:0909.4061) where that is far cheaper."""
+    """U, S and V^T of a matrix: exact, or by random projection (arXiv:0909.4061) if that is far cheaper."""
+    # The exact SVD grows with the cube of the size; the random one gains nothing once the rank is a quarter of the
+    # size.
     if min(matrix.shape) <= max(1024, 4 * rank):
         return torch.linalg.svd(matrix, full_matrices=False)
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)  # the same models give the same adapter
+        # Seeded, so that the same models give the same adapter. Twice the rank and four power iterations, because the
+        # singular values of a difference fall slowly (section 4.5).
+        torch.manual_seed(0)
         left, singular, right = torch.svd_lowrank(matrix, q=2 * rank + 16, niter=4)
     return left, singular, right.T
 
@@ -144,6 +151,7 @@ def _differences(base: Path, tuned: Path) -> Iterator[tuple[str, torch.Tensor, t
     for file in weight_files(tuned):
         for name in tqdm(read_header(file), desc=file.name, unit="tensor", disable=None):
             before, after = _read(where[name], name), _read(file, name)
+            # In float32: the same values in two dtypes are no difference.
             if not torch.equal(before.float(), after.float()):
                 yield name, before, after
 
@@ -180,5 +188,5 @@ def _read(file: Path, name: str) -> torch.Tensor:
 
 
 def base_of(tuned: Path) -> str | None:
-    """The model that a folder's manifest says it was trained from."""
+    """The model that a folder was trained from, by its manifest; None without one."""
     return ((read_manifest(tuned) or {}).get("base") or {}).get("name")

@@ -1,4 +1,4 @@
-"""A model folder as one GGUF file, a tensor at a time."""
+"""Writes a model folder as one GGUF file, a tensor at a time."""
 
 from __future__ import annotations
 
@@ -69,12 +69,13 @@ class GgufTensor:
     read: Reader
 
     def bytes(self) -> np.ndarray:
-        """As written: quantised, or of the type's own dtype.
+        """The tensor as it is written: quantised, or in the type's own dtype.
 
         Raises:
             ArgumentError: Numbers beyond what 16-bit floats hold.
         """
         tensor = self.read().float()
+        # A bfloat16 checkpoint may hold more than 65,504, which would become infinite without a word.
         if self.type == Type.F16 and tensor.abs().max() > torch.finfo(torch.float16).max:
             raise ArgumentError(
                 f"{self.name} has weights beyond the range of float16", place="--outtype f16", fix="use bf16 or q8_0"
@@ -113,11 +114,13 @@ def write_gguf(
     chosen = TYPES[outtype] if outtype != "auto" else _checkpoint_type(folder)
     tensors = list(_gguf_tensors(folder, config, known, chosen))
     rows = next(tensor.shape[0] for tensor in tensors if tensor.name == "token_embd.weight")
+    # Without a file: it is opened in `_write`, when types and shapes of all tensors are known.
     writer = gguf.GGUFWriter(None, known.name, split_max_size=parse_size(max_shard_size) if max_shard_size else 0)
     writer.add_name(folder.resolve().name)
     writer.add_file_type(_FILE_TYPES[chosen])
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     architectures.add_parameters(writer, config, known, rows)
+    # Observed, not read: tokenizers add the token by post-processors, whatever `add_bos_token` says.
     adds_bos = tokenizer("a").input_ids[:1] == [tokenizer.bos_token_id]
     read_vocabulary(folder, rows).write(writer, folder, adds_bos=adds_bos)
     files = _write(writer, tensors, file)
@@ -133,22 +136,27 @@ def write_gguf(
 
 
 def _write(writer: gguf.GGUFWriter, tensors: list[GgufTensor], file: Path) -> list[Path]:
-    """Write all files aside, and rename them when the last one is whole; returns them."""
+    """Write all files under temporary names, rename them when the last one is whole, and return them."""
     for tensor in tensors:
         dtype = _FLOATS.get(tensor.type)
         if dtype is not None:
             writer.add_tensor_info(tensor.name, tensor.shape, dtype, math.prod(tensor.shape) * dtype.itemsize)
-        else:  # the package counts such tensors in bytes
+        else:
+            # gguf takes such tensors as bytes, and finds the shape in numbers from theirs and the type.
             stored = quants.quant_shape_to_byte_shape(tensor.shape, tensor.type)
             writer.add_tensor_info(tensor.name, stored, np.dtype(np.uint8), math.prod(stored), raw_dtype=tensor.type)
     aside = file.with_name(f".{file.stem}.partial.gguf")
     written, files = writer.format_shard_names(aside), writer.format_shard_names(file)
+    # The order of the format. Infos hold the offset of every tensor, so no tensor can be written before them.
     writer.write_header_to_file(aside)
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
+    # In the order of `add_tensor_info`: gguf (0.19) takes each for the first that is missing, and does not ask for its
+    # name.
     for tensor in tqdm(tensors, desc="writing GGUF", unit="tensor", disable=None):
         writer.write_tensor_data(tensor.bytes())
     writer.close()
+    # Only now: a file under its own name is whole.
     for partial, whole in zip(written, files, strict=True):
         partial.replace(whole)
     return files
@@ -158,7 +166,7 @@ _FLOATS: dict[Type, np.dtype] = {Type.F32: np.dtype(np.float32), Type.F16: np.dt
 
 
 def _gguf_tensors(folder: Path, config: Any, known: Architecture, chosen: Type) -> Iterator[GgufTensor]:
-    """Every tensor of the file, experts of a layer as one."""
+    """The tensors of the GGUF file, the experts of a layer stacked into one."""
     names = gguf.get_tensor_name_map(known.arch, config.num_hidden_layers)
     experts: dict[str, dict[int, Reader]] = {}
     shapes: dict[str, tuple[int, ...]] = {}
@@ -170,6 +178,8 @@ def _gguf_tensors(folder: Path, config: Any, known: Architecture, chosen: Type) 
         elif not _is_left_out(name, config, known):
             yield _gguf_tensor(name, shape, _as_llama_cpp(name, config, known, read), names, chosen)
     for name, readers in experts.items():
+        # After all files: a checkpoint may divide the experts of a layer between two. Sorted, because files list names
+        # as texts, 10 before 2.
         stacked = (len(readers), *shapes[name])
         yield _gguf_tensor(name, stacked, _stack([readers[number] for number in sorted(readers)]), names, chosen)
     for name, tensor in architectures.extra_tensors(config).items():
@@ -217,10 +227,12 @@ def _gguf_tensor(
 
 
 def _type(name: str, shape: tuple[int, ...], chosen: Type) -> Type:
-    """Vectors, norms and routers stay float32, as llama.cpp wants them; rows that fill no block stay 16-bit."""
+    """The type that a tensor is written in."""
+    # As llama.cpp's own converter: norms, biases and routers are small, and read in float32.
     if len(shape) < 2 or name.endswith(("_norm.weight", "ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight")):
         return Type.F32
     block, _ = gguf.GGML_QUANT_SIZES[chosen]
+    # Rows are quantised in blocks of 32 numbers, and have to fill whole ones.
     return chosen if shape[-1] % block == 0 else Type.F16
 
 
@@ -235,13 +247,13 @@ def _as_llama_cpp(name: str, config: Any, known: Architecture, read: Reader) -> 
 
 
 def _is_left_out(name: str, config: Any, known: Architecture) -> bool:
-    """A tied head is the embedding, and positions are computed."""
+    """Whether llama.cpp needs no such tensor: a tied head is the embedding, and frequencies are computed."""
     tied = known.ignores_head or bool(config.tie_word_embeddings)
     return (tied and name == "lm_head.weight") or name.endswith("rotary_emb.inv_freq")
 
 
 def _checkpoint_type(folder: Path) -> Type:
-    """The type of most weights, by their number."""
+    """The type that most weights of a checkpoint have, by numbers of weights."""
     sizes: Counter[str] = Counter()
     for file in weight_files(folder):
         for entry in read_header(file).values():

@@ -1,4 +1,4 @@
-"""A finished folder on the Hub, with a card that says where it came from."""
+"""Uploads a finished folder to the Hub, with a card that says where it came from."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hftune.tools.export.arguments import HubArguments
 
 
 def write_card(folder: Path, name: str) -> Path:
-    """`README.md` in the folder, from its manifest and those of the stages behind it."""
+    """Write `README.md` into the folder, from its manifest and those of earlier stages, and return it."""
     manifest = read_manifest(folder)
     if manifest is None:
         raise ArgumentError(
@@ -34,13 +34,14 @@ def lineage(manifest: dict[str, Any]) -> list[dict[str, Any]]:
     folders += [manifest.get("base", {}).get("name")]
     for folder in folders:
         behind = read_manifest(folder) if folder and Path(folder).is_dir() else None
+        # A stage may be reached by two ways, as the parent of an adapter and as its base: it is listed once.
         if behind is not None and all(behind != known for known in found):
             found += [behind, *lineage(behind)]
     return found
 
 
 def push(folder: Path, args: HubArguments) -> dict[str, Any]:
-    """Make the repository where it is missing, and upload weights, tokenizer and card in one commit.
+    """Upload weights, tokenizer and card in one commit; a repository that is missing is made.
 
     Raises:
         ArgumentError: The Hub cannot be reached, or refuses.

@@ -1,4 +1,4 @@
-"""What llama.cpp computes in one way only, whatever the file says: a model that does otherwise would answer wrongly.
+"""Finds models that llama.cpp would compute wrongly: some things it does in one way, whatever the file says.
 
 Read off llama.cpp's `src/models/*.cpp`.
 """
@@ -18,13 +18,14 @@ _NORMALISES_EXPERTS = {"qwen2_moe": False, "qwen3_moe": True}
 
 
 def check_llama_cpp(config: Any) -> Iterator[UserError]:
-    """Problems of a text config; what only long texts would show is a notice."""
+    """Problems of a text config."""
     for reason in _reasons(config):
         yield ArgumentError(
             f"llama.cpp cannot run this model: {reason}",
             place="--model_name_or_path",
             fix="serve it with transformers or vLLM: hftune export vllm",
         )
+    # A notice and no problem: short texts are computed as they should be.
     window = getattr(config, "sliding_window", None)
     if config.model_type in ("mistral", "mixtral", "phi3") and window and window < config.max_position_embeddings:
         notice(
@@ -48,6 +49,7 @@ def _reasons(config: Any) -> Iterator[str]:
 
 def _gemma_reasons(config: Any, kind: str) -> Iterator[str]:
     size = head_dim(config)
+    # llama.cpp tells the 27B models by their number of layers, and scales these by hidden size / heads.
     largest = config.num_hidden_layers == _LARGEST_GEMMA[kind]
     scale = config.hidden_size // config.num_attention_heads if largest else size
     if config.query_pre_attn_scalar != scale:

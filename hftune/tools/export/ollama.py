@@ -1,4 +1,4 @@
-"""A Modelfile for Ollama: the GGUF file, the chat template that the model was trained with, and where answers end."""
+"""Writes a Modelfile for Ollama: the GGUF file, the chat template of the training, and where answers end."""
 
 from __future__ import annotations
 
@@ -48,9 +48,11 @@ def go_template(turns: Turns) -> str:
     A begin-of-text token that llama.cpp adds is left out. An answer that the conversation ends with is left open, so
     that the model continues it.
     """
+    # Go's templates cannot subtract: a turn is the last if the rest from it on has length 1.
     last = "{{ $last := eq (len (slice $.Messages $i)) 1 }}"
     roles = [role for role in ("system", "user", "assistant") if role in turns.before]
     cases = "{{ else }}".join(f'{{{{ if eq .Role "{role}" }}}}{_turn(turns, role)}' for role in roles)
+    # Each `else` opens an `if` within the one before, so each role closes one.
     body = cases + "{{ end }}" * len(roles)
     opening = f"{{{{ if not .System }}}}{_literal(turns.opening)}{{{{ end }}}}" if turns.opening else ""
     return f"{opening}{{{{ range $i, $_ := .Messages }}}}{last}{body}{{{{ end }}}}"
@@ -60,11 +62,13 @@ def _turn(turns: Turns, role: str) -> str:
     before, after = _literal(turns.before[role]), _literal(turns.after[role])
     if role == "assistant":
         return f"{before}{{{{ .Content }}}}{{{{ if not $last }}}}{after}{{{{ end }}}}"
+    # Only after a user's turn that ends the conversation the model is asked for an answer.
     asks = f"{{{{ if $last }}}}{_literal(turns.asks)}{{{{ end }}}}" if role == "user" else ""
     return f"{before}{{{{ .Content }}}}{after}{asks}"
 
 
 def _literal(text: str) -> str:
+    # Text of the chat template with braces would be read as Go's; printed as a string it is text.
     return _without_quotes(text).replace("{{", '{{ "{{" }}')
 
 
@@ -75,11 +79,13 @@ def _without_quotes(text: str) -> str:
 
 
 def _stops(tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    # Both: some models end a turn with one and a text with the other.
     ends = [terminator(tokenizer), tokenizer.eos_token]
     return list(dict.fromkeys(end for end in ends if end))
 
 
 def _sampling(generation: GenerationConfig | None) -> dict[str, Any]:
+    # Of a model that answers greedily these settings are leftovers.
     if generation is None or not generation.do_sample:
         return {}
     values = {name: getattr(generation, name, None) for name in _SAMPLING}

@@ -1,4 +1,4 @@
-"""A bitsandbytes checkpoint: quantised once, and loaded as it is by transformers and vLLM."""
+"""Writes a bitsandbytes checkpoint: quantised once, and loaded as it is by transformers and vLLM."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`hftune export FORMAT`: check, write aside, read back, publish."""
+"""`hftune export FORMAT`: checks, writes to a work folder, reads back, publishes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from hftune.weight_files import fingerprint, weight_shapes
 
 
 def export(args: ExportArguments) -> dict[str, Any]:
-    """Write what the class of `args` stands for; returns the manifest of the result.
+    """Write the format that the class of `args` stands for, and return the manifest of the result.
 
     Raises:
         UserError: All problems together, before anything is written.
@@ -45,6 +45,7 @@ def export(args: ExportArguments) -> dict[str, Any]:
     output = Path(str(args.output_dir))
     with published_folder(output, overwrite=args.overwrite_output_dir, inputs=_inputs(folder, args)) as aside:
         figures = _write(folder, aside, args)
+        # Inside the block: an error here leaves nothing published. The manifest comes last, when all files are there.
         check_distance(figures, str(figures.get("type", figures.get("dtype"))))
         manifest = manifests.finish_manifest(aside, _manifest(folder, args, figures))
     get_logger().info("%s: %s", output, ", ".join(f"{name} {value}" for name, value in figures.items()))
@@ -52,7 +53,7 @@ def export(args: ExportArguments) -> dict[str, Any]:
 
 
 def _model_problems(folder: Path) -> Iterator[UserError]:
-    """What is wrong with config.json, or with the layers that are stored next to it."""
+    """Problems of config.json, and of the layers that are stored next to it."""
     try:
         flag = "--model_name_or_path"
         check_layers(check_config(folder, flag), weight_shapes(folder), str(folder), flag)
@@ -61,7 +62,7 @@ def _model_problems(folder: Path) -> Iterator[UserError]:
 
 
 def check_export(args: ExportArguments) -> Iterator[UserError]:
-    """A full model is named; what is to be written has a name and replaces nothing by accident."""
+    """Problems of an export: no full model is named, or the output has no name or would replace something."""
     folder = Path(args.model_name_or_path or "")
     yield from folder_problems(folder, "--model_name_or_path", whole=not isinstance(args, HubArguments))
     if not args.model_name_or_path or not folder.is_dir():
@@ -71,6 +72,7 @@ def check_export(args: ExportArguments) -> Iterator[UserError]:
             fix="give the folder of a model",
         )
     elif isinstance(args, ServedAdapterArguments):
+        # Modules of a format are imported when it is asked for: they bring peft, gguf or bitsandbytes along.
         from hftune.tools.export.adapter import check_served_adapter
 
         yield from check_served_adapter(folder, args)
@@ -99,7 +101,7 @@ def check_export(args: ExportArguments) -> Iterator[UserError]:
 
 
 def _inputs(folder: Path, args: ExportArguments) -> list[Path]:
-    """The local folders that are read."""
+    """The local folders that an export reads, which its output must not replace."""
     base = getattr(args, "base_model_name_or_path", None)
     return [folder, *([Path(base)] if base else [])]
 
@@ -162,6 +164,7 @@ def _extract(folder: Path, aside: Path, args: ExtractArguments) -> dict[str, Any
     save_extracted(found, aside, base, args.lora_r, scores=scores, trust_remote_code=args.trust_remote_code)
     pretrained(AutoTokenizer, folder, trust_remote_code=args.trust_remote_code).save_pretrained(aside)
     figures = found.to_dict() | {"base": base}
+    # A reward model is not read back: `logits_of` asks causal models.
     if args.verify and not scores:
         adapted = PeftModel.from_pretrained(load(Path(base), args.trust_remote_code), str(aside))
         tuned = load(folder, args.trust_remote_code)
@@ -182,7 +185,8 @@ def _publish(folder: Path, args: HubArguments) -> dict[str, Any]:
 
 
 def _manifest(folder: Path, args: ExportArguments, figures: dict[str, Any]) -> manifests.Manifest:
-    base = figures.pop("base", str(folder))  # of an adapter, the model that it is for
+    # Of an adapter, the model that it is for.
+    base = figures.pop("base", str(folder))
     return {
         "hftune": manifests.library_versions().get("hftune"),
         "stage": "export",

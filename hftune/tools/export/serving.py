@@ -1,4 +1,4 @@
-"""A folder that an inference server takes as it is: 16-bit weights, template, and every token that ends an answer."""
+"""Writes a folder that an inference server takes as it is: 16-bit weights, template, tokens that end an answer."""
 
 from __future__ import annotations
 
@@ -25,9 +25,6 @@ from hftune.weight_files import INDEX_NAME, StoredTensor, divide, numbered, pars
 def write_serving_folder(folder: Path, output: Path, args: ServingArguments) -> dict[str, Any]:
     """Copy a model for serving; one weight file is in memory at a time.
 
-    Generation settings name every token that ends an answer: a server that knows only the end of text runs on after
-    a chat model's turn.
-
     Returns:
         `dtype`, `ends` (the tokens that end an answer) and `bytes` of the weights.
     """
@@ -39,6 +36,7 @@ def write_serving_folder(folder: Path, output: Path, args: ServingArguments) -> 
     size = _write_weights(folder, output, dtype, args.max_shard_size)
     if dtype is not None:
         config.dtype = dtype
+    # Training with recomputation turns it off, and generation without it computes the whole prefix for every token.
     config.use_cache = True
     config.save_pretrained(output)
     ends = _write_generation_config(folder, output, tokenizer)
@@ -46,9 +44,10 @@ def write_serving_folder(folder: Path, output: Path, args: ServingArguments) -> 
 
 
 def _write_weights(folder: Path, output: Path, dtype: torch.dtype | None, limit: str | None) -> int:
-    """Copy all weights in another dtype, file by file or into files of another size; returns their bytes."""
+    """Write all weights in a dtype, file by file or into files of another size, and return their bytes."""
     files = _lay_out(stored_tensors(folder), dtype, limit)
     for name, tensors in files.items():
+        # Servers on transformers 4 refuse a file whose metadata names no format.
         save_file(_read(tensors, dtype), output / name, metadata={"format": "pt"})
     size = sum(_nbytes(tensor, dtype) for tensors in files.values() for tensor in tensors.values())
     if len(files) > 1:
@@ -61,7 +60,7 @@ def _write_weights(folder: Path, output: Path, dtype: torch.dtype | None, limit:
 def _lay_out(
     tensors: dict[str, StoredTensor], dtype: torch.dtype | None, limit: str | None
 ) -> dict[str, dict[str, StoredTensor]]:
-    """File name to its tensors: divided as the model's own files, or into files of a size."""
+    """The files to write, by name, with their tensors: as in the model, or of a size."""
     if limit:
         sizes = {name: _nbytes(tensor, dtype) for name, tensor in tensors.items()}
         divided = divide(sizes, parse_size(limit))
@@ -71,6 +70,7 @@ def _lay_out(
 
 
 def _nbytes(tensor: StoredTensor, dtype: torch.dtype | None) -> int:
+    # Packed weights and counters are integers, and stay what they are.
     if dtype is None or tensor.dtype not in FLOATS:
         return tensor.nbytes
     return math.prod(tensor.shape) * dtype.itemsize
@@ -78,6 +78,7 @@ def _nbytes(tensor: StoredTensor, dtype: torch.dtype | None) -> int:
 
 def _read(tensors: dict[str, StoredTensor], dtype: torch.dtype | None) -> dict[str, torch.Tensor]:
     found: dict[str, torch.Tensor] = {}
+    # Each source is opened once, however its tensors are mixed with others.
     for file in {tensor.file for tensor in tensors.values()}:
         with open_tensors(file) as stored:
             for name in (name for name, tensor in tensors.items() if tensor.file == file):
@@ -93,6 +94,7 @@ def _write_generation_config(folder: Path, output: Path, tokenizer: PreTrainedTo
     ids = [known] if isinstance(known, int) else list(known or [])
     if not ids and tokenizer.eos_token_id is not None:
         ids.append(tokenizer.eos_token_id)
+    # A server that knows only the end of text runs on after a chat model's turn.
     ends_turn = terminator(tokenizer)
     if ends_turn is not None:
         number = tokenizer.convert_tokens_to_ids(ends_turn)

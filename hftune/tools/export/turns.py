@@ -1,4 +1,4 @@
-"""What a chat template puts around each turn, where it does no more than that."""
+"""Finds the text that a chat template puts around each turn, if it does no more than that."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Turns:
     asks: str
 
     def render(self, messages: Messages, *, ask: bool) -> str:
-        """The text of a conversation, put together from its parts."""
+        """The text of a conversation, put together from the texts around its turns."""
         opening = "" if messages and messages[0]["role"] == "system" else self.opening
         turns = (self.before[turn["role"]] + turn["content"] + self.after[turn["role"]] for turn in messages)
         return self.start + opening + "".join(turns) + (self.asks if ask else "")
@@ -40,7 +40,7 @@ class Turns:
 def turns_of(tokenizer: PreTrainedTokenizerBase) -> Turns | None:
     """The text around turns in a tokenizer's chat template; None without one, or where it does more than that.
 
-    They are read off conversations of marks, and proven on others.
+    They are read from conversations of marks, and checked on others.
     """
     if not tokenizer.chat_template:
         return None
@@ -60,6 +60,7 @@ def terminator(tokenizer: PreTrainedTokenizerBase) -> str | None:
     if text is None or _MARKS[2] not in text:
         return None
     after = text.rsplit(_MARKS[2], 1)[1].lstrip()
+    # The longest first, for one token may begin with another. Added tokens need not be marked as special.
     known = sorted({*tokenizer.all_special_tokens, *tokenizer.get_added_vocab()}, key=len, reverse=True)
     return next((token for token in known if after.startswith(token)), None)
 
@@ -79,13 +80,17 @@ def _guess_turns(tokenizer: PreTrainedTokenizerBase) -> Turns | None:
     between = three.split(answer)[1].split(second)[0]
     if not asked.startswith(alone) or not pair.startswith(alone) or not between.startswith(after_answer):
         return None
+    # Between an answer and the next question stands the end of the one and the beginning of the other; the end is known
+    # from the pair.
     before_user = between[len(after_answer) :]
     if not head.endswith(before_user):
         return None
+    # What is left before the first question: a default system turn, or the first token.
     opening = head[: len(head) - len(before_user)]
     start = _added_at_start(tokenizer) if opening.startswith(_added_at_start(tokenizer)) else ""
     before = {"user": before_user, "assistant": pair.split(answer)[0][len(alone) :]}
     after = {"user": after_user, "assistant": after_answer}
+    # Templates without system turns refuse them, or put them into the user's: then none is learnt.
     guided = _render(tokenizer, [{"role": "system", "content": system}, user], ask=False)
     if guided is not None and guided.count(system) == 1 and guided.endswith(before_user + first + after_user):
         before_system, after_system = guided[: -len(before_user + first + after_user)].split(system)
@@ -105,12 +110,13 @@ def _reproduces(turns: Turns, tokenizer: PreTrainedTokenizerBase) -> bool:
     talk = [{"role": role, "content": text} for role, text in zip(roles, said, strict=True)]
     opened: Messages = [{"role": "system", "content": system}] if "system" in turns.before else []
     cases: list[tuple[Messages, bool]] = [(talk[:1], True), (talk[:3], True), (talk[:4], False), (talk, True)]
+    # A template that counts turns, trims old ones or treats the last one otherwise fails one of these.
     cases += [([*opened, *messages], ask) for messages, ask in cases]
     return all(turns.render(messages, ask=ask) == _render(tokenizer, messages, ask=ask) for messages, ask in cases)
 
 
 def _render(tokenizer: PreTrainedTokenizerBase, messages: Messages, *, ask: bool) -> str | None:
-    """The template's text; None where it refuses such a conversation."""
+    """The template's text; None if it refuses the conversation, or leaves a turn out."""
     import jinja2
 
     try:

@@ -1,4 +1,4 @@
-"""A tokenizer as llama.cpp wants it: tokens, kinds, merges or scores, and the name of the way text is cut first."""
+"""Reads a tokenizer as llama.cpp needs it: tokens, kinds, merges or scores, and the name of its pre-tokenizer."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CUTS: dict[str, str] = {
 
 @dataclass
 class Vocabulary:
-    """What goes into the file.
+    """The vocabulary of a GGUF file.
 
     Attributes:
         model: "gpt2" (bytes, merges) or "llama" (pieces with scores, byte tokens for the rest).
@@ -49,7 +49,7 @@ class Vocabulary:
     space_prefix: bool = False
 
     def write(self, writer: gguf.GGUFWriter, folder: Path, *, adds_bos: bool) -> None:
-        """Add it to a file, with special tokens, merges and chat template as the folder has them."""
+        """Add the vocabulary to a file, with special tokens, merges and chat template as the folder has them."""
         writer.add_tokenizer_model(self.model)
         writer.add_tokenizer_pre(self.cut)
         writer.add_token_list(self.tokens)
@@ -58,6 +58,7 @@ class Vocabulary:
             writer.add_token_scores(self.scores)
             writer.add_add_space_prefix(self.space_prefix)
         special = gguf.SpecialVocab(folder, load_merges=self.model == "gpt2", n_vocab=len(self.tokens))
+        # gguf (0.19) guesses it from the post-processor, by its own words wrongly for unusual ones.
         special.add_special_token["bos"] = adds_bos
         special.add_to_gguf(writer, quiet=True)
 
@@ -81,6 +82,7 @@ def read_vocabulary(folder: Path, rows: int) -> Vocabulary:
     if content["model"].get("type", "BPE") != "BPE":
         raise _unknown(f"a {content['model'].get('type')} model")
     tokens, kinds = _tokens(content, rows)
+    # Converted from SentencePiece: tokens for single bytes, and scores for llama.cpp in the place of merges.
     if content["model"].get("byte_fallback"):
         scores = _scores(content["model"], tokens)
         return Vocabulary("llama", "default", tokens, kinds, scores, space_prefix=_begins_with_space(content))
@@ -88,7 +90,7 @@ def read_vocabulary(folder: Path, rows: int) -> Vocabulary:
 
 
 def cut_of(content: dict[str, Any]) -> str:
-    """llama.cpp's name for the way a byte-level tokenizer cuts text into words.
+    """llama.cpp's name for the pre-tokenizer of a byte-level tokenizer.
 
     Args:
         content: Of `tokenizer.json`.
@@ -101,6 +103,7 @@ def cut_of(content: dict[str, Any]) -> str:
     last = steps[-1] if steps else {}
     if not kinds or kinds[-1] != "ByteLevel" or last.get("add_prefix_space"):
         raise _unknown(f"cutting by {kinds or 'nothing'}")
+    # ByteLevel cuts by GPT-2's expression itself unless told not to; with another one before it that would cut twice.
     whole = last.get("use_regex", True)
     if kinds == ["ByteLevel"] and whole:
         return "gpt-2"
@@ -110,7 +113,8 @@ def cut_of(content: dict[str, Any]) -> str:
         pattern = steps[0]["pattern"].get("Regex", "")
         name = CUTS.get(pattern)
         if name == "llama-bpe" and not content["model"].get("ignore_merges"):
-            name = "dbrx"  # the same cut, without Llama 3's rule that a whole word needs no merges
+            # The same cut, without Llama 3's rule that a whole word needs no merges.
+            name = "dbrx"
         if name:
             return name
         raise _unknown(f"cutting by {pattern}")
@@ -142,6 +146,7 @@ def _tokens(content: dict[str, Any], rows: int) -> tuple[list[str], list[int]]:
             fix="give the folder its own tokenizer",
         )
     unknown = content["model"].get("unk_token")
+    # Rows that padding or growth has added need names, each its own: llama.cpp refuses one twice.
     tokens = [by_id.get(row, f"[PAD{row}]") for row in range(rows)]
     kinds = [_kind(by_id.get(row), added.get(row), unknown) for row in range(rows)]
     return tokens, kinds
@@ -154,15 +159,17 @@ def _kind(token: str | None, added: dict[str, Any] | None, unknown: str | None) 
         return gguf.TokenType.UNKNOWN
     if added is not None:
         return gguf.TokenType.CONTROL if added.get("special") else gguf.TokenType.USER_DEFINED
+    # <0x0A>: llama.cpp falls back on these for text that no token has.
     is_byte = len(token) == 6 and token.startswith("<0x") and token.endswith(">")
     return gguf.TokenType.BYTE if is_byte else gguf.TokenType.NORMAL
 
 
 def _scores(model: dict[str, Any], tokens: list[str]) -> list[float]:
-    """llama.cpp merges the pair with the highest score first, so earlier merges score higher."""
+    """The score of each token: llama.cpp merges the pair with the highest first, so earlier merges score higher."""
     ranks: dict[str, int] = {}
     for rank, pair in enumerate(model["merges"]):
         parts = pair.split(" ") if isinstance(pair, str) else pair
+        # Several pairs may make one token: the earliest merge is the one that counts.
         ranks.setdefault("".join(parts), rank)
     lowest = len(model["merges"])
     return [-float(ranks.get(token, lowest)) for token in tokens]
@@ -173,4 +180,5 @@ def _begins_with_space(content: dict[str, Any]) -> bool:
     steps = [normalizer, *normalizer.get("normalizers", [])]
     prepends = any(step.get("type") == "Prepend" for step in steps)
     spaces = [step for step in _flat(content.get("pre_tokenizer") or {}) if step["type"] == "Metaspace"]
+    # Two generations of converted tokenizers: a normalizer that prepends, or Metaspace, which does unless told not to.
     return prepends or any(step.get("prepend_scheme", "always") != "never" for step in spaces)

@@ -1,4 +1,4 @@
-"""Every argument of every stage, asked of the script's own parser, before anything starts.
+"""Checks every argument of every stage with the script's own parser, before anything starts.
 
 The parsers bring TRL and torch along, so they run in a process of their own: `python -m
 hftune.tools.pipeline.checking` reads the stages as JSON and prints what is wrong. Nothing is checked, and nothing
@@ -26,14 +26,17 @@ from hftune.visible import say
 
 
 def check_steps(steps: Iterable[Step]) -> None:
-    """Ask the parsers about all steps.
+    """Check the arguments of all steps with their parsers.
 
     Raises:
         ArgumentError: Secrets on command lines; all names and values that do not fit, each with its line in the file.
     """
     steps = list(steps)
+    # Secrets first: messages of the parsers quote what was typed. Steps of a sweep share lines of the file, so equal
+    # problems are told once.
     raise_together({problem.render(): problem for step in steps for problem in exposures(step)}.values())
     say_what_stays_here(steps, os.environ)
+    # The merge's parser imports no torch, so merges need no process of their own.
     problems = [problem for step in steps if step.script == MERGE for problem in merge_problems(step)]
     problems += _asked_apart([step for step in steps if step.script != MERGE])
     problems += [problem for step in steps for problem in missing_files(step)]
@@ -41,7 +44,7 @@ def check_steps(steps: Iterable[Step]) -> None:
 
 
 def _asked_apart(steps: list[Step]) -> list[UserError]:
-    """The same of `stage_problems`, in a process of its own."""
+    """All problems that `stage_problems` finds, in a process of its own."""
     asked = [
         {
             "script": step.script,
@@ -54,17 +57,19 @@ def _asked_apart(steps: list[Step]) -> list[UserError]:
     finished = child_processes.run(
         child_processes.python("-m", "hftune.tools.pipeline.checking"), input=json.dumps(asked), capture_output=True
     )
+    # Ctrl-C goes to every process of the terminal's group: the child may end of it before this one hears.
     if finished.returncode in (-2, 130):
         raise Preempted("stopped before anything started")
     if finished.returncode:
         raise RuntimeError(f"the arguments could not be checked:\n{finished.stderr}")
+    # The last line: libraries may have printed others before it.
     return [ArgumentError(**problem) for problem in json.loads(finished.stdout.splitlines()[-1])]
 
 
 def stage_problems(
     script: str, arguments: dict[str, list[str]], places: dict[str, str], processes: tuple[int, int] | None
 ) -> Iterator[UserError]:
-    """Names that a script does not know, values it refuses, groups that do not go together."""
+    """Problems of one stage: names that its script does not know, values it refuses, groups that do not fit."""
     from hftune.arguments.asking import AskArguments
     from hftune.arguments.stages import ScriptParser, parser_for
 
@@ -79,6 +84,7 @@ def stage_problems(
     yield from outcome.problems
     misfits = list(parser.misfits(outcome.entries))
     yield from misfits
+    # Only on sound values: a group with a refused one would complain of the same argument again.
     if not misfits and not outcome.problems and script != ASK:
         yield from _group_problems(outcome.entries, places, processes)
 
@@ -86,7 +92,7 @@ def stage_problems(
 def _group_problems(
     entries: list[Any], places: dict[str, str], processes: tuple[int, int] | None
 ) -> Iterator[UserError]:
-    """What the adapter's and the data's own classes, and the DeepSpeed config, say of their arguments together."""
+    """Problems that the argument classes and the DeepSpeed config find in arguments taken together."""
     from hftune.arguments.adapter import AdapterArguments
     from hftune.arguments.data import DataArguments
     from hftune.arguments.given import joined
@@ -97,7 +103,7 @@ def _group_problems(
     from hftune.distributed.ds_setup import check_ds_config
 
     for group in (ModelArguments, DataArguments, AdapterArguments):
-        names = {entry.name for entry in fields(group)}  # type: ignore[arg-type]
+        names = {entry.name for entry in fields(group)}  # type: ignore[arg-type]  # mypy joins the classes to type
         flat = [
             token
             for entry in entries
@@ -120,13 +126,13 @@ def _group_problems(
 
 
 def _at(problem: UserError, places: dict[str, str]) -> UserError:
-    """The problem at the line of the first argument that it names."""
+    """The problem with its place moved to the line of the first argument that it names."""
     lines = [place for name, place in places.items() if f"--{name}" in str(problem.place)]
     return type(problem)(problem.cause, place=lines[0] if lines else problem.place, fix=problem.fix)
 
 
 def merge_problems(step: Step) -> Iterator[UserError]:
-    """The same for a merge."""
+    """Problems of a merge: names that its script does not know, and values it refuses."""
     parser = MergeParser()
     given = [Entry(name, list(values), step.places.get(name, "")) for name, values in step.arguments.items()]
     outcome = parser.translated(given, 1, 1)
@@ -135,10 +141,12 @@ def merge_problems(step: Step) -> Iterator[UserError]:
 
 
 def missing_files(step: Step) -> Iterator[UserError]:
-    """Local records that are not there. Names that may be the Hub's (OWNER/NAME) are left to the script."""
+    """Problems of local data files that do not exist."""
     for name in ("train_file_dir", "validation_file_dir", "question_file"):
         for text in ",".join(step.arguments.get(name, [])).split(","):
+            # `PATH#500` takes 500 records.
             path = text.strip().partition("#")[0]
+            # OWNER/NAME may be a data set of the Hub: only the script can tell.
             local = path.startswith((".", "/", "~")) or path.count("/") != 1
             if path and local and not Path(path).exists():
                 yield ArgumentError(
@@ -149,9 +157,10 @@ def missing_files(step: Step) -> Iterator[UserError]:
 
 
 def main() -> None:
-    """Stages from stdin, problems to stdout."""
+    """Read stages from stdin as JSON, print their problems to stdout as JSON."""
     asked = json.load(sys.stdin)
-    with contextlib.redirect_stdout(sys.stderr):  # libraries greet
+    # Some libraries print on stdout when they are imported, which belongs to the answer.
+    with contextlib.redirect_stdout(sys.stderr):
         found = [problem for entry in asked for problem in stage_problems(**entry)]
     say(json.dumps([{"cause": problem.cause, "place": problem.place, "fix": problem.fix} for problem in found]))
 

@@ -1,4 +1,4 @@
-"""hftune pipeline run FILE       run every stage that is not finished; the same command goes on after anything
+"""hftune pipeline run FILE       run every stage that is not finished; the same command resumes after anything
   --from STAGE --to STAGE --only STAGE      a part of it
   --force [STAGE]                            again, even if nothing has changed
   --dry_run                                  all stages on 8 records and 2 steps, into a scratch folder
@@ -35,10 +35,11 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(argv: list[str]) -> None:
-    """The subcommand that the first word names."""
+    """Run the subcommand that the first word names."""
     if not argv or argv[0] in ("-h", "--help", "help"):
         say(__doc__)
         return
+    # No abbreviations: `--for` must not force anything to run again.
     parser = _Parser(prog="hftune pipeline", allow_abbrev=False)
     parser.add_argument("action", choices=["run", "plan", "check"])
     parser.add_argument("file", type=Path)
@@ -58,6 +59,7 @@ def main(argv: list[str]) -> None:
         return
     steps = steps_of(spec)
     check_steps(steps)
+    # `run` is not checked here: the runner does so before the first step that starts, and not at all if none does.
     screen = Screen()
     if options.action == "check":
         screen.say(f"{options.file}: {len(steps)} steps, nothing wrong")
@@ -66,7 +68,7 @@ def main(argv: list[str]) -> None:
 
 
 def run(spec: Spec, options: argparse.Namespace) -> None:
-    """`hftune pipeline run`."""
+    """Run the stages, or try them on few records (`--dry_run`)."""
     steps, folder = steps_of(spec), output_folder(spec)
     force = () if options.force is None else tuple(options.force) or ("*",)
     choice = Choice(options.first, options.last, options.only, force)
@@ -79,5 +81,5 @@ def run(spec: Spec, options: argparse.Namespace) -> None:
 
 
 def output_folder(spec: Spec) -> Path:
-    """The folder in which all stages' folders are."""
+    """The folder that holds the folders of all stages."""
     return Path(str(Names(spec.values).resolve(spec.output_dir).value))

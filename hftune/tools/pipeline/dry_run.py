@@ -1,4 +1,4 @@
-"""All stages on 8 records and 2 steps into a scratch folder: what would fail in hours fails in minutes."""
+"""Runs all stages on 8 records and 2 steps in a scratch folder: what would fail in hours fails in minutes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _OTHER_NAMES = ("global_batch_size", "train_iters", "num_steps", "save_steps", "
 
 
 def in_small(steps: list[Step], folder: Path, scratch: Path) -> list[Step]:
-    """The same steps on few records, with everything below `folder` below `scratch` instead."""
+    """The same steps on few records, with results below `scratch` instead of `folder`."""
     made = {str(step.folder): str(scratch / step.folder.relative_to(folder)) for step in steps}
     return [_small(step, made) for step in steps]
 
@@ -41,9 +41,10 @@ def _small(step: Step, made: dict[str, str]) -> Step:
     elif step.script != MERGE:
         small = dict(_SMALL)
         if step.script == "rl":
-            # A group of answers must fill a batch; 16 tokens are enough to see one scored.
+            # A whole group of answers must fill a batch (TRL refuses others); 16 tokens are enough to see one scored.
             small["per_device_train_batch_size"] = arguments.get("num_generations", ["8"])[0]
             small["max_completion_length"] = "16"
+        # Taken out before ours are put in, which some of them would contradict.
         arguments = {name: values for name, values in arguments.items() if name not in _OTHER_NAMES}
         arguments |= {name: [value] for name, value in small.items()}
         if "streaming" in arguments or "tokenized_dir" in arguments:
@@ -52,7 +53,8 @@ def _small(step: Step, made: dict[str, str]) -> Step:
 
 
 def _moved(value: str, made: dict[str, str]) -> str:
-    """A folder that a step makes is below the scratch folder; several may stand in one text."""
+    """An argument's value with folders of earlier steps replaced by those below the scratch folder."""
+    # Arguments that take several folders have them in one text.
     return ",".join(made.get(part, part) for part in value.split(","))
 
 
@@ -66,5 +68,6 @@ def scratch_folder(folder: Path) -> Iterator[Path]:
     work = folder.with_name(f"{folder.name}.dry_run")
     with work_folder_locked(work, work, "output_dir"):
         clear_work(work)
+        # No `finally` around it: after a failure the logs and half results are what the user wants to see.
         yield make_work(work)
         clear_work(work)

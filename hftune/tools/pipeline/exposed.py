@@ -1,4 +1,4 @@
-"""Secrets that a pipeline would put on command lines, which `ps` shows and launchers print."""
+"""Finds secrets that a pipeline would put on command lines, which `ps` shows and launchers print."""
 
 from __future__ import annotations
 
@@ -16,14 +16,16 @@ from hftune.tools.pipeline.steps import Step
 
 
 def with_quiet_token(step: Step) -> Step:
-    """The same with the Hub's token in a variable: launchers print the commands they start, and `ps` shows them."""
+    """The step with the Hub's token in HF_TOKEN instead of on its command line."""
+    # The last one counts, as on a command line.
     tokens = [values[-1] for name, values in step.arguments.items() if name in HUB_TOKENS and values]
     arguments = {name: values for name, values in step.arguments.items() if name not in HUB_TOKENS}
     return replace(step, arguments=arguments, env={**step.env, "HF_TOKEN": tokens[-1]}) if tokens else step
 
 
 def exposures(step: Step) -> Iterator[ArgumentError]:
-    """Secrets that would stand on the step's command line, each with its line in the file."""
+    """Problems: secrets that would be on the step's command line, each with its line in the file."""
+    # What the runner will start: the Hub's token is in a variable by then, and no exposure.
     for name, values in with_quiet_token(step).arguments.items():
         words = [f"--{name}", *values]
         if command_without_secrets(words) != words:
@@ -32,11 +34,13 @@ def exposures(step: Step) -> Iterator[ArgumentError]:
                 place=step.places.get(name, step.place),
                 fix=_way_out(name, step.arguments[name]),
             )
+    # The launcher's own options, apart from the script's arguments.
     launched = step.launcher.wrap("script", [])
     if command_without_secrets(launched) != launched:
         cause = f"the launcher {step.launcher.kind} is given a secret, and command lines are shown by `ps`"
         yield ArgumentError(cause, place=step.place, fix="give it in the environment: env: {NAME: ...}")
     if step.launcher.other_machines:
+        # To reach other machines a variable goes on an `ssh` or pdsh command line there, and into the launcher's log.
         for name in sorted({**os.environ, **step.env}):
             if name.startswith(PRINTED) and variable_says_secret(name):
                 fix = f"unset {name} here and set it on each machine, or launch with torchrun or srun"
@@ -53,11 +57,12 @@ def _way_out(name: str, values: list[str]) -> str:
 
 
 def say_what_stays_here(steps: Iterable[Step], environment: Mapping[str, str]) -> None:
-    """Say which variables a launcher does not hand on: DeepSpeed's hands other machines only some."""
+    """Say which variables do not reach other machines: DeepSpeed's launcher passes on only some."""
     missing: dict[str, None] = {}
     for step in map(with_quiet_token, steps):
         names = [*step.env, *(["HF_TOKEN"] if "HF_TOKEN" in environment else [])]
         missing |= dict.fromkeys(name for name in names if step.launcher.loses(name))
     if missing:
+        # `hf auth login` stores it in a file on each machine, which needs no variable.
         token = "; for the Hub's token run `hf auth login` on each machine" if "HF_TOKEN" in missing else ""
         notice(f"the launcher does not hand {', '.join(missing)} to other machines: set them there{token}")

@@ -1,4 +1,4 @@
-"""The few lines of a log that say why a stage failed, without what launchers say around them."""
+"""Finds the few lines of a log that say why a stage failed, without those of launchers around them."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ _NOISE = re.compile(
     r"|Killing subprocess|exits with return code|^Traceback \(most recent call last\):$"
 )
 _OF_ANOTHER = re.compile(r"rank \d+ on \S+ has stopped at|lost ranks? |lost contact")
+# Logs of long runs grow to gigabytes, and the error is near the end.
 _TAIL_BYTES = 1 << 18
 _LINES = 12
 
 _FULL = ("the disk is full", "make room")
+# With less than this no log line can be trusted to have been written.
 _FULL_BYTES = 1 << 20
 _CAUSES: tuple[tuple[str, str, str], ...] = (
     (r"No space left on device|os error 28|PytorchStreamWriter failed writing", *_FULL),
@@ -39,7 +41,7 @@ _KILLED = (
 
 
 def explain(log: Path, code: int, start: int = 0) -> tuple[list[str], str | None]:
-    """Why a stage failed.
+    """Explain why a stage failed.
 
     Args:
         log: Its output.
@@ -50,6 +52,8 @@ def explain(log: Path, code: int, start: int = 0) -> tuple[list[str], str | None
         The lines to show, and what to do where that is known.
     """
     text = _end_of(log, start)
+    # In the order of what can be trusted: the stage's own message, the disk, known causes, signals, what other ranks
+    # say, and last lines.
     own = _message(text)
     if own:
         return own, None
@@ -59,8 +63,10 @@ def explain(log: Path, code: int, start: int = 0) -> tuple[list[str], str | None
     for pattern, cause, remedy in _CAUSES:
         if re.search(pattern, text, re.MULTILINE):
             return [cause, *last_words(text, 3)], remedy
+    # Launchers exit with 1 themselves and print their ranks' codes: deepspeed as `return code`, torchrun as `exitcode`.
     if code == -9 or re.search(r"return code = -9|exitcode\s*: -9|Signal 9", text):
         return [_KILLED[0], *last_words(text, 3)], _KILLED[1]
+    # That another rank has stopped is a consequence; a traceback of this log would be the cause.
     told = _message(text, of_another=True)
     if told and "Traceback (most recent call last):\n  File" not in text:
         return told, None
@@ -73,11 +79,16 @@ def _end_of(log: Path, start: int) -> str:
     with log.open("rb") as stream:
         size = stream.seek(0, 2)
         stream.seek(max(start, size - _TAIL_BYTES))
+        # A progress bar redraws its line after \r: each drawing becomes a line, which `_NOISE` knows.
         return stream.read().decode(errors="replace").replace("\r", "\n")
 
 
 def _message(text: str, *, of_another: bool = False) -> list[str] | None:
-    """The message of `run_script`, from `error:` to the next empty line; or what a process says of another one."""
+    """The message that `run_script` printed, from `error:` to the next empty line; None without one.
+
+    Args:
+        of_another: Look for what a rank says of another one instead.
+    """
     lines = text.splitlines()
     for number, line in enumerate(lines):
         match = re.match(r"(\[rank \d+\] )?error: (.*)", line)
@@ -88,10 +99,11 @@ def _message(text: str, *, of_another: bool = False) -> list[str] | None:
 
 
 def last_words(text: str, count: int) -> list[str]:
-    """The last lines that are no noise; those of the first traceback where there is one, which came first."""
+    """The last `count` lines without noise: of the first traceback if there is one, else of the text."""
     lines = text.splitlines()
     begins = [number for number, line in enumerate(lines) if "Traceback (most recent call last)" in line]
     if begins:
+        # Later tracebacks are other ranks' or the launcher's, about the processes that the first one took along.
         for number in range(begins[0] + 1, len(lines)):
             bare = re.sub(r"^\[?rank\d+\]?:\s?", "", lines[number])
             if bare and not bare[0].isspace():  # the exception itself

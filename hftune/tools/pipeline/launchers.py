@@ -1,4 +1,4 @@
-"""How a script is started: plain python, deepspeed, torchrun, or srun with a torchrun on each machine."""
+"""Commands that start a script: plain python, deepspeed, torchrun, or srun with a torchrun on each machine."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ OPTIONS: dict[str, tuple[str, ...]] = {
 
 _SRUN_OWN = ("nproc_per_node", "master_port")  # told to the torchrun on each machine, not to srun
 PRINTED = ("MLFLOW", "PYTHON", "MV2", "UCX", "NCCL")
-"""Beginnings of the variables that DeepSpeed's launcher prints and hands on (its `EXPORT_ENVS`, and CUDA's)."""
+"""Beginnings of the variables that DeepSpeed's launcher prints and passes on (its `EXPORT_ENVS`, and CUDA's)."""
 _HOSTFILE = "/job/hostfile"
-"""Where DeepSpeed's launcher looks for one."""
+"""The hostfile that DeepSpeed's launcher reads if none is given."""
 _MANY_MACHINES = ("hostfile", "num_nodes", "nnodes", "include", "node_rank", "master_addr", "rdzv_endpoint")
 
 
 @dataclass(frozen=True)
 class Launcher:
-    """What goes before `run_sft.py`.
+    """The launcher of a step and its options.
 
     Args:
         kind: A key of `OPTIONS`.
@@ -52,27 +52,32 @@ class Launcher:
     options: dict[str, Any] = field(default_factory=dict)
 
     def wrap(self, script: str, argv: list[str]) -> list[str]:
-        """The command that runs a script."""
+        """The whole command that runs a script."""
         if self.kind == "srun":
             return self._srun(script, argv)
         first = ["python"] if self.kind == "python" else [self.kind, *_flags(self.options)]
         return [*first, script, *argv]
 
     def _srun(self, script: str, argv: list[str]) -> list[str]:
-        """One task a machine; srun tells each which machine it is, torchrun starts its processes."""
+        """The command of srun: one task on each machine, in which torchrun starts the processes."""
         told = {name: value for name, value in self.options.items() if name not in _SRUN_OWN}
         flags = [f"--{name.replace('_', '-')}" + ("" if value is True else f"={value}") for name, value in told.items()]
         processes = self.options.get("nproc_per_node") or self.options.get("gpus_per_node") or 1
         port = self.options.get("master_port") or 29500
+        # Expanded by bash on each machine, where Slurm sets them. The address is that of the machine srun runs on: in a
+        # batch job the first of the allocation; who types srun on a login node sets MASTER_ADDR.
         inner = (
             'exec torchrun --nnodes "$SLURM_NNODES" --node_rank "$SLURM_NODEID"'
             f" --nproc_per_node {processes}"
             f' --master_addr "${{MASTER_ADDR:-$SLURM_LAUNCH_NODE_IPADDR}}" --master_port {port} "$@"'
         )
+        # "hftune" is $0 of `bash -c`; script and arguments are "$@", so no shell parses them again.
         return ["srun", "--ntasks-per-node=1", *flags, "bash", "-c", inner, "hftune", script, *argv]
 
     def with_free_port(self) -> Launcher:
-        """The same on a free port of this machine: several runs would meet at the launchers' one default."""
+        """The launcher with a port that is free on this machine; unchanged if the options settle the port."""
+        # All runs of a machine share the launchers' default, 29500. With other machines every one must know the port,
+        # so it stays.
         alone = self.kind in ("deepspeed", "torchrun") and not any(name in self.options for name in _MANY_MACHINES)
         if not alone or {"master_port", "standalone"} & {*self.options}:
             return self
@@ -87,6 +92,7 @@ class Launcher:
             return False
         options = self.options
         hosts = _hosts(options.get("hostfile", _HOSTFILE))
+        # `runner.py` of DeepSpeed 0.19: one host in all starts its processes here, without pdsh, unless it is forced.
         if options.get("force_multi"):
             return hosts > 0
         if "include" in options:
@@ -94,20 +100,22 @@ class Launcher:
         return hosts > 1 and options.get("num_nodes") != 1
 
     def loses(self, name: str) -> bool:
-        """Whether a variable of the environment does not reach all processes that are started."""
+        """Whether an environment variable does not reach all processes that the launcher starts."""
         if self.kind == "srun":
+            # Slurm's default is --export=ALL; a list without ALL passes on what it names.
             handed = [word.partition("=")[0] for word in str(self.options.get("export", "ALL")).split(",")]
             return "ALL" not in handed and name not in handed
         return self.other_machines and not name.startswith(PRINTED)
 
     @property
     def processes(self) -> tuple[int, int] | None:
-        """Processes in all and on each machine; None where only the launcher knows."""
+        """The number of processes in all and on each machine; None if only the launcher knows."""
         options = self.options
         if self.kind == "python":
             return 1, 1
         if self.kind == "deepspeed":
             each, machines = options.get("num_gpus"), options.get("num_nodes", 1)
+            # The hostfile then decides how many machines take part, unless their number is given.
             if "hostfile" in options or "include" in options:
                 machines = options.get("num_nodes")
         elif self.kind == "torchrun":
@@ -121,7 +129,7 @@ class Launcher:
 
 
 def read_launcher(placed: Placed, problems: list[UserError]) -> Launcher:
-    """`python`, or `deepspeed: {num_gpus: 2}`; what is wrong goes to `problems`."""
+    """The launcher that `python` or `deepspeed: {num_gpus: 2}` means; adds what is wrong to `problems`."""
     if isinstance(placed.value, str):
         kind, options = placed, Placed({}, placed.place)
     elif isinstance(placed.value, dict) and len(placed.value) == 1:
@@ -145,7 +153,7 @@ def read_launcher(placed: Placed, problems: list[UserError]) -> Launcher:
 
 
 def _number(value: Any) -> Any:
-    """What the environment gives (`num_gpus: ${env.GPUS:-2}`) is text."""
+    """The value as a number if it is one in text: what the environment gives (`num_gpus: ${env.GPUS:-2}`) is text."""
     return int(value) if isinstance(value, str) and value.isdecimal() else value
 
 
@@ -157,7 +165,7 @@ def _unknown(kind: str, options: dict[str, Placed]) -> Iterator[UserError]:
 
 
 def _hosts(hostfile: object) -> int:
-    """Machines in a hostfile; 0 where there is none, with which DeepSpeed starts all processes here."""
+    """The number of machines in a hostfile; 0 without one: DeepSpeed then starts all processes here."""
     try:
         lines = read_bytes(str(hostfile), limit=MIB).decode(errors="replace").splitlines()
     except UserError:
@@ -167,6 +175,7 @@ def _hosts(hostfile: object) -> int:
 
 def _flags(options: dict[str, Any]) -> Iterator[str]:
     for name, value in options.items():
+        # Switches of argparse: there is no way to write that one is off.
         if value is False:
             continue
         yield f"--{name}"

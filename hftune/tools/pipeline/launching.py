@@ -1,4 +1,4 @@
-"""`hftune launch deepspeed --num_gpus 2 run_sft.py ...`: a command as it is, in a session of its own.
+"""`hftune launch deepspeed --num_gpus 2 run_sft.py ...`: runs a command unchanged, in a session of its own.
 
 Launchers answer Ctrl-C with tracebacks and end their processes after 30 seconds, or at once, and torchrun writes forty
 lines and exits with 1 whatever its processes exit with. Here Ctrl-C reaches this process alone, which asks one rank to
@@ -23,9 +23,10 @@ from hftune.visible import say
 LAUNCHERS = ("deepspeed", "torchrun", "python")
 _LOOK_SECONDS = 0.1
 _REMOTE = ("hostfile", "num_nodes", "include", "exclude", "force_multi", "launcher")
-"""Options of deepspeed with which processes run on other machines, whose words come through the launcher."""
+"""Options of deepspeed with which processes run on other machines, whose output comes through the launcher."""
 
 _HOSTFILE = Path("/job/hostfile")  # DeepSpeed's default
+# torch 2.13 prints it in the summary of a failure (`elastic/multiprocessing/errors`).
 _EXIT_CODE = re.compile(r"exitcode\s*: (-?\d+)")
 _OF_TORCHRUN = re.compile(r"^Traceback \(most recent call last\):\n  File \"[^\"]*(torchrun|torch/distributed)", re.M)
 _LINES = 15
@@ -47,6 +48,8 @@ def launch(argv: list[str]) -> None:
     with tempfile.TemporaryDirectory(prefix="hftune-launch-") as folder, interrupts.paused():
         log = Path(folder) / "log" if _may_hide(argv) else None
         if log is not None:
+            # The launcher's output goes to the log; ranks find this process's terminal by this variable and write
+            # there.
             os.environ[terminal.ELSEWHERE] = f"/proc/{os.getpid()}/fd"
         code = _run(argv, log)
         if log is not None and code > 0:
@@ -63,9 +66,11 @@ def _run(argv: list[str], log: Path | None) -> int:
         nonlocal asked
         asked += 1
 
+    # Not restored: this process ends with the command.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, note)
     running, answered = processes.start(argv, child_processes.environment(), log), 0
+    # Polled, for a blocking wait is resumed after a handler (PEP 475), and nobody would look at `asked`.
     while (code := running.poll()) is None:
         if asked > answered:
             answered += 1
@@ -79,13 +84,14 @@ def _run(argv: list[str], log: Path | None) -> int:
 
 
 def _may_hide(argv: list[str]) -> bool:
-    """Whether the ranks can write to this process's terminal themselves."""
+    """Whether the launcher's output can be hidden: the ranks can write to this process's terminal themselves."""
     options = [word.lstrip("-").partition("=")[0].replace("-", "_") for word in argv if word.startswith("--")]
     remote = argv[0] == "deepspeed" and (_HOSTFILE.exists() or any(name in _REMOTE for name in options))
     if remote or os.environ.get(terminal.SHOW_ALL, "") not in ("", "0"):
         return False
     try:
         for number in (1, 2):
+            # Tried here, once: a terminal of another user or a closed descriptor cannot be opened again.
             os.close(terminal.reopen(f"/proc/{os.getpid()}/fd/{number}"))
     except OSError:
         return False
@@ -93,7 +99,7 @@ def _may_hide(argv: list[str]) -> bool:
 
 
 def _code_of_ranks(log: Path) -> int | None:
-    """What torchrun says that the first process that failed has exited with."""
+    """The exit code of the first process that failed, as torchrun prints it; None without one."""
     found = _EXIT_CODE.findall(log.read_text(errors="replace"))
     if not found:
         return None
@@ -102,8 +108,9 @@ def _code_of_ranks(log: Path) -> int | None:
 
 
 def _show_what_no_rank_said(log: Path, code: int) -> None:
-    """Errors of the launcher itself, and of processes that ended before they could speak."""
+    """Print errors of the launcher itself, and of processes that ended before they could print."""
     text = log.read_text(errors="replace")
+    # torchrun's own traceback says that a process failed, which is known: what matters is before it.
     end = _OF_TORCHRUN.search(text)
     lines = failure.last_words(text[: end.start()] if end else text, _LINES)
     if code > 128 and code != INTERRUPTED_EXIT_CODE:

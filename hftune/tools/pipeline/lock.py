@@ -1,4 +1,4 @@
-"""One runner at a time in a pipeline's folder."""
+"""A lock that lets one runner at a time work in a pipeline's folder."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ from hftune.logging import notice
 from hftune.publishing.disk import disk_errors
 
 NAME = "hftune.lock"
+# Seconds. The keeper of a killed runner holds the lock until its stage has ended, which takes seconds for a large one.
 _PATIENCE = 60.0
 
 
 @contextmanager
 def locked(folder: Path, patience: float = _PATIENCE) -> Iterator[None]:
-    """Hold the folder's lock. It is the operating system's: it ends with the last process that shares it.
+    """Hold the folder's lock in the block. It is the operating system's: it ends with the last process that shares it.
 
     Processes of a runner that was killed may need a moment to end; those of a living one are not waited for.
 
@@ -31,6 +32,7 @@ def locked(folder: Path, patience: float = _PATIENCE) -> Iterator[None]:
     file = folder / NAME
     with disk_errors(folder, "output_dir"):
         folder.mkdir(parents=True, exist_ok=True)
+        # Not truncated: who waits reads the holder's number in it.
         handle = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
     try:
         _acquire(handle, file, patience)
@@ -39,6 +41,7 @@ def locked(folder: Path, patience: float = _PATIENCE) -> Iterator[None]:
             os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
         yield
     finally:
+        # The file stays: with it removed two runners could lock different files of one name.
         os.close(handle)
 
 

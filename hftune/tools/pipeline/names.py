@@ -1,4 +1,4 @@
-"""Names that a pipeline's file gives, and that become folders."""
+"""Checks names of a pipeline's file that become folders."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from collections.abc import Iterator
 from hftune.errors import ArgumentError, UserError, shown
 from hftune.tools.pipeline.placed import Placed
 
+# Bytes. Linux takes 255; the rest is for what hftune appends (`-merged`, `.dry_run`, numbers).
 LONGEST = 100
 _PLAIN = re.compile(r"[^\W_]([\w.+=,-]*\w)?|_\w*")
 """Letters, digits and _ at both ends: no separators, no `..` on its own, nothing that a program takes for a flag."""
 
 
 def check_name(name: str, placed: Placed, what: str) -> Iterator[UserError]:
-    """A name that is no plain name of a file.
+    """Problems of a name that cannot be that of a folder.
 
     Args:
         placed: Where it stands.

@@ -1,4 +1,4 @@
-"""A YAML file as values that know their lines."""
+"""Reads a YAML file as values that know their lines."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Placed:
         return self.value
 
     def mapping(self, what: str, problems: list[UserError]) -> dict[str, Placed]:
-        """The value as names and values; an empty one, and a problem, where it is something else."""
+        """The value as a dict; an empty one if it is something else, which is added to `problems`."""
         if isinstance(self.value, dict):
             return self.value
         if self.value is not None:
@@ -45,7 +45,7 @@ class Placed:
 
 
 def read_yaml(file: Path) -> Placed:
-    """The whole file.
+    """The content of a file.
 
     Raises:
         ArgumentError: No such file, not YAML, a name twice in one mapping.
@@ -56,6 +56,7 @@ def read_yaml(file: Path) -> Placed:
     with yaml_errors(file):
         loader = BoundedLoader(text)
         try:
+            # Nodes and not loaded values: only nodes have lines. The type stubs of PyYAML leave these methods untyped.
             node = loader.get_single_node()  # type: ignore[no-untyped-call]
             return Placed({}, f"{file}:1") if node is None else _placed(loader, node, str(file))
         finally:
@@ -68,8 +69,10 @@ def _placed(loader: yaml.SafeLoader, node: yaml.Node, file: str, named: str = ""
     if isinstance(node, yaml.SequenceNode):
         return Placed([_placed(loader, child, file) for child in node.value], place, named)
     if not isinstance(node, yaml.MappingNode):
+        # Untyped in the stubs of PyYAML, as above.
         return Placed(loader.construct_object(node), place, named)  # type: ignore[no-untyped-call]
-    loader.flatten_mapping(node)  # `<<: *other`
+    # Puts the names of `<<: *other` first.
+    loader.flatten_mapping(node)
     found = {}
     for key, child in node.value:
         if not isinstance(key, yaml.ScalarNode):

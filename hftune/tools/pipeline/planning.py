@@ -1,4 +1,4 @@
-"""`hftune pipeline plan`: the commands, what would run and why, and the memory and time of each stage."""
+"""`hftune pipeline plan`: prints the commands, what would run and why, and memory and time of each stage."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ GIB = 1 << 30
 
 
 def show_plan(steps: Sequence[Step], screen: Screen, *, measured: bool, gpus: str | None = None) -> None:
-    """Print every command with what would become of it.
+    """Print every command, and whether it would run.
 
     Args:
         measured: Ask `hftune plan` for memory and time; it loads libraries, some seconds a stage.
         gpus: The devices to plan for; None: those that are here.
     """
+    # Names of steps that would run again; later steps that read their results may have to as well.
     again: set[str] = set()
     for number, step in enumerate(steps, start=1):
         verdict = _verdict(step, again)
@@ -36,7 +37,7 @@ def show_plan(steps: Sequence[Step], screen: Screen, *, measured: bool, gpus: st
 
 
 def _verdict(step: Step, again: set[str]) -> str:
-    """What `run` would do, and why."""
+    """A text that says what `run` would do, and why."""
     state = state_of(step)
     changed = sorted(again & {*step.needs})
     if state.verdict == DONE and not changed:
@@ -52,7 +53,7 @@ def _verdict(step: Step, again: set[str]) -> str:
 
 
 def measure(step: Step, gpus: str | None = None) -> Iterator[str]:
-    """Memory and time as `hftune plan` estimates them, a line each; one line that says why where it cannot.
+    """Lines with memory and time as `hftune plan` estimates them, or one that says why it cannot.
 
     Args:
         gpus: `8xH200`: the devices of each machine; None: those that are here.
@@ -61,12 +62,15 @@ def measure(step: Step, gpus: str | None = None) -> Iterator[str]:
     model = step.arguments.get("model_name_or_path", [""])[0]
     asked = step if Path(model).exists() or not step.base else step.given(model_name_or_path=step.base)
     asked = with_quiet_token(asked)
+    # The adapter of an earlier stage may not exist yet: a new one of the same settings is planned for.
     flags = [
         token for name, values in asked.arguments.items() if name != "peft_path" for token in (f"--{name}", *values)
     ]
     processes = step.launcher.processes
+    # `hftune plan` takes devices by machine.
     more = ["--nodes", str(processes[0] // processes[1])] if processes else []
     more += ["--gpus", gpus] if gpus else []
+    # In a process of its own: planning pretends a world, and may fail, for each stage anew.
     finished = child_processes.run(
         child_processes.python("-m", "hftune.cli", "plan", f"run_{step.script}", *flags, *more, "--json"),
         env=environment(asked),
@@ -82,7 +86,7 @@ def measure(step: Step, gpus: str | None = None) -> Iterator[str]:
 
 
 def _lines(plan: dict[str, Any]) -> Iterator[str]:
-    """What `hftune plan --json` says of the stage as it is asked for, and what would fit where that does not."""
+    """Lines for the stage as asked in the output of `hftune plan --json`, and for what would fit if it does not."""
     asked, free = plan["choices"][0], (plan.get("free") or {}).get("device")
     room = f" of {free / GIB:.1f} free on {plan['device']}" if free else ""
     guess = "" if asked.get("traced", True) else ", a rough guess"
@@ -97,7 +101,7 @@ def _lines(plan: dict[str, Any]) -> Iterator[str]:
 
 
 def _last_json(text: str) -> dict[str, Any] | None:
-    """The JSON object that a command printed last, on one line or several."""
+    """The JSON object that a command printed last, on one line or several; None without one."""
     start = text.find("\n{") + 1 if not text.lstrip().startswith("{") else 0
     try:
         found = json.loads(text[start:])

@@ -1,4 +1,4 @@
-"""Processes of a stage: started so that none outlives the runner, ended so that none is left behind.
+"""Starts the processes of a stage so that none outlives the runner, and ends them so that none is left.
 
 Between the runner and the launcher stands a small process, the keeper: launchers leave their ranks running when they
 are killed themselves. The keeper hears when the runner dies, adopts whatever the launcher leaves, and ends all of it.
@@ -21,24 +21,25 @@ import psutil
 
 from hftune import child_processes
 
+# Of <linux/prctl.h>; Python has no names for them.
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 class Started(Protocol):
-    """A running step, as the runner sees it."""
+    """The interface of a running step."""
 
     def poll(self) -> int | None:
         """The exit code, negative for a signal; None while it runs."""
 
     def ask_to_stop(self) -> None:
-        """Let it save a checkpoint and end."""
+        """Ask it to save a checkpoint and end."""
 
     def kill(self) -> None:
-        """End it, and all that it started, now."""
+        """End it now, with everything that it started."""
 
 
 class Kept:
-    """A command under a keeper."""
+    """A command that runs under a keeper."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -46,25 +47,28 @@ class Kept:
 
     def poll(self) -> int | None:
         """The exit code of the command, negative for a signal; None while it runs."""
+        # A process can be waited for once only, so the code is kept.
         if self._code is None:
             done, status = os.waitpid(self.pid, os.WNOHANG)
             if done:
                 code = os.waitstatus_to_exitcode(status)
+                # The keeper cannot die of its command's signal: it tells it as a shell does, 128 + number.
                 self._code = 128 - code if code > 128 else code
         return self._code
 
     def ask_to_stop(self) -> None:
-        """SIGTERM to one rank, which tells the others; to the launcher where no rank is on this machine."""
+        """Send SIGTERM to one rank, or to the launcher if no rank is on this machine."""
         below = descendants(self.pid)
         scripts = {process.pid: process for process in below if _is_rank(process)}
         # Workers that a rank forks for its data look like it.
         ranks = [process for process in scripts.values() if _parent(process) not in scripts]
+        # One is enough: ranks agree on stopping at the same step. With none here the launcher passes it on.
         for process in (ranks or below)[:1]:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.terminate()
 
     def kill(self) -> None:
-        """The keeper ends everything, and then itself."""
+        """Have the keeper end everything, and then itself."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGTERM)
 
@@ -76,6 +80,7 @@ def start(command: Sequence[str], env: Mapping[str, str], log: Path | None) -> K
         OSError: The disk does not take the log.
     """
     runner = os.getpid()
+    # What is buffered at the fork would be printed twice, by either process.
     sys.stdout.flush()
     sys.stderr.flush()
     with log.open("ab") if log is not None else contextlib.nullcontext() as stream:
@@ -86,12 +91,13 @@ def start(command: Sequence[str], env: Mapping[str, str], log: Path | None) -> K
 
 
 def _keep(command: Sequence[str], env: Mapping[str, str], log: BinaryIO | None, runner: int) -> NoReturn:
-    """The keeper's life, in a forked process. A signal of the command becomes an exit code above 128."""
+    """Run the command and exit, in the forked process. A signal of the command becomes an exit code above 128."""
     os.setsid()  # Ctrl-C in the terminal is the runner's alone
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _end_all)
     _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    # Looked at after prctl: of a runner that died before it, no signal comes.
     if os.getppid() != runner:
         os._exit(1)
     try:
@@ -101,8 +107,10 @@ def _keep(command: Sequence[str], env: Mapping[str, str], log: BinaryIO | None, 
         with contextlib.suppress(OSError):  # the exit code says it as well
             said = f"\nerror: {command[0]} cannot be started: {error.strerror}\n\n"
             os.write(log.fileno() if log is not None else 2, said.encode())
+        # As a shell exits where it finds no command.
         code = 127
     _kill_below()
+    # Never `sys.exit`: it would unwind the runner's copy of the stack, with its `finally` blocks and its lock.
     os._exit(code if code >= 0 else 128 - code)
 
 
@@ -112,7 +120,8 @@ def _end_all(number: int, frame: FrameType | None) -> None:
 
 
 def _kill_below() -> None:
-    """Kill until nothing is left: a process that forks while it is killed leaves another."""
+    """Kill all processes below this one."""
+    # Again until nothing is left: a process that forks while it is killed leaves another.
     while below := descendants(os.getpid()):
         for process in below:
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -122,14 +131,14 @@ def _kill_below() -> None:
 
 
 def _reap() -> None:
-    """Adopted processes that have ended wait for their exit code to be read."""
+    """Read the exit codes of adopted processes that have ended: until then they stay as zombies."""
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             time.sleep(0)
 
 
 def descendants(pid: int) -> list[psutil.Process]:
-    """All processes below one that still run, the oldest first."""
+    """The processes below `pid` that still run, the oldest first."""
     try:
         below = psutil.Process(pid).children(recursive=True)
     except psutil.NoSuchProcess:
@@ -152,16 +161,18 @@ def _alive(process: psutil.Process) -> bool:
 
 
 def _is_rank(process: psutil.Process) -> bool:
-    """Whether a process runs one of the scripts itself: launchers name them too, but not as what python runs."""
+    """Whether a process runs one of the scripts itself."""
     try:
         words = [Path(word).name for word in process.cmdline()]
     except psutil.Error:
         return False
+    # Launchers have the script's name among their arguments too, but not as the first that python runs.
     after = [word for word in words[1:] if not word.startswith("-")]
     return bool(after) and words[0].startswith("python") and after[0].startswith(("run_", "merge_"))
 
 
 def _prctl(option: int, value: int) -> None:
-    """Only Linux has it; elsewhere a killed runner may leave a stage running, which the folder's lock shows."""
+    """Call prctl(2), on Linux alone."""
+    # Elsewhere a killed runner may leave its stage running; it holds the folder's lock, so the next runner says so.
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)

@@ -1,4 +1,4 @@
-"""Live progress: what a stage writes to `progress.jsonl`, on one line of a terminal or as lines in a log."""
+"""Shows live progress, read from `progress.jsonl` of a stage: one line of a terminal, or lines in a log."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _BAR = 24
 
 @dataclass
 class Moment:
-    """Where a stage is; None for what is not known yet."""
+    """The progress of a stage; None for what is not known yet."""
 
     step: int = 0
     max_steps: int = 0
@@ -49,12 +49,13 @@ class Follower:
         self.moment = Moment()
 
     def read(self) -> bool:
-        """Take in new lines; whether there were any."""
+        """Read new lines; returns whether there were any."""
         if not self.file.is_file():
             return False
         with self.file.open("rb") as stream:
             stream.seek(self.offset)
             added = stream.read()
+        # The last line may be half written: it is read when its end has come.
         whole = added[: added.rfind(b"\n") + 1]
         self.offset += len(whole)
         new = [entry for line in whole.splitlines() if (entry := _entry(line)) is not None]
@@ -66,8 +67,9 @@ class Follower:
 
 
 def _entry(line: bytes) -> dict[str, Any] | None:
-    """A line as a run logs it; None for anything else, which is no reason to end what runs."""
+    """A line as a run logs it; None for anything else."""
     try:
+        # A loss may be NaN, and a broken line is no reason to end a stage that runs.
         found: dict[str, Any] = parse_json(line, NAME, finite=False)
     except ManifestError:
         return None
@@ -86,13 +88,14 @@ def _moment(lines: list[dict[str, Any]]) -> Moment:
         step=last["step"],
         max_steps=last["max_steps"],
         loss=losses[-1] if losses else None,
+        # Counters fall when a stage is restarted within the lines that are kept.
         tokens_per_second=speed if speed is None or speed > 0 else None,
         seconds_left=seconds / steps * (last["max_steps"] - last["step"]) if steps > 0 and seconds > 0 else None,
     )
 
 
 class Screen:
-    """Says what happens; a line that changes in place where the output is a terminal.
+    """Prints what happens: on a terminal as a line that changes in place, else as lines of a log.
 
     Args:
         console: Where to; left out: standard output.
@@ -104,11 +107,11 @@ class Screen:
         self._spoken = 0.0
 
     def say(self, text: str) -> None:
-        """A line that stays."""
+        """Print a line that stays."""
         self.console.print(visible(redact(text)))
 
     def begin(self, title: str) -> None:
-        """A step starts."""
+        """Begin showing a step."""
         self.title, self.began, self._spoken = title, time.monotonic(), time.monotonic()
         if self.console.is_terminal and not self.console.is_dumb_terminal:  # where rich draws nothing
             # No thread that refreshes: the runner forks, and draws each time it looks.
@@ -116,16 +119,17 @@ class Screen:
             self._live.start()
 
     def show(self, moment: Moment, *, new: bool) -> None:
-        """Where the step is now."""
+        """Show where the step is now."""
         now = time.monotonic()
         if self._live is not None:
             self._live.update(self._line(moment), refresh=True)
+        # A log gets a line at most every half minute, and only when there is something new.
         elif new and now - self._spoken >= _PLAIN_SECONDS:
             self._spoken = now
             self.console.print(visible(f"{self.title}: {moment}"))
 
     def end(self) -> None:
-        """The step has ended."""
+        """Stop showing the step."""
         if self._live is not None:
             self._live.stop()
             self._live = None

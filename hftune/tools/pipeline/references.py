@@ -1,4 +1,4 @@
-"""`${...}` in a pipeline: values of the file, of a combination, of stages before, and of the environment."""
+"""Resolves `${...}` in a pipeline: values of the file, of a combination, of earlier stages, of the environment."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from dataclasses import dataclass, field
 from hftune.errors import ArgumentError
 from hftune.tools.pipeline.placed import Placed
 
+# The first group is the second $ of an escape; braces do not nest.
 _REFERENCE = re.compile(r"\$(\$?)\{([^{}]*)\}")
 
 
 @dataclass
 class Names:
-    """What `${...}` may name.
+    """The values that `${...}` may name.
 
     Args:
         values: `${NAME}`: of `values:`, a combination of `matrix:`, `model` and `output_dir`; may hold references.
@@ -29,7 +30,7 @@ class Names:
     used: set[str] = field(default_factory=set)
 
     def resolve(self, placed: Placed, within: tuple[str, ...] = ()) -> Placed:
-        """The same with every reference replaced; a text that is one reference alone keeps the other's type.
+        """The value with every reference replaced; a text that is one reference alone takes the type of its value.
 
         Raises:
             ArgumentError: A name that is not there, or one that names itself.
@@ -42,6 +43,7 @@ class Names:
             return Placed([self.resolve(child, within) for child in value], placed.place, placed.named)
         if not isinstance(value, str) or "${" not in value:
             return placed
+        # The place stays that of the reference: a problem is solved in that line.
         whole = _REFERENCE.fullmatch(value)
         if whole and not whole[1]:
             found = self._look_up(whole[2].strip(), placed.place, within)
@@ -69,10 +71,12 @@ class Names:
         if name not in self.values:
             known = sorted([*self.values, "env.NAME", "stages.NAME.model", "stages.NAME.output"])
             raise ArgumentError(f"there is no ${{{name}}}", place=place, fix=f"one of: {', '.join(known)}")
+        # `within` has the names on the way here; without it a circle would recurse without end.
         if name in within:
             raise ArgumentError(
                 f"${{{name}}} is made from itself: {' -> '.join([*within, name])}", place=place, fix="break the circle"
             )
+        # A sweep puts a stage into a folder of its own for the names that it has looked up, directly or not.
         self.used.add(name)
         return self.resolve(self.values[name], (*within, name))
 

@@ -1,4 +1,4 @@
-"""Run the steps of a pipeline, each in processes of its own. What is finished and unchanged is skipped.
+"""Runs the steps of a pipeline, each in processes of its own. What is finished and unchanged is skipped.
 
 There is no state but the manifests: a runner that is killed at any moment leaves nothing that the next one must know.
 """
@@ -32,6 +32,7 @@ from hftune.tools.pipeline.steps import ASK, MERGE, Step
 
 LOGS, PREVIOUS = "logs", "previous"
 _LOOK_SECONDS = 0.2
+# The code of a script that saved a checkpoint because it was told to stop (EX_TEMPFAIL of sysexits.h).
 _PREEMPTED = 75
 
 Start = Callable[[Sequence[str], Mapping[str, str], Path], processes.Started]
@@ -80,7 +81,7 @@ class Choice:
 
 @dataclass
 class Runner:
-    """Runs steps.
+    """Runs the steps of a pipeline in its folder.
 
     Args:
         folder: The pipeline's output folder: the lock, logs and former results lie in it.
@@ -97,7 +98,7 @@ class Runner:
     _checked: bool = False
 
     def run(self, steps: list[Step], choice: Choice = Choice()) -> None:
-        """Run what has to be.
+        """Run the steps that are not finished and unchanged.
 
         Raises:
             StageFailed: A stage failed; what was finished before stays finished.
@@ -113,6 +114,7 @@ class Runner:
                 title = f"[{number}/{len(chosen)}] {step.name}"
                 if self._signals:
                     raise Preempted(f"stopped before {step.name}; the same command goes on")
+                # Read just before the step: what has run since may have changed its inputs.
                 state = state_of(step)
                 if choice.forces(step) and state.verdict != START:
                     state = State(AGAIN, ("it was asked for (--force)",))
@@ -122,6 +124,8 @@ class Runner:
                     continue
                 if state.verdict == DAMAGED:
                     raise _damaged(step.folder, state.reasons, step.stage)
+                # Not before the loop: the parsers import torch and TRL for seconds, and a pipeline without a change
+                # needs none.
                 if not self._checked:
                     self.check(steps)
                     self._checked = True
@@ -130,10 +134,12 @@ class Runner:
 
     def _run_step(self, step: Step, state: State, title: str, steps: list[Step]) -> None:
         for needed in (other for other in steps if other.name in step.needs):
+            # Every byte is read: a step must not spend hours on weights that were damaged after they were finished.
             found = damage(needed.folder)
             if found:
                 raise _damaged(needed.folder, tuple(found), needed.stage)
         if state.verdict == AGAIN:
+            # Before the start: the stage would resume from checkpoints of the former result.
             aside = set_aside(step.folder, self.folder)
             self.screen.say(f"{title}: runs again, since {'; '.join(_few(state.reasons))}")
             self.screen.say(f"  the former result is in {aside}")
@@ -141,6 +147,7 @@ class Runner:
             self.screen.say(f"{title}: was interrupted, goes on")
         began = time.monotonic()
         code, log, offset = self._execute(step, title)
+        # 0 alone proves little, it is the launcher's word; the stage writes its manifest last.
         if code == 0 and is_complete(step.folder):
             self.screen.say(f"{title}: done in {clock(time.monotonic() - began)}, {step.folder}")
             return
@@ -157,8 +164,10 @@ class Runner:
         log.parent.mkdir(parents=True, exist_ok=True)
         step = with_quiet_token(step.with_port())
         command = command_of(step)
+        # Logs are appended to; an error of an earlier run must not explain this one's.
         offset = log.stat().st_size if log.is_file() else 0
         self.screen.say(f"{title}\n  {shown(step.env, command)}\n  log: {log}")
+        # Before the start, so that it skips what earlier runs left and misses nothing of this one.
         follower = Follower(step.folder)
         running = self.start(command, environment(step), log)
         self.screen.begin(title)
@@ -169,7 +178,8 @@ class Runner:
                     asked = self._pass_on(running)
                 self.screen.show(follower.moment, new=follower.read())
                 time.sleep(_LOOK_SECONDS)
-        except BaseException:  # nothing may go on without a runner
+        # KeyboardInterrupt and SystemExit too: no stage may run without its runner.
+        except BaseException:
             running.kill()
             raise
         finally:
@@ -177,7 +187,7 @@ class Runner:
         return code, log, offset
 
     def _pass_on(self, running: processes.Started) -> int:
-        """The first signal asks for a checkpoint, the second kills."""
+        """Pass signals on: the first asks for a checkpoint, the second kills. Returns how many were handled."""
         if self._signals == 1:
             self.screen.say("stopping: a checkpoint is being saved; once more to stop at once")
             running.ask_to_stop()
@@ -188,7 +198,7 @@ class Runner:
 
     @contextmanager
     def _listening(self) -> Iterator[None]:
-        """Count SIGINT, SIGTERM and SIGHUP instead of dying of them."""
+        """Count SIGINT, SIGTERM and SIGHUP in the block instead of ending."""
 
         def note(number: int, frame: FrameType | None) -> None:
             self._signals += 1
@@ -204,10 +214,8 @@ class Runner:
 
 
 def command_of(step: Step) -> list[str]:
-    """What is started: a stage goes on from its newest whole checkpoint, if it has one.
-
-    Nothing goes on from checkpoints without the optimizer's state: such a stage starts anew.
-    """
+    """The command that is started: a stage resumes from its newest whole checkpoint, if it has one."""
+    # Without the optimizer's state nothing can be resumed: such a stage starts anew.
     weights_only = step.arguments.get("save_only_model", ["false"])[0].lower() in ("true", "yes", "1")
     if step.script in (MERGE, ASK):
         return step.command()
@@ -215,30 +223,31 @@ def command_of(step: Step) -> list[str]:
 
 
 def shown(env: Mapping[str, str], command: Sequence[str]) -> str:
-    """A command to copy, with the variables that the pipeline sets; secrets are `***`."""
+    """A command line to copy, with the variables that the pipeline sets; secrets are `***`."""
     told = {name: _quoted(value) for name, value in variables_without_secrets(env).items()}
     words = [_quoted(word) for word in command_without_secrets(list(command))]
     return " ".join([*(f"{name}={value}" for name, value in told.items()), *words])
 
 
 def _quoted(word: str) -> str:
-    """For a shell; what stands for a secret is to be replaced anyway."""
+    """A word quoted for a shell; the mask of a secret stays, since it is to be replaced anyway."""
     return word if word == MASK else shlex.quote(word)
 
 
 def environment(step: Step) -> dict[str, str]:
-    """The runner's own and the step's: launchers and `python` are those beside this one, modules never the folder's."""
+    """The environment of a step: the runner's own, the step's variables, and this installation's programs first."""
     return child_processes.environment({**os.environ, **step.env})
 
 
 def set_aside(folder: Path, pipeline: Path) -> Path:
-    """Move a result out of the way; nothing is ever deleted."""
+    """Move a result to a free name below `previous`, and return its new folder; nothing is ever deleted."""
     place = pipeline / PREVIOUS / folder.relative_to(pipeline)
     place.parent.mkdir(parents=True, exist_ok=True)
     number, free = 1, place
     while free.exists():
         number += 1
         free = place.with_name(f"{place.name}-{number}")
+    # Within the pipeline's folder, so on one disk: atomic, and no copy of the weights.
     os.rename(folder, free)
     return free
 

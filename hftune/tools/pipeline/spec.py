@@ -1,4 +1,4 @@
-"""What a pipeline file says: shared settings, then stages with their arguments. Nothing is resolved yet."""
+"""Reads a pipeline file: shared settings, and stages with their arguments. References are not resolved yet."""
 
 from __future__ import annotations
 
@@ -66,6 +66,7 @@ def read_spec(file: str | Path) -> Spec:
     problems: list[UserError] = []
     top = read_yaml(file)
     found = top.mapping("a pipeline", problems)
+    # Before any message quotes the file: secrets that are learnt here are masked in it.
     _learn(top)
     problems += _strangers(found, KEYS, "a pipeline")
     problems += [
@@ -86,9 +87,10 @@ def read_spec(file: str | Path) -> Spec:
     problems += _folders(groups["shared"], "shared")
     problems += _asked(groups[ANSWERS], stages)
     problems += [problem for name in ("shared", ANSWERS) for problem in _glued(groups[name])]
+    # Every problem of the file's shape in one message; references are resolved only in a sound file.
     raise_together(problems)
     optional = {name: found.get(name) for name in ("model", "launcher", "merge", "matrix")}
-    return Spec(file, output_dir=found["output_dir"], stages=stages, **groups, **optional)  # type: ignore[arg-type]
+    return Spec(file, output_dir=found["output_dir"], stages=stages, **groups, **optional)  # type: ignore[arg-type]  # keys are literals
 
 
 _FIXES = {
@@ -109,7 +111,7 @@ def _learn(top: Placed) -> None:
 
 
 def _glued(arguments: dict[str, Placed]) -> Iterator[UserError]:
-    """Names with their values in them, as `{hub_token:X}` makes."""
+    """Problems: names with their values in them, as `{hub_token:X}` makes."""
     for name, child in arguments.items():
         yield from bad_name(name, child.named)
 
@@ -126,6 +128,7 @@ def _stage(name: str, placed: Placed, problems: list[UserError]) -> StageSpec | 
         problems.append(ArgumentError(f"stage {name} has no script", place=script.place, fix=fix))
         return None
     problems += check_name(name, placed, "a stage")
+    # Scripts take both spellings; later checks compare one.
     arguments = {key.replace("-", "_"): child for key, child in found.items() if key not in OF_STAGE}
     problems += _folders(arguments, f"stage {name}")
     problems += _glued(arguments)
@@ -133,7 +136,7 @@ def _stage(name: str, placed: Placed, problems: list[UserError]) -> StageSpec | 
 
 
 def _folders(arguments: dict[str, Placed], what: str) -> Iterator[UserError]:
-    """Arguments that the pipeline gives itself."""
+    """Problems: arguments that the pipeline gives itself."""
     reasons = {
         "output_dir": "each stage trains into output_dir/STAGE of the pipeline",
         "resume_from_checkpoint": "an interrupted stage goes on from its newest whole checkpoint",
@@ -145,7 +148,7 @@ def _folders(arguments: dict[str, Placed], what: str) -> Iterator[UserError]:
 
 
 def _asked(answers: dict[str, Placed], stages: list[StageSpec]) -> Iterator[UserError]:
-    """What the pipeline tells `hftune ask` itself, and a stage in its way."""
+    """Problems: arguments of `hftune ask` that the pipeline gives itself, and a stage of the name `answers`."""
     for name in ("models", "output_dir", "reward_model_path"):
         if name in answers:
             fix = "leave it out: all language models and the latest reward model of the pipeline take part"

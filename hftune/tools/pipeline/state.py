@@ -1,4 +1,4 @@
-"""What a step's folder says of it: finished and unchanged, to be resumed, or to be run again, and why."""
+"""The state of a step from its folder: finished and unchanged, to be resumed, or to be run again, and why."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _WITHOUT_EFFECT = {
 
 @dataclass(frozen=True)
 class State:
-    """What is to be done with a step.
+    """The state of a step, which says what is to be done with it.
 
     Args:
         verdict: `DONE`, `RESUME` (it was interrupted), `START` (there is nothing), `AGAIN` (what it is made from has
@@ -46,7 +46,7 @@ class State:
 
 
 def state_of(step: Step) -> State:
-    """Look at the step's folder.
+    """The state of a step, read from its folder.
 
     Raises:
         ManifestError: Its manifest is damaged.
@@ -55,6 +55,7 @@ def state_of(step: Step) -> State:
     if manifest is None:
         left = step.folder.is_dir() and any(step.folder.glob("checkpoint-*"))
         return State(AGAIN, ("there are checkpoints of an unknown run",)) if left else State(START)
+    # Before completeness and damage: a result that is replaced anyway need be neither.
     reasons = tuple(changes(step, manifest))
     if reasons:
         return State(AGAIN, reasons)
@@ -65,19 +66,20 @@ def state_of(step: Step) -> State:
 
 
 def damage(folder: Path) -> list[str]:
-    """What of a finished result is no longer what was written, every byte read. Of other tools nothing is known."""
+    """Files of a finished result that are no longer what was written; every byte is read."""
     manifest = read_manifest(folder) or {}
     return list(changed_files(folder, manifest.get("files") or {}, whole=True))
 
 
 def changes(step: Step, manifest: Manifest) -> Iterator[str]:
-    """Why a result is not that of the step as it is now: other code, arguments, parents or data."""
+    """Reasons why a result is not that of the step as it is now: other code, arguments, parents or data."""
     if manifest.get("hftune") != hftune.__version__:
         yield f"it was made by hftune {manifest.get('hftune')}, this is {hftune.__version__}"
     if step.script == MERGE:
         yield from _other_merge(step, manifest)
         return
-    typed = manifest.get("command", [""])[2 if step.script == ASK else 1 :]  # behind `hftune ask`, or the script
+    # Without `hftune ask`, or the script. Manifests have secrets masked, so masked ones are compared.
+    typed = manifest.get("command", [""])[2 if step.script == ASK else 1 :]
     yield from _differences(_as_given(typed), _as_given(command_without_secrets(step.argv)))
     recorded = manifest.get("inputs")
     if recorded is None:
@@ -90,12 +92,14 @@ def changes(step: Step, manifest: Manifest) -> Iterator[str]:
 
 def _other_merge(step: Step, manifest: Manifest) -> Iterator[str]:
     now = without_secrets(vars(parse_merge_arguments(step.argv)))
+    # An argument that an older version did not have counts as it is now, and is no change.
     then = {**now, **(manifest.get("arguments") or {})}
     yield from _differences({k: [str(v)] for k, v in then.items()}, {k: [str(v)] for k, v in now.items()})
     for parent in manifest.get("parents") or []:
         if fingerprint(parent["folder"]) != parent["fingerprint"]:
             yield f"the adapter in {parent['folder']} is another one"
     base = manifest.get("base") or {}
+    # Only a local base can be read again; the Hub is not asked.
     if Path(str(base.get("name"))).is_dir() and fingerprint(base["name"]) != base.get("fingerprint"):
         yield f"the model in {base['name']} is another one"
 

@@ -1,4 +1,4 @@
-"""From a pipeline file to the commands that it means, in order: every stage, and the merge after each adapter."""
+"""Turns a pipeline file into commands, in order: every stage, and the merge after each adapter."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hftune.tools.pipeline.spec import ANSWERS, Spec, StageSpec
 from hftune.tools.pipeline.sweep import Combination, combinations, secrets_in_names
 
 MERGE, ASK = "merge", "ask"
-"""What a step is that trains nothing."""
+"""Scripts of steps that train nothing."""
 _ADAPTER = ("use_peft", "qlora", "peft_path", "lora", "train_new_tokens_only")
 _NO = ("false", "no", "0", "none", "off", "")
 
@@ -34,7 +34,7 @@ class Step:
         arguments: Name to values, as the script is given them; `output_dir` is one of them.
         places: Name to `file:line`.
         place: `file:line` of the stage.
-        env: Environment variables beside the runner's own.
+        env: Environment variables in addition to the runner's own.
         needs: Names of the steps whose results it reads.
         base: The model at the root of what it trains, for planning while its own is not there yet.
     """
@@ -53,27 +53,27 @@ class Step:
 
     @property
     def argv(self) -> list[str]:
-        """The arguments as on a command line."""
+        """The arguments as words of a command line."""
         return [token for name, values in self.arguments.items() for token in (f"--{name}", *values)]
 
     def command(self, *more: str) -> list[str]:
-        """The whole command; `more` goes behind the arguments."""
+        """The whole command; `more` follows the arguments."""
         if self.script == ASK:
             return ["hftune", "ask", *self.argv, *more]
         name = "merge_peft_adapter.py" if self.script == MERGE else f"run_{self.script}.py"
         return self.launcher.wrap(_own(name), [*self.argv, *more])
 
     def with_port(self) -> Step:
-        """The same, meeting at a port that is free now."""
+        """The step with a port that is free now."""
         return replace(self, launcher=self.launcher.with_free_port())
 
     def given(self, **arguments: str) -> Step:
-        """The same with other arguments."""
+        """The step with other arguments."""
         return replace(self, arguments={**self.arguments, **{name: [value] for name, value in arguments.items()}})
 
 
 def _own(name: str) -> str:
-    """One of hftune's scripts: never a file of that name in the working folder."""
+    """The path of one of hftune's scripts: never a file of that name in the working folder."""
     path = child_processes.script(name)
     if not Path(path).is_file():
         raise ArgumentError(
@@ -86,7 +86,7 @@ def _own(name: str) -> str:
 
 @dataclass
 class _Made:
-    """What stages of one combination have come to so far."""
+    """Results of the stages of one combination so far."""
 
     results: dict[str, dict[str, str]] = field(default_factory=dict)
     """Stage to its `output` and `model`."""
@@ -95,12 +95,12 @@ class _Made:
     used: dict[str, set[str]] = field(default_factory=dict)
     """Stage to the names that it, or what it builds on, has looked up."""
     start: dict[str, dict[str, str]] = field(default_factory=dict)
-    """Stage to the arguments by which the next one takes it over."""
+    """Stage to the arguments with which the next one starts from it."""
     bases: dict[str, str] = field(default_factory=dict)
 
 
 def steps_of(spec: Spec) -> list[Step]:
-    """All steps of all combinations, each after those it needs. What several combinations share is there once.
+    """All steps of all combinations, each after those it needs; steps that combinations share appear once.
 
     Raises:
         ArgumentError: References, launchers, models and names of stages that do not fit, in one message.
@@ -114,12 +114,15 @@ def steps_of(spec: Spec) -> list[Step]:
         for stage in spec.stages:
             try:
                 for step in _stage_steps(spec, stage, combination, made, problems):
+                    # Secrets that came from the environment are known only now; all messages below mask them.
                     learn_variables(step.env)
                     learn_command(step.command())
+                    # A stage that uses no value of the sweep has one folder in all combinations: it trains once.
                     found.setdefault(step.folder, step)
             except ArgumentError as problem:
                 problems.append(problem)
-                break  # later ones may need it
+                # Later stages may need this one: their problems would only repeat it.
+                break
         roads.append(made)
     problems += secrets_in_names(chosen)
     raise_together({problem.render(): problem for problem in problems}.values())
@@ -133,6 +136,7 @@ def _stage_steps(
     spec: Spec, stage: StageSpec, combination: Combination, made: _Made, problems: list[UserError]
 ) -> Iterator[Step]:
     names = Names({**spec.values, **combination.values}, made.results)
+    # Without the combination's values: all combinations share one folder, which has the lock and the logs.
     top = Names(spec.values).resolve(spec.output_dir)
     outer = {"output_dir": top, **({"model": spec.model} if spec.model is not None else {})}
     names.values = {**names.values, **outer}
@@ -142,11 +146,13 @@ def _stage_steps(
     env = {name: _text(names.resolve(child)) for name, child in {**spec.env, **_mapping(settings.get("env"))}.items()}
     before = _before(stage, settings, made)
     if "model_name_or_path" not in arguments:
+        # What the stage says itself wins.
         arguments = {**_start(spec, stage, before, names, made), **arguments}
     if stage.script == "rl":
         arguments = {**_reward(arguments, made, spec, names), **arguments}
     launcher = settings.get("launcher") or (names.resolve(spec.launcher) if spec.launcher else None)
     parents = [name.removeprefix("stages.") for name in names.used if name.startswith("stages.")]
+    # Only now: `_start` and `_reward` look up stages as well, and a folder's name depends on all of it.
     used = names.used.union(*(made.used[parent] for parent in parents))
     label = combination.label(used)
     folder = Path(_text(top)) / label / stage.name
@@ -175,7 +181,7 @@ def _stage_steps(
 
 
 def _start(spec: Spec, stage: StageSpec, before: str | None, names: Names, made: _Made) -> dict[str, Placed]:
-    """The model that a stage begins with: what `before` came to, else the pipeline's own."""
+    """The arguments of the model that a stage starts from: the result of `before`, else the pipeline's own."""
     if before is not None:
         names.used.add(f"stages.{before}")
         return {name: Placed(value, stage.place) for name, value in made.start[before].items()}
@@ -189,7 +195,7 @@ def _start(spec: Spec, stage: StageSpec, before: str | None, names: Names, made:
 
 
 def _before(stage: StageSpec, settings: dict[str, Placed], made: _Made) -> str | None:
-    """The stage that this one builds on: `from`, else the latest that trained a language model."""
+    """The stage that this one builds on (`from`, else the latest that trained a language model); None: no stage."""
     asked = settings.get("from")
     if asked is None:
         return next((name for name in reversed(made.start)), None)
@@ -205,7 +211,8 @@ def _before(stage: StageSpec, settings: dict[str, Placed], made: _Made) -> str |
 
 
 def _reward(arguments: dict[str, Placed], made: _Made, spec: Spec, names: Names) -> dict[str, Placed]:
-    """The latest reward model before, where the stage names no reward itself."""
+    """The argument with the latest reward model; empty if the stage names a reward itself, or none was trained."""
+    # `_note` gives every stage a result, and a start to all but reward models.
     models = [name for name in made.results if name not in made.start]
     if not models or {"reward_model_path", "reward_funcs", "reward_model"} & {*arguments}:
         return {}
@@ -214,8 +221,9 @@ def _reward(arguments: dict[str, Placed], made: _Made, spec: Spec, names: Names)
 
 
 def _merge(step: Step, asked: Placed, prefix: str) -> Step:
-    """The command that folds a stage's adapter into its base."""
+    """The step that merges a stage's adapter into its base."""
     own = asked.value if isinstance(asked.value, dict) else {}
+    # The stage's launcher is not passed on: a merge runs in one process.
     folder = step.folder.with_name(f"{step.folder.name}-merged")
     carried = {name: values for name, values in step.arguments.items() if name == "trust_remote_code"}
     return Step(
@@ -238,10 +246,7 @@ def _merge(step: Step, asked: Placed, prefix: str) -> Step:
 
 
 def _ask(spec: Spec, roads: list[_Made]) -> Iterator[Step]:
-    """The command that asks every language model the same questions, the bases first; none where there are none.
-
-    Rewards of several reward models do not compare, so that a sweep over them has none.
-    """
+    """The step that asks every language model the same questions, the bases first; none without `answers:`."""
     if not spec.answers:
         return
     names = Names(spec.values)
@@ -251,6 +256,7 @@ def _ask(spec: Spec, roads: list[_Made]) -> Iterator[Step]:
     models = [road.bases[stage] for road, stage in talking]
     models += [road.results[stage]["model"] for road, stage in talking]
     rewards = [[made["model"] for stage, made in road.results.items() if stage not in road.start] for road in roads]
+    # Rewards of different models do not compare: a sweep over reward models gets none.
     judges = {found[-1] for found in rewards if found}
     yield Step(
         name=ANSWERS,
@@ -270,7 +276,7 @@ def _ask(spec: Spec, roads: list[_Made]) -> Iterator[Step]:
 
 
 def _note(made: _Made, stage: StageSpec, step: Step, merged: Step | None, used: set[str]) -> None:
-    """What later stages may refer to."""
+    """Record what later stages may refer to."""
     model = str((merged or step).folder)
     made.results[stage.name] = {"output": str(step.folder), "model": model}
     made.steps[stage.name] = (step.name, *([merged.name] if merged else []))
@@ -280,7 +286,7 @@ def _note(made: _Made, stage: StageSpec, step: Step, merged: Step | None, used: 
     unmerged = merged is None and _trains_adapter(
         {name: Placed(values[0], "") for name, values in step.arguments.items() if values}
     )
-    # An adapter that is not merged goes on as it is, on the base that it was trained on.
+    # An adapter that is not merged is trained further as it is, on the base that it was trained on.
     base = step.arguments["model_name_or_path"][0]
     made.start[stage.name] = (
         {"model_name_or_path": base, "peft_path": model} if unmerged else {"model_name_or_path": model}
@@ -296,7 +302,7 @@ def _means_no(placed: Placed) -> bool:
 
 
 def _values(arguments: dict[str, Placed]) -> dict[str, list[str]]:
-    """Values as texts; a list is several, a mapping becomes JSON."""
+    """Arguments with their values as texts: a list is several values, a mapping becomes JSON."""
     found = {}
     for name, child in arguments.items():
         plain = child.plain

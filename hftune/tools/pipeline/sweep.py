@@ -1,4 +1,4 @@
-"""`matrix:` of a pipeline: every combination of some values, or combinations with names."""
+"""Reads `matrix:` of a pipeline: every combination of some values, or combinations with names."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hftune.tools.pipeline.placed import Placed
 
 @dataclass(frozen=True)
 class Combination:
-    """One choice of values.
+    """One combination of values.
 
     Args:
         values: Name to value, for `${NAME}`.
@@ -29,6 +29,7 @@ class Combination:
     def label(self, used: Iterable[str]) -> str:
         """The folder for a stage that depends on the names in `used`; empty for one that depends on none."""
         used = set(used)
+        # In the order of the file, so that a folder keeps its name from run to run.
         mine = [name for name in self.values if name in used]
         if not mine:
             return ""
@@ -36,7 +37,7 @@ class Combination:
 
 
 def combinations(matrix: Placed | None, problems: list[UserError]) -> list[Combination]:
-    """All combinations, in the order of the file; a single empty one without a matrix.
+    """All combinations, in the order of the file; a single empty one if there is no matrix.
 
     `{lr: [1e-4, 2e-4], rank: [8, 16]}` makes four; `{small: {lr: 1e-4}, large: {lr: 2e-4}}` makes two with names.
     """
@@ -70,8 +71,9 @@ def combinations(matrix: Placed | None, problems: list[UserError]) -> list[Combi
 
 
 def secrets_in_names(combinations: Iterable[Combination]) -> Iterator[ArgumentError]:
-    """Secrets that would become parts of folders' names; what the steps use as a secret is known by now."""
+    """Problems: secrets that would become parts of folders' names. Call it when the steps' secrets are known."""
     for combination in combinations:
+        # Folders of named combinations do not show their values.
         for name, child in combination.values.items() if not combination.name else ():
             if _is_secret(name, child):
                 fix = "give the combinations names: matrix: {NAME: {...}, ...}"
@@ -85,7 +87,7 @@ def _is_secret(name: str, child: Placed) -> bool:
 
 
 def _incomplete(named: dict[str, Placed]) -> Iterable[UserError]:
-    """A name that only some combinations have would be unknown in the others."""
+    """Problems: values that only some combinations have, and that stages could not look up in the others."""
     names = {name for child in named.values() for name in child.value}
     for title, child in named.items():
         missing = sorted(names - set(child.value))
@@ -94,6 +96,6 @@ def _incomplete(named: dict[str, Placed]) -> Iterable[UserError]:
 
 
 def _short(placed: Placed) -> str:
-    """A value as a part of a folder's name."""
+    """A value as a part of a folder's name: the last part of a path, at most 40 characters."""
     text = str(placed.plain).rstrip("/").rsplit("/", 1)[-1]
     return re.sub(r"[^\w.+-]+", "-", text)[:40] or "none"

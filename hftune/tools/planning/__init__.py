@@ -1,1 +1,1 @@
-"""What a run will need, reckoned before it starts: memory by part, time, and the cheapest setting that fits."""
+"""Plans a run before it starts: memory by part, time, and the cheapest setting that fits."""

@@ -1,4 +1,4 @@
-"""What a run is planned for: accelerators by name, by their memory alone, or those that are here."""
+"""The hardware that a run is planned for: accelerators by name, by their memory alone, or those of this machine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hftune.preflight.free_memory import free_memory
 
 @dataclass(frozen=True)
 class Cluster:
-    """All that a run has.
+    """The devices and machines of a run.
 
     Args:
         device: Each of them.
@@ -38,6 +38,7 @@ class Cluster:
         return f"{of_nodes}{self.per_node} x {self.device.name} ({self.device.memory / GIB:.1f} GiB)"
 
 
+# A name without a size stands for one of its sizes. The plan prints the memory that was taken, so a wrong guess shows.
 ALIASES = {"A100": "A100-80", "V100": "V100-16", "RTX4090": "4090", "RTX3090": "3090"}
 
 _ASKED = re.compile(r"(?:(\d+)\s*[x*]\s*)?(.+)")
@@ -48,7 +49,7 @@ CPU_TFLOPS_A_CORE = 0.04
 
 
 def cluster_of(asked: str, nodes: int = 1) -> Cluster:
-    """`8xH200`, `H100` or `4x24GiB`, in each of so many machines.
+    """The cluster that `8xH200`, `H100` or `4x24GiB` means, in each of `nodes` machines.
 
     Raises:
         ArgumentError: No known device, or none of it.
@@ -59,6 +60,7 @@ def cluster_of(asked: str, nodes: int = 1) -> Cluster:
     size = _SIZE.fullmatch(name)
     found = None
     if size is not None:
+        # GB as on data sheets, 10^9; GiB and the bare G as tools that report memory count, 2^30.
         unit = GIB if size[2].lower() != "gb" else 10**9
         found = Device(name, float(size[1]) * unit)
     else:
@@ -78,10 +80,11 @@ def cluster_of(asked: str, nodes: int = 1) -> Cluster:
 
 
 def cluster_here(nodes: int = 1) -> Cluster:
-    """What is in this machine and free now, in each of so many machines alike."""
+    """The devices of this machine with the memory that is free now, in each of `nodes` machines alike."""
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     free = free_memory(on_cpu=count == 0, device=torch.cuda.current_device() if count else 0)
     if count == 0:
+        # torch's threads and not the machine's cores: OMP_NUM_THREADS and a container's quota bound what a run gets.
         threads = torch.get_num_threads()
         return Cluster(Device("CPU", free.host, CPU_TFLOPS_A_CORE * threads, 50.0), 1, nodes, free.host)
     # What is free has this process's own context taken off already, where it has one.

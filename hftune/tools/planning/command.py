@@ -1,4 +1,4 @@
-"""`hftune plan`: what a run would need, and the cheapest setting that fits."""
+"""`hftune plan`: prints what a run would need, and the cheapest setting that fits."""
 
 from __future__ import annotations
 
@@ -45,12 +45,16 @@ def plan(stage: str, argv: list[str]) -> None:
     question, rest = take_own(argv)
     cluster = cluster_of(question.gpus, question.nodes) if question.gpus else cluster_here(question.nodes)
     device = cluster.device
+    # Inside, the planned devices pass for real: parsing resolves bf16, global batch and DeepSpeed's "auto" from the
+    # world's size and device, before a process group exists.
     with ranks.planning_for(
         ranks.PlannedWorld(cluster.count, cluster.per_node, on_cpu=device.on_cpu, bf16=device.bf16)
     ):
         model_args, data_args, adapter_args, training_args = parse_arguments(stage, rest)
         raise_together([*check_model_folder(model_args), *check_quantised_base(adapter_args, training_args)])
         config = model_config(model_args, training_args)
+        # A folder is often planned for before anybody has vetted it, so its own code never runs, whatever the arguments
+        # say.
         if causal_class(config) is None:
             raise ArgumentError(
                 f"the code of {config.model_type} comes with the model, and is not run to plan",
@@ -60,11 +64,13 @@ def plan(stage: str, argv: list[str]) -> None:
         bare = skeleton(config, training_args, scores=isinstance(training_args, RMArguments))
         planner = Planner(bare, model_args, adapter_args, training_args)
         free = free_of(cluster)
+        # Before the table: `auto` leaves its share in `training_args`, from which every row starts.
         if training_args.recomputes_least:
             settle_recomputation(planner, planner.asked(), free, training_args)
         rows = [row_of(planner, choice, cluster, free) for choice in _table(planner)]
         best = cheapest(planner, rows, cluster, free)
         work = (best or rows[0]).choice.work
+        # `work` counts one process; the cluster's devices are the processes of the plan.
         steps = steps_of(data_args, training_args, work.examples * work.accumulation * cluster.count)
     if question.as_json:
         say(json.dumps(as_json(rows, best, free, cluster, steps)))
@@ -75,7 +81,7 @@ def plan(stage: str, argv: list[str]) -> None:
 
 
 def take_own(argv: list[str]) -> tuple[Question, list[str]]:
-    """`--gpus`, `--nodes` and `--json` of the command line, and the rest.
+    """Split a command line into the planner's own flags (`--gpus`, `--nodes`, `--json`) and the script's arguments.
 
     Raises:
         ArgumentError: One without a value, or with one that is no number.
@@ -85,6 +91,7 @@ def take_own(argv: list[str]) -> tuple[Question, list[str]]:
     left = iter(argv)
     for token in left:
         name, equals, value = token.partition("=")
+        # Taken out before the script's parser sees the line: it would refuse names that it does not have.
         if name in ("--gpus", "--nodes"):
             value = value if equals else next(left, "")
             if not value or value.startswith("--"):
@@ -101,7 +108,7 @@ def take_own(argv: list[str]) -> tuple[Question, list[str]]:
 
 
 def free_of(cluster: Cluster) -> Free:
-    """For each process and in each machine; no bound where the machine's memory is not known."""
+    """The free memory for each process and in each machine; infinite where the machine's is not known."""
     return Free(device=cluster.device.memory, host=float("inf") if cluster.host is None else cluster.host)
 
 
@@ -111,30 +118,34 @@ def _table(planner: Planner) -> list[Choice]:
 
 
 def row_of(planner: Planner, choice: Choice, cluster: Cluster, free: Free) -> Row:
-    """A choice with its plan, what it means here, and the time of a step."""
+    """A row of the table: a choice, its plan, whether it fits, and the time of a step."""
     found = planner.plan(choice)
     time = estimate_time(planner.bare, planner.size(choice.adapter), choice, cluster)
     return Row(choice, found, found.fits(free, choice.setup), time)
 
 
 def cheapest(planner: Planner, rows: list[Row], cluster: Cluster, free: Free) -> Row | None:
-    """The fastest choice that fits and trains what was asked for; else one with an adapter, else on a packed base.
+    """The fastest choice that fits and trains what was asked for; else an adapter, else one on a quantised base.
 
     Among those whose times differ by less than a twentieth, which no estimate can tell apart, the one that changes
     least. Times need no trace: plans are made from the fastest on, until one fits.
     """
+    # `_table` puts it first.
     asked = rows[0]
     for start in ways(planner, asked.choice):
         found = [
             (estimate_time(planner.bare, planner.size(one.adapter), one, cluster), one)
             for one in combinations(planner, start)
         ]
+        # The sort is stable and `combinations` yields the least change first, so within a bucket the least change wins.
         for _, choice in sorted(found, key=lambda one: _bucket(one[0])):
             plan = planner.plan(choice)
             if plan.fits(free, choice.setup):
+                # `combinations` yields `start` itself first, so identity tells the run as asked from an equal one.
                 return asked if choice is start is asked.choice else row_of(planner, choice, cluster, free)
     return None
 
 
 def _bucket(time: Time | None) -> int:
+    # Equal in steps of 5 %: no estimate tells closer ones apart. Without speeds all are equal.
     return 0 if time is None else round(math.log(time.step) / math.log(1.05))

@@ -1,4 +1,4 @@
-"""How many steps a run takes, where that is cheap to know: records are counted as lines, not read."""
+"""The number of optimizer steps of a run, where it is cheap to know: records are counted as lines, not read."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hftune.data.readers.files import find_files
 from hftune.errors import UserError
 
 MOST_BYTES = 2 * 2**30
-"""What is larger is not counted: it would take longer than the plan."""
+"""Most bytes of data files to count records in: more would take longer than the plan."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Steps:
 
 
 def steps_of(data_args: DataArguments, training_args: StageArguments, examples_a_step: int) -> Steps:
-    """From `--max_steps`, or from the number of records.
+    """The steps of a run, from `--max_steps` or from the number of records.
 
     Args:
         examples_a_step: The global batch.
@@ -43,19 +43,22 @@ def steps_of(data_args: DataArguments, training_args: StageArguments, examples_a
         return Steps(None, because)
     if data_args.max_train_samples >= 0:
         count = min(count, data_args.max_train_samples)
+    # Without files of its own the validation set is taken from the training records.
     if not data_args.validation_file_dir and data_args.validation_split_percentage:
         count = round(count * (1 - data_args.validation_split_percentage / 100))
+    # Two roundings as in the Trainer: an epoch's last, smaller batch is a step, and so is a last part of an epoch.
     steps = math.ceil(math.ceil(count / examples_a_step) * training_args.num_train_epochs)
     return Steps(max(1, steps), f"{count:,} records, {because}")
 
 
 def records(data_args: DataArguments) -> tuple[int | None, str]:
-    """Records, and how they were counted; None and the reason where counting would not be cheap."""
+    """The number of records and how they were counted; None and the reason where counting is not cheap."""
     if data_args.dummy_data:
         return data_args.dummy_data, "--dummy_data"
     if not data_args.train_file_dir:
         return None, "no data were named"
     try:
+        # `PATH#500` takes 500 records of a source; the plan counts the whole, as an upper bound.
         files = find_files(data_args.train_file_dir.split("#")[0], "--train_file_dir")
     except UserError as problem:
         return None, problem.cause
@@ -68,4 +71,5 @@ def records(data_args: DataArguments) -> tuple[int | None, str]:
 
 def _lines(file: Path) -> int:
     with file.open("rb") as stream:
+        # Readers skip empty lines, so they are no records.
         return sum(bool(line.strip()) for line in stream)

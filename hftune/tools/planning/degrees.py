@@ -1,4 +1,4 @@
-"""What one process holds where several share a model's matrices, rows or experts: from numbers of parameters."""
+"""What one process holds under tensor, sequence and expert parallelism, from numbers of parameters."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hftune.tools.planning.states import Largest
 
 @dataclass(frozen=True)
 class Degrees:
-    """Over how many processes one model's work is spread, besides ZeRO.
+    """Degrees of parallelism within one model, in addition to ZeRO.
 
     Args:
         tensor: Tensor-parallel processes: they share the matrices of a layer.
@@ -27,11 +27,14 @@ class Degrees:
 
     @property
     def activations(self) -> float:
-        """The share of activations in each process: arXiv:2205.05198, equation 2, where 10 of 34 are not split."""
+        """The share of activations in each process, 0 to 1."""
+        # arXiv:2205.05198, equation 2: of 34 bytes a token and hidden element 10 (norms, dropouts, inputs) are not
+        # split.
         return (10 + 24 / self.tensor) / 34
 
     def same_parts(self, setup: Setup) -> Setup:
-        """The setup with those processes alone among which ZeRO shares: that hold the same parts of the matrices."""
+        """The setup with those processes that ZeRO shards over: the ones with the same slices of matrices."""
+        # Sequence-parallel processes hold the same weights, so ZeRO shards over them as over data-parallel ones.
         return replace(setup, processes=max(1, setup.processes // self.tensor))
 
 
@@ -40,7 +43,7 @@ ALONE = Degrees()
 
 @dataclass(frozen=True)
 class Parts:
-    """Numbers of parameters by what becomes of them.
+    """Numbers of parameters by the kind of parallelism that splits them.
 
     Args:
         all: Every one.
@@ -56,13 +59,15 @@ class Parts:
 
     @classmethod
     def of(cls, bare: PreTrainedModel, chosen: set[int] | None) -> Parts:
-        """Of a model on the meta device.
+        """Count the parameters of a model on the meta device.
 
         Args:
             chosen: `id` of the parameters that are trained; None: all.
         """
         modules = [bare.get_input_embeddings(), bare.get_output_embeddings()]
+        # By id, so that a head tied to the embeddings counts once.
         ends = {id(one): one.numel() for module in modules if module is not None for one in module.parameters()}
+        # transformers 5.23 names routed experts `experts` in every mixture; shared ones (`shared_experts`) stay whole.
         experts = (
             [one for name, one in bare.named_parameters() if ".experts." in name] if is_mixture(bare.config) else []
         )
@@ -74,13 +79,13 @@ class Parts:
         )
 
     def tensor_share(self, degrees: Degrees) -> float:
-        """The share of the weights in each tensor-parallel process."""
+        """The share of the weights in each tensor-parallel process, 0 to 1."""
         outside = self.ends / max(1, self.all)
         return outside + (1 - outside) / degrees.tensor
 
 
 def shared_size(size: ModelSize, parts: Parts, degrees: Degrees) -> ModelSize:
-    """Numbers of parameters in each process, before ZeRO shares them."""
+    """The numbers of parameters in each process, before ZeRO shards them."""
     share, away = parts.tensor_share(degrees), 1 - 1 / degrees.expert
     return replace(
         size,
@@ -90,15 +95,18 @@ def shared_size(size: ModelSize, parts: Parts, degrees: Degrees) -> ModelSize:
 
 
 def shared_need(size: ModelSize, setup: Setup, parts: Parts, degrees: Degrees) -> Need:
-    """What one process needs. Models are read as ever, and shared afterwards.
+    """What one process needs.
 
-    ZeRO shares experts over the processes that hold the same ones, and all else over all.
+    ZeRO shards experts over the processes that hold the same ones, and everything else over all.
     """
+    # Every process reads the whole checkpoint and keeps its slice afterwards, so loading costs what it does without
+    # parallelism.
     loading = estimate(size, setup)
     if degrees.expert == 1:
         return _loaded(estimate(shared_size(size, parts, degrees), degrees.same_parts(setup)), loading)
     experts = ModelSize(parts.experts // degrees.expert, parts.trained_experts // degrees.expert)
     others = replace(size, weights=size.weights - parts.experts, trained=size.trained - parts.trained_experts)
+    # Experts are estimated as a model of their own: AutoEP gives them a smaller group of processes to be sharded over.
     alike = replace(setup, processes=max(1, setup.processes // degrees.expert))
     one, other = estimate(others, setup), estimate(experts, alike)
     both = replace(
@@ -126,7 +134,7 @@ def shared_largest(largest: Largest, layer_experts: int, degrees: Degrees) -> La
 
 
 def dispatched_bytes(tokens: int, chosen: int, hidden: int, itemsize: int, degrees: Degrees) -> float:
-    """Of tokens on their way to experts and back, beside what a layer keeps anyway, where experts are used alike.
+    """The bytes of tokens sent to experts and back, on top of what a layer keeps, if routing is balanced.
 
     AutoEP (DeepSpeed 0.19.8) has four copies of what it sends at a time: received, put in the order of experts, put
     back, and returned.

@@ -1,4 +1,4 @@
-"""`hftune plan`: its help page at once, all else by `command.py`, whose libraries take seconds to import."""
+"""`hftune plan`: prints its help page at once; everything else is in `command.py`, whose imports take seconds."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ See docs/planning.md for what is counted and how far it was from what was measur
 
 
 def plan(argv: list[str]) -> None:
-    """What a script would need to run."""
+    """Print what a script would need to run, or the help page."""
     if not argv or {"-h", "--help"} & {*argv}:
         from hftune.preflight.devices import DEVICES
 

@@ -1,4 +1,4 @@
-"""Attention without a mask on tensors without data, over rows that processes may share: nothing is sent.
+"""Attention without a mask on tensors without data, over rows that several processes may share; nothing is sent.
 
 transformers (5.23) makes a mask of tokens by tokens wherever it is traced, also for attentions that need none.
 """
@@ -21,11 +21,13 @@ COUNTED = "hftune_counted_attention"
 
 
 class _Exchange(torch.autograd.Function):
-    """As that of `sequence_parallel`: keeps nothing, and returns what was received."""
+    """An exchange without a network: saves nothing for backward, like that of `sequence_parallel`."""
 
     @staticmethod
     def forward(ctx: Any, flat: torch.Tensor, received: int) -> torch.Tensor:
+        # The gradient travels back the other way, so it has the size of what was sent.
         ctx.sent = flat.numel()
+        # `all_to_all_single` needs contiguous tensors: the copy of a strided one counts here as well.
         return flat.contiguous().new_empty(received)
 
     @staticmethod
@@ -35,7 +37,7 @@ class _Exchange(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class CountedGroup(SequenceGroup):
-    """A group of which one process is there: the first, which has most.
+    """A group with one process present: rank 0, whose share of an uneven row is the largest.
 
     Args:
         tokens: Of a row.
@@ -44,14 +46,14 @@ class CountedGroup(SequenceGroup):
     tokens: int = 0
 
     def exchange(self, flat: torch.Tensor, sent: list[int], received: list[int]) -> torch.Tensor:
-        """As the group's, with nobody."""
+        """A tensor of the received size. Overrides `SequenceGroup.exchange`: there is no other process."""
         out: torch.Tensor = _Exchange.apply(flat, sum(received))
         return out
 
 
 @contextlib.contextmanager
 def rows_shared(size: int, tokens: int) -> Iterator[None]:
-    """Have `COUNTED` attend over rows of so many tokens, shared by so many processes, for a while. 1: by nobody."""
+    """Register the attention `COUNTED` in the block, over rows of `tokens` that `size` processes share."""
     group = CountedGroup(size, 0, tokens=tokens)
 
     def attend(
@@ -63,11 +65,14 @@ def rows_shared(size: int, tokens: int) -> Iterator[None]:
         **kwargs: Any,
     ) -> tuple[torch.Tensor, None]:
         def inner(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, heads: range) -> torch.Tensor:
+            # Without a mask SDPA runs a fused kernel, which keeps no tensor of tokens by tokens: as FlashAttention
+            # does.
             return sdpa_attention_forward(module, query, key, value, None, **kwargs)[0]
 
         if size == 1:
             return sdpa_attention_forward(module, query, key, value, None, **kwargs)
         return over_whole_rows(group, shares(tokens, size), query, key, value, inner), None
 
+    # The second function makes the mask; with the default one a mask would be counted that no run has.
     with attention_registered(COUNTED, attend, lambda *args, **kwargs: None):
         yield

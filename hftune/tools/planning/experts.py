@@ -1,10 +1,10 @@
-"""Experts on tensors without data: which expert gets a token is a matter of values, and how much is kept is not."""
+"""Experts on tensors without data: routing depends on values, the memory that it takes does not."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -15,7 +15,7 @@ COUNTED = "hftune_counted"
 
 
 class _GroupedMatmul(torch.autograd.Function):
-    """As `grouped_mm`: keeps its input and the weights of all experts, and returns a gradient for both."""
+    """Save for backward what `grouped_mm` saves, its input and the weights of all experts; computes nothing."""
 
     @staticmethod
     def forward(ctx: Any, tokens: torch.Tensor, weight: torch.Tensor, width: int) -> torch.Tensor:
@@ -25,25 +25,45 @@ class _GroupedMatmul(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None, None]:
         wanted = zip(ctx.saved_tensors, ctx.needs_input_grad, strict=False)
+        # The weights' gradient has the shape of all experts, however few of them got a token.
         tokens, weight = (torch.empty_like(one) if needed else None for one, needed in wanted)
         return tokens, weight, None
 
 
+class Experts(Protocol):
+    """What transformers' `use_experts_implementation` (`integrations/moe.py`, 5.23) guarantees of a layer's experts."""
+
+    has_gate: bool
+    is_transposed: bool
+    # A layer with a gate has the first matrix, one without it the second.
+    gate_up_proj: torch.Tensor
+    up_proj: torch.Tensor
+    down_proj: torch.Tensor
+
+    def act_fn(self, hidden: torch.Tensor, /) -> torch.Tensor:
+        """The activation between the two matrices of a layer without a gate."""
+
+    def _apply_gate(self, gate_up: torch.Tensor, /) -> torch.Tensor:
+        """The activation and product of a layer with a gate: half the width remains."""
+
+
 def counted_experts(
-    self: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
+    self: Experts, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
 ) -> torch.Tensor:
-    """The tensors of transformers' `grouped_mm_experts_forward`, in its order.
+    """Allocate the tensors of transformers' `grouped_mm_experts_forward`, in its order.
 
     Args:
         hidden_states: (tokens, hidden size).
         top_k_index: (tokens, experts a token), and their weights alike.
     """
     tokens, chosen = top_k_index.shape
+    # In the place of a sort by expert, which looks at values: an index of the same size and dtype.
     order = torch.empty_like(top_k_index.reshape(-1))
     selected = hidden_states[order // chosen]
     shares = top_k_weights.reshape(-1)[order]
     weight = self.gate_up_proj if self.has_gate else self.up_proj
     width = weight.shape[-1] if self.is_transposed else weight.shape[-2]
+    # `grouped_mm` knows no autocast: transformers casts its input to the weights' dtype, and so does this.
     out = _GroupedMatmul.apply(selected.to(weight.dtype), weight, width)
     out = self._apply_gate(out) if self.has_gate else self.act_fn(out)
     weight = self.down_proj
@@ -54,7 +74,9 @@ def counted_experts(
 
 @contextlib.contextmanager
 def experts_counted(model: nn.Module) -> Iterator[None]:
-    """Let the model's experts be computed like this for a while."""
+    """Compute the model's experts by `counted_experts` in the block."""
+    # By id: modules share configs. All names are read before the first is changed, since transformers' setter changes
+    # those of sub-configs as well.
     configs: dict[int, Any] = {id(one.config): one.config for one in model.modules() if hasattr(one, "config")}
     asked = {key: config._experts_implementation for key, config in configs.items() if _has_experts(config)}
     with experts_registered(COUNTED, counted_experts):

@@ -1,4 +1,4 @@
-"""Activations by formula, for models that cannot be traced."""
+"""A profile of activations by formula, for models that cannot be traced."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hftune.tools.planning.work import FULL_LOGITS, Work
 def formula_profile(
     bare: PreTrainedModel, batch: Batch, numerics: Numerics, recompute: Recomputation | None, work: Work
 ) -> tuple[Profile, int]:
-    """A profile of a GPT-like layer of this model's sizes, and what a forward pass without gradients takes."""
+    """The profile of GPT-like layers of this model's sizes, and the bytes of a forward pass without gradients."""
     config = bare.config.get_text_config()
     itemsize = numerics.compute.itemsize
     tokens = batch.rows * batch.tokens
@@ -23,6 +23,9 @@ def formula_profile(
     whole = round(layer_bytes(config, tokens, batch.tokens, itemsize, keeps_scores=batch.masked))
     marks = recomputing.marks(recompute, config.num_hidden_layers)
     logits = tokens * config.vocab_size if work.head == FULL_LOGITS else 0
+    # Two kinds of layers: 0 keeps everything, 1 is recomputed, keeps its input alone and has the whole again on the way
+    # back. Factors of `logits` are bytes a logit: at most 14 (`preflight.activations.LOGIT_BYTES`), 4 of which, the
+    # float32 softmax, wait for the backward pass.
     profile = Profile(
         kinds=tuple(int(mark) for mark in marks),
         embed=Part(hidden, hidden),

@@ -1,4 +1,4 @@
-"""What RL needs besides training: completions that are drawn, and models that judge them."""
+"""What RL needs in addition to training: completions that are sampled, and models that score them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def needs(
     dtype: str,
     compute: torch.dtype,
 ) -> tuple[list[Moment], float]:
-    """The moment in which completions are drawn, and bytes of reward models, which are there all the time.
+    """The moment in which completions are sampled, and the bytes of reward models, which are always there.
 
     Args:
         generation: What is drawn.
@@ -39,6 +39,7 @@ def needs(
         dtype: That reward models are loaded in, or auto.
         compute: That the model computes in.
     """
+    # `auto` is the checkpoint's dtype, which is not read for a plan: float32 is the most that it can be.
     itemsize = 4 if dtype == "auto" else getattr(torch, dtype).itemsize
     judges = sum(weights_of(path) for path in training_args.reward_model_path or []) * float(itemsize)
     need = estimate(size, setup)
@@ -52,6 +53,7 @@ def needs(
         "loss": scores_of_words(generation.rows, config.vocab_size),
         "other": judges,
     }
+    # The table has no column for it: what ZeRO-3 gathers here are weights.
     parts["weights"] += parts.pop("gathered")
     return [Moment("generation", parts)], judges
 
@@ -63,7 +65,7 @@ def _gathered(setup: Setup, size: ModelSize, *, gathers: bool) -> float:
 
 
 def cache_bytes(config: Any, generation: Generation, itemsize: int) -> float:
-    """Of keys and values of all tokens of all rows; with latent attention as transformers keeps them, expanded.
+    """The bytes of the key-value cache of all tokens of all rows.
 
     Args:
         config: Of the text model.
@@ -73,13 +75,14 @@ def cache_bytes(config: Any, generation: Generation, itemsize: int) -> float:
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     both = 2 * size
     if getattr(config, "kv_lora_rank", None):
+        # Latent attention: transformers (5.23) caches expanded keys and values, not the latent, and their sizes differ.
         both = config.qk_nope_head_dim + config.qk_rope_head_dim + config.v_head_dim
     tokens = generation.rows * (generation.prompt + generation.tokens)
     return float(config.num_hidden_layers * heads * both * tokens * itemsize)
 
 
 def weights_of(path: str) -> int:
-    """Weights of a reward model, or of its base where it is an adapter; 0 where they are not here."""
+    """The number of weights of a reward model, or of an adapter's base; 0 if they are not on this disk."""
     folder = Path(path)
     if (folder / "adapter_config.json").is_file():
         folder = Path(str(read_lora_config(path, "--reward_model_path").base_model_name_or_path))

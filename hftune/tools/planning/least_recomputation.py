@@ -1,4 +1,4 @@
-"""What a run asks of the planner: only `--activation_checkpointing auto`, before the model loads."""
+"""`--activation_checkpointing auto`: the only question that a run asks the planner, before the model loads."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def choose_layers(
     free: Free,
     size: ModelSize,
 ) -> None:
-    """Let `training_args` have the smallest share of recomputed layers that fits. Every rank must take part.
+    """Set the smallest share of recomputed layers that fits in `training_args`. Every rank must call it.
 
     Args:
         bare: The model on the meta device.

@@ -1,4 +1,4 @@
-"""What the head and the loss take beyond the layers, where no full logits are made.
+"""Memory of the head and the loss on top of the layers, where no full logits are made.
 
 TRL 1.16 (SFT, DPO, GRPO, RLOO) multiplies hidden states by the head in tiles of 4,096 tokens by 32,768 words
 (`trl/kernels/chunked_logprob.py`, `ChunkedLogProbFunction`): only the hidden states and some numbers a token are kept
@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 TOKENS, WORDS = 4096, 32768
-"""Of a tile."""
+"""Most tokens, and words of the vocabulary, in a tile."""
 
 COPIES_FORWARD, COPIES_BACKWARD = 3.25, 7.25
 """float32 tiles that live at a time in `_forward_tile` and `_backward_tile`, a mask of bools counting a quarter."""
@@ -39,7 +39,7 @@ class Head:
 
 @dataclass(frozen=True)
 class HeadSizes:
-    """What the head multiplies.
+    """Sizes of the head and of its input.
 
     Args:
         tokens: Scored ones of a micro batch.
@@ -63,17 +63,20 @@ class HeadSizes:
 
 
 def fused_head(sizes: HeadSizes) -> Head:
-    """Of TRL's head in tiles."""
+    """The bytes of TRL's head in tiles."""
     rows, columns = min(sizes.tokens, TOKENS), min(sizes.words, WORDS)
     # The buffer has the full width of a tile also where there are fewer words.
     tile = rows * WORDS * sizes.compute_bytes
+    # Under autocast a tile's slice of the head, and its hidden states, are cast for the product and let go.
     weights = columns * sizes.hidden * sizes.compute_bytes if sizes.weight_bytes != sizes.compute_bytes else 0.0
     states = rows * sizes.hidden * sizes.compute_bytes if sizes.hidden_bytes != sizes.compute_bytes else 0.0
     copies = 0.0 if sizes.triton else rows * columns * 4.0
     # All scored tokens in a row: a copy, for it leaves out the last token of each row, and those not scored.
     copied = sizes.tokens * sizes.hidden * sizes.hidden_bytes
     numbers = sizes.tokens * NUMBERS * 4.0
+    # Added up in float32 over all tiles, then cast to the states' dtype: for a moment both exist.
     gradients = sizes.tokens * sizes.hidden * (4.0 + (sizes.hidden_bytes if sizes.hidden_bytes != 4.0 else 0.0))
+    # That of a trained head is whole, not a tile's: every tile adds to its columns.
     gradients += sizes.words * sizes.hidden * 4.0 if sizes.trained else 0.0
     return Head(
         # In the forward pass weights are cast for the product alone, before the tile is copied.
@@ -84,5 +87,6 @@ def fused_head(sizes: HeadSizes) -> Head:
 
 
 def scores_of_words(tokens: int, words: int) -> float:
-    """Of sampling one token for each of `tokens` rows: scores in the model's dtype, float32, sorted and as shares."""
+    """The bytes of sampling one token for each of `tokens` rows."""
+    # 16-bit logits, and three in float32: the logits cast, sorted (top-p), and as probabilities.
     return tokens * words * (2.0 + 3 * 4.0)

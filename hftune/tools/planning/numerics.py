@@ -1,4 +1,4 @@
-"""In which dtypes a run keeps and computes, as far as memory depends on them."""
+"""The dtypes in which a run keeps and computes, as far as memory depends on them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Numerics:
         weights: Of the base, or of the whole model in full training.
         packed: That packed linear layers are unpacked to; None where the base is not quantised.
         spare: Of a quantised base's other weights.
-        adapter_float32: Whether an adapter is kept in float32 beside a base in 16 bit.
+        adapter_float32: Whether an adapter is kept in float32 next to a base in 16 bit.
         autocast: What is computed in where weights have another dtype; None without autocast.
     """
 
@@ -35,18 +35,21 @@ class Numerics:
 
     @property
     def compute(self) -> torch.dtype:
-        """What matrices are multiplied in."""
+        """The dtype in which matrices are multiplied."""
         return self.autocast or self.weights
 
     @property
     def head(self) -> torch.dtype:
-        """Of the head's weights, which are never packed."""
+        """The dtype of the head's weights, which are never quantised."""
         return self.spare if self.packed is not None else self.weights
 
     def of(self, model: nn.Module) -> Callable[[str, torch.Tensor], torch.dtype]:
-        """From the names and parameters of a model, in which what is trained is set, to their dtypes."""
+        """A function from a parameter of `model` (its name and tensor) to the dtype it has in the run."""
         names = {name for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+        # transformers leaves output embeddings whole when it quantises; `score` is a reward model's, `embed_out`
+        # GPT-NeoX's.
         heads = ("lm_head", "score", "embed_out")
+        # Low-rank matrices are linears as well, but peft adds them after the base was quantised.
         owners = {f"{name}.weight" for name in names if name.rsplit(".", 1)[-1] not in heads and "lora_" not in name}
 
         def dtype(name: str, parameter: torch.Tensor) -> torch.dtype:
@@ -62,11 +65,12 @@ class Numerics:
 def numerics_of(
     model_args: ModelArguments, adapter_args: AdapterArguments, training_args: StageArguments, setup: Setup
 ) -> Numerics:
-    """The dtypes of a run. DeepSpeed keeps everything in 16 bit where it computes in 16 bit."""
+    """The dtypes of a run."""
     half = torch.bfloat16 if training_args.bf16 else torch.float16 if training_args.fp16 else None
     loaded = weight_dtype(model_args, training_args, trains_all=not adapter_args.use_peft)
     dtype = loaded if isinstance(loaded, torch.dtype) else torch.bfloat16
     quantised = adapter_args.quantised
+    # DeepSpeed casts the whole model, an adapter and a base's norms included, to the dtype it computes in.
     if setup.deepspeed and half is not None:
         return Numerics(half, half if quantised else None, half, adapter_float32=False, autocast=None)
     # Under ZeRO-3 an adapter has the base's dtype, or could not be gathered with it.

@@ -15,7 +15,7 @@ CHUNKS_TRAINED = 4
 
 
 def answer_head(sizes: HeadSizes, *, weighted: bool = False) -> Head:
-    """Of `answer_log_probs`.
+    """The bytes of `answer_log_probs`.
 
     Args:
         sizes: `tokens` of answers; all of a row where it is not known how long answers are.
@@ -29,18 +29,21 @@ def answer_head(sizes: HeadSizes, *, weighted: bool = False) -> Head:
         return Head(forward=2 * states + CHUNKS_FROZEN * chunk, kept=2 * states, backward=states)
     weights = sizes.words * sizes.hidden
     if weighted:
+        # The head's own gradient is made chunk by chunk on the way forward; several chunks add up in float32.
         found = weights * (4.0 if logits > chunk else sizes.weight_bytes)
         kept = 2 * states + found
         return Head(forward=kept + CHUNKS_FROZEN * chunk, kept=kept, backward=states + weights * sizes.weight_bytes)
     gradients = states + weights * sizes.weight_bytes
+    # Few enough logits wait for the backward pass, which then need not project again.
     if logits <= KEPT_BYTES:
         kept = states + 2 * logits
         return Head(forward=kept + logits, kept=kept, backward=gradients + 2 * logits)
+    # The forward pass has no gradients yet: half of the chunks.
     return Head(states + CHUNKS_TRAINED / 2 * chunk, states, gradients + CHUNKS_TRAINED * chunk)
 
 
 def compares_while_training(training_args: StageArguments, *, adapted: bool) -> bool:
-    """Whether a forward pass of the reference runs beside the policy's, and not once before training.
+    """Whether a forward pass of the reference runs alongside the policy's, and not once before training.
 
     Args:
         adapted: Whether an adapter is trained: switched off it is the reference; left open, records that are seen once
@@ -49,5 +52,6 @@ def compares_while_training(training_args: StageArguments, *, adapted: bool) -> 
     if not isinstance(training_args, DPOArguments) or not training_args.needs_reference:
         return False
     asked = training_args.precompute_ref_log_probs
+    # Computing all of the reference beforehand pays only where records are seen more than once.
     once = training_args.max_steps > 0 or training_args.num_train_epochs <= 1
     return bool(training_args.sync_ref_model or asked is False or (asked is None and adapted and once))

@@ -1,4 +1,4 @@
-"""From parts to a plan: what lives at each moment of a step, and at which of them the most does."""
+"""Puts a plan together: the memory in use at each moment of a step, and the moment with the most."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PARTS = ("weights", "gradients", "optimizer", "activations", "loss", "buffers", 
 
 @dataclass(frozen=True)
 class Standing:
-    """Bytes that are there all the time, where a process trains.
+    """Bytes in use all the time on the device that a process trains on.
 
     Args:
         weights: A reference model's included.
@@ -34,7 +34,7 @@ class Standing:
 
 @dataclass(frozen=True)
 class Moment:
-    """A moment of a step, and what lives then by part, bytes."""
+    """A moment of a step, and the bytes in use then, by part."""
 
     name: str
     parts: dict[str, float]
@@ -47,13 +47,14 @@ class Moment:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run will need in each process.
+    """The memory that a run will need in each process.
 
     Args:
         moment: That at which the most lives where the process trains.
-        host: Bytes in the machine's memory beside that.
+        host: Bytes in the machine's memory in addition.
         context: Bytes that the device's driver and libraries take, which no allocator counts.
-        traced: Whether activations were traced; None: they could not be, and why.
+        untraced: Why activations could not be traced; None: they were.
+        moments: All that were compared.
     """
 
     moment: Moment
@@ -64,15 +65,15 @@ class Plan:
 
     @property
     def device(self) -> float:
-        """The most that is needed at a time where the process trains."""
+        """The most bytes in use at a time on the device that the process trains on."""
         return self.moment.total + self.context
 
     def needed(self, setup: Setup) -> float:
-        """In one memory where the run trains on the CPU, else on the device."""
+        """The bytes on the device; on a CPU the machine's as well, since both are one memory."""
         return self.device + (self.host if setup.on_cpu else 0.0)
 
     def fits(self, free: Free, setup: Setup) -> bool:
-        """Whether it is free, on the device and for all processes of the machine together."""
+        """Whether it fits, on the device and for all processes of the machine together."""
         if setup.on_cpu:
             return self.needed(setup) * setup.local_processes <= free.host
         return self.device <= free.device and self.host * setup.local_processes <= free.host
@@ -80,7 +81,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Step:
-    """What a step does, for `moments`.
+    """A step as `moments` needs it.
 
     Args:
         profile: Of the layers.
@@ -88,7 +89,7 @@ class Step:
         layer_gradients: Bytes of the gradients of each kind of layer, as they appear.
         tail_gradients: Of the head.
         grows: Whether gradients appear in the backward pass and go with the step; else they stay between micro steps.
-        reference: Bytes that a forward pass of the reference takes beside what the policy has kept; None: none runs.
+        reference: Bytes that a forward pass of the reference takes on top of what the policy has kept; None: none runs.
         extra: While a layer is at work: a weight that is made whole of packed ones.
     """
 
@@ -102,9 +103,10 @@ class Step:
 
 
 def moments(standing: Standing, step: Step, buffers: Buffers, optimizer_extra: float) -> Iterable[Moment]:
-    """The moments of a step at which the most may live."""
+    """The moments of a step that may be its peak."""
     profile, head = step.profile, step.head
     peak, end = forward_levels(profile)
+    # Gradients that stay are there from the second micro step on, which is the one that needs most.
     early = 0.0 if step.grows else standing.gradients
 
     def at(name: str, activations: float, loss: float = 0.0, gradients: float = early, **more: float) -> Moment:
@@ -122,23 +124,27 @@ def moments(standing: Standing, step: Step, buffers: Buffers, optimizer_extra: f
     yield at("forward pass", peak + step.extra)
     yield at("loss", end, head.forward)
     if step.reference is not None:
+        # The policy's activations wait while the reference runs, so both count at once.
         yield at("reference", profile.all_kept + step.reference, head.kept)
         yield at("loss of the reference", profile.all_kept, head.kept + head.forward)
+    # The head, the layers from last to first, the embeddings.
     levels = list(backward_peaks(profile))
     yield at("backward pass, head", levels[0], head.kept + head.backward)
     gradients = early
     for kind, level in zip(reversed(profile.kinds), levels[1:-1], strict=True):
         if step.grows:
+            # The head's gradient exists before the last layer's. Layers have an average share, whose sum may round up.
             gradients = min(standing.gradients, (gradients or step.tail_gradients) + step.layer_gradients[kind])
         yield at("backward pass, layers", level + step.extra, 0.0, gradients)
     yield at("backward pass, embeddings", levels[-1], 0.0, standing.gradients)
+    # The backward pass has freed all activations by then.
     yield at("optimizer", 0.0, 0.0, standing.gradients, optimizer=standing.optimizer + buffers.step + optimizer_extra)
 
 
 def highest(
     found: Iterable[Moment], need: Need, setup: Setup, pinned: float, context: float, untraced: str | None
 ) -> Plan:
-    """The plan of a step's moments.
+    """The plan: the moment at which the most is in use, and what the machine's memory must hold.
 
     Args:
         need: For what lies in the machine's memory, and for loading.
@@ -147,6 +153,7 @@ def highest(
         untraced: See `Plan`.
     """
     every, host = list(found), need.host + pinned
+    # Loading is over before the first step, so it is one more moment and adds to none.
     if setup.on_cpu or not need.loads_on_host:
         every.append(Moment("loading", dict.fromkeys(PARTS, 0.0) | {"weights": need.loading}))
     else:

@@ -1,4 +1,4 @@
-"""From the arguments of a run, or a change of them, to a plan. The model is on the meta device; nothing is loaded."""
+"""Makes plans from the arguments of a run and changes of them. The model is on the meta device; nothing is loaded."""
 
 from __future__ import annotations
 
@@ -57,15 +57,16 @@ from hftune.tools.planning.tracing import Batch, Profile, Untraceable, scaled, t
 from hftune.tools.planning.work import ANSWERS, FULL_LOGITS, FUSED, WEIGHTED, Work, work_of
 
 CONTEXT = 0.55 * 2**30
-"""Of a CUDA context with its kernels, and of NCCL's buffers: round figures of H100 and H200 under CUDA 12 and 13."""
+"""Bytes of a CUDA context with its kernels: a round figure of H100 and H200 under CUDA 12 and 13."""
 
 COMMUNICATOR = 0.35 * 2**30
+"""Bytes of NCCL's buffers, which a run of one process does not have; likewise a round figure."""
 
 MOST_TILES = 16
 """Pieces of an MLP that are traced, which takes a while for each; with more, a piece takes less than that."""
 
 LIBRARIES = 0.25 * 2**30
-"""Of libraries that a run imports after its checks: DeepSpeed, bitsandbytes, trainers; resident memory, measured."""
+"""Bytes of libraries imported after the checks (DeepSpeed, bitsandbytes, trainers): resident memory, measured."""
 
 
 @dataclass(frozen=True)
@@ -138,14 +139,14 @@ class Planner:
         )
 
     def size(self, adapter_args: AdapterArguments) -> ModelSize:
-        """Numbers of parameters."""
+        """The numbers of parameters with an adapter of these arguments."""
         key = _method(adapter_args)
         if key not in self._sizes:
             self._sizes[key] = model_size(self.bare, adapter_args, self.training_args)
         return self._sizes[key]
 
     def plan(self, choice: Choice) -> Plan:
-        """What it needs in each process."""
+        """The memory that a choice needs in each process."""
         size, setup, work = self.size(choice.adapter), choice.setup, choice.work
         numerics = self.numerics(choice)
         profile, reference, untraced = self.profile(choice, numerics)
@@ -153,6 +154,7 @@ class Planner:
         if choice.recompute is not None and choice.recompute.offload and not setup.on_cpu:
             profile, away = recomputing.offloaded(profile, recomputing.marks(choice.recompute, len(profile.kinds)))
         degrees, parts = choice.degrees, self.parts(choice.adapter)
+        # `need` is for weights and states; `held`, not yet sharded by ZeRO, sizes the buffers that gather and reduce.
         need, held = shared_need(size, setup, parts, degrees), shared_size(size, parts, degrees)
         alike = degrees.same_parts(setup)
         largest = shared_largest(self.largest, parts.experts // max(1, len(profile.kinds)), degrees)
@@ -168,7 +170,7 @@ class Planner:
     def _generation(
         self, choice: Choice, size: ModelSize, extra: Buffers, numerics: Numerics
     ) -> tuple[list[Moment], float]:
-        """What RL needs besides training; nothing elsewhere."""
+        """What RL needs in addition to training; nothing for other stages."""
         if choice.work.generation is None:
             return [], 0.0
         return generating.needs(
@@ -180,13 +182,13 @@ class Planner:
         )
 
     def parts(self, adapter_args: AdapterArguments) -> Parts:
-        """Parameters by what becomes of them where processes share a model."""
+        """The numbers of parameters by the kind of parallelism that splits them."""
         freezes = adapter_args.freezes and not adapter_args.use_peft
         chosen = plan_freezing(self.bare, adapter_args) if freezes else set() if adapter_args.use_peft else None
         return Parts.of(self.bare, chosen)
 
     def context(self, setup: Setup) -> float:
-        """Bytes on a GPU that no allocator counts; on a CPU what is still to be imported: the rest is not free now."""
+        """The bytes on a GPU that no allocator counts; on a CPU those of libraries not imported yet."""
         if setup.on_cpu:
             return LIBRARIES
         return CONTEXT + (COMMUNICATOR if setup.processes > 1 else 0.0)
@@ -196,7 +198,7 @@ class Planner:
         return numerics_of(self.model_args, choice.adapter, self.training_args, choice.setup)
 
     def loaded_dtype(self, adapter_args: AdapterArguments) -> torch.dtype:
-        """Of weights as they are loaded."""
+        """The dtype of weights as they are loaded."""
         dtype = weight_dtype(self.model_args, self.training_args, trains_all=not adapter_args.use_peft)
         return dtype if isinstance(dtype, torch.dtype) else torch.bfloat16
 
@@ -210,11 +212,13 @@ class Planner:
         return Largest(max(every, default=0), max(modules, default=0), self.bare.config.get_text_config().hidden_size)
 
     def profile(self, choice: Choice, numerics: Numerics) -> tuple[Profile, int, str | None]:
-        """A step through the layers, what a forward pass without gradients takes, and why it was not traced."""
+        """The profile of a step, the bytes of a forward pass without gradients, and why neither was traced."""
         work = choice.work
         batch = Batch(*((1, work.rows * work.tokens) if work.flat else (work.rows, work.tokens)), work.masked)
         if choice.degrees.sequence > 1:
+            # All rows end to end, of which rank 0 has the longest slice: rounded up.
             batch = Batch(1, -(-work.rows * work.tokens // choice.degrees.sequence))
+        # A trace takes seconds and knows nothing of sharding or the optimizer: most choices of a table share one.
         key = (_method(choice.adapter), numerics, batch, str(choice.recompute), self._older(choice), work.head)
         if key not in self._profiles:
             try:
@@ -230,6 +234,8 @@ class Planner:
     def _trace(self, choice: Choice, numerics: Numerics, batch: Batch) -> tuple[Profile, int]:
         miniature, marks = self._miniature(choice)
         shared = rows_shared(choice.degrees.sequence, choice.work.rows * choice.work.tokens)
+        # Both traces run inside: tensors of one fake mode cannot meet those of another, and the attention is registered
+        # in the block alone.
         with quiet(), FakeTensorMode(), shared:
             self._ready(miniature, marks, choice, numerics)
             with experts_counted(miniature.model):
@@ -245,6 +251,8 @@ class Planner:
         found = checkpointed_layers(self.bare)
         if found is None:
             raise Untraceable("its layers are not of transformers' make")
+        # Marks first: they are part of what makes two layers alike, so that a layer of the miniature stands for
+        # recomputed ones or for others, never both.
         marks = recomputing.marks(choice.recompute, len(getattr(*found)))
         freezes = choice.adapter.freezes and not choice.adapter.use_peft
         chosen = plan_freezing(self.bare, choice.adapter) if freezes else None
@@ -255,14 +263,16 @@ class Planner:
             if self._fuses(choice):
                 fuse_lora(miniature.model)
         if self.training_args.tiled_mlp:
+            # After the adapter: tiling wraps the MLPs' forward, LoRA included.
             tokens = longest_batch(self.training_args, choice.work.tokens)
             plain = miniature.model.get_base_model() if choice.adapter.use_peft else miniature.model
             tile_mlps(plain, min(MOST_TILES, tiles_for(tokens, self.bare.config.get_text_config().hidden_size)))
         return miniature, marks
 
     def _ready(self, miniature: Miniature, marks: list[bool], choice: Choice, numerics: Numerics) -> None:
-        """Tensors without data, attention and recomputing as the run will have them."""
+        """Give the miniature tensors without data, and attention and recomputation as the run will have them."""
         materialise(miniature.model, numerics.of(miniature.model))
+        # Only eager and masked SDPA make tensors of tokens by tokens; `COUNTED` stands for all other kinds.
         attention = "eager" if self.attention == "eager" else "sdpa" if choice.work.masked else COUNTED
         for module in miniature.model.modules():
             if hasattr(module, "config"):
@@ -271,16 +281,17 @@ class Planner:
                 # Others look at positions, which have no values here. Some models have a kind for each kind of layer.
                 several = isinstance(module.rope_type, dict)
                 module.rope_type = dict.fromkeys(module.rope_type, "default") if several else "default"
+        # Before recomputing: checkpoints act, and dropout keeps its masks, in training mode alone.
         miniature.model.train()
         recomputing.switch_on(miniature, choice.recompute, marks, reentrant=self._older(choice))
 
     def _fuses(self, choice: Choice) -> bool:
-        """As `models/adapters.fuses_lora`, of a choice."""
+        """Whether the run would fuse LoRA: the rule of `models/adapters.fuses_lora`, for a choice."""
         wanted = choice.adapter.fused_lora is not False and not self.training_args.torch_compile
         return wanted and choice.setup.zero_stage != 3
 
     def _older(self, choice: Choice) -> bool:
-        """Adapters under ZeRO-3 need torch's older kind of checkpoint."""
+        """Whether layers are recomputed by torch's reentrant checkpoint, which adapters under ZeRO-3 need."""
         return choice.adapter.use_peft and choice.setup.zero_stage == 3
 
     def _adapted(self, miniature: Miniature, adapter_args: AdapterArguments) -> Any:
@@ -288,8 +299,9 @@ class Planner:
             config = read_lora_config(adapter_args.continued_adapter)
             config.task_type = TASK_TYPES[head_of(miniature.model)]  # where it is another, the run is refused elsewhere
         else:
-            # Layers have other numbers in the miniature; an adapter of some layers is reckoned as one of all.
+            # Layers have other numbers in the miniature; an adapter of some layers is planned as one of all.
             config = lora_config(miniature.model, replace(adapter_args, layers_to_transform=None))
+        # Initialisers read values (PiSSA takes an SVD of the base), and the meta device has none.
         config.init_lora_weights = False
         miniature.model.requires_grad_(False)
         with torch.device("meta"), zero.no_partitioning(), quiet():
@@ -304,6 +316,7 @@ class Planner:
         if work.head not in (FUSED, ANSWERS, WEIGHTED):
             return Head()
         config = self.bare.config.get_text_config()
+        # An adapter trains the head only where it is saved whole, or tied to embeddings that are.
         named = {"lm_head", "embed_tokens"} & {*(choice.adapter.lora_modules_to_save or [])}
         sizes = HeadSizes(
             tokens=work.tokens_per_micro_step // choice.degrees.sequence,
@@ -327,12 +340,14 @@ class Planner:
         per_layer = max(0.0, (size.trained - outside) / max(1, layers)) * setup.gradient_bytes
         unpacked = 0.0
         if numerics.packed is not None:
+            # A quantised linear is made whole for its product, one at a time: the largest counts.
             unpacked = max(linear.weight.numel() for linear in packed_linears(self.bare)) * numerics.packed.itemsize
         return Step(
             profile=profile,
             head=head,
             layer_gradients=(per_layer,) * (max(profile.kinds, default=0) + 1),
             tail_gradients=outside * setup.gradient_bytes,
+            # The Trainer sets gradients to None after a step; DeepSpeed keeps its own, and accumulation needs them.
             grows=not setup.deepspeed and choice.work.accumulation == 1,
             reference=reference,
             extra=unpacked + self._dispatched(choice, numerics),
@@ -351,7 +366,8 @@ def _method(adapter_args: AdapterArguments) -> tuple[bool, bool, bool]:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Warnings about a model that nobody will train, and of operators tried without data, are no news."""
+    """Silence, in the block, warnings about a model that is not trained and operators tried without data."""
+    # It logs each operator that fails without data as an error, also those whose failure `Untraceable` handles.
     logger = logging.getLogger("torch._subclasses.fake_tensor")
     level = logger.level
     logger.setLevel(logging.CRITICAL)

@@ -1,4 +1,4 @@
-"""Plans as a table, as one line, and as JSON."""
+"""Shows plans as a table, as lines of text, and as JSON."""
 
 from __future__ import annotations
 
@@ -27,21 +27,23 @@ class Row:
 
 
 def verdict(row: Row, free: Free) -> str:
-    """In a word."""
+    """The word for a row: "fits", "tight" or "too much"."""
     if not row.fits:
         return "too much"
     memory = free.host if row.choice.setup.on_cpu else free.device
+    # Processes on a CPU share one memory; each on a GPU has a device of its own.
     share = row.choice.setup.local_processes if row.choice.setup.on_cpu else 1
     return "tight" if row.plan.device * share > TIGHT * memory else "fits"
 
 
 def table(rows: list[Row], free: Free) -> list[str]:
-    """A line a choice: GiB of each process by part, at the moment at which the most is needed."""
+    """The table, a line for each choice: GiB of each process by part, at the peak."""
     width = max(len(row.choice.flags) for row in rows)
     heads = ("weights", "gradients", "optimizer", "activat.", "loss", "buffers", "other", "total", "host")
     lines = [f"{'GiB in each process':{width}} " + "".join(f"{head:>10}" for head in heads) + f"{'s/step':>9}"]
     for row in rows:
         parts = [row.plan.moment.parts.get(part, 0.0) for part in PARTS]
+        # The driver's context has no column: it counts as other, so that a row adds up to its total.
         parts[-1] += row.plan.context
         figures = "".join(f"{size / GIB:10.1f}" for size in (*parts, row.plan.device, row.plan.host))
         seconds = "?" if row.time is None else f"{row.time.step:.2f}" if row.time.step < 100 else f"{row.time.step:.0f}"
@@ -50,7 +52,7 @@ def table(rows: list[Row], free: Free) -> list[str]:
 
 
 def words(rows: list[Row], best: Row | None, free: Free, cluster: Cluster, steps: Steps) -> list[str]:
-    """What the table means: what to type, tokens, steps, time, and what was assumed."""
+    """The lines below the table: flags to type, tokens, steps, time, and what was assumed."""
     asked = rows[0]
     lines = [f"{cluster}: {_gib(free.device)} free for each process" + _host(free, asked)]
     if asked.plan.untraced:
@@ -68,7 +70,7 @@ def words(rows: list[Row], best: Row | None, free: Free, cluster: Cluster, steps
 
 
 def speed(row: Row, steps: Steps) -> list[str]:
-    """Tokens a step, steps and time of a row."""
+    """Lines with the tokens a step, the steps and the time of a row."""
     work, setup = row.choice.work, row.choice.setup
     tokens = work.tokens_per_micro_step * work.accumulation * setup.processes
     lines = [
@@ -88,7 +90,7 @@ def speed(row: Row, steps: Steps) -> list[str]:
 
 
 def duration(seconds: float) -> str:
-    """In the unit that fits."""
+    """A time as text, in the largest unit of which it has at least two."""
     for unit, size in (("days", 86400), ("hours", 3600), ("minutes", 60)):
         if seconds >= 2 * size:
             return f"{seconds / size:.1f} {unit}"
@@ -96,11 +98,12 @@ def duration(seconds: float) -> str:
 
 
 def as_json(rows: list[Row], best: Row | None, free: Free, cluster: Cluster, steps: Steps) -> dict[str, Any]:
-    """All of it, sizes in bytes, times in seconds."""
+    """All plans for `--json`, sizes in bytes, times in seconds."""
     return {
         "device": cluster.device.name,
         "devices": cluster.count,
         "nodes": cluster.nodes,
+        # JSON has no infinity.
         "free": {"device": free.device, "host": None if free.host == float("inf") else free.host},
         "steps": steps.count,
         "choices": [_choice(row, free) for row in rows],

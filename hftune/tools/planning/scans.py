@@ -1,4 +1,4 @@
-"""Models that go through a row token by token: traced over short rows, which say what long ones take."""
+"""Models that scan a row token by token: traced over short rows, from which long ones are extrapolated."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ take half a minute on tensors without data; what it keeps and needs grows with t
 
 
 def scans(model: nn.Module) -> bool:
-    """Whether it has layers whose state goes on from token to token in a Python loop: Mamba's first version.
+    """Whether a layer passes its state from token to token in a Python loop: Mamba's first version.
 
     Mamba 2 and linear attention go by chunks of a row (transformers 5.23).
     """
@@ -32,11 +32,13 @@ def _is_scan(module: nn.Module) -> bool:
 
 
 def profile_of(trace: Callable[[Batch], Profile], miniature: Miniature, batch: Batch) -> Profile:
-    """As `trace(batch)`: layers that scan from short rows, everything else from a pass in which these do nothing."""
+    """`trace(batch)`, with scanning layers extrapolated and everything else traced at full length."""
     short, longer = _two(trace, batch)
     if short is longer:
         return short
     with _skipped(miniature.model):
+        # Scans do nothing in here, so the full length is affordable; attention of a mixed model, not linear in the
+        # tokens, needs it.
         exact = trace(batch)
     factor = _factor(batch)
     scanning = [scans(layer) for layer in miniature.layers]
@@ -50,16 +52,17 @@ def profile_of(trace: Callable[[Batch], Profile], miniature: Miniature, batch: B
 
 
 def peak_of(trace: Callable[[Batch], int], miniature: Miniature, batch: Batch) -> int:
-    """The same of a pass of which only the most that lives is known."""
+    """The peak of a pass, in bytes: `profile_of` for a trace that knows its peak alone."""
     short, longer = _two(trace, batch)
     if short is longer:
         return short
     with _skipped(miniature.model):
+        # A peak alone cannot be put together layer by layer: the larger of both is taken.
         return max(trace(batch), _number(short, longer, _factor(batch)))
 
 
 def _two(trace: Callable[[Batch], Any], batch: Batch) -> tuple[Any, Any]:
-    """Over the two short rows; a batch that is short itself is traced once, and given twice."""
+    """The traces over two short rows; for a batch that is short itself one trace, as the same object twice."""
     if batch.tokens <= TOKENS[1]:
         whole = trace(batch)
         return whole, whole
@@ -69,7 +72,7 @@ def _two(trace: Callable[[Batch], Any], batch: Batch) -> tuple[Any, Any]:
 
 @contextmanager
 def _skipped(model: nn.Module) -> Iterator[None]:
-    """Inside, what scans hands its input on."""
+    """Have scanning modules return their input in the block."""
     with ExitStack() as replaced:
         for module in filter(_is_scan, model.modules()):
             replaced.enter_context(method_replaced(module, "forward", _hand_on))
@@ -86,7 +89,7 @@ def _factor(batch: Batch) -> float:
 
 
 def _number(one: int, other: int, factor: float) -> int:
-    """On the line through both: 0 is at `one`, 1 at `other`."""
+    """The value on the line through both: factor 0 is `one`, 1 is `other`."""
     return round(one + (other - one) * factor)
 
 

@@ -1,4 +1,4 @@
-"""`--activation_checkpointing auto`: no layer is recomputed that memory does not need recomputed."""
+"""`--activation_checkpointing auto`: recomputes only as many layers as memory makes necessary."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from hftune.preflight.memory import GIB, Free
 from hftune.tools.planning.planner import Choice, Planner
 
 SHARES = tuple(Fraction(eighths, 8) for eighths in range(9))
-"""Of the layers; all steps cost alike, and fewer would hardly be faster."""
+"""Shares of the layers to choose from: at most four plans find one, and finer shares would hardly be faster."""
 
 ROOM = 1.1
 """Times the plan must be free: measured peaks are up to a tenth above it (docs/planning.md)."""
 
 
 def settle_recomputation(planner: Planner, asked: Choice, free: Free, training_args: StageArguments) -> Choice:
-    """Take the smallest share of layers whose plan fits on every rank; all, if none does.
+    """Choose the smallest share of recomputed layers whose plan fits on every rank; all layers, if none does.
 
     Every rank must take part. Each layer more that is recomputed takes less memory, so that halving finds the share.
 
@@ -35,6 +35,8 @@ def settle_recomputation(planner: Planner, asked: Choice, free: Free, training_a
         UserError: The run cannot be planned at all: the attention or the adapter is wrong.
     """
     roomy = Free(device=free.device / ROOM, host=free.host / ROOM)
+    # `many` is always a share that fits, or all layers, which are never tried: if they do not fit, the memory check
+    # says so.
     few, many = 0, len(SHARES) - 1
     while few < many:
         middle = (few + many) // 2
@@ -43,6 +45,8 @@ def settle_recomputation(planner: Planner, asked: Choice, free: Free, training_a
             many = middle
         else:
             few = middle + 1
+    # The rank with the least memory decides for all: under ZeRO-3 a recomputed layer is gathered again, and ranks that
+    # disagree would wait for each other forever.
     share = SHARES[ranks.max_over_ranks(many)]
     training_args.recompute_share(share)
     chosen = _with_share(asked, share)

@@ -1,4 +1,4 @@
-"""How long a step takes, from operations and bytes. An estimate: what it assumes is said with it."""
+"""Estimates the time of a step from operations and bytes; what it assumes is printed with it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MFU, MFU_LORA, MFU_PACKED, MFU_CPU = 0.40, 0.35, 0.25, 1.0
 with rows of a few thousand tokens do on Hopper and Ampere; others do not. On a CPU the figure is of training itself."""
 
 LINK_SHARE = 0.7
-"""Of a link's speed."""
+"""Share of a link's speed that communication reaches."""
 
 NETWORK = 40.0
 """GB/s a device between machines: 400 Gb/s InfiniBand for each."""
@@ -51,35 +51,40 @@ class Time:
 
 
 def active_weights(bare: PreTrainedModel, size: ModelSize) -> tuple[float, float]:
-    """Weights that a token is multiplied with: of the layers and of the head. Of experts those that it is sent to."""
+    """The weights a token is multiplied with, of layers and of head; of experts, those that it is sent to."""
     config: Any = bare.config.get_text_config()
     experts, chosen = expert_count(bare.config), float(getattr(config, "num_experts_per_tok", 0) or 0)
+    # transformers 5 stores a layer's experts as one tensor (experts, out, in).
     routed = sum(one.numel() for one in bare.parameters() if one.dim() == 3)
     embeddings = sum(one.numel() for one in bare.get_input_embeddings().parameters())
     head = bare.get_output_embeddings()
     words = head.weight.numel() if head is not None else 0
     tied = head is not None and head.weight is bare.get_input_embeddings().weight
+    # Embeddings are looked up, not multiplied. A tied head was taken off with them.
     layers = size.weights - embeddings - (0 if tied else words)
     return layers - routed * (1 - chosen / experts if experts else 0.0) + size.adapter, float(words)
 
 
 def forward_flops(bare: PreTrainedModel, size: ModelSize, work: Work) -> float:
-    """Of one token forward: 2 for each weight (arXiv:2001.08361, section 2.1), and attention over half a row."""
+    """The operations of one token forward."""
     config: Any = bare.config.get_text_config()
     layers, head = active_weights(bare, size)
     width = config.num_attention_heads * (
         getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     )
+    # 2 for each weight (arXiv:2001.08361, section 2.1); for attention 2 products of 2 operations, over half a row on
+    # average.
     return 2 * (layers + head) + 2 * 2 * config.num_hidden_layers * width * work.tokens / 2
 
 
 def estimate_time(bare: PreTrainedModel, size: ModelSize, choice: Choice, cluster: Cluster) -> Time | None:
-    """Of a step; None where the device's speed is not known."""
+    """The time of a step; None if the device's speed is not known."""
     device, setup, work = cluster.device, choice.setup, choice.work
     if device.tflops is None:
         return None
     forward = forward_flops(bare, size, work)
     passes = 2.0 if choice.adapter.use_peft else 3.0  # a frozen weight has no gradient of its own
+    # A reference runs forward alone, whichever way it runs.
     passes += recomputed_share(choice, len_layers(bare)) + (1.0 if work.reference or work.reference_apart else 0.0)
     mfu = (
         MFU_CPU
@@ -97,27 +102,29 @@ def estimate_time(bare: PreTrainedModel, size: ModelSize, choice: Choice, cluste
     talk, carry = communication(size, setup, work, cluster), offloading(size, setup, work, cluster)
     drawn = generation(size, setup, work.generation, cluster)
     every = tokens * setup.processes // (choice.degrees.tensor * choice.degrees.sequence)
+    # Communication overlaps with computing; offloading and generation do not.
     return Time(max(compute, talk) + carry + drawn, compute, talk, carry, drawn, every, mfu)
 
 
 def len_layers(bare: PreTrainedModel) -> int:
-    """Decoder layers."""
+    """The number of decoder layers."""
     return int(bare.config.get_text_config().num_hidden_layers)
 
 
 def recomputed_share(choice: Choice, layers: int) -> float:
-    """Of a forward pass that runs again."""
+    """The share of a forward pass that runs again, 0 to 1."""
     plan = choice.recompute
     if plan is None:
         return 0.0
+    # Shares of a layer's operations, in round figures of a Llama-like layer: two thirds are in its gated MLP.
     parts = {"full": 1.0, "mlp": 0.65, "attention": 0.35, "core_attention": 0.1}
     return sum(parts[part] for part in plan.parts) * len(plan.layers(layers)) / layers
 
 
 def exchanged(size: ModelSize, setup: Setup, work: Work) -> tuple[float, float]:
-    """Bytes of weights that a step gathers and of gradients that it reduces, whole tensors, once for all processes.
+    """The bytes of weights that a step gathers and of gradients that it reduces, whole tensors.
 
-    Gradients are reduced, and weights handed round, once a step; ZeRO-2 and 3 reduce in every micro step, ZeRO-3
+    Gradients are reduced, and weights gathered, once a step; ZeRO-2 and 3 reduce in every micro step, ZeRO-3
     gathers weights forward and backward instead (arXiv:1910.02054, section 7).
     """
     if setup.processes == 1:
@@ -131,20 +138,24 @@ def exchanged(size: ModelSize, setup: Setup, work: Work) -> tuple[float, float]:
 
 
 def communication(size: ModelSize, setup: Setup, work: Work, cluster: Cluster) -> float:
-    """Seconds of a ring, in which each byte of a gather or a scattered reduction moves once, of a whole one twice."""
+    """The seconds of communication in a ring."""
+    # A ring is as fast as its slowest link.
     speed = (cluster.device.link if cluster.nodes == 1 else min(cluster.device.link, NETWORK)) * LINK_SHARE * 1e9
     gathered, reduced = exchanged(size, setup, work)
+    # An all-reduce is a reduce-scatter and a gather: each byte moves twice, in stages 2 and 3 once.
     return (gathered + reduced * (2 if setup.zero_stage < 2 else 1)) / speed
 
 
 def offloading(size: ModelSize, setup: Setup, work: Work, cluster: Cluster) -> float:
-    """Seconds: gradients down and weights up over PCIe, and Adam on the CPU; offloaded weights up in every pass."""
+    """The seconds of offloading: gradients and weights over PCIe, and Adam on the CPU."""
     if not setup.offload_optimizer and not setup.offload_weights:
         return 0.0
     speed, share = cluster.device.pcie * LINK_SHARE * 1e9, setup.processes if setup.zero_stage else 1
     seconds = 0.0
     if setup.offload_optimizer:
+        # Float32 gradients go down in every micro step, 16-bit weights come up once a step.
         seconds += size.trained / share * 4.0 * work.accumulation / speed + size.trained / share * 2.0 / speed
+        # The processes of a machine share its memory's bandwidth.
         seconds += size.trained / share * ADAM_BYTES * cluster.per_node / (HOST_BANDWIDTH * 1e9)
     if setup.offload_weights:
         seconds += 3 * size.weights / share * 2.0 * work.accumulation / speed
@@ -152,8 +163,9 @@ def offloading(size: ModelSize, setup: Setup, work: Work, cluster: Cluster) -> f
 
 
 def generation(size: ModelSize, setup: Setup, drawn: Generation | None, cluster: Cluster) -> float:
-    """Seconds: every token of all rows together reads the weights once, at half the memory's speed."""
+    """The seconds of generation: each token, for all rows together, reads the weights once."""
     if drawn is None:
         return 0.0
     kept = 2.0 if setup.half or setup.packed_bytes is not None else setup.weight_bytes
+    # Decoding is bound by memory, of whose data-sheet speed half is assumed.
     return drawn.tokens * size.weights * kept / (cluster.device.memory_bandwidth * 0.5 * 1e9)

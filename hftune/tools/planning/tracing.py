@@ -1,4 +1,4 @@
-"""One step through a miniature: what each layer keeps, and what it needs for a moment, forward and backward."""
+"""Traces one step through a miniature: the bytes each layer keeps, and its peak, forward and backward."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hftune.models.miniature import Miniature
 from hftune.tools.planning.tracker import Tracker
 
 _FROM_MODELS = (RuntimeError, TypeError, ValueError, AttributeError, KeyError, IndexError, AssertionError)
-"""What a model's code may raise where it meets tensors without data, or arguments that it does not have."""
+"""Errors that a model's code may raise on tensors without data, or for arguments that it does not have."""
 
 
 class Untraceable(Exception):
@@ -23,7 +23,7 @@ class Untraceable(Exception):
 
 @dataclass(frozen=True)
 class Batch:
-    """What goes through the model in one micro step.
+    """The input of the model in one micro step.
 
     Args:
         rows: Of the batch.
@@ -75,12 +75,12 @@ class Profile:
 
     @property
     def all_kept(self) -> int:
-        """Bytes that wait for the backward pass when it begins."""
+        """The bytes kept for the backward pass when it begins."""
         return self.kept_embed + sum(self.kept[kind] for kind in self.kinds) + self.kept_tail
 
 
 def forward_levels(profile: Profile) -> tuple[int, int]:
-    """The most that lives in the forward pass, and what does at its end: bytes above weights, gradients and states."""
+    """The peak of the forward pass and the level at its end: bytes above weights, gradients and states."""
     level, peak = profile.embed.change, profile.embed.rise
     for part in (*(profile.forward[kind] for kind in profile.kinds), profile.tail):
         peak = max(peak, level + part.rise)
@@ -89,7 +89,7 @@ def forward_levels(profile: Profile) -> tuple[int, int]:
 
 
 def backward_peaks(profile: Profile) -> Iterator[int]:
-    """For the tail, for each layer from the last to the first, and for the embeddings: the most that lives.
+    """The peaks of the tail, of each layer from the last to the first, and of the embeddings.
 
     Bytes above weights, gradients and states.
     """
@@ -103,7 +103,7 @@ def backward_peaks(profile: Profile) -> Iterator[int]:
 
 
 def trace(miniature: Miniature, batch: Batch, autocast: torch.dtype | None, *, with_loss: bool) -> Profile:
-    """Run one step on tensors without data. Called under a `FakeTensorMode`.
+    """Run one step on tensors without data and return its profile. Called under a `FakeTensorMode`.
 
     Args:
         miniature: Materialised, with what is trained set, in training mode.
@@ -112,6 +112,7 @@ def trace(miniature: Miniature, batch: Batch, autocast: torch.dtype | None, *, w
     """
     model = miniature.model
     for parameter in model.parameters():
+        # Gradients exist beforehand, so that none is allocated during the trace: `plan.moments` counts them.
         parameter.grad = torch.empty_like(parameter) if parameter.requires_grad else None
     inputs = _inputs(batch, with_loss)
     grads = [one.grad for one in model.parameters() if one.grad is not None]
@@ -121,13 +122,15 @@ def trace(miniature: Miniature, batch: Batch, autocast: torch.dtype | None, *, w
         with _models_code(), torch.autocast("cpu", autocast or torch.bfloat16, enabled=autocast is not None):
             result = (model if with_loss else base_of(model))(**inputs, use_cache=False)
             out = result.loss if with_loss else result.last_hidden_state
-        # accelerate hands outputs on in float32; the Trainer lets go of them before the backward pass.
+        # accelerate returns outputs in float32; the Trainer frees them before the backward pass.
         copied = result.logits.float() if with_loss and autocast is not None else None
         hidden_bytes = out.element_size()
         del result, copied
         tracker.begin("back_tail")
+        # Now, with the forward pass over: whatever it has left alive waits for the backward pass.
         living = {name: tracker.living(name) for name in ("embed", "tail", *_names(miniature, "forward"))}
         with _models_code():
+            # Hidden states are no scalar: in the place of the loss's gradient stands one of their shape.
             out.backward(torch.empty_like(out))
         tracker.begin("after")
     return _profile(miniature, tracker, living, hidden_bytes)
@@ -135,7 +138,7 @@ def trace(miniature: Miniature, batch: Batch, autocast: torch.dtype | None, *, w
 
 @contextlib.contextmanager
 def _models_code() -> Iterator[None]:
-    """Its errors say that it cannot be traced; those of the planner's own code stay what they are.
+    """Turn errors of the model's code into `Untraceable`; errors of the planner's own code stay what they are.
 
     Raises:
         Untraceable: In the place of what the model raised.
@@ -147,18 +150,19 @@ def _models_code() -> Iterator[None]:
 
 
 def trace_without_gradients(miniature: Miniature, batch: Batch, autocast: torch.dtype | None) -> int:
-    """The most that a forward pass without gradients takes, bytes; it does not depend on the number of layers."""
+    """The peak of a forward pass without gradients, in bytes, whatever the number of layers."""
     inputs = _inputs(batch, with_loss=False)
     model = miniature.model
     tracker = Tracker([*model.parameters(), *model.buffers(), *inputs.values()])
     computed = torch.autocast("cpu", autocast or torch.bfloat16, enabled=autocast is not None)
     with torch.no_grad(), tracker, _models_code(), computed:
         base_of(model)(**inputs, use_cache=False)
+    # Nothing began a new stretch: the last one is the whole pass.
     return tracker.stretches[-1].peak
 
 
 def base_of(model: Any) -> nn.Module:
-    """The model below the head, also inside an adapter."""
+    """The model below the head, also of a model with an adapter."""
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
     base: nn.Module = inner.base_model
     return base
@@ -180,7 +184,7 @@ def _names(miniature: Miniature, what: str) -> list[str]:
 
 @contextlib.contextmanager
 def _marked(miniature: Miniature, tracker: Tracker) -> Iterator[None]:
-    """Have layers say when their forward and their backward pass begin."""
+    """Have layers begin a stretch of the tracker, in the block, when their forward and their backward pass begin."""
     handles: list[Any] = []
     for number, layer in enumerate(miniature.layers):
         handles.append(layer.register_forward_pre_hook(_before(tracker, number), with_kwargs=True))
@@ -211,6 +215,7 @@ def _after(tracker: Tracker, number: int, *, last: bool) -> Callable[..., None]:
     def hook(layer: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
         hidden = out[0] if isinstance(out, tuple) else out
         if hidden.requires_grad:
+            # The gradient of a layer's output is ready just before its backward pass runs.
             hidden.register_hook(lambda grad: tracker.begin(f"backward {number}"))
         if last:
             tracker.begin("tail")
@@ -243,7 +248,7 @@ def _profile(miniature: Miniature, tracker: Tracker, living: dict[str, int], hid
 
 
 def scaled(profile: Profile, share: float) -> Profile:
-    """A profile of which each process holds a share: rows split over sequence- or tensor-parallel processes."""
+    """The profile of a process that holds a share of the activations, under tensor parallelism."""
 
     def of(part: Part) -> Part:
         return Part(round(part.rise * share), round(part.change * share))

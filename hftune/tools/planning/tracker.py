@@ -1,4 +1,4 @@
-"""How much tensors take over time, in stretches: counted by the storages that live, on tensors without data.
+"""Counts the memory of tensors over time, in stretches of a step, by the storages that live; tensors have no data.
 
 Under `FakeTensorMode` a training step runs with the true operators, shapes and dtypes, autograd and autocast, and
 allocates nothing. What it would allocate is seen by a dispatch mode: a storage counts from the operator that returns it
@@ -54,20 +54,20 @@ class Tracker(TorchDispatchMode):
         self.stretches = [Stretch("before", 0, 0)]
 
     def begin(self, name: str) -> None:
-        """A new stretch; the one before is over."""
+        """End the current stretch and begin a new one."""
         self.stretches[-1].end = self.now
         self.stretches.append(Stretch(name, self.now, self.now))
 
     def of(self, name: str) -> Stretch:
-        """The one stretch of that name; an empty one where it never came."""
+        """The stretch of that name; an empty one if it never began."""
         return next((one for one in self.stretches if one.name == name), Stretch(name, 0, 0))
 
     def living(self, name: str) -> int:
-        """Bytes that were made in a stretch and still live."""
+        """The bytes that were allocated in a stretch and still live."""
         return sum(size for size, born in self._living.values() if born == name)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operator and count what it returns."""
+        """Run an operator and count what it returns. Overrides `TorchDispatchMode`'s: it sees all below autograd."""
         out = func(*args, **(kwargs or {}))
         for leaf in tree_iter(out):
             if isinstance(leaf, torch.Tensor):
@@ -76,6 +76,7 @@ class Tracker(TorchDispatchMode):
 
     def _count(self, tensor: torch.Tensor) -> None:
         address = _address(tensor)
+        # A view, or the result of an in-place operator: its storage is counted already.
         if address in self._living or address in self._known:
             return
         storage = tensor.untyped_storage()
@@ -84,6 +85,7 @@ class Tracker(TorchDispatchMode):
         self._living[address] = size, stretch.name
         self.now += size
         stretch.peak = max(stretch.peak, self.now)
+        # torch keeps a storage's Python object as long as the storage lives: when it ends, the memory is free.
         weakref.finalize(storage, self._forget, address)
 
     def _forget(self, address: int) -> None:
@@ -92,5 +94,6 @@ class Tracker(TorchDispatchMode):
 
 
 def _address(tensor: torch.Tensor) -> int:
-    """Of the storage itself, which several tensors may share."""
+    """The address of a tensor's storage, which several tensors may share."""
+    # Not `data_ptr`: tensors without data have none.
     return int(tensor.untyped_storage()._cdata)

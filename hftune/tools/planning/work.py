@@ -1,4 +1,4 @@
-"""What a stage does in a micro step, read from its arguments: rows, tokens, head, reference, generation."""
+"""The work of a stage in a micro step, read from its arguments: rows, tokens, head, reference, generation."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PROMPT = 512
 
 @dataclass(frozen=True)
 class Generation:
-    """Completions that are drawn before they are trained on.
+    """Completions that are sampled before they are trained on.
 
     Args:
         rows: At a time in a process.
@@ -66,18 +66,19 @@ class Work:
 
     @property
     def tokens_per_micro_step(self) -> int:
-        """Of one process, padding included."""
+        """The tokens of one process, padding included."""
         return self.rows * self.tokens
 
     def with_examples(self, examples: int) -> Work:
-        """The same global batch in micro steps of another size, which divides this one."""
+        """The same global batch in micro steps of another size, which must divide this one."""
         factor = self.examples // examples
         fewer = self.rows // factor
-        generation = self.generation  # drawn for the whole global batch at once, whatever the micro steps
+        generation = self.generation  # sampled for the whole global batch at once, whatever the micro steps
         return replace(
             self,
             examples=examples,
             rows=fewer,
+            # A single row has no padding, and needs no mask.
             masked=self.masked and (fewer > 1 or self.flat),
             accumulation=self.accumulation * factor,
             generation=generation,
@@ -85,7 +86,7 @@ class Work:
 
 
 def work_of(training_args: StageArguments, attention: str, *, adapted: bool) -> Work:
-    """What the arguments ask for.
+    """The micro step that the arguments ask for.
 
     Args:
         attention: The implementation that will be used.
@@ -107,6 +108,7 @@ def work_of(training_args: StageArguments, attention: str, *, adapted: bool) -> 
         masked=attention == "eager" or (attention == "sdpa" and (flat or rows > 1)),
         head=_head(training_args),
         reference=compares_while_training(training_args, adapted=adapted),
+        # TRL scores completions by the reference before it trains on them, and not at all without a KL penalty.
         reference_apart=generation is not None and bool(training_args.beta),
         generation=generation,
         accumulation=training_args.gradient_accumulation_steps,
@@ -128,19 +130,22 @@ def _generation(training_args: StageArguments) -> Generation | None:
     if not isinstance(training_args, RLFields):
         return None
     args: Any = training_args  # with TRL's config
+    # As TRL fills it in: completions for one whole optimizer step.
     steps = args.steps_per_generation or args.gradient_accumulation_steps
     return Generation(
         rows=args.per_device_train_batch_size * steps,
         prompt=args.max_prompt_length or PROMPT,
+        # None leaves it to the model's config, which allows far more than answers have: 256 as
+        # `activations.COMPLETION`.
         tokens=args.max_completion_length or 256,
     )
 
 
 def _model_max(training_args: StageArguments) -> int:
-    """Where nothing bounds rows, what TRL would have bound them by."""
+    """The length to plan with if nothing bounds rows: what TRL would bound them by."""
     return int(getattr(training_args, "max_length", None) or 1024)
 
 
 def global_batch(work: Work) -> int:
-    """Examples a step, of all processes."""
+    """The examples of a step, of all processes."""
     return work.examples * work.accumulation * ranks.world_size()

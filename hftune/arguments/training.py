@@ -95,7 +95,7 @@ class StageArguments(
         # transformers would choose a folder of its own; preflight asks for one instead.
         self.output_dir = self.output_dir or ""
         # Decided for all libraries: each would guess by itself, and on a CPU they disagree.
-        self.use_cpu = self.use_cpu or not launch.has_accelerator()  # type: ignore[has-type]
+        self.use_cpu = self.use_cpu or not launch.has_accelerator()  # type: ignore[has-type]  # of TrainingArguments
         # fp16 is asked for where bf16 is not there; both at once transformers refuses.
         if self.bf16 is None:
             self.bf16 = not self.fp16 and not self.use_cpu and launch.supports_bf16()
@@ -111,7 +111,7 @@ class StageArguments(
         self.check_parallel_sizes()
         launch.tell_libraries(use_cpu=self.use_cpu, deepspeed=self.deepspeed is not None)
         # --do_eval alone means evaluation alone; an --eval_strategy, from which transformers infers it, does not.
-        self.do_train = self.do_train or not self.do_eval  # type: ignore[has-type]
+        self.do_train = self.do_train or not self.do_eval  # type: ignore[has-type]  # of TrainingArguments
         asked = self.use_cpu
         if ranks.planned_world() is not None:
             # A plan, whose devices are not here: transformers would refuse what they could do.
@@ -132,13 +132,13 @@ class StageArguments(
 
     def to_dict(self) -> dict[str, Any]:
         """Overrides `TrainingArguments.to_dict`, from which trackers and manifests take the arguments."""
-        return redacted(super().to_dict())  # type: ignore[misc,no-any-return]
+        return redacted(super().to_dict())  # type: ignore[misc,no-any-return]  # untyped upstream
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Keep `__repr__`: each `@dataclass` would write one of its own, with the token in it."""
         super().__init_subclass__(**kwargs)
         # `@dataclass` runs after this and keeps a `__repr__` that is there.
-        cls.__repr__ = StageArguments.__repr__  # type: ignore[method-assign]
+        cls.__repr__ = StageArguments.__repr__  # type: ignore[method-assign]  # on purpose, see above
 
     def __repr__(self) -> str:
         settings = ", ".join(f"{name}={value!r}" for name, value in self.to_dict().items())
@@ -163,7 +163,7 @@ class StageArguments(
         if "_setup_devices" not in vars(self):
             self.join_process_group()
         # Cached by transformers from the first call on.
-        found: torch.device = super().device  # type: ignore[misc]
+        found: torch.device = super().device  # type: ignore[misc]  # of TrainingArguments
         return found
 
     def join_process_group(self) -> None:
@@ -172,7 +172,7 @@ class StageArguments(
             launch.join_process_group(
                 use_cpu=self.use_cpu, deepspeed=self.deepspeed is not None, timeout=self.ddp_timeout
             )
-            _ = super().device  # type: ignore[misc]
+            _ = super().device  # type: ignore[misc]  # of TrainingArguments
 
     @property
     def world_size(self) -> int:

@@ -103,8 +103,10 @@ class NanGuard(Feature):
         return lower
 
 
-def describe_batch(inputs: Mapping[str, Any], tokenizer: Any) -> Iterator[str]:
+def describe_batch(inputs: Any, tokenizer: Any) -> Iterator[str]:
     """Shape, trained tokens and first words of a batch, as far as it has them."""
+    if not isinstance(inputs, Mapping):  # prompts of RL, which are no tensors yet
+        return
     labels = inputs.get("labels")
     if torch.is_tensor(labels):
         yield f"{int((labels != IGNORE_INDEX).sum())} trained tokens"

@@ -13,6 +13,7 @@ from hftune import logging
 from hftune.arguments.entry import parse_arguments
 from hftune.data.splits import Splits
 from hftune.errors import UserError
+from hftune.trainers.features.nan_guard import describe_batch
 from hftune.trainers.pt import PTTrainer
 from hftune.trainers.sft import SFTTrainer
 from tests.unit.data.helpers import to_dataset
@@ -93,3 +94,8 @@ def test_a_held_out_loss_is_said(tiny_model: Path, tmp_path: Path, monkeypatch: 
         trainer.model.model.norm.weight.fill_(float("nan"))
     trainer.evaluate()
     assert logging.notices() == ["eval_loss is nan at step 0"]
+
+
+def test_prompts_of_rl_have_nothing_to_describe() -> None:
+    """RL's micro batch is a list of records until its answers are drawn."""
+    assert list(describe_batch([{"prompt": "Why?"}], None)) == []

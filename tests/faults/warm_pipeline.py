@@ -3,7 +3,9 @@
 python tests/faults/warm_pipeline.py KILLS SEED SHARE UNHARMED.yaml HARMED.yaml
 
 The first pipeline runs to its end. Of the second the runner, or what it has started, is killed at a random moment,
-again and again; then it runs to its end, too. Prints a JSON line for each run. Not a test: see test_pipeline_kills.py.
+again and again; then it runs to its end, too. A moment is a number of files that the run has made by then, since how
+long anything takes depends on what else the machine does. Prints a JSON line for each run. Not a test: see
+test_pipeline_kills.py.
 """
 
 from __future__ import annotations
@@ -96,21 +98,27 @@ def start_runner(steps: list[Step], folder: Path) -> int:
     return fork(work, folder.with_name(f"{folder.name}.log"), 0, 1, 0)
 
 
-def run_once(steps: list[Step], folder: Path, moments: random.Random, seconds: float | None) -> dict:
-    """One run, killed after up to `seconds`; what was killed, and what is finished and whole after it."""
+def run_once(steps: list[Step], folder: Path, moments: random.Random, files: float | None) -> dict:
+    """One run, killed after up to `files` new ones; what was killed, and what is finished and whole after it."""
+    before = {*folder.rglob("*")}
     pid = start_runner(steps, folder)
-    victim = None
-    if seconds is not None:
-        until = time.monotonic() + moments.uniform(0.0, seconds)
-        whom = moments.choice(["runner", "stage"])
-        while time.monotonic() < until and _runs(pid):
-            time.sleep(0.005)
-        victim = _kill(pid, whom)
+    victim, made = None, set[Path]()
+    # A little later as well: much happens between two files.
+    enough, pause = moments.uniform(0.0, files or 0.0), moments.uniform(0.0, 0.1)
+    whom = moments.choice(["runner", "stage"])
+    while _runs(pid):
+        made |= {*folder.rglob("*")} - before
+        if files is not None and len(made) >= enough:
+            time.sleep(pause)
+            victim = _kill(pid, whom)
+            break
+        time.sleep(0.005)
     _, status = os.waitpid(pid, 0)
     complete = [step.name for step in steps if is_complete(step.folder)]
     return {
         "victim": victim,
         "code": os.waitstatus_to_exitcode(status),
+        "files": len(made),
         "complete": complete,
         "damaged": [fault for step in steps if is_complete(step.folder) for fault in damage(step.folder)],
     }
@@ -134,24 +142,25 @@ def main(kills: int, seed: int, share: float, unharmed: Path, harmed: Path) -> N
     """Run one pipeline to its end; kill the other `kills` times, then let it finish, too.
 
     Args:
-        share: A run is killed at the latest after this share of the time that the unharmed one took: on a busy machine
-            all takes longer.
+        share: A run is killed at the latest when it has made this share of the files that the unharmed one made.
     """
     import_everything()
     for module in MODULES:
         importlib.import_module(module)
     sys.path.insert(0, os.getcwd())
-    moments, began = random.Random(seed), time.monotonic()
-    _carry_out(unharmed, 0, moments, 0.0)
-    _carry_out(harmed, kills, moments, share * (time.monotonic() - began))
+    moments = random.Random(seed)
+    files = _carry_out(unharmed, 0, moments, 0.0)
+    _carry_out(harmed, kills, moments, share * files)
 
 
-def _carry_out(file: Path, kills: int, moments: random.Random, seconds: float) -> None:
+def _carry_out(file: Path, kills: int, moments: random.Random, files: float) -> int:
+    """Returns how many files the last run made."""
     spec = read_spec(file)
     steps, folder = steps_of(spec), Path(str(spec.output_dir.value))
     for left in range(kills, -1, -1):
-        report = run_once(steps, folder, moments, seconds if left else None)
+        report = run_once(steps, folder, moments, files if left else None)
         print("RUN " + json.dumps({"folder": folder.name, **report}), flush=True)
+    return report["files"]
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import difflib
 import os
-import sys
 import time
 import traceback
 from collections.abc import Callable, Iterable
@@ -227,5 +226,4 @@ def _speak(text: str) -> None:
 
 def _exit(code: int) -> None:
     terminal.release()
-    sys.stdout.flush()
     os._exit(code)

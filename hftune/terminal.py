@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any, TextIO, cast
 
@@ -47,11 +47,14 @@ class LoggedStream:
         """Write a text; a line of progress makes room for it."""
         clear_progress()
         self.log(text)
-        return self.real.write(text)
+        with readers_may_leave(self.real):
+            self.real.write(text)
+        return len(text)
 
     def flush(self) -> None:
         """Pass what Python has buffered on to the system."""
-        self.real.flush()
+        with readers_may_leave(self.real):
+            self.real.flush()
 
     def isatty(self) -> bool:
         """Whether it is a terminal, and not a file or pipe."""
@@ -63,6 +66,21 @@ class LoggedStream:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.real, name)
+
+
+@contextlib.contextmanager
+def readers_may_leave(stream: TextIO) -> Iterator[None]:
+    """What nobody reads any more is dropped from here on, instead of an error.
+
+    `| head` leaves early, and Ctrl-C ends `| tee` before the run that saves its checkpoint.
+    """
+    try:
+        yield
+    except BrokenPipeError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        # The descriptor itself: the stream has a text in its buffer, which Python would write at its end.
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)
 
 
 class Capture:
@@ -231,6 +249,9 @@ def release() -> None:
     if _capture is not None:
         _capture.stop()
         _capture = None
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        with readers_may_leave(stream):
+            stream.flush()
 
 
 def captured() -> Capture | None:
@@ -257,7 +278,8 @@ def err() -> TextIO:
 def write_unbuffered(text: str) -> None:
     """Write to standard error in one system call, whatever other threads hold or wait for."""
     # Past Python's buffers and locks: the watchdog speaks while another thread may hold them for good.
-    os.write(error_descriptor(), (_CLEAR * bool(_progress) + text).encode())
+    with contextlib.suppress(BrokenPipeError):
+        os.write(error_descriptor(), (_CLEAR * bool(_progress) + text).encode())
     if _capture is not None:
         _capture.err.log(text)
 

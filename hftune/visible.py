@@ -39,7 +39,9 @@ def _spelt(found: re.Match[str]) -> str:
 
 def say(text: object = "", *, end: str = "\n", file: TextIO | None = None, flush: bool = False) -> None:
     """Print a text without secrets, with what is hidden in it spelt out: the only way in which hftune prints."""
-    print(visible(redact(str(text))), end=end, file=file or terminal.out(), flush=flush)
+    stream = file or terminal.out()
+    with terminal.readers_may_leave(stream):
+        print(visible(redact(str(text))), end=end, file=stream, flush=flush)
 
 
 def hide_in_tracebacks() -> None:

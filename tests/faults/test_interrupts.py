@@ -6,6 +6,7 @@ import json
 import os
 import random
 import re
+import shlex
 import sys
 import time
 from dataclasses import dataclass
@@ -40,7 +41,9 @@ class Terminal:
     data: Path
     folder: Path
 
-    def start(self, launcher: str, stage: str, *flags: str, slow: str = "", script: str = "") -> AtTerminal:
+    def start(
+        self, launcher: str, stage: str, *flags: str, slow: str = "", script: str = "", piped: bool = False
+    ) -> AtTerminal:
         """A stage that would run for a long time, unless flags say otherwise."""
         words = LAUNCHERS[launcher].format(port=free_port()).split()
         words += [script or "tests/faults/run_slowly.py"]
@@ -52,7 +55,10 @@ class Terminal:
             words += ["--reward_funcs", "tests/integration/reward_functions.py:count_digits", "--num_generations", "2"]
             words += ["--max_completion_length", "4"]
         words += ["--deepspeed", "ds_configs/zero2.json"] if launcher.endswith("deepspeed") else []
-        return AtTerminal([*words, *flags], ROOT, self.environment(slow, stage))
+        words += flags
+        if piped:
+            words = ["bash", "-c", f"{shlex.join(words)} 2>&1 | tee {self.folder}/tee; exit ${{PIPESTATUS[0]}}"]
+        return AtTerminal(words, ROOT, self.environment(slow, stage))
 
     def environment(self, slow: str, stage: str) -> dict[str, str]:
         """As `run` of tests/conftest.py has it."""
@@ -123,6 +129,18 @@ def test_ctrl_c_saves_a_checkpoint(terminal: Terminal, launcher: str) -> None:
         own = [line for line in own_lines(seen.lines) if "NOW" not in line]
         assert len(own) <= 25
         assert "launched" not in launcher or own == [line for line in seen.lines if "NOW" not in line]
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("launcher", ["python", "launched torchrun"])
+def test_ctrl_c_saves_a_checkpoint_though_tee_ends_first(terminal: Terminal, launcher: str) -> None:
+    with terminal.start(launcher, "sft", "--num_train_epochs", "1000", slow="step=0.2", piped=True) as seen:
+        assert seen.wait_until(lambda: seen.output.count("NOW step") > 6, 200), seen.output[-3000:]
+        seen.ctrl_c()
+        assert seen.wait(60) == 75, seen.output[-3000:]
+    assert terminal.status() == "interrupted" and newest_whole(terminal.output).folder is not None
+    log = (terminal.output / "run.log").read_text()
+    assert "> stopped at step" in log and "BrokenPipe" not in log
 
 
 @pytest.mark.timeout(600)

@@ -184,3 +184,27 @@ def test_a_log_is_added_to(run_main) -> None:
     for _ in range(2):
         _, _, log = run_main("terminal.open_log(log)\nprint('again')")
     assert log.read_text().count("again") == 2 and log.read_text().count("--- 2") == 2
+
+
+@pytest.mark.parametrize("runner", ["run_script", "run_tool"])
+@pytest.mark.parametrize("file", ["out", "err"])
+def test_who_reads_may_leave(run_main, tmp_path: Path, runner: str, file: str) -> None:
+    """`hftune ... | head`, and `run_sft.py ... | tee` of which Ctrl-C ends `tee` first."""
+    done = tmp_path / "done"
+    body = (
+        "from hftune import errors\n"
+        "def work():\n"
+        "    read, write = os.pipe()\n"
+        "    os.close(read)\n"
+        f"    os.dup2(write, terminal.{file}().fileno())\n"
+        f"    say('for nobody', file=terminal.{file}(), flush=True)\n"
+        f"    print('nor this', file=terminal.{file}())\n"
+        "    terminal.write_unbuffered('nor this')\n"
+        "    terminal.open_log(log)\n"
+        f"    Path({str(done)!r}).touch()\n"
+        "terminal.release()\n"
+        f"errors.{runner}(work)\n"
+    )
+    code, shown, log = run_main(body)
+    assert code == 0 and done.exists() and "Error" not in shown and "Exception" not in shown
+    assert runner == "run_tool" or "> for nobody\n> nor this\n" in log.read_text()

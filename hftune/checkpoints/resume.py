@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from hftune.arguments.training import StageArguments
-from hftune.checkpoints.integrity import TRAINER_STATE, added_files, altered_files, checkpoint_fault
+from hftune.checkpoints.integrity import RECORD_NAME, TRAINER_STATE, added_files, altered_files, checkpoint_fault
 from hftune.checkpoints.manifest import is_complete
 from hftune.checkpoints.unshared_storage import missing_shards, newest_common_step
 from hftune.constants import MANIFEST_NAME
@@ -21,9 +22,11 @@ from hftune.opening.model_files import read_checked
 from hftune.opening.torch_file import check_torch_files
 from hftune.path_hints import missing_folder
 from hftune.publishing.disk import free_name, is_plain_folder, lexists
-from hftune.publishing.folder import is_ours
+from hftune.publishing.folder import clear_work, is_ours
 
 _NAME = re.compile(r"checkpoint-(\d+)$")
+# What `discard` calls a checkpoint.
+_DISCARDED = re.compile(r"\.(checkpoint-\d+)\.old(-\d+)?")
 FLAG = "--resume_from_checkpoint"
 # Values of the flag that ask for a fresh start.
 _ANEW = ("", "no", "none", "false")
@@ -251,12 +254,32 @@ def remove_old(output_dir: Path, limit: int | None, best: str | None) -> list[Pa
     others = [folder for folder in whole if folder not in kept]
     doomed = others[max(0, limit - len(kept)) :]
     for folder in doomed:
-        # Renamed first: a deletion that is cut short must not leave something that looks like a checkpoint.
-        aside = folder.with_name(f".{folder.name}.old")
-        shutil.rmtree(aside, ignore_errors=True)
-        folder.rename(aside)
-        shutil.rmtree(aside, ignore_errors=True)
+        delete_discarded(discard(folder))
     return doomed
+
+
+def discard(folder: Path) -> Path:
+    """Take its name from a checkpoint of hftune's that is to be deleted; returns where it is now.
+
+    A deletion that is cut short must not leave something that looks like a checkpoint.
+    """
+    discarded = free_name(folder.with_name(f".{folder.name}.old"))
+    folder.rename(discarded)
+    return discarded
+
+
+def delete_discarded(folder: Path) -> None:
+    """Delete what `discard` has renamed; what cannot be deleted now is left for the next start."""
+    with suppress(OSError):
+        # The record last: by it the next start knows that all that is left is hftune's.
+        clear_work(folder, mark=RECORD_NAME)
+        folder.rmdir()
+
+
+def work_folder_in_the_way(output_dir: Path) -> Path | None:
+    """What has the name of the folder in which checkpoints are written, and is not hftune's."""
+    work = output_dir / PARTIAL
+    return work if lexists(work) and not is_ours(work) else None
 
 
 def remove_leftovers(output_dir: Path) -> None:
@@ -265,20 +288,22 @@ def remove_leftovers(output_dir: Path) -> None:
     Raises:
         ArgumentError: Something that hftune did not make has the name under which checkpoints are written.
     """
-    aside = output_dir / PARTIAL
-    if lexists(aside):
-        # Versions before the mark wrote nothing but checkpoints there.
-        if not is_ours(aside) and not (is_plain_folder(aside) and all(map(_step, aside.iterdir()))):
-            raise ArgumentError(
-                f"{aside} is in the way, and hftune did not make it", place=str(aside), fix="move it away"
-            )
-        shutil.rmtree(aside, ignore_errors=True)
-    for folder in output_dir.glob(".checkpoint-*.old"):
-        place = output_dir / folder.name.removeprefix(".").removesuffix(".old")
+    foreign = work_folder_in_the_way(output_dir)
+    if foreign is not None:
+        raise ArgumentError(
+            f"{foreign} is in the way, and hftune did not make it", place=str(foreign), fix="move it away"
+        )
+    shutil.rmtree(output_dir / PARTIAL, ignore_errors=True)
+    for folder in [entry for entry in output_dir.glob(".checkpoint-*") if is_plain_folder(entry)]:
+        named = _DISCARDED.fullmatch(folder.name)
+        # Somebody may have a folder of such a name, or have put a file into this one.
+        if named is None or added_files(folder):
+            continue
+        place = output_dir / named[1]
         if not lexists(place) and checkpoint_fault(folder) is None:
             folder.rename(place)  # the run was killed in the middle of an exchange
         else:
-            shutil.rmtree(folder, ignore_errors=True)
+            delete_discarded(folder)
 
 
 def _altered(folder: Path) -> str | None:

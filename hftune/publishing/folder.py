@@ -186,9 +186,9 @@ def _remove(work: Path, target: Path) -> None:
     clear_work(work)
 
 
-def clear_work(work: Path) -> None:
-    """Empty a work folder, its mark last: without it hftune would no longer recognise the folder."""
-    for entry in sorted(work.iterdir(), key=lambda entry: entry.name == MARK):
+def clear_work(work: Path, mark: str = MARK) -> None:
+    """Empty a folder of hftune's, its mark last: without it hftune would no longer recognise the folder."""
+    for entry in sorted(work.iterdir(), key=lambda entry: entry.name == mark):
         if is_plain_folder(entry):
             shutil.rmtree(entry)
         elif entry.name != LOCK:

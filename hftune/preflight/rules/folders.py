@@ -9,6 +9,7 @@ from hftune.arguments.adapter import AdapterArguments
 from hftune.arguments.model import ModelArguments
 from hftune.arguments.training import StageArguments
 from hftune.checkpoints.manifest import is_complete, read_manifest
+from hftune.checkpoints.resume import work_folder_in_the_way
 from hftune.constants import MANIFEST_NAME
 from hftune.errors import ArgumentError, UserError
 from hftune.preflight.facts import Facts
@@ -69,6 +70,10 @@ def check_output_folder(training_args: StageArguments) -> Iterator[UserError]:
         )
     # Also with --overwrite_output_dir, which is for results of hftune's.
     foreign = _in_the_way(folder)
+    work = work_folder_in_the_way(folder)
+    if work is not None:
+        # Said now: a checkpoint that cannot be written would end the run hours later.
+        foreign.append(work.name)
     if foreign:
         yield ArgumentError(
             f"{training_args.output_dir} holds {', '.join(foreign[:3])}, which a run would replace and hftune did not "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -13,7 +12,7 @@ from typing import Any
 from hftune.checkpoints.exported_names import exported_name
 from hftune.checkpoints.integrity import TRAINER_STATE, added_files, checkpoint_fault, write_record
 from hftune.checkpoints.manifest import Manifest, write_manifest
-from hftune.checkpoints.resume import PARTIAL, remove_leftovers, remove_old
+from hftune.checkpoints.resume import PARTIAL, delete_discarded, discard, remove_leftovers, remove_old
 from hftune.checkpoints.unshared_storage import send_common_files
 from hftune.distributed import nodes, ranks, zero
 from hftune.logging import get_logger, notice
@@ -224,12 +223,10 @@ def publish_checkpoint(aside: Path, final: Path, about: dict[str, Any]) -> None:
             notice(f"{kept} is what was {final.name}: hftune did not write {', '.join(foreign[:3])}")
         else:
             # Two renames: at no time is there half a checkpoint under its name, and a kill between them leaves both.
-            old = final.with_name(f".{final.name}.old")
-            shutil.rmtree(old, ignore_errors=True)
-            final.rename(old)
+            old = discard(final)
             os.replace(aside, final)
             flush(final.parent)
-            shutil.rmtree(old, ignore_errors=True)
+            delete_discarded(old)
             return
     os.replace(aside, final)
     flush(final.parent)

@@ -23,6 +23,7 @@ from hftune.checkpoints.resume import (
 )
 from hftune.constants import MANIFEST_NAME
 from hftune.errors import ArgumentError
+from hftune.publishing.folder import make_work
 
 
 def make(output: Path, step: int, *, record: bool = True, engine: bool = False) -> Path:
@@ -130,7 +131,7 @@ def test_limits(tmp_path: Path, limit: int | None, left: int) -> None:
 
 def test_leftovers(tmp_path: Path) -> None:
     make(tmp_path, 3)
-    (tmp_path / PARTIAL / "checkpoint-4").mkdir(parents=True)
+    (make_work(tmp_path / PARTIAL) / "checkpoint-4").mkdir()
     (tmp_path / ".checkpoint-2.old").mkdir()
     remove_leftovers(tmp_path)
     assert [folder.name for folder in tmp_path.iterdir()] == ["checkpoint-3"]
@@ -146,7 +147,7 @@ def test_checkpoints_with_something_of_somebody_else_are_never_deleted(tmp_path:
     assert gone == [folders[2], folders[0]] and folders[1].is_dir() and folders[3].is_dir()
 
 
-@pytest.mark.parametrize("kind", ["link", "file", "somebody's folder"])
+@pytest.mark.parametrize("kind", ["link", "file", "somebody's folder", "somebody's checkpoint"])
 def test_what_has_the_name_of_the_work_folder_is_left_alone(tmp_path: Path, kind: str) -> None:
     victim, aside = tmp_path / "victim", tmp_path / "out" / PARTIAL
     victim.mkdir()
@@ -156,8 +157,11 @@ def test_what_has_the_name_of_the_work_folder_is_left_alone(tmp_path: Path, kind
         aside.symlink_to(victim)
     elif kind == "file":
         aside.write_text("mine")
-    else:
+    elif kind == "somebody's folder":
         victim.rename(aside)
+    else:
+        aside.mkdir()
+        victim.rename(aside / "checkpoint-1")
     with pytest.raises(ArgumentError, match="in the way"):
         remove_leftovers(aside.parent)
     assert [path.read_text() for path in tmp_path.rglob("thesis")] == ["mine"] and aside.exists()
@@ -173,6 +177,50 @@ def test_a_checkpoint_in_the_middle_of_an_exchange_comes_back(tmp_path: Path) ->
     remove_leftovers(tmp_path)
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["checkpoint-1", "checkpoint-3"]
     assert checkpoint_fault(tmp_path / "checkpoint-1") is None
+
+
+@pytest.mark.parametrize(
+    "name", [".checkpoint-notes.old", ".checkpoint-3.old", ".checkpoint-3.old-1", ".checkpoint-9.old"]
+)
+@pytest.mark.parametrize("kind", ["no record", "added", "link"])
+def test_folders_of_others_with_the_name_of_a_discarded_checkpoint_stay(tmp_path: Path, name: str, kind: str) -> None:
+    checkpoint = make(tmp_path, 3)
+    victim = tmp_path / name
+    if kind == "added":
+        shutil.copytree(checkpoint, victim)
+    elif kind == "link":
+        (tmp_path / "elsewhere").mkdir()
+        victim.symlink_to(tmp_path / "elsewhere")
+    victim.mkdir(exist_ok=True)
+    (victim / "thesis").write_text("mine")
+    remove_leftovers(tmp_path)
+    assert (victim / "thesis").read_text() == "mine" and victim.is_symlink() == (kind == "link")
+    # Nor is it in the way of a checkpoint that is deleted under that name.
+    make(tmp_path, 4)
+    assert remove_old(tmp_path, 1, None) == [checkpoint] and not checkpoint.exists()
+    assert (victim / "thesis").read_text() == "mine"
+
+
+@pytest.mark.parametrize("cut", ["weights", "record"])
+def test_a_deletion_that_is_cut_short_is_finished_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut: str
+) -> None:
+    make(tmp_path, 1, engine=True)
+    make(tmp_path, 2)
+    name, unlink = {"weights": "model.safetensors", "record": RECORD_NAME}[cut], Path.unlink
+
+    def failing(file: Path, missing_ok: bool = False) -> None:
+        if file.name == name:
+            raise OSError("cut short")
+        unlink(file, missing_ok)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "unlink", failing)
+        remove_old(tmp_path, 1, None)
+    left = tmp_path / ".checkpoint-1.old"
+    assert (left / RECORD_NAME).exists() and not (tmp_path / "checkpoint-1").exists(), "its record goes last"
+    remove_leftovers(tmp_path)
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["checkpoint-2"]
 
 
 def said(folder: Path) -> str:

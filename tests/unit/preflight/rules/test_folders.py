@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from hftune.checkpoints.manifest import write_manifest
+from hftune.publishing.folder import make_work
 from tests.unit.preflight.said import problems
 
 
@@ -28,6 +29,20 @@ def test_files_of_somebody_else_are_kept(tiny_model: Path, tmp_path: Path, name:
         assert f"holds {name}, which a run would replace" in problems(tiny_model, *flags, output_dir=tmp_path)
     write_manifest(tmp_path, {"status": "running"})
     assert problems(tiny_model, output_dir=tmp_path) == "", "a run of hftune's that did not end"
+
+
+@pytest.mark.parametrize("status", [None, "running"])
+def test_a_work_folder_of_somebody_else_is_said_before_training(
+    tiny_model: Path, tmp_path: Path, status: str | None
+) -> None:
+    if status is not None:
+        write_manifest(tmp_path, {"status": status})
+    make_work(tmp_path / ".partial")
+    assert problems(tiny_model, output_dir=tmp_path) == "", "a killed run of hftune's left it"
+    shutil.rmtree(tmp_path / ".partial")
+    (tmp_path / ".partial").mkdir()
+    (tmp_path / ".partial" / "thesis").write_text("mine")
+    assert "holds .partial, which a run would replace" in problems(tiny_model, output_dir=tmp_path)
 
 
 @pytest.mark.parametrize("name", ["train.log", "nohup.out", "notes.txt", "checkpoint-5/model.safetensors", "runs/a"])

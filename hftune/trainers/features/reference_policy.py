@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -113,9 +113,16 @@ class ReferencePolicy(Feature):
         if self._renewed:
             save_parameters(folder / RENEWED_NAME, (target for target, _ in self.parameters()))
 
-    def after_weights(self, run: Run, folder: Path) -> None:
-        """Without the copy of the adapter: peft saves all that a model has."""
-        shutil.rmtree(folder / COPY, ignore_errors=True)
+    @contextmanager
+    def saving_weights(self, run: Run, folder: Path) -> Iterator[None]:
+        """Without the copy of the adapter: peft saves all that a model has, each into a folder of its name."""
+        configs = run.model.peft_config if isinstance(run.model, PeftModel) else {}
+        copied = configs.pop(COPY, None)
+        try:
+            yield
+        finally:
+            if copied is not None:
+                configs[COPY] = copied
 
     # What losses ask for.
 

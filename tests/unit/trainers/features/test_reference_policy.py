@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from datasets import Dataset
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM
 
 from hftune.errors import ArgumentError
 from hftune.trainers.features import reference_policy
 from hftune.trainers.features.reference_policy import ADAPTER, MODEL, NONE, PRECOMPUTED, ReferencePolicy
+from hftune.trainers.preference.reference_model import COPY, add_copy
 from tests.unit.trainers.features import made_up
 
 
@@ -119,3 +124,24 @@ def test_it_is_computed_once(said: list[str], monkeypatch: pytest.MonkeyPatch) -
     feature.before_train(run, None)
     assert asked == ["train", "a", "b"] and run.ref_model is None, "its memory is for training"
     assert SimpleNamespace(**run.eval_dataset).a.column_names == ["ref_logps"]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_copy_is_not_saved_and_nothing_of_its_name_is_removed(
+    tiny_model: Path, tmp_path: Path, fails: bool
+) -> None:
+    model = get_peft_model(AutoModelForCausalLM.from_pretrained(tiny_model), LoraConfig(r=2, target_modules=["q_proj"]))
+    add_copy(model)
+    run = run_of(model)
+    (tmp_path / COPY).mkdir()
+    (tmp_path / COPY / "thesis").write_text("mine")
+    with suppress(OSError), ReferencePolicy(run).saving_weights(run, tmp_path):
+        model.save_pretrained(tmp_path)
+        if fails:
+            raise OSError("the disk is full")
+    assert (tmp_path / "adapter_config.json").is_file()
+    assert [file.name for file in (tmp_path / COPY).iterdir()] == ["thesis"]
+    assert [*model.peft_config] == ["default", COPY], "training goes on with its reference"
+    plain = run_of(PLAIN)
+    with ReferencePolicy(plain).saving_weights(plain, tmp_path):
+        pass

@@ -10,7 +10,7 @@ from hftune.distributed import ranks
 from hftune.trainers.features.feature import Feature
 from hftune.trainers.features.run import Run
 
-SAMPLES_NAME = "completions.jsonl"
+COMPLETIONS_NAME = "completions.jsonl"
 """Samples of a run: a line a completion, with its step, prompt, rewards and advantage."""
 
 
@@ -23,7 +23,7 @@ class Completions(Feature):
     def before_train(self, run: Run, checkpoint: str | None) -> None:
         """A fresh run begins its samples anew."""
         if ranks.is_main() and checkpoint is None:
-            (Path(str(run.args.output_dir)) / SAMPLES_NAME).unlink(missing_ok=True)
+            (Path(str(run.args.output_dir)) / COMPLETIONS_NAME).unlink(missing_ok=True)
 
     def after_log(self, run: Run, logs: dict[str, float]) -> None:
         """TRL has just put the rewards of all ranks together."""
@@ -31,7 +31,7 @@ class Completions(Feature):
         new = run.state.global_step != self._shown and run._logs["prompt"]
         if new and run.args.sample_completions and ranks.is_main():
             self._shown = run.state.global_step
-            write_samples(run, Path(str(run.args.output_dir)) / SAMPLES_NAME)
+            write_samples(run, Path(str(run.args.output_dir)) / COMPLETIONS_NAME)
 
     def trained_tokens(self, run: Run) -> int | None:
         """Tokens of all completions that were trained on, over all ranks; from the logged mean lengths."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from hftune.trainers.features.completions import SAMPLES_NAME, Completions, as_rewarded
+from hftune.trainers.features.completions import COMPLETIONS_NAME, Completions, as_rewarded
 from tests.unit.trainers.features import made_up
 
 
@@ -26,7 +26,7 @@ def test_the_first_answers_of_a_step_are_written_once(tmp_path: Path) -> None:
     run.state.global_step = 3
     feature.after_log(run, {})
     feature.after_log(run, {})  # of an evaluation at the same step
-    rows = [json.loads(line) for line in (tmp_path / SAMPLES_NAME).read_text().splitlines()]
+    rows = [json.loads(line) for line in (tmp_path / COMPLETIONS_NAME).read_text().splitlines()]
     assert [(row["prompt"], row["completion"], row["rewards"], row["advantage"]) for row in rows] == [
         ("a", "A", {"length": 1.0}, 0.5),
         ("b", "B", {"length": 0.0}, -0.5),
@@ -35,7 +35,7 @@ def test_the_first_answers_of_a_step_are_written_once(tmp_path: Path) -> None:
 
 
 def test_a_fresh_run_begins_anew_and_a_resumed_one_does_not(tmp_path: Path) -> None:
-    file = tmp_path / SAMPLES_NAME
+    file = tmp_path / COMPLETIONS_NAME
     file.write_text("old")
     Completions().before_train(run_with(tmp_path), "checkpoint-1")
     assert file.read_text() == "old"

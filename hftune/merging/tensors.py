@@ -242,13 +242,10 @@ def _whole_dtype(config: dict[str, Any]) -> str:
 
 
 def _computed(tensors: dict[str, StoredTensor], name: str, packed: Packed, dtype: str) -> ComputedTensor:
-    parts = {part: tensors[stored] for part, stored in packed.parts.items()}
-    file = next(iter(parts.values())).file
-
     def read() -> Tensor:
-        return packed.unpack({part: read_tensor(stored) for part, stored in parts.items()})
+        return packed.weight(lambda stored: read_tensor(tensors[stored]))
 
-    return ComputedTensor(file, dtype, packed.shape, read)
+    return ComputedTensor(tensors[next(iter(packed.parts.values()))].file, dtype, packed.shape, read)
 
 
 def _quant_state(name: str, tensors: dict[str, StoredTensor]) -> dict[str, StoredTensor]:

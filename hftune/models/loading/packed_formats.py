@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from hftune.errors import ArgumentError
+from hftune.errors import ArgumentError, ManifestError, shown
 from hftune.models.loading import unpacking
 
 Shape = tuple[int, ...]
@@ -52,6 +52,22 @@ class Packed:
     parts: dict[str, str]
     unpack: Callable[[Parts], Tensor]
 
+    def weight(self, read: Callable[[str], Tensor]) -> Tensor:
+        """The weight, from stored tensors that `read` gives by name.
+
+        Raises:
+            ManifestError: They do not fit together.
+        """
+        try:
+            return self.unpack({part: read(name) for part, name in self.parts.items()})
+        except (IndexError, RuntimeError) as error:
+            where = next(iter(self.parts.values()))
+            raise ManifestError(
+                f"{where} cannot be unpacked: {shown(error, 160)}",
+                place=where,
+                fix="copy or download the checkpoint again",
+            ) from error
+
 
 DTYPES: dict[str, torch.dtype] = {
     "F64": torch.float64,
@@ -85,7 +101,8 @@ def stored_quantisation(config: Any) -> dict[str, Any] | None:
     for holder in (config, _get(config, "text_config")):
         found = _get(holder, "quantization_config")
         if found:
-            return dict(found) if isinstance(found, Mapping) else found.to_dict()
+            found = found if isinstance(found, Mapping) or not hasattr(found, "to_dict") else found.to_dict()
+            return dict(found) if isinstance(found, Mapping) else {"quant_method": shown(found)}
     return None
 
 
@@ -142,9 +159,11 @@ def find_packed(
     """
     try:
         found = {name: packed for finder in METHODS[method_of(how)] for name, packed in finder(how, stored, read)}
-    except _Unknown as problem:
+    # The config comes from anywhere, and what it says need not be of the kinds that the format has.
+    except (_Unknown, TypeError, ValueError, AttributeError, LookupError, ZeroDivisionError) as problem:
+        why = problem if isinstance(problem, _Unknown) else "its quantization_config is not as that format has it"
         raise ArgumentError(
-            f"{place} is stored in {describe(how)}, and {problem}",
+            f"{place} is stored in {describe(how)}, and {why}",
             place="--model_name_or_path / --base_model_name_or_path",
             fix="give the weights in 16 bit that it was made from; --qlora quantises them while loading",
         ) from problem

@@ -158,7 +158,7 @@ def lazy_weights(checkpoint: PackedCheckpoint, dtype: torch.dtype, *, empty: boo
                 return opened[checkpoint.stored[name].file].get_tensor(name)
 
         def unpack(packed: Packed) -> Tensor:
-            return packed.unpack({part: read(name) for part, name in packed.parts.items()}).to(dtype)
+            return packed.weight(read).to(dtype)
 
         plain = {name: partial(read, name) for name in checkpoint.stored if name not in checkpoint.aside}
         computed = {name: partial(unpack, packed) for name, packed in checkpoint.packed.items()}

@@ -96,7 +96,7 @@ def start_run(stage: str, arguments: RunArguments[Training]) -> Run[Training]:
 
 
 def finish_run(run: Run, trainer: StageTrainer, data: Splits) -> dict[str, Any]:
-    """Train (or go on from a checkpoint), evaluate, save weights and tokenizer, and write the manifest last.
+    """Train (or resume from a checkpoint), evaluate, save weights and tokenizer, and write the manifest last.
 
     Returns:
         The manifest as written.

@@ -145,7 +145,7 @@ def read_index(file: str | Path) -> dict[str, str]:
     for name in dict.fromkeys(found.values()):
         if not is_plain_name(name):
             raise ManifestError(
-                f"{file} names {shown(ascii(name))}, which is no file beside it",
+                f"{file} names {shown(ascii(name))}, which is no file next to it",
                 place=str(file),
                 fix="take the model from where it was published; an index names files of its own folder",
             )

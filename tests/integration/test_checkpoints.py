@@ -1,4 +1,4 @@
-"""Stopping on demand, going on, going back to the best: with 2 processes under DeepSpeed."""
+"""Stopping on demand, resuming, going back to the best: with 2 processes under DeepSpeed."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ def check_same(resumed: Leg, whole: Leg, name: str, *, exact: bool = False) -> N
 
 
 def matrix(methods: Iterable[str], sources: Iterable[World], targets: Iterable[World]) -> dict:
-    """Whole runs of all sources, and each gone on with as every target."""
+    """Whole runs of all sources, and each resumed as every target."""
     wanted = {}
     for method, source in product(methods, sources):
         whole = f"{method}-{source}"

@@ -335,7 +335,7 @@ class Planner:
     def _step(self, choice: Choice, numerics: Numerics, profile: Profile, head: Head, reference: int | None) -> Step:
         setup, size = choice.setup, self.size(choice.adapter)
         layers = len(profile.kinds)
-        # Layers alike have alike gradients; in full training head and embeddings have theirs besides.
+        # Layers alike have alike gradients; in full training head and embeddings have theirs as well.
         outside = self.largest.module if not choice.adapter.use_peft else 0
         per_layer = max(0.0, (size.trained - outside) / max(1, layers)) * setup.gradient_bytes
         unpacked = 0.0

@@ -1,4 +1,4 @@
-"""Checkpoints: which are whole, which one a run goes on from, which may go."""
+"""Checkpoints: which are whole, which one a run resumes from, which may be removed."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_the_newest_whole_one_by_number_not_by_name(tmp_path: Path) -> None:
     assert [folder.name for folder, _ in found.skipped] == ["checkpoint-100"]
 
 
-def test_nothing_to_go_on_from(tmp_path: Path) -> None:
+def test_nothing_to_resume_from(tmp_path: Path) -> None:
     assert newest_whole(tmp_path / "nowhere").folder is None
 
 

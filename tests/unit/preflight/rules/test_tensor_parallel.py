@@ -59,7 +59,7 @@ def test_expert_parallelism_is_allowed(tmp_path: Path, name: str) -> None:
     ("flags", "parts"),
     [
         ((), ["no config for it was given", "--deepspeed zero1"]),
-        (("--deepspeed", zero(), "--use_peft"), ["not the adapters beside them", "--use_peft --deepspeed zero3"]),
+        (("--deepspeed", zero(), "--use_peft"), ["not the adapters next to them", "--use_peft --deepspeed zero3"]),
         (("--deepspeed", zero(), "--qlora"), ["packed 4-bit and 8-bit weights", "--qlora --deepspeed zero3"]),
         (("--deepspeed", zero(), "--do_eval"), ["nothing is trained", "leave it out to evaluate"]),
         (("--deepspeed", zero(), "--optim", "muon"), ["muon looks at a matrix as a whole", "--optim adamw_torch"]),

@@ -77,7 +77,7 @@ class StageArguments(
     logging_nan_inf_filter: bool = field(
         default=False,
         metadata={
-            "help": "Log the mean of other losses instead of one that is NaN or infinite. Either way such a loss ends a run."
+            "help": "Log the mean of other losses in place of one that is NaN or infinite, which ends a run either way."
         },
     )
     hub_strategy: str = field(

@@ -77,9 +77,7 @@ def check_export(args: ExportArguments) -> Iterator[UserError]:
 
         yield from check_served_adapter(folder, args)
     elif (folder / "adapter_config.json").is_file() and not isinstance(args, HubArguments):
-        serves = (
-            "; or hftune export vllm-lora serves it on top of its base" if isinstance(args, ServingArguments) else ""
-        )
+        serves = "; or hftune export vllm-lora serves it with its base" if isinstance(args, ServingArguments) else ""
         yield ArgumentError(
             f"{folder} holds a LoRA adapter, not a model",
             place="--model_name_or_path",

@@ -199,8 +199,7 @@ class Planner:
 
     def loaded_dtype(self, adapter_args: AdapterArguments) -> torch.dtype:
         """The dtype of weights as they are loaded."""
-        dtype = weight_dtype(self.model_args, self.training_args, trains_all=not adapter_args.use_peft)
-        return dtype if isinstance(dtype, torch.dtype) else torch.bfloat16
+        return weight_dtype(self.model_args, self.training_args, trains_all=not adapter_args.use_peft)
 
     @cached_property
     def largest(self) -> Largest:

@@ -26,6 +26,7 @@ from transformers.utils.hub import cached_file
 
 from hftune.arguments.model import ModelArguments
 from hftune.distributed import ranks, zero
+from hftune.errors import ArgumentError
 from hftune.models.loading.config import file_options
 from hftune.models.loading.from_pretrained import from_config, pretrained
 from hftune.models.loading.packed_formats import (
@@ -92,6 +93,20 @@ def packed_checkpoint(folder: str | Path | None) -> PackedCheckpoint | None:
     stored = stored_tensors(Path(str(folder)))
     packed, aside = find_packed(how, stored, partial(_read_now, stored), str(folder))
     return PackedCheckpoint(Path(str(folder)), describe(how), stored, packed, aside)
+
+
+def check_has_weights(checkpoint: PackedCheckpoint) -> None:
+    """Refuse a checkpoint whose weights are not safetensors, which alone are unpacked.
+
+    Raises:
+        ArgumentError: It has none.
+    """
+    if not checkpoint.stored:
+        raise ArgumentError(
+            f"{checkpoint.folder} is stored in {checkpoint.method}, and there are no weights in safetensors",
+            place="--model_name_or_path",
+            fix="download all of its files; packed weights in .bin and .pt files are not read",
+        )
 
 
 def whole_shapes(folder: str | Path | None) -> dict[str, Shape]:
@@ -188,7 +203,11 @@ def load_packed(auto: Any, config: PreTrainedConfig, checkpoint: PackedCheckpoin
         config: Without a quantisation.
         checkpoint: Its weights.
         given: Further arguments of `from_pretrained`: dtype, trust_remote_code, a bitsandbytes config, ...
+
+    Raises:
+        ArgumentError: It has no weights in safetensors.
     """
+    check_has_weights(checkpoint)
     given = dict(given)
     options = {"trust_remote_code": given.pop("trust_remote_code", False)}
     # transformers takes a state dict in place of a name, but not of an auto class.

@@ -16,7 +16,7 @@ from hftune.logging import notice
 from hftune.models.kernels.float8_support import CAPABILITY, has_float8, has_torchao
 from hftune.models.loading.dtype import weight_dtype
 from hftune.models.loading.packed_formats import METHODS, method_of, stored_quantisation
-from hftune.models.loading.packed_weights import PackedCheckpoint, packed_checkpoint
+from hftune.models.loading.packed_weights import PackedCheckpoint, check_has_weights, packed_checkpoint
 from hftune.opening.model_files import read_checked
 from hftune.preflight.facts import Facts
 
@@ -145,6 +145,8 @@ def _check_read_whole(
     """Say what reading packed weights whole takes; a problem where their layout is not known."""
     try:
         found = packed_checkpoint(model_args.model_name_or_path)
+        if found is not None:
+            check_has_weights(found)
     except UserError as problem:
         yield problem
         return

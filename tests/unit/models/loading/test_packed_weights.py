@@ -141,7 +141,7 @@ def test_tensors_that_do_not_fit(make_base: Callable, tmp_path: Path) -> None:
     tensors = load_file(folder / "model.safetensors")
     tensors["model.layers.0.mlp.up_proj.g_idx"] += 100
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-    with pytest.raises(UserError, match="up_proj.qweight cannot be unpacked"):
+    with pytest.raises(UserError, match=r"up_proj\.qweight cannot be unpacked"):
         load(folder, tmp_path, "--dtype", "float32")
 
 

@@ -112,6 +112,13 @@ class ModelArguments(GrowthArguments):
             "where it runs.",
         },
     )
+    text_only_export: bool = field(
+        default=False,
+        metadata={
+            "help": "Save the language model alone, of a checkpoint that has a vision tower or other parts as well. Left "
+            "out: these are kept as they are."
+        },
+    )
     ignore_memory_check: bool = field(
         default=False, metadata={"help": "Load the model even if weights, gradients and optimizer cannot fit."}
     )

@@ -55,7 +55,7 @@ def run_to_its_end(steps: int, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         checkpoints=SimpleNamespace(),
         before_saving=lambda: None,
     )
-    monkeypatch.setattr(stage, "save_result", lambda trainer, manifest: saved.append("out"))
+    monkeypatch.setattr(stage, "save_result", lambda *given: saved.append("out"))
     monkeypatch.setattr(stage, "find_checkpoint", lambda args: None)
     args: Any = SimpleNamespace(profile=False, output_dir="out")
     stop: Any = SimpleNamespace(stopped=False, agreed_signal=lambda: False)

@@ -1,4 +1,4 @@
-"""Tiny random checkpoints of several parts: a language model with a vision tower, or with heads that predict further."""
+"""Tiny random checkpoints of several parts: a language model with a vision tower, or with a head that looks further."""
 
 from __future__ import annotations
 
@@ -41,9 +41,6 @@ _QWEN_VISION = {
     "deepstack_visual_indexes": [0],
 }
 _SLIDING = {"sliding_window": 64, "layer_types": ["sliding_attention", "full_attention"]}
-_IMAGE = 270
-"""An id among the rows that no token of the tests' tokenizer has."""
-
 # model_type: fields of the text's config, of the vision tower's, and of the whole.
 _CONFIGS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "qwen3_5": (
@@ -87,8 +84,22 @@ _CONFIGS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
         {"image_token_index": 300, "spatial_merge_size": 2},
     ),
     "gemma4": (
-        {**_SLIDING, "model_type": "gemma4_text", "global_head_dim": 8, "hidden_size_per_layer_input": 4, "vocab_size_per_layer_input": 320, "num_kv_shared_layers": 0},
-        {**_SIGLIP, "model_type": "gemma4_vision", "head_dim": 8, "num_key_value_heads": 2, "pooling_kernel_size": 1, "position_embedding_size": 16},
+        {
+            **_SLIDING,
+            "model_type": "gemma4_text",
+            "global_head_dim": 8,
+            "hidden_size_per_layer_input": 4,
+            "vocab_size_per_layer_input": 320,
+            "num_kv_shared_layers": 0,
+        },
+        {
+            **_SIGLIP,
+            "model_type": "gemma4_vision",
+            "head_dim": 8,
+            "num_key_value_heads": 2,
+            "pooling_kernel_size": 1,
+            "position_embedding_size": 16,
+        },
         {"image_token_id": 300, "video_token_id": 304, "boi_token_id": 301, "eoi_token_id": 302, "audio_config": None},
     ),
 }

@@ -115,8 +115,8 @@ class ModelArguments(GrowthArguments):
     text_only_export: bool = field(
         default=False,
         metadata={
-            "help": "Save the language model alone, of a checkpoint that has a vision tower or other parts as well. Left "
-            "out: these are kept as they are."
+            "help": "Of a checkpoint that has a vision tower or other parts as well, save the language model alone. "
+            "Left out: the other parts are kept as they are."
         },
     )
     ignore_memory_check: bool = field(

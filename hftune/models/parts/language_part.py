@@ -11,7 +11,6 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 import torch
 from transformers import (
@@ -74,7 +73,9 @@ def _config_around(kind: type[PreTrainedConfig]) -> type[PreTrainedConfig] | Non
     if kind in MODEL_FOR_CAUSAL_LM_MAPPING:
         return None
     module = vars(sys.modules[kind.__module__]).values()
-    classes = [one for one in module if isinstance(one, type) and issubclass(one, PreTrainedConfig)]
+    classes: list[type[PreTrainedConfig]] = [
+        one for one in module if isinstance(one, type) and issubclass(one, PreTrainedConfig)
+    ]
     return next((one for one in classes if kind in one.sub_configs.values()), None)
 
 

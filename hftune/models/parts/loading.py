@@ -10,9 +10,10 @@ import torch
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from transformers.core_model_loading import PrefixChange
 from transformers.initialization import no_init_weights
-from transformers.utils import cached_file
+from transformers.utils import cached_file, logging
 
 from hftune.distributed import zero
+from hftune.logging import notice
 from hftune.models.parts.language_part import key_mapping, language_config, own_name, stored_prefixes
 from hftune.opening.safetensors_file import read_index
 from hftune.weight_files import INDEX_NAME, WEIGHTS_NAME, read_header, weight_shapes
@@ -40,14 +41,22 @@ def load_language_model(auto: Any, name: str | Path, given: dict[str, Any]) -> A
     config = language_config(given.pop("config", text))
     stored = _stored_shapes(name, options)
     prefixes = stored_prefixes(_bare(auto, config), stored)
-    found = auto.from_pretrained(name, **given, config=config, key_mapping=key_mapping(prefixes) or None)
-    model, info = found if given.get("output_loading_info") else (found, None)
+    asked = given.pop("output_loading_info", False)
+    # transformers would list every tensor of the other parts as unexpected.
+    level = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        model, info = auto.from_pretrained(
+            name, **given, config=config, key_mapping=key_mapping(prefixes) or None, output_loading_info=True
+        )
+    finally:
+        logging.set_verbosity(level)
     _save_under_own_names(model)
-    if info is not None:
-        # What other parts are made of is not unexpected.
-        own = {own_name(key, prefixes) for key in stored if own_name(key, prefixes) != key} | {*prefixes}
-        info["unexpected_keys"] = {key for key in info["unexpected_keys"] if key in own}
-    return found
+    own = {own_name(key, prefixes) for key in stored if own_name(key, prefixes) != key}
+    info["unexpected_keys"] = {key for key in info["unexpected_keys"] if key in own}
+    if not asked and info["missing_keys"]:
+        notice(f"{name} has no {', '.join(sorted(info['missing_keys'])[:3])}: drawn at random")
+    return (model, info) if asked else model
 
 
 def _bare(auto: Any, config: PreTrainedConfig) -> PreTrainedModel:

@@ -16,7 +16,7 @@ from transformers.modeling_layers import GenericForSequenceClassification, Gener
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 
-class _Head:
+class _Head(PreTrainedModel):
     """What `causal_over` puts on a decoder."""
 
     base_model_prefix = "model"
@@ -82,9 +82,7 @@ def causal_over(decoder: type[PreTrainedModel], whole: PreTrainedConfig) -> type
     return _make(decoder, whole, _Head, "ForCausalLM", {"decoder_class": decoder})
 
 
-def classifier_over(
-    decoder: type[PreTrainedModel], whole: PreTrainedConfig, *, tokens: bool
-) -> type[PreTrainedModel]:
+def classifier_over(decoder: type[PreTrainedModel], whole: PreTrainedConfig, *, tokens: bool) -> type[PreTrainedModel]:
     """A reward model over a decoder: a score a sequence, or with `tokens` classes a token."""
     generic = GenericForTokenClassification if tokens else GenericForSequenceClassification
     return _make(decoder, whole, generic, f"For{'Token' if tokens else 'Sequence'}Classification", {})
@@ -122,5 +120,3 @@ def _inner_rules(decoder: type[PreTrainedModel], whole: PreTrainedConfig) -> lis
         for rule in rules
         if not isinstance(rule, PrefixChange) and not any(pattern.startswith("^") for pattern in rule.source_patterns)
     ]
-
-

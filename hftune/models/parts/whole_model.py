@@ -246,9 +246,7 @@ def write_config(folder: Path, base: Path, *, trust_remote_code: bool = False) -
     text = _text_dict(config, whole, whole.get_text_config(decoder=True))
     was, now = _plain(before), _plain(after)
     changed = {
-        name: value
-        for name, value in now.items()
-        if name not in _OF_SAVING and (name not in was or was[name] != value)
+        name: value for name, value in now.items() if name not in _OF_SAVING and (name not in was or was[name] != value)
     }
     text.update(changed)
     # The whole says some of it as well, and its class reads it there.

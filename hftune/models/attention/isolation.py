@@ -1,4 +1,4 @@
-"""Whether documents of one row can be kept apart in a model, by its architecture or by the attention asked for."""
+"""How documents of one row are kept apart in a model, by its architecture, and by which attention."""
 
 from __future__ import annotations
 
@@ -18,10 +18,14 @@ from hftune.errors import ArgumentError
 from hftune.models.attention.machine import Machine
 from hftune.models.attention.names import SEGMENTS, VARLEN
 
-WITHOUT_PACKING = "leave out --packing, --padding_free; for text: --packing False or --cross_document_attention True"
-
 ISOLATED_LAYERS = {"full_attention", "sliding_attention", "chunked_attention", "sparse", "dense", "moe"}
 """Kinds of layers, in transformers' words, in which a token's past is what its attention mask says."""
+
+MIXING_LAYERS = {"linear_attention", "conv", "hybrid", "hybrid_sliding", "mlp"}
+"""Kinds with a state or a convolution apart from attention, or with neither: their mixers are found by structure."""
+
+ATTENTION, MIXERS, BACKBONE = "attention", "mixers", "backbone"
+"""What keeps documents apart; see `models/attention/documents.py`."""
 
 
 def class_for(mapping: Mapping[Any, Any], config: PreTrainedConfig) -> type[PreTrainedModel] | None:
@@ -45,24 +49,37 @@ def reward_class(config: PreTrainedConfig, *, steps: bool) -> type[PreTrainedMod
     return class_for(mapping, config)
 
 
-def refuse_unless_isolated(config: PreTrainedConfig, model_class: type[PreTrainedModel] | None) -> None:
-    """Refuse a model whose documents would see each other in a row, whatever the attention.
+def way_apart(config: PreTrainedConfig, model_class: type[PreTrainedModel] | None) -> tuple[str, str]:
+    """What keeps documents of a row apart in such a model, and why attention alone does not ("" where it does).
 
-    Raises:
-        ArgumentError: Layers with a state that runs on (Mamba, linear attention), positions or attention of its own.
+    Returns:
+        ATTENTION, MIXERS (layers with a state end it at borders) or BACKBONE (the model reads padded rows).
     """
     reason = why_not_isolated(config, model_class)
-    if reason:
-        raise ArgumentError(
-            f"documents in a row cannot be kept apart in {config.model_type}: {reason}",
-            place="--packing / --padding_free",
-            fix=WITHOUT_PACKING,
-        )
+    if reason is None:
+        return ATTENTION, ""
+    kinds = _kinds(config)
+    # What indexes or compresses earlier tokens finds them by their places in a row, which no border changes.
+    if model_class is None or not kinds & MIXING_LAYERS or kinds - MIXING_LAYERS - ISOLATED_LAYERS:
+        return BACKBONE, reason
+    if has_attention(config) and "position_ids" not in inspect.signature(model_class.forward).parameters:
+        return BACKBONE, reason
+    return MIXERS, reason
+
+
+def has_attention(config: PreTrainedConfig) -> bool:
+    """Whether some layer is attention, or has it besides; a model that does not name its layers has."""
+    kinds = _kinds(config)
+    return not kinds or bool(kinds - {"linear_attention", "conv", "mlp", "moe"})
+
+
+def _kinds(config: PreTrainedConfig) -> set[str]:
+    return set(getattr(config.get_text_config(), "layer_types", None) or ())
 
 
 def why_not_isolated(config: PreTrainedConfig, model_class: type[PreTrainedModel] | None) -> str | None:
     """Why tokens of this model reach others by other ways than attention; None where they do not."""
-    layers = set(getattr(config.get_text_config(), "layer_types", None) or ())
+    layers = _kinds(config)
     if model_class is None:
         return "its code comes with the model, and cannot be checked"
     # Models with layers of different kinds name them all in `layer_types`; others say it of the whole class.

@@ -9,7 +9,15 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from hftune.arguments.model import ModelArguments
 from hftune.arguments.training import PTArguments, SFTArguments, StageArguments
 from hftune.logging import notice
-from hftune.models.attention.isolation import ATTENTION, BACKBONE, MIXERS, causal_class, has_attention, refuse_attention, way_apart
+from hftune.models.attention.isolation import (
+    ATTENTION,
+    BACKBONE,
+    MIXERS,
+    causal_class,
+    has_attention,
+    refuse_attention,
+    way_apart,
+)
 from hftune.models.attention.machine import Machine, this_machine
 from hftune.models.attention.names import MAX_HEAD_SIZE, SEGMENTS, ULYSSES, VARLEN, whole_row_attention
 
@@ -86,7 +94,9 @@ def _lie_side_by_side(config: PreTrainedConfig, model_args: ModelArguments, trai
     if model_class is None or way_apart(config, model_class)[0] == BACKBONE:
         return False
     # On a GPU a call of SDPA for each document is slower than one call over a padded batch; on a CPU it is not.
-    return not (machine.major and has_attention(config)) or choose_attention(config, model_class, machine)[0] != SEGMENTS
+    return (
+        not (machine.major and has_attention(config)) or choose_attention(config, model_class, machine)[0] != SEGMENTS
+    )
 
 
 def report_attention(model: PreTrainedModel, model_args: ModelArguments, training_args: StageArguments) -> None:

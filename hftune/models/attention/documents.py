@@ -62,7 +62,7 @@ class Documents:
         return self._unfolding
 
     def borders_for_kernels(self) -> dict[str, torch.Tensor]:
-        """The two ways in which kernels take borders: where documents begin, and the number of each token's document."""
+        """Borders as kernels take them: where documents begin, and the number of each token's document."""
         assert self._borders is not None, "a row of documents"
         lengths = self._borders.diff()
         numbers = torch.arange(len(lengths), device=lengths.device, dtype=torch.int32)
@@ -89,7 +89,8 @@ def keep_apart(model: PreTrainedModel, way: str) -> None:
     Args:
         way: The first that is tried.
     """
-    mixers = mixers_of(model) if way == MIXERS else []
+    # Towers of a model of several parts read no text.
+    mixers = mixers_of(model.get_decoder()) if way == MIXERS else []
     kernels = any(kernels_take_borders(mixer) for mixer in mixers)
     documents = Documents(way, kernels=kernels, whole=zero.is_any_partitioned(model))
     for mixer in mixers:
@@ -161,4 +162,3 @@ def _filler(config: Any) -> int:
     text = config.get_text_config()
     pad = getattr(text, "pad_token_id", None)
     return pad if isinstance(pad, int) and 0 <= pad < text.vocab_size else 0
-

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,6 +24,13 @@ ISOLATED_LAYERS = {"full_attention", "sliding_attention", "chunked_attention", "
 
 MIXING_LAYERS = {"linear_attention", "conv", "hybrid", "hybrid_sliding", "mlp"}
 """Kinds with a state or a convolution apart from attention, or with neither: their mixers are found by structure."""
+
+ATTENTION_ARGUMENTS = {"module", "query", "key", "value", "attention_mask", "scaling", "dropout", "kwargs"}
+ATTENTION_ARGUMENTS |= {"softcap", "s_aux", "position_bias", "sliding_window"}
+"""What `segments_attention` does as a model's own attention does it."""
+
+OWN_MASKS = ("doge",)
+"""Architectures whose attention adds to its mask, and so wants one of tokens by tokens."""
 
 ATTENTION, MIXERS, BACKBONE = "attention", "mixers", "backbone"
 """What keeps documents apart; see `models/attention/documents.py`."""
@@ -58,12 +66,12 @@ def way_apart(config: PreTrainedConfig, model_class: type[PreTrainedModel] | Non
     reason = why_not_isolated(config, model_class)
     if reason is None:
         return ATTENTION, ""
-    kinds = _kinds(config)
+    if model_class is None or not _kinds(config) & MIXING_LAYERS:
+        return BACKBONE, reason
     # What indexes or compresses earlier tokens finds them by their places in a row, which no border changes.
-    if model_class is None or not kinds & MIXING_LAYERS or kinds - MIXING_LAYERS - ISOLATED_LAYERS:
-        return BACKBONE, reason
-    if has_attention(config) and "position_ids" not in inspect.signature(model_class.forward).parameters:
-        return BACKBONE, reason
+    known = _kinds(config) <= MIXING_LAYERS | ISOLATED_LAYERS
+    if not known or (has_attention(config) and _own_attention(config, model_class)):
+        return BACKBONE, _own_attention(config, model_class) or reason
     return MIXERS, reason
 
 
@@ -74,23 +82,36 @@ def has_attention(config: PreTrainedConfig) -> bool:
 
 
 def _kinds(config: PreTrainedConfig) -> set[str]:
-    return set(getattr(config.get_text_config(), "layer_types", None) or ())
+    return set(getattr(config.get_text_config(decoder=True), "layer_types", None) or ())
 
 
 def why_not_isolated(config: PreTrainedConfig, model_class: type[PreTrainedModel] | None) -> str | None:
     """Why tokens of this model reach others by other ways than attention; None where they do not."""
-    layers = _kinds(config)
     if model_class is None:
         return "its code comes with the model, and cannot be checked"
+    others = _kinds(config) - ISOLATED_LAYERS
     # Models with layers of different kinds name them all in `layer_types`; others say it of the whole class.
-    if model_class._is_stateful or layers - ISOLATED_LAYERS:
-        kinds = ", ".join(sorted(layers - ISOLATED_LAYERS)) or "a recurrent state"
+    if model_class._is_stateful or others:
+        kinds = ", ".join(sorted(others)) or "a recurrent state"
         return f"it has layers whose past is more than the attention mask says ({kinds})"
     if not model_class._supports_attention_backend:
         return "it has an attention of its own, which no document borders reach"
+    return _own_attention(config, model_class)
+
+
+def _own_attention(config: PreTrainedConfig, model_class: type[PreTrainedModel]) -> str | None:
+    """What of a model's attention depends on more than masks and positions that it is given; None: nothing."""
     if "position_ids" not in inspect.signature(model_class.forward).parameters:
         return "it takes no position ids"
-    return None
+    code = vars(sys.modules[model_class.__module__])
+    if any(hasattr(part, "create_position_ids_from_input_ids") for part in code.values() if isinstance(part, type)):
+        return "it counts positions from its pad token"
+    if config.get_text_config(decoder=True).model_type in OWN_MASKS:
+        return "its attention changes the mask that it is given"
+    # The arguments of a model's own attention are those that it hands to any other.
+    eager = code.get("eager_attention_forward")
+    more = set(inspect.signature(eager).parameters) - ATTENTION_ARGUMENTS if eager else set()
+    return f"its attention takes more than masks ({', '.join(sorted(more))})" if more else None
 
 
 def refuse_attention(asked: str, machine: Machine) -> None:

@@ -95,7 +95,7 @@ def call_by_documents(mixer: nn.Module, documents: Any) -> None:
 
     @functools.wraps(original)
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        now = self._hftune_documents
+        now: Any = self._hftune_documents
         if not now.splits_mixers:
             return original(self, *args, **kwargs)
         if has_kernels and now.trusts_kernels and _row(args, kwargs).is_cuda:

@@ -103,12 +103,12 @@ def keep_apart(model: PreTrainedModel, way: str) -> None:
     if decoder is not model.base_model:
         # Some heads call the decoder within their base (Bart's).
         decoder.register_forward_hook(hooks.after_backbone)
-    model._hftune_documents = documents  # type: ignore[assignment]
+    model.hftune_documents = documents  # type: ignore[assignment]
 
 
 def documents_of(model: nn.Module) -> Documents | None:
     """What `keep_apart` gave a model; None where it did not."""
-    found = getattr(model, "_hftune_documents", None)
+    found = getattr(model, "hftune_documents", None)
     return found if isinstance(found, Documents) else None
 
 

@@ -13,8 +13,9 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers.modeling_layers import GradientCheckpointingLayer
 
-from hftune.compat.installing import replace_method
+from hftune.compat.installing import replace_method, usable
 from hftune.models.attention.unfolding import Group, Unfolding
 
 CACHES = {"past_key_values", "past_key_value", "cache_params", "layer_past", "past_states", "state", "cache"}
@@ -26,13 +27,17 @@ BORDERS = {"cu_seq_lens_q", "cu_seq_lens_k", "cu_seqlens", "max_length_q", "max_
 _ATTENTION_TABLE = "ALL_ATTENTION_FUNCTIONS"
 """The name under which transformers' models look up their attention: it is given masks, and keeps to them."""
 
+_KERNEL_CHOICE = "transformers.integrations.hub_kernels.use_kernel_func_from_hub_with_fallback"
+
 _ONE_TOKEN = ("update", "recurrent")
 """In names of kernels that are called for a single new token, which training never does."""
 
 
 def mixers_of(model: nn.Module) -> list[nn.Module]:
     """The modules of a model that mix tokens along a row, and are no attention of transformers' interface."""
-    takers = {name for name, module in model.named_modules() if name and takes_cache(module)}
+    # A whole layer hands its cache on.
+    parts = [(name, part) for name, part in model.named_modules() if name and not _is_layer(part)]
+    takers = {name for name, part in parts if takes_cache(part)}
     inner = {name for name in takers if not any(_within(other, name) for other in takers)}
     found = {name for name in inner if not is_attention(model.get_submodule(name))}
     # A convolution's module may take no cache (RecurrentGemma).
@@ -40,6 +45,10 @@ def mixers_of(model: nn.Module) -> list[nn.Module]:
         if isinstance(module, nn.Conv1d):
             found.add(name.rpartition(".")[0])
     return [model.get_submodule(name) for name in sorted(found) if not any(_within(name, other) for other in found)]
+
+
+def _is_layer(module: nn.Module) -> bool:
+    return isinstance(module, GradientCheckpointingLayer)
 
 
 def _within(name: str, other: str) -> bool:
@@ -59,6 +68,8 @@ def is_attention(module: nn.Module) -> bool:
 
 def kernels_take_borders(mixer: nn.Module) -> bool:
     """Whether all kernels that a mixer calls for a row are installed, and each has an argument for borders."""
+    if not usable(_KERNEL_CHOICE):
+        return False
     forward = inspect.unwrap(type(mixer).forward)
     kernels = [forward.__globals__.get(name) for name in forward.__code__.co_names]
     found = [
@@ -95,7 +106,7 @@ def call_by_documents(mixer: nn.Module, documents: Any) -> None:
 
     @functools.wraps(original)
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        now: Any = self._hftune_documents
+        now: Any = self.hftune_documents
         if not now.splits_mixers:
             return original(self, *args, **kwargs)
         if has_kernels and now.trusts_kernels and _row(args, kwargs).is_cuda:
@@ -104,7 +115,7 @@ def call_by_documents(mixer: nn.Module, documents: Any) -> None:
         return by_documents(functools.partial(original, self), now.unfolding(), args, plain)
 
     # Of the object, so that a copy of the model has a copy of it.
-    mixer._hftune_documents = documents  # type: ignore[assignment]
+    mixer.hftune_documents = documents  # type: ignore[assignment]
     replace_method(mixer, "forward", forward)
 
 

@@ -38,7 +38,7 @@ def test_at_most_half_is_padding() -> None:
     lengths = torch.randint(1, 4000, (500,), generator=torch.Generator().manual_seed(0)).tolist()
     for group in similar(lengths):
         assert 2 * min(lengths[one] for one in group) >= max(lengths[one] for one in group)
-    assert sorted(sum(similar(lengths), [])) == list(range(500))
+    assert sorted(one for group in similar(lengths) for one in group) == list(range(500))
 
 
 def test_what_is_of_the_row() -> None:

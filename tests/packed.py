@@ -51,9 +51,9 @@ def fp8_blocks(module: str, shape: tuple[int, int], generator: torch.Generator) 
     weight = torch.zeros(shape)
     for row in range(shape[0]):
         for column in range(0, shape[1], 128):
-            weight[row, column : column + 128] = values[row, column : column + 128].float() * scale[
-                row // 128, column // 128
-            ]
+            weight[row, column : column + 128] = (
+                values[row, column : column + 128].float() * scale[row // 128, column // 128]
+            )
     return {f"{module}.weight": values, f"{module}.weight_scale_inv": scale}, weight
 
 

@@ -37,6 +37,8 @@ from hftune.models.loading.packed_formats import (
     is_read_whole,
     stored_quantisation,
 )
+from hftune.models.parts.language_part import key_mapping, own_name, stored_prefixes
+from hftune.models.parts.loading import save_under_own_names
 from hftune.opening.model_files import read_checked
 from hftune.opening.safetensors_file import open_tensors
 from hftune.weight_files import StoredTensor, stored_tensors, weight_shapes
@@ -215,10 +217,14 @@ def load_packed(auto: Any, config: PreTrainedConfig, checkpoint: PackedCheckpoin
         bare = from_config(auto, copy.deepcopy(config), **options)
     # Under ZeRO-3 rank 0 reads; what is quantised on the way is read by all.
     empty = is_deepspeed_zero3_enabled() and "quantization_config" not in given and not ranks.is_main()
+    # Of several parts the language model alone is read.
+    prefixes = stored_prefixes(bare, checkpoint.shapes)
+    given |= {"config": bare.config, "key_mapping": key_mapping(prefixes) or None}
     with lazy_weights(checkpoint, given["dtype"], empty=empty) as weights:
-        model, info = type(bare).from_pretrained(
-            None, config=bare.config, state_dict=weights, output_loading_info=True, **given
-        )
+        model, info = type(bare).from_pretrained(None, state_dict=weights, output_loading_info=True, **given)
+    if prefixes:
+        save_under_own_names(model)
+        info["unexpected_keys"] = {key for key in info["unexpected_keys"] if own_name(key, prefixes) != key}
     model.name_or_path = model.config.name_or_path = str(config.name_or_path or checkpoint.folder)
     if (checkpoint.folder / "generation_config.json").is_file() and model.can_generate():
         model.generation_config = pretrained(GenerationConfig, checkpoint.folder, **options)

@@ -1,6 +1,6 @@
 """Every type of model that the installed transformers knows, through every stage: what trains, and why not.
 
-python -m tests.table.models --work FOLDER [--types qwen3_5,bamba] [--stages sft_lora,dpo] [--seconds 300] [--write-docs]
+python -m tests.table.models --work FOLDER [--types qwen3_5,bamba] [--stages pt,dpo] [--seconds 300] [--write-docs]
 
 Makes a tiny random model of a type (`tiny.py`) and runs the real scripts on it, each cell in processes of its own,
 forked from one that has imported everything. Results go to FOLDER/results.jsonl, a line a cell; one that is there for

@@ -51,6 +51,7 @@ _RULES: tuple[tuple[str, str], ...] = (
     (r"(index_n_heads|heads_per_ngram)$", "few"),
     (r"(^|_)(num_)?(attention_)?heads$|^n_head$|(_n_heads|_num_heads|num_key_heads|num_value_heads)$", "heads"),
     (r"(head_dim|headdim|d_head|dim_head|d_kv|head_size|kv_channels|qk_nope_head_dim)$", "head_width"),
+    (r"^rotary_dim$", "rotated"),
     (r"(n_groups|ngroups)$", "groups"),
     (r"(state_size|d_state)$", "state"),
     (r"index_topk$", "window"),
@@ -113,16 +114,20 @@ _MISSING = {
 # type (or type.part): fields that the rule gets wrong, or that it cannot reach.
 _VOCABULARY_MAP = {"<image>": 300, "<|extra_200|>": 301, "<|visual token 000000|>": 302, "IMGIMGA": 303}
 _TOKENIZERS = ("acoustic_tokenizer_encoder_config", "semantic_tokenizer_encoder_config")
+_SLIDING_HEADS = {"head_dim": 16, "num_attention_heads": 2, "num_key_value_heads": 2}
+_SLIDING_HEADS |= {"qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 16}
+_DOTS = {"per_layer_config": {2: _SLIDING_HEADS}}
 _ROPE = {"rope_type": "default", "rope_theta": 1e4}
 _ROPES = {kind: _ROPE for kind in ("sliding_attention", "full_attention")}
 _SPARSE = {"indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 8}
 _SPARSE |= {"head_dim": 8, "indexer_budget": 64, "indexer_compress_ratio": 4}
 EXCEPTIONS: dict[str, dict[str, Any]] = {
     # Their checkpoints say what the default config leaves open.
+    "bamba": {"attn_layer_indices": [1]},
     "chameleon": {"vocabulary_map": _VOCABULARY_MAP, "vq_config": {"channel_multiplier": (1, 1)}},
     "cohere_compass": {"text_config": {"rope_parameters": _ROPES}},
     "cohere_compass_text": {"rope_parameters": _ROPES},
-    "dbrx": {"attn_config": {"rope_theta": 1e4}},
+    "dbrx": {"attn_config": {"rope_theta": 1e4, "clip_qkv": 8.0}},
     "deepseek_ocr2": {"text_config": {"mlp_layer_types": ["dense", "sparse"] + ["sparse"] * 10}},
     "emu3": {"vocabulary_map": _VOCABULARY_MAP, "vq_config": {"channel_multiplier": (1, 1)}},
     "granite4_vision": {
@@ -142,6 +147,8 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
     "mllama": {"vision_config": {"image_size": 56}},
     "janus": {"vq_config": {"channel_multiplier": (1, 1)}},
     # Sizes that have to fit each other in ways of their own.
+    "dots3_note_text": _DOTS,
+    "dots3_note": {"text_config": _DOTS},
     "vibevoice_asr": {part: {"depths": (1,) * 3, "downsampling_ratios": (2, 2)} for part in _TOKENIZERS},
     "falcon_h1": {"mamba_d_ssm": 64, "mamba_d_head": 16, "mamba_n_heads": 4},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]], "num_layers": 2},
@@ -287,6 +294,7 @@ def _small(name: str, value: int, scale: Scale, tokens: Iterator[int]) -> int:
         "codes": 256,
         "heads": HEADS,
         "groups": 2,
+        "rotated": HIDDEN // HEADS,
         "state": 8,
         "grid": 16,
     }
@@ -332,7 +340,11 @@ def _overrides(config: Any) -> dict[int, dict[str, Any]]:
 
 def _overridden(fields: dict[str, Any], scale: Scale) -> Iterator[tuple[str, Any]]:
     whole = dataclasses.replace(scale, fields=scale.fields | fields)
-    yield from ((name, value) for name, value in _flat(fields, whole))
+    common = dict(_flat({name: scale.fields.get(name) for name in fields}, scale))
+    for name, value in _flat(fields, whole):
+        # Two values that shrink to one would no longer be two.
+        same = isinstance(value, int) and value == common.get(name) and fields[name] != scale.fields[name]
+        yield name, (value * 2 if fields[name] > scale.fields[name] else value // 2) if same else value
 
 
 def _is_rule(name: str, rule: str) -> bool:
@@ -388,6 +400,8 @@ def _starts(config: Any, layers: int) -> dict[str, Any]:
         value = _raw(config, name)
         if re.search(r"first_k_dense_replace|num_dense_layers", name):
             found[name] = min(value, 1)
+        elif name == "mlp_only_layers":
+            found[name] = value[:1]
         elif re.search(
             r"(layer_indexes|_indexes|_indices|_layer_ids|cross_attention_layers|target_layers)$", name
         ) and (isinstance(value, list | tuple) and value and _layers_of(config)):

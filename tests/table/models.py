@@ -204,7 +204,9 @@ def train_plainly(name: str, folder: Path) -> None:
     """A step without hftune: what fails here is upstream's."""
     import torch
 
-    model = model_class(name).from_pretrained(folder).train()
+    model, info = model_class(name).from_pretrained(folder, output_loading_info=True)
+    assert not info["missing_keys"], f"what it saved lacks {sorted(info['missing_keys'])[:3]} when it is loaded"
+    model.train()
     ids = torch.arange(10, 34).reshape(2, 12)
     loss = model(input_ids=ids, attention_mask=torch.ones_like(ids), labels=ids).loss
     loss.backward()

@@ -50,8 +50,9 @@ _RULES: tuple[tuple[str, str], ...] = (
     (r"(kv_heads|key_value_heads|kv_n_heads|query_groups|kv_head)$", "key_heads"),
     (r"(index_n_heads|heads_per_ngram)$", "few"),
     (r"(^|_)(num_)?(attention_)?heads$|^n_head$|(_n_heads|_num_heads|num_key_heads|num_value_heads)$", "heads"),
-    (r"(head_dim|headdim|d_head|dim_head|d_kv|head_size|kv_channels|qk_nope_head_dim)$", "head_width"),
     (r"^rotary_dim$", "rotated"),
+    (r"^qk_head_dim$", "both"),
+    (r"(head_dim|headdim|d_head|dim_head|d_kv|head_size|kv_channels|qk_nope_head_dim)$", "head_width"),
     (r"(n_groups|ngroups)$", "groups"),
     (r"(state_size|d_state)$", "state"),
     (r"index_topk$", "window"),
@@ -135,6 +136,7 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
         "downsample_rate": "4/8",
         "vision_config": {"hidden_size": 64},
     },
+    "granitemoehybrid": {"layer_types": ["linear_attention", "full_attention"], "num_hidden_layers": 2},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_hidden_layers": 2},
     "ernie4_5_vl_moe": {"text_config": {"rope_parameters": _ROPE | {"mrope_section": [1, 1, 2]}}},
     "qwen3_omni_moe": {
@@ -152,11 +154,16 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
     "vibevoice_asr": {part: {"depths": (1,) * 3, "downsampling_ratios": (2, 2)} for part in _TOKENIZERS},
     "falcon_h1": {"mamba_d_ssm": 64, "mamba_d_head": 16, "mamba_n_heads": 4},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]], "num_layers": 2},
+    # Its layers are passed through several times: 2 stacks of 2 layers, 2 x (3 + 1) passes.
+    "hrm_text": {"num_layers_per_stack": 2, "num_hidden_layers": 16},
     "molmo2": {"adapter_config": {"vision_feature_layer": [1, 0]}},
     "reformer": {"axial_pos_embds_dim": (16, 16), "axial_pos_shape": (16, 32)},
     # Its tied weights are those of the second shared layer and after, so there must be two.
     "zamba": {"layers_block_type": ["linear_attention", "hybrid"] * 2, "num_hidden_layers": 4},
 }
+
+# Names that `save_pretrained` writes and `from_pretrained` does not find again (transformers 5.23), as published.
+_PUBLISHED_NAMES = {"deepseek_v4": ("model.norm.", "norm.")}
 
 # Types of which no model can be made here: why.
 UNBUILT: dict[str, str] = {
@@ -295,6 +302,7 @@ def _small(name: str, value: int, scale: Scale, tokens: Iterator[int]) -> int:
         "heads": HEADS,
         "groups": 2,
         "rotated": HIDDEN // HEADS,
+        "both": 16,  # qk_nope_head_dim + qk_rope_head_dim
         "state": 8,
         "grid": 16,
     }
@@ -440,6 +448,13 @@ def model_class(model_type: str) -> Any:
     return getattr(transformers, next(name for name in names if name))
 
 
+def _rename(file: Path, before: str, after: str) -> None:
+    from safetensors.torch import load_file, save_file
+
+    tensors = {re.sub(f"^{before}", after, name): tensor for name, tensor in load_file(file).items()}
+    save_file(tensors, file, metadata={"format": "pt"})
+
+
 def tiny_checkpoint(model_type: str, folder: Path, **changes: Any) -> Path:
     """A random model of a type with the tests' tokenizer and chat template, saved in `folder`.
 
@@ -459,5 +474,7 @@ def tiny_checkpoint(model_type: str, folder: Path, **changes: Any) -> Path:
         torch.manual_seed(0)
         model = model_class(model_type)(config).float()
     model.save_pretrained(folder)
+    if model_type in _PUBLISHED_NAMES:
+        _rename(folder / "model.safetensors", *_PUBLISHED_NAMES[model_type])
     tiny_tokenizer().save_pretrained(folder)
     return folder

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import nn
@@ -13,7 +14,7 @@ _READ_BY_KERNELS = ("out_proj", "x_proj", "dt_proj")
 
 def unadaptable(model: nn.Module) -> list[str]:
     """Names of linear modules that `all` leaves out, in the model's order."""
-    kinds: dict[type, bool] = {}
+    kinds: dict[type[nn.Linear], bool] = {}
     found = set(_of_mixers(model))
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear) and type(module).forward is not nn.Linear.forward:
@@ -33,11 +34,11 @@ def _of_mixers(model: nn.Module) -> Iterator[str]:
             )
 
 
-def _only_projects(kind: type) -> bool:
+def _only_projects(kind: type[nn.Linear]) -> bool:
     """Whether a class of linears computes what a linear does; it is tried out (Llama 4's router gives scores, too)."""
     if not kind.__module__.startswith(("transformers.models.", "transformers_modules.")):
         return True  # quantised ones and the like, which peft knows
-    probe = kind.__new__(kind)
+    probe: Any = object.__new__(kind)
     nn.Linear.__init__(probe, 4, 3)
     x = torch.linspace(-1, 1, 8).view(1, 2, 4)
     try:

@@ -109,8 +109,8 @@ def _head_is_all(model: Any, original: Any, shape: LogitShape) -> bool:
     """Whether a model's logits are `shape` of its head of the last states of its body, and nothing comes between.
 
     A model may transform its states before the head, as BERT does, or name no body. It is tried out on a few tokens.
-    Where that would disturb the order in which ZeRO-3 fetches weights, or a compiler, the structure decides: next to the
-    body there is the head alone.
+    Where that would disturb the order in which ZeRO-3 fetches weights, or a compiler, the structure decides: there is
+    the head alone next to the body.
     """
     body, head = body_of(model), model.get_output_embeddings()
     if body is model or head is None:

@@ -11,8 +11,7 @@ import pytest
 from transformers import LlamaConfig
 
 from hftune.arguments.entry import parse_arguments
-from hftune.preflight import run_memory
-from hftune.preflight import memory_line
+from hftune.preflight import memory_line, run_memory
 from hftune.preflight.activations import activation_bytes, layer_bytes
 from hftune.preflight.facts import resolve
 from hftune.preflight.memory import GIB, Free, ModelSize, Setup

@@ -32,7 +32,7 @@ def without_effect(model: nn.Module) -> dict[str, str]:
 def _odd(model: nn.Module) -> dict[str, str]:
     """Linear modules of classes that compute something else than a linear does: name to class."""
     kinds: dict[type[nn.Linear], bool] = {}
-    found = {}
+    found: dict[str, str] = {}
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear) and type(module).forward is not nn.Linear.forward:
             kind = type(module)

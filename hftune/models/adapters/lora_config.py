@@ -24,6 +24,7 @@ from hftune.models.adapters.adaptable import unadaptable, without_effect
 from hftune.models.adapters.freezing import modules_to_unfreeze
 from hftune.models.adapters.new_token_rows import new_rows_with_lora
 from hftune.models.adapters.saved_config import usable_quantisers
+from hftune.models.blocks import decoder_list
 from hftune.models.experts import expert_count
 from hftune.models.heads import head_of
 
@@ -318,9 +319,11 @@ def _all_linear(model: PreTrainedModel) -> list[str]:
 
 
 def _in_layers(model: PreTrainedModel, names: list[str], layers: list[int]) -> list[str]:
-    there = {layer_of(name) for name, _ in model.named_modules()} - {None}
+    found = decoder_list(model)
+    prefix = f"{found}." if found else ""
+    there = {layer_of(name, prefix) for name, _ in model.named_modules()} - {None}
     missing = sorted(set(layers) - there)
-    chosen = [name for name in names if layer_of(name) in layers]
+    chosen = [name for name in names if layer_of(name, prefix) in layers]
     if missing or not chosen:
         raise ArgumentError(
             f"the model has no layer {', '.join(map(str, missing))}"
@@ -332,9 +335,9 @@ def _in_layers(model: PreTrainedModel, names: list[str], layers: list[int]) -> l
     return chosen
 
 
-def layer_of(name: str) -> int | None:
-    """The decoder layer that a module or parameter lies in: the first number in its name."""
-    found = re.search(r"\.(\d+)(?:\.|$)", name)
+def layer_of(name: str, prefix: str) -> int | None:
+    """The decoder layer that a module or parameter lies in; `prefix` is the name of their list, with a dot."""
+    found = re.match(rf"{re.escape(prefix)}(\d+)(?:\.|$)", name)
     return int(found.group(1)) if found else None
 
 

@@ -13,6 +13,7 @@ import inspect
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
 from transformers.pytorch_utils import Conv1D
@@ -41,7 +42,8 @@ def passed_by(model: nn.Module) -> dict[str, Reader]:
     for name, module in model.named_modules():
         for child_name, child in module.named_children():
             if isinstance(child, nn.Linear | Conv1D):
-                read, given = _read_by(type(module))
+                owner: Any = type(module)
+                read, given = _read_by(owner)
                 if child_name in read | given:
                     whole = f"{name}.{child_name}" if name else child_name
                     found[whole] = Reader(type(module).__name__, always=child_name in read)

@@ -106,3 +106,19 @@ def test_one_notice_says_what_is_left_out() -> None:
         model = model_of("nemotron_h")
         report_targets(inject(model, lora_config(model, args)), args)
     assert any("mixer.out_proj" in text and "get no adapter" in text for text in notices())
+
+
+def test_layers_that_the_config_counts_otherwise() -> None:
+    """LongCat's config counts each layer as two: flags that name layers mean those that are there."""
+    from hftune.models.adapters.freezing import plan_freezing
+    from hftune.models.blocks import decoder_layers
+
+    model = model_of("longcat_flash")
+    assert len(decoder_layers(model)) == 2 < model.config.num_hidden_layers
+    chosen = plan_freezing(model, AdapterArguments(freeze_trainable_layers=1))
+    named = {name for name, parameter in model.named_parameters() if id(parameter) in chosen}
+    assert named and all(name.startswith("model.layers.1.") for name in named)
+    config = lora_config(model, AdapterArguments(use_peft=True, layers_to_transform=[1]))
+    assert all(name.startswith("model.layers.1.") for name in config.target_modules or ["none"])
+    with pytest.raises(ArgumentError, match="no layer 2"):
+        lora_config(model, AdapterArguments(use_peft=True, layers_to_transform=[2]))

@@ -28,6 +28,7 @@ ALLOWED: dict[tuple[str, str], str] = {
     ("tools/vocabulary/extend.py", "json.loads"): OWN_WORDS,
     ("tools/vocabulary/kinds.py", "json.loads"): OWN_WORDS,
     ("data/templates/respelled_tokenizer.py", "json.loads"): OWN_WORDS,
+    ("models/parts/whole_model.py", "json.loads"): OWN_WORDS,
     ("distributed/stacks.py", "json.loads"): OWN_WORDS,
     ("tools/doctor/launching.py", "json.loads"): "the answer of a process that was just started",
     ("tools/pipeline/checking.py", "json.loads"): "the answer of a process that was just started",

@@ -81,6 +81,8 @@ def cut_down(bare: PreTrainedModel, chosen: set[int] | None, marks: list[Any]) -
     if found is None:
         return None
     owner, name = found
+    # By its path: cut down, the decoder may be the shorter of two lists of layers.
+    path = next(path for path, module in bare.named_modules() if module is owner)
     every: Any = getattr(owner, name)
     kinds, examples = kinds_of(bare, every, chosen, marks)
     # Set on the whole model first: the copy takes it over.
@@ -92,8 +94,7 @@ def cut_down(bare: PreTrainedModel, chosen: set[int] | None, marks: list[Any]) -
     finally:
         setattr(owner, name, every)
     _tell_config(model, examples)
-    owner, name = checkpointed_layers(model) or (model, name)
-    return Miniature(model, list(getattr(owner, name)), kinds)
+    return Miniature(model, list(getattr(model.get_submodule(path), name)), kinds)
 
 
 def _tell_config(model: PreTrainedModel, examples: list[int]) -> None:

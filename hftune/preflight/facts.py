@@ -234,8 +234,8 @@ def resolve(stage: str, given: RunArguments[Training]) -> Facts[Training]:
         bool(getattr(training_args, "shared_prompts", False)),
     )
     facts = Facts(stage, arguments, build, rows, world, checkpoint, tuple(problems))
-    # Last: the planner asks for rows, attention and memory.
-    if training_args.recomputes_least:
+    # Last: the planner asks for rows, attention and memory. A plan for other machines knows what is free there itself.
+    if training_args.recomputes_least and ranks.planned_world() is None:
         _choose_recomputed_layers(facts)
     return facts
 
@@ -284,8 +284,6 @@ def _choose_recomputed_layers(facts: Facts) -> None:
     if memory is not None and fits:
         # The one place where a run asks a tool, which lies above it: not by `on_demand`, which leads downwards alone.
         tool = importlib.import_module("hftune.tools.planning.least_recomputation")
-        tool.choose_layers(
-            facts.skeleton, facts.model_args, facts.adapter_args, facts.training_args, memory.free, memory.size
-        )
+        tool.choose_layers(facts, memory)
     if facts.training_args.recomputes_least:
         notice("--activation_checkpointing auto: this model is not planned, so that all layers are recomputed")

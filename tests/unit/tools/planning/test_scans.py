@@ -14,6 +14,7 @@ from transformers.models.mamba import modeling_mamba
 from hftune.arguments.entry import parse_arguments
 from hftune.models.loading.skeleton import skeleton
 from hftune.models.miniature import Miniature
+from hftune.preflight.facts import resolve
 from hftune.tools.planning import scans
 from hftune.tools.planning.planner import Planner
 from hftune.tools.planning.tracing import Batch, Part, Profile
@@ -29,8 +30,7 @@ JAMBA = JambaConfig(
 def planned(config: PreTrainedConfig, folder: Path, *flags: str) -> Profile:
     config.save_pretrained(folder)
     given = ["--model_name_or_path", str(folder), "--output_dir", "o", "--use_cpu", "True", "--max_length", "160"]
-    model_args, _, adapter_args, args = parse_arguments("sft", [*given, *flags])
-    planner = Planner(skeleton(config, args), model_args, adapter_args, args)
+    planner = Planner(resolve("sft", parse_arguments("sft", [*given, *flags])))
     choice = planner.asked()
     profile, _, untraced = planner.profile(choice, planner.numerics(choice))
     assert untraced is None

@@ -6,7 +6,7 @@ from hftune.arguments.training import StageArguments
 from hftune.errors import UserError
 from hftune.preflight.facts import Facts, Memory
 from hftune.tools.planning.planner import Planner
-from hftune.tools.planning.selecting import settle_recomputation
+from hftune.tools.planning.selecting import choose_recomputed_share
 
 
 def choose_layers(facts: Facts[StageArguments], memory: Memory) -> None:
@@ -18,6 +18,6 @@ def choose_layers(facts: Facts[StageArguments], memory: Memory) -> None:
     """
     planner = Planner(facts, memory.size)
     try:
-        settle_recomputation(planner, planner.asked(), memory.free, facts.training_args)
+        choose_recomputed_share(planner, planner.asked(), memory.free, facts.training_args)
     except UserError:
         return  # what is wrong with the attention or the adapter is said by its own rule

@@ -19,6 +19,7 @@ from hftune.arguments.training import StageArguments
 from hftune.constants import TASK_TYPES
 from hftune.distributed import zero
 from hftune.distributed.ds_config import DsConfig
+from hftune.errors import ArgumentError
 from hftune.models.adapters.freezing import plan_freezing
 from hftune.models.adapters.lora_config import inject, lora_config
 from hftune.models.adapters.saved_config import read_lora_config
@@ -130,7 +131,14 @@ class Planner:
         """The numbers of parameters with an adapter of these arguments."""
         key = _method(adapter_args)
         if key not in self._sizes:
-            self._sizes[key] = model_size(self.bare, adapter_args, self.training_args)
+            try:
+                self._sizes[key] = model_size(self.bare, adapter_args, self.training_args)
+            except (ValueError, TypeError, NotImplementedError) as problem:
+                raise ArgumentError(
+                    f"peft cannot make this adapter: {str(problem).splitlines()[0]}",
+                    place="--lora_target_modules, --lora_target_parameters",
+                    fix="name modules that it can adapt, as q_proj v_proj",
+                ) from problem
         return self._sizes[key]
 
     def plan(self, choice: Choice) -> Plan:

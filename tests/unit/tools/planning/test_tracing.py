@@ -42,7 +42,7 @@ def planner_of(config: Any, folder: Path, stage: str, *flags: str) -> tuple[Plan
             *("--model_name_or_path", str(folder), "--output_dir", "o", "--use_cpu", "True", length, str(TOKENS)),
             *("--per_device_train_batch_size", str(ROWS)),
             # Rows of one shape, as the model that is measured gets them.
-            *(() if stage in ("pt", "rl") else ("--padding_free", "False")),
+            *(() if stage == "rl" else ("--padding_free", "False")),
             *flags,
         ],
     )

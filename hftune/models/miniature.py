@@ -99,11 +99,15 @@ def cut_down(bare: PreTrainedModel, chosen: set[int] | None, marks: list[Any]) -
 
 def _tell_config(model: PreTrainedModel, examples: list[int]) -> None:
     """Write the number of layers and their kinds into the configs, where some code looks them up."""
+    count = model.config.get_text_config().num_hidden_layers
     configs = {id(module.config): module.config for module in model.modules() if hasattr(module, "config")}
     for config in configs.values():
-        # Past the config's own checks, which want these two to agree at every moment.
-        if getattr(config, "layer_types", None):
-            config.__dict__["layer_types"] = [config.layer_types[number] for number in examples]
+        if getattr(config, "num_hidden_layers", None) != count or not hasattr(config, "vocab_size"):
+            continue  # of another part, such as a vision tower
+        # Past the config's own checks, which want all of these to agree at every moment.
+        for name, value in config.__dict__.items():
+            if isinstance(value, list) and len(value) == count:  # kinds of attention, of MLPs, of indexers
+                config.__dict__[name] = [value[number] for number in examples]
         name = config.attribute_map.get("num_hidden_layers", "num_hidden_layers")  # GPT-2 says n_layer
         if name in config.__dict__:
             config.__dict__[name] = len(examples)

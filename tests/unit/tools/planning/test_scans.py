@@ -97,5 +97,5 @@ def test_the_most_that_lives_in_a_pass() -> None:
 def test_numbers_on_a_line() -> None:
     assert scans._part(Part(1, 2), Part(3, 2), 10.0) == Part(21, 2)
     asked = list[Batch]()
-    assert scans._two(lambda batch: asked.append(batch), Batch(2, scans.TOKENS[1])) == (None, None)
+    assert scans._two(lambda batch: asked.append(batch), Batch(2, scans.TOKENS[1]), scans.TOKENS) == (None, None)
     assert asked == [Batch(2, scans.TOKENS[1])], "a short row is traced as it is"

@@ -16,7 +16,9 @@ def decoder_layers(model: nn.Module) -> list[nn.Module]:
         for module in part.modules():
             if isinstance(module, nn.ModuleList) and len(module) == count:
                 return list(module)
-    return []
+    # Of a model that was cut down, whose config still says how many there were.
+    found = checkpointed_layers(model)
+    return list(getattr(*found)) if found else []
 
 
 def checkpointed_layers(model: nn.Module) -> tuple[nn.Module, str] | None:

@@ -39,8 +39,9 @@ def kinds_of(
 ) -> tuple[tuple[int, ...], list[int]]:
     """For each layer the number of its kind, and for each kind one layer of it.
 
-    Two layers are alike when their parameters, what of these is trained, their kind of attention and their mark are,
-    and when something before them is trained or not: without, nothing is kept for a backward pass.
+    Two layers are alike when their parameters, what of these is trained, their kind of attention, the switches of their
+    modules and their mark are, and when something before them is trained or not: without, nothing is kept for a
+    backward pass.
 
     Args:
         bare: The whole model, on the meta device.
@@ -57,12 +58,22 @@ def kinds_of(
     for number, (layer, mark) in enumerate(zip(layers, marks, strict=True)):
         shapes = tuple((name, one.shape, _trained([one], chosen)) for name, one in layer.named_parameters())
         trains = trains or any(trained for _, _, trained in shapes)
-        key = (type(layer), shapes, types[number] if number < len(types) else None, trains, mark)
+        key = (type(layer), shapes, types[number] if number < len(types) else None, _switches(layer), trains, mark)
         if key not in kinds:
             kinds[key] = len(examples)
             examples.append(number)
         numbers.append(kinds[key])
     return tuple(numbers), examples
+
+
+def _switches(layer: nn.Module) -> tuple[Any, ...]:
+    """The words and switches of a layer's modules, such as whose keys and values it takes; no numbers of layers."""
+    return tuple(
+        (path, name, value)
+        for path, module in layer.named_modules()
+        for name, value in sorted(vars(module).items())
+        if value is None or isinstance(value, bool) or (isinstance(value, str) and value.replace("_", "").isalpha())
+    )
 
 
 def _trained(parameters: Iterable[torch.Tensor], chosen: set[int] | None) -> bool:
@@ -98,7 +109,10 @@ def cut_down(bare: PreTrainedModel, chosen: set[int] | None, marks: list[Any]) -
 
 
 def _tell_config(model: PreTrainedModel, examples: list[int]) -> None:
-    """Write the number of layers and their kinds into the configs, where some code looks them up."""
+    """Write the kinds of the layers into the configs, where some code looks them up.
+
+    Their number stays that of the whole model: some have a tensor for all layers (Gemma 3n, Gemma 4), which is as wide.
+    """
     count = model.config.get_text_config().num_hidden_layers
     configs = {id(module.config): module.config for module in model.modules() if hasattr(module, "config")}
     for config in configs.values():
@@ -108,9 +122,6 @@ def _tell_config(model: PreTrainedModel, examples: list[int]) -> None:
         for name, value in config.__dict__.items():
             if isinstance(value, list) and len(value) == count:  # kinds of attention, of MLPs, of indexers
                 config.__dict__[name] = [value[number] for number in examples]
-        name = config.attribute_map.get("num_hidden_layers", "num_hidden_layers")  # GPT-2 says n_layer
-        if name in config.__dict__:
-            config.__dict__[name] = len(examples)
 
 
 def materialise(model: nn.Module, dtype_of: Callable[[str, torch.Tensor], torch.dtype | None]) -> None:

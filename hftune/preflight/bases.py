@@ -7,6 +7,7 @@ from pathlib import Path
 
 from hftune.checkpoints.adapter_chain import check_recorded_base
 from hftune.errors import ManifestError, UserError
+from hftune.models.loading.packed_weights import whole_shapes
 from hftune.path_hints import not_an_adapter
 from hftune.weight_files import weight_shapes
 
@@ -29,7 +30,7 @@ def check_adapter_fits(base: str, adapter: str, flag: str) -> Iterator[UserError
 
 def _shape_problems(base: str, adapter: str, flag: str) -> Iterator[UserError]:
     """A problem that names the first LoRA matrix whose module the base lacks, or has in another shape."""
-    base_shapes = weight_shapes(base)
+    base_shapes = whole_shapes(base)
     if not base_shapes:
         return  # on the Hub, or in another format: peft compares when it loads
     wrong = list(_misfits(base_shapes, weight_shapes(adapter)))

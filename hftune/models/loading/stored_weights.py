@@ -19,8 +19,8 @@ from transformers.core_model_loading import WeightConverter, rename_source_key
 
 from hftune.logging import notice
 from hftune.models.loading.layer_numbers import beyond_last, mismatch_error
+from hftune.models.loading.packed_weights import whole_shapes
 from hftune.models.parts.placing import rules_for
-from hftune.weight_files import weight_shapes
 
 Shape = tuple[int, ...]
 
@@ -87,7 +87,8 @@ def check_stored(model: PreTrainedModel, folder: str | None, *, flag: str, score
     Raises:
         ArgumentError: They are of different models.
     """
-    stored = weight_shapes(folder) if folder and getattr(model.config, "quantization_config", None) is None else {}
+    # What bitsandbytes has packed keeps its quantisation in the config; other formats are compared as they are read.
+    stored = whole_shapes(folder) if folder and getattr(model.config, "quantization_config", None) is None else {}
     if not stored:
         return
     found = find_mismatch(model, stored, scores=scores)

@@ -11,10 +11,12 @@ from hftune.arguments.run_arguments import RunArguments
 from hftune.arguments.training import StageArguments
 from hftune.distributed import ranks
 from hftune.errors import ArgumentError, raise_together
+from hftune.logging import notice
+from hftune.models.loading.packed_weights import packed_checkpoint
 from hftune.preflight.facts import Facts, resolve
 from hftune.preflight.memory import Free
 from hftune.preflight.model_folder import check_model_folder
-from hftune.preflight.rules.quantisation import check_quantised_base
+from hftune.preflight.rules.quantisation import check_quantised_base, say_read_whole
 from hftune.tools.planning.candidates import combinations, single_changes, ways
 from hftune.tools.planning.clusters import Cluster, cluster_here, cluster_of
 from hftune.tools.planning.counting import steps_of
@@ -86,7 +88,10 @@ def _facts(stage: str, given: RunArguments[StageArguments]) -> Facts[StageArgume
             fix="plan for a model of transformers' own with such sizes",
         )
     raise_together(list(facts.problems))
-    assert facts.config is not None, "without a config there is a problem"
+    assert facts.build is not None and facts.config is not None, "without a config there is a problem"
+    packed = packed_checkpoint(facts.model_args.model_name_or_path)
+    if packed is not None and packed.stored:
+        notice(say_read_whole(packed, facts.build.dtype, quantised=facts.adapter_args.quantised))
     if facts.skeleton is None:
         raise ArgumentError(
             f"transformers has no {facts.training_args.head} model of {facts.config.model_type}",

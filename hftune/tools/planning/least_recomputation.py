@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from hftune.arguments.training import StageArguments
 from hftune.errors import UserError
-from hftune.preflight.facts import Facts, Memory
+from hftune.preflight.facts import Facts
+from hftune.preflight.run_memory import Memory
 from hftune.tools.planning.planner import Planner
 from hftune.tools.planning.selecting import choose_recomputed_share
 

@@ -107,11 +107,12 @@ def call_by_documents(mixer: nn.Module, documents: Any) -> None:
     @functools.wraps(original)
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         now: Any = self.hftune_documents
+        plain = {name: value for name, value in kwargs.items() if name not in BORDERS}
         if not now.splits_mixers:
-            return original(self, *args, **kwargs)
+            # Even those of a single document are refused where no kernel takes them.
+            return original(self, *args, **(kwargs if has_kernels else plain))
         if has_kernels and now.trusts_kernels and _row(args, kwargs).is_cuda:
             return original(self, *args, **{**kwargs, **now.borders_for_kernels()})
-        plain = {name: value for name, value in kwargs.items() if name not in BORDERS}
         return by_documents(functools.partial(original, self), now.unfolding(), args, plain)
 
     # Of the object, so that a copy of the model has a copy of it.

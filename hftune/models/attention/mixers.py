@@ -109,12 +109,14 @@ def call_by_documents(mixer: nn.Module, documents: Any) -> None:
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         now: Any = self.hftune_documents
         row = now.row
-        if now.way != MIXERS or row is None or not row.has_several:
-            return original(self, *args, **kwargs)
-        if has_kernels and now.trusts_kernels and _row(args, kwargs).is_cuda:
+        several = now.way == MIXERS and row is not None and row.has_several
+        if several and has_kernels and now.trusts_kernels and _row(args, kwargs).is_cuda:
             return original(self, *args, **{**kwargs, **row.for_kernels})
+        # Where no kernel takes them, even the borders of a single document are refused.
         plain = {name: value for name, value in kwargs.items() if name not in BORDERS}
-        return by_documents(functools.partial(original, self), row.unfolding, args, plain)
+        if several:
+            return by_documents(functools.partial(original, self), row.unfolding, args, plain)
+        return original(self, *args, **plain)
 
     # Of the object, so that a copy of the model has a copy of it.
     mixer.hftune_documents = documents  # type: ignore[assignment]

@@ -20,6 +20,7 @@ from hftune.models.loading.reward_model import load_reward_model
 from hftune.models.loading.tokenizer import load_tokenizer
 from hftune.preflight.check_run import check_run
 from hftune.preflight.facts import resolve
+from hftune.preflight.run_memory import memory_of
 from hftune.weight_files import weight_shapes
 from tests.packed import FORMATS, pack, pack_gpt_oss
 
@@ -155,7 +156,8 @@ def test_memory_is_said_before(make_base: Callable, tmp_path: Path, caplog: pyte
     given = arguments("sft", folder, tmp_path, "--use_peft", "True")
     with caplog.at_level("INFO"):
         facts = resolve("sft", given)
-        assert facts.memory is not None and facts.memory.size.weights == whole
+        memory = memory_of(facts)
+        assert memory is not None and memory.size.weights == whole
         check_run(facts)
     assert "stored in fp8" in caplog.text and "--qlora quantises them" in caplog.text
 

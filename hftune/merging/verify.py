@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import tempfile
-from collections.abc import Collection
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from math import prod
 from pathlib import Path
@@ -20,6 +20,8 @@ from hftune.merging.inputs import has_tokenizer
 from hftune.merging.plan import Plan, plan_merge
 from hftune.merging.write import write_model
 from hftune.models.loading.from_pretrained import pretrained
+from hftune.models.parts.language_part import Shape
+from hftune.models.parts.placing import without_place
 from hftune.on_demand import on_demand
 from hftune.weight_files import stored_tensors
 
@@ -104,12 +106,10 @@ def _compare_with_adapters(plan: Plan, folder: Path, max_shard_size: str | None)
 
 def _answers(plan: Plan, folder: Path, tokenizer: PreTrainedTokenizerBase) -> Answers:
     # What the base stores for others (a head that predicts further) is no part of the language model there either.
-    beside = (
-        {} if plan.inputs.scores is not None or plan.inputs.base.gguf_file else stored_tensors(plan.inputs.base.folder)
-    )
-    model = reload_strictly(
-        folder, head=plan.inputs.head, trust_remote_code=plan.inputs.trust_remote_code, beside=beside
-    )
+    inputs = plan.inputs
+    beside = stored_tensors(inputs.base.folder) if inputs.scores is None and not inputs.base.gguf_file else {}
+    shapes = {name: tensor.shape for name, tensor in beside.items()}
+    model = reload_strictly(folder, head=inputs.head, trust_remote_code=inputs.trust_remote_code, beside=shapes)
     said = answer(model, tokenizer)
     del model
     gc.collect()  # modules refer to one another in circles; the next model needs the memory
@@ -241,7 +241,7 @@ def judge(comparison: Comparison, *, half: bool) -> None:
 
 
 def reload_strictly(
-    folder: Path, *, head: str = "causal_lm", trust_remote_code: bool = False, beside: Collection[str] = ()
+    folder: Path, *, head: str = "causal_lm", trust_remote_code: bool = False, beside: Mapping[str, Shape] | None = None
 ) -> Any:
     """The merged model as plain transformers loads it, in float32; of several parts the language model.
 
@@ -249,7 +249,7 @@ def reload_strictly(
         folder: The merged model's.
         head: causal_lm, score or steps.
         trust_remote_code: Run code that comes with it.
-        beside: Stored tensors that need not be a part of it.
+        beside: Tensors of the base with their shapes: those without a place there need none here.
 
     Raises:
         ManifestError: Missing or left-over weights, or ties that are not what the config says.
@@ -261,7 +261,7 @@ def reload_strictly(
         auto, folder, output_loading_info=True, trust_remote_code=trust_remote_code, dtype=torch.float32
     )
     # All kinds of transformers' loading report: missing, unexpected, mismatched keys, and error messages.
-    info["unexpected_keys"] = {*info["unexpected_keys"]} - {*beside}
+    info["unexpected_keys"] = {*info["unexpected_keys"]} - without_place(model, beside or {})
     wrong = {kind: sorted(map(str, names)) for kind, names in info.items() if names}
     if wrong:
         raise ManifestError(

@@ -77,8 +77,8 @@ def save_result(trainer: Any, manifest: Manifest, model_args: ModelArguments) ->
         model_args: What was loaded.
     """
     output = Path(str(trainer.args.output_dir))
-    apart = nodes.spans_machines() and not nodes.is_shared(output)
-    writes = ranks.is_main() or (apart and ranks.local_rank() == 0)
+    separate = nodes.spans_machines() and not nodes.is_shared(output)
+    writes = ranks.is_main() or (separate and ranks.local_rank() == 0)
     if writes:
         begin_result(output)
     ranks.barrier()

@@ -11,6 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
 
 from hftune.data.records.messages import Message
 from hftune.data.templates.rendering import Renderer
@@ -66,8 +70,41 @@ class Form:
         return SpannedText("".join(parts), spans)
 
 
+class WordRenderer(Renderer):
+    """Renders the conversations by which forms are found, each once.
+
+    A form of four turns asks for the beginnings that a form of two has asked for, as the words of a turn are the same
+    in all forms.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        super().__init__(tokenizer)
+        # Bounded, for data whose every record has roles of its own.
+        self.rendered = lru_cache(maxsize=1024)(self._render)
+
+    def __call__(
+        self,
+        messages: list[Message],
+        tools: list[dict[str, Any]] | None = None,
+        *,
+        add_generation_prompt: bool = False,
+    ) -> str:
+        """The text of a conversation of plain messages without tools; errors as `Renderer`'s, which are not kept."""
+        assert tools is None, "forms are of conversations without tools"
+        said = tuple([(message["role"], message["content"]) for message in messages])
+        return self.rendered(said, add_generation_prompt)
+
+    def _render(self, said: tuple[tuple[str, str], ...], add_generation_prompt: bool) -> str:
+        messages = [{"role": role, "content": content} for role, content in said]
+        return super().__call__(messages, add_generation_prompt=add_generation_prompt)
+
+
 def find_form(roles: tuple[str, ...], render: Renderer, *, last_turn_only: bool, by_marks: bool) -> Form | None:
-    """The form of conversations with these roles; None where the template does not show one."""
+    """The form of conversations with these roles; None where the template does not show one.
+
+    Args:
+        render: A `WordRenderer` where more than one form is wanted.
+    """
     # Digits between letters: no template changes their case or trims them, and none is the beginning of another.
     words = [f"HFTUNE{number}PART" for number in range(len(roles))]
     try:

@@ -7,7 +7,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from hftune.data.records.messages import Message
-from hftune.data.templates.forms import Form, find_form
+from hftune.data.templates.forms import Form, WordRenderer, find_form
 from hftune.data.templates.rendering import Renderer
 from hftune.data.templates.spans import Span, SpannedText
 from hftune.data.templates.turn_token_guard import TurnTokenGuard
@@ -39,7 +39,7 @@ class SpanFinder:
     ) -> None:
         self.by_marks = by_marks
         self.tokenizer, self.train_everything, self.last_turn_only = tokenizer, train_everything, last_turn_only
-        self.render = Renderer(tokenizer)
+        self.render, self.render_words = Renderer(tokenizer), WordRenderer(tokenizer)
         self.forms: dict[tuple[str, ...], Form | None] = {}
         self.guard = TurnTokenGuard(tokenizer, borders_in_text, self.render)
 
@@ -69,7 +69,7 @@ class SpanFinder:
         # Remembered by roles: data have a handful of such sequences, up to the number of turns.
         if roles not in self.forms:
             self.forms[roles] = find_form(
-                roles, self.render, last_turn_only=self.last_turn_only, by_marks=self.by_marks
+                roles, self.render_words, last_turn_only=self.last_turn_only, by_marks=self.by_marks
             )
         form = self.forms[roles]
         found = None if form is None else form.fill(messages)

@@ -14,10 +14,12 @@ from transformers import AutoConfig, PreTrainedConfig
 
 from hftune.arguments.model import ModelArguments
 from hftune.arguments.training import StageArguments
+from hftune.errors import ArgumentError
 from hftune.logging import notice
 from hftune.models.loading.config_sizes import check_config
 from hftune.models.loading.dropout_fields import set_dropout_fields
 from hftune.models.loading.from_pretrained import pretrained
+from hftune.models.loading.packed_formats import drop_quantisation
 from hftune.models.parts.language_part import language_config
 from hftune.on_demand import on_demand
 from hftune.path_hints import cannot_load
@@ -45,11 +47,26 @@ def model_config(model_args: ModelArguments, training_args: StageArguments) -> P
     except (OSError, ValueError) as error:
         name = str(model_args.model_name_or_path)
         raise cannot_load(name, error, "--model_name_or_path", "config", offline=model_args.offline) from error
+    # Weights in 4 or 8 bit of other makers are read whole, and the model is saved so.
+    drop_quantisation(config)
     config = language_config(config)
+    _refuse_shapeless(config)
     if model_args.rope_scaling is not None or model_args.rope_factor is not None:
         on_demand("hftune.models.loading.rope:scale_rope")(config, model_args, row_length(training_args))
     set_dropout_fields(config, training_args)
     return config
+
+
+def _refuse_shapeless(config: PreTrainedConfig) -> None:
+    text = config.get_text_config()
+    lacking = [name for name in ("hidden_size", "num_hidden_layers", "vocab_size") if not hasattr(text, name)]
+    if lacking:
+        raise ArgumentError(
+            f"{config.model_type} is no decoder of text that hftune knows how to train: its config has no "
+            + ", ".join(lacking),
+            place="--model_name_or_path",
+            fix="use a causal language model",
+        )
 
 
 def file_options(model_args: ModelArguments, name: str | None = None) -> dict[str, Any]:

@@ -19,8 +19,10 @@ import torch
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from hftune.errors import ManifestError
+from hftune.logging import notice
 from hftune.models.loading.from_pretrained import pretrained
-from hftune.models.parts.language_part import language_config, own_name, stored_name
+from hftune.models.loading.packed_weights import packed_checkpoint
+from hftune.models.parts.language_part import has_parts, language_config, own_name, stored_name
 from hftune.models.parts.placing import Place, places, rules_for
 from hftune.opening.folders import copy_file
 from hftune.opening.json_file import read_json
@@ -107,6 +109,11 @@ def complete(
     Returns:
         What was copied though it is no part of the language model.
     """
+    # Parts that stay packed among weights that are whole would be no checkpoint of any format.
+    if packed_checkpoint(base) is not None:
+        if has_parts(pretrained(AutoConfig, base, trust_remote_code=trust_remote_code)):
+            notice(f"{base} is stored in 4 or 8 bit: the language model alone is saved, in whole weights")
+        return Kept([], 0)
     stored, saved = stored_tensors(base), stored_tensors(folder)
     kept = kept_aside(model, base)
     whole = pretrained(AutoConfig, base, trust_remote_code=trust_remote_code)

@@ -10,12 +10,15 @@ from hftune.arguments.entry import parse_arguments
 from hftune.arguments.reward import RMArguments
 from hftune.distributed import ranks
 from hftune.errors import ArgumentError, raise_together
+from hftune.logging import notice
 from hftune.models.attention.isolation import causal_class
 from hftune.models.loading.config import model_config
+from hftune.models.loading.dtype import weight_dtype
+from hftune.models.loading.packed_weights import packed_checkpoint
 from hftune.models.loading.skeleton import skeleton
 from hftune.preflight.memory import Free
 from hftune.preflight.model_folder import check_model_folder
-from hftune.preflight.rules.quantisation import check_quantised_base
+from hftune.preflight.rules.quantisation import check_quantised_base, say_read_whole
 from hftune.tools.planning.candidates import combinations, single_changes, ways
 from hftune.tools.planning.clusters import Cluster, cluster_here, cluster_of
 from hftune.tools.planning.counting import steps_of
@@ -52,6 +55,10 @@ def plan(stage: str, argv: list[str]) -> None:
     ):
         model_args, data_args, adapter_args, training_args = parse_arguments(stage, rest)
         raise_together([*check_model_folder(model_args), *check_quantised_base(adapter_args, training_args)])
+        packed = packed_checkpoint(model_args.model_name_or_path)
+        if packed is not None and packed.stored:
+            dtype = weight_dtype(model_args, training_args, trains_all=not adapter_args.use_peft)
+            notice(say_read_whole(packed, dtype, quantised=adapter_args.quantised))
         config = model_config(model_args, training_args)
         # A folder is often planned for before anybody has vetted it, so its own code never runs, whatever the arguments
         # say.

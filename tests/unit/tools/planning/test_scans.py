@@ -26,9 +26,9 @@ JAMBA = JambaConfig(
 )  # fmt: skip
 
 
-def planned(config: PreTrainedConfig, folder: Path, *flags: str) -> Profile:
+def planned(config: PreTrainedConfig, folder: Path, *flags: str, tokens: int = 64) -> Profile:
     config.save_pretrained(folder)
-    given = ["--model_name_or_path", str(folder), "--output_dir", "o", "--use_cpu", "True", "--max_length", "160"]
+    given = ["--model_name_or_path", str(folder), "--output_dir", "o", "--use_cpu", "True", "--max_length", str(tokens)]
     model_args, _, adapter_args, args = parse_arguments("sft", [*given, *flags])
     planner = Planner(skeleton(config, args), model_args, adapter_args, args)
     choice = planner.asked()
@@ -45,7 +45,7 @@ LORA = ["--use_peft", "--target_modules", "in_proj,x_proj"]
 def test_as_if_the_long_row_had_been_traced(
     config: PreTrainedConfig, flags: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scans, "TOKENS", (16, 32))
+    monkeypatch.setattr(scans, "TOKENS", (8, 16))
     profile = planned(config, tmp_path, *flags)
     monkeypatch.setattr(scans, "scans", lambda model: False)
     whole = planned(config, tmp_path, *flags)
@@ -65,7 +65,7 @@ def test_long_rows_are_not_scanned(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         return usual(hidden, *args, **named)
 
     monkeypatch.setattr(modeling_mamba, "mamba_selective_scan", scan)
-    planned(MAMBA, tmp_path)
+    planned(MAMBA, tmp_path, tokens=160)
     assert lengths and set(lengths) == {*scans.TOKENS}
 
 

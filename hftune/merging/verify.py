@@ -20,8 +20,6 @@ from hftune.merging.inputs import has_tokenizer
 from hftune.merging.plan import Plan, plan_merge
 from hftune.merging.write import write_model
 from hftune.models.loading.from_pretrained import pretrained
-from hftune.models.parts.language_part import Shape
-from hftune.models.parts.placing import without_place
 from hftune.on_demand import on_demand
 from hftune.weight_files import stored_tensors
 
@@ -40,6 +38,8 @@ PROMPTS = (
 LIMIT_FLOAT32, LIMIT_HALF = 1e-4, 1e-1
 _LOAD = "hftune.merging.peft_model:load_adapted"
 """Imports peft, which takes seconds."""
+_PLACES = "hftune.models.parts.placing:without_place"
+"""Imports transformers."""
 VERIFY_PARAMETERS = 1_000_000_000
 """Above this many, logits are compared on demand only: it takes longer than the merge."""
 
@@ -241,7 +241,11 @@ def judge(comparison: Comparison, *, half: bool) -> None:
 
 
 def reload_strictly(
-    folder: Path, *, head: str = "causal_lm", trust_remote_code: bool = False, beside: Mapping[str, Shape] | None = None
+    folder: Path,
+    *,
+    head: str = "causal_lm",
+    trust_remote_code: bool = False,
+    beside: Mapping[str, tuple[int, ...]] | None = None,
 ) -> Any:
     """The merged model as plain transformers loads it, in float32; of several parts the language model.
 
@@ -261,7 +265,7 @@ def reload_strictly(
         auto, folder, output_loading_info=True, trust_remote_code=trust_remote_code, dtype=torch.float32
     )
     # All kinds of transformers' loading report: missing, unexpected, mismatched keys, and error messages.
-    info["unexpected_keys"] = {*info["unexpected_keys"]} - without_place(model, beside or {})
+    info["unexpected_keys"] = {*info["unexpected_keys"]} - on_demand(_PLACES)(model, beside or {})
     wrong = {kind: sorted(map(str, names)) for kind, names in info.items() if names}
     if wrong:
         raise ManifestError(

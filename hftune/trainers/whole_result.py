@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from huggingface_hub import try_to_load_from_cache
-from peft import PeftModel
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.initialization import no_init_weights
 
@@ -25,7 +24,7 @@ def keep_other_parts(trainer: Any, folder: Path, model_args: ModelArguments) -> 
     """Put what a language model was saved without next to it, from the base of the run; on the process that writes.
 
     Args:
-        trainer: Of a run that has ended, whose weights are in `folder`.
+        trainer: Of a run in full that has ended, whose weights are in `folder`.
         folder: Not published yet.
         model_args: What was loaded.
 
@@ -33,7 +32,7 @@ def keep_other_parts(trainer: Any, folder: Path, model_args: ModelArguments) -> 
         For the manifest: what was kept, or nothing.
     """
     model = trainer.model
-    if isinstance(model, PeftModel) or head_of(model) != "causal_lm" or model_args.text_only_export:
+    if head_of(model) != "causal_lm" or model_args.text_only_export:
         return {}
     base = whole_base(
         str(model_args.model_name_or_path), cache_dir=model_args.cache_dir, revision=model_args.model_revision

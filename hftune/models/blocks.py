@@ -9,16 +9,30 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 
 def decoder_layers(model: nn.Module) -> list[nn.Module]:
-    """The blocks of a decoder: the outermost list of modules that is as long as the config says there are layers."""
+    """The blocks of a decoder."""
+    found = _layers(model)
+    return [] if found is None else list(found)
+
+
+def decoder_list(model: nn.Module) -> str | None:
+    """Name of the list of decoder layers; None without one."""
+    layers = _layers(model)
+    return next((name for name, module in model.named_modules() if module is layers), None)
+
+
+def _layers(model: nn.Module) -> nn.ModuleList | None:
+    """The outermost list of modules that is as long as the config says there are layers."""
     config: Any = getattr(model, "config", None)
-    count = config.get_text_config().num_hidden_layers
+    count = getattr(config.get_text_config(), "num_hidden_layers", None)
     for part in _decoder_first(model):
         for module in part.modules():
             if isinstance(module, nn.ModuleList) and len(module) == count:
-                return list(module)
-    # Of a model that was cut down, whose config still says how many there were.
+                return module
+    # Of a model that was cut down, whose config still says how many there were; or whose config counts otherwise: a
+    # layer as two, or each as often as it is gone through.
     found = checkpointed_layers(model)
-    return list(getattr(*found)) if found else []
+    layers: nn.ModuleList | None = getattr(*found) if found else None
+    return layers
 
 
 def checkpointed_layers(model: nn.Module) -> tuple[nn.Module, str] | None:

@@ -34,7 +34,9 @@ def keep_other_parts(trainer: Any, folder: Path, model_args: ModelArguments) -> 
     model = trainer.model
     if head_of(model) != "causal_lm" or model_args.text_only_export:
         return {}
-    base = whole_base(str(model_args.model_name_or_path), model_args)
+    base = whole_base(
+        str(model_args.model_name_or_path), cache_dir=model_args.cache_dir, revision=model_args.model_revision
+    )
     if model_args.from_config or model_args.gguf_file or base is None or not weight_files(base):
         return {}
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
@@ -50,21 +52,19 @@ def keep_other_parts(trainer: Any, folder: Path, model_args: ModelArguments) -> 
     return {"kept_parts": {"base": str(base), "tensors": len(kept.tensors), "bytes": kept.nbytes}}
 
 
-def whole_base(name: str, model_args: ModelArguments) -> Path | None:
+def whole_base(name: str, *, cache_dir: str | None = None, revision: str | None = None) -> Path | None:
     """The folder of the model that a run began with, its other parts included; None where it is not on this machine.
 
     A checkpoint holds the trained part alone: the rest is where its run began.
     """
     if not Path(name).is_dir():
-        cached = try_to_load_from_cache(
-            name, "config.json", cache_dir=model_args.cache_dir, revision=model_args.model_revision
-        )
+        cached = try_to_load_from_cache(name, "config.json", cache_dir=cache_dir, revision=revision)
         return Path(cached).parent if isinstance(cached, str) else None
     manifest = read_manifest(name) or {}
     before = (manifest.get("base") or {}).get("name")
     if manifest.get("status") != CHECKPOINT or not before:
         return Path(name)
-    found = whole_base(before, model_args)
+    found = whole_base(before, cache_dir=cache_dir, revision=revision)
     if found is None or fingerprint(before) != manifest["base"]["fingerprint"]:
         notice(f"{name} is a checkpoint of {before}, which has changed or gone: parts that it does not hold are lost")
         return Path(name)

@@ -131,15 +131,20 @@ def test_what_is_not_known_is_refused(name: str, make_base: Callable, tmp_path: 
     assert cause in message and "give the" in message
 
 
+def in_memory(folder: Path) -> dict[str, torch.Tensor]:
+    """Copies: what is loaded lies in the file, which is about to be written."""
+    return {name: tensor.clone() for name, tensor in load_file(folder / "model.safetensors").items()}
+
+
 def test_tensors_that_do_not_fit(make_base: Callable, tmp_path: Path) -> None:
     base = make_base("llama", num_hidden_layers=1)
     folder = pack(base, tmp_path / "fp8", "fp8")
-    tensors = load_file(folder / "model.safetensors")
+    tensors = in_memory(folder)
     name = "model.layers.0.mlp.up_proj.weight_scale_inv"
     save_file(tensors | {name: torch.ones(5, 3)}, folder / "model.safetensors", {"format": "pt"})
     assert "has scales of shape [5, 3]" in refusal(folder, tmp_path)
     folder = pack(base, tmp_path / "gptq", "gptq")
-    tensors = load_file(folder / "model.safetensors")
+    tensors = in_memory(folder)
     tensors["model.layers.0.mlp.up_proj.g_idx"] += 100
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     with pytest.raises(UserError, match=r"up_proj\.qweight cannot be unpacked"):

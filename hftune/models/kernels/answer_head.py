@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils import ModelOutput
 
-from hftune.compat.installing import replace_method
+from hftune.compat.installing import method_replaced, replace_method
 from hftune.distributed import zero
 from hftune.models.heads import body_of
 from hftune.models.kernels.answer_projection import LogitShape, answer_log_probs, weighted_loss
@@ -138,16 +138,11 @@ def _try_head(model: Any, original: Any, body: torch.nn.Module, logits_of: Calla
     width = getattr(head, "in_features", None) or model.config.get_text_config().hidden_size
     # From a generator of its own: a run's random numbers stay what they are.
     states = torch.randn((1, _PROBED, width), generator=torch.Generator().manual_seed(0)).to(model.device, model.dtype)
-    # The body itself is not run: its layers may share rows with other processes, or ask for the borders of a real row.
-    kept = vars(body).get("forward")
-    body.forward = lambda *args, **kwargs: _States(last_hidden_state=states)
     try:
-        logits = original(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits.float()
+        # The body itself is not run: its layers may share rows with other processes, or ask for borders of a real row.
+        with method_replaced(body, "forward", lambda *args, **kwargs: _States(last_hidden_state=states)):
+            logits = original(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits.float()
         found = logits_of(states).float()
     except (RuntimeError, TypeError, AttributeError, LookupError, ValueError):
         return False  # something comes before the head that takes states of another kind
-    finally:
-        del body.forward
-        if kept is not None:
-            body.forward = kept
     return found.shape == logits.shape and bool((found - logits).abs().max() <= _ROUNDED * logits.abs().max())

@@ -17,7 +17,7 @@ from hftune.opening.safetensors_file import read_index
 Kinds = dict[str, Any]
 _NUMBER = (int, float)
 _SIZE = (int, list)  # some models have one for each layer
-_FIX = "copy or download it again, or mend it"
+_FIX = "copy or download it again, or fix it"
 
 _SCALE: Kinds = {"mean": _NUMBER, "std": _NUMBER, "scores": int, "measured_on": str}
 _CONFIG: Kinds = {

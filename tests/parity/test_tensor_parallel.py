@@ -106,6 +106,7 @@ def test_a_stream_is_sharded_over_groups(runs: Runs, tmp_path: Path, stage: str)
     assert trained[0] == trained[1] > 0
 
 
+@pytest.mark.slow
 def test_under_the_launcher(runs: Runs) -> None:
     """As a user types it; the same numbers as forked."""
     forked, _ = runs("sft", "llama", *tensor("zero3"), launcher=TWO)

@@ -27,7 +27,7 @@ JAMBA = JambaConfig(
 )  # fmt: skip
 
 
-def planned(config: PreTrainedConfig, folder: Path, *flags: str, tokens: int = 64) -> Profile:
+def planned(config: PreTrainedConfig, folder: Path, *flags: str, tokens: int = 32) -> Profile:
     config.save_pretrained(folder)
     given = ["--model_name_or_path", str(folder), "--output_dir", "o", "--use_cpu", "True", "--max_length", str(tokens)]
     planner = Planner(resolve("sft", parse_arguments("sft", [*given, *flags])))

@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from hftune import terminal
 from hftune.constants import IGNORE_INDEX
+from hftune.data.records.unread import describe_unread
 from hftune.data.splits import Splits
 from hftune.visible import visible, whole
 
@@ -161,6 +162,7 @@ def _counts(about: dict[str, Any]) -> Iterator[str]:
         if about.get("bordered"):
             which = ", ".join(f"{token} in {number}" for token, number in about["borders"].items())
             yield f"{about['bordered']} with turn borders in their text ({which})"
+        yield from describe_unread(about.get("unread", {}))
     if about.get("tokens"):
         share = 100 * about.get("trained_tokens", 0) / about["tokens"]
         yield f"{about['tokens']} tokens, {about.get('trained_tokens', 0)} trained ({share:.0f} %)"

@@ -8,10 +8,11 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from hftune.data.records.unread import Unread, added
 from hftune.data.templates.respelled_tokenizer import FLAG, turn_tokens_in
 from hftune.errors import ArgumentError, DataError, UserError
 
-_IF_ANY = frozenset(("bordered", "borders", "cut", "packing", "shortest_dropped"))
+_IF_ANY = frozenset(("bordered", "borders", "cut", "packing", "shortest_dropped", "unread"))
 
 
 @dataclass
@@ -36,6 +37,8 @@ class Counts:
     packing: dict[str, Any] | None = None
     """`PackStats` and the settings, where the rows are packed."""
 
+    unread: Unread = field(default_factory=dict)
+    """What records hold that is not read."""
     shortest_dropped: int = 0
     """Tokens of the shortest record that was dropped for its length; 0 where none is known."""
 
@@ -76,6 +79,7 @@ class Counts:
                 mine[name] = mine.get(name, 0) + number
         # The first of each reason wins, as chunks are added in order.
         self.examples = other.examples | self.examples
+        self.unread = added(self.unread, other.unread)
         self.shortest_dropped = _least(self.shortest_dropped, other.shortest_dropped)
 
     def to_dict(self) -> dict[str, Any]:

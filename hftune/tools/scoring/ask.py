@@ -29,6 +29,7 @@ from hftune.data.readers.base import Row
 from hftune.data.readers.files import chunks, find_files
 from hftune.data.records.messages import Message
 from hftune.data.records.prompts import Prompt, to_prompt
+from hftune.data.records.unread import describe_unread, take_unread
 from hftune.data.templates.rendering import Renderer
 from hftune.data.templates.respelled_tokenizer import token_ids
 from hftune.data.templates.turn_token_guard import (
@@ -203,6 +204,8 @@ def _texts(prompts: list[Prompt], tokenizer: PreTrainedTokenizerBase, mode: str)
         counts.note_texts(texts[-1:])
     if counts.bordered:
         notice(describe_turn_tokens(counts, mode))
+    for line in describe_unread(take_unread()):
+        notice(line)
     return texts
 
 

@@ -17,6 +17,7 @@ from hftune.checkpoints.reward_scale import RewardScale, read_scale
 from hftune.data.preferences.scoring import CHOSEN, REJECTED, Scored, ScoringEncoder
 from hftune.data.readers.base import Row
 from hftune.data.readers.files import chunks, find_files
+from hftune.data.records.unread import describe_unread, take_unread
 from hftune.data.tokenizing.counts import Counts, describe_turn_tokens
 from hftune.errors import ArgumentError, DataError, ManifestError, UserError, raise_together
 from hftune.logging import get_logger, notice
@@ -72,6 +73,8 @@ def score(args: ScoreArguments) -> dict[str, float]:
     tally.say(args.output)
     if tally.counts.bordered:
         notice(describe_turn_tokens(tally.counts, args.borders_in_text))
+    for line in describe_unread(take_unread()):
+        notice(line)
     return tally.figures()
 
 

@@ -86,6 +86,7 @@ class PromptEncoder(Encoder):
         if self.system_prompt is not None and prompt.messages[0]["role"] != "system":
             # The record's own system text wins.
             prompt.messages.insert(0, {"role": "system", "content": self.system_prompt})
+        prompt.messages = self.render.reads.said(prompt.messages, None)
         try:
             return prompt, self.guard.text(self.render, prompt.messages, add_generation_prompt=True)
         except DataError as error:
@@ -107,8 +108,10 @@ class PromptEncoder(Encoder):
                 continue
             counts.used += 1
             counts.tokens += len(ids)
+            # TRL writes them, by the template itself.
+            said = self.render.reads.named(prompt.messages)
             # `default=str`: dates of Parquet files have no form in JSON.
-            columns["record"].append(json.dumps([prompt.messages, prompt.extra], ensure_ascii=False, default=str))
+            columns["record"].append(json.dumps([said, prompt.extra], ensure_ascii=False, default=str))
             columns["origin"].append(prompt.origin)
         return columns
 

@@ -108,7 +108,8 @@ class ScoringEncoder:
                 raise DataError("the answer has no steps", place=origin, fix="Remove the record.", kind="no steps")
             return self.solution(name, Solution(prompt + answer[:-1], steps, [None] * len(steps), tools, origin))
         try:
-            text = self.guard.text(self.render, [without_weight(message) for message in prompt + answer], tools)
+            said = self.render.reads.said([without_weight(message) for message in prompt + answer], tools)
+            text = self.guard.text(self.render, said, tools)
         except DataError as error:
             raise error.at(origin) from error
         (ids,) = token_ids(self.tokenizer, [text], add_special_tokens=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cached_property
 from typing import Any
 
 from jinja2.exceptions import TemplateError
@@ -11,6 +12,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from hftune.data.records.messages import Message
 from hftune.data.templates.proposals import TemplateProposals, without_token
+from hftune.data.templates.reads import Reads
 from hftune.data.templates.spans import Span
 from hftune.errors import DataError
 
@@ -38,6 +40,16 @@ class Renderer:
         Raises:
             DataError: The template refuses it (for example a system turn, or roles that do not alternate).
         """
+        return self._written(self.reads.named(messages), tools, add_generation_prompt)
+
+    @cached_property
+    def reads(self) -> Reads:
+        """What the template reads of messages."""
+        return Reads(self._written, str(self.tokenizer.chat_template))
+
+    def _written(
+        self, messages: list[Message], tools: list[dict[str, Any]] | None = None, add_generation_prompt: bool = False
+    ) -> str:
         try:
             text = self.tokenizer.apply_chat_template(
                 messages, tools=tools, tokenize=False, add_generation_prompt=add_generation_prompt
@@ -60,7 +72,7 @@ class Renderer:
             return None
         # By transformers' function, because `apply_chat_template` gives marks by token only.
         _, found = render_jinja_template(
-            [messages],
+            [self.reads.named(messages)],
             tools=tools,
             chat_template=chosen,
             return_assistant_tokens_mask=True,

@@ -49,7 +49,7 @@ class SpanFinder:
         Raises:
             DataError: As `TurnFinder.spans`; or a turn token in a content, where they are refused.
         """
-        return self.guard.guarded(self._spanned, messages, tools)
+        return self.guard.guarded(self._spanned, self.render.reads.said(messages, tools), tools)
 
     def _spanned(self, messages: list[Message], tools: list[dict[str, Any]] | None) -> SpannedText:
         if self.train_everything:

@@ -119,6 +119,7 @@ class ChatEncoder(Encoder):
     def parse(self, row: Row) -> SpannedText:
         """The text of a row with its spans."""
         conversation = to_conversation(row)
+        self.finder.render.reads.note_tools(conversation.tools, row.origin)
         try:
             found = self.finder(conversation.messages, conversation.tools)
         except DataError as error:

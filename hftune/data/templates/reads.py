@@ -12,7 +12,7 @@ import json
 import re
 from collections.abc import Callable
 from functools import cached_property
-from itertools import takewhile
+from itertools import islice, takewhile
 from typing import Any
 
 from hftune.data.readers.strict_json import Malformed, loads
@@ -117,19 +117,21 @@ def _lifted(message: Message) -> Message:
 def _one_call_each(messages: list[Message]) -> list[Message]:
     """Messages of several calls as several messages, each with its result behind it, where all have one."""
     found: list[Message] = []
-    left = messages
-    while left:
-        message, *left = left
+    index = 0
+    while index < len(messages):
+        message = messages[index]
+        index += 1
         calls = message.get("tool_calls") or []
-        results = [*takewhile(lambda one: one["role"] == "tool", left)]
-        parts = _results_of(calls, results) if len(calls) > 1 else []
-        if not parts:
-            found.append(message)
-            continue
-        left = left[len(results) :]
-        rest = {key: part for key, part in message.items() if key != THOUGHTS} | {"content": ""}
-        for number, (call, result) in enumerate(zip(calls, parts, strict=True)):
-            found += [{**(rest if number else message), "tool_calls": [call]}, result]
+        if len(calls) > 1:
+            results = [*takewhile(lambda one: one["role"] == "tool", islice(messages, index, None))]
+            parts = _results_of(calls, results)
+            if parts:
+                index += len(results)
+                rest = {key: part for key, part in message.items() if key != THOUGHTS} | {"content": ""}
+                for number, (call, result) in enumerate(zip(calls, parts, strict=True)):
+                    found += [{**(rest if number else message), "tool_calls": [call]}, result]
+                continue
+        found.append(message)
     return found
 
 

@@ -207,7 +207,7 @@ def _parse_turn(turn: Any, origin: str, where: str) -> tuple[Message, bool]:
     if len(turn) > 2:
         unread |= {key for key in ("value", "content") if turn.get(key) is not None and turn[key] is not content}
         for key in sorted(key for key in unread if has_text(turn[key])):
-            note_unread(f"{shown(key)} of a turn of {role}", origin)
+            note_unread(f'"{shown(key)}" of a turn of {role}', origin)
     weight = None if _WEIGHTS.isdisjoint(turn) else _weight(turn, role, origin, where)
     if weight is not None:
         message["weight"] = weight

@@ -64,7 +64,7 @@ _KEPT = dict.fromkeys(("name", "tool_call_id")).keys()
 THOUGHTS_KEYS = dict.fromkeys(
     ("reasoning_content", "reasoning", "thinking", "reasoning_details", "thinking_blocks")
 ).keys()
-_NO_CALLS = (None, "", "[]", "null", [], {})
+_NO_CALLS: tuple[Any, ...] = (None, "", "[]", "null", [], {})
 # Each says how much a turn is trained: OpenAI's and ours, ms-swift's, LLaMA-Factory's, axolotl's, ms-swift's.
 _WEIGHTS = dict.fromkeys(("weight", "loss_scale", "loss_weight", "train", "loss")).keys()
 _READ = frozenset(

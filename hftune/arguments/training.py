@@ -10,7 +10,7 @@ import trl
 from transformers import TrainingArguments
 
 from hftune.arguments.computation import DropoutFields, PrecisionFields, RouterFields, TilingFields
-from hftune.arguments.data import TurnTokenFields
+from hftune.arguments.data import EmptyThoughtFields, TurnTokenFields
 from hftune.arguments.given import GIVEN_NAMES
 from hftune.arguments.monitoring import HangTimeoutFields, ProfileFields
 from hftune.arguments.optimizer import OptimizerArguments
@@ -99,6 +99,8 @@ class StageArguments(
         # fp16 is asked for where bf16 is not there; both at once transformers refuses.
         if self.bf16 is None:
             self.bf16 = not self.fp16 and not self.use_cpu and launch.supports_bf16()
+        # Before transformers, which reads JSON of this field with an error of its own.
+        self.chat_template_kwargs = self.template_arguments
         self.resolve_recomputation()
         self.check_profile()
         self.check_precision()
@@ -251,11 +253,21 @@ class PTArguments(StageArguments, TrainingArguments):
 
 
 @dataclass
-class SFTArguments(StageArguments, trl.SFTConfig):
+class SFTArguments(StageArguments, EmptyThoughtFields, trl.SFTConfig):
     """Supervised fine-tuning on conversations."""
 
     train_on_inputs: bool = field(default=False, metadata={"help": "Train all tokens, not only the answers."})
     train_on_last_turn: bool = field(default=False, metadata={"help": "Train the last answer only."})
+    rewritten_turns: str = field(
+        default="split",
+        metadata={
+            "help": "What becomes of a conversation whose earlier turns the chat template writes otherwise than "
+            "inference has shown them, such as without their thoughts. split: it becomes several rows, each turn "
+            "trained behind the prompt that inference gives; last: only its last turn is trained; refuse: it cannot be "
+            "used; keep: one row as the template writes it, whatever inference shows.",
+            "choices": ["split", "last", "refuse", "keep"],
+        },
+    )
     turn_weights: bool = field(
         default=False, metadata={"help": "Let the `weight` of a turn scale its loss; else a weight is 0 or 1."}
     )

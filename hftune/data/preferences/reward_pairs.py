@@ -89,7 +89,7 @@ class RewardPairEncoder(PairEncoder):
         # below.
         before = [without_weight(message) for message in preference.prompt]
         try:
-            found = self.all_turns(before + answer, preference.tools)
+            found = self.all_turns(before + answer, preference.tools, preference.template_arguments)
         except DataError as error:
             raise error.at(preference.origin) from error
         # The first span behind those of the prompt's own turns.

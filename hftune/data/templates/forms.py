@@ -13,7 +13,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from hftune.data.records.messages import Message
+from hftune.data.templates.empty_thoughts import MASK, begins_with_mark
 from hftune.data.templates.rendering import Renderer
+from hftune.data.templates.rewritten import KEEP, ExactRow, rows_of
 from hftune.data.templates.spans import Span, SpannedText
 from hftune.data.templates.turns import TurnFinder, common_start
 from hftune.errors import DataError
@@ -54,6 +56,9 @@ class Form:
             # Here the generation prompt would reach into the content; only the exact way can tell how far.
             if index in self.guards and content[:1] in self.guards[index]:
                 return None
+            # Marks of thoughts in a content may join those that the template writes before it.
+            if message["role"] == "assistant" and begins_with_mark(content):
+                return None
             reached += len(content)
             starts.append(reached)
             reached += len(following)
@@ -66,25 +71,39 @@ class Form:
         return SpannedText("".join(parts), spans)
 
 
-def find_form(roles: tuple[str, ...], render: Renderer, *, last_turn_only: bool, by_marks: bool) -> Form | None:
-    """The form of conversations with these roles; None where the template does not show one."""
+def find_forms(
+    roles: tuple[str, ...],
+    render: Renderer,
+    *,
+    last_turn_only: bool,
+    by_marks: bool,
+    empty_thoughts: str = MASK,
+    rewritten: str = KEEP,
+) -> list[Form] | None:
+    """The forms of the rows of conversations with these roles; None where the template does not show them."""
     # Digits between letters: no template changes their case or trims them, and none is the beginning of another.
     words = [f"HFTUNE{number}PART" for number in range(len(roles))]
     try:
         # By the exact way, so a form never says more than that would for these very words.
-        finder = TurnFinder(_conversation(roles, words), render, by_marks=by_marks)
-        spans = finder.spans(last_turn_only=last_turn_only)
-        # Once more with white space around the words, to see whether the template strips contents.
-        padded = render(_conversation(roles, [f"{_LEFT}{word}{_RIGHT}" for word in words]))
+        finder = TurnFinder(_conversation(roles, words), render, by_marks=by_marks, empty_thoughts=empty_thoughts)
+        rows = rows_of(finder, last_turn_only=last_turn_only, rewritten=rewritten)
+        forms = [_form(row, roles[: row.count], words[: row.count], render) for row in rows]
     except DataError:
         return None
+    known = [form for form in forms if form is not None]
+    return known if len(known) == len(forms) else None
+
+
+def _form(row: ExactRow, roles: tuple[str, ...], words: list[str], render: Renderer) -> Form | None:
+    """The form of one row of the conversation of words."""
+    finder, spans = row.finder, row.spans
+    # Once more with white space around the words, to see whether the template strips contents.
+    padded = render(_conversation(roles, [f"{_LEFT}{word}{_RIGHT}" for word in words]))
     around, around_padded = _split(finder.text, words), _split(padded, words)
     if around is None or around_padded is None:
         return None
     clean = _cleaning(around, around_padded)
-    turns = [index for index, role in enumerate(roles) if role == "assistant"]
-    turns = turns[-1:] if last_turn_only else turns
-    places = []
+    places, turns = [], row.turns
     for turn, span in zip(turns, spans, strict=True):
         start, end = _place(span.start, around, words), _place(span.end, around, words)
         # A bound inside a content: how far in is the content's own business.
@@ -101,7 +120,8 @@ def _guards(finder: TurnFinder, words: list[str], turns: list[int]) -> dict[int,
     begins = {finder.text.index(word): index for index, word in enumerate(words)}
     guards: dict[int, str] = {}
     for turn in turns:
-        for beginning in (finder.beginning(turn, prompt=True), finder.beginning(turn + 1)):
+        others = finder.prompts_without_thoughts(turn) if turn else []
+        for beginning in (finder.beginning(turn, prompt=True), finder.beginning(turn + 1), *others):
             differs = len(common_start(beginning or "", finder.text))
             if beginning and differs < len(beginning) and differs in begins:
                 index = begins[differs]

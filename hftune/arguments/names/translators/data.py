@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 from hftune.arguments.names.row import Answer, Ask, Given
@@ -34,15 +35,34 @@ def per_token(ask: Ask) -> Answer:
 
 
 def loss_scale(ask: Ask) -> Answer:
-    """Megatron-SWIFT's `loss_scale`: which tokens are trained."""
+    """Megatron-SWIFT's `loss_scale`: which tokens are trained; presets are joined with +."""
     value = (ask.text("loss_scale") or "").lower()
-    if value in ("default", ""):
-        return Answer()
-    if value == "last_round":
-        return Answer([("train_on_last_turn", ["True"])])
-    if value == "all":
-        return Answer([("train_on_inputs", ["True"])])
-    raise cannot("loss_scale", value, "use default, last_round or all; or weights of turns in the records")
+    known: dict[str, Given] = {
+        "default": [],
+        "last_round": [("train_on_last_turn", ["True"])],
+        "all": [("train_on_inputs", ["True"])],
+        "ignore_empty_think": [("empty_thoughts", ["mask"])],
+    }
+    presets = [part.strip() for part in value.split("+") if part.strip()]
+    if not known.keys() >= {*presets}:
+        named = ", ".join(known)
+        raise cannot("loss_scale", value, f"use {named} (with + between); or weights of turns in the records")
+    return Answer([given for preset in dict.fromkeys(presets) for given in known[preset]])
+
+
+def thinking(ask: Ask) -> Answer:
+    """`enable_thinking` and `preserve_thinking`, which other tools give the chat template by flags of their own."""
+    given = {name: ask.flag(name) for name in ("enable_thinking", "preserve_thinking")}
+    said = {name: value for name, value in given.items() if value is not None}
+    return Answer([("chat_template_kwargs", [json.dumps(said)])]) if said else Answer()
+
+
+def empty_thoughts(ask: Ask) -> Answer:
+    """Megatron-SWIFT's flags of answers without thoughts: written before them or not, trained or not."""
+    if ask.flag("add_non_thinking_prefix") is False:
+        return Answer([("empty_thoughts", ["drop"])])
+    trained = ask.flag("disable_ignore_empty_think") or ask.flag("ignore_empty_think") is False
+    return Answer([("empty_thoughts", ["train" if trained else "mask"])])
 
 
 def truncation(ask: Ask) -> Answer:

@@ -5,7 +5,7 @@ python examples/demo.py --dry_run           everything on 8 records; what is not
 python examples/demo.py --output_dir DIR    keep the results somewhere else than in outputs/demo
 python examples/demo.py --write_docs        copy the report to docs/demo.md
 
-Started again it goes on where it was interrupted, and skips what is finished.
+Started again it resumes where it was interrupted, and skips what is finished.
 """
 
 from __future__ import annotations

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import errno
 import json
-import os
-import stat
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import xxhash
 
 from hftune.errors import shown
+from hftune.opening.files import open_file
 
 SEAL = "seal"
 """The name of the digest among sealed values."""
@@ -34,20 +32,6 @@ _MAX_TEXT = 64 << 20
 
 class Damaged(ValueError):
     """Something is not as it was written; the words say what."""
-
-
-def open_file(file: Path | str) -> BinaryIO:
-    """A regular file, opened to be read.
-
-    Raises:
-        OSError: From the system; also for what is no file: opening a FIFO would wait for somebody to write into it.
-    """
-    # Opened without waiting, then looked at: a check by name first could be outrun by a swap.
-    descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise OSError(errno.ENXIO, "it is no regular file", str(file))
-    return open(descriptor, "rb")
 
 
 def digest(file: Path) -> str:

@@ -24,6 +24,7 @@ from hftune.checkpoints.resume import (
     remove_leftovers,
     rename_old_checkpoints,
     report_nothing_left,
+    restore_checkpoints,
     starts_fresh,
 )
 from hftune.constants import LOG_NAME, SAMPLES_NAME
@@ -65,7 +66,7 @@ class Run(Generic[Training]):
 def start_run(stage: str, arguments: RunArguments[Training]) -> Run[Training]:
     """Decide what was left open, refuse what cannot work, all problems in one message, and seed everything.
 
-    Nothing is written yet.
+    Nothing is written yet; a checkpoint that a killed run has left under another name gets its own back.
 
     Args:
         stage: "pt", "sft", "rm", "dpo" or "rl".
@@ -74,6 +75,9 @@ def start_run(stage: str, arguments: RunArguments[Training]) -> Run[Training]:
     # First of all: the watchdog agrees on a word, and machines compare themselves, by collectives.
     arguments.training.join_process_group()
     watchdog.start(arguments.training.hang_timeout)
+    # The first process of a machine, before others look: `resolve` begins with a collective.
+    if ranks.local_rank() == 0:
+        restore_checkpoints(arguments.training)
     facts = resolve(stage, arguments)
     check_run(facts)
     training_args = facts.training_args
@@ -92,7 +96,7 @@ def start_run(stage: str, arguments: RunArguments[Training]) -> Run[Training]:
 
 
 def finish_run(run: Run, trainer: StageTrainer, data: Splits) -> dict[str, Any]:
-    """Train (or go on from a checkpoint), evaluate, save weights and tokenizer, and write the manifest last.
+    """Train (or resume from a checkpoint), evaluate, save weights and tokenizer, and write the manifest last.
 
     Returns:
         The manifest as written.

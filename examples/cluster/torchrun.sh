@@ -2,7 +2,7 @@
 # Several machines by torchrun, no ssh needed: start this on each of them, with the same variables and arguments.
 #     NNODES=2 RDZV_HOST=node1 bash examples/cluster/torchrun.sh run_sft.py --deepspeed zero3 --model_name_or_path MODEL ...
 # The machines meet at RDZV_HOST, which is one of them; which one gets rank 0 is settled there, unless NODE_RANK (0, 1,
-# ...) says it. Say it where machines do not share their files: a run that goes on needs each where it was.
+# ...) says it. Say it where machines do not share their files: a run that resumes needs each where it was.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 

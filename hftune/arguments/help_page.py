@@ -37,7 +37,7 @@ def help_groups(classes: Iterable[type], actions: Iterable[argparse.Action]) -> 
 
 def _with_underscores(action: argparse.Action) -> argparse.Action:
     """The argument without its second spelling, `--learning-rate`, which works as well."""
-    # A copy: the parser goes on to accept both spellings.
+    # A copy: the parser still accepts both spellings.
     shown = copy.copy(action)
     shown.option_strings = [option for option in action.option_strings if "-" not in option.lstrip("-")]
     return shown

@@ -1,4 +1,4 @@
-"""What is watched and measured of a run besides its losses: a time-out for hangs, and a profile of some steps."""
+"""What is watched and measured of a run other than its losses: a time-out for hangs, and a profile of some steps."""
 
 from __future__ import annotations
 

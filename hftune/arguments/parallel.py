@@ -1,4 +1,4 @@
-"""Over how many processes one model's work is spread, besides ZeRO."""
+"""Over how many processes one model's work is spread, in addition to ZeRO."""
 
 from __future__ import annotations
 

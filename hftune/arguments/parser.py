@@ -12,7 +12,13 @@ from typing import Any, NoReturn, get_origin
 from trl import TrlParser
 
 from hftune import terminal
-from hftune.arguments.given import (
+from hftune.arguments.help_page import help_groups
+from hftune.arguments.names.row import Row
+from hftune.arguments.names.table import table
+from hftune.arguments.names.translate import COMMAND_LINE, Entry, Outcome, Translator
+from hftune.arguments.parse_errors import argparse_error, class_error
+from hftune.arguments.ranges import numbers_of, out_of_range
+from hftune.arguments.raw_arguments import (
     GIVEN_NAMES,
     LEFT_OUT,
     given_in_file,
@@ -22,12 +28,6 @@ from hftune.arguments.given import (
     take_config,
     yaml_value,
 )
-from hftune.arguments.help_page import help_groups
-from hftune.arguments.names.row import Row
-from hftune.arguments.names.table import table
-from hftune.arguments.names.translate import COMMAND_LINE, Entry, Outcome, Translator
-from hftune.arguments.parse_errors import argparse_error, class_error
-from hftune.arguments.ranges import numbers_of, out_of_range
 from hftune.arguments.special_fields import DONE_BY_HFTUNE, DONE_BY_HFTUNE_EVERYWHERE
 from hftune.arguments.stage_table import STAGES, base_stage
 from hftune.errors import ArgumentError, UserError, did_you_mean, raise_together

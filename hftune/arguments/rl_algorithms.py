@@ -7,7 +7,7 @@ from typing import Any
 
 import trl
 
-from hftune.arguments.given import GIVEN_NAMES
+from hftune.arguments.raw_arguments import GIVEN_NAMES
 from hftune.arguments.rl_fields import RLFields
 from hftune.arguments.training import StageArguments
 from hftune.errors import ArgumentError

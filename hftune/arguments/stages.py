@@ -11,11 +11,11 @@ from typing import Any, TypeVar, cast
 from hftune.arguments.adapter import AdapterArguments
 from hftune.arguments.data import DataArguments
 from hftune.arguments.defaults.choosing import choose_defaults, looks_like_medicalgpt, say_differences
-from hftune.arguments.given import take_config
 from hftune.arguments.model import ModelArguments
 from hftune.arguments.names.table import table
 from hftune.arguments.names.translate import MERGE, Entry
 from hftune.arguments.parser import HftuneParser, read_entries
+from hftune.arguments.raw_arguments import take_config
 from hftune.arguments.run_arguments import RunArguments
 from hftune.arguments.stage_table import STAGES, base_stage
 from hftune.distributed import launch, ranks

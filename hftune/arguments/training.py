@@ -11,10 +11,10 @@ from transformers import TrainingArguments
 
 from hftune.arguments.computation import DropoutFields, PrecisionFields, RouterFields, TilingFields
 from hftune.arguments.data import EmptyThoughtFields, TurnTokenFields
-from hftune.arguments.given import GIVEN_NAMES
 from hftune.arguments.monitoring import HangTimeoutFields, ProfileFields
 from hftune.arguments.optimizer import OptimizerArguments
 from hftune.arguments.parallel import ParallelArguments
+from hftune.arguments.raw_arguments import GIVEN_NAMES
 from hftune.arguments.recomputation import RecomputationFields
 from hftune.distributed import ds_config, launch, ranks
 from hftune.errors import ArgumentError
@@ -42,7 +42,7 @@ class StageArguments(
         default="hftune",
         metadata={
             "help": "Whose values arguments have that are not given. hftune: its own, for what is trained (`hftune "
-            "explain NAME`). medicalgpt: those of MedicalGPT's script, and what its code does besides.",
+            "explain NAME`). medicalgpt: those of MedicalGPT's script, and what else its code does.",
             "choices": ["hftune", "medicalgpt"],
         },
     )
@@ -77,7 +77,7 @@ class StageArguments(
     logging_nan_inf_filter: bool = field(
         default=False,
         metadata={
-            "help": "Log the mean of other losses instead of one that is no number. Either way such a loss ends a run."
+            "help": "Log the mean of other losses in place of one that is NaN or infinite, which ends a run either way."
         },
     )
     hub_strategy: str = field(
@@ -86,7 +86,7 @@ class StageArguments(
     )
     ds_resolved: dict[str, Any] | None = field(default=None, init=False, metadata={"help": "The config as used."})
 
-    if TYPE_CHECKING:  # what every TrainingArguments beside this class brings
+    if TYPE_CHECKING:  # what every TrainingArguments next to this class brings
 
         def __getattr__(self, name: str) -> Any: ...
 

@@ -54,7 +54,7 @@ def _open(folder: Path) -> ShardedState:
         raise ManifestError(
             f"{folder} was written by tensor or expert parallel processes, or some of its files are missing",
             place=str(folder),
-            fix="resume with the processes that wrote it; its weights lie whole beside it",
+            fix="resume with the processes that wrote it; its whole weights are next to it",
         )
     states = [load(files[rank])["optimizer_state_dict"] for rank in range(len(files))]
     # By number: as text rank 10 would come before rank 2.

@@ -37,7 +37,7 @@ def read_tag(file: Path) -> str:
     name = content.decode("utf-8", "replace").strip()
     if not is_plain_name(name):
         raise ManifestError(
-            f"{file} says {shown(ascii(name))}, which is no folder beside it",
+            f"{file} says {shown(ascii(name))}, which is no folder next to it",
             place=str(file),
             fix="take a checkpoint as DeepSpeed wrote it, which names a folder of its own, such as global_step100",
         )

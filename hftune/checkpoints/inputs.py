@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from hftune.arguments.given import given_in_file, given_on_command_line, take_config
 from hftune.arguments.names.table import table
+from hftune.arguments.raw_arguments import given_in_file, given_on_command_line, take_config
 from hftune.checkpoints.file_records import record_input
 from hftune.distributed.ds_config import SHIPPED
 

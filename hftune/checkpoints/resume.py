@@ -23,6 +23,7 @@ from hftune.opening.torch_file import check_torch_files
 from hftune.path_hints import missing_folder
 from hftune.publishing.disk import free_name, is_plain_folder, lexists
 from hftune.publishing.folder import clear_work, is_ours
+from hftune.publishing.locks import folder_lock
 
 _NAME = re.compile(r"checkpoint-(\d+)$")
 # What `discard` calls a checkpoint.
@@ -294,16 +295,49 @@ def remove_leftovers(output_dir: Path) -> None:
             f"{foreign} is in the way, and hftune did not make it", place=str(foreign), fix="move it away"
         )
     shutil.rmtree(output_dir / PARTIAL, ignore_errors=True)
-    for folder in [entry for entry in output_dir.glob(".checkpoint-*") if is_plain_folder(entry)]:
+    _restore(output_dir)
+    for folder, _ in _discarded(output_dir):
+        delete_discarded(folder)
+
+
+def restore_checkpoints(args: StageArguments) -> None:
+    """Give checkpoints their names back that a run had renamed when it was killed in the middle of an exchange.
+
+    Such a one may be the only copy of the newest step. Called before the checkpoint to resume from is chosen. Where
+    another run is at work in the folder nothing is done: this may be an exchange of its own.
+    """
+    folders = [Path(args.output_dir or "")]
+    if not starts_fresh(args) and not _wants_newest(args):
+        folders.append(Path(str(args.resume_from_checkpoint)).parent)
+    for folder in folders:
+        if any(_exchanged(folder)):
+            # A folder that cannot be written is the business of its own rule.
+            with suppress(ArgumentError, OSError), folder_lock(folder):
+                _restore(folder)
+
+
+def _restore(output_dir: Path) -> None:
+    # Looked at one by one: of two that had one name, the first gets it back.
+    for folder, place in _exchanged(output_dir):
+        folder.rename(place)
+
+
+def _exchanged(output_dir: Path) -> Iterator[tuple[Path, Path]]:
+    """Discarded checkpoints that are whole and whose name nothing has, each with its place."""
+    for folder, place in _discarded(output_dir):
+        if not lexists(place) and checkpoint_fault(folder) is None:
+            yield folder, place
+
+
+def _discarded(output_dir: Path) -> list[tuple[Path, Path]]:
+    """Checkpoints of hftune's that `discard` has renamed, each with the place it was taken from."""
+    found = []
+    for folder in filter(is_plain_folder, sorted(output_dir.glob(".checkpoint-*"))):
         named = _DISCARDED.fullmatch(folder.name)
         # Somebody may have a folder of such a name, or have put a file into this one.
-        if named is None or added_files(folder):
-            continue
-        place = output_dir / named[1]
-        if not lexists(place) and checkpoint_fault(folder) is None:
-            folder.rename(place)  # the run was killed in the middle of an exchange
-        else:
-            delete_discarded(folder)
+        if named is not None and not added_files(folder):
+            found.append((folder, output_dir / named[1]))
+    return found
 
 
 def _altered(folder: Path) -> str | None:

@@ -119,7 +119,7 @@ def _refused_blocks(config: DsConfig, zero: Mapping[str, Any]) -> Iterator[Argum
     }
     for writer, key in (names for names, is_on in writers.items() if is_on):
         yield _error(
-            f"{writer} writes a checkpoint while training goes on; hftune publishes one when all of it is there",
+            f"{writer} writes a checkpoint while training continues; hftune publishes one when all of it is there",
             key,
             "remove it; save less often (--save_steps) or without the optimizer (--save_only_model)",
         )
@@ -234,7 +234,7 @@ def _low_states(config: DsConfig, zero: Mapping[str, Any], setting: Setting) -> 
     # DeepSpeed 0.19 asserts it as it reads its config, after the model has loaded.
     if states and not master:
         yield _error(
-            "moments in bf16 beside weights in float32",
+            "moments in bf16 with weights in float32",
             "bf16.bf16_optimizer_states",
             'add "bf16_master_weights_and_grads": true',
         )
@@ -246,7 +246,7 @@ def _low_states(config: DsConfig, zero: Mapping[str, Any], setting: Setting) -> 
         )
     elif master and not states and not offloads:
         yield _error(
-            "weights in bf16 beside moments in float32 work with an offloaded optimizer only",
+            "weights in bf16 with moments in float32 work with an offloaded optimizer only",
             "bf16.bf16_master_weights_and_grads",
             'add "bf16_optimizer_states": true',
         )

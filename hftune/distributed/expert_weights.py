@@ -16,7 +16,7 @@ from hftune.distributed.expert_parallel import expert_layers
 def gathered_weights(model: nn.Module) -> dict[str, Tensor]:
     """All weights and persistent buffers as transformers names them in memory, on the CPU; every rank must call it.
 
-    Experts come to rank 0 one index at a time, so that besides the result a process holds its own experts of one
+    Experts come to rank 0 one index at a time, so that in addition to the result a process holds its own experts of one
     matrix only. Tied weights are one tensor under several names.
 
     Returns:

@@ -204,7 +204,7 @@ def _merge(model: PreTrainedModel, adapter: Adapter) -> PreTrainedModel:
         raise ArgumentError(
             f"an adapter of type {adapter.config.get('peft_type')} cannot be merged",
             place=FLAG,
-            fix="serve it beside its base, or train a LoRA adapter in its place",
+            fix="serve it on top of its base, or train a LoRA adapter in its place",
         )
     return adapted.merge_and_unload(safe_merge=True)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from contextlib import suppress
@@ -22,28 +23,38 @@ def size_text(size: int) -> str:
     return f"{size} bytes" if size < MIB else f"{size / MIB:,.1f} MiB"
 
 
-def open_regular(file: str | Path, *, error: type[UserError] = ManifestError) -> BinaryIO:
+class NotAFileError(OSError):
+    """Something else than a regular file has the name."""
+
+
+def open_file(file: str | Path) -> BinaryIO:
     """A regular file opened for reading.
 
     A pipe would wait for a writer, and a device may never end: it is opened without waiting, then looked at, so that
     nothing can be put in its place between the look and the opening.
 
     Raises:
-        UserError: There is no such file, it cannot be read, or it is none.
+        OSError: From the system; `NotAFileError` for what is no regular file.
     """
-    try:
-        handle = os.open(file, os.O_RDONLY | _NEVER_WAIT)
-    except (OSError, ValueError) as problem:  # ValueError: a zero byte in the name
-        raise error(_cannot(file, problem), place=str(file), fix=_way_out(file, problem)) from problem
+    handle = os.open(file, os.O_RDONLY | _NEVER_WAIT)
     kind = os.fstat(handle).st_mode  # of what was opened, whatever has that name by now
     if not stat.S_ISREG(kind):
         os.close(handle)
-        raise error(
-            f"{file} is {_KINDS.get(stat.S_IFMT(kind), 'no file')}, where a file is read",
-            place=str(file),
-            fix="put the file itself there",
-        )
+        said = f"it is {_KINDS.get(stat.S_IFMT(kind), 'no file')}, where a file is read"
+        raise NotAFileError(errno.ENXIO, said, str(file))
     return os.fdopen(handle, "rb")
+
+
+def open_regular(file: str | Path, *, error: type[UserError] = ManifestError) -> BinaryIO:
+    """As `open_file`, with the family of errors that a user reads.
+
+    Raises:
+        UserError: There is no such file, it cannot be read, or it is none.
+    """
+    try:
+        return open_file(file)
+    except (OSError, ValueError) as problem:  # ValueError: a zero byte in the name
+        raise error(_cannot(file, problem), place=str(file), fix=_way_out(file, problem)) from problem
 
 
 _KINDS = {
@@ -104,10 +115,14 @@ def _way_out(file: str | Path, problem: OSError | ValueError) -> str:
     """What to do about it: the nearest path where there is no file, else its permissions."""
     if isinstance(problem, FileNotFoundError):
         return path_hint(str(file), "the path of a file")
+    if isinstance(problem, NotAFileError):
+        return "put the file itself there"
     return "make it readable for you (ls -l shows whose it is), or name another file"
 
 
 def _cannot(file: str | Path, problem: OSError | ValueError) -> str:
     if isinstance(problem, FileNotFoundError):
         return f"there is no file {file}"
+    if isinstance(problem, NotAFileError):
+        return f"{file}: {problem.strerror}"
     return f"{file} cannot be read: {getattr(problem, 'strerror', None) or problem}"

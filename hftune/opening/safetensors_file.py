@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from hftune.errors import ManifestError, shown
 from hftune.opening.files import check_memory, open_regular
@@ -145,7 +145,7 @@ def read_index(file: str | Path) -> dict[str, str]:
     for name in dict.fromkeys(found.values()):
         if not is_plain_name(name):
             raise ManifestError(
-                f"{file} names {shown(ascii(name))}, which is no file beside it",
+                f"{file} names {shown(ascii(name))}, which is no file next to it",
                 place=str(file),
                 fix="take the model from where it was published; an index names files of its own folder",
             )
@@ -168,6 +168,12 @@ def open_tensors(file: str | Path) -> Iterator[Any]:
             yield stored
     except SafetensorError as problem:
         raise ManifestError(f"{file} cannot be read: {problem}", place=str(file), fix=_FIX) from problem
+
+
+def load_tensor(file: str | Path, name: str) -> Tensor:
+    """One tensor of a file."""
+    with open_tensors(file) as stored:
+        return cast("Tensor", stored.get_tensor(name))
 
 
 def load_tensors(file: str | Path) -> dict[str, Tensor]:

@@ -11,8 +11,8 @@ from typing import Any
 import yaml
 from yaml.reader import ReaderError
 
-from hftune.digests import open_file
 from hftune.errors import ArgumentError
+from hftune.opening.files import open_file
 
 MAX_BYTES = 1 << 20
 # Deeper than any config, and far from Python's limit of recursion, which PyYAML would meet.

@@ -114,7 +114,7 @@ def run_setup(model_args: ModelArguments, adapter_args: AdapterArguments, traini
         local_processes=ranks.local_world_size(),
         on_cpu=bool(training_args.use_cpu),
         half=half,
-        weight_bytes=float(dtype.itemsize) if isinstance(dtype, torch.dtype) else 2.0,
+        weight_bytes=float(dtype.itemsize),
         packed_bytes=packed_bytes(adapter_args) if adapter_args.quantised else None,
         adapter_bytes=adapter_bytes(adapter_args, half=half, zero_stage=training_args.zero_stage),
         # `prepare_model_for_kbit_training` (peft 0.21) casts what is not quantised to float32.

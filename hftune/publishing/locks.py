@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -12,6 +13,29 @@ from hftune.errors import ArgumentError
 
 LOCK_SECONDS = 3.0
 """Seconds that a process waits for one that is just ending."""
+OUTPUT_LOCK = ".hftune.lock"
+OUTPUT_SECONDS = 10.0
+"""Seconds. Worker processes of a run that was killed hold its lock until they notice."""
+
+
+@contextmanager
+def folder_lock(output: Path) -> Iterator[None]:
+    """The lock of a run's output folder for a block; raises as `lock_folder` does."""
+    held = lock_folder(output)
+    try:
+        yield
+    finally:
+        release_lock(held)
+
+
+def lock_folder(output: Path) -> FileLock:
+    """The lock of a run's output folder, held until `release_lock` or the end of the process.
+
+    Raises:
+        ArgumentError: Another run is at work in it.
+        OSError: The disk does not take the lock's file.
+    """
+    return acquire_lock(output / OUTPUT_LOCK, output, patience=OUTPUT_SECONDS)
 
 
 def acquire_lock(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from hftune.trainers.features.feature import Feature
 from hftune.trainers.features.pair_figures import PairFigures
 from hftune.trainers.features.reference_policy import PRECOMPUTED, ReferencePolicy
 from hftune.trainers.features.run import Inputs, plain_model
-from hftune.trainers.packing_isolation import uncompiled_and_unrounded
+from hftune.trainers.packing_isolation import prove_or_widen, uncompiled_and_unrounded
 from hftune.trainers.preference.batches import COLUMNS, FILLER, PairCollator
 from hftune.trainers.preference.isolation import prove_answer_isolation
 from hftune.trainers.preference.loss import PairLoss, forward_answers
@@ -143,7 +144,9 @@ class DPOTrainer(StageTrainer, trl.DPOTrainer):
         was_training = model.training
         model.eval()  # dropout is no leak
         with self.compute_loss_context_manager(), uncompiled_and_unrounded(self.model, self.args):
-            prove_answer_isolation(score, self.data_collator, vocabulary_rows(self.model))
+            prove = partial(prove_answer_isolation, score, self.data_collator, vocabulary_rows(self.model))
+            # Answers that share a prompt are no documents that could be read one by one.
+            prove_or_widen(prove, self.model, whole_model=not self.data_collator.shared)
         model.train(was_training)
 
     # TRL's methods of a reference, which its `evaluate` calls for records that the trainer was not given.

@@ -12,12 +12,14 @@ from torch import nn
 
 from hftune.data.batches.collators import FlatCollator
 from hftune.data.batches.sequence_slices import sliced
-from hftune.distributed import zero
+from hftune.distributed import ranks, zero
 from hftune.distributed.ds_config import asks_for_compiling
 from hftune.errors import ArgumentError
+from hftune.logging import notice
+from hftune.models.attention.documents import documents_of
 from hftune.models.kernels.float8_support import without_float8
 from hftune.models.vocabulary.size import vocabulary_rows
-from hftune.trainers.features.run import Run
+from hftune.trainers.features.run import Run, plain_model
 
 Read = Callable[[Any, dict[str, Any]], torch.Tensor]
 """From model and inputs to (1, tokens, outputs)."""
@@ -52,17 +54,47 @@ def prove_rows_isolated(run: Run, model: Any, read: Read | None = None) -> None:
         ArgumentError: They do.
     """
     args = run.args
+    # Scores of a reward model, and slices of a row, are read where tokens lie in the row.
+    whole_model = read is None and run.sequence_group is None
     if read is None and run.sequence_group is not None:
         read = partial(_logits_of_whole_row, run.sequence_group)
+    prove = partial(
+        prove_isolation,
+        model,
+        vocabulary_rows(run.model),
+        run.model.config._attn_implementation,
+        args.device,
+        read,
+        autocast=args.bf16 or args.fp16,
+    )
     with uncompiled_and_unrounded(run.model, args):
-        prove_isolation(
-            model,
-            vocabulary_rows(run.model),
-            run.model.config._attn_implementation,
-            args.device,
-            read,
-            autocast=args.bf16 or args.fp16,
-        )
+        prove_or_widen(prove, run.model, whole_model=whole_model)
+
+
+def prove_or_widen(prove: Callable[[], object], model: Any, *, whole_model: bool) -> None:
+    """Prove that documents are kept apart; where they are not, by the next way that the model has for it.
+
+    Args:
+        prove: Raises ArgumentError where documents see each other; a collective.
+        model: As it was given to the trainer, loaded to keep documents apart or not.
+        whole_model: Whether the model may be called with the documents as padded rows.
+
+    Raises:
+        ArgumentError: No way is left.
+    """
+    documents = documents_of(plain_model(model))
+    while True:
+        problem = None
+        try:
+            prove()
+        except ArgumentError as error:
+            problem = error
+        if ranks.all_agree(problem is None):
+            return
+        wider = None if documents is None else documents.widen(whole_model=whole_model)
+        if wider is None:
+            raise problem or ArgumentError("documents in a row see each other on another process", place="--packing")
+        notice(f"documents in a row would see each other: {wider}")
 
 
 @contextmanager

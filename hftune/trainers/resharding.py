@@ -251,6 +251,6 @@ def _exported(checkpoint: str, model: Any, grouped: list[list[str]]) -> dict[str
         raise ManifestError(
             f"{checkpoint} has no weights for {len(lost)} of {len(wanted)} trained parameters ({lost[0]}, ...)",
             place="--resume_from_checkpoint",
-            fix="go on with the adapter and the frozen parameters of the run that wrote it",
+            fix="resume with the adapter and the frozen parameters of the run that wrote it",
         )
     return {name: readers[exported_name(name)] for name in wanted}

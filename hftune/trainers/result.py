@@ -13,12 +13,8 @@ from hftune.checkpoints.manifest import Manifest, write_manifest
 from hftune.distributed import nodes, ranks
 from hftune.errors import ArgumentError, exit_hooks
 from hftune.publishing.disk import disk_errors
-from hftune.publishing.locks import acquire_lock, release_lock
+from hftune.publishing.locks import lock_folder, release_lock
 from hftune.publishing.result_files import begin_result, finish_result, recover_result, result_folder
-
-LOCK_NAME = ".hftune.lock"
-_PATIENCE = 10.0
-"""Seconds. Worker processes of a run that was killed hold its lock until they notice."""
 
 _held: dict[Path, FileLock] = {}
 
@@ -38,7 +34,7 @@ def lock_output(output: Path, *, create: bool) -> None:
         try:
             with disk_errors(output):
                 output.mkdir(parents=True, exist_ok=True)
-                _held[output.resolve()] = acquire_lock(output / LOCK_NAME, output, patience=_PATIENCE)
+                _held[output.resolve()] = lock_folder(output)
                 recover_result(output)
         except ArgumentError as problem:
             # Collected: every rank must raise the same, or the others wait for it in the next collective.

@@ -71,7 +71,7 @@ def warm_start(
     runner = os.getpid()
 
     def work() -> None:
-        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # as the keeper does for a launcher
+        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # as the supervisor does for a launcher
         if os.getppid() != runner:
             os._exit(1)
         for number in (signal.SIGTERM, signal.SIGINT):

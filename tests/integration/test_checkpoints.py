@@ -1,4 +1,4 @@
-"""Stopping on demand, going on, going back to the best: with 2 processes under DeepSpeed."""
+"""Stopping on demand, resuming, going back to the best: with 2 processes under DeepSpeed."""
 
 from __future__ import annotations
 
@@ -52,6 +52,8 @@ def test_told_to_stop_a_run_saves_and_goes_on(
     broken = tmp_path / "stopped" / "checkpoint-7"
     broken.mkdir()
     (broken / "trainer_state.json").write_text("{")
+    # As a kill leaves it in the middle of an exchange.
+    checkpoint.rename(checkpoint.with_name(".checkpoint-5.old"))
     resumed = run("run_sft.py", *asked, "--resume_from_checkpoint", "auto", launcher=TWO, warm=True).check()
     assert "checkpoint-7 is skipped: it has no weights" in resumed.output
     assert f"resuming from {checkpoint}" in resumed.output

@@ -1,4 +1,4 @@
-"""run_pt.py on tokenised folders under real launchers: stopped, and gone on with in another world."""
+"""run_pt.py on tokenised folders under real launchers: stopped, and resumed in another world."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def _recorded(record: Path) -> dict[int, Counter[int]]:
     return steps
 
 
-def test_stopped_on_two_processes_and_gone_on_with_on_one(leg: Callable[..., Leg]) -> None:
+def test_stopped_on_two_processes_and_resumed_on_one(leg: Callable[..., Leg]) -> None:
     """60 blocks an epoch are 15 steps. Stopped after 7, and after 18 in the second epoch, each in another world."""
     whole = leg("whole", "one", "--num_train_epochs", "2", batch=4)
     first = leg("first", "two", "--max_steps", "7", "--save_steps", "7", "--dataloader_num_workers", "2")

@@ -108,7 +108,7 @@ def check_same(resumed: Leg, whole: Leg, name: str, *, exact: bool = False) -> N
 
 
 def matrix(methods: Iterable[str], sources: Iterable[World], targets: Iterable[World]) -> dict:
-    """Whole runs of all sources, and each gone on with as every target."""
+    """Whole runs of all sources, and each resumed as every target."""
     wanted = {}
     for method, source in product(methods, sources):
         whole = f"{method}-{source}"
@@ -165,7 +165,7 @@ def test_with_and_without_deepspeed(legs: Callable[..., dict[str, Leg]]) -> None
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_optimizers(legs: Callable[..., dict[str, Leg]]) -> None:
-    """States of any name are dealt out; those quantised in blocks are refused, and go on where they were."""
+    """States of any name are resharded; those quantised in blocks are refused, and resumed where they were."""
     two, three, same = World("zero2", 2), World("zero3", 1), World("zero2", 2)
     asked = {name: ["--optim", name, "--learning_rate", "1e-3"] for name in ("lion_32bit", "adamw_8bit", "ademamix")}
     asked["sgd"] = ["--optim", "sgd", "--sgd_momentum", "0.9", "--learning_rate", "1e-2"]
@@ -190,7 +190,7 @@ def test_optimizers(legs: Callable[..., dict[str, Leg]]) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_bf16_and_accumulation(legs: Callable[..., dict[str, Leg]]) -> None:
-    """fp32 masters are dealt out, not the 16-bit copy; and a batch that does not fit is made to, or refused."""
+    """fp32 masters are resharded, not the 16-bit copy; and a batch that does not fit is made to, or refused."""
     bf16 = [*METHODS["full"], "--bf16", "True"]
     wanted = {"bf16": (World("zero1", 2), bf16), "bf16-to-zero3x2": (World("zero3", 2), [*bf16, "FROM:bf16"])}
     two, one, flags = World("zero2", 2), World("zero3", 1), METHODS["full"]

@@ -191,7 +191,7 @@ def test_positions_that_stretch(train: Callable[..., dict[str, Any]], tmp_path_f
 
 @pytest.mark.slow
 def test_going_on_from_a_checkpoint(train: Callable[..., dict[str, Any]]) -> None:
-    """Stopped after 10 steps and gone on, shared as before or not, the run is that which was not stopped."""
+    """Stopped after 10 steps and resumed, shared as before or not, the run is that which was not stopped."""
     flags = ("--packing", "True", "--save_strategy", "steps", "--save_steps", "10", *ZERO3)
     through = train("pt", "full", 2, *flags)
     checkpoint = through["folder"] / "checkpoint-10"

@@ -93,7 +93,7 @@ def test_it_goes_on_from_a_checkpoint(runs: Runs, tmp_path: Path, zero: str) -> 
 
 
 @pytest.mark.parametrize("stage", ["sft", pytest.param("pt", marks=pytest.mark.slow)])
-def test_a_stream_is_dealt_out_to_groups(runs: Runs, tmp_path: Path, stage: str) -> None:
+def test_a_stream_is_sharded_over_groups(runs: Runs, tmp_path: Path, stage: str) -> None:
     """Both processes read the same records; in one process the scripts stream as well."""
     length = ("--block_size", "32") if stage == "pt" else ("--max_length", "96", "--packing", "False")
     flags = ("--streaming", "True", "--save_strategy", "no", *length)

@@ -23,7 +23,7 @@ import pytest
 import zstandard
 
 from hftune.arguments.data import DataArguments
-from hftune.arguments.given import given_in_file
+from hftune.arguments.raw_arguments import given_in_file
 from hftune.checkpoints.file_records import record_input
 from hftune.data.readers import compressed
 from hftune.data.readers.base import MAX_RECORD_BYTES
@@ -32,7 +32,7 @@ from hftune.data.readers.lines import LineRange
 from hftune.errors import ArgumentError, DataError, UserError
 from hftune.opening import yaml_file
 from hftune.preflight.rules.data import check_sources
-from hftune.tools.pipeline.placed import read_yaml
+from hftune.tools.pipeline.yaml_positions import read_yaml
 
 FLAG = "--train_file_dir"
 GOOD = b'{"text": "hello"}\n'

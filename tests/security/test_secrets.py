@@ -17,8 +17,8 @@ import pytest
 
 from hftune import errors, secrets, visible
 from hftune.arguments import entry, stages
-from hftune.arguments.given import given_in_file, given_on_command_line
 from hftune.arguments.names.translate import Entry
+from hftune.arguments.raw_arguments import given_in_file, given_on_command_line
 from hftune.arguments.stages import stage_parser
 from hftune.checkpoints.manifest import write_manifest
 from hftune.cli import dispatch

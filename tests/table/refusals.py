@@ -56,7 +56,7 @@ def _stage(cell: Cell) -> int:
 RULES: tuple[Rule, ...] = (
     Rule(
         "a quantised model cannot be trained in full",
-        "Quantised weights are frozen: only an adapter can be trained beside them.",
+        "Quantised weights are frozen: only an adapter can be trained on top of them.",
         lambda cell: cell.base != "fp32" and not cell.is_adapter,
     ),
     Rule(

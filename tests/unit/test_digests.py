@@ -10,7 +10,8 @@ import pytest
 import xxhash
 
 from hftune import digests
-from hftune.digests import Damaged, check_contents, contents, digest, open_file, read_text, sealed, unsealed
+from hftune.digests import Damaged, check_contents, contents, digest, read_text, sealed, unsealed
+from hftune.opening.files import open_file
 
 
 @pytest.fixture

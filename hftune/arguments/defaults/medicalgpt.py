@@ -1,6 +1,6 @@
 """What MedicalGPT's scripts (2026-04) do where a command is silent, under hftune's names: `--defaults medicalgpt`.
 
-Its argument classes are tables here; what its code does besides is in flags of hftune: one budget of lengths for prompt
+Its argument classes are tables here; what else its code does is in flags of hftune: one budget of lengths for prompt
 and answer, records shuffled before some are taken, rows counted in place of records, rewards and their system message.
 """
 

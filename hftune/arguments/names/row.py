@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from hftune.arguments.stage_table import base_stage
 
 Values = list[str]
-Given = list[tuple[str, Values]]
+NamedValues = list[tuple[str, Values]]
 
 WORKS, ALIAS, NO_EFFECT, REFUSED = "works", "alias", "no effect", "refused"
 
 
 @dataclass(frozen=True)
-class Ask:
+class Request:
     """What a function that translates values may look at.
 
     Args:
@@ -49,14 +49,14 @@ class Ask:
 
 
 @dataclass(frozen=True)
-class Answer:
+class Translated:
     """What a translation makes of its arguments: arguments of hftune, and notices."""
 
-    given: Given = field(default_factory=list)
+    given: NamedValues = field(default_factory=list)
     notices: tuple[str, ...] = ()
 
 
-Translation = Callable[[Ask], Answer]
+Translation = Callable[[Request], Translated]
 
 
 @dataclass(frozen=True)

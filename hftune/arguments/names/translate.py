@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from hftune.arguments.given import given_twice
-from hftune.arguments.names.row import NO_EFFECT, OFF, REFUSED, Answer, Ask, Row, Translation, Values
+from hftune.arguments.names.row import NO_EFFECT, OFF, REFUSED, Request, Row, Translated, Translation, Values
 from hftune.arguments.names.table import table
+from hftune.arguments.raw_arguments import given_twice
 from hftune.arguments.stage_table import STAGES
 from hftune.errors import ArgumentError
 
@@ -114,22 +114,22 @@ class Translator:
         others: Mapping[str, Values],
         world: tuple[int, int],
         outcome: Outcome,
-    ) -> Answer:
+    ) -> Translated:
         given = {entry.name: _texts(entry) for entry in members}
         try:
-            answer = function(Ask(given, others, self.stage, *world))
+            answer = function(Request(given, others, self.stage, *world))
         except ArgumentError as error:
             outcome.problems.append(ArgumentError(error.cause, place=members[-1].place, fix=error.fix))
-            return Answer()
+            return Translated()
         strangers = [name for name, _ in answer.given if name not in self.known]
         if strangers:
             outcome.problems.append(self.unknown(members[-1].name, members[-1].place))
-            return Answer()
+            return Translated()
         outcome.notices += answer.notices
         return answer
 
     @staticmethod
-    def _add_translated(answer: Answer, members: list[Entry], outcome: Outcome) -> dict[str, Values]:
+    def _add_translated(answer: Translated, members: list[Entry], outcome: Outcome) -> dict[str, Values]:
         """Add what was translated, unless the argument itself was given where it counts for more."""
         said = " ".join(f"--{entry.name}" for entry in members)
         # One word of the command line is enough: it wins over a file, whatever the names.

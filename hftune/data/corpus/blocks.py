@@ -170,7 +170,7 @@ class BlockDataset(torch.utils.data.Dataset[Example]):
         # Where a source was when it was left out is kept, for the day it comes back.
         self._left_out = {name: about | {"share": 0} for name, about in before.items() if name not in now}
         same_mix = now == {name: about["share"] for name, about in before.items() if about["share"]}
-        # The old phase goes on: starting a new one would shift the schedule by the rounding of its first stretch.
+        # The old phase continues: starting a new one would shift the schedule by the rounding of its first stretch.
         if same_mix and self.block_size == state["block_size"]:
             self.phase = SchedulePhase(**state["segment"])
             return []
@@ -306,7 +306,7 @@ def _changes(before: dict[str, Any], now: dict[str, int], old_size: int, new_siz
     old = {name: about["share"] for name, about in before.items() if about["share"]}
     lines = [f"block size: {old_size} before, {new_size} from here on"] if old_size != new_size else []
     lines += [f"{name} is new and starts at its beginning" for name in now if name not in before]
-    lines += [f"{name} is back and goes on where it was" for name in now if name in before and name not in old]
+    lines += [f"{name} is back and continues where it was" for name in now if name in before and name not in old]
     lines += [f"{name} is left out from here on" for name in old if name not in now]
     if old != now:
         lines.append(f"shares: {old} before, {now} from here on")

@@ -18,8 +18,8 @@ from hftune.data.readers.object_sizes import is_too_large, without_dictionaries
 from hftune.data.readers.parquet_limits import group_sizes, has_long_footer
 from hftune.data.readers.parquet_probe import MemoryProbe, open_parquet
 from hftune.data.readers.strict_json import Malformed, loads
-from hftune.digests import open_file
 from hftune.errors import DataError, shown
+from hftune.opening.files import open_file
 
 # What pyarrow raises for values that have no counterpart in Python: dates beyond year 9999, nanoseconds, broken UTF-8.
 _NO_PYTHON_VALUE = (pa.ArrowException, ValueError, OverflowError)

@@ -11,8 +11,8 @@ import psutil
 import zstandard
 
 from hftune.data.readers.base import is_compressed
-from hftune.digests import open_file
 from hftune.errors import DataError
+from hftune.opening.files import open_file
 
 BLOCK = 4 << 20
 # Read at once. Of gzip a byte can stand for 1,000, so these for 64 MiB; of zstd for 32,000.

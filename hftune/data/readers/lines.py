@@ -27,8 +27,8 @@ from hftune.data.readers.base import (
 )
 from hftune.data.readers.compressed import DecompressionError, read_blocks
 from hftune.data.readers.strict_json import decode, parse_object
-from hftune.digests import open_file
 from hftune.errors import DataError
+from hftune.opening.files import open_file
 
 _BOM = b"\xef\xbb\xbf"
 _NOT_BLANK = re.compile(rb"\S")

@@ -38,7 +38,7 @@ def with_system(row: Row, messages: list[Message], key: str) -> list[Message]:
     # Many exports repeat the system text in both places; only two different ones are a fault.
     if before and messages[0]["role"] == "system":
         if before[0]["content"] != messages[0]["content"]:
-            cause = f'a system text beside "{key}", and another one in it'
+            cause = f'a system text next to "{key}", and another one in it'
             raise DataError(cause, place=row.origin, fix="Keep one.", kind=TWO_SYSTEMS)
         return messages
     return before + messages
@@ -88,7 +88,7 @@ def question(row: Row, key: str) -> list[Message]:
     if isinstance(value, list) and value and is_message(value[0]):
         return with_system(row, parse_messages(value, row.origin, key), key)
     text = text_of(value, row.origin, f'"{key}"', missing_ok=True)
-    # Alpaca's `input` belongs to its `instruction` alone; beside a `prompt` it is a column of its own meaning.
+    # Alpaca's `input` belongs to its `instruction` alone; next to a `prompt` it is a column of its own meaning.
     more = text_of(row.value.get("input"), row.origin, '"input"', missing_ok=True) if key == "instruction" else ""
     question = "\n".join(part for part in (text, more) if part.strip())
     if not question:

@@ -225,7 +225,7 @@ def _weight(turn: dict[str, Any], role: str, origin: str, where: str) -> float |
     given = {key: _number(turn[key], key, origin, where) for key in _WEIGHTS if turn.get(key) is not None}
     if not given:
         return None
-    # Compared as trained or not: loss_scale 2 beside train true is no contradiction.
+    # Compared as trained or not: loss_scale 2 next to train true is no contradiction.
     trained = {weight > 0 for weight in given.values()}
     if len(trained) > 1:
         said = ", ".join(f"{key} {turn[key]}" for key in given)

@@ -181,7 +181,7 @@ def _split_prompt(
     # A prompt next to whole conversations (as in UltraFeedback) must be the end of what they share.
     if prompt is not None and shared[len(shared) - len(prompt) :] != prompt and shared != prompt:
         raise DataError(
-            '"chosen" and "rejected" are whole conversations that do not share the prompt given beside them',
+            '"chosen" and "rejected" are whole conversations that do not share the prompt given with them',
             place=origin,
             fix="Keep only the answers in them, or remove the prompt column.",
             kind=NO_SHARED_PROMPT,

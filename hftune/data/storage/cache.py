@@ -26,10 +26,11 @@ from hftune.data.readers.base import UNREADABLE_FIX
 from hftune.data.storage.arrow_folder import open_folder
 from hftune.data.storage.work_folder import work_folder
 from hftune.data.tokenizing.counts import Counts
-from hftune.digests import Contents, Damaged, check_contents, contents, open_file, read_text, sealed, unsealed
+from hftune.digests import Contents, Damaged, check_contents, contents, read_text, sealed, unsealed
 from hftune.distributed import ranks
 from hftune.errors import DataError
 from hftune.logging import get_logger
+from hftune.opening.files import open_file
 from hftune.template_arguments import arguments_of
 from hftune.user_cache import cache_folder, private_folder
 

@@ -51,7 +51,7 @@ class TextEncoder(Encoder):
     ) -> None:
         check_length(block_size, "--block_size")
         require_fast(tokenizer)
-        # A model that never sees an end of text goes on for ever when it is asked to write.
+        # A model that never sees an end of text never stops when it is asked to write.
         if append_eos and tokenizer.eos_token_id is None:
             raise DataError("the tokenizer has no EOS token to end documents with", fix="Set its eos_token.")
         self.tokenizer, self.block_size = tokenizer, block_size

@@ -97,7 +97,7 @@ def _report_ignored_flags(adapter_args: AdapterArguments, config: LoraConfig) ->
     for flag, name in _FIXED_BY_ADAPTER.items():
         given, fixed = getattr(adapter_args, flag), getattr(config, name)
         if given not in (getattr(defaults, flag), fixed):
-            notice(f"--{flag} {given} has no effect: the adapter that goes on has {fixed}")
+            notice(f"--{flag} {given} has no effect: the adapter that is continued has {fixed}")
     for flag in _NOT_READ:
         if getattr(adapter_args, flag) != getattr(defaults, flag):
-            notice(f"--{flag} has no effect: the adapter that goes on knows its modules")
+            notice(f"--{flag} has no effect: the adapter that is continued knows its modules")

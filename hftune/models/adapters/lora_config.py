@@ -105,7 +105,7 @@ def report_targets(adapted: PeftModel, args: AdapterArguments) -> None:
     # become, and the router, under the names of those modules, and then no other module of these names.
     parameters = sorted({_below_layer(name) for name in adapted_parameters(adapted.base_model.model)})
     if parameters:
-        notice("parameters adapted besides linear modules: " + ", ".join(parameters))
+        notice("parameters adapted in addition to linear modules: " + ", ".join(parameters))
     if args.lora_target_modules != ["all"] or args.target_regex is not None or args.layers_to_transform is not None:
         return
     left = [name for name in _all_linear(adapted.base_model.model) if not _is_part_of_adapter(adapted, name)]

@@ -38,7 +38,7 @@ def new_rows_with_lora(
     # As peft compares them: by the end of the name.
     whole = [name for name in tables if any(name.endswith(saved) for saved in modules_to_save)]
     if not whole:
-        notice(f"the rows of {len(growth.ids)} new tokens are trained beside LoRA, in {' and '.join(tables)}")
+        notice(f"the rows of {len(growth.ids)} new tokens are trained alongside LoRA, in {' and '.join(tables)}")
         return _indices(model, sorted({*growth.ids, *(asked or [])}))
     if not _tied(model) and len(whole) < len(tables):
         raise ArgumentError(

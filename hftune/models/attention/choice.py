@@ -9,9 +9,23 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from hftune.arguments.model import ModelArguments
 from hftune.arguments.training import PTArguments, SFTArguments, StageArguments
 from hftune.logging import notice
-from hftune.models.attention.isolation import causal_class, refuse_attention, refuse_unless_isolated, why_not_isolated
+from hftune.models.attention.isolation import (
+    ATTENTION,
+    BACKBONE,
+    MIXERS,
+    causal_class,
+    has_attention,
+    refuse_attention,
+    way_apart,
+)
 from hftune.models.attention.machine import Machine, this_machine
 from hftune.models.attention.names import MAX_HEAD_SIZE, SEGMENTS, ULYSSES, VARLEN, whole_row_attention
+
+WORDS = {
+    MIXERS: "layers with a state end it with each",
+    BACKBONE: "which the model reads as padded rows",
+}
+"""How documents are kept apart, where attention does not do it alone."""
 
 
 def attention_for(config: PreTrainedConfig, model_args: ModelArguments, training_args: StageArguments) -> str | None:
@@ -21,7 +35,7 @@ def attention_for(config: PreTrainedConfig, model_args: ModelArguments, training
     padding-free), transformers chooses.
 
     Raises:
-        ArgumentError: Documents side by side, and a model or an attention that would let them see each other.
+        ArgumentError: Documents side by side, and an attention that would let them see each other.
     """
     machine = this_machine(training_args, dtype=model_args.dtype)
     if training_args.sequence_parallel_size > 1:
@@ -32,8 +46,11 @@ def attention_for(config: PreTrainedConfig, model_args: ModelArguments, training
     if not training_args.flat_batches:
         return asked
     model_class = causal_class(config)
-    refuse_unless_isolated(config, model_class)
-    assert model_class is not None, "a class of its own was refused"
+    way, reason = way_apart(config, model_class)
+    if way != ATTENTION:
+        notice(f"documents of a row, {WORDS[way]}: {reason}")
+    if way == BACKBONE or model_class is None or not has_attention(config):
+        return asked
     if asked is not None:
         refuse_attention(asked, machine)
         return asked
@@ -74,10 +91,12 @@ def _lie_side_by_side(config: PreTrainedConfig, model_args: ModelArguments, trai
     if (asked and "flash" not in asked) or machine.compiled:
         return False
     model_class = causal_class(config)
-    if model_class is None or why_not_isolated(config, model_class):
+    if model_class is None or way_apart(config, model_class)[0] == BACKBONE:
         return False
     # On a GPU a call of SDPA for each document is slower than one call over a padded batch; on a CPU it is not.
-    return not machine.major or choose_attention(config, model_class, machine)[0] != SEGMENTS
+    return (
+        not (machine.major and has_attention(config)) or choose_attention(config, model_class, machine)[0] != SEGMENTS
+    )
 
 
 def report_attention(model: PreTrainedModel, model_args: ModelArguments, training_args: StageArguments) -> None:

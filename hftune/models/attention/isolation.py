@@ -1,8 +1,9 @@
-"""Whether documents of one row can be kept apart in a model, by its architecture or by the attention asked for."""
+"""How documents of one row are kept apart in a model, by its architecture, and by which attention."""
 
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,10 +19,21 @@ from hftune.errors import ArgumentError
 from hftune.models.attention.machine import Machine
 from hftune.models.attention.names import SEGMENTS, VARLEN
 
-WITHOUT_PACKING = "leave out --packing, --padding_free; for text: --packing False or --cross_document_attention True"
-
 ISOLATED_LAYERS = {"full_attention", "sliding_attention", "chunked_attention", "sparse", "dense", "moe"}
 """Kinds of layers, in transformers' words, in which a token's past is what its attention mask says."""
+
+MIXING_LAYERS = {"linear_attention", "conv", "hybrid", "hybrid_sliding", "mlp"}
+"""Kinds with a state or a convolution apart from attention, or with neither: their mixers are found by structure."""
+
+ATTENTION_ARGUMENTS = {"module", "query", "key", "value", "attention_mask", "scaling", "dropout", "kwargs"}
+ATTENTION_ARGUMENTS |= {"softcap", "s_aux", "position_bias", "sliding_window"}
+"""What `segments_attention` does as a model's own attention does it."""
+
+OWN_MASKS = ("doge",)
+"""Architectures whose attention adds to its mask, and so wants one of tokens by tokens."""
+
+ATTENTION, MIXERS, BACKBONE = "attention", "mixers", "backbone"
+"""What keeps documents apart; see `models/attention/documents.py`."""
 
 
 def class_for(mapping: Mapping[Any, Any], config: PreTrainedConfig) -> type[PreTrainedModel] | None:
@@ -45,35 +57,61 @@ def reward_class(config: PreTrainedConfig, *, steps: bool) -> type[PreTrainedMod
     return class_for(mapping, config)
 
 
-def refuse_unless_isolated(config: PreTrainedConfig, model_class: type[PreTrainedModel] | None) -> None:
-    """Refuse a model whose documents would see each other in a row, whatever the attention.
+def way_apart(config: PreTrainedConfig, model_class: type[PreTrainedModel] | None) -> tuple[str, str]:
+    """What keeps documents of a row apart in such a model, and why attention alone does not ("" where it does).
 
-    Raises:
-        ArgumentError: Layers with a state that runs on (Mamba, linear attention), positions or attention of its own.
+    Returns:
+        ATTENTION, MIXERS (layers with a state end it at borders) or BACKBONE (the model reads padded rows).
     """
     reason = why_not_isolated(config, model_class)
-    if reason:
-        raise ArgumentError(
-            f"documents in a row cannot be kept apart in {config.model_type}: {reason}",
-            place="--packing / --padding_free",
-            fix=WITHOUT_PACKING,
-        )
+    if reason is None:
+        return ATTENTION, ""
+    if model_class is None or not _kinds(config) & MIXING_LAYERS:
+        return BACKBONE, reason
+    # What indexes or compresses earlier tokens finds them by their places in a row, which no border changes.
+    known = _kinds(config) <= MIXING_LAYERS | ISOLATED_LAYERS
+    if not known or (has_attention(config) and _own_attention(config, model_class)):
+        return BACKBONE, _own_attention(config, model_class) or reason
+    return MIXERS, reason
+
+
+def has_attention(config: PreTrainedConfig) -> bool:
+    """Whether some layer is attention, or has it besides; a model that does not name its layers has."""
+    kinds = _kinds(config)
+    return not kinds or bool(kinds - {"linear_attention", "conv", "mlp", "moe"})
+
+
+def _kinds(config: PreTrainedConfig) -> set[str]:
+    return set(getattr(config.get_text_config(decoder=True), "layer_types", None) or ())
 
 
 def why_not_isolated(config: PreTrainedConfig, model_class: type[PreTrainedModel] | None) -> str | None:
     """Why tokens of this model reach others by other ways than attention; None where they do not."""
-    layers = set(getattr(config.get_text_config(), "layer_types", None) or ())
     if model_class is None:
         return "its code comes with the model, and cannot be checked"
+    others = _kinds(config) - ISOLATED_LAYERS
     # Models with layers of different kinds name them all in `layer_types`; others say it of the whole class.
-    if model_class._is_stateful or layers - ISOLATED_LAYERS:
-        kinds = ", ".join(sorted(layers - ISOLATED_LAYERS)) or "a recurrent state"
+    if model_class._is_stateful or others:
+        kinds = ", ".join(sorted(others)) or "a recurrent state"
         return f"it has layers whose past is more than the attention mask says ({kinds})"
     if not model_class._supports_attention_backend:
         return "it has an attention of its own, which no document borders reach"
+    return _own_attention(config, model_class)
+
+
+def _own_attention(config: PreTrainedConfig, model_class: type[PreTrainedModel]) -> str | None:
+    """What of a model's attention depends on more than masks and positions that it is given; None: nothing."""
     if "position_ids" not in inspect.signature(model_class.forward).parameters:
         return "it takes no position ids"
-    return None
+    code = vars(sys.modules[model_class.__module__])
+    if any(hasattr(part, "create_position_ids_from_input_ids") for part in code.values() if isinstance(part, type)):
+        return "it counts positions from its pad token"
+    if config.get_text_config(decoder=True).model_type in OWN_MASKS:
+        return "its attention changes the mask that it is given"
+    # The arguments of a model's own attention are those that it hands to any other.
+    eager = code.get("eager_attention_forward")
+    more = set(inspect.signature(eager).parameters) - ATTENTION_ARGUMENTS if eager else set()
+    return f"its attention takes more than masks ({', '.join(sorted(more))})" if more else None
 
 
 def refuse_attention(asked: str, machine: Machine) -> None:

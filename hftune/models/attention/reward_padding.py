@@ -9,7 +9,7 @@ from hftune.arguments.model import ModelArguments
 from hftune.arguments.reward import RMArguments
 from hftune.errors import ArgumentError, UserError
 from hftune.logging import notice
-from hftune.models.attention.isolation import causal_class, refuse_attention, refuse_unless_isolated, reward_class
+from hftune.models.attention.isolation import BACKBONE, causal_class, refuse_attention, reward_class, way_apart
 from hftune.models.attention.machine import this_machine
 
 
@@ -42,8 +42,10 @@ def why_padded(config: PreTrainedConfig, model_args: ModelArguments, training_ar
     asked = model_args.attn_implementation
     if asked in ("sdpa", "eager") and not training_args.padding_free:
         return f"{asked}, as asked, would take a mask of tokens by tokens"
+    way, reason = way_apart(config, causal_class(config))
+    if way == BACKBONE:
+        return reason
     try:
-        refuse_unless_isolated(config, causal_class(config))
         if asked:
             refuse_attention(asked, this_machine(training_args, dtype=model_args.dtype))
     except UserError as problem:

@@ -8,7 +8,7 @@ chunks in the backward pass, unless they are small enough to be kept.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -217,6 +217,21 @@ def _measured(logits: torch.Tensor, dtype: torch.dtype, ids: torch.Tensor, parts
     return tuple(columns)
 
 
+def _projected(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    targets: torch.Tensor,
+    shape: LogitShape,
+    detail: int,
+) -> Iterator[tuple[slice, torch.Tensor, _Chunk]]:
+    """Chunk by chunk: which rows, their hidden states in the dtype of the weight, and what comes of their logits."""
+    bias = None if bias is None else bias.to(weight.dtype)
+    for rows in _slices(hidden, weight.shape[0]):
+        part = hidden[rows].to(weight.dtype)
+        yield rows, part, _Chunk.of(linear(part, weight, bias), targets[rows], shape, detail)
+
+
 class _FrozenHead(torch.autograd.Function):
     """(tokens, size) hidden states to the columns; see the module's description."""
 
@@ -231,16 +246,13 @@ class _FrozenHead(torch.autograd.Function):
         detail: int,
     ) -> Columns:
         """One chunk after the other; what the backward pass needs is as large as the hidden states."""
-        dtype, wanted = _dtype(weight), ctx.needs_input_grad[0]
-        weight, bias = weight.to(dtype), None if bias is None else bias.to(dtype)
-        slopes = torch.empty_like(hidden) if wanted else None
+        slopes = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
+        weight = weight.to(_dtype(weight))
         found: list[Columns] = []
-        for rows in _slices(hidden, weight.shape[0]):
-            part, ids = hidden[rows].to(dtype), targets[rows]
-            chunk = _Chunk.of(linear(part, weight, bias), ids, shape, detail)
+        for rows, _, chunk in _projected(hidden, weight, bias, targets, shape, detail):
             found.append(chunk.columns)
             if slopes is not None:
-                slopes[rows] = chunk.to_hidden(weight, ids)
+                slopes[rows] = chunk.to_hidden(weight, targets[rows])
         ctx.save_for_backward(slopes)
         columns = _joined(found, hidden, detail)
         ctx.mark_non_differentiable(*columns[1:])
@@ -272,21 +284,18 @@ class _TrainedHead(torch.autograd.Function):
         dft: bool,
     ) -> Columns:
         """The loss, a float32 scalar, then the columns, none of which has a gradient."""
-        dtype, wanted = _dtype(weight), ctx.needs_input_grad
-        kept, kept_bias = weight, bias
-        weight, bias = weight.to(dtype), None if bias is None else bias.to(dtype)
-        chunks = _slices(hidden, weight.shape[0])
+        wanted = ctx.needs_input_grad
         # Sums over several chunks want more than 16 bits.
-        exact = torch.float32 if len(chunks) > 1 else kept.dtype
+        exact = torch.float32 if len(_slices(hidden, weight.shape[0])) > 1 else weight.dtype
         to_hidden = torch.empty_like(hidden) if wanted[0] else None
-        to_weight = torch.zeros_like(kept, dtype=exact) if wanted[1] else None
-        to_bias = None if kept_bias is None or not wanted[2] else torch.zeros_like(kept_bias, dtype=torch.float32)
+        to_weight = torch.zeros_like(weight, dtype=exact) if wanted[1] else None
+        to_bias = None if bias is None or not wanted[2] else torch.zeros_like(bias, dtype=torch.float32)
+        ctx.dtypes = (hidden.dtype, weight.dtype, None if bias is None else bias.dtype)
+        weight = weight.to(_dtype(weight))
         found: list[Columns] = []
         loss = torch.zeros((), dtype=torch.float32, device=hidden.device)
-        for rows in chunks:
-            part, ids = hidden[rows].to(dtype), targets[rows]
-            chunk = _Chunk.of(linear(part, weight, bias), ids, shape, detail)
-            log_probs = chunk.columns[0]
+        for rows, part, chunk in _projected(hidden, weight, bias, targets, shape, detail):
+            ids, log_probs = targets[rows], chunk.columns[0]
             by = -factors[rows] * (log_probs.exp() if dft else 1.0)
             loss += (by * log_probs).sum()
             found.append(chunk.columns)
@@ -299,7 +308,6 @@ class _TrainedHead(torch.autograd.Function):
                 with _in_float32(hidden.device):
                     to_bias.index_add_(0, ids, at_target).sub_((by / chunk.total) @ chunk.powers)
         ctx.gradients = (to_hidden, to_weight, to_bias)
-        ctx.dtypes = (hidden.dtype, kept.dtype, None if kept_bias is None else kept_bias.dtype)
         columns = _joined(found, hidden, detail)
         ctx.mark_non_differentiable(*columns)
         return loss, *columns

@@ -27,7 +27,7 @@ class Build:
 
     config: PreTrainedConfig
     attention: str | None
-    dtype: torch.dtype | str
+    dtype: torch.dtype
 
 
 def decide_build(model_args: ModelArguments, adapter_args: AdapterArguments, training_args: StageArguments) -> Build:

@@ -27,6 +27,8 @@ from hftune.distributed import zero
 from hftune.distributed.ds_config import live_config
 from hftune.logging import notice
 from hftune.models.attention.choice import report_attention
+from hftune.models.attention.documents import keep_apart
+from hftune.models.attention.isolation import causal_class, way_apart
 from hftune.models.attention.names import registered
 from hftune.models.experts import is_mixture
 from hftune.models.loading.build import Build, decide_build
@@ -97,6 +99,8 @@ def build_model(
         keep_differentiable(model)
     if training_args.fp8:
         on_demand("hftune.models.kernels.float8:train_in_float8")(model, training_args)
+    if training_args.flat_batches:
+        keep_apart(model, way_apart(config, causal_class(config))[0])
     report_attention(model, model_args, training_args)
     _report_experts(model)
     return model

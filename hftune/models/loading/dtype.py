@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 
 from hftune.arguments.model import ModelArguments
 from hftune.arguments.training import StageArguments
 
 
-def weight_dtype(model_args: ModelArguments, training_args: StageArguments, *, trains_all: bool) -> torch.dtype | str:
+def weight_dtype(model_args: ModelArguments, training_args: StageArguments, *, trains_all: bool) -> torch.dtype:
     """Dtype of the loaded weights.
 
     Weights that an optimizer updates are kept in float32 (autocast or DeepSpeed computes in bf16), since small updates
     vanish in bf16. A frozen base is loaded in the compute dtype where that is bf16 or fp16.
     """
     if model_args.dtype != "auto":
-        return getattr(torch, model_args.dtype)
+        return cast(torch.dtype, getattr(torch, model_args.dtype))
     if trains_all:
         return torch.float32
     if training_args.bf16:

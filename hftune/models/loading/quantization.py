@@ -41,7 +41,7 @@ def quantization_config(
 
 
 def quantisation_options(
-    adapter_args: AdapterArguments, training_args: StageArguments, dtype: torch.dtype | str
+    adapter_args: AdapterArguments, training_args: StageArguments, dtype: torch.dtype
 ) -> dict[str, Any]:
     """What `from_pretrained` needs to quantise the base, for a run that asked for it.
 

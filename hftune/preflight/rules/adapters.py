@@ -194,7 +194,7 @@ def _check_config(
         yield problem
         return
     if goes_on:
-        yield from _check_goes_on(folder, config, adapter_args, training_args)
+        yield from _check_continued(folder, config, adapter_args, training_args)
     # A folded head would replace the language model's own.
     elif config.task_type in ("SEQ_CLS", "TOKEN_CLS") and training_args.head == "causal_lm":
         yield ArgumentError(
@@ -204,7 +204,7 @@ def _check_config(
         )
 
 
-def _check_goes_on(
+def _check_continued(
     folder: str, config: LoraConfig, adapter_args: AdapterArguments, training_args: StageArguments
 ) -> Iterator[UserError]:
     """Problems of a continued adapter that lacks what this stage trains; peft would leave a new head as drawn."""

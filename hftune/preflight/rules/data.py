@@ -180,7 +180,7 @@ def _check_loader_settings(data_args: DataArguments, training_args: StageArgumen
     for name in ("split_batches", "dispatch_batches"):
         if getattr(accelerate, name, False):
             yield ArgumentError(
-                f"{name} deals batches out in another way, and documents would come twice",
+                f"{name} shards batches in another way, and documents would come twice",
                 place="--accelerator_config",
                 fix=f"leave {name} out",
             )

@@ -12,7 +12,7 @@ from hftune.errors import ArgumentError, UserError
 from hftune.models.attention.isolation import causal_class, why_not_isolated, why_not_shareable
 from hftune.models.attention.names import ULYSSES
 from hftune.preflight.facts import Facts
-from hftune.preflight.rules.sharing import SEQUENCE, check_dealing, check_kernels, check_stage
+from hftune.preflight.rules.sharing import SEQUENCE, check_kernels, check_row_distribution, check_stage
 
 PLACE = SEQUENCE.flag
 
@@ -26,7 +26,7 @@ def check_sequence_parallel(facts: Facts) -> Iterator[UserError]:
     if refused:
         return
     yield from check_rows(facts)
-    yield from check_dealing(SEQUENCE, training_args)
+    yield from check_row_distribution(SEQUENCE, training_args)
     yield from check_loss(training_args)
     yield from check_kernels(SEQUENCE, training_args)
     yield from check_attention_of_rows(facts.model_args)

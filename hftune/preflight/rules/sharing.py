@@ -108,7 +108,7 @@ def check_one_way(training_args: StageArguments) -> Iterator[UserError]:
         yield ArgumentError(
             f"{' and '.join(way.name for way in several)} at once were not found right",
             place=", ".join(way.flag for way in several),
-            fix="give one of them: --deepspeed zero3 partitions the weights over all processes besides",
+            fix="give one of them: --deepspeed zero3 partitions the weights over all processes as well",
         )
 
 
@@ -176,7 +176,7 @@ def check_features(way: Way, asked: Mapping[str, bool]) -> Iterator[UserError]:
         )
 
 
-def check_dealing(way: Way, training_args: StageArguments) -> Iterator[UserError]:
+def check_row_distribution(way: Way, training_args: StageArguments) -> Iterator[UserError]:
     """Problems of options that distribute rows to single processes: members of a group must see the same rows."""
     config = training_args.accelerator_config
     asked = {
@@ -184,7 +184,7 @@ def check_dealing(way: Way, training_args: StageArguments) -> Iterator[UserError
         "--accelerator_config split_batches": bool(getattr(config, "split_batches", False)),
         "--accelerator_config dispatch_batches": bool(getattr(config, "dispatch_batches", False)),
     }
-    yield from check_flags(way, asked, "deals rows out to processes, not to groups of them that see the same")
+    yield from check_flags(way, asked, "gives rows to single processes, not to groups that see the same ones")
 
 
 def check_kernels(way: Way, training_args: StageArguments) -> Iterator[UserError]:

@@ -16,10 +16,10 @@ from hftune.preflight.rules.optimizer import NOT_UNDER_ZERO
 from hftune.preflight.rules.sharing import (
     OTHERWISE,
     TENSOR,
-    check_dealing,
     check_features,
     check_full,
     check_kernels,
+    check_row_distribution,
     check_stage,
     check_trains,
     zero_features,
@@ -27,7 +27,7 @@ from hftune.preflight.rules.sharing import (
 
 _REASONS = {
     "quantised": "AutoTP cannot split packed 4-bit and 8-bit weights",
-    "adapted": "AutoTP splits some linear layers of an adapted model and not the adapters beside them: its results "
+    "adapted": "AutoTP splits some linear layers of an adapted model and not the adapters next to them: its results "
     "would be wrong, and its adapter could not be saved",
 }
 
@@ -39,7 +39,7 @@ def check_tensor_parallel(facts: Facts) -> Iterator[UserError]:
     yield from check_trains(TENSOR, training_args)
     yield from check_full(TENSOR, facts.adapter_args, _REASONS)
     yield from check_tensor_engine(training_args)
-    yield from check_dealing(TENSOR, training_args)
+    yield from check_row_distribution(TENSOR, training_args)
     yield from check_kernels(TENSOR, training_args)
     yield from check_tensor_optimizer(training_args)
     if facts.config is not None:

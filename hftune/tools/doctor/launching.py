@@ -32,7 +32,9 @@ def check_launch(processes: int) -> Iterator[Finding]:
     if launcher is None:
         yield Finding(TOPIC, "DeepSpeed is not installed", WRONG, "pip install deepspeed")
         return
-    yield meet([*launcher, "--num_gpus", str(processes), "--module", "hftune.tools.doctor.meet"], processes)
+    yield run_all_reduce(
+        [*launcher, "--num_gpus", str(processes), "--module", "hftune.tools.doctor.all_reduce"], processes
+    )
 
 
 def find_launcher() -> list[str] | None:
@@ -45,7 +47,7 @@ def find_launcher() -> list[str] | None:
     return child_processes.python("-m", "deepspeed.launcher.runner") if find_spec("deepspeed") else None
 
 
-def meet(command: list[str], processes: int, patience: float = PATIENCE) -> Finding:
+def run_all_reduce(command: list[str], processes: int, patience: float = PATIENCE) -> Finding:
     """Run the command and return what its processes found, or why they did not reach each other."""
     # Left over from another launcher, each process would take the same rank from them.
     environment = {name: value for name, value in os.environ.items() if name not in LAUNCHED}

@@ -43,7 +43,7 @@ What MedicalGPT's scripts (2026-04) do where a command is silent. A command that
 only they have, such as `--max_source_length` or `--sft_model_path`, or three spellings that hftune has others for) and
 has no `--defaults` gets one notice of what differs; `--defaults hftune` keeps it quiet.
 
-What their code does besides, and the flag of hftune that does it, with or without `--defaults`:
+What else their code does, and the flag of hftune that does it, with or without `--defaults`:
 
 | there | here |
 | --- | --- |

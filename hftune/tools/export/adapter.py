@@ -51,7 +51,7 @@ def check_served_adapter(folder: Path, args: ServedAdapterArguments) -> Iterator
     yield from check_adapter_fits(base, str(folder), "--base_model_name_or_path")
     if reasons := list(_reasons(adapter, base)):
         yield ArgumentError(
-            f"vLLM cannot take the adapter in {folder} beside its base: {'; '.join(reasons)}",
+            f"vLLM cannot take the adapter in {folder} on top of its base: {'; '.join(reasons)}",
             place=_FLAG,
             fix=f"merge it: python merge_peft_adapter.py --peft_model_path {folder} --output_dir MERGED, "
             "then hftune export vllm --model_name_or_path MERGED",

@@ -20,7 +20,7 @@ from hftune.checkpoints.manifest import read_manifest
 from hftune.errors import ArgumentError, raise_together
 from hftune.logging import notice
 from hftune.models.loading.from_pretrained import pretrained
-from hftune.opening.safetensors_file import open_tensors
+from hftune.opening.safetensors_file import load_tensor
 from hftune.weight_files import read_header, weight_files, weight_shapes
 
 EMBEDDINGS = ("embed_tokens", "lm_head", "score")
@@ -150,7 +150,7 @@ def _differences(base: Path, tuned: Path) -> Iterator[tuple[str, torch.Tensor, t
     where = {name: file for file in weight_files(base) for name in read_header(file)}
     for file in weight_files(tuned):
         for name in tqdm(read_header(file), desc=file.name, unit="tensor", disable=None):
-            before, after = _read(where[name], name), _read(file, name)
+            before, after = load_tensor(where[name], name), load_tensor(file, name)
             # In float32: the same values in two dtypes are no difference.
             if not torch.equal(before.float(), after.float()):
                 yield name, before, after
@@ -180,11 +180,6 @@ def _is_tied(folder: Path, trust_remote_code: bool) -> bool:
     return bool(
         pretrained(AutoConfig, folder, trust_remote_code=trust_remote_code).get_text_config().tie_word_embeddings
     )
-
-
-def _read(file: Path, name: str) -> torch.Tensor:
-    with open_tensors(file) as stored:
-        return stored.get_tensor(name)
 
 
 def base_of(tuned: Path) -> str | None:

@@ -21,7 +21,7 @@ from transformers import AutoConfig, AutoTokenizer
 from hftune.errors import ArgumentError, raise_together
 from hftune.logging import notice
 from hftune.models.loading.from_pretrained import pretrained
-from hftune.opening.safetensors_file import open_tensors
+from hftune.opening.safetensors_file import load_tensor
 from hftune.tools.export import architectures
 from hftune.tools.export.architectures import Architecture
 from hftune.tools.export.limits import check_llama_cpp
@@ -197,12 +197,7 @@ def _tensors(folder: Path) -> Iterator[tuple[str, tuple[int, ...], Reader]]:
         )
     for file in files:
         for name, entry in read_header(file).items():
-            yield name, tuple(entry["shape"]), functools.partial(_read, file, name)
-
-
-def _read(file: Path, name: str) -> torch.Tensor:
-    with open_tensors(file) as stored:
-        return stored.get_tensor(name)
+            yield name, tuple(entry["shape"]), functools.partial(load_tensor, file, name)
 
 
 def _as_it_is(tensor: torch.Tensor) -> torch.Tensor:

@@ -77,11 +77,11 @@ def check_export(args: ExportArguments) -> Iterator[UserError]:
 
         yield from check_served_adapter(folder, args)
     elif (folder / "adapter_config.json").is_file() and not isinstance(args, HubArguments):
-        beside = "; or hftune export vllm-lora serves it beside its base" if isinstance(args, ServingArguments) else ""
+        serves = "; or hftune export vllm-lora serves it with its base" if isinstance(args, ServingArguments) else ""
         yield ArgumentError(
             f"{folder} holds a LoRA adapter, not a model",
             place="--model_name_or_path",
-            fix=f"merge it first: python merge_peft_adapter.py --peft_model_path {folder} --output_dir MERGED{beside}",
+            fix=f"merge it first: python merge_peft_adapter.py --peft_model_path {folder} --output_dir MERGED{serves}",
         )
     elif "score.weight" in weight_shapes(folder) and isinstance(args, GgufArguments | QuantisedArguments):
         yield ArgumentError(f"{folder} is a reward model", place="--model_name_or_path", fix="give a causal LM")

@@ -20,7 +20,7 @@ from hftune import child_processes
 from hftune.arguments.merging import MergeParser
 from hftune.arguments.names.translate import Entry
 from hftune.errors import ArgumentError, Preempted, UserError, raise_together
-from hftune.tools.pipeline.exposed import exposures, say_what_stays_here
+from hftune.tools.pipeline.exposed import exposures, say_variables_not_passed_on
 from hftune.tools.pipeline.steps import ASK, MERGE, Step
 from hftune.visible import say
 
@@ -35,15 +35,15 @@ def check_steps(steps: Iterable[Step]) -> None:
     # Secrets first: messages of the parsers quote what was typed. Steps of a sweep share lines of the file, so equal
     # problems are told once.
     raise_together({problem.render(): problem for step in steps for problem in exposures(step)}.values())
-    say_what_stays_here(steps, os.environ)
+    say_variables_not_passed_on(steps, os.environ)
     # The merge's parser imports no torch, so merges need no process of their own.
     problems = [problem for step in steps if step.script == MERGE for problem in merge_problems(step)]
-    problems += _asked_apart([step for step in steps if step.script != MERGE])
+    problems += _asked_separately([step for step in steps if step.script != MERGE])
     problems += [problem for step in steps for problem in missing_files(step)]
     raise_together({problem.render(): problem for problem in problems}.values())
 
 
-def _asked_apart(steps: list[Step]) -> list[UserError]:
+def _asked_separately(steps: list[Step]) -> list[UserError]:
     """All problems that `stage_problems` finds, in a process of its own."""
     asked = [
         {
@@ -95,9 +95,9 @@ def _group_problems(
     """Problems that the argument classes and the DeepSpeed config find in arguments taken together."""
     from hftune.arguments.adapter import AdapterArguments
     from hftune.arguments.data import DataArguments
-    from hftune.arguments.given import joined
     from hftune.arguments.model import ModelArguments
     from hftune.arguments.parser import HftuneParser
+    from hftune.arguments.raw_arguments import joined
     from hftune.distributed.ds_config import read_ds_config
     from hftune.distributed.ds_features import Setting
     from hftune.distributed.ds_setup import check_ds_config

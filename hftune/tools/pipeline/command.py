@@ -13,7 +13,7 @@ import argparse
 from pathlib import Path
 from typing import NoReturn
 
-from hftune.arguments.given import refuse_one_dash
+from hftune.arguments.raw_arguments import refuse_one_dash
 from hftune.errors import ArgumentError
 from hftune.secrets import command_without_secrets
 from hftune.tools.pipeline.checking import check_steps

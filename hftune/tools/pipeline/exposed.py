@@ -40,7 +40,7 @@ def exposures(step: Step) -> Iterator[ArgumentError]:
         cause = f"the launcher {step.launcher.kind} is given a secret, and command lines are shown by `ps`"
         yield ArgumentError(cause, place=step.place, fix="give it in the environment: env: {NAME: ...}")
     if step.launcher.other_machines:
-        # To reach other machines a variable goes on an `ssh` or pdsh command line there, and into the launcher's log.
+        # To reach other machines a variable is put on an `ssh` or pdsh command line there, and into the launcher's log.
         for name in sorted({**os.environ, **step.env}):
             if name.startswith(PRINTED) and variable_says_secret(name):
                 fix = f"unset {name} here and set it on each machine, or launch with torchrun or srun"
@@ -56,7 +56,7 @@ def _way_out(name: str, values: list[str]) -> str:
     return "give it in a variable of the environment (env: {NAME: ...}; for the Hub HF_TOKEN), or in a file"
 
 
-def say_what_stays_here(steps: Iterable[Step], environment: Mapping[str, str]) -> None:
+def say_variables_not_passed_on(steps: Iterable[Step], environment: Mapping[str, str]) -> None:
     """Say which variables do not reach other machines: DeepSpeed's launcher passes on only some."""
     missing: dict[str, None] = {}
     for step in map(with_quiet_token, steps):

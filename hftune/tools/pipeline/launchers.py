@@ -9,7 +9,7 @@ from typing import Any
 
 from hftune.errors import ArgumentError, UserError, did_you_mean
 from hftune.opening.files import MIB, read_bytes
-from hftune.tools.pipeline.placed import Placed
+from hftune.tools.pipeline.yaml_positions import Positioned
 
 OPTIONS: dict[str, tuple[str, ...]] = {
     "python": (),
@@ -128,16 +128,16 @@ class Launcher:
         return each * machines, each
 
 
-def read_launcher(placed: Placed, problems: list[UserError]) -> Launcher:
+def read_launcher(item: Positioned, problems: list[UserError]) -> Launcher:
     """The launcher that `python` or `deepspeed: {num_gpus: 2}` means; adds what is wrong to `problems`."""
-    if isinstance(placed.value, str):
-        kind, options = placed, Placed({}, placed.place)
-    elif isinstance(placed.value, dict) and len(placed.value) == 1:
-        ((name, options),) = placed.value.items()
-        kind = Placed(name, options.named)
+    if isinstance(item.value, str):
+        kind, options = item, Positioned({}, item.place)
+    elif isinstance(item.value, dict) and len(item.value) == 1:
+        ((name, options),) = item.value.items()
+        kind = Positioned(name, options.name_place)
     else:
         problems.append(
-            ArgumentError("launcher needs one name", place=placed.place, fix="python, or deepspeed: {num_gpus: 2}")
+            ArgumentError("launcher needs one name", place=item.place, fix="python, or deepspeed: {num_gpus: 2}")
         )
         return Launcher()
     if kind.value not in OPTIONS:
@@ -157,11 +157,11 @@ def _number(value: Any) -> Any:
     return int(value) if isinstance(value, str) and value.isdecimal() else value
 
 
-def _unknown(kind: str, options: dict[str, Placed]) -> Iterator[UserError]:
+def _unknown(kind: str, options: dict[str, Positioned]) -> Iterator[UserError]:
     for name, child in options.items():
         if name not in OPTIONS[kind]:
             fix = did_you_mean(name, OPTIONS[kind]) or f"one of: {', '.join(OPTIONS[kind]) or 'none'}"
-            yield ArgumentError(f"{kind} has no option {name}", place=child.named, fix=fix)
+            yield ArgumentError(f"{kind} has no option {name}", place=child.name_place, fix=fix)
 
 
 def _hosts(hostfile: object) -> int:

@@ -16,7 +16,7 @@ from hftune.logging import notice
 from hftune.publishing.disk import disk_errors
 
 NAME = "hftune.lock"
-# Seconds. The keeper of a killed runner holds the lock until its stage has ended, which takes seconds for a large one.
+# Seconds. The supervisor of a killed runner holds the lock until its stage has ended, which takes seconds.
 _PATIENCE = 60.0
 
 

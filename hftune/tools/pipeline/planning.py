@@ -49,7 +49,7 @@ def _verdict(step: Step, again: set[str]) -> str:
         return f"will run again, since {'; '.join(state.reasons)}"
     if state.verdict == DONE:
         return f"will run again if {' or '.join(changed)} comes to another result"
-    return "was interrupted, will go on" if state.verdict == RESUME else "will run"
+    return "was interrupted, will resume" if state.verdict == RESUME else "will run"
 
 
 def measure(step: Step, gpus: str | None = None) -> Iterator[str]:

@@ -1,7 +1,8 @@
 """Starts the processes of a stage so that none outlives the runner, and ends them so that none is left.
 
-Between the runner and the launcher stands a small process, the keeper: launchers leave their ranks running when they
-are killed themselves. The keeper hears when the runner dies, adopts whatever the launcher leaves, and ends all of it.
+Between the runner and the launcher stands a small process, the supervisor: launchers leave their ranks running when
+they are killed themselves. The supervisor hears when the runner dies, adopts whatever the launcher leaves, and ends all
+of it.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ class Started(Protocol):
         """End it now, with everything that it started."""
 
 
-class Kept:
-    """A command that runs under a keeper."""
+class SupervisedProcess:
+    """A command that runs under a supervisor."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -52,7 +53,7 @@ class Kept:
             done, status = os.waitpid(self.pid, os.WNOHANG)
             if done:
                 code = os.waitstatus_to_exitcode(status)
-                # The keeper cannot die of its command's signal: it tells it as a shell does, 128 + number.
+                # The supervisor cannot die of its command's signal: it tells it as a shell does, 128 + number.
                 self._code = 128 - code if code > 128 else code
         return self._code
 
@@ -68,12 +69,12 @@ class Kept:
                 process.terminate()
 
     def kill(self) -> None:
-        """Have the keeper end everything, and then itself."""
+        """Have the supervisor end everything, and then itself."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGTERM)
 
 
-def start(command: Sequence[str], env: Mapping[str, str], log: Path | None) -> Kept:
+def start(command: Sequence[str], env: Mapping[str, str], log: Path | None) -> SupervisedProcess:
     """Run a command with its output in a log, or where this process has its own, and nothing to read.
 
     Raises:
@@ -86,11 +87,11 @@ def start(command: Sequence[str], env: Mapping[str, str], log: Path | None) -> K
     with log.open("ab") if log is not None else contextlib.nullcontext() as stream:
         pid = os.fork()
         if pid:
-            return Kept(pid)
-        _keep(command, env, stream, runner)
+            return SupervisedProcess(pid)
+        _supervise(command, env, stream, runner)
 
 
-def _keep(command: Sequence[str], env: Mapping[str, str], log: BinaryIO | None, runner: int) -> NoReturn:
+def _supervise(command: Sequence[str], env: Mapping[str, str], log: BinaryIO | None, runner: int) -> NoReturn:
     """Run the command and exit, in the forked process. A signal of the command becomes an exit code above 128."""
     os.setsid()  # Ctrl-C in the terminal is the runner's alone
     signal.signal(signal.SIGINT, signal.SIG_IGN)

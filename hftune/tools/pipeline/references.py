@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from hftune.errors import ArgumentError
-from hftune.tools.pipeline.placed import Placed
+from hftune.tools.pipeline.yaml_positions import Positioned
 
 # The first group is the second $ of an escape; braces do not nest.
 _REFERENCE = re.compile(r"\$(\$?)\{([^{}]*)\}")
@@ -25,30 +25,30 @@ class Names:
         used: Names that have been looked up.
     """
 
-    values: Mapping[str, Placed]
+    values: Mapping[str, Positioned]
     stages: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     used: set[str] = field(default_factory=set)
 
-    def resolve(self, placed: Placed, within: tuple[str, ...] = ()) -> Placed:
+    def resolve(self, item: Positioned, within: tuple[str, ...] = ()) -> Positioned:
         """The value with every reference replaced; a text that is one reference alone takes the type of its value.
 
         Raises:
             ArgumentError: A name that is not there, or one that names itself.
         """
-        value = placed.value
+        value = item.value
         if isinstance(value, dict):
             made = {name: self.resolve(child, within) for name, child in value.items()}
-            return Placed(made, placed.place, placed.named)
+            return Positioned(made, item.place, item.name_place)
         if isinstance(value, list):
-            return Placed([self.resolve(child, within) for child in value], placed.place, placed.named)
+            return Positioned([self.resolve(child, within) for child in value], item.place, item.name_place)
         if not isinstance(value, str) or "${" not in value:
-            return placed
+            return item
         # The place stays that of the reference: a problem is solved in that line.
         whole = _REFERENCE.fullmatch(value)
         if whole and not whole[1]:
-            found = self._look_up(whole[2].strip(), placed.place, within)
-            return Placed(found.value, placed.place, placed.named)
-        return Placed(_REFERENCE.sub(self._text(placed.place, within), value), placed.place, placed.named)
+            found = self._look_up(whole[2].strip(), item.place, within)
+            return Positioned(found.value, item.place, item.name_place)
+        return Positioned(_REFERENCE.sub(self._text(item.place, within), value), item.place, item.name_place)
 
     def _text(self, place: str, within: tuple[str, ...]) -> Callable[[re.Match[str]], str]:
         def replaced(match: re.Match[str]) -> str:
@@ -63,7 +63,7 @@ class Names:
 
         return replaced
 
-    def _look_up(self, name: str, place: str, within: tuple[str, ...]) -> Placed:
+    def _look_up(self, name: str, place: str, within: tuple[str, ...]) -> Positioned:
         if name.startswith("env."):
             return _variable(name, place)
         if name.startswith("stages."):
@@ -80,7 +80,7 @@ class Names:
         self.used.add(name)
         return self.resolve(self.values[name], (*within, name))
 
-    def _of_stage(self, name: str, place: str) -> Placed:
+    def _of_stage(self, name: str, place: str) -> Positioned:
         stage, _, what = name.removeprefix("stages.").rpartition(".")
         if stage not in self.stages:
             before = ", ".join(self.stages) or "none"
@@ -94,10 +94,10 @@ class Names:
                 f"${{{name}}}: a stage has no {what}", place=place, fix="output (its folder) or model (merged)"
             )
         self.used.add(f"stages.{stage}")
-        return Placed(self.stages[stage][what], place)
+        return Positioned(self.stages[stage][what], place)
 
 
-def _variable(name: str, place: str) -> Placed:
+def _variable(name: str, place: str) -> Positioned:
     """`${env.NAME}`, or `${env.NAME:-DEFAULT}`."""
     variable, dash, default = name.removeprefix("env.").partition(":-")
     value = os.environ.get(variable, default if dash else None)
@@ -105,4 +105,4 @@ def _variable(name: str, place: str) -> Placed:
         raise ArgumentError(
             f"the environment has no {variable}", place=place, fix=f"export {variable}=..., or ${{{name}:-DEFAULT}}"
         )
-    return Placed(value, place)
+    return Positioned(value, place)

@@ -113,7 +113,7 @@ class Runner:
             for number, step in enumerate(chosen, start=1):
                 title = f"[{number}/{len(chosen)}] {step.name}"
                 if self._signals:
-                    raise Preempted(f"stopped before {step.name}; the same command goes on")
+                    raise Preempted(f"stopped before {step.name}; the same command resumes")
                 # Read just before the step: what has run since may have changed its inputs.
                 state = state_of(step)
                 if choice.forces(step) and state.verdict != START:
@@ -144,7 +144,7 @@ class Runner:
             self.screen.say(f"{title}: runs again, since {'; '.join(_few(state.reasons))}")
             self.screen.say(f"  the former result is in {aside}")
         elif state.verdict == RESUME:
-            self.screen.say(f"{title}: was interrupted, goes on")
+            self.screen.say(f"{title}: was interrupted, resumes")
         began = time.monotonic()
         code, log, offset = self._execute(step, title)
         # 0 alone proves little, it is the launcher's word; the stage writes its manifest last.
@@ -152,10 +152,10 @@ class Runner:
             self.screen.say(f"{title}: done in {clock(time.monotonic() - began)}, {step.folder}")
             return
         if self._signals:
-            saved = "a checkpoint is saved" if code == _PREEMPTED else "it goes on from its last checkpoint"
-            raise Preempted(f"{step.name} was stopped ({saved}); the same command goes on")
+            saved = "a checkpoint is saved" if code == _PREEMPTED else "it resumes from its last checkpoint"
+            raise Preempted(f"{step.name} was stopped ({saved}); the same command resumes")
         if code == _PREEMPTED:
-            raise Preempted(f"{step.name} was told to stop and saved a checkpoint; the same command goes on")
+            raise Preempted(f"{step.name} was told to stop and saved a checkpoint; the same command resumes")
         raise _failed(step, code, log, offset, time.monotonic() - began)
 
     def _execute(self, step: Step, title: str) -> tuple[int, Path, int]:
@@ -286,6 +286,6 @@ def _failed(step: Step, code: int, log: Path, offset: int, seconds: float) -> St
     return StageFailed(
         "\n".join([f"{step.name} failed ({how}) after {clock(seconds)}:", *(f"    {line}" for line in lines)]),
         place=str(log),
-        fix=f"{remedy + '; then ' if remedy else ''}the same command goes on from here. This stage alone:\n"
+        fix=f"{remedy + '; then ' if remedy else ''}the same command resumes from here. This stage alone:\n"
         f"    {shown(step.env, command_of(step))}",
     )

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hftune.arguments.given import bad_name
+from hftune.arguments.raw_arguments import bad_name
 from hftune.arguments.stage_table import STAGES
 from hftune.errors import ArgumentError, UserError, did_you_mean, raise_together
 from hftune.secrets import learn_config, learn_variables
 from hftune.tools.pipeline.names import check_name
-from hftune.tools.pipeline.placed import Placed, read_yaml
+from hftune.tools.pipeline.yaml_positions import Positioned, read_yaml
 
 KEYS = ("model", "output_dir", "values", "env", "launcher", "shared", "merge", "matrix", "stages", "answers")
 OF_STAGE = ("script", "from", "merge", "launcher", "env")
@@ -35,8 +35,8 @@ class StageSpec:
     name: str
     script: str
     place: str
-    settings: dict[str, Placed]
-    arguments: dict[str, Placed]
+    settings: dict[str, Positioned]
+    arguments: dict[str, Positioned]
 
 
 @dataclass(frozen=True)
@@ -44,15 +44,15 @@ class Spec:
     """A pipeline as it was written."""
 
     file: Path
-    model: Placed | None
-    output_dir: Placed
-    values: dict[str, Placed] = field(default_factory=dict)
-    env: dict[str, Placed] = field(default_factory=dict)
-    launcher: Placed | None = None
-    shared: dict[str, Placed] = field(default_factory=dict)
-    merge: Placed | None = None
-    matrix: Placed | None = None
-    answers: dict[str, Placed] = field(default_factory=dict)
+    model: Positioned | None
+    output_dir: Positioned
+    values: dict[str, Positioned] = field(default_factory=dict)
+    env: dict[str, Positioned] = field(default_factory=dict)
+    launcher: Positioned | None = None
+    shared: dict[str, Positioned] = field(default_factory=dict)
+    merge: Positioned | None = None
+    matrix: Positioned | None = None
+    answers: dict[str, Positioned] = field(default_factory=dict)
     stages: list[StageSpec] = field(default_factory=list)
 
 
@@ -68,7 +68,7 @@ def read_spec(file: str | Path) -> Spec:
     found = top.mapping("a pipeline", problems)
     # Before any message quotes the file: secrets that are learnt here are masked in it.
     _learn(top)
-    problems += _strangers(found, KEYS, "a pipeline")
+    problems += _unknown_keys(found, KEYS, "a pipeline")
     problems += [
         ArgumentError(f"{name} is missing", place=str(file), fix=_FIXES[name])
         for name in ("output_dir", "stages")
@@ -76,8 +76,8 @@ def read_spec(file: str | Path) -> Spec:
     ]
     stages = [
         stage
-        for name, placed in (found["stages"].mapping("stages", problems) if "stages" in found else {}).items()
-        if (stage := _stage(name, placed, problems)) is not None
+        for name, item in (found["stages"].mapping("stages", problems) if "stages" in found else {}).items()
+        if (stage := _stage(name, item, problems)) is not None
     ]
     groups = {
         name: found[name].mapping(name, problems) if name in found else {}
@@ -99,7 +99,7 @@ _FIXES = {
 }
 
 
-def _learn(top: Placed) -> None:
+def _learn(top: Positioned) -> None:
     """Remember the file's secrets before anything of it is quoted; what references stand for is learnt in `steps`."""
     plain = top.plain
     learn_config(plain)
@@ -110,16 +110,16 @@ def _learn(top: Placed) -> None:
             learn_variables({name: str(value) for name, value in env.items()})
 
 
-def _glued(arguments: dict[str, Placed]) -> Iterator[UserError]:
+def _glued(arguments: dict[str, Positioned]) -> Iterator[UserError]:
     """Problems: names with their values in them, as `{hub_token:X}` makes."""
     for name, child in arguments.items():
-        yield from bad_name(name, child.named)
+        yield from bad_name(name, child.name_place)
 
 
-def _stage(name: str, placed: Placed, problems: list[UserError]) -> StageSpec | None:
-    found = placed.mapping(f"stage {name}", problems)
+def _stage(name: str, item: Positioned, problems: list[UserError]) -> StageSpec | None:
+    found = item.mapping(f"stage {name}", problems)
     settings = {key: child for key, child in found.items() if key in OF_STAGE}
-    script = settings.get("script") or Placed(name, placed.named)
+    script = settings.get("script") or Positioned(name, item.name_place)
     text = str(script.value).removesuffix(".py").removeprefix("run_")
     if text not in STAGES:
         scripts = f"one of: {', '.join(STAGES)}"
@@ -127,46 +127,48 @@ def _stage(name: str, placed: Placed, problems: list[UserError]) -> StageSpec | 
         fix = f"{did_you_mean(text, STAGES)} {fix}".strip()
         problems.append(ArgumentError(f"stage {name} has no script", place=script.place, fix=fix))
         return None
-    problems += check_name(name, placed, "a stage")
+    problems += check_name(name, item, "a stage")
     # Scripts take both spellings; later checks compare one.
     arguments = {key.replace("-", "_"): child for key, child in found.items() if key not in OF_STAGE}
     problems += _folders(arguments, f"stage {name}")
     problems += _glued(arguments)
-    return StageSpec(name, text, placed.named, settings, arguments)
+    return StageSpec(name, text, item.name_place, settings, arguments)
 
 
-def _folders(arguments: dict[str, Placed], what: str) -> Iterator[UserError]:
+def _folders(arguments: dict[str, Positioned], what: str) -> Iterator[UserError]:
     """Problems: arguments that the pipeline gives itself."""
     reasons = {
         "output_dir": "each stage trains into output_dir/STAGE of the pipeline",
-        "resume_from_checkpoint": "an interrupted stage goes on from its newest whole checkpoint",
+        "resume_from_checkpoint": "an interrupted stage resumes from its newest whole checkpoint",
         "overwrite_output_dir": "a former result is moved aside when its stage runs again",
     }
     for name, why in reasons.items():
         if name in arguments:
-            yield ArgumentError(f"{what} cannot set {name}", place=arguments[name].named, fix=f"leave it out: {why}")
+            yield ArgumentError(
+                f"{what} cannot set {name}", place=arguments[name].name_place, fix=f"leave it out: {why}"
+            )
 
 
-def _asked(answers: dict[str, Placed], stages: list[StageSpec]) -> Iterator[UserError]:
+def _asked(answers: dict[str, Positioned], stages: list[StageSpec]) -> Iterator[UserError]:
     """Problems: arguments of `hftune ask` that the pipeline gives itself, and a stage of the name `answers`."""
     for name in ("models", "output_dir", "reward_model_path"):
         if name in answers:
             fix = "leave it out: all language models and the latest reward model of the pipeline take part"
-            yield ArgumentError(f"{ANSWERS} cannot set {name}", place=answers[name].named, fix=fix)
+            yield ArgumentError(f"{ANSWERS} cannot set {name}", place=answers[name].name_place, fix=fix)
     for stage in stages:
         if answers and stage.name == ANSWERS:
             yield ArgumentError(f"a stage cannot be called {ANSWERS} here", place=stage.place, fix="choose another")
 
 
-def _hidden(values: dict[str, Placed]) -> Iterator[UserError]:
+def _hidden(values: dict[str, Positioned]) -> Iterator[UserError]:
     for name, child in values.items():
         if name in ("model", "output_dir") or "." in name:
-            yield ArgumentError(f"{name} cannot be the name of a value", place=child.named, fix="choose another")
+            yield ArgumentError(f"{name} cannot be the name of a value", place=child.name_place, fix="choose another")
 
 
-def _strangers(found: dict[str, Placed], known: tuple[str, ...], what: str) -> Iterator[UserError]:
+def _unknown_keys(found: dict[str, Positioned], known: tuple[str, ...], what: str) -> Iterator[UserError]:
     for name, child in found.items():
         if name not in known:
             listed = f"one of: {', '.join(known)}; arguments of scripts go to shared"
             fix = did_you_mean(name, known) or listed
-            yield ArgumentError(f"{what} has no {name}", place=child.named, fix=fix)
+            yield ArgumentError(f"{what} has no {name}", place=child.name_place, fix=fix)

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import hftune
-from hftune.arguments.given import given_on_command_line
 from hftune.arguments.merging import parse_merge_arguments
+from hftune.arguments.raw_arguments import given_on_command_line
 from hftune.checkpoints.file_records import changed_input
 from hftune.checkpoints.inputs import paths_of
 from hftune.checkpoints.manifest import COMPLETE, Manifest, read_manifest

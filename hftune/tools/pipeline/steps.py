@@ -11,10 +11,10 @@ from hftune import child_processes
 from hftune.errors import ArgumentError, UserError, raise_together
 from hftune.secrets import learn_command, learn_variables
 from hftune.tools.pipeline.launchers import Launcher, read_launcher
-from hftune.tools.pipeline.placed import Placed
 from hftune.tools.pipeline.references import Names
 from hftune.tools.pipeline.spec import ANSWERS, Spec, StageSpec
 from hftune.tools.pipeline.sweep import Combination, combinations, secrets_in_names
+from hftune.tools.pipeline.yaml_positions import Positioned
 
 MERGE, ASK = "merge", "ask"
 """Scripts of steps that train nothing."""
@@ -77,7 +77,7 @@ def _own(name: str) -> str:
     path = child_processes.script(name)
     if not Path(path).is_file():
         raise ArgumentError(
-            f"{name} is not beside the installed hftune package, so that no stage can be started",
+            f"{name} is not next to the installed hftune package, so that no stage can be started",
             place=str(child_processes.ROOT),
             fix="install hftune from its sources, which hold the scripts: pip install -e FOLDER",
         )
@@ -85,7 +85,7 @@ def _own(name: str) -> str:
 
 
 @dataclass
-class _Made:
+class _Results:
     """Results of the stages of one combination so far."""
 
     results: dict[str, dict[str, str]] = field(default_factory=dict)
@@ -107,10 +107,10 @@ def steps_of(spec: Spec) -> list[Step]:
     """
     problems: list[UserError] = []
     found: dict[Path, Step] = {}
-    roads: list[_Made] = []
+    all_made: list[_Results] = []
     chosen = combinations(spec.matrix, problems)
     for combination in chosen:
-        made = _Made()
+        made = _Results()
         for stage in spec.stages:
             try:
                 for step in _stage_steps(spec, stage, combination, made, problems):
@@ -123,17 +123,17 @@ def steps_of(spec: Spec) -> list[Step]:
                 problems.append(problem)
                 # Later stages may need this one: their problems would only repeat it.
                 break
-        roads.append(made)
+        all_made.append(made)
     problems += secrets_in_names(chosen)
     raise_together({problem.render(): problem for problem in problems}.values())
-    asked = list(_ask(spec, roads))
+    asked = list(_ask(spec, all_made))
     for step in asked:
         learn_command(step.argv)
     return [*found.values(), *asked]
 
 
 def _stage_steps(
-    spec: Spec, stage: StageSpec, combination: Combination, made: _Made, problems: list[UserError]
+    spec: Spec, stage: StageSpec, combination: Combination, made: _Results, problems: list[UserError]
 ) -> Iterator[Step]:
     names = Names({**spec.values, **combination.values}, made.results)
     # Without the combination's values: all combinations share one folder, which has the lock and the logs.
@@ -163,7 +163,7 @@ def _stage_steps(
         script=stage.script,
         folder=folder,
         arguments={**_values(arguments), "output_dir": [str(folder)]},
-        places={name: child.named for name, child in arguments.items()},
+        places={name: child.name_place for name, child in arguments.items()},
         place=stage.place,
         launcher=read_launcher(launcher, problems) if launcher else Launcher(),
         env=env,
@@ -173,18 +173,18 @@ def _stage_steps(
     base = next((made.bases[p] for p in parents if model in made.results[p].values()), model)
     step = replace(step, base=base)
     yield step
-    merge = settings.get("merge") or (names.resolve(spec.merge) if spec.merge else Placed(True, stage.place))
+    merge = settings.get("merge") or (names.resolve(spec.merge) if spec.merge else Positioned(True, stage.place))
     merged = _merge(step, merge, prefix) if _trains_adapter(arguments) and not _means_no(merge) else None
     if merged is not None:
         yield merged
     _note(made, stage, step, merged, used)
 
 
-def _start(spec: Spec, stage: StageSpec, before: str | None, names: Names, made: _Made) -> dict[str, Placed]:
+def _start(spec: Spec, stage: StageSpec, before: str | None, names: Names, made: _Results) -> dict[str, Positioned]:
     """The arguments of the model that a stage starts from: the result of `before`, else the pipeline's own."""
     if before is not None:
         names.used.add(f"stages.{before}")
-        return {name: Placed(value, stage.place) for name, value in made.start[before].items()}
+        return {name: Positioned(value, stage.place) for name, value in made.start[before].items()}
     if spec.model is None:
         raise ArgumentError(
             f"stage {stage.name} has no model to begin with",
@@ -194,7 +194,7 @@ def _start(spec: Spec, stage: StageSpec, before: str | None, names: Names, made:
     return {"model_name_or_path": names.resolve(spec.model)}
 
 
-def _before(stage: StageSpec, settings: dict[str, Placed], made: _Made) -> str | None:
+def _before(stage: StageSpec, settings: dict[str, Positioned], made: _Results) -> str | None:
     """The stage that this one builds on (`from`, else the latest that trained a language model); None: no stage."""
     asked = settings.get("from")
     if asked is None:
@@ -210,17 +210,17 @@ def _before(stage: StageSpec, settings: dict[str, Placed], made: _Made) -> str |
     return str(asked.value)
 
 
-def _reward(arguments: dict[str, Placed], made: _Made, spec: Spec, names: Names) -> dict[str, Placed]:
+def _reward(arguments: dict[str, Positioned], made: _Results, spec: Spec, names: Names) -> dict[str, Positioned]:
     """The argument with the latest reward model; empty if the stage names a reward itself, or none was trained."""
     # `_note` gives every stage a result, and a start to all but reward models.
     models = [name for name in made.results if name not in made.start]
     if not models or {"reward_model_path", "reward_funcs", "reward_model"} & {*arguments}:
         return {}
     names.used.add(f"stages.{models[-1]}")
-    return {"reward_model_path": Placed(made.results[models[-1]]["model"], str(spec.file))}
+    return {"reward_model_path": Positioned(made.results[models[-1]]["model"], str(spec.file))}
 
 
-def _merge(step: Step, asked: Placed, prefix: str) -> Step:
+def _merge(step: Step, asked: Positioned, prefix: str) -> Step:
     """The step that merges a stage's adapter into its base."""
     own = asked.value if isinstance(asked.value, dict) else {}
     # The stage's launcher is not passed on: a merge runs in one process.
@@ -237,7 +237,7 @@ def _merge(step: Step, asked: Placed, prefix: str) -> Step:
             **carried,
             **_values({name: child for name, child in own.items() if child.value is not None}),
         },
-        places={name: child.named for name, child in own.items()},
+        places={name: child.name_place for name, child in own.items()},
         place=step.place,
         env=step.env,
         needs=(step.name,),
@@ -245,17 +245,19 @@ def _merge(step: Step, asked: Placed, prefix: str) -> Step:
     )
 
 
-def _ask(spec: Spec, roads: list[_Made]) -> Iterator[Step]:
+def _ask(spec: Spec, all_made: list[_Results]) -> Iterator[Step]:
     """The step that asks every language model the same questions, the bases first; none without `answers:`."""
     if not spec.answers:
         return
     names = Names(spec.values)
     folder = Path(_text(names.resolve(spec.output_dir))) / ANSWERS
     arguments = {name: names.resolve(child) for name, child in spec.answers.items()}
-    talking = [(road, stage) for road in roads for stage in road.start]
-    models = [road.bases[stage] for road, stage in talking]
-    models += [road.results[stage]["model"] for road, stage in talking]
-    rewards = [[made["model"] for stage, made in road.results.items() if stage not in road.start] for road in roads]
+    talking = [(made, stage) for made in all_made for stage in made.start]
+    models = [made.bases[stage] for made, stage in talking]
+    models += [made.results[stage]["model"] for made, stage in talking]
+    rewards = [
+        [result["model"] for stage, result in made.results.items() if stage not in made.start] for made in all_made
+    ]
     # Rewards of different models do not compare: a sweep over reward models gets none.
     judges = {found[-1] for found in rewards if found}
     yield Step(
@@ -269,13 +271,13 @@ def _ask(spec: Spec, roads: list[_Made]) -> Iterator[Step]:
             **({"reward_model_path": [*judges]} if len(judges) == 1 else {}),
             "output_dir": [str(folder)],
         },
-        places={name: child.named for name, child in arguments.items()},
-        place=next(iter(spec.answers.values())).named,
-        needs=tuple(dict.fromkeys(name for road in roads for steps in road.steps.values() for name in steps)),
+        places={name: child.name_place for name, child in arguments.items()},
+        place=next(iter(spec.answers.values())).name_place,
+        needs=tuple(dict.fromkeys(name for made in all_made for steps in made.steps.values() for name in steps)),
     )
 
 
-def _note(made: _Made, stage: StageSpec, step: Step, merged: Step | None, used: set[str]) -> None:
+def _note(made: _Results, stage: StageSpec, step: Step, merged: Step | None, used: set[str]) -> None:
     """Record what later stages may refer to."""
     model = str((merged or step).folder)
     made.results[stage.name] = {"output": str(step.folder), "model": model}
@@ -284,7 +286,7 @@ def _note(made: _Made, stage: StageSpec, step: Step, merged: Step | None, used: 
     if stage.script == "rm":
         return
     unmerged = merged is None and _trains_adapter(
-        {name: Placed(values[0], "") for name, values in step.arguments.items() if values}
+        {name: Positioned(values[0], "") for name, values in step.arguments.items() if values}
     )
     # An adapter that is not merged is trained further as it is, on the base that it was trained on.
     base = step.arguments["model_name_or_path"][0]
@@ -293,15 +295,15 @@ def _note(made: _Made, stage: StageSpec, step: Step, merged: Step | None, used: 
     )
 
 
-def _trains_adapter(arguments: dict[str, Placed]) -> bool:
+def _trains_adapter(arguments: dict[str, Positioned]) -> bool:
     return any(name in arguments and not _means_no(arguments[name]) for name in _ADAPTER)
 
 
-def _means_no(placed: Placed) -> bool:
-    return str(placed.plain).strip().lower() in _NO
+def _means_no(item: Positioned) -> bool:
+    return str(item.plain).strip().lower() in _NO
 
 
-def _values(arguments: dict[str, Placed]) -> dict[str, list[str]]:
+def _values(arguments: dict[str, Positioned]) -> dict[str, list[str]]:
     """Arguments with their values as texts: a list is several values, a mapping becomes JSON."""
     found = {}
     for name, child in arguments.items():
@@ -314,9 +316,9 @@ def _flat(value: object) -> str:
     return json.dumps(value) if isinstance(value, dict | list) else str(value)
 
 
-def _mapping(placed: Placed | None) -> dict[str, Placed]:
-    return placed.value if placed is not None and isinstance(placed.value, dict) else {}
+def _mapping(item: Positioned | None) -> dict[str, Positioned]:
+    return item.value if item is not None and isinstance(item.value, dict) else {}
 
 
-def _text(placed: Placed) -> str:
-    return "" if placed.value is None else str(placed.value)
+def _text(item: Positioned) -> str:
+    return "" if item.value is None else str(item.value)

@@ -11,7 +11,7 @@ from hftune.errors import ArgumentError, UserError
 from hftune.secret_names import says_secret
 from hftune.secrets import redact
 from hftune.tools.pipeline.names import check_name
-from hftune.tools.pipeline.placed import Placed
+from hftune.tools.pipeline.yaml_positions import Positioned
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Combination:
         name: Its name where the file gives one; else it is made from the values.
     """
 
-    values: dict[str, Placed] = field(default_factory=dict)
+    values: dict[str, Positioned] = field(default_factory=dict)
     name: str = ""
 
     def label(self, used: Iterable[str]) -> str:
@@ -36,7 +36,7 @@ class Combination:
         return self.name or ",".join(f"{name}={_short(self.values[name])}" for name in mine)
 
 
-def combinations(matrix: Placed | None, problems: list[UserError]) -> list[Combination]:
+def combinations(matrix: Positioned | None, problems: list[UserError]) -> list[Combination]:
     """All combinations, in the order of the file; a single empty one if there is no matrix.
 
     `{lr: [1e-4, 2e-4], rank: [8, 16]}` makes four; `{small: {lr: 1e-4}, large: {lr: 2e-4}}` makes two with names.
@@ -50,7 +50,7 @@ def combinations(matrix: Placed | None, problems: list[UserError]) -> list[Combi
         problems.append(
             ArgumentError(
                 "matrix holds lists of values, or combinations with names, and not both",
-                place=child.named,
+                place=child.name_place,
                 fix="lr: [1e-4, 2e-4]; or small: {lr: 1e-4, rank: 8}",
             )
         )
@@ -81,21 +81,21 @@ def secrets_in_names(combinations: Iterable[Combination]) -> Iterator[ArgumentEr
                 yield ArgumentError(cause, place=child.place, fix=fix)
 
 
-def _is_secret(name: str, child: Placed) -> bool:
+def _is_secret(name: str, child: Positioned) -> bool:
     text = str(child.plain)
     return says_secret(name) or redact(text) != text
 
 
-def _incomplete(named: dict[str, Placed]) -> Iterable[UserError]:
+def _incomplete(named: dict[str, Positioned]) -> Iterable[UserError]:
     """Problems: values that only some combinations have, and that stages could not look up in the others."""
     names = {name for child in named.values() for name in child.value}
     for title, child in named.items():
         missing = sorted(names - set(child.value))
         if missing:
-            yield ArgumentError(f"combination {title} lacks {', '.join(missing)}", place=child.named, fix="add it")
+            yield ArgumentError(f"combination {title} lacks {', '.join(missing)}", place=child.name_place, fix="add it")
 
 
-def _short(placed: Placed) -> str:
+def _short(item: Positioned) -> str:
     """A value as a part of a folder's name: the last part of a path, at most 40 characters."""
-    text = str(placed.plain).rstrip("/").rsplit("/", 1)[-1]
+    text = str(item.plain).rstrip("/").rsplit("/", 1)[-1]
     return re.sub(r"[^\w.+-]+", "-", text)[:40] or "none"

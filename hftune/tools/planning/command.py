@@ -21,7 +21,7 @@ from hftune.tools.planning.clusters import Cluster, cluster_here, cluster_of
 from hftune.tools.planning.counting import steps_of
 from hftune.tools.planning.planner import Choice, Planner
 from hftune.tools.planning.report import Row, as_json, table, words
-from hftune.tools.planning.selecting import settle_recomputation
+from hftune.tools.planning.selecting import choose_recomputed_share
 from hftune.tools.planning.timing import Time, estimate_time
 from hftune.visible import say
 
@@ -66,7 +66,7 @@ def plan(stage: str, argv: list[str]) -> None:
         free = free_of(cluster)
         # Before the table: `auto` leaves its share in `training_args`, from which every row starts.
         if training_args.recomputes_least:
-            settle_recomputation(planner, planner.asked(), free, training_args)
+            choose_recomputed_share(planner, planner.asked(), free, training_args)
         rows = [row_of(planner, choice, cluster, free) for choice in _table(planner)]
         best = cheapest(planner, rows, cluster, free)
         work = (best or rows[0]).choice.work
@@ -84,7 +84,7 @@ def take_own(argv: list[str]) -> tuple[Question, list[str]]:
     """Split a command line into the planner's own flags (`--gpus`, `--nodes`, `--json`) and the script's arguments.
 
     Raises:
-        ArgumentError: One without a value, or with one that is no number.
+        ArgumentError: One without a value, or whose value is not a number.
     """
     given: dict[str, str] = {}
     rest: list[str] = []
@@ -103,7 +103,7 @@ def take_own(argv: list[str]) -> tuple[Question, list[str]]:
             rest.append(token)
     nodes = given.get("--nodes", "1")
     if not nodes.isdigit():
-        raise ArgumentError(f"{nodes!r} is no number of machines", place="--nodes", fix="give 1 or more")
+        raise ArgumentError(f"{nodes!r} is not a number of machines", place="--nodes", fix="give 1 or more")
     return Question(given.get("--gpus"), int(nodes), "--json" in given), rest
 
 

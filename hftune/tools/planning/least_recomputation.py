@@ -10,7 +10,7 @@ from hftune.arguments.training import StageArguments
 from hftune.errors import UserError
 from hftune.preflight.memory import Free, ModelSize
 from hftune.tools.planning.planner import Planner
-from hftune.tools.planning.selecting import settle_recomputation
+from hftune.tools.planning.selecting import choose_recomputed_share
 
 
 def choose_layers(
@@ -30,6 +30,6 @@ def choose_layers(
     """
     planner = Planner(bare, model_args, adapter_args, training_args, size)
     try:
-        settle_recomputation(planner, planner.asked(), free, training_args)
+        choose_recomputed_share(planner, planner.asked(), free, training_args)
     except UserError:
         return  # what is wrong with the attention or the adapter is said by its own rule

@@ -67,8 +67,7 @@ def numerics_of(
 ) -> Numerics:
     """The dtypes of a run."""
     half = torch.bfloat16 if training_args.bf16 else torch.float16 if training_args.fp16 else None
-    loaded = weight_dtype(model_args, training_args, trains_all=not adapter_args.use_peft)
-    dtype = loaded if isinstance(loaded, torch.dtype) else torch.bfloat16
+    dtype = weight_dtype(model_args, training_args, trains_all=not adapter_args.use_peft)
     quantised = adapter_args.quantised
     # DeepSpeed casts the whole model, an adapter and a base's norms included, to the dtype it computes in.
     if setup.deepspeed and half is not None:

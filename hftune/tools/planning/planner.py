@@ -199,8 +199,7 @@ class Planner:
 
     def loaded_dtype(self, adapter_args: AdapterArguments) -> torch.dtype:
         """The dtype of weights as they are loaded."""
-        dtype = weight_dtype(self.model_args, self.training_args, trains_all=not adapter_args.use_peft)
-        return dtype if isinstance(dtype, torch.dtype) else torch.bfloat16
+        return weight_dtype(self.model_args, self.training_args, trains_all=not adapter_args.use_peft)
 
     @cached_property
     def largest(self) -> Largest:
@@ -335,7 +334,7 @@ class Planner:
     def _step(self, choice: Choice, numerics: Numerics, profile: Profile, head: Head, reference: int | None) -> Step:
         setup, size = choice.setup, self.size(choice.adapter)
         layers = len(profile.kinds)
-        # Layers alike have alike gradients; in full training head and embeddings have theirs besides.
+        # Layers alike have alike gradients; in full training head and embeddings have theirs as well.
         outside = self.largest.module if not choice.adapter.use_peft else 0
         per_layer = max(0.0, (size.trained - outside) / max(1, layers)) * setup.gradient_bytes
         unpacked = 0.0

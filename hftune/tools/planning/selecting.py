@@ -18,7 +18,7 @@ ROOM = 1.1
 """Times the plan must be free: measured peaks are up to a tenth above it (docs/planning.md)."""
 
 
-def settle_recomputation(planner: Planner, asked: Choice, free: Free, training_args: StageArguments) -> Choice:
+def choose_recomputed_share(planner: Planner, asked: Choice, free: Free, training_args: StageArguments) -> Choice:
     """Choose the smallest share of recomputed layers whose plan fits on every rank; all layers, if none does.
 
     Every rank must take part. Each layer more that is recomputed takes less memory, so that halving finds the share.

@@ -85,7 +85,7 @@ def estimate_time(bare: PreTrainedModel, size: ModelSize, choice: Choice, cluste
     forward = forward_flops(bare, size, work)
     passes = 2.0 if choice.adapter.use_peft else 3.0  # a frozen weight has no gradient of its own
     # A reference runs forward alone, whichever way it runs.
-    passes += recomputed_share(choice, len_layers(bare)) + (1.0 if work.reference or work.reference_apart else 0.0)
+    passes += recomputed_share(choice, len_layers(bare)) + (1.0 if work.reference or work.separate_reference else 0.0)
     mfu = (
         MFU_CPU
         if device.on_cpu

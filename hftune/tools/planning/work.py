@@ -46,7 +46,7 @@ class Work:
         masked: The attention gets a mask of tokens by tokens.
         head: `FULL_LOGITS`, `FUSED`, `ANSWERS`, `WEIGHTED` (with a loss known beforehand) or `SCORE`.
         reference: A forward pass of the reference runs while the policy's activations are kept.
-        reference_apart: One runs, while none are.
+        separate_reference: One runs, while none are.
         generation: Of RL.
         accumulation: Micro steps a step.
         length_known: Whether something bounds the rows.
@@ -59,7 +59,7 @@ class Work:
     masked: bool
     head: str
     reference: bool = False
-    reference_apart: bool = False
+    separate_reference: bool = False
     generation: Generation | None = None
     accumulation: int = 1
     length_known: bool = True
@@ -109,7 +109,7 @@ def work_of(training_args: StageArguments, attention: str, *, adapted: bool) -> 
         head=_head(training_args),
         reference=compares_while_training(training_args, adapted=adapted),
         # TRL scores completions by the reference before it trains on them, and not at all without a KL penalty.
-        reference_apart=generation is not None and bool(training_args.beta),
+        separate_reference=generation is not None and bool(training_args.beta),
         generation=generation,
         accumulation=training_args.gradient_accumulation_steps,
         length_known=length is not None,

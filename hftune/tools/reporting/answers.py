@@ -85,7 +85,7 @@ def completion_section(lines: Sequence[Mapping[str, Any]]) -> Section:
         (line["step"], said(line.get("prompt")), said(line.get("completion")), rewards_of(line.get("rewards")))
         for line in lines
     ]
-    return Section("Answers as training went on", ("step", "prompt", "answer", "reward"), rows)
+    return Section("Answers in the course of training", ("step", "prompt", "answer", "reward"), rows)
 
 
 def said(value: Any) -> str:
@@ -124,7 +124,7 @@ def html_completions(lines: Sequence[Mapping[str, Any]]) -> str:
         entry = (f"step {line['step']}", rewards_of(line.get("rewards")), said(line.get("completion")))
         by_prompt.setdefault(said(line.get("prompt")), []).append(entry)
     cards = "".join(_card(prompt, entries) for prompt, entries in by_prompt.items())
-    return f"<h3>Answers as training went on</h3><p>Samples of the first and of the last logged step.</p>{cards}"
+    return f"<h3>Answers in the course of training</h3><p>Samples of the first and of the last logged step.</p>{cards}"
 
 
 def _reward(rewards: Mapping[str, Sequence[float | None]], model: str, number: int) -> str:

@@ -169,7 +169,7 @@ def _answers(name: str, prompts: list[Prompt], args: AskArguments) -> list[str]:
     model, tokenizer = _load(name, args)
     chats = bool(tokenizer.chat_template)
     if not chats:
-        notice(f"{name} has no chat template: it goes on with the bare text of the last turn")
+        notice(f"{name} has no chat template: it is given the bare text of the last turn")
     texts_of_all = _texts(prompts, tokenizer, args.borders_in_text)
     said: list[str] = []
     for start in range(0, len(prompts), _BATCH):

@@ -58,10 +58,10 @@ def all_halves(content: dict[str, Any], first_new: int, merges: int) -> None:
     vocabulary: dict[str, int] = content["model"]["vocab"]
     # By id, the order in which they were learnt: a merge's rank is its place in the list.
     new = sorted((number, token) for token, number in vocabulary.items() if number >= first_new and len(token) > 1)
-    beside = {token["content"] for token in content["added_tokens"]}
+    added = {token["content"] for token in content["added_tokens"]}
     kept = content["model"]["merges"][:merges]
     for _, token in new:
         halves = [[token[:cut], token[cut:]] for cut in range(1, len(token))]
-        if token not in beside:
+        if token not in added:
             kept += [pair for pair in halves if pair[0] in vocabulary and pair[1] in vocabulary]
     content["model"]["merges"] = kept

@@ -1,4 +1,4 @@
-"""A loss or a gradient that is no number ends a run, before anything broken is saved."""
+"""A loss or a gradient that is NaN or infinite ends a run, before anything broken is saved."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class NanGuard(Feature):
             self._look_at_losses(run, ended=False)
 
     def on_step_end(self, run: Run, norm: Any) -> None:
-        """Stop before a step is logged or saved that had gradients which are no numbers.
+        """Stop before a step is logged or saved that had gradients which are NaN or infinite.
 
         DeepSpeed leaves such steps out in any precision, for ever if need be, and the run would end as if it had
         trained. A loss scale for float16 does so now and then, and is lowered: only then does the run continue.
@@ -61,13 +61,13 @@ class NanGuard(Feature):
         self._last_norm = norm
 
     def after_evaluate(self, run: Run, metrics: dict[str, float], prefix: str) -> None:
-        """Say a held-out loss that is no number."""
+        """Say that a held-out loss is NaN or infinite."""
         loss = metrics.get(f"{prefix}_loss")
         if loss is not None and not math.isfinite(loss):
             notice(f"{prefix}_loss is {loss} at step {run.state.global_step}")
 
     def _look_at_losses(self, run: Run, *, ended: bool) -> None:
-        """Stop at the first micro batch since the last look whose loss is no number; one wait for all of them."""
+        """Stop at the first micro batch since the last look whose loss is NaN or infinite; one wait for all of them."""
         seen, self._losses = self._losses, []
         if not seen:
             return
@@ -94,7 +94,7 @@ class NanGuard(Feature):
         # DeepSpeed has made its step with these gradients already: only what is frozen still tells of the base.
         broken = list(broken_parameters(run.model, frozen_alone=run.is_deepspeed_enabled))
         if broken and not run.state.global_step and self._last_norm is None:
-            return f"the base has weights that are no numbers ({', '.join(broken[:3])}): get it anew"
+            return f"the base has weights that are NaN or infinite ({', '.join(broken[:3])}): get it anew"
         lower = "lower --learning_rate, or raise --warmup_steps"
         if run.args.fp16:
             lower = "use --bf16 or float32 instead of --fp16, whose numbers end at 65504; " + lower
@@ -118,7 +118,7 @@ def describe_batch(inputs: Any, tokenizer: Any) -> Iterator[str]:
 
 
 def broken_parameters(model: torch.nn.Module, *, frozen_alone: bool = False) -> Iterator[str]:
-    """Names of parameters with a value that is no number; of ZeRO-3's, this rank's part is looked at."""
+    """Names of parameters with a value that is NaN or infinite; of ZeRO-3's, this rank's part is looked at."""
     for name, parameter in model.named_parameters():
         if frozen_alone and parameter.requires_grad:
             continue

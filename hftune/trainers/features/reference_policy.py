@@ -274,7 +274,7 @@ class ReferencePolicy(Feature):
         if not adapted or ref_model is not None:
             return PRECOMPUTED, "no second model is kept in training"
         if other := _trained_elsewhere(self.run.model):
-            return PRECOMPUTED, f"{other} is trained beside the adapter, and cannot be switched off"
+            return PRECOMPUTED, f"{other} is trained next to the adapter, and cannot be switched off"
         # With one pass, computing ahead is as much work, and the cache only pays in the next run.
         passes = self._passes()
         if passes > 1:

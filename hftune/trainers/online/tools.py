@@ -26,7 +26,7 @@ Tool = Callable[..., Any]
 def load_tools(training_args: Any, tokenizer: PreTrainedTokenizerBase) -> list[Tool]:
     """The functions of `--tools`; none for other algorithms than GRPO.
 
-    What a tool says becomes a turn of its own, upon which the policy goes on; its tokens are not trained on.
+    What a tool says becomes a turn of its own, upon which the policy continues; its tokens are not trained on.
 
     Args:
         tokenizer: Its chat template must show tools and what they answer; how calls are read from an answer is known
@@ -58,7 +58,7 @@ def _undescribed(tools: Sequence[Tool]) -> Iterator[ArgumentError]:
 
 
 def _unfit(tokenizer: PreTrainedTokenizerBase) -> Iterator[ArgumentError]:
-    """Templates without tools, without a known way to read calls, or that cannot go on with a conversation."""
+    """Templates without tools, without a known way to read calls, or that cannot continue a conversation."""
     reads = getattr(tokenizer, "response_template", None) or getattr(tokenizer, "response_schema", None)
     try:
         if not tokenizer.chat_template or not supports_tool_calling(tokenizer):

@@ -152,7 +152,7 @@ def critic_like(policy: nn.Module, again: PreTrainedModel | None = None) -> Crit
             parameter.requires_grad_(other.requires_grad)
     elif needs_reading_again(policy):
         raise ArgumentError(
-            "ZeRO-3 has partitioned weights that are trained beside the adapter, and they cannot be copied",
+            "ZeRO-3 has partitioned weights that are trained next to the adapter, and they cannot be copied",
             place="--critic separate",
             fix="use --critic shared, or leave out --modules_to_save",
         )

@@ -19,7 +19,7 @@ from hftune.trainers.losses.unpaired import of_answers
 from hftune.trainers.preference.batches import FILLER
 
 OF_MODEL = ("input_ids", "attention_mask", "position_ids", "use_cache", "shared_prompts", "answer_at", "answer_ids")
-"""What of a batch goes to the model, beside the borders of its runs."""
+"""What of a batch goes to the model, together with the borders of its runs."""
 
 
 class PairLoss:

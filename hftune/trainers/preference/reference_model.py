@@ -44,7 +44,7 @@ Columns = dict[str, torch.Tensor]
 
 
 def add_copy(model: PeftModel) -> None:
-    """A frozen copy of the trained adapter beside it, as the reference of one that does not start as the base."""
+    """A frozen copy of the trained adapter next to it, as the reference of one that does not start as the base."""
     model.add_adapter(COPY, model.peft_config["default"])
     for target, source in adapter_parameters(model):
         with zero.gathered([target, source], write=True):
@@ -128,7 +128,7 @@ def load_parameters(file: Path, parameters: Iterable[nn.Parameter]) -> None:
         raise ArgumentError(
             f"{file.parent} has no {file.name}: its reference was not renewed in training",
             place="--resume_from_checkpoint",
-            fix="go on as it was begun, without --sync_ref_model",
+            fix="resume as it was begun, without --sync_ref_model",
         )
     found = load_tensors(file)
     for number, parameter in enumerate(parameters):

@@ -33,7 +33,7 @@ def accuracy(completions: list[Any], **columns: Any) -> list[float | None]:
         ArgumentError: The data have none of these columns.
     """
     column = next((name for name in REFERENCES if columns.get(name) is not None), None)
-    # Not a reward of 0: training would go on, and learn nothing.
+    # Not a reward of 0: training would continue, and learn nothing.
     if column is None:
         raise ArgumentError(
             f"no record has a right answer: looked for {', '.join(REFERENCES)}",

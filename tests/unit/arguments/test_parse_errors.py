@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from hftune.arguments.entry import parse_arguments
-from hftune.arguments.given import take_config
 from hftune.arguments.parse_errors import class_error
+from hftune.arguments.raw_arguments import take_config
 from hftune.errors import ArgumentError
 
 GOOD = ["--output_dir", "o"]

@@ -32,4 +32,4 @@ def test_pieces_of_a_shared_model_are_not_put_together(
     (folder.parent / RECORD_NAME).write_text(json.dumps({"files": {}, **record}))
     with pytest.raises(ManifestError, match="tensor or expert parallel processes") as problem:
         open_engine(folder)
-    assert "its weights lie whole beside it" in str(problem.value)
+    assert "its whole weights are next to it" in str(problem.value)

@@ -1,10 +1,11 @@
-"""Checkpoints: which are whole, which one a run goes on from, which may go."""
+"""Checkpoints: which are whole, which one a run resumes from, which may be removed."""
 
 from __future__ import annotations
 
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,11 +19,13 @@ from hftune.checkpoints.resume import (
     remove_leftovers,
     remove_old,
     rename_old_checkpoints,
+    restore_checkpoints,
     resume_problems,
     steps_done,
 )
 from hftune.constants import MANIFEST_NAME
 from hftune.errors import ArgumentError
+from hftune.publishing import locks
 from hftune.publishing.folder import make_work
 
 
@@ -107,7 +110,7 @@ def test_the_newest_whole_one_by_number_not_by_name(tmp_path: Path) -> None:
     assert [folder.name for folder, _ in found.skipped] == ["checkpoint-100"]
 
 
-def test_nothing_to_go_on_from(tmp_path: Path) -> None:
+def test_nothing_to_resume_from(tmp_path: Path) -> None:
     assert newest_whole(tmp_path / "nowhere").folder is None
 
 
@@ -177,6 +180,30 @@ def test_a_checkpoint_in_the_middle_of_an_exchange_comes_back(tmp_path: Path) ->
     remove_leftovers(tmp_path)
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["checkpoint-1", "checkpoint-3"]
     assert checkpoint_fault(tmp_path / "checkpoint-1") is None
+
+
+@pytest.mark.parametrize("asked, restored", [("auto", True), ("none", True), ("checkpoint-2", True), ("busy", False)])
+def test_it_is_back_before_the_checkpoint_to_resume_from_is_chosen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: str, restored: bool
+) -> None:
+    """Not where another run holds the folder: the exchange may be its own, and about to end."""
+    monkeypatch.setattr(locks, "OUTPUT_SECONDS", 0.1)
+    make(tmp_path, 1)
+    make(tmp_path, 2).rename(tmp_path / ".checkpoint-2.old")
+    make(tmp_path, 3).rename(tmp_path / ".checkpoint-3.old")
+    shutil.copytree(tmp_path / ".checkpoint-3.old", tmp_path / ".checkpoint-3.old-1")
+    (make_work(tmp_path / PARTIAL) / "checkpoint-4").mkdir()
+    elsewhere, flag = tmp_path, "auto"
+    if asked.startswith("checkpoint"):
+        elsewhere, flag = tmp_path / "another", str(tmp_path / asked)
+    args = SimpleNamespace(output_dir=str(elsewhere), resume_from_checkpoint=None if asked == "none" else flag)
+    held = locks.lock_folder(tmp_path) if asked == "busy" else None
+    restore_checkpoints(args)  # type: ignore[arg-type]
+    if held is not None:
+        locks.release_lock(held)
+    assert newest_whole(tmp_path).folder == tmp_path / f"checkpoint-{3 if restored else 1}"
+    assert (tmp_path / ".checkpoint-3.old-1").exists() and (tmp_path / PARTIAL / "checkpoint-4").exists()
+    assert not (tmp_path / locks.OUTPUT_LOCK).exists()
 
 
 @pytest.mark.parametrize(

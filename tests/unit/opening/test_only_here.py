@@ -37,7 +37,7 @@ ALLOWED: dict[tuple[str, str], str] = {
     ("distributed/connection.py", "json.loads"): "messages of the run's own processes",
     ("opening/yaml_file.py", "yaml.SafeLoader"): "the one reader of YAML",
     ("opening/yaml_file.py", "yaml.load"): "by that loader",
-    ("tools/pipeline/placed.py", "yaml.SafeLoader"): "the type of the bounded loader",
+    ("tools/pipeline/yaml_positions.py", "yaml.SafeLoader"): "the type of the bounded loader",
     ("digests.py", "json.loads"): "sealed values, which are compared with their digest, from a text with a limit",
     ("secrets.py", "json.loads"): "an argument's own text",
     ("data/readers/json_array.py", "orjson.loads"): DATA,

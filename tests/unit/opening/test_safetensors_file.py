@@ -199,7 +199,7 @@ def test_names_that_are_none(tmp_path: Path, name: str) -> None:
     assert not is_plain_name(name)
     file = tmp_path / "model.safetensors.index.json"
     file.write_text(json.dumps({"weight_map": {"a": "model.safetensors", "b": name}}))
-    with pytest.raises(ManifestError, match="which is no file beside it") as problem:
+    with pytest.raises(ManifestError, match="which is no file next to it") as problem:
         read_index(file)
     assert "\x1b" not in str(problem.value) and "\n  where" in str(problem.value)
 

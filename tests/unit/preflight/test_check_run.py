@@ -103,10 +103,10 @@ def test_rewards(tmp_path: Path) -> None:
 
 def test_documents_that_cannot_be_kept_apart(tiny_model: Path, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "mamba", "hidden_size": 8, "num_hidden_layers": 1}')
-    assert problems(tmp_path) == ""
-    said = problems(tmp_path, "--packing", "--peft_path", "nowhere")
-    assert "2 problems" in said and "kept apart in mamba" in said and "there is no folder nowhere" in said
-    assert problems(tiny_model, "--packing") == ""
+    assert problems(tmp_path, "--packing") == problems(tiny_model, "--packing") == ""
+    kernel = ("--attn_implementation", "someone/kernel")
+    said = problems(tiny_model, "--packing", *kernel, "--peft_path", "nowhere")
+    assert "2 problems" in said and "keep packed documents apart" in said and "there is no folder nowhere" in said
     assert "needs a GPU" in problems(tiny_model, "--padding_free", "--attn_implementation", "flash_attention_2")
 
 

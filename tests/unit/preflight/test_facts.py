@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from datasets import Dataset
-from transformers import MambaConfig
+from transformers import LlamaConfig
 
 from hftune import logging
 from hftune.arguments.entry import parse_arguments
@@ -174,12 +174,13 @@ original, made = facts_module.model_config, facts_module.skeleton
 
 
 def test_what_cannot_be_decided_is_said_with_all_else(tmp_path: Path) -> None:
-    MambaConfig(num_hidden_layers=1, hidden_size=8).save_pretrained(tmp_path)
-    facts = resolve("sft", parsed("sft", tmp_path, "--padding_free", "True", "--dummy_data", "5"))
-    assert "kept apart in mamba" in str(facts.problems[0]) and facts.config is not None
+    LlamaConfig(num_hidden_layers=1, hidden_size=8, num_attention_heads=2).save_pretrained(tmp_path)
+    kernel = ("--attn_implementation", "someone/kernel")
+    facts = resolve("sft", parsed("sft", tmp_path, "--padding_free", "True", "--dummy_data", "5", *kernel))
+    assert "keep packed documents apart" in str(facts.problems[0]) and facts.config is not None
     with pytest.raises(UserError) as error:
         check_run(facts)
-    assert "2 kinds of training data at once" in str(error.value) and "kept apart in mamba" in str(error.value)
+    assert "2 kinds of training data at once" in str(error.value) and "documents apart" in str(error.value)
     (tmp_path / "config.json").write_text("{")
     facts = resolve("sft", parsed("sft", tmp_path))
     assert facts.build is None and facts.skeleton is None and facts.memory is None and len(facts.problems) == 1

@@ -59,7 +59,7 @@ def test_virtual_epochs_of_two_sources(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("stop", ["4", pytest.param("8", marks=pytest.mark.slow)])
-def test_a_mixture_goes_on_exactly(tmp_path: Path, stop: str) -> None:
+def test_a_mixture_is_resumed_exactly(tmp_path: Path, stop: str) -> None:
     whole = trainer_on(tmp_path / "whole", "--num_train_epochs", "2")
     whole.train()
     saving = ["--save_strategy", "steps", "--save_steps", stop, "--max_steps", stop]

@@ -7,16 +7,18 @@ from pathlib import Path
 import pytest
 
 from hftune.errors import ArgumentError
+from hftune.publishing import locks
 from hftune.publishing.folder import make_work
+from hftune.publishing.locks import OUTPUT_LOCK
 from hftune.trainers import result
 from hftune.trainers.features.checkpoints import publish_checkpoint
-from hftune.trainers.result import LOCK_NAME, lock_output, unlock_output
+from hftune.trainers.result import lock_output, unlock_output
 from tests.unit.checkpoints.test_resume import make
 
 
 @pytest.fixture(autouse=True)
 def no_patience(monkeypatch: pytest.MonkeyPatch) -> object:
-    monkeypatch.setattr(result, "_PATIENCE", 0.1)
+    monkeypatch.setattr(locks, "OUTPUT_SECONDS", 0.1)
     yield
     unlock_output()
 
@@ -37,7 +39,7 @@ def test_two_runs_in_one_folder(tmp_path: Path) -> None:
 
 def test_a_planted_lock_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "victim").write_text("mine")
-    (tmp_path / LOCK_NAME).symlink_to(tmp_path / "victim")
+    (tmp_path / OUTPUT_LOCK).symlink_to(tmp_path / "victim")
     with pytest.raises(ArgumentError, match="in the way"):
         lock_output(tmp_path, create=True)
     assert (tmp_path / "victim").read_text() == "mine"

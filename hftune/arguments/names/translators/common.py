@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from hftune.arguments.names.row import Answer, Ask, Given, Translation, means_yes
+from hftune.arguments.names.row import NamedValues, Request, Translated, Translation, means_yes
 from hftune.errors import ArgumentError
 
 
@@ -26,7 +26,7 @@ def number(name: str, value: str) -> float:
     try:
         return float(value)
     except ValueError as error:
-        raise ArgumentError(f"--{name} {value} is no number", fix=f"write a number, such as --{name} 0.5") from error
+        raise ArgumentError(f"--{name} {value} is not a number", fix=f"write a number, such as --{name} 0.5") from error
 
 
 def shortest(value: float) -> str:
@@ -35,11 +35,11 @@ def shortest(value: float) -> str:
     return str(int(value)) if value == int(value) else str(value)
 
 
-def each(one: Callable[[str, Ask], Given]) -> Translation:
+def each(one: Callable[[str, Request], NamedValues]) -> Translation:
     """A translation name by name, for names that mean the same; where several are given, each has its say."""
 
-    def translate(ask: Ask) -> Answer:
-        return Answer([pair for name in ask.given for pair in one(name, ask)])
+    def translate(request: Request) -> Translated:
+        return Translated([pair for name in request.given for pair in one(name, request)])
 
     return translate
 
@@ -53,15 +53,15 @@ def mapped(to: str, table: Mapping[str, str | None], because: str) -> Translatio
         because: Why any other value is refused, and what to use instead; empty: other values stay as they are.
     """
 
-    def one(name: str, ask: Ask) -> Given:
-        value = ask.text(name) or ""
+    def one(name: str, request: Request) -> NamedValues:
+        value = request.text(name) or ""
         if value.lower() in table:
             found = table[value.lower()]
             return [(to, found.split())] if found is not None else []
         if because:
             # Without a counterpart and a reason nothing is guessed.
             raise cannot(name, value, because)
-        return [(to, list(ask.given[name]))]
+        return [(to, list(request.given[name]))]
 
     return each(one)
 
@@ -69,8 +69,8 @@ def mapped(to: str, table: Mapping[str, str | None], because: str) -> Translatio
 def switched(to: str, on: str | None, off: str | None) -> Translation:
     """A switch that becomes a value: `on` or `off`; None for what happens anyway."""
 
-    def one(name: str, ask: Ask) -> Given:
-        value = on if means_yes(ask.text(name) or "") else off
+    def one(name: str, request: Request) -> NamedValues:
+        value = on if means_yes(request.text(name) or "") else off
         return [(to, value.split())] if value is not None else []
 
     return each(one)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from hftune.arguments.names.row import Answer, Ask, Given, Translation
+from hftune.arguments.names.row import NamedValues, Request, Translated, Translation
 from hftune.arguments.names.translators.common import cannot, each, mapped, number, shortest
 from hftune.errors import ArgumentError
 from hftune.opening.model_files import read_checked
@@ -25,8 +25,8 @@ _MODULES = {
 def modules(to: str) -> Translation:
     """`target_modules` and `modules_to_save`: names of Megatron's layers become those of Hugging Face's models."""
 
-    def one(name: str, ask: Ask) -> Given:
-        names = [part for value in ask.given[name] for part in str(value).replace(",", " ").split()]
+    def one(name: str, request: Request) -> NamedValues:
+        names = [part for value in request.given[name] for part in str(value).replace(",", " ").split()]
         if "all-router" in names:
             raise cannot(name, "all-router", "name the routers, such as mlp.gate")
         found = [module for part in names for module in _MODULES.get(part, [part])]
@@ -38,26 +38,26 @@ def modules(to: str) -> Translation:
 targets, saved = modules("lora_target_modules"), modules("lora_modules_to_save")
 
 
-def strength(ask: Ask) -> Answer:
+def strength(request: Request) -> Translated:
     """`lora_alpha`, `rslora_plus`: ERNIEKit's -1 is twice the rank, or 4 with rsLoRA."""
-    if ask.flag("rslora_plus"):
-        given: Given = [("use_rslora", ["True"]), ("lora_alpha", ["4"]), ("loraplus_lr_ratio", ["4"])]
-        return Answer(given, ("--rslora_plus: rsLoRA with alpha 4, and LoRA+ with ratio 4",))
-    alpha = ask.text("lora_alpha")
+    if request.flag("rslora_plus"):
+        given: NamedValues = [("use_rslora", ["True"]), ("lora_alpha", ["4"]), ("loraplus_lr_ratio", ["4"])]
+        return Translated(given, ("--rslora_plus: rsLoRA with alpha 4, and LoRA+ with ratio 4",))
+    alpha = request.text("lora_alpha")
     if alpha is None:
-        return Answer()
+        return Translated()
     # ERNIEKit computes alpha from the rank for -1; everybody else gives the number.
     if number("lora_alpha", alpha) != -1:
-        return Answer([("lora_alpha", [shortest(number("lora_alpha", alpha))])])
-    if (ask.other("use_rslora") or "").lower() in ("true", "1"):
-        return Answer([("lora_alpha", ["4"])], ("--lora_alpha -1 is 4 with rsLoRA, as in ERNIEKit",))
-    rank = int(number("lora_r", ask.other("lora_r") or "8"))
-    return Answer(
+        return Translated([("lora_alpha", [shortest(number("lora_alpha", alpha))])])
+    if (request.other("use_rslora") or "").lower() in ("true", "1"):
+        return Translated([("lora_alpha", ["4"])], ("--lora_alpha -1 is 4 with rsLoRA, as in ERNIEKit",))
+    rank = int(number("lora_r", request.other("lora_r") or "8"))
+    return Translated(
         [("lora_alpha", [str(2 * rank)])], (f"--lora_alpha -1 is twice the rank, {2 * rank}, as in ERNIEKit",)
     )
 
 
-_TYPES: dict[str, Given] = {
+_TYPES: dict[str, NamedValues] = {
     "bf16": [("bf16", ["True"])],
     "fp16": [("bf16", ["False"]), ("fp16", ["True"])],
     "wint8": [("load_in_8bit", ["True"])],
@@ -67,34 +67,34 @@ _ALGORITHMS = {"weight_only_int8": "wint8", "nf4": "nf4"}
 _BASES = "use nf4 (--load_in_4bit) or wint8 (--load_in_8bit), with --use_peft; FP8 in full is --fp8"
 
 
-def compute_type(ask: Ask) -> Answer:
+def compute_type(request: Request) -> Translated:
     """ERNIEKit's `compute_type` and `weight_quantize_algo`: precision, and a quantised base for LoRA."""
-    kind = (ask.text("compute_type") or "").lower()
+    kind = (request.text("compute_type") or "").lower()
     if kind and kind not in _TYPES:
         raise cannot("compute_type", kind, _BASES)
-    algorithm = (ask.text("weight_quantize_algo") or "").lower()
+    algorithm = (request.text("weight_quantize_algo") or "").lower()
     if algorithm in ("", "none", "null") or kind in ("bf16", "fp16"):
         ignored = algorithm not in ("", "none", "null")  # ERNIEKit drops it there, too
         said = (f"--weight_quantize_algo {algorithm} has no effect beside --compute_type {kind}",) if ignored else ()
-        return Answer(list(_TYPES.get(kind, [])), said)
+        return Translated(list(_TYPES.get(kind, [])), said)
     if algorithm not in _ALGORITHMS:
         raise cannot("weight_quantize_algo", algorithm, _BASES)
     if kind and kind != _ALGORITHMS[algorithm]:
         raise cannot("weight_quantize_algo", algorithm, f"--compute_type {kind} says otherwise; give one of them")
-    return Answer(list(_TYPES[_ALGORITHMS[algorithm]]))
+    return Translated(list(_TYPES[_ALGORITHMS[algorithm]]))
 
 
-def quant_bits(ask: Ask) -> Answer:
+def quant_bits(request: Request) -> Translated:
     """Megatron-SWIFT's `quant_method` and `quant_bits`."""
-    method = (ask.text("quant_method") or "bnb").lower()
-    bits = ask.text("quant_bits")
+    method = (request.text("quant_method") or "bnb").lower()
+    bits = request.text("quant_bits")
     if method != "bnb":
         raise cannot("quant_method", method, "bases are quantised with bitsandbytes (bnb)")
     if bits is None:
         raise cannot("quant_method", method, "give --quant_bits 4 or 8 as well")
     if bits not in ("4", "8"):
         raise cannot("quant_bits", bits, "use 4 or 8")
-    return Answer([(f"load_in_{bits}bit", ["True"])])
+    return Translated([(f"load_in_{bits}bit", ["True"])])
 
 
 _kernels = mapped(
@@ -112,25 +112,25 @@ _kernels = mapped(
 )
 
 
-def attention_backend(ask: Ask) -> Answer:
+def attention_backend(request: Request) -> Translated:
     """Megatron-SWIFT's `attention_backend`; flash is the newest FlashAttention that is installed, as there."""
-    if (ask.text("attention_backend") or "").lower() == "flash":
-        return Answer([("flash_attn", ["True"])])
-    return _kernels(ask)
+    if (request.text("attention_backend") or "").lower() == "flash":
+        return Translated([("flash_attn", ["True"])])
+    return _kernels(request)
 
 
 _ERNIE = "here it weighs a mean over layers, in ERNIEKit what the model adds"
 _OF_EVERY_LAYER = ("mixtral", "olmoe")
 
 
-def megatron_balance(ask: Ask) -> Answer:
+def megatron_balance(request: Request) -> Translated:
     """`moe_aux_loss_coeff` c: Megatron adds c E sum(f P) / k of every expert layer; here it is the mean of E sum(f P).
 
     With L expert layers that choose k experts, c L / k weighs the same where layers are used alike (Megatron-LM,
     `switch_load_balancing_loss_func`).
     """
-    value = number("moe_aux_loss_coeff", ask.text("moe_aux_loss_coeff") or "")
-    found = expert_layers(ask.other("model_name_or_path"))
+    value = number("moe_aux_loss_coeff", request.text("moe_aux_loss_coeff") or "")
+    found = expert_layers(request.other("model_name_or_path"))
     if found is None or not value:
         return _as_it_is("router_aux_loss_coef", "moe_aux_loss_coeff", value, "expert layers / experts a token")
     layers, chosen = found
@@ -139,37 +139,37 @@ def megatron_balance(ask: Ask) -> Answer:
     said = (
         f"--moe_aux_loss_coeff {value:g} is {scaled} here: Megatron adds up {layers} expert layers and divides by k = "
     )
-    return Answer([("router_aux_loss_coef", [scaled])], (said + str(chosen),))
+    return Translated([("router_aux_loss_coef", [scaled])], (said + str(chosen),))
 
 
-def megatron_z(ask: Ask) -> Answer:
+def megatron_z(request: Request) -> Translated:
     """`moe_z_loss_coeff` c: Megatron adds c times the z-loss of every expert layer; here it is their mean."""
-    value = number("moe_z_loss_coeff", ask.text("moe_z_loss_coeff") or "")
-    found = expert_layers(ask.other("model_name_or_path"))
+    value = number("moe_z_loss_coeff", request.text("moe_z_loss_coeff") or "")
+    found = expert_layers(request.other("model_name_or_path"))
     if found is None or not value:
         return _as_it_is("moe_z_loss_coef", "moe_z_loss_coeff", value, "expert layers")
     scaled = shortest(round(value * found[0], 12))
     said = f"--moe_z_loss_coeff {value:g} is {scaled} here: Megatron adds up {found[0]} expert layers"
-    return Answer([("moe_z_loss_coef", [scaled])], (said,))
+    return Translated([("moe_z_loss_coef", [scaled])], (said,))
 
 
-def ernie_balance(ask: Ask) -> Answer:
+def ernie_balance(request: Request) -> Translated:
     """`moe_aux_loss_lambda` of ERNIEKit, as it is: whose layers weigh how much is its model's own code there."""
-    value = ask.text("moe_aux_loss_lambda") or ""
+    value = request.text("moe_aux_loss_lambda") or ""
     said = f"--moe_aux_loss_lambda {value} is taken as it is: {_ERNIE}"
-    return Answer([("router_aux_loss_coef", [value])], (said,) if number("moe_aux_loss_lambda", value) else ())
+    return Translated([("router_aux_loss_coef", [value])], (said,) if number("moe_aux_loss_lambda", value) else ())
 
 
-def ernie_z(ask: Ask) -> Answer:
+def ernie_z(request: Request) -> Translated:
     """`moe_z_loss_lambda` of ERNIEKit; likewise."""
-    value = ask.text("moe_z_loss_lambda") or ""
+    value = request.text("moe_z_loss_lambda") or ""
     said = f"--moe_z_loss_lambda {value} is taken as it is: {_ERNIE}"
-    return Answer([("moe_z_loss_coef", [value])], (said,) if number("moe_z_loss_lambda", value) else ())
+    return Translated([("moe_z_loss_coef", [value])], (said,) if number("moe_z_loss_lambda", value) else ())
 
 
-def _as_it_is(to: str, name: str, value: float, factor: str) -> Answer:
+def _as_it_is(to: str, name: str, value: float, factor: str) -> Translated:
     said = f"--{name} {value:g} weighs a mean over layers here; Megatron's sum over them is {factor} times as strong"
-    return Answer([(to, [shortest(value)])], (said,) if value else ())
+    return Translated([(to, [shortest(value)])], (said,) if value else ())
 
 
 def expert_layers(model: str | None) -> tuple[int, int] | None:

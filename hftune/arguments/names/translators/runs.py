@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hftune.arguments.names.row import OFF, Answer, Ask, Given, Translation
+from hftune.arguments.names.row import OFF, NamedValues, Request, Translated, Translation
 from hftune.arguments.names.translators.common import cannot, each
 from hftune.arguments.stage_table import STAGES
 
@@ -16,11 +16,11 @@ def stage_of(stages: dict[str, str]) -> Translation:
         stages: Value in lower case -> hftune's stage.
     """
 
-    def one(name: str, ask: Ask) -> Given:
-        value = ask.text(name) or ""
+    def one(name: str, request: Request) -> NamedValues:
+        value = request.text(name) or ""
         meant = stages.get(value.lower())
         # Their files name the stage in a key; here the script says it, so that a matching key is no news.
-        if meant == ask.stage:
+        if meant == request.stage:
             return []
         instead = (
             f"that is run_{meant}.py" if meant else f"the scripts are {', '.join(f'run_{name}.py' for name in STAGES)}"
@@ -35,36 +35,36 @@ rlhf_type = stage_of({"dpo": "dpo", "rm": "rm", "grpo": "rl"})
 task_type = stage_of({"causal_lm": "sft", "seq_cls": "rm"})
 
 
-def any_language_model(ask: Ask) -> Answer:
+def any_language_model(request: Request) -> Translated:
     """`task_type`: causal_lm is every stage but the reward model."""
-    value = (ask.text("task_type") or "").lower()
-    if value == "causal_lm" and ask.stage != "rm":
-        return Answer()
-    return task_type(ask)
+    value = (request.text("task_type") or "").lower()
+    if value == "causal_lm" and request.stage != "rm":
+        return Translated()
+    return task_type(request)
 
 
-def sft_model(ask: Ask) -> Answer:
+def sft_model(request: Request) -> Translated:
     """MedicalGPT's `sft_model_path` belongs to its PPO script, which trains with RLOO."""
-    path = ask.given["sft_model_path"]
-    if ask.other("rl_algorithm"):
-        return Answer([("model_name_or_path", path)])
-    return Answer(
+    path = request.given["sft_model_path"]
+    if request.other("rl_algorithm"):
+        return Translated([("model_name_or_path", path)])
+    return Translated(
         [("model_name_or_path", path), ("rl_algorithm", ["rloo"])],
         ("--sft_model_path without --rl_algorithm: RLOO, which MedicalGPT's script of that name trains with",),
     )
 
 
-def tensor_sequences(ask: Ask) -> Answer:
+def tensor_sequences(request: Request) -> Translated:
     """Megatron's and ERNIEKit's `sequence_parallel` acts with tensor parallelism only.
 
     Raises:
         ArgumentError: It was not said that there is none: a user may expect sequences to be shared.
     """
-    if not ask.flag("sequence_parallel"):
-        return Answer()
+    if not request.flag("sequence_parallel"):
+        return Translated()
     # Without tensor parallelism Megatron switches it off by itself.
-    if ask.text(*TENSOR_NAMES) in ("1", "-1", "0") or ask.other("tensor_parallel_size") == "1":
-        return Answer([], ("--sequence_parallel has no effect: it only acts with tensor parallelism",))
+    if request.text(*TENSOR_NAMES) in ("1", "-1", "0") or request.other("tensor_parallel_size") == "1":
+        return Translated([], ("--sequence_parallel has no effect: it only acts with tensor parallelism",))
     raise cannot(
         "sequence_parallel",
         "True",
@@ -73,44 +73,44 @@ def tensor_sequences(ask: Ask) -> Answer:
     )
 
 
-def degree(ask: Ask) -> Answer:
+def degree(request: Request) -> Translated:
     """Tensor parallelism: 1, 0 and -1 are none; with it, `sequence_parallel` is looked at."""
-    said = tensor_sequences(ask) if "sequence_parallel" in ask.given else Answer()
-    sizes = [("tensor_parallel_size", [ask.text(name) or ""]) for name in TENSOR_NAMES if name in ask.given]
-    return Answer([pair for pair in sizes if pair[1] not in (["0"], ["-1"])], said.notices)
+    said = tensor_sequences(request) if "sequence_parallel" in request.given else Translated()
+    sizes = [("tensor_parallel_size", [request.text(name) or ""]) for name in TENSOR_NAMES if name in request.given]
+    return Translated([pair for pair in sizes if pair[1] not in (["0"], ["-1"])], said.notices)
 
 
-def experts(ask: Ask) -> Answer:
+def experts(request: Request) -> Translated:
     """Expert parallelism; 0 and -1 are none."""
-    sizes = [("expert_parallel_size", [ask.text(name) or ""]) for name in ask.given]
-    return Answer([pair for pair in sizes if pair[1] not in (["0"], ["-1"])])
+    sizes = [("expert_parallel_size", [request.text(name) or ""]) for name in request.given]
+    return Translated([pair for pair in sizes if pair[1] not in (["0"], ["-1"])])
 
 
 # Each keeps the optimizer's states out, so each turns resuming into a warm start.
 _WITHOUT_OPTIMIZER = ("no_load_optim", "ignore_load_lr_and_optim", "finetune")
 
 
-def starting(ask: Ask) -> Answer:
+def starting(request: Request) -> Translated:
     """`resume_from_checkpoint`, which ERNIEKit and Megatron turn into a warm start by switches of their own.
 
     Raises:
         ArgumentError: The random states alone were to be left out, or the newest checkpoint was to be a warm start.
     """
-    asked = ask.text("resume_from_checkpoint")
+    asked = request.text("resume_from_checkpoint")
     resume = asked or "none"
-    switched = [name for name in (*_WITHOUT_OPTIMIZER, "no_load_rng") if ask.flag(name)]
+    switched = [name for name in (*_WITHOUT_OPTIMIZER, "no_load_rng") if request.flag(name)]
     if resume.lower() in OFF:
-        if ask.flag("finetune") is False:
+        if request.flag("finetune") is False:
             raise cannot("finetune", "False", "name the checkpoint to resume: --resume_from_checkpoint")
         idle = [name for name in switched if name != "finetune"]
         # Who says so begins anew; who says nothing may have forgotten to resume.
         anew: list[tuple[str, list[str]]] = [("resume_from_checkpoint", ["no"])] if asked else []
-        return Answer(anew, tuple(f"--{name} has no effect: no checkpoint is named" for name in idle))
+        return Translated(anew, tuple(f"--{name} has no effect: no checkpoint is named" for name in idle))
     if not switched:
-        return Answer([("resume_from_checkpoint", [resume])])
+        return Translated([("resume_from_checkpoint", [resume])])
     if switched == ["no_load_rng"]:
         raise cannot("no_load_rng", "True", "they come with the optimizer; --warm_start loads neither")
     # A warm start from whatever is newest would differ from start to start.
     if resume.lower() in ("auto", "last", "true"):
         raise cannot(switched[0], "True", "name the checkpoint: --warm_start FOLDER")
-    return Answer([("warm_start", [resume])], (f"--{switched[0]}: a warm start from {resume}",))
+    return Translated([("warm_start", [resume])], (f"--{switched[0]}: a warm start from {resume}",))

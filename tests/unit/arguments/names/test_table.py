@@ -10,7 +10,7 @@ import pytest
 
 from hftune import logging
 from hftune.arguments.merging import MERGE_ALIASES, MergeArguments
-from hftune.arguments.names.row import ALIAS, NO_EFFECT, OFF, REFUSED, WORKS, Ask, Row
+from hftune.arguments.names.row import ALIAS, NO_EFFECT, OFF, REFUSED, WORKS, Request, Row
 from hftune.arguments.names.table import read_row, table, tools, topics
 from hftune.arguments.names.translators import models
 from hftune.arguments.parser import HftuneParser
@@ -178,14 +178,14 @@ def test_a_line_of_the_table_is_read() -> None:
 def test_values_that_are_data() -> None:
     kinds = read_row(cells(to="use_peft", values="lora=True; none=", because="use lora"))
     answer = kinds.translation
-    assert answer is not None and answer(Ask({"n": ["LoRA"]})).given == [("use_peft", ["True"])]
-    assert answer(Ask({"n": ["none"]})).given == []
+    assert answer is not None and answer(Request({"n": ["LoRA"]})).given == [("use_peft", ["True"])]
+    assert answer(Request({"n": ["none"]})).given == []
     with pytest.raises(ArgumentError, match="--n boft cannot be used: use lora"):
-        answer(Ask({"n": ["boft"]}))
+        answer(Request({"n": ["boft"]}))
     others_stay = read_row(cells(to="optim", values="adamw_custom=adamw_torch")).translation
-    assert others_stay is not None and others_stay(Ask({"n": ["sgd"]})).given == [("optim", ["sgd"])]
+    assert others_stay is not None and others_stay(Request({"n": ["sgd"]})).given == [("optim", ["sgd"])]
     switch = read_row(cells(to="bf16", values="on=True; off=False")).translation
-    assert switch is not None and [switch(Ask({"n": [value]})).given[0][1] for value in ("1", "no")] == [
+    assert switch is not None and [switch(Request({"n": [value]})).given[0][1] for value in ("1", "no")] == [
         ["True"],
         ["False"],
     ]

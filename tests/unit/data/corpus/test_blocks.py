@@ -162,7 +162,7 @@ def test_sources_may_come_and_go_and_keep_their_place() -> None:
     state = first_alone.state(8)
     assert state["sources"]["b"]["position"] == both.positions(6)["b"]
     again = dataset_of(corpora)
-    assert "b is back and goes on where it was" in again.resume(state)
+    assert "b is back and continues where it was" in again.resume(state)
     assert again.positions(8) == {"a": both.positions(6)["a"] + 8, "b": both.positions(6)["b"]}
     grown = dataset_of([*corpora, [4]])
     assert "c is new and starts at its beginning" in grown.resume(state)

@@ -116,12 +116,26 @@ def test_rows_are_padded_only_where_they_must_be(
         assert any("side by side" in line for line in notices())
 
 
-def test_models_that_cannot_keep_documents_apart_get_padded_rows(tmp_path: Path) -> None:
-    transformers.MambaConfig(num_hidden_layers=2, hidden_size=32).save_pretrained(tmp_path)
+@pytest.mark.parametrize(
+    ("model", "stage", "free", "attention", "words"),
+    [
+        ("Bloom", "sft", False, None, ""),
+        ("Bloom", "pt", False, None, "as padded rows: it has an attention of its own"),
+        ("Mamba", "sft", True, None, "a state end it with each: it has layers whose past is more"),
+        ("Jamba", "pt", False, SEGMENTS, "a state end it with each: it has layers whose past is more"),
+    ],
+)
+def test_models_that_are_more_than_attention(
+    tmp_path: Path, model: str, stage: str, free: bool, attention: str | None, words: str
+) -> None:
+    """Rows without pads where they save some; what is packed by default stays packed."""
+    getattr(transformers, f"{model}Config")().save_pretrained(tmp_path)
     given = ["--model_name_or_path", str(tmp_path), "--output_dir", "o", "--use_cpu", "True"]
-    model_args, _, _, training = parse_arguments("sft", given)
-    decide_padding_free(model_config(model_args, training), model_args, training)
-    assert training.padding_free is False
+    model_args, _, _, training = parse_arguments(stage, given)
+    config = model_config(model_args, training)
+    decide_padding_free(config, model_args, training)
+    assert training.padding_free is free and attention_for(config, model_args, training) == attention
+    assert not words or words in [line for line in notices() if "documents of a row" in line][-1]
 
 
 def test_the_model_is_loaded_with_it_and_saved_without(tiny_model: Path, tmp_path: Path) -> None:

@@ -8,7 +8,15 @@ import pytest
 import transformers
 
 from hftune.errors import ArgumentError
-from hftune.models.attention.isolation import causal_class, refuse_attention, refuse_unless_isolated
+from hftune.models.attention.isolation import (
+    ATTENTION,
+    BACKBONE,
+    MIXERS,
+    causal_class,
+    has_attention,
+    refuse_attention,
+    way_apart,
+)
 from hftune.models.attention.machine import Machine
 from hftune.models.attention.segments import SEGMENTS
 from hftune.models.attention.varlen import VARLEN
@@ -23,27 +31,37 @@ def without(machine: Machine, **changes: Any) -> Machine:
 
 
 @pytest.mark.parametrize(
-    ("model", "words"),
+    ("model", "way", "words"),
     [
-        ("Mamba", "linear_attention"),
-        ("Jamba", "linear_attention"),
-        ("MiniMax", "linear_attention"),
-        ("RecurrentGemma", "linear_attention"),
-        ("GPTNeo", "attention of its own"),
-        ("Bloom", "attention of its own"),
+        *[(name, ATTENTION, "") for name in ("Llama", "Qwen3", "Mistral", "Gemma2", "Phi3", "GptOss", "GPT2")],
+        *[(name, MIXERS, "linear_attention") for name in ("Mamba", "Jamba", "MiniMax", "Qwen3_5Text")],
+        ("NemotronH", MIXERS, "linear_attention, mlp"),
+        ("FalconH1", MIXERS, "hybrid"),
+        ("DeepseekV32", BACKBONE, "indexed_attention"),
+        ("DeepseekV4", BACKBONE, "compressed_sparse_attention"),
+        ("Rwkv", BACKBONE, "a recurrent state"),
+        ("GPTNeo", BACKBONE, "attention of its own"),
+        ("Bloom", BACKBONE, "attention of its own"),
+        ("Roberta", BACKBONE, "positions from its pad token"),
+        ("Doge", BACKBONE, "changes the mask"),
+        ("Inkling2Text", BACKBONE, "more than masks (sinks)"),
     ],
 )
-def test_models_whose_documents_would_mix_are_refused(model: str, words: str) -> None:
+def test_what_keeps_documents_apart(model: str, way: str, words: str) -> None:
     config = getattr(transformers, f"{model}Config")()
-    with pytest.raises(ArgumentError, match=words) as caught:
-        refuse_unless_isolated(config, causal_class(config))
-    assert "--packing False" in str(caught.value)
+    found, reason = way_apart(config, causal_class(config))
+    assert found == way and words in reason and bool(reason) == (way != ATTENTION)
 
 
-@pytest.mark.parametrize("model", ["Llama", "Qwen2", "Qwen3", "Mistral", "Gemma2", "Phi3", "GptOss", "GPT2", "Mixtral"])
-def test_common_models_are_not(model: str) -> None:
-    config = getattr(transformers, f"{model}Config")()
-    refuse_unless_isolated(config, causal_class(config))
+def test_layers_of_a_new_kind_are_read_as_padded_rows() -> None:
+    config = transformers.Qwen3_5TextConfig()
+    config.__dict__["layer_types"] = ["linear_attention", "made_up"]
+    assert way_apart(config, causal_class(config))[0] == BACKBONE
+
+
+def test_which_models_attend() -> None:
+    jamba, mamba = transformers.JambaConfig(), transformers.MambaConfig(num_hidden_layers=1)
+    assert [has_attention(config) for config in (jamba, mamba, transformers.LlamaConfig())] == [True, False, True]
 
 
 def test_code_that_comes_with_a_model_cannot_be_checked() -> None:
@@ -51,8 +69,8 @@ def test_code_that_comes_with_a_model_cannot_be_checked() -> None:
         model_type = "own"
 
     assert causal_class(OwnConfig()) is None
-    with pytest.raises(ArgumentError, match="comes with the model"):
-        refuse_unless_isolated(OwnConfig(), None)
+    way, reason = way_apart(OwnConfig(), None)
+    assert way == BACKBONE and "comes with the model" in reason
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from transformers import Llama4TextConfig, MambaConfig, PreTrainedConfig
+from transformers import BloomConfig, Llama4TextConfig, MambaConfig, PreTrainedConfig
 
 from hftune import logging
 from hftune.arguments.entry import parse_arguments
@@ -23,7 +23,8 @@ from tests.architectures import make_config
         (make_config("llama"), "--torch_compile", True, False, "the model is compiled"),
         (make_config("llama"), "--attn_implementation flash_attention_2", False, False, "needs a GPU"),
         (Llama4TextConfig(num_hidden_layers=4), "", True, False, "layers of chunked_attention"),
-        (MambaConfig(num_hidden_layers=1), "", False, False, "kept apart in mamba: it has layers whose past"),
+        (MambaConfig(num_hidden_layers=1), "", True, False, "computed twice: it has layers whose past"),
+        (BloomConfig(n_layer=1), "", False, False, "pairs are padded: it has an attention of its own"),
     ],
 )
 def test_on_where_it_is_exact(

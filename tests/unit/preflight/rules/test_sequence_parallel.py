@@ -53,9 +53,9 @@ def test_nothing_to_say(tiny_model: Path, stage: str, flags: list[str]) -> None:
         (
             "sft",
             ["--train_sampling_strategy", "batch_rebalance"],
-            ["batch_rebalance deals rows out to processes, not to groups"],
+            ["batch_rebalance gives rows to single processes, not to groups"],
         ),
-        ("pt", ["--accelerator_config", '{"split_batches": true}'], ["split_batches deals rows out"]),
+        ("pt", ["--accelerator_config", '{"split_batches": true}'], ["split_batches gives rows to single processes"]),
         ("pt", ["--label_smoothing_factor", "0.1"], ["label smoothing takes the logits of whole rows"]),
         ("pt", ["--average_tokens_across_devices", "False"], ["each process would divide by its own"]),
         ("sft", ["--torch_compile"], ["--torch_compile puts code of its own", "with slices of rows"]),

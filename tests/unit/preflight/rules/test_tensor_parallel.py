@@ -59,14 +59,14 @@ def test_expert_parallelism_is_allowed(tmp_path: Path, name: str) -> None:
     ("flags", "parts"),
     [
         ((), ["no config for it was given", "--deepspeed zero1"]),
-        (("--deepspeed", zero(), "--use_peft"), ["not the adapters beside them", "--use_peft --deepspeed zero3"]),
+        (("--deepspeed", zero(), "--use_peft"), ["not the adapters next to them", "--use_peft --deepspeed zero3"]),
         (("--deepspeed", zero(), "--qlora"), ["packed 4-bit and 8-bit weights", "--qlora --deepspeed zero3"]),
         (("--deepspeed", zero(), "--do_eval"), ["nothing is trained", "leave it out to evaluate"]),
         (("--deepspeed", zero(), "--optim", "muon"), ["muon looks at a matrix as a whole", "--optim adamw_torch"]),
         (("--deepspeed", ZERO[0], "--optim", "adafactor"), ["adafactor looks at a matrix as a whole"]),
         (
             ("--deepspeed", zero(), "--train_sampling_strategy", "batch_rebalance"),
-            ["batch_rebalance deals rows out to processes, not to groups"],
+            ["batch_rebalance gives rows to single processes, not to groups"],
         ),
         (("--deepspeed", zero(), "--torch_compile"), ["--torch_compile puts code of its own"]),
         (("--deepspeed", zero(stage=3, zero_hpz_partition_size=2)), ["zero_hpz_partition_size was not found right"]),
@@ -131,13 +131,13 @@ def test_expert_parallelism_is_refused(tmp_path: Path, flags: tuple[str, ...], p
         assert part in said
 
 
-def test_a_config_that_deals_out_experts_by_itself(tmp_path: Path) -> None:
+def test_a_config_that_shards_experts_by_itself(tmp_path: Path) -> None:
     block = {"zero_optimization": {"stage": 2}, "expert_parallel": {"enabled": True, "autoep_size": 2}}
     said = problems(saved(tmp_path / "mixtral", "mixtral"), "--deepspeed", json.dumps(block))
     assert "remove the block and use --expert_parallel_size" in said
 
 
-def test_models_whose_experts_are_not_dealt_out(tmp_path: Path) -> None:
+def test_models_whose_experts_are_not_sharded(tmp_path: Path) -> None:
     said = problems(saved(tmp_path / "llama", "llama"), *EXPERT, "--deepspeed", zero())
     assert "layers of a llama model" in said and "mixtral" in said
     model = saved(tmp_path / "mixtral", "mixtral")

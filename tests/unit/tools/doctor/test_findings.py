@@ -132,7 +132,7 @@ def test_gpus() -> None:
         (replace(GOOD, seen=[HOPPER, replace(HOPPER, name="T4")]), NOTE, "not alike", "slowest"),
         (replace(GOOD, bf16=False), NOTE, "no bf16", "--fp16"),
         (replace(GOOD, varlen=False), NOTE, "a document at a time", "flash-attn"),
-        (replace(GOOD, apart=[(0, 1)]), NOTE, "through the host only: 0-1", "ZeRO-2"),
+        (replace(GOOD, no_peer_access=[(0, 1)]), NOTE, "through the host only: 0-1", "ZeRO-2"),
     ],
 )
 def test_gpus_that_want_something(found: Gpus, level: str, said: str, fix: str) -> None:
@@ -167,9 +167,9 @@ def test_variables() -> None:
 
 def test_processes_that_do_not_meet() -> None:
     busy = "import sys; sys.exit('The server socket has failed to listen: Address already in use')"
-    found = launching.meet([sys.executable, "-c", busy], 2)
+    found = launching.run_all_reduce([sys.executable, "-c", busy], 2)
     assert found.level == WRONG and "2 processes did not meet" in found.said and "--master_port" in str(found.fix)
-    hangs = launching.meet([sys.executable, "-c", "import time; time.sleep(60)"], 2, patience=0.5)
+    hangs = launching.run_all_reduce([sys.executable, "-c", "import time; time.sleep(60)"], 2, patience=0.5)
     assert hangs.level == WRONG and "nothing within 0.5 s" in hangs.said
 
 

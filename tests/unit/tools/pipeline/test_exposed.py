@@ -17,7 +17,7 @@ from hftune.secrets import redact
 from hftune.tools.pipeline import checking, planning
 from hftune.tools.pipeline.checking import check_steps
 from hftune.tools.pipeline.command import main
-from hftune.tools.pipeline.exposed import exposures, say_what_stays_here, with_quiet_token
+from hftune.tools.pipeline.exposed import exposures, say_variables_not_passed_on, with_quiet_token
 from hftune.tools.pipeline.launchers import PRINTED, Launcher
 from hftune.tools.pipeline.steps import Step
 from tests.unit.tools.pipeline.files import steps
@@ -202,7 +202,7 @@ def test_other_launchers_start_where_the_variables_are(kind: str) -> None:
 
 def test_what_other_machines_do_not_get_is_said_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hftune.logging._notices", [])
-    monkeypatch.setattr(checking, "_asked_apart", lambda steps: [])
+    monkeypatch.setattr(checking, "_asked_separately", lambda steps: [])
     step = _launched(tmp_path, TWO)
     check_steps([step, step])
     (said,) = notices()
@@ -221,15 +221,15 @@ def test_srun_may_be_told_what_to_hand_on(export: str, lost: bool) -> None:
 def test_a_token_by_a_flag_is_no_more_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hftune.logging._notices", [])
     step = Step(**{**vars(_launched(tmp_path, TWO)), "env": {}, "arguments": {"hub_token": [HUSH]}})
-    say_what_stays_here([step], {})
-    say_what_stays_here([Step(**{**vars(step), "arguments": {}})], {"HF_TOKEN": HUSH})
+    say_variables_not_passed_on([step], {})
+    say_variables_not_passed_on([Step(**{**vars(step), "arguments": {}})], {"HF_TOKEN": HUSH})
     assert len(notices()) == 1 and "hf auth login" in notices()[0]
 
 
 def test_nothing_is_said_of_one_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hftune.logging._notices", [])
-    say_what_stays_here([_launched(tmp_path, "a slots=2\n")], {"HF_TOKEN": HUSH})
-    say_what_stays_here([Step(**{**vars(_launched(tmp_path, TWO)), "env": {"PYTHONHASHSEED": "2"}})], {})
+    say_variables_not_passed_on([_launched(tmp_path, "a slots=2\n")], {"HF_TOKEN": HUSH})
+    say_variables_not_passed_on([Step(**{**vars(_launched(tmp_path, TWO)), "env": {"PYTHONHASHSEED": "2"}})], {})
     assert notices() == []
 
 

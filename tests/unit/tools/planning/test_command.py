@@ -153,7 +153,7 @@ def test_devices() -> None:
     assert take_own(["--gpus=H100", "--x", "1", "--nodes", "3", "--json"])[1] == ["--x", "1"]
     with pytest.raises(ArgumentError, match="needs a value"):
         take_own(["--gpus", "--json"])
-    with pytest.raises(ArgumentError, match="no number of machines"):
+    with pytest.raises(ArgumentError, match="not a number of machines"):
         take_own(["--nodes", "many"])
 
 

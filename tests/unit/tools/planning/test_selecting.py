@@ -19,7 +19,7 @@ from hftune.preflight.facts import resolve
 from hftune.preflight.memory import Free
 from hftune.preflight.rules.model import check_model
 from hftune.tools.planning.planner import Planner
-from hftune.tools.planning.selecting import ROOM, SHARES, settle_recomputation
+from hftune.tools.planning.selecting import ROOM, SHARES, choose_recomputed_share
 
 pytestmark = pytest.mark.long
 
@@ -51,7 +51,7 @@ def test_as_few_layers_as_fit(model: Path, tmp_path: Path) -> None:
     needs = []
     for free in (1e15, *(20e9 - 5e8 * step for step in range(38)), 1e6):
         args = copy.copy(unsettled)
-        chosen = settle_recomputation(planner, everything, Free(free, free), args)
+        chosen = choose_recomputed_share(planner, everything, Free(free, free), args)
         count = len(args.recomputation.layers(16)) if args.recomputation else 0
         assert chosen.recompute == args.recomputation
         needs.append((count, planner.plan(chosen).needed(chosen.setup), free))
@@ -68,7 +68,7 @@ def test_as_few_layers_as_fit(model: Path, tmp_path: Path) -> None:
 def test_the_rank_with_the_least_memory_decides(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     planner, args = _asked(model, tmp_path)
     monkeypatch.setattr(ranks, "max_over_ranks", lambda number: max(number, SHARES.index(SHARES[3])))
-    settle_recomputation(planner, planner.asked(), Free(1e15, 1e15), args)
+    choose_recomputed_share(planner, planner.asked(), Free(1e15, 1e15), args)
     assert args.recomputation.which == "3/8" and args.gradient_checkpointing
 
 

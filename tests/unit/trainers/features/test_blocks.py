@@ -106,7 +106,7 @@ BATCHES = {
         pytest.param("accumulated", "7", marks=pytest.mark.slow),
     ],
 )
-def test_going_on_trains_the_rest(folders: list[Path], tmp_path: Path, batch: str, stop: str) -> None:
+def test_resuming_trains_the_rest(folders: list[Path], tmp_path: Path, batch: str, stop: str) -> None:
     flags, steps = BATCHES[batch]
     first = trainer_on(
         folders, tmp_path / "first", "--per_device_train_batch_size", "6", "--max_steps", stop, *SAVING, stop

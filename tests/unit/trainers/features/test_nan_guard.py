@@ -1,4 +1,4 @@
-"""A loss or a gradient that is no number ends a run with one message, and nothing broken is saved."""
+"""A loss or a gradient that is NaN or infinite ends a run with one message, and nothing broken is saved."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_base_that_is_broken(stage: str, tiny_model: Path, tmp_path: Path) -> 
         trainer.train()
     said = str(raised.value)
     assert "step 1 of 3, rank 0" in said and "learning rate" in said and "4 trained tokens; a batch of 1 x 4" in said
-    assert "the base has weights that are no numbers (model.layers.1.mlp.up_proj.weight)" in said
+    assert "the base has weights that are NaN or infinite (model.layers.1.mlp.up_proj.weight)" in said
     assert checkpoints(tmp_path) == []
 
 

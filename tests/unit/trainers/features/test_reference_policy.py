@@ -62,7 +62,7 @@ PLAIN = torch.nn.Linear(1, 1)
         (Adapter(), {"num_train_epochs": 3.0}, None, PRECOMPUTED, "3 passes"),
         (Adapter(), {"max_steps": 5}, None, PRECOMPUTED, "2 passes"),
         (Adapter(), {"max_steps": 2, "num_train_epochs": 3.0}, None, ADAPTER, "records are seen once"),
-        (Adapter(head=True), {}, None, PRECOMPUTED, "lm_head.weight is trained beside the adapter"),
+        (Adapter(head=True), {}, None, PRECOMPUTED, "lm_head.weight is trained next to the adapter"),
         (Adapter(), {"precompute_ref_log_probs": True}, None, PRECOMPUTED, "as asked"),
         (PLAIN, {"precompute_ref_log_probs": False}, PLAIN, MODEL, "as asked"),
         (PLAIN, {"sync_ref_model": True}, PLAIN, MODEL, "renewed in training"),

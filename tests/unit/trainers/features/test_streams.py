@@ -59,7 +59,7 @@ def trainer_on(stage: str, output: Path, *flags: str, **stream: Any) -> Any:
     ],
 )
 def test_a_stream_is_trained_once_an_epoch_across_a_stop(stage: str, workers: str, tmp_path: Path) -> None:
-    """30 records in steps of 6: 5 steps an epoch. Stopped after 2, gone on with until the second epoch is half done."""
+    """30 records in steps of 6: 5 steps an epoch. Stopped after 2, resumed until the second epoch is half done."""
     shape = ["--gradient_accumulation_steps", "2", "--dataloader_num_workers", workers]
     saving = ["--save_strategy", "steps", "--save_steps", "2", "--max_steps", "2"]
     first = trainer_on(stage, tmp_path / "first", *shape, *saving)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from hftune.arguments.names.row import Ask, Translation
+from hftune.arguments.names.row import Request, Translation
 
 
-def ask(command: str, others: str = "", stage: str = "sft", world: int = 1, local: int | None = None) -> Ask:
+def ask(command: str, others: str = "", stage: str = "sft", world: int = 1, local: int | None = None) -> Request:
     """What a translation is asked: `a=1 b=x,y` as arguments; without "=", a switch."""
     pairs = [
         {
@@ -14,9 +14,9 @@ def ask(command: str, others: str = "", stage: str = "sft", world: int = 1, loca
         }
         for text in (command, others)
     ]
-    return Ask(pairs[0], pairs[1], stage, world, local or world)
+    return Request(pairs[0], pairs[1], stage, world, local or world)
 
 
-def translated(function: Translation, question: Ask) -> dict[str, str]:
+def translated(function: Translation, question: Request) -> dict[str, str]:
     """The answer's arguments, values as a text."""
     return {name: " ".join(values) for name, values in function(question).given}

@@ -11,7 +11,7 @@ from tests.unit.arguments.names.translators.questions import ask, translated
 
 def test_numbers() -> None:
     assert number("x", "1e-3") == 0.001
-    with pytest.raises(ArgumentError, match="--x many is no number"):
+    with pytest.raises(ArgumentError, match="--x many is not a number"):
         number("x", "many")
     assert [shortest(value) for value in (30.0, 0.5, -1.0)] == ["30", "0.5", "-1"]
 

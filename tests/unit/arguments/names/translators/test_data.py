@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hftune.arguments.entry import parse_arguments
-from hftune.arguments.names.row import Ask
+from hftune.arguments.names.row import Request
 from hftune.arguments.names.translators import data
 from hftune.distributed import ranks
 from hftune.errors import ArgumentError
@@ -30,10 +30,10 @@ def test_a_global_batch_is_shared(world: int, micro: int, steps: int) -> None:
         (ask("global_batch_size=4 micro_batch_size=1", world=8), "use a multiple of 8"),
         (ask("global_batch_size=64"), "give --micro_batch_size too"),
         (ask("global_batch_size=64 micro_batch_size=2", "gradient_accumulation_steps=4"), "means"),
-        (ask("global_batch_size=many micro_batch_size=2"), "no number"),
+        (ask("global_batch_size=many micro_batch_size=2"), "not a number"),
     ],
 )
-def test_a_global_batch_that_cannot_be(question: Ask, said: str) -> None:
+def test_a_global_batch_that_cannot_be(question: Request, said: str) -> None:
     with pytest.raises(ArgumentError) as caught:
         data.batches(question)
     assert said in str(caught.value)

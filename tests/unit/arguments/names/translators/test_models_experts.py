@@ -10,15 +10,15 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from hftune.arguments.names.row import Ask
+from hftune.arguments.names.row import Request
 from hftune.arguments.names.translators.models import ernie_z, expert_layers, megatron_balance, megatron_z
 from hftune.models.experts import routers_of
 from hftune.trainers.losses.routers import balance_loss, z_loss
 from tests.architectures import MIXTURES_OF_EXPERTS, make_config
 
 
-def ask(name: str, value: str, model: Path | None = None) -> Ask:
-    return Ask({name: [value]}, {"model_name_or_path": [str(model)]} if model else {})
+def ask(name: str, value: str, model: Path | None = None) -> Request:
+    return Request({name: [value]}, {"model_name_or_path": [str(model)]} if model else {})
 
 
 @pytest.mark.parametrize("name", MIXTURES_OF_EXPERTS)

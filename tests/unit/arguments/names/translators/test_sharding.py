@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hftune.arguments.names.row import Ask
+from hftune.arguments.names.row import Request
 from hftune.arguments.names.translators import sharding
 from hftune.errors import ArgumentError
 from tests.unit.arguments.names.translators.questions import ask, translated
@@ -15,7 +15,7 @@ from tests.unit.arguments.names.translators.questions import ask, translated
 DS_CONFIGS = Path(__file__).parents[5] / "ds_configs"
 
 
-def config_of(question: Ask) -> dict[str, object]:
+def config_of(question: Request) -> dict[str, object]:
     """The DeepSpeed config that a question about sharding is answered with."""
     return json.loads(translated(sharding.sharding, question)["deepspeed"])
 

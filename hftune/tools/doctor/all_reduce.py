@@ -1,6 +1,6 @@
 """One of the processes that `launching` starts: joins the others, adds up a tensor with them, measures how fast.
 
-deepspeed --num_gpus N --module hftune.tools.doctor.meet RESULT.json
+deepspeed --num_gpus N --module hftune.tools.doctor.all_reduce RESULT.json
 """
 
 from __future__ import annotations

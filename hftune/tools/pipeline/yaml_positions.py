@@ -13,18 +13,18 @@ from hftune.opening.yaml_file import BoundedLoader, read_yaml_text, yaml_errors
 
 
 @dataclass(frozen=True)
-class Placed:
+class Positioned:
     """A value and where it stands.
 
     Args:
-        value: A text, number, bool or None; for a mapping a dict of name to `Placed`, for a list a list of them.
+        value: A text, number, bool or None; for a mapping a dict of name to `Positioned`, for a list a list of them.
         place: `file:line`.
-        named: Where its name stands, if it has one; else `place`.
+        name_place: Where its name stands, if it has one; else `place`.
     """
 
     value: Any
     place: str
-    named: str = ""
+    name_place: str = ""
 
     @property
     def plain(self) -> Any:
@@ -35,7 +35,7 @@ class Placed:
             return [child.plain for child in self.value]
         return self.value
 
-    def mapping(self, what: str, problems: list[UserError]) -> dict[str, Placed]:
+    def mapping(self, what: str, problems: list[UserError]) -> dict[str, Positioned]:
         """The value as a dict; an empty one if it is something else, which is added to `problems`."""
         if isinstance(self.value, dict):
             return self.value
@@ -44,7 +44,7 @@ class Placed:
         return {}
 
 
-def read_yaml(file: Path) -> Placed:
+def read_yaml(file: Path) -> Positioned:
     """The content of a file.
 
     Raises:
@@ -58,19 +58,19 @@ def read_yaml(file: Path) -> Placed:
         try:
             # Nodes and not loaded values: only nodes have lines. The type stubs of PyYAML leave these methods untyped.
             node = loader.get_single_node()  # type: ignore[no-untyped-call]
-            return Placed({}, f"{file}:1") if node is None else _placed(loader, node, str(file))
+            return Positioned({}, f"{file}:1") if node is None else _positioned(loader, node, str(file))
         finally:
             loader.dispose()  # type: ignore[no-untyped-call]
 
 
-def _placed(loader: yaml.SafeLoader, node: yaml.Node, file: str, named: str = "") -> Placed:
+def _positioned(loader: yaml.SafeLoader, node: yaml.Node, file: str, name_place: str = "") -> Positioned:
     place = f"{file}:{node.start_mark.line + 1}"
-    named = named or place
+    name_place = name_place or place
     if isinstance(node, yaml.SequenceNode):
-        return Placed([_placed(loader, child, file) for child in node.value], place, named)
+        return Positioned([_positioned(loader, child, file) for child in node.value], place, name_place)
     if not isinstance(node, yaml.MappingNode):
         # Untyped in the stubs of PyYAML, as above.
-        return Placed(loader.construct_object(node), place, named)  # type: ignore[no-untyped-call]
+        return Positioned(loader.construct_object(node), place, name_place)  # type: ignore[no-untyped-call]
     # Puts the names of `<<: *other` first.
     loader.flatten_mapping(node)
     found = {}
@@ -79,5 +79,5 @@ def _placed(loader: yaml.SafeLoader, node: yaml.Node, file: str, named: str = ""
             line = key.start_mark.line + 1
             raise ArgumentError("a name must be a text", place=f"{file}:{line}", fix="NAME: VALUE")
         # Of a name that `<<` brings and the mapping has itself, the own one is last.
-        found[str(key.value)] = _placed(loader, child, file, f"{file}:{key.start_mark.line + 1}")
-    return Placed(found, place, named)
+        found[str(key.value)] = _positioned(loader, child, file, f"{file}:{key.start_mark.line + 1}")
+    return Positioned(found, place, name_place)

@@ -15,7 +15,7 @@ from hftune.path_hints import path_hint
 from hftune.secret_names import says_secret
 from hftune.secrets import command_without_secrets, learn_command, learn_config
 
-Given = list[tuple[str, list[Any]]]
+RawArguments = list[tuple[str, list[Any]]]
 COMMAND_LINE = "command line"
 LEFT_OUT = "leave it out; `hftune explain {}` knows the names of other tools, --help shows all of this script's"
 """What to do about a name that is like no other."""
@@ -40,14 +40,14 @@ def take_config(argv: list[str]) -> tuple[str | None, list[str]]:
 
 
 def _without_config(rest: list[str]) -> list[str]:
-    """The arguments beside `--config FILE`, which is read once."""
+    """The arguments without `--config FILE`, which is read once."""
     if any(token.split("=", 1)[0] == "--config" for token in rest):
         fix = "put all of it into one file, or what differs on the command line, which wins over the file"
         raise ArgumentError("--config is given twice", place=COMMAND_LINE, fix=fix)
     return rest
 
 
-def given_on_command_line(argv: list[str]) -> Given:
+def given_on_command_line(argv: list[str]) -> RawArguments:
     """`--a 1 2 --b=3 --c` as [("a", ["1", "2"]), ("b", ["3"]), ("c", [])].
 
     Raises:
@@ -55,7 +55,7 @@ def given_on_command_line(argv: list[str]) -> Given:
     """
     # First: every message below may quote the command line.
     learn_command(argv)
-    given: Given = []
+    given: RawArguments = []
     for token in argv:
         if token.startswith("--") or token == "-h":
             name, _, value = token.lstrip("-").partition("=")
@@ -67,7 +67,7 @@ def given_on_command_line(argv: list[str]) -> Given:
     return given
 
 
-def _refuse_stray(given: Given, token: str) -> None:
+def _refuse_stray(given: RawArguments, token: str) -> None:
     # A secret that begins with a dash would become a name, and be shown as unknown.
     if given and not given[-1][1] and says_secret(given[-1][0]) and token.startswith("-"):
         fix = f"where the value begins with a dash: --{given[-1][0]}=VALUE"
@@ -109,7 +109,7 @@ def several(name: str, values: list[Any]) -> Iterator[ArgumentError]:
         yield ArgumentError(f"--{name} takes one value", place=f"--{name}", fix="quote it if it has spaces")
 
 
-def given_in_file(path: str | None) -> Given:
+def given_in_file(path: str | None) -> RawArguments:
     if path is None:
         return []
     # Before it is opened: a slip in the path deserves the nearest one, not an error of the system.

@@ -1,0 +1,164 @@
+"""Documents of a row kept apart by whatever a model has for it: attention, kernels with borders, or rows of their own.
+
+There are three ways, each more general than the one before:
+
+    attention   every layer is attention, which masks and borders keep to a document
+    mixers      layers with a state as well: their kernels take borders, or they are called with a row a document
+    backbone    the whole model is called with padded rows of one document each, whatever it is made of
+"""
+
+from __future__ import annotations
+
+import inspect
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from hftune.distributed import zero
+from hftune.models.attention.isolation import BACKBONE, MIXERS
+from hftune.models.attention.mixers import BORDERS, call_by_documents, kernels_take_borders, mixers_of
+from hftune.models.attention.unfolding import Group, Unfolding
+
+
+class Documents:
+    """What the row holds that a model computes now.
+
+    It stays until the next forward pass: layers that are recomputed in the backward pass ask once more.
+
+    Args:
+        way: ATTENTION, MIXERS or BACKBONE.
+        kernels: Whether kernels of the model's mixers take borders.
+        whole: Whether documents must stay in one group: under ZeRO-3 every process calls a module as often.
+    """
+
+    def __init__(self, way: str, *, kernels: bool = False, whole: bool = False) -> None:
+        self.way, self.trusts_kernels, self.whole = way, kernels, whole
+        self._borders: torch.Tensor | None = None
+        self._unfolding: Unfolding | None = None
+
+    def begin(self, borders: torch.Tensor | None) -> None:
+        """A forward pass of this row begins.
+
+        Args:
+            borders: IntTensor (documents + 1,), where documents begin, and the end; None: rows are padded.
+        """
+        self._borders, self._unfolding = borders, None
+
+    @property
+    def splits_mixers(self) -> bool:
+        """Whether a state must end within the row."""
+        return self.way == MIXERS and self._borders is not None and len(self._borders) > 2
+
+    def unfolding(self) -> Unfolding:
+        """The documents of the row as rows of their own."""
+        assert self._borders is not None, "a row of documents"
+        if self._unfolding is None:
+            # Read once a batch: lengths are numbers of Python, for which a GPU must be waited for.
+            lengths = [after - before for before, after in pairwise(self._borders.tolist())]
+            self._unfolding = Unfolding(lengths, self._borders.device, whole=self.whole or self.way == BACKBONE)
+        return self._unfolding
+
+    def borders_for_kernels(self) -> dict[str, torch.Tensor]:
+        """Borders as kernels take them: where documents begin, and the number of each token's document."""
+        assert self._borders is not None, "a row of documents"
+        lengths = self._borders.diff()
+        numbers = torch.arange(len(lengths), device=lengths.device, dtype=torch.int32)
+        return {"cu_seq_lens_q": self._borders, "seq_idx": numbers.repeat_interleave(lengths)[None]}
+
+    def widen(self, *, whole_model: bool) -> str | None:
+        """Take the next, more general way, and return it in words; None where there is none.
+
+        Args:
+            whole_model: Whether BACKBONE is one.
+        """
+        if self.way == MIXERS and self.trusts_kernels:
+            self.trusts_kernels = False
+            return "layers with a state are called a document at a time"
+        if self.way != BACKBONE and whole_model:
+            self.way = BACKBONE
+            return "the model reads the documents of a row as padded rows"
+        return None
+
+
+def keep_apart(model: PreTrainedModel, way: str) -> None:
+    """Have a model keep the documents of flat rows apart, in place.
+
+    Args:
+        way: The first that is tried.
+    """
+    # Towers of a model of several parts read no text.
+    mixers = mixers_of(model.get_decoder()) if way == MIXERS else []
+    kernels = any(kernels_take_borders(mixer) for mixer in mixers)
+    documents = Documents(way, kernels=kernels, whole=zero.is_any_partitioned(model))
+    for mixer in mixers:
+        call_by_documents(mixer, documents)
+    # Bound methods, not closures: a copy of the model has a copy of them.
+    hooks = _Hooks(documents, inspect.signature(type(model).forward))
+    model.register_forward_pre_hook(hooks.before_model, with_kwargs=True)
+    model.base_model.register_forward_hook(hooks.after_backbone)
+    decoder = model.get_decoder()
+    if decoder is not model.base_model:
+        # Some heads call the decoder within their base (Bart's).
+        decoder.register_forward_hook(hooks.after_backbone)
+    model.hftune_documents = documents  # type: ignore[assignment]
+
+
+def documents_of(model: nn.Module) -> Documents | None:
+    """What `keep_apart` gave a model; None where it did not."""
+    found = getattr(model, "hftune_documents", None)
+    return found if isinstance(found, Documents) else None
+
+
+class _Hooks:
+    """Around a whole model: tell its layers of the row, and take the row apart where all of it must be."""
+
+    def __init__(self, documents: Documents, signature: inspect.Signature) -> None:
+        self.documents = documents
+        self.names = frozenset(signature.parameters)
+
+    def before_model(self, model: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """Take note of the borders; for the backbone's way, unfold the tokens."""
+        self.documents.begin(kwargs.get("cu_seq_lens_q"))
+        if self.documents.way != BACKBONE or kwargs.get("cu_seq_lens_q") is None:
+            return args, kwargs
+        group = self._only_group()
+        # Positions begin anew in every row by themselves.
+        rest = {name: value for name, value in kwargs.items() if name not in {*BORDERS, "position_ids"}}
+        if "use_cache" not in self.names:
+            rest.pop("use_cache", None)
+        for name in ("input_ids", "inputs_embeds", "token_type_ids"):
+            if rest.get(name) is not None:
+                filler = _filler(model.config) if name == "input_ids" else 0
+                rest[name] = group.unfold(rest[name], filler)
+        if "attention_mask" in self.names:
+            rest["attention_mask"] = group.mask
+        return args, rest
+
+    def after_backbone(self, module: Any, args: Any, output: Any) -> Any:
+        """Put hidden states back into their row, so that heads and losses find it as it came."""
+        if self.documents.way != BACKBONE or self.documents._borders is None:
+            return output
+        if isinstance(output, tuple):
+            return tuple(self._folded(value) for value in output)
+        for name, value in output.items():
+            output[name] = self._folded(value)
+        return output
+
+    def _folded(self, value: Any) -> Any:
+        if isinstance(value, tuple):
+            return tuple(self._folded(one) for one in value)
+        return self.documents.unfolding().fold([value]) if self._only_group().holds(value) else value
+
+    def _only_group(self) -> Group:
+        (group,) = self.documents.unfolding().groups
+        return group
+
+
+def _filler(config: Any) -> int:
+    """A token to pad with: masked, so that any of the vocabulary will do."""
+    text = config.get_text_config()
+    pad = getattr(text, "pad_token_id", None)
+    return pad if isinstance(pad, int) and 0 <= pad < text.vocab_size else 0

@@ -1,0 +1,198 @@
+"""The same loss and gradients padded and side by side, in models that are more than attention."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from hftune.data.batches.collators import CausalCollator, FlatCollator
+from hftune.errors import ArgumentError
+from hftune.models.attention.choice import choose_attention
+from hftune.models.attention.documents import documents_of, keep_apart
+from hftune.models.attention.isolation import ATTENTION, BACKBONE, MIXERS, has_attention, way_apart
+from hftune.models.attention.machine import Machine
+from hftune.models.attention.names import SEGMENTS, registered
+from hftune.trainers.packing_isolation import prove_isolation, prove_or_widen
+from tests.table.tiny import tiny_config
+
+VOCABULARY = 97
+LENGTHS = [21, 3, 40, 1, 2, 9]
+SMALL: dict[str, Any] = {
+    "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "head_dim": 8,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+    "initializer_range": 0.2,
+}  # fmt: skip
+BOTH = {"layer_types": ["linear_attention", "full_attention"]}
+DELTA = {"linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 8}
+MAMBA2 = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8, "mamba_expand": 2, "mamba_chunk_size": 8}
+EXPERTS = {"num_local_experts": 4, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gated delta rule": ("Qwen3_5TextConfig", {**BOTH, **DELTA}),
+    "gated delta rule, experts": (
+        "Qwen3NextConfig", {**BOTH, **DELTA, **EXPERTS, "shared_expert_intermediate_size": 16}
+    ),
+    "mamba": ("MambaConfig", {"state_size": 4, "time_step_rank": 4}),
+    "mamba 2": ("BambaConfig", {**MAMBA2, "attn_layer_indices": [1]}),
+    "mamba 2, experts": ("GraniteMoeHybridConfig", {**MAMBA2, **EXPERTS, **BOTH, "shared_intermediate_size": 16}),
+    "short convolutions": ("Lfm2Config", {"layer_types": ["conv", "full_attention"]}),
+    "lightning attention": ("MiniMaxConfig", {**BOTH, **EXPERTS, "block_size": 8}),
+    "gated recurrence": (
+        "RecurrentGemmaConfig", {"lru_width": 32, "attention_window_size": 7, "num_hidden_layers": 3}
+    ),
+    "attention of its own": ("BloomConfig", {"n_layer": 2, "n_head": 4}),
+    "indexed attention": (
+        "DeepseekV32Config",
+        {"kv_lora_rank": 16, "q_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8,
+         "num_key_value_heads": 4, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1,
+         "first_k_dense_replace": 1, "index_topk": 5, "index_n_heads": 2, "index_head_dim": 16, **EXPERTS},
+    ),
+    "a state without kinds of layers": ("RwkvConfig", {"attention_hidden_size": 32, "context_length": 64}),
+    "a decoder within its base": ("BartConfig", {"d_model": 32, "decoder_layers": 1, "decoder_ffn_dim": 32,
+                                               "decoder_attention_heads": 4, "dropout": 0.0}),
+}  # fmt: skip
+WAYS = dict.fromkeys(CONFIGS, MIXERS) | dict.fromkeys(list(CONFIGS)[-4:], BACKBONE)
+
+
+def tiny(name: str) -> Any:
+    config_name, more = CONFIGS[name]
+    config = getattr(transformers, config_name)(**{**SMALL, **more})
+    return drawn(config).train()
+
+
+def drawn(config: Any) -> Any:
+    """A model with biases and states that are not 0."""
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config).float()
+    for parameter in model.parameters():
+        if parameter.dim() == 1:
+            parameter.data += 0.1 * torch.randn(parameter.shape)
+    return model
+
+
+def apart(model: Any) -> Any:
+    """As a run loads it."""
+    way, _ = way_apart(model.config, type(model))
+    if way != BACKBONE and has_attention(model.config):
+        chosen, _ = choose_attention(model.config, type(model), Machine())
+        model.set_attn_implementation(registered(chosen))
+    keep_apart(model, way)
+    return model
+
+
+@pytest.fixture(scope="module")
+def documents() -> list[dict[str, list[int]]]:
+    generator = torch.Generator().manual_seed(3)
+    ids = [torch.randint(3, VOCABULARY, (length,), generator=generator).tolist() for length in LENGTHS]
+    return [{"input_ids": row, "labels": row} for row in ids]
+
+
+def loss_and_gradients(model: Any, batch: dict[str, Any]) -> tuple[float, dict[str, torch.Tensor]]:
+    model.zero_grad()
+    batch = dict(batch)
+    labels = batch.pop("labels")[:, 1:]
+    logits = model(**{**batch, "use_cache": False}).logits[:, :-1]
+    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+    loss.backward()
+    return loss.item(), {
+        name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None
+    }
+
+
+def assert_alike(found: Any, expected: Any) -> None:
+    assert found[0] == pytest.approx(expected[0], abs=1e-5)
+    assert found[1].keys() == expected[1].keys()
+    for name, gradient in expected[1].items():
+        off = (found[1][name] - gradient).abs().max()
+        assert off <= 2e-5 * gradient.abs().max().clamp(min=1), (name, off)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_same_loss_and_gradients(name: str, documents: list[dict[str, list[int]]]) -> None:
+    model = tiny(name)
+    expected = loss_and_gradients(model, CausalCollator(pad_token_id=0)(documents))
+    assert way_apart(model.config, type(model))[0] == WAYS[name]
+    apart(model)
+    assert_alike(loss_and_gradients(model, FlatCollator()(documents)), expected)
+    # And padded rows as before: evaluation may pad what training packs.
+    assert_alike(loss_and_gradients(model, CausalCollator(pad_token_id=0)(documents)), expected)
+
+
+# Indexed attention finds what it attends to among what its mask lets it see.
+@pytest.mark.parametrize("name", [name for name in CONFIGS if name != "indexed attention"])
+def test_the_proof_agrees(name: str) -> None:
+    """It fails without what keeps documents apart, and holds with it."""
+    model = tiny(name)
+    check = (model, VOCABULARY, model.config._attn_implementation, torch.device("cpu"))
+    with pytest.raises((ArgumentError, ValueError, TypeError)):
+        prove_isolation(*check, autocast=False)
+    apart(model)
+    prove_isolation(*check, autocast=False)
+
+
+@pytest.mark.parametrize("name", ["gated delta rule", "mamba 2", "indexed attention"])
+def test_recomputing_changes_nothing(name: str, documents: list[dict[str, list[int]]]) -> None:
+    model, batch = apart(tiny(name)), FlatCollator()(documents)
+    expected = loss_and_gradients(model, batch)
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    assert_alike(loss_and_gradients(model, batch), expected)
+
+
+def test_under_zero3_all_documents_are_one_call(documents: list[dict[str, list[int]]]) -> None:
+    """Every process calls a layer as often, whatever the lengths of its documents."""
+    model = apart(tiny("gated delta rule"))
+    expected = loss_and_gradients(model, FlatCollator()(documents))
+    rows: list[int] = []
+    model.model.layers[0].linear_attn.in_proj_a.register_forward_hook(lambda _, args, out: rows.append(out.shape[0]))
+    loss_and_gradients(model, FlatCollator()(documents))
+    documents_of(model).whole = True
+    assert_alike(loss_and_gradients(model, FlatCollator()(documents)), expected)
+    assert rows == [2, 1, 2, 1, 6]
+
+
+def test_a_model_that_leaks_takes_the_next_way(documents: list[dict[str, list[int]]]) -> None:
+    """Mixers that were not found: the proof finds out, and the whole model reads padded rows."""
+    model = tiny("gated delta rule")
+    expected = loss_and_gradients(model, CausalCollator(pad_token_id=0)(documents))
+    model.set_attn_implementation(registered(SEGMENTS))
+    keep_apart(model, MIXERS)
+    documents_of(model).way = ATTENTION
+
+    def leaks() -> None:
+        if documents_of(model).way == ATTENTION:
+            raise ArgumentError("documents see each other", place="--packing")
+
+    with pytest.raises(ArgumentError):
+        prove_or_widen(leaks, model, whole_model=False)
+    prove_or_widen(leaks, model, whole_model=True)
+    assert documents_of(model).way == BACKBONE
+    assert_alike(loss_and_gradients(copy.deepcopy(model), FlatCollator()(documents)), expected)
+
+
+# Not of text, no causal LM as it is made, or fed in a way of its own: padded rows do not pass either.
+ELSEWHERE = ("gemma4_assistant", "gemma4_unified_assistant", "musicgen", "musicgen_melody", "reformer", "xmod")
+
+UPSTREAM = {"prophetnet": "its decoder gives the streams of its n-grams in the place of its rows"}
+"""Types that train on padded rows and cannot on packed ones, and why."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model_type", [name for name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES if name not in ELSEWHERE])
+def test_every_type_of_transformers(model_type: str, documents: list[dict[str, list[int]]]) -> None:
+    """Whose tiny model reads padded rows at all."""
+    try:
+        model = drawn(tiny_config(model_type)).eval()
+        expected = loss_and_gradients(model, CausalCollator(pad_token_id=0)(documents))
+    except Exception as error:
+        pytest.skip(f"no padded rows either: {error}")
+    try:
+        found = loss_and_gradients(apart(model), FlatCollator()(documents))
+    except Exception:
+        if model_type in UPSTREAM:
+            pytest.skip(UPSTREAM[model_type])
+        raise
+    assert_alike(found, expected)

@@ -1,0 +1,170 @@
+"""Layers with a state are found by what they are, and end it with each document of a row."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from transformers.integrations.hub_kernels import use_kernel_func_from_hub_with_fallback
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from hftune.models.attention.documents import Documents
+from hftune.models.attention.isolation import MIXERS
+from hftune.models.attention.mixers import call_by_documents, kernels_take_borders, mixers_of
+
+LENGTHS = [3, 1, 7, 4]
+
+
+class Attention(nn.Module):
+    def forward(self, hidden_states: torch.Tensor, past_key_values: Any = None) -> Any:
+        return ALL_ATTENTION_FUNCTIONS["sdpa"](self, hidden_states)
+
+
+class Sum(nn.Module):
+    """The sum of all tokens so far, and what it was given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[dict[str, Any]] = []
+
+    def forward(self, hidden_states: torch.Tensor, cache_params: Any = None, **kwargs: Any) -> Any:
+        self.calls.append(kwargs)
+        return hidden_states.cumsum(1), hidden_states.shape[0]
+
+
+class Convolution(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(2, 2, 3, padding=2, groups=2)
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        return self.conv(hidden_states.transpose(1, 2))[..., : hidden_states.shape[1]].transpose(1, 2)
+
+
+class Layer(GradientCheckpointingLayer):
+    def __init__(self, mixer: nn.Module) -> None:
+        super().__init__()
+        self.mixer, self.mlp = mixer, nn.Linear(2, 2)
+
+    def forward(self, hidden_states: torch.Tensor, past_key_values: Any = None) -> torch.Tensor:
+        return hidden_states
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(map(Layer, (Attention(), Sum(), Convolution())))
+
+    def forward(self, hidden_states: torch.Tensor, past_key_values: Any = None) -> torch.Tensor:
+        return hidden_states
+
+
+def begun(lengths: list[int] | None = LENGTHS, **options: Any) -> Documents:
+    documents = Documents(MIXERS, **options)
+    documents.begin(None if lengths is None else torch.tensor([0, *lengths]).cumsum(0).int())
+    return documents
+
+
+def test_found_by_structure() -> None:
+    model = Model()
+    assert mixers_of(model) == [model.layers[1].mixer, model.layers[2].mixer]
+    assert mixers_of(Layer(Attention())) == []
+
+
+def by_hand(row: torch.Tensor) -> torch.Tensor:
+    return torch.cat([part.cumsum(1) for part in row.split(LENGTHS, dim=1)], dim=1)
+
+
+def test_a_state_ends_with_its_document() -> None:
+    mixer, row = Sum(), torch.randn(1, sum(LENGTHS), 2)
+    call_by_documents(mixer, begun())
+    out, last = mixer(hidden_states=row, cu_seq_lens_q=torch.zeros(2), seq_idx=None, other=row[0, 0])
+    torch.testing.assert_close(out, by_hand(row))
+    assert last == 1  # what is no row is that of the last call, which had the shortest document
+    assert len(mixer.calls) == 3 and all(set(call) == {"other"} for call in mixer.calls)
+    assert torch.equal(mixer(row)[0], out)
+
+
+def test_a_convolution_and_its_gradient() -> None:
+    torch.manual_seed(0)
+    mixer, row = Convolution(), torch.randn(1, sum(LENGTHS), 2)
+    mixer(row).sum().backward()
+    across = mixer.conv.weight.grad.clone()
+    mixer.zero_grad()
+    alone = torch.cat([mixer(part) for part in row.split(LENGTHS, dim=1)], dim=1)
+    alone.sum().backward()
+    expected = mixer.conv.weight.grad.clone()
+    mixer.zero_grad()
+    call_by_documents(mixer, begun())
+    out = mixer(row)
+    out.sum().backward()
+    torch.testing.assert_close(out, alone)
+    torch.testing.assert_close(mixer.conv.weight.grad, expected)
+    assert not torch.allclose(expected, across)
+
+
+@pytest.mark.parametrize("lengths", [None, [15]])
+def test_padded_rows_and_a_single_document_are_left_alone(lengths: list[int] | None) -> None:
+    mixer, row = Sum(), torch.randn(1, 15, 2)
+    call_by_documents(mixer, begun(lengths))
+    assert torch.equal(mixer(row, seq_idx=1)[0], row.cumsum(1)) and mixer.calls == [{"seq_idx": 1}]
+
+
+def test_a_copy_has_documents_of_its_own() -> None:
+    mixer, row = Sum(), torch.randn(1, sum(LENGTHS), 2)
+    call_by_documents(mixer, begun())
+    other = copy.deepcopy(mixer)
+    mixer.hftune_documents.begin(None)
+    torch.testing.assert_close(other(row)[0], by_hand(row))
+    assert torch.equal(mixer(row)[0], row.cumsum(1)) and len(mixer.calls) == 1
+
+
+@pytest.mark.parametrize(
+    ("kernels", "takes"),
+    [
+        ({"fn": "def fn(x, seq_idx=None): ...", "scan": "def scan(x, cu_seqlens=None): ..."}, True),
+        ({"fn": "def fn(x, seq_idx=None): ...", "scan": "def scan(x): ..."}, False),  # Mamba 1
+        ({"fn": "def fn(x, seq_idx=None): ..."}, False),
+        ({}, False),
+    ],
+)
+def test_kernels_that_take_borders(monkeypatch: pytest.MonkeyPatch, kernels: dict[str, str], takes: bool) -> None:
+    """As transformers finds them: a function of a package, or its own in the place of it."""
+    package = ModuleType("made_up_kernels")
+    for source in kernels.values():
+        exec(source, vars(package))
+    monkeypatch.setitem(sys.modules, "made_up_kernels", package)
+    choose = use_kernel_func_from_hub_with_fallback
+    code: dict[str, Any] = {"nn": nn}
+    for name in ("fn", "scan", "fn_update"):
+        own: dict[str, Any] = {}
+        exec(f"def {name}(x, **kwargs): return x", own)
+        code[name] = choose(name, "made_up_kernels")(own[name])
+    source = "class Mixer(nn.Module):\n    def forward(self, x, cache=None, **kwargs):\n"
+    exec(source + "        return fn_update(x) if cache else scan(fn(x, **kwargs), **kwargs)\n", code)
+    assert kernels_take_borders(code["Mixer"]()) is takes
+
+
+def test_kernels_get_borders(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hftune.models.attention.mixers.kernels_take_borders", lambda mixer: True)
+    mixer, row = Sum(), torch.randn(1, sum(LENGTHS), 2)
+    documents = begun(kernels=True)
+    call_by_documents(mixer, documents)
+    mixer(row)
+    assert len(mixer.calls) == 3  # no kernel runs on a CPU
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
+    mixer.calls.clear()
+    mixer(row, cu_seq_lens_q=None)
+    (call,) = mixer.calls
+    assert call["cu_seq_lens_q"].tolist() == [0, 3, 4, 11, 15] and call["cu_seq_lens_q"].dtype == torch.int32
+    assert call["seq_idx"].tolist() == [[0] * 3 + [1] + [2] * 7 + [3] * 4] and call["seq_idx"].dtype == torch.int32
+    assert documents.widen(whole_model=False) is not None and documents.widen(whole_model=False) is None
+    mixer.calls.clear()
+    mixer(row)
+    assert len(mixer.calls) == 3

@@ -202,7 +202,7 @@ def _train(
     trainer.before_saving()
     # The Trainer switches the cache off for training; generation from what is saved wants it.
     trainer.model.config.use_cache = True
-    save_result(trainer, manifest)
+    save_result(trainer, manifest, run.facts.model_args)
     # Told while it saved: the result is whole, and the exit code says that the run was asked to end.
     if stop.agreed_signal():
         raise _stopped(trainer, manifest)

@@ -186,7 +186,7 @@ def docstring_of(module: str, name: str) -> str | None:
     found: Any = ast.parse((ROOT / path_of(module)).read_text(encoding="utf-8"))
     for part in name.split("."):
         kinds = (ast.FunctionDef, ast.ClassDef)
-        # The last of several: those before it are overloads.
+        # The last of several: those before it may be overloads.
         found = [node for node in found.body if isinstance(node, kinds) and node.name == part][-1]
     return ast.get_docstring(found)
 

@@ -12,7 +12,7 @@ import shutil
 import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import Any
 
 from hftune.arguments.run_arguments import RunArguments
 from hftune.errors import DataError
@@ -20,32 +20,14 @@ from hftune.secrets import command_without_secrets
 from hftune.user_cache import read_sealed, write_sealed
 from hftune.visible import say
 
-if TYPE_CHECKING:
-    from hftune.arguments.preference import DPOArguments
-    from hftune.arguments.reward import RMArguments
-    from hftune.arguments.rl_algorithms import GRPOArguments, OnlineDPOArguments, PPOArguments, RLOOArguments
-    from hftune.arguments.training import PTArguments, SFTArguments, StageArguments
-
-    RLArguments = GRPOArguments | RLOOArguments | PPOArguments | OnlineDPOArguments
-
 HELP = {"-h", "--help"}
 SHAPED_BY = ("hftune", "accelerate", "deepspeed", "peft", "torch", "transformers", "trl")
 
 
-@overload
-def parse_arguments(stage: Literal["pt"], argv: list[str] | None = None) -> RunArguments[PTArguments]: ...
-@overload
-def parse_arguments(stage: Literal["sft"], argv: list[str] | None = None) -> RunArguments[SFTArguments]: ...
-@overload
-def parse_arguments(stage: Literal["rm"], argv: list[str] | None = None) -> RunArguments[RMArguments]: ...
-@overload
-def parse_arguments(stage: Literal["dpo"], argv: list[str] | None = None) -> RunArguments[DPOArguments]: ...
-@overload
-def parse_arguments(stage: Literal["rl"], argv: list[str] | None = None) -> RunArguments[RLArguments]: ...
-@overload
-def parse_arguments(stage: str, argv: list[str] | None = None) -> RunArguments[StageArguments]: ...
 def parse_arguments(stage: str, argv: list[str] | None = None) -> RunArguments[Any]:
     """The four groups of arguments of a stage: model, data, adapter and training.
+
+    The class of the training arguments is found by `stage_table.STAGES`: no stage imports those of others.
 
     Args:
         stage: "pt", "sft", "rm", "dpo" or "rl".

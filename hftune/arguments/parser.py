@@ -12,11 +12,9 @@ from typing import Any, NoReturn, get_origin
 from trl import TrlParser
 
 from hftune import terminal
-from hftune.arguments.help_page import help_groups
 from hftune.arguments.names.row import Row
 from hftune.arguments.names.table import table
 from hftune.arguments.names.translate import COMMAND_LINE, Entry, Outcome, Translator
-from hftune.arguments.parse_errors import argparse_error, class_error
 from hftune.arguments.ranges import numbers_of, out_of_range
 from hftune.arguments.raw_arguments import (
     GIVEN_NAMES,
@@ -32,6 +30,7 @@ from hftune.arguments.special_fields import DONE_BY_HFTUNE, DONE_BY_HFTUNE_EVERY
 from hftune.arguments.stage_table import STAGES, base_stage
 from hftune.errors import ArgumentError, UserError, did_you_mean, raise_together
 from hftune.logging import notice
+from hftune.on_demand import on_demand
 from hftune.opening.json_file import parse_json
 from hftune.visible import say
 
@@ -61,7 +60,7 @@ class HftuneParser(TrlParser):
 
     def error(self, message: str) -> NoReturn:
         """argparse's own complaints (a wrong type, a missing value) as ours."""
-        raise argparse_error(message, self.known, COMMAND_LINE)
+        raise on_demand("hftune.arguments.parse_errors:argparse_error")(message, self.known, COMMAND_LINE)
 
     def _print_message(self, message: str, file: Any = None) -> None:
         """The page of --help, where the user looks: standard output itself may lead to a log."""
@@ -71,6 +70,7 @@ class HftuneParser(TrlParser):
         """hftune's own arguments first, by topic; then those of TRL and transformers."""
         formatter = self._get_formatter()
         formatter.add_usage("%(prog)s [--config FILE.yaml] [--NAME VALUE ...]", [], [])
+        help_groups = on_demand("hftune.arguments.help_page:help_groups")
         for title, actions in help_groups(self.dataclass_types, self._actions).items():
             formatter.start_section(title)
             formatter.add_arguments(actions)
@@ -101,7 +101,7 @@ class HftuneParser(TrlParser):
         try:
             return tuple(self.parse_args_into_dataclasses(args=self._flat(entries), look_for_args_file=False))
         except (ValueError, TypeError) as error:
-            raise class_error(error, self.known, COMMAND_LINE) from error
+            raise on_demand("hftune.arguments.parse_errors:class_error")(error, self.known, COMMAND_LINE) from error
         finally:
             GIVEN_NAMES.reset(before)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from hftune.arguments.special_fields import JOINED
 from hftune.errors import ArgumentError, UserError, raise_together
-from hftune.opening.yaml_file import read_yaml
+from hftune.on_demand import on_demand
 from hftune.path_hints import path_hint
 from hftune.secret_names import says_secret
 from hftune.secrets import command_without_secrets, learn_command, learn_config
@@ -115,7 +115,7 @@ def given_in_file(path: str | None) -> RawArguments:
     # Before it is opened: a slip in the path deserves the nearest one, not an error of the system.
     if not Path(path).is_file():
         raise ArgumentError(f"there is no file {path}", place="--config", fix=path_hint(path, "a YAML file"))
-    content = read_yaml(Path(path))
+    content = on_demand("hftune.opening.yaml_file:read_yaml")(Path(path))
     if not isinstance(content, dict):
         raise ArgumentError("the file must hold names and values", place=path, fix="write name: value, a line each")
     # The same for a file.

@@ -12,14 +12,13 @@ from pathlib import Path
 from hftune.arguments.training import StageArguments
 from hftune.checkpoints.integrity import RECORD_NAME, TRAINER_STATE, added_files, altered_files, checkpoint_fault
 from hftune.checkpoints.manifest import is_complete
-from hftune.checkpoints.unshared_storage import missing_shards, newest_common_step
 from hftune.constants import MANIFEST_NAME
 from hftune.distributed import ranks
 from hftune.errors import ArgumentError, UserError, raise_together
 from hftune.logging import notice
+from hftune.on_demand import on_demand
 from hftune.opening.folders import unsafe_entries
 from hftune.opening.model_files import read_checked
-from hftune.opening.torch_file import check_torch_files
 from hftune.path_hints import missing_folder
 from hftune.publishing.disk import free_name, is_plain_folder, lexists
 from hftune.publishing.folder import clear_work, is_ours
@@ -81,6 +80,7 @@ def newest_on_all_machines(output_dir: Path) -> FoundCheckpoint:
     looks = ranks.local_rank() == 0
     own = newest_whole(output_dir) if looks else FoundCheckpoint()
     step = steps_done(own.folder)[0] if own.folder else None
+    newest_common_step = on_demand("hftune.checkpoints.unshared_storage:newest_common_step")
     found, differ = newest_common_step(step, _older_whole(output_dir, step) if looks else [])
     if differ and found is None:
         return FoundCheckpoint(disagreement="; ".join(differ))
@@ -162,7 +162,7 @@ def resume_problems(found: FoundCheckpoint) -> Iterator[UserError]:
             fix=f"start anew from its weights, in another --output_dir: --warm_start {found.folder}",
         )
     elif found.folder:
-        yield from missing_shards(found.folder)
+        yield from on_demand("hftune.checkpoints.unshared_storage:missing_shards")(found.folder)
         yield from unsafe_entries(found.folder)
         yield from _programs(found.folder)
 
@@ -204,7 +204,7 @@ def rename_old_checkpoints(output_dir: Path) -> None:
 def _programs(folder: Path) -> Iterator[UserError]:
     """The error for files that would run code when DeepSpeed or torch reads them; found without running it."""
     try:
-        check_torch_files(folder)
+        on_demand("hftune.opening.torch_file:check_torch_files")(folder)
     except UserError as problem:
         yield problem
 

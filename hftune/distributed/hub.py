@@ -58,7 +58,7 @@ class Hub:
 
     def __init__(
         self,
-        word: str,
+        token: str,
         judge: Callable[[dict[int, Message], set[int]], Message],
         *,
         expected: int | None = None,
@@ -67,17 +67,17 @@ class Hub:
         """Listen on a port that the system chooses.
 
         Args:
-            word: The secret of the run, which must come first on every connection.
+            token: The secret of the run, which must come first on every connection.
             judge: Makes the verdict on a hang from the reports by rank and the ranks that did not answer.
             expected: How many processes there are; nobody else is admitted, and nobody at all once they are here.
             server: The listening socket, as `open_socket` makes it; left out: on this machine's loopback.
         """
-        self.word, self._judge = word, judge
+        self.token, self._judge = token, judge
         server = server or open_socket(one_machine=True, master="")
         self.address, self.port = str(server.getsockname()[0]), int(server.getsockname()[1])
         self._members: dict[int, Member] = {}
         self._selector = selectors.DefaultSelector()
-        self._listener = Listener(server, word, expected, self._selector)
+        self._listener = Listener(server, token, expected, self._selector)
         self._asked: float | None = None
         self._lost: dict[int, Message] = {}
         self._lost_at = 0.0
@@ -175,7 +175,7 @@ class Hub:
             member.connection.send(message)
 
 
-def connect(address: str, port: int, rank: int, word: str, report: Message) -> Connection:
+def connect(address: str, port: int, rank: int, token: str, report: Message) -> Connection:
     """A connection to the hub.
 
     Raises:
@@ -183,7 +183,7 @@ def connect(address: str, port: int, rank: int, word: str, report: Message) -> C
     """
     connection = Connection(socket.create_connection((address, port), timeout=30))
     connection.socket.settimeout(_SEND_WITHIN)
-    connection.socket.sendall(greeting(word, rank))
+    connection.socket.sendall(greeting(token, rank))
     connection.send({"report": report})
     return connection
 
@@ -198,9 +198,9 @@ def join_hub() -> tuple[Hub | None, Connection | None, str]:
     """
     hosts = set(ranks.gathered_objects(socket.gethostname()))
     hub = open_hub(hosts) if ranks.is_main() else None
-    found = (hub.word, hub.address, hub.port, socket.gethostname()) if hub is not None else ("", "", 0, "")
-    word, address, port, host = ranks.gathered_objects(found)[0]
-    return hub, _connected(word, address, port), host
+    found = (hub.token, hub.address, hub.port, socket.gethostname()) if hub is not None else ("", "", 0, "")
+    token, address, port, host = ranks.gathered_objects(found)[0]
+    return hub, _connected(token, address, port), host
 
 
 def open_hub(hosts: set[str]) -> Hub:
@@ -212,12 +212,12 @@ def open_hub(hosts: set[str]) -> Hub:
     return Hub(secrets.token_hex(32), verdicts.judge_hang, expected=ranks.world_size(), server=server)
 
 
-def _connected(word: str, address: str, port: int) -> Connection | None:
+def _connected(token: str, address: str, port: int) -> Connection | None:
     """A connection to the hub; `address` is where it listens, which may be all interfaces."""
     if ipaddress.ip_address(address.partition("%")[0]).is_unspecified:
         address = "127.0.0.1" if ranks.is_main() else os.environ.get("MASTER_ADDR", "127.0.0.1")
     try:
-        return connect(address, port, ranks.rank(), word, {"host": socket.gethostname()})
+        return connect(address, port, ranks.rank(), token, {"host": socket.gethostname()})
     except OSError as error:
         get_logger().warning(
             "rank %d cannot reach the watchdog at %s port %d (%s): a hang will be noticed here alone",

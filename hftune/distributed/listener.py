@@ -60,9 +60,9 @@ def _is_local_only(address: str) -> bool:
     return known.is_loopback or known.is_unspecified
 
 
-def greeting(word: str, rank: int) -> bytes:
+def greeting(token: str, rank: int) -> bytes:
     """The first bytes that a process sends: the token and its rank, of fixed length, so that nothing more is read."""
-    return f"{word}{rank:0{_DIGITS}d}".encode()
+    return f"{token}{rank:0{_DIGITS}d}".encode()
 
 
 @dataclass
@@ -79,17 +79,17 @@ class Listener:
 
     Args:
         server: As `open_socket` gives it.
-        word: The secret token of the run.
+        token: The secret token of the run.
         expected: How many processes will come; then the socket closes. None: it stays open.
         selector: Of the hub; pending connections are registered there with themselves as data, the socket with this
             listener.
     """
 
     def __init__(
-        self, server: socket.socket, word: str, expected: int | None, selector: selectors.BaseSelector
+        self, server: socket.socket, token: str, expected: int | None, selector: selectors.BaseSelector
     ) -> None:
-        self.server, self._word, self._expected, self._selector = server, word.encode(), expected, selector
-        self._length = len(greeting(word, 0))
+        self.server, self._token, self._expected, self._selector = server, token.encode(), expected, selector
+        self._length = len(greeting(token, 0))
         self._pending: list[PendingConnection] = []
         self._admitted: set[int] = set()
         self._open = True
@@ -137,9 +137,9 @@ class Listener:
 
     def _rank_of(self, received: bytes) -> int | None:
         """The rank behind the right token; None where either is not one that is waited for."""
-        word, digits = received[: len(self._word)], received[len(self._word) :]
+        token, digits = received[: len(self._token)], received[len(self._token) :]
         # In constant time: the time of a comparison that stops early would tell how much of a guess is right.
-        if not hmac.compare_digest(word, self._word) or not digits.isdigit():
+        if not hmac.compare_digest(token, self._token) or not digits.isdigit():
             return None
         rank = int(digits)
         odd = rank in self._admitted or (self._expected is not None and rank >= self._expected)

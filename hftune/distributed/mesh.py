@@ -47,10 +47,6 @@ class Mesh:
         """The index of the share of a row's tokens that a process sees."""
         return rank // self.tensor % self.sequence
 
-    def tensor_rank(self, rank: int) -> int:
-        """The index of the share of a layer's matrices that a process holds."""
-        return rank % self.tensor
-
     def sequence_group(self, rank: int) -> list[int]:
         """Ranks that share the tokens of a row with this one, itself included."""
         # Its members are `tensor` ranks apart: tensor-parallel neighbours lie between them.

@@ -228,7 +228,7 @@ def on_exit(error: BaseException | None) -> None:
     """
     if error is None or not (ranks.world_size() > 1 and connection_errors.lost_contact(error)):
         if _watchdog is not None:
-            _watchdog.stop(_parting_words(error))
+            _watchdog.stop(_last_message(error))
         return
     if _watchdog is not None and _watchdog.connection is not None:
         _watchdog.done.wait(_HUB_ANSWERS_WITHIN)  # its thread hears who is gone, says so and ends the process
@@ -238,7 +238,7 @@ def on_exit(error: BaseException | None) -> None:
     os._exit(STALLED_EXIT_CODE)
 
 
-def _parting_words(error: BaseException | None) -> str:
+def _last_message(error: BaseException | None) -> str:
     if error is None or (isinstance(error, SystemExit) and not error.code) or getattr(error, "on_all_ranks", False):
         return ""
     name = "" if hasattr(error, "render") else f"{type(error).__name__}: "

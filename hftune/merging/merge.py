@@ -20,9 +20,9 @@ from hftune.merging.model_config import copy_other_files, copy_tokenizer, descri
 from hftune.merging.plan import Plan, plan_merge
 from hftune.merging.verify import verify_merge
 from hftune.merging.write import write_model
+from hftune.on_demand import on_demand
 from hftune.opening.json_file import read_json
 from hftune.publishing.folder import published_folder
-from hftune.publishing.uploads import push_folder
 from hftune.secrets import without_secrets
 from hftune.template_arguments import FIELD
 from hftune.weight_files import fingerprint
@@ -116,7 +116,7 @@ def _is_tied(plan: Plan, config: dict[str, Any]) -> bool:
 
 def push(args: MergeArguments, folder: Path) -> None:
     """Upload the merged model under the name that was asked for."""
-    push_folder(
+    on_demand("hftune.publishing.uploads:push_folder")(
         folder,
         str(args.hf_hub_model_id),
         token=args.hf_hub_token,

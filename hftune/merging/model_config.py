@@ -16,7 +16,8 @@ from hftune.models.vocabulary.growth import Growth
 from hftune.opening.folders import copy_file, copy_folder
 from hftune.opening.json_file import read_json
 
-_PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
+_PROCESSOR_FILES = ("*processor_config.json",)
+"""Of what makes images, videos and sounds into inputs, whatever it is called."""
 _MORE_TEMPLATES = "additional_chat_templates"
 
 
@@ -84,10 +85,11 @@ def copy_tokenizer(source: Path, target: Path) -> None:
 
 def copy_other_files(base: Path, target: Path, *, generates: bool) -> None:
     """Generation and processor configs, and the code of a model that comes with its own."""
-    names = [*_PROCESSOR_FILES, *(["generation_config.json"] if generates else [])]
+    patterns = [*_PROCESSOR_FILES, *(["generation_config.json"] if generates else [])]
     config = base / "config.json"
     own_code = config.is_file() and "auto_map" in read_json(config, finite=False)
-    files = [base / name for name in names if (base / name).is_file() and not (target / name).is_file()]
+    found = sorted(file for pattern in patterns for file in base.glob(pattern))
+    files = [file for file in found if file.is_file() and not (target / file.name).is_file()]
     for file in [*files, *(sorted(base.glob("*.py")) if own_code else [])]:
         copy_file(file, target / file.name, within=base)
 

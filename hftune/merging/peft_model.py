@@ -25,8 +25,9 @@ from hftune.merging.plan import Plan
 from hftune.merging.tensors import DTYPES, Quantisation
 from hftune.models.loading.from_pretrained import pretrained, reporting_damage
 from hftune.models.loading.gguf import forget_gguf
+from hftune.models.parts.whole_model import complete
 from hftune.models.vocabulary.grown_model import grow
-from hftune.weight_files import weight_shapes
+from hftune.weight_files import weight_files, weight_shapes
 
 # --- base + adapters, for comparison ---------------------------------------------------------------------------------
 
@@ -195,7 +196,11 @@ def write_with_peft(plan: Plan, folder: Path, max_shard_size: str | None) -> int
         gguf, trusted = inputs.base.gguf_file, inputs.trust_remote_code
         tokenizer = pretrained(AutoTokenizer, inputs.base.folder, gguf_file=gguf, trust_remote_code=trusted)
         tokenizer.save_pretrained(folder)
-    return sum(before.get(name) != digest for name, digest in after.items())
+    changed = {name for name, digest in after.items() if before.get(name) != digest}
+    if inputs.scores is None and weight_files(inputs.base.folder) and not inputs.base.gguf_file:
+        # What transformers has not loaded, peft has not saved.
+        complete(folder, inputs.base.folder, model, changed, trust_remote_code=inputs.trust_remote_code)
+    return len(changed)
 
 
 def _merge(model: PreTrainedModel, adapter: Adapter) -> PreTrainedModel:

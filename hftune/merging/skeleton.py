@@ -148,13 +148,13 @@ def match_names(base: BaseTensors, model: PreTrainedModel) -> list[str]:
     Returns:
         Stored names that the model has no parameter for.
     """
-    from transformers.conversion_mapping import get_model_conversion_mapping
-    from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
+    from transformers.core_model_loading import rename_source_key
+
+    from hftune.models.parts.placing import rules_for
 
     base.skeleton = model
-    transforms = get_model_conversion_mapping(model)
-    renamings = [rule for rule in transforms if isinstance(rule, WeightRenaming)]
-    converters = [rule for rule in transforms if isinstance(rule, WeightConverter)]
+    rules = rules_for(model, {name: source.shape for name, source in base.stored.items()})
+    renamings, converters = rules.renamings, rules.converters
     parameters, unused = model.state_dict(), []
     for name in base.stored:
         target, pattern = rename_source_key(name, renamings, converters, model.base_model_prefix, parameters)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import tempfile
+from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from math import prod
 from pathlib import Path
@@ -102,7 +103,13 @@ def _compare_with_adapters(plan: Plan, folder: Path, max_shard_size: str | None)
 
 
 def _answers(plan: Plan, folder: Path, tokenizer: PreTrainedTokenizerBase) -> Answers:
-    model = reload_strictly(folder, head=plan.inputs.head, trust_remote_code=plan.inputs.trust_remote_code)
+    # What the base stores for others (a head that predicts further) is no part of the language model there either.
+    beside = (
+        {} if plan.inputs.scores is not None or plan.inputs.base.gguf_file else stored_tensors(plan.inputs.base.folder)
+    )
+    model = reload_strictly(
+        folder, head=plan.inputs.head, trust_remote_code=plan.inputs.trust_remote_code, beside=beside
+    )
     said = answer(model, tokenizer)
     del model
     gc.collect()  # modules refer to one another in circles; the next model needs the memory
@@ -233,8 +240,16 @@ def judge(comparison: Comparison, *, half: bool) -> None:
         )
 
 
-def reload_strictly(folder: Path, *, head: str = "causal_lm", trust_remote_code: bool = False) -> Any:
-    """The merged model as plain transformers loads it, in float32.
+def reload_strictly(
+    folder: Path, *, head: str = "causal_lm", trust_remote_code: bool = False, beside: Collection[str] = ()
+) -> Any:
+    """The merged model as plain transformers loads it, in float32; of several parts the language model.
+
+    Args:
+        folder: The merged model's.
+        head: causal_lm, score or steps.
+        trust_remote_code: Run code that comes with it.
+        beside: Stored tensors that need not be a part of it.
 
     Raises:
         ManifestError: Missing or left-over weights, or ties that are not what the config says.
@@ -246,6 +261,7 @@ def reload_strictly(folder: Path, *, head: str = "causal_lm", trust_remote_code:
         auto, folder, output_loading_info=True, trust_remote_code=trust_remote_code, dtype=torch.float32
     )
     # All kinds of transformers' loading report: missing, unexpected, mismatched keys, and error messages.
+    info["unexpected_keys"] = {*info["unexpected_keys"]} - {*beside}
     wrong = {kind: sorted(map(str, names)) for kind, names in info.items() if names}
     if wrong:
         raise ManifestError(

@@ -18,6 +18,17 @@ def head_of(model: nn.Module) -> str:
     return "steps" if type(model).__name__.endswith("ForTokenClassification") else "score"
 
 
+def body_of(model: Any) -> nn.Module:
+    """The part below a causal LM's head, which returns hidden states; the model itself where it has no such part.
+
+    transformers' `base_model` is the model itself where a class names a part that it does not have (Llama 4).
+    """
+    if model.base_model is not model:
+        return model.base_model
+    decoder = model.get_decoder() if hasattr(model, "get_decoder") else None
+    return decoder if isinstance(decoder, nn.Module) else model
+
+
 def without_tied(model: nn.Module, state: dict[str, Any]) -> dict[str, Any]:
     """A state dict without the names under which a tied matrix is there a second time."""
     # transformers finds them by their memory, which DeepSpeed's copies (ZeRO-1 and 2) no longer share: the head would

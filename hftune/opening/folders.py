@@ -24,12 +24,6 @@ _HUB = re.compile(r"(models|datasets|spaces)--")
 _BLOB = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?$")  # git's or the contents' own digest
 
 
-def refuse_unsafe_entries(folder: str | Path) -> None:
-    """Raise the first of `unsafe_entries`."""
-    for problem in unsafe_entries(folder):
-        raise problem
-
-
 def unsafe_entries(folder: str | Path) -> Iterator[ManifestError]:
     """Problems of the files that a folder is read from: links that lead out of it, broken ones, pipes, devices."""
     place = Path(folder)

@@ -10,6 +10,7 @@ from transformers import PretrainedConfig
 
 from hftune.arguments.recomputation import FULL
 from hftune.arguments.training import PTArguments, SFTArguments, StageArguments
+from hftune.models.layer_values import layer_configs
 from hftune.models.loading.config import row_length
 
 PER_TOKEN = 34
@@ -41,10 +42,17 @@ def layer_bytes(config: PretrainedConfig, tokens: int, row: int, itemsize: int, 
     scale = itemsize / 2
     kept = tokens * config.hidden_size * PER_TOKEN * scale
     # The equation has an MLP of 4 hidden sizes, which is 19 of the 34 bytes; gated ones have 3 matrices for 2.
-    kept *= 1 + 19 / 34 * ((getattr(config, "intermediate_size", 0) or 0) / (4 * config.hidden_size) * 1.5 - 1)
+    kept *= 1 + 19 / 34 * (_mean(config, "intermediate_size") / (4 * config.hidden_size) * 1.5 - 1)
     if keeps_scores:
-        kept += PER_SCORE * config.num_attention_heads * tokens * row * scale
+        kept += PER_SCORE * _mean(config, "num_attention_heads") * tokens * row * scale
     return kept
+
+
+def _mean(config: PretrainedConfig, name: str) -> float:
+    """Over the layers, which may differ: each by a config of its own, or in a list (Gemma 3n). 0 without the field."""
+    values = [getattr(layer, name, None) or 0 for layer in layer_configs(config)] or [0]
+    numbers = values[0] if isinstance(values[0], list | tuple) else values
+    return float(sum(numbers)) / len(numbers)
 
 
 def activation_bytes(config: PretrainedConfig, args: StageArguments, itemsize: int) -> float:

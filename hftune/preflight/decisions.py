@@ -6,11 +6,11 @@ from hftune.arguments.adapter import AdapterArguments
 from hftune.arguments.model import ModelArguments
 from hftune.arguments.recomputation import MLP
 from hftune.arguments.training import StageArguments
-from hftune.checkpoints.adapter_chain import whole_chain
 from hftune.checkpoints.manifest import read_manifest
 from hftune.checkpoints.template_arguments import recorded_arguments, say_recorded
 from hftune.logging import notice
 from hftune.models.vocabulary.growth import recorded_growth
+from hftune.on_demand import on_demand
 
 LIGER_LOSSES = ("fused_linear_cross_entropy", "cross_entropy")
 """Liger's keys that replace the model's forward pass, in which hftune's trainers ask for the loss of labels alone."""
@@ -21,7 +21,9 @@ LIGER_MLPS = ("swiglu", "geglu")
 
 def complete_chain(adapter_args: AdapterArguments) -> None:
     """Put the adapters that the named one was trained on before it."""
-    whole = whole_chain(adapter_args.adapter_chain)
+    if not adapter_args.adapter_chain:
+        return
+    whole = on_demand("hftune.checkpoints.adapter_chain:whole_chain")(adapter_args.adapter_chain)
     if whole != adapter_args.adapter_chain:
         notice(f"{adapter_args.adapter_chain[0]} was trained upon others: --peft_path {','.join(whole)}")
         adapter_args.peft_path = ",".join(whole)

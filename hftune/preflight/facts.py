@@ -7,7 +7,6 @@ anything: `tests/unit/preflight/test_facts.py` holds all rules to that.
 from __future__ import annotations
 
 import copy
-import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,14 +21,10 @@ from hftune.arguments.model import ModelArguments
 from hftune.arguments.run_arguments import RunArguments
 from hftune.arguments.stage_table import base_stage
 from hftune.arguments.training import StageArguments
-from hftune.checkpoints.global_batch import keep_global_batch
 from hftune.checkpoints.resume import FoundCheckpoint, requested_checkpoint, resume_problems
-from hftune.checkpoints.warm_start import apply_warm_start
 from hftune.distributed import nodes, ranks
 from hftune.distributed.ds_config import DsConfig
-from hftune.distributed.process_facts import collective_seconds
 from hftune.errors import UserError
-from hftune.logging import notice
 from hftune.models.attention.choice import attention_for
 from hftune.models.attention.isolation import causal_class
 from hftune.models.loading.build import Build
@@ -43,11 +38,7 @@ from hftune.preflight.decisions import (
     take_template_arguments,
     take_tokenizer_of_adapter,
 )
-from hftune.preflight.free_memory import free_memory
-from hftune.preflight.memory import Free, ModelSize, Setup, estimate, shortfall
 from hftune.preflight.model_folder import check_model_folder
-from hftune.preflight.processes import ProcessFacts, process_facts
-from hftune.preflight.sizes import model_size, run_setup
 
 Training = TypeVar("Training", bound=StageArguments, covariant=True, default=StageArguments)
 
@@ -75,7 +66,7 @@ class World:
     processes: int
     local_processes: int
     on_cpu: bool
-    everyone: tuple[ProcessFacts, ...] = ()
+    everyone: tuple[dict[str, Any], ...] = ()
     seconds: float = 0.0
 
 
@@ -92,21 +83,6 @@ class RowLayout:
     padding_free: bool | None
     side_by_side: bool
     shared_prompts: bool
-
-
-@dataclass(frozen=True)
-class Memory:
-    """The inputs of the memory arithmetic.
-
-    Args:
-        size: Numbers of parameters.
-        setup: How the run keeps them.
-        free: What is free now.
-    """
-
-    size: ModelSize
-    setup: Setup
-    free: Free
 
 
 @dataclass(frozen=True)
@@ -179,26 +155,6 @@ class Facts(Generic[Training]):
         except (OSError, ValueError, KeyError):
             return None  # code that comes with a model, or no score head: loading has its own words for these
 
-    @cached_property
-    def memory(self) -> Memory | None:
-        """The inputs of the memory arithmetic; None, with a notice, where the parameters cannot be counted."""
-        if self.skeleton is None:
-            return None
-        try:
-            size = model_size(self.skeleton, self.adapter_args, self.training_args)
-        except (UserError, ValueError, TypeError, NotImplementedError) as problem:
-            # A faulty adapter is refused by its own rule; a run that continues must say that memory was not checked.
-            notice(f"memory is not checked: {str(problem).splitlines()[0]}")
-            return None
-        setup = run_setup(self.model_args, self.adapter_args, self.training_args)
-        return Memory(size, setup, free_memory(on_cpu=setup.on_cpu, device=ranks.local_rank()))
-
-    @property
-    def missing_memory(self) -> str | None:
-        """Which memory is too small for weights, gradients and optimizer, and by what; None where they fit."""
-        memory = self.memory
-        return None if memory is None else shortfall(estimate(memory.size, memory.setup), memory.free, memory.setup)
-
 
 def resolve(stage: str, given: RunArguments[Training]) -> Facts[Training]:
     """The facts of a run. Every process must call it: they exchange who they are and what they found.
@@ -220,12 +176,15 @@ def resolve(stage: str, given: RunArguments[Training]) -> Facts[Training]:
     world = _world(arguments)
     problems: list[UserError] = []
     # First, since it says which model this is.
-    _attempt(problems, lambda: apply_warm_start(model_args, adapter_args, training_args))
+    if training_args.warm_start:
+        apply_warm_start = on_demand("hftune.checkpoints.warm_start:apply_warm_start")
+        _attempt(problems, lambda: apply_warm_start(model_args, adapter_args, training_args))
     nodes.raise_on_all_ranks(problems)
 
     # Before any rule: the search for it is a collective, in which all processes must take part.
     checkpoint = requested_checkpoint(training_args)
     if checkpoint.folder is not None and not any(resume_problems(checkpoint)):
+        keep_global_batch = on_demand("hftune.checkpoints.global_batch:keep_global_batch")
         _attempt(problems, lambda: keep_global_batch(training_args, data_args))
     # After the warm start, which may name the adapter; before the tokenizer, which may be one of the chain's.
     _attempt(problems, lambda: complete_chain(adapter_args))
@@ -243,7 +202,7 @@ def resolve(stage: str, given: RunArguments[Training]) -> Facts[Training]:
     facts = Facts(stage, arguments, build, rows, world, checkpoint, tuple(problems))
     # Last: the planner asks for rows, attention and memory.
     if training_args.recomputes_least:
-        _choose_recomputed_layers(facts)
+        on_demand("hftune.preflight.run_memory:choose_recomputed_layers")(facts)
     return facts
 
 
@@ -261,8 +220,8 @@ def _world(arguments: RunArguments[StageArguments]) -> World:
     # A plan is made by one process for others that are not there to be asked.
     if ranks.planned_world() is not None or processes == 1:
         return World(processes, local, training_args.use_cpu)
-    seconds = collective_seconds(training_args.device)
-    everyone = ranks.gathered_objects(process_facts(arguments))
+    seconds = on_demand("hftune.distributed.process_facts:collective_seconds")(training_args.device)
+    everyone = ranks.gathered_objects(on_demand("hftune.preflight.processes:process_facts")(arguments))
     return World(processes, local, training_args.use_cpu, tuple(everyone), seconds)
 
 
@@ -281,18 +240,3 @@ def _build(stage: str, arguments: RunArguments[StageArguments], problems: list[U
     _attempt(problems, lambda: found.append(attention_for(config, model_args, training_args)))
     dtype = weight_dtype(model_args, training_args, trains_all=not adapter_args.use_peft)
     return Build(config, found[0] if found else None, dtype)
-
-
-def _choose_recomputed_layers(facts: Facts) -> None:
-    """Decide `--activation_checkpointing auto`; only then is the planner asked, which traces the model."""
-    memory = facts.memory if facts.model_class is not None else None
-    # Where weights and optimizer alone do not fit, recomputing activations is no way out: a rule says what is.
-    fits = ranks.all_agree(memory is not None and facts.missing_memory is None)  # choosing is a collective
-    if memory is not None and fits:
-        # The one place where a run asks a tool, which lies above it: not by `on_demand`, which leads downwards alone.
-        tool = importlib.import_module("hftune.tools.planning.least_recomputation")
-        tool.choose_layers(
-            facts.skeleton, facts.model_args, facts.adapter_args, facts.training_args, memory.free, memory.size
-        )
-    if facts.training_args.recomputes_least:
-        notice("--activation_checkpointing auto: this model is not planned, so that all layers are recomputed")

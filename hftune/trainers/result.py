@@ -9,12 +9,14 @@ from typing import Any
 from filelock import FileLock
 
 from hftune import interrupts
+from hftune.arguments.model import ModelArguments
 from hftune.checkpoints.manifest import Manifest, write_manifest
 from hftune.distributed import nodes, ranks
 from hftune.errors import ArgumentError, exit_hooks
 from hftune.publishing.disk import disk_errors
 from hftune.publishing.locks import lock_folder, release_lock
 from hftune.publishing.result_files import begin_result, finish_result, recover_result, result_folder
+from hftune.trainers.whole_result import keep_other_parts
 
 _held: dict[Path, FileLock] = {}
 
@@ -64,14 +66,15 @@ def remove_new_folder_on_failure(output: Path) -> None:
         listener.last_acts.insert(0, tidy)
 
 
-def save_result(trainer: Any, manifest: Manifest) -> None:
+def save_result(trainer: Any, manifest: Manifest, model_args: ModelArguments) -> None:
     """Write weights, tokenizer and state of a trained model; what an earlier run left is replaced once they are whole.
 
     All ranks must call it. The folder's manifest says `running` from the moment when the first file is replaced.
 
     Args:
         trainer: A Trainer whose training has ended.
-        manifest: Of the run, not complete yet.
+        manifest: Of the run, not complete yet; gets what was kept of the base.
+        model_args: What was loaded.
     """
     output = Path(str(trainer.args.output_dir))
     apart = nodes.spans_machines() and not nodes.is_shared(output)
@@ -84,6 +87,7 @@ def save_result(trainer: Any, manifest: Manifest) -> None:
     ranks.barrier()
     if writes:
         if ranks.is_main():
+            manifest |= keep_other_parts(trainer, result_folder(output), model_args)
             write_manifest(result_folder(output), manifest)
         finish_result(output)
     ranks.barrier()

@@ -5,62 +5,28 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
-import torch
-import trl
 from peft import PeftModel
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hftune.arguments.rl_algorithms import GRPOArguments, OnlineDPOArguments, PPOArguments, RLOOArguments
-from hftune.checkpoints.reward_scale import read_scale
 from hftune.data.splits import Splits
 from hftune.distributed import zero
 from hftune.errors import ArgumentError
 from hftune.logging import notice
-from hftune.models.vocabulary.size import vocabulary_rows
+from hftune.on_demand import on_demand
 from hftune.trainers.online.base import OnlineTrainer
-from hftune.trainers.online.dpo import OnlineDPOTrainer
-from hftune.trainers.online.dynamic_sampling import DynamicSampling
-from hftune.trainers.ppo.critic import (
-    Critic,
-    critic_from_reward,
-    critic_like,
-    needs_reading_again,
-    shared_critic,
-    trained_parameters,
-)
-from hftune.trainers.ppo.trainer import PPOTrainer
-from hftune.trainers.rewards.loading import Rewards, load_reward_model
+from hftune.trainers.rewards.loading import Rewards
 
-RLTrainer: TypeAlias = "GRPOTrainer | RLOOTrainer | PPOTrainer | OnlineDPOTrainer"
 RLArguments: TypeAlias = GRPOArguments | RLOOArguments | PPOArguments | OnlineDPOArguments
 
 
-class GRPOTrainer(OnlineTrainer, trl.GRPOTrainer):
-    """Group relative policy optimisation (arXiv:2402.03300), with `--dynamic_sampling` (DAPO)."""
-
-    _sampling: DynamicSampling | None = None
-
-    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        """Overrides TRL's: in training, groups of equal rewards may be replaced."""
-        generate = super()._generate_and_score_completions
-        output: dict[str, Any] = generate(inputs)
-        if not (self.args.dynamic_sampling and self.model.training):
-            return output
-        # Late: the constructor of TRL's trainer does not generate, and the sampler needs all of it.
-        self._sampling = self._sampling or DynamicSampling(self, generate)
-        return self._sampling.fill(output, len(inputs))
-
-
-class RLOOTrainer(OnlineTrainer, trl.RLOOTrainer):
-    """REINFORCE leave-one-out (arXiv:2402.14740)."""
-
-
-TRAINERS: dict[str, Any] = {
-    "grpo": GRPOTrainer,
-    "rloo": RLOOTrainer,
-    "ppo": PPOTrainer,
-    "online_dpo": OnlineDPOTrainer,
+TRAINERS = {
+    "grpo": "hftune.trainers.online.grpo:GRPOTrainer",
+    "rloo": "hftune.trainers.online.rloo:RLOOTrainer",
+    "ppo": "hftune.trainers.ppo.trainer:PPOTrainer",
+    "online_dpo": "hftune.trainers.online.dpo:OnlineDPOTrainer",
 }
+"""Algorithm to its trainer; those of other algorithms are not imported."""
 
 
 def rl_trainer(
@@ -75,7 +41,7 @@ def rl_trainer(
     starts_as_base: bool = False,
     read_again: Callable[[], PreTrainedModel] | None = None,
     **kwargs: Any,
-) -> RLTrainer:
+) -> OnlineTrainer:
     """The trainer of `--rl_algorithm`.
 
     Args:
@@ -90,9 +56,8 @@ def rl_trainer(
     if tools:
         kwargs["tools"] = list(tools)
     if isinstance(args, PPOArguments):
-        critic = kwargs["critic"] = build_critic(model, args, read_again)
-        notice(f"critic: {args.critic}, {sum(map(zero.full_numel, trained_parameters(critic))):,} weights are trained")
-    trainer: RLTrainer = TRAINERS[args.rl_algorithm](
+        kwargs["critic"] = on_demand("hftune.trainers.ppo.build_critic:build_critic")(model, args, read_again)
+    trainer: OnlineTrainer = on_demand(TRAINERS[args.rl_algorithm])(
         model=model,
         args=args,
         processing_class=tokenizer,
@@ -143,39 +108,3 @@ def _say_gathered(model: PreTrainedModel | PeftModel, args: RLArguments) -> None
             f"ZeRO-3: {size / 2**30:.2f} GiB of weights are whole on every process while answers are made; "
             "--ds3_gather_for_generation False gathers layer by layer instead, and is slower"
         )
-
-
-def build_critic(
-    policy: PreTrainedModel | PeftModel, args: PPOArguments, read_again: Callable[[], PreTrainedModel] | None
-) -> Critic:
-    """The critic that --critic and --critic_init ask for.
-
-    Raises:
-        ArgumentError: A reward model with another vocabulary, or weights that cannot be copied.
-    """
-    if args.critic == "shared":
-        return shared_critic(policy)
-    if args.critic_init == "policy":
-        again = read_again() if read_again is not None and _copy_is_impossible(policy) else None
-        return critic_like(policy, again)
-    assert args.reward_model_path, "preflight asks for one"
-    # Of several the first: one critic begins as one model.
-    path = args.reward_model_path[0]
-    reward, _ = load_reward_model(path, torch.float32, trust_remote_code=args.trust_remote_code)
-    if reward.config.num_labels != 1:
-        raise ArgumentError(
-            f"{path} scores steps, not conversations", place="--critic_init reward", fix="use --critic_init policy"
-        )
-    if vocabulary_rows(reward) != vocabulary_rows(policy):
-        raise ArgumentError(
-            f"{path} reads another vocabulary than the policy writes",
-            place="--critic_init reward",
-            fix="use --critic_init policy",
-        )
-    notice(f"the critic begins as {path}, read whole by every process")
-    scale = read_scale(path) if args.normalize_rewards else None
-    return critic_from_reward(policy, reward, *((scale.mean, scale.std) if scale else ()))
-
-
-def _copy_is_impossible(policy: PreTrainedModel | PeftModel) -> bool:
-    return not isinstance(policy, PeftModel) and needs_reading_again(policy)

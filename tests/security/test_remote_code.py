@@ -20,16 +20,16 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from hftune.arguments.asking import AskArguments
 from hftune.arguments.entry import parse_arguments
 from hftune.arguments.parser import HftuneParser
-from hftune.errors import ArgumentError, UserError
+from hftune.errors import ArgumentError, UserError, raise_together
 from hftune.merging import model_config, peft_model, skeleton, verify
 from hftune.merging.inputs import BaseFolder, Inputs
 from hftune.merging.plan import Plan
 from hftune.models.loading import config as configs
-from hftune.models.loading import skeleton as planned
 from hftune.models.loading.causal_lm import load_causal_lm
 from hftune.models.loading.from_pretrained import from_config, pretrained
 from hftune.models.loading.reward_model import load_reward_model
 from hftune.models.loading.tokenizer import load_tokenizer
+from hftune.preflight.facts import resolve
 from hftune.tools.export import compared, extract
 from hftune.tools.scoring import ask
 from hftune.tools.scoring.arguments import ScoreArguments
@@ -129,8 +129,9 @@ def _config(folder: Path) -> Any:
 
 
 def _planned(folder: Path) -> Any:
-    model_args, _, _, training_args = _arguments("sft", folder)
-    return planned.skeleton_of(model_args, training_args, scores=False)
+    facts = resolve("sft", _arguments("sft", folder))
+    raise_together(facts.problems)
+    return facts.skeleton
 
 
 def _drawn(folder: Path) -> Any:

@@ -23,7 +23,6 @@ from hftune.data.tokenizing.counts import Counts
 from hftune.errors import ArgumentError, DataError, UserError
 from hftune.merging.inputs import read_config, read_inputs
 from hftune.models.loading.config_sizes import LIMITS, check_config, check_sizes
-from hftune.models.loading.skeleton import skeleton_of
 from hftune.preflight.check_run import check_run
 from hftune.preflight.facts import resolve
 from hftune.tools.export.arguments import GgufArguments, QuantisedArguments
@@ -121,9 +120,7 @@ def test_a_stage(stage: str, value: float, tiny_model: Path, tmp_path: Path) -> 
 @pytest.mark.parametrize("value", BOMBS, ids=lambda value: str(value)[:6])
 def test_every_other_door(value: float, tiny_model: Path, tmp_path: Path) -> None:
     folder = str(model_with(tiny_model, tmp_path / "m", num_hidden_layers=value))
-    (model_args, _, _, training) = parse_arguments("sft", ["--model_name_or_path", folder, "--output_dir", "o"])
     doors = [
-        lambda: skeleton_of(model_args, training, scores=False),
         lambda: read_config(Path(folder)),
         lambda: reward_head(folder),
         lambda: load_base_tokenizer(VocabArguments(model_name_or_path=folder)),

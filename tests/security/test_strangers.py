@@ -332,6 +332,6 @@ def test_who_listens_where(
     monkeypatch.setenv("MASTER_ADDR", "node1")
     one, other = hubs.open_hub(hosts), hubs.open_hub(hosts)
     assert asked == {"one_machine": alone, "master": "node1"}
-    assert len(one.word) == 64 and set(one.word) <= {*string.hexdigits} and one.word != other.word
+    assert len(one.token) == 64 and set(one.token) <= {*string.hexdigits} and one.token != other.token
     assert one._listener._expected == world
     one.close(), other.close()

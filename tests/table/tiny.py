@@ -50,6 +50,8 @@ _RULES: tuple[tuple[str, str], ...] = (
     (r"(kv_heads|key_value_heads|kv_n_heads|query_groups|kv_head)$", "key_heads"),
     (r"(index_n_heads|heads_per_ngram)$", "few"),
     (r"(^|_)(num_)?(attention_)?heads$|^n_head$|(_n_heads|_num_heads|num_key_heads|num_value_heads)$", "heads"),
+    (r"^rotary_dim$", "rotated"),
+    (r"^qk_head_dim$", "both"),
     (r"(head_dim|headdim|d_head|dim_head|d_kv|head_size|kv_channels|qk_nope_head_dim)$", "head_width"),
     (r"(n_groups|ngroups)$", "groups"),
     (r"(state_size|d_state)$", "state"),
@@ -113,16 +115,20 @@ _MISSING = {
 # type (or type.part): fields that the rule gets wrong, or that it cannot reach.
 _VOCABULARY_MAP = {"<image>": 300, "<|extra_200|>": 301, "<|visual token 000000|>": 302, "IMGIMGA": 303}
 _TOKENIZERS = ("acoustic_tokenizer_encoder_config", "semantic_tokenizer_encoder_config")
+_SLIDING_HEADS = {"head_dim": 16, "num_attention_heads": 2, "num_key_value_heads": 2}
+_SLIDING_HEADS |= {"qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 16}
+_DOTS = {"per_layer_config": {2: _SLIDING_HEADS}}
 _ROPE = {"rope_type": "default", "rope_theta": 1e4}
 _ROPES = {kind: _ROPE for kind in ("sliding_attention", "full_attention")}
 _SPARSE = {"indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 8}
 _SPARSE |= {"head_dim": 8, "indexer_budget": 64, "indexer_compress_ratio": 4}
 EXCEPTIONS: dict[str, dict[str, Any]] = {
     # Their checkpoints say what the default config leaves open.
+    "bamba": {"attn_layer_indices": [1]},
     "chameleon": {"vocabulary_map": _VOCABULARY_MAP, "vq_config": {"channel_multiplier": (1, 1)}},
     "cohere_compass": {"text_config": {"rope_parameters": _ROPES}},
     "cohere_compass_text": {"rope_parameters": _ROPES},
-    "dbrx": {"attn_config": {"rope_theta": 1e4}},
+    "dbrx": {"attn_config": {"rope_theta": 1e4, "clip_qkv": 8.0}},
     "deepseek_ocr2": {"text_config": {"mlp_layer_types": ["dense", "sparse"] + ["sparse"] * 10}},
     "emu3": {"vocabulary_map": _VOCABULARY_MAP, "vq_config": {"channel_multiplier": (1, 1)}},
     "granite4_vision": {
@@ -130,6 +136,7 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
         "downsample_rate": "4/8",
         "vision_config": {"hidden_size": 64},
     },
+    "granitemoehybrid": {"layer_types": ["linear_attention", "full_attention"], "num_hidden_layers": 2},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_hidden_layers": 2},
     "ernie4_5_vl_moe": {"text_config": {"rope_parameters": _ROPE | {"mrope_section": [1, 1, 2]}}},
     "qwen3_omni_moe": {
@@ -142,14 +149,21 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
     "mllama": {"vision_config": {"image_size": 56}},
     "janus": {"vq_config": {"channel_multiplier": (1, 1)}},
     # Sizes that have to fit each other in ways of their own.
+    "dots3_note_text": _DOTS,
+    "dots3_note": {"text_config": _DOTS},
     "vibevoice_asr": {part: {"depths": (1,) * 3, "downsampling_ratios": (2, 2)} for part in _TOKENIZERS},
     "falcon_h1": {"mamba_d_ssm": 64, "mamba_d_head": 16, "mamba_n_heads": 4},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]], "num_layers": 2},
+    # Its layers are passed through several times: 2 stacks of 2 layers, 2 x (3 + 1) passes.
+    "hrm_text": {"num_layers_per_stack": 2, "num_hidden_layers": 16},
     "molmo2": {"adapter_config": {"vision_feature_layer": [1, 0]}},
     "reformer": {"axial_pos_embds_dim": (16, 16), "axial_pos_shape": (16, 32)},
     # Its tied weights are those of the second shared layer and after, so there must be two.
     "zamba": {"layers_block_type": ["linear_attention", "hybrid"] * 2, "num_hidden_layers": 4},
 }
+
+# Names that `save_pretrained` writes and `from_pretrained` does not find again (transformers 5.23), as published.
+_PUBLISHED_NAMES = {"deepseek_v4": ("model.norm.", "norm.")}
 
 # Types of which no model can be made here: why.
 UNBUILT: dict[str, str] = {
@@ -287,6 +301,8 @@ def _small(name: str, value: int, scale: Scale, tokens: Iterator[int]) -> int:
         "codes": 256,
         "heads": HEADS,
         "groups": 2,
+        "rotated": HIDDEN // HEADS,
+        "both": 16,  # qk_nope_head_dim + qk_rope_head_dim
         "state": 8,
         "grid": 16,
     }
@@ -332,7 +348,11 @@ def _overrides(config: Any) -> dict[int, dict[str, Any]]:
 
 def _overridden(fields: dict[str, Any], scale: Scale) -> Iterator[tuple[str, Any]]:
     whole = dataclasses.replace(scale, fields=scale.fields | fields)
-    yield from ((name, value) for name, value in _flat(fields, whole))
+    common = dict(_flat({name: scale.fields.get(name) for name in fields}, scale))
+    for name, value in _flat(fields, whole):
+        # Two values that shrink to one would no longer be two.
+        same = isinstance(value, int) and value == common.get(name) and fields[name] != scale.fields[name]
+        yield name, (value * 2 if fields[name] > scale.fields[name] else value // 2) if same else value
 
 
 def _is_rule(name: str, rule: str) -> bool:
@@ -388,6 +408,8 @@ def _starts(config: Any, layers: int) -> dict[str, Any]:
         value = _raw(config, name)
         if re.search(r"first_k_dense_replace|num_dense_layers", name):
             found[name] = min(value, 1)
+        elif name == "mlp_only_layers":
+            found[name] = value[:1]
         elif re.search(
             r"(layer_indexes|_indexes|_indices|_layer_ids|cross_attention_layers|target_layers)$", name
         ) and (isinstance(value, list | tuple) and value and _layers_of(config)):
@@ -426,6 +448,13 @@ def model_class(model_type: str) -> Any:
     return getattr(transformers, next(name for name in names if name))
 
 
+def _rename(file: Path, before: str, after: str) -> None:
+    from safetensors.torch import load_file, save_file
+
+    tensors = {re.sub(f"^{before}", after, name): tensor for name, tensor in load_file(file).items()}
+    save_file(tensors, file, metadata={"format": "pt"})
+
+
 def tiny_checkpoint(model_type: str, folder: Path, **changes: Any) -> Path:
     """A random model of a type with the tests' tokenizer and chat template, saved in `folder`.
 
@@ -445,5 +474,7 @@ def tiny_checkpoint(model_type: str, folder: Path, **changes: Any) -> Path:
         torch.manual_seed(0)
         model = model_class(model_type)(config).float()
     model.save_pretrained(folder)
+    if model_type in _PUBLISHED_NAMES:
+        _rename(folder / "model.safetensors", *_PUBLISHED_NAMES[model_type])
     tiny_tokenizer().save_pretrained(folder)
     return folder

@@ -68,7 +68,7 @@ def test_common_features_are_read_from_their_list(architecture: ModuleType) -> N
 
 def test_docstrings_are_found_without_importing(architecture: ModuleType) -> None:
     assert architecture.docstring_of("hftune.errors", "DataError.at") == inspect.getdoc(DataError.at)
-    # One of several definitions: the overloads before it have none.
+    # A function of a module.
     assert architecture.docstring_of("hftune.arguments.entry", "parse_arguments")
 
 

@@ -20,6 +20,7 @@ from hftune.arguments.adapter import AdapterArguments
 from hftune.constants import TASK_TYPES
 from hftune.errors import ArgumentError
 from hftune.logging import notice
+from hftune.models.adapters.adaptable import unadaptable
 from hftune.models.adapters.freezing import modules_to_unfreeze
 from hftune.models.adapters.new_token_rows import new_rows_with_lora
 from hftune.models.adapters.saved_config import usable_quantisers
@@ -60,7 +61,7 @@ def _config(
         lora_alpha=adapter_args.lora_alpha,
         lora_dropout=adapter_args.lora_dropout,
         target_modules=targets,
-        exclude_modules=excluded_modules(model, adapter_args.exclude_modules),
+        exclude_modules=excluded_modules(model, adapter_args.exclude_modules, every=targets == "all-linear"),
         target_parameters=target_parameters(model, adapter_args.lora_target_parameters),
         modules_to_save=to_save or None,
         trainable_token_indices=new_rows_with_lora(
@@ -108,7 +109,9 @@ def report_targets(adapted: PeftModel, args: AdapterArguments) -> None:
         notice("parameters adapted in addition to linear modules: " + ", ".join(parameters))
     if args.lora_target_modules != ["all"] or args.target_regex is not None or args.layers_to_transform is not None:
         return
-    left = [name for name in _all_linear(adapted.base_model.model) if not _is_part_of_adapter(adapted, name)]
+    model = adapted.base_model.model
+    every = [*_all_linear(model), *unadaptable(model)]
+    left = [name for name in every if not _is_part_of_adapter(adapted, name)]
     left = [name for name in left if not any(ends_with(name, out) for out in args.exclude_modules or [])]
     if left:
         names = sorted({re.sub(r"\.\d+\.", ".*.", name) for name in left})
@@ -162,11 +165,22 @@ def _of_architecture(model: PreTrainedModel) -> list[str]:
     return _known(model, known, "--lora_target_modules", ADAPTABLE)
 
 
-def excluded_modules(model: PreTrainedModel, asked: list[str] | None) -> list[str] | None:
-    """Names of `--exclude_modules`, each of which must be there."""
+def excluded_modules(model: PreTrainedModel, asked: list[str] | None, *, every: bool) -> list[str] | None:
+    """Names of `--exclude_modules`, each of which must be there; of `all` also those that no adapter can change."""
     if asked:
         _known(model, asked, "--exclude_modules", torch.nn.Module)
-    return asked
+    left_out = unadaptable(model) if every else []
+    return [*(asked or []), *_shortened(model, left_out)] or None
+
+
+def _shortened(model: PreTrainedModel, names: list[str]) -> list[str]:
+    """Names below a layer for all layers at once, where these mean the same modules."""
+    meant: list[str] = []
+    for short in dict.fromkeys(map(_below_layer, names)):
+        whole = [name for name in names if _below_layer(name) == short]
+        found = [name for name, _ in model.named_modules() if ends_with(name, short)]
+        meant += [short] if set(found) <= set(names) else whole
+    return meant
 
 
 def target_parameters(model: PreTrainedModel, asked: list[str] | None) -> list[str] | None:
@@ -273,8 +287,9 @@ def compiled(regex: str, flag: str) -> re.Pattern[str]:
 
 
 def _all_linear(model: PreTrainedModel) -> list[str]:
-    head = {id(model.get_output_embeddings()), id(getattr(model, "score", None))}
-    return [name for name, module in model.named_modules() if isinstance(module, LINEAR) and id(module) not in head]
+    head, left_out = {id(model.get_output_embeddings()), id(getattr(model, "score", None))}, set(unadaptable(model))
+    linear = [(name, module) for name, module in model.named_modules() if isinstance(module, LINEAR)]
+    return [name for name, module in linear if id(module) not in head and name not in left_out]
 
 
 def _in_layers(model: PreTrainedModel, names: list[str], layers: list[int]) -> list[str]:

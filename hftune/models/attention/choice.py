@@ -20,6 +20,7 @@ from hftune.models.attention.isolation import (
 )
 from hftune.models.attention.machine import Machine, this_machine
 from hftune.models.attention.names import MAX_HEAD_SIZE, SEGMENTS, ULYSSES, VARLEN, whole_row_attention
+from hftune.models.layer_values import attention_layers, head_size
 
 WORDS = {
     MIXERS: "layers with a state end it with each",
@@ -114,7 +115,7 @@ def choose_attention(config: PreTrainedConfig, model_class: type[PreTrainedModel
     # Without SDPA an architecture has soft caps, which its config says, or attention sinks, which no config field does.
     sinks = not model_class._supports_sdpa and not softcap
     dropout = bool(getattr(text, "attention_dropout", 0.0))
-    size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    size = max(map(head_size, attention_layers(config)), default=0)
     version = _flash_version(machine)
     # What both FlashAttention and torch's own take.
     flash = machine.half and not softcap and not sinks and size <= MAX_HEAD_SIZE

@@ -16,7 +16,10 @@ from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
 from hftune.compat.installing import replace_method
+from hftune.distributed import zero
+from hftune.models.heads import body_of
 from hftune.models.kernels.answer_projection import LogitShape, answer_log_probs, weighted_loss
+from hftune.models.vocabulary.size import vocabulary_rows
 
 
 @dataclass
@@ -51,6 +54,7 @@ def add_answer_head(model: PreTrainedModel) -> None:
     """
     original = model.forward
     shape = LogitShape.of(model.config)
+    known: list[bool] = []  # whether the head on the body's states gives the model's logits: tried in the first call
 
     @functools.wraps(type(model).forward)
     def forward(
@@ -73,14 +77,66 @@ def add_answer_head(model: PreTrainedModel) -> None:
             answer_at, answer_ids, answer_factors = (
                 one.new_zeros(1) for one in (answer_at, answer_ids, answer_factors)
             )
-        hidden = self.base_model(*args, **{**kwargs, "use_cache": False}).last_hidden_state
+        if not known:
+            known.append(_head_is_all(self, original, shape))
+        head, form = self.get_output_embeddings(), shape
+        if known[0]:
+            hidden = body_of(self)(*args, **{**kwargs, "use_cache": False}).last_hidden_state
+        else:
+            head, form, hidden = _AS_IT_IS, LogitShape(), original(*args, **{**kwargs, "use_cache": False}).logits
         if width is not None:
             hidden = hidden[:, -width:]
         picked = hidden.reshape(-1, hidden.shape[-1]).index_select(0, answer_at)
-        head = self.get_output_embeddings()
         if answer_factors is None:
-            return AnswerOutput(*answer_log_probs(head, picked, answer_ids, shape, answer_detail))
-        loss, columns = weighted_loss(head, picked, answer_ids, shape, answer_detail, answer_factors, dft=answer_dft)
+            return AnswerOutput(*answer_log_probs(head, picked, answer_ids, form, answer_detail))
+        loss, columns = weighted_loss(head, picked, answer_ids, form, answer_detail, answer_factors, dft=answer_dft)
         return AnswerOutput(*(column[:0] if none else column for column in columns), loss=loss)
 
     replace_method(model, "forward", forward)
+
+
+_AS_IT_IS = torch.nn.Identity()
+"""The head where the rows are logits already."""
+
+_PROBED = 8
+"""Tokens of the trial."""
+
+_ROUNDED = 0.02
+"""How far logits may be off in 16 bits; what comes between a body and its head changes them by more."""
+
+
+def _head_is_all(model: Any, original: Any, shape: LogitShape) -> bool:
+    """Whether a model's logits are `shape` of its head of the last states of its body, and nothing comes between.
+
+    A model may transform its states before the head, as BERT does, or name no body. It is tried out on a few tokens.
+    Where that would disturb the order in which ZeRO-3 fetches weights, or a compiler, the structure decides: there is
+    the head alone next to the body.
+    """
+    body, head = body_of(model), model.get_output_embeddings()
+    if body is model or head is None:
+        return False
+    if torch.compiler.is_compiling() or any(map(zero.is_partitioned, model.parameters())):
+        others = [child for child in model.children() if child is not body and any(True for _ in child.parameters())]
+        return len(others) == 1 and others[0] is head
+    return _try_head(model, original, body, lambda states: shape(head(states)))
+
+
+@torch.compiler.disable
+@torch.no_grad()
+def _try_head(model: Any, original: Any, body: torch.nn.Module, logits_of: Any) -> bool:
+    rows, was_training = vocabulary_rows(model), model.training
+    # From the middle of the vocabulary: its ends hold placeholders, for images and the like.
+    ids = torch.arange(rows // 3, rows // 3 + min(_PROBED, rows // 2), device=model.device)[None]
+    given = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "use_cache": False}
+    model.eval()  # dropout would give two answers
+    try:
+        logits = original(**given).logits.float()
+        states = getattr(body(**given), "last_hidden_state", None)
+        found = None if states is None else logits_of(states).float()
+    except RuntimeError:
+        return False  # a head of other sizes: something comes before it
+    finally:
+        model.train(was_training)
+    if found is None:
+        return False
+    return found.shape == logits.shape and torch.allclose(found, logits, rtol=_ROUNDED, atol=_ROUNDED)

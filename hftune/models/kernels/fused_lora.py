@@ -134,7 +134,7 @@ def _lora_forward(original: Callable[..., torch.Tensor]) -> Callable[..., torch.
             return original(self, x, *args, **kwargs)
         dropped = None if how.dropout is None else how.dropout(x)
         out: torch.Tensor = _LoraLinear.apply(x, dropped, how.a, how.b, how)
-        return out
+        return _shaped(out, x)
 
     return forward
 
@@ -148,9 +148,14 @@ def _mlp_forward(original: Callable[..., torch.Tensor]) -> Callable[..., torch.T
         gate, up, down = hows
         factors = [factor for how in (gate, up, down) if how is not None for factor in (how.a, how.b)]
         out: torch.Tensor = _GatedMLP.apply(x, *factors, gate, up, down, _activation(self))
-        return out
+        return _shaped(out, x)
 
     return forward
+
+
+def _shaped(flat: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """(tokens, out) in the shape of the input; not in the function, whose views nobody may change in place."""
+    return flat.view(*x.shape[:-1], flat.shape[-1])
 
 
 def is_gated_mlp(module: nn.Module) -> bool:
@@ -258,7 +263,7 @@ def _add_input_gradient(
 
 
 class _LoraLinear(torch.autograd.Function):
-    """(..., in) to (..., out), with gradients for A, B and the input."""
+    """(..., in) to (tokens, out), with gradients for A, B and the input."""
 
     @staticmethod
     def forward(
@@ -272,7 +277,7 @@ class _LoraLinear(torch.autograd.Function):
             out, low = _project(flat, how, inner)
         ctx.save_for_backward(flat if inner is None else inner, low)
         ctx.how, ctx.shape, ctx.dtype = how, x.shape, x.dtype
-        return out.view(*x.shape[:-1], out.shape[-1])
+        return out
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
@@ -294,7 +299,7 @@ class _LoraLinear(torch.autograd.Function):
 
 
 class _GatedMLP(torch.autograd.Function):
-    """(..., size) to (..., size): down(act(gate x) * up x), with gradients for x and all A and B."""
+    """(..., size) to (tokens, size): down(act(gate x) * up x), with gradients for x and all A and B."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, *rest: Any) -> torch.Tensor:
@@ -308,7 +313,7 @@ class _GatedMLP(torch.autograd.Function):
             out, low_down = _project(act.forward(gated).mul_(upped), down, None)
         ctx.save_for_backward(flat, gated, upped, low_gate, low_up, low_down)
         ctx.hows, ctx.shape, ctx.dtype = (gate, up, down, act), x.shape, x.dtype
-        return out.view(*x.shape[:-1], out.shape[-1])
+        return out
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:

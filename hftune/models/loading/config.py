@@ -14,10 +14,12 @@ from transformers import AutoConfig, PreTrainedConfig
 
 from hftune.arguments.model import ModelArguments
 from hftune.arguments.training import StageArguments
+from hftune.errors import ArgumentError
 from hftune.logging import notice
 from hftune.models.loading.config_sizes import check_config
 from hftune.models.loading.dropout_fields import set_dropout_fields
 from hftune.models.loading.from_pretrained import pretrained
+from hftune.models.parts.language_part import language_config
 from hftune.on_demand import on_demand
 from hftune.path_hints import cannot_load
 
@@ -27,6 +29,8 @@ _PROBE_SECONDS = 5.0
 
 def model_config(model_args: ModelArguments, training_args: StageArguments) -> PreTrainedConfig:
     """The config of `--model_name_or_path` with rope scaling and dropout as asked for. A new one each time.
+
+    Of a checkpoint of several parts that of its language model.
 
     Raises:
         ArgumentError: There is none, it cannot be read, says what no model has, or has no room for what was asked.
@@ -42,10 +46,24 @@ def model_config(model_args: ModelArguments, training_args: StageArguments) -> P
     except (OSError, ValueError) as error:
         name = str(model_args.model_name_or_path)
         raise cannot_load(name, error, "--model_name_or_path", "config", offline=model_args.offline) from error
+    config = language_config(config)
+    _refuse_shapeless(config)
     if model_args.rope_scaling is not None or model_args.rope_factor is not None:
         on_demand("hftune.models.loading.rope:scale_rope")(config, model_args, row_length(training_args))
     set_dropout_fields(config, training_args)
     return config
+
+
+def _refuse_shapeless(config: PreTrainedConfig) -> None:
+    text = config.get_text_config()
+    lacking = [name for name in ("hidden_size", "num_hidden_layers", "vocab_size") if not hasattr(text, name)]
+    if lacking:
+        raise ArgumentError(
+            f"{config.model_type} is no decoder of text that hftune knows how to train: its config has no "
+            + ", ".join(lacking),
+            place="--model_name_or_path",
+            fix="use a causal language model",
+        )
 
 
 def file_options(model_args: ModelArguments, name: str | None = None) -> dict[str, Any]:

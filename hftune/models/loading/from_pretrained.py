@@ -14,8 +14,15 @@ from typing import Any
 
 from hftune.compat.transformers_patches import never_ask_about_code
 from hftune.errors import ArgumentError, ManifestError, shown
+from hftune.on_demand import on_demand
 
 _FIX = "copy or download it again; weights that are a program (a pickle) are not loaded: save them as safetensors"
+LANGUAGE_MODELS = (
+    "AutoModelForCausalLM",
+    "AutoModelForSequenceClassification",
+    "AutoModelForTokenClassification",
+)
+"""Classes that take the language model alone of a checkpoint of several parts."""
 _DESCRIPTIONS = ("AutoConfig", "AutoTokenizer", "GenerationConfig")
 """Classes that make nothing but objects of what files say."""
 _REFUSED = ("trust_remote_code=True", "execute custom code")
@@ -64,7 +71,10 @@ def pretrained(auto: Any, name: str | Path | None, *, trust_remote_code: bool, *
     never_ask_about_code()
     try:
         with reporting_damage(name, descriptions=getattr(auto, "__name__", "") in _DESCRIPTIONS):
-            return auto.from_pretrained(name, trust_remote_code=bool(trust_remote_code), **given)
+            given |= {"trust_remote_code": bool(trust_remote_code)}
+            if getattr(auto, "__name__", "") in LANGUAGE_MODELS:
+                return on_demand("hftune.models.parts.loading:load_language_model")(auto, name, given)
+            return auto.from_pretrained(name, **given)
     except ValueError as error:
         _explain(error, name)
         raise
@@ -73,6 +83,8 @@ def pretrained(auto: Any, name: str | Path | None, *, trust_remote_code: bool, *
 def from_config(auto: Any, config: Any, *, trust_remote_code: bool, **given: Any) -> Any:
     """`auto.from_config(config, ...)`, likewise."""
     never_ask_about_code()
+    if getattr(auto, "__name__", "") in LANGUAGE_MODELS:
+        config = on_demand("hftune.models.parts.language_part:language_config")(config)
     try:
         return auto.from_config(config, trust_remote_code=bool(trust_remote_code), **given)
     except ValueError as error:

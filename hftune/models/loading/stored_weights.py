@@ -15,11 +15,11 @@ from types import SimpleNamespace
 from typing import Any
 
 from transformers import PreTrainedModel
-from transformers.conversion_mapping import get_model_conversion_mapping
-from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
+from transformers.core_model_loading import WeightConverter, rename_source_key
 
 from hftune.logging import notice
 from hftune.models.loading.layer_numbers import beyond_last, mismatch_error
+from hftune.models.parts.placing import rules_for
 from hftune.weight_files import weight_shapes
 
 Shape = tuple[int, ...]
@@ -94,7 +94,8 @@ def check_stored(model: PreTrainedModel, folder: str | None, *, flag: str, score
     if found:
         raise mismatch_error(found.describe(), str(folder), flag)
     if found.aside:
-        notice(f"{_some(found.aside)} of {Path(str(folder)).name} have no place in {type(model).__name__}: not loaded")
+        kept = "not loaded" if scores else "not loaded, and kept in what is saved"
+        notice(f"{_some(found.aside)} of {Path(str(folder)).name} have no place in {type(model).__name__}: {kept}")
 
 
 def check_loaded(info: Mapping[str, Any], model: PreTrainedModel, name: str, *, flag: str, scores: bool) -> None:
@@ -163,22 +164,22 @@ def _place(
 
     Of the second kind the number of tensors, and how many there should be: one an expert and a matrix.
     """
-    rules = get_model_conversion_mapping(model)
-    renamings = [rule for rule in rules if isinstance(rule, WeightRenaming)]
-    converters = [rule for rule in rules if isinstance(rule, WeightConverter)]
+    rules = rules_for(model, stored)
     parameters = model.state_dict()
     whole: dict[str, Shape] = {}
     parts: dict[str, tuple[int, int]] = {}
     unplaced = []
     for name, shape in stored.items():
-        target, pattern = rename_source_key(name, renamings, converters, model.base_model_prefix, parameters)
+        target, pattern = rename_source_key(
+            name, rules.renamings, rules.converters, model.base_model_prefix, parameters
+        )
         if target not in parameters:
             unplaced.append(name)
         elif pattern is None:
             whole[target] = shape
         else:
             here = parts.get(target, (0, 0))[0] + 1
-            rule = next(rule for rule in converters if pattern in rule.source_patterns)
+            rule = next(rule for rule in rules.converters if pattern in rule.source_patterns)
             parts[target] = here, _needed(rule, parameters[target].shape) or here
     return whole, parts, unplaced
 

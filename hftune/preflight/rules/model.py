@@ -24,6 +24,7 @@ from hftune.preflight.activations import activation_bytes
 from hftune.preflight.facts import Facts
 from hftune.preflight.memory import ModelSize, table
 from hftune.preflight.memory_line import say_memory
+from hftune.preflight.run_memory import memory_of
 from hftune.preflight.sizes import adapter_parameters, packed_linears
 
 EXPERTS = ("eager", "batched_mm", "grouped_mm")
@@ -252,9 +253,10 @@ def check_packed(bare: PreTrainedModel, adapter_args: AdapterArguments) -> Itera
 
 def check_memory(facts: Facts) -> Iterator[UserError]:
     """A problem where weights, gradients and optimizer do not fit; a notice where activations probably do not."""
-    memory, bare, missing = facts.memory, facts.skeleton, facts.missing_memory
+    memory, bare = memory_of(facts), facts.skeleton
     if memory is None or bare is None:
         return
+    missing = memory.missing
     adapter = partial(_adapter_size, bare, facts.adapter_args, memory.size)
     if missing is None:
         # One process speaks for all: they are alike, or `check_machines` says otherwise.

@@ -13,10 +13,10 @@ from hftune.checkpoints.exported_names import exported_name
 from hftune.checkpoints.integrity import TRAINER_STATE, added_files, checkpoint_fault, write_record
 from hftune.checkpoints.manifest import Manifest, write_manifest
 from hftune.checkpoints.resume import PARTIAL, delete_discarded, discard, remove_leftovers, remove_old
-from hftune.checkpoints.unshared_storage import send_common_files
 from hftune.distributed import nodes, ranks, zero
 from hftune.logging import get_logger, notice
 from hftune.models.adapters.initialisation import initial_factors, split_plain_lora
+from hftune.on_demand import on_demand
 from hftune.opening.safetensors_file import load_tensors
 from hftune.publishing.disk import flush, free_name, lexists
 from hftune.publishing.folder import make_work
@@ -62,6 +62,7 @@ class Checkpoints(Feature):
         remember_best(run, output, name)
         ranks.barrier()
         if self._several_places:
+            send_common_files = on_demand("hftune.checkpoints.unshared_storage:send_common_files")
             send_common_files(output / PARTIAL / name, exports=run.args.load_best_model_at_end)
         if ranks.is_main() or (self._several_places and ranks.local_rank() == 0):
             self.publish(run, output, name)

@@ -51,7 +51,8 @@ class RouterListener:
         assert shares is not None, "preflight refuses routers that are not known"
         self.shares = shares
         model.register_forward_pre_hook(self._begin, with_kwargs=True)
-        for router in routers_of(model):
+        self.routers = routers_of(model)
+        for router in self.routers:
             router.register_forward_hook(self._keep_scores)
 
     def listen_to_sharded(self, router: Any) -> None:
@@ -146,6 +147,11 @@ class RouterLoss(Feature):
         """Listen to the routers."""
         if self._balance_by or self._z_by:
             self._listener = RouterListener(plain_model(run.model))
+            if not self._listener.routers:
+                # A config of experts, and no layer that has any.
+                self._listener = None
+                notice("router losses are off: no layer of this model has a router whose logits transformers records")
+                return
             notice(f"router losses: load balancing x {self._balance_by:g}, z-loss x {self._z_by:g}")
 
     def before_optimizer(self, run: Run) -> None:

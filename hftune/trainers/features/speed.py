@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from hftune.distributed import zero
 from hftune.models.experts import expert_count
+from hftune.models.layer_values import attention_layers, head_size
 from hftune.preflight.devices import known_gpu
 from hftune.trainers.features.feature import Feature
 from hftune.trainers.features.run import Inputs, Run, plain_model
@@ -48,9 +49,9 @@ class Cost:
             stacked = len(getattr(parameter, "ds_shape", parameter.shape)) == 3
             share = chosen / experts if experts and stacked else 1.0
             total += share * zero.full_numel(parameter) * (6 if parameter.requires_grad else 4)
-        heads = getattr(config, "num_attention_heads", 0)  # none without attention
-        size = getattr(config, "head_dim", None) or config.hidden_size // max(heads, 1)
-        return cls(total, 6.0 * config.num_hidden_layers * heads * size)
+        # No heads in a model without attention.
+        width = sum(head_size(one) * (getattr(one, "num_attention_heads", 0) or 0) for one in attention_layers(config))
+        return cls(total, 6.0 * width)
 
 
 class Meter:

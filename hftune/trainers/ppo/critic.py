@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from peft import LoraConfig, PeftModel, inject_adapter_in_model
@@ -24,6 +24,7 @@ from transformers.utils import ModelOutput
 
 from hftune.distributed import zero
 from hftune.errors import ArgumentError
+from hftune.models.heads import body_of
 from hftune.opening.safetensors_file import load_tensors
 from hftune.trainers.features.run import plain_model
 
@@ -122,8 +123,7 @@ def detached(policy: nn.Module) -> Iterator[Critic]:
 
 def transformer_of(policy: nn.Module) -> PreTrainedModel:
     """The transformer below the head of a causal LM or classifier, with the adapters that are injected into it."""
-    transformer: PreTrainedModel = plain_model(policy).base_model
-    return transformer
+    return cast("PreTrainedModel", body_of(plain_model(policy)))
 
 
 def shared_critic(policy: nn.Module) -> Critic:

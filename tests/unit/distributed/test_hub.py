@@ -18,13 +18,13 @@ pytestmark = pytest.mark.long
 
 @pytest.fixture
 def hub() -> Any:
-    found = Hub("word", judge_hang)
+    found = Hub("token", judge_hang)
     yield found
     found.close()
 
 
-def join(hub: Hub, rank: int, word: str = "word") -> Connection:
-    return connect("127.0.0.1", hub.port, rank, word, {"host": f"h{rank}", "step": 3, "phase": "save"})
+def join(hub: Hub, rank: int, token: str = "token") -> Connection:
+    return connect("127.0.0.1", hub.port, rank, token, {"host": f"h{rank}", "step": 3, "phase": "save"})
 
 
 def heard(wire: Connection, seconds: float = 8.0) -> list[dict[str, Any]] | None:
@@ -74,7 +74,7 @@ def test_last_words_are_told(hub: Hub) -> None:
 
 
 def test_strangers_are_shown_out(hub: Hub) -> None:
-    first, stranger = join(hub, 0), join(hub, 1, word="another")
+    first, stranger = join(hub, 0), join(hub, 1, token="another")
     assert heard(stranger) is None
     assert not select.select([first.socket], [], [], 1.5)[0], "and are no death"
 

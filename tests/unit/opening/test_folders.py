@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hftune.errors import ManifestError
-from hftune.opening.folders import copy_file, copy_folder, refuse_unsafe_entries, unsafe_entries
+from hftune.opening.folders import copy_file, copy_folder, unsafe_entries
 
 
 @pytest.fixture
@@ -47,9 +47,8 @@ def test_links_out_of_a_folder(folder: Path, secret: Path, name: str, form: str)
     (problem,) = unsafe_entries(folder)
     assert str(problem).startswith(f"{link} is a link that leads out of {folder}")
     assert problem.place == str(link) and "cp -L" in str(problem.fix)
-    for act in (refuse_unsafe_entries, lambda place: copy_file(link, secret.with_name("copy"), within=place)):
-        with pytest.raises(ManifestError, match="leads out of"):
-            act(folder)
+    with pytest.raises(ManifestError, match="leads out of"):
+        copy_file(link, secret.with_name("copy"), within=folder)
     assert not secret.with_name("copy").exists()
 
 
@@ -90,8 +89,8 @@ def test_what_only_looks_like_the_cache(tmp_path: Path, folder: Path, target: st
     file.parent.mkdir(parents=True)
     file.write_text("secret")
     (folder / "vocab.txt").symlink_to(file)
-    with pytest.raises(ManifestError, match="leads out of"):
-        refuse_unsafe_entries(folder)
+    (problem,) = unsafe_entries(folder)
+    assert "leads out of" in str(problem)
 
 
 def test_what_is_no_file(folder: Path, tmp_path: Path) -> None:
@@ -117,12 +116,9 @@ def test_nested_folders(folder: Path, secret: Path, tmp_path: Path) -> None:
     copy_folder(nested, tmp_path / "copy", within=folder)
     assert [file.name for file in (tmp_path / "copy").iterdir()] == ["a.jinja"]
     (nested / "b.jinja").symlink_to(secret)
-    for act in (
-        lambda: refuse_unsafe_entries(folder),
-        lambda: copy_folder(nested, tmp_path / "again", within=folder),
-    ):
-        with pytest.raises(ManifestError, match=r"b\.jinja is a link"):
-            act()
+    assert [problem.place for problem in unsafe_entries(folder)] == [str(nested / "b.jinja")]
+    with pytest.raises(ManifestError, match=r"b\.jinja is a link"):
+        copy_folder(nested, tmp_path / "again", within=folder)
     shutil.rmtree(nested)
     (tmp_path / "elsewhere").mkdir()
     nested.symlink_to(tmp_path / "elsewhere")

@@ -31,7 +31,6 @@ def account(facts: Facts[Any]) -> dict[str, str]:
         facts.rows,
         facts.world,
         facts.checkpoint,
-        facts.memory,
         facts.problems,
         facts.build and facts.build.dtype,
     )

@@ -183,7 +183,7 @@ def test_what_cannot_be_decided_is_said_with_all_else(tmp_path: Path) -> None:
     assert "2 kinds of training data at once" in str(error.value) and "documents apart" in str(error.value)
     (tmp_path / "config.json").write_text("{")
     facts = resolve("sft", parsed("sft", tmp_path))
-    assert facts.build is None and facts.skeleton is None and facts.memory is None and len(facts.problems) == 1
+    assert facts.build is None and facts.skeleton is None and len(facts.problems) == 1
 
 
 def test_weights_that_cannot_begin_a_run_end_it_at_once(tiny_model: Path) -> None:

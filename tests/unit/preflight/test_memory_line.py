@@ -11,8 +11,7 @@ import pytest
 from transformers import LlamaConfig
 
 from hftune.arguments.entry import parse_arguments
-from hftune.preflight import facts as facts_module
-from hftune.preflight import memory_line
+from hftune.preflight import memory_line, run_memory
 from hftune.preflight.activations import activation_bytes, layer_bytes
 from hftune.preflight.facts import resolve
 from hftune.preflight.memory import GIB, Free, ModelSize, Setup
@@ -117,7 +116,7 @@ def test_a_model_that_takes_no_adapter(tmp_path: Path, said: list[str], monkeypa
         "sft", ["--model_name_or_path", str(tmp_path), "--output_dir", "o", "--use_cpu", "True", "--bf16", "False"]
     )
     assert list(check_model(resolve("sft", given))) == [] and len(said) == 1
-    monkeypatch.setattr(facts_module, "free_memory", lambda **_: Free(device=1e3, host=1e3))
+    monkeypatch.setattr(run_memory, "free_memory", lambda **_: Free(device=1e3, host=1e3))
     (problem,) = check_model(resolve("sft", given))
     assert "the model does not fit" in str(problem) and "--use_peft" not in str(problem)
 
@@ -137,7 +136,7 @@ def test_before_a_run(
     assert len(said) == 1 and said[0].startswith("memory: about 0.0")
     # 100k weights take 2 MB, and the activations of 4 rows of 512 tokens some 20.
     small = Free(device=8e6, host=8e6)
-    monkeypatch.setattr(facts_module, "free_memory", lambda **_: small)
+    monkeypatch.setattr(run_memory, "free_memory", lambda **_: small)
     said.clear()
     assert list(check_model(resolve("sft", given))) == []
     assert len(said) == 2 and said[1].startswith("this will probably run out of memory at its peak.")

@@ -20,6 +20,7 @@ import trl
 import hftune.trainers
 from hftune.compat.symbols import listed
 from hftune.errors import ArgumentError
+from hftune.on_demand import on_demand
 from hftune.trainers import features as package
 from hftune.trainers.dpo import DPOTrainer
 from hftune.trainers.features.checkpoints import Checkpoints
@@ -38,10 +39,10 @@ STAGES = {
     RewardTrainer: trl.RewardTrainer,
     ProcessRewardTrainer: transformers.Trainer,
     DPOTrainer: trl.DPOTrainer,
-    TRAINERS["grpo"]: trl.GRPOTrainer,
-    TRAINERS["rloo"]: trl.RLOOTrainer,
-    TRAINERS["ppo"]: trl.RLOOTrainer,
-    TRAINERS["online_dpo"]: trl.RLOOTrainer,
+    on_demand(TRAINERS["grpo"]): trl.GRPOTrainer,
+    on_demand(TRAINERS["rloo"]): trl.RLOOTrainer,
+    on_demand(TRAINERS["ppo"]): trl.RLOOTrainer,
+    on_demand(TRAINERS["online_dpo"]): trl.RLOOTrainer,
 }
 
 

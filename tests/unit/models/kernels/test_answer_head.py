@@ -9,8 +9,10 @@ import torch
 from torch._dynamo.testing import CompileCounter
 from transformers import Gemma2Config, Gemma2ForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from hftune.models.kernels import answer_projection
+from hftune.models.kernels import answer_head, answer_projection
 from hftune.models.kernels.answer_head import add_answer_head
+from hftune.models.kernels.answer_projection import LogitShape
+from tests.table.tiny import model_class, tiny_config
 
 WORDS = 97
 SIZES: dict[str, Any] = {
@@ -131,3 +133,32 @@ def test_compiled_once_for_all_numbers_of_labels(trained: bool) -> None:
         compiled(input_ids=ids, answer_at=at, answer_ids=at, answer_factors=torch.ones(count)).loss.backward()
         frames.append(counter.frame_count)
     assert frames[1:] == frames[1:2] * 5, frames
+
+
+@pytest.mark.parametrize("model_type", ["llama4_text", "electra", "minicpm3", "gemma4_text", "bert"])
+def test_whatever_comes_between_body_and_head(model_type: str) -> None:
+    torch.manual_seed(0)
+    model = model_class(model_type)(tiny_config(model_type)).eval()
+    ids = torch.randint(5, 250, (2, 9))
+    at, targets = torch.arange(17), torch.randint(5, 250, (17,))
+    expected = model(input_ids=ids, use_cache=False).logits.reshape(18, -1)[at].float().log_softmax(-1)
+    add_answer_head(model)
+    found = model(input_ids=ids, answer_at=at, answer_ids=targets)
+    torch.testing.assert_close(found.log_probs, expected.gather(1, targets[:, None])[:, 0], rtol=1e-5, atol=1e-5)
+    loss = model(input_ids=ids, answer_at=at, answer_ids=targets, answer_factors=torch.ones(17)).loss
+    loss.backward()
+    torch.testing.assert_close(loss, -found.log_probs.sum(), rtol=1e-5, atol=1e-5)
+    assert any(one.grad is not None and one.grad.any() for one in model.parameters())
+
+
+@pytest.mark.parametrize(("model_type", "alone"), [("llama", True), ("gemma3_text", True), ("electra", False)])
+def test_without_a_trial_the_structure_decides(model_type: str, alone: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = model_class(model_type)(tiny_config(model_type))
+    monkeypatch.setattr(answer_head.zero, "is_partitioned", lambda parameter: True)
+    assert answer_head._head_is_all(model, model.forward, LogitShape.of(model.config)) is alone
+
+
+def test_the_trial_leaves_the_mode() -> None:
+    model = model_class("llama")(tiny_config("llama")).train()
+    assert answer_head._head_is_all(model, model.forward, LogitShape.of(model.config))
+    assert model.training

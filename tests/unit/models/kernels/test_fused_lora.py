@@ -203,3 +203,17 @@ def test_a_gated_mlp_is_known_by_what_it_computes() -> None:
 
     for kind in (Halved, WithScale):
         assert not is_gated_mlp(kind(MODELS["llama"][1]))
+
+
+@pytest.mark.parametrize("module", ["q_proj", "mlp"])
+def test_what_comes_out_may_be_changed_in_place(module: str) -> None:
+    # As Llama 4 and Gemma 3n do: x += ... on what a layer gave.
+    for fused in (False, True):
+        model = adapted(fused=fused)
+        layer = model.base_model.model.model.layers[0]
+        one = layer.mlp if module == "mlp" else layer.self_attn.q_proj
+        x = torch.linspace(-1, 1, 2 * 3 * 32).view(2, 3, 32)
+        out = one(x)
+        out += 1.0
+        out.square().sum().backward()
+        assert any(each.grad is not None and each.grad.any() for each in one.parameters())

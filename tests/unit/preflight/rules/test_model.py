@@ -18,7 +18,7 @@ from hftune.errors import UserError, raise_together
 from hftune.models.adapters.lora_config import lora_config
 from hftune.models.loading.config import model_config
 from hftune.models.loading.skeleton import skeleton
-from hftune.preflight import facts as facts_module
+from hftune.preflight import run_memory
 from hftune.preflight.facts import Facts, resolve
 from hftune.preflight.memory import GIB, Free
 from hftune.preflight.rules.adapters import check_rope
@@ -181,7 +181,7 @@ def test_what_bitsandbytes_packs(config_of: Any) -> None:
 
 
 def test_a_model_too_large_is_refused_with_a_way_out(config_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(facts_module, "free_memory", lambda **_: Free(0.0004 * GIB, 0.0004 * GIB))
+    monkeypatch.setattr(run_memory, "free_memory", lambda **_: Free(0.0004 * GIB, 0.0004 * GIB))
     # 36,576 weights: 4 + 4 + 8 bytes are 585 kB; 0.0004 GiB are 429 kB. Frozen, they take 146 kB and the adapter.
     message = problems("sft", config_of("llama"))
     assert "the model does not fit" in message and "add --use_peft" in message and "as asked" in message
@@ -194,7 +194,7 @@ def test_a_70b_model_is_counted_in_no_time(tmp_path: Path, monkeypatch: pytest.M
 
     big = {"hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80, "num_attention_heads": 64}
     make_config("llama", **big, num_key_value_heads=8, vocab_size=128256).save_pretrained(tmp_path)
-    monkeypatch.setattr(facts_module, "free_memory", lambda **_: Free(70.0 * GIB, 500.0 * GIB))
+    monkeypatch.setattr(run_memory, "free_memory", lambda **_: Free(70.0 * GIB, 500.0 * GIB))
     began = time.process_time()
     message = problems("sft", tmp_path)
     assert time.process_time() - began < 5

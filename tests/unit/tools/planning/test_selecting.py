@@ -14,7 +14,7 @@ from hftune.arguments.entry import parse_arguments
 from hftune.cli import dispatch
 from hftune.distributed import ranks
 from hftune.models.loading.skeleton import skeleton
-from hftune.preflight import facts as facts_module
+from hftune.preflight import run_memory
 from hftune.preflight.facts import resolve
 from hftune.preflight.memory import Free
 from hftune.preflight.rules.model import check_model
@@ -74,7 +74,7 @@ def test_the_rank_with_the_least_memory_decides(model: Path, tmp_path: Path, mon
 
 def test_in_the_checks_before_a_run(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     flags = ["--model_name_or_path", str(model), "--output_dir", str(tmp_path), "--use_cpu", "True", "--bf16", "False"]
-    monkeypatch.setattr(facts_module, "free_memory", lambda **_: Free(1e15, 1e15))
+    monkeypatch.setattr(run_memory, "free_memory", lambda **_: Free(1e15, 1e15))
     facts = resolve("sft", parse_arguments("sft", [*flags, "--activation_checkpointing", "auto"]))
     args = facts.training_args
     assert list(check_model(facts)) == []

@@ -13,6 +13,7 @@ from transformers import LlamaConfig, MixtralConfig
 from hftune.errors import ArgumentError
 from hftune.trainers.features import router_loss
 from hftune.trainers.features.router_loss import RouterLoss
+from tests.table.tiny import model_class, tiny_config
 from tests.unit.trainers.features import made_up
 
 
@@ -105,3 +106,12 @@ def test_routers_of_sharded_experts_are_listened_to_once(monkeypatch: pytest.Mon
     feature.before_optimizer(run)
     feature.before_optimizer(run)
     assert feature._listener.routers == [1, 2]  # type: ignore[union-attr]
+
+
+def test_a_config_of_experts_without_a_layer_that_has_any() -> None:
+    config = tiny_config("qwen3_moe")
+    config.mlp_only_layers = [0, 1]
+    model = model_class("qwen3_moe")(config)
+    feature, _, _ = built(config, router_aux_loss_coef=0.1)
+    feature.on_built(made_up.run(model=model))
+    assert feature._listener is None

@@ -1,0 +1,201 @@
+"""Checkpoints of several parts: the language model in one that also sees or hears, found by what config and files hold.
+
+A run on text loads the language model alone. Vision towers, projectors and heads that predict further stay in the
+base's files, and are copied from there when a result is written (`whole_model.py`).
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+import torch
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+    MODEL_FOR_MULTIMODAL_LM_MAPPING,
+    MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
+    MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING,
+    MODEL_MAPPING,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
+from transformers.initialization import no_init_weights
+
+from hftune.distributed import zero
+from hftune.models.parts.text_class import causal_over, classifier_over
+
+Shape = tuple[int, ...]
+
+
+def language_config(config: PreTrainedConfig) -> PreTrainedConfig:
+    """The config of the language model of a checkpoint: the one given, or that of the text within it (a copy).
+
+    From then on transformers' auto classes build the language model of it, also where transformers has a class for the
+    whole alone.
+
+    Args:
+        config: Of any model. One whose code comes with it decides by itself what is loaded.
+    """
+    if not type(config).__module__.startswith("transformers.") or getattr(config, "is_encoder_decoder", False):
+        return config
+    text = config.get_text_config(decoder=True)
+    if text is config:
+        # The language model of such a checkpoint on its own.
+        whole = _config_around(type(config))
+        if whole is not None:
+            _has_class(whole(), config)
+        return config
+    if not _has_class(config, text):
+        return config
+    text = copy.deepcopy(text)
+    # The class of the whole ties by the whole's config, whatever that of the text says.
+    text.tie_word_embeddings = bool(getattr(config, "tie_word_embeddings", getattr(text, "tie_word_embeddings", False)))
+    text._name_or_path = config._name_or_path
+    text.num_labels = config.num_labels
+    text.dtype = text.dtype or config.dtype
+    # As transformers does where it knows a language model of its own for such a config.
+    if getattr(config, "quantization_config", None) is not None:
+        text.quantization_config = config.quantization_config
+    return text
+
+
+def has_parts(config: PreTrainedConfig) -> bool:
+    """Whether the language model is a part of what the config describes, and is loaded alone."""
+    return language_config(config) is not config
+
+
+def _config_around(kind: type[PreTrainedConfig]) -> type[PreTrainedConfig] | None:
+    """The config class that has one of this kind within; None where a causal LM of that kind is known, or none has."""
+    if kind in MODEL_FOR_CAUSAL_LM_MAPPING:
+        return None
+    module = vars(sys.modules[kind.__module__]).values()
+    classes: list[type[PreTrainedConfig]] = [
+        one for one in module if isinstance(one, type) and issubclass(one, PreTrainedConfig)
+    ]
+    return next((one for one in classes if kind in one.sub_configs.values()), None)
+
+
+def _has_class(config: PreTrainedConfig, text: PreTrainedConfig) -> bool:
+    """Whether there is a language model of this config; made of the whole's decoder where transformers has none."""
+    kind = type(text)
+    if kind in MODEL_FOR_CAUSAL_LM_MAPPING:
+        return True
+    decoder = MODEL_MAPPING[kind] if kind in MODEL_MAPPING else _decoder_class(config, text)
+    if isinstance(decoder, tuple):
+        decoder = decoder[0]
+    if decoder is None:
+        return False
+    MODEL_MAPPING.register(kind, decoder, exist_ok=True)
+    MODEL_FOR_CAUSAL_LM_MAPPING.register(kind, causal_over(decoder, config), exist_ok=True)
+    for mapping, tokens in (
+        (MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, False),
+        (MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING, True),
+    ):
+        if kind not in mapping:
+            mapping.register(kind, classifier_over(decoder, config, tokens=tokens), exist_ok=True)
+    return True
+
+
+def _decoder_class(config: PreTrainedConfig, text: PreTrainedConfig) -> type[PreTrainedModel] | None:
+    """The class of the decoder within the whole: what reads tokens and has the text's config."""
+    for mapping in (MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, MODEL_FOR_MULTIMODAL_LM_MAPPING):
+        if type(config) in mapping:
+            found = mapping[type(config)]
+            with zero.no_partitioning(), torch.device("meta"), no_init_weights():
+                whole = (found[0] if isinstance(found, tuple) else found)(copy.deepcopy(config))
+            decoders = (
+                module
+                for module in whole.modules()
+                if isinstance(module, PreTrainedModel) and type(module.config) is type(text) and _reads_tokens(module)
+            )
+            return next((type(module) for module in decoders), None)
+    return None
+
+
+def _reads_tokens(module: PreTrainedModel) -> bool:
+    try:
+        return module.get_input_embeddings() is not None
+    except (AttributeError, NotImplementedError):
+        return False
+
+
+# --- names -----------------------------------------------------------------------------------------------------------
+
+
+def stored_prefixes(model: PreTrainedModel, stored: Mapping[str, Shape | None]) -> dict[str, str]:
+    """Under which prefixes a checkpoint stores a language model, where these are others than the model's own.
+
+    The index decides: the prefix under which most of the decoder's parameters are stored in their shapes.
+
+    Args:
+        model: The language model; on any device.
+        stored: Names on disk with their shapes; None for a shape that is not known.
+
+    Returns:
+        A prefix on disk, with its last dot, to the model's; empty where no name differs.
+    """
+    own = f"{model.base_model_prefix}." if model.base_model_prefix else ""
+    parameters = {name: tuple(value.shape) for name, value in model.state_dict().items()}
+    inner = {name.removeprefix(own): shape for name, shape in parameters.items() if name.startswith(own)}
+    if not own or not inner or len(inner) == 0:
+        return {}
+    votes: Counter[str] = Counter()
+    for name, shape in stored.items():
+        for prefix, rest in _splits(name):
+            if rest in inner and shape in (None, inner[rest]):
+                votes[prefix] += 1
+    if not votes:
+        return {}
+    # Of equal ones the shortest, which is the model's own or none at all.
+    best = min(votes, key=lambda prefix: (-votes[prefix], prefix != own, len(prefix), prefix))
+    found = {} if best in ("", own) else {best: own}
+    # What is not in the decoder: the head, stored next to it or above.
+    for module in sorted({name.split(".")[0] for name in parameters if not name.startswith(own)}):
+        leaves = {name: shape for name, shape in parameters.items() if name.startswith(f"{module}.")}
+        heads = [
+            prefix
+            for name, shape in stored.items()
+            for prefix, rest in _splits(name)
+            if rest in leaves and shape in (None, leaves[rest])
+        ]
+        if heads and best not in ("", own):
+            nearest = max(set(heads), key=lambda prefix: (_common(prefix, best), -len(prefix), prefix))
+            if nearest:
+                found[f"{nearest}{module}."] = f"{module}."
+    return found
+
+
+def key_mapping(prefixes: Mapping[str, str]) -> dict[str, str]:
+    """`stored_prefixes` as the argument `key_mapping` of `from_pretrained`: patterns to what takes their place."""
+    return {f"^{re.escape(prefix)}": own for prefix, own in prefixes.items()}
+
+
+def own_name(stored: str, prefixes: Mapping[str, str]) -> str:
+    """What a stored name is without the other parts around the language model."""
+    found = [prefix for prefix in prefixes if stored.startswith(prefix)]
+    longest = max(found, key=len, default=None)
+    return stored if longest is None else prefixes[longest] + stored.removeprefix(longest)
+
+
+def stored_name(own: str, prefixes: Mapping[str, str]) -> str:
+    """The inverse of `own_name`, for a tensor that the base does not have."""
+    for prefix, mine in prefixes.items():
+        if own.startswith(mine):
+            return prefix + own.removeprefix(mine)
+    return own
+
+
+def _splits(name: str) -> Iterable[tuple[str, str]]:
+    """A name cut at each of its dots into a prefix and the rest; first with none."""
+    yield "", name
+    for match in re.finditer(r"\.", name):
+        yield name[: match.end()], name[match.end() :]
+
+
+def _common(first: str, second: str) -> int:
+    pairs = zip(first.split("."), second.split("."), strict=False)
+    return next((number for number, (one, other) in enumerate(pairs) if one != other), 99)

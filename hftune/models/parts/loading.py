@@ -1,0 +1,88 @@
+"""Loading the language model of a checkpoint of several parts, without a byte of the others."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
+from transformers.core_model_loading import PrefixChange
+from transformers.initialization import no_init_weights
+from transformers.utils import cached_file, logging
+
+from hftune.distributed import zero
+from hftune.logging import notice
+from hftune.models.parts.language_part import key_mapping, language_config, own_name, stored_prefixes
+from hftune.opening.safetensors_file import read_index
+from hftune.weight_files import INDEX_NAME, WEIGHTS_NAME, read_header, weight_shapes
+
+_OF_FILES = ("revision", "cache_dir", "local_files_only", "trust_remote_code")
+
+
+def load_language_model(auto: Any, name: str | Path, given: dict[str, Any]) -> Any:
+    """`auto.from_pretrained(name, **given)`, of several parts the one that reads text.
+
+    Args:
+        auto: `AutoModelForCausalLM` or a class for scores.
+        name: A folder or a name of the Hub.
+        given: Arguments of `from_pretrained`; a `config` may be that of the language model already.
+    """
+    if given.get("gguf_file"):
+        return auto.from_pretrained(name, **given)
+    options = {key: given[key] for key in _OF_FILES if key in given}
+    whole = AutoConfig.from_pretrained(name, **options)
+    text = language_config(whole)
+    if text is whole:
+        return auto.from_pretrained(name, **given)
+    if "num_labels" in given:
+        text.num_labels = given.pop("num_labels")
+    config = language_config(given.pop("config", text))
+    stored = _stored_shapes(name, options)
+    prefixes = stored_prefixes(_bare(auto, config), stored)
+    asked = given.pop("output_loading_info", False)
+    # transformers would list every tensor of the other parts as unexpected.
+    level = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        model, info = auto.from_pretrained(
+            name, **given, config=config, key_mapping=key_mapping(prefixes) or None, output_loading_info=True
+        )
+    finally:
+        logging.set_verbosity(level)
+    _save_under_own_names(model)
+    own = {own_name(key, prefixes) for key in stored if own_name(key, prefixes) != key}
+    info["unexpected_keys"] = {key for key in info["unexpected_keys"] if key in own}
+    if not asked and info["missing_keys"]:
+        notice(f"{name} has no {', '.join(sorted(info['missing_keys'])[:3])}: drawn at random")
+    return (model, info) if asked else model
+
+
+def _bare(auto: Any, config: PreTrainedConfig) -> PreTrainedModel:
+    with zero.no_partitioning(), torch.device("meta"), no_init_weights():
+        model: PreTrainedModel = auto.from_config(copy.deepcopy(config))
+    return model
+
+
+def _save_under_own_names(model: PreTrainedModel) -> None:
+    """Have it saved as a language model, not under the prefixes that it was read from."""
+    kept = [rule for rule in getattr(model, "_weight_conversions", None) or [] if not _is_prefix(rule)]
+    model._weight_conversions = kept or None
+
+
+def _is_prefix(rule: Any) -> bool:
+    return isinstance(rule, PrefixChange) or rule.source_patterns[0].startswith("^")
+
+
+def _stored_shapes(name: str | Path, options: dict[str, Any]) -> dict[str, tuple[int, ...] | None]:
+    """Names of all stored tensors, with their shapes where these take no download of their own."""
+    if Path(name).is_dir():
+        return dict(weight_shapes(name))
+    for file in (INDEX_NAME, WEIGHTS_NAME):
+        found = cached_file(name, file, _raise_exceptions_for_missing_entries=False, **options)
+        if found is not None:
+            if file == INDEX_NAME:
+                return dict.fromkeys(read_index(Path(found)))
+            return {key: tuple(entry["shape"]) for key, entry in read_header(Path(found)).items()}
+    return {}

@@ -1,0 +1,122 @@
+"""Language models of decoders for which transformers has a class for images and text alone.
+
+The decoder is transformers' own; what is added is the head, as its classes for the same decoder have it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import GenerationMixin, PreTrainedConfig, PreTrainedModel
+from transformers.conversion_mapping import get_checkpoint_conversion_mapping, register_checkpoint_conversion_mapping
+from transformers.core_model_loading import PrefixChange
+from transformers.modeling_layers import GenericForSequenceClassification, GenericForTokenClassification
+from transformers.modeling_outputs import CausalLMOutputWithPast
+
+
+class _Head(PreTrainedModel):
+    """What `causal_over` puts on a decoder."""
+
+    base_model_prefix = "model"
+    decoder_class: type[PreTrainedModel]
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.model = self.decoder_class(config)
+        self.vocab_size = config.vocab_size
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        embeddings = self.model.get_input_embeddings()
+        name = next(name for name, module in self.model.named_modules() if module is embeddings)
+        self._tied_weights_keys = {"lm_head.weight": f"model.{name}.weight"}
+        self.post_init()
+
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        position_ids: torch.LongTensor | None = None,
+        past_key_values: Any = None,
+        inputs_embeds: torch.FloatTensor | None = None,
+        labels: torch.LongTensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | torch.Tensor = 0,
+        **kwargs: Any,
+    ) -> CausalLMOutputWithPast:
+        """Logits, (batch, tokens, vocabulary), and the loss where there are labels, (batch, tokens)."""
+        outputs = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            use_cache=use_cache,
+            **kwargs,
+        )
+        hidden = outputs.last_hidden_state
+        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits = self.lm_head(hidden[:, kept, :])
+        cap = getattr(self.config, "final_logit_softcapping", None)
+        if cap is not None:
+            logits = torch.tanh(logits / cap) * cap
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.vocab_size, **kwargs)
+        return CausalLMOutputWithPast(
+            loss=loss,
+            logits=logits,
+            past_key_values=outputs.past_key_values,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+        )
+
+
+def causal_over(decoder: type[PreTrainedModel], whole: PreTrainedConfig) -> type[PreTrainedModel]:
+    """A causal LM over a decoder of transformers'.
+
+    Args:
+        decoder: Its class, made from the config of the text.
+        whole: The config of the model of several parts that it is in, whose rules for stored names hold.
+    """
+    return _make(decoder, whole, _Head, "ForCausalLM", {"decoder_class": decoder})
+
+
+def classifier_over(decoder: type[PreTrainedModel], whole: PreTrainedConfig, *, tokens: bool) -> type[PreTrainedModel]:
+    """A reward model over a decoder: a score a sequence, or with `tokens` classes a token."""
+    generic = GenericForTokenClassification if tokens else GenericForSequenceClassification
+    return _make(decoder, whole, generic, f"For{'Token' if tokens else 'Sequence'}Classification", {})
+
+
+def _make(
+    decoder: type[PreTrainedModel], whole: PreTrainedConfig, head: type, ending: str, fields: dict[str, Any]
+) -> type[PreTrainedModel]:
+    name = decoder.__name__.removesuffix("Model") + ending
+    # What all classes of an architecture share: which attentions it has, how weights begin, which modules stay whole.
+    family = next(one for one in decoder.__mro__[1:] if issubclass(one, PreTrainedModel))
+    mixins = (GenerationMixin,) if head is _Head else ()
+    own = {
+        "config_class": type(whole.get_text_config(decoder=True)),
+        "__module__": __name__,
+        "__doc__": f"{decoder.__name__} with a head.",
+        "_is_stateful": getattr(decoder, "_is_stateful", False),
+        "input_modalities": ("text",),
+    }
+    made: type[PreTrainedModel] = type(name, (head, family, *mixins), own | fields)
+    rules = _inner_rules(decoder, whole)
+    if rules:
+        register_checkpoint_conversion_mapping(name, rules, overwrite=True)
+    return made
+
+
+def _inner_rules(decoder: type[PreTrainedModel], whole: PreTrainedConfig) -> list[Any]:
+    """The whole's rules for stored names, but for those that name its parts: these are found in the index."""
+    text = whole.get_text_config(decoder=True)
+    if get_checkpoint_conversion_mapping(decoder.__name__) or get_checkpoint_conversion_mapping(text.model_type):
+        return []
+    rules = get_checkpoint_conversion_mapping(whole.model_type) or []
+    return [
+        rule
+        for rule in rules
+        if not isinstance(rule, PrefixChange) and not any(pattern.startswith("^") for pattern in rule.source_patterns)
+    ]

@@ -1,0 +1,273 @@
+"""A trained language model put back among the parts that it was trained without, as its base stores them.
+
+What was not trained is copied from the base's files byte by byte: towers, projectors, heads that predict further, and
+frozen layers. Names, files, dtypes and config are the base's.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
+
+from hftune.errors import ManifestError
+from hftune.models.loading.from_pretrained import pretrained
+from hftune.models.parts.language_part import language_config, own_name, stored_name
+from hftune.models.parts.placing import Place, places, rules_for
+from hftune.opening.folders import copy_file
+from hftune.opening.json_file import read_json
+from hftune.weight_files import INDEX_NAME, WEIGHTS_NAME, StoredTensor, stored_tensors
+
+_FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_BLOCK = 1 << 26
+"""Bytes read at once."""
+_PROCESSORS = ("*processor_config.json", "chat_template.json")
+"""Files of what makes images and sounds into inputs; those of the tokenizer are saved with it."""
+_OF_SAVING = {"architectures", "dtype", "torch_dtype", "transformers_version", "use_cache", "_name_or_path"}
+"""Fields of a config that say how it was saved, not what model it is of."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One tensor of the whole.
+
+    Args:
+        name: As it is stored.
+        source: Whose bytes it has.
+        dtype: As safetensors names it.
+        file: The name of the file that it goes into.
+        kept: Whether it is the base's.
+    """
+
+    name: str
+    source: StoredTensor
+    dtype: str
+    file: str
+    kept: bool
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in the whole."""
+        return self.source.nbytes if self.dtype == self.source.dtype else prod(self.source.shape) * _size(self.dtype)
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What of a base is not in the language model.
+
+    Args:
+        tensors: Their names.
+        nbytes: Of all of them.
+    """
+
+    tensors: list[str]
+    nbytes: int
+
+
+def kept_aside(model: PreTrainedModel, base: Path) -> Kept:
+    """The stored tensors of a base that its language model has no place for.
+
+    Args:
+        model: On the meta device.
+        base: The folder.
+    """
+    stored = stored_tensors(base)
+    own = places(model, _shapes(stored))
+    names = [name for name in stored if name not in own]
+    return Kept(names, sum(stored[name].nbytes for name in names))
+
+
+def complete(
+    folder: Path,
+    base: Path,
+    model: PreTrainedModel,
+    trained: Collection[str] | None,
+    *,
+    trust_remote_code: bool = False,
+) -> Kept:
+    """Make a whole checkpoint of a language model that was saved in a folder; does nothing where that is all.
+
+    Args:
+        folder: With weights and config.json, which nobody else reads yet.
+        base: The folder of the model that training began with.
+        model: The language model on the meta device, of the saved config.
+        trained: Parameters that were trained; None: all of the language model.
+        trust_remote_code: Run code that comes with the base.
+
+    Returns:
+        What was copied though it is no part of the language model.
+    """
+    stored, saved = stored_tensors(base), stored_tensors(folder)
+    kept = kept_aside(model, base)
+    if not kept.tensors:
+        return kept
+    write_pieces(folder, pieces(model, saved, stored, trained))
+    write_config(folder, base, trust_remote_code=trust_remote_code)
+    for pattern in _PROCESSORS:
+        for file in sorted(base.glob(pattern)):
+            if not (folder / file.name).exists():
+                copy_file(file, folder / file.name, within=base)
+    return kept
+
+
+def pieces(
+    model: PreTrainedModel,
+    saved: Mapping[str, StoredTensor],
+    stored: Mapping[str, StoredTensor],
+    trained: Collection[str] | None,
+) -> list[Piece]:
+    """Every tensor of the whole, in the order of the base; what it does not have comes last.
+
+    Args:
+        model: The language model.
+        saved: After training.
+        stored: The base's.
+        trained: Parameters that were trained; None: all of the language model.
+    """
+    here, there = places(model, _shapes(saved)), places(model, _shapes(stored))
+    by_place = {place: name for name, place in here.items()}
+    tied = dict(getattr(model, "all_tied_weights_keys", None) or {})
+    found, used, last = [], set(), WEIGHTS_NAME
+    for name, before in stored.items():
+        last = before.file.name
+        now = _trained(there.get(name), by_place, tied)
+        used.add(now)
+        after = saved.get(now) if now else None
+        frozen = trained is not None and name in there and not _is_trained(there[name].parameter, trained, tied)
+        if after is None or (frozen and after.shape == before.shape):
+            found.append(Piece(name, before, before.dtype, last, kept=True))
+        else:
+            floats = {after.dtype, before.dtype} <= _FLOATS.keys()
+            found.append(Piece(name, after, before.dtype if floats else after.dtype, last, kept=False))
+    prefixes, own = rules_for(model, _shapes(stored)).prefixes, rules_for(model, _shapes(saved)).prefixes
+    usual = next((piece.dtype for piece in found if not piece.kept), None)
+    for name, after in saved.items():
+        if name not in used:
+            floats = {after.dtype, usual} <= _FLOATS.keys()
+            dtype = str(usual) if floats else after.dtype
+            found.append(Piece(stored_name(own_name(name, own), prefixes), after, dtype, last, kept=False))
+    return found
+
+
+def _trained(place: Place | None, by_place: Mapping[Place, str], tied: Mapping[str, str]) -> str | None:
+    """The saved tensor of a place, or of the parameter that it is tied to."""
+    if place is None:
+        return None
+    pairs = [order for pair in tied.items() for order in (pair, pair[::-1])]
+    others = [Place(other) for mine, other in pairs if mine == place.parameter and place.pattern is None]
+    return next((by_place[one] for one in (place, *others) if one in by_place), None)
+
+
+def _is_trained(parameter: str, trained: Collection[str], tied: Mapping[str, str]) -> bool:
+    return parameter in trained or tied.get(parameter) in trained
+
+
+def _shapes(stored: Mapping[str, StoredTensor]) -> dict[str, tuple[int, ...] | None]:
+    return {name: tensor.shape for name, tensor in stored.items()}
+
+
+def _size(dtype: str) -> int:
+    return _FLOATS[dtype].itemsize
+
+
+# --- files -----------------------------------------------------------------------------------------------------------
+
+
+def write_pieces(folder: Path, found: list[Piece]) -> None:
+    """Replace the weights of a folder, which some of the pieces are read from."""
+    files: dict[str, list[Piece]] = {}
+    for piece in found:
+        files.setdefault(piece.file, []).append(piece)
+    before = {*folder.glob("*.safetensors")}
+    for name, those in files.items():
+        _write_file(folder / f"{name}.new", those)
+    for file in before:
+        file.unlink()
+    (folder / INDEX_NAME).unlink(missing_ok=True)
+    for name in files:
+        os.rename(folder / f"{name}.new", folder / name)
+    if [*files] != [WEIGHTS_NAME]:
+        size = sum(piece.nbytes for piece in found)
+        index = {"metadata": {"total_size": size}, "weight_map": {piece.name: piece.file for piece in found}}
+        (folder / INDEX_NAME).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def _write_file(file: Path, those: list[Piece]) -> None:
+    """A safetensors file: 8 bytes of length, a JSON header, the tensors end to end."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    offset = 0
+    for piece in those:
+        end = offset + piece.nbytes
+        header[piece.name] = {"dtype": piece.dtype, "shape": list(piece.source.shape), "data_offsets": [offset, end]}
+        offset = end
+    text = json.dumps(header, ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)  # tensors begin at a multiple of 8 bytes
+    # O_EXCL: a file or link that somebody else has put there is not written through.
+    with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644), "wb") as stream:
+        stream.write(struct.pack("<Q", len(text)) + text)
+        for piece in those:
+            _copy(piece, stream)
+
+
+def _copy(piece: Piece, stream: Any) -> None:
+    """The bytes of a tensor in blocks, rounded once where its dtype is another."""
+    source, done = piece.source, 0
+    with source.file.open("rb") as reader:
+        reader.seek(source.start)
+        while done < source.nbytes:
+            block = bytearray(min(source.nbytes - done, _BLOCK))
+            if reader.readinto(block) != len(block):
+                raise ManifestError(f"{source.file} ends too early", place=str(source.file), fix="copy it again")
+            done += len(block)
+            if piece.dtype != source.dtype:
+                values = torch.frombuffer(block, dtype=_FLOATS[source.dtype]).to(_FLOATS[piece.dtype])
+                stream.write(values.view(torch.uint8).numpy().data)
+            else:
+                stream.write(block)
+
+
+# --- config ----------------------------------------------------------------------------------------------------------
+
+
+def write_config(folder: Path, base: Path, *, trust_remote_code: bool = False) -> None:
+    """Give a folder the base's config.json, with what training changed of the language model's part."""
+    whole = pretrained(AutoConfig, base, trust_remote_code=trust_remote_code)
+    before = language_config(whole)
+    after = type(before).from_dict(read_json(folder / "config.json", finite=False))
+    config = read_json(base / "config.json", finite=False)
+    text = _text_dict(config, whole, whole.get_text_config(decoder=True))
+    was, now = _plain(before), _plain(after)
+    changed = {
+        name: value for name, value in now.items() if name not in _OF_SAVING and (name not in was or was[name] != value)
+    }
+    text.update(changed)
+    # The whole says some of it as well, and its class reads it there.
+    config.update({name: value for name, value in changed.items() if name in config})
+    if "tie_word_embeddings" in changed:
+        config["tie_word_embeddings"] = changed["tie_word_embeddings"]
+    content = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
+    (folder / "config.json").write_text(content, encoding="utf-8")
+
+
+def _plain(config: PreTrainedConfig) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(config.to_json_string(use_diff=False))
+    return found
+
+
+def _text_dict(config: dict[str, Any], whole: PreTrainedConfig, text: PreTrainedConfig) -> dict[str, Any]:
+    """The part of a config.json that the language model's config was read from."""
+    if whole is text:
+        return config
+    for name in whole.sub_configs:
+        part = getattr(whole, name, None)
+        if part is not None and (part is text or part.get_text_config(decoder=True) is text):
+            return _text_dict(config.setdefault(name, {}), part, text)
+    return config

@@ -1,0 +1,133 @@
+"""docs/models.md and the line of shares, from the results of `models.py`."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from tests.conftest import ROOT
+
+PAGE = ROOT / "docs" / "models.md"
+SHARES = {"sft_lora": 0.95, "sft_full": 0.95, "dpo": 0.95, "pt": 0.90}
+COLUMNS = {
+    "pt": "PT, packed",
+    "sft_lora": "SFT, LoRA",
+    "sft_full": "SFT, full",
+    "rm": "RM",
+    "dpo": "DPO",
+    "grpo": "GRPO",
+    "merge": "merge",
+    "resume": "resume",
+    "reload": "reload",
+    "zero3": "ZeRO-3",
+}
+SIGNS = {"trains": "✓", "padded": "padded", "refused": "refused", "crashed": "✗", "time": "✗", "needs": "-"}
+Results = Mapping[tuple[str, str], Mapping[str, Any]]
+
+HEAD = """# Which models train
+
+Every type of model that transformers {version} knows as a causal language model, or as one that answers in text, and
+what hftune does with it: a tiny random model of the type goes through the real scripts on a CPU.
+
+```bash
+python -m tests.table.models --work FOLDER --write-docs     # runs what has no result yet, and writes this page
+```
+
+A new version of transformers is a re-run: the models are made from its default configs (`tests/table/tiny.py`).
+
+- **PT, packed**: `run_pt.py` as it stands, documents side by side in rows. *padded*: refused so, and trains with
+  `--packing False`
+- **SFT**, **RM**, **DPO**: two steps of the scripts; RM and DPO with LoRA. **GRPO**: one step with LoRA
+- **merge**: `merge_peft_adapter.py`, which verifies what it wrote. **resume**: from a checkpoint of the full SFT.
+  **reload**: plain transformers loads the results under their own class, no tensor missing or left over
+- **ZeRO-3**: SFT with LoRA, two processes
+
+✓ trains; *refused*: one message with the cause, [below](#refused); *upstream*: a step of plain transformers fails, too,
+[below](#faults-of-transformers); ✗: a fault of hftune, [below](#faults-of-hftune); -: what it needs has no result; a
+blank has not been tried.
+
+{shares}
+"""
+
+
+def summary(results: Results) -> str:
+    """Shares of the causal LM types that train, with the bars, and the number of tracebacks."""
+    parts = []
+    for stage, bar in SHARES.items():
+        outcomes = Counter(sign(results, name, stage) for name, of in results if of == stage and name in causal())
+        del outcomes["upstream"], outcomes["unbuilt"]
+        tried = sum(outcomes.values())
+        parts.append(f"{COLUMNS[stage]} {outcomes['✓']} of {tried} = {outcomes['✓'] / max(tried, 1):.1%} ({bar:.0%})")
+    wrong = sum(sign(results, *cell) == "✗" for cell in results if cell[1] != "plain")
+    upstream = {name for name, of in results if sign(results, name, of) in ("upstream", "unbuilt")}
+    return (
+        f"Of the causal LM types that plain transformers trains (in brackets: the bar): {', '.join(parts)}. "
+        f"{wrong} cells end in a traceback of hftune's; {len(upstream)} types fail or cannot be made without hftune."
+    )
+
+
+def causal() -> Mapping[str, str]:
+    """transformers' table of causal LMs."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    return dict(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+
+
+def sign(results: Results, name: str, stage: str) -> str:
+    """What stands in a cell of the table."""
+    one = results.get((name, stage))
+    if one is None:
+        return ""
+    if one["outcome"] in ("crashed", "time"):
+        plain = results.get((name, "plain"), {}).get("outcome")
+        return "upstream" if plain == "crashed" and stage != "plain" else "✗"
+    return SIGNS.get(one["outcome"], one["outcome"])
+
+
+def write_page(results: Results) -> None:
+    """Write the page."""
+    import transformers
+
+    names = sorted({name for name, _ in results})
+    one = [name for name in names if name in causal()]
+    other = [name for name in names if name not in causal()]
+    parts = [
+        HEAD.format(version=transformers.__version__, shares=summary(results)),
+        "## Causal language models\n\n" + table(results, one),
+        "## Models of several parts that answer in text\n\n" + table(results, other),
+        "## Refused\n\n" + listed(results, names, ("refused", "padded")),
+        "## Faults of transformers\n\n" + listed(results, names, ("upstream", "unbuilt")),
+        "## Faults of hftune\n\n" + listed(results, names, ("✗",)),
+    ]
+    PAGE.write_text("\n".join(parts).rstrip() + "\n", encoding="utf-8")
+
+
+def table(results: Results, names: Iterable[str]) -> str:
+    """A row a type."""
+    lines = ["| type | " + " | ".join(COLUMNS.values()) + " |", "| --- |" + " :-: |" * len(COLUMNS)]
+    for name in names:
+        signs = [sign(results, name, stage) for stage in COLUMNS]
+        lines.append(f"| {name} | " + " | ".join(signs) + " |")
+    return "\n".join([*lines, ""])
+
+
+def listed(results: Results, names: Iterable[str], signs: tuple[str, ...]) -> str:
+    """Each message once, with the types and stages that it is of."""
+    found: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+    for name in names:
+        for stage in COLUMNS:
+            if sign(results, name, stage) in signs:
+                found[_general(str(results[name, stage]["why"]), name)][name].append(COLUMNS[stage])
+    lines = [
+        f"- {message}: " + "; ".join(f"{name} ({', '.join(stages)})" for name, stages in types.items())
+        for message, types in sorted(found.items(), key=lambda item: -len(item[1]))
+    ]
+    return "\n".join([*(lines or ["None."]), ""])
+
+
+def _general(message: str, name: str) -> str:
+    """A message without what is of one type alone, so that types share it."""
+    text = re.sub(r"/\S*/", "", message.removeprefix("error: ")).replace(name, "TYPE")
+    return text.split(" where: ")[0].replace("|", "/").replace("<", "&lt;")

@@ -1,0 +1,113 @@
+"""The language model of a checkpoint of several parts: found in the index, loaded alone, and what it computes there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+
+from hftune.models.loading.from_pretrained import from_config, pretrained
+from hftune.models.parts.language_part import key_mapping, language_config, own_name, stored_name, stored_prefixes
+from tests.towers import WHOLE, make_whole
+
+
+class Bare:
+    """A model of which only names and shapes count."""
+
+    base_model_prefix = "model"
+
+    def __init__(self, *names: str) -> None:
+        self.names = names
+
+    def state_dict(self) -> dict[str, Any]:
+        return {name: SimpleNamespace(shape=(2,)) for name in self.names}
+
+
+OWN = ("model.embed_tokens.weight", "model.layers.0.norm.weight", "lm_head.weight")
+
+
+@pytest.mark.parametrize(
+    ("stored", "expected"),
+    [
+        (" ".join(OWN), {}),
+        ("embed_tokens.weight layers.0.norm.weight", {}),
+        (
+            "language_model.model.embed_tokens.weight language_model.model.layers.0.norm.weight "
+            "language_model.lm_head.weight vision_tower.layers.0.norm.weight",
+            {"language_model.model.": "model.", "language_model.lm_head.": "lm_head."},
+        ),
+        (
+            "model.language_model.embed_tokens.weight model.language_model.layers.0.norm.weight lm_head.weight "
+            "model.visual.norm.weight",
+            {"model.language_model.": "model."},
+        ),
+        # Another part has a head and embeddings of its own.
+        (
+            "thinker.model.embed_tokens.weight thinker.model.layers.0.norm.weight thinker.lm_head.weight "
+            "talker.model.embed_tokens.weight talker.lm_head.weight",
+            {"thinker.model.": "model.", "thinker.lm_head.": "lm_head."},
+        ),
+        ("a.weight b.weight", {}),
+    ],
+)
+def test_prefixes_are_those_of_the_index(stored: str, expected: dict[str, str]) -> None:
+    found = stored_prefixes(Bare(*OWN), dict.fromkeys(stored.split()))  # type: ignore[arg-type]
+    assert found == expected
+    for name in OWN:
+        assert own_name(stored_name(name, found), found) == name
+    assert all(pattern.startswith("^") for pattern in key_mapping(found))
+
+
+def test_another_shape_is_another_part() -> None:
+    stored = {"a.embed_tokens.weight": (3,), "a.layers.0.norm.weight": (3,), "b.embed_tokens.weight": (2,)}
+    assert stored_prefixes(Bare(*OWN), stored) == {"b.": "model."}  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_it_is_loaded_alone_and_says_what_the_whole_says(name: str, tmp_path: Path) -> None:
+    folder = make_whole(name, tmp_path)
+    given: dict[str, Any] = {"trust_remote_code": False, "dtype": torch.float32}
+    model, info = pretrained(AutoModelForCausalLM, folder, output_loading_info=True, **given)
+    assert not any(info.values())
+    whole = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32)
+    assert sum(p.numel() for p in model.parameters()) < sum(p.numel() for p in whole.parameters())
+    ids = torch.randint(3, 250, (2, 9), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        assert torch.equal(model.eval()(input_ids=ids).logits, whole.eval()(input_ids=ids).logits)
+    # It is a language model on its own from then on.
+    model.save_pretrained(tmp_path / "alone")
+    alone = pretrained(AutoModelForCausalLM, tmp_path / "alone", **given)
+    assert type(alone) is type(model)
+    with torch.no_grad():
+        assert torch.equal(alone.eval()(input_ids=ids).logits, model(input_ids=ids).logits)
+
+
+def test_the_class_of_the_whole_decides_what_is_tied(tmp_path: Path) -> None:
+    """MistralConfig says no where Mistral3Config says yes."""
+    config = AutoConfig.from_pretrained(make_whole("mistral3", tmp_path))
+    assert language_config(config).tie_word_embeddings
+    config.tie_word_embeddings = False
+    assert not language_config(config).tie_word_embeddings
+
+
+def test_a_language_model_stays_what_it_is(tiny_model: Path) -> None:
+    config = AutoConfig.from_pretrained(tiny_model)
+    assert language_config(config) is config
+
+
+def test_a_decoder_without_a_class_generates_and_scores(tmp_path: Path) -> None:
+    from transformers import AutoModelForSequenceClassification
+
+    config = AutoConfig.from_pretrained(make_whole("qwen3_vl", tmp_path))
+    model = from_config(AutoModelForCausalLM, config, trust_remote_code=False)
+    ids = torch.full((1, 4), 5)
+    assert model.generate(ids, max_new_tokens=2, do_sample=False, pad_token_id=0).shape == (1, 6)
+    assert model(input_ids=ids, labels=ids).loss.ndim == 0
+    config.num_labels = 1
+    scores = from_config(AutoModelForSequenceClassification, config, trust_remote_code=False)
+    scores.config.pad_token_id = 0
+    assert scores(input_ids=ids).logits.shape == (1, 1)

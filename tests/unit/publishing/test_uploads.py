@@ -1,0 +1,93 @@
+"""What goes to the Hub is what belongs to a model; see also tests/security/test_uploads.py."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, ClassVar
+
+import huggingface_hub
+import pytest
+
+from hftune.errors import ArgumentError
+from hftune.publishing.ownership import record_written
+from hftune.publishing.uploads import files_to_upload, hub_errors, push_folder
+
+
+def write(folder: Path, *names: str) -> None:
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("{}")
+
+
+def test_a_model_and_nothing_else(tmp_path: Path) -> None:
+    model = ["config.json", "model-00001-of-00002.safetensors", "model.safetensors.index.json", "tokenizer.json"]
+    model += ["README.md", "additional_chat_templates/tool.jinja"]
+    left = ["training_args.bin", "optimizer.pt", "hftune.json", "samples.json", ".secret", "model.safetensors.bak"]
+    left += ["additional_chat_templates/.hidden.jinja", "additional_chat_templates/x.py", "Modelfile", "own.py"]
+    write(tmp_path, *model, *left, "checkpoint-5/config.json")
+    (tmp_path / "adapter_model.safetensors").symlink_to(tmp_path / "config.json")
+    chosen = files_to_upload(tmp_path)
+    assert chosen.files == sorted(model)
+    assert sorted(chosen.left_out) == sorted([*left, "adapter_model.safetensors", "checkpoint-5/"])
+
+
+def test_code_that_a_config_names_and_what_it_imports(tmp_path: Path) -> None:
+    mapped = {"AutoModel": "modeling_x.X", "AutoTokenizer": ["other/repo--far.T", "tok.T"], "bad": "../up.X"}
+    (tmp_path / "config.json").write_text(json.dumps({"auto_map": mapped}))
+    (tmp_path / "modeling_x.py").write_text(
+        "from .inner import A\nfrom . import beneath\nimport os\nfrom torch import nn\n"
+    )
+    write(tmp_path, "tok.py", "torch.py", "os.py", "far.py", "up.py")
+    (tmp_path / "inner.py").write_text("from .modeling_x import X\n")
+    (tmp_path / "beneath.py").write_text("no python (")
+    found = [name for name in files_to_upload(tmp_path).files if name.endswith(".py")]
+    assert found == ["beneath.py", "inner.py", "modeling_x.py", "tok.py"]
+
+
+def test_an_export_is_uploaded_where_the_manifest_records_it(tmp_path: Path) -> None:
+    write(tmp_path, "m.gguf", "Modelfile")
+    (tmp_path / "hftune.json").write_text(json.dumps({"status": "complete", "written": record_written(tmp_path)}))
+    write(tmp_path, "stray.gguf")
+    assert files_to_upload(tmp_path).files == ["Modelfile", "m.gguf"]
+
+
+class Api:
+    made: ClassVar[list[Any]] = []
+
+    def __init__(self, token: str | None) -> None:
+        self.token = token
+
+    def create_repo(self, repo: str, **options: Any) -> None:
+        self.made.append((repo, options))
+
+    def create_commit(self, repo: str, operations: list[Any], **options: Any) -> str:
+        self.made.append([(one.path_in_repo, one.path_or_fileobj) for one in operations])
+        return f"https://hub/{repo}/commit/1"
+
+
+def test_one_commit_after_all_files_were_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(huggingface_hub, "HfApi", Api)
+    monkeypatch.setattr(Api, "made", [])
+    token = "hf_" + "a1B2" * 9
+    write(tmp_path, "config.json")
+    with pytest.raises(ArgumentError, match="holds no weights to upload"):
+        push_folder(tmp_path, "me/m", token=None, message="x")
+    write(tmp_path, "model.safetensors")
+    (tmp_path / "README.md").write_text(f"made with {token}\n")
+    assert push_folder(tmp_path, "me/m", token=None, message="x", private=True) == "https://hub/me/m/commit/1"
+    (repo, options), files = Api.made
+    assert repo == "me/m" and options == {"private": True, "exist_ok": True}
+    card = dict(files)["README.md"]
+    assert token.encode() not in card and card.startswith(b"made with "), "a card loses its secret"
+    Api.made.clear()
+    (tmp_path / "config.json").write_text(json.dumps({"note": token}))
+    with pytest.raises(ArgumentError, match="holds a secret") as caught:
+        push_folder(tmp_path, "me/m", token=None, message="x")
+    assert Api.made == [] and token not in str(caught.value)
+
+
+def test_errors_of_the_way_there_are_one_message() -> None:
+    with pytest.raises(ArgumentError, match="the Hub did not take me/m: no route") as caught, hub_errors("me/m", "--f"):
+        raise OSError("no route\nto host")
+    assert "hf auth login" in str(caught.value) and "to host" not in str(caught.value)

@@ -1,4 +1,4 @@
-"""Direct preference optimisation on preference pairs, the road without a reward model.
+"""Direct preference optimisation on preference pairs, the way without a reward model.
 
 deepspeed --num_gpus 2 run_dpo.py --deepspeed ds_configs/zero2.json --model_name_or_path MERGED_SFT \
     --train_file_dir examples/data/preference --validation_file_dir examples/data/preference_eval --use_peft \

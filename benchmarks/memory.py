@@ -245,13 +245,11 @@ def measure(case: Case, options: argparse.Namespace) -> dict[str, Any]:
 def plan_of(case: Case, flags: list[str]) -> Any:
     """What hftune says before a run of these arguments."""
     from hftune.arguments.entry import parse_arguments
-    from hftune.models.loading.config import model_config
-    from hftune.models.loading.skeleton import skeleton
+    from hftune.preflight.facts import resolve
     from hftune.tools.planning.planner import Planner
 
-    model_args, _, adapter_args, training_args = parse_arguments(case.stage, flags)
-    bare = skeleton(model_config(model_args, training_args), training_args, scores=case.stage == "rm")
-    planner = Planner(bare, model_args, adapter_args, training_args)
+    given = parse_arguments(case.stage, flags)
+    planner = Planner(resolve(case.stage, given))
     plan = planner.plan(planner.asked())
     assert plan.untraced is None, plan.untraced
     return plan

@@ -174,19 +174,17 @@ def planned(stage: str, argv: list[str], processes: int, gpus: str | None = None
     """The choice that flags make, the model's size, its skeleton and the cluster."""
     from hftune.arguments.entry import parse_arguments
     from hftune.distributed import ranks
-    from hftune.models.loading.config import model_config
-    from hftune.models.loading.skeleton import skeleton
+    from hftune.preflight.facts import resolve
     from hftune.tools.planning.clusters import cluster_here, cluster_of
     from hftune.tools.planning.planner import Planner
 
     cluster = cluster_of(gpus, nodes) if gpus else cluster_here()
     imagined = ranks.PlannedWorld(processes, cluster.per_node if gpus else processes, on_cpu=gpus is None)
     with ranks.planning_for(imagined):
-        model_args, _, adapter_args, training_args = parse_arguments(stage, argv)
-        bare = skeleton(model_config(model_args, training_args), training_args, scores=False)
-        planner = Planner(bare, model_args, adapter_args, training_args)
+        given = parse_arguments(stage, argv)
+        planner = Planner(resolve(stage, given))
         choice = planner.asked()
-        return choice, planner.size(adapter_args), bare, cluster, planner.plan(choice) if gpus else None
+        return choice, planner.size(choice.adapter), planner.bare, cluster, planner.plan(choice) if gpus else None
 
 
 def reckon() -> list[dict[str, Any]]:

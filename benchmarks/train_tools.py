@@ -63,7 +63,10 @@ class Watch:
 
         Imported here, it would make all tools start in the same way.
         """
-        sys.meta_path.insert(0, AfterImport("transformers.trainer", self.hook))
+        if "transformers.trainer" in sys.modules:  # this process is the fork of one that has all imports
+            self.hook(sys.modules["transformers.trainer"])
+        else:
+            sys.meta_path.insert(0, AfterImport("transformers.trainer", self.hook))
 
     def hook(self, module: Any) -> None:
         """Watch the trainers of this module."""

@@ -92,11 +92,11 @@ def run(workspace: Path, netguard_log: Path) -> Iterator[Callable[..., Finished]
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
             "CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "0") if gpu else "",
         }
+        if bare:
+            environment["PATH"] = str(Path(sys.executable).parent)
         if warm:
             processes = 1 if launcher == "python" else int(launcher.split()[-1])
             return Finished(*starter.run(script, flags, processes, environment, timeout))
-        if bare:
-            environment["PATH"] = str(Path(sys.executable).parent)
         if launcher == "python":
             environment["OMP_NUM_THREADS"] = "2"
         finished = subprocess.run(

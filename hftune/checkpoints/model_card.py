@@ -62,9 +62,9 @@ def _header(manifest: dict[str, Any]) -> str:
 def _summary(manifest: dict[str, Any], stages: list[dict[str, Any]]) -> str:
     base = manifest.get("base", {}).get("name", "a base model")
     what = "LoRA adapter for" if manifest.get("kind") == "adapter" else "Model trained from"
-    road = " → ".join(STAGES[stage["stage"]].task for stage in reversed(stages))
+    path = " → ".join(STAGES[stage["stage"]].task for stage in reversed(stages))
     return f"{what} {code(_hub_name(base) or Path(str(base)).name)}, made with hftune" + (
-        f" ({road})." if road else "."
+        f" ({path})." if path else "."
     )
 
 

@@ -306,7 +306,7 @@ def restore_checkpoints(args: StageArguments) -> None:
     Such a one may be the only copy of the newest step. Called before the checkpoint to resume from is chosen. Where
     another run is at work in the folder nothing is done: this may be an exchange of its own.
     """
-    folders = [Path(args.output_dir or "")]
+    folders = [Path(args.output_dir)] if args.output_dir else []
     if not starts_fresh(args) and not _wants_newest(args):
         folders.append(Path(str(args.resume_from_checkpoint)).parent)
     for folder in folders:

@@ -23,12 +23,14 @@ class PlannedWorld:
         local_processes: Of a machine.
         on_cpu: Not on GPUs.
         bf16: Whether the GPUs compute in bf16.
+        major: Of the GPUs' compute capability.
     """
 
     processes: int
     local_processes: int
     on_cpu: bool = False
     bf16: bool = True
+    major: int = 8
 
 
 _planned_world: PlannedWorld | None = None

@@ -39,6 +39,7 @@ def write_config(inputs: Inputs, outputs: Outputs, folder: Path) -> None:
     texts = [merged]
     if isinstance(merged.get("text_config"), dict):
         merged["text_config"] = dict(merged["text_config"])
+        merged["text_config"].pop("quantization_config", None)
         texts.append(merged["text_config"])
     for part in texts:
         if inputs.dtype is not None:

@@ -22,7 +22,8 @@ from hftune.merging.skeleton import (
 )
 from hftune.merging.tensors import FLOATS, NAMES, Quantisation, Source, dequantised, read_source, requantised
 from hftune.merging.updates import ROWS, Change, grow_rows, is_same
-from hftune.weight_files import StoredTensor, stored_tensors
+from hftune.models.loading.packed_formats import is_read_whole, stored_quantisation
+from hftune.weight_files import stored_tensors
 
 
 @dataclass(frozen=True)
@@ -146,7 +147,9 @@ def _base_tensors(inputs: Inputs, *, dequantise: bool) -> BaseTensors:
             notice(f"a reward model has no {', '.join(unused)}; not written")
     if dequantise:
         assert inputs.quantised is not None
-        _requantise(base, inputs.quantised)
+        how = stored_quantisation(inputs.config)
+        if how is None or is_read_whole(how):  # what bitsandbytes has stored is as training saw it
+            _requantise(base, inputs.quantised)
     return base
 
 
@@ -171,9 +174,7 @@ def _requantise(base: BaseTensors, how: Quantisation) -> None:
     """Have the layers that training quantised be read as it saw them."""
     linears = quantised_linears(base.skeleton, eight_bit=how.bits == 8)
     for name in (where.stored for linear in linears for where in base.slices(f"{linear}.weight")):
-        stored = base.stored[name]
-        if isinstance(stored, StoredTensor):  # what is stored quantised already is as training saw it
-            base.stored[name] = requantised(stored, how)
+        base.stored[name] = requantised(base.stored[name], how)
 
 
 def _grown(inputs: Inputs, base: BaseTensors) -> Updates:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import tempfile
-from collections.abc import Collection
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from math import prod
 from pathlib import Path
@@ -38,6 +38,8 @@ PROMPTS = (
 LIMIT_FLOAT32, LIMIT_HALF = 1e-4, 1e-1
 _LOAD = "hftune.merging.peft_model:load_adapted"
 """Imports peft, which takes seconds."""
+_PLACES = "hftune.models.parts.placing:without_place"
+"""Imports transformers."""
 VERIFY_PARAMETERS = 1_000_000_000
 """Above this many, logits are compared on demand only: it takes longer than the merge."""
 
@@ -104,12 +106,10 @@ def _compare_with_adapters(plan: Plan, folder: Path, max_shard_size: str | None)
 
 def _answers(plan: Plan, folder: Path, tokenizer: PreTrainedTokenizerBase) -> Answers:
     # What the base stores for others (a head that predicts further) is no part of the language model there either.
-    beside = (
-        {} if plan.inputs.scores is not None or plan.inputs.base.gguf_file else stored_tensors(plan.inputs.base.folder)
-    )
-    model = reload_strictly(
-        folder, head=plan.inputs.head, trust_remote_code=plan.inputs.trust_remote_code, beside=beside
-    )
+    inputs = plan.inputs
+    beside = stored_tensors(inputs.base.folder) if inputs.scores is None and not inputs.base.gguf_file else {}
+    shapes = {name: tensor.shape for name, tensor in beside.items()}
+    model = reload_strictly(folder, head=inputs.head, trust_remote_code=inputs.trust_remote_code, beside=shapes)
     said = answer(model, tokenizer)
     del model
     gc.collect()  # modules refer to one another in circles; the next model needs the memory
@@ -241,7 +241,11 @@ def judge(comparison: Comparison, *, half: bool) -> None:
 
 
 def reload_strictly(
-    folder: Path, *, head: str = "causal_lm", trust_remote_code: bool = False, beside: Collection[str] = ()
+    folder: Path,
+    *,
+    head: str = "causal_lm",
+    trust_remote_code: bool = False,
+    beside: Mapping[str, tuple[int, ...]] | None = None,
 ) -> Any:
     """The merged model as plain transformers loads it, in float32; of several parts the language model.
 
@@ -249,7 +253,7 @@ def reload_strictly(
         folder: The merged model's.
         head: causal_lm, score or steps.
         trust_remote_code: Run code that comes with it.
-        beside: Stored tensors that need not be a part of it.
+        beside: Tensors of the base with their shapes: those without a place there need none here.
 
     Raises:
         ManifestError: Missing or left-over weights, or ties that are not what the config says.
@@ -261,7 +265,7 @@ def reload_strictly(
         auto, folder, output_loading_info=True, trust_remote_code=trust_remote_code, dtype=torch.float32
     )
     # All kinds of transformers' loading report: missing, unexpected, mismatched keys, and error messages.
-    info["unexpected_keys"] = {*info["unexpected_keys"]} - {*beside}
+    info["unexpected_keys"] = {*info["unexpected_keys"]} - on_demand(_PLACES)(model, beside or {})
     wrong = {kind: sorted(map(str, names)) for kind, names in info.items() if names}
     if wrong:
         raise ManifestError(

@@ -10,8 +10,13 @@ from torch import nn
 from transformers import PreTrainedConfig
 from transformers.utils.output_capturing import OutputRecorder
 
+from hftune.models.layer_values import layer_configs
+
 # What configs call the number of experts that a router chooses from.
 _COUNTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+
+# What they call the number of experts that a token is sent to.
+_CHOSEN = ("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_topk", "moe_top_k", "moe_k")
 
 SIGMOID_ROUTERS = ("deepseek_v3", "glm4_moe", "glm4_moe_lite", "dots1", "minimax_m2")
 """Architectures (`model_type`) whose experts are chosen by sigmoid scores, not by a softmax over experts."""
@@ -22,9 +27,32 @@ SOFTMAX_ROUTERS = ("deepseek_v2",)
 
 def expert_count(config: PreTrainedConfig) -> int:
     """Experts that a router chooses from; 0 where the model is no mixture of experts."""
-    text = config.get_text_config()
-    # The largest: configs may have several of these fields, some of them None.
-    return max((int(getattr(text, name, None) or 0) for name in _COUNTS), default=0)
+    return _largest(config, _COUNTS)
+
+
+def experts_per_token(config: PreTrainedConfig) -> int:
+    """Experts that a token is sent to; 0 where the model is no mixture of experts, or its config does not say."""
+    return _largest(config, _CHOSEN)
+
+
+def _largest(config: PreTrainedConfig, names: tuple[str, ...]) -> int:
+    # The largest: configs may have several of these fields, some of them None, or a number for each layer.
+    values = (getattr(layer, name, None) or 0 for layer in layer_configs(config) for name in names)
+    return max(
+        (max(map(int, value), default=0) if isinstance(value, list) else int(value) for value in values), default=0
+    )
+
+
+def routed_weights(model: nn.Module, config: PreTrainedConfig) -> list[nn.Parameter]:
+    """The weights of those experts that a router chooses from, as the model has them: stacked, or one by one."""
+    count = expert_count(config)
+    if count < 2:
+        return []
+    return [
+        one
+        for name, one in model.named_parameters()
+        if ".experts." in f".{name}" or (one.dim() == 3 and one.shape[0] == count)
+    ]
 
 
 def is_mixture(config: PreTrainedConfig) -> bool:

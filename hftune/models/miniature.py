@@ -39,8 +39,9 @@ def kinds_of(
 ) -> tuple[tuple[int, ...], list[int]]:
     """For each layer the number of its kind, and for each kind one layer of it.
 
-    Two layers are alike when their parameters, what of these is trained, their kind of attention and their mark are,
-    and when something before them is trained or not: without, nothing is kept for a backward pass.
+    Two layers are alike when their parameters, what of these is trained, their kind of attention, the switches of their
+    modules and their mark are, and when something before them is trained or not: without, nothing is kept for a
+    backward pass.
 
     Args:
         bare: The whole model, on the meta device.
@@ -57,12 +58,22 @@ def kinds_of(
     for number, (layer, mark) in enumerate(zip(layers, marks, strict=True)):
         shapes = tuple((name, one.shape, _trained([one], chosen)) for name, one in layer.named_parameters())
         trains = trains or any(trained for _, _, trained in shapes)
-        key = (type(layer), shapes, types[number] if number < len(types) else None, trains, mark)
+        key = (type(layer), shapes, types[number] if number < len(types) else None, _switches(layer), trains, mark)
         if key not in kinds:
             kinds[key] = len(examples)
             examples.append(number)
         numbers.append(kinds[key])
     return tuple(numbers), examples
+
+
+def _switches(layer: nn.Module) -> tuple[Any, ...]:
+    """The words and switches of a layer's modules, such as whose keys and values it takes; no numbers of layers."""
+    return tuple(
+        (path, name, value)
+        for path, module in layer.named_modules()
+        for name, value in sorted(vars(module).items())
+        if value is None or isinstance(value, bool) or (isinstance(value, str) and value.replace("_", "").isalpha())
+    )
 
 
 def _trained(parameters: Iterable[torch.Tensor], chosen: set[int] | None) -> bool:
@@ -81,6 +92,8 @@ def cut_down(bare: PreTrainedModel, chosen: set[int] | None, marks: list[Any]) -
     if found is None:
         return None
     owner, name = found
+    # By its path: cut down, the decoder may be the shorter of two lists of layers.
+    path = next(path for path, module in bare.named_modules() if module is owner)
     every: Any = getattr(owner, name)
     kinds, examples = kinds_of(bare, every, chosen, marks)
     # Set on the whole model first: the copy takes it over.
@@ -92,20 +105,23 @@ def cut_down(bare: PreTrainedModel, chosen: set[int] | None, marks: list[Any]) -
     finally:
         setattr(owner, name, every)
     _tell_config(model, examples)
-    owner, name = checkpointed_layers(model) or (model, name)
-    return Miniature(model, list(getattr(owner, name)), kinds)
+    return Miniature(model, list(getattr(model.get_submodule(path), name)), kinds)
 
 
 def _tell_config(model: PreTrainedModel, examples: list[int]) -> None:
-    """Write the number of layers and their kinds into the configs, where some code looks them up."""
+    """Write the kinds of the layers into the configs, where some code looks them up.
+
+    Their number stays that of the whole model: some have a tensor for all layers (Gemma 3n, Gemma 4), which is as wide.
+    """
+    count = model.config.get_text_config().num_hidden_layers
     configs = {id(module.config): module.config for module in model.modules() if hasattr(module, "config")}
     for config in configs.values():
-        # Past the config's own checks, which want these two to agree at every moment.
-        if getattr(config, "layer_types", None):
-            config.__dict__["layer_types"] = [config.layer_types[number] for number in examples]
-        name = config.attribute_map.get("num_hidden_layers", "num_hidden_layers")  # GPT-2 says n_layer
-        if name in config.__dict__:
-            config.__dict__[name] = len(examples)
+        if getattr(config, "num_hidden_layers", None) != count or not hasattr(config, "vocab_size"):
+            continue  # of another part, such as a vision tower
+        # Past the config's own checks, which want all of these to agree at every moment.
+        for name, value in config.__dict__.items():
+            if isinstance(value, list) and len(value) == count:  # kinds of attention, of MLPs, of indexers
+                config.__dict__[name] = [value[number] for number in examples]
 
 
 def materialise(model: nn.Module, dtype_of: Callable[[str, torch.Tensor], torch.dtype | None]) -> None:

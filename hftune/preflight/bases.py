@@ -7,6 +7,7 @@ from pathlib import Path
 
 from hftune.checkpoints.adapter_chain import check_recorded_base
 from hftune.errors import ManifestError, UserError
+from hftune.models.loading.packed_weights import whole_shapes
 from hftune.path_hints import not_an_adapter
 from hftune.weight_files import weight_shapes
 
@@ -29,7 +30,7 @@ def check_adapter_fits(base: str, adapter: str, flag: str) -> Iterator[UserError
 
 def _shape_problems(base: str, adapter: str, flag: str) -> Iterator[UserError]:
     """A problem that names the first LoRA matrix whose module the base lacks, or has in another shape."""
-    base_shapes = weight_shapes(base)
+    base_shapes = whole_shapes(base)
     if not base_shapes:
         return  # on the Hub, or in another format: peft compares when it loads
     wrong = list(_misfits(base_shapes, weight_shapes(adapter)))
@@ -49,10 +50,20 @@ def _misfits(base: dict[str, tuple[int, ...]], adapter: dict[str, tuple[int, ...
         module, which = name.removeprefix(_PEFT_PREFIX).rsplit(".lora_", 1)
         if "expert" in module:
             continue  # files hold an expert a tensor, models all of a layer in one: peft compares when it loads
-        # Bases are saved with and without the prefix `model.`.
-        weight = base.get(f"{module}.weight") or base.get(f"model.{module.removeprefix('model.')}.weight")
+        weight = _shape_of(base, f"{module}.weight")
         if weight is None:
             yield f"{module} is not in the base"
         # A is (r, in), B is (out, r), the base's weight (out, in); embeddings are the other way round.
         elif (which.startswith("A") and shape[-1] not in weight) or (which.startswith("B") and shape[0] not in weight):
             yield f"{module} is {weight} in the base, its adapter has {shape}"
+
+
+def _shape_of(base: dict[str, tuple[int, ...]], name: str) -> tuple[int, ...] | None:
+    """The shape of a weight in the base's files; None without one.
+
+    Files are saved with and without the names of outer modules: `transformer.h.0` of the model is `h.0` in GPT-2's.
+    """
+    parts = name.split(".")
+    shorter = (".".join(parts[first:]) for first in range(len(parts) - 2))
+    found = next((part for part in shorter if part in base), None)
+    return base[found] if found else next((base[one] for one in base if one.endswith(f".{name}")), None)

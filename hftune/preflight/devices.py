@@ -20,6 +20,7 @@ class Device:
         link: GB/s to its neighbours, one way: NVLink, Infinity Fabric or PCIe.
         pcie: GB/s to the machine's memory, one way.
         bf16: Whether it computes in bf16.
+        major: Of its compute capability, which decides what attention it runs; 0 for a processor.
     """
 
     name: str
@@ -29,6 +30,7 @@ class Device:
     link: float = 25.0
     pcie: float = 25.0
     bf16: bool = True
+    major: int = 8
 
     @property
     def on_cpu(self) -> bool:
@@ -36,10 +38,9 @@ class Device:
         return self.name == "CPU"
 
 
-def _device(
-    name: str, mib: int, tflops: float, bandwidth: float, link: float, pcie: float, *, bf16: bool = True
-) -> Device:
-    return Device(name, mib * 2**20, tflops, bandwidth, link, pcie, bf16)
+def _device(name: str, mib: int, tflops: float, bandwidth: float, link: float, pcie: float, major: int) -> Device:
+    # bf16 came with Ampere (8).
+    return Device(name, mib * 2**20, tflops, bandwidth, link, pcie, major >= 8, major)
 
 
 # Memory as nvidia-smi or rocm-smi name it; speeds from the makers' data sheets, without sparsity. NVLink and PCIe: half
@@ -47,19 +48,19 @@ def _device(
 DEVICES: dict[str, Device] = {
     device.name: device
     for device in (
-        _device("B200", 183359, 2250, 8000, 900, 60),
-        _device("H200", 143771, 989, 4800, 450, 55),
-        _device("H100", 81559, 989, 3350, 450, 55),
-        _device("A100-80", 81920, 312, 2039, 300, 25),
-        _device("A100-40", 40960, 312, 1555, 300, 25),
-        _device("MI300X", 196592, 1307, 5300, 448, 55),
-        _device("L40S", 46068, 362, 864, 25, 25),
-        _device("4090", 24564, 165, 1008, 25, 25),
-        _device("3090", 24576, 71, 936, 25, 25),
-        _device("A10", 23028, 125, 600, 25, 25),
-        _device("T4", 15360, 65, 300, 12, 12, bf16=False),
-        _device("V100-32", 32768, 125, 900, 150, 12, bf16=False),
-        _device("V100-16", 16384, 125, 900, 150, 12, bf16=False),
+        _device("B200", 183359, 2250, 8000, 900, 60, 10),
+        _device("H200", 143771, 989, 4800, 450, 55, 9),
+        _device("H100", 81559, 989, 3350, 450, 55, 9),
+        _device("A100-80", 81920, 312, 2039, 300, 25, 8),
+        _device("A100-40", 40960, 312, 1555, 300, 25, 8),
+        _device("MI300X", 196592, 1307, 5300, 448, 55, 9),
+        _device("L40S", 46068, 362, 864, 25, 25, 8),
+        _device("4090", 24564, 165, 1008, 25, 25, 8),
+        _device("3090", 24576, 71, 936, 25, 25, 8),
+        _device("A10", 23028, 125, 600, 25, 25, 8),
+        _device("T4", 15360, 65, 300, 12, 12, 7),
+        _device("V100-32", 32768, 125, 900, 150, 12, 7),
+        _device("V100-16", 16384, 125, 900, 150, 12, 7),
     )
 }
 
@@ -72,5 +73,5 @@ def known_gpu() -> Device:
     # Names such as `NVIDIA A100-SXM4-80GB` or `Tesla T4`; sizes tell the kinds of A100 and V100 apart.
     words = properties.name.upper().replace("-", " ").split()
     named = [device for key, device in DEVICES.items() if key.split("-")[0] in words]
-    unknown = Device(properties.name, properties.total_memory)
+    unknown = Device(properties.name, properties.total_memory, major=properties.major)
     return min(named, key=lambda device: abs(device.memory - properties.total_memory), default=unknown)

@@ -200,8 +200,8 @@ def resolve(stage: str, given: RunArguments[Training]) -> Facts[Training]:
         bool(getattr(training_args, "shared_prompts", False)),
     )
     facts = Facts(stage, arguments, build, rows, world, checkpoint, tuple(problems))
-    # Last: the planner asks for rows, attention and memory.
-    if training_args.recomputes_least:
+    # Last: the planner asks for rows, attention and memory. A plan for other machines knows what is free there itself.
+    if training_args.recomputes_least and ranks.planned_world() is None:
         on_demand("hftune.preflight.run_memory:choose_recomputed_layers")(facts)
     return facts
 

@@ -56,8 +56,6 @@ def choose_recomputed_layers(facts: Facts) -> None:
     if memory is not None and fits:
         # The one place where a run asks a tool, which lies above it: not by `on_demand`, which leads downwards alone.
         tool = importlib.import_module("hftune.tools.planning.least_recomputation")
-        tool.choose_layers(
-            facts.skeleton, facts.model_args, facts.adapter_args, facts.training_args, memory.free, memory.size
-        )
+        tool.choose_layers(facts, memory)
     if facts.training_args.recomputes_least:
         notice("--activation_checkpointing auto: this model is not planned, so that all layers are recomputed")

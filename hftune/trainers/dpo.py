@@ -19,7 +19,7 @@ from hftune.arguments.preference import DPOArguments
 from hftune.arguments.training import StageArguments
 from hftune.data.splits import Splits
 from hftune.models.kernels.answer_head import add_answer_head
-from hftune.models.vocabulary.size import vocabulary_rows
+from hftune.models.vocabulary.size import predicted_rows
 from hftune.trainers.features.feature import Feature
 from hftune.trainers.features.pair_figures import PairFigures
 from hftune.trainers.features.reference_policy import PRECOMPUTED, ReferencePolicy
@@ -144,7 +144,7 @@ class DPOTrainer(StageTrainer, trl.DPOTrainer):
         was_training = model.training
         model.eval()  # dropout is no leak
         with self.compute_loss_context_manager(), uncompiled_and_unrounded(self.model, self.args):
-            prove = partial(prove_answer_isolation, score, self.data_collator, vocabulary_rows(self.model))
+            prove = partial(prove_answer_isolation, score, self.data_collator, predicted_rows(self.model))
             # Answers that share a prompt are no documents that could be read one by one.
             prove_or_widen(prove, self.model, whole_model=not self.data_collator.shared)
         model.train(was_training)

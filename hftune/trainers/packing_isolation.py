@@ -93,7 +93,11 @@ def prove_or_widen(prove: Callable[[], object], model: Any, *, whole_model: bool
             return
         wider = None if documents is None else documents.widen(whole_model=whole_model)
         if wider is None:
-            raise problem or ArgumentError("documents in a row see each other on another process", place="--packing")
+            raise problem or ArgumentError(
+                "documents in a row see each other on another process",
+                place="--packing",
+                fix="See what that process says, or train without --packing (for text: --packing False).",
+            )
         notice(f"documents in a row would see each other: {wider}")
 
 

@@ -7,16 +7,17 @@ from pathlib import Path
 from typing import Any
 
 from filelock import FileLock
+from peft import PeftModel
 
 from hftune import interrupts
 from hftune.arguments.model import ModelArguments
 from hftune.checkpoints.manifest import Manifest, write_manifest
 from hftune.distributed import nodes, ranks
 from hftune.errors import ArgumentError, exit_hooks
+from hftune.on_demand import on_demand
 from hftune.publishing.disk import disk_errors
 from hftune.publishing.locks import lock_folder, release_lock
 from hftune.publishing.result_files import begin_result, finish_result, recover_result, result_folder
-from hftune.trainers.whole_result import keep_other_parts
 
 _held: dict[Path, FileLock] = {}
 
@@ -77,8 +78,8 @@ def save_result(trainer: Any, manifest: Manifest, model_args: ModelArguments) ->
         model_args: What was loaded.
     """
     output = Path(str(trainer.args.output_dir))
-    apart = nodes.spans_machines() and not nodes.is_shared(output)
-    writes = ranks.is_main() or (apart and ranks.local_rank() == 0)
+    separate = nodes.spans_machines() and not nodes.is_shared(output)
+    writes = ranks.is_main() or (separate and ranks.local_rank() == 0)
     if writes:
         begin_result(output)
     ranks.barrier()
@@ -87,7 +88,9 @@ def save_result(trainer: Any, manifest: Manifest, model_args: ModelArguments) ->
     ranks.barrier()
     if writes:
         if ranks.is_main():
-            manifest |= keep_other_parts(trainer, result_folder(output), model_args)
+            if not isinstance(trainer.model, PeftModel):  # an adapter is saved without any part of its base
+                keep_other_parts = on_demand("hftune.trainers.whole_result:keep_other_parts")
+                manifest |= keep_other_parts(trainer, result_folder(output), model_args)
             write_manifest(result_folder(output), manifest)
         finish_result(output)
     ranks.barrier()

@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, Sampler
 from transformers.trainer_utils import get_last_checkpoint
 
 from hftune.arguments.training import StageArguments
+from hftune.errors import ArgumentError
 from hftune.on_demand import on_demand
 from hftune.publishing.disk import disk_errors
 from hftune.trainers.feature_host import FeatureHost
@@ -138,6 +139,7 @@ class StageTrainer(FeatureHost):
         loss = result[0] if isinstance(result, tuple) else result
         for feature in reversed(self.features.having(Feature.after_loss)):
             loss = feature.after_loss(self, loss, num_items_in_batch)
+        _refuse_untrained(model, loss)
         return (loss, *result[1:]) if isinstance(result, tuple) else loss
 
     def _track_num_input_tokens(self, inputs: Inputs) -> None:
@@ -379,3 +381,13 @@ class StageTrainer(FeatureHost):
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         """Overrides `Trainer._push_from_checkpoint`: nothing. Preflight refuses every --hub_strategy but `end`."""
+
+
+def _refuse_untrained(model: Any, loss: torch.Tensor) -> None:
+    # As where the layers with an adapter are reached only with a picture, or a layer of its own make drops gradients.
+    if model.training and torch.is_grad_enabled() and not loss.requires_grad:
+        raise ArgumentError(
+            "the loss has no gradient: nothing that is trained has a part in it, or the model's own code drops it",
+            place="--use_peft / --lora_target_modules / --freeze_parameters",
+            fix="train other parameters, or the model in full",
+        )

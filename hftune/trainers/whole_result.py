@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from huggingface_hub import try_to_load_from_cache
-from peft import PeftModel
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.initialization import no_init_weights
 
@@ -25,7 +24,7 @@ def keep_other_parts(trainer: Any, folder: Path, model_args: ModelArguments) -> 
     """Put what a language model was saved without next to it, from the base of the run; on the process that writes.
 
     Args:
-        trainer: Of a run that has ended, whose weights are in `folder`.
+        trainer: Of a run in full that has ended, whose weights are in `folder`.
         folder: Not published yet.
         model_args: What was loaded.
 
@@ -33,9 +32,11 @@ def keep_other_parts(trainer: Any, folder: Path, model_args: ModelArguments) -> 
         For the manifest: what was kept, or nothing.
     """
     model = trainer.model
-    if isinstance(model, PeftModel) or head_of(model) != "causal_lm" or model_args.text_only_export:
+    if head_of(model) != "causal_lm" or model_args.text_only_export:
         return {}
-    base = whole_base(str(model_args.model_name_or_path), model_args)
+    base = whole_base(
+        str(model_args.model_name_or_path), cache_dir=model_args.cache_dir, revision=model_args.model_revision
+    )
     if model_args.from_config or model_args.gguf_file or base is None or not weight_files(base):
         return {}
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
@@ -51,21 +52,19 @@ def keep_other_parts(trainer: Any, folder: Path, model_args: ModelArguments) -> 
     return {"kept_parts": {"base": str(base), "tensors": len(kept.tensors), "bytes": kept.nbytes}}
 
 
-def whole_base(name: str, model_args: ModelArguments) -> Path | None:
+def whole_base(name: str, *, cache_dir: str | None = None, revision: str | None = None) -> Path | None:
     """The folder of the model that a run began with, its other parts included; None where it is not on this machine.
 
     A checkpoint holds the trained part alone: the rest is where its run began.
     """
     if not Path(name).is_dir():
-        cached = try_to_load_from_cache(
-            name, "config.json", cache_dir=model_args.cache_dir, revision=model_args.model_revision
-        )
+        cached = try_to_load_from_cache(name, "config.json", cache_dir=cache_dir, revision=revision)
         return Path(cached).parent if isinstance(cached, str) else None
     manifest = read_manifest(name) or {}
     before = (manifest.get("base") or {}).get("name")
     if manifest.get("status") != CHECKPOINT or not before:
         return Path(name)
-    found = whole_base(before, model_args)
+    found = whole_base(before, cache_dir=cache_dir, revision=revision)
     if found is None or fingerprint(before) != manifest["base"]["fingerprint"]:
         notice(f"{name} is a checkpoint of {before}, which has changed or gone: parts that it does not hold are lost")
         return Path(name)

@@ -65,6 +65,7 @@ def bench(injector: Injector, commands: dict[str, Command], tmp_path: Path) -> C
 
 QUICK = ("merge", "export vllm", "export gguf", "consolidate", "vocab add", "tokenize", "sft")
 SOME = dict.fromkeys(QUICK, tuple(FAULTS)) | dict.fromkeys(("score", *PAGES), ("killed", "faulty disk"))
+SOME["sft"] = ("killed", "full disk", "faulty disk")  # a stage takes seconds to start again
 SOME["sft resumed"] = ("killed",)
 
 

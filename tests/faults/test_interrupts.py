@@ -116,8 +116,11 @@ def stopped_well(terminal: Terminal, seen: AtTerminal, launcher: str) -> str:
     return "checkpoint"
 
 
+# By itself torchrun is in `test_at_random_moments`; here it is with hftune's launcher around it.
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize(
+    "launcher", [pytest.param(name, marks=[pytest.mark.slow] * (name == "torchrun")) for name in LAUNCHERS]
+)
 def test_ctrl_c_saves_a_checkpoint(terminal: Terminal, launcher: str) -> None:
     if launcher == "launched torchrun" and not os.path.exists(f"/proc/{os.getpid()}/fd"):
         pytest.skip("ranks cannot reach the terminal here")

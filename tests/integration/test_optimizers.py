@@ -59,8 +59,9 @@ def cells(run: Callable, tiny_model: Path, tiny_data: Path, workspace: Path) -> 
             name: [*shared, "--output_dir", str(folder / f"{mode}-{name}"), *flags] for name, flags in wanted.items()
         }
         asked.write_text(json.dumps(named))
-        launcher = "python" if alone else "deepspeed --num_gpus 2"
-        finished = run("tests/integration/optimizer_cells.py", str(asked), str(result), launcher=launcher).check()
+        launcher = "python" if alone else "forked 2"
+        cells = "tests/integration/optimizer_cells.py"
+        finished = run(cells, str(asked), str(result), launcher=launcher, warm=True).check()
         return {**json.loads(result.read_text()), "output": finished.output}
 
     return train

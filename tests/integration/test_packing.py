@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+
+from tests.integration.conftest import runs_once
+from tests.table.tiny import tiny_checkpoint
 
 # 20 conversations of about 32 tokens fill 4 rows: every batch is full, on one process and on two.
 PACKING = ("--packing", "True", "--max_length", "176")
@@ -69,3 +74,14 @@ def test_text_across_documents_is_another_thing(stage_run: Callable) -> None:
 def test_quantised_bases(stage_run: Callable, method: str) -> None:
     losses = stage_run("sft", method, "zero2", PACKING).losses
     assert losses[-1] < losses[0]
+
+
+def test_hybrids_pack_by_themselves(run: Callable, tiny_data: Path, workspace: Path) -> None:
+    """Qwen3.5: a state ends with its document, on one process and where two must call each layer as often."""
+    model = tiny_checkpoint("qwen3_5_text", workspace / "hybrid" / "model")
+    runs = runs_once(functools.partial(run, warm=True), model, tiny_data, workspace / "hybrid")
+    short = ("--max_steps", "3", "--packing", "True")
+    alone = runs("pt", "lora", "single", short)
+    assert "layers with a state end it with each" in alone.output
+    sharded = runs("pt", "lora", "zero3", (*short, "--gradient_checkpointing", "True"))
+    assert sharded.losses == pytest.approx(alone.losses, abs=1e-4)

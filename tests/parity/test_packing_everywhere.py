@@ -118,6 +118,9 @@ def test_same_loss_and_gradients(name: str, documents: list[dict[str, list[int]]
     assert way_apart(model.config, type(model))[0] == WAYS[name]
     apart(model)
     assert_alike(loss_and_gradients(model, FlatCollator()(documents)), expected)
+    # A single document, whose borders transformers' own path of a layer refuses.
+    alone = loss_and_gradients(model, CausalCollator(pad_token_id=0)(documents[:1]))
+    assert_alike(loss_and_gradients(model, FlatCollator()(documents[:1])), alone)
     # And padded rows as before: evaluation may pad what training packs.
     assert_alike(loss_and_gradients(model, CausalCollator(pad_token_id=0)(documents)), expected)
 
@@ -140,6 +143,26 @@ def test_recomputing_changes_nothing(name: str, documents: list[dict[str, list[i
     expected = loss_and_gradients(model, batch)
     model.gradient_checkpointing_enable({"use_reentrant": False})
     assert_alike(loss_and_gradients(model, batch), expected)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_pass_between_changes_nothing_that_is_recomputed(
+    reentrant: bool, documents: list[dict[str, list[int]]]
+) -> None:
+    """KTO's second pass, say, of other documents: layers are recomputed with those of their own."""
+    model, batch = apart(tiny("gated delta rule")), FlatCollator()(documents)
+    expected = loss_and_gradients(model, batch)
+    model.zero_grad()
+    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    model.enable_input_require_grads()
+    labels = batch.pop("labels")[:, 1:]
+    logits = model(**batch).logits[:, :-1]
+    other = FlatCollator()([{"input_ids": [5] * 38, "labels": [5] * 38} for _ in range(2)])
+    with torch.no_grad():
+        model(**{name: value for name, value in other.items() if name != "labels"})
+    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+    loss.backward()
+    assert_alike((loss.item(), {name: one.grad for name, one in model.named_parameters()}), expected)
 
 
 def test_under_zero3_all_documents_are_one_call(documents: list[dict[str, list[int]]]) -> None:

@@ -224,6 +224,7 @@ def test_held_out_loss_of_processes_with_unlike_many_tokens(
     assert apart["eval_loss"] == pytest.approx(train("pt", "full", 1, *flags)["metrics"]["eval_loss"], rel=1e-5)
 
 
+@pytest.mark.slow  # test_tensor_parallel.py starts ranks in groups under the launcher, too
 def test_under_the_real_launcher(train: Callable[..., dict[str, Any]]) -> None:
     flags = ("--packing", "False", "--deepspeed", "ds_configs/zero2.json")
     found = train("sft", "lora", 2, *flags, warm=False)

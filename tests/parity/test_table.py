@@ -134,7 +134,7 @@ def test_preflight_refuses_what_the_rules_say_and_nothing_else(
     run: Callable, workspace: Path, architecture: str
 ) -> None:
     """All refusals come before a model is loaded, so that the whole table can be asked without training a cell."""
-    run("tests/table/sweep.py", "--work", str(workspace / "table"), "--architectures", architecture).check()
+    run("tests/table/sweep.py", "--work", str(workspace / "table"), "--architectures", architecture, warm=True).check()
 
 
 def all_is_right(cells: Iterable[Cell], work: Path) -> None:

@@ -49,6 +49,7 @@ A new version of transformers is a re-run: the models are made from its default 
 blank has not been tried.
 
 {shares}
+The cells were run at {states} state(s) of hftune's code; without `--stale` the present one is run and shown alone.
 """
 
 
@@ -90,11 +91,12 @@ def write_page(results: Results) -> None:
     """Write the page."""
     import transformers
 
+    states = {one["made_by"] for one in results.values()}
     names = sorted({name for name, _ in results})
     one = [name for name in names if name in causal()]
     other = [name for name in names if name not in causal()]
     parts = [
-        HEAD.format(version=transformers.__version__, shares=summary(results)),
+        HEAD.format(version=transformers.__version__, shares=summary(results), states=len(states)),
         "## Causal language models\n\n" + table(results, one),
         "## Models of several parts that answer in text\n\n" + table(results, other),
         "## Refused\n\n" + listed(results, names, ("refused", "padded")),
@@ -119,7 +121,7 @@ def listed(results: Results, names: Iterable[str], signs: tuple[str, ...]) -> st
     for name in names:
         for stage in COLUMNS:
             if sign(results, name, stage) in signs:
-                found[_general(str(results[name, stage]["why"]), name)][name].append(COLUMNS[stage])
+                found[_general(str(results[name, stage]["why"]), name)][name].append(COLUMNS[stage].replace(",", ""))
     lines = [
         f"- {message}: " + "; ".join(f"{name} ({', '.join(stages)})" for name, stages in types.items())
         for message, types in sorted(found.items(), key=lambda item: -len(item[1]))

@@ -6,8 +6,6 @@ import ast
 import re
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "hftune").rglob("*.py"))
 ERRORS = {"UserError", "ArgumentError", "DataError", "ManifestError"}
@@ -28,20 +26,23 @@ def fixes(file: Path) -> list[tuple[int, str]]:
     return found
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(ROOT / "hftune")))
-def test_no_way_out_is_vague(file: Path) -> None:
-    assert [(line, text) for line, text in fixes(file) if VAGUE.search(text.strip())] == []
+def test_no_way_out_is_vague() -> None:
+    found = [(file, *given) for file in FILES for given in fixes(file)]
+    assert len(found) > 500
+    assert [(str(file), line, text) for file, line, text in found if VAGUE.search(text.strip())] == []
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(ROOT / "hftune")))
-def test_every_error_has_a_way_out(file: Path) -> None:
+def test_every_error_has_a_way_out() -> None:
     """Of those that are made where they are raised; `errors.py` makes one of several."""
     lacking = []
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-        made = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ERRORS
-        if made and not any(keyword.arg == "fix" for keyword in node.keywords):
-            lacking.append(node.lineno)
-    assert lacking == [] or file.name in ("errors.py", "checking.py")
+    for file in FILES:
+        if file.name in ("errors.py", "checking.py"):
+            continue
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            made = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ERRORS
+            if made and not any(keyword.arg == "fix" for keyword in node.keywords):
+                lacking.append(f"{file}:{node.lineno}")
+    assert lacking == []
 
 
 def test_vague_ones_are_found() -> None:

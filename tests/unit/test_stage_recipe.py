@@ -7,7 +7,28 @@ import pytest
 from hftune import stage
 from hftune.arguments.defaults.recipe import recipe
 from hftune.arguments.entry import parse_arguments
+from hftune.errors import UserError
 from hftune.preflight.facts import resolve
+
+
+@pytest.mark.parametrize(("local_rank", "order"), [(0, ["restored", "resolved"]), (1, ["resolved"])])
+def test_checkpoints_are_restored_before_anybody_looks_for_them(
+    monkeypatch: pytest.MonkeyPatch, local_rank: int, order: list[str]
+) -> None:
+    said: list[str] = []
+
+    def resolved(*_: object) -> None:
+        said.append("resolved")
+        raise UserError("enough")
+
+    groups = parse_arguments("sft", ["--output_dir", "o"])
+    monkeypatch.setattr(stage.ranks, "local_rank", lambda: local_rank)
+    monkeypatch.setattr(stage.watchdog, "start", lambda *_: None)
+    monkeypatch.setattr(stage, "restore_checkpoints", lambda args: said.append("restored"))
+    monkeypatch.setattr(stage, "resolve", resolved)
+    with pytest.raises(UserError, match="enough"):
+        stage.start_run("sft", groups)
+    assert said == order
 
 
 def test_a_run_says_its_recipe_once_it_was_checked(monkeypatch: pytest.MonkeyPatch) -> None:

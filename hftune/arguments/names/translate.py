@@ -121,8 +121,8 @@ class Translator:
         except ArgumentError as error:
             outcome.problems.append(ArgumentError(error.cause, place=members[-1].place, fix=error.fix))
             return Translated()
-        strangers = [name for name, _ in answer.given if name not in self.known]
-        if strangers:
+        unknown = [name for name, _ in answer.given if name not in self.known]
+        if unknown:
             outcome.problems.append(self.unknown(members[-1].name, members[-1].place))
             return Translated()
         outcome.notices += answer.notices

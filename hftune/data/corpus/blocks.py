@@ -184,7 +184,7 @@ class BlockDataset(torch.utils.data.Dataset[Example]):
             raise DataError(
                 "the checkpoint was made on streamed records, not on tokenised folders",
                 place="--resume_from_checkpoint",
-                fix="Go on with --streaming, or give the folder as --model_name_or_path to start anew.",
+                fix="Continue with --streaming, or give the folder as --model_name_or_path to start anew.",
             )
         if state["version"] != STATE_VERSION:
             raise DataError(

@@ -11,6 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
 
 from hftune.data.records.messages import Message
 from hftune.data.templates.empty_thoughts import MASK, begins_with_mark
@@ -19,6 +23,7 @@ from hftune.data.templates.rewritten import KEEP, ExactRow, rows_of
 from hftune.data.templates.spans import Span, SpannedText
 from hftune.data.templates.turns import TurnFinder, common_start
 from hftune.errors import DataError
+from hftune.template_arguments import TemplateArguments
 
 Clean = Callable[[str], str]
 """What a template does to the white space at the ends of a content."""
@@ -71,6 +76,35 @@ class Form:
         return SpannedText("".join(parts), spans)
 
 
+class WordRenderer(Renderer):
+    """Renders the conversations by which forms are found, each once.
+
+    A form of four turns asks for the beginnings that a form of two has asked for, as the words of a turn are the same
+    in all forms.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, arguments: TemplateArguments | None = None) -> None:
+        super().__init__(tokenizer, arguments)
+        # Bounded, for data whose every record has roles of its own.
+        self.rendered = lru_cache(maxsize=1024)(self._render)
+
+    def __call__(
+        self,
+        messages: list[Message],
+        tools: list[dict[str, Any]] | None = None,
+        *,
+        add_generation_prompt: bool = False,
+    ) -> str:
+        """The text of a conversation of plain messages without tools; errors as `Renderer`'s, which are not kept."""
+        assert tools is None, "forms are of conversations without tools"
+        said = tuple([(message["role"], message["content"]) for message in messages])
+        return self.rendered(said, add_generation_prompt)
+
+    def _render(self, said: tuple[tuple[str, str], ...], add_generation_prompt: bool) -> str:
+        messages = [{"role": role, "content": content} for role, content in said]
+        return super().__call__(messages, add_generation_prompt=add_generation_prompt)
+
+
 def find_forms(
     roles: tuple[str, ...],
     render: Renderer,
@@ -80,7 +114,11 @@ def find_forms(
     empty_thoughts: str = MASK,
     rewritten: str = KEEP,
 ) -> list[Form] | None:
-    """The forms of the rows of conversations with these roles; None where the template does not show them."""
+    """The forms of the rows of conversations with these roles; None where the template does not show them.
+
+    Args:
+        render: A `WordRenderer` where the forms of more than one sequence of roles are wanted.
+    """
     # Digits between letters: no template changes their case or trims them, and none is the beginning of another.
     words = [f"HFTUNE{number}PART" for number in range(len(roles))]
     try:

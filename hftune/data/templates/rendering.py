@@ -18,7 +18,7 @@ from hftune.errors import DataError
 from hftune.template_arguments import TemplateArguments, arguments_of, check_record_arguments, template_text
 
 # Sets of arguments of records that are remembered.
-_MOST_SETS = 64
+MOST_SETS = 64
 _MARKED = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 
@@ -68,7 +68,7 @@ class Renderer:
         key = json.dumps(arguments, sort_keys=True)
         if key not in self.others:
             # Data have two or three, unless they hold dates or names.
-            if len(self.others) >= _MOST_SETS:
+            if len(self.others) >= MOST_SETS:
                 self.others.clear()
             self.others[key] = Renderer(self.tokenizer, arguments)
         return self.others[key]

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import copy
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from transformers import PreTrainedTokenizerBase
 
 from hftune.data.records.messages import Message
 from hftune.data.templates.empty_thoughts import DROP, MASK, thoughts_of
-from hftune.data.templates.forms import Form, find_forms
-from hftune.data.templates.rendering import Renderer
+from hftune.data.templates.forms import Form, WordRenderer, find_forms
+from hftune.data.templates.rendering import MOST_SETS, Renderer
 from hftune.data.templates.rewritten import KEEP, rows_of
 from hftune.data.templates.spans import Span, SpannedText
 from hftune.data.templates.turn_token_guard import TurnTokenGuard
@@ -50,10 +49,10 @@ class SpanFinder:
         self.empty_thoughts, self.rewritten = empty_thoughts, rewritten
         self.by_marks = by_marks
         self.tokenizer, self.train_everything, self.last_turn_only = tokenizer, train_everything, last_turn_only
-        self.render = Renderer(tokenizer)
+        self.render, self.render_words = Renderer(tokenizer), WordRenderer(tokenizer)
         self.forms: dict[tuple[str, ...], list[Form] | None] = {}
         self.guard = TurnTokenGuard(tokenizer, borders_in_text, self.render)
-        self.others: WeakKeyDictionary[Renderer, SpanFinder] = WeakKeyDictionary()
+        self.others: dict[Renderer, SpanFinder] = {}
 
     def __call__(
         self,
@@ -93,8 +92,11 @@ class SpanFinder:
         render = self.render.given(arguments)
         # Forms are what a template writes with these arguments; the turn tokens are the same with all of them.
         if render not in self.others:
+            # As many as the renderer remembers: sets of arguments may be as many as records, as where they hold dates.
+            if len(self.others) >= MOST_SETS:
+                self.others.clear()
             self.others[render] = other = copy.copy(self)
-            other.render, other.forms = render, {}
+            other.render, other.render_words, other.forms = render, WordRenderer(self.tokenizer, arguments), {}
         return self.others[render]
 
     def _rows(self, messages: list[Message], tools: list[dict[str, Any]] | None) -> list[SpannedText]:
@@ -121,7 +123,7 @@ class SpanFinder:
         if roles not in self.forms:
             self.forms[roles] = find_forms(
                 roles,
-                self.render,
+                self.render_words,
                 last_turn_only=self.last_turn_only,
                 by_marks=self.by_marks,
                 empty_thoughts=self.empty_thoughts,

@@ -16,8 +16,8 @@ from hftune.data.templates.respelled_tokenizer import RespelledTokenizer, by_spe
 
 # Characters that a tokenizer's word boundaries may depend on beyond the word.
 _AHEAD = 2
-# Characters of a text by which its script is told.
-_HEAD = 512
+# Kinds of text for each UTF-8 byte a character: a page of Chinese with some English has fewer tokens than one without.
+_KINDS = 16
 
 
 class PrefixEncoder:
@@ -33,7 +33,7 @@ class PrefixEncoder:
         self.max_length = max_length
         added = [token for token in tokenizer.get_added_vocab() if token]
         self.longest, self.openings = max(map(len, added), default=0), {token[0] for token in added}
-        # Characters a token by UTF-8 bytes a character, as the texts before had them: Chinese has fewer than English.
+        # Characters a token by kind of text, as the texts before had them: Chinese has fewer than English.
         # A wrong guess costs time, never a token.
         self.density: dict[int, float] = {}
         self.spelled: PrefixEncoder | None = None
@@ -58,7 +58,7 @@ class PrefixEncoder:
             return [(found, len(text)) for found, text in zip(self._encode(texts), texts, strict=True)]
         done: dict[int, tuple[Encoding, int]] = {}
         # All texts of a chunk go in one call; those whose guess was too short go again, a quarter longer.
-        reach = {index: self._reach(text, self.max_length) for index, text in enumerate(texts)}
+        reach = {index: self._reach(text) for index, text in enumerate(texts)}
         while reach:
             encodings = self._encode([texts[index][:end] for index, end in reach.items()])
             missed = {}
@@ -68,21 +68,40 @@ class PrefixEncoder:
                 if end == len(text) or self._is_final(found, text[:end]):
                     done[index] = found, end
                 else:
-                    missed[index] = max(self._reach(text, self.max_length), min(len(text), end * 5 // 4 + 1))
+                    missed[index] = max(self._reach(text), min(len(text), end * 5 // 4 + 1))
             reach = missed
         return [done[index] for index in range(len(texts))]
 
-    def _reach(self, text: str, length: int) -> int:
-        """How many characters probably hold so many tokens and a margin."""
-        if len(text) <= length:
+    def _reach(self, text: str) -> int:
+        """How many characters probably hold `max_length` tokens and a margin."""
+        assert self.max_length is not None
+        if len(text) <= self.max_length:
             return len(text)  # rarely more than a token a character
         # A tenth more than expected, and a margin for `_is_final`: reading twice costs more than reading too much.
-        return min(len(text), int(1.1 * length * self.density.get(_script(text), 3.0)) + 16)
+        return min(len(text), int(1.1 * self.max_length * self._expected(text)) + 16)
+
+    def _expected(self, text: str) -> float:
+        """Characters a token of a text: those of its kind, or of the kind that is nearest among those met."""
+        if not self.density:
+            # Nothing is known yet: one beginning is read to learn it, rather than all texts of a chunk by a guess.
+            head = text[: self.max_length]
+            self._learn(text, len(head) / max(1, len(self._encode([head])[0])))
+        kind = self._kind(text)
+        return self.density[min(self.density, key=lambda met: abs(met - kind))]
 
     def _learn(self, text: str, density: float) -> None:
         # A slow mean: a single odd text must not make all others be read twice.
-        before = self.density.get(_script(text), density)
-        self.density[_script(text)] = before + 0.1 * (density - before)
+        kind = self._kind(text)
+        before = self.density.get(kind, density)
+        self.density[kind] = before + 0.1 * (density - before)
+
+    def _kind(self, text: str) -> int:
+        """Sixteenths of a UTF-8 byte a character: 16 for English, 48 for Chinese, between them where both are mixed.
+
+        By as many characters as tokens are wanted, which are most of what will be read.
+        """
+        head = text[: self.max_length]
+        return round(_KINDS * len(head.encode("utf-8", "replace")) / max(1, len(head)))
 
     def _encode(self, texts: list[str]) -> list[Encoding]:
         found: list[Encoding] = self.backend.encode_batch(texts, add_special_tokens=False)
@@ -101,9 +120,3 @@ class PrefixEncoder:
         # Two words between what is kept and the cut: the word that the cut may have divided, and the one that may join
         # it.
         return edge is not None and last is not None and last + 2 <= edge
-
-
-def _script(text: str) -> int:
-    """UTF-8 bytes a character, judged by the beginning: 1 for English, 3 for Chinese."""
-    head = text[:_HEAD]
-    return round(len(head.encode("utf-8", "replace")) / max(1, len(head)))

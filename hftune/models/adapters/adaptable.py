@@ -2,36 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import nn
 
-_READ_BY_KERNELS = ("out_proj", "x_proj", "dt_proj")
-"""Projections of a Mamba mixer of which its kernels take the weight, past the module and its adapter."""
+from hftune.models.adapters.passed_by import passed_by
 
 
 def unadaptable(model: nn.Module) -> list[str]:
     """Names of linear modules that `all` leaves out, in the model's order."""
+    found = {*passed_by(model), *_odd(model)}
+    return [name for name, _ in model.named_modules() if name in found]
+
+
+def without_effect(model: nn.Module) -> dict[str, str]:
+    """Names of linear modules that no adapter can change, each with the cause, to follow the name.
+
+    What a kernel reads on one of two ways is not among them: where there is no kernel, an adapter has its effect.
+    """
+    read = {
+        name: f"{reader.owner} reads its weight and does not call it"
+        for name, reader in passed_by(model).items()
+        if reader.always
+    }
+    return read | {name: f"{kind} does more than project" for name, kind in _odd(model).items()}
+
+
+def _odd(model: nn.Module) -> dict[str, str]:
+    """Linear modules of classes that compute something else than a linear does: name to class."""
     kinds: dict[type[nn.Linear], bool] = {}
-    found = set(_of_mixers(model))
+    found: dict[str, str] = {}
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear) and type(module).forward is not nn.Linear.forward:
             kind = type(module)
             if kind not in kinds:
                 kinds[kind] = _only_projects(kind)
-            found |= set() if kinds[kind] else {name}
-    return [name for name, _ in model.named_modules() if name in found]
-
-
-def _of_mixers(model: nn.Module) -> Iterator[str]:
-    for name, module in model.named_modules():
-        # What every Mamba has: a decay by state, and a convolution before the scan.
-        if isinstance(getattr(module, "A_log", None), nn.Parameter) and hasattr(module, "conv1d"):
-            yield from (
-                f"{name}.{each}" for each in _READ_BY_KERNELS if isinstance(getattr(module, each, None), nn.Linear)
-            )
+            found |= {} if kinds[kind] else {name: kind.__name__}
+    return found
 
 
 def _only_projects(kind: type[nn.Linear]) -> bool:

@@ -18,6 +18,7 @@ from hftune.arguments.adapter import AdapterArguments
 from hftune.distributed import zero
 from hftune.errors import ArgumentError, raise_together
 from hftune.logging import notice
+from hftune.models.blocks import decoder_layers, decoder_list
 
 
 def freeze(model: PreTrainedModel, args: AdapterArguments) -> None:
@@ -154,7 +155,9 @@ def _say_longer_numbers(flag: str, prefix: str, found: Iterable[str]) -> None:
 def _of_layers(model: PreTrainedModel, args: AdapterArguments) -> dict[str, torch.nn.Parameter]:
     """Parameters of the last N decoder layers (the first N for -N), and of the extra modules."""
     named, asked = _all(model), args.freeze_trainable_layers
-    count = model.config.get_text_config().num_hidden_layers
+    found = decoder_list(model)
+    count = len(decoder_layers(model))
+    layer = re.compile(rf"^{re.escape(found or '')}\.(\d+)\.")
     if not asked or abs(asked) > count:
         raise ArgumentError(
             f"the model has {count} layers",
@@ -162,17 +165,12 @@ def _of_layers(model: PreTrainedModel, args: AdapterArguments) -> dict[str, torc
             fix=f"give 1 to {count}, or -1 ...",
         )
     layers = range(count - asked, count) if asked > 0 else range(-asked)
-    inside = {
-        name: parameter for name, parameter in named if (found := _LAYER.search(name)) and int(found[1]) in layers
-    }
+    inside = {name: parameter for name, parameter in named if (match := layer.match(name)) and int(match[1]) in layers}
     # Embeddings, the last norm, the head: frozen unless `--freeze_extra_modules` names them.
-    outside = {name: parameter for name, parameter in named if not _LAYER.search(name)}
+    outside = {name: parameter for name, parameter in named if not layer.match(name)}
     return _having(inside, args.freeze_trainable_modules, "--freeze_trainable_modules") | _having(
         outside, args.freeze_extra_modules or [], "--freeze_extra_modules"
     )
-
-
-_LAYER = re.compile(r"\.(\d+)\.")
 
 
 def _having(named: dict[str, torch.nn.Parameter], modules: list[str], flag: str) -> dict[str, torch.nn.Parameter]:

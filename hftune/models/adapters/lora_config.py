@@ -20,10 +20,12 @@ from hftune.arguments.adapter import AdapterArguments
 from hftune.constants import TASK_TYPES
 from hftune.errors import ArgumentError
 from hftune.logging import notice
-from hftune.models.adapters.adaptable import unadaptable
+from hftune.models.adapters.adaptable import unadaptable, without_effect
 from hftune.models.adapters.freezing import modules_to_unfreeze
 from hftune.models.adapters.new_token_rows import new_rows_with_lora
 from hftune.models.adapters.saved_config import usable_quantisers
+from hftune.models.blocks import decoder_list
+from hftune.models.experts import expert_count
 from hftune.models.heads import head_of
 
 LINEAR = (torch.nn.Linear, Conv1D)
@@ -116,6 +118,10 @@ def report_targets(adapted: PeftModel, args: AdapterArguments) -> None:
     if left:
         names = sorted({re.sub(r"\.\d+\.", ".*.", name) for name in left})
         notice(f"{len(left)} linear modules get no adapter: " + ", ".join(names))
+    # What an adapter wraps has its parameter's name extended.
+    fused = sorted({_below_layer(name) for name in experts(model) if "base_layer" not in name and "lora_" not in name})
+    if fused:
+        notice(f"experts get no adapter: {', '.join(fused)}; --lora_target_parameters {' '.join(fused)} adapts them")
 
 
 def _is_part_of_adapter(adapted: PeftModel, name: str) -> bool:
@@ -133,6 +139,7 @@ def target_modules(model: PreTrainedModel, args: AdapterArguments) -> str | list
     asked = args.lora_target_modules
     if args.target_regex is not None:
         chosen = _by_regex(model, args.target_regex)
+        _refuse_without_effect(model, chosen, args.exclude_modules, "--target_regex")
     elif asked == ["none"]:
         return []
     elif asked == ["default"]:
@@ -143,10 +150,27 @@ def target_modules(model: PreTrainedModel, args: AdapterArguments) -> str | list
         chosen = _all_linear(model)
     else:
         chosen = _known(model, asked, "--lora_target_modules", ADAPTABLE)
+        _refuse_without_effect(model, chosen, args.exclude_modules, "--lora_target_modules")
         if args.layers_to_transform is None:
             return asked
     # Layers are picked here: peft takes neither `all` nor a regex together with layers.
     return _in_layers(model, chosen, args.layers_to_transform) if args.layers_to_transform is not None else chosen
+
+
+def _refuse_without_effect(model: PreTrainedModel, chosen: list[str], excluded: list[str] | None, flag: str) -> None:
+    """Refuse modules that were named, and that no adapter can change.
+
+    Raises:
+        ArgumentError: With the first one's name.
+    """
+    causes = without_effect(model)
+    meant = [name for name in chosen if name in causes and not any(ends_with(name, out) for out in excluded or [])]
+    if meant:
+        raise ArgumentError(
+            f"{meant[0]} cannot be adapted: {causes[meant[0]]}",
+            place=flag,
+            fix=f"leave it out: --exclude_modules {' '.join(_shortened(model, meant))}",
+        )
 
 
 def _of_architecture(model: PreTrainedModel) -> list[str]:
@@ -224,7 +248,9 @@ def _share_a_matrix(model: PreTrainedModel, names: list[str]) -> bool:
 
 def experts(model: PreTrainedModel) -> list[str]:
     """Names of parameters that stack the experts of a mixture: three dimensions, the first one the expert."""
-    return [name for name, parameter in model.named_parameters() if len(_shape(parameter)) == 3]
+    count = expert_count(model.config)
+    every = ((name, _shape(parameter)) for name, parameter in model.named_parameters())
+    return [name for name, shape in every if len(shape) == 3 and count > 1 and shape[0] == count]
 
 
 def ends_with(name: str, wanted: str) -> bool:
@@ -293,9 +319,11 @@ def _all_linear(model: PreTrainedModel) -> list[str]:
 
 
 def _in_layers(model: PreTrainedModel, names: list[str], layers: list[int]) -> list[str]:
-    there = {layer_of(name) for name, _ in model.named_modules()} - {None}
+    found = decoder_list(model)
+    prefix = f"{found}." if found else ""
+    there = {layer_of(name, prefix) for name, _ in model.named_modules()} - {None}
     missing = sorted(set(layers) - there)
-    chosen = [name for name in names if layer_of(name) in layers]
+    chosen = [name for name in names if layer_of(name, prefix) in layers]
     if missing or not chosen:
         raise ArgumentError(
             f"the model has no layer {', '.join(map(str, missing))}"
@@ -307,9 +335,9 @@ def _in_layers(model: PreTrainedModel, names: list[str], layers: list[int]) -> l
     return chosen
 
 
-def layer_of(name: str) -> int | None:
-    """The decoder layer that a module or parameter lies in: the first number in its name."""
-    found = re.search(r"\.(\d+)(?:\.|$)", name)
+def layer_of(name: str, prefix: str) -> int | None:
+    """The decoder layer that a module or parameter lies in; `prefix` is the name of their list, with a dot."""
+    found = re.match(rf"{re.escape(prefix)}(\d+)(?:\.|$)", name)
     return int(found.group(1)) if found else None
 
 

@@ -10,6 +10,7 @@ There are three ways, each more general than the one before:
 from __future__ import annotations
 
 import inspect
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -23,10 +24,44 @@ from hftune.models.attention.mixers import BORDERS, call_by_documents, kernels_t
 from hftune.models.attention.unfolding import Group, Unfolding
 
 
-class Documents:
-    """What the row holds that a model computes now.
+class Row:
+    """A row of documents, or rows with padding.
 
-    It stays until the next forward pass: layers that are recomputed in the backward pass ask once more.
+    Args:
+        borders: IntTensor (documents + 1,), where documents begin, and the end; None: rows are padded.
+        whole: Whether documents stay in one group.
+    """
+
+    def __init__(self, borders: torch.Tensor | None, *, whole: bool) -> None:
+        self.borders, self.whole = borders, whole
+
+    @property
+    def has_several(self) -> bool:
+        """Whether a state must end within the row."""
+        return self.borders is not None and len(self.borders) > 2
+
+    @cached_property
+    def unfolding(self) -> Unfolding:
+        """The documents of the row as rows of their own."""
+        assert self.borders is not None, "a row of documents"
+        # Read once a batch: lengths are numbers of Python, for which a GPU must be waited for.
+        lengths = [after - before for before, after in pairwise(self.borders.tolist())]
+        return Unfolding(lengths, self.borders.device, whole=self.whole)
+
+    @cached_property
+    def for_kernels(self) -> dict[str, torch.Tensor]:
+        """Borders as kernels take them: where documents begin, and the number of each token's document."""
+        assert self.borders is not None, "a row of documents"
+        lengths = self.borders.diff()
+        numbers = torch.arange(len(lengths), device=lengths.device, dtype=torch.int32)
+        return {"cu_seq_lens_q": self.borders, "seq_idx": numbers.repeat_interleave(lengths)[None]}
+
+
+class Documents:
+    """What the rows hold that a model computes.
+
+    Layers that are recomputed in the backward pass ask after it: they get the row of the last pass with gradients,
+    whatever passes without came between (KTO's, a reference's).
 
     Args:
         way: ATTENTION, MIXERS or BACKBONE.
@@ -36,8 +71,8 @@ class Documents:
 
     def __init__(self, way: str, *, kernels: bool = False, whole: bool = False) -> None:
         self.way, self.trusts_kernels, self.whole = way, kernels, whole
-        self._borders: torch.Tensor | None = None
-        self._unfolding: Unfolding | None = None
+        self._now: Row | None = None
+        self._trained: Row | None = None
 
     def begin(self, borders: torch.Tensor | None) -> None:
         """A forward pass of this row begins.
@@ -45,28 +80,18 @@ class Documents:
         Args:
             borders: IntTensor (documents + 1,), where documents begin, and the end; None: rows are padded.
         """
-        self._borders, self._unfolding = borders, None
+        self._now = Row(borders, whole=self.whole or self.way == BACKBONE)
+        if torch.is_grad_enabled():
+            self._trained = self._now
+
+    def end(self) -> None:
+        """The forward pass is over."""
+        self._now = None
 
     @property
-    def splits_mixers(self) -> bool:
-        """Whether a state must end within the row."""
-        return self.way == MIXERS and self._borders is not None and len(self._borders) > 2
-
-    def unfolding(self) -> Unfolding:
-        """The documents of the row as rows of their own."""
-        assert self._borders is not None, "a row of documents"
-        if self._unfolding is None:
-            # Read once a batch: lengths are numbers of Python, for which a GPU must be waited for.
-            lengths = [after - before for before, after in pairwise(self._borders.tolist())]
-            self._unfolding = Unfolding(lengths, self._borders.device, whole=self.whole or self.way == BACKBONE)
-        return self._unfolding
-
-    def borders_for_kernels(self) -> dict[str, torch.Tensor]:
-        """Borders as kernels take them: where documents begin, and the number of each token's document."""
-        assert self._borders is not None, "a row of documents"
-        lengths = self._borders.diff()
-        numbers = torch.arange(len(lengths), device=lengths.device, dtype=torch.int32)
-        return {"cu_seq_lens_q": self._borders, "seq_idx": numbers.repeat_interleave(lengths)[None]}
+    def row(self) -> Row | None:
+        """The row of this forward pass, or of the one whose layers are recomputed."""
+        return self._now or self._trained
 
     def widen(self, *, whole_model: bool) -> str | None:
         """Take the next, more general way, and return it in words; None where there is none.
@@ -98,6 +123,7 @@ def keep_apart(model: PreTrainedModel, way: str) -> None:
     # Bound methods, not closures: a copy of the model has a copy of them.
     hooks = _Hooks(documents, inspect.signature(type(model).forward))
     model.register_forward_pre_hook(hooks.before_model, with_kwargs=True)
+    model.register_forward_hook(hooks.after_model, always_call=True)
     model.base_model.register_forward_hook(hooks.after_backbone)
     decoder = model.get_decoder()
     if decoder is not model.base_model:
@@ -122,9 +148,9 @@ class _Hooks:
     def before_model(self, model: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         """Take note of the borders; for the backbone's way, unfold the tokens."""
         self.documents.begin(kwargs.get("cu_seq_lens_q"))
-        if self.documents.way != BACKBONE or kwargs.get("cu_seq_lens_q") is None:
-            return args, kwargs
         group = self._only_group()
+        if group is None:
+            return args, kwargs
         # Positions begin anew in every row by themselves.
         rest = {name: value for name, value in kwargs.items() if name not in {*BORDERS, "position_ids"}}
         if "use_cache" not in self.names:
@@ -137,23 +163,33 @@ class _Hooks:
             rest["attention_mask"] = group.mask
         return args, rest
 
+    def after_model(self, model: Any, args: Any, output: Any) -> None:
+        """The pass is over, and what follows are layers of it that are recomputed."""
+        self.documents.end()
+
     def after_backbone(self, module: Any, args: Any, output: Any) -> Any:
         """Put hidden states back into their row, so that heads and losses find it as it came."""
-        if self.documents.way != BACKBONE or self.documents._borders is None:
+        group = self._only_group()
+        if group is None:
             return output
         if isinstance(output, tuple):
-            return tuple(self._folded(value) for value in output)
+            return self._folded(output, group)
         for name, value in output.items():
-            output[name] = self._folded(value)
+            output[name] = self._folded(value, group)
         return output
 
-    def _folded(self, value: Any) -> Any:
+    def _folded(self, value: Any, group: Group) -> Any:
         if isinstance(value, tuple):
-            return tuple(self._folded(one) for one in value)
-        return self.documents.unfolding().fold([value]) if self._only_group().holds(value) else value
+            return tuple(self._folded(one, group) for one in value)
+        row = self.documents.row
+        return row.unfolding.fold([value]) if row is not None and group.holds(value) else value
 
-    def _only_group(self) -> Group:
-        (group,) = self.documents.unfolding().groups
+    def _only_group(self) -> Group | None:
+        """All documents of the row, where the backbone reads them as padded rows."""
+        row = self.documents.row
+        if self.documents.way != BACKBONE or row is None or row.borders is None:
+            return None
+        (group,) = row.unfolding.groups
         return group
 
 

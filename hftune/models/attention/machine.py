@@ -11,6 +11,7 @@ from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_availa
 from transformers.utils.import_utils import is_torch_flex_attn_available
 
 from hftune.arguments.training import StageArguments
+from hftune.distributed import ranks
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ def this_machine(training_args: StageArguments, dtype: str = "auto") -> Machine:
         4: is_flash_attn_4_available(),
     }
     return Machine(
-        major=torch.cuda.get_device_capability()[0] if torch.cuda.is_available() else 0,
+        major=gpu_major(),
         half=half,
         flash=frozenset(version for version, there in found.items() if there),
         varlen=has_varlen(),
@@ -55,13 +56,24 @@ def this_machine(training_args: StageArguments, dtype: str = "auto") -> Machine:
     )
 
 
+def gpu_major() -> int:
+    """The compute capability, major, of the GPUs that are trained on, or planned for; 0 without any."""
+    planned = ranks.planned_world()
+    if planned is not None:
+        # Packages are taken to be the same there as here.
+        return 0 if planned.on_cpu else planned.major
+    return _major_here()
+
+
 @cache
+def _major_here() -> int:
+    return torch.cuda.get_device_capability()[0] if torch.cuda.is_available() else 0
+
+
 def has_varlen() -> bool:
-    """Whether this torch has `varlen_attn` with windows (2.11 or later), and this machine a GPU that runs it."""
+    """Whether this torch has `varlen_attn` with windows (2.11 or later), and the GPUs run it."""
     # FlashAttention 2, which torch has built in, needs Ampere.
-    if not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] < 8:
-        return False
-    return "window_size" in varlen_parameters()
+    return gpu_major() >= 8 and "window_size" in varlen_parameters()
 
 
 @cache

@@ -16,6 +16,7 @@ from torch import nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from hftune.compat.installing import replace_method, usable
+from hftune.models.attention.isolation import MIXERS
 from hftune.models.attention.unfolding import Group, Unfolding
 
 CACHES = {"past_key_values", "past_key_value", "cache_params", "layer_past", "past_states", "state", "cache"}
@@ -97,7 +98,7 @@ def call_by_documents(mixer: nn.Module, documents: Any) -> None:
     """Have a mixer end its state where a document ends, in place.
 
     Args:
-        documents: A `Documents`, which says what the row holds that is computed now.
+        documents: A `Documents`, which says what the row holds that is computed.
     """
     original = type(mixer).forward
     takes = inspect.signature(original).parameters.values()
@@ -107,12 +108,15 @@ def call_by_documents(mixer: nn.Module, documents: Any) -> None:
     @functools.wraps(original)
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         now: Any = self.hftune_documents
-        if not now.splits_mixers:
-            return original(self, *args, **kwargs)
-        if has_kernels and now.trusts_kernels and _row(args, kwargs).is_cuda:
-            return original(self, *args, **{**kwargs, **now.borders_for_kernels()})
+        row = now.row
+        several = now.way == MIXERS and row is not None and row.has_several
+        if several and has_kernels and now.trusts_kernels and _row(args, kwargs).is_cuda:
+            return original(self, *args, **{**kwargs, **row.for_kernels})
+        # Where no kernel takes them, even the borders of a single document are refused.
         plain = {name: value for name, value in kwargs.items() if name not in BORDERS}
-        return by_documents(functools.partial(original, self), now.unfolding(), args, plain)
+        if several:
+            return by_documents(functools.partial(original, self), row.unfolding, args, plain)
+        return original(self, *args, **plain)
 
     # Of the object, so that a copy of the model has a copy of it.
     mixer.hftune_documents = documents  # type: ignore[assignment]

@@ -19,8 +19,8 @@ from transformers.core_model_loading import WeightConverter, rename_source_key
 
 from hftune.logging import notice
 from hftune.models.loading.layer_numbers import beyond_last, mismatch_error
+from hftune.models.loading.packed_weights import whole_shapes
 from hftune.models.parts.placing import rules_for
-from hftune.weight_files import weight_shapes
 
 Shape = tuple[int, ...]
 
@@ -87,7 +87,8 @@ def check_stored(model: PreTrainedModel, folder: str | None, *, flag: str, score
     Raises:
         ArgumentError: They are of different models.
     """
-    stored = weight_shapes(folder) if folder and getattr(model.config, "quantization_config", None) is None else {}
+    # What bitsandbytes has packed keeps its quantisation in the config; other formats are compared as they are read.
+    stored = whole_shapes(folder) if folder and getattr(model.config, "quantization_config", None) is None else {}
     if not stored:
         return
     found = find_mismatch(model, stored, scores=scores)
@@ -173,6 +174,9 @@ def _place(
         target, pattern = rename_source_key(
             name, rules.renamings, rules.converters, model.base_model_prefix, parameters
         )
+        if target not in parameters and name in parameters:
+            # A rule means other modules of such a name (DeepSeek V4's norms): transformers reads it as it is.
+            target, pattern = name, None
         if target not in parameters:
             unplaced.append(name)
         elif pattern is None:
@@ -181,7 +185,14 @@ def _place(
             here = parts.get(target, (0, 0))[0] + 1
             rule = next(rule for rule in rules.converters if pattern in rule.source_patterns)
             parts[target] = here, _needed(rule, parameters[target].shape) or here
+            # One tensor may be cut into several parameters (HRM's queries, keys, values and gates).
+            parts |= {other: (1, 1) for other in _cut_alike(rule, target) if other in parameters}
     return whole, parts, unplaced
+
+
+def _cut_alike(rule: WeightConverter, target: str) -> list[str]:
+    first, *others = (pattern.replace("\\", "") for pattern in rule.target_patterns)
+    return [target.replace(first, other) for other in others if first in target]
 
 
 def _needed(rule: WeightConverter, shape: Shape) -> int | None:

@@ -84,7 +84,10 @@ def _has_class(config: PreTrainedConfig, text: PreTrainedConfig) -> bool:
     kind = type(text)
     if kind in MODEL_FOR_CAUSAL_LM_MAPPING:
         return True
-    decoder = MODEL_MAPPING[kind] if kind in MODEL_MAPPING else _decoder_class(config, text)
+    try:
+        decoder = MODEL_MAPPING[kind] if kind in MODEL_MAPPING else _decoder_class(config, text)
+    except (ImportError, ValueError):  # transformers names a class that it has not, or that another library makes
+        return False
     if isinstance(decoder, tuple):
         decoder = decoder[0]
     if decoder is None:
@@ -110,15 +113,16 @@ def _decoder_class(config: PreTrainedConfig, text: PreTrainedConfig) -> type[Pre
             decoders = (
                 module
                 for module in whole.modules()
-                if isinstance(module, PreTrainedModel) and type(module.config) is type(text) and _reads_tokens(module)
+                if isinstance(module, PreTrainedModel) and type(module.config) is type(text) and _is_decoder(module)
             )
             return next((type(module) for module in decoders), None)
     return None
 
 
-def _reads_tokens(module: PreTrainedModel) -> bool:
+def _is_decoder(module: PreTrainedModel) -> bool:
+    """Whether it reads tokens, and has no head."""
     try:
-        return module.get_input_embeddings() is not None
+        return module.get_input_embeddings() is not None and module.get_output_embeddings() is None
     except (AttributeError, NotImplementedError):
         return False
 

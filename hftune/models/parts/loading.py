@@ -51,7 +51,7 @@ def load_language_model(auto: Any, name: str | Path, given: dict[str, Any]) -> A
         )
     finally:
         logging.set_verbosity(level)
-    _save_under_own_names(model)
+    save_under_own_names(model)
     own = {own_name(key, prefixes) for key in stored if own_name(key, prefixes) != key}
     info["unexpected_keys"] = {key for key in info["unexpected_keys"] if key in own}
     if not asked and info["missing_keys"]:
@@ -65,7 +65,7 @@ def _bare(auto: Any, config: PreTrainedConfig) -> PreTrainedModel:
     return model
 
 
-def _save_under_own_names(model: PreTrainedModel) -> None:
+def save_under_own_names(model: PreTrainedModel) -> None:
     """Have it saved as a language model, not under the prefixes that it was read from."""
     kept = [rule for rule in getattr(model, "_weight_conversions", None) or [] if not _is_prefix(rule)]
     model._weight_conversions = kept or None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from transformers import PreTrainedModel
@@ -63,13 +63,22 @@ def rules_for(model: PreTrainedModel, stored: Mapping[str, Shape | None]) -> Rul
 
 def places(model: PreTrainedModel, stored: Mapping[str, Shape | None]) -> dict[str, Place]:
     """The place of each stored tensor that belongs to a model; what other parts are made of is left out."""
+    parameters = model.state_dict()
+    return {name: place for name, place in _all_places(model, stored) if place.parameter in parameters}
+
+
+def without_place(model: PreTrainedModel, stored: Mapping[str, Shape | None]) -> set[str]:
+    """What other parts' tensors are called where transformers reports them: by their names, and by its rules'."""
+    parameters = model.state_dict()
+    others = {name: place.parameter for name, place in _all_places(model, stored) if place.parameter not in parameters}
+    return {*others, *others.values()}
+
+
+def _all_places(model: PreTrainedModel, stored: Mapping[str, Shape | None]) -> Iterator[tuple[str, Place]]:
     rules, parameters = rules_for(model, stored), model.state_dict()
-    found = {}
     for name in stored:
         target, pattern = rename_source_key(
             name, rules.renamings, rules.converters, model.base_model_prefix, parameters
         )
-        if target in parameters:
-            numbers = () if pattern is None else tuple(_NUMBERS.findall(own_name(name, rules.prefixes)))
-            found[name] = Place(target, pattern, numbers)
-    return found
+        numbers = () if pattern is None else tuple(_NUMBERS.findall(own_name(name, rules.prefixes)))
+        yield name, Place(target, pattern, numbers)

@@ -56,10 +56,7 @@ class _Head(PreTrainedModel):
         )
         hidden = outputs.last_hidden_state
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        logits = self.lm_head(hidden[:, kept, :])
-        cap = getattr(self.config, "final_logit_softcapping", None)
-        if cap is not None:
-            logits = torch.tanh(logits / cap) * cap
+        logits = _scaled(self.lm_head(hidden[:, kept, :]), self.config)
         loss = None
         if labels is not None:
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.vocab_size, **kwargs)
@@ -70,6 +67,17 @@ class _Head(PreTrainedModel):
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
         )
+
+
+def _scaled(logits: torch.Tensor, config: Any) -> torch.Tensor:
+    """Logits as the whole's class scales and caps them, by the fields that configs have for this."""
+    divisor, factor = getattr(config, "logits_scaling", None), getattr(config, "output_multiplier", None)
+    if divisor is not None:
+        logits = logits / divisor
+    if factor is not None:
+        logits = logits * factor
+    cap = getattr(config, "final_logit_softcapping", None)
+    return logits if cap is None else torch.tanh(logits / cap) * cap
 
 
 def causal_over(decoder: type[PreTrainedModel], whole: PreTrainedConfig) -> type[PreTrainedModel]:

@@ -19,8 +19,10 @@ import torch
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from hftune.errors import ManifestError
+from hftune.logging import notice
 from hftune.models.loading.from_pretrained import pretrained
-from hftune.models.parts.language_part import language_config, own_name, stored_name
+from hftune.models.loading.packed_weights import packed_checkpoint
+from hftune.models.parts.language_part import has_parts, language_config, own_name, stored_name
 from hftune.models.parts.placing import Place, places, rules_for
 from hftune.opening.folders import copy_file
 from hftune.opening.json_file import read_json
@@ -91,6 +93,7 @@ def complete(
     model: PreTrainedModel,
     trained: Collection[str] | None,
     *,
+    cast: bool = True,
     trust_remote_code: bool = False,
 ) -> Kept:
     """Make a whole checkpoint of a language model that was saved in a folder; does nothing where that is all.
@@ -100,17 +103,25 @@ def complete(
         base: The folder of the model that training began with.
         model: The language model on the meta device, of the saved config.
         trained: Parameters that were trained; None: all of the language model.
+        cast: Store what was trained in the base's dtypes, not in those that it was saved in.
         trust_remote_code: Run code that comes with the base.
 
     Returns:
         What was copied though it is no part of the language model.
     """
+    # Parts that stay packed among weights that are whole would be no checkpoint of any format.
+    if packed_checkpoint(base) is not None:
+        if has_parts(pretrained(AutoConfig, base, trust_remote_code=trust_remote_code)):
+            notice(f"{base} is stored in 4 or 8 bit: the language model alone is saved, in whole weights")
+        return Kept([], 0)
     stored, saved = stored_tensors(base), stored_tensors(folder)
     kept = kept_aside(model, base)
-    if not kept.tensors:
+    whole = pretrained(AutoConfig, base, trust_remote_code=trust_remote_code)
+    # A base without a tensor of another part may have a class and names of several all the same.
+    if not kept.tensors and language_config(whole) is whole:
         return kept
-    write_pieces(folder, pieces(model, saved, stored, trained))
-    write_config(folder, base, trust_remote_code=trust_remote_code)
+    write_pieces(folder, pieces(model, saved, stored, trained, cast=cast))
+    write_config(folder, base, whole)
     for pattern in _PROCESSORS:
         for file in sorted(base.glob(pattern)):
             if not (folder / file.name).exists():
@@ -123,6 +134,8 @@ def pieces(
     saved: Mapping[str, StoredTensor],
     stored: Mapping[str, StoredTensor],
     trained: Collection[str] | None,
+    *,
+    cast: bool = True,
 ) -> list[Piece]:
     """Every tensor of the whole, in the order of the base; what it does not have comes last.
 
@@ -131,6 +144,7 @@ def pieces(
         saved: After training.
         stored: The base's.
         trained: Parameters that were trained; None: all of the language model.
+        cast: See `complete`.
     """
     here, there = places(model, _shapes(saved)), places(model, _shapes(stored))
     by_place = {place: name for name, place in here.items()}
@@ -145,13 +159,13 @@ def pieces(
         if after is None or (frozen and after.shape == before.shape):
             found.append(Piece(name, before, before.dtype, last, kept=True))
         else:
-            floats = {after.dtype, before.dtype} <= _FLOATS.keys()
+            floats = cast and {after.dtype, before.dtype} <= _FLOATS.keys()
             found.append(Piece(name, after, before.dtype if floats else after.dtype, last, kept=False))
     prefixes, own = rules_for(model, _shapes(stored)).prefixes, rules_for(model, _shapes(saved)).prefixes
     usual = next((piece.dtype for piece in found if not piece.kept), None)
     for name, after in saved.items():
         if name not in used:
-            floats = {after.dtype, usual} <= _FLOATS.keys()
+            floats = cast and {after.dtype, usual} <= _FLOATS.keys()
             dtype = str(usual) if floats else after.dtype
             found.append(Piece(stored_name(own_name(name, own), prefixes), after, dtype, last, kept=False))
     return found
@@ -237,9 +251,14 @@ def _copy(piece: Piece, stream: Any) -> None:
 # --- config ----------------------------------------------------------------------------------------------------------
 
 
-def write_config(folder: Path, base: Path, *, trust_remote_code: bool = False) -> None:
-    """Give a folder the base's config.json, with what training changed of the language model's part."""
-    whole = pretrained(AutoConfig, base, trust_remote_code=trust_remote_code)
+def write_config(folder: Path, base: Path, whole: PreTrainedConfig) -> None:
+    """Give a folder the base's config.json, with what training changed of the language model's part.
+
+    Args:
+        folder: Has the config.json of the language model alone.
+        base: The folder of the base.
+        whole: Its config.
+    """
     before = language_config(whole)
     after = type(before).from_dict(read_json(folder / "config.json", finite=False))
     config = read_json(base / "config.json", finite=False)

@@ -20,11 +20,20 @@ def manifest_of(folder: str | Path | None) -> dict[str, Any] | None:
 
 def vocabulary_rows(model: PreTrainedModel) -> int:
     """Rows of the input embeddings, of all of them under ZeRO-3, whatever peft has put around them."""
-    inputs = model.get_input_embeddings()
+    return _rows(model.get_input_embeddings())
+
+
+def predicted_rows(model: PreTrainedModel) -> int:
+    """Token ids, from 0, that a model both reads and predicts: Mllama's embeddings have rows that its head lacks."""
+    head, rows = model.get_output_embeddings(), vocabulary_rows(model)
+    return rows if getattr(head, "weight", None) is None else min(rows, _rows(head))
+
+
+def _rows(matrix: Any) -> int:
     # peft wraps embeddings that are trained whole (original_module) or by rows or LoRA (base_layer).
     for around in ("original_module", "base_layer"):
-        inputs = getattr(inputs, around, inputs)
-    return int(getattr(inputs.weight, "ds_shape", inputs.weight.shape)[0])
+        matrix = getattr(matrix, around, matrix)
+    return int(getattr(matrix.weight, "ds_shape", matrix.weight.shape)[0])
 
 
 def describe_vocabulary(

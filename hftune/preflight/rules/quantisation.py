@@ -5,12 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import torch
+
 from hftune.arguments.adapter import AdapterArguments
 from hftune.arguments.model import ModelArguments
 from hftune.arguments.training import StageArguments
 from hftune.distributed import ranks
 from hftune.errors import ArgumentError, UserError
+from hftune.logging import notice
 from hftune.models.kernels.float8_support import CAPABILITY, has_float8, has_torchao
+from hftune.models.loading.dtype import weight_dtype
+from hftune.models.loading.packed_formats import METHODS, method_of, stored_quantisation
+from hftune.models.loading.packed_weights import PackedCheckpoint, check_has_weights, packed_checkpoint
 from hftune.opening.model_files import read_checked
 from hftune.preflight.facts import Facts
 
@@ -20,7 +26,7 @@ STORAGES = ("uint8", "bfloat16", "float16", "float32")
 def check_quantisation(facts: Facts) -> Iterator[UserError]:
     """Problems of weights in 8 bits and fewer."""
     yield from check_quantised_base(facts.adapter_args, facts.training_args)
-    yield from check_stored_quantised(facts.model_args, facts.adapter_args)
+    yield from check_stored_quantised(facts.model_args, facts.adapter_args, facts.training_args)
     yield from check_float8(facts.adapter_args, facts.training_args)
 
 
@@ -99,20 +105,26 @@ def check_storage(adapter_args: AdapterArguments, training_args: StageArguments)
         )
 
 
-def check_stored_quantised(model_args: ModelArguments, adapter_args: AdapterArguments) -> Iterator[UserError]:
-    """Problems of a checkpoint that is quantised on disk: it can only be a frozen base."""
-    if model_args.gguf_file and adapter_args.quantised:
-        yield ArgumentError(
-            "transformers reads GGUF files into full weights, and cannot quantise them on the way",
-            place="--gguf_file, --load_in_4bit / --load_in_8bit",
-            fix="leave the flag out, or give the original weights instead of the GGUF file",
-        )
+def check_stored_quantised(
+    model_args: ModelArguments, adapter_args: AdapterArguments, training_args: StageArguments
+) -> Iterator[UserError]:
+    """Problems of a checkpoint in 4 or 8 bit on disk; what its whole weights take is said."""
+    if model_args.gguf_file:
+        if adapter_args.quantised:
+            yield ArgumentError(
+                "transformers reads GGUF files into full weights, and cannot quantise them on the way",
+                place="--gguf_file, --load_in_4bit / --load_in_8bit",
+                fix="leave the flag out, or give the original weights instead of the GGUF file",
+            )
+        return
     # Read from the folder alone: of a model on the Hub it is said when it loads.
     method = stored_method(str(model_args.model_name_or_path))
-    if method is None:
+    if method is None or model_args.from_config:
         return
     place = f"--model_name_or_path {model_args.model_name_or_path}"
-    if not method.startswith("bitsandbytes"):
+    if method in METHODS:
+        yield from _check_read_whole(model_args, adapter_args, training_args)
+    elif not method.startswith("bitsandbytes"):
         yield ArgumentError(
             f"the checkpoint is quantised with {method}, which hftune does not train on",
             place=place,
@@ -127,13 +139,37 @@ def check_stored_quantised(model_args: ModelArguments, adapter_args: AdapterArgu
         )
 
 
+def _check_read_whole(
+    model_args: ModelArguments, adapter_args: AdapterArguments, training_args: StageArguments
+) -> Iterator[UserError]:
+    """Say what reading packed weights whole takes; a problem where their layout is not known."""
+    try:
+        found = packed_checkpoint(model_args.model_name_or_path)
+        if found is not None:
+            check_has_weights(found)
+    except UserError as problem:
+        yield problem
+        return
+    if found is not None:
+        dtype = weight_dtype(model_args, training_args, trains_all=not adapter_args.use_peft)
+        notice(say_read_whole(found, dtype, quantised=adapter_args.quantised))
+
+
+def say_read_whole(found: PackedCheckpoint, dtype: torch.dtype | str, *, quantised: bool) -> str:
+    """What is stored, and what its weights take as they are trained on."""
+    size = dtype.itemsize if isinstance(dtype, torch.dtype) else 2
+    said = f"the checkpoint is stored in {found.method} ({found.stored_bytes / 1e9:.2f} GB) and read as whole weights: "
+    if quantised:
+        return said + "bitsandbytes quantises them while they load"
+    kind = str(dtype).removeprefix("torch.")
+    return said + f"{found.whole_bytes(size) / 1e9:.2f} GB in {kind}; --qlora quantises them to 4 bit while they load"
+
+
 def stored_method(folder: str) -> str | None:
     """The method by which a checkpoint on disk is quantised, such as `gptq` or `bitsandbytes_4bit`; None for none."""
     file = Path(folder) / "config.json"
-    if not file.is_file():
+    how = stored_quantisation(read_checked(file)) if file.is_file() else None
+    if how is None:
         return None
-    found = read_checked(file).get("quantization_config")
-    if not found:
-        return None
-    method = str(found.get("quant_method"))
-    return f"{method}_{'4bit' if found.get('load_in_4bit') else '8bit'}" if method == "bitsandbytes" else method
+    method = method_of(how)
+    return f"{method}_{'4bit' if how.get('load_in_4bit') else '8bit'}" if method == "bitsandbytes" else method

@@ -39,6 +39,9 @@ def write_serving_folder(folder: Path, output: Path, args: ServingArguments) -> 
     # Training with recomputation turns it off, and generation without it computes the whole prefix for every token.
     config.use_cache = True
     config.save_pretrained(output)
+    # Of what makes images and sounds into inputs, where the model has parts for these.
+    for file in folder.glob("*processor_config.json"):
+        copy_file(file, output / file.name, within=folder)
     ends = _write_generation_config(folder, output, tokenizer)
     return {"dtype": args.dtype, "ends": ends, "bytes": size}
 

@@ -86,7 +86,7 @@ def cluster_here(nodes: int = 1) -> Cluster:
     if count == 0:
         # torch's threads and not the machine's cores: OMP_NUM_THREADS and a container's quota bound what a run gets.
         threads = torch.get_num_threads()
-        return Cluster(Device("CPU", free.host, CPU_TFLOPS_A_CORE * threads, 50.0), 1, nodes, free.host)
+        return Cluster(Device("CPU", free.host, CPU_TFLOPS_A_CORE * threads, 50.0, major=0), 1, nodes, free.host)
     # What is free has this process's own context taken off already, where it has one.
     here = replace(known_gpu(), memory=free.device, bf16=torch.cuda.is_bf16_supported())
     return Cluster(here, count, nodes, free.host)

@@ -7,15 +7,16 @@ import math
 from dataclasses import dataclass
 
 from hftune.arguments.entry import parse_arguments
-from hftune.arguments.reward import RMArguments
+from hftune.arguments.run_arguments import RunArguments
+from hftune.arguments.training import StageArguments
 from hftune.distributed import ranks
 from hftune.errors import ArgumentError, raise_together
-from hftune.models.attention.isolation import causal_class
-from hftune.models.loading.config import model_config
-from hftune.models.loading.skeleton import skeleton
+from hftune.logging import notice
+from hftune.models.loading.packed_weights import packed_checkpoint
+from hftune.preflight.facts import Facts, resolve
 from hftune.preflight.memory import Free
 from hftune.preflight.model_folder import check_model_folder
-from hftune.preflight.rules.quantisation import check_quantised_base
+from hftune.preflight.rules.quantisation import check_quantised_base, say_read_whole
 from hftune.tools.planning.candidates import combinations, single_changes, ways
 from hftune.tools.planning.clusters import Cluster, cluster_here, cluster_of
 from hftune.tools.planning.counting import steps_of
@@ -48,22 +49,12 @@ def plan(stage: str, argv: list[str]) -> None:
     # Inside, the planned devices pass for real: parsing resolves bf16, global batch and DeepSpeed's "auto" from the
     # world's size and device, before a process group exists.
     with ranks.planning_for(
-        ranks.PlannedWorld(cluster.count, cluster.per_node, on_cpu=device.on_cpu, bf16=device.bf16)
+        ranks.PlannedWorld(cluster.count, cluster.per_node, device.on_cpu, device.bf16, device.major)
     ):
-        model_args, data_args, adapter_args, training_args = parse_arguments(stage, rest)
-        raise_together([*check_model_folder(model_args), *check_quantised_base(adapter_args, training_args)])
-        config = model_config(model_args, training_args)
-        # A folder is often planned for before anybody has vetted it, so its own code never runs, whatever the arguments
-        # say.
-        if causal_class(config) is None:
-            raise ArgumentError(
-                f"the code of {config.model_type} comes with the model, and is not run to plan",
-                place="--model_name_or_path",
-                fix="plan for a model of transformers' own with such sizes",
-            )
-        bare = skeleton(config, training_args, scores=isinstance(training_args, RMArguments))
-        planner = Planner(bare, model_args, adapter_args, training_args)
-        free = free_of(cluster)
+        given = parse_arguments(stage, rest)
+        facts = _facts(stage, given)
+        planner = Planner(facts)
+        free, training_args = free_of(cluster), facts.training_args
         # Before the table: `auto` leaves its share in `training_args`, from which every row starts.
         if training_args.recomputes_least:
             choose_recomputed_share(planner, planner.asked(), free, training_args)
@@ -71,13 +62,43 @@ def plan(stage: str, argv: list[str]) -> None:
         best = cheapest(planner, rows, cluster, free)
         work = (best or rows[0]).choice.work
         # `work` counts one process; the cluster's devices are the processes of the plan.
-        steps = steps_of(data_args, training_args, work.examples * work.accumulation * cluster.count)
+        steps = steps_of(facts.data_args, training_args, work.examples * work.accumulation * cluster.count)
     if question.as_json:
         say(json.dumps(as_json(rows, best, free, cluster, steps)))
         return
     if best is not None and best not in rows:
         rows.append(best)
     say("\n".join([*table(rows, free), "", *words(rows, best, free, cluster, steps)]))
+
+
+def _facts(stage: str, given: RunArguments[StageArguments]) -> Facts[StageArguments]:
+    """What the run would be, as a run decides it.
+
+    Raises:
+        UserError: It would be refused, or there is no model of transformers' own to plan for.
+    """
+    raise_together([*check_model_folder(given.model), *check_quantised_base(given.adapter, given.training)])
+    facts = resolve(stage, given)
+    # Before problems that follow from it. A folder is often planned for before anybody has vetted it, so its own code
+    # never runs, whatever the arguments say.
+    if facts.config is not None and facts.model_class is None:
+        raise ArgumentError(
+            f"the code of {facts.config.model_type} comes with the model, and is not run to plan",
+            place="--model_name_or_path",
+            fix="plan for a model of transformers' own with such sizes",
+        )
+    raise_together(list(facts.problems))
+    assert facts.build is not None and facts.config is not None, "without a config there is a problem"
+    packed = packed_checkpoint(facts.model_args.model_name_or_path)
+    if packed is not None and packed.stored:
+        notice(say_read_whole(packed, facts.build.dtype, quantised=facts.adapter_args.quantised))
+    if facts.skeleton is None:
+        raise ArgumentError(
+            f"transformers has no {facts.training_args.head} model of {facts.config.model_type}",
+            place="--model_name_or_path",
+            fix="plan for another model",
+        )
+    return facts
 
 
 def take_own(argv: list[str]) -> tuple[Question, list[str]]:

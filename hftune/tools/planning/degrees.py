@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from transformers import PreTrainedModel
 
-from hftune.models.experts import is_mixture
+from hftune.models.experts import routed_weights
 from hftune.preflight.memory import ModelSize, Need, Setup, estimate
 from hftune.tools.planning.states import Largest
 
@@ -67,10 +67,7 @@ class Parts:
         modules = [bare.get_input_embeddings(), bare.get_output_embeddings()]
         # By id, so that a head tied to the embeddings counts once.
         ends = {id(one): one.numel() for module in modules if module is not None for one in module.parameters()}
-        # transformers 5.23 names routed experts `experts` in every mixture; shared ones (`shared_experts`) stay whole.
-        experts = (
-            [one for name, one in bare.named_parameters() if ".experts." in name] if is_mixture(bare.config) else []
-        )
+        experts = routed_weights(bare, bare.config)
         return cls(
             sum(one.numel() for one in bare.parameters()),
             sum(ends.values()),

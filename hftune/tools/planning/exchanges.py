@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.nn.functional import pad
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from hftune.compat.transformers_patches import attention_registered
@@ -51,6 +52,18 @@ class CountedGroup(SequenceGroup):
         return out
 
 
+def _fused(
+    module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **kwargs: Any
+) -> torch.Tensor:
+    """SDPA without a mask, which runs a fused kernel: it keeps no tensor of tokens by tokens, as FlashAttention."""
+    size = value.shape[-1]
+    # Latent attention has values of another size than keys. Fused kernels of GPUs take them; the one of a CPU, where
+    # this is traced, does not, and would fall back to tokens by tokens.
+    wide = pad(value, (0, query.shape[-1] - size)) if size < query.shape[-1] else value
+    out: torch.Tensor = sdpa_attention_forward(module, query, key, wide, None, **kwargs)[0]
+    return out[..., :size]
+
+
 @contextlib.contextmanager
 def rows_shared(size: int, tokens: int) -> Iterator[None]:
     """Register the attention `COUNTED` in the block, over rows of `tokens` that `size` processes share."""
@@ -65,12 +78,10 @@ def rows_shared(size: int, tokens: int) -> Iterator[None]:
         **kwargs: Any,
     ) -> tuple[torch.Tensor, None]:
         def inner(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, heads: range) -> torch.Tensor:
-            # Without a mask SDPA runs a fused kernel, which keeps no tensor of tokens by tokens: as FlashAttention
-            # does.
-            return sdpa_attention_forward(module, query, key, value, None, **kwargs)[0]
+            return _fused(module, query, key, value, **kwargs)
 
         if size == 1:
-            return sdpa_attention_forward(module, query, key, value, None, **kwargs)
+            return _fused(module, query, key, value, **kwargs), None
         return over_whole_rows(group, shares(tokens, size), query, key, value, inner), None
 
     # The second function makes the mask; with the default one a mask would be counted that no run has.

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from hftune.models.adapters.saved_config import read_lora_config
+from hftune.models.layer_values import attention_layers, head_size
 from hftune.preflight.memory import ModelSize, Setup, estimate
 from hftune.tools.planning.losses import scores_of_words
 from hftune.tools.planning.plan import Moment
@@ -71,14 +72,17 @@ def cache_bytes(config: Any, generation: Generation, itemsize: int) -> float:
         config: Of the text model.
         itemsize: Bytes of a number.
     """
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    both = 2 * size
-    if getattr(config, "kv_lora_rank", None):
-        # Latent attention: transformers (5.23) caches expanded keys and values, not the latent, and their sizes differ.
-        both = config.qk_nope_head_dim + config.qk_rope_head_dim + config.v_head_dim
     tokens = generation.rows * (generation.prompt + generation.tokens)
-    return float(config.num_hidden_layers * heads * both * tokens * itemsize)
+    return float(sum(map(_cached, attention_layers(config))) * tokens * itemsize)
+
+
+def _cached(layer: Any) -> int:
+    """The numbers that one layer caches of a token."""
+    heads = int(getattr(layer, "num_key_value_heads", None) or layer.num_attention_heads)
+    if getattr(layer, "kv_lora_rank", None):
+        # Latent attention: transformers (5.23) caches expanded keys and values, not the latent, and their sizes differ.
+        return heads * int(layer.qk_nope_head_dim + layer.qk_rope_head_dim + layer.v_head_dim)
+    return heads * 2 * head_size(layer)
 
 
 def weights_of(path: str) -> int:

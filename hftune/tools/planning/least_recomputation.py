@@ -2,34 +2,23 @@
 
 from __future__ import annotations
 
-from transformers import PreTrainedModel
-
-from hftune.arguments.adapter import AdapterArguments
-from hftune.arguments.model import ModelArguments
 from hftune.arguments.training import StageArguments
 from hftune.errors import UserError
-from hftune.preflight.memory import Free, ModelSize
+from hftune.preflight.facts import Facts
+from hftune.preflight.run_memory import Memory
 from hftune.tools.planning.planner import Planner
 from hftune.tools.planning.selecting import choose_recomputed_share
 
 
-def choose_layers(
-    bare: PreTrainedModel,
-    model_args: ModelArguments,
-    adapter_args: AdapterArguments,
-    training_args: StageArguments,
-    free: Free,
-    size: ModelSize,
-) -> None:
-    """Set the smallest share of recomputed layers that fits in `training_args`. Every rank must call it.
+def choose_layers(facts: Facts[StageArguments], memory: Memory) -> None:
+    """Set the smallest share of recomputed layers that fits in the arguments. Every rank must call it.
 
     Args:
-        bare: The model on the meta device.
-        free: What is free now, for this rank.
-        size: The run's numbers of parameters, which take a while to count.
+        facts: Of the run.
+        memory: Its numbers of parameters, and what is free now for this rank.
     """
-    planner = Planner(bare, model_args, adapter_args, training_args, size)
+    planner = Planner(facts, memory.size)
     try:
-        choose_recomputed_share(planner, planner.asked(), free, training_args)
+        choose_recomputed_share(planner, planner.asked(), memory.free, facts.training_args)
     except UserError:
         return  # what is wrong with the attention or the adapter is said by its own rule

@@ -12,27 +12,26 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from transformers import PreTrainedModel
 
 from hftune.arguments.adapter import AdapterArguments
-from hftune.arguments.model import ModelArguments
 from hftune.arguments.recomputation import Recomputation
 from hftune.arguments.training import StageArguments
 from hftune.constants import TASK_TYPES
 from hftune.distributed import zero
 from hftune.distributed.ds_config import DsConfig
+from hftune.errors import ArgumentError
 from hftune.models.adapters.freezing import plan_freezing
 from hftune.models.adapters.lora_config import inject, lora_config
 from hftune.models.adapters.saved_config import read_lora_config
-from hftune.models.attention.choice import attention_for
-from hftune.models.attention.isolation import causal_class
 from hftune.models.attention.names import registered
 from hftune.models.blocks import checkpointed_layers
+from hftune.models.experts import experts_per_token
 from hftune.models.heads import head_of
 from hftune.models.kernels.fused_lora import fuse_lora
 from hftune.models.kernels.tiling import longest_batch, tile_mlps, tiles_for
 from hftune.models.loading.dtype import weight_dtype
 from hftune.models.miniature import Miniature, cut_down, materialise
+from hftune.preflight.facts import Facts
 from hftune.preflight.memory import ModelSize, Setup
 from hftune.preflight.sizes import model_size, packed_linears, run_setup
 from hftune.tools.planning import generating, recomputing, scans
@@ -96,30 +95,20 @@ class Planner:
     """Plans for one model and one command line, and for changes of it.
 
     Args:
-        bare: The model on the meta device.
-        model_args, adapter_args, training_args: Of the run.
+        facts: Of the run: rows, attention and the model on the meta device are as decided there.
+        size: Its numbers of parameters, where they are known.
     """
 
-    def __init__(
-        self,
-        bare: PreTrainedModel,
-        model_args: ModelArguments,
-        adapter_args: AdapterArguments,
-        training_args: StageArguments,
-        size: ModelSize | None = None,
-    ) -> None:
-        self.bare, self.model_args = bare, model_args
-        self.adapter_args, self.training_args = adapter_args, training_args
+    def __init__(self, facts: Facts[StageArguments], size: ModelSize | None = None) -> None:
+        assert facts.skeleton is not None and facts.build is not None, "without a model there is nothing to plan"
+        self.facts, self.bare = facts, facts.skeleton
+        self.model_args, self.adapter_args = facts.model_args, facts.adapter_args
+        self.training_args = facts.training_args
         self._profiles: dict[Any, tuple[Profile, int, str | None]] = {}
-        self._sizes: dict[Any, ModelSize] = {} if size is None else {_method(adapter_args): size}
-
-    @cached_property
-    def attention(self) -> str:
-        """The implementation that the run will use."""
-        model_class = causal_class(self.bare.config)
-        return registered(attention_for(self.bare.config, self.model_args, self.training_args)) or (
-            "sdpa" if getattr(model_class, "_supports_sdpa", False) else "eager"
-        )
+        self._sizes: dict[Any, ModelSize] = {} if size is None else {_method(facts.adapter_args): size}
+        # What is left to transformers is SDPA wherever a model has it (5.23).
+        decided = registered(facts.build.attention)
+        self.attention = decided or ("sdpa" if getattr(facts.model_class, "_supports_sdpa", False) else "eager")
 
     def asked(self) -> Choice:
         """The run as it was asked for."""
@@ -142,7 +131,14 @@ class Planner:
         """The numbers of parameters with an adapter of these arguments."""
         key = _method(adapter_args)
         if key not in self._sizes:
-            self._sizes[key] = model_size(self.bare, adapter_args, self.training_args)
+            try:
+                self._sizes[key] = model_size(self.bare, adapter_args, self.training_args)
+            except (ValueError, TypeError, NotImplementedError) as problem:
+                raise ArgumentError(
+                    f"peft cannot make this adapter: {str(problem).splitlines()[0]}",
+                    place="--lora_target_modules, --lora_target_parameters",
+                    fix="name modules that it can adapt, as q_proj v_proj",
+                ) from problem
         return self._sizes[key]
 
     def plan(self, choice: Choice) -> Plan:
@@ -354,7 +350,7 @@ class Planner:
 
     def _dispatched(self, choice: Choice, numerics: Numerics) -> float:
         config = self.bare.config.get_text_config()
-        chosen = int(getattr(config, "num_experts_per_tok", 0) or 0)
+        chosen = experts_per_token(config)
         tokens, itemsize = choice.work.tokens_per_micro_step, numerics.compute.itemsize
         return dispatched_bytes(tokens, chosen, config.hidden_size, itemsize, choice.degrees)
 

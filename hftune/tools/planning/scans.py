@@ -1,4 +1,4 @@
-"""Models that scan a row token by token: traced over short rows, from which long ones are extrapolated."""
+"""Layers that pass a state along a row: traced over short rows, from which long ones are extrapolated."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from hftune.compat.installing import method_replaced
+from hftune.models.attention.mixers import mixers_of
 from hftune.models.miniature import Miniature
 from hftune.tools.planning.tracing import Batch, Part, Profile
 
@@ -18,29 +19,57 @@ TOKENS = (32, 64)
 """Lengths of the rows that are traced. Without its kernels a Mamba layer of 1,024 tokens is 100,000 operations, which
 take half a minute on tensors without data; what it keeps and needs grows with the tokens, and not with their square."""
 
+CHUNKS = (2, 4)
+"""The same in chunks, for layers that pass their state from chunk to chunk (Mamba 2, gated delta rules)."""
+
+CHUNK = 64
+"""Tokens of a chunk where the layer does not say: that of transformers' delta rules (5.23)."""
+
 
 def scans(model: nn.Module) -> bool:
-    """Whether a layer passes its state from token to token in a Python loop: Mamba's first version.
+    """Whether a layer passes a state along the row in a Python loop."""
+    return bool(_scans_of(model))
 
-    Mamba 2 and linear attention go by chunks of a row (transformers 5.23).
+
+def _scans_of(model: nn.Module) -> list[tuple[nn.Module, torch.Tensor]]:
+    """The modules that do, and the decay of their state.
+
+    The decay is what they have in common: Mamba 1 and 2, gated delta rules, Kimi's delta attention.
     """
-    return any(_is_scan(module) for module in model.modules())
+    found = ((mixer, _decay(mixer)) for mixer in mixers_of(model))
+    return [(mixer, decay) for mixer, decay in found if decay is not None]
 
 
-def _is_scan(module: nn.Module) -> bool:
-    return type(module).__name__.endswith("MambaMixer")
+def _decay(mixer: nn.Module) -> torch.Tensor | None:
+    # Some have it in a part of theirs.
+    return next((one for name, one in mixer.named_parameters() if name.rpartition(".")[2] == "A_log"), None)
+
+
+def lengths_of(model: nn.Module) -> tuple[int, int]:
+    """The lengths of the rows that are traced in the place of long ones."""
+    largest = max((_chunk(module, decay) for module, decay in _scans_of(model)), default=0)
+    return (CHUNKS[0] * largest, CHUNKS[1] * largest) if largest else TOKENS
+
+
+def _chunk(module: nn.Module, decay: torch.Tensor) -> int:
+    """Tokens of a chunk; 0 where the state passes from token to token."""
+    # Mamba's first version: a decay for each element of the state, not one for each head.
+    if sum(size > 1 for size in decay.shape) > 1:
+        return 0
+    return int(getattr(module, "chunk_size", None) or CHUNK)
 
 
 def profile_of(trace: Callable[[Batch], Profile], miniature: Miniature, batch: Batch) -> Profile:
     """`trace(batch)`, with scanning layers extrapolated and everything else traced at full length."""
-    short, longer = _two(trace, batch)
+    lengths = lengths_of(miniature.model)
+    short, longer = _two(trace, batch, lengths)
     if short is longer:
         return short
     with _skipped(miniature.model):
         # Scans do nothing in here, so the full length is affordable; attention of a mixed model, not linear in the
         # tokens, needs it.
         exact = trace(batch)
-    factor = _factor(batch)
+    factor = _factor(batch, lengths)
     scanning = [scans(layer) for layer in miniature.layers]
 
     def mixed(name: str, draw: Callable[[Any, Any, float], Any]) -> tuple[Any, ...]:
@@ -53,20 +82,21 @@ def profile_of(trace: Callable[[Batch], Profile], miniature: Miniature, batch: B
 
 def peak_of(trace: Callable[[Batch], int], miniature: Miniature, batch: Batch) -> int:
     """The peak of a pass, in bytes: `profile_of` for a trace that knows its peak alone."""
-    short, longer = _two(trace, batch)
+    lengths = lengths_of(miniature.model)
+    short, longer = _two(trace, batch, lengths)
     if short is longer:
         return short
     with _skipped(miniature.model):
         # A peak alone cannot be put together layer by layer: the larger of both is taken.
-        return max(trace(batch), _number(short, longer, _factor(batch)))
+        return max(trace(batch), _number(short, longer, _factor(batch, lengths)))
 
 
-def _two(trace: Callable[[Batch], Any], batch: Batch) -> tuple[Any, Any]:
+def _two(trace: Callable[[Batch], Any], batch: Batch, lengths: tuple[int, int]) -> tuple[Any, Any]:
     """The traces over two short rows; for a batch that is short itself one trace, as the same object twice."""
-    if batch.tokens <= TOKENS[1]:
+    if batch.tokens <= lengths[1]:
         whole = trace(batch)
         return whole, whole
-    short, longer = (trace(dataclasses.replace(batch, tokens=tokens)) for tokens in TOKENS)
+    short, longer = (trace(dataclasses.replace(batch, tokens=tokens)) for tokens in lengths)
     return short, longer
 
 
@@ -74,7 +104,7 @@ def _two(trace: Callable[[Batch], Any], batch: Batch) -> tuple[Any, Any]:
 def _skipped(model: nn.Module) -> Iterator[None]:
     """Have scanning modules return their input in the block."""
     with ExitStack() as replaced:
-        for module in filter(_is_scan, model.modules()):
+        for module, _ in _scans_of(model):
             replaced.enter_context(method_replaced(module, "forward", _hand_on))
         yield
 
@@ -83,8 +113,8 @@ def _hand_on(self: nn.Module, hidden_states: torch.Tensor, *_: Any, **__: Any) -
     return hidden_states
 
 
-def _factor(batch: Batch) -> float:
-    short, longer = TOKENS
+def _factor(batch: Batch, lengths: tuple[int, int]) -> float:
+    short, longer = lengths
     return (batch.tokens - short) / (longer - short)
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
+from torch import nn
 from transformers import PreTrainedModel
 
-from hftune.models.experts import expert_count
+from hftune.models.experts import expert_count, experts_per_token, routed_weights
+from hftune.models.layer_values import attention_layers, head_size
 from hftune.preflight.memory import ModelSize, Setup
 from hftune.tools.planning.clusters import Cluster
 from hftune.tools.planning.planner import Choice
@@ -52,11 +53,11 @@ class Time:
 
 def active_weights(bare: PreTrainedModel, size: ModelSize) -> tuple[float, float]:
     """The weights a token is multiplied with, of layers and of head; of experts, those that it is sent to."""
-    config: Any = bare.config.get_text_config()
-    experts, chosen = expert_count(bare.config), float(getattr(config, "num_experts_per_tok", 0) or 0)
-    # transformers 5 stores a layer's experts as one tensor (experts, out, in).
-    routed = sum(one.numel() for one in bare.parameters() if one.dim() == 3)
-    embeddings = sum(one.numel() for one in bare.get_input_embeddings().parameters())
+    experts, chosen = expert_count(bare.config), experts_per_token(bare.config)
+    routed = sum(one.numel() for one in routed_weights(bare, bare.config))
+    # Some models have further ones, of each layer.
+    tables = {id(module.weight): module.weight for module in bare.modules() if isinstance(module, nn.Embedding)}
+    embeddings = sum(one.numel() for one in tables.values())
     head = bare.get_output_embeddings()
     words = head.weight.numel() if head is not None else 0
     tied = head is not None and head.weight is bare.get_input_embeddings().weight
@@ -67,14 +68,11 @@ def active_weights(bare: PreTrainedModel, size: ModelSize) -> tuple[float, float
 
 def forward_flops(bare: PreTrainedModel, size: ModelSize, work: Work) -> float:
     """The operations of one token forward."""
-    config: Any = bare.config.get_text_config()
     layers, head = active_weights(bare, size)
-    width = config.num_attention_heads * (
-        getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    )
+    width = sum(head_size(layer) * layer.num_attention_heads for layer in attention_layers(bare.config))
     # 2 for each weight (arXiv:2001.08361, section 2.1); for attention 2 products of 2 operations, over half a row on
     # average.
-    return 2 * (layers + head) + 2 * 2 * config.num_hidden_layers * width * work.tokens / 2
+    return 2 * (layers + head) + 2 * 2 * width * work.tokens / 2
 
 
 def estimate_time(bare: PreTrainedModel, size: ModelSize, choice: Choice, cluster: Cluster) -> Time | None:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from hftune.models.blocks import checkpointed_layers
 from hftune.models.miniature import Miniature
 from hftune.tools.planning.tracker import Tracker
 
@@ -165,6 +166,8 @@ def base_of(model: Any) -> nn.Module:
     """The model below the head, also of a model with an adapter."""
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
     base: nn.Module = inner.base_model
+    if base is inner and (found := checkpointed_layers(inner)) is not None:
+        return found[0]  # a decoder that transformers does not find by its name (Llama 4, 5.23)
     return base
 
 

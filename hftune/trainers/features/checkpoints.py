@@ -16,13 +16,12 @@ from hftune.checkpoints.resume import PARTIAL, delete_discarded, discard, remove
 from hftune.distributed import nodes, ranks, zero
 from hftune.logging import get_logger, notice
 from hftune.models.adapters.initialisation import initial_factors, split_plain_lora
+from hftune.models.loading.own_weights import tensors_by_parameter
 from hftune.on_demand import on_demand
-from hftune.opening.safetensors_file import load_tensors
 from hftune.publishing.disk import flush, free_name, lexists
 from hftune.publishing.folder import make_work
 from hftune.trainers.features.feature import Feature
 from hftune.trainers.features.run import Run
-from hftune.weight_files import weight_files
 
 
 class Checkpoints(Feature):
@@ -98,7 +97,7 @@ class Checkpoints(Feature):
             return False
         best = Path(str(run.state.best_model_checkpoint))
         get_logger().info("going back to the best weights, %s", best)
-        tensors = {name: tensor for file in weight_files(best) for name, tensor in load_tensors(file).items()}
+        tensors = tensors_by_parameter(run.model, best)
         if initial_factors(run.model):  # saved as an adapter of the whole base
             tensors, _ = split_plain_lora(tensors)
         missing = load_exported(run.model, tensors)

@@ -8,6 +8,7 @@ import torch
 
 from hftune.models.adapters.initialisation import initial_factors, load_plain_lora, rewrite_as_plain
 from hftune.models.heads import without_tied
+from hftune.models.loading.own_weights import stored_otherwise, tensors_by_parameter
 from hftune.trainers.features.feature import Feature
 from hftune.trainers.features.run import Run
 
@@ -30,12 +31,13 @@ class PortableWeights(Feature):
         if initial_factors(run.model):
             load_plain_lora(run.model, checkpoint)
             return True
+        if stored_otherwise(run.model, checkpoint):
+            # The Trainer would leave such parameters as they are, without a word.
+            run.model.load_state_dict(tensors_by_parameter(run.model, checkpoint))
+            return True
         return False
 
     def load_best(self, run: Run) -> bool:
         """Likewise."""
         # Under DeepSpeed `Checkpoints` has loaded the exported weights before.
-        if run.is_deepspeed_enabled or not initial_factors(run.model):
-            return False
-        load_plain_lora(run.model, str(run.state.best_model_checkpoint))
-        return True
+        return not run.is_deepspeed_enabled and self.load_weights(run, str(run.state.best_model_checkpoint))

@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from hftune.distributed import zero
-from hftune.models.experts import expert_count
+from hftune.models.experts import expert_count, experts_per_token
 from hftune.models.layer_values import attention_layers, head_size
 from hftune.preflight.devices import known_gpu
 from hftune.trainers.features.feature import Feature
@@ -37,8 +37,7 @@ class Cost:
     def of(cls, model: Any) -> Cost:
         """Of a model, with an adapter around it or not."""
         plain: PreTrainedModel = plain_model(model)
-        config: Any = plain.config.get_text_config()
-        experts, chosen = expert_count(plain.config), float(getattr(config, "num_experts_per_tok", 0) or 0)
+        experts, chosen = expert_count(plain.config), experts_per_token(plain.config)
         head = plain.get_output_embeddings()
         embeddings = {id(one) for one in plain.get_input_embeddings().parameters()}
         embeddings -= {id(one) for one in head.parameters()} if head is not None else set()
@@ -49,8 +48,7 @@ class Cost:
             stacked = len(getattr(parameter, "ds_shape", parameter.shape)) == 3
             share = chosen / experts if experts and stacked else 1.0
             total += share * zero.full_numel(parameter) * (6 if parameter.requires_grad else 4)
-        # No heads in a model without attention.
-        width = sum(head_size(one) * (getattr(one, "num_attention_heads", 0) or 0) for one in attention_layers(config))
+        width = sum(head_size(layer) * layer.num_attention_heads for layer in attention_layers(plain.config))
         return cls(total, 6.0 * width)
 
 

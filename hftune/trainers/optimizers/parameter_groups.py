@@ -13,6 +13,7 @@ from torch import nn
 from hftune.arguments.optimizer import MUON
 from hftune.arguments.training import StageArguments
 from hftune.distributed import zero
+from hftune.models.blocks import decoder_list
 
 LORAPLUS_LR_EMBEDDING = 1e-6  # peft's and the LoRA+ authors' default
 
@@ -50,20 +51,13 @@ class Layers:
     """Where a parameter stands in a model: the depth of its layer, embeddings, or above all layers.
 
     Args:
-        model: A causal LM or sequence classifier, adapted or not. Its decoder layers are the `ModuleList` of
-            `num_hidden_layers` modules that lies nearest to the root.
+        model: A causal LM or sequence classifier, adapted or not.
     """
 
     def __init__(self, model: Any) -> None:
-        config = model.config.get_text_config()
-        self.count = int(config.num_hidden_layers)
-        lists = [
-            name
-            for name, module in model.named_modules()
-            if isinstance(module, nn.ModuleList) and len(module) == self.count
-        ]
-        # The text model's layers, where a model has other lists of that length deeper inside.
-        self.prefix = min(lists, key=lambda name: name.count(".")) + "." if lists else None
+        found = decoder_list(model)
+        self.count = len(model.get_submodule(found)) if found else 0
+        self.prefix = f"{found}." if found else None
         embeddings = model.get_input_embeddings()
         self.embeddings = next((f"{name}." for name, module in model.named_modules() if module is embeddings), None)
 

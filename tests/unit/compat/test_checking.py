@@ -24,10 +24,10 @@ def test_all_lists_are_read() -> None:
     assert {"transformers", "trl", "peft", "deepspeed", "accelerate", "datasets", "bitsandbytes", "torch"} <= libraries
 
 
-@pytest.mark.parametrize("entry", listed(), ids=lambda entry: entry.symbol)
-def test_an_entry_says_why(entry: UpstreamSymbol) -> None:
-    assert entry.why and entry.feature
-    assert entry.link.startswith("https://github.com/")
+def test_an_entry_says_why() -> None:
+    for entry in listed():
+        assert entry.why and entry.feature, entry.symbol
+        assert entry.link.startswith("https://github.com/"), entry.symbol
 
 
 def a_function(first: int, *rest: int, key: str = "", **others: Any) -> None:

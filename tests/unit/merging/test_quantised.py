@@ -126,7 +126,7 @@ def test_refusals(make_base: Callable, tmp_path: Path) -> None:
     stored.mkdir()
     for file in base.iterdir():
         (stored / file.name).write_bytes(file.read_bytes())
-    config = settings(base) | {"quantization_config": {"quant_method": "gptq"}}
+    config = settings(base) | {"quantization_config": {"quant_method": "hqq"}}
     (stored / "config.json").write_text(json.dumps(config))
-    with pytest.raises(UserError, match=r"stored quantised by gptq(.|\n)*unquantised model"):
+    with pytest.raises(UserError, match=r"stored quantised by hqq(.|\n)*unquantised model"):
         merge(adapter, tmp_path / "merged", base_model_name_or_path=str(stored))

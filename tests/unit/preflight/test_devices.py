@@ -30,7 +30,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     ],
 )
 def test_by_name_and_size(gpu: pytest.MonkeyPatch, name: str, gibibytes: float, known: str) -> None:
-    found = SimpleNamespace(name=name, total_memory=int(gibibytes * GIB))
+    found = SimpleNamespace(name=name, total_memory=int(gibibytes * GIB), major=8)
     gpu.setattr(torch.cuda, "get_device_properties", lambda device: {3: found}[device])
     assert known_gpu().name == known
     assert (known_gpu().tflops is None) == (known == "Made Up 1")

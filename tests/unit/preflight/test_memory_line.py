@@ -16,6 +16,7 @@ from hftune.preflight.activations import activation_bytes, layer_bytes
 from hftune.preflight.facts import resolve
 from hftune.preflight.memory import GIB, Free, ModelSize, Setup
 from hftune.preflight.memory_line import say_memory
+from hftune.preflight.rules import model as model_rules
 from hftune.preflight.rules.model import check_model
 
 CONFIG = LlamaConfig(
@@ -117,6 +118,13 @@ def test_a_model_that_takes_no_adapter(tmp_path: Path, said: list[str], monkeypa
     )
     assert list(check_model(resolve("sft", given))) == [] and len(said) == 1
     monkeypatch.setattr(run_memory, "free_memory", lambda **_: Free(device=1e3, host=1e3))
+    (problem,) = check_model(resolve("sft", given))
+    assert "the model does not fit" in str(problem) and "--use_peft" in str(problem)
+
+    def takes_none(*_: Any) -> int:
+        raise NotImplementedError
+
+    monkeypatch.setattr(model_rules, "adapter_parameters", takes_none)
     (problem,) = check_model(resolve("sft", given))
     assert "the model does not fit" in str(problem) and "--use_peft" not in str(problem)
 

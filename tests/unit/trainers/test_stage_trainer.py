@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 import transformers
 import trl
 
@@ -31,7 +32,7 @@ from hftune.trainers.pt import PTTrainer
 from hftune.trainers.reward import RewardTrainer
 from hftune.trainers.rl import TRAINERS
 from hftune.trainers.sft import SFTTrainer
-from hftune.trainers.stage_trainer import StageTrainer
+from hftune.trainers.stage_trainer import StageTrainer, _refuse_untrained
 
 STAGES = {
     PTTrainer: transformers.Trainer,
@@ -174,3 +175,13 @@ def test_a_feature_has_no_other_base() -> None:
                 [base.id for base in one.bases if isinstance(base, ast.Name)] if isinstance(one, ast.ClassDef) else []
             )
             assert "Feature" not in names or names == ["Feature"], f"{file.name}: {one}"
+
+
+def test_a_loss_without_a_gradient_is_one_message() -> None:
+    model = torch.nn.Linear(1, 1).train()
+    with pytest.raises(ArgumentError, match="the loss has no gradient"):
+        _refuse_untrained(model, torch.tensor(1.0))
+    _refuse_untrained(model, model(torch.ones(1)).sum())
+    _refuse_untrained(model.eval(), torch.tensor(1.0))
+    with torch.no_grad():
+        _refuse_untrained(model.train(), torch.tensor(1.0))

@@ -122,6 +122,31 @@ def test_each_kind_is_analysed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert calls == [2, 4]
 
 
+def test_forms_share_the_renders_of_their_beginnings(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer, renders = make_tokenizer(), []
+    write = tokenizer.apply_chat_template
+    finder = SpanFinder(tokenizer)
+    monkeypatch.setattr(
+        tokenizer, "apply_chat_template", lambda said, **options: renders.append(1) or write(said, **options)
+    )
+    lengths = range(2, 42, 2)
+    for length in lengths:
+        finder([user("a"), assistant("b")] * (length // 2))
+    # The record; its form with white space; and, once for all forms, the beginnings before and after each answer, and
+    # the one that shows whether there is a generation prompt. Without sharing it would be 502.
+    assert len(renders) == 4 * len(lengths) + 1
+    finder([user("c"), assistant("d")] * 20)
+    assert len(renders) == 4 * len(lengths) + 2
+
+
+def test_words_are_rendered_by_role_content_and_prompt() -> None:
+    tokenizer = make_tokenizer()
+    words, plain = forms.WordRenderer(tokenizer), Renderer(tokenizer)
+    for said in ([user("a")], [assistant("a")], [user("b")], [user("a"), assistant("b")]):
+        for prompt in (False, True, False):
+            assert words(said, add_generation_prompt=prompt) == plain(said, add_generation_prompt=prompt)
+
+
 def test_weights_follow_their_turns() -> None:
     finder = SpanFinder(make_tokenizer())
     turns = [user("a"), assistant("b", weight=0.5), user("c"), assistant("d", weight=0), user("e"), assistant("f")]

@@ -27,3 +27,28 @@ def test_long_texts_are_not_read_to_their_end() -> None:
     texts = ["hello world, how are you? " * 4000, "天气很好。" * 4000] * 8
     encoder(texts)
     assert all(covered < 600 for _, covered in encoder(texts))
+
+
+def characters_read(monkeypatch: pytest.MonkeyPatch, texts: list[str], rounds: int) -> float:
+    """Characters that the tokenizer is given for the first 128 tokens of texts, over those that hold these tokens."""
+    tokenizer, length = TOKENIZERS["bytes"], 128
+    encoder, read = PrefixEncoder(tokenizer, length), []
+    encode = encoder._encode
+    monkeypatch.setattr(encoder, "_encode", lambda given: read.extend(map(len, given)) or encode(given))
+    for _ in range(rounds):
+        encoder(texts)
+    whole = [tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).offsets for text in texts]
+    return sum(read) / sum(offsets[length - 1][1] for offsets in whole) / rounds
+
+
+def test_little_more_is_read_than_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    mixed = [
+        ("hello world, " * english + "鬱，鬱，鬱，" * chinese) * 100 for english in range(4) for chinese in range(4)
+    ]
+    # The tokenizer's time is what preprocessing takes: with one density for each script 1.8 times as much were read.
+    assert characters_read(monkeypatch, mixed[1:], rounds=20) < 1.3
+
+
+@pytest.mark.parametrize("said", ["hello world, ", "鬱，"])
+def test_the_first_texts_are_not_read_by_a_guess(monkeypatch: pytest.MonkeyPatch, said: str) -> None:
+    assert characters_read(monkeypatch, [said * 1000] * 16, rounds=1) < 1.6

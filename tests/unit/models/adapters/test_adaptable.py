@@ -20,9 +20,7 @@ def model_of(model_type: str) -> Any:
     return model_class(model_type)(tiny_config(model_type))
 
 
-@pytest.mark.parametrize(
-    ("model_type", "ends"), [("mamba2", {"out_proj"}), ("jamba", {"out_proj", "x_proj", "dt_proj"})]
-)
+@pytest.mark.parametrize(("model_type", "ends"), [("mamba2", {"out_proj"}), ("jamba", {"dt_proj"})])
 def test_what_kernels_read_past_an_adapter(model_type: str, ends: set[str]) -> None:
     model = model_of(model_type)
     assert {name.rsplit(".", 1)[-1] for name in unadaptable(model)} == ends

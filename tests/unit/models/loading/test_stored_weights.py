@@ -25,6 +25,7 @@ from hftune.tools.export.run import check_export
 from hftune.trainers.rewards.loading import load_reward_model as load_finished_reward_model
 from hftune.weight_files import weight_shapes
 from tests.architectures import ARCHITECTURES, make_model
+from tests.table.tiny import model_class, tiny_checkpoint, tiny_config
 
 pytestmark = pytest.mark.long
 
@@ -278,3 +279,16 @@ def test_the_words() -> None:
         "and 3 in the model; f is stored as 1 x 2 and 3 in the model; 2 more have other shapes"
     )
     assert not Mismatch(aside=["a"])
+
+
+@pytest.mark.parametrize("model_type", ["hrm_text", "deepseek_v4"])
+def test_whatever_transformers_writes_and_reads_is_whole(model_type: str, tmp_path: Path) -> None:
+    """One tensor that becomes several parameters, and one that a rule for others would rename."""
+    folder = tiny_checkpoint(model_type, tmp_path)
+    with torch.device("meta"):
+        model = model_class(model_type)(tiny_config(model_type))
+    stored = dict(weight_shapes(str(folder)))
+    assert not find_mismatch(model, stored)
+    cut = next(name for name in stored if "layers.0" in name and ("gqkv" in name or "wkv" in name))
+    del stored[cut]
+    assert find_mismatch(model, stored).lacking

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
 from hftune.models.loading.from_pretrained import from_config, pretrained
 from hftune.models.parts.language_part import key_mapping, language_config, own_name, stored_name, stored_prefixes
+from hftune.models.parts.text_class import _scaled
+from hftune.models.parts.whole_model import complete
+from hftune.trainers.whole_result import saved_skeleton
 from tests.towers import WHOLE, make_whole
 
 
@@ -111,3 +116,21 @@ def test_a_decoder_without_a_class_generates_and_scores(tmp_path: Path) -> None:
     scores = from_config(AutoModelForSequenceClassification, config, trust_remote_code=False)
     scores.config.pad_token_id = 0
     assert scores(input_ids=ids).logits.shape == (1, 1)
+
+
+def test_logits_are_scaled_before_they_are_capped() -> None:
+    config = SimpleNamespace(logits_scaling=2.0, output_multiplier=8.0, final_logit_softcapping=4.0)
+    assert _scaled(torch.tensor([1.0]), config).item() == pytest.approx(4 * math.tanh(1.0))
+    assert _scaled(torch.tensor([1.0]), SimpleNamespace()).item() == 1.0
+
+
+def test_a_prefix_without_a_tower_is_a_whole_as_well(tmp_path: Path) -> None:
+    """Nothing is kept aside, and the names and the class are the base's all the same."""
+    base, folder = make_whole("gemma3", tmp_path / "base"), tmp_path / "out"
+    every = load_file(base / "model.safetensors")
+    texts = {name: tensor for name, tensor in every.items() if name.startswith("language_model.")}
+    save_file(texts, base / "model.safetensors", metadata={"format": "pt"})
+    pretrained(AutoModelForCausalLM, base, trust_remote_code=False).save_pretrained(folder)
+    assert complete(folder, base, saved_skeleton(folder, False), None).tensors == []
+    assert {*load_file(folder / "model.safetensors")} == {*texts}
+    assert AutoConfig.from_pretrained(folder).model_type == "gemma3"

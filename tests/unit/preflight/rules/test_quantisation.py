@@ -56,7 +56,8 @@ def test_right(flags: tuple[str, ...]) -> None:
 @pytest.mark.parametrize(
     ("stored", "flags", "said"),
     [
-        ({"quant_method": "gptq", "bits": 4}, ("--qlora",), "quantised with gptq, which hftune does not train on"),
+        ({"quant_method": "hqq", "bits": 4}, ("--qlora",), "quantised with hqq, which hftune does not train on"),
+        ({"quant_method": "gptq", "bits": 4}, ("--qlora",), "there are no weights in safetensors"),
         ({"quant_method": "bitsandbytes", "load_in_4bit": True}, (), "add --use_peft --load_in_4bit"),
         ({"quant_method": "bitsandbytes", "load_in_8bit": True}, ("--use_peft",), "add --use_peft --load_in_8bit"),
         ({"quant_method": "bitsandbytes", "load_in_4bit": True}, ("--qlora",), ""),

@@ -14,6 +14,7 @@ from transformers.models.mamba import modeling_mamba
 from hftune.arguments.entry import parse_arguments
 from hftune.models.loading.skeleton import skeleton
 from hftune.models.miniature import Miniature
+from hftune.preflight.facts import resolve
 from hftune.tools.planning import scans
 from hftune.tools.planning.planner import Planner
 from hftune.tools.planning.tracing import Batch, Part, Profile
@@ -26,11 +27,10 @@ JAMBA = JambaConfig(
 )  # fmt: skip
 
 
-def planned(config: PreTrainedConfig, folder: Path, *flags: str) -> Profile:
+def planned(config: PreTrainedConfig, folder: Path, *flags: str, tokens: int = 64) -> Profile:
     config.save_pretrained(folder)
-    given = ["--model_name_or_path", str(folder), "--output_dir", "o", "--use_cpu", "True", "--max_length", "160"]
-    model_args, _, adapter_args, args = parse_arguments("sft", [*given, *flags])
-    planner = Planner(skeleton(config, args), model_args, adapter_args, args)
+    given = ["--model_name_or_path", str(folder), "--output_dir", "o", "--use_cpu", "True", "--max_length", str(tokens)]
+    planner = Planner(resolve("sft", parse_arguments("sft", [*given, *flags])))
     choice = planner.asked()
     profile, _, untraced = planner.profile(choice, planner.numerics(choice))
     assert untraced is None
@@ -45,7 +45,7 @@ LORA = ["--use_peft", "--target_modules", "in_proj,x_proj"]
 def test_as_if_the_long_row_had_been_traced(
     config: PreTrainedConfig, flags: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scans, "TOKENS", (16, 32))
+    monkeypatch.setattr(scans, "TOKENS", (8, 16))
     profile = planned(config, tmp_path, *flags)
     monkeypatch.setattr(scans, "scans", lambda model: False)
     whole = planned(config, tmp_path, *flags)
@@ -65,7 +65,7 @@ def test_long_rows_are_not_scanned(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         return usual(hidden, *args, **named)
 
     monkeypatch.setattr(modeling_mamba, "mamba_selective_scan", scan)
-    planned(MAMBA, tmp_path)
+    planned(MAMBA, tmp_path, tokens=160)
     assert lengths and set(lengths) == {*scans.TOKENS}
 
 
@@ -97,5 +97,5 @@ def test_the_most_that_lives_in_a_pass() -> None:
 def test_numbers_on_a_line() -> None:
     assert scans._part(Part(1, 2), Part(3, 2), 10.0) == Part(21, 2)
     asked = list[Batch]()
-    assert scans._two(lambda batch: asked.append(batch), Batch(2, scans.TOKENS[1])) == (None, None)
+    assert scans._two(lambda batch: asked.append(batch), Batch(2, scans.TOKENS[1]), scans.TOKENS) == (None, None)
     assert asked == [Batch(2, scans.TOKENS[1])], "a short row is traced as it is"

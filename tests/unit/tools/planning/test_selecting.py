@@ -13,7 +13,6 @@ from transformers import LlamaConfig
 from hftune.arguments.entry import parse_arguments
 from hftune.cli import dispatch
 from hftune.distributed import ranks
-from hftune.models.loading.skeleton import skeleton
 from hftune.preflight import run_memory
 from hftune.preflight.facts import resolve
 from hftune.preflight.memory import Free
@@ -40,9 +39,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _asked(model: Path, tmp_path: Path, *flags: str) -> Any:
     given = ["--model_name_or_path", str(model), "--output_dir", str(tmp_path), "--use_cpu", "True", "--bf16", "False"]
     given += ["--max_length", "2048", "--activation_checkpointing", "auto", "--report_to", "none"]
-    model_args, _, adapter_args, args = parse_arguments("sft", [*given, *flags])
-    bare = skeleton(LlamaConfig(**SIZES), args)
-    return Planner(bare, model_args, adapter_args, args), args
+    # In a plan, which leaves `auto` to its own search.
+    with ranks.planning_for(ranks.PlannedWorld(1, 1, on_cpu=True)):
+        facts = resolve("sft", parse_arguments("sft", [*given, *flags]))
+    return Planner(facts), facts.training_args
 
 
 def test_as_few_layers_as_fit(model: Path, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from hftune.arguments.entry import parse_arguments
 from hftune.arguments.recomputation import Recomputation
 from hftune.models.adapters.preparation import add_adapter
 from hftune.models.kernels.activation_checkpointing import recompute
-from hftune.models.loading.skeleton import skeleton
+from hftune.preflight.facts import resolve
 from hftune.tools.planning.planner import Choice, Planner
 from hftune.tools.planning.tracing import backward_peaks, base_of, forward_levels
 from hftune.tools.planning.tracker import Tracker
@@ -36,14 +36,17 @@ def config_of(name: str) -> Any:
 def planner_of(config: Any, folder: Path, stage: str, *flags: str) -> tuple[Planner, Choice]:
     config.save_pretrained(folder)
     length = "--block_size" if stage == "pt" else "--max_length"
-    model_args, _, adapter_args, training_args = parse_arguments(
+    given = parse_arguments(
         stage,
         [
             *("--model_name_or_path", str(folder), "--output_dir", "o", "--use_cpu", "True", length, str(TOKENS)),
-            *("--per_device_train_batch_size", str(ROWS), *flags),
+            *("--per_device_train_batch_size", str(ROWS)),
+            # Rows of one shape, as the model that is measured gets them.
+            *(() if stage == "rl" else ("--padding_free", "False")),
+            *flags,
         ],
     )
-    planner = Planner(skeleton(config, training_args), model_args, adapter_args, training_args)
+    planner = Planner(resolve(stage, given))
     return planner, planner.asked()
 
 
@@ -201,7 +204,7 @@ def test_a_model_that_cannot_be_traced_is_reckoned_by_formula(tmp_path: Path, mo
 
     model_class = type(planner.bare.get_decoder())
     monkeypatch.setattr(model_class, "forward", fail)
-    rough = Planner(planner.bare, planner.model_args, planner.adapter_args, planner.training_args).plan(choice)
+    rough = Planner(planner.facts).plan(choice)
     assert rough.untraced == "RuntimeError: data-dependent"
     wanted = exact.moment.parts["activations"]
     assert wanted / 3 < rough.moment.parts["activations"] < wanted * 3

@@ -34,5 +34,6 @@ def test_an_adapter_of_a_part_is_written_and_read_as_one_of_all(done: list[Any],
 
 def test_other_weights_are_left_to_the_trainer(done: list[Any], tmp_path: Path) -> None:
     run, feature = made_up.run(model="plain"), PortableWeights()
+    run.state.best_model_checkpoint = "best"
     feature.after_weights(run, tmp_path)
     assert not feature.load_weights(run, "last") and not feature.load_best(run) and done == []

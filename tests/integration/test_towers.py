@@ -1,0 +1,92 @@
+"""A model that sees, trained on text: whole afterwards, and it sees what it saw."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForImageTextToText
+
+from tests.towers import make_whole
+
+TWO = "deepspeed --num_gpus 2"
+SMALL = ("--max_length", "128", "--use_cpu", "True", "--logging_steps", "1", "--learning_rate", "1e-2")
+
+
+def tensors_of(folder: Path) -> dict[str, torch.Tensor]:
+    return {name: tensor for file in folder.glob("model*.safetensors") for name, tensor in load_file(file).items()}
+
+
+def check_whole(base: Path, folder: Path, *, seen: str) -> dict[str, torch.Tensor]:
+    """Names, shapes, dtypes, config and bytes of what was not trained are the base's; returns the tensors."""
+    before, after = tensors_of(base), tensors_of(folder)
+    shapes = [{name: (one.dtype, one.shape) for name, one in tensors.items()} for tensors in (before, after)]
+    assert shapes[0] == shapes[1]
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert changed and not any(seen in name for name in changed)
+    assert json.loads((folder / "config.json").read_text()) == json.loads((base / "config.json").read_text())
+    assert (folder / "preprocessor_config.json").read_bytes() == (base / "preprocessor_config.json").read_bytes()
+    return after
+
+
+def sees(folder: Path) -> torch.Tensor:
+    """Logits for a made-up image among a few tokens."""
+    model = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32).eval()
+    image = torch.linspace(-1, 1, 3 * 28 * 28).view(1, 3, 28, 28)
+    ids = torch.tensor([[5, 301, *[300] * model.config.mm_tokens_per_image, 302, 9, 17]])
+    with torch.no_grad():
+        logits: torch.Tensor = model(input_ids=ids, pixel_values=image, token_type_ids=(ids == 300).long()).logits
+    return logits
+
+
+@pytest.fixture(scope="module")
+def gemma(workspace: Path) -> Path:
+    return make_whole("gemma3", workspace / "whole-gemma3")
+
+
+def sft(run: Callable[..., Any], base: Path, data: Path, output: Path, *flags: str, **how: Any) -> None:
+    asked = ("--model_name_or_path", str(base), "--train_file_dir", str(data / "sft"), "--output_dir", str(output))
+    run("run_sft.py", *asked, *SMALL, *flags, warm=True, **how).check()
+
+
+def test_full_training_then_an_adapter_on_it(
+    run: Callable[..., Any], gemma: Path, tiny_data: Path, tmp_path: Path
+) -> None:
+    full, adapter, merged = (tmp_path / name for name in ("full", "adapter", "merged"))
+    sft(run, gemma, tiny_data, full, "--max_steps", "1")
+    check_whole(gemma, full, seen="vision_tower")
+    assert not torch.equal(sees(full), sees(gemma))
+    sft(run, full, tiny_data, adapter, "--max_steps", "1", "--use_peft", "True", "--target_modules", "all")
+    run("merge_peft_adapter.py", "--peft_model_path", str(adapter), "--output_dir", str(merged), warm=True).check()
+    check_whole(full, merged, seen="vision_tower")
+
+
+def test_zero3_resumed_is_zero3_at_one_go(
+    run: Callable[..., Any], gemma: Path, tiny_data: Path, tmp_path: Path
+) -> None:
+    at_once, resumed = tmp_path / "at_once", tmp_path / "resumed"
+    zero3 = ("--deepspeed", "zero3", "--max_steps", "2", "--save_steps", "1", "--save_strategy", "steps")
+    sft(run, gemma, tiny_data, at_once, *zero3, launcher=TWO)
+    (resumed / "checkpoint-1").parent.mkdir()
+    (at_once / "checkpoint-1").rename(resumed / "checkpoint-1")
+    sft(run, gemma, tiny_data, resumed, *zero3, "--resume_from_checkpoint", "auto", launcher=TWO)
+    first, second = (check_whole(gemma, folder, seen="vision_tower") for folder in (at_once, resumed))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_an_image_is_seen_as_before_where_nothing_that_it_meets_was_trained(
+    run: Callable[..., Any], gemma: Path, tiny_data: Path, tmp_path: Path
+) -> None:
+    """Weights that a step of size 0 leaves: the towers, the projector and the layers make the same logits."""
+    same = tmp_path / "same"
+    sft(run, gemma, tiny_data, same, "--max_steps", "1", "--learning_rate", "0")
+    assert torch.equal(sees(same), sees(gemma))
+    alone = tmp_path / "alone"
+    sft(run, gemma, tiny_data, alone, "--max_steps", "1", "--text_only_export", "True")
+    assert {name.split(".")[0] for name in tensors_of(alone)} == {"model"}
+    assert json.loads((alone / "config.json").read_text())["model_type"] == "gemma3_text"

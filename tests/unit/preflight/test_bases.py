@@ -1,0 +1,67 @@
+"""An adapter of another base is named by the first matrix that does not fit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from hftune.preflight.bases import check_adapter_fits
+
+SIZES = {"q_proj": (6, 4), "down_proj": (4, 8)}
+
+
+def base(folder: Path, prefix: str = "model.") -> str:
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    tensors = {f"{prefix}layers.0.{name}.weight": torch.zeros(size) for name, size in SIZES.items()}
+    save_file(tensors, folder / "model.safetensors")
+    return str(folder)
+
+
+def adapter(folder: Path, within: str = "model.", **inner: tuple[int, int]) -> str:
+    """LoRA of rank 2; `inner`: (out, in) of each module."""
+    folder.mkdir()
+    (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA"}))
+    tensors = {}
+    for name, (out, size) in inner.items():
+        module = f"base_model.model.{within}layers.0.{name}"
+        tensors |= {f"{module}.lora_A.weight": torch.zeros(2, size), f"{module}.lora_B.weight": torch.zeros(out, 2)}
+    save_file(tensors, folder / "adapter_model.safetensors")
+    return str(folder)
+
+
+def said(one: str, other: str) -> list[str]:
+    return [str(problem) for problem in check_adapter_fits(one, other, "--peft_path")]
+
+
+@pytest.mark.parametrize("prefix", ["model.", "", "model.language_model.", "outer.model."])
+def test_one_that_fits(tmp_path: Path, prefix: str) -> None:
+    """GPT-2's files name `h.0` what the model calls `transformer.h.0`."""
+    within = prefix if prefix.startswith("model.") else "model."
+    assert said(base(tmp_path / "base", prefix), adapter(tmp_path / "a", within, **SIZES)) == []
+    assert said(base(tmp_path / "other", prefix), adapter(tmp_path / "b", within, q_proj=(6, 5))) != []
+
+
+def test_one_that_does_not(tmp_path: Path) -> None:
+    model = base(tmp_path / "base")
+    (problem,) = said(model, adapter(tmp_path / "a", q_proj=(6, 5)))
+    assert "q_proj is (6, 4) in the base, its adapter has (2, 5)" in problem and "more" not in problem
+    (problem,) = said(model, adapter(tmp_path / "b", q_proj=(7, 5)))
+    assert "(and 1 more)" in problem
+    (problem,) = said(model, adapter(tmp_path / "c", v_proj=(4, 4)))
+    assert "layers.0.v_proj is not in the base" in problem and "--peft_path" in problem
+
+
+def test_experts_are_left_to_peft_and_a_base_elsewhere_is_not_compared(tmp_path: Path) -> None:
+    """Files hold an expert a tensor, models all of a layer in one."""
+    folder = adapter(tmp_path / "a", "model.", **{"experts.0.up": (9, 9)})
+    assert said(base(tmp_path / "base"), folder) == said(str(tmp_path / "nowhere"), folder) == []
+
+
+def test_a_folder_without_an_adapter(tmp_path: Path) -> None:
+    (problem,) = said(base(tmp_path / "base"), str(tmp_path))
+    assert "adapter" in problem and "--peft_path" in problem

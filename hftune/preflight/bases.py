@@ -64,6 +64,6 @@ def _shape_of(base: dict[str, tuple[int, ...]], name: str) -> tuple[int, ...] | 
     Files are saved with and without the names of outer modules: `transformer.h.0` of the model is `h.0` in GPT-2's.
     """
     parts = name.split(".")
-    shorter = (".".join(parts[first:]) for first in range(len(parts) - 2))
+    shorter = (".".join(parts[first:]) for first in range(max(1, len(parts) - 2)))
     found = next((part for part in shorter if part in base), None)
     return base[found] if found else next((base[one] for one in base if one.endswith(f".{name}")), None)

@@ -182,7 +182,9 @@ def test_the_doctor_s_launcher(hostile: Path, monkeypatch: pytest.MonkeyPatch) -
     (hostile / "deepspeed.sh").write_text("")
     command = launching.find_launcher()
     assert command is None or not command[0].startswith(str(hostile))
-    found = launching.meet([sys.executable, "-c", "import sys, json, yaml; sys.exit('it is over')"], 2, patience=30)
+    found = launching.run_all_reduce(
+        [sys.executable, "-c", "import sys, json, yaml; sys.exit('it is over')"], 2, patience=30
+    )
     assert "it is over" in found.said
 
 

@@ -8,18 +8,19 @@ token, the output has the weighted loss, and even a head that is trained compute
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils import ModelOutput
 
-from hftune.compat.installing import replace_method
+from hftune.compat.installing import method_replaced, replace_method
 from hftune.distributed import zero
 from hftune.models.heads import body_of
 from hftune.models.kernels.answer_projection import LogitShape, answer_log_probs, weighted_loss
-from hftune.models.vocabulary.size import vocabulary_rows
 
 
 @dataclass
@@ -105,12 +106,21 @@ _ROUNDED = 0.02
 """How far logits may be off in 16 bits, as a share of the largest; what comes between changes them by more."""
 
 
+@dataclass
+class _States(BaseModelOutput):
+    """What a body returns, but for anything else than its states."""
+
+    def __getattr__(self, name: str) -> None:
+        if name.startswith("__"):
+            raise AttributeError(name)
+
+
 def _head_is_all(model: Any, original: Any, shape: LogitShape) -> bool:
     """Whether a model's logits are `shape` of its head of the last states of its body, and nothing comes between.
 
-    A model may transform its states before the head, as BERT does, or name no body. It is tried out on a few tokens.
-    Where that would disturb the order in which ZeRO-3 fetches weights, or a compiler, the structure decides: there is
-    the head alone next to the body.
+    A model may transform its states before the head, as BERT does, scale them, as MiniCPM3 does, or name no body. It is
+    tried out on made-up states. Where that would disturb the order in which ZeRO-3 fetches weights, or a compiler, the
+    structure decides: there is the head alone next to the body.
     """
     body, head = body_of(model), model.get_output_embeddings()
     if body is model or head is None:
@@ -123,22 +133,16 @@ def _head_is_all(model: Any, original: Any, shape: LogitShape) -> bool:
 
 @torch.compiler.disable
 @torch.no_grad()
-def _try_head(model: Any, original: Any, body: torch.nn.Module, logits_of: Any) -> bool:
-    rows, was_training = vocabulary_rows(model), model.training
-    # From the middle of the vocabulary: its ends hold placeholders, for images and the like.
-    ids = torch.arange(rows // 3, rows // 3 + min(_PROBED, rows // 2), device=model.device)[None]
-    given = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "use_cache": False}
-    model.eval()  # dropout would give two answers
+def _try_head(model: Any, original: Any, body: torch.nn.Module, logits_of: Callable[[torch.Tensor], Any]) -> bool:
+    head, ids = model.get_output_embeddings(), torch.ones((1, _PROBED), dtype=torch.long, device=model.device)
+    width = getattr(head, "in_features", None) or model.config.get_text_config().hidden_size
+    # From a generator of its own: a run's random numbers stay what they are.
+    states = torch.randn((1, _PROBED, width), generator=torch.Generator().manual_seed(0)).to(model.device, model.dtype)
     try:
-        logits = original(**given).logits.float()
-        states = getattr(body(**given), "last_hidden_state", None)
-        found = None if states is None else logits_of(states).float()
-    except RuntimeError:
-        return False  # a head of other sizes: something comes before it
-    finally:
-        model.train(was_training)
-    if found is None:
-        return False
-    if found.shape != logits.shape:
-        return False
-    return bool((found - logits).abs().max() <= _ROUNDED * logits.abs().max())
+        # The body itself is not run: its layers may share rows with other processes, or ask for borders of a real row.
+        with method_replaced(body, "forward", lambda *args, **kwargs: _States(last_hidden_state=states)):
+            logits = original(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits.float()
+        found = logits_of(states).float()
+    except (RuntimeError, TypeError, AttributeError, LookupError, ValueError):
+        return False  # something comes before the head that takes states of another kind
+    return found.shape == logits.shape and bool((found - logits).abs().max() <= _ROUNDED * logits.abs().max())

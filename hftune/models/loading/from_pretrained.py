@@ -71,10 +71,11 @@ def pretrained(auto: Any, name: str | Path | None, *, trust_remote_code: bool, *
     never_ask_about_code()
     try:
         with reporting_damage(name, descriptions=getattr(auto, "__name__", "") in _DESCRIPTIONS):
-            given |= {"trust_remote_code": bool(trust_remote_code)}
+            trusted = bool(trust_remote_code)
             if getattr(auto, "__name__", "") in LANGUAGE_MODELS:
-                return on_demand("hftune.models.parts.loading:load_language_model")(auto, name, given)
-            return auto.from_pretrained(name, **given)
+                load = on_demand("hftune.models.parts.loading:load_language_model")
+                return load(auto, name, given, trust_remote_code=trusted)
+            return auto.from_pretrained(name, trust_remote_code=trusted, **given)
     except ValueError as error:
         _explain(error, name)
         raise

@@ -18,10 +18,10 @@ from hftune.models.parts.language_part import key_mapping, language_config, own_
 from hftune.opening.safetensors_file import read_index
 from hftune.weight_files import INDEX_NAME, WEIGHTS_NAME, read_header, weight_shapes
 
-_OF_FILES = ("revision", "cache_dir", "local_files_only", "trust_remote_code")
+_OF_FILES = ("revision", "cache_dir", "local_files_only")
 
 
-def load_language_model(auto: Any, name: str | Path, given: dict[str, Any]) -> Any:
+def load_language_model(auto: Any, name: str | Path, given: dict[str, Any], *, trust_remote_code: bool) -> Any:
     """`auto.from_pretrained(name, **given)`, of several parts the one that reads text.
 
     Args:
@@ -30,24 +30,29 @@ def load_language_model(auto: Any, name: str | Path, given: dict[str, Any]) -> A
         given: Arguments of `from_pretrained`; a `config` may be that of the language model already.
     """
     if given.get("gguf_file"):
-        return auto.from_pretrained(name, **given)
+        return auto.from_pretrained(name, trust_remote_code=trust_remote_code, **given)
     options = {key: given[key] for key in _OF_FILES if key in given}
-    whole = AutoConfig.from_pretrained(name, **options)
+    whole = AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code, **options)
     text = language_config(whole)
     if text is whole:
-        return auto.from_pretrained(name, **given)
+        return auto.from_pretrained(name, trust_remote_code=trust_remote_code, **given)
     if "num_labels" in given:
         text.num_labels = given.pop("num_labels")
     config = language_config(given.pop("config", text))
     stored = _stored_shapes(name, options)
-    prefixes = stored_prefixes(_bare(auto, config), stored)
+    prefixes = stored_prefixes(_bare(auto, config, trust_remote_code), stored)
     asked = given.pop("output_loading_info", False)
     # transformers would list every tensor of the other parts as unexpected.
     level = logging.get_verbosity()
     logging.set_verbosity_error()
     try:
         model, info = auto.from_pretrained(
-            name, **given, config=config, key_mapping=key_mapping(prefixes) or None, output_loading_info=True
+            name,
+            **given,
+            trust_remote_code=trust_remote_code,
+            config=config,
+            key_mapping=key_mapping(prefixes) or None,
+            output_loading_info=True,
         )
     finally:
         logging.set_verbosity(level)
@@ -59,9 +64,9 @@ def load_language_model(auto: Any, name: str | Path, given: dict[str, Any]) -> A
     return (model, info) if asked else model
 
 
-def _bare(auto: Any, config: PreTrainedConfig) -> PreTrainedModel:
+def _bare(auto: Any, config: PreTrainedConfig, trust_remote_code: bool) -> PreTrainedModel:
     with zero.no_partitioning(), torch.device("meta"), no_init_weights():
-        model: PreTrainedModel = auto.from_config(copy.deepcopy(config))
+        model: PreTrainedModel = auto.from_config(copy.deepcopy(config), trust_remote_code=trust_remote_code)
     return model
 
 

@@ -25,15 +25,21 @@ def vocabulary_rows(model: PreTrainedModel) -> int:
 
 def predicted_rows(model: PreTrainedModel) -> int:
     """Token ids, from 0, that a model both reads and predicts: Mllama's embeddings have rows that its head lacks."""
-    head, rows = model.get_output_embeddings(), vocabulary_rows(model)
+    head, rows = _own_matrix(model.get_output_embeddings()), vocabulary_rows(model)
     return rows if getattr(head, "weight", None) is None else min(rows, _rows(head))
 
 
 def _rows(matrix: Any) -> int:
-    # peft wraps embeddings that are trained whole (original_module) or by rows or LoRA (base_layer).
+    weight = _own_matrix(matrix).weight
+    return int(getattr(weight, "ds_shape", weight.shape)[0])
+
+
+def _own_matrix(module: Any) -> Any:
+    # peft wraps embeddings that are trained whole (original_module) or by rows or LoRA (base_layer). The wrapper of
+    # trained rows computes what it says is its weight, which fails where ZeRO-3 partitions the rows.
     for around in ("original_module", "base_layer"):
-        matrix = getattr(matrix, around, matrix)
-    return int(getattr(matrix.weight, "ds_shape", matrix.weight.shape)[0])
+        module = getattr(module, around, module)
+    return module
 
 
 def describe_vocabulary(

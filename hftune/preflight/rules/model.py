@@ -16,6 +16,7 @@ from hftune.errors import ArgumentError, UserError
 from hftune.logging import notice
 from hftune.models.attention.isolation import causal_class, reward_class
 from hftune.models.experts import is_mixture, router_shares
+from hftune.models.heads import head_of
 from hftune.models.kernels.dropout import find_dropouts
 from hftune.models.kernels.recomputable import not_recomputable
 from hftune.models.loading.dropout_fields import outside_config
@@ -52,6 +53,9 @@ def check_model(facts: Facts) -> Iterator[UserError]:
         return
     bare = facts.skeleton
     if bare is None:
+        return
+    if training_args.scores and head_of(bare) == "causal_lm":  # BERT's scores come from a head of another name
+        yield no_score_head(config)
         return
     # Weights that are drawn are not read from the folder, which may hold none.
     if not model_args.from_config:
@@ -205,12 +209,17 @@ def check_score_head(config: PreTrainedConfig, training_args: StageArguments) ->
     steps = training_args.head == "steps"
     found = reward_class(config, steps=steps)
     if found is None or (steps and not issubclass(found, GenericForTokenClassification)):
-        yield ArgumentError(
-            f"transformers has no {config.model_type} model with a score head" + (" for steps" if steps else ""),
-            place="--model_name_or_path",
-            fix="train the reward model on another base (Llama, Qwen, Mistral, Gemma, GLM, DeepSeek, ...): it reads "
-            "the policy's text, so the two need not be alike",
-        )
+        yield no_score_head(config, steps=steps)
+
+
+def no_score_head(config: PreTrainedConfig, *, steps: bool = False) -> ArgumentError:
+    """The problem of a base that cannot become a reward model."""
+    return ArgumentError(
+        f"transformers has no {config.model_type} model with a score head" + (" for steps" if steps else ""),
+        place="--model_name_or_path",
+        fix="train the reward model on another base (Llama, Qwen, Mistral, Gemma, GLM, DeepSeek, ...): it reads "
+        "the policy's text, so the two need not be alike",
+    )
 
 
 def check_dropout_places(bare: PreTrainedModel, training_args: StageArguments) -> Iterator[UserError]:

@@ -93,5 +93,5 @@ def test_a_tensor_of_the_base_in_its_own_shape(tmp_path: Path) -> None:
 
 
 def test_only_bitsandbytes_can_be_undone() -> None:
-    with pytest.raises(ArgumentError, match="quantised by gptq"):
-        dequantised({}, {"quantization_config": {"quant_method": "gptq"}}, "base")
+    with pytest.raises(ArgumentError, match="quantised by quanto"):
+        dequantised({}, {"quantization_config": {"quant_method": "quanto"}}, "base")

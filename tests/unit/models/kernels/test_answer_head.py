@@ -158,7 +158,24 @@ def test_without_a_trial_the_structure_decides(model_type: str, alone: bool, mon
     assert answer_head._head_is_all(model, model.forward, LogitShape.of(model.config)) is alone
 
 
-def test_the_trial_leaves_the_mode() -> None:
-    model = model_class("llama")(tiny_config("llama")).train()
+@pytest.mark.parametrize("own", [True, False])
+def test_the_trial_leaves_the_model_as_it_is(own: bool) -> None:
+    model = model_class("mixtral")(tiny_config("mixtral")).train()
+    body = model.model
+    body.layers[0].eval()  # as a frozen part may be
+    calls = []
+    if own:
+        original = body.forward
+        body.forward = lambda *args, **kwargs: calls.append(1) or original(*args, **kwargs)
+    before, modes = vars(body).get("forward"), [module.training for module in model.modules()]
+    drawn = torch.get_rng_state()
     assert answer_head._head_is_all(model, model.forward, LogitShape.of(model.config))
-    assert model.training
+    assert torch.equal(torch.get_rng_state(), drawn) and not calls, "layers may want real rows, or other processes"
+    assert vars(body).get("forward") is before and [module.training for module in model.modules()] == modes
+    model(input_ids=torch.ones((1, 3), dtype=torch.long))
+    assert len(calls) == own
+
+
+def test_heads_of_16_bits_are_the_head_alone() -> None:
+    model = model_class("llama")(tiny_config("llama")).to(torch.bfloat16)
+    assert answer_head._head_is_all(model, model.forward, LogitShape.of(model.config))

@@ -26,6 +26,7 @@ from hftune.preflight.rules.model import check_model
 from hftune.preflight.rules.rl import check_reference
 from hftune.preflight.sizes import model_size, packed_bytes, packed_linears, run_setup
 from tests.architectures import ARCHITECTURES, MIXTURES_OF_EXPERTS, make_config
+from tests.table.tiny import tiny_checkpoint
 
 pytestmark = pytest.mark.long
 
@@ -104,6 +105,13 @@ def test_nothing_to_say_of_any_architecture(config_of: Any, name: str) -> None:
 def test_a_rule_each(config_of: Any, stage: str, name: str, flags: tuple[str, ...], said: str) -> None:
     message = problems(stage, config_of(name), *flags)
     assert said in message and "to do:" in message
+
+
+@pytest.mark.parametrize("model_type", ["bert", "electra"])
+def test_scores_of_another_head_are_no_reward_model_s(model_type: str, tmp_path: Path) -> None:
+    folder = tiny_checkpoint(model_type, tmp_path)
+    said = problems("rm", folder)
+    assert f"transformers has no {model_type} model with a score head" in said and said.count("to do:") == 1
 
 
 @pytest.mark.parametrize(

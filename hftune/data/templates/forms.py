@@ -18,6 +18,7 @@ from transformers import PreTrainedTokenizerBase
 
 from hftune.data.records.messages import Message
 from hftune.data.templates.empty_thoughts import MASK, begins_with_mark
+from hftune.data.templates.opened_thoughts import Opening
 from hftune.data.templates.rendering import Renderer
 from hftune.data.templates.rewritten import KEEP, ExactRow, rows_of
 from hftune.data.templates.spans import Span, SpannedText
@@ -45,13 +46,15 @@ class Form:
 
     `around` has one text more than there are messages; `clean` says what the template does to each content; `turns` are
     the trained turns: message index, start and end. `guards` are first characters of a content (by message index) that
-    could make a template's own generation prompt reach into it, as `<think>` does.
+    could make a template's own generation prompt reach into it, as `<think>` does. With an `opening` the form is of what
+    the template writes, without that.
     """
 
     around: list[str]
     clean: list[Clean]
     turns: list[tuple[int, Place, Place]]
     guards: dict[int, str]
+    opening: Opening | None = None
 
     def fill(self, messages: list[Message]) -> SpannedText | None:
         """The text with the contents of these messages, and its spans; None for contents under a guard."""
@@ -148,7 +151,7 @@ def _form(row: ExactRow, roles: tuple[str, ...], words: list[str], render: Rende
         if start is None or end is None:
             return None
         places.append((turn, start, end))
-    return None if clean is None else Form(around, clean, places, _guards(finder, words, turns))
+    return None if clean is None else Form(around, clean, places, _guards(finder, words, turns), row.opening)
 
 
 def _guards(finder: TurnFinder, words: list[str], turns: list[int]) -> dict[int, str]:

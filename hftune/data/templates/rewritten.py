@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hftune.data.templates.spans import Span
+from hftune.data.templates.opened_thoughts import Opening, opened_turn
+from hftune.data.templates.spans import Span, SpannedText
 from hftune.data.templates.turns import TurnFinder
 from hftune.errors import DataError
 
@@ -19,12 +20,22 @@ SPLIT, LAST, REFUSE, KEEP = "split", "last", "refuse", "keep"
 
 @dataclass(frozen=True, slots=True)
 class ExactRow:
-    """The first `count` messages of a conversation as text, with the turns that are trained in it and their spans."""
+    """The first `count` messages of a conversation as text, with the turns that are trained in it and their spans.
+
+    With an `opening` the finder's text is without the `thought` of the only turn.
+    """
 
     count: int
     finder: TurnFinder
     turns: list[int]
     spans: list[Span]
+    opening: Opening | None = None
+    thought: str = ""
+
+    def said(self) -> SpannedText:
+        """The text that is trained, and its spans."""
+        found = SpannedText(self.finder.text, self.spans)
+        return self.opening.put(found, self.thought) if self.opening else found
 
 
 def _row(finder: TurnFinder, found: dict[int, Span]) -> ExactRow:
@@ -48,8 +59,6 @@ def rows_of(finder: TurnFinder, *, last_turn_only: bool = False, rewritten: str 
     found = _exact(finder, turns)
     if len(found) == len(turns):
         return [_row(finder, found)]
-    if rewritten == REFUSE:
-        finder.exact_span(next(turn for turn in turns if turn not in found))
     if rewritten == LAST:
         turns = turns[-1:]
         found = {turn: found[turn] for turn in turns if turn in found}
@@ -57,13 +66,27 @@ def rows_of(finder: TurnFinder, *, last_turn_only: bool = False, rewritten: str 
     left = [turn for turn in turns if turn not in found]
     while left:
         # The longest first: it may hold further turns exactly, as the calls before an answer.
-        part = finder.upto(left[-1] + 1)
-        inside = _exact(part, left)
-        if left[-1] not in inside:
-            part.exact_span(left[-1])  # raises, and says what to do
-        rows.append(_row(part, inside))
-        left = [turn for turn in left if turn not in inside]
+        rows.append(_row_upto(finder.upto(left[-1] + 1), left))
+        left = [turn for turn in left if turn not in rows[-1].turns]
+    if rewritten == REFUSE and len(rows) > 1:
+        finder.exact_span(next(turn for turn in turns if turn not in found))  # raises, and says what to do
     return rows[::-1]
+
+
+def _row_upto(part: TurnFinder, turns: list[int]) -> ExactRow:
+    """The row of a conversation that ends with the last of these turns, with those that are exact in it.
+
+    Raises:
+        DataError: The last one is not.
+    """
+    found = _exact(part, turns)
+    if turns[-1] in found:
+        return _row(part, found)
+    opened = opened_turn(part)
+    if opened is None:
+        return _row(part, {turns[-1]: part.exact_span(turns[-1])})  # raises, and says what to do
+    written, span, opening, thought = opened
+    return ExactRow(len(part.messages), written, turns[-1:], written.checked([span]), opening, thought)
 
 
 def _exact(finder: TurnFinder, turns: list[int]) -> dict[int, Span]:

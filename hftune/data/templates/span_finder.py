@@ -114,7 +114,7 @@ class SpanFinder:
                 return found
         finder = TurnFinder(messages, self.render, tools, by_marks=self.by_marks, empty_thoughts=self.empty_thoughts)
         rows = rows_of(finder, last_turn_only=self.last_turn_only, rewritten=self.rewritten)
-        return [SpannedText(row.finder.text, row.spans) for row in rows]
+        return [row.said() for row in rows]
 
     def _by_form(self, messages: list[Message]) -> list[SpannedText] | None:
         """The same by the forms of these roles; None where the template writes this record in another way."""
@@ -140,5 +140,5 @@ class SpanFinder:
             # The form is a guess until the template itself has written the same text for this very record.
             if found is None or self.render(said) != found.text:
                 return None
-            rows.append(found)
+            rows.append(form.opening.put(found) if form.opening else found)
         return rows

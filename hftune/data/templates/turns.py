@@ -193,8 +193,9 @@ class TurnFinder:
         """The turn as the template marks it, with its terminator, which a mark may leave out."""
         self._check_nothing_lost(index, self.text[mark.start : mark.end])
         # TRL's templates mark headers and opened thoughts too, which inference gives the model.
-        prompted = self._start_by_prefix(index)
-        start = mark.start if prompted is None or prompted >= mark.end else max(mark.start, prompted)
+        prompt = self.beginning(index, prompt=True) or ""
+        given = len(prompt) if self.text.startswith(prompt) else 0
+        start = max(mark.start, given) if given < mark.end else mark.start
         try:
             _, end = self._bounds(index)
         except DataError:

@@ -47,7 +47,7 @@ class TurnTokenFields:
 
 
 @dataclass
-class EmptyThoughtFields:
+class ThoughtFields:
     """For all that trains answers: run_sft.py and run_dpo.py."""
 
     empty_thoughts: str = field(
@@ -57,6 +57,17 @@ class EmptyThoughtFields:
             "thoughts, such as <think></think>. mask: they count as part of the prompt, which holds them where "
             "thinking is off; train: train them; drop: leave them out of the text.",
             "choices": ["mask", "train", "drop"],
+        },
+    )
+    rewritten_turns: str = field(
+        default="split",
+        metadata={
+            "help": "What becomes of a conversation whose earlier turns the chat template writes otherwise than "
+            "inference has shown them, such as without their thoughts. split: it becomes several rows, each turn "
+            "trained behind the prompt that inference gives; last: only its last turn is trained; refuse: it cannot be "
+            "used; keep: one row as the template writes it, whatever inference shows. DPO trains last turns: each "
+            "behind that prompt, or with keep as the template writes it.",
+            "choices": ["split", "last", "refuse", "keep"],
         },
     )
 

@@ -10,7 +10,7 @@ import trl
 from transformers import TrainingArguments
 
 from hftune.arguments.computation import DropoutFields, PrecisionFields, RouterFields, TilingFields
-from hftune.arguments.data import EmptyThoughtFields, TurnTokenFields
+from hftune.arguments.data import ThoughtFields, TurnTokenFields
 from hftune.arguments.monitoring import HangTimeoutFields, ProfileFields
 from hftune.arguments.optimizer import OptimizerArguments
 from hftune.arguments.parallel import ParallelArguments
@@ -253,21 +253,11 @@ class PTArguments(StageArguments, TrainingArguments):
 
 
 @dataclass
-class SFTArguments(StageArguments, EmptyThoughtFields, trl.SFTConfig):
+class SFTArguments(StageArguments, ThoughtFields, trl.SFTConfig):
     """Supervised fine-tuning on conversations."""
 
     train_on_inputs: bool = field(default=False, metadata={"help": "Train all tokens, not only the answers."})
     train_on_last_turn: bool = field(default=False, metadata={"help": "Train the last answer only."})
-    rewritten_turns: str = field(
-        default="split",
-        metadata={
-            "help": "What becomes of a conversation whose earlier turns the chat template writes otherwise than "
-            "inference has shown them, such as without their thoughts. split: it becomes several rows, each turn "
-            "trained behind the prompt that inference gives; last: only its last turn is trained; refuse: it cannot be "
-            "used; keep: one row as the template writes it, whatever inference shows.",
-            "choices": ["split", "last", "refuse", "keep"],
-        },
-    )
     turn_weights: bool = field(
         default=False, metadata={"help": "Let the `weight` of a turn scale its loss; else a weight is 0 or 1."}
     )

@@ -55,21 +55,12 @@ def test_the_next_stage_takes_them(run: Callable, thoughtful: tuple[Path, str], 
     pairs = write(tmp_path / "pairs.jsonl", PAIRS)
     taken = run("run_dpo.py", *flags(folder, pairs, tmp_path / "dpo"), warm=True).check()
     assert "was trained with enable_thinking true" in taken.output
-    others = ("--chat_template_kwargs", '{"enable_thinking": false}')
-    given = run("run_dpo.py", *flags(folder, pairs, tmp_path / "other", *others), warm=True).check()
-    assert "was trained with" not in given.output
-    recorded = [
-        json.loads((tmp_path / name / "hftune.json").read_text())["tokenizer"]["chat_template_kwargs"]
-        for name in ("dpo", "other")
-    ]
-    assert recorded == [{"enable_thinking": True}, {"enable_thinking": False}]
+    manifest = json.loads((tmp_path / "dpo" / "hftune.json").read_text())
+    assert manifest["tokenizer"]["chat_template_kwargs"] == {"enable_thinking": True}
 
 
 def test_what_the_template_does_not_read(run: Callable, tiny_model: Path, tmp_path: Path) -> None:
-    data = write(tmp_path / "data.jsonl", THOUGHTS)
-    for given, said in (('{"enable_thinking": false}', "it reads none"), ("{", "not valid JSON")):
-        finished = run(
-            "run_sft.py", *flags(tiny_model, data, tmp_path / "out", "--chat_template_kwargs", given), warm=True
-        )
-        assert finished.code == 2 and said in finished.output and "Traceback" not in finished.output
-        assert not (tmp_path / "out").exists()
+    data, given = write(tmp_path / "data.jsonl", THOUGHTS), ("--chat_template_kwargs", '{"enable_thinking": false}')
+    finished = run("run_sft.py", *flags(tiny_model, data, tmp_path / "out", *given), warm=True)
+    assert finished.code == 2 and "it reads none" in finished.output and "Traceback" not in finished.output
+    assert not (tmp_path / "out").exists()

@@ -24,6 +24,7 @@ from hftune.data.records.messages import Message
 from hftune.data.records.preferences import Preference, to_preference
 from hftune.data.templates.empty_thoughts import MASK
 from hftune.data.templates.proposals import require_chat_template
+from hftune.data.templates.rewritten import SPLIT
 from hftune.data.templates.span_finder import SpanFinder
 from hftune.data.templates.spans import Span, SpannedText
 from hftune.data.tokenizing.counts import Counts, require_fast
@@ -35,7 +36,6 @@ from hftune.logging import notice
 
 if TYPE_CHECKING:
     from hftune.arguments.preference import DPOArguments
-    from hftune.arguments.reward import RMArguments
 
 SAME = "chosen and rejected are equal after truncation"
 
@@ -87,6 +87,7 @@ class PairEncoder(Encoder):
         offset: bool = False,
         borders_in_text: str = "split",
         empty_thoughts: str = MASK,
+        rewritten: str = SPLIT,
     ) -> None:
         self.tokenizer, self.offset = tokenizer, offset
         if offset:
@@ -96,19 +97,24 @@ class PairEncoder(Encoder):
         require_fast(tokenizer)
         require_chat_template(tokenizer)
         self.finder = SpanFinder(
-            tokenizer, last_turn_only=True, borders_in_text=borders_in_text, empty_thoughts=empty_thoughts
+            tokenizer,
+            last_turn_only=True,
+            borders_in_text=borders_in_text,
+            empty_thoughts=empty_thoughts,
+            rewritten=rewritten,
         )
         self.encodings = PrefixEncoder(tokenizer, None)
 
     @classmethod
-    def from_arguments(cls, tokenizer: PreTrainedTokenizerBase, args: RMArguments | DPOArguments) -> PairEncoder:
-        """The encoder that the flags of run_rm.py and run_dpo.py ask for."""
+    def from_arguments(cls, tokenizer: PreTrainedTokenizerBase, args: DPOArguments) -> PairEncoder:
+        """The encoder that the flags of run_dpo.py ask for."""
         return cls(
             tokenizer,
             **limits_of(args),
             offset=bool(getattr(args, "offset_alpha", 0.0)),
             borders_in_text=args.borders_in_text,
-            empty_thoughts=getattr(args, "empty_thoughts", MASK),
+            empty_thoughts=args.empty_thoughts,
+            rewritten=args.rewritten_turns,
         )
 
     def settings(self) -> dict[str, Any]:
@@ -118,6 +124,7 @@ class PairEncoder(Encoder):
             "limits": str(self.limits),
             "borders_in_text": self.finder.guard.mode,
             "empty_thoughts": self.finder.empty_thoughts,
+            "rewritten_turns": self.finder.rewritten,
         }
         return about | ({"offset": True} if self.offset else {})
 

@@ -320,14 +320,13 @@ class TurnFinder:
             return DataError(f"this chat template rewrites earlier turns: {where}", fix=fix, kind=_REWRITTEN)
         return DataError(
             f"this chat template writes the last turn differently from its own generation prompt: {where}",
-            fix=self._fix_for(why, "change the turn (often its reasoning)"),
+            fix=self._fix_for(why, self._switch(index) or "change the turn (often its reasoning)"),
             kind=_REWRITTEN,
         )
 
     def _inexact(self, index: int, start: int) -> DataError:
         """The error for a turn that begins in another way than inference would have it begin."""
-        # What would help costs several renderings, and is asked for what cannot be helped otherwise.
-        switch = self._switch(index) if self.proposes else ""
+        switch = self._switch(index)
         prompt = self.beginning(index, prompt=True) or ""
         shared = len(common_start(self.text[:start], prompt))
         asked, written = shown(repr(prompt[shared:])), shown(repr(self.text[shared : start + 20]))
@@ -340,7 +339,10 @@ class TurnFinder:
         )
 
     def _switch(self, index: int) -> str:
-        """The arguments with which the template would ask as it writes; "" for none."""
+        """The arguments with which the template would ask as it writes; "" for none, and where nobody asks."""
+        # Several renderings for each name.
+        if not self.proposes:
+            return ""
         for name in sorted(names_read(self.renderer.template)):
             for value in (True, False):
                 try:

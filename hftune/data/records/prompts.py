@@ -14,20 +14,8 @@ from hftune.template_arguments import FIELD, TemplateArguments
 
 # What a prompt is made of. Everything else in a row for RL, such as "answer", reaches the reward functions.
 _PROMPT_KEYS = frozenset(
-    (
-        "conversations",
-        "messages",
-        "conversation",
-        *ASKS,
-        "input",
-        "src",
-        "tgt",
-        "system",
-        "system_prompt",
-        "history",
-        FIELD,
-    )
-)
+    ("conversations", "messages", "conversation", *ASKS, "input", "src", "tgt", "system", "system_prompt", "history")
+) | {FIELD}
 
 
 @dataclass

@@ -46,8 +46,8 @@ class Form:
 
     `around` has one text more than there are messages; `clean` says what the template does to each content; `turns` are
     the trained turns: message index, start and end. `guards` are first characters of a content (by message index) that
-    could make a template's own generation prompt reach into it, as `<think>` does. With an `opening` the form is of what
-    the template writes, without that.
+    could make a template's own generation prompt reach into it, as `<think>` does. With an `opening` the rest is
+    about what the template writes, which is without it.
     """
 
     around: list[str]

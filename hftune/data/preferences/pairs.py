@@ -131,6 +131,7 @@ class PairEncoder(Encoder):
     def parse(self, row: Row) -> PairText:
         """The texts of a row and its answers' spans."""
         preference = to_preference(row)
+        self.finder.render.reads.note_tools(preference.tools, row.origin)
         if self.offset and preference.margin is not None and preference.margin <= 0:
             raise DataError(
                 f"the chosen answer's score is not above the rejected one's (difference {preference.margin:g})",

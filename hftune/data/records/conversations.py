@@ -21,6 +21,9 @@ from hftune.data.records.formats import (
 from hftune.data.records.messages import Message
 from hftune.errors import DataError
 from hftune.template_arguments import TemplateArguments
+from hftune.data.records.messages import THOUGHTS_KEYS, Message
+from hftune.data.records.unread import has_text, note_unread
+from hftune.errors import DataError, shown
 
 NO_ASSISTANT = "no assistant turn"
 NOTHING_TRAINED = "no trained turn"
@@ -51,6 +54,10 @@ def to_conversation(row: Row) -> Conversation:
     if found is None:
         raise unknown_format(value, origin, "run_sft.py")
     messages = READERS[found.keys](row)
+    if not THOUGHTS_KEYS.isdisjoint(value):
+        # They may be the model's thoughts, or somebody's about the answer.
+        for key in (key for key in THOUGHTS_KEYS if has_text(value.get(key))):
+            note_unread(f"the column {shown(key)}", origin)
     # Before anything is rendered: a record without a target would cost a tokenisation to find out.
     weights = [message.get("weight", 1.0) for message in messages if message["role"] == "assistant"]
     if not weights:

@@ -61,11 +61,15 @@ _CALLS = ("function_call", "tool_call", "tool_calls")
 # Texts next to the content; in one order, whatever the order in the record.
 _KEPT = dict.fromkeys(("name", "tool_call_id")).keys()
 # DeepSeek's, Qwen's and GLM's; vLLM's and OpenRouter's; gpt-oss's; parts of OpenRouter's and of LiteLLM's.
-_THOUGHTS = dict.fromkeys(("reasoning_content", "reasoning", "thinking", "reasoning_details", "thinking_blocks")).keys()
+THOUGHTS_KEYS = dict.fromkeys(
+    ("reasoning_content", "reasoning", "thinking", "reasoning_details", "thinking_blocks")
+).keys()
 _NO_CALLS = (None, "", "[]", "null", [], {})
 # Each says how much a turn is trained: OpenAI's and ours, ms-swift's, LLaMA-Factory's, axolotl's, ms-swift's.
 _WEIGHTS = dict.fromkeys(("weight", "loss_scale", "loss_weight", "train", "loss")).keys()
-_READ = frozenset(("from", "value", "role", "content", "tool_calls", "function_call", *_KEPT, *_THOUGHTS, *_WEIGHTS))
+_READ = frozenset(
+    ("from", "value", "role", "content", "tool_calls", "function_call", *_KEPT, *THOUGHTS_KEYS, *_WEIGHTS)
+)
 # Turns whose message is their role and their text, and nothing else.
 _PLAIN = {spoken: role for spoken, role in ROLES.items() if spoken not in _CALLS and role != "tool"}
 
@@ -198,7 +202,7 @@ def _parse_turn(turn: Any, origin: str, where: str) -> tuple[Message, bool]:
     if not _KEPT.isdisjoint(turn):
         message |= {key: text_of(turn[key], origin, f"{where} {key}") for key in _KEPT if turn.get(key) is not None}
     unread = turn.keys() - _READ
-    if not _THOUGHTS.isdisjoint(turn) or "reasoning_content" in message:
+    if not THOUGHTS_KEYS.isdisjoint(turn) or "reasoning_content" in message:
         unread |= _add_thoughts(message, turn, origin, where)
     if len(turn) > 2:
         unread |= {key for key in ("value", "content") if turn.get(key) is not None and turn[key] is not content}
@@ -212,7 +216,7 @@ def _parse_turn(turn: Any, origin: str, where: str) -> tuple[Message, bool]:
 
 def _add_thoughts(message: Message, turn: dict[str, Any], origin: str, where: str) -> set[str]:
     """Put the thoughts of a turn, by whichever name, into its message; the names that hold none that can be read."""
-    texts = {key: contents.thoughts_of(turn.get(key)) for key in _THOUGHTS if turn.get(key) is not None}
+    texts = {key: contents.thoughts_of(turn.get(key)) for key in THOUGHTS_KEYS if turn.get(key) is not None}
     if message["role"] != "assistant":
         return {*texts}
     given = [message.get("reasoning_content", ""), *texts.values()]

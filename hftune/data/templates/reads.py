@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import Any
 
 from hftune.data.records.messages import Message
+from hftune.data.records.unread import note_unread
 from hftune.data.records.written_calls import with_calls
 from hftune.errors import DataError
 
@@ -24,6 +25,7 @@ _NAMES = (THOUGHTS, "thinking", "reasoning")
 _ASKED: Message = {"role": "user", "content": "a"}
 _WORDS = "HFTUNEFIRST", "HFTUNESECOND"
 _CALLS = [{"id": "abcdefghi", "type": "function", "function": {"name": word, "arguments": {}}} for word in _WORDS]
+_TOOLS = re.compile(r"\btools\b")
 # Without an opening mark where the prompt has opened them.
 _IN_TEXT = re.compile(r"\s*(?:<think>)?(.*?)</think>\s*", re.DOTALL)
 
@@ -73,6 +75,11 @@ class Reads:
         """Whether the template writes only the first call of a message (gpt-oss's)."""
         text = self._written(content="", tool_calls=_CALLS)
         return _WORDS[0] in text and _WORDS[1] not in text
+
+    def note_tools(self, tools: Tools, origin: str) -> None:
+        """Note that a record offers tools, if the template does not write them."""
+        if tools and not _TOOLS.search(self.template):
+            note_unread("tools, which the chat template does not write", origin)
 
     def named(self, messages: list[Message]) -> list[Message]:
         """The messages with thoughts under the name that the template reads."""

@@ -132,6 +132,7 @@ class ChatEncoder(Encoder):
     def parse(self, row: Row) -> list[SpannedText]:
         """The texts of a record with their spans: one, unless the template rewrites its earlier turns."""
         conversation = to_conversation(row)
+        self.finder.render.reads.note_tools(conversation.tools, row.origin)
         try:
             found = self.finder.rows(conversation.messages, conversation.tools, conversation.template_arguments)
         except DataError as error:

@@ -8,7 +8,7 @@ import pytest
 
 from hftune.data.records.messages import parse_messages
 from hftune.data.records.unread import added, describe_unread, has_text, note_unread, take_unread
-from tests.unit.data.helpers import assistant, make_tokenizer, row, tokenize_chat, user
+from tests.unit.data.helpers import assistant, make_tokenizer, row, template, tokenize_chat, user
 
 
 @pytest.mark.parametrize(
@@ -50,6 +50,20 @@ def test_what_a_turn_holds_and_is_not_read(turn: dict[str, Any], what: list[str]
     take_unread()
     parse_messages([turn], "f:1", "messages")
     assert [*take_unread()] == what
+
+
+def test_columns_of_thoughts_and_tools_that_no_template_writes() -> None:
+    rows = [
+        row(1, prompt="Q", completion="A", reasoning="because", thinking=None),
+        row(2, messages=[user("Q"), assistant("A")], tools=[{"name": "f"}]),
+    ]
+    _, counts = tokenize_chat(rows, make_tokenizer(), max_length=None)
+    assert counts.unread == {
+        'the column "reasoning"': [1, "data.jsonl:1"],
+        "tools, which the chat template does not write": [1, "data.jsonl:2"],
+    }
+    _, counts = tokenize_chat(rows[1:], make_tokenizer(template("qwen3")), max_length=None)
+    assert counts.unread == {}
 
 
 def test_a_run_counts_what_is_not_read() -> None:

@@ -95,7 +95,8 @@ class RewardPairEncoder(PairEncoder):
         except DataError as error:
             raise error.at(preference.origin) from error
         # The first span behind those of the prompt's own turns.
-        first = sum(message["role"] == "assistant" for message in before)
+        said = self.all_turns.render.reads.said(before, preference.tools)
+        first = sum(message["role"] == "assistant" for message in said)
         return SpannedText(found.text, [Span(found.spans[first].start, found.spans[-1].end)])
 
     def encode(self, parsed: list[PairText], counts: Counts) -> dict[str, list[Any]]:

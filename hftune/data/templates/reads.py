@@ -8,11 +8,14 @@ at hand writes them.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from functools import cached_property
+from itertools import islice, takewhile
 from typing import Any
 
+from hftune.data.readers.strict_json import Malformed, loads
 from hftune.data.records.messages import Message
 from hftune.data.records.unread import note_unread
 from hftune.data.records.written_calls import with_calls
@@ -117,20 +120,39 @@ def _one_call_each(messages: list[Message]) -> list[Message]:
     index = 0
     while index < len(messages):
         message = messages[index]
-        calls = message.get("tool_calls") or []
         index += 1
-        results = messages[index : index + len(calls)]
-        following = messages[index + len(calls) : index + len(calls) + 1]
-        alone = not following or following[0]["role"] != "tool"
-        if len(calls) < 2 or [one["role"] for one in results] != ["tool"] * len(calls) or not alone:
-            found.append(message)
-            continue
-        index += len(calls)
-        by_id = {one.get("tool_call_id"): one for one in results}
-        ids = [call.get("id") for call in calls]
-        if by_id.keys() == {*ids} and len(by_id) == len(calls):
-            results = [by_id[name] for name in ids]
-        for number, (call, result) in enumerate(zip(calls, results, strict=True)):
-            bare = {key: part for key, part in message.items() if key != THOUGHTS} | {"content": ""}
-            found += [{**(bare if number else message), "tool_calls": [call]}, result]
+        calls = message.get("tool_calls") or []
+        if len(calls) > 1:
+            results = [*takewhile(lambda one: one["role"] == "tool", islice(messages, index, None))]
+            parts = _results_of(calls, results)
+            if parts:
+                index += len(results)
+                rest = {key: part for key, part in message.items() if key != THOUGHTS} | {"content": ""}
+                for number, (call, result) in enumerate(zip(calls, parts, strict=True)):
+                    found += [{**(rest if number else message), "tool_calls": [call]}, result]
+                continue
+        found.append(message)
     return found
+
+
+def _results_of(calls: list[dict[str, Any]], results: list[Message]) -> list[Message]:
+    """The result of each call; none where it cannot be told."""
+    if len(results) == 1:
+        # LLaMA-Factory's sets have those of all calls in one text, a list with the names of the functions.
+        results = _listed(calls, results[0])
+    by_id = {str(one.get("tool_call_id")): one for one in results}
+    ids = [str(call.get("id")) for call in calls]
+    if len(by_id) == len(calls) and by_id.keys() == {*ids}:
+        results = [by_id[name] for name in ids]
+    return results if len(results) == len(calls) else []
+
+
+def _listed(calls: list[dict[str, Any]], result: Message) -> list[Message]:
+    try:
+        parts = loads(result["content"].encode("utf-8", "surrogatepass"))
+    except Malformed:
+        return []
+    names = [part.get("name") if isinstance(part, dict) else None for part in parts] if isinstance(parts, list) else []
+    if names != [call["function"]["name"] for call in calls]:
+        return []
+    return [{**result, "content": json.dumps([part], ensure_ascii=False)} for part in parts]

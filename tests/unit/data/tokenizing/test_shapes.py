@@ -16,7 +16,7 @@ from hftune.data.tokenizing.chats import ChatEncoder
 from hftune.data.tokenizing.counts import Counts
 from tests.unit.data.helpers import assistant, make_tokenizer, row, slow_if_alike, template, tokenize_pairs, user
 
-NAMES = ["qwen3", "qwen3_5_think", "qwen3_5_nothink", "qwen3_6", "glm4moe", "gptoss"]
+NAMES = ["qwen3", "qwen3_5_think", "qwen3_6", "glm4moe", "gptoss"]
 SCHEMA = {
     "type": "object",
     "properties": {"city": {"type": "string", "description": "c"}, "days": {"type": "integer", "description": "d"}},
@@ -365,7 +365,7 @@ def test_pairs_of_medicalgpt(name: str) -> None:
         row(conversations=[*asked, *turns(("function_call", bare(ROME)), ("observation", "zwanzig"))],
             tools=json.dumps(BARE), chosen="Es sind 20.", rejected="20."),
     ]  # fmt: skip
-    dataset, counts = tokenize_pairs(rows, tokenizer, max_length=None)
+    dataset, counts = tokenize_pairs(rows, tokenizer, max_length=4096)
     assert counts.used == 2
     chosen, rejected = tokenizer.decode(dataset[0]["chosen_ids"]), tokenizer.decode(dataset[0]["rejected_ids"])
     assert call(ROME) in chosen and "Sonnig." in rejected

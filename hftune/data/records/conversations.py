@@ -23,7 +23,7 @@ from hftune.errors import DataError
 from hftune.template_arguments import TemplateArguments
 from hftune.data.records.messages import THOUGHTS_KEYS, Message
 from hftune.data.records.unread import has_text, note_unread
-from hftune.errors import DataError, shown
+from hftune.errors import DataError
 
 NO_ASSISTANT = "no assistant turn"
 NOTHING_TRAINED = "no trained turn"
@@ -57,7 +57,7 @@ def to_conversation(row: Row) -> Conversation:
     if not THOUGHTS_KEYS.isdisjoint(value):
         # They may be the model's thoughts, or somebody's about the answer.
         for key in (key for key in THOUGHTS_KEYS if has_text(value.get(key))):
-            note_unread(f"the column {shown(key)}", origin)
+            note_unread(f'the column "{key}"', origin)
     # Before anything is rendered: a record without a target would cost a tokenisation to find out.
     weights = [message.get("weight", 1.0) for message in messages if message["role"] == "assistant"]
     if not weights:

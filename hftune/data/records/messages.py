@@ -64,7 +64,7 @@ _KEPT = dict.fromkeys(("name", "tool_call_id")).keys()
 THOUGHTS_KEYS = dict.fromkeys(
     ("reasoning_content", "reasoning", "thinking", "reasoning_details", "thinking_blocks")
 ).keys()
-_NO_CALLS = (None, "", "[]", "null", [], {})
+_NO_CALLS: tuple[Any, ...] = (None, "", "[]", "null", [], {})
 # Each says how much a turn is trained: OpenAI's and ours, ms-swift's, LLaMA-Factory's, axolotl's, ms-swift's.
 _WEIGHTS = dict.fromkeys(("weight", "loss_scale", "loss_weight", "train", "loss")).keys()
 _READ = frozenset(
@@ -207,7 +207,7 @@ def _parse_turn(turn: Any, origin: str, where: str) -> tuple[Message, bool]:
     if len(turn) > 2:
         unread |= {key for key in ("value", "content") if turn.get(key) is not None and turn[key] is not content}
         for key in sorted(key for key in unread if has_text(turn[key])):
-            note_unread(f"{shown(key)} of a turn of {role}", origin)
+            note_unread(f'"{shown(key)}" of a turn of {role}', origin)
     weight = None if _WEIGHTS.isdisjoint(turn) else _weight(turn, role, origin, where)
     if weight is not None:
         message["weight"] = weight

@@ -18,12 +18,10 @@ from hftune.data.records.formats import (
     unknown_format,
     wrong_stage,
 )
-from hftune.data.records.messages import Message
-from hftune.errors import DataError
-from hftune.template_arguments import TemplateArguments
 from hftune.data.records.messages import THOUGHTS_KEYS, Message
 from hftune.data.records.unread import has_text, note_unread
 from hftune.errors import DataError
+from hftune.template_arguments import TemplateArguments
 
 NO_ASSISTANT = "no assistant turn"
 NOTHING_TRAINED = "no trained turn"

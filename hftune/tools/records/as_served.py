@@ -120,10 +120,11 @@ class ServedCheck:
         """What a server is asked at each trained turn: its prompt, and those of thinking off; [] for nothing."""
         render = self.encoder.finder.render.given(said.template_arguments)
         turns = []
-        for index, message in enumerate(said.messages):
+        messages = render.reads.said(said.messages, said.tools)
+        for index, message in enumerate(messages):
             if message["role"] == "assistant" and message.get("weight") != 0:
                 ways = ((SERVED, render), *((OFF, other) for other in thoughts_of(render).off))
-                ids = [(verdict, self._ids(way, said.messages[:index], said.tools)) for verdict, way in ways]
+                ids = [(verdict, self._ids(way, messages[:index], said.tools)) for verdict, way in ways]
                 turns.append([(verdict, one) for verdict, one in ids if one])
         return turns
 

@@ -15,6 +15,7 @@ from hftune.data.tokenizing.chats import ChatEncoder
 from hftune.errors import ArgumentError, DataError
 from hftune.tools.records.as_served import OFF, OTHER, REFUSED, SERVED, UNASKED, ServedCheck, check_served
 from tests.unit.data.helpers import assistant, make_tokenizer, row, template, user
+from tests.unit.data.tokenizing.test_shapes import SHAPES
 
 THOUGHTS = [
     user("a"), assistant("b", reasoning_content="hm"), user("c"), assistant("d", reasoning_content="oh"),
@@ -36,6 +37,15 @@ def test_turns_of_conversations() -> None:
     assert verdicts("deepseekv3", PLAIN)[1] == {OFF: 2} and verdicts("deepseekv3", THOUGHTS)[1] == {SERVED: 2}
     assert verdicts("llama3", [assistant("b"), *PLAIN])[1] == {UNASKED: 1, SERVED: 2}
     assert verdicts("gemma", THOUGHTS)[1] == {REFUSED: 1}
+
+
+@pytest.mark.parametrize("name", ["qwen3", "gptoss"])
+def test_calls_in_texts_and_several_calls_at_once(name: str) -> None:
+    for shape in ("GLM in text", "Anthropic", "ShareGPT"):
+        check = ServedCheck(ChatEncoder(make_tokenizer(template(name)), max_length=None))
+        for record in SHAPES[shape]:
+            assert [*check(row(**record))]
+        assert check.counts.keys() <= {SERVED, OFF}, (shape, check.counts)
 
 
 def test_the_first_difference() -> None:

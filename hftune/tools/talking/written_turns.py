@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 import re
-from os.path import commonprefix
 from typing import Any
 
 from hftune.data.records.messages import Message
 from hftune.data.templates.rendering import Renderer
+from hftune.data.templates.turns import common_start
 from hftune.errors import DataError
 
 ResponseTemplate = dict[str, Any]
@@ -91,7 +91,7 @@ class WrittenTurns:
 
     def _marks(self) -> tuple[str, str, str]:
         """What opens and what closes a thought, and what opens a text, without white space; "" for nothing."""
-        lead = self.before.removeprefix(commonprefix([self.before, self.asked])).strip()
+        lead = self.before.removeprefix(common_start(self.before, self.asked)).strip()
         before, found, rest = self.thoughtful.partition(_THOUGHT)
         between, said, _ = rest.partition(_SAID)
         if not found or not said:
@@ -112,7 +112,7 @@ class WrittenTurns:
         if NAME not in self.called:
             return None
         # With `lead`, text and calls part where the generation prompt ends; else where a text would begin.
-        common = commonprefix([self.called, self.asked if lead else self.before])
+        common = common_start(self.called, self.asked if lead else self.before)
         text = self.called[len(common) :].removesuffix(self.after)
         twice = self.twice[len(common) :] if self.twice.startswith(common) else ""
         found = _OBJECT.search(text)
@@ -155,7 +155,7 @@ def _tagged(text: str, twice: str) -> dict[str, Any] | None:
         return None
     head, middle, between, _, tail = parts
     opens, named, behind = head.rpartition(NAME)
-    marker = commonprefix([behind[::-1], between[::-1]])[::-1]
+    marker = common_start(behind[::-1], between[::-1])[::-1]
     # `>` of the tag before is the same by chance.
     marker = found.group() if (found := re.search(r"\s*[<\[].*", marker, re.DOTALL)) else marker
     closing = between.removesuffix(marker).strip()
@@ -182,7 +182,7 @@ def _ends(text: str) -> str:
 
 
 def _closing(opens: str, text: str, twice: str, end: int) -> dict[str, str]:
-    """What closes a call that ends at `end`: as far as it stands between two calls, too; nothing: it ends the answer."""
+    """What closes a call that ends at `end`, as far as it stands between two calls, too; {}: the end of the answer."""
     closes = text[end:]
     if opens.strip() and opens.strip() in twice[end:]:
         closes = twice[end:].partition(opens.strip())[0]

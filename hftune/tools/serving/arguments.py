@@ -32,15 +32,13 @@ class ServeArguments(TurnTokenFields):
     port: int = field(default=8000, metadata={"help": "Port to listen at; 0: any that is free, which is said."})
     api_key: str | None = field(
         default=None,
-        metadata={
-            "help": f"Key that clients must send; better in the variable {KEY_VARIABLE}, which nobody else sees."
-        },
+        metadata={"help": f"Key that clients must send; better in the variable {KEY_VARIABLE}, which is not shown."},
     )
     backend: str = field(
         default="auto",
         metadata={
-            "help": "transformers: one request at a time, on any machine; vllm: starts vLLM's own server with the same "
-            "folder, template and arguments; auto: vllm on a GPU where it is installed, unless --reward_model is given.",
+            "help": "transformers: one request at a time, on any machine; vllm: starts vLLM's server with the same "
+            "folder, template and arguments; auto: vllm on a GPU if it is installed and --reward_model is not given.",
             "choices": ["auto", "transformers", "vllm"],
         },
     )

@@ -75,7 +75,7 @@ def vllm_command(args: ServeArguments, name: str, adapters: dict[str, str], asid
     command += ["--tokenizer", args.model, "--dtype", args.dtype]
     command += ["--trust-remote-code"] if args.trust_remote_code else []
     command += ["--max-model-len", str(args.max_model_len)] if args.max_model_len else []
-    if tokenizer.chat_template:
+    if isinstance(tokenizer.chat_template, str):
         command += _of_template(give_recorded(tokenizer, args.model, args.template_arguments), aside)
     if adapters:
         ranks = [_rank(folder) for folder in adapters.values()]

@@ -20,7 +20,7 @@ class ChatArguments(TurnTokenFields):
     adapter: list[str] | None = field(
         default=None,
         metadata={
-            "help": "Folders of adapters on the model, the one next to it first; an adapter alone knows its base."
+            "help": "Folders of adapters on the model, the one next to it first; each alone knows its base."
         },
     )
     system_prompt: str | None = field(
@@ -28,7 +28,7 @@ class ChatArguments(TurnTokenFields):
     )
     tools: str | None = field(
         default=None,
-        metadata={"help": "JSON file of the tools that are offered, as the records of a data set have them."},
+        metadata={"help": "JSON file of the tools that are offered, as records of a data set have them."},
     )
     max_new_tokens: int = field(default=1024, metadata={"help": "Tokens of an answer; a longer one is cut, and said."})
     temperature: float | None = field(

@@ -179,7 +179,8 @@ def _texts(prompts: list[Prompt], tokenizer: PreTrainedTokenizerBase, mode: str)
             if render is None:
                 texts.append(guard.document(str(prompt.messages[-1].get("content"))))
             else:
-                texts.append(guard.text(render, prompt.messages, add_generation_prompt=True))
+                arguments = prompt.template_arguments
+                texts.append(guard.text(render.given(arguments), prompt.messages, add_generation_prompt=True))
         except DataError as error:
             raise error.at(prompt.origin) from error
         counts.note_texts(texts[-1:])

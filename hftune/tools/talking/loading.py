@@ -18,6 +18,7 @@ from transformers.utils import logging as transformers_logging
 from hftune.checkpoints import manifest as manifests
 from hftune.checkpoints.adapter_chain import whole_chain
 from hftune.checkpoints.file_records import is_model
+from hftune.checkpoints.template_arguments import give_recorded
 from hftune.errors import ArgumentError, UserError
 from hftune.models.adapters.folding import fold_adapters
 from hftune.models.adapters.saved_config import read_lora_config
@@ -25,6 +26,7 @@ from hftune.models.loading.config_sizes import check_config
 from hftune.models.loading.from_pretrained import pretrained
 from hftune.models.vocabulary.grown_model import grow_as_recorded
 from hftune.path_hints import cannot_load
+from hftune.template_arguments import TemplateArguments
 from hftune.tools.talking.ends import ends_of
 from hftune.trainers.rewards.loading import reward_head
 
@@ -35,6 +37,10 @@ class HowToLoad(Protocol):
     dtype: str
     trust_remote_code: bool
     use_cpu: bool
+
+    @property
+    def template_arguments(self) -> TemplateArguments | None:
+        """What the chat template is given; None: as the model was trained."""
 
 
 @dataclass
@@ -107,6 +113,8 @@ def load_talker(name: str, how: HowToLoad, flag: str = "--models") -> Talker:
     transformers_logging.disable_progress_bar()
     try:
         tokenizer = pretrained(AutoTokenizer, name, trust_remote_code=how.trust_remote_code)
+        if tokenizer.chat_template:
+            give_recorded(tokenizer, name, how.template_arguments)
         if on_gpu:
             options["device_map"] = "auto"
         # The loading info tells what was not in the files.

@@ -14,7 +14,7 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-from trl.chat_template_utils import add_response_schema
+from trl import add_response_schema
 
 from hftune.data.records.messages import Message
 from hftune.data.records.tool_calls import parse_calls

@@ -19,6 +19,7 @@ from hftune.cli import COMMANDS
 from hftune.tools.consolidating.run import ConsolidateArguments
 from hftune.tools.export.run import FORMATS
 from hftune.tools.scoring.arguments import ScoreArguments
+from hftune.tools.serving.arguments import ServeArguments
 from hftune.tools.vocabulary.arguments import VOCAB_ALIASES, VocabArguments
 from tests.documents import DOCS, PAGES, ROOT, SHELL, Block, anchors, blocks, commands, links
 
@@ -120,6 +121,7 @@ def class_of(words: list[str]) -> type | None:
     others = {
         "ask": AskArguments,
         "score": ScoreArguments,
+        "serve": ServeArguments,
         "consolidate": ConsolidateArguments,
         "vocab": VocabArguments,
     }

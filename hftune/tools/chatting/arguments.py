@@ -19,9 +19,7 @@ class ChatArguments(TurnTokenFields):
     )
     adapter: list[str] | None = field(
         default=None,
-        metadata={
-            "help": "Folders of adapters on the model, the one next to it first; each alone knows its base."
-        },
+        metadata={"help": "Folders of adapters on the model, the one next to it first; each alone knows its base."},
     )
     system_prompt: str | None = field(
         default=None, metadata={"help": "The system message. Left out: as the run was that made the model; '': none."}

@@ -14,11 +14,11 @@ from hftune.data.records.tool_calls import parse_tools
 from hftune.errors import ArgumentError, DataError, UserError, did_you_mean, raise_together
 from hftune.logging import notice
 from hftune.opening.json_file import read_json
+from hftune.template_arguments import FIELD
 from hftune.tools.chatting.arguments import ChatArguments, check_numbers
 from hftune.tools.chatting.saving import append_record
 from hftune.tools.chatting.speaker import Speaker, Tools
 from hftune.tools.chatting.view import AnswerView, note
-from hftune.template_arguments import FIELD
 from hftune.tools.talking.loading import check_talker, load_talker
 from hftune.visible import say
 

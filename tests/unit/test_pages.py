@@ -16,6 +16,7 @@ from hftune.arguments.names.table import table
 from hftune.arguments.parser import HftuneParser
 from hftune.arguments.stages import stage_parser
 from hftune.cli import COMMANDS
+from hftune.tools.chatting.arguments import ChatArguments
 from hftune.tools.consolidating.run import ConsolidateArguments
 from hftune.tools.export.run import FORMATS
 from hftune.tools.scoring.arguments import ScoreArguments
@@ -120,6 +121,7 @@ def class_of(words: list[str]) -> type | None:
         return FORMATS[words[2]]
     others = {
         "ask": AskArguments,
+        "chat": ChatArguments,
         "score": ScoreArguments,
         "serve": ServeArguments,
         "consolidate": ConsolidateArguments,

@@ -14,6 +14,7 @@ from hftune.data.records.tool_calls import parse_tools
 from hftune.errors import ArgumentError, DataError, UserError, did_you_mean, raise_together
 from hftune.logging import notice
 from hftune.opening.json_file import read_json
+from hftune.template_arguments import FIELD
 from hftune.tools.chatting.arguments import ChatArguments, check_numbers
 from hftune.tools.chatting.saving import append_record
 from hftune.tools.chatting.speaker import Speaker, Tools
@@ -50,10 +51,11 @@ def chat(args: ChatArguments) -> None:
         for name in names
         for problem in check_talker(name, "--models", fix, trust_remote_code=args.trust_remote_code)
     )
+    raise_together(_no_adapters(args.adapter or []))
     speakers = []
     for name in names:
-        talker = load_talker(name, args)
-        speakers.append(Speaker(talker, args, system_of(name, args), tools))
+        talker = load_talker(name, args, adapters=args.adapter or [])
+        speakers.append(Speaker(talker, args, system_of(talker.name, args), tools))
         if speakers[-1].render is None:
             notice(f"{name} has no chat template: it is given the bare text of the last question")
     at_terminal = sys.stdin.isatty()
@@ -62,12 +64,22 @@ def chat(args: ChatArguments) -> None:
     Chat(speakers, args, patient=at_terminal).run(lines())
 
 
+def _no_adapters(folders: list[str]) -> Iterator[UserError]:
+    for folder in folders:
+        if not (Path(folder) / "adapter_config.json").is_file():
+            fix = "name folders of adapters, the one next to the model first"
+            yield ArgumentError(f"there is no adapter in {folder}", place="--adapter", fix=fix)
+
+
 def system_of(name: str, args: ChatArguments) -> str | None:
     """The system message: as given, else as the run gave its prompts that made the model."""
     if args.system_prompt is not None:
         return args.system_prompt or None
-    recorded = ((read_manifest(name) or {}).get("arguments") or {}).get("system_prompt")
-    if not isinstance(recorded, str) or not recorded:
+    # Of a merged model the run is that of its last adapter.
+    made_of = [name, *(str(parent.get("folder")) for parent in (read_manifest(name) or {}).get("parents") or [])]
+    runs = [(read_manifest(folder) or {}).get("arguments") or {} for folder in (name, made_of[-1])]
+    recorded = next((said for run in runs if isinstance(said := run.get("system_prompt"), str) and said), None)
+    if recorded is None:
         return None
     notice(f"{name} was trained with a system message, so it is used here (--system_prompt '' for none)")
     return recorded
@@ -228,4 +240,6 @@ class Chat:
 
     def record(self, speaker: Speaker) -> dict[str, Any]:
         """The conversation as a record of a data set."""
-        return {"messages": speaker.messages} | ({"tools": speaker.tools} if speaker.tools else {})
+        record: dict[str, Any] = {"messages": speaker.messages}
+        arguments = speaker.render.arguments if speaker.render is not None else {}
+        return record | ({"tools": speaker.tools} if speaker.tools else {}) | ({FIELD: arguments} if arguments else {})

@@ -29,6 +29,10 @@ def append_record(file: Path, record: dict[str, Any]) -> int:
         DataError: Nothing in the conversation could be trained.
     """
     to_conversation(Row(record, _PLACE, 1))
+    if not file.absolute().parent.is_dir():
+        raise ArgumentError(
+            f"there is no folder {file.absolute().parent}", place=_PLACE, fix="make it, or name another"
+        )
     line = (json.dumps(redacted(record), ensure_ascii=False) + "\n").encode("utf-8", "replace")
     with disk_errors(file, _PLACE):
         # Not through a link, and never emptied.

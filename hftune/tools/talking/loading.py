@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,10 +16,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, 
 from transformers.utils import logging as transformers_logging
 
 from hftune.checkpoints import manifest as manifests
-from hftune.checkpoints.adapter_chain import whole_chain
+from hftune.checkpoints.adapter_chain import chain_problems, check_recorded_base, whole_chain
 from hftune.checkpoints.file_records import is_model
 from hftune.checkpoints.template_arguments import give_recorded
-from hftune.errors import ArgumentError, UserError
+from hftune.errors import ArgumentError, UserError, raise_together
 from hftune.models.adapters.folding import fold_adapters
 from hftune.models.adapters.saved_config import read_lora_config
 from hftune.models.loading.config_sizes import check_config
@@ -85,11 +85,13 @@ def _scores(folder: str, flag: str, trust_remote_code: bool) -> bool:
         return False
 
 
-def load_talker(name: str, how: HowToLoad, flag: str = "--models") -> Talker:
+def load_talker(name: str, how: HowToLoad, flag: str = "--models", adapters: Sequence[str] = ()) -> Talker:
     """A model and its tokenizer, over all GPUs of this machine or on the CPU; adapters are folded into the base.
 
     Args:
         flag: What named the model, for errors.
+        adapters: Folders of more adapters, in the order in which they lie on the model; the tokenizer, its template and
+            its arguments are those of the last.
 
     Raises:
         ArgumentError: There is no such model, it lacks weights, or an adapter does not fit its base.
@@ -104,6 +106,10 @@ def load_talker(name: str, how: HowToLoad, flag: str = "--models") -> Talker:
         # saved.
         recorded = (manifests.read_manifest(name) or {}).get("base", {}).get("name")
         base = recorded or read_lora_config(name, flag).base_model_name_or_path
+    if adapters:
+        folders = whole_chain([*folders, *adapters])
+        raise_together([*check_recorded_base(base, folders[0], "--adapter"), *chain_problems(folders, "--adapter")])
+        name = adapters[-1]
     # Before transformers reads them: a config with absurd sizes would fill the memory.
     for folder in {name, base}:
         check_config(folder, flag)

@@ -22,12 +22,6 @@ from hftune.tools.serving.run import adapters_of, backend_of, bound, check_serve
 from hftune.tools.talking.loading import load_talker
 from hftune.tools.talking.parsing import AnswerForm
 from tests.conftest import tiny_tokenizer
-from tests.speaking import speaking_models
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return speaking_models(tmp_path_factory.mktemp("speaking"))
 
 
 def problems(**given: Any) -> str:

@@ -17,12 +17,6 @@ from hftune.tools.serving import vllm
 from hftune.tools.serving.arguments import ServeArguments
 from hftune.tools.serving.run import serve
 from hftune.tools.serving.vllm import vllm_command
-from tests.speaking import speaking_models
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return speaking_models(tmp_path_factory.mktemp("speaking"))
 
 
 def flags(command: list[str]) -> dict[str, list[str]]:

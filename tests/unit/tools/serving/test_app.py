@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -186,13 +187,15 @@ def test_what_nobody_foresaw_is_told_to_the_log_alone(
     assert last["error"]["code"] == "failed" and "a bug" not in last["error"]["message"]
 
 
-def test_an_answer_that_nobody_waits_for_ends(server: Server) -> None:
-    """In one thread: the next answer comes only once the one before has ended."""
-    long = {"max_tokens": 2000, "temperature": 1.5, "seed": 1, "n": 16}
+def test_an_answer_that_nobody_waits_for_ends(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(serving, "get_logger", lambda: SimpleNamespace(info=lambda _, *values: said.append(values)))
     for leave, stream in ((2, True), (0, False)):
-        chat(server, "base", leave=leave, stream=stream, **long)
-        before = len(server.queue.thread._threads)
-        assert chat(server).status == 200 and before == 1
+        chat(server, "base", leave=leave, stream=stream, max_tokens=2000, temperature=1.5, seed=1, n=16)
+        # In one thread: this answer comes only once the one before has ended.
+        assert chat(server).status == 200
+    assert [values[3] for values in said] == ["left", "stop", "left", "stop"]
+    assert max(values[2] for values in said) < 2000, "of 32000"
 
 
 def test_the_end_of_the_server_is_told(folders: dict[str, Path]) -> None:

@@ -55,7 +55,8 @@ def call(server: Server, path: str, body: Any = None, *, leave: int | None = Non
     Args:
         leave: The client leaves after so many pieces of the response; 0: as soon as it has asked.
     """
-    given = {name.replace("_", "-"): value for name, value in {**HEADERS, **headers}.items() if value is not None}
+    own = {name.replace("_", "-"): value for name, value in headers.items()}
+    given = {name: value for name, value in {**HEADERS, **own}.items() if value is not None}
     raw = body if isinstance(body, bytes) else json.dumps(body).encode()
     scope = {
         "type": "http",

@@ -15,7 +15,7 @@ from hftune.errors import ArgumentError, DataError, UserError, did_you_mean, rai
 from hftune.logging import notice
 from hftune.opening.json_file import read_json
 from hftune.template_arguments import FIELD
-from hftune.tools.chatting.arguments import ChatArguments, check_numbers
+from hftune.tools.chatting.arguments import ChatArguments, check_models
 from hftune.tools.chatting.saving import append_record
 from hftune.tools.chatting.speaker import Speaker, Tools
 from hftune.tools.chatting.view import AnswerView, note
@@ -42,7 +42,7 @@ def chat(args: ChatArguments) -> None:
             question that cannot be answered.
         DataError: The file of tools holds none.
     """
-    raise_together(check_numbers(args))
+    raise_together(check_models(args))
     names = list(args.models or [])
     tools = _tools(args.tools)
     fix = "give a language model; hftune score asks a reward model"
@@ -231,7 +231,7 @@ class Chat:
             which, _, name = rest.partition(" ")
         if which not in ("1", "2") or not name.strip():
             usage = "/save FILE" if len(self.speakers) == 1 else "/save 1 FILE or /save 2 FILE"
-            raise ArgumentError(f"to be saved are a conversation and a file: {usage}", fix=usage)
+            raise ArgumentError("/save needs a file, and of two models the number of one", fix=usage)
         file = Path(name.strip()).expanduser()
         speaker = self.speakers[int(which) - 1]
         count = append_record(file, self.record(speaker))

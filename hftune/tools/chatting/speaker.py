@@ -265,4 +265,5 @@ def sampling(args: ChatArguments, talker: Talker) -> dict[str, Any]:
     chosen = {
         name: next(value for value in (given[name], saved[name], neutral[name]) if value is not None) for name in given
     }
-    return {"do_sample": True, **chosen}
+    # -1 is vLLM's word for all tokens.
+    return {"do_sample": True, **chosen, "top_k": max(0, chosen["top_k"])}

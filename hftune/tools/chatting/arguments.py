@@ -37,7 +37,7 @@ class ChatArguments(TurnTokenFields):
         default=None, metadata={"help": "Draw from the likeliest tokens that have this probability together."}
     )
     top_k: int | None = field(
-        default=None, metadata={"help": "Draw from this many of the likeliest tokens; 0 or -1: all."}
+        default=None, metadata={"help": "Draw from this many of the likeliest tokens; 0: from all."}
     )
     seed: int | None = field(default=None, metadata={"help": "Seed of what is drawn; left out: another one each time."})
     dtype: str = field(

@@ -177,17 +177,18 @@ class Chat:
                 say(f"--- {self.speakers.index(speaker) + 1}: {speaker.name}")
             view = AnswerView(self._counter(speaker), thoughts=self.thoughts)
             seed = None if self.args.seed is None else self.args.seed + self.answers
+            said = None
             try:
                 found = speaker.answer(view.show, seed)
             except UserError as error:
                 problems.append(error)
-                found = None
             else:
-                view.end(found.cut if found else "nothing was said")
+                said = found.message
+                view.end(found.cut if said else f"{found.cut or 'ended'}: nothing was answered")
                 self.thought = view.thought or self.thought
-            if found is None and taken_back:
+            if said is None and taken_back:
                 del speaker.messages[-1]
-            elif found is not None and (calls := speaker.pending()):
+            elif said is not None and (calls := speaker.pending()):
                 note(f"[/tool RESULT gives the result of {calls[0]['function']['name']}]")
         # The same for both models of a question, so that they draw alike.
         self.answers += 1

@@ -98,7 +98,11 @@ def test_ctrl_c_stops_the_answer_and_not_the_chat(capsys: Capture) -> None:
     assert contents(messages) == ["Count.", "One, two,", "Go on.", "Three."], "an unanswered question is taken back"
     assert messages[1]["weight"] == 0, "a cut answer is not trained" and "weight" not in messages[3]
     printed = capsys.readouterr()
-    assert printed.out == "One, two,\nThree.\n" and "[stopped]" in printed.err and "nothing was said" in printed.err
+    assert (
+        printed.out == "One, two,\nThree.\n"
+        and "[stopped]" in printed.err
+        and "stopped: nothing was answered" in printed.err
+    )
 
 
 def test_an_answer_that_is_cut_says_so(capsys: Capture) -> None:
@@ -106,6 +110,14 @@ def test_an_answer_that_is_cut_says_so(capsys: Capture) -> None:
     chat = chat_with(one, max_new_tokens=3)("Hi")
     assert one.model.calls[0]["max_new_tokens"] == 3 and chat.speakers[0].messages[-1]["weight"] == 0
     assert "cut at --max_new_tokens" in capsys.readouterr().err
+
+
+def test_a_thought_that_is_cut_is_no_answer(capsys: Capture) -> None:
+    one = says(talker(chat_template=QWEN3), "<think>\nOn and on and on.", "<think>\nWell.\n</think>\n\nYes.")
+    chat = chat_with(one, max_new_tokens=25)("Why?", "Why not?")
+    printed = capsys.readouterr()
+    assert "cut at --max_new_tokens: nothing was answered" in printed.err and "[thought for" in printed.out
+    assert contents(chat.speakers[0].messages)[0] == "Why not?", "the question is taken back"
 
 
 def test_a_full_context_loses_no_turn(capsys: Capture) -> None:

@@ -32,6 +32,7 @@ from hftune.models.loading.tokenizer import load_tokenizer
 from hftune.preflight.facts import resolve
 from hftune.tools.export import compared, extract
 from hftune.tools.scoring.arguments import ScoreArguments
+from hftune.tools.serving.arguments import ServeArguments
 from hftune.tools.talking.loading import load_talker
 from hftune.tools.vocabulary import build, domain
 from hftune.tools.vocabulary.arguments import parse_vocab_arguments
@@ -236,7 +237,7 @@ def test_with_the_flag_it_runs(tiny_model: Path, tmp_path: Path, monkeypatch: py
 
 
 def test_every_command_that_loads_has_the_flag() -> None:
-    for command in (AskArguments, ScoreArguments):
+    for command in (AskArguments, ScoreArguments, ServeArguments):
         (args,) = HftuneParser([command]).parse(["--trust_remote_code", "True"])
         assert args.trust_remote_code is True
         (args,) = HftuneParser([command]).parse([])

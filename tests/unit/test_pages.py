@@ -20,6 +20,7 @@ from hftune.tools.chatting.arguments import ChatArguments
 from hftune.tools.consolidating.run import ConsolidateArguments
 from hftune.tools.export.run import FORMATS
 from hftune.tools.scoring.arguments import ScoreArguments
+from hftune.tools.serving.arguments import ServeArguments
 from hftune.tools.vocabulary.arguments import VOCAB_ALIASES, VocabArguments
 from tests.documents import DOCS, PAGES, ROOT, SHELL, Block, anchors, blocks, commands, links
 
@@ -122,6 +123,7 @@ def class_of(words: list[str]) -> type | None:
         "ask": AskArguments,
         "chat": ChatArguments,
         "score": ScoreArguments,
+        "serve": ServeArguments,
         "consolidate": ConsolidateArguments,
         "vocab": VocabArguments,
     }

@@ -159,9 +159,9 @@ class _Listener:
         tokenizer, form = served.talker.tokenizer, served.form(request.arguments)
         self.ends, self.emit, self.cancelled = frozenset(served.talker.ends), emit, cancelled
         self.reader = form.reader(prompt.text, request.tools)
-        self.text = TokenText(tokenizer, self.ends | unmarked(tokenizer, form, with_calls=bool(request.tools)))
+        self.text = TokenText(tokenizer, self.ends | unmarked(tokenizer, form))
         self.stops = StopFinder(request.stop)
-        self.tokens, self.prompted, self.ended, self.calls = 0, False, False, False
+        self.tokens, self.prompted, self.ended_by, self.calls = 0, False, "", False
 
     def put(self, value: torch.Tensor) -> None:
         """Take the prompt, which comes first, or a token."""
@@ -170,7 +170,8 @@ class _Listener:
             return
         for token in value.flatten().tolist():
             self.tokens += 1
-            self.ended = token in self.ends
+            if token in self.ends:
+                self.ended_by = str(self.text.tokenizer.convert_ids_to_tokens(token))
             self._pass(self.reader.feed(self.stops(self.text(token))))
 
     def end(self) -> None:
@@ -179,8 +180,8 @@ class _Listener:
     def finish(self) -> Finish:
         """The last parts, and how the answer ended."""
         self._pass(self.reader.feed(self.stops(self.text.rest()) + self.stops.rest()))
-        self._pass(self.reader.finish())
-        reason = "tool_calls" if self.calls else "stop" if self.ended or self.stops.found else "length"
+        self._pass(self.reader.finish(self.ended_by))
+        reason = "tool_calls" if self.calls else "stop" if self.ended_by or self.stops.found else "length"
         return Finish(reason, self.tokens, self.reader.message())
 
     def _pass(self, parts: list[Part]) -> None:
@@ -200,12 +201,11 @@ class _Stop(StoppingCriteria):
         return torch.full((input_ids.shape[0],), done, device=input_ids.device, dtype=torch.bool)
 
 
-def unmarked(tokenizer: Any, form: AnswerForm, *, with_calls: bool) -> set[int]:
+def unmarked(tokenizer: Any, form: AnswerForm) -> set[int]:
     """Ids of special tokens that are no mark of the parts of an answer, so that they are no part of its text."""
-    template = form.known or (form.written.template if form.written is not None else {})
-    fields = {name: field for name, field in template.get("fields", {}).items() if with_calls or name != "tool_calls"}
+    template = form.template or (form.written.template if form.written is not None else {})
     # Patterns, in JSON: a token may be written with backslashes in it.
-    marks = re.sub(r"\\+(?=\W)", "", json.dumps(fields, ensure_ascii=False))
+    marks = re.sub(r"\\+(?=\W)", "", json.dumps(template.get("fields", {}), ensure_ascii=False))
     pairs = zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=True)
     return {number for token, number in pairs if str(token) not in marks}
 

@@ -171,7 +171,14 @@ def share_weights(talker: Talker, base: Talker) -> None:
     theirs = dict(base.model.named_parameters(remove_duplicate=False))
     for name, own in list(talker.model.named_parameters(remove_duplicate=False)):
         other = theirs.get(name)
-        if other is None or other.shape != own.shape or other.device != own.device or other.dtype != own.dtype:
+        # What accelerate has moved to the CPU or the disk is not here.
+        if (
+            other is None
+            or own.is_meta
+            or other.shape != own.shape
+            or other.device != own.device
+            or other.dtype != own.dtype
+        ):
             continue
         if torch.equal(own, other):
             module, _, attribute = name.rpartition(".")
@@ -187,6 +194,8 @@ def run_server(server: Server, listening: socket.socket) -> None:
         logging.getLogger(name).setLevel(logging.CRITICAL + 1)
     options: dict[str, Any] = {"log_config": None, "access_log": False, "lifespan": "off", "server_header": False}
     runner = uvicorn.Server(uvicorn.Config(server.app, timeout_graceful_shutdown=_GRACE, **options))
+    # From here on clients wait for the server instead of being refused.
+    listening.listen(2048)
     # In a thread of its own: signals come to this one, which hftune's own handlers interrupt.
     thread = threading.Thread(target=runner.run, args=([listening],), name="hftune serve", daemon=True)
     thread.start()
@@ -196,6 +205,7 @@ def run_server(server: Server, listening: socket.socket) -> None:
     get_logger().info("serving %s at %s/v1, one request at a time; Ctrl-C ends it", names, address)
     try:
         thread.join()
+        raise RuntimeError("the server ended by itself")
     finally:
         server.queue.stop()
         runner.should_exit = True

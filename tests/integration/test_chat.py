@@ -44,7 +44,7 @@ def test_a_conversation_at_a_terminal(models: dict[str, Path], environment: dict
             assert terminal.wait_until(lambda: fits(terminal.output[before:]), seconds), terminal.output[-2000:]
 
         assert terminal.wait_until(lambda: terminal.output.endswith("> "), 120), terminal.output[-2000:]
-        says("What is 2+3?\n", "tokens; /think shows it]\r\nFive.")
+        says("What is 2+3?\n", "; /think shows it]\r\nFive.")
         assert "Two and three." not in terminal.output
         says("/think\n", "Two and three.")
         says("Sure?\n", "[thought]\r\nTwo and three.\r\n[end of thought]\r\nFive.")

@@ -34,6 +34,11 @@ def begins_with_mark(content: str) -> bool:
     return _FIRST.match(content) is not None
 
 
+def opened_thoughts(text: str) -> re.Match[str] | None:
+    """The mark (`open`) with which thoughts are opened at the end of a text, and the white space behind it."""
+    return _OPENED.search(text[-_MARK:])
+
+
 def thoughts_of(render: Renderer) -> EmptyThoughts:
     """The finder of empty thoughts of a renderer, made once."""
     found: EmptyThoughts | None = vars(render).get("thoughts")
@@ -83,7 +88,7 @@ class EmptyThoughts:
     def end(self, text: str, start: int) -> int:
         """Where empty thoughts at `start`, or opened right before it, end; `start` where there are none."""
         head = text[max(0, start - _MARK) : start]
-        opened = _OPENED.search(head)
+        opened = opened_thoughts(head)
         # GLM's line break before them is not of the generation prompt.
         begin = start - len(head) + opened.start() if opened else _behind_white_space(text, start)
         found = _EMPTY.match(text, begin)

@@ -6,14 +6,12 @@ template writes the answer alone. So the row is what the template writes, with t
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
+from hftune.data.templates.empty_thoughts import MASK, opened_thoughts
 from hftune.data.templates.spans import Span, SpannedText
 from hftune.data.templates.turns import TurnFinder
 from hftune.errors import DataError
-
-_OPENED = re.compile(r"(?P<mark>[<\[◁](?!/)[^<>\[\]◁▷\s/]*(?:think|thought|reason)[^<>\[\]◁▷\s]*[>\]▷])\s*\Z", re.I)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,19 +42,19 @@ def opened_turn(finder: TurnFinder) -> tuple[TurnFinder, Span, Opening, str] | N
     """
     *before, turn = finder.messages
     prompt = finder.beginning(len(before), prompt=True) or ""
-    opened = _OPENED.search(prompt)
-    if opened is None:
+    opened = opened_thoughts(prompt)
+    if opened is None or opened["open"][-1] not in ">]▷":
         return None
-    mark, space = opened["mark"], prompt[opened.end("mark") :]
+    mark, space = opened["open"], opened[0].removeprefix(opened["open"])
     closing = mark.replace("START", "END") if "START" in mark else f"{mark[0]}/{mark[1:]}"
     known = finder.renderer.tokenizer.get_added_vocab()
     if mark in known and closing not in known:  # a mark of another sort, whose end is not known
         return None
-    inside, closed, answer = turn["content"].rpartition(closing)
-    thought = (turn.get("reasoning_content") or inside.strip().removeprefix(mark)).strip()
+    own = turn.get("reasoning_content") or ""
+    inside, closed, answer = ("", "", turn["content"]) if own else turn["content"].rpartition(closing)
+    thought = (own or inside.strip().removeprefix(mark)).strip()
     said = {key: part for key, part in turn.items() if key != "reasoning_content"}
-    if closed:
-        said["content"] = answer.lstrip()
+    said["content"] = answer.lstrip() if closed else answer
     try:
         written = TurnFinder([*before, said], finder.renderer, finder.tools, proposes=False, empty_thoughts="train")
         span = written.span(len(before))
@@ -65,5 +63,5 @@ def opened_turn(finder: TurnFinder) -> tuple[TurnFinder, Span, Opening, str] | N
     if written.text[: span.start] + opened[0] != prompt:
         return None
     # Line breaks as the prompt has them: <think>\n...\n</think>\n\n, or <think>...</think>.
-    opening = Opening(opened[0], space + closing + 2 * space, finder.empty_thoughts != "mask")
+    opening = Opening(opened[0], space + closing + 2 * space, finder.empty_thoughts != MASK)
     return written, span, opening, thought

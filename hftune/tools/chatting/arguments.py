@@ -36,7 +36,9 @@ class ChatArguments(TurnTokenFields):
     top_p: float | None = field(
         default=None, metadata={"help": "Draw from the likeliest tokens that have this probability together."}
     )
-    top_k: int | None = field(default=None, metadata={"help": "Draw from this many of the likeliest tokens; 0: all."})
+    top_k: int | None = field(
+        default=None, metadata={"help": "Draw from this many of the likeliest tokens; 0: from all."}
+    )
     seed: int | None = field(default=None, metadata={"help": "Seed of what is drawn; left out: another one each time."})
     dtype: str = field(
         default="auto",
@@ -49,8 +51,8 @@ class ChatArguments(TurnTokenFields):
     use_cpu: bool = field(default=False, metadata={"help": "Answer on the CPU even where there is a GPU."})
 
 
-def check_numbers(args: ChatArguments) -> Iterator[ArgumentError]:
-    """Numbers out of their ranges, and models that are too few or too many."""
+def check_models(args: ChatArguments) -> Iterator[ArgumentError]:
+    """Models that are too few or too many."""
     if not args.models:
         yield ArgumentError("no model was named", place="--models", fix="hftune chat outputs/sft-merged")
     elif len(args.models) > 2:
@@ -59,12 +61,3 @@ def check_numbers(args: ChatArguments) -> Iterator[ArgumentError]:
     elif args.adapter and len(args.models) == 2:
         fix = "name the adapter's folder as a model: its base is known"
         yield ArgumentError("of two models it is open which one the adapter is for", place="--adapter", fix=fix)
-    ranges = {
-        "max_new_tokens": (args.max_new_tokens >= 1, "1 or more"),
-        "temperature": (args.temperature is None or 0 <= args.temperature < float("inf"), "0 or more"),
-        "top_p": (args.top_p is None or 0 < args.top_p <= 1, "above 0 and at most 1"),
-        "top_k": (args.top_k is None or args.top_k >= 0, "0 or more"),
-    }
-    for name, (fits, wanted) in ranges.items():
-        if not fits:
-            yield ArgumentError(f"--{name} is {getattr(args, name)}", place=f"--{name}", fix=f"give {wanted}")

@@ -15,7 +15,7 @@ from hftune.errors import ArgumentError, DataError, UserError, did_you_mean, rai
 from hftune.logging import notice
 from hftune.opening.json_file import read_json
 from hftune.template_arguments import FIELD
-from hftune.tools.chatting.arguments import ChatArguments, check_numbers
+from hftune.tools.chatting.arguments import ChatArguments, check_models
 from hftune.tools.chatting.saving import append_record
 from hftune.tools.chatting.speaker import Speaker, Tools
 from hftune.tools.chatting.view import AnswerView, note
@@ -42,7 +42,7 @@ def chat(args: ChatArguments) -> None:
             question that cannot be answered.
         DataError: The file of tools holds none.
     """
-    raise_together(check_numbers(args))
+    raise_together(check_models(args))
     names = list(args.models or [])
     tools = _tools(args.tools)
     fix = "give a language model; hftune score asks a reward model"
@@ -177,17 +177,18 @@ class Chat:
                 say(f"--- {self.speakers.index(speaker) + 1}: {speaker.name}")
             view = AnswerView(self._counter(speaker), thoughts=self.thoughts)
             seed = None if self.args.seed is None else self.args.seed + self.answers
+            said = None
             try:
                 found = speaker.answer(view.show, seed)
             except UserError as error:
                 problems.append(error)
-                found = None
             else:
-                view.end(found.cut if found else "nothing was said")
+                said = found.message
+                view.end(found.cut if said else f"{found.cut or 'ended'}: nothing was answered")
                 self.thought = view.thought or self.thought
-            if found is None and taken_back:
+            if said is None and taken_back:
                 del speaker.messages[-1]
-            elif found is not None and (calls := speaker.pending()):
+            elif said is not None and (calls := speaker.pending()):
                 note(f"[/tool RESULT gives the result of {calls[0]['function']['name']}]")
         # The same for both models of a question, so that they draw alike.
         self.answers += 1
@@ -231,7 +232,7 @@ class Chat:
             which, _, name = rest.partition(" ")
         if which not in ("1", "2") or not name.strip():
             usage = "/save FILE" if len(self.speakers) == 1 else "/save 1 FILE or /save 2 FILE"
-            raise ArgumentError(f"to be saved are a conversation and a file: {usage}", fix=usage)
+            raise ArgumentError("/save needs a file, and of two models the number of one", fix=usage)
         file = Path(name.strip()).expanduser()
         speaker = self.speakers[int(which) - 1]
         count = append_record(file, self.record(speaker))

@@ -14,7 +14,9 @@ from hftune.data.records.messages import Message
 from hftune.data.templates.rendering import Renderer
 from hftune.data.templates.respelled_tokenizer import token_ids
 from hftune.data.templates.turn_token_guard import TurnTokenGuard
+from hftune.data.tokenizing.counts import Counts, describe_turn_tokens
 from hftune.errors import ArgumentError, DataError
+from hftune.logging import notice
 from hftune.tools.chatting.arguments import ChatArguments
 from hftune.tools.talking.loading import Talker
 from hftune.tools.talking.parsing import AnswerForm, Part
@@ -29,12 +31,13 @@ class Answer:
     """What a model has said.
 
     Attributes:
-        message: As it stands in the conversation; with `weight` 0, so that it is not trained, where it was cut.
+        message: As it stands in the conversation; with `weight` 0, so that it is not trained, where it was cut. None:
+            it was cut, or ended, before there was a text or a call.
         prompt, ids: The token ids that the model was given, and those that it said, with the one that ended it.
         cut: Why it was cut; "" for a whole one.
     """
 
-    message: Message
+    message: Message | None
     prompt: list[int]
     ids: list[int]
     cut: str = ""
@@ -155,6 +158,10 @@ class Speaker:
             text = self.guard.document(str(self.messages[-1]["content"]))
         else:
             text = self.guard.text(self.render, self.messages, self.tools, add_generation_prompt=True)
+        counts = Counts(rows=1)
+        counts.note_texts([text])
+        if counts.bordered:
+            notice(describe_turn_tokens(counts, self.args.borders_in_text))
         # A chat template writes the special tokens itself; a second BOS would be part of the prompt.
         plain = self.render is None
         return text, list(token_ids(self.talker.tokenizer, [text], add_special_tokens=plain)[0])
@@ -173,8 +180,8 @@ class Speaker:
             raise ArgumentError(cause, fix="/new begins another one; nothing of this one is left out by itself")
         return limit - length
 
-    def answer(self, show: Callable[[Part], None], seed: int | None = None) -> Answer | None:
-        """The answer to the conversation, which it joins; None where it was stopped before anything was said.
+    def answer(self, show: Callable[[Part], None], seed: int | None = None) -> Answer:
+        """The answer to the conversation, which it joins.
 
         Args:
             show: Called with the parts of the answer while it is generated.
@@ -204,7 +211,7 @@ class Speaker:
             cut = FULL
         message = self._message(text, said, reader.message())
         if not message["content"].strip() and not message.get("tool_calls"):
-            return None
+            return Answer(None, ids, stream.ids, cut)
         # To train it would teach to stop there.
         message |= {"weight": 0.0} if cut else {}
         self.messages.append(message)
@@ -265,4 +272,5 @@ def sampling(args: ChatArguments, talker: Talker) -> dict[str, Any]:
     chosen = {
         name: next(value for value in (given[name], saved[name], neutral[name]) if value is not None) for name in given
     }
-    return {"do_sample": True, **chosen}
+    # -1 is vLLM's word for all tokens.
+    return {"do_sample": True, **chosen, "top_k": max(0, chosen["top_k"])}

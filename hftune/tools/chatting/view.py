@@ -68,7 +68,8 @@ class AnswerView:
         self._thinking = False
         self._break()
         tokens = self.count(self.thought)
-        say("[end of thought]" if self.thoughts else f"[thought for {tokens} tokens; /think shows it]", flush=True)
+        size = f"{tokens} token{'s' * (tokens != 1)}"
+        say("[end of thought]" if self.thoughts else f"[thought for {size}; /think shows it]", flush=True)
         self._begun = False
 
     def _write(self, text: str, *, last: bool = False) -> None:

@@ -133,8 +133,9 @@ def _whole_json(text: str, twice: str, found: re.Match[str]) -> dict[str, Any] |
             continue
         opens = text[: start.start()].strip()
         # Without a mark only the beginning of the value itself tells a call, and only at the start of an answer.
-        begin = _begins(opens) if opens else rf"\A\s*(?={_loose(text[start.start() : name])})"
-        return {"open_pattern": begin, **_closing(opens, text, twice, end), **_json("{content}")}
+        begin, closing = _around(opens, text, twice, end)
+        begin = begin if opens else rf"\A\s*(?={_loose(text[start.start() : name])})"
+        return {"open_pattern": begin, **closing, **_json("{content}")}
     return None
 
 
@@ -144,8 +145,8 @@ def _named_json(text: str, twice: str, found: re.Match[str]) -> dict[str, Any] |
     opens, named, between = before.rpartition(NAME)
     if not named:
         return None
-    start = _begins(opens) + _NAMED + _loose(between)
-    return {"open_pattern": start, **_closing(opens, text, twice, found.end()), **_json(_WHOLE)}
+    begin, closing = _around(opens, text, twice, found.end())
+    return {"open_pattern": begin + _NAMED + _loose(between), **closing, **_json(_WHOLE)}
 
 
 def _tagged(text: str, twice: str) -> dict[str, Any] | None:
@@ -155,18 +156,17 @@ def _tagged(text: str, twice: str) -> dict[str, Any] | None:
         return None
     head, middle, between, _, tail = parts
     opens, named, behind = head.rpartition(NAME)
-    marker = common_start(behind[::-1], between[::-1])[::-1]
-    # `>` of the tag before is the same by chance.
-    marker = found.group() if (found := re.search(r"\s*[<\[].*", marker, re.DOTALL)) else marker
+    marker = _same_end(behind, between)
     closing = between.removesuffix(marker).strip()
     if not named or not marker.strip() or not closing or not tail.strip().startswith(closing):
         return None
     end = len(text) - len(tail) + tail.index(closing) + len(closing)
     # The name may stand in what comes before as well.
-    start = _begins(opens).replace(NAME, r"\S+?") + _NAMED + _loose(behind.removesuffix(marker))
+    begin, closes = _around(opens, text, twice, end)
+    start = begin.replace(NAME, r"\S+?") + _NAMED + _loose(behind.removesuffix(marker))
     pair = rf"{_loose(marker)}(?P<key>[^<>\n]+?){_loose(middle)}(?P<value>.*?){_begins(closing)}"
     arguments = {"content": "xml-inline", "content_args": {"tag_pattern": pair}, "transform": _WHOLE}
-    return {"open_pattern": start, **_closing(opens, text, twice, end), **arguments}
+    return {"open_pattern": start, **closes, **arguments}
 
 
 def _json(transform: Any) -> dict[str, Any]:
@@ -181,12 +181,31 @@ def _ends(text: str) -> str:
     return rf"{_loose(text.strip())}\s*"
 
 
-def _closing(opens: str, text: str, twice: str, end: int) -> dict[str, str]:
-    """What closes a call that ends at `end`, as far as it stands between two calls, too; {}: the end of the answer."""
-    closes = text[end:]
-    if opens.strip() and opens.strip() in twice[end:]:
-        closes = twice[end:].partition(opens.strip())[0]
-    return {"close_pattern": _ends(closes)} if closes.strip() else {}
+def _around(opens: str, text: str, twice: str, end: int) -> tuple[str, dict[str, str]]:
+    """What opens a call, and what closes one that ends at `end`; without a mark the end of the answer closes it.
+
+    Marks around all calls (`<calls><call>...</call></calls>`), which do not stand between two, may be missing.
+    """
+    begin, closes = _begins(opens), text[end:].strip()
+    between, more, _ = twice[end:].partition(NAME)
+    lead = text[: text.index(NAME)]
+    same = _same_end(lead, between)
+    own = between.removesuffix(same).strip()
+    sure, either = sorted((own, closes), key=len)
+    if opens.strip() and more and sure and either.startswith(sure):
+        first = lead.removesuffix(same)
+        if first.strip() and opens.startswith(first):
+            begin = rf"(?:{_begins(first)})?{_begins(opens.removeprefix(first))}"
+        rest = either.removeprefix(sure)
+        return begin, {"close_pattern": _ends(sure) + (rf"(?:{_ends(rest)})?" if rest else "")}
+    return begin, {"close_pattern": _ends(closes)} if closes else {}
+
+
+def _same_end(left: str, right: str) -> str:
+    """What two texts end with alike, from the beginning of a mark: `>` of the mark before is the same by chance."""
+    same = common_start(left[::-1], right[::-1])[::-1]
+    found = re.search(r"\s*[<\[].*", same, re.DOTALL)
+    return found.group() if found else same
 
 
 def _loose(text: str) -> str:

@@ -16,6 +16,7 @@ from hftune.data.tokenizing.chats import ChatEncoder
 from hftune.data.tokenizing.counts import Counts
 from hftune.errors import DataError
 from hftune.template_arguments import give_arguments, names_read
+from hftune.tools.records.as_served import OFF, SERVED, ServedCheck
 from tests.unit.data.helpers import TEMPLATES, make_tokenizer, row, slow_if_alike, template, tokenize_pairs
 
 NAMES = sorted(path.stem for path in TEMPLATES.glob("*.jinja"))
@@ -125,7 +126,10 @@ def check(name: str, mode: str, by_marks: bool) -> None:
         asked = prompts_of(tokenizer, kind, MODES[mode])
         # With thinking off a model is given the empty thoughts; a turn without thoughts is what it says then.
         off = prompts_of(tokenizer, kind, {"enable_thinking": False})
-        trained = [(row["input_ids"], *run) for row in rows for run in runs(row)]
+        # What `hftune preview --as-served` says of it.
+        said = ServedCheck(ChatEncoder(tokenizer, max_length=None, by_marks=by_marks))
+        assert [*said(row(messages=messages, tools=tools))] and {*said.counts} <= {SERVED, OFF}, (kind, said.counts)
+        trained = [(one["input_ids"], *run) for one in rows for run in runs(one)]
         assert len(trained) == len(turns), kind
         for turn, prompt, empty in zip(turns, asked, off, strict=True):
             parts = [turn["content"], turn.get("reasoning_content") or "", "get" if "tool_calls" in turn else ""]

@@ -84,6 +84,9 @@ def test_another_beginning_is_refused() -> None:
     for text in (other, TIGHT.replace("'<assistant><think>'", "'<assistant><note>'")):
         with pytest.raises(DataError, match="what would be trained is not what the model is asked"):
             rows(text, PLAIN[:2])
+    # Thoughts in two places: one of them would be lost.
+    with pytest.raises(DataError, match="drops the reasoning"):
+        rows(TIGHT, [user("a"), assistant("<think>one</think>b", reasoning_content="two")])
 
 
 def test_plain_ones_are_rendered_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from transformers import GenerationConfig
 from hftune.checkpoints.manifest import write_manifest
 from hftune.cli import dispatch
 from hftune.errors import ArgumentError, DataError, UserError
-from hftune.tools.chatting.arguments import ChatArguments, check_numbers
+from hftune.tools.chatting.arguments import ChatArguments, check_models
 from hftune.tools.chatting.chat import system_of
 from hftune.tools.chatting.speaker import sampling
 from tests.unit.tools.chatting.scripted import INTERRUPT, chat_with, says, talker, template
@@ -98,7 +98,11 @@ def test_ctrl_c_stops_the_answer_and_not_the_chat(capsys: Capture) -> None:
     assert contents(messages) == ["Count.", "One, two,", "Go on.", "Three."], "an unanswered question is taken back"
     assert messages[1]["weight"] == 0, "a cut answer is not trained" and "weight" not in messages[3]
     printed = capsys.readouterr()
-    assert printed.out == "One, two,\nThree.\n" and "[stopped]" in printed.err and "nothing was said" in printed.err
+    assert (
+        printed.out == "One, two,\nThree.\n"
+        and "[stopped]" in printed.err
+        and "stopped: nothing was answered" in printed.err
+    )
 
 
 def test_an_answer_that_is_cut_says_so(capsys: Capture) -> None:
@@ -106,6 +110,14 @@ def test_an_answer_that_is_cut_says_so(capsys: Capture) -> None:
     chat = chat_with(one, max_new_tokens=3)("Hi")
     assert one.model.calls[0]["max_new_tokens"] == 3 and chat.speakers[0].messages[-1]["weight"] == 0
     assert "cut at --max_new_tokens" in capsys.readouterr().err
+
+
+def test_a_thought_that_is_cut_is_no_answer(capsys: Capture) -> None:
+    one = says(talker(chat_template=QWEN3), "<think>\nOn and on and on.", "<think>\nWell.\n</think>\n\nYes.")
+    chat = chat_with(one, max_new_tokens=25)("Why?", "Why not?")
+    printed = capsys.readouterr()
+    assert "cut at --max_new_tokens: nothing was answered" in printed.err and "[thought for" in printed.out
+    assert contents(chat.speakers[0].messages)[0] == "Why not?", "the question is taken back"
 
 
 def test_a_full_context_loses_no_turn(capsys: Capture) -> None:
@@ -194,7 +206,7 @@ def test_of_two_models_one_is_saved(tmp_path: Path) -> None:
         ({"temperature": 0.0, "top_p": 0.5}, {"do_sample": True}, {"do_sample": False}),
         ({"temperature": 0.5}, {"top_p": 0.9, "top_k": 20}, {"temperature": 0.5, "top_p": 0.9, "top_k": 20}),
         ({}, {"do_sample": True, "temperature": 0.6}, {"temperature": 0.6, "top_p": 1.0, "top_k": 0}),
-        ({"top_k": 0}, {"top_k": 20, "top_p": 0.9}, {"temperature": 1.0, "top_p": 0.9, "top_k": 0}),
+        ({"top_k": -1}, {"top_k": 20, "top_p": 0.9}, {"temperature": 1.0, "top_p": 0.9, "top_k": 0}),
     ],
 )
 def test_how_tokens_are_chosen(given: dict[str, Any], saved: dict[str, Any], wanted: dict[str, Any]) -> None:
@@ -205,15 +217,11 @@ def test_how_tokens_are_chosen(given: dict[str, Any], saved: dict[str, Any], wan
     assert found == (wanted if "do_sample" in wanted else {"do_sample": True, **neutral, **wanted})
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [{}, {"models": ["a", "b", "c"]}, {"models": ["a", "b"], "adapter": ["c"]}]
-    + [{"models": ["a"], name: value} for name, value in (("top_p", 0), ("top_k", -1), ("max_new_tokens", 0))]
-    + [{"models": ["a"], "temperature": -1.0}],
-)
-def test_arguments_that_are_wrong(wrong: dict[str, Any]) -> None:
-    assert len([*check_numbers(ChatArguments(**wrong))]) == 1
-    assert not [*check_numbers(ChatArguments(models=["a"], temperature=0.0, top_p=1.0, top_k=0))]
+@pytest.mark.parametrize("wrong", [[], ["a", "b", "c"]])
+def test_one_model_or_two(wrong: list[str]) -> None:
+    assert len([*check_models(ChatArguments(models=wrong))]) == 1
+    assert len([*check_models(ChatArguments(models=["a", "b"], adapter=["c"]))]) == 1
+    assert not [*check_models(ChatArguments(models=["a"], adapter=["c"]))]
 
 
 def test_the_system_message_of_the_run(tmp_path: Path) -> None:

@@ -22,8 +22,11 @@ RECORD = {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", 
 THOUGHT = "<think>\nHm.\n\nSo.\n</think>\n\n"
 
 
-@pytest.mark.parametrize("name", ["chatml", "qwen2_5", "qwen3", "qwen3_training", "gptoss", "llama3_1"])
-@pytest.mark.parametrize("kind", ["plain", "thoughts", "calls"])
+TEMPLATES = ["qwen2_5", "qwen3", "qwen3_training", "gptoss"]
+CASES = [(name, kind) for name in [*TEMPLATES, "chatml", "llama3_1"] for kind in ("plain", "thoughts", "calls")]
+
+
+@pytest.mark.parametrize(("name", "kind"), [case for case in CASES if case[0] in TEMPLATES or case[1] != "calls"])
 def test_a_saved_conversation_trains_what_was_said(name: str, kind: str, tmp_path: Path) -> None:
     """Ids of each answer and before it are those of the model, token by token, in one of the record's rows."""
     said = {"plain": ["Good  day.", "Yes."], "thoughts": [f"{THOUGHT}Good.", f"{THOUGHT}Yes."], "calls": [CALL, "4."]}
@@ -35,8 +38,6 @@ def test_a_saved_conversation_trains_what_was_said(name: str, kind: str, tmp_pat
     elif name.startswith("qwen3") and kind != "thoughts":
         # So it was trained to answer without thoughts; without this mark its template would write another text.
         said = {key: [f"<think>\n\n</think>\n\n{text}" for text in texts] for key, texts in said.items()}
-    if kind == "calls" and name in ("chatml", "llama3_1"):
-        pytest.skip("its calls are not written between these marks")
     one = says(talker(chat_template=None if name == "chatml" else template(name)), *said[kind])
     ends = {"gptoss": ("<|return|>", "<|call|>"), "llama3_1": ("<|eot_id|>",)}.get(name, ())
     one.tokenizer.add_special_tokens({"additional_special_tokens": [*ends, "<|start|>", "<|channel|>"]})

@@ -169,6 +169,11 @@ FORMS = {
         "<|calls|>function<|sep|>" + NAME + "\n```json\n" + ARGUMENTS + "\n```<|end|>",
         '<|calls|>function<|sep|>f\n```json\n{"x": 1}\n```<|end|>',
     ),
+    "marks around all": (
+        "{{ '<|calls|>' if loop.first }}<|call|>" + NAME + "<|sep|>" + ARGUMENTS + "<|/call|>"
+        "{{ '<|/calls|>' if loop.last }}",
+        '<|calls|><|call|>f<|sep|>{"x": 1}<|/call|><|call|>f<|sep|>{"x": 1}<|/call|><|/calls|>',
+    ),
     "an object around it": (
         '<call>{"type": "function", "function": ' + OBJECT % "arguments" + "}</call>",
         '<call>{"type": "function", "function": {"name": "f", "arguments": {"x": 1}}}</call>',
@@ -188,5 +193,5 @@ def test_forms_that_no_library_lists(form: str) -> None:
     assert got == {
         "role": "assistant",
         "content": "",
-        "tool_calls": [{"type": "function", "function": {"name": "f", "arguments": {"x": 1}}}],
+        "tool_calls": [{"type": "function", "function": {"name": "f", "arguments": {"x": 1}}}] * said.count('"x"'),
     }

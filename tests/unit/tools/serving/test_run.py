@@ -29,7 +29,8 @@ def problems(**given: Any) -> str:
 
 
 def test_a_repeated_flag_is_one() -> None:
-    argv = "--model m --adapter a=1 --port 1 --adapter=b=2 --adapter c=3 d=4 --use_cpu True".split()
+    argv = ["--model", "m", "--adapter", "a=1", "--port", "1", "--adapter=b=2", "--adapter", "c=3", "d=4"]
+    argv += ["--use_cpu", "True"]
     assert one_flag(argv, "--adapter")[-5:] == ["--adapter", "a=1", "b=2", "c=3", "d=4"]
     args = parse_command(ServeArguments, one_flag(argv, "--adapter"))
     assert adapters_of(args) == {"a": "1", "b": "2", "c": "3", "d": "4"} and (args.port, args.use_cpu) == (1, True)

@@ -83,7 +83,7 @@ class ServedCheck:
         if not isinstance(encoder, (ChatEncoder, PairEncoder)) or isinstance(encoder, RewardPairEncoder):
             fix = "give run_sft or run_dpo; RL asks as a server does, and a reward model reads what it will score"
             raise ArgumentError("nothing here answers a prompt", place="--as-served", fix=fix)
-        self.encoder = encoder.without_limit() if isinstance(encoder, ChatEncoder) else encoder
+        self.encoder: Any = encoder.without_limit() if isinstance(encoder, ChatEncoder) else encoder
         self.thoughts = thoughts_of(encoder.finder.render)
         self.counts: Counter[str] = Counter()
 

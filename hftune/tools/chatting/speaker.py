@@ -248,17 +248,23 @@ class Speaker:
         """The answer as the message that the template writes as it was said, where there is one."""
         if self.render is None:
             return {"role": "assistant", "content": said}
-        # Some templates read thoughts under the other name; some write none, and then they are part of the text.
-        others: list[Message] = [{**read, "thinking": read["reasoning_content"]}] if "reasoning_content" in read else []
-        others += [{"role": "assistant", "content": text} for text in (said, said.strip())]
-        return next((message for message in (read, *others) if self._writes(message, prompt + said)), read)
+        calls = [{"id": f"call{number:05}", **call} for number, call in enumerate(read.get("tool_calls", []))]
+        # Some templates want calls to have an id of nine characters, some read thoughts under the other name; some
+        # write no thoughts, and then they are part of the text.
+        ways: list[Message] = [read, *([{**read, "tool_calls": calls}] if calls else [])]
+        ways += [{**way, "thinking": read["reasoning_content"]} for way in ways if "reasoning_content" in read]
+        ways += [{"role": "assistant", "content": text} for text in (said, said.strip())]
+        written = {at: text for at, way in enumerate(ways) if (text := self._written(way)) is not None}
+        exact = [at for at, text in written.items() if text.startswith((prompt + said).rstrip())]
+        return ways[next(iter([*exact, *written]), 0)]
 
-    def _writes(self, message: Message, text: str) -> bool:
+    def _written(self, message: Message) -> str | None:
+        """The conversation with this answer; None where the template refuses it."""
         assert self.render is not None
         try:
-            return self.render([*self.messages, message], self.tools).startswith(text.rstrip())
+            return self.render([*self.messages, message], self.tools)
         except DataError:
-            return False
+            return None
 
 
 def sampling(args: ChatArguments, talker: Talker) -> dict[str, Any]:

@@ -73,6 +73,18 @@ def test_several_calls_wait_for_all_results() -> None:
     assert contents(chat.speakers[0].messages)[2:] == ["4", "5", "Done."]
 
 
+def test_calls_have_ids_where_the_template_wants_them() -> None:
+    """As Mistral's, which refuses calls and results without."""
+    strict = (
+        "{% for m in messages %}{% for c in m.tool_calls or [] %}{% if c.id is not defined or c.id | length != 9 %}"
+        "{{ raise_exception('no id') }}{% endif %}[CALL]{{ c.function | tojson }}{% endfor %}"
+        "{% if m.role == 'tool' %}[RESULT]{{ m.tool_call_id }}={% endif %}{{ m.content }}</s>{% endfor %}{{ tools }}"
+    )
+    one = says(talker(chat_template=strict), 'x[CALL]{"name": "add", "arguments": {}}', "Done.")
+    chat_with(one, tools=[ADD])("Add.", "/tool 5")
+    assert "[RESULT]call00000=5</s>" in one.tokenizer.decode(one.model.calls[1]["prompt"])
+
+
 def test_two_models_have_a_conversation_each(capsys: Capture) -> None:
     left, right = says(talker("base"), "A.", "C."), says(talker("sft"), "B.", "D.")
     chat = chat_with(left, right, seed=3)("Who?", "And?")

@@ -15,6 +15,7 @@ from hftune.errors import DataError
 from hftune.tools.talking.parsing import AnswerForm, Part
 from hftune.tools.talking.written_turns import WrittenTurns
 from tests.conftest import tiny_tokenizer
+from tests.unit.data.helpers import slow_if_alike
 
 TEMPLATES = Path(trl.__file__).parent / "chat_templates"
 # Their contents are lists of parts, pictures among them.
@@ -77,7 +78,7 @@ def written(render: Renderer, said: Message) -> tuple[str, str] | None:
     return (prompt, answer) if whole.startswith(prompt) else None
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", slow_if_alike(NAMES))
 def test_what_a_template_writes_is_read_back(name: str) -> None:
     render = Renderer(tokenizer_with((TEMPLATES / f"{name}.jinja").read_text()))
     form, seen = AnswerForm(render), set()

@@ -199,6 +199,9 @@ class Answers:
             finished.append(
                 self.served.answer(self.asked, self.prompt, self.settings, partial(self._part, index), self._cancelled)
             )
+            # What was cut off has no end of its own: the stream ends with an error, or nobody reads it.
+            if self._cancelled():
+                break
             self._send(self.response.end(index, finished[-1]))
         said, reasons = sum(one.tokens for one in finished), " ".join(one.reason for one in finished)
         seconds = time.monotonic() - self.began

@@ -197,16 +197,24 @@ def run_server(server: Server, listening: socket.socket) -> None:
     # From here on clients wait for the server instead of being refused.
     listening.listen(2048)
     # In a thread of its own: signals come to this one, which hftune's own handlers interrupt.
-    thread = threading.Thread(target=runner.run, args=([listening],), name="hftune serve", daemon=True)
-    thread.start()
+    # An event, not `Thread.join`: Python 3.11 takes a thread for ended whose join was interrupted.
+    ended = threading.Event()
+
+    def run() -> None:
+        try:
+            runner.run([listening])
+        finally:
+            ended.set()
+
+    threading.Thread(target=run, name="hftune serve", daemon=True).start()
     host, port = listening.getsockname()[:2]
     address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
     names = ", ".join([*server.models, *([f"{server.judge.name} at /pooling"] if server.judge else [])])
     get_logger().info("serving %s at %s/v1, one request at a time; Ctrl-C ends it", names, address)
     try:
-        thread.join()
+        ended.wait()
         raise RuntimeError("the server ended by itself")
     finally:
         server.queue.stop()
         runner.should_exit = True
-        thread.join(_END)
+        ended.wait(_END)

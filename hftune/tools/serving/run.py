@@ -75,7 +75,7 @@ def check_serve(args: ServeArguments) -> Iterator[UserError]:
         fix = "rename the adapter, or give --served_model_name"
         yield ArgumentError(f"two models would be called {name}", place="--adapter", fix=fix)
     fix = "serve a language model, and give this one as --reward_model"
-    for name in [args.model, *(text.partition("=")[2] for text in args.adapter or [])]:
+    for name in [args.model, *filter(None, adapters_of(args).values())]:
         yield from check_talker(name, "--model", fix, trust_remote_code=args.trust_remote_code)
     yield from _check_backend(args)
     if args.api_key is not None and not re.fullmatch(r"[!-~]+", args.api_key):

@@ -29,20 +29,8 @@ def problems(**given: Any) -> str:
 
 
 def test_a_repeated_flag_is_one() -> None:
-    argv = [
-        "--model",
-        "m",
-        "--adapter",
-        "a=1",
-        "--port",
-        "1",
-        "--adapter=b=2",
-        "--adapter",
-        "c=3",
-        "d=4",
-        "--dtype",
-        "x",
-    ]
+    argv = ["--model", "m", "--adapter", "a=1", "--port", "1", "--adapter=b=2", "--adapter", "c=3", "d=4"]
+    argv += ["--use_cpu", "True"]
     assert one_flag(argv, "--adapter")[-5:] == ["--adapter", "a=1", "b=2", "c=3", "d=4"]
     args = parse_command(ServeArguments, one_flag(argv, "--adapter"))
     assert adapters_of(args) == {"a": "1", "b": "2", "c": "3", "d": "4"} and (args.port, args.use_cpu) == (1, True)
@@ -53,7 +41,7 @@ def test_what_is_wrong_with_the_arguments(folders: dict[str, Path], monkeypatch:
     assert problems(model=base, adapter=[f"a={calls}"], reward_model=judge) == ""
     assert "no model was named" in problems()
     assert "is a reward model and says nothing" in problems(model=judge)
-    assert "'calls' does not name an adapter" in problems(model=base, adapter=["calls"])
+    assert "calls does not name an adapter and its folder" in problems(model=base, adapter=["calls"])
     assert "there is no adapter in" in problems(model=base, adapter=[f"a={base}"])
     assert "two models would be called base" in problems(model=base, adapter=[f"base={calls}"])
     assert "cannot be sent in a header" in problems(model=base, api_key="zwei Wörter")

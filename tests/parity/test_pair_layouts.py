@@ -92,7 +92,7 @@ def test_every_architecture(name: str, head: str) -> None:
 def trainer_of(layout: str, method: str, model: Path, out: Path) -> DPOTrainer:
     flags = {
         "padded": ["--padding_free", "False"], "side by side": ["--shared_prompts", "False"], "shared": [],
-        "recomputed": ["--gradient_checkpointing", "True"],
+        "asked for": ["--padding_free", "True"], "recomputed": ["--gradient_checkpointing", "True"],
     }[layout]  # fmt: skip
     common = ["--use_cpu", "True", "--report_to", "none", "--use_weighting", "False", "--ld_alpha", "0.5"]
     common += [] if layout == "recomputed" else ["--gradient_checkpointing", "False"]
@@ -113,7 +113,7 @@ def trainer_of(layout: str, method: str, model: Path, out: Path) -> DPOTrainer:
 @pytest.mark.parametrize("method", ["full", "lora"])
 def test_every_loss(method: str, tiny_model: Path, tmp_path: Path) -> None:
     """Values and gradients of each loss alone, then of several with weights."""
-    layouts = ("padded", "side by side", "shared", "recomputed")
+    layouts = ("padded", "side by side", "asked for", "shared", "recomputed")
     trainers = {layout: trainer_of(layout, method, tiny_model, tmp_path / layout) for layout in layouts}
     for names in [*([name] for name in LOSSES), ["sigmoid", "sft", "ipo"]]:
         expected: Any = None

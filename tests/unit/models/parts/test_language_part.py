@@ -13,10 +13,14 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
 from hftune.models.loading.from_pretrained import from_config, pretrained
+from hftune.models.loading.stored_weights import find_mismatch
+from hftune.models.parts import language_part
 from hftune.models.parts.language_part import key_mapping, language_config, own_name, stored_name, stored_prefixes
 from hftune.models.parts.text_class import _scaled
 from hftune.models.parts.whole_model import complete
 from hftune.trainers.whole_result import saved_skeleton
+from hftune.weight_files import weight_shapes
+from tests.table.tiny import tiny_checkpoint
 from tests.towers import WHOLE, make_whole
 
 
@@ -59,7 +63,10 @@ OWN = ("model.embed_tokens.weight", "model.layers.0.norm.weight", "lm_head.weigh
         ("a.weight b.weight", {}),
     ],
 )
-def test_prefixes_are_those_of_the_index(stored: str, expected: dict[str, str]) -> None:
+def test_prefixes_are_those_of_the_index(
+    stored: str, expected: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(language_part, "get_model_conversion_mapping", lambda model, mapping: [])
     found = stored_prefixes(Bare(*OWN), dict.fromkeys(stored.split()))  # type: ignore[arg-type]
     assert found == expected
     for name in OWN:
@@ -67,7 +74,18 @@ def test_prefixes_are_those_of_the_index(stored: str, expected: dict[str, str]) 
     assert all(pattern.startswith("^") for pattern in key_mapping(found))
 
 
-def test_another_shape_is_another_part() -> None:
+def test_prefixes_that_the_class_knows_are_left_to_it(tmp_path: Path) -> None:
+    """Inkling 2 stores its decoder as `model.llm.` and the head, by a rule of its own, as `model.llm.unembed`."""
+    folder = tiny_checkpoint("inkling2_text", tmp_path)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
+    stored = weight_shapes(folder)
+    assert "model.llm.unembed.weight" in stored and stored_prefixes(model, stored) == {}
+    assert not find_mismatch(model, stored)
+
+
+def test_another_shape_is_another_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(language_part, "get_model_conversion_mapping", lambda model, mapping: [])
     stored = {"a.embed_tokens.weight": (3,), "a.layers.0.norm.weight": (3,), "b.embed_tokens.weight": (2,)}
     assert stored_prefixes(Bare(*OWN), stored) == {"b.": "model."}  # type: ignore[arg-type]
 

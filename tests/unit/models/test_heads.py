@@ -26,7 +26,9 @@ def test_a_tied_head_is_saved_once_from_copies(tied: bool, tmp_path: Path) -> No
     assert loaded.lm_head.weight.equal(model.lm_head.weight)
 
 
-@pytest.mark.parametrize(("model_type", "body"), [("llama4_text", "model"), ("mllama", "model"), ("gpt2", "transformer")])
+@pytest.mark.parametrize(
+    ("model_type", "body"), [("llama4_text", "model"), ("mllama", "model"), ("gpt2", "transformer")]
+)
 def test_the_body_owns_the_embeddings(model_type: str, body: str) -> None:
     """Llama 4 and Mllama name a `base_model` that they do not have."""
     model = AutoModelForCausalLM.from_config(tiny_config(model_type))

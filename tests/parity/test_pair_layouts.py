@@ -95,7 +95,7 @@ def test_every_architecture(name: str, head: str) -> None:
 @pytest.mark.parametrize("model_type", ["nemotron", "bloom"])
 @pytest.mark.parametrize("ways", [1, 2])
 def test_prompts_are_copied_where_layers_pass_nothing_on(model_type: str, ways: int) -> None:
-    """Shared prompts of a model whose attention hears nothing of them: as many copies, the same numbers and gradients."""
+    """A model whose attention hears nothing of shared prompts reads copies: the same numbers and gradients."""
     found = {}
     for layout in ("padded", "shared"):
         torch.manual_seed(0)

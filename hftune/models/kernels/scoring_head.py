@@ -26,7 +26,7 @@ from hftune.models.kernels.answer_head import MISFITS, ROUNDED, made_up_states
 
 @dataclass
 class Scores(ModelOutput):
-    """What TRL reads of its fused head: (batch, tokens - 1), float32, 0 where there is no label; both have gradients."""
+    """What TRL reads of its fused head: (batch, tokens - 1), float32, with gradients; 0 where there is no label."""
 
     log_probs: torch.Tensor | None = None
     entropy: torch.Tensor | None = None

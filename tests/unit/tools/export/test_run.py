@@ -66,7 +66,7 @@ def test_rows_that_end_within_a_block_stay_whole(tmp_path: Path) -> None:
     assert any("of 14 matrices stay whole" in line for line in notices())
     narrow = make_model("llama", tmp_path / "narrow", hidden_size=32, intermediate_size=96)
     args = QuantisedArguments(model_name_or_path=str(narrow), output_dir=str(tmp_path / "n"), bits=4)
-    with pytest.raises(UserError, match="(?s)none of the model.s 14 matrices.*--bits 8"):
+    with pytest.raises(UserError, match=r"(?s)none of the model.s 14 matrices.*--bits 8"):
         export(args)
     assert not (tmp_path / "n").exists()
 

@@ -81,7 +81,6 @@ def test_nothing_to_say_of_any_architecture(config_of: Any, name: str) -> None:
 @pytest.mark.parametrize(
     ("stage", "name", "flags", "said"),
     [
-        ("rm", "ernie4_5", (), "no ernie4_5 model with a score head"),
         ("sft", "llama", ("--experts_implementation", "grouped_mm"), "llama is no mixture of experts"),
         ("sft", "mixtral", ("--experts_implementation", "magic"), "no implementation 'magic'"),
         ("pt", "llama", ("--router_aux_loss_coef", "0.01"), "llama is no mixture of experts"),
@@ -107,8 +106,8 @@ def test_a_rule_each(config_of: Any, stage: str, name: str, flags: tuple[str, ..
     assert said in message and "to do:" in message
 
 
-@pytest.mark.parametrize("model_type", ["bert", "electra"])
-def test_scores_of_another_head_are_no_reward_model_s(model_type: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("model_type", ["bert", "electra", "mamba2"])
+def test_scores_of_another_head_or_of_none_are_no_reward_model_s(model_type: str, tmp_path: Path) -> None:
     folder = tiny_checkpoint(model_type, tmp_path)
     said = problems("rm", folder)
     assert f"transformers has no {model_type} model with a score head" in said and said.count("to do:") == 1

@@ -72,7 +72,8 @@ def _add_by_body(add_fused: Callable[..., None], model: Any, body: torch.nn.Modu
 
 def _agrees(model: Any, original: Callable[..., Any], body: torch.nn.Module, temperature: float) -> bool:
     """Whether the log-probabilities of the model's present forward pass are those of its original one's logits."""
-    below = {id(parameter) for parameter in body.parameters()} - {id(model.get_output_embeddings().weight)}
+    # A tied head is below the body as well.
+    below = {*map(id, body.parameters())} - {*map(id, model.get_output_embeddings().parameters())}
     others = [parameter for parameter in model.parameters() if id(parameter) not in below]
     try:
         with torch.no_grad(), zero.gathered(others), made_up_states(model, body) as (ids, _):

@@ -172,8 +172,9 @@ def stored_prefixes(model: PreTrainedModel, stored: Mapping[str, Shape | None]) 
             nearest = max(set(heads), key=lambda prefix: (_common(prefix, best), -len(prefix), prefix))
             if nearest:
                 found[f"{nearest}{module}."] = f"{module}."
-    # The class's own rules may know such a prefix and have others for the head (Inkling 2).
-    return {} if found and len(_placed(model, stored, {})) > len(_placed(model, stored, found)) else found
+    # The class's own rules may know such a prefix and have others for the head (Inkling 2). One layer stands for all.
+    kinds = {re.sub(r"\d+", "#", name): name for name in stored}.values() if found else ()
+    return {} if found and len(_placed(model, kinds, {})) > len(_placed(model, kinds, found)) else found
 
 
 def _placed(model: PreTrainedModel, stored: Iterable[str], prefixes: Mapping[str, str]) -> set[str]:

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from hftune.arguments.entry import parse_arguments
 from hftune.data.splits import Splits
 from hftune.models.adapters.preparation import add_adapter
-from hftune.models.attention.documents import documents_of, keep_apart
+from hftune.models.attention.documents import documents_of, isolate_documents
 from hftune.models.attention.isolation import ATTENTION
 from hftune.models.attention.names import SEGMENTS, registered
 from hftune.models.kernels.answer_head import add_answer_head
@@ -102,7 +102,7 @@ def test_prompts_are_copied_where_layers_pass_nothing_on(model_type: str, ways: 
         attention = registered(SEGMENTS) if model_type == "nemotron" and layout == "shared" else "eager"
         model = AutoModelForCausalLM.from_config(tiny_config(model_type), attn_implementation=attention).float()
         if layout == "shared":
-            keep_apart(model, ATTENTION)
+            isolate_documents(model, ATTENTION)
             for _ in range(ways if model_type == "nemotron" else 2):
                 assert documents_of(model).widen(whole_model=True, shared=True)
         add_answer_head(model)

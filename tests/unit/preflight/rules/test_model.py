@@ -21,7 +21,7 @@ from hftune.models.loading.skeleton import skeleton
 from hftune.preflight import run_memory
 from hftune.preflight.facts import Facts, resolve
 from hftune.preflight.memory import GIB, Free
-from hftune.preflight.rules.adapters import check_rope
+from hftune.preflight.rules.adapters import check_adapters, check_rope
 from hftune.preflight.rules.model import check_model
 from hftune.preflight.rules.rl import check_reference
 from hftune.preflight.sizes import model_size, packed_bytes, packed_linears, run_setup
@@ -110,6 +110,8 @@ def test_a_rule_each(config_of: Any, stage: str, name: str, flags: tuple[str, ..
 def test_scores_of_another_head_or_of_none_are_no_reward_model_s(model_type: str, tmp_path: Path) -> None:
     folder = tiny_checkpoint(model_type, tmp_path)
     said = problems("rm", folder)
+    facts = resolve("rm", parsed("rm", folder, "--use_peft"))
+    assert not list(check_adapters(facts)), "names are not looked up where there is no model to train"
     assert f"transformers has no {model_type} model with a score head" in said and said.count("to do:") == 1
 
 

@@ -7,6 +7,8 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from hftune.template_arguments import TEMPLATE_FAULTS
+
 Messages = list[dict[str, str]]
 # Letters alone: templates strip white space and would escape nothing in these.
 _MARKS = ("Qsystemq", "Quseroneq", "Qanswroneq", "Qusertwoq", "Qanswrtwoq", "Quserthreeq")
@@ -117,10 +119,8 @@ def _reproduces(turns: Turns, tokenizer: PreTrainedTokenizerBase) -> bool:
 
 def _render(tokenizer: PreTrainedTokenizerBase, messages: Messages, *, ask: bool) -> str | None:
     """The template's text; None if it refuses the conversation, or leaves a turn out."""
-    import jinja2
-
     try:
         text: Any = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=ask)
-    except (jinja2.TemplateError, TypeError, KeyError):
+    except TEMPLATE_FAULTS:
         return None
     return str(text) if all(turn["content"] in text for turn in messages) else None

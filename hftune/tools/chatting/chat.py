@@ -223,7 +223,7 @@ class Chat:
 
     def _retry(self, rest: str) -> None:
         if not any([speaker.taken_back() for speaker in self.speakers]):
-            raise ArgumentError("there is no answer to take back", fix="ask something")
+            raise ArgumentError("there is no answer to take back", fix="ask first; /retry has another answer")
         self._answer(self.speakers)
 
     def _save(self, rest: str) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import jinja2
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from hftune.logging import notice
+from hftune.template_arguments import TEMPLATE_FAULTS
 
 Messages = list[dict[str, str]]
 # Letters alone: templates strip white space and would escape nothing in these.
@@ -50,6 +50,6 @@ def render_whole(tokenizer: PreTrainedTokenizerBase, messages: Messages, *, ask:
     """The template's text; None if it refuses the conversation, or leaves a turn out."""
     try:
         text: Any = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=ask)
-    except (jinja2.TemplateError, TypeError, KeyError):
+    except TEMPLATE_FAULTS:
         return None
     return str(text) if all(turn["content"] in text for turn in messages) else None

@@ -7,6 +7,7 @@ base's files, and are copied from there when a result is written (`whole_model.p
 from __future__ import annotations
 
 import copy
+import inspect
 import re
 import sys
 from collections import Counter
@@ -46,7 +47,7 @@ def language_config(config: PreTrainedConfig) -> PreTrainedConfig:
     Args:
         config: Of any model. One whose code comes with it decides by itself what is loaded.
     """
-    if not type(config).__module__.startswith("transformers.") or getattr(config, "is_encoder_decoder", False):
+    if not type(config).__module__.startswith("transformers.") or has_two_streams(config):
         return config
     text = config.get_text_config(decoder=True)
     if text is config:
@@ -67,6 +68,14 @@ def language_config(config: PreTrainedConfig) -> PreTrainedConfig:
     if getattr(config, "quantization_config", None) is not None:
         text.quantization_config = config.quantization_config
     return text
+
+
+def has_two_streams(config: PreTrainedConfig) -> bool:
+    """Whether its answers are the tokens of a second stream: of an encoder and a decoder, or of a diffusion."""
+    if getattr(config, "is_encoder_decoder", False):
+        return True
+    kind = whole_class(config)
+    return kind is not None and "decoder_input_ids" in inspect.signature(kind.forward).parameters
 
 
 def has_parts(config: PreTrainedConfig) -> bool:

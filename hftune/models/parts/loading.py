@@ -17,7 +17,7 @@ from transformers.utils import cached_file, logging
 from hftune.compat.transformers_patches import names_by
 from hftune.distributed import zero
 from hftune.logging import notice
-from hftune.models.parts.language_part import key_mapping, language_config, own_name
+from hftune.models.parts.language_part import bare_whole, key_mapping, language_config, own_name
 from hftune.models.parts.placing import Rules, rules_for
 from hftune.models.parts.within import ASIDE
 from hftune.opening.safetensors_file import read_index
@@ -65,9 +65,23 @@ def load_language_model(auto: Any, name: str | Path, given: dict[str, Any], *, t
         logging.set_verbosity(level)
     save_under_own_names(model, rules)
     info["unexpected_keys"] = left_over(info["unexpected_keys"], stored, rules)
+    _say_scale(model, whole)
     if not asked and info["missing_keys"]:
         notice(f"{name} has no {', '.join(sorted(info['missing_keys'])[:3])}: drawn at random")
     return (model, info) if asked else model
+
+
+def _say_scale(model: PreTrainedModel, whole: PreTrainedConfig) -> None:
+    """Tell of a whole whose class leaves out the scale of logits that its language model's has (Aya Vision)."""
+    scale = getattr(model, "logit_scale", None)
+    if not isinstance(scale, float | int) or scale == 1:
+        return
+    skeleton = bare_whole(whole)
+    if skeleton is not None and not hasattr(skeleton, "logit_scale"):
+        notice(
+            f"{type(model).__name__} multiplies logits by its logit_scale, {scale}, and is trained so; transformers' "
+            f"{type(skeleton).__name__} leaves that out"
+        )
 
 
 def _bare(auto: Any, config: PreTrainedConfig, trust_remote_code: bool) -> PreTrainedModel:

@@ -6,6 +6,7 @@ frozen layers. Names, files, dtypes and config are the base's.
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import struct
@@ -16,11 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers.initialization import no_init_weights
 
+from hftune.distributed import zero
 from hftune.errors import ManifestError
 from hftune.logging import notice
-from hftune.models.loading.from_pretrained import pretrained
+from hftune.models.loading.from_pretrained import from_config, pretrained
 from hftune.models.loading.packed_weights import packed_checkpoint
 from hftune.models.parts.language_part import has_parts, language_config, own_name
 from hftune.models.parts.placing import Place
@@ -73,6 +76,14 @@ class Kept:
 
     tensors: list[str]
     nbytes: int
+
+
+def language_skeleton(config: PreTrainedConfig, trusted: bool) -> PreTrainedModel:
+    """The language model of a config on the meta device, its ties made."""
+    with zero.no_partitioning(), torch.device("meta"), no_init_weights():
+        model: PreTrainedModel = from_config(AutoModelForCausalLM, copy.deepcopy(config), trust_remote_code=trusted)
+    model.tie_weights()
+    return model
 
 
 def _kept(stored: Mapping[str, StoredTensor], own: Mapping[str, Place]) -> Kept:

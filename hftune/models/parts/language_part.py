@@ -145,12 +145,15 @@ def whole_class(config: PreTrainedConfig) -> Any:
 
 
 def bare_whole(config: PreTrainedConfig) -> PreTrainedModel | None:
-    """All parts on the meta device; None where transformers has no class for them."""
+    """All parts on the meta device; None where transformers has no class for them, or another library makes one."""
     kind = whole_class(config)
     if kind is None:
         return None
-    with zero.no_partitioning(), torch.device("meta"), no_init_weights():
-        whole: PreTrainedModel = kind(copy.deepcopy(config))
+    try:
+        with zero.no_partitioning(), torch.device("meta"), no_init_weights():
+            whole: PreTrainedModel = kind(copy.deepcopy(config))
+    except (ImportError, ValueError):  # a vision tower of timm
+        return None
     return whole
 
 

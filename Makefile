@@ -41,7 +41,7 @@ lint: venv ## ruff, formatting and types, changing nothing
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy hftune $(SCRIPTS)
 
-format: venv ## mend what ruff can mend
+format: venv ## format, and fix what ruff can fix
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 

@@ -38,7 +38,7 @@ def did_you_mean(name: str, names: Iterable[str], *, written: str = "{}") -> str
 
 
 class UserError(Exception):
-    """Something the user can mend.
+    """Something the user can fix.
 
     Args:
         cause: One line, what is wrong.

@@ -36,7 +36,7 @@ def read_manifest(folder: str | Path | None) -> Manifest | None:
     file = Path(folder or "") / MANIFEST_NAME
     if not folder or not file.is_file():
         return None
-    return read_checked(file, fix="mend or delete it; without it the folder is treated like any other model")
+    return read_checked(file, fix="fix or delete it; without it the folder is treated like any other model")
 
 
 def write_manifest(folder: str | Path, manifest: Manifest) -> Path:

@@ -12,7 +12,7 @@ from hftune.opening.json_file import parse_json, read_json
 from hftune.secrets import learn_config
 
 DsConfig = dict[str, Any]
-_FIX = "mend the JSON of the DeepSpeed config there"
+_FIX = "fix the JSON of the DeepSpeed config there"
 SHIPPED = Path(__file__).parents[2] / "ds_configs"
 
 

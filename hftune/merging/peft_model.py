@@ -134,7 +134,7 @@ def _bitsandbytes(how: Quantisation) -> BitsAndBytesConfig:
 
 
 def load_adapter(model: PreTrainedModel, folder: Path) -> PeftModel:
-    """peft's own loading; an adapter that it cannot load is the user's to mend.
+    """peft's own loading; an adapter that it cannot load is the user's to fix.
 
     Raises:
         ManifestError: With what peft says.

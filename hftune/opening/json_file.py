@@ -25,7 +25,7 @@ _DIGITS = 64
 """Of a whole number. transformers writes 10**30 for "no limit"; Python refuses 4301, and floats end at 308."""
 _KINDS = {dict: "an object {...}", list: "a list [...]", str: "a text", int: "a number"}
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
-_FIX = "copy or download it again, or mend it"
+_FIX = "copy or download it again, or fix it"
 
 
 class _Fault(ValueError):

@@ -5,6 +5,7 @@ What reads them later takes a dict for a dict. A value of another kind is said h
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from hftune.opening.safetensors_file import read_index
 Kinds = dict[str, Any]
 _NUMBER = (int, float)
 _SIZE = (int, list)  # some models have one for each layer
-_FIX = "copy or download it again, or mend it"
+_FIX = "copy or download it again, or fix it"
 
 _SCALE: Kinds = {"mean": _NUMBER, "std": _NUMBER, "scores": int, "measured_on": str}
 _CONFIG: Kinds = {
@@ -137,6 +138,27 @@ def _faults(found: dict[str, Any], kinds: Kinds, required: tuple[str, ...] = ())
     # Models of several parts keep the language model's config there, with the same keys.
     if kinds is _CONFIG and isinstance(found.get("text_config"), dict):
         yield from (f"text_config: {fault}" for fault in _faults(found["text_config"], kinds))
+    if kinds is _ADAPTER:
+        yield from _pattern_faults(found)
+
+
+def _pattern_faults(config: dict[str, Any]) -> Iterator[str]:
+    """Regular expressions of an adapter, which peft compiles as they are, and the numbers that belong to them."""
+    for name in ("target_modules", "exclude_modules"):
+        if isinstance(config.get(name), str):
+            yield from (f"{name}{fault}" for fault in _expression_faults(config[name]))
+    for name in ("rank_pattern", "alpha_pattern"):
+        patterns = config.get(name)
+        for pattern, value in patterns.items() if isinstance(patterns, dict) else ():
+            faults = (*_expression_faults(pattern), *_faults_of(value, int if name == "rank_pattern" else _NUMBER))
+            yield from (f"{name}{fault}" for fault in faults)
+
+
+def _expression_faults(text: str) -> Iterator[str]:
+    try:
+        re.compile(text)
+    except (re.error, RecursionError, OverflowError) as error:
+        yield f" {shown(ascii(text), 40)} is no regular expression: {shown(error, 80)}"
 
 
 def _faults_of(value: Any, kind: Any) -> Iterator[str]:

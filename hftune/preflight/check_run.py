@@ -51,6 +51,6 @@ def rules_of(stage: str) -> Iterator[Rule]:
 
 def check_run(facts: Facts) -> None:
     """Raise every problem of a run, on whichever machine, in one message; nothing has been loaded by then."""
-    # All rules are asked before any is raised: a user mends a command once, not once for each problem.
+    # All rules are asked before any is raised: a user fixes a command once, not once for each problem.
     found = chain.from_iterable(rule(facts) for rule in rules_of(facts.stage))
     nodes.raise_on_all_ranks([*facts.problems, *found])

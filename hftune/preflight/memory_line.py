@@ -45,7 +45,7 @@ def say_memory(size: ModelSize, setup: Setup, activations: float, free: Free, ad
     first = next((flags for flags, its, changed in ways if _fits(its, changed, activations, free)), None)
     notice(
         "this will probably run out of memory at its peak. "
-        + (f"To mend it, add {first}" if first else "Smaller micro batches, shorter rows or more processes may mend it")
+        + (f"To fix it, add {first}" if first else "Smaller micro batches, shorter rows or more processes may fix it")
         + "; `hftune plan` shows more ways"
     )
 

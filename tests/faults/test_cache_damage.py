@@ -145,7 +145,7 @@ def test_a_damaged_entry_is_made_again(
     assert len(calls) == 1, "the damage was not noticed"
     assert dataset["input_ids"][:] == expected() and counts.used == ROWS
     assert len(said) == 1 and "is damaged and is built again" in said[0]
-    cached("k", lambda work: pytest.fail("mended once"), str(copied))
+    cached("k", lambda work: pytest.fail("fixed once"), str(copied))
 
 
 @pytest.mark.parametrize("name", FILES[:3])

@@ -42,7 +42,7 @@ class Mistake:
         follow: Makes the command that the message proposes.
         files: Files of the case, by name, as texts.
         until: How far it goes: "parse", command line and files of settings; "check", what is looked at before anything
-            is loaded; "run", the whole script by fork, which trains a step once it is mended.
+            is loaded; "run", the whole script by fork, which trains a step once it is fixed.
     """
 
     name: str

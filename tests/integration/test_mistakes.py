@@ -1,7 +1,7 @@
 """Common mistakes: each message names place, cause and a way out that works when it is followed.
 
 The rows are in `mistakes.py`. What is found before anything is loaded is looked for in this process; all other rows run
-the real script, by fork, and train one step when they were mended.
+the real script, by fork, and train one step when they were fixed.
 """
 
 from __future__ import annotations

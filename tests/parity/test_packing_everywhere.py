@@ -13,8 +13,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from hftune.data.batches.collators import CausalCollator, FlatCollator
 from hftune.errors import ArgumentError
 from hftune.models.attention.choice import choose_attention
-from hftune.models.attention.documents import documents_of, keep_apart
-from hftune.models.attention.isolation import ATTENTION, BACKBONE, MIXERS, has_attention, way_apart
+from hftune.models.attention.documents import documents_of, isolate_documents
+from hftune.models.attention.isolation import ATTENTION, BACKBONE, MIXERS, has_attention, isolation_method
 from hftune.models.attention.machine import Machine
 from hftune.models.attention.names import SEGMENTS, registered
 from hftune.trainers.packing_isolation import prove_isolation, prove_or_widen
@@ -76,11 +76,11 @@ def drawn(config: Any) -> Any:
 
 def apart(model: Any) -> Any:
     """As a run loads it."""
-    way, _ = way_apart(model.config, type(model))
+    way, _ = isolation_method(model.config, type(model))
     if way != BACKBONE and has_attention(model.config):
         chosen, _ = choose_attention(model.config, type(model), Machine())
         model.set_attn_implementation(registered(chosen))
-    keep_apart(model, way)
+    isolate_documents(model, way)
     return model
 
 
@@ -115,7 +115,7 @@ def assert_alike(found: Any, expected: Any) -> None:
 def test_same_loss_and_gradients(name: str, documents: list[dict[str, list[int]]]) -> None:
     model = tiny(name)
     expected = loss_and_gradients(model, CausalCollator(pad_token_id=0)(documents))
-    assert way_apart(model.config, type(model))[0] == WAYS[name]
+    assert isolation_method(model.config, type(model))[0] == WAYS[name]
     apart(model)
     assert_alike(loss_and_gradients(model, FlatCollator()(documents)), expected)
     # A single document, whose borders transformers' own path of a layer refuses.
@@ -182,7 +182,7 @@ def test_a_model_that_leaks_takes_the_next_way(documents: list[dict[str, list[in
     model = tiny("gated delta rule")
     expected = loss_and_gradients(model, CausalCollator(pad_token_id=0)(documents))
     model.set_attn_implementation(registered(SEGMENTS))
-    keep_apart(model, MIXERS)
+    isolate_documents(model, MIXERS)
     documents_of(model).way = ATTENTION
 
     def leaks() -> None:

@@ -202,6 +202,7 @@ VALUES: list[tuple[str, str, Any]] = [
     *(("adapter_config.json", "lora_alpha", value) for value in ("8", [8], {})),
     *(("adapter_config.json", "target_modules", value) for value in (3, {"a": 1})),
     *(("adapter_config.json", "rank_pattern", value) for value in ([1], "a")),
+    *(("adapter_config.json", "alpha_pattern", value) for value in ({"(": 1}, {"q_proj": "a"})),
     *(("adapter_config.json", "modules_to_save", value) for value in ("lm_head", [1])),
     *(("adapter_config.json", "base_model_name_or_path", value) for value in (3, ["a"])),
     *(("hftune.json", key, []) for key in ("base", "arguments", "files", "tokenizer", "vocabulary", "versions")),

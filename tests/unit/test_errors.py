@@ -39,11 +39,11 @@ def test_exit_code_tells_a_user_error_from_a_bug(error: str, code: int, tracebac
 
 
 def test_a_data_error_travels_between_processes_whole() -> None:
-    error = DataError("cause", place="a.jsonl:3", fix="mend it", kind="malformed JSON")
+    error = DataError("cause", place="a.jsonl:3", fix="fix it", kind="malformed JSON")
     again = pickle.loads(pickle.dumps(error))
     assert type(again) is DataError and vars(again) == vars(error) and str(again) == str(error)
     moved = error.at("b.jsonl:7")
-    assert (moved.cause, moved.place, moved.fix, moved.kind) == ("cause", "b.jsonl:7", "mend it", "malformed JSON")
+    assert (moved.cause, moved.place, moved.fix, moved.kind) == ("cause", "b.jsonl:7", "fix it", "malformed JSON")
     assert DataError("cause").kind == "unusable record"
 
 

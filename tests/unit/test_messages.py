@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "hftune").rglob("*.py"))
 ERRORS = {"UserError", "ArgumentError", "DataError", "ManifestError"}
 VAGUE = re.compile(
-    r"see --help|\bcheck (it|them|the)\b|^mend( it| the (file|records?))?\.?$|^(drop|fix|give|change) (it|one)\.?$|"
+    r"see --help|\bcheck (it|them|the)\b|^fix( it| the (file|records?))?\.?$|^(drop|fix|give|change) (it|one)\.?$|"
     r"documentation of|^Check\b|something|somehow",
     re.IGNORECASE,
 )
@@ -46,7 +46,7 @@ def test_every_error_has_a_way_out() -> None:
 
 
 def test_vague_ones_are_found() -> None:
-    for text in ("see --help", "Check it.", "check the path", "mend the file", "drop one", "give one"):
+    for text in ("see --help", "Check it.", "check the path", "fix the file", "drop one", "give one"):
         assert VAGUE.search(text), text
     assert not VAGUE.search("checkpoints: give checkpoint-5")
 

@@ -122,7 +122,7 @@ class PairEncoder(Encoder):
             raise DataError(
                 f"the chosen answer's score is not above the rejected one's (difference {preference.margin:g})",
                 place=preference.origin,
-                fix="Mend the scores, or leave out --offset_alpha.",
+                fix="Fix the scores, or leave out --offset_alpha.",
                 kind="scores that do not agree",
             )
         sides = [answer_text(preference, answer, self.finder) for answer in (preference.chosen, preference.rejected)]

@@ -166,7 +166,7 @@ def _located(solution: Solution, found: SpannedText) -> list[Span]:
             raise DataError(
                 f"the chat template writes a step in another way: {step[:60]!r}",
                 place=solution.origin,
-                fix="Give another --chat_template, or mend the step.",
+                fix="Give another --chat_template, or fix the step.",
                 kind=REWRITTEN,
             )
         at = start + len(step)

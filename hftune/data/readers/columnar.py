@@ -283,7 +283,7 @@ def _no_value(error: Exception, place: str) -> DataError:
     return DataError(
         f"a value that cannot be read: {shown(error, 300)}",
         place=place,
-        fix="Mend it, or leave its column out; text, numbers, lists and objects are read.",
+        fix="Fix it, or leave its column out; text, numbers, lists and objects are read.",
         kind="unreadable value",
     )
 

@@ -193,7 +193,7 @@ def _fault(fields: Fields, columns: tuple[str, ...], place: str) -> DataError | 
         fix = "The file is damaged or not UTF-8 text; copy it again."
         return DataError("a NUL byte in the text", place=place, fix=fix, kind=NUL)
     try:
-        # One pass over all fields; which of them it was does not matter to who mends the line.
+        # One pass over all fields; which of them it was does not matter to who fixes the line.
         joined.encode("utf-8")
     except UnicodeEncodeError as error:
         byte = ord(joined[error.start]) - 0xDC00

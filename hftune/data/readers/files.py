@@ -138,7 +138,7 @@ def _refuse_unreadable(files: list[Path], flag: str) -> None:
         raise DataError(
             f"no data can be read: {'; '.join(faults[:5])}{more}",
             place=flag,
-            fix="Mend or remove what is named; data are regular files, or links to some.",
+            fix="Fix or remove what is named; data are regular files, or links to some.",
             kind="unreadable file",
         )
 

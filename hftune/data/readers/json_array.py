@@ -244,6 +244,6 @@ def _malformed(file: Path, broken: _Broken) -> DataError:
     return DataError(
         f"malformed JSON: {broken.cause}; no record behind this line can be read",
         place=f"{file}:{broken.line}",
-        fix="Mend the file; a .json file holds one array of objects (or one object a line).",
+        fix="Fix the file; a .json file holds one array of objects (or one object a line).",
         kind=MALFORMED,
     )

@@ -27,7 +27,7 @@ TOO_DEEP = "nested too deep"
 
 # Bytes up to which a record cannot hold values enough to do harm.
 _LONG = 1 << 20
-_FIX = "Mend or remove this record, or leave it out with --on_bad_record drop; each must be one JSON object."
+_FIX = "Fix or remove this record, or leave it out with --on_bad_record drop; each must be one JSON object."
 _TOO_DEEP = f"nested deeper than {MAX_DEPTH} levels"
 
 
@@ -216,5 +216,5 @@ def _refuse_half_surrogates(value: Any, text: str) -> None:
     try:
         json.dumps(value, ensure_ascii=False).encode("utf-8")
     except UnicodeEncodeError as error:
-        fix = "Mend the broken \\ud... escape, usually an emoji cut in two."
+        fix = "Fix the broken \\ud... escape, usually an emoji cut in two."
         raise Malformed(f"half of a surrogate pair ({error.reason})", "half a surrogate pair", fix) from error

@@ -15,8 +15,8 @@ from hftune.models.attention.isolation import (
     MIXERS,
     causal_class,
     has_attention,
+    isolation_method,
     refuse_attention,
-    way_apart,
 )
 from hftune.models.attention.machine import Machine, this_machine
 from hftune.models.attention.names import MAX_HEAD_SIZE, SEGMENTS, ULYSSES, VARLEN, whole_row_attention
@@ -47,7 +47,7 @@ def attention_for(config: PreTrainedConfig, model_args: ModelArguments, training
     if not training_args.flat_batches:
         return asked
     model_class = causal_class(config)
-    way, reason = way_apart(config, model_class)
+    way, reason = isolation_method(config, model_class)
     if way != ATTENTION:
         notice(f"documents of a row, {WORDS[way]}: {reason}")
     if way == BACKBONE or model_class is None or not has_attention(config):
@@ -92,7 +92,7 @@ def _lie_side_by_side(config: PreTrainedConfig, model_args: ModelArguments, trai
     if (asked and "flash" not in asked) or machine.compiled:
         return False
     model_class = causal_class(config)
-    if model_class is None or way_apart(config, model_class)[0] == BACKBONE:
+    if model_class is None or isolation_method(config, model_class)[0] == BACKBONE:
         return False
     # On a GPU a call of SDPA for each document is slower than one call over a padded batch; on a CPU it is not.
     return (

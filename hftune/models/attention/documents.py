@@ -108,7 +108,7 @@ class Documents:
         return None
 
 
-def keep_apart(model: PreTrainedModel, way: str) -> None:
+def isolate_documents(model: PreTrainedModel, way: str) -> None:
     """Have a model keep the documents of flat rows apart, in place.
 
     Args:
@@ -133,7 +133,7 @@ def keep_apart(model: PreTrainedModel, way: str) -> None:
 
 
 def documents_of(model: nn.Module) -> Documents | None:
-    """What `keep_apart` gave a model; None where it did not."""
+    """What `isolate_documents` gave a model; None where it did not."""
     found = getattr(model, "hftune_documents", None)
     return found if isinstance(found, Documents) else None
 

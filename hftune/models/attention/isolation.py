@@ -57,7 +57,7 @@ def reward_class(config: PreTrainedConfig, *, steps: bool) -> type[PreTrainedMod
     return class_for(mapping, config)
 
 
-def way_apart(config: PreTrainedConfig, model_class: type[PreTrainedModel] | None) -> tuple[str, str]:
+def isolation_method(config: PreTrainedConfig, model_class: type[PreTrainedModel] | None) -> tuple[str, str]:
     """What keeps documents of a row apart in such a model, and why attention alone does not ("" where it does).
 
     Returns:

@@ -8,7 +8,7 @@ from hftune.arguments.model import ModelArguments
 from hftune.arguments.preference import DPOArguments
 from hftune.errors import ArgumentError
 from hftune.logging import notice
-from hftune.models.attention.isolation import ATTENTION, BACKBONE, causal_class, refuse_attention, way_apart
+from hftune.models.attention.isolation import ATTENTION, BACKBONE, causal_class, isolation_method, refuse_attention
 from hftune.models.attention.machine import this_machine
 from hftune.models.attention.names import SEGMENTS, VARLEN
 
@@ -32,7 +32,7 @@ def decide_pair_layout(config: PreTrainedConfig, model_args: ModelArguments, tra
 
 def _why_padded(config: PreTrainedConfig, model_args: ModelArguments, args: DPOArguments) -> str | None:
     """Why documents cannot lie side by side in a row; None where they can."""
-    way, reason = way_apart(config, causal_class(config))
+    way, reason = isolation_method(config, causal_class(config))
     if way == BACKBONE:
         return reason
     try:
@@ -46,7 +46,7 @@ def _why_padded(config: PreTrainedConfig, model_args: ModelArguments, args: DPOA
 def why_not_shared(config: PreTrainedConfig, model_args: ModelArguments, args: DPOArguments) -> str | None:
     """Why a pair cannot share its prompt; None where it can."""
     layers = set(getattr(config.get_text_config(), "layer_types", None) or ())
-    way, reason = way_apart(config, causal_class(config))
+    way, reason = isolation_method(config, causal_class(config))
     if not args.padding_free:
         return "pairs are padded"
     if way != ATTENTION:

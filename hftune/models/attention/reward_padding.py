@@ -9,7 +9,7 @@ from hftune.arguments.model import ModelArguments
 from hftune.arguments.reward import RMArguments
 from hftune.errors import ArgumentError, UserError
 from hftune.logging import notice
-from hftune.models.attention.isolation import BACKBONE, causal_class, refuse_attention, reward_class, way_apart
+from hftune.models.attention.isolation import BACKBONE, causal_class, isolation_method, refuse_attention, reward_class
 from hftune.models.attention.machine import this_machine
 
 
@@ -42,7 +42,7 @@ def why_padded(config: PreTrainedConfig, model_args: ModelArguments, training_ar
     asked = model_args.attn_implementation
     if asked in ("sdpa", "eager") and not training_args.padding_free:
         return f"{asked}, as asked, would take a mask of tokens by tokens"
-    way, reason = way_apart(config, causal_class(config))
+    way, reason = isolation_method(config, causal_class(config))
     if way == BACKBONE:
         return reason
     try:

@@ -27,8 +27,8 @@ from hftune.distributed import zero
 from hftune.distributed.ds_config import live_config
 from hftune.logging import notice
 from hftune.models.attention.choice import report_attention
-from hftune.models.attention.documents import keep_apart
-from hftune.models.attention.isolation import causal_class, way_apart
+from hftune.models.attention.documents import isolate_documents
+from hftune.models.attention.isolation import causal_class, isolation_method
 from hftune.models.attention.names import registered
 from hftune.models.experts import is_mixture
 from hftune.models.loading.build import Build, decide_build
@@ -101,7 +101,7 @@ def build_model(
     if training_args.fp8:
         on_demand("hftune.models.kernels.float8:train_in_float8")(model, training_args)
     if training_args.flat_batches:
-        keep_apart(model, way_apart(config, causal_class(config))[0])
+        isolate_documents(model, isolation_method(config, causal_class(config))[0])
     report_attention(model, model_args, training_args)
     _report_experts(model)
     return model

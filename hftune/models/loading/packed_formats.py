@@ -160,7 +160,7 @@ def find_packed(
     try:
         found = {name: packed for finder in METHODS[method_of(how)] for name, packed in finder(how, stored, read)}
     # The config comes from anywhere, and what it says need not be of the kinds that the format has.
-    except (_Unknown, TypeError, ValueError, AttributeError, LookupError, ZeroDivisionError) as problem:
+    except (_Unknown, TypeError, ValueError, AttributeError, LookupError, ZeroDivisionError, re.error) as problem:
         why = problem if isinstance(problem, _Unknown) else "its quantization_config is not as that format has it"
         raise ArgumentError(
             f"{place} is stored in {describe(how)}, and {why}",

@@ -193,7 +193,7 @@ def stored_prefixes(model: PreTrainedModel, stored: Mapping[str, Shape | None]) 
     own = f"{model.base_model_prefix}." if model.base_model_prefix else ""
     parameters = {name: tuple(value.shape) for name, value in model.state_dict().items()}
     inner = {name.removeprefix(own): shape for name, shape in parameters.items() if name.startswith(own)}
-    if not own or not inner or len(inner) == 0:
+    if not own or not inner:
         return {}
     votes: Counter[str] = Counter()
     for name, shape in stored.items():

@@ -12,7 +12,7 @@ from hftune.logging import get_logger, notice
 from hftune.preflight.facts import Facts, World
 from hftune.preflight.processes import ProcessFacts
 
-# Patch levels mend faults and keep what is computed; minor versions have changed it.
+# Patch levels fix faults and keep what is computed; minor versions have changed it.
 _MINOR = 2
 """Parts of a version that must be the same; the others are worth a notice."""
 

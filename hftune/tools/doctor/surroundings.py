@@ -45,7 +45,7 @@ def check_folders(found: Mapping[str, Path]) -> Iterator[Finding]:
                 file.write(b"hftune")
         except OSError as error:
             said = f"{what}: {folder} cannot be written to ({error.strerror})"
-            yield Finding(FOLDERS, said, WRONG, "mend its rights, or name another one")
+            yield Finding(FOLDERS, said, WRONG, "fix its rights, or name another one")
             continue
         free = shutil.disk_usage(there).free
         said = f"{what}: {folder}, {free / GIB:.0f} GiB free"

@@ -11,13 +11,15 @@ import pytest
 
 from hftune.arguments.entry import parse_arguments
 
-MAKE = """
+SETUP = """
 import sys
 import torch.distributed as dist
 from transformers.integrations.deepspeed import deepspeed_config, is_deepspeed_zero3_enabled
 from hftune.arguments.entry import parse_arguments
 
 common = ["--model_name_or_path", "m", "--output_dir", "o", "--use_cpu", "True", "--report_to", "none"]
+"""
+MAKE = """
 for stage in ("pt", "sft", "rm", "dpo", "rl"):
     for config in ([], ["--deepspeed", "zero3"]):
         args = parse_arguments(stage, [*common, *config]).training
@@ -38,14 +40,14 @@ assert args.device.type == "cpu" and args.process_index == 0 and is_deepspeed_ze
 """
 
 
-@pytest.mark.parametrize("code", [MAKE, MAKE + JOIN], ids=["made", "joined"])
+@pytest.mark.parametrize("code", [MAKE, JOIN], ids=["made", "joined"])
 def test_making_arguments_joins_nothing(code: str, tmp_path: Path) -> None:
     """In a process of a launcher's, whose neighbours never come: joining would wait for them."""
-    world = "1" if JOIN in code else "2"
+    world = "1" if code == JOIN else "2"
     variables = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world}
     places = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29871", "HFTUNE_CACHE": str(tmp_path)}
     done = subprocess.run(
-        [sys.executable, "-c", code, world],
+        [sys.executable, "-c", SETUP + code, world],
         env=os.environ | variables | places,
         capture_output=True,
         text=True,

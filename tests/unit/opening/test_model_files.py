@@ -29,6 +29,11 @@ def write(folder: Path, name: str, content: Any) -> Path:
         ("config.json", {"reward_scale": {"mean": "0"}}, "reward_scale: mean is '0', where a number is wanted"),
         ("adapter_config.json", {"target_modules": 3}, "target_modules is 3, where a list or a text is wanted"),
         ("adapter_config.json", {"r": 8.5}, "r is 8.5, where a whole number is wanted"),
+        ("adapter_config.json", {"target_modules": "(q"}, "target_modules '(q' is no regular expression: missing )"),
+        ("adapter_config.json", {"exclude_modules": "a{99999999999}"}, "exclude_modules 'a{99999999999}' is no reg"),
+        ("adapter_config.json", {"rank_pattern": {"[": 4}}, "rank_pattern '[' is no regular expression"),
+        ("adapter_config.json", {"rank_pattern": {"q": "4"}}, "rank_pattern is '4', where a whole number is wanted"),
+        ("adapter_config.json", {"alpha_pattern": {"q": []}}, "alpha_pattern is [], where a number"),
         ("hftune.json", {"base": {"adapters": "a"}}, "base: adapters is 'a', where a list is wanted"),
         ("hftune.json", {"parents": [{"folder": 1}]}, "parents, at 0:: folder is 1, where a text is wanted"),
         ("trainer_state.json", {}, "it has no global_step"),
@@ -45,6 +50,8 @@ def test_a_value_of_another_kind_is_named(tmp_path: Path, name: str, content: An
 def test_absent_null_and_other_keys_pass(tmp_path: Path) -> None:
     content = {"hidden_size": [64, 32], "num_hidden_layers": None, "mine": object.__name__, "dtype": {"text": "x"}}
     assert read_checked(write(tmp_path, "config.json", content)) == content
+    content = {"target_modules": r".*\.q_proj", "rank_pattern": {"layers.0": 4}, "alpha_pattern": {r"\d+": 0.5}}
+    assert read_checked(write(tmp_path, "adapter_config.json", content)) == content
     # Python writes NaN into the logs of runs that diverged.
     (tmp_path / "trainer_state.json").write_text('{"global_step": 3, "log_history": [{"loss": NaN}]}')
     assert read_checked(tmp_path / "trainer_state.json")["global_step"] == 3

@@ -92,11 +92,11 @@ def test_the_line(said: list[str]) -> None:
 
 def test_a_way_out_that_fits_with_its_activations(said: list[str]) -> None:
     say_memory(SIZE, ON_GPU, 2.5 * GIB, Free(14 * GIB, 99 * GIB), lambda: GIB // 100)
-    assert said[1].startswith("this will probably run out of memory at its peak. To mend it, add --deepspeed ds_conf")
+    assert said[1].startswith("this will probably run out of memory at its peak. To fix it, add --deepspeed ds_conf")
     assert said[1].endswith("zero3_offload.json; `hftune plan` shows more ways")
     said.clear()
     say_memory(SIZE, ON_GPU, 20 * GIB, Free(14 * GIB, 99 * GIB), lambda: GIB // 100)
-    assert "Smaller micro batches, shorter rows or more processes may mend it" in said[1]
+    assert "Smaller micro batches, shorter rows or more processes may fix it" in said[1]
 
 
 def test_processes_of_a_cpu_share_one_memory(said: list[str]) -> None:

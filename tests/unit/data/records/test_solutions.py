@@ -53,8 +53,8 @@ def test_math_shepherd() -> None:
 def test_prm800k_has_a_solution_for_each_wrong_turning() -> None:
     def step(*texts: tuple[str, int | None], chosen: int | None, human: str | None = None) -> dict[str, Any]:
         written = [{"text": text, "rating": rating, "flagged": None} for text, rating in texts]
-        mended = None if human is None else {"text": human, "rating": None}
-        return {"completions": written, "chosen_completion": chosen, "human_completion": mended}
+        fixed = None if human is None else {"text": human, "rating": None}
+        return {"completions": written, "chosen_completion": chosen, "human_completion": fixed}
 
     steps = [
         step(("a", 1), ("b", -1), chosen=0),

@@ -65,13 +65,13 @@ def test_one_search_for_many_records() -> None:
         return len(tried) == 2
 
     choice = TemplateProposals(make_tokenizer())
-    ways = [choice.fix_for("a fault", "mend it", works) for _ in range(3)]
+    ways = [choice.fix_for("a fault", "fix it", works) for _ in range(3)]
     second = fitting_templates(choice.tokenizer)[1]
     assert tried == [text_of(name) for name in fitting_templates(choice.tokenizer)[:2]]
     assert (
         ways
         == [
-            f"Add --chat_template {second}, which writes this record whole; or mend it; or leave such records out with "
+            f"Add --chat_template {second}, which writes this record whole; or fix it; or leave such records out with "
             "--on_bad_record drop."
         ]
         * 3

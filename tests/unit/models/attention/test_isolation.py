@@ -14,8 +14,8 @@ from hftune.models.attention.isolation import (
     MIXERS,
     causal_class,
     has_attention,
+    isolation_method,
     refuse_attention,
-    way_apart,
 )
 from hftune.models.attention.machine import Machine
 from hftune.models.attention.segments import SEGMENTS
@@ -49,14 +49,14 @@ def without(machine: Machine, **changes: Any) -> Machine:
 )
 def test_what_keeps_documents_apart(model: str, way: str, words: str) -> None:
     config = getattr(transformers, f"{model}Config")()
-    found, reason = way_apart(config, causal_class(config))
+    found, reason = isolation_method(config, causal_class(config))
     assert found == way and words in reason and bool(reason) == (way != ATTENTION)
 
 
 def test_layers_of_a_new_kind_are_read_as_padded_rows() -> None:
     config = transformers.Qwen3_5TextConfig()
     config.__dict__["layer_types"] = ["linear_attention", "made_up"]
-    assert way_apart(config, causal_class(config))[0] == BACKBONE
+    assert isolation_method(config, causal_class(config))[0] == BACKBONE
 
 
 def test_which_models_attend() -> None:
@@ -69,7 +69,7 @@ def test_code_that_comes_with_a_model_cannot_be_checked() -> None:
         model_type = "own"
 
     assert causal_class(OwnConfig()) is None
-    way, reason = way_apart(OwnConfig(), None)
+    way, reason = isolation_method(OwnConfig(), None)
     assert way == BACKBONE and "comes with the model" in reason
 
 

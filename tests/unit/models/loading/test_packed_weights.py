@@ -118,6 +118,11 @@ SAID: dict[str, tuple[str, dict[str, Any], str]] = {
     "sparse": ("int4", {"sparsity_config": {"format": "sparse-24-bitmask"}}, "sparse-24-bitmask"),
     "no-bits": ("int4", {"config_groups": {}}, "does not say how"),
     "odd": ("int4", {"config_groups": {"group_0": {"targets": 3, "weights": []}}}, "not as that format has it"),
+    "pattern": (
+        "int4",
+        {"config_groups": {"group_0": {"targets": ["re:("], "weights": {"num_bits": 4}}}},
+        "not as that format has it",
+    ),
     "hqq": ("gptq", {"quant_method": "hqq"}, "quantised with hqq"),
     "nameless": ("gptq", {"quant_method": None}, "quantised with none"),
 }

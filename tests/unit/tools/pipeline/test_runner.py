@@ -131,13 +131,13 @@ def test_a_failure_is_told_in_its_own_words(bench: Bench) -> None:
     bench.fails["sft"] = (
         2,
         "loading\n[2026-01-01 00:00:00,1] [INFO] [launch.py:1] noise\n\n"
-        "error: no such thing\n  to do: mend it\n\nmore noise\n",
+        "error: no such thing\n  to do: fix it\n\nmore noise\n",
     )
     with pytest.raises(StageFailed) as caught:
         bench.run()
     assert bench.started == ["pt", "merge pt", "sft"]
     text = caught.value.render()
-    assert "sft failed (exit code 2)" in text and "    no such thing\n      to do: mend it" in text
+    assert "sft failed (exit code 2)" in text and "    no such thing\n      to do: fix it" in text
     assert "noise" not in text and "run_sft.py --model_name_or_path" in text and "--resume_from_checkpoint auto" in text
     del bench.fails["sft"]
     assert bench.run() == ["sft", "merge sft"], "the same command goes on"

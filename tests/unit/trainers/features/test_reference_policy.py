@@ -141,7 +141,7 @@ def test_the_copy_is_not_saved_and_nothing_of_its_name_is_removed(
             raise OSError("the disk is full")
     assert (tmp_path / "adapter_config.json").is_file()
     assert [file.name for file in (tmp_path / COPY).iterdir()] == ["thesis"]
-    assert [*model.peft_config] == ["default", COPY], "training goes on with its reference"
+    assert [*model.peft_config] == ["default", COPY], "training continues with its reference"
     plain = run_of(PLAIN)
     with ReferencePolicy(plain).saving_weights(plain, tmp_path):
         pass

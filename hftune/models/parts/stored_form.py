@@ -77,9 +77,9 @@ def in_stored_form(
     wanted = _unmatched(here, there)
     layers: dict[str, set[str]] = defaultdict(set)
     for name in wanted:
-        parameters = there.rules.made(there.places[name])
-        number = _NUMBER.search(parameters[0])
-        layers[number[0] if number else parameters[0]] |= {*parameters}
+        made = there.rules.made(there.places[name])
+        layer = _NUMBER.search(made[0])
+        layers[layer[0] if layer else made[0]] |= {*made}
     found: dict[str, StoredTensor] = {}
     used: set[str] = set()
     for number, parameters in enumerate(layers.values()):

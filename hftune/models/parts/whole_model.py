@@ -158,8 +158,8 @@ def pieces(
         now = _trained(place, by_place, tied)
         used.add(str(now))
         after = converted.get(name) or (here.tensors.get(now) if now else None)
-        frozen = trained is not None and place is not None
-        frozen = frozen and not any(_is_trained(one, trained or (), tied) for one in there.rules.made(place))
+        made = [] if trained is None or place is None else there.rules.made(place)
+        frozen = bool(made) and not any(_is_trained(one, trained or (), tied) for one in made)
         if after is None or (frozen and after.shape == before.shape):
             found.append(Piece(name, before, before.dtype, last, kept=True))
         else:

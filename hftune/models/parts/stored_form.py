@@ -27,6 +27,8 @@ from hftune.opening.safetensors_file import open_tensors
 from hftune.weight_files import StoredTensor, file_tensors
 
 _NUMBER = re.compile(r"\d+")
+CONVERTED = "converted-{}.safetensors"
+"""Files of tensors that were made anew, removed when all pieces are written."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,7 @@ def in_stored_form(
     """Write what has no tensor of its own among the saved ones into files of the folder, a layer at a time.
 
     Args:
-        folder: For the files, which are named `converted-N.safetensors`.
+        folder: For the files, which `write_pieces` removes.
         model: The language model, on the meta device.
         here: What was saved after training.
         there: The base.
@@ -82,11 +84,12 @@ def in_stored_form(
         layers[layer[0] if layer else made[0]] |= {*made}
     found: dict[str, StoredTensor] = {}
     used: set[str] = set()
+    made_of = {name: {*here.rules.made(place)} for name, place in here.places.items()} if wanted else {}
     for number, parameters in enumerate(layers.values()):
-        sources = [name for name, place in here.places.items() if parameters & {*here.rules.made(place)}]
+        sources = [name for name, made_here in made_of.items() if parameters & made_here]
         values = {key: value for key, value in _in_memory(model, here, sources).items() if key in parameters}
         tensors = _fitted(_reversed(model, there.rules, values), there)
-        file = folder / f"converted-{number}.safetensors"
+        file = folder / CONVERTED.format(number)
         save_file({name: tensors[name].contiguous() for name in tensors if name in wanted}, file)
         found |= file_tensors(file)
         used |= {*sources}
@@ -94,7 +97,7 @@ def in_stored_form(
         raise ManifestError(
             f"no rule of transformers' gives {sorted(missing)[0]}, which the base stores",
             place=str(folder),
-            fix="train with --text_only_export True, which saves the language model alone",
+            fix="please report it",
         )
     return found, used
 

@@ -27,7 +27,7 @@ from hftune.models.loading.from_pretrained import from_config, pretrained
 from hftune.models.loading.packed_weights import packed_checkpoint
 from hftune.models.parts.language_part import has_parts, language_config, own_name
 from hftune.models.parts.placing import Place
-from hftune.models.parts.stored_form import Placed, in_stored_form, placed
+from hftune.models.parts.stored_form import CONVERTED, Placed, in_stored_form, placed
 from hftune.opening.folders import copy_file
 from hftune.opening.json_file import read_json
 from hftune.weight_files import INDEX_NAME, WEIGHTS_NAME, StoredTensor, stored_tensors
@@ -126,7 +126,15 @@ def complete(
     # A base without a tensor of another part may have a class and names of several all the same.
     if not kept.tensors and language_config(whole) is whole:
         return kept
-    write_pieces(folder, pieces(folder, model, there, trained, cast=cast))
+    try:
+        found = pieces(folder, model, there, trained, cast=cast)
+    except ManifestError as problem:
+        # What was trained is not lost for the form in which its base stores it.
+        notice(f"{problem}; the language model alone is saved, under its own class")
+        for file in folder.glob(CONVERTED.format("*")):
+            file.unlink()
+        return Kept([], 0)
+    write_pieces(folder, found)
     write_config(folder, base, whole)
     for pattern in _PROCESSORS:
         for file in sorted(base.glob(pattern)):

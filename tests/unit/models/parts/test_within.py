@@ -91,6 +91,18 @@ def test_pieces_of_the_embeddings_keep_their_lengths(bases: Any, tmp_path: Path)
     assert torch.allclose(torch.cat([after[part] for part in parts]), rows + 0.25, atol=1e-6)
 
 
+def test_what_cannot_be_written_as_the_whole_is_not_lost(
+    bases: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base, folder = bases("minimax_m3_vl"), tmp_path / "out"
+    train_alone(base, folder)
+    before = tensors_of(folder)
+    monkeypatch.setattr("hftune.models.parts.stored_form._reversed", lambda *_: {})
+    assert complete(folder, base, saved_skeleton(folder, False), None).tensors == []
+    assert {*tensors_of(folder)} == {*before}
+    assert not [*folder.glob("converted*")]
+
+
 @pytest.mark.parametrize("name", ["gemma3", "mistral_large4"])
 def test_the_language_model_alone(name: str, bases: Any, tmp_path: Path) -> None:
     """By other names, or loaded and saved again: its own class reads it, and nothing else is there."""

@@ -20,7 +20,7 @@ from hftune.models.loading.config_sizes import check_config
 from hftune.models.loading.dropout_fields import set_dropout_fields
 from hftune.models.loading.from_pretrained import pretrained
 from hftune.models.loading.packed_formats import drop_quantisation
-from hftune.models.parts.language_part import has_two_streams, language_config
+from hftune.models.parts.language_part import has_two_streams, language_config, whole_class
 from hftune.on_demand import on_demand
 from hftune.path_hints import cannot_load
 
@@ -61,6 +61,12 @@ def _refuse_shapeless(config: PreTrainedConfig) -> None:
     if has_two_streams(config) and type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise ArgumentError(
             f"{config.model_type} reads one row of tokens and answers in another: it is no causal language model",
+            place="--model_name_or_path",
+            fix="use a causal language model",
+        )
+    if whole_class(config) is not None and type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise ArgumentError(
+            f"transformers has one class for all parts of {config.model_type}, and none for its language model",
             place="--model_name_or_path",
             fix="use a causal language model",
         )

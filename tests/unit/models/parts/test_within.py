@@ -20,7 +20,7 @@ from hftune.models.parts.text_only import leave_language_model
 from hftune.models.parts.whole_model import complete, language_skeleton
 from hftune.trainers.whole_result import saved_skeleton
 from hftune.weight_files import weight_shapes
-from tests.table.tiny import model_class, tiny_checkpoint
+from tests.table.tiny import model_class, tiny_checkpoint, tiny_config
 from tests.unit.models.parts.test_whole_model import tensors_of, train_alone
 
 RENAMED = ("kimi_k25", "molmo2", "mistral_large4", "minimax_m3_vl", "qianfan_ocr", "inkling_mm_model", "inkling2")
@@ -129,10 +129,17 @@ def test_rules_of_the_class_come_first(bases: Any) -> None:
     assert rules.within is None and rules.prefixes
 
 
-def test_a_model_of_two_streams_is_no_language_model(bases: Any) -> None:
-    config = AutoConfig.from_pretrained(bases("diffusion_gemma"))
+@pytest.mark.parametrize(
+    ("name", "cause"),
+    [
+        ("diffusion_gemma", "reads one row of tokens and answers in another"),
+        ("idefics", "one class for all parts of idefics, and none for its language model"),
+    ],
+)
+def test_what_has_no_language_model_is_refused(name: str, cause: str) -> None:
+    config = tiny_config(name)
     assert language_config(config) is config
-    with pytest.raises(ArgumentError, match="reads one row of tokens and answers in another"):
+    with pytest.raises(ArgumentError, match=cause):
         _refuse_shapeless(config)
 
 

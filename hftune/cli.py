@@ -1,6 +1,7 @@
 """The `hftune` command: what goes with the scripts, before and after a run.
 
 hftune preview run_sft --model_name_or_path MODEL --train_file_dir DIR      what would be trained, in colour
+hftune preview run_sft ... --as-served      whether each turn is trained behind what a server gives the model
 hftune tokenize run_sft --model_name_or_path MODEL --train_file_dir DIR --output_dir TOKENISED
 hftune plan run_sft --model_name_or_path MODEL --gpus 8xH200      memory, the cheapest setting that fits, time
 hftune vocab extend --model_name_or_path MODEL --train_file_dir CORPUS --new_tokens 1000 --output_dir OUT

@@ -158,6 +158,8 @@ def _counts(about: dict[str, Any]) -> Iterator[str]:
             example = about.get("examples", {}).get(reason)
             yield f"{number} dropped ({reason}{f'; first: {example}' if example else ''})"
         yield f"{about['truncated']} truncated"
+        if about.get("rewritten"):
+            yield f"{about['rewritten']} made {about['rewritten_rows']} rows, as the template rewrites earlier turns"
         if about.get("bordered"):
             which = ", ".join(f"{token} in {number}" for token, number in about["borders"].items())
             yield f"{about['bordered']} with turn borders in their text ({which})"

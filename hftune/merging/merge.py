@@ -24,6 +24,7 @@ from hftune.on_demand import on_demand
 from hftune.opening.json_file import read_json
 from hftune.publishing.folder import published_folder
 from hftune.secrets import without_secrets
+from hftune.template_arguments import FIELD
 from hftune.weight_files import fingerprint
 
 
@@ -78,6 +79,10 @@ def _manifest(args: MergeArguments, plan: Plan, folder: Path, changed: int) -> M
     config = read_json(folder / "config.json", finite=False)
     text = config.get("text_config") or config
     base = inputs.base
+    tokenizer = own or describe_tokenizer(folder)
+    if tokenizer is not None:
+        # Of another tokenizer's files as well: it is what the weights were trained with.
+        tokenizer = tokenizer | {FIELD: (last.get("tokenizer") or {}).get(FIELD) or {}}
     return {
         "hftune": library_versions().get("hftune"),
         "stage": "merge",
@@ -95,7 +100,7 @@ def _manifest(args: MergeArguments, plan: Plan, folder: Path, changed: int) -> M
         "kind": "full",
         "head": inputs.head,
         **({REWARD_SCALE_FIELD: config[REWARD_SCALE_FIELD]} if REWARD_SCALE_FIELD in config else {}),
-        "tokenizer": own or describe_tokenizer(folder),
+        "tokenizer": tokenizer,
         "vocabulary": {
             "rows": text.get("vocab_size"),
             "tied": _is_tied(plan, text),

@@ -12,8 +12,8 @@ ROOT = Path(__file__).parents[2]
 FLOORS = [
     {
         *("chat_templates", "child_processes", "constants", "digests", "errors", "hftune", "interrupts", "logging"),
-        *("on_demand", "opening", "path_hints", "secret_names", "secrets", "terminal", "user_cache", "visible"),
-        "weight_files",
+        *("on_demand", "opening", "path_hints", "secret_names", "secrets", "template_arguments", "terminal"),
+        *("user_cache", "visible", "weight_files"),
     },
     {"compat"},
     {"distributed", "publishing"},

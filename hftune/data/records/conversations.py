@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -20,6 +20,7 @@ from hftune.data.records.formats import (
 )
 from hftune.data.records.messages import Message
 from hftune.errors import DataError
+from hftune.template_arguments import TemplateArguments
 
 NO_ASSISTANT = "no assistant turn"
 NOTHING_TRAINED = "no trained turn"
@@ -32,6 +33,7 @@ class Conversation:
     messages: list[Message]
     tools: list[dict[str, Any]] | None
     origin: str
+    template_arguments: TemplateArguments = field(default_factory=dict)
 
 
 def to_conversation(row: Row) -> Conversation:
@@ -65,7 +67,7 @@ def to_conversation(row: Row) -> Conversation:
             fix="Remove the record, or the weight of the turn that is to be trained.",
             kind=NOTHING_TRAINED,
         )
-    return Conversation(messages, fields.tools(row), origin)
+    return Conversation(messages, fields.tools(row), origin, fields.template_arguments(row))
 
 
 def _asked_and_answered(row: Row, question: str, answer: str) -> list[Message]:

@@ -17,6 +17,7 @@ from hftune.models.loading.config import file_options
 from hftune.models.loading.from_pretrained import pretrained
 from hftune.on_demand import on_demand
 from hftune.path_hints import cannot_load
+from hftune.template_arguments import give_arguments, readable
 
 
 def load_tokenizer(model_args: ModelArguments, training_args: StageArguments) -> PreTrainedTokenizerBase:
@@ -31,6 +32,11 @@ def load_tokenizer(model_args: ModelArguments, training_args: StageArguments) ->
     if model_args.chat_template:
         tokenizer.chat_template = read_chat_template(model_args.chat_template)
         _report_unknown_tokens(tokenizer)
+    arguments = training_args.template_arguments
+    if arguments and "chat_template_kwargs" not in training_args.given:
+        # Of the base's manifest: another --chat_template may not read them.
+        arguments = readable(arguments, tokenizer)
+    give_arguments(tokenizer, arguments)
     _choose_pad_token(tokenizer, training_args.pad_token)
     return tokenizer
 

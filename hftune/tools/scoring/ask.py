@@ -24,6 +24,7 @@ from hftune.checkpoints.adapter_chain import whole_chain
 from hftune.checkpoints.file_records import is_model
 from hftune.checkpoints.inputs import record_inputs
 from hftune.checkpoints.reward_scale import read_scale
+from hftune.checkpoints.template_arguments import give_recorded
 from hftune.data.preferences.scoring import ScoringEncoder
 from hftune.data.readers.base import Row
 from hftune.data.readers.files import chunks, find_files
@@ -197,7 +198,8 @@ def _texts(prompts: list[Prompt], tokenizer: PreTrainedTokenizerBase, mode: str)
             if render is None:
                 texts.append(guard.document(str(prompt.messages[-1].get("content"))))
             else:
-                texts.append(guard.text(render, prompt.messages, add_generation_prompt=True))
+                arguments = prompt.template_arguments
+                texts.append(guard.text(render.given(arguments), prompt.messages, add_generation_prompt=True))
         except DataError as error:
             raise error.at(prompt.origin) from error
         counts.note_texts(texts[-1:])
@@ -227,6 +229,8 @@ def _load(name: str, args: AskArguments) -> tuple[PreTrainedModel, PreTrainedTok
     transformers_logging.disable_progress_bar()
     try:
         tokenizer = pretrained(AutoTokenizer, name, trust_remote_code=args.trust_remote_code)
+        if tokenizer.chat_template:
+            give_recorded(tokenizer, name, args.template_arguments)
         if on_gpu:
             options["device_map"] = "auto"
         # The loading info tells what was not in the files.

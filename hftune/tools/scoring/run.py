@@ -51,7 +51,9 @@ def score(args: ScoreArguments) -> dict[str, float]:
     files = find_files(args.input, "--input")
     steps = reward_head(args.model, "--model", trust_remote_code=args.trust_remote_code) == "steps"
     dtype, trusted = getattr(torch, args.dtype), args.trust_remote_code
-    model, tokenizer = load_reward_model(args.model, dtype, flag="--model", trust_remote_code=trusted)
+    model, tokenizer = load_reward_model(
+        args.model, dtype, flag="--model", trust_remote_code=trusted, template_arguments=args.template_arguments
+    )
     # Not spread over GPUs: reward models are run by a single process, a batch at a time.
     model.to("cuda" if torch.cuda.is_available() and not args.use_cpu else "cpu")
     separator = args.step_separator or step_separator(args.model)

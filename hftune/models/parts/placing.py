@@ -179,5 +179,8 @@ def _all_places(
         target, pattern = rename_source_key(
             name, rules.renamings, rules.converters, model.base_model_prefix, parameters
         )
+        if target not in parameters and name in parameters:
+            # A rule means other modules of such a name (DeepSeek OCR 2): transformers reads it as it is.
+            target, pattern = name, None
         numbers = () if pattern is None else tuple(_NUMBERS.findall(own_name(name, rules.prefixes)))
         yield name, Place(target, pattern, numbers)

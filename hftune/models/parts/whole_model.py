@@ -178,8 +178,10 @@ def pieces(
         if name not in used:
             floats = cast and {after.dtype, usual} <= _FLOATS.keys()
             dtype = str(usual) if floats else after.dtype
-            own = own_name(name, here.rules.prefixes)
-            found.append(Piece(there.rules.stored_name(own), after, dtype, last, kept=False))
+            new = there.rules.stored_name(own_name(name, here.rules.prefixes))
+            if new in there.tensors:
+                raise ManifestError(f"{name} has no place, though the base stores {new}", place=str(folder))
+            found.append(Piece(new, after, dtype, last, kept=False))
     return found
 
 

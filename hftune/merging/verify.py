@@ -21,6 +21,7 @@ from hftune.merging.plan import Plan, plan_merge
 from hftune.merging.write import write_model
 from hftune.models.loading.from_pretrained import pretrained
 from hftune.on_demand import on_demand
+from hftune.template_arguments import TEMPLATE_FAULTS
 from hftune.weight_files import stored_tensors
 
 if TYPE_CHECKING:
@@ -201,8 +202,12 @@ def answer(model: PreTrainedModel | PeftModel, tokenizer: PreTrainedTokenizerBas
 
 
 def _in_template(tokenizer: PreTrainedTokenizerBase, prompt: str) -> str:
+    """The prompt as a question, or plain where the template refuses one."""
     turn = [{"role": "user", "content": prompt}]
-    return str(tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True))
+    try:
+        return str(tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True))
+    except TEMPLATE_FAULTS:
+        return prompt
 
 
 def compare(before: Answers, after: Answers) -> Comparison:

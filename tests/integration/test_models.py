@@ -31,6 +31,17 @@ def test_an_adapter_is_trained_and_merged(model_type: str, run: Callable[..., Fi
     reload(tmp_path / "merge")
 
 
+@pytest.mark.parametrize(("model_type", "stage"), [("llama4_text", "grpo"), ("bert", "grpo"), ("nemotron", "dpo")])
+def test_no_head_and_no_layout_of_others(
+    model_type: str, stage: str, run: Callable[..., Finished], tmp_path: Path
+) -> None:
+    """TRL's fused head is not theirs; Nemotron's layers tell their attention nothing of shared prompts."""
+    tiny_checkpoint(model_type, tmp_path / "model")
+    write_data(tmp_path / "data")
+    done = run(STAGES[stage].script, *flags_of(stage, tmp_path, tmp_path), warm=True).check()
+    assert ("a prompt of its own" in done.output) is (stage == "dpo")
+
+
 def test_a_config_without_sizes_is_refused(run: Callable[..., Finished], tmp_path: Path) -> None:
     tiny_checkpoint("blt", tmp_path / "model")
     write_data(tmp_path / "data")

@@ -52,7 +52,7 @@ A new version of transformers is a re-run: the models are made from its default 
 blank has not been tried.
 
 {shares}
-The cells were run at {states} state(s) of hftune's code; without `--stale` the present one is run and shown alone.
+{states} Without `--stale` the present state is run and shown alone.
 """
 
 
@@ -90,16 +90,15 @@ def sign(results: Results, name: str, stage: str) -> str:
     return SIGNS.get(one["outcome"], one["outcome"])
 
 
-def write_page(results: Results) -> None:
-    """Write the page."""
+def write_page(results: Results, made_by: str) -> None:
+    """Write the page; `made_by` is the present state of the code."""
     import transformers
 
-    states = {one["made_by"] for one in results.values()}
     names = sorted({name for name, _ in results})
     one = [name for name in names if name in causal()]
     other = [name for name in names if name not in causal()]
     parts = [
-        HEAD.format(version=transformers.__version__, shares=summary(results), states=len(states)),
+        HEAD.format(version=transformers.__version__, shares=summary(results), states=states_of(results, made_by)),
         "## Causal language models\n\n" + table(results, one),
         "## Models of several parts that answer in text\n\n" + table(results, other),
         "## Refused\n\n" + listed(results, names, ("refused", "padded")),
@@ -107,6 +106,18 @@ def write_page(results: Results) -> None:
         "## Faults of hftune\n\n" + listed(results, names, ("✗",)),
     ]
     PAGE.write_text("\n".join(parts).rstrip() + "\n", encoding="utf-8")
+
+
+def states_of(results: Results, made_by: str) -> str:
+    """How many cells of each column are of the present state of hftune's code, and of how many others the rest is."""
+    tried = {cell: one["made_by"] for cell, one in results.items() if cell[1] in COLUMNS}
+    others = len(set(tried.values()) - {made_by})
+    if not others:
+        return "All cells were run at one state of hftune's code."
+    all_of = Counter(stage for _, stage in tried)
+    present = Counter(stage for (_, stage), state in tried.items() if state == made_by)
+    shares = ", ".join(f"{COLUMNS[stage]} {present[stage]} of {all_of[stage]}" for stage in COLUMNS if all_of[stage])
+    return f"Of the present state of hftune's code are: {shares} cells; the rest of {others} earlier ones."
 
 
 def table(results: Results, names: Iterable[str]) -> str:

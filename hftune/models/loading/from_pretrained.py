@@ -86,6 +86,8 @@ def from_config(auto: Any, config: Any, *, trust_remote_code: bool, **given: Any
     never_ask_about_code()
     if getattr(auto, "__name__", "") in LANGUAGE_MODELS:
         config = on_demand("hftune.models.parts.language_part:language_config")(config)
+        if auto.__name__ != "AutoModelForCausalLM":
+            on_demand("hftune.models.parts.text_class:make_reward_models")(config)
     try:
         return auto.from_config(config, trust_remote_code=bool(trust_remote_code), **given)
     except ValueError as error:

@@ -28,6 +28,8 @@ from transformers import (
     PreTrainedConfig,
     PreTrainedModel,
 )
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 from transformers.initialization import no_init_weights
 from transformers.utils import CONFIG_NAME
 
@@ -218,7 +220,18 @@ def stored_prefixes(model: PreTrainedModel, stored: Mapping[str, Shape | None]) 
             nearest = max(set(heads), key=lambda prefix: (_common(prefix, best), -len(prefix), prefix))
             if nearest:
                 found[f"{nearest}{module}."] = f"{module}."
-    return found
+    # The class's own rules may know such a prefix and have others for the head (Inkling 2). One layer stands for all.
+    kinds = {re.sub(r"\d+", "#", name): name for name in stored}.values() if found else ()
+    return {} if found and len(_placed(model, kinds, {})) > len(_placed(model, kinds, found)) else found
+
+
+def _placed(model: PreTrainedModel, stored: Iterable[str], prefixes: Mapping[str, str]) -> set[str]:
+    """The parameters that stored tensors are of, by the class's rules behind prefixes."""
+    rules, parameters = get_model_conversion_mapping(model, key_mapping(prefixes) or None), model.state_dict()
+    renamings = [rule for rule in rules if isinstance(rule, WeightRenaming)]
+    converters = [rule for rule in rules if isinstance(rule, WeightConverter)]
+    names = (rename_source_key(one, renamings, converters, model.base_model_prefix, parameters)[0] for one in stored)
+    return {name for name in names if name in parameters}
 
 
 def key_mapping(prefixes: Mapping[str, str]) -> dict[str, str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.core_model_loading import PrefixChange
 from transformers.initialization import no_init_weights
 from transformers.utils import cached_file, logging
@@ -19,6 +19,7 @@ from hftune.distributed import zero
 from hftune.logging import notice
 from hftune.models.parts.language_part import bare_whole, key_mapping, language_config, own_name
 from hftune.models.parts.placing import Rules, rules_for
+from hftune.models.parts.text_class import make_reward_models
 from hftune.models.parts.within import ASIDE
 from hftune.opening.safetensors_file import read_index
 from hftune.weight_files import INDEX_NAME, WEIGHTS_NAME, read_header, weight_shapes
@@ -39,6 +40,8 @@ def load_language_model(auto: Any, name: str | Path, given: dict[str, Any], *, t
     options = {key: given[key] for key in _OF_FILES if key in given}
     whole = AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code, **options)
     text = language_config(whole)
+    if auto is not AutoModelForCausalLM:
+        make_reward_models(text)
     if text is whole:
         return auto.from_pretrained(name, trust_remote_code=trust_remote_code, **given)
     if "num_labels" in given:

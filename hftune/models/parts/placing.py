@@ -94,35 +94,32 @@ def rules_for(
 ) -> Rules:
     """The rules under which a checkpoint stores a model.
 
-    Its class's own, with the prefixes that the index shows or without; where these leave parameters without a tensor,
-    and those of the whole leave fewer, the whole's.
+    Its class's own, with the prefixes that the index shows; where these leave parameters without a tensor, and those of
+    the whole leave fewer, the whole's.
 
     Args:
         model: On any device.
         stored: Names on disk with their shapes.
         whole: The config of all parts, where the model is one of several.
     """
-    parameters, best, most = model.state_dict(), None, -1
-    for rules in _candidates(model, stored, whole):
-        filled = len(_filled(rules, model, stored))
-        if filled > most:
-            best, most = rules, filled
-        if most == len(parameters):
-            break
-    assert best is not None
-    return best
-
-
-def _candidates(
-    model: PreTrainedModel, stored: Mapping[str, Shape | None], whole: PreTrainedConfig | None
-) -> Iterator[Rules]:
     prefixes = stored_prefixes(model, stored)
-    yield _divided(get_model_conversion_mapping(model, key_mapping(prefixes) or None), prefixes)
-    if prefixes:  # the class's own rules may be for names with prefixes
-        yield _divided(get_model_conversion_mapping(model), {})
-    within = find_within(model, whole) if whole is not None and has_parts(whole) else None
-    if within is not None:
-        yield _divided(within.rules(), {}, within)
+    own = _divided(get_model_conversion_mapping(model, key_mapping(prefixes) or None), prefixes)
+    if whole is None or not has_parts(whole):
+        return own
+    # One layer stands for all: names are tens of thousands where experts are stored one by one.
+    some = {_NUMBERS.sub("#", name): name for name in stored}
+    sample = {name: stored[name] for name in some.values()}
+    filled = _filled(own, model, sample)
+    if len(filled) == len({_NUMBERS.sub("#", name) for name in model.state_dict()}):
+        return own
+    within = find_within(model, whole)
+    if within is None or len(_filled(_rules_within(within), model, sample)) <= len(filled):
+        return own
+    return _rules_within(within)
+
+
+def _rules_within(within: Within) -> Rules:
+    return _divided(within.rules(), {}, within)
 
 
 def _divided(rules: list[Any], prefixes: dict[str, str], within: Within | None = None) -> Rules:
@@ -135,7 +132,7 @@ def _divided(rules: list[Any], prefixes: dict[str, str], within: Within | None =
 
 
 def _filled(rules: Rules, model: PreTrainedModel, stored: Mapping[str, Shape | None]) -> set[str]:
-    """The parameters that get a tensor by these rules."""
+    """The parameters that get a tensor by these rules, without the numbers in their names."""
     parameters = model.state_dict()
     found: set[str] = set()
     for name, place in _all_places(model, stored, rules):
@@ -145,7 +142,7 @@ def _filled(rules: Rules, model: PreTrainedModel, stored: Mapping[str, Shape | N
                 found |= {*rules.made(place)} & parameters.keys()
     tied = dict(getattr(model, "all_tied_weights_keys", None) or {})
     pairs = [order for pair in tied.items() for order in (pair, pair[::-1])]
-    return found | {one for one, other in pairs if other in found}
+    return {_NUMBERS.sub("#", name) for name in found | {one for one, other in pairs if other in found}}
 
 
 def places(

@@ -93,9 +93,9 @@ def copy_tokenizer(source: Path, target: Path) -> None:
         notice(f"there is no tokenizer in {source}, so the merged model has none")
 
 
-def copy_other_files(base: Path, target: Path, *, generates: bool) -> None:
+def copy_other_files(base: Path, target: Path, *, generates: bool, sees: bool = True) -> None:
     """Generation and processor configs, and the code of a model that comes with its own."""
-    patterns = [*_PROCESSOR_FILES, *(["generation_config.json"] if generates else [])]
+    patterns = [*(_PROCESSOR_FILES if sees else []), *(["generation_config.json"] if generates else [])]
     config = base / "config.json"
     own_code = config.is_file() and "auto_map" in read_json(config, finite=False)
     found = sorted(file for pattern in patterns for file in base.glob(pattern))

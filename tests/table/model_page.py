@@ -21,6 +21,7 @@ COLUMNS = {
     "merge": "merge",
     "resume": "resume",
     "reload": "reload",
+    "kept": "kept",
     "zero3": "ZeRO-3",
 }
 SIGNS = {"trains": "✓", "padded": "padded", "refused": "refused", "crashed": "✗", "time": "✗", "needs": "-"}
@@ -41,7 +42,9 @@ A new version of transformers is a re-run: the models are made from its default 
   `--packing False`
 - **SFT**, **RM**, **DPO**: two steps of the scripts; RM and DPO with LoRA. **GRPO**: one step with LoRA
 - **merge**: `merge_peft_adapter.py`, which verifies what it wrote. **resume**: from a checkpoint of the full SFT.
-  **reload**: plain transformers loads the results under their own class, no tensor missing or left over
+  **reload**: plain transformers loads the results under their own class, no tensor missing or left over. **kept**: the
+  results of SFT and merge store all tensors of the base in its names, shapes and dtypes, and no part that reads no text
+  has changed
 - **ZeRO-3**: SFT with LoRA, two processes
 
 ✓ trains; *refused*: one message with the cause, [below](#refused); *upstream*: a step of plain transformers fails, too,

@@ -8,6 +8,9 @@ from typing import Any
 Unread = dict[str, Sequence[Any]]
 """By what was not read: [records, the first of them]."""
 
+# Names of fields come from data, which may have another one in each record.
+_MOST = 20
+_OTHERS = "further fields and columns"
 # Of this process, and of the record it was noted for last: a record counts once however often it has a field.
 _noted: dict[str, list[Any]] = {}
 _last: dict[str, str] = {}
@@ -15,9 +18,14 @@ _last: dict[str, str] = {}
 
 def note_unread(what: str, origin: str) -> None:
     """Note that a record holds something that is not read."""
+    what = _name(what, _noted)
     if _last.get(what) != origin:
         _last[what] = origin
         _noted.setdefault(what, [0, origin])[0] += 1
+
+
+def _name(what: str, known: Mapping[str, Any]) -> str:
+    return what if what in known or len(known) < _MOST else _OTHERS
 
 
 def take_unread() -> Unread:
@@ -32,8 +40,9 @@ def added(mine: Unread, others: Unread) -> Unread:
     """Both together; the first record is of `mine`."""
     both = {**mine}
     for what, (records, first) in others.items():
-        known = both.get(what, (0, first))
-        both[what] = [known[0] + records, known[1]]
+        name = _name(what, both)
+        known = both.get(name, (0, first))
+        both[name] = [known[0] + records, known[1]]
     return both
 
 

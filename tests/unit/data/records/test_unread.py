@@ -30,6 +30,16 @@ def test_records_are_counted() -> None:
     assert next(describe_unread(both)) == "not read: x, in 3 record(s) (first: f:1)"
 
 
+def test_names_that_never_end_are_counted_together() -> None:
+    take_unread()
+    for number in range(50):
+        note_unread(f"x{number}", f"f:{number}")
+    found = take_unread()
+    assert len(found) == 21 and found["further fields and columns"] == [30, "f:20"]
+    both = added(found, {"x3": [1, "g:1"], "new": [4, "g:2"]})
+    assert len(both) == 21 and both["x3"] == [2, "f:3"] and both["further fields and columns"] == [34, "f:20"]
+
+
 @pytest.mark.parametrize(
     ("turn", "what"),
     [

@@ -53,7 +53,8 @@ def test_same_as_the_exact_finder(name: str) -> None:
 def exact_spans(tokenizer: Any, messages: list[dict[str, Any]], by_marks: bool) -> dict[bool, Any]:
     """Text and spans of all turns and of the last one, or what is said against it; rendered once for both."""
     try:
-        exact = TurnFinder(messages, Renderer(tokenizer), by_marks=by_marks)
+        render = Renderer(tokenizer)
+        exact = TurnFinder(render.reads.said(messages, None), render, by_marks=by_marks)
     except DataError as error:
         return {False: error.cause, True: error.cause}
     found: dict[bool, Any] = {}

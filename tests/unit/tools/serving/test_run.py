@@ -185,14 +185,17 @@ def signalled() -> Iterator[None]:
 def test_an_interrupt_ends_streams_and_frees_the_port(folders: dict[str, Path]) -> None:
     server, listening, read = server_of(ServeArguments(model=str(folders["base"]))), bound("127.0.0.1", 0), []
     port = listening.getsockname()[1]
+    listening.listen()
 
     def ask() -> None:
         client = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
         body = {"model": "base", "messages": [{"role": "user", "content": "Hi"}], "stream": True, "n": 16}
-        client.request("POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"})
-        response = client.getresponse()
-        read.append(response.readline())
-        os.kill(os.getpid(), signal.SIGUSR2)
+        try:
+            client.request("POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"})
+            response = client.getresponse()
+            read.append(response.readline())
+        finally:
+            os.kill(os.getpid(), signal.SIGUSR2)
         read.append(response.read())
 
     thread = threading.Thread(target=ask)

@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from huggingface_hub import constants, try_to_load_from_cache
-from transformers import AutoConfig, PreTrainedConfig
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, PreTrainedConfig
 
 from hftune.arguments.model import ModelArguments
 from hftune.arguments.training import StageArguments
@@ -20,7 +20,7 @@ from hftune.models.loading.config_sizes import check_config
 from hftune.models.loading.dropout_fields import set_dropout_fields
 from hftune.models.loading.from_pretrained import pretrained
 from hftune.models.loading.packed_formats import drop_quantisation
-from hftune.models.parts.language_part import language_config
+from hftune.models.parts.language_part import has_two_streams, language_config, whole_class
 from hftune.on_demand import on_demand
 from hftune.path_hints import cannot_load
 
@@ -58,6 +58,18 @@ def model_config(model_args: ModelArguments, training_args: StageArguments) -> P
 
 
 def _refuse_shapeless(config: PreTrainedConfig) -> None:
+    if has_two_streams(config) and type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise ArgumentError(
+            f"{config.model_type} reads one row of tokens and answers in another: it is no causal language model",
+            place="--model_name_or_path",
+            fix="use a causal language model",
+        )
+    if whole_class(config) is not None and type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise ArgumentError(
+            f"transformers has one class for all parts of {config.model_type}, and none for its language model",
+            place="--model_name_or_path",
+            fix="use a causal language model",
+        )
     text = config.get_text_config()
     lacking = [name for name in ("hidden_size", "num_hidden_layers", "vocab_size") if not hasattr(text, name)]
     if lacking:

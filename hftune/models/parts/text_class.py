@@ -6,6 +6,7 @@ The decoder is transformers' own; what is added is the head, as its classes for 
 from __future__ import annotations
 
 import inspect
+import re
 from typing import Any
 
 import torch
@@ -23,6 +24,9 @@ from transformers.conversion_mapping import get_checkpoint_conversion_mapping, r
 from transformers.core_model_loading import PrefixChange
 from transformers.modeling_layers import GenericForSequenceClassification, GenericForTokenClassification
 from transformers.modeling_outputs import CausalLMOutputWithPast
+
+_GROUPS = re.compile(r"\((?:\?<?[!=]|\^).*?\)|\\\d")
+"""In a rule's patterns: what has to stand before or after a name, and is none of it."""
 
 
 class _Head(PreTrainedModel):
@@ -157,8 +161,12 @@ def _inner_rules(decoder: type[PreTrainedModel], whole: PreTrainedConfig) -> lis
     if get_checkpoint_conversion_mapping(decoder.__name__) or get_checkpoint_conversion_mapping(text.model_type):
         return []
     rules = get_checkpoint_conversion_mapping(whole.model_type) or []
-    return [
-        rule
-        for rule in rules
-        if not isinstance(rule, PrefixChange) and not any(pattern.startswith("^") for pattern in rule.source_patterns)
-    ]
+    return [rule for rule in rules if not isinstance(rule, PrefixChange) and not _names_parts(rule)]
+
+
+def _names_parts(rule: Any) -> bool:
+    """Whether a rule is for names from their beginning on, or puts a part before a name: `layers`, `text.layers`."""
+    pairs = zip(rule.source_patterns, rule.target_patterns, strict=False)
+    plain = [tuple(_GROUPS.sub("", pattern).replace("\\", "") for pattern in pair) for pair in pairs]
+    put_before = any(target.endswith("." + source.lstrip(".")) and target != source for source, target in plain)
+    return put_before or any(pattern.startswith("^") for pattern in rule.source_patterns)

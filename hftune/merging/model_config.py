@@ -70,6 +70,15 @@ def _classifier(config: dict[str, Any], head: str) -> str:
 
     kind = "TOKEN" if head == "steps" else "SEQUENCE"
     found = getattr(modeling_auto, f"MODEL_FOR_{kind}_CLASSIFICATION_MAPPING_NAMES").get(config["model_type"])
+    if found is None:  # one that hftune makes of the decoder
+        from transformers import AutoConfig
+
+        from hftune.models.attention.isolation import reward_class
+        from hftune.models.parts.language_part import language_config
+
+        made = reward_class(language_config(AutoConfig.for_model(config["model_type"])), steps=head == "steps")
+        assert made is not None, "it was trained"
+        return made.__name__
     return found if isinstance(found, str) else found[0]
 
 

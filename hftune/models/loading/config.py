@@ -6,7 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import constants, try_to_load_from_cache
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, PreTrainedConfig
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
+    AutoConfig,
+    PreTrainedConfig,
+)
 
 from hftune.arguments.model import ModelArguments
 from hftune.arguments.training import StageArguments
@@ -17,7 +22,7 @@ from hftune.models.loading.dropout_fields import set_dropout_fields
 from hftune.models.loading.from_pretrained import pretrained
 from hftune.models.loading.hub import hub_answers
 from hftune.models.loading.packed_formats import drop_quantisation
-from hftune.models.parts.language_part import has_two_streams, language_config, whole_class
+from hftune.models.parts.language_part import has_two_streams, language_config
 from hftune.on_demand import on_demand
 from hftune.path_hints import cannot_load
 
@@ -58,9 +63,11 @@ def _refuse_shapeless(config: PreTrainedConfig) -> None:
             place="--model_name_or_path",
             fix="use a causal language model",
         )
-    if whole_class(config) is not None and type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+    known = (MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING)
+    own_code = getattr(config, "auto_map", None) or not type(config).__module__.startswith("transformers.")
+    if not own_code and all(type(config) not in mapping for mapping in known):
         raise ArgumentError(
-            f"transformers has one class for all parts of {config.model_type}, and none for its language model",
+            f"transformers has no class for a language model of {config.model_type} alone",
             place="--model_name_or_path",
             fix="use a causal language model",
         )

@@ -12,6 +12,8 @@ hftune pipeline run|plan|check PIPELINE.yaml      all stages from one file; resu
 hftune lineage FOLDER      from the base to this model: data, arguments, merges, and whether it all still holds
 hftune report FOLDER      curves, counts, answers and commands of a stage or a pipeline on one page
 hftune ask --models BASE outputs/sft-merged --questions "Who are you?"      the same questions to several models
+hftune serve outputs/sft-merged [--adapter NAME=FOLDER]      a server as OpenAI's, for what was trained
+hftune chat outputs/sft-merged [MODEL2] [--adapter FOLDER ...]      a conversation in the terminal, saved as a record
 hftune score FILE --model outputs/rm [--output SCORED.jsonl]      conversations through a reward model
 hftune consolidate --checkpoint outputs/sft/checkpoint-100 --output_dir OUT      whole weights from ZeRO's shards
 hftune doctor      what this machine has for a run, and what is wrong with it
@@ -35,7 +37,9 @@ COMMANDS = {
     "export": "hftune.tools.export.entry:export",
     "consolidate": "hftune.tools.consolidating.entry:consolidate",
     "ask": "hftune.tools.scoring.entry:ask",
+    "chat": "hftune.tools.chatting.entry:chat",
     "score": "hftune.tools.scoring.entry:score",
+    "serve": "hftune.tools.serving.entry:serve",
     "explain": "hftune.tools.explaining.entry:explain",
     "launch": "hftune.tools.pipeline.launching:launch",
     "pipeline": "hftune.tools.pipeline.command:main",

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any, TypeVar
 
 from jinja2 import Environment, meta, nodes
-from jinja2.exceptions import TemplateSyntaxError
+from jinja2.exceptions import TemplateError, TemplateSyntaxError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from transformers import PreTrainedTokenizerBase
@@ -25,6 +26,10 @@ FLAG = f"--{FIELD}"
 KIND = "bad template arguments"
 
 TemplateArguments = dict[str, Any]
+TEMPLATE_FAULTS = (TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError)
+"""What rendering a template may end in: it is a program of whoever made the model, so that besides Jinja's own errors
+there are Python's, as of a division by zero or of a range that the sandbox finds too long."""
+
 Tokenizer = TypeVar("Tokenizer", bound=PreTrainedTokenizerBase)
 
 _ATTRIBUTE = "hftune_template_arguments"
@@ -35,6 +40,8 @@ _GIVEN = frozenset(
 )
 _FUNCTIONS = frozenset(("raise_exception", "strftime_now", "tojson"))
 _DEEPEST = 20
+# A broken template reads nothing here; what is wrong with it is said where it is rendered.
+_BROKEN = (TemplateSyntaxError, RecursionError)
 
 
 class _Generation(Extension):
@@ -51,9 +58,12 @@ class _Generation(Extension):
 @lru_cache(maxsize=32)
 def names_read(template: str) -> frozenset[str]:
     """The arguments that a template reads, without those that transformers gives it itself."""
-    tree = _parsed(template)
-    if tree is None:
-        return frozenset()
+    with suppress(*_BROKEN):
+        return _names_read(_parsed(template))
+    return frozenset()
+
+
+def _names_read(tree: nodes.Template) -> frozenset[str]:
     stored = {name.name for name in tree.find_all(nodes.Name) if name.ctx == "store"}
     # A name that the template sets itself is an argument only where it first asks whether one was given.
     asked = {test.node.name for test in _tests(tree, "defined", "undefined")}
@@ -67,16 +77,13 @@ def names_read(template: str) -> frozenset[str]:
 @lru_cache(maxsize=32)
 def switches(template: str) -> frozenset[str]:
     """Of the arguments those that the template compares with true or false alone, so that a text or a 0 is neither."""
-    tree = _parsed(template)
-    return frozenset() if tree is None else frozenset(test.node.name for test in _tests(tree, "true", "false"))
+    with suppress(*_BROKEN):
+        return frozenset(test.node.name for test in _tests(_parsed(template), "true", "false"))
+    return frozenset()
 
 
-def _parsed(template: str) -> nodes.Template | None:
-    """The tree of a template; None for one that is broken, which is said where it is rendered."""
-    try:
-        return Environment(extensions=[_Generation, loopcontrols]).parse(template)
-    except TemplateSyntaxError:
-        return None
+def _parsed(template: str) -> nodes.Template:
+    return Environment(extensions=[_Generation, loopcontrols]).parse(template)
 
 
 def _tests(tree: nodes.Template, *names: str) -> list[Any]:

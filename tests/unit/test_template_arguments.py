@@ -20,6 +20,7 @@ from hftune.template_arguments import (
     names_read,
     parse_arguments,
     readable,
+    switches,
 )
 from hftune.trainers.online.guarded_tokenizer import guarded_tokenizer
 from tests.unit.data.helpers import assistant, make_tokenizer, row, template, user
@@ -43,8 +44,9 @@ def test_names_that_a_template_reads(name: str, read: set[str]) -> None:
     assert names_read(template(name)) == read
 
 
-def test_a_broken_template_reads_nothing() -> None:
-    assert names_read("{% if %}") == frozenset()
+@pytest.mark.parametrize("template", ["{% if %}", f"{{{{ x {'+ 1' * 5000} }}}}"], ids=["broken", "deep"])
+def test_a_broken_template_reads_nothing(template: str) -> None:
+    assert names_read(template) == switches(template) == frozenset()
 
 
 @pytest.mark.parametrize(

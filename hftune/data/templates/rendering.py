@@ -7,7 +7,6 @@ import re
 from functools import cached_property
 from typing import Any
 
-from jinja2.exceptions import TemplateError
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.chat_template_utils import render_jinja_template
 
@@ -16,7 +15,13 @@ from hftune.data.templates.proposals import TemplateProposals, without_token
 from hftune.data.templates.reads import Reads
 from hftune.data.templates.spans import Span
 from hftune.errors import DataError
-from hftune.template_arguments import TemplateArguments, arguments_of, check_record_arguments, template_text
+from hftune.template_arguments import (
+    TEMPLATE_FAULTS,
+    TemplateArguments,
+    arguments_of,
+    check_record_arguments,
+    template_text,
+)
 
 # Sets of arguments of records that are remembered.
 MOST_SETS = 64
@@ -104,8 +109,7 @@ class Renderer:
                 add_generation_prompt=add_generation_prompt,
                 **self.arguments,
             )
-        except (TemplateError, TypeError) as error:
-            # TypeError is what Jinja lets through when a template adds text to something that is not text.
+        except TEMPLATE_FAULTS as error:
             roles = " ".join(message["role"] for message in messages)
             raise without_token(error, self.tokenizer) or DataError(
                 f"the chat template refuses this conversation ({roles}): {error}",

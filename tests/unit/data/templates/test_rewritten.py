@@ -72,6 +72,15 @@ def test_a_thought_that_the_prompt_opens(name: str, by_marks: bool) -> None:
         rows(template(name), PLAIN, by_marks=by_marks, empty_thoughts="drop")
 
 
+def test_what_the_prompt_gives_is_not_trained_though_it_is_marked() -> None:
+    call = [{"type": "function", "function": {"name": "get", "arguments": {"x": 1}}}]
+    messages = [user("a"), assistant("", tool_calls=call), {"role": "tool", "content": "1"}, assistant("b")]
+    found = SpanFinder(make_tokenizer(template("deepseekv3_training")), by_marks=True, rewritten="split").rows(messages)
+    last = found[-1].spans[-1]
+    assert found[-1].text[: last.start].endswith("<｜tool▁output▁end｜><｜tool▁outputs▁end｜>")
+    assert found[-1].text[last.start : last.end] == f"b{END}"
+
+
 def test_line_breaks_are_those_of_the_prompt() -> None:
     assert rows(TIGHT, THOUGHTS[:2]) == [("<user>a<end><assistant><think>", "hm</think>b<end>")]
     assert rows(TIGHT, PLAIN[:2]) == [("<user>a<end><assistant><think></think>", "b<end>")]

@@ -64,9 +64,9 @@ class Reads:
 
     @cached_property
     def lifts(self) -> bool:
-        """Whether thoughts in a text must be made a field: the template writes the field, and leaves them in a text."""
+        """Whether thoughts in a text must be made a field: the template writes it, and by other marks than a text has."""
         field = self._written(**{self.thoughts: _WORDS[0]})
-        return _WORDS[0] in field and field != self._written(content=f"<think>\n{_WORDS[0]}\n</think>\n\nb")
+        return _WORDS[0] in field and "</think>" not in field
 
     @cached_property
     def calls(self) -> bool:

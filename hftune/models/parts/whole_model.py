@@ -180,7 +180,9 @@ def pieces(
             dtype = str(usual) if floats else after.dtype
             new = there.rules.stored_name(own_name(name, here.rules.prefixes))
             if new in there.tensors:
-                raise ManifestError(f"{name} has no place, though the base stores {new}", place=str(folder))
+                cause = f"{name} would be stored as {new}, which the base stores for another part"
+                fix = "merge upon the base that the adapter was trained on; or add --text_only_export"
+                raise ManifestError(cause, place=str(folder), fix=fix)
             found.append(Piece(new, after, dtype, last, kept=False))
     return found
 

@@ -64,7 +64,7 @@ class Reads:
 
     @cached_property
     def lifts(self) -> bool:
-        """Whether thoughts in a text must be made a field: the template writes it, and by other marks than a text has."""
+        """Whether thoughts in a text must be made a field: the template writes it, with other marks than a text has."""
         field = self._written(**{self.thoughts: _WORDS[0]})
         return _WORDS[0] in field and "</think>" not in field
 

@@ -103,6 +103,21 @@ def causal_over(decoder: type[PreTrainedModel], whole: PreTrainedConfig) -> type
     return _make(decoder, whole, _Head, "ForCausalLM", {"decoder_class": decoder})
 
 
+class _Scores:
+    """What `classifier_over` puts before transformers' generic classifiers, which ask every decoder for its cache."""
+
+    base_model_prefix: str
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)  # type: ignore[call-arg]
+        getattr(self, self.base_model_prefix).register_forward_hook(_name_cache)
+
+
+def _name_cache(module: nn.Module, args: Any, output: Any) -> None:
+    if not hasattr(output, "past_key_values"):  # Recurrent Gemma's states are kept in its layers
+        output.past_key_values = None
+
+
 def classifier_over(
     decoder: type[PreTrainedModel], whole: PreTrainedConfig, *, tokens: bool, prefix: str = "model"
 ) -> type[PreTrainedModel]:
@@ -139,6 +154,7 @@ def _make(
     # What all classes of an architecture share: which attentions it has, how weights begin, which modules stay whole.
     family = next(one for one in decoder.__mro__[1:] if issubclass(one, PreTrainedModel))
     mixins = (GenerationMixin,) if head is _Head else ()
+    before = () if head is _Head else (_Scores,)
     own = {
         "config_class": type(whole.get_text_config(decoder=True)),
         "__module__": __name__,
@@ -148,7 +164,7 @@ def _make(
         # The modules are transformers' own: buffers that a decoder fills for its layers (Falcon-H1) are filled.
         "is_custom_code": classmethod(lambda cls: False),
     }
-    made: type[PreTrainedModel] = type(name, (head, family, *mixins), own | fields)
+    made: type[PreTrainedModel] = type(name, (*before, head, family, *mixins), own | fields)
     rules = _inner_rules(decoder, whole)
     if rules:
         register_checkpoint_conversion_mapping(name, rules, overwrite=True)

@@ -270,7 +270,8 @@ def write_config(folder: Path, base: Path, whole: PreTrainedConfig) -> None:
         whole: Its config.
     """
     before = language_config(whole)
-    after = type(before).from_dict(read_json(folder / "config.json", finite=False))
+    # transformers' own reader: it writes infinities as objects (Nemotron-H's `time_step_limit`).
+    after = type(before).from_json_file(folder / "config.json")
     config = read_json(base / "config.json", finite=False)
     text = _text_dict(config, whole, whole.get_text_config(decoder=True))
     was, now = _plain(before), _plain(after)

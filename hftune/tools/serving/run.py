@@ -212,7 +212,9 @@ def run_server(server: Server, listening: socket.socket) -> None:
     names = ", ".join([*server.models, *([f"{server.judge.name} at /pooling"] if server.judge else [])])
     get_logger().info("serving %s at %s/v1, one request at a time; Ctrl-C ends it", names, address)
     try:
-        ended.wait()
+        # With a timeout: a signal that another thread receives does not wake this one.
+        while not ended.wait(0.5):
+            pass
         raise RuntimeError("the server ended by itself")
     finally:
         server.queue.stop()

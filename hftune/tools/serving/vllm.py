@@ -50,6 +50,7 @@ def run_vllm(args: ServeArguments, name: str, adapters: dict[str, str]) -> None:
                 server.wait(_PATIENCE)
             except TimeoutExpired:
                 server.kill()
+                server.wait()
     if code:
         fix = "what it says above; or --backend transformers"
         raise ArgumentError(f"vLLM ended with code {code}", place="--backend vllm", fix=fix)

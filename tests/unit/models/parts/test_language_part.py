@@ -161,7 +161,7 @@ def test_a_prefix_without_a_tower_is_a_whole_as_well(tmp_path: Path) -> None:
     assert AutoConfig.from_pretrained(folder).model_type == "gemma3"
 
 
-@pytest.mark.parametrize("model_type", ["glm4_moe", "falcon_h1", "llama4_text", "codegen"])
+@pytest.mark.parametrize("model_type", ["glm4_moe", "falcon_h1", "llama4_text", "recurrent_gemma"])
 def test_a_reward_model_is_made_of_a_decoder_without_one(model_type: str, tmp_path: Path) -> None:
     """Its states are the language model's, and it is read back as it was; Mamba's decoder does not fit."""
     folder = tiny_checkpoint(model_type, tmp_path / "base")

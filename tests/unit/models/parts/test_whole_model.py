@@ -16,6 +16,7 @@ from hftune.models.parts.whole_model import complete
 from hftune.trainers.whole_result import saved_skeleton
 from hftune.weight_files import INDEX_NAME
 from tests.architectures import make_model
+from tests.table.tiny import tiny_checkpoint
 from tests.towers import WHOLE, image_logits, make_whole, make_with_further_head
 
 
@@ -141,3 +142,10 @@ def test_an_image_is_seen_as_before_where_only_text_was_trained(name: str, tmp_p
     train_alone(base, tmp_path / "trained")
     complete(tmp_path / "trained", base, saved_skeleton(tmp_path / "trained", False), None)
     assert not torch.allclose(image_logits(tmp_path / "trained"), image_logits(base), atol=1e-3)
+
+
+def test_infinities_of_a_config_are_read_as_transformers_writes_them(tmp_path: Path) -> None:
+    base, folder = tiny_checkpoint("nemotron_h_omni", tmp_path / "base"), tmp_path / "out"
+    train_alone(base, folder)
+    assert complete(folder, base, saved_skeleton(folder, False), None).tensors
+    assert json.loads((folder / "config.json").read_text()) == json.loads((base / "config.json").read_text())

@@ -135,7 +135,8 @@ def test_rules_of_the_class_come_first(bases: Any) -> None:
     ("name", "cause"),
     [
         ("diffusion_gemma", "reads one row of tokens and answers in another"),
-        ("idefics", "one class for all parts of idefics, and none for its language model"),
+        ("idefics", "no class for a language model of idefics alone"),
+        ("evolla", "no class for a language model of evolla alone"),
     ],
 )
 def test_what_has_no_language_model_is_refused(name: str, cause: str) -> None:

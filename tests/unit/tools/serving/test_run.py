@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import http.client
 import importlib.util
+import json
+import os
+import signal
 import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +26,16 @@ from hftune.tools.serving.arguments import ServeArguments
 from hftune.tools.serving.entry import one_flag
 from hftune.tools.serving.errors import RequestError
 from hftune.tools.serving.requests import read_chat
-from hftune.tools.serving.run import adapters_of, backend_of, bound, check_serve, name_of, share_weights
+from hftune.tools.serving.run import (
+    adapters_of,
+    backend_of,
+    bound,
+    check_serve,
+    name_of,
+    run_server,
+    server_of,
+    share_weights,
+)
 from hftune.tools.talking.loading import load_talker
 from hftune.tools.talking.parsing import AnswerForm
 from tests.conftest import tiny_tokenizer
@@ -148,3 +165,66 @@ def test_special_tokens_are_text_only_where_they_mark_a_part() -> None:
     form.template = {"fields": {"tool_calls": {"open_pattern": r"\s*<\|call\|>", "content": "json"}}}
     found = unmarked(tokenizer, form)
     assert other in found and call not in found
+
+
+class Stopped(BaseException):
+    """What a signal raises in the main thread, as hftune's handlers do."""
+
+
+@pytest.fixture
+def signalled() -> Iterator[None]:
+    def stop(*_: Any) -> None:
+        raise Stopped
+
+    before = signal.signal(signal.SIGUSR2, stop)
+    yield
+    signal.signal(signal.SIGUSR2, before)
+
+
+@pytest.mark.usefixtures("signalled")
+def test_an_interrupt_ends_streams_and_frees_the_port(folders: dict[str, Path]) -> None:
+    server, listening, read = server_of(ServeArguments(model=str(folders["base"]))), bound("127.0.0.1", 0), []
+    port = listening.getsockname()[1]
+    listening.listen()
+
+    def ask() -> None:
+        client = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+        body = {"model": "base", "messages": [{"role": "user", "content": "Hi"}], "stream": True, "n": 16}
+        try:
+            client.request("POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"})
+            response = client.getresponse()
+            read.append(response.readline())
+        finally:
+            os.kill(os.getpid(), signal.SIGUSR2)
+        read.append(response.read())
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    began = time.monotonic()
+    with pytest.raises(Stopped):
+        run_server(server, listening)
+    thread.join()
+    assert read[0].startswith(b"data: {") and b'"code": "stopping"' in read[1] and b"[DONE]" not in read[1]
+    assert time.monotonic() - began < 10
+    bound("127.0.0.1", port).close()
+
+
+@pytest.mark.usefixtures("signalled")
+def test_an_interrupt_ends_vllm_too(folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script, said = tmp_path / "vllm", tmp_path / "pid"
+    lines = ["import os, pathlib, signal, time", "signal.signal(signal.SIGTERM, signal.SIG_IGN)"]
+    lines += [f"pathlib.Path({str(said)!r}).write_text(str(os.getpid()))", "time.sleep(60)"]
+    script.write_text("\n".join([f"#!{sys.executable}", *lines]))
+    script.chmod(0o700)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+
+    def interrupt() -> None:
+        while not said.exists() or not said.read_text():
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGUSR2)
+
+    threading.Thread(target=interrupt).start()
+    with pytest.raises(Stopped):
+        serving.serve(ServeArguments(model=str(folders["base"]), backend="vllm"))
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(said.read_text()), 0)

@@ -37,13 +37,13 @@ def test_a_conversation_at_a_terminal(models: dict[str, Path], environment: dict
     words = [*CHAT, str(models["thinks"]), "--seed", "1"]
     with AtTerminal(words, ROOT, environment) as terminal:
 
-        def says(text: str, wanted: str | Callable[[str], bool], seconds: float = 60) -> None:
+        def says(text: str, wanted: str | Callable[[str], bool], seconds: float = 120) -> None:
             before = len(terminal.output)
             os.write(terminal.master, text.encode())
             fits = wanted if callable(wanted) else lambda said: wanted in said and said.endswith("> ")
             assert terminal.wait_until(lambda: fits(terminal.output[before:]), seconds), terminal.output[-2000:]
 
-        assert terminal.wait_until(lambda: terminal.output.endswith("> "), 120), terminal.output[-2000:]
+        assert terminal.wait_until(lambda: terminal.output.endswith("> "), 300), terminal.output[-2000:]
         says("What is 2+3?\n", "; /think shows it]\r\nFive.")
         assert "Two and three." not in terminal.output
         says("/think\n", "Two and three.")
@@ -58,7 +58,7 @@ def test_a_conversation_at_a_terminal(models: dict[str, Path], environment: dict
 def test_ctrl_c_in_an_answer(models: dict[str, Path], environment: dict[str, str]) -> None:
     words = [*CHAT, str(models["base"]), "--max_new_tokens", "2000"]
     with AtTerminal(words, ROOT, environment) as terminal:
-        assert terminal.wait_until(lambda: terminal.output.endswith("> "), 120), terminal.output[-2000:]
+        assert terminal.wait_until(lambda: terminal.output.endswith("> "), 300), terminal.output[-2000:]
         begun = len(terminal.output)
         os.write(terminal.master, b"Hello\n")
         assert terminal.wait_until(lambda: len(terminal.output) > begun + 60, 60), terminal.output[-2000:]

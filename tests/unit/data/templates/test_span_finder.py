@@ -134,11 +134,11 @@ def test_forms_share_the_renders_of_their_beginnings(monkeypatch: pytest.MonkeyP
     for length in lengths:
         finder([user("a"), assistant("b")] * (length // 2))
     # The record; its form with white space; and, once for all forms, the beginnings before and after each answer, and
-    # the one that shows whether there is a generation prompt. Without sharing it would be 502. And eight small ones,
+    # the one that shows whether there is a generation prompt. Without sharing it would be 502. And seven small ones,
     # which show under which names the template reads thoughts and calls.
-    assert len(renders) == 4 * len(lengths) + 1 + 8
+    assert len(renders) == 4 * len(lengths) + 1 + 7
     finder([user("c"), assistant("d")] * 20)
-    assert len(renders) == 4 * len(lengths) + 2
+    assert len(renders) == 4 * len(lengths) + 2 + 7
 
 
 def test_words_are_rendered_by_role_content_and_prompt() -> None:

@@ -1,6 +1,7 @@
 """The `hftune` command: what goes with the scripts, before and after a run.
 
 hftune preview run_sft --model_name_or_path MODEL --train_file_dir DIR      what would be trained, in colour
+hftune preview run_sft ... --as-served      whether each turn is trained behind what a server gives the model
 hftune tokenize run_sft --model_name_or_path MODEL --train_file_dir DIR --output_dir TOKENISED
 hftune plan run_sft --model_name_or_path MODEL --gpus 8xH200      memory, the cheapest setting that fits, time
 hftune vocab extend --model_name_or_path MODEL --train_file_dir CORPUS --new_tokens 1000 --output_dir OUT
@@ -11,6 +12,8 @@ hftune pipeline run|plan|check PIPELINE.yaml      all stages from one file; resu
 hftune lineage FOLDER      from the base to this model: data, arguments, merges, and whether it all still holds
 hftune report FOLDER      curves, counts, answers and commands of a stage or a pipeline on one page
 hftune ask --models BASE outputs/sft-merged --questions "Who are you?"      the same questions to several models
+hftune serve outputs/sft-merged [--adapter NAME=FOLDER]      a server as OpenAI's, for what was trained
+hftune chat outputs/sft-merged [MODEL2] [--adapter FOLDER ...]      a conversation in the terminal, saved as a record
 hftune score FILE --model outputs/rm [--output SCORED.jsonl]      conversations through a reward model
 hftune consolidate --checkpoint outputs/sft/checkpoint-100 --output_dir OUT      whole weights from ZeRO's shards
 hftune doctor      what this machine has for a run, and what is wrong with it
@@ -34,7 +37,9 @@ COMMANDS = {
     "export": "hftune.tools.export.entry:export",
     "consolidate": "hftune.tools.consolidating.entry:consolidate",
     "ask": "hftune.tools.scoring.entry:ask",
+    "chat": "hftune.tools.chatting.entry:chat",
     "score": "hftune.tools.scoring.entry:score",
+    "serve": "hftune.tools.serving.entry:serve",
     "explain": "hftune.tools.explaining.entry:explain",
     "launch": "hftune.tools.pipeline.launching:launch",
     "pipeline": "hftune.tools.pipeline.command:main",

@@ -133,8 +133,8 @@ def _offline(asked: bool) -> bool:
 def _why_not_from_the_hub(said: str, offline: bool) -> str:
     if _offline(offline):
         return "the Hub is not asked (HF_HUB_OFFLINE=1 or --offline), and it is not in the cache"
-    # transformers' words for it (5.17 to 5.23), followed by advice about its own cache.
-    if "couldn't connect" in said:
+    # transformers' words for it (5.17 to 5.23), followed by advice about its own cache; and those of the Hub's client.
+    if "couldn't connect" in said or "appropriate cached snapshot" in said:
         return "the Hub does not answer, and it is not in the cache"
     return said
 

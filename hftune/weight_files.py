@@ -73,12 +73,19 @@ def stored_tensors(folder: str | Path) -> dict[str, StoredTensor]:
     Raises:
         ManifestError: A shard that the index names is missing, or a file is not what its header says.
     """
-    found: dict[str, StoredTensor] = {}
-    for file in weight_files(folder):
-        header = read_safetensors_header(file)
-        for name, entry in header.tensors.items():
-            start, end = entry["data_offsets"]
-            found[name] = StoredTensor(file, entry["dtype"], tuple(entry["shape"]), header.data + start, end - start)
+    return {name: tensor for file in weight_files(folder) for name, tensor in file_tensors(file).items()}
+
+
+def file_tensors(file: Path) -> dict[str, StoredTensor]:
+    """Every tensor of a safetensors file in the order of their bytes.
+
+    Raises:
+        ManifestError: The file is not what its header says.
+    """
+    header, found = read_safetensors_header(file), {}
+    for name, entry in header.tensors.items():
+        start, end = entry["data_offsets"]
+        found[name] = StoredTensor(file, entry["dtype"], tuple(entry["shape"]), header.data + start, end - start)
     return found
 
 

@@ -73,9 +73,6 @@ ARCHITECTURES: tuple[str, ...] = tuple(_CONFIGS)
 
 MIXTURES_OF_EXPERTS: tuple[str, ...] = ("deepseek_v2", "deepseek_v3", "mixtral", "qwen3_moe")
 
-WITHOUT_SCORE_HEAD: tuple[str, ...] = ("ernie4_5",)
-"""Those of which transformers has no sequence classification model, so that they cannot be reward models."""
-
 
 def make_config(name: str, **changes: Any) -> Any:
     """The tiny config of an architecture, for the tests' tiny tokenizer.

@@ -97,7 +97,7 @@ _CONFIGS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
             "model_type": "gemma4_vision",
             "head_dim": 8,
             "num_key_value_heads": 2,
-            "pooling_kernel_size": 1,
+            "pooling_kernel_size": 2,
             "position_embedding_size": 16,
         },
         {"image_token_id": 300, "video_token_id": 304, "boi_token_id": 301, "eoi_token_id": 302, "audio_config": None},
@@ -130,6 +130,9 @@ def make_whole(name: str, folder: Path, *, tied: bool | None = None) -> Path:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = AutoModelForImageTextToText.from_config(config, dtype=torch.bfloat16)
+        # A projector that begins as zeros (Gemma 3) would show no image.
+        for parameter in (one for one in model.parameters() if one.ndim > 1 and not one.any()):
+            torch.nn.init.normal_(parameter, std=0.1)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     (folder / "preprocessor_config.json").write_text(json.dumps({"image_processor_type": "Tiny", "size": 28}))
@@ -150,3 +153,33 @@ def make_with_further_head(folder: Path) -> Path:
     further["model.layers.3.enorm.weight"] = torch.randn(32)
     save_file(tensors | further, folder / "model.safetensors", metadata={"format": "pt"})
     return folder
+
+
+def image_logits(folder: Path, seed: int = 0) -> Any:
+    """Logits for a random image among a few tokens, (1, tokens, vocabulary): what the class for images and text says.
+
+    Args:
+        folder: A model of one of `WHOLE`.
+        seed: Of the image.
+    """
+    import torch
+    from transformers import AutoModelForImageTextToText
+
+    model = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32).eval()
+    random = torch.Generator().manual_seed(seed)
+    pixels, tokens = torch.rand(2, 3, 28, 28, generator=random), 4
+    given: dict[str, Any] = {"pixel_values": pixels[:1]}
+    kind = model.config.model_type
+    if kind.startswith("qwen3"):
+        # 4 x 4 patches, 2 x 2 of which are one token.
+        given = {"pixel_values": torch.rand(16, 96, generator=random), "image_grid_thw": torch.tensor([[1, 4, 4]])}
+    elif kind == "mistral3":
+        given, tokens = {"pixel_values": pixels, "image_sizes": torch.tensor([[28, 28]] * 2)}, 2
+    elif kind == "gemma4":
+        given["pixel_values"] = torch.rand(1, 16, 3 * 14 * 14, generator=random)
+        given["image_position_ids"] = torch.cartesian_prod(torch.arange(4), torch.arange(4))[None]
+    ids = torch.tensor([[5, 7, *[300] * tokens, 9, 17]])
+    if kind != "mistral3":
+        given["token_type_ids" if kind == "gemma3" else "mm_token_type_ids"] = (ids == 300).long()
+    with torch.no_grad():
+        return model(input_ids=ids, **given).logits

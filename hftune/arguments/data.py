@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from hftune.errors import ArgumentError
 from hftune.logging import notice
+from hftune.template_arguments import FLAG, TemplateArguments, parse_arguments
 
 # ERNIEKit's words for the same.
 # These are kept among the choices: `--mix_strategy interleave_under` reaches this class as it is written.
@@ -23,6 +25,49 @@ class TurnTokenFields:
             "turns, or BOS, EOS or padding, such as <|im_end|>. split: it stays text, tokenised like any other; error: "
             "the record cannot be used; allow: it becomes that token, and may end a turn or open another one.",
             "choices": ["error", "split", "allow"],
+        },
+    )
+    chat_template_kwargs: dict[str, Any] | str | None = field(
+        default=None,
+        metadata={
+            "help": "What the chat template is given besides the conversation, a JSON object such as "
+            "'{\"enable_thinking\": false}'; the field chat_template_kwargs of a record wins. Left out: as the model "
+            "was trained, by its hftune.json; {}: nothing."
+        },
+    )
+
+    @property
+    def template_arguments(self) -> TemplateArguments | None:
+        """`chat_template_kwargs` as an object; None where it was not given.
+
+        Raises:
+            ArgumentError: It is no object.
+        """
+        return None if self.chat_template_kwargs is None else parse_arguments(self.chat_template_kwargs, FLAG)
+
+
+@dataclass
+class ThoughtFields:
+    """For all that trains answers: run_sft.py and run_dpo.py."""
+
+    empty_thoughts: str = field(
+        default="mask",
+        metadata={
+            "help": "What becomes of the empty thoughts that templates of hybrid models write before an answer without "
+            "thoughts, such as <think></think>. mask: they count as part of the prompt, which holds them where "
+            "thinking is off; train: train them; drop: leave them out of the text.",
+            "choices": ["mask", "train", "drop"],
+        },
+    )
+    rewritten_turns: str = field(
+        default="split",
+        metadata={
+            "help": "What becomes of a conversation whose earlier turns the chat template writes otherwise than "
+            "inference has shown them, such as without their thoughts. split: it becomes several rows, each turn "
+            "trained behind the prompt that inference gives; last: only its last turn is trained; refuse: it cannot be "
+            "used; keep: one row as the template writes it, whatever inference shows. DPO trains last turns: each "
+            "behind that prompt, or with keep as the template writes it.",
+            "choices": ["split", "last", "refuse", "keep"],
         },
     )
 

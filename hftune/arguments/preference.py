@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import trl
 
+from hftune.arguments.data import ThoughtFields
 from hftune.arguments.lengths import PairLengths
 from hftune.arguments.training import StageArguments
 
@@ -38,7 +39,7 @@ LOSS_TYPES |= {"nca_pair", "bco_pair", "sppo_hard", "apo_zero", "apo_down", "kto
 
 
 @dataclass
-class DPOArguments(StageArguments, PairLengths, trl.DPOConfig):
+class DPOArguments(StageArguments, ThoughtFields, PairLengths, trl.DPOConfig):
     """Preference optimisation on pairs, or on answers with a label (KTO)."""
 
     loss_type: list[str] = field(

@@ -83,20 +83,21 @@ _NAMES = {
     """,
     "[0, 1e9]": "hang_timeout preview shuffle_buffer trainable_token_indices",
     "[1, 1e8]": """
-        activation_checkpointing_every block_size ddp_timeout max_completion_length max_length max_new_tokens
-        max_prompt_length new_tokens vllm_max_model_length vocab_size
+        activation_checkpointing_every block_size ddp_timeout max_completion_length max_length max_model_len
+        max_new_tokens max_prompt_length new_tokens vllm_max_model_length vocab_size
     """,
     "[1, 1e6]": """
         ddp_bucket_cap_mb max_sampling_rounds max_token_length max_tool_calling_iterations num_iterations
         num_mini_batches pad_to_multiple_of pad_vocab_to_multiple_of
     """,
     "[1, 65536]": """
-        dataloader_prefetch_factor expert_parallel_size lora_r num_generations num_generations_eval
+        dataloader_prefetch_factor expert_parallel_size lora_r max_waiting num_generations num_generations_eval
         sequence_parallel_size tensor_parallel_size vllm_tensor_parallel_size
     """,
     "[1, 1024]": "dataset_num_proc",
     "[0, 1024]": "dataloader_num_workers preprocessing_num_workers",
     "[1, 65535]": "vllm_group_port vllm_server_port",
+    "[0, 65535]": "port",
     "[0, 4294967295]": "data_seed seed shuffle_seed",
     "[-1, 1e6]": "local_rank",
     "[0, 1e6] or -1": "top_k",
@@ -107,13 +108,13 @@ _NAMES = {
         beta center_rewards_coefficient cliprange_value cpo_alpha delta desirable_weight dpop_lambda entropy_coef_delta
         entropy_coef_max entropy_coef_min entropy_target layers_to_transform loraplus_lr_embedding loss_weights
         moe_z_loss_coef neftune_noise_alpha num_cycles off_policy_mask_threshold offset_alpha
-        router_aux_loss_coef simpo_gamma undesirable_weight vespo_k_neg vespo_k_pos vespo_lambda_neg vespo_lambda_pos
-        vf_coef vllm_importance_sampling_clip_min
+        router_aux_loss_coef simpo_gamma temperature undesirable_weight vespo_k_neg vespo_k_pos vespo_lambda_neg
+        vespo_lambda_pos vf_coef vllm_importance_sampling_clip_min
     """,
     "(0, 1e6]": """
         discopop_tau epsilon epsilon_high kl_target lora_alpha loraplus_lr_ratio muon_extra_scale_factor
         num_train_epochs power repetition_penalty rope_factor sapo_temperature_neg sapo_temperature_pos
-        score_difference_scale temperature vllm_importance_sampling_cap vllm_importance_sampling_clip_max
+        score_difference_scale vllm_importance_sampling_cap vllm_importance_sampling_clip_max
     """,
     "(0, 1e8]": "vllm_server_timeout",
     "[-1e9, 1e9]": "reward_clip_range",

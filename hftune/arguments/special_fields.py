@@ -14,10 +14,7 @@ DONE_BY_HFTUNE: dict[str, dict[str, str]] = {
         "eos_token": "turns end as the chat template says; --chat_template takes another",
     },
     "rm": {"eos_token": "turns end as the chat template says; --chat_template takes another"},
-    "dpo": {
-        "truncation_mode": "prompts lose their start, answers their end; see --max_prompt_length",
-        "padding_free": "batches are padded; group them with --train_sampling_strategy group_by_length",
-    },
+    "dpo": {"truncation_mode": "prompts lose their start, answers their end; see --max_prompt_length"},
 }
 DONE_BY_HFTUNE_EVERYWHERE: dict[str, str] = {
     "model_init_kwargs": "use --dtype, --attn_implementation, --model_revision, --load_in_4bit, ...",

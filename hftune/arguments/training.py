@@ -10,7 +10,7 @@ import trl
 from transformers import TrainingArguments
 
 from hftune.arguments.computation import DropoutFields, PrecisionFields, RouterFields, TilingFields
-from hftune.arguments.data import TurnTokenFields
+from hftune.arguments.data import ThoughtFields, TurnTokenFields
 from hftune.arguments.monitoring import HangTimeoutFields, ProfileFields
 from hftune.arguments.optimizer import OptimizerArguments
 from hftune.arguments.parallel import ParallelArguments
@@ -99,6 +99,8 @@ class StageArguments(
         # fp16 is asked for where bf16 is not there; both at once transformers refuses.
         if self.bf16 is None:
             self.bf16 = not self.fp16 and not self.use_cpu and launch.supports_bf16()
+        # Before transformers, which reads JSON of this field with an error of its own.
+        self.chat_template_kwargs = self.template_arguments
         self.resolve_recomputation()
         self.check_profile()
         self.check_precision()
@@ -251,7 +253,7 @@ class PTArguments(StageArguments, TrainingArguments):
 
 
 @dataclass
-class SFTArguments(StageArguments, trl.SFTConfig):
+class SFTArguments(StageArguments, ThoughtFields, trl.SFTConfig):
     """Supervised fine-tuning on conversations."""
 
     train_on_inputs: bool = field(default=False, metadata={"help": "Train all tokens, not only the answers."})

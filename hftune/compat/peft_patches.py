@@ -63,6 +63,22 @@ def gather_parameters_only(is_partitioned: Callable[[torch.Tensor], bool]) -> No
     trl_utils.maybe_gather_lm_head_ctx = gather
 
 
+@contextmanager
+def fused_heads(add: Callable[..., None]) -> Iterator[None]:
+    """Have TRL's trainers that generate add their fused heads with `add(TRL's own, model, **options)` in the block."""
+    from trl.trainer import grpo_trainer, rloo_trainer
+
+    # In the trainers' modules, which have imported it by name.
+    modules = [one for one in (grpo_trainer, rloo_trainer) if usable(f"{one.__name__}.add_fused_lm_head")]
+    for module in modules:
+        module.add_fused_lm_head = functools.partial(add, trl_utils.add_fused_lm_head)
+    try:
+        yield
+    finally:
+        for module in modules:
+            module.add_fused_lm_head = trl_utils.add_fused_lm_head
+
+
 def write_no_card(adapted: PeftModel) -> None:
     """Keep peft from writing its empty model card where hftune writes one from the manifest."""
     if usable("peft.peft_model.PeftModel.create_or_update_model_card"):

@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from hftune import terminal
 from hftune.constants import IGNORE_INDEX
+from hftune.data.records.unread import describe_unread
 from hftune.data.splits import Splits
 from hftune.visible import visible, whole
 
@@ -158,9 +159,12 @@ def _counts(about: dict[str, Any]) -> Iterator[str]:
             example = about.get("examples", {}).get(reason)
             yield f"{number} dropped ({reason}{f'; first: {example}' if example else ''})"
         yield f"{about['truncated']} truncated"
+        if about.get("rewritten"):
+            yield f"{about['rewritten']} made {about['rewritten_rows']} rows, as the template rewrites earlier turns"
         if about.get("bordered"):
             which = ", ".join(f"{token} in {number}" for token, number in about["borders"].items())
             yield f"{about['bordered']} with turn borders in their text ({which})"
+        yield from describe_unread(about.get("unread", {}))
     if about.get("tokens"):
         share = 100 * about.get("trained_tokens", 0) / about["tokens"]
         yield f"{about['tokens']} tokens, {about.get('trained_tokens', 0)} trained ({share:.0f} %)"

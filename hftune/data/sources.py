@@ -18,8 +18,9 @@ from hftune.arguments.data import DataArguments
 from hftune.data.readers.columns import parse_columns
 from hftune.data.readers.files import Chunk, chunks, first_rows, sampled_positions, sampled_rows
 from hftune.data.readers.hub import data_files
+from hftune.data.records.unread import describe_unread
 from hftune.data.storage.cache import cached, fingerprint
-from hftune.data.tokenizing.counts import Counts, all_dropped, describe_turn_tokens
+from hftune.data.tokenizing.counts import Counts, all_dropped, describe_rewritten, describe_turn_tokens
 from hftune.data.tokenizing.encoder import Encoder, write_tokenised
 from hftune.data.tokenizing.workers import default_workers
 from hftune.distributed import ranks
@@ -118,6 +119,10 @@ def cached_source(
         notice(f"{counts.dropped[reason]} record(s) dropped: {reason} (first: {example})")
     if counts.bordered:
         notice(describe_turn_tokens(counts, str(encoder.settings()["borders_in_text"])))
+    if counts.rewritten:
+        notice(describe_rewritten(counts))
+    for line in describe_unread(counts.unread):
+        notice(line)
     return TokenizedSource(encoder.finish(dataset), counts, files, key)
 
 

@@ -17,6 +17,7 @@ from hftune.data.readers.columns import apply_columns, parse_columns
 from hftune.data.readers.files import Row, chunks
 from hftune.data.readers.hub import data_files
 from hftune.data.readers.specs import parse_sources
+from hftune.data.records.unread import take_unread
 from hftune.data.sources import concatenated
 from hftune.data.splits import Splits, encoders_by_split, load_sources, pack_sources
 from hftune.data.storage.cache import fingerprint
@@ -42,6 +43,8 @@ class StreamEncoder:
         made = self.encoder.encode(parsed, counts)
         if counts.bordered:
             _say_once(str(self.encoder.settings()["borders_in_text"]))
+        for what in take_unread():
+            _say_unread(what)
         # Counts such as `length` are for summing up ahead of a run; the trainer takes columns of tokens only.
         names = [name for name, values in made.items() if values and isinstance(values[0], np.ndarray)]
         return [{name: made[name][number] for name in names} for number in range(len(made["input_ids"]))]
@@ -59,6 +62,11 @@ class StreamEncoder:
 def _say_once(mode: str) -> None:
     """A stream counts nothing ahead, so what is said once a process is that there are some."""
     notice(f"records of the stream spell turn borders in their text (--borders_in_text {mode})")
+
+
+@cache
+def _say_unread(what: str) -> None:
+    notice(f"not read: {what}, in records of the stream")
 
 
 def open_stream(encoder: Encoder, data_args: DataArguments, training_args: StageArguments) -> Splits:

@@ -319,8 +319,11 @@ def _download(name: str, revision: str | None, flag: str, files: tuple[str, ...]
     """
     from huggingface_hub import snapshot_download
 
+    from hftune.models.loading.hub import hub_is_silent
+
+    wanted: dict[str, Any] = {"allow_patterns": list(files), "ignore_patterns": _OTHER_FORMATS}
     try:
-        found = snapshot_download(name, revision=revision, allow_patterns=list(files), ignore_patterns=_OTHER_FORMATS)
+        found = snapshot_download(name, revision=revision, local_files_only=hub_is_silent(name), **wanted)
     except (OSError, ValueError) as error:
         raise cannot_load(name, error, flag, "model") from error
     return Path(found)

@@ -24,6 +24,7 @@ from hftune.on_demand import on_demand
 from hftune.opening.json_file import read_json
 from hftune.publishing.folder import published_folder
 from hftune.secrets import without_secrets
+from hftune.template_arguments import FIELD
 from hftune.weight_files import fingerprint
 
 
@@ -52,10 +53,15 @@ def _write(args: MergeArguments, plan: Plan, folder: Path) -> Manifest:
     """Everything that the finished folder holds, the manifest last."""
     began = time.perf_counter()
     changed = write_model(plan, folder, args.max_shard_size)
+    text_only = args.text_only_export and plan.inputs.scores is None
+    if text_only:
+        leave = on_demand("hftune.models.parts.text_only:leave_language_model")
+        leave(folder, trust_remote_code=plan.inputs.trust_remote_code)
     seconds = time.perf_counter() - began
     # After the weights: peft's way of merging saves a tokenizer and configs of its own, which these replace.
     copy_tokenizer(plan.inputs.tokenizer, folder)
-    copy_other_files(plan.inputs.base.folder, folder, generates=plan.inputs.scores is None)
+    generates = plan.inputs.scores is None
+    copy_other_files(plan.inputs.base.folder, folder, generates=generates, sees=not text_only)
     if plan.inputs.growth is not None:
         suppress_padding(folder, plan.inputs.growth)
     manifest = _manifest(args, plan, folder, changed)
@@ -73,6 +79,10 @@ def _manifest(args: MergeArguments, plan: Plan, folder: Path, changed: int) -> M
     config = read_json(folder / "config.json", finite=False)
     text = config.get("text_config") or config
     base = inputs.base
+    tokenizer = own or describe_tokenizer(folder)
+    if tokenizer is not None:
+        # Of another tokenizer's files as well: it is what the weights were trained with.
+        tokenizer = tokenizer | {FIELD: (last.get("tokenizer") or {}).get(FIELD) or {}}
     return {
         "hftune": library_versions().get("hftune"),
         "stage": "merge",
@@ -90,7 +100,7 @@ def _manifest(args: MergeArguments, plan: Plan, folder: Path, changed: int) -> M
         "kind": "full",
         "head": inputs.head,
         **({REWARD_SCALE_FIELD: config[REWARD_SCALE_FIELD]} if REWARD_SCALE_FIELD in config else {}),
-        "tokenizer": own or describe_tokenizer(folder),
+        "tokenizer": tokenizer,
         "vocabulary": {
             "rows": text.get("vocab_size"),
             "tied": _is_tied(plan, text),

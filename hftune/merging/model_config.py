@@ -70,6 +70,15 @@ def _classifier(config: dict[str, Any], head: str) -> str:
 
     kind = "TOKEN" if head == "steps" else "SEQUENCE"
     found = getattr(modeling_auto, f"MODEL_FOR_{kind}_CLASSIFICATION_MAPPING_NAMES").get(config["model_type"])
+    if found is None:  # one that hftune makes of the decoder
+        from transformers import AutoConfig
+
+        from hftune.models.attention.isolation import reward_class
+        from hftune.models.parts.language_part import language_config
+
+        made = reward_class(language_config(AutoConfig.for_model(config["model_type"])), steps=head == "steps")
+        assert made is not None, "it was trained"
+        return made.__name__
     return found if isinstance(found, str) else found[0]
 
 
@@ -84,9 +93,9 @@ def copy_tokenizer(source: Path, target: Path) -> None:
         notice(f"there is no tokenizer in {source}, so the merged model has none")
 
 
-def copy_other_files(base: Path, target: Path, *, generates: bool) -> None:
+def copy_other_files(base: Path, target: Path, *, generates: bool, sees: bool = True) -> None:
     """Generation and processor configs, and the code of a model that comes with its own."""
-    patterns = [*_PROCESSOR_FILES, *(["generation_config.json"] if generates else [])]
+    patterns = [*(_PROCESSOR_FILES if sees else []), *(["generation_config.json"] if generates else [])]
     config = base / "config.json"
     own_code = config.is_file() and "auto_map" in read_json(config, finite=False)
     found = sorted(file for pattern in patterns for file in base.glob(pattern))

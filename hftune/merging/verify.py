@@ -21,6 +21,7 @@ from hftune.merging.plan import Plan, plan_merge
 from hftune.merging.write import write_model
 from hftune.models.loading.from_pretrained import pretrained
 from hftune.on_demand import on_demand
+from hftune.template_arguments import TEMPLATE_FAULTS
 from hftune.weight_files import stored_tensors
 
 if TYPE_CHECKING:
@@ -39,7 +40,8 @@ LIMIT_FLOAT32, LIMIT_HALF = 1e-4, 1e-1
 _LOAD = "hftune.merging.peft_model:load_adapted"
 """Imports peft, which takes seconds."""
 _PLACES = "hftune.models.parts.placing:without_place"
-"""Imports transformers."""
+_WHOLE = "hftune.models.parts.language_part:whole_config"
+"""These import transformers."""
 VERIFY_PARAMETERS = 1_000_000_000
 """Above this many, logits are compared on demand only: it takes longer than the merge."""
 
@@ -200,8 +202,12 @@ def answer(model: PreTrainedModel | PeftModel, tokenizer: PreTrainedTokenizerBas
 
 
 def _in_template(tokenizer: PreTrainedTokenizerBase, prompt: str) -> str:
+    """The prompt as a question, or plain where the template refuses one."""
     turn = [{"role": "user", "content": prompt}]
-    return str(tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True))
+    try:
+        return str(tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True))
+    except TEMPLATE_FAULTS:
+        return prompt
 
 
 def compare(before: Answers, after: Answers) -> Comparison:
@@ -265,7 +271,9 @@ def reload_strictly(
         auto, folder, output_loading_info=True, trust_remote_code=trust_remote_code, dtype=torch.float32
     )
     # All kinds of transformers' loading report: missing, unexpected, mismatched keys, and error messages.
-    info["unexpected_keys"] = {*info["unexpected_keys"]} - on_demand(_PLACES)(model, beside or {})
+    info["unexpected_keys"] = {*info["unexpected_keys"]} - on_demand(_PLACES)(
+        model, beside or {}, on_demand(_WHOLE)(folder)
+    )
     wrong = {kind: sorted(map(str, names)) for kind, names in info.items() if names}
     if wrong:
         raise ManifestError(

@@ -21,12 +21,14 @@ def head_of(model: nn.Module) -> str:
 def body_of(model: Any) -> nn.Module:
     """The part below a causal LM's head, which returns hidden states; the model itself where it has no such part.
 
-    transformers' `base_model` is the model itself where a class names a part that it does not have (Llama 4).
+    transformers' `base_model` is the model itself where a class names a part that it does not have (Llama 4, Mllama):
+    there it is the part that owns the token embeddings.
     """
     if model.base_model is not model:
         return model.base_model
-    decoder = model.get_decoder() if hasattr(model, "get_decoder") else None
-    return decoder if isinstance(decoder, nn.Module) else model
+    embeddings = model.get_input_embeddings()
+    owners = (child for child in model.children() if child is not embeddings and embeddings in set(child.modules()))
+    return next(owners, model)
 
 
 def without_tied(model: nn.Module, state: dict[str, Any]) -> dict[str, Any]:

@@ -47,7 +47,7 @@ _MANIFEST: Kinds = {
     **dict.fromkeys(("versions", "metrics", "files", "inputs", "rope", "data"), dict),
     "arguments": dict.fromkeys(("model", "training", "adapter", "data"), dict),
     "base": {"name": str, "fingerprint": str, "adapters": [str]},
-    "tokenizer": {"fingerprint": str, "template_fingerprint": str, "tokens": int},
+    "tokenizer": {"fingerprint": str, "template_fingerprint": str, "tokens": int, "chat_template_kwargs": dict},
     "vocabulary": {"rows": int, "growth": dict, "new_tokens": [list]},
     "reward_scale": _SCALE,
     "quantisation": {"bits": int, "type": str},

@@ -7,6 +7,7 @@ from hftune.arguments.model import ModelArguments
 from hftune.arguments.recomputation import MLP
 from hftune.arguments.training import StageArguments
 from hftune.checkpoints.manifest import read_manifest
+from hftune.checkpoints.template_arguments import recorded_arguments, say_recorded
 from hftune.logging import notice
 from hftune.models.vocabulary.growth import recorded_growth
 from hftune.on_demand import on_demand
@@ -35,6 +36,20 @@ def take_tokenizer_of_adapter(model_args: ModelArguments, adapter_args: AdapterA
     if grown and model_args.tokenizer_name_or_path is None:
         notice(f"the tokenizer is that of {grown[-1]}, which has the tokens that were added")
         model_args.tokenizer_name_or_path = grown[-1]
+
+
+def take_template_arguments(
+    model_args: ModelArguments, adapter_args: AdapterArguments, training_args: StageArguments
+) -> None:
+    """Take what the chat template was given when the base (or the last adapter upon it) was trained."""
+    if training_args.chat_template_kwargs is not None:
+        return
+    # The last one trained comes first: it may have been trained with others than its base.
+    for folder in [*reversed(adapter_args.adapter_chain), model_args.model_name_or_path]:
+        if found := recorded_arguments(folder):
+            say_recorded(found, folder)
+            training_args.chat_template_kwargs = found
+            return
 
 
 def keep_own_layers(adapter_args: AdapterArguments, training_args: StageArguments) -> None:

@@ -32,7 +32,12 @@ from hftune.models.loading.config import model_config
 from hftune.models.loading.dtype import weight_dtype
 from hftune.models.loading.skeleton import skeleton
 from hftune.on_demand import on_demand
-from hftune.preflight.decisions import complete_chain, keep_own_layers, take_tokenizer_of_adapter
+from hftune.preflight.decisions import (
+    complete_chain,
+    keep_own_layers,
+    take_template_arguments,
+    take_tokenizer_of_adapter,
+)
 from hftune.preflight.model_folder import check_model_folder
 
 Training = TypeVar("Training", bound=StageArguments, covariant=True, default=StageArguments)
@@ -184,6 +189,8 @@ def resolve(stage: str, given: RunArguments[Training]) -> Facts[Training]:
     # After the warm start, which may name the adapter; before the tokenizer, which may be one of the chain's.
     _attempt(problems, lambda: complete_chain(adapter_args))
     _attempt(problems, lambda: take_tokenizer_of_adapter(model_args, adapter_args))
+    if base_stage(stage) != "pt":  # documents are written without a template
+        _attempt(problems, lambda: take_template_arguments(model_args, adapter_args, training_args))
     keep_own_layers(adapter_args, training_args)
     # A folder without a model has its own rule; its config would only be missed a second time.
     build = None if any(check_model_folder(model_args)) else _build(stage, arguments, problems)

@@ -145,8 +145,7 @@ class DPOTrainer(StageTrainer, trl.DPOTrainer):
         model.eval()  # dropout is no leak
         with self.compute_loss_context_manager(), uncompiled_and_unrounded(self.model, self.args):
             prove = partial(prove_answer_isolation, score, self.data_collator, predicted_rows(self.model))
-            # Answers that share a prompt are no documents that could be read one by one.
-            prove_or_widen(prove, self.model, whole_model=not self.data_collator.shared)
+            prove_or_widen(prove, self.model, whole_model=True, shared=self.data_collator.shared)
         model.train(was_training)
 
     # TRL's methods of a reference, which its `evaluate` calls for records that the trainer was not given.

@@ -71,13 +71,14 @@ def prove_rows_isolated(run: Run, model: Any, read: Read | None = None) -> None:
         prove_or_widen(prove, run.model, whole_model=whole_model)
 
 
-def prove_or_widen(prove: Callable[[], object], model: Any, *, whole_model: bool) -> None:
+def prove_or_widen(prove: Callable[[], object], model: Any, *, whole_model: bool, shared: bool = False) -> None:
     """Prove that documents are kept apart; where they are not, by the next way that the model has for it.
 
     Args:
         prove: Raises ArgumentError where documents see each other; a collective.
         model: As it was given to the trainer, loaded to keep documents apart or not.
         whole_model: Whether the model may be called with the documents as padded rows.
+        shared: Whether answers share their prompts in the rows.
 
     Raises:
         ArgumentError: No way is left.
@@ -91,7 +92,7 @@ def prove_or_widen(prove: Callable[[], object], model: Any, *, whole_model: bool
             problem = error
         if ranks.all_agree(problem is None):
             return
-        wider = None if documents is None else documents.widen(whole_model=whole_model)
+        wider = None if documents is None else documents.widen(whole_model=whole_model, shared=shared)
         if wider is None:
             raise problem or ArgumentError(
                 "documents in a row see each other on another process",

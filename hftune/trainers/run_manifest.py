@@ -19,6 +19,7 @@ from hftune.models.heads import head_of
 from hftune.models.vocabulary.size import describe_vocabulary
 from hftune.preflight.facts import Facts
 from hftune.secrets import command_without_secrets, without_secrets
+from hftune.template_arguments import FIELD, arguments_of
 from hftune.trainers.stage_trainer import StageTrainer
 from hftune.weight_files import fingerprint
 
@@ -48,6 +49,7 @@ def describe_run(facts: Facts[Any], trainer: StageTrainer, data: Splits) -> mani
             "fingerprint": manifests.text_fingerprint(tokenizer.backend_tokenizer.to_str()),
             "template_fingerprint": manifests.text_fingerprint(tokenizer.chat_template or ""),
             "tokens": len(tokenizer),
+            FIELD: arguments_of(tokenizer),
         },
         "vocabulary": describe_vocabulary(plain, manifests.read_manifest(base), adapter=adapter),
         "parameters": {

@@ -5,18 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import torch
 from huggingface_hub import try_to_load_from_cache
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
-from transformers.initialization import no_init_weights
+from transformers import AutoConfig, PreTrainedModel
 
 from hftune.arguments.model import ModelArguments
 from hftune.checkpoints.manifest import CHECKPOINT, read_manifest
-from hftune.distributed import zero
 from hftune.logging import notice
 from hftune.models.heads import head_of
-from hftune.models.loading.from_pretrained import from_config, pretrained
-from hftune.models.parts.whole_model import complete
+from hftune.models.loading.from_pretrained import pretrained
+from hftune.models.parts.whole_model import complete, language_skeleton
 from hftune.weight_files import fingerprint, weight_files
 
 
@@ -73,8 +70,4 @@ def whole_base(name: str, *, cache_dir: str | None = None, revision: str | None 
 
 def saved_skeleton(folder: Path, trusted: bool) -> PreTrainedModel:
     """The language model of a folder on the meta device, its ties made."""
-    config = pretrained(AutoConfig, folder, trust_remote_code=trusted)
-    with zero.no_partitioning(), torch.device("meta"), no_init_weights():
-        model: PreTrainedModel = from_config(AutoModelForCausalLM, config, trust_remote_code=trusted)
-    model.tie_weights()
-    return model
+    return language_skeleton(pretrained(AutoConfig, folder, trust_remote_code=trusted), trusted)

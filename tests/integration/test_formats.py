@@ -24,7 +24,10 @@ def mixed(tmp_path: Path) -> Path:
     pairs = [(chat["messages"][0]["content"], chat["messages"][1]["content"]) for chat in CHATS[:20]]
     sharegpt = [{"conversations": [{"from": "human", "value": q}, {"from": "gpt", "value": a}]} for q, a in pairs[:4]]
     (folder / "a.json").write_text(json.dumps(sharegpt, indent=2))
-    lines = "".join(json.dumps(chat) + "\n" for chat in CHATS[4:8]).encode()
+    # One of them with a note that nothing reads.
+    question, answer = CHATS[4]["messages"]
+    chats = [{"messages": [question, {**answer, "notes": "because"}]}, *CHATS[5:8]]
+    lines = "".join(json.dumps(chat) + "\n" for chat in chats).encode()
     (folder / "b.jsonl.gz").write_bytes(gzip.compress(lines))
     erniekit = "".join(json.dumps({"src": [q], "tgt": [a]}) + "\n" for q, a in pairs[8:12]).encode()
     (folder / "c.jsonl.zst").write_bytes(zstandard.compress(erniekit))
@@ -47,6 +50,8 @@ def test_one_folder_of_many_formats(run: Callable, tiny_model: Path, mixed: Path
     assert "1 file(s) in" in finished.output and "notes.docx" in finished.output
     counts = json.loads((tmp_path / "out" / "hftune.json").read_text())["data"]["train"]
     assert (counts["rows"], counts["used"], counts["dropped"]) == (20, 20, {})
+    assert 'not read: "notes" of a turn of assistant, in 1 record(s) (first: ' in finished.output
+    assert counts["unread"] == {'"notes" of a turn of assistant': [1, f"{mixed / 'b.jsonl.gz'}:1"]}
 
 
 def test_a_bad_record_in_any_of_them(run: Callable, tiny_model: Path, mixed: Path, tmp_path: Path) -> None:

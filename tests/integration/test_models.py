@@ -31,6 +31,32 @@ def test_an_adapter_is_trained_and_merged(model_type: str, run: Callable[..., Fi
     reload(tmp_path / "merge")
 
 
+@pytest.mark.parametrize(("model_type", "stage"), [("llama4_text", "grpo"), ("bert", "grpo"), ("nemotron", "dpo")])
+def test_no_head_and_no_layout_of_others(
+    model_type: str, stage: str, run: Callable[..., Finished], tmp_path: Path
+) -> None:
+    """TRL's fused head is not theirs; Nemotron's layers tell their attention nothing of shared prompts."""
+    tiny_checkpoint(model_type, tmp_path / "model")
+    write_data(tmp_path / "data")
+    done = run(STAGES[stage].script, *flags_of(stage, tmp_path, tmp_path), warm=True).check()
+    assert ("a prompt of its own" in done.output) is (stage == "dpo")
+
+
+def test_a_reward_model_that_transformers_has_no_class_for(run: Callable[..., Finished], tmp_path: Path) -> None:
+    tiny_checkpoint("lfm2", tmp_path / "model")
+    write_data(tmp_path / "data")
+    run("run_rm.py", *flags_of("rm", tmp_path, tmp_path), warm=True).check()
+    merged = ("--peft_model_path", str(tmp_path / "rm"), "--output_dir", str(tmp_path / "merged"))
+    run("merge_peft_adapter.py", *merged, warm=True).check()
+    assert json.loads((tmp_path / "merged/config.json").read_text())["architectures"] == [
+        "Lfm2ForSequenceClassification"
+    ]
+    flags = flags_of("grpo", tmp_path, tmp_path)
+    place = flags.index("--reward_funcs")
+    flags[place : place + 2] = ["--reward_model_path", str(tmp_path / "merged")]
+    run("run_rl.py", *flags, warm=True).check()
+
+
 def test_a_config_without_sizes_is_refused(run: Callable[..., Finished], tmp_path: Path) -> None:
     tiny_checkpoint("blt", tmp_path / "model")
     write_data(tmp_path / "data")

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForImageTextToText
 
-from tests.towers import make_whole
+from tests.towers import image_logits, make_whole, make_with_further_head
 
 TWO = "deepspeed --num_gpus 2"
 SMALL = ("--max_length", "128", "--use_cpu", "True", "--logging_steps", "1", "--learning_rate", "1e-2")
@@ -30,18 +29,9 @@ def check_whole(base: Path, folder: Path, *, seen: str) -> dict[str, torch.Tenso
     changed = {name for name in before if not torch.equal(before[name], after[name])}
     assert changed and not any(seen in name for name in changed)
     assert json.loads((folder / "config.json").read_text()) == json.loads((base / "config.json").read_text())
-    assert (folder / "preprocessor_config.json").read_bytes() == (base / "preprocessor_config.json").read_bytes()
+    for file in base.glob("*processor_config.json"):
+        assert (folder / file.name).read_bytes() == file.read_bytes()
     return after
-
-
-def sees(folder: Path) -> torch.Tensor:
-    """Logits for a made-up image among a few tokens."""
-    model = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32).eval()
-    image = torch.linspace(-1, 1, 3 * 28 * 28).view(1, 3, 28, 28)
-    ids = torch.tensor([[5, 301, *[300] * model.config.mm_tokens_per_image, 302, 9, 17]])
-    with torch.no_grad():
-        logits: torch.Tensor = model(input_ids=ids, pixel_values=image, token_type_ids=(ids == 300).long()).logits
-    return logits
 
 
 @pytest.fixture(scope="module")
@@ -60,22 +50,33 @@ def test_full_training_then_an_adapter_on_it(
     full, adapter, merged = (tmp_path / name for name in ("full", "adapter", "merged"))
     sft(run, gemma, tiny_data, full, "--max_steps", "1")
     check_whole(gemma, full, seen="vision_tower")
-    assert not torch.equal(sees(full), sees(gemma))
+    assert not torch.equal(image_logits(full), image_logits(gemma))
     sft(run, full, tiny_data, adapter, "--max_steps", "1", "--use_peft", "True", "--target_modules", "all")
     run("merge_peft_adapter.py", "--peft_model_path", str(adapter), "--output_dir", str(merged), warm=True).check()
     check_whole(full, merged, seen="vision_tower")
+    alone = tmp_path / "alone"
+    asked = ("--peft_model_path", str(adapter), "--output_dir", str(alone), "--text_only_export", "True")
+    run("merge_peft_adapter.py", *asked, warm=True).check()
+    assert {name.split(".")[0] for name in tensors_of(alone)} == {"model"}
+    assert json.loads((alone / "config.json").read_text())["model_type"] == "gemma3_text"
+    assert not (alone / "preprocessor_config.json").exists()
 
 
-def test_zero3_resumed_is_zero3_at_one_go(
-    run: Callable[..., Any], gemma: Path, tiny_data: Path, tmp_path: Path
-) -> None:
+OTHERS = ["qwen3_vl", "qwen3_5", "gemma4", "mistral3", "further head"]
+
+
+@pytest.mark.parametrize("name", ["gemma3", *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)])
+def test_zero3_resumed_is_zero3_at_one_go(name: str, run: Callable[..., Any], tiny_data: Path, tmp_path: Path) -> None:
+    further = name == "further head"
+    base = make_with_further_head(tmp_path / "base") if further else make_whole(name, tmp_path / "base")
+    seen = ".layers.3." if further else "visual." if name.startswith("qwen") else "vision_tower"
     at_once, resumed = tmp_path / "at_once", tmp_path / "resumed"
     zero3 = ("--deepspeed", "zero3", "--max_steps", "2", "--save_steps", "1", "--save_strategy", "steps")
-    sft(run, gemma, tiny_data, at_once, *zero3, launcher=TWO)
+    sft(run, base, tiny_data, at_once, *zero3, launcher=TWO)
     (resumed / "checkpoint-1").parent.mkdir()
     (at_once / "checkpoint-1").rename(resumed / "checkpoint-1")
-    sft(run, gemma, tiny_data, resumed, *zero3, "--resume_from_checkpoint", "auto", launcher=TWO)
-    first, second = (check_whole(gemma, folder, seen="vision_tower") for folder in (at_once, resumed))
+    sft(run, base, tiny_data, resumed, *zero3, "--resume_from_checkpoint", "auto", launcher=TWO)
+    first, second = (check_whole(base, folder, seen=seen) for folder in (at_once, resumed))
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
@@ -85,7 +86,7 @@ def test_an_image_is_seen_as_before_where_nothing_that_it_meets_was_trained(
     """Weights that a step of size 0 leaves: the towers, the projector and the layers make the same logits."""
     same = tmp_path / "same"
     sft(run, gemma, tiny_data, same, "--max_steps", "1", "--learning_rate", "0")
-    assert torch.equal(sees(same), sees(gemma))
+    assert torch.equal(image_logits(same), image_logits(gemma))
     alone = tmp_path / "alone"
     sft(run, gemma, tiny_data, alone, "--max_steps", "1", "--text_only_export", "True")
     assert {name.split(".")[0] for name in tensors_of(alone)} == {"model"}

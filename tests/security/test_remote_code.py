@@ -31,8 +31,9 @@ from hftune.models.loading.reward_model import load_reward_model
 from hftune.models.loading.tokenizer import load_tokenizer
 from hftune.preflight.facts import resolve
 from hftune.tools.export import compared, extract
-from hftune.tools.scoring import ask
 from hftune.tools.scoring.arguments import ScoreArguments
+from hftune.tools.serving.arguments import ServeArguments
+from hftune.tools.talking.loading import load_talker
 from hftune.tools.vocabulary import build, domain
 from hftune.tools.vocabulary.arguments import parse_vocab_arguments
 from hftune.trainers.rewards import loading
@@ -145,7 +146,7 @@ def _plan(folder: Path) -> Any:
 
 def _asked(folder: Path) -> Any:
     (args,) = HftuneParser([AskArguments]).parse(["--models", str(folder), "--questions", "Why?", "--use_cpu", "True"])
-    return ask._load(str(folder), args)
+    return load_talker(str(folder), args)
 
 
 def _vocabulary(folder: Path) -> Any:
@@ -236,7 +237,7 @@ def test_with_the_flag_it_runs(tiny_model: Path, tmp_path: Path, monkeypatch: py
 
 
 def test_every_command_that_loads_has_the_flag() -> None:
-    for command in (AskArguments, ScoreArguments):
+    for command in (AskArguments, ScoreArguments, ServeArguments):
         (args,) = HftuneParser([command]).parse(["--trust_remote_code", "True"])
         assert args.trust_remote_code is True
         (args,) = HftuneParser([command]).parse([])
@@ -340,4 +341,5 @@ def test_nobody_reads_an_answer_from_the_standard_input() -> None:
         for node in ast.walk(ast.parse(file.read_text()))
         if isinstance(node, ast.Call) and ast.unparse(node.func) in ("input", "sys.stdin.readline", "getpass.getpass")
     ]
-    assert not asking
+    # Whom `hftune chat` talks with; it asks for no permission.
+    assert asking == [str(ROOT / "hftune" / "tools" / "chatting" / "chat.py")]

@@ -27,7 +27,7 @@ from hftune.preflight.check_run import check_run
 from hftune.preflight.facts import resolve
 from hftune.tools.export.arguments import GgufArguments, QuantisedArguments
 from hftune.tools.export.run import check_export
-from hftune.tools.scoring.ask import _load
+from hftune.tools.talking.loading import load_talker
 from hftune.tools.vocabulary.arguments import VocabArguments
 from hftune.tools.vocabulary.build import load_base_tokenizer
 from hftune.trainers.rewards.loading import reward_head
@@ -124,7 +124,7 @@ def test_every_other_door(value: float, tiny_model: Path, tmp_path: Path) -> Non
         lambda: read_config(Path(folder)),
         lambda: reward_head(folder),
         lambda: load_base_tokenizer(VocabArguments(model_name_or_path=folder)),
-        lambda: _load(folder, AskArguments()),
+        lambda: load_talker(folder, AskArguments()),
     ]
     for door in doors:
         with pytest.raises(ArgumentError, match=r"config\.json"):

@@ -21,6 +21,7 @@ COLUMNS = {
     "merge": "merge",
     "resume": "resume",
     "reload": "reload",
+    "kept": "kept",
     "zero3": "ZeRO-3",
 }
 SIGNS = {"trains": "✓", "padded": "padded", "refused": "refused", "crashed": "✗", "time": "✗", "needs": "-"}
@@ -41,7 +42,9 @@ A new version of transformers is a re-run: the models are made from its default 
   `--packing False`
 - **SFT**, **RM**, **DPO**: two steps of the scripts; RM and DPO with LoRA. **GRPO**: one step with LoRA
 - **merge**: `merge_peft_adapter.py`, which verifies what it wrote. **resume**: from a checkpoint of the full SFT.
-  **reload**: plain transformers loads the results under their own class, no tensor missing or left over
+  **reload**: plain transformers loads the results under their own class, no tensor missing or left over. **kept**: the
+  results of SFT and merge store all tensors of the base in its names, shapes and dtypes, and no part that reads no text
+  has changed
 - **ZeRO-3**: SFT with LoRA, two processes
 
 ✓ trains; *refused*: one message with the cause, [below](#refused); *upstream*: a step of plain transformers fails, too,
@@ -49,7 +52,7 @@ A new version of transformers is a re-run: the models are made from its default 
 blank has not been tried.
 
 {shares}
-The cells were run at {states} state(s) of hftune's code; without `--stale` the present one is run and shown alone.
+{states} Without `--stale` the present state is run and shown alone.
 """
 
 
@@ -91,12 +94,11 @@ def write_page(results: Results) -> None:
     """Write the page."""
     import transformers
 
-    states = {one["made_by"] for one in results.values()}
     names = sorted({name for name, _ in results})
     one = [name for name in names if name in causal()]
     other = [name for name in names if name not in causal()]
     parts = [
-        HEAD.format(version=transformers.__version__, shares=summary(results), states=len(states)),
+        HEAD.format(version=transformers.__version__, shares=summary(results), states=states_of(results)),
         "## Causal language models\n\n" + table(results, one),
         "## Models of several parts that answer in text\n\n" + table(results, other),
         "## Refused\n\n" + listed(results, names, ("refused", "padded")),
@@ -104,6 +106,19 @@ def write_page(results: Results) -> None:
         "## Faults of hftune\n\n" + listed(results, names, ("✗",)),
     ]
     PAGE.write_text("\n".join(parts).rstrip() + "\n", encoding="utf-8")
+
+
+def states_of(results: Results) -> str:
+    """Which cells were run at one state of hftune's code, that of most of them, and at how many others the rest."""
+    tried = {cell: one["made_by"] for cell, one in results.items() if cell[1] in COLUMNS}
+    common = Counter(tried.values()).most_common(1)[0][0]
+    all_of = Counter(stage for _, stage in tried)
+    alike = Counter(stage for (_, stage), state in tried.items() if state == common)
+    if alike == all_of:
+        return "All cells were run at one state of hftune's code."
+    shares = ", ".join(f"{COLUMNS[stage]} {alike[stage]} of {all_of[stage]}" for stage in COLUMNS if alike[stage])
+    others = len(set(tried.values())) - 1
+    return f"Cells that were run at one state of hftune's code: {shares}; the others at {others} earlier or later ones."
 
 
 def table(results: Results, names: Iterable[str]) -> str:

@@ -48,7 +48,7 @@ class Stage:
 
 
 STAGES: dict[str, Stage] = {
-    # `plain` and `reload` are done here, without a script.
+    # `plain`, `reload` and `kept` are done here, without a script.
     "plain": Stage(""),
     "pt": Stage("run_pt.py", "pt", ("--block_size", "32")),
     "sft_lora": Stage("run_sft.py", "sft", _LORA),
@@ -59,6 +59,7 @@ STAGES: dict[str, Stage] = {
     "merge": Stage("merge_peft_adapter.py", needs="sft_lora"),
     "resume": Stage("run_sft.py", "sft", ("--max_steps", "3"), needs="sft_full"),
     "reload": Stage("", needs="sft_full"),
+    "kept": Stage("", needs="sft_full"),
     "zero3": Stage("run_sft.py", "sft", (*_LORA, "--deepspeed", "ds_configs/zero3.json"), processes=2),
 }
 USUAL = tuple(name for name in STAGES if name != "zero3")
@@ -177,6 +178,8 @@ def work_of(name: str, stage: str, folder: Path, work: Path, *more: str) -> Any:
         return functools.partial(train_plainly, name, folder / "model")
     if stage == "reload":
         return functools.partial(reload, folder / "sft_full", folder / "merge")
+    if stage == "kept":
+        return functools.partial(keep, name, folder / "model", folder / "sft_full", folder / "merge")
     return functools.partial(run_script, STAGES[stage].script, [*flags_of(stage, folder, work), *more])
 
 
@@ -224,6 +227,37 @@ def reload(*folders: Path) -> None:
         _, info = getattr(transformers, config.architectures[0]).from_pretrained(folder, output_loading_info=True)
         misfits = [key for kind in ("missing_keys", "unexpected_keys", "mismatched_keys") for key in info[kind]]
         assert not misfits, f"{folder.name} does not fit {config.architectures[0]}: {misfits[:3]}"
+
+
+def keep(name: str, base: Path, *folders: Path) -> None:
+    """Compare results with their base: names, shapes and dtypes on disk; values of all that reads no text."""
+    import torch
+
+    from hftune.weight_files import stored_tensors
+
+    def plain(folder: Path) -> Any:
+        return model_class(name).from_pretrained(folder)
+
+    before, model = stored_tensors(base), plain(base)
+    text = type(model.config.get_text_config(decoder=True))
+    own = [key for key, one in model.named_modules() if type(getattr(one, "config", None)) is text]
+    own += [key for key, one in model.named_modules() if one is model.get_output_embeddings()]
+    for folder in filter(Path.is_dir, folders):
+        after = stored_tensors(folder)
+        different = {key for key in before.keys() | after.keys() if _form(before.get(key)) != _form(after.get(key))}
+        assert not different, f"{folder.name} stores {len(different)} tensors otherwise: {sorted(different)[:2]}"
+        changed = [
+            key
+            for (key, old), new in zip(model.state_dict().items(), plain(folder).state_dict().values(), strict=True)
+            if not torch.equal(old, new)
+        ]
+        assert changed, f"nothing is trained in {folder.name}"
+        wrong = [key for key in changed if not any(key.startswith(part) for part in own)]
+        assert not wrong, f"{folder.name} changed {len(wrong)} tensors that read no text: {wrong[:2]}"
+
+
+def _form(tensor: Any) -> Any:
+    return tensor and (tensor.shape, tensor.dtype)
 
 
 def attempt(work: Any, log: Path, processes: int) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from transformers.initialization import no_init_weights
 
 from hftune.distributed import zero
+from hftune.models.parts.text_class import make_reward_models
 from tests.architectures import make_config
 
 # Dimensions that bitsandbytes' blocks of 64 fill, for every matrix that it may quantise; and more embeddings than the
@@ -58,6 +59,7 @@ def plain(architecture: str, *, scores: bool) -> Plain:
     with zero.no_partitioning(), no_init_weights(), torch.device("meta"):
         if scores:
             config.num_labels = 1
+            make_reward_models(config)
             model = AutoModelForSequenceClassification.from_config(config)
         else:
             model = AutoModelForCausalLM.from_config(config)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tests.architectures import MIXTURES_OF_EXPERTS, WITHOUT_SCORE_HEAD
+from tests.architectures import MIXTURES_OF_EXPERTS
 from tests.table.cells import MODES, Cell
 from tests.table.plain import Plain, plain
 
@@ -27,7 +27,7 @@ class Rule:
 
 
 def _model(cell: Cell) -> Plain:
-    return plain(cell.architecture, scores=cell.script == "rm" and cell.architecture not in WITHOUT_SCORE_HEAD)
+    return plain(cell.architecture, scores=cell.script == "rm")
 
 
 def _lacks(*endings: str) -> Callable[[Cell], bool]:
@@ -86,11 +86,6 @@ RULES: tuple[Rule, ...] = (
         "of 2 or 3 dimensions",
         "Only a mixture of experts has stacked experts to adapt.",
         lambda cell: cell.method == "lora_experts" and not _is_mixture(cell),
-    ),
-    Rule(
-        "model with a score head",
-        "transformers has no model with a score head for this architecture.",
-        lambda cell: cell.script == "rm" and cell.architecture in WITHOUT_SCORE_HEAD,
     ),
     Rule(
         "loses the scales of 8-bit ones",

@@ -10,8 +10,9 @@ import torch
 from bitsandbytes.nn import Linear4bit
 from peft import PeftModel
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, BitsAndBytesConfig
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, BitsAndBytesConfig
 
+from hftune.models.parts.text_class import make_reward_models
 from tests.table.witness import LOGITS, PROBE
 
 RELOADED = "reloaded.json"
@@ -62,6 +63,8 @@ def load(how: dict[str, Any], folder: Path, **extra: Any) -> Any:
     auto = AutoModelForSequenceClassification if how["head"] == "score" else AutoModelForCausalLM
     if how["head"] == "score":
         extra |= {"num_labels": 1}
+        # As hftune loads those of which transformers has no such class (ERNIE 4.5).
+        make_reward_models(AutoConfig.from_pretrained(folder))
     if how["base"] in QUANTISED:
         extra |= {"quantization_config": QUANTISED[how["base"]](), "device_map": {"": "cpu"}}
     loaded = auto.from_pretrained(folder, dtype=torch.float32, **extra)

@@ -7,6 +7,7 @@ what its name says it is, every kind of layer kept. What the rule cannot know st
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -221,6 +222,8 @@ def shrink(kind: type, given: dict[str, Any], default: Any = None) -> Any:
         if isinstance(value, PreTrainedConfig):
             changed[name] = shrink(type(value), parts.get(name, {}), value)
         elif name == "rope_parameters" and isinstance(value, dict):
+            if "vocab_size" in fields and "mrope_section" not in value and _reads_sections(kind):
+                value = value | {"mrope_section": [1]}  # its model has a default of its own, for the full width
             changed[name] = _rope(value, changed.get("head_dim", HIDDEN // HEADS))
     changed |= _fixed(default)
     return _with_layers(kind, default, changed, whole, scale)
@@ -244,6 +247,13 @@ def _rope(values: dict[str, Any], width: int) -> dict[str, Any]:
         each = max(pairs // 3, 1)
         found["mrope_section"] = [each, each, pairs - 2 * each]
     return found
+
+
+def _reads_sections(kind: type) -> bool:
+    """Whether the model of a config has rotary sections of time, height and breadth."""
+    file = Path(inspect.getfile(kind))
+    model = file.with_name(file.name.replace("configuration_", "modeling_"))
+    return model.is_file() and '.get("mrope_section"' in model.read_text(encoding="utf-8")
 
 
 def _raw(config: Any, name: str) -> Any:

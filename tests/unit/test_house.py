@@ -12,8 +12,8 @@ ROOT = Path(__file__).parents[2]
 FLOORS = [
     {
         *("chat_templates", "child_processes", "constants", "digests", "errors", "hftune", "interrupts", "logging"),
-        *("on_demand", "opening", "path_hints", "secret_names", "secrets", "terminal", "user_cache", "visible"),
-        "weight_files",
+        *("on_demand", "opening", "path_hints", "secret_names", "secrets", "template_arguments", "terminal"),
+        *("user_cache", "visible", "weight_files"),
     },
     {"compat"},
     {"distributed", "publishing"},
@@ -25,8 +25,8 @@ FLOORS = [
     {"tools"},
     {"cli"},
 ]
-ASKED_BY_TOOLS = {"reporting"}
-"""Tools that other tools may ask: pages and tables."""
+ASKED_BY_TOOLS = {"reporting", "talking"}
+"""Tools that other tools may ask: pages and tables; models to talk with."""
 FILES = sorted((ROOT / "hftune").rglob("*.py"))
 SCRIPTS = sorted([*ROOT.glob("run_*.py"), ROOT / "merge_peft_adapter.py"])
 

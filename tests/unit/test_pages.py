@@ -16,9 +16,11 @@ from hftune.arguments.names.table import table
 from hftune.arguments.parser import HftuneParser
 from hftune.arguments.stages import stage_parser
 from hftune.cli import COMMANDS
+from hftune.tools.chatting.arguments import ChatArguments
 from hftune.tools.consolidating.run import ConsolidateArguments
 from hftune.tools.export.run import FORMATS
 from hftune.tools.scoring.arguments import ScoreArguments
+from hftune.tools.serving.arguments import ServeArguments
 from hftune.tools.vocabulary.arguments import VOCAB_ALIASES, VocabArguments
 from tests.documents import DOCS, PAGES, ROOT, SHELL, Block, anchors, blocks, commands, links
 
@@ -119,7 +121,9 @@ def class_of(words: list[str]) -> type | None:
         return FORMATS[words[2]]
     others = {
         "ask": AskArguments,
+        "chat": ChatArguments,
         "score": ScoreArguments,
+        "serve": ServeArguments,
         "consolidate": ConsolidateArguments,
         "vocab": VocabArguments,
     }

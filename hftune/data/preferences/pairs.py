@@ -22,9 +22,11 @@ from hftune.data.readers.files import Row
 from hftune.data.records.labelled import Labelled
 from hftune.data.records.messages import Message
 from hftune.data.records.preferences import Preference, to_preference
+from hftune.data.templates.empty_thoughts import MASK
 from hftune.data.templates.proposals import require_chat_template
+from hftune.data.templates.rewritten import SPLIT
 from hftune.data.templates.span_finder import SpanFinder
-from hftune.data.templates.spans import SpannedText
+from hftune.data.templates.spans import Span, SpannedText
 from hftune.data.tokenizing.counts import Counts, require_fast
 from hftune.data.tokenizing.encoder import IDS, Encoder
 from hftune.data.tokenizing.labels import tokens_of
@@ -34,7 +36,6 @@ from hftune.logging import notice
 
 if TYPE_CHECKING:
     from hftune.arguments.preference import DPOArguments
-    from hftune.arguments.reward import RMArguments
 
 SAME = "chosen and rejected are equal after truncation"
 
@@ -85,6 +86,8 @@ class PairEncoder(Encoder):
         max_characters: int | None = None,
         offset: bool = False,
         borders_in_text: str = "split",
+        empty_thoughts: str = MASK,
+        rewritten: str = SPLIT,
     ) -> None:
         self.tokenizer, self.offset = tokenizer, offset
         if offset:
@@ -93,17 +96,25 @@ class PairEncoder(Encoder):
         self.limits = Limits(max_length, max_prompt_length, max_completion_length, too_long, max_characters)
         require_fast(tokenizer)
         require_chat_template(tokenizer)
-        self.finder = SpanFinder(tokenizer, last_turn_only=True, borders_in_text=borders_in_text)
+        self.finder = SpanFinder(
+            tokenizer,
+            last_turn_only=True,
+            borders_in_text=borders_in_text,
+            empty_thoughts=empty_thoughts,
+            rewritten=rewritten,
+        )
         self.encodings = PrefixEncoder(tokenizer, None)
 
     @classmethod
-    def from_arguments(cls, tokenizer: PreTrainedTokenizerBase, args: RMArguments | DPOArguments) -> PairEncoder:
-        """The encoder that the flags of run_rm.py and run_dpo.py ask for."""
+    def from_arguments(cls, tokenizer: PreTrainedTokenizerBase, args: DPOArguments) -> PairEncoder:
+        """The encoder that the flags of run_dpo.py ask for."""
         return cls(
             tokenizer,
             **limits_of(args),
             offset=bool(getattr(args, "offset_alpha", 0.0)),
             borders_in_text=args.borders_in_text,
+            empty_thoughts=args.empty_thoughts,
+            rewritten=args.rewritten_turns,
         )
 
     def settings(self) -> dict[str, Any]:
@@ -112,12 +123,15 @@ class PairEncoder(Encoder):
             "encoder": type(self).__name__,
             "limits": str(self.limits),
             "borders_in_text": self.finder.guard.mode,
+            "empty_thoughts": self.finder.empty_thoughts,
+            "rewritten_turns": self.finder.rewritten,
         }
         return about | ({"offset": True} if self.offset else {})
 
     def parse(self, row: Row) -> PairText:
         """The texts of a row and its answers' spans."""
         preference = to_preference(row)
+        self.finder.render.reads.note_tools(preference.tools, row.origin)
         if self.offset and preference.margin is not None and preference.margin <= 0:
             raise DataError(
                 f"the chosen answer's score is not above the rejected one's (difference {preference.margin:g})",
@@ -130,8 +144,13 @@ class PairEncoder(Encoder):
 
     def pair_of(self, preference: Preference, chosen: SpannedText, rejected: SpannedText) -> PairText:
         """Both texts, if they write the prompt in the same way."""
-        # Both sides are conditioned on one prompt; a template that adds a line for calls to one of them breaks that.
         prompt, other = (said.text[: said.spans[0].start] for said in (chosen, rejected))
+        if prompt != other and self.finder.empty_thoughts == MASK:
+            # One answer has thoughts, the other one has none: both begin where the shorter prompt ends.
+            shorter = min(len(prompt), len(other))
+            chosen, rejected = (_from(said, shorter) for said in (chosen, rejected))
+            prompt, other = prompt[:shorter], other[:shorter]
+        # Both sides are conditioned on one prompt; a template that adds a line for calls to one of them breaks that.
         if prompt != other:
             raise DataError(
                 "the chat template writes the prompt differently before the two answers",
@@ -205,6 +224,12 @@ class PairEncoder(Encoder):
         return (ids if self.to_the_end else ids[:end]), first
 
 
+def _from(said: SpannedText, start: int) -> SpannedText:
+    """The text with an answer that begins at `start`."""
+    (span,) = said.spans
+    return SpannedText(said.text, [Span(start, span.end, span.weight)])
+
+
 def count_columns(pairs: list[Pair]) -> dict[str, list[Any]]:
     """The columns of `COUNT_COLUMNS`."""
     return {
@@ -232,7 +257,7 @@ def answer_text(preference: Preference | Labelled, answer: list[Message], finder
             kind="answer of several turns",
         )
     try:
-        found = finder(preference.prompt + answer, preference.tools)
+        found = finder(preference.prompt + answer, preference.tools, preference.template_arguments)
     except DataError as error:
         raise error.at(preference.origin) from error
     if not found.spans:

@@ -20,6 +20,7 @@ from hftune.data.tokenizing.counts import Counts, check_length
 from hftune.data.tokenizing.encoder import Encoder
 from hftune.errors import DataError
 from hftune.logging import notice
+from hftune.template_arguments import FIELD, FLAG, KIND
 
 if TYPE_CHECKING:
     from hftune.arguments.rl_algorithms import GRPOArguments, RLOOArguments
@@ -59,6 +60,7 @@ class PromptEncoder(Encoder):
         require_chat_template(tokenizer)
         self.tokenizer, self.max_prompt_length, self.system_prompt = tokenizer, max_prompt_length, system_prompt
         self.render = Renderer(tokenizer)
+        self.shown = self.render.arguments
         self.guard = TurnTokenGuard(tokenizer, borders_in_text, self.render)
 
     @classmethod
@@ -83,9 +85,18 @@ class PromptEncoder(Encoder):
     def parse(self, row: Row) -> tuple[Prompt, str]:
         """The prompt of a row, and its text as the model will see it."""
         prompt = to_prompt(row)
+        own = {name: value for name, value in prompt.template_arguments.items() if value != self.shown.get(name)}
+        if own:
+            raise DataError(
+                f"a prompt of RL with {FIELD} of its own ({', '.join(own)}): all prompts are shown alike",
+                place=row.origin,
+                fix=f"Leave it out, and give {FLAG} for the run.",
+                kind=KIND,
+            )
         if self.system_prompt is not None and prompt.messages[0]["role"] != "system":
             # The record's own system text wins.
             prompt.messages.insert(0, {"role": "system", "content": self.system_prompt})
+        prompt.messages = self.render.reads.said(prompt.messages, None)
         try:
             return prompt, self.guard.text(self.render, prompt.messages, add_generation_prompt=True)
         except DataError as error:
@@ -107,8 +118,10 @@ class PromptEncoder(Encoder):
                 continue
             counts.used += 1
             counts.tokens += len(ids)
+            # TRL writes them, by the template itself.
+            said = self.render.reads.named(prompt.messages)
             # `default=str`: dates of Parquet files have no form in JSON.
-            columns["record"].append(json.dumps([prompt.messages, prompt.extra], ensure_ascii=False, default=str))
+            columns["record"].append(json.dumps([said, prompt.extra], ensure_ascii=False, default=str))
             columns["origin"].append(prompt.origin)
         return columns
 

@@ -16,6 +16,7 @@ from hftune.data.preferences.truncation import limits_of
 from hftune.data.readers.files import Row
 from hftune.data.records.messages import Message, without_weight
 from hftune.data.records.preferences import Preference, to_preference
+from hftune.data.templates.rewritten import KEEP
 from hftune.data.templates.span_finder import SpanFinder
 from hftune.data.templates.spans import Span, SpannedText
 from hftune.data.tokenizing.counts import Counts
@@ -48,7 +49,8 @@ class RewardPairEncoder(PairEncoder):
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase, *, score_difference: str = "margin", **settings: Any
     ) -> None:
-        super().__init__(tokenizer, **settings)
+        # Not the prompt that inference gives, but the conversation as the template writes it: so it is scored.
+        super().__init__(tokenizer, **settings, rewritten=KEEP)
         self.score_difference = score_difference
         self.all_turns = SpanFinder(tokenizer, borders_in_text=self.finder.guard.mode)
 
@@ -89,11 +91,12 @@ class RewardPairEncoder(PairEncoder):
         # below.
         before = [without_weight(message) for message in preference.prompt]
         try:
-            found = self.all_turns(before + answer, preference.tools)
+            found = self.all_turns(before + answer, preference.tools, preference.template_arguments)
         except DataError as error:
             raise error.at(preference.origin) from error
         # The first span behind those of the prompt's own turns.
-        first = sum(message["role"] == "assistant" for message in before)
+        said = self.all_turns.render.reads.said(before, preference.tools)
+        first = sum(message["role"] == "assistant" for message in said)
         return SpannedText(found.text, [Span(found.spans[first].start, found.spans[-1].end)])
 
     def encode(self, parsed: list[PairText], counts: Counts) -> dict[str, list[Any]]:

@@ -20,6 +20,7 @@ from hftune.data.templates.respelled_tokenizer import token_ids, turn_tokens_in
 from hftune.data.templates.turn_token_guard import TurnTokenGuard
 from hftune.data.tokenizing.counts import require_fast
 from hftune.errors import DataError
+from hftune.template_arguments import TemplateArguments
 
 CHOSEN, REJECTED, SINGLE = "_chosen", "_rejected", ""
 
@@ -91,24 +92,39 @@ class ScoringEncoder:
         if pair_format(row.value) or (isinstance(row.value.get("output"), list) and "instruction" in row.value):
             pair = to_preference(row)
             answers = ((CHOSEN, pair.chosen), (REJECTED, pair.rejected))
-            return [self._one(name, pair.prompt, answer, pair.tools, row.origin) for name, answer in answers]
+            return [
+                self._one(name, pair.prompt, answer, pair.tools, row.origin, pair.template_arguments)
+                for name, answer in answers
+            ]
         if is_stepwise(row.value):
             # PRM800K gives one for each alternative; the last is the path that was gone.
             return [self.solution(SINGLE, solution) for solution in to_solutions(row)[-1:]]
         said = to_conversation(row)
         messages = list(said.messages)
         last = max(number for number, message in enumerate(messages) if message["role"] == "assistant")
-        return [self._one(SINGLE, messages[:last], messages[last:], said.tools, row.origin)]
+        arguments = said.template_arguments
+        return [self._one(SINGLE, messages[:last], messages[last:], said.tools, row.origin, arguments)]
 
-    def _one(self, name: str, prompt: list[Message], answer: list[Message], tools: Any, origin: str) -> Scored:
+    def _one(
+        self,
+        name: str,
+        prompt: list[Message],
+        answer: list[Message],
+        tools: Any,
+        origin: str,
+        arguments: TemplateArguments,
+    ) -> Scored:
         if self.steps:
             parts = [part for part in str(answer[-1].get("content") or "").split(self.separator) if part.strip()]
             steps = [part.strip() for part in parts]
             if not steps:
                 raise DataError("the answer has no steps", place=origin, fix="Remove the record.", kind="no steps")
-            return self.solution(name, Solution(prompt + answer[:-1], steps, [None] * len(steps), tools, origin))
+            labels: list[float | None] = [None] * len(steps)
+            return self.solution(name, Solution(prompt + answer[:-1], steps, labels, tools, origin, arguments))
         try:
-            text = self.guard.text(self.render, [without_weight(message) for message in prompt + answer], tools)
+            render = self.render.given(arguments)
+            said = render.reads.said([without_weight(message) for message in prompt + answer], tools)
+            text = self.guard.text(render, said, tools)
         except DataError as error:
             raise error.at(origin) from error
         (ids,) = token_ids(self.tokenizer, [text], add_special_tokens=False)
@@ -118,7 +134,8 @@ class ScoringEncoder:
         """An answer in steps; scored as a whole where steps are not."""
         if self.encoder is None:
             answer: Message = {"role": "assistant", "content": self.separator.join(solution.steps)}
-            return self._one(name, solution.prompt, [answer], solution.tools, solution.origin)
+            more = solution.template_arguments
+            return self._one(name, solution.prompt, [answer], solution.tools, solution.origin, more)
         parsed = self.encoder.text_of(solution, "")
         encoding = self.encoder.encodings([parsed.said.text])[0][0]
         ends = last_tokens(encoding, parsed.said)

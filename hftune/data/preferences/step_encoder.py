@@ -104,7 +104,7 @@ class StepEncoder(Encoder):
         # One turn: what a template writes around it stands once, at its ends.
         answer = {"role": "assistant", "content": self.separator.join(solution.steps)}
         try:
-            found = self.finder([*solution.prompt, answer], solution.tools)
+            found = self.finder([*solution.prompt, answer], solution.tools, solution.template_arguments)
         except DataError as error:
             raise error.at(solution.origin) from error
         steps = _located(solution, found)

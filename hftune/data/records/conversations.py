@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -18,8 +18,10 @@ from hftune.data.records.formats import (
     unknown_format,
     wrong_stage,
 )
-from hftune.data.records.messages import Message
+from hftune.data.records.messages import THOUGHTS_KEYS, Message
+from hftune.data.records.unread import has_text, note_unread
 from hftune.errors import DataError
+from hftune.template_arguments import TemplateArguments
 
 NO_ASSISTANT = "no assistant turn"
 NOTHING_TRAINED = "no trained turn"
@@ -32,6 +34,7 @@ class Conversation:
     messages: list[Message]
     tools: list[dict[str, Any]] | None
     origin: str
+    template_arguments: TemplateArguments = field(default_factory=dict)
 
 
 def to_conversation(row: Row) -> Conversation:
@@ -49,6 +52,10 @@ def to_conversation(row: Row) -> Conversation:
     if found is None:
         raise unknown_format(value, origin, "run_sft.py")
     messages = READERS[found.keys](row)
+    if not THOUGHTS_KEYS.isdisjoint(value):
+        # They may be the model's thoughts, or somebody's about the answer.
+        for key in (key for key in THOUGHTS_KEYS if has_text(value.get(key))):
+            note_unread(f'the column "{key}"', origin)
     # Before anything is rendered: a record without a target would cost a tokenisation to find out.
     weights = [message.get("weight", 1.0) for message in messages if message["role"] == "assistant"]
     if not weights:
@@ -65,7 +72,7 @@ def to_conversation(row: Row) -> Conversation:
             fix="Remove the record, or the weight of the turn that is to be trained.",
             kind=NOTHING_TRAINED,
         )
-    return Conversation(messages, fields.tools(row), origin)
+    return Conversation(messages, fields.tools(row), origin, fields.template_arguments(row))
 
 
 def _asked_and_answered(row: Row, question: str, answer: str) -> list[Message]:

@@ -11,6 +11,7 @@ from hftune.data.records.formats import PROMPTS, TURNS, filled, first_fit
 from hftune.data.records.messages import NO_TURNS, Message, is_message, parse_messages
 from hftune.data.records.tool_calls import parse_tools
 from hftune.errors import DataError, shown
+from hftune.template_arguments import FIELD, TemplateArguments, parse_arguments
 
 NO_QUESTION = "empty question"
 TWO_SYSTEMS = "two system texts"
@@ -56,6 +57,12 @@ def tools(row: Row) -> list[dict[str, Any]] | None:
     value = row.value
     # An empty list of tools is an answer, too; only null leaves it to the other column.
     return parse_tools(value["tools"] if value.get("tools") is not None else value.get("functions"), row.origin)
+
+
+def template_arguments(row: Row) -> TemplateArguments:
+    """What the record gives the chat template besides the conversation, from `chat_template_kwargs`."""
+    given = row.value.get(FIELD)
+    return {} if given is None else parse_arguments(given, row.origin, DataError)
 
 
 def history(row: Row) -> list[Message]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from hftune.data.readers.base import Row
@@ -12,6 +12,7 @@ from hftune.data.records.formats import KTO, LABELLED, first_fit, pair_format, r
 from hftune.data.records.messages import Message
 from hftune.data.records.preferences import refuse_weights
 from hftune.errors import DataError
+from hftune.template_arguments import TemplateArguments
 
 # The label of an answer, by its name; TRL and ms-swift, LLaMA-Factory.
 _LABELS = ("kto_tag", "label")
@@ -26,6 +27,7 @@ class Labelled:
     label: bool
     tools: list[dict[str, Any]] | None
     origin: str
+    template_arguments: TemplateArguments = field(default_factory=dict)
 
 
 def to_labelled(row: Row) -> Labelled:
@@ -51,7 +53,8 @@ def to_labelled(row: Row) -> Labelled:
         raise DataError(cause, place=origin, fix="Add the question and the answer.", kind=NO_ASSISTANT)
     prompt, completion = messages[: last + 1], messages[last + 1 :]
     refuse_weights(completion, origin)
-    return Labelled(prompt, completion, _label(value[key], key, origin), fields.tools(row), origin)
+    label = _label(value[key], key, origin)
+    return Labelled(prompt, completion, label, fields.tools(row), origin, fields.template_arguments(row))
 
 
 def _label(value: Any, key: str, origin: str) -> bool:

@@ -1,8 +1,9 @@
 """One canonical form of a conversation: a list of {"role", "content"} messages as chat templates read them.
 
 Roles are system, user, assistant and tool. An assistant message may carry `tool_calls`
-([{"type": "function", "function": {"name": str, "arguments": dict}}]), `reasoning_content`, and `weight` (a float that
-its loss is multiplied with; 0: this turn is not trained; absent: as the run says).
+([{"type": "function", "function": {"name": str, "arguments": dict}}]), `reasoning_content` (never blank), and `weight`
+(a float that its loss is multiplied with; 0: this turn is not trained; absent: as the run says). Calls and thoughts
+that are written in texts stay there: whether they are fields is for the chat template (`Renderer.said`).
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from hftune.data.readers.nested_json import from_json
 from hftune.data.records import content as contents
 from hftune.data.records.content import text_of
 from hftune.data.records.tool_calls import parse_calls
+from hftune.data.records.unread import has_text, note_unread
+from hftune.data.records.written_calls import THOUGHTS, thoughts_and_call
 from hftune.errors import DataError, shown
 
 Message = dict[str, Any]
@@ -34,6 +37,7 @@ ROLES = {
     "model": "assistant",
     "function_call": "assistant",
     "tool_call": "assistant",
+    "tool_calls": "assistant",
     "tool": "tool",
     "observation": "tool",
     "observations": "tool",
@@ -51,12 +55,21 @@ EMPTY_TURN = "empty assistant turn"
 BAD_WEIGHT = "bad weight"
 STRAY_RESULT = "tool result without a call"
 BAD_TURN = "broken turn"
+TWO_THOUGHTS = "two texts of thoughts"
 
-_CALLS = ("function_call", "tool_call")
+_CALLS = ("function_call", "tool_call", "tool_calls")
 # Texts next to the content; in one order, whatever the order in the record.
-_KEPT = dict.fromkeys(("name", "tool_call_id", "reasoning_content", "thinking")).keys()
+_KEPT = dict.fromkeys(("name", "tool_call_id")).keys()
+# DeepSeek's, Qwen's and GLM's; vLLM's and OpenRouter's; gpt-oss's; parts of OpenRouter's and of LiteLLM's.
+THOUGHTS_KEYS = dict.fromkeys(
+    ("reasoning_content", "reasoning", "thinking", "reasoning_details", "thinking_blocks")
+).keys()
+_NO_CALLS: tuple[Any, ...] = (None, "", "[]", "null", [], {})
 # Each says how much a turn is trained: OpenAI's and ours, ms-swift's, LLaMA-Factory's, axolotl's, ms-swift's.
 _WEIGHTS = dict.fromkeys(("weight", "loss_scale", "loss_weight", "train", "loss")).keys()
+_READ = frozenset(
+    ("from", "value", "role", "content", "tool_calls", "function_call", *_KEPT, *THOUGHTS_KEYS, *_WEIGHTS)
+)
 # Turns whose message is their role and their text, and nothing else.
 _PLAIN = {spoken: role for spoken, role in ROLES.items() if spoken not in _CALLS and role != "tool"}
 
@@ -122,20 +135,19 @@ def _add_turn(messages: list[Message], turn: Any, origin: str, where: str) -> No
     # ShareGPT in pairs: one entry for a question and its answer.
     if isinstance(turn, dict) and not is_message(turn) and "assistant" in turn and ("human" in turn or "user" in turn):
         asked = turn["human"] if "human" in turn else turn["user"]
-        messages.append(_checked({"role": "user", "content": text_of(asked, origin, where)}, origin, where))
-        messages.append(
-            _checked({"role": "assistant", "content": text_of(turn["assistant"], origin, where)}, origin, where)
-        )
+        _add_turn(messages, {"role": "user", "content": asked}, origin, where)
+        rest = {key: part for key, part in turn.items() if key not in ("human", "user", "assistant")}
+        _add_turn(messages, {**rest, "role": "assistant", "content": turn["assistant"]}, origin, where)
         return
-    message, is_call = _parse_turn(turn, origin, where)
+    results, others = contents.results_in(turn.get("content") if isinstance(turn, dict) else None)
+    for result in results:
+        _add_turn(messages, result, origin, where)
+    if results and not others:
+        return
+    message, is_call = _parse_turn({**turn, "content": others} if results else turn, origin, where)
     before = messages[-1] if messages else None
-    if (
-        is_call
-        and before is not None
-        and before["role"] == "assistant"
-        and before.get("weight") == message.get("weight")
-    ):
-        before["tool_calls"] = [*before.get("tool_calls", []), *message["tool_calls"]]
+    if before is not None and _are_one(before, message, is_call):
+        _join(before, message)
         return
     # A result must answer a call: templates print a stray one as if the user had said it, or refuse.
     if message["role"] == "tool" and (before is None or before["role"] not in ("assistant", "tool")):
@@ -146,6 +158,23 @@ def _add_turn(messages: list[Message], turn: Any, origin: str, where: str) -> No
             kind=STRAY_RESULT,
         )
     messages.append(message)
+
+
+def _are_one(before: Message, message: Message, is_call: bool) -> bool:
+    """Whether a message is the rest of the assistant's before it: a call, or what follows mere thoughts (ms-swift)."""
+    if not before["role"] == message["role"] == "assistant" or before.get("weight") != message.get("weight"):
+        return False
+    return is_call or (not before.get("tool_calls") and THOUGHTS.fullmatch(before["content"]) is not None)
+
+
+def _join(before: Message, message: Message) -> None:
+    """Add the rest of what the assistant says to the message before."""
+    between = "\n" if before["content"].strip() and message["content"] and message.get("tool_calls") else ""
+    before["content"] += between + message["content"]
+    if thoughts := [one["reasoning_content"] for one in (before, message) if "reasoning_content" in one]:
+        before["reasoning_content"] = "\n\n".join(thoughts)
+    if calls := [*before.get("tool_calls", []), *message.get("tool_calls", [])]:
+        before["tool_calls"] = calls
 
 
 def _parse_turn(turn: Any, origin: str, where: str) -> tuple[Message, bool]:
@@ -164,17 +193,45 @@ def _parse_turn(turn: Any, origin: str, where: str) -> tuple[Message, bool]:
         fix = f"Known roles: {', '.join(sorted(ROLES))}."
         raise DataError(f"{where} has the unknown role {spoken!r:.60}", place=origin, fix=fix, kind=UNKNOWN_ROLE)
     content = _content(turn)
-    # ShareGPT writes a call as a speaker; its text is the call.
+    # ShareGPT writes a call as a speaker; its text is the call, with LLaMA-Factory behind thoughts.
     if name in _CALLS:
-        message: Message = {"role": role, "content": "", "tool_calls": parse_calls(content, origin, where)}
+        thoughts, call = thoughts_and_call(content)
+        message: Message = {"role": role, "content": thoughts, "tool_calls": parse_calls(call, origin, where)}
     else:
         message = _spoken(turn, role, content, origin, where)
     if not _KEPT.isdisjoint(turn):
         message |= {key: text_of(turn[key], origin, f"{where} {key}") for key in _KEPT if turn.get(key) is not None}
+    unread = turn.keys() - _READ
+    if not THOUGHTS_KEYS.isdisjoint(turn) or "reasoning_content" in message:
+        unread |= _add_thoughts(message, turn, origin, where)
+    if len(turn) > 2:
+        unread |= {key for key in ("value", "content") if turn.get(key) is not None and turn[key] is not content}
+        for key in sorted(key for key in unread if has_text(turn[key])):
+            note_unread(f'"{shown(key)}" of a turn of {role}', origin)
     weight = None if _WEIGHTS.isdisjoint(turn) else _weight(turn, role, origin, where)
     if weight is not None:
         message["weight"] = weight
     return _checked(message, origin, where), name in _CALLS
+
+
+def _add_thoughts(message: Message, turn: dict[str, Any], origin: str, where: str) -> set[str]:
+    """Put the thoughts of a turn, by whichever name, into its message; the names that hold none that can be read."""
+    texts = {key: contents.thoughts_of(turn.get(key)) for key in THOUGHTS_KEYS if turn.get(key) is not None}
+    if message["role"] != "assistant":
+        return {*texts}
+    given = [message.get("reasoning_content", ""), *texts.values()]
+    # Servers repeat them under several names, and some in the text as well.
+    found = {text.strip(): text for text in given if text}
+    if len(found) > 1:
+        names = ", ".join(key for key, text in texts.items() if text)
+        cause = f"{where} has several texts of thoughts that differ: {names}"
+        raise DataError(cause, place=origin, fix="Keep one of them.", kind=TWO_THOUGHTS)
+    for bare, text in found.items():
+        message["reasoning_content"] = text
+        in_text = THOUGHTS.match(message["content"])
+        if in_text and in_text[1].strip() == bare:
+            message["content"] = message["content"][in_text.end() :]
+    return {key for key, text in texts.items() if not text}
 
 
 def _content(turn: dict[str, Any]) -> Any:
@@ -185,13 +242,14 @@ def _content(turn: dict[str, Any]) -> Any:
 
 def _spoken(turn: dict[str, Any], role: str, content: Any, origin: str, where: str) -> Message:
     """A message of text, with the calls that OpenAI writes next to it (`tool_calls`; before 2024, `function_call`)."""
-    # An empty list means no call, as OpenAI's exports write it.
-    calls = turn.get("tool_calls") or turn.get("function_call")
+    # An empty list means no call, as OpenAI's exports write it, and tables as text.
+    calls = next((turn[key] for key in ("tool_calls", "function_call") if turn.get(key) not in _NO_CALLS), None)
     # Only what the assistant says may hold reasoning and calls among its parts; a list of others is text.
     if role == "assistant" and type(content) is list:
         return _from_parts(content, calls, origin, where)
     if not calls:
-        return {"role": role, "content": text_of(content, origin, where)}
+        said = contents.result_text(content, origin, where) if role == "tool" else text_of(content, origin, where)
+        return {"role": role, "content": said}
     if role != "assistant":
         fix = "Only the assistant calls functions."
         raise DataError(f"{where} is a turn of {role} with function calls", place=origin, fix=fix, kind=BAD_TURN)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from hftune.data.readers.base import Row
@@ -13,6 +13,7 @@ from hftune.data.records.content import NOT_TEXT
 from hftune.data.records.formats import pair_format, refuse_media, unknown_format
 from hftune.data.records.messages import BAD_WEIGHT, Message, parse_messages, without_weight
 from hftune.errors import DataError, shown
+from hftune.template_arguments import TemplateArguments
 
 EQUAL = "equal answers"
 NO_SHARED_PROMPT = "answers to different prompts"
@@ -41,6 +42,7 @@ class Preference:
     margin: float | None
     tools: list[dict[str, Any]] | None
     origin: str
+    template_arguments: TemplateArguments = field(default_factory=dict)
 
 
 def to_preference(row: Row) -> Preference:
@@ -66,7 +68,8 @@ def to_preference(row: Row) -> Preference:
     # Again after splitting: the rests may be equal, or none of the assistant's.
     _check_answers(chosen, rejected, origin)
     refuse_weights([*chosen, *rejected], origin)
-    return Preference(checked_prompt(prompt, origin), chosen, rejected, _margin(row), fields.tools(row), origin)
+    prompt, arguments = checked_prompt(prompt, origin), fields.template_arguments(row)
+    return Preference(prompt, chosen, rejected, _margin(row), fields.tools(row), origin, arguments)
 
 
 def _parts(row: Row) -> tuple[list[Message] | None, list[Message], list[Message]]:

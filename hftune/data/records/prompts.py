@@ -10,11 +10,12 @@ from hftune.data.records import fields
 from hftune.data.records.formats import ASKS, refuse_media, unknown_format
 from hftune.data.records.messages import Message
 from hftune.data.records.preferences import checked_prompt
+from hftune.template_arguments import FIELD, TemplateArguments
 
 # What a prompt is made of. Everything else in a row for RL, such as "answer", reaches the reward functions.
 _PROMPT_KEYS = frozenset(
     ("conversations", "messages", "conversation", *ASKS, "input", "src", "tgt", "system", "system_prompt", "history")
-)
+) | {FIELD}
 
 
 @dataclass
@@ -24,6 +25,7 @@ class Prompt:
     messages: list[Message]
     extra: dict[str, Any] = field(default_factory=dict)
     origin: str = ""
+    template_arguments: TemplateArguments = field(default_factory=dict)
 
 
 def to_prompt(row: Row) -> Prompt:
@@ -40,4 +42,4 @@ def to_prompt(row: Row) -> Prompt:
     while prompt and prompt[-1]["role"] == "assistant":
         prompt.pop()
     extra = {key: value for key, value in row.value.items() if key not in _PROMPT_KEYS}
-    return Prompt(checked_prompt(prompt, row.origin), extra, row.origin)
+    return Prompt(checked_prompt(prompt, row.origin), extra, row.origin, fields.template_arguments(row))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from hftune.data.readers.base import Row
@@ -13,6 +13,7 @@ from hftune.data.records import fields
 from hftune.data.records.formats import refuse_media
 from hftune.data.records.messages import Message
 from hftune.errors import DataError, shown
+from hftune.template_arguments import TemplateArguments
 
 NO_STEPS = "no steps"
 BAD_LABELS = "bad labels of steps"
@@ -43,6 +44,7 @@ class Solution:
     labels: list[float | None]
     tools: list[dict[str, Any]] | None
     origin: str
+    template_arguments: TemplateArguments = field(default_factory=dict)
 
 
 def is_stepwise(value: Mapping[str, Any]) -> bool:
@@ -86,7 +88,7 @@ def _solution(row: Row, prompt: list[Message], steps: list[Any], labels: list[fl
         which = next((number for number, text in enumerate(texts, start=1) if not text), None)
         cause = "the answer has no steps" if which is None else f"step {which} is no text, or blank"
         raise DataError(cause, place=row.origin, fix="Write the missing steps, or remove the record.", kind=NO_STEPS)
-    return Solution(prompt, texts, labels, fields.tools(row), row.origin)
+    return Solution(prompt, texts, labels, fields.tools(row), row.origin, fields.template_arguments(row))
 
 
 def _labels(row: Row, count: int) -> list[float | None]:

@@ -24,7 +24,7 @@ def parse_calls(value: Any, origin: str, where: str) -> list[dict[str, Any]]:
     items = decoded if isinstance(decoded, list) else [decoded]
     if not items:
         raise DataError(f"{where} has an empty list of function calls", place=origin, fix=_CALL_FIX, kind=BAD_CALL)
-    return [_call(item, origin, where) for item in items]
+    return [_call(from_json(item, origin, where, fix=_CALL_FIX), origin, where) for item in items]
 
 
 def _call(item: Any, origin: str, where: str) -> dict[str, Any]:
@@ -33,8 +33,9 @@ def _call(item: Any, origin: str, where: str) -> dict[str, Any]:
     if function is None:
         cause = f"{where} holds a function call without a name: {shown(item)}"
         raise DataError(cause, place=origin, fix=_CALL_FIX, kind=BAD_CALL)
-    # Llama's exports call them parameters.
-    given = function.get("arguments") if function.get("arguments") is not None else function.get("parameters")
+    # Llama's exports call them parameters, Anthropic's input.
+    named = (function[key] for key in ("arguments", "parameters", "input") if function.get(key) is not None)
+    given = next(named, None)
     # An empty string is how some write a call without arguments.
     arguments = from_json(given, origin, f"{where} arguments", fix=_CALL_FIX) if given not in (None, "") else {}
     if not isinstance(arguments, dict):
@@ -64,8 +65,21 @@ def parse_tools(value: Any, origin: str) -> list[dict[str, Any]] | None:
         if function is None:
             cause = f'"tools" holds an entry without a name: {shown(item)}'
             raise DataError(cause, place=origin, fix=_TOOL_FIX, kind=BAD_TOOLS)
-        tools.append({"type": "function", "function": function})
+        tools.append({"type": "function", "function": _schema(function, origin)})
     return tools or None
+
+
+def _schema(function: dict[str, Any], origin: str) -> dict[str, Any]:
+    """A function as OpenAI's chat API has it: Anthropic calls its parameters `input_schema`."""
+    known = {"input_schema": "parameters", "inputSchema": "parameters"}
+    found = {known.get(key, key): part for key, part in function.items()}
+    # OpenAI's Responses say that it is a function where its name is.
+    if found.get("type") == "function":
+        del found["type"]
+    # Some write it as a string of its own.
+    if str(found.get("parameters")).startswith("{") and isinstance(found["parameters"], str):
+        found["parameters"] = from_json(found["parameters"], origin, '"tools"', fix=_TOOL_FIX)
+    return found
 
 
 def _function(item: Any) -> dict[str, Any] | None:

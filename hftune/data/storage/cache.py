@@ -31,6 +31,7 @@ from hftune.distributed import ranks
 from hftune.errors import DataError
 from hftune.logging import get_logger
 from hftune.opening.files import open_file
+from hftune.template_arguments import arguments_of
 from hftune.user_cache import cache_folder, private_folder
 
 _CONTENTS = "contents.json"
@@ -90,7 +91,9 @@ def tokenizer_state(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
     else:
         state = {"class": type(tokenizer).__name__, "vocabulary": tokenizer.get_vocab()}
     special = {name: str(token) for name, token in tokenizer.special_tokens_map.items()}
-    return {"backend": state, "special": special, "chat_template": tokenizer.chat_template}
+    about = {"backend": state, "special": special, "chat_template": tokenizer.chat_template}
+    arguments = arguments_of(tokenizer)
+    return about | ({"template_arguments": arguments} if arguments else {})
 
 
 def cached(

@@ -17,10 +17,14 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from hftune.data.records.messages import Message
+from hftune.data.templates.empty_thoughts import MASK, begins_with_mark
+from hftune.data.templates.opened_thoughts import Opening
 from hftune.data.templates.rendering import Renderer
+from hftune.data.templates.rewritten import KEEP, ExactRow, rows_of
 from hftune.data.templates.spans import Span, SpannedText
 from hftune.data.templates.turns import TurnFinder, common_start
 from hftune.errors import DataError
+from hftune.template_arguments import TemplateArguments
 
 Clean = Callable[[str], str]
 """What a template does to the white space at the ends of a content."""
@@ -42,13 +46,15 @@ class Form:
 
     `around` has one text more than there are messages; `clean` says what the template does to each content; `turns` are
     the trained turns: message index, start and end. `guards` are first characters of a content (by message index) that
-    could make a template's own generation prompt reach into it, as `<think>` does.
+    could make a template's own generation prompt reach into it, as `<think>` does. With an `opening` the rest is
+    about what the template writes, which is without it.
     """
 
     around: list[str]
     clean: list[Clean]
     turns: list[tuple[int, Place, Place]]
     guards: dict[int, str]
+    opening: Opening | None = None
 
     def fill(self, messages: list[Message]) -> SpannedText | None:
         """The text with the contents of these messages, and its spans; None for contents under a guard."""
@@ -57,6 +63,9 @@ class Form:
             content = clean(message["content"])
             # Here the generation prompt would reach into the content; only the exact way can tell how far.
             if index in self.guards and content[:1] in self.guards[index]:
+                return None
+            # Marks of thoughts in a content may join those that the template writes before it.
+            if message["role"] == "assistant" and begins_with_mark(content):
                 return None
             reached += len(content)
             starts.append(reached)
@@ -77,8 +86,8 @@ class WordRenderer(Renderer):
     in all forms.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        super().__init__(tokenizer)
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, arguments: TemplateArguments | None = None) -> None:
+        super().__init__(tokenizer, arguments)
         # Bounded, for data whose every record has roles of its own.
         self.rendered = lru_cache(maxsize=1024)(self._render)
 
@@ -99,36 +108,52 @@ class WordRenderer(Renderer):
         return super().__call__(messages, add_generation_prompt=add_generation_prompt)
 
 
-def find_form(roles: tuple[str, ...], render: Renderer, *, last_turn_only: bool, by_marks: bool) -> Form | None:
-    """The form of conversations with these roles; None where the template does not show one.
+def find_forms(
+    roles: tuple[str, ...],
+    render: Renderer,
+    *,
+    last_turn_only: bool,
+    by_marks: bool,
+    empty_thoughts: str = MASK,
+    rewritten: str = KEEP,
+) -> list[Form] | None:
+    """The forms of the rows of conversations with these roles; None where the template does not show them.
 
     Args:
-        render: A `WordRenderer` where more than one form is wanted.
+        render: A `WordRenderer` where the forms of more than one sequence of roles are wanted.
     """
     # Digits between letters: no template changes their case or trims them, and none is the beginning of another.
     words = [f"HFTUNE{number}PART" for number in range(len(roles))]
     try:
         # By the exact way, so a form never says more than that would for these very words.
-        finder = TurnFinder(_conversation(roles, words), render, by_marks=by_marks)
-        spans = finder.spans(last_turn_only=last_turn_only)
-        # Once more with white space around the words, to see whether the template strips contents.
-        padded = render(_conversation(roles, [f"{_LEFT}{word}{_RIGHT}" for word in words]))
+        finder = TurnFinder(_conversation(roles, words), render, by_marks=by_marks, empty_thoughts=empty_thoughts)
+        rows = rows_of(finder, last_turn_only=last_turn_only, rewritten=rewritten)
+        forms = [_form(row, roles[: row.count], words[: row.count], render) for row in rows]
     except DataError:
         return None
+    known = [form for form in forms if form is not None]
+    return known if len(known) == len(forms) else None
+
+
+def _form(row: ExactRow, roles: tuple[str, ...], words: list[str], render: Renderer) -> Form | None:
+    """The form of one row of the conversation of words."""
+    if row.text is not None:
+        return None
+    finder, spans = row.finder, row.spans
+    # Once more with white space around the words, to see whether the template strips contents.
+    padded = render(_conversation(roles, [f"{_LEFT}{word}{_RIGHT}" for word in words]))
     around, around_padded = _split(finder.text, words), _split(padded, words)
     if around is None or around_padded is None:
         return None
     clean = _cleaning(around, around_padded)
-    turns = [index for index, role in enumerate(roles) if role == "assistant"]
-    turns = turns[-1:] if last_turn_only else turns
-    places = []
+    places, turns = [], row.turns
     for turn, span in zip(turns, spans, strict=True):
         start, end = _place(span.start, around, words), _place(span.end, around, words)
         # A bound inside a content: how far in is the content's own business.
         if start is None or end is None:
             return None
         places.append((turn, start, end))
-    return None if clean is None else Form(around, clean, places, _guards(finder, words, turns))
+    return None if clean is None else Form(around, clean, places, _guards(finder, words, turns), row.opening)
 
 
 def _guards(finder: TurnFinder, words: list[str], turns: list[int]) -> dict[int, str]:
@@ -138,7 +163,8 @@ def _guards(finder: TurnFinder, words: list[str], turns: list[int]) -> dict[int,
     begins = {finder.text.index(word): index for index, word in enumerate(words)}
     guards: dict[int, str] = {}
     for turn in turns:
-        for beginning in (finder.beginning(turn, prompt=True), finder.beginning(turn + 1)):
+        others = finder.prompts_without_thoughts(turn) if turn else []
+        for beginning in (finder.beginning(turn, prompt=True), finder.beginning(turn + 1), *others):
             differs = len(common_start(beginning or "", finder.text))
             if beginning and differs < len(beginning) and differs in begins:
                 index = begins[differs]

@@ -115,16 +115,23 @@ class TurnTokenGuard:
         Raises:
             DataError: A turn token, where they are refused; or a text that cannot be kept.
         """
+        return self.guarded_rows(lambda *said: [write(*said)], messages, tools)[0]
+
+    def guarded_rows(
+        self, write: Callable[[Any, Any], list[SpannedText]], messages: Sequence[Message], tools: Any = None
+    ) -> list[SpannedText]:
+        """As `guarded`, for a conversation that is written as several texts."""
         if not self.may_hold(messages, tools):
             return write(messages, tools)
         # Nothing is changed; the finds are counted all the same.
         if self.mode == "allow":
-            found = write(messages, tools)
-            return SpannedText(self._bordered(found.text, self._spelled_in([messages, tools]), None), found.spans)
+            spelled = self._spelled_in([messages, tools])
+            rows = write(messages, tools)
+            return [SpannedText(self._bordered(found.text, spelled, None), found.spans) for found in rows]
         # Roles are the template's words, and no text that a user has written.
         said = [{key: part if key == "role" else self._masked(part) for key, part in one.items()} for one in messages]
-        found = write(said, self._masked(tools))
-        return SpannedText(self._unmasked(found.text), found.spans)
+        rows = write(said, self._masked(tools))
+        return [SpannedText(self._unmasked(found.text), found.spans) for found in rows]
 
     def text(self, render: Render, messages: Sequence[Message], tools: Any = None, **options: Any) -> str:
         """A conversation as text."""

@@ -20,9 +20,11 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from hftune.data.records.messages import Message
+from hftune.data.templates.empty_thoughts import MASK, thoughts_of
 from hftune.data.templates.rendering import Renderer
 from hftune.data.templates.spans import Span
-from hftune.errors import DataError
+from hftune.errors import DataError, shown
+from hftune.template_arguments import FLAG, names_read
 
 _REWRITTEN = "turns rewritten by the chat template"
 _LAST_ONLY = "train on the last turn only (--train_on_last_turn), split the record into one record a turn"
@@ -35,6 +37,7 @@ class TurnFinder:
         by_marks: Take what the template marks with {% generation %}, if it does. That may cover what the generation
             prompt gives already, so a turn's beginning is not where an answer to the prompt begins.
         proposes: Errors name a template that would do.
+        empty_thoughts: "mask": a turn begins behind the empty thoughts that the template writes before its answer.
 
     Raises:
         DataError: The template refuses the conversation.
@@ -48,13 +51,16 @@ class TurnFinder:
         *,
         by_marks: bool = False,
         proposes: bool = True,
+        empty_thoughts: str = MASK,
     ) -> None:
-        self.by_marks, self.proposes = by_marks, proposes
+        self.by_marks, self.proposes, self.empty_thoughts = by_marks, proposes, empty_thoughts
         self.messages, self.renderer, self.tools = messages, renderer, tools
         self.text = text = renderer(messages, tools)
         # Rendering is what takes the time, and neighbouring turns ask for the same beginnings.
         self.beginnings: dict[tuple[int, bool], str | None] = {}
         self.prompted: dict[str, bool] = {}
+        self.marked: dict[int, Span] | None = None
+        self.thoughts = thoughts_of(renderer)
         # A number that does not occur: a record may speak of hftune, or hold a probe of an earlier run.
         self.probe = next(word for number in count(7) if (word := f"HFTUNE{number}PROBE") not in text)
 
@@ -72,18 +78,97 @@ class TurnFinder:
             DataError: The template drops a part of a turn, or rewrites earlier turns so that one cannot be located
                 exactly.
         """
+        return self.checked([self.span(index) for index in self.trained_turns(last_turn_only=last_turn_only)])
+
+    def trained_turns(self, *, last_turn_only: bool = False) -> list[int]:
+        """The assistant turns with a weight other than 0, or the last assistant turn if it has one."""
+        turns = [index for index, message in enumerate(self.messages) if message["role"] == "assistant"]
+        # A turn that is not trained need not be located: templates rewrite earlier turns, and it may be one of those.
+        return [index for index in (turns[-1:] if last_turn_only else turns) if self._weight(index) != 0]
+
+    def _weight(self, index: int) -> float:
+        return float(self.messages[index].get("weight", 1.0))
+
+    def span(self, index: int) -> Span:
+        """Where one assistant turn is.
+
+        Raises:
+            DataError: As `spans`.
+        """
+        if self.marked is None:
+            self.marked = self._marks()
+        start, end = self._marked(index, self.marked[index]) if index in self.marked else self._bounds(index)
+        if self.empty_thoughts == MASK:
+            start = min(self.thoughts.end(self.text, start), end)
+        return Span(start, end, self._weight(index))
+
+    def _marks(self) -> dict[int, Span]:
+        """What the template marks as generated, by turn."""
         turns = [index for index, message in enumerate(self.messages) if message["role"] == "assistant"]
         marks = self.renderer.marks(self.messages, self.tools) if self.by_marks else None
         # A template that marks a turn in parts, or not at all, says less than what can be found.
-        marked = dict(zip(turns, marks, strict=True)) if marks is not None and len(marks) == len(turns) else {}
-        spans = []
-        for index in turns[-1:] if last_turn_only else turns:
-            weight = float(self.messages[index].get("weight", 1.0))
-            # A turn that is not trained need not be located: templates rewrite earlier turns, and it may be one of
-            # those.
-            if weight != 0:
-                start, end = self._marked(index, marked[index]) if index in marked else self._bounds(index)
-                spans.append(Span(start, end, weight))
+        return dict(zip(turns, marks, strict=True)) if marks is not None and len(marks) == len(turns) else {}
+
+    def exact_span(self, index: int, *, proposes: bool = True) -> Span:
+        """Where one assistant turn is, if what is before it is what inference would be given.
+
+        Raises:
+            DataError: As `spans`; or something else is before it.
+        """
+        before, self.proposes = self.proposes, self.proposes and proposes
+        try:
+            span = self.span(index)
+            if not self._is_exact(index, span.start):
+                raise self._inexact(index, span.start)
+        finally:
+            self.proposes = before
+        return span
+
+    def _is_exact(self, index: int, start: int) -> bool:
+        """Whether the text before `start` is the generation prompt of turn `index`, as inference would have it."""
+        prompt = self.beginning(index, prompt=True)
+        # Nothing is before the first turn; what a template refuses to ask is asked by nobody.
+        if prompt is None:
+            return True
+        if self.text.startswith(prompt) and len(prompt) <= start:
+            # Between the prompt and the turn: white space; a header, where a template has no generation prompt at all;
+            # or empty thoughts, of which a model is given the whole where thinking is off.
+            return (
+                len(prompt) == start
+                or not (self.text[len(prompt) : start].strip() and self.renderer.asks)
+                or self.thoughts.end(self.text, len(prompt)) == start
+            )
+        return any(self.text[:start] == other for other in self.prompts_without_thoughts(index))
+
+    def prompts_without_thoughts(self, index: int) -> list[str]:
+        """The generation prompts of a turn with thinking switched off, where the template has a switch."""
+        prompts = []
+        for render in self.thoughts.off:
+            try:
+                prompts.append(render(self.messages[:index], self.tools, add_generation_prompt=True))
+            except DataError:
+                continue
+        return prompts
+
+    def upto(self, count: int) -> TurnFinder:
+        """The finder for the first `count` messages, which shares what is rendered already."""
+        part = TurnFinder(
+            self.messages[:count],
+            self.renderer,
+            self.tools,
+            by_marks=self.by_marks,
+            proposes=self.proposes,
+            empty_thoughts=self.empty_thoughts,
+        )
+        part.beginnings, part.prompted = self.beginnings, self.prompted
+        return part
+
+    def checked(self, spans: list[Span]) -> list[Span]:
+        """The spans, if their ends can be trusted and none reaches into another.
+
+        Raises:
+            DataError: They cannot.
+        """
         self._check_ends(spans)
         # Two turns cannot overlap, so one of them was found in the wrong place.
         if any(second.start < first.end for first, second in pairwise(spans)):
@@ -107,11 +192,15 @@ class TurnFinder:
     def _marked(self, index: int, mark: Span) -> tuple[int, int]:
         """The turn as the template marks it, with its terminator, which a mark may leave out."""
         self._check_nothing_lost(index, self.text[mark.start : mark.end])
+        # TRL's templates mark headers and opened thoughts too, which inference gives the model.
+        prompt = self.beginning(index, prompt=True) or ""
+        given = len(prompt) if self.text.startswith(prompt) else 0
+        start = max(mark.start, given) if given < mark.end else mark.start
         try:
             _, end = self._bounds(index)
         except DataError:
-            return mark.start, mark.end
-        return mark.start, end if self.text[mark.end : end].strip() else mark.end
+            return start, mark.end
+        return start, end if self.text[mark.end : end].strip() else mark.end
 
     def beginning(self, count: int, *, prompt: bool = False) -> str | None:
         """The first `count` messages as text, with the generation prompt if asked; None where they are refused."""
@@ -148,12 +237,16 @@ class TurnFinder:
         prefix = self.beginning(index, prompt=True)
         if prefix is None or not self.text.startswith(prefix):
             return None
-        # Without a generation prompt the prefix would end before the turn's header, which must not be trained. Whether
-        # there is one depends on who spoke before (DeepSeek has none after a tool), so it is asked once for each role.
+        # Without a generation prompt the prefix would end before the turn's header, which must not be trained.
+        return len(prefix) if self._is_prompted(index, prefix) else None
+
+    def _is_prompted(self, index: int, prompt: str) -> bool:
+        """Whether the template has a generation prompt for turn `index`."""
+        # It depends on who spoke before (DeepSeek has none after a tool), so it is asked once for each role.
         role = self.messages[index - 1]["role"]
         if role not in self.prompted:
-            self.prompted[role] = prefix != self.beginning(index)
-        return len(prefix) if self.prompted[role] else None
+            self.prompted[role] = prompt != self.beginning(index)
+        return self.prompted[role]
 
     def _end_by_prefix(self, index: int) -> int | None:
         """Where the conversation through the turn ends."""
@@ -227,9 +320,39 @@ class TurnFinder:
             return DataError(f"this chat template rewrites earlier turns: {where}", fix=fix, kind=_REWRITTEN)
         return DataError(
             f"this chat template writes the last turn differently from its own generation prompt: {where}",
-            fix=self._fix_for(why, "change the turn (often its reasoning)"),
+            fix=self._fix_for(why, self._switch(index) or "change the turn (often its reasoning)"),
             kind=_REWRITTEN,
         )
+
+    def _inexact(self, index: int, start: int) -> DataError:
+        """The error for a turn that begins in another way than inference would have it begin."""
+        switch = self._switch(index)
+        prompt = self.beginning(index, prompt=True) or ""
+        shared = len(common_start(self.text[:start], prompt))
+        asked, written = shown(repr(prompt[shared:])), shown(repr(self.text[shared : start + 20]))
+        where = "" if not self._is_earlier(index) else ", as it rewrites earlier turns"
+        return DataError(
+            f"this chat template asks for turn {index + 1} (assistant) with {asked} where it writes {written} in the "
+            f"conversation{where}: what would be trained is not what the model is asked",
+            fix=self._fix_for("asked in another way", switch or "give --rewritten_turns keep"),
+            kind=_REWRITTEN,
+        )
+
+    def _switch(self, index: int) -> str:
+        """The arguments with which the template would ask as it writes; "" for none, and where nobody asks."""
+        # Several renderings for each name.
+        if not self.proposes:
+            return ""
+        for name in sorted(names_read(self.renderer.template)):
+            for value in (True, False):
+                try:
+                    other = self.renderer.given(self.renderer.own | {name: value})
+                    prompt = other(self.messages[:index], self.tools, add_generation_prompt=True)
+                except DataError:
+                    continue
+                if prompt != self.beginning(index, prompt=True) and self.text.startswith(prompt):
+                    return f"give {FLAG} '{{\"{name}\": {str(value).lower()}}}'"
+        return ""
 
     def _fix_for(self, what: str, otherwise: str) -> str:
         """What to do about a fault of this sort; "" where nobody asks."""

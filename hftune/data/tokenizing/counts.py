@@ -8,10 +8,13 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from hftune.data.records.unread import Unread, added
 from hftune.data.templates.respelled_tokenizer import FLAG, turn_tokens_in
 from hftune.errors import ArgumentError, DataError, UserError
 
-_IF_ANY = frozenset(("bordered", "borders", "cut", "packing", "shortest_dropped"))
+_IF_ANY = frozenset(
+    ("bordered", "borders", "cut", "packing", "rewritten", "rewritten_rows", "shortest_dropped", "unread")
+)
 
 
 @dataclass
@@ -31,11 +34,16 @@ class Counts:
     bordered: int = 0
     borders: dict[str, int] = field(default_factory=dict)
     """Records in whose text tokens are spelled that begin or end turns; and how many for each of these tokens."""
+    rewritten: int = 0
+    rewritten_rows: int = 0
+    """Records of which the template rewrites earlier turns, so that they became several rows; and these rows."""
     cut: dict[str, int] = field(default_factory=dict)
     """Of the truncated records of a prompt and answers: how many lost a part of each."""
     packing: dict[str, Any] | None = None
     """`PackStats` and the settings, where the rows are packed."""
 
+    unread: Unread = field(default_factory=dict)
+    """What records hold that is not read."""
     shortest_dropped: int = 0
     """Tokens of the shortest record that was dropped for its length; 0 where none is known."""
 
@@ -56,6 +64,12 @@ class Counts:
         for name in (name for name, is_cut in parts.items() if is_cut):
             self.cut[name] = self.cut.get(name, 0) + 1
 
+    def note_rewritten(self, rows: int, kept: int) -> None:
+        """Count a record that became `rows` rows, of which some are kept."""
+        if rows > 1:
+            self.rewritten += 1
+            self.rewritten_rows += kept
+
     def note_texts(self, texts: Sequence[str]) -> None:
         """Count a record, which is these texts, under each turn token that one of them spells in its contents."""
         self.note_turn_tokens([token for text in texts for token in turn_tokens_in(text)])
@@ -69,13 +83,15 @@ class Counts:
 
     def add(self, other: Counts) -> None:
         """Take in the counts of further records."""
-        for name in ("rows", "used", "truncated", "tokens", "trained_tokens", "bordered"):
+        sums = ("rows", "used", "truncated", "tokens", "trained_tokens", "bordered", "rewritten", "rewritten_rows")
+        for name in sums:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         for mine, others in ((self.dropped, other.dropped), (self.borders, other.borders), (self.cut, other.cut)):
             for name, number in others.items():
                 mine[name] = mine.get(name, 0) + number
         # The first of each reason wins, as chunks are added in order.
         self.examples = other.examples | self.examples
+        self.unread = added(self.unread, other.unread)
         self.shortest_dropped = _least(self.shortest_dropped, other.shortest_dropped)
 
     def to_dict(self) -> dict[str, Any]:
@@ -119,6 +135,14 @@ def describe_turn_tokens(counts: Counts, mode: str) -> str:
     return (
         f"{counts.bordered} of {counts.rows} records spell tokens in their text that begin or end turns or texts "
         f"({which}); {became} ({FLAG} {mode})"
+    )
+
+
+def describe_rewritten(counts: Counts) -> str:
+    """How many records became several rows, and why, in a line."""
+    return (
+        f"{counts.rewritten} of {counts.rows} records became {counts.rewritten_rows} rows: the chat template writes "
+        "their earlier turns otherwise than inference has shown them (--rewritten_turns split)"
     )
 
 

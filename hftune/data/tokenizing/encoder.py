@@ -21,6 +21,7 @@ from transformers import PreTrainedTokenizerBase
 
 from hftune.data.readers.columns import apply_columns, check_columns, columns_found
 from hftune.data.readers.files import Chunk, Row
+from hftune.data.records.unread import take_unread
 from hftune.data.tokenizing.counts import Counts
 from hftune.data.tokenizing.workers import map_in_order
 from hftune.errors import DataError
@@ -135,6 +136,7 @@ def _encode_chunk(
     chunk: Chunk, encoder: Encoder, drop: bool, columns: Mapping[str, str]
 ) -> tuple[pa.Buffer, Counts, set[str]]:
     """A chunk as a serialised record batch, what became of its records, and which of `columns` they have."""
+    take_unread()  # of what was read for another purpose
     # Parsed first, encoded together: tokenizers are quickest on many texts at once.
     counts, parsed = Counts(), []
     renamed: set[str] = set()
@@ -151,6 +153,7 @@ def _encode_chunk(
             if not drop:
                 raise
             counts.drop(error.kind, error)
+    counts.unread = take_unread()
     return _record_batch(encoder.encode(parsed, counts), encoder.schema).serialize(), counts, renamed
 
 

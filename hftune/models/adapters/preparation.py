@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+
 from peft import PeftModel
+from torch.autograd import Function
 from transformers import PreTrainedModel
 
 from hftune.arguments.adapter import AdapterArguments
@@ -52,7 +55,12 @@ def _give_blocks_a_gradient(adapted: PreTrainedModel | PeftModel, training_args:
 
     Recomputed blocks do. So does, under ZeRO-3, a block of experts, which DeepSpeed 0.19 takes as one: it reduces the
     gradients in it once they have come through to its input, and if nothing there wants one, before they are there.
+    Backward passes of a model's own make (Reformer's reversible layers) may ask nothing but their input, too.
     """
-    wanted = training_args.recomputation is not None or (training_args.zero_stage == 3 and is_mixture(adapted.config))
+    plain = adapted.get_base_model() if isinstance(adapted, PeftModel) else adapted
+    code = vars(sys.modules[type(plain).__module__]).values()
+    of_its_own = any(isinstance(one, type) and Function in one.__mro__[1:] for one in code)
+    by_blocks = training_args.zero_stage == 3 and is_mixture(adapted.config)
+    wanted = training_args.recomputation is not None or by_blocks or of_its_own
     if wanted and not any(p.requires_grad for p in adapted.get_input_embeddings().parameters()):
         adapted.enable_input_require_grads()

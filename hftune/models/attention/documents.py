@@ -21,7 +21,9 @@ from transformers import PreTrainedModel
 from hftune.distributed import zero
 from hftune.models.attention.isolation import BACKBONE, MIXERS
 from hftune.models.attention.mixers import BORDERS, call_by_documents, kernels_take_borders, mixers_of
+from hftune.models.attention.shared_prompts import SharedPrompts
 from hftune.models.attention.unfolding import Group, Unfolding
+from hftune.models.heads import body_of
 
 
 class Row:
@@ -71,6 +73,7 @@ class Documents:
 
     def __init__(self, way: str, *, kernels: bool = False, whole: bool = False) -> None:
         self.way, self.trusts_kernels, self.whole = way, kernels, whole
+        self.copies_prompts = False
         self._now: Row | None = None
         self._trained: Row | None = None
 
@@ -93,12 +96,16 @@ class Documents:
         """The row of this forward pass, or of the one whose layers are recomputed."""
         return self._now or self._trained
 
-    def widen(self, *, whole_model: bool) -> str | None:
+    def widen(self, *, whole_model: bool, shared: bool = False) -> str | None:
         """Take the next, more general way, and return it in words; None where there is none.
 
         Args:
             whole_model: Whether BACKBONE is one.
+            shared: Whether answers share their prompts in the rows.
         """
+        if shared and not self.copies_prompts:
+            self.copies_prompts = True
+            return "every answer of a pair reads a prompt of its own"
         if self.way == MIXERS and self.trusts_kernels:
             self.trusts_kernels = False
             return "layers with a state are called a document at a time"
@@ -124,9 +131,9 @@ def isolate_documents(model: PreTrainedModel, way: str) -> None:
     hooks = _Hooks(documents, inspect.signature(type(model).forward))
     model.register_forward_pre_hook(hooks.before_model, with_kwargs=True)
     model.register_forward_hook(hooks.after_model, always_call=True)
-    model.base_model.register_forward_hook(hooks.after_backbone)
-    decoder = model.get_decoder()
-    if decoder is not model.base_model:
+    body, decoder = body_of(model), model.get_decoder()
+    body.register_forward_hook(hooks.after_backbone)
+    if decoder not in (body, model):
         # Some heads call the decoder within their base (Bart's).
         decoder.register_forward_hook(hooks.after_backbone)
     model.hftune_documents = documents  # type: ignore[assignment]
@@ -144,9 +151,13 @@ class _Hooks:
     def __init__(self, documents: Documents, signature: inspect.Signature) -> None:
         self.documents = documents
         self.names = frozenset(signature.parameters)
+        self.shared: SharedPrompts | None = None  # the row of this pass, whose prompts are copied
 
     def before_model(self, model: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        """Take note of the borders; for the backbone's way, unfold the tokens."""
+        """Take note of the borders; copy shared prompts, or unfold the tokens, where the way is such."""
+        self.shared = kwargs.get("shared_prompts") if self.documents.copies_prompts else None
+        if self.shared is not None:
+            kwargs = self.shared.copied(kwargs)
         self.documents.begin(kwargs.get("cu_seq_lens_q"))
         group = self._only_group()
         if group is None:
@@ -170,7 +181,7 @@ class _Hooks:
     def after_backbone(self, module: Any, args: Any, output: Any) -> Any:
         """Put hidden states back into their row, so that heads and losses find it as it came."""
         group = self._only_group()
-        if group is None:
+        if group is None and self.shared is None:
             return output
         if isinstance(output, tuple):
             return self._folded(output, group)
@@ -178,11 +189,13 @@ class _Hooks:
             output[name] = self._folded(value, group)
         return output
 
-    def _folded(self, value: Any, group: Group) -> Any:
+    def _folded(self, value: Any, group: Group | None) -> Any:
         if isinstance(value, tuple):
             return tuple(self._folded(one, group) for one in value)
         row = self.documents.row
-        return row.unfolding.fold([value]) if row is not None and group.holds(value) else value
+        if group is not None and row is not None and group.holds(value):
+            value = row.unfolding.fold([value])
+        return value if self.shared is None else self.shared.without_copies(value)
 
     def _only_group(self) -> Group | None:
         """All documents of the row, where the backbone reads them as padded rows."""

@@ -18,6 +18,7 @@ from transformers import (
 from hftune.errors import ArgumentError
 from hftune.models.attention.machine import Machine
 from hftune.models.attention.names import SEGMENTS, VARLEN
+from hftune.models.parts.text_class import make_reward_models
 
 ISOLATED_LAYERS = {"full_attention", "sliding_attention", "chunked_attention", "sparse", "dense", "moe"}
 """Kinds of layers, in transformers' words, in which a token's past is what its attention mask says."""
@@ -52,7 +53,8 @@ def causal_class(config: PreTrainedConfig) -> type[PreTrainedModel] | None:
 
 
 def reward_class(config: PreTrainedConfig, *, steps: bool) -> type[PreTrainedModel] | None:
-    """The class that transformers builds for a reward model; None where it knows none."""
+    """The class that transformers builds for a reward model, or is given for one; None where there is none."""
+    make_reward_models(config)
     mapping = MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING if steps else MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
     return class_for(mapping, config)
 

@@ -7,9 +7,10 @@ gets the gradients of all answers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
+from typing import Any
 
 import torch
 
@@ -105,3 +106,36 @@ class SharedPrompts:
             distance = place[keys - queries :, None] - place[None, :]
             self._masks[key] = (distance >= 0) & (distance < (window or keys))
         return self._masks[key]
+
+    # For models that tell their attention nothing of the row: the same as documents of one answer each.
+
+    def copied(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        """A model's arguments for this row with a prompt before each of its answers, and no `shared_prompts`."""
+        places = [torch.cat(pair) for pair in self._documents()]
+        device = inputs["input_ids"].device
+        rest = {name: value for name, value in inputs.items() if name != "shared_prompts"}
+        for name in ("input_ids", "position_ids"):
+            rest[name] = inputs[name].index_select(1, torch.cat(places).to(device))
+        lengths = self.key_runs
+        for side in ("q", "k"):
+            rest |= {f"cu_seq_lens_{side}": self.borders(lengths, device), f"max_length_{side}": max(lengths)}
+        return rest
+
+    def without_copies(self, values: Any) -> Any:
+        """What a model returns for `copied`, (1, tokens, ...), as the row is laid out; others as they are."""
+        if not isinstance(values, torch.Tensor) or values.dim() < 2 or values.shape[1] != sum(self.key_runs):
+            return values
+        row = torch.cat([place for pair in self._documents() for place in pair])
+        # Of several copies of a prompt the first: they say the same, since nothing before a token sees what follows.
+        first = torch.full((sum(self.parts),), len(row)).scatter_reduce(0, row, torch.arange(len(row)), "amin")
+        return values.index_select(1, first.to(values.device))
+
+    def _documents(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Of each answer the places of its prompt and its own in the row."""
+        end = 0
+        for prompt, answers in zip(self.prompts, self.answers, strict=True):
+            before = torch.arange(end, end + prompt)
+            end += prompt
+            for length in answers:
+                yield before, torch.arange(end, end + length)
+                end += length

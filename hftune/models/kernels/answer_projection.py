@@ -53,9 +53,11 @@ class LogitShape:
         divisor = getattr(text, "logits_scaling", None)
         if scale is None and divisor is not None:
             scale = divisor if text.model_type == "hyperclovax" else 1 / divisor
-        # MiniCPM divides its states, before a head without a bias.
+        # MiniCPM and Inkling divide their states, before a head without a bias.
         if scale is None and getattr(text, "dim_model_base", None):
             scale = text.dim_model_base / text.hidden_size
+        if scale is None and getattr(text, "logits_mup_width_multiplier", None):
+            scale = 1 / text.logits_mup_width_multiplier
         return cls(1.0 if scale is None else float(scale), getattr(text, "final_logit_softcapping", None))
 
     def __call__(self, raw: torch.Tensor) -> torch.Tensor:

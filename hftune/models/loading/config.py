@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import functools
-import os
-import socket
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from huggingface_hub import constants, try_to_load_from_cache
-from transformers import AutoConfig, PreTrainedConfig
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
+    AutoConfig,
+    PreTrainedConfig,
+)
 
 from hftune.arguments.model import ModelArguments
 from hftune.arguments.training import StageArguments
@@ -19,13 +20,11 @@ from hftune.logging import notice
 from hftune.models.loading.config_sizes import check_config
 from hftune.models.loading.dropout_fields import set_dropout_fields
 from hftune.models.loading.from_pretrained import pretrained
+from hftune.models.loading.hub import hub_answers
 from hftune.models.loading.packed_formats import drop_quantisation
-from hftune.models.parts.language_part import language_config
+from hftune.models.parts.language_part import has_two_streams, language_config
 from hftune.on_demand import on_demand
 from hftune.path_hints import cannot_load
-
-# A Hub that needs longer for a handshake is as good as none.
-_PROBE_SECONDS = 5.0
 
 
 def model_config(model_args: ModelArguments, training_args: StageArguments) -> PreTrainedConfig:
@@ -58,6 +57,20 @@ def model_config(model_args: ModelArguments, training_args: StageArguments) -> P
 
 
 def _refuse_shapeless(config: PreTrainedConfig) -> None:
+    if has_two_streams(config) and type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise ArgumentError(
+            f"{config.model_type} reads one row of tokens and answers in another: it is no causal language model",
+            place="--model_name_or_path",
+            fix="use a causal language model",
+        )
+    known = (MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING)
+    own_code = getattr(config, "auto_map", None) or not type(config).__module__.startswith("transformers.")
+    if not own_code and all(type(config) not in mapping for mapping in known):
+        raise ArgumentError(
+            f"transformers has no class for a language model of {config.model_type} alone",
+            place="--model_name_or_path",
+            fix="use a causal language model",
+        )
     text = config.get_text_config()
     lacking = [name for name in ("hidden_size", "num_hidden_layers", "vocab_size") if not hasattr(text, name)]
     if lacking:
@@ -96,7 +109,6 @@ def from_cache_only(model_args: ModelArguments, name: str) -> bool:
         return False
     if model_args.offline or constants.HF_HUB_OFFLINE:
         return True
-    # Asked first, because the Hub's own client tries again for about a minute before it gives up.
     if hub_answers(constants.ENDPOINT):
         return False
     kept = (
@@ -107,21 +119,6 @@ def from_cache_only(model_args: ModelArguments, name: str) -> bool:
         flag = "--model_name_or_path" if name == model_args.model_name_or_path else "--tokenizer_name_or_path"
         raise cannot_load(name, f"{constants.ENDPOINT} does not answer, and it is not in the cache", flag, "model")
     notice(f"{constants.ENDPOINT} does not answer: {name} is taken from the cache")
-    return True
-
-
-@functools.cache
-def hub_answers(endpoint: str) -> bool:
-    """Whether something listens at the Hub's address; asked once a process."""
-    # Behind a proxy a direct connection says nothing.
-    if any(os.environ.get(name) for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")):
-        return True
-    address = urlsplit(endpoint)
-    try:
-        port = address.port or (80 if address.scheme == "http" else 443)
-        socket.create_connection((address.hostname or "", port), timeout=_PROBE_SECONDS).close()
-    except OSError:
-        return False
     return True
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from hftune.compat.transformers_patches import never_ask_about_code
 from hftune.errors import ArgumentError, ManifestError, shown
+from hftune.models.loading.hub import hub_is_silent
 from hftune.on_demand import on_demand
 
 _FIX = "copy or download it again; weights that are a program (a pickle) are not loaded: save them as safetensors"
@@ -69,6 +70,8 @@ def pretrained(auto: Any, name: str | Path | None, *, trust_remote_code: bool, *
         ManifestError: Its files are damaged.
     """
     never_ask_about_code()
+    if "local_files_only" not in given and hub_is_silent(name):
+        given["local_files_only"] = True
     try:
         with reporting_damage(name, descriptions=getattr(auto, "__name__", "") in _DESCRIPTIONS):
             trusted = bool(trust_remote_code)
@@ -86,6 +89,8 @@ def from_config(auto: Any, config: Any, *, trust_remote_code: bool, **given: Any
     never_ask_about_code()
     if getattr(auto, "__name__", "") in LANGUAGE_MODELS:
         config = on_demand("hftune.models.parts.language_part:language_config")(config)
+        if auto.__name__ != "AutoModelForCausalLM":
+            on_demand("hftune.models.parts.text_class:make_reward_models")(config)
     try:
         return auto.from_config(config, trust_remote_code=bool(trust_remote_code), **given)
     except ValueError as error:

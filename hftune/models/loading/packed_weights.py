@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from huggingface_hub import snapshot_download
 from torch import Tensor
-from transformers import GenerationConfig, PreTrainedConfig
+from transformers import AutoConfig, GenerationConfig, PreTrainedConfig
 from transformers.initialization import no_init_weights
 from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from transformers.utils.hub import cached_file
@@ -37,8 +37,8 @@ from hftune.models.loading.packed_formats import (
     is_read_whole,
     stored_quantisation,
 )
-from hftune.models.parts.language_part import key_mapping, own_name, stored_prefixes
-from hftune.models.parts.loading import save_under_own_names
+from hftune.models.parts.loading import left_over, reading_by, save_under_own_names
+from hftune.models.parts.placing import rules_for
 from hftune.opening.model_files import read_checked
 from hftune.opening.safetensors_file import open_tensors
 from hftune.weight_files import StoredTensor, stored_tensors, weight_shapes
@@ -218,13 +218,14 @@ def load_packed(auto: Any, config: PreTrainedConfig, checkpoint: PackedCheckpoin
     # Under ZeRO-3 rank 0 reads; what is quantised on the way is read by all.
     empty = is_deepspeed_zero3_enabled() and "quantization_config" not in given and not ranks.is_main()
     # Of several parts the language model alone is read.
-    prefixes = stored_prefixes(bare, checkpoint.shapes)
-    given |= {"config": bare.config, "key_mapping": key_mapping(prefixes) or None}
-    with lazy_weights(checkpoint, given["dtype"], empty=empty) as weights:
+    whole = pretrained(AutoConfig, checkpoint.folder, **options)
+    rules = rules_for(bare, checkpoint.shapes, whole)
+    with lazy_weights(checkpoint, given["dtype"], empty=empty) as weights, reading_by(rules) as names:
+        given |= {"config": bare.config, "key_mapping": names}
         model, info = type(bare).from_pretrained(None, state_dict=weights, output_loading_info=True, **given)
-    if prefixes:
-        save_under_own_names(model)
-        info["unexpected_keys"] = {key for key in info["unexpected_keys"] if own_name(key, prefixes) != key}
+    if rules.prefixes or rules.within is not None:
+        save_under_own_names(model, rules)
+        info["unexpected_keys"] = left_over(info["unexpected_keys"], checkpoint.shapes, rules)
     model.name_or_path = model.config.name_or_path = str(config.name_or_path or checkpoint.folder)
     if (checkpoint.folder / "generation_config.json").is_file() and model.can_generate():
         model.generation_config = pretrained(GenerationConfig, checkpoint.folder, **options)

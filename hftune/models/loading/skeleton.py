@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Protocol
 
 import torch
 from transformers import (
@@ -13,12 +14,17 @@ from transformers import (
 )
 from transformers.initialization import no_init_weights
 
-from hftune.arguments.training import StageArguments
 from hftune.distributed import zero
 from hftune.models.loading.from_pretrained import from_config
 
 
-def skeleton(config: PreTrainedConfig, training_args: StageArguments, *, scores: bool = False) -> PreTrainedModel:
+class TrustsCode(Protocol):
+    """Arguments that say whether a model's own code may run."""
+
+    trust_remote_code: bool
+
+
+def skeleton(config: PreTrainedConfig, training_args: TrustsCode, *, scores: bool = False) -> PreTrainedModel:
     """The model that this config stands for, with all parameters on the meta device: a 70B model takes 0.15 s.
 
     Args:

@@ -14,12 +14,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.core_model_loading import WeightConverter, rename_source_key
 
 from hftune.logging import notice
 from hftune.models.loading.layer_numbers import beyond_last, mismatch_error
 from hftune.models.loading.packed_weights import whole_shapes
+from hftune.models.parts.language_part import whole_config
 from hftune.models.parts.placing import rules_for
 
 Shape = tuple[int, ...]
@@ -91,7 +92,7 @@ def check_stored(model: PreTrainedModel, folder: str | None, *, flag: str, score
     stored = whole_shapes(folder) if folder and getattr(model.config, "quantization_config", None) is None else {}
     if not stored:
         return
-    found = find_mismatch(model, stored, scores=scores)
+    found = find_mismatch(model, stored, scores=scores, whole=whole_config(folder))
     if found:
         raise mismatch_error(found.describe(), str(folder), flag)
     if found.aside:
@@ -120,20 +121,27 @@ def check_loaded(info: Mapping[str, Any], model: PreTrainedModel, name: str, *, 
         raise mismatch_error(found.describe(), name, flag)
 
 
-def find_mismatch(model: PreTrainedModel, stored: Mapping[str, Shape], *, scores: bool = False) -> Mismatch:
+def find_mismatch(
+    model: PreTrainedModel,
+    stored: Mapping[str, Shape],
+    *,
+    scores: bool = False,
+    whole: PreTrainedConfig | None = None,
+) -> Mismatch:
     """Where the tensors of a checkpoint differ from the parameters of a model.
 
     Args:
         model: On the meta device.
         stored: Names and shapes on disk.
         scores: The model has a head for scores: it may lack, and the head of the language model may be left over.
+        whole: The config of all parts, where the model is one of several.
     """
     wanted = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    whole, parts, unplaced = _place(model, stored)
+    placed, parts, unplaced = _place(model, stored, whole)
     # Experts are stored one by one: some of them may be missing.
     incomplete = [name for name, (here, needed) in parts.items() if here != needed]
     tied = dict(getattr(model, "all_tied_weights_keys", None) or {})
-    there = {*whole, *parts} | {tied.get(name, name) for name in whole}
+    there = {*placed, *parts} | {tied.get(name, name) for name in placed}
     there |= {name for name, source in tied.items() if source in there}
     parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     left = SimpleNamespace(missing_keys=parameters - there, unexpected_keys=set(unplaced))
@@ -142,7 +150,7 @@ def find_mismatch(model: PreTrainedModel, stored: Mapping[str, Shape], *, scores
     lacking = [name for name in left.missing_keys if not (scores and name.startswith(NEW_HEADS))]
     found = Mismatch(
         lacking=sorted([*lacking, *(f"{name} ({parts[name][0]} of {parts[name][1]} parts)" for name in incomplete)]),
-        shapes={name: (shape, wanted[name]) for name, shape in sorted(whole.items()) if shape != wanted[name]},
+        shapes={name: (shape, wanted[name]) for name, shape in sorted(placed.items()) if shape != wanted[name]},
     )
     modules = {name for name, _ in model.named_modules() if name}
     # Some checkpoints are of the bare decoder, without the prefix under which a causal LM holds it.
@@ -159,13 +167,13 @@ def find_mismatch(model: PreTrainedModel, stored: Mapping[str, Shape], *, scores
 
 
 def _place(
-    model: PreTrainedModel, stored: Mapping[str, Shape]
+    model: PreTrainedModel, stored: Mapping[str, Shape], config: PreTrainedConfig | None
 ) -> tuple[dict[str, Shape], dict[str, tuple[int, int]], list[str]]:
     """By transformers' rules: parameters that are stored as they are; those made from several tensors; the rest.
 
     Of the second kind the number of tensors, and how many there should be: one an expert and a matrix.
     """
-    rules = rules_for(model, stored)
+    rules = rules_for(model, stored, config)
     parameters = model.state_dict()
     whole: dict[str, Shape] = {}
     parts: dict[str, tuple[int, int]] = {}

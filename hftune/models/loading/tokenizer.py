@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 from pathlib import Path
 
-from jinja2.exceptions import TemplateError
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from hftune import chat_templates
@@ -17,6 +16,7 @@ from hftune.models.loading.config import file_options
 from hftune.models.loading.from_pretrained import pretrained
 from hftune.on_demand import on_demand
 from hftune.path_hints import cannot_load
+from hftune.template_arguments import TEMPLATE_FAULTS, give_arguments, readable
 
 
 def load_tokenizer(model_args: ModelArguments, training_args: StageArguments) -> PreTrainedTokenizerBase:
@@ -31,6 +31,11 @@ def load_tokenizer(model_args: ModelArguments, training_args: StageArguments) ->
     if model_args.chat_template:
         tokenizer.chat_template = read_chat_template(model_args.chat_template)
         _report_unknown_tokens(tokenizer)
+    arguments = training_args.template_arguments
+    if arguments and "chat_template_kwargs" not in training_args.given:
+        # Of the base's manifest: another --chat_template may not read them.
+        arguments = readable(arguments, tokenizer)
+    give_arguments(tokenizer, arguments)
     _choose_pad_token(tokenizer, training_args.pad_token)
     return tokenizer
 
@@ -95,7 +100,7 @@ def _report_unknown_tokens(tokenizer: PreTrainedTokenizerBase) -> None:
     said = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     try:
         text = str(tokenizer.apply_chat_template(said, tokenize=False))
-    except (TemplateError, TypeError):  # reported with the first record
+    except TEMPLATE_FAULTS:  # reported with the first record
         return
     unknown = sorted(chat_templates.tokens_of(text) - tokenizer.get_vocab().keys())
     if unknown:

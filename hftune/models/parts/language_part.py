@@ -7,26 +7,35 @@ base's files, and are copied from there when a result is written (`whole_model.p
 from __future__ import annotations
 
 import copy
+import inspect
 import re
 import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import (
+    CONFIG_MAPPING,
     MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
     MODEL_FOR_MULTIMODAL_LM_MAPPING,
     MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
     MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING,
     MODEL_MAPPING,
+    AutoConfig,
     PreTrainedConfig,
     PreTrainedModel,
 )
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 from transformers.initialization import no_init_weights
+from transformers.utils import CONFIG_NAME
 
 from hftune.distributed import zero
 from hftune.models.parts.text_class import causal_over, classifier_over
+from hftune.opening.json_file import read_json
 
 Shape = tuple[int, ...]
 
@@ -40,7 +49,7 @@ def language_config(config: PreTrainedConfig) -> PreTrainedConfig:
     Args:
         config: Of any model. One whose code comes with it decides by itself what is loaded.
     """
-    if not type(config).__module__.startswith("transformers.") or getattr(config, "is_encoder_decoder", False):
+    if not type(config).__module__.startswith("transformers.") or has_two_streams(config):
         return config
     text = config.get_text_config(decoder=True)
     if text is config:
@@ -63,9 +72,27 @@ def language_config(config: PreTrainedConfig) -> PreTrainedConfig:
     return text
 
 
+def has_two_streams(config: PreTrainedConfig) -> bool:
+    """Whether its answers are the tokens of a second stream: of an encoder and a decoder, or of a diffusion."""
+    if getattr(config, "is_encoder_decoder", False):
+        return True
+    kind = whole_class(config)
+    return kind is not None and "decoder_input_ids" in inspect.signature(kind.forward).parameters
+
+
 def has_parts(config: PreTrainedConfig) -> bool:
     """Whether the language model is a part of what the config describes, and is loaded alone."""
     return language_config(config) is not config
+
+
+def whole_config(folder: str | Path | None) -> PreTrainedConfig | None:
+    """The config of a folder that holds several parts, of a type that transformers has; else None."""
+    file = Path(str(folder)) / CONFIG_NAME
+    found = read_json(file, finite=False) if file.is_file() else {}
+    if found.get("model_type") not in CONFIG_MAPPING:
+        return None
+    config: PreTrainedConfig = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    return config if has_parts(config) else None
 
 
 def _config_around(kind: type[PreTrainedConfig]) -> type[PreTrainedConfig] | None:
@@ -104,19 +131,42 @@ def _has_class(config: PreTrainedConfig, text: PreTrainedConfig) -> bool:
 
 
 def _decoder_class(config: PreTrainedConfig, text: PreTrainedConfig) -> type[PreTrainedModel] | None:
-    """The class of the decoder within the whole: what reads tokens and has the text's config."""
+    """The class of the decoder within the whole."""
+    whole = bare_whole(config)
+    name = None if whole is None else decoder_name(whole, type(text))
+    return None if whole is None or name is None else type(whole.get_submodule(name))
+
+
+def whole_class(config: PreTrainedConfig) -> Any:
+    """transformers' class for a model of several parts that answers in text; None where it has none."""
     for mapping in (MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, MODEL_FOR_MULTIMODAL_LM_MAPPING):
         if type(config) in mapping:
             found = mapping[type(config)]
-            with zero.no_partitioning(), torch.device("meta"), no_init_weights():
-                whole = (found[0] if isinstance(found, tuple) else found)(copy.deepcopy(config))
-            decoders = (
-                module
-                for module in whole.modules()
-                if isinstance(module, PreTrainedModel) and type(module.config) is type(text) and _is_decoder(module)
-            )
-            return next((type(module) for module in decoders), None)
+            return found[0] if isinstance(found, tuple) else found
     return None
+
+
+def bare_whole(config: PreTrainedConfig) -> PreTrainedModel | None:
+    """All parts on the meta device; None where transformers has no class for them, or another library makes one."""
+    kind = whole_class(config)
+    if kind is None:
+        return None
+    try:
+        with zero.no_partitioning(), torch.device("meta"), no_init_weights():
+            whole: PreTrainedModel = kind(copy.deepcopy(config))
+    except (ImportError, ValueError):  # a vision tower of timm
+        return None
+    return whole
+
+
+def decoder_name(whole: PreTrainedModel, text: type[PreTrainedConfig]) -> str | None:
+    """The name of the decoder within the whole: what reads tokens and has a config of the text's class."""
+    decoders = (
+        name
+        for name, module in whole.named_modules()
+        if name and isinstance(module, PreTrainedModel) and type(module.config) is text and _is_decoder(module)
+    )
+    return next(decoders, None)
 
 
 def _is_decoder(module: PreTrainedModel) -> bool:
@@ -170,7 +220,18 @@ def stored_prefixes(model: PreTrainedModel, stored: Mapping[str, Shape | None]) 
             nearest = max(set(heads), key=lambda prefix: (_common(prefix, best), -len(prefix), prefix))
             if nearest:
                 found[f"{nearest}{module}."] = f"{module}."
-    return found
+    # The class's own rules may know such a prefix and have others for the head (Inkling 2). One layer stands for all.
+    kinds = {re.sub(r"\d+", "#", name): name for name in stored}.values() if found else ()
+    return {} if found and len(_placed(model, kinds, {})) > len(_placed(model, kinds, found)) else found
+
+
+def _placed(model: PreTrainedModel, stored: Iterable[str], prefixes: Mapping[str, str]) -> set[str]:
+    """The parameters that stored tensors are of, by the class's rules behind prefixes."""
+    rules, parameters = get_model_conversion_mapping(model, key_mapping(prefixes) or None), model.state_dict()
+    renamings = [rule for rule in rules if isinstance(rule, WeightRenaming)]
+    converters = [rule for rule in rules if isinstance(rule, WeightConverter)]
+    names = (rename_source_key(one, renamings, converters, model.base_model_prefix, parameters)[0] for one in stored)
+    return {name for name in names if name in parameters}
 
 
 def key_mapping(prefixes: Mapping[str, str]) -> dict[str, str]:

@@ -1,19 +1,32 @@
-"""Language models of decoders for which transformers has a class for images and text alone.
+"""Language and reward models of decoders for which transformers has no such class.
 
 The decoder is transformers' own; what is added is the head, as its classes for the same decoder have it.
 """
 
 from __future__ import annotations
 
+import inspect
+import re
 from typing import Any
 
 import torch
 from torch import nn
-from transformers import GenerationMixin, PreTrainedConfig, PreTrainedModel
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
+    MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING,
+    MODEL_MAPPING,
+    GenerationMixin,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping, register_checkpoint_conversion_mapping
 from transformers.core_model_loading import PrefixChange
 from transformers.modeling_layers import GenericForSequenceClassification, GenericForTokenClassification
 from transformers.modeling_outputs import CausalLMOutputWithPast
+
+_GROUPS = re.compile(r"\((?:\?<?[!=]|\^).*?\)|\\\d")
+"""In a rule's patterns: what has to stand before or after a name, and is none of it."""
 
 
 class _Head(PreTrainedModel):
@@ -90,10 +103,48 @@ def causal_over(decoder: type[PreTrainedModel], whole: PreTrainedConfig) -> type
     return _make(decoder, whole, _Head, "ForCausalLM", {"decoder_class": decoder})
 
 
-def classifier_over(decoder: type[PreTrainedModel], whole: PreTrainedConfig, *, tokens: bool) -> type[PreTrainedModel]:
-    """A reward model over a decoder: a score a sequence, or with `tokens` classes a token."""
+class _Scores:
+    """What `classifier_over` puts before transformers' generic classifiers, which ask every decoder for its cache."""
+
+    base_model_prefix: str
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)  # type: ignore[call-arg]
+        getattr(self, self.base_model_prefix).register_forward_hook(_name_cache)
+
+
+def _name_cache(module: nn.Module, args: Any, output: Any) -> None:
+    if not hasattr(output, "past_key_values"):  # Recurrent Gemma's states are kept in its layers
+        output.past_key_values = None
+
+
+def classifier_over(
+    decoder: type[PreTrainedModel], whole: PreTrainedConfig, *, tokens: bool, prefix: str = "model"
+) -> type[PreTrainedModel]:
+    """A reward model over a decoder, held under `prefix`: a score a sequence, or with `tokens` classes a token."""
     generic = GenericForTokenClassification if tokens else GenericForSequenceClassification
-    return _make(decoder, whole, generic, f"For{'Token' if tokens else 'Sequence'}Classification", {})
+    ending = f"For{'Token' if tokens else 'Sequence'}Classification"
+    return _make(decoder, whole, generic, ending, {"base_model_prefix": prefix})
+
+
+def make_reward_models(config: PreTrainedConfig) -> None:
+    """Have transformers' auto classes make a reward model of this config's decoder where it has no class for one."""
+    kind = type(config)
+    if kind not in MODEL_MAPPING or kind not in MODEL_FOR_CAUSAL_LM_MAPPING or config.get_text_config() is not config:
+        return
+    for mapping, tokens in (
+        (MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, False),
+        (MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING, True),
+    ):
+        if kind not in mapping:
+            decoder, causal = MODEL_MAPPING[kind], MODEL_FOR_CAUSAL_LM_MAPPING[kind]
+            # What transformers' generic classifiers hand on, and read of what comes back: no Mamba takes it, nor Bart.
+            takes = {"position_ids", "past_key_values", "inputs_embeds", "use_cache"}
+            if takes <= inspect.signature(decoder.forward).parameters.keys():
+                # Held under the name by which the language model holds it, and checkpoints store it.
+                named = f"self.{causal.base_model_prefix} =" in inspect.getsource(causal.__init__)
+                prefix = causal.base_model_prefix if named else "model"
+                mapping.register(kind, classifier_over(decoder, config, tokens=tokens, prefix=prefix), exist_ok=True)
 
 
 def _make(
@@ -103,14 +154,17 @@ def _make(
     # What all classes of an architecture share: which attentions it has, how weights begin, which modules stay whole.
     family = next(one for one in decoder.__mro__[1:] if issubclass(one, PreTrainedModel))
     mixins = (GenerationMixin,) if head is _Head else ()
+    before = () if head is _Head else (_Scores,)
     own = {
         "config_class": type(whole.get_text_config(decoder=True)),
         "__module__": __name__,
         "__doc__": f"{decoder.__name__} with a head.",
         "_is_stateful": getattr(decoder, "_is_stateful", False),
         "input_modalities": ("text",),
+        # The modules are transformers' own: buffers that a decoder fills for its layers (Falcon-H1) are filled.
+        "is_custom_code": classmethod(lambda cls: False),
     }
-    made: type[PreTrainedModel] = type(name, (head, family, *mixins), own | fields)
+    made: type[PreTrainedModel] = type(name, (*before, head, family, *mixins), own | fields)
     rules = _inner_rules(decoder, whole)
     if rules:
         register_checkpoint_conversion_mapping(name, rules, overwrite=True)
@@ -123,8 +177,12 @@ def _inner_rules(decoder: type[PreTrainedModel], whole: PreTrainedConfig) -> lis
     if get_checkpoint_conversion_mapping(decoder.__name__) or get_checkpoint_conversion_mapping(text.model_type):
         return []
     rules = get_checkpoint_conversion_mapping(whole.model_type) or []
-    return [
-        rule
-        for rule in rules
-        if not isinstance(rule, PrefixChange) and not any(pattern.startswith("^") for pattern in rule.source_patterns)
-    ]
+    return [rule for rule in rules if not isinstance(rule, PrefixChange) and not _names_parts(rule)]
+
+
+def _names_parts(rule: Any) -> bool:
+    """Whether a rule is for names from their beginning on, or puts a part before a name: `layers`, `text.layers`."""
+    pairs = zip(rule.source_patterns, rule.target_patterns, strict=False)
+    plain = [tuple(_GROUPS.sub("", pattern).replace("\\", "") for pattern in pair) for pair in pairs]
+    put_before = any(target.endswith("." + source.lstrip(".")) and target != source for source, target in plain)
+    return put_before or any(pattern.startswith("^") for pattern in rule.source_patterns)

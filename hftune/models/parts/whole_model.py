@@ -6,6 +6,7 @@ frozen layers. Names, files, dtypes and config are the base's.
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import struct
@@ -16,14 +17,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers.initialization import no_init_weights
 
+from hftune.distributed import zero
 from hftune.errors import ManifestError
 from hftune.logging import notice
-from hftune.models.loading.from_pretrained import pretrained
+from hftune.models.loading.from_pretrained import from_config, pretrained
 from hftune.models.loading.packed_weights import packed_checkpoint
-from hftune.models.parts.language_part import has_parts, language_config, own_name, stored_name
-from hftune.models.parts.placing import Place, places, rules_for
+from hftune.models.parts.language_part import has_parts, language_config, own_name
+from hftune.models.parts.placing import Place
+from hftune.models.parts.stored_form import CONVERTED, Placed, in_stored_form, placed
 from hftune.opening.folders import copy_file
 from hftune.opening.json_file import read_json
 from hftune.weight_files import INDEX_NAME, WEIGHTS_NAME, StoredTensor, stored_tensors
@@ -74,15 +78,16 @@ class Kept:
     nbytes: int
 
 
-def kept_aside(model: PreTrainedModel, base: Path) -> Kept:
-    """The stored tensors of a base that its language model has no place for.
+def language_skeleton(config: PreTrainedConfig, trusted: bool) -> PreTrainedModel:
+    """The language model of a config on the meta device, its ties made."""
+    with zero.no_partitioning(), torch.device("meta"), no_init_weights():
+        model: PreTrainedModel = from_config(AutoModelForCausalLM, copy.deepcopy(config), trust_remote_code=trusted)
+    model.tie_weights()
+    return model
 
-    Args:
-        model: On the meta device.
-        base: The folder.
-    """
-    stored = stored_tensors(base)
-    own = places(model, _shapes(stored))
+
+def _kept(stored: Mapping[str, StoredTensor], own: Mapping[str, Place]) -> Kept:
+    """The stored tensors that the language model has no place for."""
     names = [name for name in stored if name not in own]
     return Kept(names, sum(stored[name].nbytes for name in names))
 
@@ -114,13 +119,22 @@ def complete(
         if has_parts(pretrained(AutoConfig, base, trust_remote_code=trust_remote_code)):
             notice(f"{base} is stored in 4 or 8 bit: the language model alone is saved, in whole weights")
         return Kept([], 0)
-    stored, saved = stored_tensors(base), stored_tensors(folder)
-    kept = kept_aside(model, base)
+    stored = stored_tensors(base)
     whole = pretrained(AutoConfig, base, trust_remote_code=trust_remote_code)
+    there = placed(model, stored, whole)
+    kept = _kept(stored, there.places)
     # A base without a tensor of another part may have a class and names of several all the same.
     if not kept.tensors and language_config(whole) is whole:
         return kept
-    write_pieces(folder, pieces(model, saved, stored, trained, cast=cast))
+    try:
+        found = pieces(folder, model, there, trained, cast=cast)
+    except ManifestError as problem:
+        # What was trained is not lost for the form in which its base stores it.
+        notice(f"{problem}; the language model alone is saved, under its own class")
+        for file in folder.glob(CONVERTED.format("*")):
+            file.unlink()
+        return Kept([], 0)
+    write_pieces(folder, found)
     write_config(folder, base, whole)
     for pattern in _PROCESSORS:
         for file in sorted(base.glob(pattern)):
@@ -130,44 +144,46 @@ def complete(
 
 
 def pieces(
-    model: PreTrainedModel,
-    saved: Mapping[str, StoredTensor],
-    stored: Mapping[str, StoredTensor],
-    trained: Collection[str] | None,
-    *,
-    cast: bool = True,
+    folder: Path, model: PreTrainedModel, there: Placed, trained: Collection[str] | None, *, cast: bool = True
 ) -> list[Piece]:
     """Every tensor of the whole, in the order of the base; what it does not have comes last.
 
     Args:
+        folder: Has what was saved after training.
         model: The language model.
-        saved: After training.
-        stored: The base's.
+        there: The base's tensors.
         trained: Parameters that were trained; None: all of the language model.
         cast: See `complete`.
     """
-    here, there = places(model, _shapes(saved)), places(model, _shapes(stored))
-    by_place = {place: name for name, place in here.items()}
+    here = placed(model, stored_tensors(folder), None)
+    converted, used = in_stored_form(folder, model, here, there)
+    by_place = {place: name for name, place in here.places.items()}
     tied = dict(getattr(model, "all_tied_weights_keys", None) or {})
-    found, used, last = [], set(), WEIGHTS_NAME
-    for name, before in stored.items():
+    found, last = [], WEIGHTS_NAME
+    for name, before in there.tensors.items():
         last = before.file.name
-        now = _trained(there.get(name), by_place, tied)
-        used.add(now)
-        after = saved.get(now) if now else None
-        frozen = trained is not None and name in there and not _is_trained(there[name].parameter, trained, tied)
+        place = there.places.get(name)
+        now = _trained(place, by_place, tied)
+        used.add(str(now))
+        after = converted.get(name) or (here.tensors.get(now) if now else None)
+        made = [] if trained is None or place is None else there.rules.made(place)
+        frozen = bool(made) and not any(_is_trained(one, trained or (), tied) for one in made)
         if after is None or (frozen and after.shape == before.shape):
             found.append(Piece(name, before, before.dtype, last, kept=True))
         else:
             floats = cast and {after.dtype, before.dtype} <= _FLOATS.keys()
             found.append(Piece(name, after, before.dtype if floats else after.dtype, last, kept=False))
-    prefixes, own = rules_for(model, _shapes(stored)).prefixes, rules_for(model, _shapes(saved)).prefixes
     usual = next((piece.dtype for piece in found if not piece.kept), None)
-    for name, after in saved.items():
+    for name, after in here.tensors.items():
         if name not in used:
             floats = cast and {after.dtype, usual} <= _FLOATS.keys()
             dtype = str(usual) if floats else after.dtype
-            found.append(Piece(stored_name(own_name(name, own), prefixes), after, dtype, last, kept=False))
+            new = there.rules.stored_name(own_name(name, here.rules.prefixes))
+            if new in there.tensors:
+                cause = f"{name} would be stored as {new}, which the base stores for another part"
+                fix = "merge upon the base that the adapter was trained on; or add --text_only_export"
+                raise ManifestError(cause, place=str(folder), fix=fix)
+            found.append(Piece(new, after, dtype, last, kept=False))
     return found
 
 
@@ -182,10 +198,6 @@ def _trained(place: Place | None, by_place: Mapping[Place, str], tied: Mapping[s
 
 def _is_trained(parameter: str, trained: Collection[str], tied: Mapping[str, str]) -> bool:
     return parameter in trained or tied.get(parameter) in trained
-
-
-def _shapes(stored: Mapping[str, StoredTensor]) -> dict[str, tuple[int, ...] | None]:
-    return {name: tensor.shape for name, tensor in stored.items()}
 
 
 def _size(dtype: str) -> int:
@@ -260,7 +272,8 @@ def write_config(folder: Path, base: Path, whole: PreTrainedConfig) -> None:
         whole: Its config.
     """
     before = language_config(whole)
-    after = type(before).from_dict(read_json(folder / "config.json", finite=False))
+    # transformers' own reader: it writes infinities as objects (Nemotron-H's `time_step_limit`).
+    after = type(before).from_json_file(folder / "config.json")
     config = read_json(base / "config.json", finite=False)
     text = _text_dict(config, whole, whole.get_text_config(decoder=True))
     was, now = _plain(before), _plain(after)

@@ -17,6 +17,7 @@ from hftune.errors import ArgumentError, UserError
 from hftune.models.adapters.freezing import plan_freezing
 from hftune.models.adapters.lora_config import LINEAR, adapted_parameters, ends_with, inject, lora_config
 from hftune.models.blocks import checkpointed_layers
+from hftune.models.heads import head_of
 from hftune.models.miniature import Miniature, cut_down
 from hftune.preflight.facts import Facts
 from hftune.preflight.sizes import adapter_key, note_adapter, trained_parameters
@@ -32,7 +33,8 @@ def check_names(facts: Facts) -> Iterator[UserError]:
     if not fresh and not (adapter_args.freezes and not adapter_args.use_peft):
         return
     model = facts.skeleton
-    if model is None:
+    # A head of another name is refused with the model (`rules/model.py`), and peft takes it for one that generates.
+    if model is None or (facts.training_args.scores and head_of(model) == "causal_lm"):
         return
     try:
         with zero.no_partitioning():

@@ -88,6 +88,10 @@ def _check_weights(args: RLFields) -> Iterator[UserError]:
 
 
 def _check_generation(args: StageArguments) -> Iterator[UserError]:
+    # 0 asks `hftune chat` for the likeliest tokens.
+    if args.temperature == 0:
+        cause = "at temperature 0 all answers to a prompt are the same, and there is nothing to compare"
+        yield ArgumentError(cause, place="--temperature 0", fix="give a number above 0")
     if args.use_vllm and importlib.util.find_spec("vllm") is None:
         yield ArgumentError(
             "vLLM is not installed",

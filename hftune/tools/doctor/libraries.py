@@ -20,7 +20,8 @@ SHOWN = ("torch", "transformers", "trl", "peft", "deepspeed", "accelerate", "bit
 OPTIONAL = {
     "liger-kernel": "Triton kernels of losses, norms and rotary embeddings: pip install 'hftune[gpu]'",
     "flash-attn": "FlashAttention 2; without it torch's own is used",
-    "vllm": "quicker answers in RL (run_rl.py --use_vllm)",
+    "vllm": "quicker answers in RL (run_rl.py --use_vllm) and of `hftune serve`",
+    "uvicorn": "`hftune serve`: pip install 'hftune[serve]'",
     "torchao": "--fp8 on Hopper GPUs: pip install 'hftune[fp8]'",
     "math-verify": "--reward_funcs accuracy: pip install 'hftune[math]'",
     "sentencepiece": "`hftune vocab` for SentencePiece models: pip install 'hftune[sentencepiece]'",

@@ -12,13 +12,12 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
 
-from hftune.logging import notice
 from hftune.merging.tensors import FLOATS
 from hftune.models.loading.from_pretrained import pretrained
 from hftune.opening.folders import copy_file
 from hftune.opening.safetensors_file import open_tensors
 from hftune.tools.export.arguments import ServingArguments
-from hftune.tools.export.turns import terminator
+from hftune.tools.talking.ends import ends_of
 from hftune.weight_files import INDEX_NAME, StoredTensor, divide, numbered, parse_size, stored_tensors
 
 
@@ -93,17 +92,7 @@ def _read(tensors: dict[str, StoredTensor], dtype: torch.dtype | None) -> dict[s
 def _write_generation_config(folder: Path, output: Path, tokenizer: PreTrainedTokenizerBase) -> list[str]:
     has_settings = (folder / "generation_config.json").is_file()
     settings = GenerationConfig.from_pretrained(folder) if has_settings else GenerationConfig()
-    known = settings.eos_token_id
-    ids = [known] if isinstance(known, int) else list(known or [])
-    if not ids and tokenizer.eos_token_id is not None:
-        ids.append(tokenizer.eos_token_id)
-    # A server that knows only the end of text runs on after a chat model's turn.
-    ends_turn = terminator(tokenizer)
-    if ends_turn is not None:
-        number = tokenizer.convert_tokens_to_ids(ends_turn)
-        if number not in ids:
-            notice(f"{ends_turn!r} ends an answer in the chat template and was no end for generation: it is one now")
-            ids.append(number)
+    ids = ends_of(tokenizer, settings)
     settings.eos_token_id = ids[0] if len(ids) == 1 else ids
     settings.pad_token_id = tokenizer.pad_token_id
     settings.save_pretrained(output)

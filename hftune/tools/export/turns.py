@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-Messages = list[dict[str, str]]
+from hftune.tools.talking.ends import Messages, render_whole
+
 # Letters alone: templates strip white space and would escape nothing in these.
 _MARKS = ("Qsystemq", "Quseroneq", "Qanswroneq", "Qusertwoq", "Qanswrtwoq", "Quserthreeq")
 
@@ -48,30 +48,13 @@ def turns_of(tokenizer: PreTrainedTokenizerBase) -> Turns | None:
     return found if found is not None and _reproduces(found, tokenizer) else None
 
 
-def terminator(tokenizer: PreTrainedTokenizerBase) -> str | None:
-    """The token that ends an answer in the chat template; None without a template, or where no single token does.
-
-    It need not be the tokenizer's end of text: a server that does not know it never stops.
-    """
-    if not tokenizer.chat_template:
-        return None
-    messages = [{"role": "user", "content": _MARKS[1]}, {"role": "assistant", "content": _MARKS[2]}]
-    text = _render(tokenizer, messages, ask=False)
-    if text is None or _MARKS[2] not in text:
-        return None
-    after = text.rsplit(_MARKS[2], 1)[1].lstrip()
-    # The longest first, for one token may begin with another. Added tokens need not be marked as special.
-    known = sorted({*tokenizer.all_special_tokens, *tokenizer.get_added_vocab()}, key=len, reverse=True)
-    return next((token for token in known if after.startswith(token)), None)
-
-
 def _guess_turns(tokenizer: PreTrainedTokenizerBase) -> Turns | None:
     system, first, answer, second, _, _ = _MARKS
     user, assistant = {"role": "user", "content": first}, {"role": "assistant", "content": answer}
-    alone = _render(tokenizer, [user], ask=False)
-    asked = _render(tokenizer, [user], ask=True)
-    pair = _render(tokenizer, [user, assistant], ask=False)
-    three = _render(tokenizer, [user, assistant, {"role": "user", "content": second}], ask=False)
+    alone = render_whole(tokenizer, [user], ask=False)
+    asked = render_whole(tokenizer, [user], ask=True)
+    pair = render_whole(tokenizer, [user, assistant], ask=False)
+    three = render_whole(tokenizer, [user, assistant, {"role": "user", "content": second}], ask=False)
     if None in (alone, asked, pair, three):
         return None
     assert alone is not None and asked is not None and pair is not None and three is not None
@@ -91,7 +74,7 @@ def _guess_turns(tokenizer: PreTrainedTokenizerBase) -> Turns | None:
     before = {"user": before_user, "assistant": pair.split(answer)[0][len(alone) :]}
     after = {"user": after_user, "assistant": after_answer}
     # Templates without system turns refuse them, or put them into the user's: then none is learnt.
-    guided = _render(tokenizer, [{"role": "system", "content": system}, user], ask=False)
+    guided = render_whole(tokenizer, [{"role": "system", "content": system}, user], ask=False)
     if guided is not None and guided.count(system) == 1 and guided.endswith(before_user + first + after_user):
         before_system, after_system = guided[: -len(before_user + first + after_user)].split(system)
         if before_system.startswith(start):
@@ -112,15 +95,4 @@ def _reproduces(turns: Turns, tokenizer: PreTrainedTokenizerBase) -> bool:
     cases: list[tuple[Messages, bool]] = [(talk[:1], True), (talk[:3], True), (talk[:4], False), (talk, True)]
     # A template that counts turns, trims old ones or treats the last one otherwise fails one of these.
     cases += [([*opened, *messages], ask) for messages, ask in cases]
-    return all(turns.render(messages, ask=ask) == _render(tokenizer, messages, ask=ask) for messages, ask in cases)
-
-
-def _render(tokenizer: PreTrainedTokenizerBase, messages: Messages, *, ask: bool) -> str | None:
-    """The template's text; None if it refuses the conversation, or leaves a turn out."""
-    import jinja2
-
-    try:
-        text: Any = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=ask)
-    except (jinja2.TemplateError, TypeError, KeyError):
-        return None
-    return str(text) if all(turn["content"] in text for turn in messages) else None
+    return all(turns.render(messages, ask=ask) == render_whole(tokenizer, messages, ask=ask) for messages, ask in cases)

@@ -11,8 +11,14 @@ from hftune.visible import say
 
 
 def preview(argv: list[str]) -> None:
-    """Samples and counts of what a script would train on."""
+    """Samples and counts of what a script would train on; with --as-served, whether servers ask so."""
+    own = [word for word in argv if word.replace("_", "-") == "--as-served"]
+    argv = [word for word in argv if word not in own]
     encoder, data_args, training_args = _encoder(argv, "preview")
+    if own:
+        from hftune.tools.records.as_served import check_served
+
+        return check_served(encoder, data_args)
     from hftune.data.preview import preview as show
     from hftune.data.splits import load_splits
     from hftune.tools.records.recognition import describe_formats
@@ -59,15 +65,18 @@ def _encoder(argv: list[str], command: str) -> tuple[Any, Any, Any]:
     stage, argv = take_script(argv, command)
     from hftune.arguments.entry import parse_arguments
 
-    model_args, data_args, _, training_args = parse_arguments(stage, argv)
+    model_args, data_args, adapter_args, training_args = parse_arguments(stage, argv)
 
     # After parsing: a wrong command is refused before seconds of imports.
     from hftune.data.encoders import make_encoder
     from hftune.errors import raise_together
     from hftune.models.loading.tokenizer import load_tokenizer
+    from hftune.preflight.decisions import take_template_arguments
     from hftune.preflight.model_folder import check_model_folder
     from hftune.preflight.rules.data import check_data_flags
 
     raise_together([*check_model_folder(model_args), *check_data_flags(data_args, training_args)])
+    if base_stage(stage) != "pt":
+        take_template_arguments(model_args, adapter_args, training_args)
     encoder = make_encoder(stage, load_tokenizer(model_args, training_args), training_args, data_args)
     return encoder, data_args, training_args

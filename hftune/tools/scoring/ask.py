@@ -15,13 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.utils import logging as transformers_logging
+from transformers import PreTrainedTokenizerBase
 
 from hftune.arguments.asking import AskArguments
 from hftune.checkpoints import manifest as manifests
-from hftune.checkpoints.adapter_chain import whole_chain
-from hftune.checkpoints.file_records import is_model
 from hftune.checkpoints.inputs import record_inputs
 from hftune.checkpoints.reward_scale import read_scale
 from hftune.data.preferences.scoring import ScoringEncoder
@@ -29,6 +26,7 @@ from hftune.data.readers.base import Row
 from hftune.data.readers.files import chunks, find_files
 from hftune.data.records.messages import Message
 from hftune.data.records.prompts import Prompt, to_prompt
+from hftune.data.records.unread import describe_unread, take_unread
 from hftune.data.templates.rendering import Renderer
 from hftune.data.templates.respelled_tokenizer import token_ids
 from hftune.data.templates.turn_token_guard import (
@@ -39,19 +37,14 @@ from hftune.data.tokenizing.counts import Counts, describe_turn_tokens
 from hftune.digests import record_files
 from hftune.errors import ArgumentError, DataError, ManifestError, UserError, raise_together
 from hftune.logging import get_logger, notice, notices
-from hftune.models.adapters.folding import fold_adapters
-from hftune.models.adapters.saved_config import read_lora_config
-from hftune.models.loading.config_sizes import check_config
-from hftune.models.loading.from_pretrained import pretrained
-from hftune.models.vocabulary.grown_model import grow_as_recorded
 from hftune.opening.json_file import LARGE, read_json
-from hftune.path_hints import cannot_load
 from hftune.publishing.disk import disk_errors, write_file
 from hftune.publishing.files import file_problems, published_file
 from hftune.publishing.result_files import begin_result, finish_result
 from hftune.secrets import command_without_secrets, without_secrets
 from hftune.tools.reporting.stages import ANSWERS, ASKED
 from hftune.tools.scoring.run import scores_of
+from hftune.tools.talking.loading import check_talker, load_talker
 from hftune.trainers.result import lock_output, unlock_output
 from hftune.trainers.rewards.loading import load_reward_model, reward_head, step_separator
 from hftune.trainers.rewards.score_batches import run_batches
@@ -98,11 +91,8 @@ def check_ask(args: AskArguments) -> Iterator[UserError]:
     if not args.models:
         yield ArgumentError("no model was named", place="--models", fix="hftune ask --models BASE outputs/sft-merged")
     for name in args.models or []:
-        if Path(name).is_dir() and not is_model(Path(name)):
-            yield ArgumentError(f"there is no model in {name}", place="--models", fix="give a model or an adapter")
-        elif Path(name).is_dir() and _scores(name, args.trust_remote_code):
-            fix = "give language models; --reward_model_path scores their answers"
-            yield ArgumentError(f"{name} is a reward model and says nothing", place="--models", fix=fix)
+        fix = "give language models; --reward_model_path scores their answers"
+        yield from check_talker(name, "--models", fix, trust_remote_code=args.trust_remote_code)
     if not args.questions and not args.question_file:
         yield ArgumentError("there are no questions", place="--questions", fix='--questions "Who are you?"')
     if args.output_dir:
@@ -120,14 +110,6 @@ def _are_answers(file: Path) -> bool:
     except ManifestError:
         return False
     return {"questions", "answers"} <= found.keys()
-
-
-def _scores(folder: str, trust_remote_code: bool) -> bool:
-    """Whether a model ends with a score head: with tied embeddings it would load as a language model, too."""
-    try:
-        return reward_head(folder, "--models", trust_remote_code=trust_remote_code) in ("score", "steps")
-    except ArgumentError:
-        return False
 
 
 def _prompts(args: AskArguments) -> Iterator[Prompt]:
@@ -165,7 +147,8 @@ def _shown(prompt: list[Message]) -> str:
 def _answers(name: str, prompts: list[Prompt], args: AskArguments) -> list[str]:
     """The greedy answers of one model, which is freed afterwards."""
     get_logger().info("asking %s", name)
-    model, tokenizer = _load(name, args)
+    talker = load_talker(name, args)
+    model, tokenizer = talker.model, talker.tokenizer
     chats = bool(tokenizer.chat_template)
     if not chats:
         notice(f"{name} has no chat template: it is given the bare text of the last turn")
@@ -182,7 +165,7 @@ def _answers(name: str, prompts: list[Prompt], args: AskArguments) -> list[str]:
         )
         said += tokenizer.batch_decode(ids[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
     # Models have reference cycles: only a collection frees the memory before the next one is loaded.
-    del model
+    del model, talker
     gc.collect()
     return [whole(text).strip() for text in said]  # at --max_new_tokens an answer ends anywhere
 
@@ -197,62 +180,16 @@ def _texts(prompts: list[Prompt], tokenizer: PreTrainedTokenizerBase, mode: str)
             if render is None:
                 texts.append(guard.document(str(prompt.messages[-1].get("content"))))
             else:
-                texts.append(guard.text(render, prompt.messages, add_generation_prompt=True))
+                arguments = prompt.template_arguments
+                texts.append(guard.text(render.given(arguments), prompt.messages, add_generation_prompt=True))
         except DataError as error:
             raise error.at(prompt.origin) from error
         counts.note_texts(texts[-1:])
     if counts.bordered:
         notice(describe_turn_tokens(counts, mode))
+    for line in describe_unread(take_unread()):
+        notice(line)
     return texts
-
-
-def _load(name: str, args: AskArguments) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """A model and its tokenizer, over all GPUs of this machine or on the CPU; adapters are folded into the base."""
-    on_gpu = torch.cuda.is_available() and not args.use_cpu
-    dtype: Any = ("auto" if on_gpu else torch.float32) if args.dtype == "auto" else getattr(torch, args.dtype)
-    options: dict[str, Any] = {"dtype": dtype, "trust_remote_code": args.trust_remote_code}
-    folders, base = [], name
-    if (Path(name) / "adapter_config.json").is_file():
-        folders = whole_chain([name])
-        # The manifest knows the base by the name that was given; PEFT's config by what it was when the adapter was
-        # saved.
-        recorded = (manifests.read_manifest(name) or {}).get("base", {}).get("name")
-        base = recorded or read_lora_config(name, "--models").base_model_name_or_path
-    # Before transformers reads them: a config with absurd sizes would fill the memory.
-    for folder in {name, base}:
-        check_config(folder, "--models")
-    level = transformers_logging.get_verbosity()
-    # Reports on loading and advice on sampling would be printed for every model.
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
-    try:
-        tokenizer = pretrained(AutoTokenizer, name, trust_remote_code=args.trust_remote_code)
-        if on_gpu:
-            options["device_map"] = "auto"
-        # The loading info tells what was not in the files.
-        model, info = pretrained(AutoModelForCausalLM, base, output_loading_info=True, **options)
-    except (OSError, ValueError) as error:
-        raise cannot_load(name, error, "--models", "language model") from error
-    finally:
-        transformers_logging.set_verbosity(level)
-    # transformers draws them at random with a warning, which is silenced above.
-    if info["missing_keys"]:
-        missing = sorted(map(str, info["missing_keys"]))
-        cause = f"{base} lacks weights, which would be drawn at random: {', '.join(missing[:3])}"
-        raise ArgumentError(cause, place="--models", fix="give a whole language model")
-    # First the rows of added tokens, with which the adapter was trained.
-    grow_as_recorded(model, folders)
-    model = fold_adapters(model, folders)
-    if tokenizer.pad_token is None:
-        tokenizer.pad_token = tokenizer.eos_token
-    # They mean nothing to greedy answers, and transformers warns of each that is set.
-    for sampling in (
-        "temperature",
-        "top_p",
-        "top_k",
-    ):
-        setattr(model.generation_config, sampling, None)
-    return model.eval(), tokenizer
 
 
 def _rewards(prompts: list[Prompt], said: dict[str, list[str]], args: AskArguments) -> dict[str, list[float | None]]:

@@ -17,6 +17,7 @@ from hftune.checkpoints.reward_scale import RewardScale, read_scale
 from hftune.data.preferences.scoring import CHOSEN, REJECTED, Scored, ScoringEncoder
 from hftune.data.readers.base import Row
 from hftune.data.readers.files import chunks, find_files
+from hftune.data.records.unread import describe_unread, take_unread
 from hftune.data.tokenizing.counts import Counts, describe_turn_tokens
 from hftune.errors import ArgumentError, DataError, ManifestError, UserError, raise_together
 from hftune.logging import get_logger, notice
@@ -51,7 +52,9 @@ def score(args: ScoreArguments) -> dict[str, float]:
     files = find_files(args.input, "--input")
     steps = reward_head(args.model, "--model", trust_remote_code=args.trust_remote_code) == "steps"
     dtype, trusted = getattr(torch, args.dtype), args.trust_remote_code
-    model, tokenizer = load_reward_model(args.model, dtype, flag="--model", trust_remote_code=trusted)
+    model, tokenizer = load_reward_model(
+        args.model, dtype, flag="--model", trust_remote_code=trusted, template_arguments=args.template_arguments
+    )
     # Not spread over GPUs: reward models are run by a single process, a batch at a time.
     model.to("cuda" if torch.cuda.is_available() and not args.use_cpu else "cpu")
     separator = args.step_separator or step_separator(args.model)
@@ -72,6 +75,8 @@ def score(args: ScoreArguments) -> dict[str, float]:
     tally.say(args.output)
     if tally.counts.bordered:
         notice(describe_turn_tokens(tally.counts, args.borders_in_text))
+    for line in describe_unread(take_unread()):
+        notice(line)
     return tally.figures()
 
 

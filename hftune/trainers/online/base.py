@@ -9,7 +9,9 @@ from typing import Any
 import torch
 
 from hftune.arguments.training import StageArguments
+from hftune.compat.peft_patches import fused_heads
 from hftune.distributed import phases
+from hftune.models.kernels.scoring_head import add_scoring_head
 from hftune.trainers.features.completions import Completions
 from hftune.trainers.features.feature import Feature
 from hftune.trainers.features.phases import reporting_passes
@@ -36,6 +38,11 @@ class OnlineTrainer(StageTrainer):
         """Before all others: prompts have an order, guards a state, answers a file of their own."""
         self.guards = RewardGuards()
         return [PromptOrder(), self.guards, Completions(), *super().make_features(model, args)]
+
+    def build_upstream(self, **kwargs: Any) -> None:
+        """TRL's constructor adds heads that give log-probabilities: only where they are the model's own."""
+        with fused_heads(add_scoring_head):
+            super().build_upstream(**kwargs)
 
     def _generate(self, prompts: list[Any]) -> Any:
         """Overrides TRL's: a phase that the watchdog times; what follows it is scoring."""

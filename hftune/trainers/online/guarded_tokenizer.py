@@ -12,18 +12,23 @@ from transformers import PreTrainedTokenizerBase
 
 from hftune.data.templates.rendering import Renderer
 from hftune.data.templates.respelled_tokenizer import GuardedText, token_ids
-from hftune.data.templates.turn_token_guard import TurnTokenGuard
+from hftune.data.templates.turn_token_guard import TurnTokenGuard, mode_for_answers
+from hftune.template_arguments import arguments_of, readable
 
 
 class GuardedTokenizer:
     """Stands for a tokenizer where conversations and their texts are encoded.
 
+    Its template is given what is kept with the tokenizer (`template_arguments.py`), not what TRL has for the policy: a
+    reward model reads conversations as it was trained to.
+
     Args:
         tokenizer: With a chat template.
+        mode: Of `TurnTokenGuard`, split or allow.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        self.tokenizer, self.guard = tokenizer, TurnTokenGuard(tokenizer, "split", Renderer(tokenizer))
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, mode: str = "split") -> None:
+        self.tokenizer, self.guard = tokenizer, TurnTokenGuard(tokenizer, mode, Renderer(tokenizer))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.tokenizer, name)
@@ -38,6 +43,8 @@ class GuardedTokenizer:
         **options: Any,
     ) -> Any:
         """As transformers', for one conversation or several; ids come without padding, as lists."""
+        theirs = readable(options, self.tokenizer)
+        options = {name: value for name, value in options.items() if name not in theirs} | arguments_of(self.tokenizer)
         several = bool(conversation) and isinstance(conversation[0], (list, tuple))
         conversations = conversation if several else [conversation]
         # Nothing in it looks like a border: the tokenizer's own way is exact, and faster.
@@ -66,6 +73,7 @@ class GuardedTokenizer:
 
 
 def guarded_tokenizer(tokenizer: PreTrainedTokenizerBase, mode: str) -> Any:
-    """The tokenizer, or what stands for it unless `--borders_in_text` allows borders."""
+    """The tokenizer, or what stands for it: unless borders are allowed, and where its template has arguments."""
     chats = isinstance(tokenizer, PreTrainedTokenizerBase) and tokenizer.chat_template
-    return GuardedTokenizer(tokenizer) if chats and mode != "allow" else tokenizer
+    needed = mode != "allow" or arguments_of(tokenizer)
+    return GuardedTokenizer(tokenizer, mode_for_answers(mode)) if chats and needed else tokenizer

@@ -18,6 +18,7 @@ from hftune.arguments.rl_fields import BUILTIN_REWARDS
 from hftune.checkpoints.adapter_chain import whole_chain
 from hftune.checkpoints.manifest import read_manifest
 from hftune.checkpoints.reward_scale import RewardScale, read_scale
+from hftune.checkpoints.template_arguments import give_recorded
 from hftune.constants import AUTO_CLASSES, STEP_LABELS, TASK_TYPES
 from hftune.data.templates.turn_token_guard import mode_for_answers
 from hftune.distributed.zero import no_partitioning
@@ -31,6 +32,7 @@ from hftune.models.loading.stored_weights import check_loaded
 from hftune.models.vocabulary.grown_model import grow_as_recorded
 from hftune.path_hints import cannot_load
 from hftune.preflight.rules.rl import check_rewards
+from hftune.template_arguments import TemplateArguments
 from hftune.trainers.online.guarded_tokenizer import guarded_tokenizer
 from hftune.trainers.rewards.builtin import builtin_reward
 from hftune.trainers.rewards.score_batches import StepReward
@@ -153,7 +155,12 @@ def reward_head(path: str, flag: str = "--reward_model_path", *, trust_remote_co
 
 
 def load_reward_model(
-    path: str, dtype: torch.dtype, *, flag: str = "--reward_model_path", trust_remote_code: bool = False
+    path: str,
+    dtype: torch.dtype,
+    *,
+    flag: str = "--reward_model_path",
+    trust_remote_code: bool = False,
+    template_arguments: TemplateArguments | None = None,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """A reward model whole: an adapter is folded into its base in memory. It is never trained here.
 
@@ -162,11 +169,13 @@ def load_reward_model(
         dtype: Of the weights.
         flag: What named it, for errors.
         trust_remote_code: Run code that comes with it.
+        template_arguments: For its chat template; None: as it was trained.
     """
     head = reward_head(path, flag, trust_remote_code=trust_remote_code)
     auto: Any = getattr(transformers, AUTO_CLASSES[head])
     labels = len(STEP_LABELS) if head == "steps" else 1
     tokenizer = pretrained(AutoTokenizer, path, trust_remote_code=trust_remote_code)
+    give_recorded(tokenizer, path, template_arguments)
     with no_partitioning():
         if (Path(path) / "adapter_config.json").is_file():
             base = (read_manifest(path) or {}).get("base", {}).get("name")

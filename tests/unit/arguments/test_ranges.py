@@ -30,7 +30,7 @@ from hftune.tools.vocabulary.arguments import VocabArguments
 def argument_classes() -> Iterator[type]:
     """All dataclasses of arguments, each stage's on the config of its trainer, and those of the tools."""
     modules = [module.name for module in pkgutil.walk_packages(hftune.arguments.__path__, "hftune.arguments.")]
-    tools = [f"hftune.tools.{tool}.arguments" for tool in ("export", "scoring", "vocabulary")]
+    tools = [f"hftune.tools.{tool}.arguments" for tool in ("chatting", "export", "scoring", "serving", "vocabulary")]
     tools.append("hftune.tools.consolidating.run")
     for module in [*modules, *tools]:
         for name, found in vars(importlib.import_module(module)).items():

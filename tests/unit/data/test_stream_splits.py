@@ -15,6 +15,7 @@ from hftune.data.splits import load_data
 from hftune.data.stream_splits import StreamEncoder
 from hftune.data.tokenizing.chats import ChatEncoder
 from hftune.errors import DataError
+from hftune.logging import notices
 from tests.unit.data.helpers import assistant, row, user
 
 TALK = [user("q"), assistant("a")]
@@ -33,6 +34,13 @@ def test_bad_rows_stop_or_are_left_out(chatml: PreTrainedTokenizerFast) -> None:
     with pytest.raises(DataError):
         StreamEncoder(encoder, {}, drop=False)(rows)
     assert len(StreamEncoder(encoder, {}, drop=True)(rows)) == 1
+
+
+def test_what_is_not_read_is_said_once(chatml: PreTrainedTokenizerFast) -> None:
+    encode = StreamEncoder(ChatEncoder(chatml, max_length=None), {}, drop=False)
+    for _ in range(2):
+        encode([row(messages=[TALK[0], {**TALK[1], "asides": "because"}])])
+    assert notices().count('not read: "asides" of a turn of assistant, in records of the stream') == 1
 
 
 def test_only_training_records_are_streamed(chatml: PreTrainedTokenizerFast, tmp_path: Path) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
-from hftune.merging.verify import Answers, compare
+from hftune.merging.verify import Answers, answer, compare
+from tests.unit.data.helpers import CHATML, make_tokenizer
 
 
 def test_differences_by_hand() -> None:
@@ -24,3 +27,15 @@ def test_a_reward_model_has_no_greedy_answers() -> None:
     expected = {"largest": 0.25, "mean": 0.25, "relative": 1.0, "same_choice": None, "same_greedy": None}
     assert result.to_dict() == expected
     assert str(result).startswith("scores differ by 2.5e-01")
+
+
+@pytest.mark.parametrize("template", ["{{ 1 / 0 }}", "{{ raise_exception('begin with a system turn') }}"])
+def test_a_template_that_takes_no_question_is_left_out(template: str) -> None:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    asked, plain = make_tokenizer(template), make_tokenizer(CHATML)
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=len(asked), **sizes)).eval()
+    said = answer(model, asked, new_tokens=1)
+    asked.chat_template = None
+    assert all(map(torch.equal, said.logits, answer(model, asked, new_tokens=1).logits))
+    assert said.logits[0].shape != answer(model, plain, new_tokens=1).logits[0].shape

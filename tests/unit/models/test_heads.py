@@ -1,4 +1,4 @@
-"""Tied heads are written once."""
+"""The part below the head is found, and tied heads are written once."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import pytest
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from hftune.models.heads import without_tied
+from hftune.models.heads import body_of, without_tied
+from tests.table.tiny import tiny_config
 
 SIZES = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 32}
 
@@ -23,3 +24,13 @@ def test_a_tied_head_is_saved_once_from_copies(tied: bool, tmp_path: Path) -> No
     assert ("lm_head.weight" in load_file(tmp_path / "model.safetensors")) is not tied
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert loaded.lm_head.weight.equal(model.lm_head.weight)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "body"), [("llama4_text", "model"), ("mllama", "model"), ("gpt2", "transformer")]
+)
+def test_the_body_owns_the_embeddings(model_type: str, body: str) -> None:
+    """Llama 4 and Mllama name a `base_model` that they do not have."""
+    model = AutoModelForCausalLM.from_config(tiny_config(model_type))
+    assert body_of(model) is getattr(model, body)
+    assert body_of(body_of(model)) is body_of(model), "a body has no other"

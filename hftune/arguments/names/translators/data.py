@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 from hftune.arguments.names.row import NamedValues, Request, Translated
@@ -34,15 +35,34 @@ def per_token(request: Request) -> Translated:
 
 
 def loss_scale(request: Request) -> Translated:
-    """Megatron-SWIFT's `loss_scale`: which tokens are trained."""
+    """Megatron-SWIFT's `loss_scale`: which tokens are trained; presets are joined with +."""
     value = (request.text("loss_scale") or "").lower()
-    if value in ("default", ""):
-        return Translated()
-    if value == "last_round":
-        return Translated([("train_on_last_turn", ["True"])])
-    if value == "all":
-        return Translated([("train_on_inputs", ["True"])])
-    raise cannot("loss_scale", value, "use default, last_round or all; or weights of turns in the records")
+    known: dict[str, NamedValues] = {
+        "default": [],
+        "last_round": [("train_on_last_turn", ["True"])],
+        "all": [("train_on_inputs", ["True"])],
+        "ignore_empty_think": [("empty_thoughts", ["mask"])],
+    }
+    presets = [part.strip() for part in value.split("+") if part.strip()]
+    if not known.keys() >= {*presets}:
+        named = ", ".join(known)
+        raise cannot("loss_scale", value, f"use {named} (with + between); or weights of turns in the records")
+    return Translated([given for preset in dict.fromkeys(presets) for given in known[preset]])
+
+
+def thinking(request: Request) -> Translated:
+    """`enable_thinking` and `preserve_thinking`, which other tools give the chat template by flags of their own."""
+    given = {name: request.flag(name) for name in ("enable_thinking", "preserve_thinking")}
+    said = {name: value for name, value in given.items() if value is not None}
+    return Translated([("chat_template_kwargs", [json.dumps(said)])]) if said else Translated()
+
+
+def empty_thoughts(request: Request) -> Translated:
+    """Megatron-SWIFT's flags of answers without thoughts: written before them or not, trained or not."""
+    if request.flag("add_non_thinking_prefix") is False:
+        return Translated([("empty_thoughts", ["drop"])])
+    trained = request.flag("disable_ignore_empty_think") or request.flag("ignore_empty_think") is False
+    return Translated([("empty_thoughts", ["train" if trained else "mask"])])
 
 
 def truncation(request: Request) -> Translated:

@@ -48,12 +48,27 @@ def test_ids_are_those_of_the_whole_text(chatml: PreTrainedTokenizerFast) -> Non
         assert dataset[0]["prompt_ids"] + dataset[0][f"{name}_ids"] == whole
 
 
-def test_empty_thought_belongs_to_the_answers() -> None:
+@pytest.mark.parametrize(
+    ("mode", "of_the_prompt", "of_the_answer"),
+    [("mask", "<think>\n\n</think>\n\n", ""), ("train", "", "<think>\n\n</think>\n\n"), ("drop", "", "")],
+)
+def test_whose_empty_thoughts_are(mode: str, of_the_prompt: str, of_the_answer: str) -> None:
     tokenizer = make_tokenizer(template("qwen3"))
-    dataset, _ = tokenize_pairs([row(**PAIR)], tokenizer, max_length=999)
+    dataset, _ = tokenize_pairs([row(**PAIR)], tokenizer, max_length=999, empty_thoughts=mode)
     shown = decoded(tokenizer, dataset[0])
-    assert shown["prompt_ids"] == PROMPT
-    assert shown["chosen_ids"] == "<think>\n\n</think>\n\nThank you 🙂<|im_end|>"
+    assert shown["prompt_ids"] == PROMPT + of_the_prompt
+    assert shown["chosen_ids"] == f"{of_the_answer}Thank you 🙂<|im_end|>"
+
+
+def test_an_answer_with_thoughts_and_one_without_share_their_prompt() -> None:
+    tokenizer = make_tokenizer(template("qwen3"))
+    pair = PAIR | {"chosen": "<think>\nhm\n</think>\n\nyes", "rejected": "no"}
+    dataset, _ = tokenize_pairs([row(**pair)], tokenizer, max_length=999)
+    assert decoded(tokenizer, dataset[0]) == {
+        "prompt_ids": PROMPT,
+        "chosen_ids": "<think>\nhm\n</think>\n\nyes<|im_end|>",
+        "rejected_ids": "<think>\n\n</think>\n\nno<|im_end|>",
+    }
 
 
 def test_several_turns_and_a_system_text(chatml: PreTrainedTokenizerFast) -> None:

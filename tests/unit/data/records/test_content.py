@@ -38,7 +38,9 @@ def test_parts_are_told_apart() -> None:
     said = split(
         [
             {"type": "thinking", "thinking": "hm "},
-            {"type": "reasoning", "value": "so"},
+            {"type": "reasoning", "value": "s"},
+            {"type": "thinking", "thinking": [{"type": "text", "text": "o"}]},
+            {"type": "redacted_thinking", "data": "x"},
             {"type": "text", "text": "yes"},
             {"type": "tool_use", "id": "1", "name": "get", "input": {"x": 1}},
             {"type": "tool_call", "value": '{"name": "put", "arguments": {}}'},

@@ -51,6 +51,107 @@ def test_a_call_joins_the_turn_before_it_and_a_result_needs_one() -> None:
         parse_messages([{"from": "observation", "value": "7"}], "f", "m")
 
 
+CALL = '{"name": "f", "arguments": {"x": 1}}'
+F = {"tool_calls": [{"type": "function", "function": {"name": "f", "arguments": {"x": 1}}}]}
+A = assistant("A", reasoning_content="so")
+
+
+@pytest.mark.parametrize(
+    ("turns", "messages"),
+    [
+        # DeepSeek's, vLLM's, gpt-oss's, OpenRouter's and LiteLLM's names; also several at once.
+        ([assistant("A", reasoning_content="so")], [A]),
+        ([assistant("A", reasoning="so")], [A]),
+        ([assistant("A", thinking="so", reasoning_content=None)], [A]),
+        ([assistant("A", reasoning="so", reasoning_content="so ", thinking="")], [A]),
+        ([assistant("A", reasoning_details=[{"type": "reasoning.text", "text": "so"},
+                                            {"type": "reasoning.encrypted", "data": "x"}])], [A]),
+        ([assistant("A", thinking_blocks=[{"type": "thinking", "thinking": "so", "signature": "x"}])], [A]),
+        ([{"role": "assistant", "reasoning": "so", "content": [{"type": "text", "text": "A"}]}], [A]),
+        ([{"from": "gpt", "value": "A", "reasoning": "so"}], [A]),
+        # In the text as well.
+        ([assistant("<think>\nso\n</think>\n\nA", reasoning="so")], [A]),
+        ([assistant("<think>\nno\n</think>\n\nA", reasoning="so")],
+         [assistant("<think>\nno\n</think>\n\nA", reasoning_content="so")]),
+        # None, and blank: a text's own would not be found.
+        ([assistant("<think>so</think>A", reasoning_content=" ")], [assistant("<think>so</think>A")]),
+        # Mistral's.
+        ([{"role": "assistant", "content": [{"type": "thinking", "thinking": [{"type": "text", "text": "so"}]},
+                                            {"type": "text", "text": "A"}]}], [A]),
+        # LLaMA-Factory: thoughts before a call that is a turn; ms-swift: as a turn of their own.
+        ([{"from": "function_call", "value": f"<think>\nso\n</think>\n\n{CALL}"}],
+         [assistant("<think>\nso\n</think>", **F)]),
+        ([{"from": "function_call", "value": f"<tool_call>\n{CALL}\n</tool_call>"}], [assistant("", **F)]),
+        ([{"from": "gpt", "value": "wait"}, {"from": "function_call", "value": f"<think>so</think>{CALL}"}],
+         [assistant("wait\n<think>so</think>", **F)]),
+        ([assistant("<think>\nso\n</think>\n"), {"role": "tool_call", "content": CALL}],
+         [assistant("<think>\nso\n</think>\n", **F)]),
+        ([assistant("<think>\nso\n</think>\n", loss_scale=1), assistant("A", loss_scale=1)],
+         [assistant("<think>\nso\n</think>\nA", weight=1.0)]),
+        ([assistant("<think>so</think>", loss_scale=1), assistant("A", loss_scale=2)],
+         [assistant("<think>so</think>", weight=1.0), assistant("A", weight=2.0)]),
+        ([assistant("so"), assistant("A")], [assistant("so"), assistant("A")]),
+        ([assistant("", reasoning="so", **F), {"role": "tool_call", "content": CALL}],
+         [assistant("", reasoning_content="so", tool_calls=F["tool_calls"] * 2)]),
+        # Tables.
+        ([assistant("A", tool_calls="[]", function_call={})], [assistant("A")]),
+        ([assistant("", tool_calls=f"[{CALL}]")], [assistant("", **F)]),
+        ([assistant("", tool_calls=[CALL])], [assistant("", **F)]),
+    ],
+)  # fmt: skip
+def test_thoughts_and_calls_of_many_shapes(turns: list[dict[str, Any]], messages: list[dict[str, Any]]) -> None:
+    assert parse_messages(turns, "f:1", "messages") == messages
+
+
+def test_thoughts_that_differ_are_refused() -> None:
+    with pytest.raises(
+        DataError, match="several texts of thoughts that differ: reasoning_content, reasoning"
+    ) as caught:
+        parse_messages([assistant("A", reasoning_content="so", reasoning="no")], "f:1", "messages")
+    assert caught.value.place == "f:1" and caught.value.kind == "two texts of thoughts"
+
+
+RESULT = {"role": "tool", "content": "20", "tool_call_id": "t"}
+
+
+@pytest.mark.parametrize(
+    ("turn", "messages"),
+    [
+        # Anthropic's.
+        (user([{"type": "tool_result", "tool_use_id": "t", "content": "20"}]), [RESULT]),
+        (user([{"type": "text", "text": "and?"},
+               {"type": "tool_result", "tool_use_id": "t", "content": [{"type": "text", "text": "20"}]},
+               {"type": "tool_result", "tool_use_id": "u", "content": None}]),
+         [RESULT, {"role": "tool", "content": "", "tool_call_id": "u"}, user("and?")]),
+        # Values of JSON that were not written as text.
+        ({"role": "tool", "content": {"type": "place", "t": 20}},
+         [{"role": "tool", "content": '{"type": "place", "t": 20}'}]),
+        ({"role": "tool", "content": [{"city": "Rom", "t": "ü"}]},
+         [{"role": "tool", "content": '[{"city": "Rom", "t": "ü"}]'}]),
+        ({"from": "observation", "value": 20}, [{"role": "tool", "content": "20"}]),
+        ({"role": "tool", "content": []}, [{"role": "tool", "content": "[]"}]),
+        ({"role": "tool", "content": None}, [{"role": "tool", "content": ""}]),
+        ({"role": "tool", "content": [{"type": "text", "text": "2"}, {"type": "text", "value": "0"}]},
+         [{"role": "tool", "content": "20"}]),
+    ],
+)  # fmt: skip
+def test_results_of_many_shapes(turn: dict[str, Any], messages: list[dict[str, Any]]) -> None:
+    made = parse_messages([assistant("", **F), turn], "f:1", "messages")
+    assert made[1:] == messages
+
+
+@pytest.mark.parametrize(
+    "turn",
+    [
+        user([{"type": "tool_result", "content": [{"type": "image", "source": {}}]}]),
+        {"role": "tool", "content": [{"type": "text", "text": "a"}, {"type": "image_url"}]},
+    ],
+)
+def test_results_that_are_pictures_are_refused(turn: dict[str, Any]) -> None:
+    with pytest.raises(DataError, match="must be text"):
+        parse_messages([assistant("", **F), turn], "f:1", "messages")
+
+
 @pytest.mark.parametrize(
     ("value", "words"),
     [

@@ -23,6 +23,11 @@ from tests.unit.data.records.values import HG, TOOL
         ("[]", None),
         ([], None),
         (None, None),
+        # Anthropic's, MCP's, OpenAI's Responses', and parameters as text.
+        ([{"name": "f", "description": "d", "input_schema": {}}], [{"type": "function", "function": TOOL}]),
+        ([{"name": "f", "description": "d", "inputSchema": {}}], [{"type": "function", "function": TOOL}]),
+        ([{"type": "function", **TOOL}], [{"type": "function", "function": TOOL}]),
+        ([{**TOOL, "parameters": "{}"}], [{"type": "function", "function": TOOL}]),
     ],
 )
 def test_tools(tools: Any, expected: Any) -> None:
@@ -38,6 +43,8 @@ GET = {"type": "function", "function": {"name": "get", "arguments": {"x": 1}}}
         ('{"name": "get", "arguments": {"x": 1}}', [GET]),
         ([{"function": {"name": "get", "arguments": '{"x": 1}'}}], [GET]),
         ({"name": "get", "parameters": {"x": 1}}, [GET]),
+        ({"name": "get", "input": {"x": 1}}, [GET]),
+        (['{"name": "get", "arguments": {"x": 1}}'], [GET]),
         ({"id": "7", "name": "get", "arguments": {"x": 1}}, [{**GET, "id": "7"}]),
         ({"name": "get", "arguments": ""}, [{"type": "function", "function": {"name": "get", "arguments": {}}}]),
     ],

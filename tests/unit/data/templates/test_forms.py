@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hftune.data.templates.forms import Form, find_form
+from hftune.data.templates.forms import Form, find_forms
 from hftune.data.templates.rendering import Renderer
 from hftune.data.templates.spans import Span
 from tests.unit.data.helpers import CHATML, assistant, make_tokenizer, user
@@ -13,7 +13,8 @@ TALK = ("user", "assistant")
 
 
 def form_of(template: str, roles: tuple[str, ...] = TALK, *, last_turn_only: bool = False) -> Form | None:
-    return find_form(roles, Renderer(make_tokenizer(template)), last_turn_only=last_turn_only, by_marks=False)
+    found = find_forms(roles, Renderer(make_tokenizer(template)), last_turn_only=last_turn_only, by_marks=False)
+    return found[0] if found else None
 
 
 def test_a_form_is_filled_with_contents() -> None:

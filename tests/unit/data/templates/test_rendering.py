@@ -35,6 +35,11 @@ def test_marks_are_characters_of_the_text() -> None:
     [
         ("{{ raise_exception('no system turn') }}", r"refuses this conversation \(user assistant\): no system turn"),
         ("{{ 'a' + 7 }}", "refuses this conversation"),
+        ("{{ 1 / 0 }}", "refuses this conversation .*division by zero"),
+        ("{{ range(10 ** 9) | list }}", "refuses this conversation .*Range too big"),
+        ("{{ '{} {}'.format(1) }}", "refuses this conversation"),
+        ("{{ 'a'.index('b') }}", "refuses this conversation"),
+        (f"{{{{ {'(' * 5000}1{')' * 5000} }}}}", "refuses this conversation .*recursion"),
         ("{{ 'a' + cls_token }}", "writes the cls_token, and this tokenizer has none"),
     ],
 )

@@ -53,7 +53,8 @@ def test_same_as_the_exact_finder(name: str) -> None:
 def exact_spans(tokenizer: Any, messages: list[dict[str, Any]], by_marks: bool) -> dict[bool, Any]:
     """Text and spans of all turns and of the last one, or what is said against it; rendered once for both."""
     try:
-        exact = TurnFinder(messages, Renderer(tokenizer), by_marks=by_marks)
+        render = Renderer(tokenizer)
+        exact = TurnFinder(render.reads.said(messages, None), render, by_marks=by_marks)
     except DataError as error:
         return {False: error.cause, True: error.cause}
     found: dict[bool, Any] = {}
@@ -133,10 +134,11 @@ def test_forms_share_the_renders_of_their_beginnings(monkeypatch: pytest.MonkeyP
     for length in lengths:
         finder([user("a"), assistant("b")] * (length // 2))
     # The record; its form with white space; and, once for all forms, the beginnings before and after each answer, and
-    # the one that shows whether there is a generation prompt. Without sharing it would be 502.
-    assert len(renders) == 4 * len(lengths) + 1
+    # the one that shows whether there is a generation prompt. Without sharing it would be 502. And seven small ones,
+    # which show under which names the template reads thoughts and calls.
+    assert len(renders) == 4 * len(lengths) + 1 + 7
     finder([user("c"), assistant("d")] * 20)
-    assert len(renders) == 4 * len(lengths) + 2
+    assert len(renders) == 4 * len(lengths) + 2 + 7
 
 
 def test_words_are_rendered_by_role_content_and_prompt() -> None:

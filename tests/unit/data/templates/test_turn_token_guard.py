@@ -397,6 +397,7 @@ def test_the_flag_reaches_every_encoder(name: str) -> None:
         max_length = max_prompt_length = max_completion_length = block_size = 64
         train_on_inputs = train_on_last_turn = turn_weights = train_on_last_step_only = False
         score_difference, step_separator = "none", "\n"
+        empty_thoughts, rewritten_turns = "mask", "split"
         system_prompt = None
 
     assert encoder.from_arguments(make_tokenizer(), Args()).settings()["borders_in_text"] == "error"

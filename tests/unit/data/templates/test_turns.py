@@ -40,9 +40,10 @@ def spoken(name: str | None, messages: list[dict[str, Any]], text: str | None = 
         # Its generation prompt opens a thought, which a turn without one does not have.
         ("deepseekv3", TWO, ["First 🙂.<｜end▁of▁sentence｜>", "第二\n\n done<｜end▁of▁sentence｜>"]),
         # No terminator at all.
-        ("glm4moe", TWO, ["\n<think></think>\nFirst 🙂.", "\n<think></think>\n第二\n\n done"]),
-        # An empty thought before the last turn, none before earlier ones.
-        ("qwen3", TWO, ["First 🙂.<|im_end|>", "<think>\n\n</think>\n\n第二\n\n done<|im_end|>"]),
+        # An empty thought is of the prompt: up to where GLM's own ends when thinking is off.
+        ("glm4moe", TWO, ["\nFirst 🙂.", "\n第二\n\n done"]),
+        # One before the last turn, none before earlier ones.
+        ("qwen3", TWO, ["First 🙂.<|im_end|>", "第二\n\n done<|im_end|>"]),
         ("qwen3", [user("a"), assistant(THOUGHT + "b")], [THOUGHT + "b<|im_end|>"]),
         ("qwen3", [user("a"), assistant("b", reasoning_content="hm")], [THOUGHT + "b<|im_end|>"]),
         # A conversation that the assistant opens, two turns in a row, trailing user turn, white space kept in a turn.
@@ -53,7 +54,7 @@ def spoken(name: str | None, messages: list[dict[str, Any]], text: str | None = 
         ("llama3", [user("a"), assistant(" b \n")], ["b<|eot_id|>"]),
         ("qwen2_5", [user("same"), assistant("same"), user("same"), assistant("same")], ["same<|im_end|>"] * 2),
         ("qwen3", [user("same"), assistant("same"), user("same"), assistant("x")],
-         ["same<|im_end|>", "<think>\n\n</think>\n\nx<|im_end|>"]),
+         ["same<|im_end|>", "x<|im_end|>"]),
         ("qwen2_5", [user("a"), assistant("b", weight=0), user("c"), assistant("d", weight=1)], ["d<|im_end|>"]),
     ],
 )  # fmt: skip

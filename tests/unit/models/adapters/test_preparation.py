@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from transformers import AutoModelForCausalLM
 
 from hftune.arguments.entry import parse_arguments
@@ -15,6 +16,7 @@ from hftune.models.adapters.lora_config import lora_config
 from hftune.models.adapters.preparation import add_adapter
 from hftune.models.loading.causal_lm import load_causal_lm
 from hftune.models.loading.tokenizer import load_tokenizer
+from tests.table.tiny import tiny_config
 
 
 def test_all_means_every_linear_but_the_head(tiny_model: Path) -> None:
@@ -28,6 +30,17 @@ def test_all_means_every_linear_but_the_head(tiny_model: Path) -> None:
     assert names == {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
     trained = [name for name, parameter in adapted.named_parameters() if parameter.requires_grad]
     assert all("lora_" in name for name in trained)
+
+
+@pytest.mark.parametrize(("model_type", "wanted"), [("reformer", True), ("llama", False)])
+def test_a_backward_pass_of_the_models_own_make_gets_an_input_with_a_gradient(model_type: str, wanted: bool) -> None:
+    """Reformer's reversible layers give their parameters no gradient otherwise."""
+    flags = ["--output_dir", "o", "--use_peft", "--gradient_checkpointing", "0"]
+    _, _, adapter, training = parse_arguments("sft", flags)
+    adapted = add_adapter(AutoModelForCausalLM.from_config(tiny_config(model_type)), adapter, training)
+    ids = torch.arange(5, 13)[None]
+    assert adapted.get_input_embeddings()(ids).requires_grad is wanted
+    assert adapted.train()(input_ids=ids, labels=ids).loss.requires_grad
 
 
 def test_an_unknown_target_is_an_error(tiny_model: Path) -> None:

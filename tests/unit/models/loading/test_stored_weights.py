@@ -18,6 +18,7 @@ from hftune.models.loading.layer_numbers import beyond_last, check_layers, layer
 from hftune.models.loading.reward_model import load_reward_model
 from hftune.models.loading.stored_weights import Mismatch, check_loaded, check_stored, find_mismatch
 from hftune.models.loading.tokenizer import load_tokenizer
+from hftune.models.parts.text_class import make_reward_models
 from hftune.preflight.check_run import check_run
 from hftune.preflight.facts import resolve
 from hftune.tools.export.arguments import GgufArguments
@@ -51,6 +52,8 @@ def bare(folder: Path, *, scores: bool = False, **changes: Any) -> Any:
     for name, value in changes.items():
         setattr(config, name, value)
     auto = AutoModelForSequenceClassification if scores else AutoModelForCausalLM
+    if scores:
+        make_reward_models(config)
     with torch.device("meta"):
         model = auto.from_config(config)
     model.tie_weights()
@@ -64,7 +67,7 @@ def test_a_good_checkpoint_fits(name: str, models: Any) -> None:
     check_layers(json.loads((models(name) / "config.json").read_text()), weight_shapes(models(name)), "m", FLAG)
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "ernie4_5"])
+@pytest.mark.parametrize("name", NAMES)
 def test_so_it_does_as_a_reward_model(name: str, models: Any) -> None:
     found = find_mismatch(bare(models(name), scores=True), weight_shapes(models(name)), scores=True)
     assert not found and not found.aside, found
@@ -77,8 +80,6 @@ def without(shapes: dict[str, Any], part: str) -> dict[str, Any]:
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("scores", [False, True])
 def test_a_layer_too_many_or_too_few(name: str, scores: bool, models: Any) -> None:
-    if scores and name == "ernie4_5":
-        pytest.skip("has no reward model")
     shapes = weight_shapes(models(name))
     last = max(int(part) for key in shapes for part in key.split(".") if part.isdecimal() and "layers." in key
                and key.split("layers.")[1].split(".")[0] == part)  # fmt: skip

@@ -10,13 +10,24 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+from transformers import (
+    MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoModelForSequenceClassification,
+)
 
+from hftune.models.heads import body_of
 from hftune.models.loading.from_pretrained import from_config, pretrained
+from hftune.models.loading.stored_weights import find_mismatch
+from hftune.models.parts import language_part
 from hftune.models.parts.language_part import key_mapping, language_config, own_name, stored_name, stored_prefixes
-from hftune.models.parts.text_class import _scaled
+from hftune.models.parts.text_class import _scaled, make_reward_models
 from hftune.models.parts.whole_model import complete
 from hftune.trainers.whole_result import saved_skeleton
+from hftune.weight_files import weight_shapes
+from tests.table.tiny import tiny_checkpoint, tiny_config
 from tests.towers import WHOLE, make_whole
 
 
@@ -59,7 +70,10 @@ OWN = ("model.embed_tokens.weight", "model.layers.0.norm.weight", "lm_head.weigh
         ("a.weight b.weight", {}),
     ],
 )
-def test_prefixes_are_those_of_the_index(stored: str, expected: dict[str, str]) -> None:
+def test_prefixes_are_those_of_the_index(
+    stored: str, expected: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(language_part, "get_model_conversion_mapping", lambda model, mapping: [])
     found = stored_prefixes(Bare(*OWN), dict.fromkeys(stored.split()))  # type: ignore[arg-type]
     assert found == expected
     for name in OWN:
@@ -67,7 +81,18 @@ def test_prefixes_are_those_of_the_index(stored: str, expected: dict[str, str]) 
     assert all(pattern.startswith("^") for pattern in key_mapping(found))
 
 
-def test_another_shape_is_another_part() -> None:
+def test_prefixes_that_the_class_knows_are_left_to_it(tmp_path: Path) -> None:
+    """Inkling 2 stores its decoder as `model.llm.` and the head, by a rule of its own, as `model.llm.unembed`."""
+    folder = tiny_checkpoint("inkling2_text", tmp_path)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
+    stored = weight_shapes(folder)
+    assert "model.llm.unembed.weight" in stored and stored_prefixes(model, stored) == {}
+    assert not find_mismatch(model, stored)
+
+
+def test_another_shape_is_another_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(language_part, "get_model_conversion_mapping", lambda model, mapping: [])
     stored = {"a.embed_tokens.weight": (3,), "a.layers.0.norm.weight": (3,), "b.embed_tokens.weight": (2,)}
     assert stored_prefixes(Bare(*OWN), stored) == {"b.": "model."}  # type: ignore[arg-type]
 
@@ -134,3 +159,26 @@ def test_a_prefix_without_a_tower_is_a_whole_as_well(tmp_path: Path) -> None:
     assert complete(folder, base, saved_skeleton(folder, False), None).tensors == []
     assert {*load_file(folder / "model.safetensors")} == {*texts}
     assert AutoConfig.from_pretrained(folder).model_type == "gemma3"
+
+
+@pytest.mark.parametrize("model_type", ["glm4_moe", "falcon_h1", "llama4_text", "recurrent_gemma"])
+def test_a_reward_model_is_made_of_a_decoder_without_one(model_type: str, tmp_path: Path) -> None:
+    """Its states are the language model's, and it is read back as it was; Mamba's decoder does not fit."""
+    folder = tiny_checkpoint(model_type, tmp_path / "base")
+    given: dict[str, Any] = {"trust_remote_code": False, "dtype": torch.float32}
+    model = pretrained(AutoModelForSequenceClassification, folder, num_labels=1, **given).eval()
+    language = pretrained(AutoModelForCausalLM, folder, **given).eval()
+    ids = torch.randint(5, 250, (2, 9), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        states = body_of(language)(input_ids=ids).last_hidden_state
+        scores = model(input_ids=ids).logits
+        torch.testing.assert_close(scores, model.score(states[:, -1]))
+        model.save_pretrained(tmp_path / "rm")
+        again = pretrained(AutoModelForSequenceClassification, tmp_path / "rm", **given).eval()
+        torch.testing.assert_close(again(input_ids=ids).logits, scores)
+
+
+def test_no_reward_model_is_made_of_what_takes_no_positions(tmp_path: Path) -> None:
+    config = tiny_config("mamba2")
+    make_reward_models(config)
+    assert type(config) not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING

@@ -16,7 +16,8 @@ from hftune.models.parts.whole_model import complete
 from hftune.trainers.whole_result import saved_skeleton
 from hftune.weight_files import INDEX_NAME
 from tests.architectures import make_model
-from tests.towers import WHOLE, make_whole, make_with_further_head
+from tests.table.tiny import tiny_checkpoint
+from tests.towers import WHOLE, image_logits, make_whole, make_with_further_head
 
 
 def tensors_of(folder: Path) -> dict[str, torch.Tensor]:
@@ -113,3 +114,38 @@ def test_a_language_model_that_is_all_there_is_stays_as_it_was_saved(tmp_path: P
     before = {file.name: file.read_bytes() for file in folder.iterdir()}
     assert complete(folder, base, saved_skeleton(folder, False), None).tensors == []
     assert {file.name: file.read_bytes() for file in folder.iterdir()} == before
+
+
+def test_weights_under_the_names_that_they_have_in_memory(tmp_path: Path) -> None:
+    """As shards of ZeRO are put together: experts are one tensor there, and one each in the base."""
+    base, folder = make_with_further_head(tmp_path / "base"), tmp_path / "out"
+    model = train_alone(base, folder)
+    save_file({key: one.contiguous() for key, one in model.state_dict().items()}, folder / "model.safetensors")
+    complete(folder, base, saved_skeleton(folder, False), None, cast=False)
+    before, after = tensors_of(base), tensors_of(folder)
+    assert {key: one.shape for key, one in before.items()} == {key: one.shape for key, one in after.items()}
+    expert = "model.layers.1.mlp.experts.2.down_proj.weight"
+    assert torch.allclose(after[expert], before[expert] + 0.25, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_an_image_is_seen_as_before_where_only_text_was_trained(name: str, tmp_path: Path) -> None:
+    """The same logits where nothing that was trained has a part in them, others where it has."""
+    base, same, other = make_whole(name, tmp_path / "base"), tmp_path / "same", tmp_path / "other"
+    pretrained(AutoModelForCausalLM, base, trust_remote_code=False, dtype=torch.float32).save_pretrained(same)
+    complete(same, base, saved_skeleton(same, False), None)
+    assert torch.equal(image_logits(same), image_logits(base))
+    assert not torch.equal(image_logits(same, seed=1), image_logits(base)), "the image has no part in the logits"
+    train_alone(base, other)
+    complete(other, base, saved_skeleton(other, False), set())  # all of it was frozen
+    assert torch.equal(image_logits(other), image_logits(base))
+    train_alone(base, tmp_path / "trained")
+    complete(tmp_path / "trained", base, saved_skeleton(tmp_path / "trained", False), None)
+    assert not torch.allclose(image_logits(tmp_path / "trained"), image_logits(base), atol=1e-3)
+
+
+def test_infinities_of_a_config_are_read_as_transformers_writes_them(tmp_path: Path) -> None:
+    base, folder = tiny_checkpoint("nemotron_h_omni", tmp_path / "base"), tmp_path / "out"
+    train_alone(base, folder)
+    assert complete(folder, base, saved_skeleton(folder, False), None).tensors
+    assert json.loads((folder / "config.json").read_text()) == json.loads((base / "config.json").read_text())

@@ -21,7 +21,7 @@ from hftune.models.loading.skeleton import skeleton
 from hftune.preflight import run_memory
 from hftune.preflight.facts import Facts, resolve
 from hftune.preflight.memory import GIB, Free
-from hftune.preflight.rules.adapters import check_rope
+from hftune.preflight.rules.adapters import check_adapters, check_rope
 from hftune.preflight.rules.model import check_model
 from hftune.preflight.rules.rl import check_reference
 from hftune.preflight.sizes import model_size, packed_bytes, packed_linears, run_setup
@@ -81,7 +81,6 @@ def test_nothing_to_say_of_any_architecture(config_of: Any, name: str) -> None:
 @pytest.mark.parametrize(
     ("stage", "name", "flags", "said"),
     [
-        ("rm", "ernie4_5", (), "no ernie4_5 model with a score head"),
         ("sft", "llama", ("--experts_implementation", "grouped_mm"), "llama is no mixture of experts"),
         ("sft", "mixtral", ("--experts_implementation", "magic"), "no implementation 'magic'"),
         ("pt", "llama", ("--router_aux_loss_coef", "0.01"), "llama is no mixture of experts"),
@@ -107,10 +106,12 @@ def test_a_rule_each(config_of: Any, stage: str, name: str, flags: tuple[str, ..
     assert said in message and "to do:" in message
 
 
-@pytest.mark.parametrize("model_type", ["bert", "electra"])
-def test_scores_of_another_head_are_no_reward_model_s(model_type: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("model_type", ["bert", "electra", "mamba2"])
+def test_scores_of_another_head_or_of_none_are_no_reward_model_s(model_type: str, tmp_path: Path) -> None:
     folder = tiny_checkpoint(model_type, tmp_path)
     said = problems("rm", folder)
+    facts = resolve("rm", parsed("rm", folder, "--use_peft"))
+    assert not list(check_adapters(facts)), "names are not looked up where there is no model to train"
     assert f"transformers has no {model_type} model with a score head" in said and said.count("to do:") == 1
 
 

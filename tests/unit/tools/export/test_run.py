@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from hftune.cli import dispatch
 from hftune.errors import UserError
+from hftune.logging import notices
 from hftune.tools.export import architectures
 from hftune.tools.export.arguments import (
     ExtractArguments,
@@ -52,6 +53,22 @@ def test_quantised(tmp_path: Path, bits: int) -> None:
     assert type(again.lm_head) is torch.nn.Linear
     assert figures["logits_mean_difference"] < {4: 0.5, 8: 0.1}[bits]
     assert AutoTokenizer.from_pretrained(tmp_path / "q").chat_template
+
+
+def test_rows_that_end_within_a_block_stay_whole(tmp_path: Path) -> None:
+    """bitsandbytes' kernels for CPUs cannot read them; where there is nothing else, it is said."""
+    model = make_model("llama", tmp_path / "model", hidden_size=64, intermediate_size=96)
+    args = QuantisedArguments(model_name_or_path=str(model), output_dir=str(tmp_path / "q"), bits=4, dtype="float32")
+    assert export(args)["figures"]["logits_mean_difference"] < 0.5
+    layer = AutoModelForCausalLM.from_pretrained(tmp_path / "q").model.layers[0]
+    assert type(layer.mlp.down_proj) is torch.nn.Linear
+    assert type(layer.mlp.up_proj).__name__ == type(layer.self_attn.q_proj).__name__ == "Linear4bit"
+    assert any("of 14 matrices stay whole" in line for line in notices())
+    narrow = make_model("llama", tmp_path / "narrow", hidden_size=32, intermediate_size=96)
+    args = QuantisedArguments(model_name_or_path=str(narrow), output_dir=str(tmp_path / "n"), bits=4)
+    with pytest.raises(UserError, match=r"(?s)none of the model.s 14 matrices.*--bits 8"):
+        export(args)
+    assert not (tmp_path / "n").exists()
 
 
 def test_serving_folder_ends_where_answers_end(model: Path, tmp_path: Path) -> None:

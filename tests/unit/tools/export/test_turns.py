@@ -10,7 +10,8 @@ import trl
 from hftune.errors import UserError
 from hftune.models.loading.tokenizer import read_chat_template
 from hftune.tools.export.ollama import go_template, modelfile
-from hftune.tools.export.turns import Turns, terminator, turns_of
+from hftune.tools.export.turns import Turns, turns_of
+from hftune.tools.talking.ends import terminator
 from tests.conftest import tiny_tokenizer
 
 TEMPLATES = sorted(file.stem for file in (Path(trl.__file__).parent / "chat_templates").glob("*.jinja"))

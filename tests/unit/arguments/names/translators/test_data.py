@@ -84,3 +84,35 @@ def test_their_tensor_parallelism_comes_before_their_batches(order: int) -> None
         training_args = parse_arguments("sft", given)[3]
         assert training_args.data_parallel_size == 2
     assert (training_args.tensor_parallel_size, training_args.gradient_accumulation_steps) == (2, 2)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("enable_thinking=False", '{"enable_thinking": false}'),
+        ("enable_thinking=true preserve_thinking=False", '{"enable_thinking": true, "preserve_thinking": false}'),
+    ],
+)
+def test_flags_of_thinking_are_arguments_of_the_template(given: str, expected: str) -> None:
+    assert translated(data.thinking, ask(given)) == {"chat_template_kwargs": expected}
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("disable_ignore_empty_think=True", "train"),
+        ("disable_ignore_empty_think=False", "mask"),
+        ("ignore_empty_think=True", "mask"),
+        ("ignore_empty_think=False", "train"),
+        ("add_non_thinking_prefix=False", "drop"),
+        ("add_non_thinking_prefix=True", "mask"),
+    ],
+)
+def test_flags_of_empty_thoughts(given: str, expected: str) -> None:
+    assert translated(data.empty_thoughts, ask(given)) == {"empty_thoughts": expected}
+
+
+def test_presets_of_loss_scale_are_joined() -> None:
+    found = translated(data.loss_scale, ask("loss_scale=last_round+ignore_empty_think"))
+    assert found == {"train_on_last_turn": "True", "empty_thoughts": "mask"}
+    assert translated(data.loss_scale, ask("loss_scale=default")) == {}

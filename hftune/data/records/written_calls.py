@@ -1,0 +1,147 @@
+"""Function calls and results that stand in the text of turns, as models of several families write them.
+
+Templates have forms of their own for calls, and find the last question by results: only as messages of their own are
+calls written as the model at hand writes them. They are read where the record offers the functions that are called;
+what is not read whole stays the text that it is.
+
+Known are `<tool_call>` with JSON (Hermes, Qwen), with `<function=...>` (Qwen3-Coder, Qwen3.5) and with `<arg_key>`
+(GLM), Mistral's `[TOOL_CALLS]`, and `Action:` with `Action Input:` (ReAct, MedicalGPT's pairs).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from hftune.data.readers.strict_json import Malformed, loads
+from hftune.data.records.tool_calls import parse_calls
+from hftune.errors import DataError
+
+Tools = list[dict[str, Any]]
+
+THOUGHTS = re.compile(r"\s*<think>(.*?)</think>\s*", re.DOTALL)
+"""Thoughts at the beginning of a text, with the white space around them."""
+
+# Where calls begin; all behind is calls. No pattern here repeats what may repeat: records may be made to be slow.
+_BEGIN = re.compile(r"<tool_call>|\[TOOL_CALLS\]|^Action:[^\n]*\n[ \t]*Action Input:", re.MULTILINE)
+_ACTION = re.compile(r"Action:[ \t]*(\S+)[ \t]*\n[ \t]*Action Input:(.*)", re.DOTALL)
+_MISTRAL = re.compile(r"([^\s\[{]+)(?:\[CALL_ID\][^\s\[{]*)?(?:\[ARGS\])?(\{.*)", re.DOTALL)
+_FUNCTION = re.compile(r"<function=([^>\s]+)>(.*)</function>", re.DOTALL)
+_PARAMETER = re.compile(r"<parameter=([^>\s]+)>")
+_ARGUMENT = re.compile(r"([^<]*)</arg_key>\s*<arg_value>(.*)</arg_value>\s*", re.DOTALL)
+
+
+def thoughts_and_call(text: Any) -> tuple[str, Any]:
+    """What stands before a call that is a turn of its own, such as thoughts, and the call or a list of them."""
+    if not isinstance(text, str):
+        return "", text
+    found = THOUGHTS.match(text)
+    end = found.end() if found else 0
+    begin = max(text.find("<tool_call>", end), end)
+    return text[:begin].strip(), _blocks(text[begin:], "tool_call") or text[begin:]
+
+
+def with_calls(messages: list[dict[str, Any]], tools: Tools | None) -> list[dict[str, Any]]:
+    """The messages, with calls and results in their texts as fields and messages of their own.
+
+    Args:
+        tools: What the record offers; without a tool nothing is a call.
+    """
+    if not tools or not any(_BEGIN.search(message["content"]) for message in messages):
+        return messages
+    offered = {tool["function"]["name"]: tool["function"] for tool in tools}
+    found: list[dict[str, Any]] = []
+    for message in messages:
+        called = bool(found) and (found[-1]["role"] == "tool" or bool(found[-1].get("tool_calls")))
+        if message["role"] == "assistant":
+            found.append(_called(message, offered))
+        elif called and message["role"] in ("tool", "user") and (said := _blocks(message["content"], "tool_response")):
+            # The line breaks around a result are the template's.
+            results = [text.removeprefix("\n").removesuffix("\n") for text in said]
+            found += [{**message, "role": "tool", "content": text} for text in results]
+        else:
+            found.append(message)
+    return found
+
+
+def _called(message: dict[str, Any], offered: Mapping[str, Any]) -> dict[str, Any]:
+    """An assistant's message with the calls that its text ends with."""
+    content = message["content"]
+    # Behind its thoughts, which may speak of calls.
+    begin = content.rfind("</think>") + len("</think>") if "</think>" in content else 0
+    written = None if message.get("tool_calls") else _BEGIN.search(content, begin)
+    calls = [] if written is None else _calls(content[written.start() :], offered)
+    if written is None or not calls or None in calls:
+        return message
+    try:
+        parsed = parse_calls(calls, "", "")
+    except DataError:
+        return message
+    return {**message, "content": content[: written.start()].rstrip(), "tool_calls": parsed}
+
+
+def _blocks(text: str, tag: str) -> list[str]:
+    """What stands between <tag> and </tag>, if the text is made of such blocks and nothing else."""
+    first, *parts = text.split(f"<{tag}>")
+    blocks = [part.partition(f"</{tag}>") for part in parts]
+    whole = not first.strip() and all(closed and not rest.strip() for _, closed, rest in blocks)
+    return [block for block, _, _ in blocks] if whole else []
+
+
+def _calls(text: str, offered: Mapping[str, Any]) -> list[dict[str, Any] | None]:
+    """The calls that a text is made of; None for one that is not understood."""
+    if text.startswith("<"):
+        return [_tagged(block.strip(), offered) for block in _blocks(text, "tool_call")]
+    if text.startswith("A"):
+        pairs = [_ACTION.fullmatch(part) for part in re.split(r"\n(?=Action:)", text)]
+    else:
+        parts = [part.strip() for part in text.strip().removesuffix("</s>").split("[TOOL_CALLS]")[1:]]
+        if parts[0].startswith("["):
+            listed = _json(parts[0]) if len(parts) == 1 else None
+            return [_known(call, offered) for call in listed] if isinstance(listed, list) else [None]
+        pairs = [_MISTRAL.fullmatch(part) for part in parts]
+    return [found and _known({"name": found[1], "arguments": _json(found[2])}, offered) for found in pairs]
+
+
+def _tagged(block: str, offered: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The call between <tool_call> and </tool_call>."""
+    if block.startswith("{"):
+        return _known(_json(block), offered)
+    if written := _FUNCTION.fullmatch(block):
+        name, first, *rest = written[1], *_PARAMETER.split(written[2])
+        pairs = [(key, *text.partition("</parameter>")[::2]) for key, text in zip(rest[::2], rest[1::2], strict=True)]
+        found = [(key, text.removeprefix("\n").removesuffix("\n")) for key, text, _ in pairs]
+        # All of it must be arguments: a part that is not understood would be lost.
+        whole = not first.strip() and not any(behind.strip() for _, _, behind in pairs)
+    else:
+        name, *rest = block.split("<arg_key>")
+        given = [_ARGUMENT.fullmatch(part) for part in rest]
+        found = [(one[1].strip(), one[2]) for one in given if one]
+        name, whole = name.strip(), len(found) == len(given)
+    if name not in offered or not whole:
+        return None
+    known = offered[name].get("parameters")
+    known = known.get("properties") if isinstance(known, Mapping) else None
+    schemas = known if isinstance(known, Mapping) else {}
+    return {"name": name, "arguments": {key: _value(text, schemas.get(key)) for key, text in found}}
+
+
+def _known(call: Any, offered: Mapping[str, Any]) -> dict[str, Any] | None:
+    """A call of a function that is offered; None for anything else."""
+    return call if isinstance(call, dict) and str(call.get("name")) in offered else None
+
+
+def _value(text: str, schema: Any) -> Any:
+    """An argument as the function's schema has it: JSON, unless it is a string."""
+    if isinstance(schema, Mapping) and "str" in str(schema.get("type")):
+        return text
+    try:
+        return loads(text.encode("utf-8", "surrogatepass"))
+    except Malformed:
+        return text
+
+
+def _json(text: str) -> Any:
+    """The value of a text of JSON; the text where it is none, which is no call and are no arguments."""
+    return _value(text, None)

@@ -1,0 +1,1 @@
+"""`hftune chat`: a conversation with one model, or with two alongside, in the terminal."""

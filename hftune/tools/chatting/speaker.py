@@ -1,0 +1,282 @@
+"""One model in a chat: its conversation, and the answers that it gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import TextStreamer
+
+from hftune import interrupts
+from hftune.data.records.messages import Message
+from hftune.data.templates.rendering import Renderer
+from hftune.data.templates.respelled_tokenizer import token_ids
+from hftune.data.templates.turn_token_guard import TurnTokenGuard
+from hftune.data.tokenizing.counts import Counts, describe_turn_tokens
+from hftune.errors import ArgumentError, DataError
+from hftune.logging import notice
+from hftune.tools.chatting.arguments import ChatArguments
+from hftune.tools.talking.loading import Talker
+from hftune.tools.talking.parsing import AnswerForm, Part
+
+Tools = list[dict[str, Any]]
+
+STOPPED, TOO_LONG, FULL = "stopped", "cut at --max_new_tokens", "cut: the context is full"
+
+
+@dataclass
+class Answer:
+    """What a model has said.
+
+    Attributes:
+        message: As it stands in the conversation; with `weight` 0, so that it is not trained, where it was cut. None:
+            it was cut, or ended, before there was a text or a call.
+        prompt, ids: The token ids that the model was given, and those that it said, with the one that ended it.
+        cut: Why it was cut; "" for a whole one.
+    """
+
+    message: Message | None
+    prompt: list[int]
+    ids: list[int]
+    cut: str = ""
+
+
+class _Stream(TextStreamer):
+    """Hands out text while it is generated, and keeps the ids; the token that ends an answer is no text of it."""
+
+    def __init__(self, talker: Talker, take: Callable[[str], None]) -> None:
+        super().__init__(
+            talker.tokenizer, skip_prompt=True, skip_special_tokens=False, clean_up_tokenization_spaces=False
+        )
+        self.take, self.ends = take, {*talker.ends}
+        self.ids: list[int] = []
+
+    @property
+    def ended_by(self) -> int | None:
+        """The id of the token that ended the answer; None while it is not ended."""
+        return self.ids[-1] if self.ids and self.ids[-1] in self.ends else None
+
+    def put(self, value: torch.Tensor) -> None:
+        """Overrides `TextStreamer.put`: keeps the ids of what is said."""
+        if not self.next_tokens_are_prompt:
+            self.ids += value.flatten().tolist()
+        if self.ended_by is None:
+            super().put(value)
+
+    def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
+        """Overrides `TextStreamer.on_finalized_text`: gives the text on instead of printing it."""
+        if text:
+            self.take(text)
+
+
+class Speaker:
+    """A model with its conversation.
+
+    Args:
+        talker: The model.
+        system: The system message; None for none.
+        tools: What it is offered.
+
+    Raises:
+        ArgumentError: Its chat template does not show the system message or the tools.
+    """
+
+    def __init__(self, talker: Talker, args: ChatArguments, system: str | None = None, tools: Tools | None = None):
+        self.talker, self.name, self.args = talker, talker.name, args
+        self.render = Renderer(talker.tokenizer) if talker.tokenizer.chat_template else None
+        self.form = AnswerForm(self.render)
+        self.guard = TurnTokenGuard(talker.tokenizer, args.borders_in_text, self.render)
+        self.tools = tools
+        self._check_tools()
+        self.begin(system)
+
+    def begin(self, system: str | None) -> None:
+        """Forget the conversation, and begin one with this system message.
+
+        Raises:
+            ArgumentError: The chat template does not show it; the conversation stays.
+        """
+        messages: list[Message] = [{"role": "system", "content": system}] if system else []
+        if system:
+            self._check_system(messages)
+        self.system, self.messages = system, messages
+
+    def _check_system(self, system: list[Message]) -> None:
+        fix = "leave it out, or write it into the question"
+        if self.render is None:
+            raise ArgumentError(f"{self.name} has no chat template for a system message", fix=fix)
+        try:
+            text = self.render([*system, {"role": "user", "content": "a"}], self.tools, add_generation_prompt=True)
+        except DataError as error:
+            raise ArgumentError(f"{self.name} takes no system message: {error.cause}", fix=fix) from error
+        if str(system[0]["content"]).strip() not in text:
+            raise ArgumentError(f"the chat template of {self.name} leaves the system message out", fix=fix)
+
+    def _check_tools(self) -> None:
+        asked: list[Message] = [{"role": "user", "content": "a"}]
+        if self.tools and (self.render is None or self.render(asked, self.tools) == self.render(asked)):
+            cause = f"the chat template of {self.name} shows no tools"
+            raise ArgumentError(cause, place="--tools", fix="leave them out, or take a model that was made for tools")
+
+    # --- the conversation ---------------------------------------------------------------------------------------------
+
+    def pending(self) -> list[dict[str, Any]]:
+        """The calls of the last answer that have no result yet."""
+        results = 0
+        for message in reversed(self.messages):
+            if message["role"] == "assistant":
+                return list(message.get("tool_calls", []))[results:]
+            results += message["role"] == "tool"
+        return []
+
+    def result_of(self, call: dict[str, Any], text: str) -> Message:
+        """A tool's result as a message."""
+        named = {"tool_call_id": call["id"]} if "id" in call else {}
+        return {"role": "tool", "name": call["function"]["name"], "content": text, **named}
+
+    def taken_back(self) -> bool:
+        """Whether there was an answer to take back, with all behind the question or result before it."""
+        last = next(
+            (at for at in reversed(range(len(self.messages))) if self.messages[at]["role"] == "assistant"), None
+        )
+        if last is None:
+            return False
+        del self.messages[last:]
+        return True
+
+    # --- answers ------------------------------------------------------------------------------------------------------
+
+    def prompt(self) -> tuple[str, list[int]]:
+        """What the model is given, as text and as token ids.
+
+        Raises:
+            DataError: The chat template refuses the conversation, or `--borders_in_text` a text in it.
+        """
+        if self.render is None:
+            text = self.guard.document(str(self.messages[-1]["content"]))
+        else:
+            text = self.guard.text(self.render, self.messages, self.tools, add_generation_prompt=True)
+        counts = Counts(rows=1)
+        counts.note_texts([text])
+        if counts.bordered:
+            notice(describe_turn_tokens(counts, self.args.borders_in_text))
+        # A chat template writes the special tokens itself; a second BOS would be part of the prompt.
+        plain = self.render is None
+        return text, list(token_ids(self.talker.tokenizer, [text], add_special_tokens=plain)[0])
+
+    def room(self, length: int) -> int:
+        """Tokens that the context has left behind a prompt of this length.
+
+        Raises:
+            ArgumentError: The context is full.
+        """
+        limit = getattr(self.talker.model.config.get_text_config(), "max_position_embeddings", None)
+        if not isinstance(limit, int) or limit < 1:
+            return self.args.max_new_tokens
+        if length >= limit:
+            cause = f"the conversation has {length} tokens, and the context of {self.name} is {limit}: it was not asked"
+            raise ArgumentError(cause, fix="/new begins another one; nothing of this one is left out by itself")
+        return limit - length
+
+    def answer(self, show: Callable[[Part], None], seed: int | None = None) -> Answer:
+        """The answer to the conversation, which it joins.
+
+        Args:
+            show: Called with the parts of the answer while it is generated.
+
+        Raises:
+            ArgumentError: The conversation is longer than the context, or takes more memory than there is.
+            DataError: As `prompt`.
+        """
+        text, ids = self.prompt()
+        room = self.room(len(ids))
+        reader = self.form.reader(text, self.tools)
+
+        def take(said: str) -> None:
+            for part in reader.feed(said):
+                show(part)
+
+        stream = _Stream(self.talker, take)
+        stopped = self._generate(ids, min(room, self.args.max_new_tokens), stream, seed)
+        # What the streamer and the reader still hold, an answer that was stopped as well.
+        stream.end()
+        said = reader.raw
+        last = "" if stream.ended_by is None else self.talker.tokenizer.decode([stream.ended_by])
+        for part in reader.finish(last):
+            show(part)
+        cut = STOPPED if stopped else "" if stream.ended_by is not None else TOO_LONG
+        if cut == TOO_LONG and len(stream.ids) >= room:
+            cut = FULL
+        message = self._message(text, said, reader.message())
+        if not message["content"].strip() and not message.get("tool_calls"):
+            return Answer(None, ids, stream.ids, cut)
+        # To train it would teach to stop there.
+        message |= {"weight": 0.0} if cut else {}
+        self.messages.append(message)
+        return Answer(message, ids, stream.ids, cut)
+
+    @torch.no_grad()
+    def _generate(self, prompt: list[int], tokens: int, stream: _Stream, seed: int | None) -> bool:
+        """Whether it was stopped by Ctrl-C."""
+        model = self.talker.model
+        inputs = torch.tensor([prompt], device=model.device)
+        if seed is not None:
+            torch.manual_seed(seed)
+        # For the time of an answer Ctrl-C is Python's own: it ends the answer, and not the chat.
+        try:
+            with interrupts.paused():
+                model.generate(  # type: ignore[operator]  # nn.Module's __getattr__ hides the method
+                    inputs,
+                    attention_mask=torch.ones_like(inputs),
+                    streamer=stream,
+                    max_new_tokens=tokens,
+                    pad_token_id=self.talker.tokenizer.pad_token_id,
+                    **sampling(self.args, self.talker),
+                )
+        except interrupts.Interrupted:
+            raise  # a moment after the answer: the chat's own
+        except KeyboardInterrupt:
+            return True
+        except torch.OutOfMemoryError as error:
+            cause = f"the memory of the device has no room for an answer to {len(prompt)} tokens"
+            raise ArgumentError(cause, fix="/new begins another conversation") from error
+        return False
+
+    def _message(self, prompt: str, said: str, read: Message) -> Message:
+        """The answer as the message that the template writes as it was said, where there is one."""
+        if self.render is None:
+            return {"role": "assistant", "content": said}
+        calls = [{"id": f"call{number:05}", **call} for number, call in enumerate(read.get("tool_calls", []))]
+        # Some templates want calls to have an id of nine characters, some read thoughts under the other name; some
+        # write no thoughts, and then they are part of the text.
+        ways: list[Message] = [read, *([{**read, "tool_calls": calls}] if calls else [])]
+        ways += [{**way, "thinking": read["reasoning_content"]} for way in ways if "reasoning_content" in read]
+        ways += [{"role": "assistant", "content": text} for text in (said, said.strip())]
+        written = {at: text for at, way in enumerate(ways) if (text := self._written(way)) is not None}
+        exact = [at for at, text in written.items() if text.startswith((prompt + said).rstrip())]
+        return ways[next(iter([*exact, *written]), 0)]
+
+    def _written(self, message: Message) -> str | None:
+        """The conversation with this answer; None where the template refuses it."""
+        assert self.render is not None
+        try:
+            return self.render([*self.messages, message], self.tools)
+        except DataError:
+            return None
+
+
+def sampling(args: ChatArguments, talker: Talker) -> dict[str, Any]:
+    """The settings of `generate` by which tokens are chosen: those given, else those of the model, else greedy."""
+    given = {name: getattr(args, name) for name in ("temperature", "top_p", "top_k")}
+    draws = bool(talker.sampling.do_sample) if set(given.values()) == {None} else given["temperature"] != 0
+    if not draws:
+        return {"do_sample": False}
+    neutral = {"temperature": 1.0, "top_p": 1.0, "top_k": 0}
+    saved = {name: getattr(talker.sampling, name, None) for name in given}
+    chosen = {
+        name: next(value for value in (given[name], saved[name], neutral[name]) if value is not None) for name in given
+    }
+    # -1 is vLLM's word for all tokens.
+    return {"do_sample": True, **chosen, "top_k": max(0, chosen["top_k"])}

@@ -1,0 +1,222 @@
+"""A model under a name: prompts that fit it, and answers token by token, in the thread that calls."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList
+
+from hftune.data.templates.rendering import Renderer
+from hftune.data.templates.respelled_tokenizer import token_ids
+from hftune.data.templates.turn_token_guard import TurnTokenGuard
+from hftune.errors import DataError
+from hftune.logging import notice
+from hftune.tools.serving.errors import RequestError, too_long
+from hftune.tools.serving.requests import Asked, ChatRequest, refused
+from hftune.tools.serving.texts import StopFinder, TokenText
+from hftune.tools.talking.loading import Talker
+from hftune.tools.talking.parsing import AnswerForm, Part
+
+# Where neither config nor tokenizer says how long a text may be.
+_LONGEST = 32768
+# A tokenizer is no place for two threads: it keeps settings between calls.
+_ENCODING = threading.Lock()
+
+
+@dataclass
+class Prompt:
+    """What a model is given: as text, and as token ids."""
+
+    text: str
+    ids: list[int]
+
+
+@dataclass
+class Finish:
+    """How an answer ended: `stop`, `length` or `tool_calls`; tokens generated; all parts as a message."""
+
+    reason: str
+    tokens: int
+    message: dict[str, Any]
+
+
+class Served:
+    """A model that answers under a name.
+
+    Args:
+        longest: Tokens of prompt and answer together; None: as many as the model takes.
+    """
+
+    def __init__(self, name: str, talker: Talker, borders_in_text: str, longest: int | None = None) -> None:
+        self.name, self.talker, tokenizer = name, talker, talker.tokenizer
+        self.longest = longest or context_of(talker)
+        self.render = Renderer(tokenizer) if tokenizer.chat_template else None
+        if self.render is None:
+            notice(f"{name} has no chat template: it is given the bare text of the last turn")
+        self.guard = TurnTokenGuard(tokenizer, borders_in_text, self.render)
+        self.forms: dict[str, AnswerForm] = {}
+
+    def form(self, arguments: dict[str, Any]) -> AnswerForm:
+        """How the template writes answers with these arguments of a request."""
+        key = json.dumps(arguments, sort_keys=True)
+        if key not in self.forms:
+            # Found by rendering a dozen conversations; whoever sends other arguments each time must not fill the
+            # memory.
+            if len(self.forms) >= 16:
+                self.forms.clear()
+            self.forms[key] = AnswerForm(None if self.render is None else self.render.given(arguments))
+        return self.forms[key]
+
+    def prompt(self, asked: Asked) -> Prompt:
+        """The prompt of a conversation.
+
+        Raises:
+            RequestError: The template refuses it, or it has no room for an answer.
+        """
+        with _ENCODING:
+            try:
+                if self.render is None:
+                    text = self.guard.document(str(asked.messages[-1].get("content")))
+                else:
+                    render = self.render.given(asked.arguments)
+                    text = self.guard.text(render, asked.messages, asked.tools, add_generation_prompt=True)
+            except DataError as error:
+                raise refused(error) from error
+            # A chat template writes the special tokens itself; a second BOS would be part of the prompt.
+            (ids,) = token_ids(self.talker.tokenizer, [text], add_special_tokens=self.render is None)
+        if not ids:
+            raise RequestError("the prompt is empty", param="messages")
+        if len(ids) >= self.longest:
+            raise too_long(self.longest, len(ids))
+        return Prompt(text, ids)
+
+    def settings(self, request: ChatRequest, prompt: Prompt) -> GenerationConfig:
+        """The settings of generation: the model's own, and over them the request's.
+
+        Raises:
+            RequestError: The answer may be longer than there is room for.
+        """
+        room = self.longest - len(prompt.ids)
+        if request.max_tokens is not None and request.max_tokens > room:
+            raise too_long(self.longest, len(prompt.ids), request.max_tokens)
+        settings, own = copy.deepcopy(self.talker.model.generation_config), self.talker.sampling
+        settings.max_new_tokens, settings.max_length, settings.num_beams = request.max_tokens or room, None, 1
+        settings.pad_token_id = self.talker.tokenizer.pad_token_id
+        given = {name: value for name, value in request.sampling.items() if (name, value) != ("top_k", -1)}
+        chosen, temperature = given.keys() & {"top_p", "top_k", "min_p"}, given.get("temperature")
+        # As the model was saved, unless the request says something about it: temperature 0 is greedy.
+        settings.do_sample = bool(chosen or own.do_sample) if temperature is None else temperature > 0
+        if "repetition_penalty" in given:
+            settings.repetition_penalty = given["repetition_penalty"]
+        if settings.do_sample:
+            for name in ("temperature", "top_p", "top_k", "min_p"):
+                value = given.get(name, getattr(own, name, None))
+                if value is not None:
+                    setattr(settings, name, value)
+        return settings
+
+    @torch.no_grad()
+    def answer(
+        self,
+        request: ChatRequest,
+        prompt: Prompt,
+        settings: GenerationConfig,
+        emit: Callable[[Part], None],
+        cancelled: Callable[[], bool],
+    ) -> Finish:
+        """Generate one answer; its parts are emitted as they are complete."""
+        talker = self.talker
+        listener = _Listener(self, request, prompt, emit, cancelled)
+        ids = torch.tensor([prompt.ids], device=talker.model.device)
+        talker.model.generate(  # type: ignore[operator]  # nn.Module's __getattr__ hides the method
+            input_ids=ids,
+            attention_mask=torch.ones_like(ids),
+            generation_config=settings,
+            streamer=listener,
+            stopping_criteria=StoppingCriteriaList([_Stop(listener)]),
+        )
+        return listener.finish()
+
+
+class _Listener:
+    """Takes tokens from `generate`, as transformers' streamers do, and makes parts of an answer of them."""
+
+    def __init__(
+        self,
+        served: Served,
+        request: ChatRequest,
+        prompt: Prompt,
+        emit: Callable[[Part], None],
+        cancelled: Callable[[], bool],
+    ) -> None:
+        tokenizer, form = served.talker.tokenizer, served.form(request.arguments)
+        self.ends, self.emit, self.cancelled = frozenset(served.talker.ends), emit, cancelled
+        self.reader = form.reader(prompt.text, request.tools)
+        self.text = TokenText(tokenizer, self.ends | unmarked(tokenizer, form))
+        self.stops = StopFinder(request.stop)
+        self.tokens, self.prompted, self.ended_by, self.calls = 0, False, "", False
+
+    def put(self, value: torch.Tensor) -> None:
+        """Take the prompt, which comes first, or a token."""
+        if not self.prompted:
+            self.prompted = True
+            return
+        for token in value.flatten().tolist():
+            self.tokens += 1
+            if token in self.ends:
+                self.ended_by = str(self.text.tokenizer.convert_ids_to_tokens(token))
+            self._pass(self.reader.feed(self.stops(self.text(token))))
+
+    def end(self) -> None:
+        """Nothing: `finish` says how it ended."""
+
+    def finish(self) -> Finish:
+        """The last parts, and how the answer ended."""
+        self._pass(self.reader.feed(self.stops(self.text.rest()) + self.stops.rest()))
+        self._pass(self.reader.finish(self.ended_by))
+        reason = "tool_calls" if self.calls else "stop" if self.ended_by or self.stops.found else "length"
+        return Finish(reason, self.tokens, self.reader.message())
+
+    def _pass(self, parts: list[Part]) -> None:
+        for part in parts:
+            self.calls |= part.call is not None
+            self.emit(part)
+
+
+class _Stop(StoppingCriteria):
+    """Ends an answer at a text that the request names, and when nobody waits for it any more."""
+
+    def __init__(self, listener: _Listener) -> None:
+        self.listener = listener
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> Any:
+        done = self.listener.stops.found or self.listener.cancelled()
+        return torch.full((input_ids.shape[0],), done, device=input_ids.device, dtype=torch.bool)
+
+
+def unmarked(tokenizer: Any, form: AnswerForm) -> set[int]:
+    """Ids of special tokens that are no mark of the parts of an answer, so that they are no part of its text."""
+    template = form.template or (form.written.template if form.written is not None else {})
+    # Patterns, in JSON: a token may be written with backslashes in it.
+    marks = re.sub(r"\\+(?=\W)", "", json.dumps(template.get("fields", {}), ensure_ascii=False))
+    pairs = zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=True)
+    return {number for token, number in pairs if str(token) not in marks}
+
+
+def context_of(talker: Talker) -> int:
+    """Tokens that a model takes, by its config, else by its tokenizer."""
+    found = getattr(talker.model.config.get_text_config(), "max_position_embeddings", None)
+    if isinstance(found, int) and found > 0:
+        return found
+    longest = talker.tokenizer.model_max_length
+    if longest < 1 << 31:
+        return int(longest)
+    notice(f"{talker.name} does not say how long a text may be: up to {_LONGEST} tokens are taken (--max_model_len)")
+    return _LONGEST

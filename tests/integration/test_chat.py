@@ -1,0 +1,83 @@
+"""`hftune chat` as a person uses it, at a pseudo-terminal, and in a pipe."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import NETGUARD, ROOT, without_launcher
+from tests.faults.at_terminal import AtTerminal
+from tests.speaking import speaking_models
+
+CHAT = [sys.executable, "-m", "hftune.cli", "chat"]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return speaking_models(tmp_path_factory.mktemp("chat"))
+
+
+@pytest.fixture(scope="module")
+def environment(workspace: Path, netguard_log: Path) -> dict[str, str]:
+    search = os.pathsep.join(filter(None, [str(NETGUARD), str(ROOT), os.environ.get("PYTHONPATH")]))
+    own = {"HFTUNE_CACHE": str(workspace / "cache"), "HF_HOME": str(workspace / "hf"), "PYTHONPATH": search}
+    own |= {"HFTUNE_NETGUARD_LOG": str(netguard_log), "CUDA_VISIBLE_DEVICES": "", "COLUMNS": "160"}
+    return without_launcher(os.environ) | own
+
+
+def test_a_conversation_at_a_terminal(models: dict[str, Path], environment: dict[str, str], tmp_path: Path) -> None:
+    """Thoughts folded and shown, a record saved, Ctrl-C in an answer and at the prompt."""
+    file = tmp_path / "mine.jsonl"
+    words = [*CHAT, str(models["thinks"]), "--seed", "1"]
+    with AtTerminal(words, ROOT, environment) as terminal:
+
+        def says(text: str, wanted: str | Callable[[str], bool], seconds: float = 120) -> None:
+            before = len(terminal.output)
+            os.write(terminal.master, text.encode())
+            fits = wanted if callable(wanted) else lambda said: wanted in said and said.endswith("> ")
+            assert terminal.wait_until(lambda: fits(terminal.output[before:]), seconds), terminal.output[-2000:]
+
+        assert terminal.wait_until(lambda: terminal.output.endswith("> "), 300), terminal.output[-2000:]
+        says("What is 2+3?\n", "; /think shows it]\r\nFive.")
+        assert "Two and three." not in terminal.output
+        says("/think\n", "Two and three.")
+        says("Sure?\n", "[thought]\r\nTwo and three.\r\n[end of thought]\r\nFive.")
+        says("/sav\n", "there is no /sav")
+        says(f"/save {file}\n", "has 1 record]")
+        assert [one["content"] for one in json.loads(file.read_text())["messages"]][1::2] == ["Five.", "Five."]
+        terminal.ctrl_c()
+        assert terminal.wait() == 130, "as every tool of hftune's"
+
+
+def test_ctrl_c_in_an_answer(models: dict[str, Path], environment: dict[str, str]) -> None:
+    words = [*CHAT, str(models["base"]), "--max_new_tokens", "2000"]
+    with AtTerminal(words, ROOT, environment) as terminal:
+        assert terminal.wait_until(lambda: terminal.output.endswith("> "), 300), terminal.output[-2000:]
+        begun = len(terminal.output)
+        os.write(terminal.master, b"Hello\n")
+        assert terminal.wait_until(lambda: len(terminal.output) > begun + 60, 60), terminal.output[-2000:]
+        terminal.ctrl_c()
+        assert terminal.wait_until(lambda: "[stopped]" in terminal.output and terminal.output.endswith("> "), 30)
+        os.write(terminal.master, b"\x04")
+        assert terminal.wait() == 0, "the end of the input is no error"
+
+
+def test_two_models_in_a_pipe(models: dict[str, Path], environment: dict[str, str], tmp_path: Path) -> None:
+    """No prompts and no colours, the answers alone on standard output; what cannot be done is exit code 2."""
+    tools = tmp_path / "tools.json"
+    tools.write_text(json.dumps([{"name": "add", "description": "adds", "parameters": {"type": "object"}}]))
+    words = [*CHAT, str(models["calls"]), str(models["thinks"]), "--tools", str(tools), "--temperature", "0"]
+    asked = f"What is 2+3?\n/save 1 {tmp_path}/calls.jsonl\n/save {tmp_path}/which.jsonl\nnever asked\n"
+    found = subprocess.run(words, input=asked, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    wanted = [f"--- 1: {models['calls']}", '[call] add {"a": 2, "b": 3}', f"--- 2: {models['thinks']}"]
+    assert found.stdout.splitlines()[:3] == wanted and found.stdout.splitlines()[4:] == ["Five."]
+    assert found.returncode == 2 and "/save 1 FILE or /save 2 FILE" in found.stderr, found.stderr
+    record = json.loads((tmp_path / "calls.jsonl").read_text())
+    assert record["messages"][1]["tool_calls"][0]["function"] == {"name": "add", "arguments": {"a": 2, "b": 3}}
+    assert record["tools"][0]["function"]["name"] == "add" and not (tmp_path / "which.jsonl").exists()

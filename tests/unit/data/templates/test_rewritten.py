@@ -1,0 +1,113 @@
+"""Conversations that a template writes otherwise than inference shows them: which rows they become."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hftune.data.templates.rewritten import rows_of
+from hftune.data.templates.span_finder import SpanFinder
+from hftune.data.templates.turns import TurnFinder
+from hftune.errors import DataError
+from tests.unit.data.helpers import assistant, make_tokenizer, template, user
+
+THOUGHTS = [
+    user("a"), assistant("b", reasoning_content="hm"), user("c"), assistant("d", reasoning_content="oh"),
+]  # fmt: skip
+PLAIN = [user("a"), assistant("b"), user("c"), assistant("d")]
+END = "<｜end▁of▁sentence｜>"
+FIRST, SECOND = "<bos><｜User｜>a<｜Assistant｜>", f"<bos><｜User｜>a<｜Assistant｜>b{END}<｜User｜>c<｜Assistant｜>"
+# As DeepSeek-V3.1: no line breaks around thoughts.
+TIGHT = (
+    "{% for m in messages %}{{ '<' + m.role + '>' + m.content.split('</think>')[-1] + '<end>' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<assistant><think>' }}{% endif %}"
+)
+
+
+def rows(text: str, messages: list[dict[str, Any]], **settings: Any) -> list[tuple[str, str]]:
+    """(before, trained) of each row with its only turn."""
+    finder = SpanFinder(make_tokenizer(text), **{"rewritten": "split", **settings})
+    found = finder.rows(messages)
+    return [(one.text[: one.spans[0].start], one.text[one.spans[0].start : one.spans[-1].end]) for one in found]
+
+
+def test_each_turn_behind_the_prompt_of_inference() -> None:
+    asked = "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n"
+    then = f"{asked}b<|im_end|>\n<|im_start|>user\nc<|im_end|>\n<|im_start|>assistant\n"
+    first = (asked, "<think>\nhm\n</think>\n\nb<|im_end|>")
+    second = (then, "<think>\noh\n</think>\n\nd<|im_end|>")
+    assert rows(template("qwen3"), THOUGHTS) == [first, second]
+    assert rows(template("qwen3"), THOUGHTS, rewritten="last") == [second]
+    assert rows(template("qwen3"), [*THOUGHTS[:3], {**THOUGHTS[3], "weight": 0}]) == [first]
+    with pytest.raises(DataError, match=r"rewrites earlier turns: turn 2 \(assistant\)"):
+        rows(template("qwen3"), THOUGHTS, rewritten="refuse")
+
+
+def test_calls_stay_with_the_answer_after_them() -> None:
+    call = [{"type": "function", "function": {"name": "get", "arguments": {"x": 1}}}]
+    messages = [
+        user("a"), assistant("", reasoning_content="hm", tool_calls=call), {"role": "tool", "content": "1"},
+        assistant("b", reasoning_content="oh"), user("c"), assistant("d", reasoning_content="so"),
+    ]  # fmt: skip
+    finder = TurnFinder(messages, SpanFinder(make_tokenizer(template("qwen3"))).render)
+    assert [(row.count, row.turns) for row in rows_of(finder)] == [(4, [1, 3]), (6, [5])]
+
+
+@pytest.mark.parametrize("by_marks", [False, True])
+@pytest.mark.parametrize("name", ["deepseekv3", "deepseek_r1_distill", "deepseek_r1_distill_training"])
+def test_a_thought_that_the_prompt_opens(name: str, by_marks: bool) -> None:
+    """The row goes on where inference has begun, though the template writes no thoughts in conversations."""
+    given = [(f"{FIRST}<think>\n", f"hm\n</think>\n\nb{END}"), (f"{SECOND}<think>\n", f"oh\n</think>\n\nd{END}")]
+    assert rows(template(name), THOUGHTS, by_marks=by_marks) == given
+    assert rows(template(name), THOUGHTS[:2], by_marks=by_marks, rewritten="refuse") == given[:1]
+    inline = [user("a"), assistant("<think>hm</think>b")]
+    assert rows(template("deepseekv3"), inline) == given[:1]
+    empty = "\n</think>\n\n"
+    asked = [(f"{FIRST}<think>\n{empty}", f"b{END}"), (f"{SECOND}<think>\n{empty}", f"d{END}")]
+    assert rows(template(name), PLAIN, by_marks=by_marks) == asked
+    trained = [(f"{FIRST}<think>\n", f"{empty}b{END}"), (f"{SECOND}<think>\n", f"{empty}d{END}")]
+    assert rows(template(name), PLAIN, by_marks=by_marks, empty_thoughts="train") == trained
+    with pytest.raises(DataError, match="opens thoughts, so empty ones cannot be dropped"):
+        rows(template(name), PLAIN, by_marks=by_marks, empty_thoughts="drop")
+
+
+def test_what_the_prompt_gives_is_not_trained_though_it_is_marked() -> None:
+    call = [{"type": "function", "function": {"name": "get", "arguments": {"x": 1}}}]
+    messages = [user("a"), assistant("", tool_calls=call), {"role": "tool", "content": "1"}, assistant("b")]
+    found = SpanFinder(make_tokenizer(template("deepseekv3_training")), by_marks=True, rewritten="split").rows(messages)
+    last = found[-1].spans[-1]
+    assert found[-1].text[: last.start].endswith("<｜tool▁output▁end｜><｜tool▁outputs▁end｜>")
+    assert found[-1].text[last.start : last.end] == f"b{END}"
+
+
+def test_line_breaks_are_those_of_the_prompt() -> None:
+    assert rows(TIGHT, THOUGHTS[:2]) == [("<user>a<end><assistant><think>", "hm</think>b<end>")]
+    assert rows(TIGHT, PLAIN[:2]) == [("<user>a<end><assistant><think></think>", "b<end>")]
+    square = TIGHT.replace("<think>", "[THINK]").replace("</think>", "[/THINK]")
+    assert rows(square, THOUGHTS[:2]) == [("<user>a<end><assistant>[THINK]", "hm[/THINK]b<end>")]
+
+
+def test_another_beginning_is_refused() -> None:
+    other = TIGHT.replace("'<assistant><think>'", "'<assistant>Sure: <think>'")
+    for text in (other, TIGHT.replace("'<assistant><think>'", "'<assistant><note>'")):
+        with pytest.raises(DataError, match="what would be trained is not what the model is asked"):
+            rows(text, PLAIN[:2])
+    # Thoughts in two places: one of them would be lost.
+    with pytest.raises(DataError, match="drops the reasoning"):
+        rows(TIGHT, [user("a"), assistant("<think>one</think>b", reasoning_content="two")])
+
+
+def test_plain_ones_are_rendered_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a thought is put into what the template writes: by the forms of their roles."""
+    finder, renders = SpanFinder(make_tokenizer(template("deepseekv3")), rewritten="split"), []
+    finder.rows(PLAIN)
+    write = finder.tokenizer.apply_chat_template
+    monkeypatch.setattr(
+        finder.tokenizer, "apply_chat_template", lambda said, **options: renders.append(1) or write(said, **options)
+    )
+    found = finder.rows([user("e"), assistant("f"), user("g"), assistant("h\n")])
+    assert len(renders) == len(found) == 2
+    assert found[1].text == f"{SECOND}<think>\n\n</think>\n\nh\n{END}".replace("a<", "e<").replace("b<", "f<").replace(
+        "c<", "g<"
+    )

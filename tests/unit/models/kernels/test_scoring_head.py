@@ -1,0 +1,121 @@
+"""`fused_lm_head=True` gives the log-probabilities of the model's own logits, in every architecture."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from trl.trainer.utils import add_fused_lm_head
+
+from hftune.models.heads import body_of
+from hftune.models.kernels import answer_head, scoring_head
+from hftune.models.kernels.answer_projection import LogitShape
+from hftune.models.kernels.scoring_head import Scores, add_scoring_head
+from tests.table.tiny import UNBUILT, tiny_config
+
+# Of plain structure; whose `base_model` is itself; with layers before the head; with logits that are scaled or capped.
+SAMPLE = ("llama", "llama4_text", "bert", "electra", "minicpm3", "falcon_h1", "gemma2", "cohere", "mpt")
+# BLT's config is none of a decoder; Reformer has no backward pass in eval mode.
+OTHERS = sorted(set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) - {*SAMPLE, *UNBUILT, "blt", "reformer"})
+TEMPERATURE = 0.7
+
+
+def tiny(model_type: str) -> Any:
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(tiny_config(model_type)).float().eval()
+
+
+def wanted(model: Any, ids: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-probabilities of the next tokens and entropies, (batch, tokens - 1), from plain logits."""
+    logits = model(input_ids=ids, attention_mask=mask, use_cache=False).logits[:, :-1].float() / TEMPERATURE
+    log_probs = logits.log_softmax(-1)
+    return log_probs.gather(2, ids[:, 1:, None]).squeeze(2), -(log_probs.exp() * log_probs).sum(-1)
+
+
+@pytest.mark.parametrize("model_type", [*SAMPLE, *(pytest.param(one, marks=pytest.mark.slow) for one in OTHERS)])
+def test_equals_plain_logits(model_type: str) -> None:
+    model, ids = tiny(model_type), torch.randint(5, 250, (2, 9), generator=torch.Generator().manual_seed(1))
+    mask = torch.ones_like(ids)
+    labels = ids.masked_fill(torch.arange(9) < 4, -100)
+    expected = wanted(model, ids, mask)
+    add_scoring_head(add_fused_lm_head, model, TEMPERATURE, outputs=("log_probs", "entropy"))
+    found = model(input_ids=ids, attention_mask=mask, labels=labels, fused_lm_head=True)
+    for each, exact in zip((found.log_probs, found.entropy), expected, strict=True):
+        assert not each[:, :3].any()
+        torch.testing.assert_close(each[:, 3:], exact[:, 3:], rtol=5e-4, atol=1e-4)
+    (found.log_probs.sum() + found.entropy.sum()).backward()
+    assert any(one.grad is not None and one.grad.any() for one in model.parameters())
+    # Without it the model does what it did.
+    again = model(input_ids=ids, attention_mask=mask, use_cache=False)
+    logits = again.logits[:, :-1].float() / TEMPERATURE
+    torch.testing.assert_close(
+        logits.log_softmax(-1).gather(2, ids[:, 1:, None]).squeeze(2), expected[0], rtol=1e-4, atol=1e-4
+    )
+
+
+@pytest.mark.parametrize("model_type", [*SAMPLE, *(pytest.param(one, marks=pytest.mark.slow) for one in OTHERS)])
+def test_structure_says_no_more_than_is_so(model_type: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under ZeRO-3 it decides alone whether the answer head is the model's."""
+    model, ids = tiny(model_type), torch.arange(5, 14)[None]
+    shape = LogitShape.of(model.config)
+    monkeypatch.setattr(answer_head.zero, "is_partitioned", lambda parameter: True)
+    if answer_head._head_is_all(model, model.forward, shape):
+        given = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+        states = body_of(model)(**given, use_cache=False).last_hidden_state
+        logits = model(**given, use_cache=False).logits
+        torch.testing.assert_close(shape(model.get_output_embeddings()(states)), logits.float(), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize(("model_type", "full"), [("llama", False), ("llama4_text", False), ("bert", True)])
+def test_full_logits_only_where_need_be(model_type: str, full: bool) -> None:
+    model, ids = tiny(model_type), torch.arange(5, 14)[None]
+    add_scoring_head(add_fused_lm_head, model)
+    found = model(input_ids=ids, attention_mask=torch.ones_like(ids), labels=ids, fused_lm_head=True)
+    assert isinstance(found, Scores) is full
+
+
+def test_a_lora_of_the_head_counts() -> None:
+    """TRL takes the weight below it: the adapter would neither count nor learn."""
+    adapted = get_peft_model(tiny("llama"), LoraConfig(target_modules=["lm_head"], r=2)).eval()
+    torch.nn.init.normal_(adapted.base_model.model.lm_head.lora_B["default"].weight)
+    ids = torch.arange(5, 14)[None]
+    mask = torch.ones_like(ids)
+    expected = wanted(adapted, ids, mask)[0]
+    add_scoring_head(add_fused_lm_head, adapted.get_base_model(), TEMPERATURE)
+    found = adapted(input_ids=ids, attention_mask=mask, labels=ids, fused_lm_head=True)
+    torch.testing.assert_close(found.log_probs, expected, rtol=1e-4, atol=1e-4)
+    found.log_probs.sum().backward()
+    assert adapted.base_model.model.lm_head.lora_A["default"].weight.grad.any()
+
+
+@pytest.mark.parametrize("model_type", ["llama4_text", "bert"])
+def test_no_label_is_a_score_of_zero_with_a_gradient_of_zero(model_type: str) -> None:
+    model, ids = tiny(model_type), torch.arange(5, 14)[None]
+    add_scoring_head(add_fused_lm_head, model)
+    none = torch.full_like(ids, -100)
+    found = model(input_ids=ids, attention_mask=torch.ones_like(ids), labels=none, fused_lm_head=True)
+    found.log_probs.sum().backward()
+    assert not found.log_probs.any()
+    assert all(one.grad is None or not one.grad.any() for one in model.parameters())
+
+
+def test_generation_sees_the_arguments_of_the_model() -> None:
+    """`generate` refuses what it does not find in the signature."""
+    for model_type in ("llama4_text", "bert"):
+        model = tiny(model_type)
+        add_scoring_head(add_fused_lm_head, model)
+        ids = torch.arange(5, 9)[None]
+        answer = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=2, do_sample=False)
+        assert answer.shape[1] <= 6
+
+
+def test_a_trial_leaves_random_numbers_as_they_are() -> None:
+    model = tiny("llama")
+    drawn = torch.get_rng_state()
+    add_scoring_head(add_fused_lm_head, model)
+    assert torch.equal(torch.get_rng_state(), drawn)
+    assert scoring_head._agrees(model, type(model).forward.__get__(model), model.model, 1.0)

@@ -1,0 +1,81 @@
+"""The Hub out of reach: told at once, by a look at its address, for every command that loads by name."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoConfig
+
+from hftune.errors import ArgumentError
+from hftune.merging.inputs import find_base
+from hftune.models.loading import hub
+from hftune.models.loading.from_pretrained import pretrained
+
+
+@pytest.fixture(autouse=True)
+def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+    """Addresses that were looked at; none of them answers."""
+    found: list[Any] = []
+
+    def refuse(address: Any, timeout: float) -> Any:
+        found.append(address)
+        raise OSError("no route")
+
+    monkeypatch.setattr(hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(hub.socket, "create_connection", refuse)
+    for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    clear = hub.hub_answers.cache_clear  # a test may put another function there
+    clear()
+    yield found
+    clear()
+
+
+def test_a_name_is_silent_and_a_folder_is_not_asked_for(
+    asked: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not hub.hub_is_silent(tmp_path) and not asked
+    assert hub.hub_is_silent("some-owner/some-model") and hub.hub_is_silent("another/one")
+    assert len(asked) == 1, "asked once a process"
+    monkeypatch.setattr(hub.constants, "HF_HUB_OFFLINE", True)
+    assert not hub.hub_is_silent("some-owner/some-model"), "nobody asks it then"
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "address"),
+    [
+        ("https://huggingface.co", ("huggingface.co", 443)),
+        ("http://mirror:8080/hub", ("mirror", 8080)),
+        ("http://mirror", ("mirror", 80)),
+    ],
+)
+def test_the_address_of_an_endpoint(endpoint: str, address: tuple[str, int], asked: list[Any]) -> None:
+    assert not hub.hub_answers(endpoint) and asked == [address]
+
+
+def test_who_listens_answers_and_a_proxy_may(monkeypatch: pytest.MonkeyPatch, asked: list[Any]) -> None:
+    monkeypatch.setattr(hub.socket, "create_connection", lambda *_, **__: socket.socket())
+    assert hub.hub_answers("http://one")
+    monkeypatch.undo()
+    monkeypatch.setenv("ALL_PROXY", "http://proxy")
+    assert hub.hub_answers("http://127.0.0.1:9")
+
+
+def test_only_the_cache_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Any] = []
+    monkeypatch.setattr(AutoConfig, "from_pretrained", lambda *_, **options: given.append(options))
+    pretrained(AutoConfig, "some-owner/some-model", trust_remote_code=False)
+    pretrained(AutoConfig, "some-owner/some-model", trust_remote_code=False, local_files_only=False)
+    monkeypatch.setattr(hub, "hub_answers", lambda endpoint: True)
+    pretrained(AutoConfig, "some-owner/some-model", trust_remote_code=False)
+    assert [one.get("local_files_only") for one in given] == [True, False, None]
+
+
+def test_a_merge_says_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(ArgumentError, match="the Hub does not answer, and it is not in the cache"):
+        find_base("some-owner/some-model")

@@ -73,7 +73,7 @@ def _classifier(config: dict[str, Any], head: str) -> str:
     if found is None:  # one that hftune makes of the decoder
         from transformers import AutoConfig
 
-        from hftune.models.attention.isolation import reward_class
+        from hftune.models.classes import reward_class
         from hftune.models.parts.language_part import language_config
 
         made = reward_class(language_config(AutoConfig.for_model(config["model_type"])), steps=head == "steps")

@@ -26,7 +26,7 @@ from hftune.distributed import nodes, ranks
 from hftune.distributed.ds_config import DsConfig
 from hftune.errors import UserError
 from hftune.models.attention.choice import attention_for
-from hftune.models.attention.isolation import causal_class
+from hftune.models.classes import causal_class
 from hftune.models.loading.build import Build
 from hftune.models.loading.config import model_config
 from hftune.models.loading.dtype import weight_dtype

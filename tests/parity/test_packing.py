@@ -10,8 +10,8 @@ import transformers
 from peft import LoraConfig, get_peft_model
 
 from hftune.data.batches.collators import CausalCollator, FlatCollator
-from hftune.models.attention.isolation import causal_class
 from hftune.models.attention.segments import SEGMENTS
+from hftune.models.classes import causal_class
 from tests.unit.data.helpers import pack, to_dataset
 
 VOCABULARY = 97

@@ -13,13 +13,13 @@ from hftune.models.attention.isolation import (
     ATTENTION,
     BACKBONE,
     MIXERS,
-    causal_class,
     has_attention,
     isolation_method,
     refuse_attention,
 )
 from hftune.models.attention.machine import Machine, this_machine
 from hftune.models.attention.names import MAX_HEAD_SIZE, SEGMENTS, ULYSSES, VARLEN, whole_row_attention
+from hftune.models.classes import causal_class
 from hftune.models.layer_values import attention_layers, head_size
 
 WORDS = {

@@ -8,9 +8,10 @@ from hftune.arguments.model import ModelArguments
 from hftune.arguments.preference import DPOArguments
 from hftune.errors import ArgumentError
 from hftune.logging import notice
-from hftune.models.attention.isolation import ATTENTION, BACKBONE, causal_class, isolation_method, refuse_attention
+from hftune.models.attention.isolation import ATTENTION, BACKBONE, isolation_method, refuse_attention
 from hftune.models.attention.machine import this_machine
 from hftune.models.attention.names import SEGMENTS, VARLEN
+from hftune.models.classes import causal_class
 
 SHARED_LAYERS = {"full_attention", "sliding_attention", "sparse", "dense", "moe"}
 """Kinds of layers in which several answers can follow one prompt; a chunk of attention would cut it elsewhere."""

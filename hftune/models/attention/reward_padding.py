@@ -9,8 +9,9 @@ from hftune.arguments.model import ModelArguments
 from hftune.arguments.reward import RMArguments
 from hftune.errors import ArgumentError, UserError
 from hftune.logging import notice
-from hftune.models.attention.isolation import BACKBONE, causal_class, isolation_method, refuse_attention, reward_class
+from hftune.models.attention.isolation import BACKBONE, isolation_method, refuse_attention
 from hftune.models.attention.machine import this_machine
+from hftune.models.classes import causal_class, reward_class
 
 
 def decide_reward_padding(config: PreTrainedConfig, model_args: ModelArguments, training_args: RMArguments) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from peft.tuners.trainable_tokens.layer import TrainableTokensLayer
 from peft.tuners.tuners_utils import BaseTunerLayer
+from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
 from hftune.compat.installing import replace_method
@@ -91,7 +92,11 @@ def _from_logits(model: Any, original: Callable[..., Any], temperature: float) -
 
     @functools.wraps(type(model).forward)  # `generate` reads the signature
     def forward(
-        self: Any, *args: Any, fused_lm_head: bool = False, labels: torch.Tensor | None = None, **kwargs: Any
+        self: PreTrainedModel,
+        *args: Any,
+        fused_lm_head: bool = False,
+        labels: torch.Tensor | None = None,
+        **kwargs: Any,
     ) -> Any:
         if not fused_lm_head:
             return original(*args, **kwargs, **({} if labels is None else {"labels": labels}))

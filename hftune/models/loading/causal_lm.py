@@ -28,8 +28,9 @@ from hftune.distributed.ds_config import live_config
 from hftune.logging import notice
 from hftune.models.attention.choice import report_attention
 from hftune.models.attention.documents import isolate_documents
-from hftune.models.attention.isolation import causal_class, isolation_method
+from hftune.models.attention.isolation import isolation_method
 from hftune.models.attention.names import registered
+from hftune.models.classes import causal_class
 from hftune.models.experts import is_mixture
 from hftune.models.loading.build import Build, decide_build
 from hftune.models.loading.config import file_options

@@ -14,7 +14,7 @@ from hftune.arguments.training import StageArguments
 from hftune.distributed import ranks
 from hftune.errors import ArgumentError, UserError
 from hftune.logging import notice
-from hftune.models.attention.isolation import causal_class, reward_class
+from hftune.models.classes import causal_class, reward_class
 from hftune.models.experts import is_mixture, router_shares
 from hftune.models.heads import head_of
 from hftune.models.kernels.dropout import find_dropouts

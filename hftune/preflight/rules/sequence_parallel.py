@@ -9,8 +9,9 @@ from transformers import PreTrainedConfig
 from hftune.arguments.model import ModelArguments
 from hftune.arguments.training import StageArguments
 from hftune.errors import ArgumentError, UserError
-from hftune.models.attention.isolation import causal_class, why_not_isolated, why_not_shareable
+from hftune.models.attention.isolation import why_not_isolated, why_not_shareable
 from hftune.models.attention.names import ULYSSES
+from hftune.models.classes import causal_class
 from hftune.preflight.facts import Facts
 from hftune.preflight.rules.sharing import SEQUENCE, check_kernels, check_row_distribution, check_stage
 

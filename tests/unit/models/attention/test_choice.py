@@ -12,10 +12,10 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from hftune.arguments.entry import parse_arguments
 from hftune.logging import notices
 from hftune.models.attention.choice import attention_for, choose_attention, decide_padding_free
-from hftune.models.attention.isolation import causal_class
 from hftune.models.attention.machine import Machine
 from hftune.models.attention.segments import SEGMENTS
 from hftune.models.attention.varlen import VARLEN
+from hftune.models.classes import causal_class
 from hftune.models.loading.causal_lm import load_causal_lm
 from hftune.models.loading.config import model_config
 from hftune.models.loading.tokenizer import load_tokenizer

@@ -12,7 +12,6 @@ from hftune.models.attention.isolation import (
     ATTENTION,
     BACKBONE,
     MIXERS,
-    causal_class,
     has_attention,
     isolation_method,
     refuse_attention,
@@ -20,6 +19,7 @@ from hftune.models.attention.isolation import (
 from hftune.models.attention.machine import Machine
 from hftune.models.attention.segments import SEGMENTS
 from hftune.models.attention.varlen import VARLEN
+from hftune.models.classes import causal_class
 
 ALL = frozenset({2, 3, 4})
 

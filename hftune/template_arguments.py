@@ -10,16 +10,18 @@ import copy
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from jinja2 import Environment, meta, nodes
 from jinja2.exceptions import TemplateError, TemplateSyntaxError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
-from transformers import PreTrainedTokenizerBase
 
 from hftune.errors import ArgumentError, DataError, UserError, shown
 from hftune.opening.json_file import parse_json
+
+if TYPE_CHECKING:  # merging starts without it
+    from transformers import PreTrainedTokenizerBase
 
 FIELD = "chat_template_kwargs"
 FLAG = f"--{FIELD}"
@@ -30,7 +32,7 @@ TEMPLATE_FAULTS = (TemplateError, TypeError, ValueError, ArithmeticError, Lookup
 """What rendering a template may end in: it is a program of whoever made the model, so that besides Jinja's own errors
 there are Python's, as of a division by zero or of a range that the sandbox finds too long."""
 
-Tokenizer = TypeVar("Tokenizer", bound=PreTrainedTokenizerBase)
+Tokenizer = TypeVar("Tokenizer", bound="PreTrainedTokenizerBase")
 
 _ATTRIBUTE = "hftune_template_arguments"
 _FIX = "Write a JSON object, such as '{\"enable_thinking\": false}'."

@@ -12,26 +12,26 @@ from hftune.checkpoints.inputs import READ, paths_of, record_inputs
 from tests.unit.arguments.test_ranges import CLASSES
 
 _OTHERS = """
-activation_checkpointing activation_checkpointing_kwargs activation_checkpointing_layers adapter_weights alpha_pattern
-attn_implementation bnb_4bit_quant_storage cache_dir cache_implementation chat_template_kwargs checkpoint columns
-commit_message data_cache_dir dataset_kwargs dataset_name dataset_text_field datasets debug ds_resolved eos_token
-eval_strategy exclude_modules experts_implementation f_divergence_type fp8 freeze_extra_modules freeze_parameters
-freeze_parameters_regex freeze_trainable_modules fsdp generation_kwargs gguf_file gradient_checkpointing_kwargs
-hf_hub_model_id hf_hub_token hub_model_id hub_revision hub_strategy hub_token importance_sampling_level
-include_for_metrics include_num_input_tokens_seen init_lora_weights input label_names length_column_name
-liger_kernel_config log_completions_hub_repo logging_strategy lora_modules_to_save lora_target_modules
-lora_target_parameters loss_type lr_scheduler_kwargs lr_scheduler_type max_shard_size metric_for_best_model model
-model_init_kwargs model_revision multi_objective_aggregation nvme_path optim optim_args optim_target_modules output
-output_dir pad_to_multiple_of pad_token project questions rank_pattern report_to resume_from_checkpoint rope_scaling
-run_name save_strategy scale_rewards step_separator system system_prompt target_regex torch_compile_backend
-torch_compile_mode
-trackio_bucket_id trackio_space_id trackio_static_space_id train_dataset_prob trainable_parameters
-trainable_parameters_regex transformers_continuous_batching_config vllm_importance_sampling_mode vllm_mode
-vllm_model_impl vllm_server_base_url vllm_server_host vllm_structured_outputs_regex weights
+activation_checkpointing activation_checkpointing_kwargs activation_checkpointing_layers adapter adapter_weights
+alpha_pattern api_key attn_implementation bnb_4bit_quant_storage cache_dir cache_implementation chat_template_kwargs
+checkpoint columns commit_message data_cache_dir dataset_kwargs dataset_name dataset_text_field datasets debug
+ds_resolved eos_token eval_strategy exclude_modules experts_implementation f_divergence_type fp8 freeze_extra_modules
+freeze_parameters freeze_parameters_regex freeze_trainable_modules fsdp generation_kwargs gguf_file
+gradient_checkpointing_kwargs hf_hub_model_id hf_hub_token host hub_model_id hub_revision hub_strategy hub_token
+importance_sampling_level include_for_metrics include_num_input_tokens_seen init_lora_weights input label_names
+length_column_name liger_kernel_config log_completions_hub_repo logging_strategy lora_modules_to_save
+lora_target_modules lora_target_parameters loss_type lr_scheduler_kwargs lr_scheduler_type max_shard_size
+metric_for_best_model model model_init_kwargs model_revision multi_objective_aggregation nvme_path optim optim_args
+optim_target_modules output output_dir pad_to_multiple_of pad_token project questions rank_pattern report_to
+resume_from_checkpoint rope_scaling run_name save_strategy scale_rewards served_model_name step_separator system
+system_prompt target_regex torch_compile_backend torch_compile_mode trackio_bucket_id trackio_space_id
+trackio_static_space_id train_dataset_prob trainable_parameters trainable_parameters_regex
+transformers_continuous_batching_config vllm_importance_sampling_mode vllm_mode vllm_model_impl vllm_server_base_url
+vllm_server_host vllm_structured_outputs_regex weights
 """
 OTHERS = _OTHERS.split()
-"""Texts that name no file a manifest's `inputs` should hold: words, names on the Hub, and what is written to. `score`
-and `consolidate` write no inputs: `model` is theirs, and another tool's name for a path elsewhere."""
+"""Texts that name no file a manifest's `inputs` should hold: words, names on the Hub, and what is written to. `score`,
+`consolidate` and `serve` write no inputs: `model` is theirs, and another tool's name for a path elsewhere."""
 
 
 def texts() -> set[str]:

@@ -55,6 +55,7 @@ def test_full_training(trainer: Any, tiny_model: Path) -> None:
         "fingerprint": text_fingerprint(trainer.processing_class.backend_tokenizer.to_str()),
         "template_fingerprint": text_fingerprint(template),
         "tokens": len(trainer.processing_class),
+        "chat_template_kwargs": {},
     }
     assert found["parameters"] == {"all": parameters, "trained": parameters}
     assert found["quantisation"] is None and found["rope"] is None

@@ -10,7 +10,7 @@ import math
 import os
 import struct
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, cast
@@ -164,8 +164,15 @@ def open_tensors(file: str | Path) -> Iterator[Any]:
 
     open_regular(file).close()  # a pipe would wait for a writer
     try:
-        with safe_open(file, framework="pt") as stored:
+        opened = safe_open(file, framework="pt")
+        stored = opened.__enter__()
+        try:
             yield stored
+        finally:
+            # After an error threads of transformers may still read ("Already borrowed"): the error is what counts, and
+            # the file is closed with its last reader.
+            with suppress(RuntimeError):
+                opened.__exit__(None, None, None)
     except SafetensorError as problem:
         raise ManifestError(f"{file} cannot be read: {problem}", place=str(file), fix=_FIX) from problem
 

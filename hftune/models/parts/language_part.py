@@ -34,6 +34,7 @@ from transformers.initialization import no_init_weights
 from transformers.utils import CONFIG_NAME
 
 from hftune.distributed import zero
+from hftune.models.loading.from_pretrained import pretrained
 from hftune.models.parts.text_class import causal_over, classifier_over
 from hftune.opening.json_file import read_json
 
@@ -91,7 +92,7 @@ def whole_config(folder: str | Path | None) -> PreTrainedConfig | None:
     found = read_json(file, finite=False) if file.is_file() else {}
     if found.get("model_type") not in CONFIG_MAPPING:
         return None
-    config: PreTrainedConfig = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    config: PreTrainedConfig = pretrained(AutoConfig, folder, trust_remote_code=False)
     return config if has_parts(config) else None
 
 

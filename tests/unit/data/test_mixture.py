@@ -34,13 +34,25 @@ def drawn(sampler: MixtureSampler, epoch: int) -> list[int]:
     return list(sampler)
 
 
-MIXTURES = st.integers(1, 4).flatmap(
-    lambda sources: st.builds(
-        Mixture,
-        sizes=st.tuples(*[st.integers(1, 12)] * sources),
-        weights=st.one_of(st.none(), st.tuples(*[st.floats(0.5, 4)] * sources)),
-        num_samples=st.one_of(st.none(), st.integers(40, 90)),
+def draws_all(mixture: Mixture) -> bool:
+    """Whether an epoch has a record of every source; otherwise the mixture is refused."""
+    try:
+        return bool(mixture.counts())
+    except ArgumentError:
+        return False
+
+
+MIXTURES = (
+    st.integers(1, 4)
+    .flatmap(
+        lambda sources: st.builds(
+            Mixture,
+            sizes=st.tuples(*[st.integers(1, 12)] * sources),
+            weights=st.one_of(st.none(), st.tuples(*[st.floats(0.5, 4)] * sources)),
+            num_samples=st.one_of(st.none(), st.integers(40, 90)),
+        )
     )
+    .filter(draws_all)
 )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -214,3 +215,24 @@ def test_indexes_that_are_none(tmp_path: Path, content: str) -> None:
 
 def test_names_that_are_fine() -> None:
     assert all(map(is_plain_name, ("model-00001-of-00002.safetensors", "a b", "模型.safetensors", "global_step10")))
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_reader_in_another_thread_hides_no_error(
+    fails: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """After an error transformers' threads may still hold the file, and safetensors cannot close it then."""
+
+    class Held:
+        def __enter__(self) -> str:
+            return "tensors"
+
+        def __exit__(self, *about: object) -> None:
+            raise RuntimeError("Already borrowed")
+
+    monkeypatch.setattr("safetensors.safe_open", lambda file, framework: Held())
+    (tmp_path / "a").touch()
+    with pytest.raises(KeyError, match="mine") if fails else nullcontext(), open_tensors(tmp_path / "a") as stored:
+        assert stored == "tensors"
+        if fails:
+            raise KeyError("mine")

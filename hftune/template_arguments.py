@@ -191,3 +191,14 @@ def template_text(tokenizer: Any) -> str:
     """The template's text; of several (one for tools, say) all of them."""
     template = tokenizer.chat_template
     return "\n".join(template.values()) if isinstance(template, dict) else str(template or "")
+
+
+def with_defaults(template: str, arguments: Mapping[str, Any]) -> str:
+    """A template that takes these arguments where it is given none of that name."""
+    found = [f"{{% set {name} = {name} if {name} is defined else {_literal(arguments[name])} %}}" for name in arguments]
+    return "".join(found) + template
+
+
+def _literal(value: Any) -> str:
+    """A value of JSON as Jinja reads it, which is as Python writes it, but that a block ends within a text as well."""
+    return repr(value).replace("%}", "%\\x7d")

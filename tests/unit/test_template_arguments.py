@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from hftune.template_arguments import (
     parse_arguments,
     readable,
     switches,
+    with_defaults,
 )
 from hftune.trainers.online.guarded_tokenizer import guarded_tokenizer
 from tests.unit.data.helpers import assistant, make_tokenizer, row, template, user
@@ -127,3 +129,26 @@ def test_a_reward_model_reads_as_it_was_trained() -> None:
 def _trained(found: Any) -> str:
     (span,) = found.spans
     return str(found.text[span.start : span.end])
+
+
+@pytest.mark.parametrize("name", ["qwen3", "qwen3_5_think", "glm4moe", "gptoss", "deepseekv3"])
+def test_defaults_in_a_template_are_arguments_given(name: str) -> None:
+    text = template(name)
+    said = [user("a"), assistant("b"), user("c")]
+    values = {"enable_thinking": False, "reasoning_effort": "high", "clear_thinking": True}
+    values = {name: value for name, value in values.items() if name in names_read(text)}
+    plain, baked = make_tokenizer(text), make_tokenizer(with_defaults(text, values))
+    for given in ({}, {name: True if value is False else "low" for name, value in values.items()}):
+        for ask in (True, False):
+            options = {"tokenize": False, "add_generation_prompt": ask}
+            expected = plain.apply_chat_template(said, **{**values, **given}, **options)
+            assert baked.apply_chat_template(said, **given, **options) == expected
+    assert names_read(baked.chat_template) >= {*values}
+
+
+@pytest.mark.parametrize(
+    "value", [True, None, 7, 0.5, 'it\'s %} "x" {{ y }}', "你好 🙂\n", {"a": [None, {"b": "%"}], "}": False}]
+)
+def test_every_value_can_be_a_default(value: Any) -> None:
+    baked = make_tokenizer(with_defaults("{{ x | tojson }}", {"x": value}))
+    assert json.loads(str(baked.apply_chat_template([user("a")], tokenize=False))) == value

@@ -18,10 +18,12 @@ from gguf import quants
 from tqdm import tqdm
 from transformers import AutoConfig, AutoTokenizer
 
+from hftune.checkpoints.template_arguments import recorded_arguments
 from hftune.errors import ArgumentError, raise_together
 from hftune.logging import notice
 from hftune.models.loading.from_pretrained import pretrained
 from hftune.opening.safetensors_file import load_tensor
+from hftune.template_arguments import readable
 from hftune.tools.export import architectures
 from hftune.tools.export.architectures import Architecture
 from hftune.tools.export.limits import check_llama_cpp
@@ -122,7 +124,8 @@ def write_gguf(
     architectures.add_parameters(writer, config, known, rows)
     # Observed, not read: tokenizers add the token by post-processors, whatever `add_bos_token` says.
     adds_bos = tokenizer("a").input_ids[:1] == [tokenizer.bos_token_id]
-    read_vocabulary(folder, rows).write(writer, folder, adds_bos=adds_bos)
+    arguments = readable(recorded_arguments(folder), tokenizer)
+    read_vocabulary(folder, rows).write(writer, folder, arguments, adds_bos=adds_bos)
     files = _write(writer, tensors, file)
     _say_what_stayed_wider(tensors, chosen)
     return {

@@ -130,6 +130,7 @@ def _write(folder: Path, aside: Path, args: ExportArguments) -> dict[str, Any]:
 def _gguf(folder: Path, aside: Path, args: GgufArguments) -> dict[str, Any]:
     from hftune.tools.export.gguf_file import write_gguf
     from hftune.tools.export.ollama import write_modelfile
+    from hftune.tools.export.template import exported_tokenizer
 
     name = f"{folder.resolve().name}-{args.outtype}.gguf" if args.outtype != "auto" else f"{folder.resolve().name}.gguf"
     figures = write_gguf(
@@ -140,7 +141,7 @@ def _gguf(folder: Path, aside: Path, args: GgufArguments) -> dict[str, Any]:
         trust_remote_code=args.trust_remote_code,
     )
     if isinstance(args, OllamaArguments):
-        tokenizer = pretrained(AutoTokenizer, folder, trust_remote_code=args.trust_remote_code)
+        tokenizer = exported_tokenizer(folder, trust_remote_code=args.trust_remote_code)
         write_modelfile(aside, name, tokenizer, folder, args.system)
     first = aside / figures["files"][0]
     return figures | (read_back(folder, first, args.trust_remote_code) if args.verify else {})

@@ -10,13 +10,14 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
+from transformers import AutoConfig, GenerationConfig, PreTrainedTokenizerBase
 
 from hftune.merging.tensors import FLOATS
 from hftune.models.loading.from_pretrained import pretrained
 from hftune.opening.folders import copy_file
 from hftune.opening.safetensors_file import open_tensors
 from hftune.tools.export.arguments import ServingArguments
+from hftune.tools.export.template import exported_tokenizer
 from hftune.tools.talking.ends import ends_of
 from hftune.weight_files import INDEX_NAME, StoredTensor, divide, numbered, parse_size, stored_tensors
 
@@ -28,7 +29,7 @@ def write_serving_folder(folder: Path, output: Path, args: ServingArguments) -> 
         `dtype`, `ends` (the tokens that end an answer) and `bytes` of the weights.
     """
     output.mkdir(parents=True, exist_ok=True)
-    tokenizer = pretrained(AutoTokenizer, folder, trust_remote_code=args.trust_remote_code)
+    tokenizer = exported_tokenizer(folder, trust_remote_code=args.trust_remote_code)
     tokenizer.save_pretrained(output)
     config = pretrained(AutoConfig, folder, trust_remote_code=args.trust_remote_code)
     dtype = None if args.dtype == "auto" else getattr(torch, args.dtype)

@@ -10,6 +10,8 @@ import gguf
 
 from hftune.errors import ArgumentError
 from hftune.opening.json_file import LARGE, read_json
+from hftune.template_arguments import TemplateArguments
+from hftune.tools.export.template import exported_template
 
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _TAIL = r"|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -48,8 +50,17 @@ class Vocabulary:
     scores: list[float] | None = None
     space_prefix: bool = False
 
-    def write(self, writer: gguf.GGUFWriter, folder: Path, *, adds_bos: bool) -> None:
-        """Add the vocabulary to a file, with special tokens, merges and chat template as the folder has them."""
+    def write(
+        self, writer: gguf.GGUFWriter, folder: Path, arguments: TemplateArguments | None = None, *, adds_bos: bool
+    ) -> None:
+        """Add the vocabulary to a file, with special tokens, merges and chat template as the folder has them.
+
+        Args:
+            writer: Of the file.
+            folder: The model's.
+            arguments: What the template takes where it is given nothing.
+            adds_bos: Whether texts begin with the BOS token.
+        """
         writer.add_tokenizer_model(self.model)
         writer.add_tokenizer_pre(self.cut)
         writer.add_token_list(self.tokens)
@@ -60,6 +71,7 @@ class Vocabulary:
         special = gguf.SpecialVocab(folder, load_merges=self.model == "gpt2", n_vocab=len(self.tokens))
         # gguf (0.19) guesses it from the post-processor, by its own words wrongly for unusual ones.
         special.add_special_token["bos"] = adds_bos
+        special.chat_template = exported_template(special.chat_template, arguments or {})
         special.add_to_gguf(writer, quiet=True)
 
 

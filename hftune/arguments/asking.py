@@ -1,4 +1,4 @@
-"""What `hftune ask` needs to know."""
+"""What `hftune ask` needs to know, and what it shares with the other commands that have models answer."""
 
 from __future__ import annotations
 
@@ -8,7 +8,22 @@ from hftune.arguments.data import TurnTokenFields
 
 
 @dataclass
-class AskArguments(TurnTokenFields):
+class TalkerFields(TurnTokenFields):
+    """How models that answer are loaded: the fields that `hftune ask`, `chat` and `serve` have in common."""
+
+    dtype: str = field(
+        default="auto",
+        metadata={
+            "help": "Dtype of the weights; auto: as they are stored, on a CPU float32.",
+            "choices": ["auto", "float32", "bfloat16", "float16"],
+        },
+    )
+    trust_remote_code: bool = field(default=False, metadata={"help": "Run code that comes with a model."})
+    use_cpu: bool = field(default=False, metadata={"help": "Answer on the CPU even where there is a GPU."})
+
+
+@dataclass
+class AskArguments(TalkerFields):
     """The same questions to one model or several, answered greedily."""
 
     models: list[str] | None = field(
@@ -29,12 +44,3 @@ class AskArguments(TurnTokenFields):
         default=None,
         metadata={"help": "Folder for answers.json, which `hftune report` shows; it may be the folder of a stage."},
     )
-    dtype: str = field(
-        default="auto",
-        metadata={
-            "help": "Dtype of the weights; auto: as they are stored, on a CPU float32.",
-            "choices": ["auto", "float32", "bfloat16", "float16"],
-        },
-    )
-    trust_remote_code: bool = field(default=False, metadata={"help": "Run code that comes with a model."})
-    use_cpu: bool = field(default=False, metadata={"help": "Ask on the CPU even where there is a GPU."})

@@ -27,12 +27,14 @@ from hftune.data.readers.files import Row, chunks
 from hftune.data.records.prompts import Prompt
 from hftune.data.sources import load_source
 from hftune.data.stream_splits import StreamEncoder
+from hftune.data.templates.respelled_tokenizer import token_ids
 from hftune.data.tokenizing.chats import ChatEncoder
 from hftune.data.tokenizing.encoder import write_tokenised
 from hftune.data.tokenizing.texts import TextEncoder
 from hftune.errors import DataError
 from hftune.logging import notices
 from hftune.tools.scoring import ask as asking
+from hftune.tools.talking.prompts import PromptWriter
 from hftune.trainers.online.base import OnlineTrainer
 from hftune.trainers.online.guarded_tokenizer import GuardedTokenizer, guarded_tokenizer
 from tests.unit.data.helpers import make_tokenizer
@@ -405,11 +407,11 @@ def test_questions(mode: str, template: str | None) -> None:
     question = Prompt([{"role": "user", "content": EVIL + "<|endoftext|>"}], origin="--questions")
     if mode == "error":
         with pytest.raises(DataError) as caught:
-            asking._texts([question], tokenizer, mode)
+            asking._texts([question], PromptWriter("model", tokenizer, mode), mode)
         assert caught.value.place == "--questions"
         return
-    (text,) = asking._texts([question], tokenizer, mode)
-    ids = asking.token_ids(tokenizer, [text], add_special_tokens=False)[0]
+    (text,) = asking._texts([question], PromptWriter("model", tokenizer, mode), mode)
+    ids = token_ids(tokenizer, [text], add_special_tokens=False)[0]
     own = {"split": 2, "allow": 4}[mode] if template else {"split": 0, "allow": 2}[mode]
     if template:
         assert turns_of(tokenizer, ids) == own

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from hftune.arguments.data import TurnTokenFields
+from hftune.arguments.asking import TalkerFields
 from hftune.errors import ArgumentError
 
 
 @dataclass
-class ChatArguments(TurnTokenFields):
+class ChatArguments(TalkerFields):
     """A conversation in the terminal with one model, or the same questions to two."""
 
     models: list[str] | None = field(
@@ -40,15 +40,6 @@ class ChatArguments(TurnTokenFields):
         default=None, metadata={"help": "Draw from this many of the likeliest tokens; 0: from all."}
     )
     seed: int | None = field(default=None, metadata={"help": "Seed of what is drawn; left out: another one each time."})
-    dtype: str = field(
-        default="auto",
-        metadata={
-            "help": "Dtype of the weights; auto: as they are stored, on a CPU float32.",
-            "choices": ["auto", "float32", "bfloat16", "float16"],
-        },
-    )
-    trust_remote_code: bool = field(default=False, metadata={"help": "Run code that comes with a model."})
-    use_cpu: bool = field(default=False, metadata={"help": "Answer on the CPU even where there is a GPU."})
 
 
 def check_models(args: ChatArguments) -> Iterator[ArgumentError]:

@@ -56,8 +56,6 @@ def chat(args: ChatArguments) -> None:
     for name in names:
         talker = load_talker(name, args, adapters=args.adapter or [])
         speakers.append(Speaker(talker, args, system_of(talker.name, args), tools))
-        if speakers[-1].render is None:
-            notice(f"{name} has no chat template: it is given the bare text of the last question")
     at_terminal = sys.stdin.isatty()
     if at_terminal:
         note("/help tells the commands, Ctrl-D ends")

@@ -11,15 +11,13 @@ from transformers import TextStreamer
 
 from hftune import interrupts
 from hftune.data.records.messages import Message
-from hftune.data.templates.rendering import Renderer
-from hftune.data.templates.respelled_tokenizer import token_ids
-from hftune.data.templates.turn_token_guard import TurnTokenGuard
 from hftune.data.tokenizing.counts import Counts, describe_turn_tokens
 from hftune.errors import ArgumentError, DataError
 from hftune.logging import notice
 from hftune.tools.chatting.arguments import ChatArguments
-from hftune.tools.talking.loading import Talker
+from hftune.tools.talking.loading import Talker, context_of
 from hftune.tools.talking.parsing import AnswerForm, Part
+from hftune.tools.talking.prompts import PromptWriter
 
 Tools = list[dict[str, Any]]
 
@@ -85,9 +83,9 @@ class Speaker:
 
     def __init__(self, talker: Talker, args: ChatArguments, system: str | None = None, tools: Tools | None = None):
         self.talker, self.name, self.args = talker, talker.name, args
-        self.render = Renderer(talker.tokenizer) if talker.tokenizer.chat_template else None
+        self.prompts = PromptWriter(talker.name, talker.tokenizer, args.borders_in_text)
+        self.render = self.prompts.render
         self.form = AnswerForm(self.render)
-        self.guard = TurnTokenGuard(talker.tokenizer, args.borders_in_text, self.render)
         self.tools = tools
         self._check_tools()
         self.begin(system)
@@ -154,17 +152,12 @@ class Speaker:
         Raises:
             DataError: The chat template refuses the conversation, or `--borders_in_text` a text in it.
         """
-        if self.render is None:
-            text = self.guard.document(str(self.messages[-1]["content"]))
-        else:
-            text = self.guard.text(self.render, self.messages, self.tools, add_generation_prompt=True)
+        text = self.prompts.text(self.messages, self.tools)
         counts = Counts(rows=1)
         counts.note_texts([text])
         if counts.bordered:
             notice(describe_turn_tokens(counts, self.args.borders_in_text))
-        # A chat template writes the special tokens itself; a second BOS would be part of the prompt.
-        plain = self.render is None
-        return text, list(token_ids(self.talker.tokenizer, [text], add_special_tokens=plain)[0])
+        return text, self.prompts.ids([text])[0]
 
     def room(self, length: int) -> int:
         """Tokens that the context has left behind a prompt of this length.
@@ -172,8 +165,8 @@ class Speaker:
         Raises:
             ArgumentError: The context is full.
         """
-        limit = getattr(self.talker.model.config.get_text_config(), "max_position_embeddings", None)
-        if not isinstance(limit, int) or limit < 1:
+        limit = context_of(self.talker.model, self.talker.tokenizer)
+        if limit is None:
             return self.args.max_new_tokens
         if length >= limit:
             cause = f"the conversation has {length} tokens, and the context of {self.name} is {limit}: it was not asked"

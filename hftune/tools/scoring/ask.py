@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedTokenizerBase
 
 from hftune.arguments.asking import AskArguments
 from hftune.checkpoints import manifest as manifests
@@ -27,10 +26,7 @@ from hftune.data.readers.files import chunks, find_files
 from hftune.data.records.messages import Message
 from hftune.data.records.prompts import Prompt, to_prompt
 from hftune.data.records.unread import describe_unread, take_unread
-from hftune.data.templates.rendering import Renderer
-from hftune.data.templates.respelled_tokenizer import token_ids
 from hftune.data.templates.turn_token_guard import (
-    TurnTokenGuard,
     mode_for_answers,
 )
 from hftune.data.tokenizing.counts import Counts, describe_turn_tokens
@@ -45,6 +41,7 @@ from hftune.secrets import command_without_secrets, without_secrets
 from hftune.tools.reporting.stages import ANSWERS, ASKED
 from hftune.tools.scoring.run import scores_of
 from hftune.tools.talking.loading import check_talker, load_talker
+from hftune.tools.talking.prompts import PromptWriter
 from hftune.trainers.result import lock_output, unlock_output
 from hftune.trainers.rewards.loading import load_reward_model, reward_head, step_separator
 from hftune.trainers.rewards.score_batches import run_batches
@@ -149,15 +146,11 @@ def _answers(name: str, prompts: list[Prompt], args: AskArguments) -> list[str]:
     get_logger().info("asking %s", name)
     talker = load_talker(name, args)
     model, tokenizer = talker.model, talker.tokenizer
-    chats = bool(tokenizer.chat_template)
-    if not chats:
-        notice(f"{name} has no chat template: it is given the bare text of the last turn")
-    texts_of_all = _texts(prompts, tokenizer, args.borders_in_text)
+    write = PromptWriter(name, tokenizer, args.borders_in_text)
+    texts_of_all = _texts(prompts, write, args.borders_in_text)
     said: list[str] = []
     for start in range(0, len(prompts), _BATCH):
-        texts = texts_of_all[start : start + _BATCH]
-        # A chat template writes the special tokens itself; a second BOS would be part of the prompt.
-        given = token_ids(tokenizer, texts, add_special_tokens=not chats)
+        given = write.ids(texts_of_all[start : start + _BATCH])
         # On the left, so that every prompt ends where generation begins.
         inputs = tokenizer.pad({"input_ids": given}, padding_side="left", return_tensors="pt").to(model.device)
         ids = model.generate(  # type: ignore[operator]  # nn.Module's __getattr__ hides the method
@@ -170,18 +163,13 @@ def _answers(name: str, prompts: list[Prompt], args: AskArguments) -> list[str]:
     return [whole(text).strip() for text in said]  # at --max_new_tokens an answer ends anywhere
 
 
-def _texts(prompts: list[Prompt], tokenizer: PreTrainedTokenizerBase, mode: str) -> list[str]:
+def _texts(prompts: list[Prompt], write: PromptWriter, mode: str) -> list[str]:
     """The prompts as text for the model; turn tokens in them are counted, or refused."""
-    render = Renderer(tokenizer) if tokenizer.chat_template else None
-    guard, counts = TurnTokenGuard(tokenizer, mode, render), Counts(rows=len(prompts))
+    counts = Counts(rows=len(prompts))
     texts: list[str] = []
     for prompt in prompts:
         try:
-            if render is None:
-                texts.append(guard.document(str(prompt.messages[-1].get("content"))))
-            else:
-                arguments = prompt.template_arguments
-                texts.append(guard.text(render.given(arguments), prompt.messages, add_generation_prompt=True))
+            texts.append(write.text(prompt.messages, arguments=prompt.template_arguments))
         except DataError as error:
             raise error.at(prompt.origin) from error
         counts.note_texts(texts[-1:])

@@ -13,16 +13,14 @@ from typing import Any
 import torch
 from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList
 
-from hftune.data.templates.rendering import Renderer
-from hftune.data.templates.respelled_tokenizer import token_ids
-from hftune.data.templates.turn_token_guard import TurnTokenGuard
 from hftune.errors import DataError
 from hftune.logging import notice
 from hftune.tools.serving.errors import RequestError, too_long
 from hftune.tools.serving.requests import Asked, ChatRequest, refused
 from hftune.tools.serving.texts import StopFinder, TokenText
-from hftune.tools.talking.loading import Talker
+from hftune.tools.talking.loading import Talker, context_of
 from hftune.tools.talking.parsing import AnswerForm, Part
+from hftune.tools.talking.prompts import PromptWriter
 
 # Where neither config nor tokenizer says how long a text may be.
 _LONGEST = 32768
@@ -56,11 +54,8 @@ class Served:
 
     def __init__(self, name: str, talker: Talker, borders_in_text: str, longest: int | None = None) -> None:
         self.name, self.talker, tokenizer = name, talker, talker.tokenizer
-        self.longest = longest or context_of(talker)
-        self.render = Renderer(tokenizer) if tokenizer.chat_template else None
-        if self.render is None:
-            notice(f"{name} has no chat template: it is given the bare text of the last turn")
-        self.guard = TurnTokenGuard(tokenizer, borders_in_text, self.render)
+        self.longest = longest or context_of(talker.model, tokenizer) or _unknown_context(name)
+        self.prompts = PromptWriter(name, tokenizer, borders_in_text)
         self.forms: dict[str, AnswerForm] = {}
 
     def form(self, arguments: dict[str, Any]) -> AnswerForm:
@@ -71,7 +66,8 @@ class Served:
             # memory.
             if len(self.forms) >= 16:
                 self.forms.clear()
-            self.forms[key] = AnswerForm(None if self.render is None else self.render.given(arguments))
+            render = self.prompts.render
+            self.forms[key] = AnswerForm(None if render is None else render.given(arguments))
         return self.forms[key]
 
     def prompt(self, asked: Asked) -> Prompt:
@@ -82,15 +78,10 @@ class Served:
         """
         with _ENCODING:
             try:
-                if self.render is None:
-                    text = self.guard.document(str(asked.messages[-1].get("content")))
-                else:
-                    render = self.render.given(asked.arguments)
-                    text = self.guard.text(render, asked.messages, asked.tools, add_generation_prompt=True)
+                text = self.prompts.text(asked.messages, asked.tools, asked.arguments)
             except DataError as error:
                 raise refused(error) from error
-            # A chat template writes the special tokens itself; a second BOS would be part of the prompt.
-            (ids,) = token_ids(self.talker.tokenizer, [text], add_special_tokens=self.render is None)
+            (ids,) = self.prompts.ids([text])
         if not ids:
             raise RequestError("the prompt is empty", param="messages")
         if len(ids) >= self.longest:
@@ -210,13 +201,6 @@ def unmarked(tokenizer: Any, form: AnswerForm) -> set[int]:
     return {number for token, number in pairs if str(token) not in marks}
 
 
-def context_of(talker: Talker) -> int:
-    """Tokens that a model takes, by its config, else by its tokenizer."""
-    found = getattr(talker.model.config.get_text_config(), "max_position_embeddings", None)
-    if isinstance(found, int) and found > 0:
-        return found
-    longest = talker.tokenizer.model_max_length
-    if longest < 1 << 31:
-        return int(longest)
-    notice(f"{talker.name} does not say how long a text may be: up to {_LONGEST} tokens are taken (--max_model_len)")
+def _unknown_context(name: str) -> int:
+    notice(f"{name} does not say how long a text may be: up to {_LONGEST} tokens are taken (--max_model_len)")
     return _LONGEST

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from hftune.arguments.data import TurnTokenFields
+from hftune.arguments.asking import TalkerFields
 
 KEY_VARIABLE = "HFTUNE_API_KEY"
 """Variable with the key that clients must send, for whoever does not want it in the list of processes."""
 
 
 @dataclass
-class ServeArguments(TurnTokenFields):
+class ServeArguments(TalkerFields):
     """A server for one model, its adapters and a reward model."""
 
     model: str | None = field(
@@ -48,12 +48,3 @@ class ServeArguments(TurnTokenFields):
     max_waiting: int = field(
         default=256, metadata={"help": "Requests that may wait for their turn; more are refused with status 503."}
     )
-    dtype: str = field(
-        default="auto",
-        metadata={
-            "help": "Dtype of the weights; auto: as they are stored, on a CPU float32.",
-            "choices": ["auto", "float32", "bfloat16", "float16"],
-        },
-    )
-    trust_remote_code: bool = field(default=False, metadata={"help": "Run code that comes with a model."})
-    use_cpu: bool = field(default=False, metadata={"help": "Serve on the CPU even where there is a GPU."})

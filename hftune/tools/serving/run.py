@@ -21,7 +21,7 @@ from hftune.errors import ArgumentError, UserError, raise_together, shown
 from hftune.logging import get_logger, notice
 from hftune.secrets import learn
 from hftune.tools.serving.arguments import KEY_VARIABLE, ServeArguments
-from hftune.tools.talking.loading import Talker, check_talker, load_talker
+from hftune.tools.talking.loading import Talker, check_talker, context_of, load_talker
 
 if TYPE_CHECKING:
     from hftune.tools.serving.app import Server
@@ -143,7 +143,7 @@ def bound(host: str, port: int) -> socket.socket:
 def server_of(args: ServeArguments) -> Server:
     """The models, loaded, behind the server's addresses."""
     # Here: these need starlette, which is an extra.
-    from hftune.tools.serving.answers import Served, context_of
+    from hftune.tools.serving.answers import Served
     from hftune.tools.serving.app import LOCAL, Server
     from hftune.tools.serving.queue import WorkQueue
     from hftune.tools.serving.scores import Judge
@@ -155,8 +155,9 @@ def server_of(args: ServeArguments) -> Server:
         talkers[name] = load_talker(folder, args, f"--adapter {name}")
         share_weights(talkers[name], base)
     for name, talker in talkers.items():
-        if args.max_model_len is not None and args.max_model_len > context_of(talker):
-            cause = f"{name} takes {context_of(talker)} tokens"
+        most = context_of(talker.model, talker.tokenizer)
+        if args.max_model_len is not None and most is not None and args.max_model_len > most:
+            cause = f"{name} takes {most} tokens"
             raise ArgumentError(cause, place=f"--max_model_len {args.max_model_len}", fix="give no more")
     served = [Served(name, talker, args.borders_in_text, args.max_model_len) for name, talker in talkers.items()]
     judge = Judge(args.reward_model, args) if args.reward_model else None

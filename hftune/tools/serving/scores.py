@@ -13,6 +13,7 @@ from hftune.errors import DataError
 from hftune.tools.serving.arguments import ServeArguments
 from hftune.tools.serving.errors import RequestError, too_long
 from hftune.tools.serving.requests import Asked, refused
+from hftune.tools.talking.loading import context_of
 from hftune.trainers.rewards.loading import load_reward_model, reward_head, step_separator
 from hftune.trainers.rewards.score_batches import run_batches
 
@@ -36,7 +37,7 @@ class Judge:
             self.tokenizer, steps=steps, separator=step_separator(folder), borders_in_text=args.borders_in_text
         )
         self.scale = read_scale(folder)
-        self.longest = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
+        self.longest = context_of(self.model, self.tokenizer)
 
     def score(self, asked: Asked) -> tuple[dict[str, Any], int]:
         """The scores of a conversation's last turn, and its tokens.

@@ -9,12 +9,13 @@ import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
+from hftune.arguments.asking import TalkerFields
 from hftune.checkpoints import manifest as manifests
 from hftune.checkpoints.adapter_chain import chain_problems, check_recorded_base, whole_chain
 from hftune.checkpoints.file_records import is_model
@@ -26,21 +27,8 @@ from hftune.models.loading.config_sizes import check_config
 from hftune.models.loading.from_pretrained import pretrained
 from hftune.models.vocabulary.grown_model import grow_as_recorded
 from hftune.path_hints import cannot_load
-from hftune.template_arguments import TemplateArguments
 from hftune.tools.talking.ends import ends_of
 from hftune.trainers.rewards.loading import reward_head
-
-
-class HowToLoad(Protocol):
-    """The arguments of a command that loads models to talk with."""
-
-    dtype: str
-    trust_remote_code: bool
-    use_cpu: bool
-
-    @property
-    def template_arguments(self) -> TemplateArguments | None:
-        """What the chat template is given; None: as the model was trained."""
 
 
 @dataclass
@@ -85,7 +73,7 @@ def _scores(folder: str, flag: str, trust_remote_code: bool) -> bool:
         return False
 
 
-def load_talker(name: str, how: HowToLoad, flag: str = "--models", adapters: Sequence[str] = ()) -> Talker:
+def load_talker(name: str, how: TalkerFields, flag: str = "--models", adapters: Sequence[str] = ()) -> Talker:
     """A model and its tokenizer, over all GPUs of this machine or on the CPU; adapters are folded into the base.
 
     Args:
@@ -147,3 +135,12 @@ def load_talker(name: str, how: HowToLoad, flag: str = "--models", adapters: Seq
     ends = ends_of(tokenizer, sampling)
     model.generation_config.eos_token_id = ends or None
     return Talker(name, model.eval(), tokenizer, sampling, ends)
+
+
+def context_of(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """Tokens that a model takes, by its config, else by its tokenizer; None where neither says it."""
+    found = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    if isinstance(found, int) and found > 0:
+        return found
+    # transformers' word for no limit is 10^30.
+    return int(tokenizer.model_max_length) if tokenizer.model_max_length < 1 << 31 else None

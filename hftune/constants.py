@@ -29,6 +29,9 @@ STALLED_EXIT_CODE = 76
 """What every process exits with after a hang (--hang_timeout), or when another process is gone: EX_PROTOCOL of
 sysexits.h. Start the run again with `--resume_from_checkpoint auto`."""
 
+PROCESSOR_FILES = "*processor_config.json"
+"""What makes images, videos and sounds into inputs of a model of several parts: a pattern of file names."""
+
 TASK_TYPES = {"causal_lm": "CAUSAL_LM", "score": "SEQ_CLS", "steps": "TOKEN_CLS"}
 """What a model ends with, in the manifest's word and in peft's: a language model's head, one score a conversation (an
 outcome reward model), two classes a step, wrong and right (a process reward model)."""

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -133,28 +134,31 @@ def free_port() -> int:
 def tiny_model(workspace: Path) -> Path:
     """A random Llama of two layers with a tokenizer and a ChatML template, as a folder."""
     import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers import LlamaForCausalLM
 
     tokenizer = tiny_tokenizer()
     torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=512,
-        tie_word_embeddings=True,
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-        initializer_range=0.2,
-    )
     folder = workspace / "tiny-llama"
-    LlamaForCausalLM(config).save_pretrained(folder)
+    LlamaForCausalLM(tiny_config(tokenizer)).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
+
+
+def tiny_config(tokenizer: Any, **changes: Any) -> Any:
+    """The config of a Llama of two layers for a tokenizer."""
+    from transformers import LlamaConfig
+
+    sizes = {
+        "vocab_size": len(tokenizer),
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 512,
+    }
+    tokens = {"bos_token_id": None, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    return LlamaConfig(**{**sizes, **tokens, "tie_word_embeddings": True, "initializer_range": 0.2, **changes})
 
 
 def tiny_tokenizer():

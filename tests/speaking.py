@@ -13,9 +13,9 @@ from typing import Any
 import torch
 import trl
 from peft import LoraConfig, get_peft_model
-from transformers import AutoModelForSequenceClassification, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForSequenceClassification, LlamaForCausalLM
 
-from tests.conftest import tiny_tokenizer
+from tests.conftest import tiny_config, tiny_tokenizer
 
 CALL = ("<tool_call>", '\n{"name": "add", "arguments": {"a": 2, "b": 3}}\n', "</tool_call>")
 THOUGHT = ("<think>", "\nTwo and three.\n", "</think>", "\n\nFive.")
@@ -28,21 +28,8 @@ def speaking_models(folder: Path) -> dict[str, Path]:
     tokenizer.add_tokens([*CALL, *THOUGHT])
     tokenizer.chat_template = (Path(trl.__file__).parent / "chat_templates" / "qwen3.jinja").read_text()
     torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=WIDTH,
-        intermediate_size=2 * WIDTH,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=2048,
-        tie_word_embeddings=False,
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-        initializer_range=0.2,
-    )
-    model: Any = LlamaForCausalLM(config)
+    sizes = {"hidden_size": WIDTH, "intermediate_size": 2 * WIDTH, "max_position_embeddings": 2048}
+    model: Any = LlamaForCausalLM(tiny_config(tokenizer, **sizes, tie_word_embeddings=False))
     folders = {name: folder / name for name in ("base", "calls", "thinks", "judge")}
     model.save_pretrained(folders["base"])
     reward: Any = AutoModelForSequenceClassification.from_pretrained(folders["base"], num_labels=1)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from hftune.checkpoints.manifest import text_fingerprint
-from hftune.constants import REWARD_SCALE_FIELD, STEP_LABELS
+from hftune.constants import PROCESSOR_FILES, REWARD_SCALE_FIELD, STEP_LABELS
 from hftune.logging import notice
 from hftune.merging.inputs import TOKENIZER_FILES, Inputs, has_tokenizer
 from hftune.merging.plan import Outputs
@@ -16,8 +16,6 @@ from hftune.models.vocabulary.growth import Growth
 from hftune.opening.folders import copy_file, copy_folder
 from hftune.opening.json_file import read_json
 
-_PROCESSOR_FILES = ("*processor_config.json",)
-"""Of what makes images, videos and sounds into inputs, whatever it is called."""
 _MORE_TEMPLATES = "additional_chat_templates"
 
 
@@ -95,7 +93,7 @@ def copy_tokenizer(source: Path, target: Path) -> None:
 
 def copy_other_files(base: Path, target: Path, *, generates: bool, sees: bool = True) -> None:
     """Generation and processor configs, and the code of a model that comes with its own."""
-    patterns = [*(_PROCESSOR_FILES if sees else []), *(["generation_config.json"] if generates else [])]
+    patterns = [*([PROCESSOR_FILES] if sees else []), *(["generation_config.json"] if generates else [])]
     config = base / "config.json"
     own_code = config.is_file() and "auto_map" in read_json(config, finite=False)
     found = sorted(file for pattern in patterns for file in base.glob(pattern))

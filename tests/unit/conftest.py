@@ -1,4 +1,4 @@
-"""Bases that the tests of merging and of export share; and no test leaves another a launcher's variables."""
+"""Bases that the tests of merging and of export share; no test leaves another a launcher's variables or its notices."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from hftune import logging
 from tests.architectures import make_model
 
 LAUNCHED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -21,6 +22,12 @@ def without_launcher() -> Iterator[None]:
     yield
     for name in LAUNCHED:
         os.environ.pop(name, None)
+
+
+@pytest.fixture(autouse=True)
+def without_notices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A notice is said once in a process: what an earlier test has said would be missing, or counted, in this one."""
+    monkeypatch.setattr(logging, "_notices", [])
 
 
 @pytest.fixture(scope="session")

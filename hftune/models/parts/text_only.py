@@ -7,15 +7,13 @@ from pathlib import Path
 
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from hftune.constants import PROCESSOR_FILES
 from hftune.logging import notice
 from hftune.models.loading.from_pretrained import pretrained
 from hftune.models.parts.language_part import language_config, own_name
 from hftune.models.parts.stored_form import placed
 from hftune.models.parts.whole_model import Piece, language_skeleton, write_pieces
 from hftune.weight_files import INDEX_NAME, stored_tensors, weight_files
-
-PROCESSORS = ("*processor_config.json",)
-"""Of what makes images, videos and sounds into inputs."""
 
 
 def leave_language_model(folder: Path, *, trust_remote_code: bool) -> None:
@@ -42,7 +40,7 @@ def leave_language_model(folder: Path, *, trust_remote_code: bool) -> None:
         config.save_pretrained(folder)
     else:
         _save_again(folder, trust_remote_code)
-    for file in (file for pattern in PROCESSORS for file in folder.glob(pattern)):
+    for file in folder.glob(PROCESSOR_FILES):
         file.unlink()
     notice(f"--text_only_export: {len(left)} tensors of other parts are left out")
 

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoConfig, GenerationConfig, PreTrainedTokenizerBase
 
+from hftune.constants import PROCESSOR_FILES
 from hftune.merging.tensors import FLOATS
 from hftune.models.loading.from_pretrained import pretrained
 from hftune.opening.folders import copy_file
@@ -40,7 +41,7 @@ def write_serving_folder(folder: Path, output: Path, args: ServingArguments) -> 
     config.use_cache = True
     config.save_pretrained(output)
     # Of what makes images and sounds into inputs, where the model has parts for these.
-    for file in folder.glob("*processor_config.json"):
+    for file in folder.glob(PROCESSOR_FILES):
         copy_file(file, output / file.name, within=folder)
     ends = _write_generation_config(folder, output, tokenizer)
     return {"dtype": args.dtype, "ends": ends, "bytes": size}

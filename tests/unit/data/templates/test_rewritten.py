@@ -57,7 +57,7 @@ def test_calls_stay_with_the_answer_after_them() -> None:
 @pytest.mark.parametrize("by_marks", [False, True])
 @pytest.mark.parametrize("name", ["deepseekv3", "deepseek_r1_distill", "deepseek_r1_distill_training"])
 def test_a_thought_that_the_prompt_opens(name: str, by_marks: bool) -> None:
-    """The row goes on where inference has begun, though the template writes no thoughts in conversations."""
+    """The row continues the prompt of inference, though the template writes no thoughts in conversations."""
     given = [(f"{FIRST}<think>\n", f"hm\n</think>\n\nb{END}"), (f"{SECOND}<think>\n", f"oh\n</think>\n\nd{END}")]
     assert rows(template(name), THOUGHTS, by_marks=by_marks) == given
     assert rows(template(name), THOUGHTS[:2], by_marks=by_marks, rewritten="refuse") == given[:1]

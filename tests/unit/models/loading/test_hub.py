@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,12 @@ from typing import Any
 import pytest
 from transformers import AutoConfig
 
+from hftune.arguments.entry import parse_arguments
 from hftune.errors import ArgumentError
 from hftune.merging.inputs import find_base
 from hftune.models.loading import hub
 from hftune.models.loading.from_pretrained import pretrained
+from hftune.models.loading.tokenizer import load_tokenizer
 
 
 @pytest.fixture(autouse=True)
@@ -73,6 +76,15 @@ def test_only_the_cache_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub, "hub_answers", lambda endpoint: True)
     pretrained(AutoConfig, "some-owner/some-model", trust_remote_code=False)
     assert [one.get("local_files_only") for one in given] == [True, False, None]
+
+
+def test_a_stage_says_it_at_once(asked: list[Any], tmp_path: Path) -> None:
+    flags = ["--model_name_or_path", "some-owner/some-model", "--cache_dir", str(tmp_path), "--use_cpu", "True"]
+    given = parse_arguments("sft", [*flags, "--output_dir", "o", "--report_to", "none"])
+    began = time.monotonic()
+    with pytest.raises(ArgumentError, match=r"no folder some-owner/some-model here.*does not answer"):
+        load_tokenizer(given.model, given.training)
+    assert time.monotonic() - began < 5 and len(asked) == 1
 
 
 def test_a_merge_says_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

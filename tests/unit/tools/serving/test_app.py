@@ -93,7 +93,7 @@ def call(server: Server, path: str, body: Any = None, *, leave: int | None = Non
 
         await server.app(scope, receive, send)
         if leave is not None:
-            # The server goes on, and so does its loop, until the thread has nothing more to do.
+            # A server and its event loop keep running until the thread has nothing more to do.
             await asyncio.to_thread(server.queue.thread.submit(str).result)
 
     asyncio.run(main())

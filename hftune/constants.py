@@ -5,6 +5,9 @@ from __future__ import annotations
 IGNORE_INDEX = -100
 """Label of a token that is not trained; the value torch's cross entropy ignores by default."""
 
+TEACHER_ROWS = "teacher_rows"
+"""Column of records: of each token the place of its stored targets (distillation), -1 for none."""
+
 MANIFEST_NAME = "hftune.json"
 """The file that says where an output folder came from."""
 

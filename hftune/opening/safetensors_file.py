@@ -20,6 +20,7 @@ from hftune.opening.files import check_memory, open_regular
 from hftune.opening.json_file import parse_json, read_json
 
 if TYPE_CHECKING:
+    import numpy as np
     from torch import Tensor
 
 HEADER_LIMIT = 100_000_000
@@ -194,6 +195,35 @@ def load_tensors(file: str | Path) -> dict[str, Tensor]:
     check_memory(file)
     with open_tensors(file) as stored:
         return {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118 - it is no dict
+
+
+def map_arrays(file: str | Path, kinds: dict[str, str]) -> dict[str, np.ndarray]:
+    """The tensors of a file as read-only NumPy arrays of two dimensions or one, memory-mapped.
+
+    Args:
+        kinds: The dtype (of the format) of each tensor that the file has to hold, and no other.
+
+    Raises:
+        ManifestError: It holds others, or is damaged.
+    """
+    import numpy as np
+
+    header = read_safetensors_header(file)
+    found = {name: str(entry["dtype"]) for name, entry in header.tensors.items()}
+    if found != kinds:
+        _refuse(file, f"it holds {shown(found)}, not {kinds}")
+    arrays = {}
+    for name, entry in header.tensors.items():
+        kind = np.dtype(_NUMPY[found[name]])
+        offset, shape = header.data + entry["data_offsets"][0], tuple(entry["shape"])
+        # Nothing cannot be mapped.
+        empty = math.prod(shape) == 0
+        arrays[name] = np.zeros(shape, kind) if empty else np.memmap(file, kind, "r", offset, shape)
+    return arrays
+
+
+_NUMPY = {"I32": "<i4", "I64": "<i8", "U64": "<u8", "F32": "<f4"}
+"""Of the dtypes that are mapped."""
 
 
 def _refuse(file: str | Path, cause: str) -> NoReturn:

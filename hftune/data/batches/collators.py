@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from hftune.constants import IGNORE_INDEX
+from hftune.constants import IGNORE_INDEX, TEACHER_ROWS
 
 
 class CausalCollator:
@@ -27,7 +27,7 @@ class CausalCollator:
 
         Returns:
             LongTensors of shape (batch, length), length being that of the longest example, rounded up; and, where
-            examples have them, loss_weights (batch, length), float32, 0 for padding.
+            examples have them, loss_weights (batch, length), float32, 0 for padding, and teacher_rows, int64, -1 there.
         """
         single = all(len(feature.get("seq_lengths", ())) < 2 for feature in features)
         assert single, "rows of several documents go through FlatCollator"
@@ -37,6 +37,8 @@ class CausalCollator:
         lengths = torch.tensor([[len(feature["input_ids"])] for feature in features])
         weights = [feature["loss_weights"] for feature in features if "loss_weights" in feature]
         scale = {"loss_weights": _padded(weights, length, 0, torch.float32)} if weights else {}
+        if TEACHER_ROWS in features[0]:
+            scale[TEACHER_ROWS] = _padded([feature[TEACHER_ROWS] for feature in features], length, -1)
         return scale | {
             "input_ids": _padded([feature["input_ids"] for feature in features], length, self.pad_token_id),
             "labels": _padded([feature["labels"] for feature in features], length, IGNORE_INDEX),
@@ -77,6 +79,8 @@ class FlatCollator:
         }
         if "loss_weights" in features[0]:
             batch["loss_weights"] = torch.tensor([[weight for each in features for weight in each["loss_weights"]]])
+        if TEACHER_ROWS in features[0]:
+            batch[TEACHER_ROWS] = _joined(features, TEACHER_ROWS)
         # transformers hands these four to FlashAttention's varlen kernels as they are; queries and keys are the same
         # row.
         for side in ("q", "k"):

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from hftune.constants import IGNORE_INDEX
+from hftune.constants import IGNORE_INDEX, TEACHER_ROWS
 from hftune.data.batches.collators import shifted
 
 Batch = dict[str, Any]
@@ -17,14 +17,15 @@ def sliced(batch: Batch, slice_of: Callable[[int], slice], processes: int) -> Ba
     """A batch of `FlatCollator` to that of one process.
 
     Args:
-        batch: One row: input_ids, labels, position_ids, perhaps loss_weights (1, tokens), cu_seq_lens_q and _k.
+        batch: One row: input_ids, labels, position_ids, perhaps loss_weights and teacher_rows (1, tokens),
+            cu_seq_lens_q and _k.
         slice_of: From the tokens of the row to the process's part.
         processes: A row with fewer tokens is filled up to one each.
 
     Returns:
         The same names. `labels`, as `shift_labels`, hold at each place the token after it: the last one of a slice is
-        predicted from it, though it is the first of the next slice. `loss_weights` likewise. Borders of documents and
-        all else stay those of the whole row.
+        predicted from it, though it is the first of the next slice. So do `loss_weights` and `teacher_rows`. Borders of
+        documents and all else stay those of the whole row.
     """
     assert batch["input_ids"].shape[0] == 1 and "cu_seq_lens_q" in batch, "a row from FlatCollator"
     batch = _filled(batch, processes)
@@ -32,8 +33,9 @@ def sliced(batch: Batch, slice_of: Callable[[int], slice], processes: int) -> Ba
     # Shifted before slicing: a slice's last token predicts the first one of the next slice, which its process lacks.
     labels = shifted(batch["labels"], IGNORE_INDEX)[:, part].contiguous()
     own: Batch = {name: batch[name][:, part] for name in ("input_ids", "position_ids")}
-    if "loss_weights" in batch:
-        own["loss_weights"] = shifted(batch["loss_weights"], 0.0)[:, part]
+    for name, filler in (("loss_weights", 0.0), (TEACHER_ROWS, -1)):
+        if name in batch:
+            own[name] = shifted(batch[name], filler)[:, part]
     return {**batch, **own, "labels": labels, "shift_labels": labels}
 
 
@@ -43,7 +45,7 @@ def _filled(batch: Batch, least: int) -> Batch:
     missing = least - batch["input_ids"].shape[1]
     if missing <= 0:
         return batch
-    fillers = {"input_ids": 0, "labels": IGNORE_INDEX, "loss_weights": 0}
+    fillers = {"input_ids": 0, "labels": IGNORE_INDEX, "loss_weights": 0, TEACHER_ROWS: -1}
     more = {
         name: torch.nn.functional.pad(batch[name], (0, missing), value=filler)
         for name, filler in fillers.items()

@@ -26,8 +26,8 @@ class IntColumn:
         self.begin: IntArray = _joined([part[:-1] for part in offsets])
 
     def gather(self, documents: IntArray, starts: IntArray, lengths: IntArray) -> np.ndarray:
-        """The tokens of segments, one after the other, int32."""
-        out = np.empty(int(lengths.sum()), dtype=np.int32)
+        """The values of segments, one after the other, of the column's own type."""
+        out = np.empty(int(lengths.sum()), dtype=self.values[0].dtype if self.values else np.int32)
         at = 0
         begins = (self.begin[documents] + starts).tolist()
         for chunk, begin, length in zip(self.chunk[documents].tolist(), begins, lengths.tolist(), strict=True):

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 from datasets import Dataset, Features, List, Value
 
-from hftune.constants import IGNORE_INDEX
+from hftune.constants import IGNORE_INDEX, TEACHER_ROWS
 from hftune.data.packing.bins import (
     Bins,
     IntArray,
@@ -31,7 +31,7 @@ from hftune.data.tokenizing.encoder import lists_of, write_batches
 from hftune.errors import DataError
 
 FEATURES = Features({name: List(Value("int32")) for name in ("input_ids", "labels", "position_ids", "seq_lengths")})
-"""Columns of a packed dataset."""
+"""Columns of a packed dataset; teacher_rows (int64) comes last where records have it."""
 
 TOKENS_AT_ONCE = 1 << 20
 """Tokens that are held in memory while writing."""
@@ -75,16 +75,19 @@ def pack_into(folder: Path, dataset: Dataset, packing: Packing) -> PackStats:
     assert packing.strategy in STRATEGIES, packing.strategy
     # A selection is an index on the side; the buffers below know nothing of it.
     dataset = dataset if dataset._indices is None else dataset.flatten_indices()
-    columns = {name: IntColumn(dataset, name) for name in ("input_ids", "labels")}
+    features = FEATURES.copy()
+    if TEACHER_ROWS in dataset.column_names:
+        features[TEACHER_ROWS] = List(Value("int64"))
+    columns = {name: IntColumn(dataset, name) for name in ("input_ids", "labels", TEACHER_ROWS) if name in features}
     segments, bins = plan(columns["input_ids"].lengths, packing.max_length, packing.strategy)
     # Without empty documents, which have no segment.
     documents, segments_each = np.unique(segments.document, return_counts=True)
     stats = PackStats(packing.max_length, documents=len(documents), split_documents=int((segments_each > 1).sum()))
     rows = (
-        _packs(columns, segments, bins, first, last, packing.cross_document_attention, stats)
+        _packs(columns, features.arrow_schema, segments, bins, first, last, packing.cross_document_attention, stats)
         for first, last in _portions(segments, bins)
     )
-    write_batches(folder, FEATURES.arrow_schema, rows)
+    write_batches(folder, features.arrow_schema, rows)
     if not stats.packs:
         raise DataError("packing leaves no token to train", fix="Give more data, or a larger maximum length.")
     return stats
@@ -126,6 +129,7 @@ def _portions(segments: Segments, bins: Bins) -> Iterator[tuple[int, int]]:
 
 def _packs(
     columns: dict[str, IntColumn],
+    schema: pa.Schema,
     segments: Segments,
     bins: Bins,
     first: int,
@@ -137,9 +141,8 @@ def _packs(
     chosen = bins.segments[bins.offsets[first] : bins.offsets[last]]
     lengths = segments.length[chosen]
     per_pack = np.diff(bins.offsets[first : last + 1])
-    ids, labels = (
-        columns[name].gather(segments.document[chosen], segments.start[chosen], lengths)
-        for name in ("input_ids", "labels")
+    ids, labels, *more = (
+        column.gather(segments.document[chosen], segments.start[chosen], lengths) for column in columns.values()
     )
     # Tokens of each row; `reduceat` takes where each row's first segment is.
     sizes = np.add.reduceat(lengths, np.cumsum(per_pack) - per_pack)
@@ -157,5 +160,6 @@ def _packs(
     stats.untrained_tokens += int(sizes[~kept].sum())
     stats.trained_tokens += int(trained.sum())
     arrays = [lists_of(values, sizes) for values in (ids, labels, positions)] + [lists_of(lengths, per_pack)]
-    batch = pa.RecordBatch.from_arrays(arrays, schema=FEATURES.arrow_schema)
+    arrays += [lists_of(values, sizes, schema.field(TEACHER_ROWS).type) for values in more]
+    batch = pa.RecordBatch.from_arrays(arrays, schema=schema)
     return batch if kept.all() else batch.filter(pa.array(kept))

@@ -115,3 +115,12 @@ def test_padding_does_not_mix_packed_documents() -> None:
     assert CausalCollator(pad_token_id=0)(PACKED[:1])["input_ids"].tolist() == [[5, 6, 7]]
     with pytest.raises(AssertionError, match="FlatCollator"):
         CausalCollator(pad_token_id=0)(PACKED)
+
+
+def test_places_of_targets_travel_with_their_tokens() -> None:
+    examples = [{**example, "teacher_rows": rows} for example, rows in zip(EXAMPLES, [[-1, 4, 5], [-1]], strict=True)]
+    padded = CausalCollator(pad_token_id=0)(examples)["teacher_rows"]
+    # -1 for padding: nothing is known of it
+    assert padded.tolist() == [[-1, 4, 5], [-1, -1, -1]] and padded.dtype == torch.int64
+    flat = FlatCollator()(examples)["teacher_rows"]
+    assert isinstance(flat, torch.Tensor) and flat.tolist() == [[-1, 4, 5, -1]]

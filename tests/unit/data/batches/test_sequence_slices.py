@@ -37,6 +37,9 @@ def test_two_slices() -> None:
     assert torch.equal(first["labels"], first["shift_labels"])
     assert torch.allclose(first["loss_weights"], torch.tensor([[0.2, 0.3, 0.0, 0.0]]))
     assert torch.allclose(second["loss_weights"], torch.tensor([[0.6, 0.7, 0.0]]))
+    # And so do the places of targets.
+    rows = row() | {"teacher_rows": torch.tensor([[-1, 0, 1, -1, -1, 2, 3]])}
+    assert [of(rank, 2, rows)["teacher_rows"].tolist() for rank in (0, 1)] == [[[0, 1, -1, -1]], [[2, 3, -1]]]
     for part in (first, second):
         assert part["cu_seq_lens_q"].tolist() == part["cu_seq_lens_k"].tolist() == [0, 3, 7]
         assert part["max_length_q"] == 4

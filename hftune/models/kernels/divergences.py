@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch.linalg import vecdot
 
-from hftune.models.kernels.answer_projection import Columns
+from hftune.models.kernels.chunked_heads import Columns
 from hftune.models.kernels.lessons import FLOOR, Divergence, TopTargets, tempered
 
 COLUMNS = ("divergence", "teacher_entropy", "log_probs", "entropy", "is_top1")

@@ -11,7 +11,8 @@ import torch
 from torch.nn.functional import linear
 
 from hftune.distributed import zero
-from hftune.models.kernels.answer_projection import LogitShape, in_float32, is_plain, product_dtype
+from hftune.models.kernels.answer_projection import LogitShape
+from hftune.models.kernels.chunked_heads import in_float32, is_plain, product_dtype
 
 FLOOR = -1e4
 """Of logits of a head that is more than a projection, which may be -inf: 0 * inf is no number."""

@@ -12,9 +12,9 @@ import torch
 from torch.nn.functional import linear
 
 from hftune.distributed import zero
-from hftune.models.kernels.answer_projection import (
+from hftune.models.kernels.answer_projection import LogitShape
+from hftune.models.kernels.chunked_heads import (
     Columns,
-    LogitShape,
     chunk_slices,
     in_float32,
     is_plain,

@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import Gemma2Config, Gemma2ForCausalLM, LlamaConfig, LlamaForCausalLM
 from trl.kernels.chunked_divergence import ChunkedDivergenceFunction
 
-from hftune.models.kernels import answer_projection
+from hftune.models.kernels import chunked_heads
 from hftune.models.kernels.answer_head import add_answer_head
 from hftune.models.kernels.answer_projection import LogitShape
 from hftune.models.kernels.lessons import Divergence, Lesson, MixedTeachers, TeacherStates, TopTargets
@@ -49,8 +49,8 @@ def same(found: Any, other: Any) -> None:
 @pytest.fixture(params=[7, 64], autouse=True)
 def rows_of_a_chunk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Several chunks, and one; heads that are called as modules compute theirs again."""
-    monkeypatch.setitem(answer_projection.CHUNK_BYTES, "cpu", 4 * WORDS * request.param)
-    monkeypatch.setattr(answer_projection, "KEPT_BYTES", 0 if request.param == 7 else 2**28)
+    monkeypatch.setitem(chunked_heads.CHUNK_BYTES, "cpu", 4 * WORDS * request.param)
+    monkeypatch.setattr(chunked_heads, "KEPT_BYTES", 0 if request.param == 7 else 2**28)
 
 
 @pytest.mark.parametrize(("beta", "temperature"), KINDS)
@@ -166,8 +166,8 @@ class Largest(TorchDispatchMode):
 @pytest.mark.parametrize("beta", [0.0, 0.5, 1.0])
 @pytest.mark.parametrize("kind", ["plain", "module", "top"])
 def test_no_tensor_of_all_logits(beta: float, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(answer_projection.CHUNK_BYTES, "cpu", 4 * WORDS * 50)
-    monkeypatch.setattr(answer_projection, "KEPT_BYTES", 0)
+    monkeypatch.setitem(chunked_heads.CHUNK_BYTES, "cpu", 4 * WORDS * 50)
+    monkeypatch.setattr(chunked_heads, "KEPT_BYTES", 0)
     student = (type("Other", (torch.nn.Linear,), {}) if kind == "module" else torch.nn.Linear)(32, WORDS)
     teacher, tokens = torch.nn.Linear(48, WORDS), 400
     hidden, targets = torch.randn(tokens, 32, requires_grad=True), torch.zeros(tokens).long()

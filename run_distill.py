@@ -17,10 +17,10 @@ def main() -> None:
     from hftune.data.tokenizing.chats import ChatEncoder
     from hftune.models.adapters.preparation import add_adapter
     from hftune.models.loading.causal_lm import load_causal_lm
-    from hftune.models.loading.teacher import load_teachers
     from hftune.models.loading.tokenizer import load_tokenizer
     from hftune.stage import finish_run, start_run
     from hftune.trainers.distill import DistillTrainer
+    from hftune.trainers.distillation.loading import load_teachers
 
     run = start_run("distill", arguments)  # decide what was left open, refuse what cannot work, seed
     model_args, data_args, adapter_args, training_args = run.arguments  # as decided

@@ -109,7 +109,7 @@ def run_setup(model_args: ModelArguments, adapter_args: AdapterArguments, traini
     # Without DeepSpeed autocast computes in 16 bit, and the weights stay what they were loaded as.
     half = config is not None and bool(training_args.bf16 or training_args.fp16)
     taught = bool(getattr(training_args, "teachers", None))
-    count_teachers = on_demand("hftune.preflight.teacher_memory:teacher_bytes") if taught else None
+    count_teachers = on_demand("hftune.preflight.teachers:teacher_bytes") if taught else None
     return Setup(
         zero_stage=training_args.zero_stage,
         deepspeed=config is not None,

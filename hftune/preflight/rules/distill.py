@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from hftune.arguments.distill import DistillArguments
 from hftune.errors import ArgumentError, UserError
 from hftune.models.loading.build import decide_build
-from hftune.models.loading.teacher import FLAG, errors_of_teacher, teacher_arguments, teacher_source
 from hftune.preflight.facts import Facts
+from hftune.preflight.teachers import FLAG, errors_of_teacher, teacher_arguments, teacher_source
 
 
 def check_distillation(facts: Facts[DistillArguments]) -> Iterator[UserError]:

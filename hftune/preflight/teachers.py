@@ -1,15 +1,12 @@
-"""Teachers of a distillation: whole models or adapters, frozen, in the precision that was asked for."""
+"""Teachers of a distillation before they load: what each is made of, how it is loaded, the bytes that it takes."""
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-
-from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from hftune.arguments.adapter import AdapterArguments
 from hftune.arguments.distill import DistillArguments
@@ -17,10 +14,11 @@ from hftune.arguments.model import ModelArguments
 from hftune.checkpoints.adapter_chain import whole_chain
 from hftune.checkpoints.manifest import read_manifest
 from hftune.errors import ArgumentError, UserError
-from hftune.models.adapters.folding import fold_adapters
 from hftune.models.adapters.saved_config import read_lora_config
-from hftune.models.loading.causal_lm import build_model
-from hftune.models.vocabulary.grown_model import grow_as_recorded
+from hftune.models.loading.config import model_config
+from hftune.models.loading.dtype import weight_dtype
+from hftune.models.loading.skeleton import skeleton
+from hftune.preflight.sizes import packed_bytes, packed_linears
 
 FLAG = "--teacher_model_name_or_path"
 
@@ -80,23 +78,27 @@ def errors_of_teacher(name: str) -> Iterator[None]:
         raise ArgumentError(error.cause, place=f"{FLAG} {name}", fix=error.fix) from error
 
 
-def load_teachers(model_args: ModelArguments, training_args: DistillArguments) -> list[PreTrainedModel]:
-    """The teachers, in evaluation mode and without gradients; partitioned where ZeRO-3 is.
+_known: dict[str, float] = {}
+"""By what decides it: a planner asks for each of its choices."""
 
-    Raises:
-        ArgumentError: There is no such model, or an adapter does not fit its base.
+
+def teacher_bytes(model_args: ModelArguments, training_args: DistillArguments, *, half: bool) -> float:
+    """Bytes of all teachers, whole.
+
+    Args:
+        half: Whether DeepSpeed keeps weights in 16 bit.
     """
-    return [_load(teacher_source(name), model_args, training_args) for name in training_args.teachers]
+    return sum(_bytes(name, model_args, training_args, half) for name in training_args.teachers)
 
 
-def _load(source: TeacherSource, model_args: ModelArguments, training_args: DistillArguments) -> PreTrainedModel:
-    own_args, adapter_args = teacher_arguments(source, model_args, training_args)
-    training_args = copy.copy(training_args)
-    training_args.fp8 = None  # speeds up layers that are trained
-    with errors_of_teacher(source.name):
-        model = build_model(AutoModelForCausalLM, own_args, adapter_args, training_args, None)
-        grow_as_recorded(model, list(source.adapters))
-        model = fold_adapters(model, source.adapters)
-    model.requires_grad_(False)
-    model.config.use_cache = False
-    return model.eval()
+def _bytes(name: str, model_args: ModelArguments, training_args: DistillArguments, half: bool) -> float:
+    own_args, adapter_args = teacher_arguments(teacher_source(name), model_args, training_args)
+    key = f"{own_args} {adapter_args} {half}"
+    if key not in _known:
+        with errors_of_teacher(name):
+            bare = skeleton(model_config(own_args, training_args), training_args)
+        count = sum(parameter.numel() for parameter in bare.parameters())
+        packed = sum(linear.weight.numel() for linear in packed_linears(bare)) if adapter_args.quantised else 0
+        each = 2.0 if half else float(weight_dtype(own_args, training_args, trains_all=False).itemsize)
+        _known[key] = (count - packed) * each + packed * (packed_bytes(adapter_args) if packed else 0.0)
+    return _known[key]

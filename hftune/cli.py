@@ -15,6 +15,7 @@ hftune ask --models BASE outputs/sft-merged --questions "Who are you?"      the 
 hftune serve outputs/sft-merged [--adapter NAME=FOLDER]      a server as OpenAI's, for what was trained
 hftune chat outputs/sft-merged [MODEL2] [--adapter FOLDER ...]      a conversation in the terminal, saved as a record
 hftune score FILE --model outputs/rm [--output SCORED.jsonl]      conversations through a reward model
+hftune teach --teacher_model_name_or_path TEACHER --model_name_or_path STUDENT --train_file_dir DIR --output_dir OUT
 hftune consolidate --checkpoint outputs/sft/checkpoint-100 --output_dir OUT      whole weights from ZeRO's shards
 hftune doctor      what this machine has for a run, and what is wrong with it
 """
@@ -35,6 +36,7 @@ COMMANDS = {
     "plan": "hftune.tools.planning.entry:plan",
     "vocab": "hftune.tools.vocabulary.entry:vocab",
     "export": "hftune.tools.export.entry:export",
+    "teach": "hftune.tools.teaching.entry:teach",
     "consolidate": "hftune.tools.consolidating.entry:consolidate",
     "ask": "hftune.tools.scoring.entry:ask",
     "chat": "hftune.tools.chatting.entry:chat",

@@ -43,6 +43,16 @@ class DistillArguments(SFTArguments, trl.DistillationConfig):
     )
     teacher_load_in_4bit: bool = field(default=False, metadata={"help": "Quantise teachers to 4 bit (NF4)."})
     teacher_load_in_8bit: bool = field(default=False, metadata={"help": "Quantise teachers to 8 bit."})
+    teacher_targets: str | None = field(
+        default=None,
+        metadata={
+            "help": "Folder of `hftune teach`: what a teacher said of these records, computed once, in place of a "
+            "teacher. For --distill_mode offline."
+        },
+    )
+    drop_untaught: bool = field(
+        default=False, metadata={"help": "Leave out, and count, records without targets in --teacher_targets."}
+    )
     distill_mode: str = field(
         default="on_policy",
         metadata={

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ _ON_DEMAND = {
     "tokenized_dir": "hftune.data.tokenized_folder:load_tokenised",
     "dummy_data": "hftune.data.generated:generated_source",
     "packing": "hftune.data.packing.sources:packed_source",
+    "teacher_targets": "hftune.data.teaching.rows:taught_source",
     "count_rows": "hftune.data.packing.sources:limit_packed_rows",
 }
 
@@ -84,6 +86,9 @@ def load_splits(encoder: Encoder, data_args: DataArguments, training_args: Stage
     # and its rows must hold no other.
     if weights is None:
         sources = {name: [concatenated(parts)] for name, parts in sources.items()}
+    if getattr(training_args, "teacher_targets", None):
+        taught_source = partial(on_demand(_ON_DEMAND["teacher_targets"]), encoder.tokenizer, training_args, data_args)
+        sources = {name: [taught_source(part) for part in parts] for name, parts in sources.items()}
     sources = {name: pack_sources(parts, packing.get(name), data_args) for name, parts in sources.items()}
     # MedicalGPT's meaning of --max_train_samples in pre-training: blocks, which are known only now.
     if data_args.count_rows:

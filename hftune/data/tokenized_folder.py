@@ -12,13 +12,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import xxhash
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
 from hftune.data.sources import TokenizedSource
 from hftune.data.storage.arrow_folder import check_ids, open_folder
-from hftune.data.storage.cache import tokenizer_state
+from hftune.data.storage.cache import tokenizer_key
 from hftune.data.tokenizing.counts import Counts
 from hftune.data.tokenizing.encoder import Encoder
 from hftune.digests import SEAL, Damaged, check_contents, contents, read_text, sealed, unsealed
@@ -43,7 +42,7 @@ def save_tokenised(folder: Path, parts: dict[str, TokenizedSource], encoders: di
     """
     about: dict[str, Any] = {
         # A digest of all that decides ids: two tokenizers of one name may differ by a template or an added token.
-        "tokenizer": _tokenizer_key(encoders["train"]),
+        "tokenizer": tokenizer_key(encoders["train"].tokenizer),
         "splits": {
             name: {
                 "settings": encoders[name].settings(),
@@ -176,14 +175,9 @@ def _check(about: dict[str, Any], split: str, encoder: Encoder, folder: Path) ->
     if names:
         differences = ", ".join(f"{name} {found.get(name)} (this run: {wanted[name]})" for name in names)
         raise DataError(f"the records in {folder} were tokenised with {differences}", place="--tokenized_dir", fix=_FIX)
-    if about["tokenizer"] != _tokenizer_key(encoder):
+    if about["tokenizer"] != tokenizer_key(encoder.tokenizer):
         raise DataError(
             f"the records in {folder} were tokenised with another tokenizer or chat template",
             place="--tokenized_dir",
             fix=_FIX,
         )
-
-
-def _tokenizer_key(encoder: Encoder) -> str:
-    state = json.dumps(tokenizer_state(encoder.tokenizer), sort_keys=True, default=str)
-    return xxhash.xxh3_128(state.encode()).hexdigest()

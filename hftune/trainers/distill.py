@@ -11,10 +11,12 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hftune.arguments.distill import DistillArguments
 from hftune.arguments.training import StageArguments
+from hftune.constants import TEACHER_ROWS
 from hftune.data.batches.collators import causal_collator
 from hftune.data.splits import Splits
 from hftune.on_demand import on_demand
 from hftune.trainers.distillation.on_policy import OnPolicyAnswers
+from hftune.trainers.distillation.stored_teacher import StoredTeacher
 from hftune.trainers.distillation.taught_loss import TaughtLoss
 from hftune.trainers.distillation.teachers import Teachers
 from hftune.trainers.features.feature import Feature
@@ -68,10 +70,11 @@ class DistillTrainer(StageTrainer, TokenRows):
     """TRL's trainer on records that hftune has tokenised and masked, as those of SFT.
 
     Args:
-        teachers: Frozen, in evaluation mode; what they say is mixed by `args.teacher_shares`.
+        teachers: Frozen, in evaluation mode; what they say is mixed by `args.teacher_shares`. None with
+            `args.teacher_targets`.
     """
 
-    extra_columns = ("loss_weights",)
+    extra_columns = ("loss_weights", TEACHER_ROWS)
 
     def __init__(
         self,
@@ -83,7 +86,8 @@ class DistillTrainer(StageTrainer, TokenRows):
         **kwargs: Any,
     ) -> None:
         self._streams = isinstance(data.train, IterableDataset)
-        self.teachers = Teachers(teachers, args.teacher_shares)
+        stored = args.teacher_targets
+        self.teachers = StoredTeacher(stored) if stored else Teachers(teachers, args.teacher_shares)
         super().__init__(
             model=model,
             args=args,

@@ -96,6 +96,12 @@ def tokenizer_state(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
     return about | ({"template_arguments": arguments} if arguments else {})
 
 
+def tokenizer_key(tokenizer: PreTrainedTokenizerBase) -> str:
+    """128 bits in hex of `tokenizer_state`."""
+    state = json.dumps(tokenizer_state(tokenizer), sort_keys=True, default=str)
+    return xxhash.xxh3_128(state.encode()).hexdigest()
+
+
 def cached(
     key: str, write: Callable[[Path], Counts], cache_dir: str | None = None, overwrite: bool = False
 ) -> tuple[Dataset, Counts]:

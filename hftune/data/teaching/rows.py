@@ -11,11 +11,13 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 from datasets import Dataset
+from transformers import PreTrainedTokenizerBase
 
 from hftune.arguments.data import DataArguments
+from hftune.arguments.distill import DistillArguments
 from hftune.constants import TEACHER_ROWS
 from hftune.data.sources import TokenizedSource, select_records
-from hftune.data.storage.cache import cached
+from hftune.data.storage.cache import cached, tokenizer_key
 from hftune.data.teaching.hashes import hashes_of, records
 from hftune.data.teaching.stored import FLAG, StoredTargets
 from hftune.data.tokenizing.counts import Counts
@@ -28,19 +30,26 @@ _AT_ONCE = 1024
 
 
 def taught_source(
-    part: TokenizedSource, folder: str, data_args: DataArguments, *, drop: bool = False
+    tokenizer: PreTrainedTokenizerBase, args: DistillArguments, data_args: DataArguments, part: TokenizedSource
 ) -> TokenizedSource:
     """The records of a source with the column `teacher_rows`: of each token the place of its targets, -1 for none.
 
     Args:
-        folder: Of `hftune teach`.
-        drop: Leave out, and count, records without targets.
+        tokenizer: Of the records.
+        args: `teacher_targets` names the folder; `drop_untaught` leaves out, and counts, records without targets.
 
     Raises:
-        DataError: A record has no targets, with how many of how many.
+        DataError: A record has no targets, with how many of how many; or they are of another tokenizer.
         ManifestError: The folder is damaged.
     """
+    folder, drop = str(args.teacher_targets), args.drop_untaught
     stored = StoredTargets(folder)
+    if stored.about["tokenizer"] != tokenizer_key(tokenizer):
+        raise DataError(
+            f"the targets in {folder} were computed with another tokenizer or chat template",
+            place=FLAG,
+            fix="give this run the tokenizer and the template arguments that hftune teach was given, or teach again",
+        )
     hashes, counts = hashes_of(part.dataset)
     firsts = stored.places_of(hashes)
     missing = firsts < 0

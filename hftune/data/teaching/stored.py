@@ -14,11 +14,11 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 
+from hftune.constants import MANIFEST_NAME
 from hftune.errors import ManifestError, shown
 from hftune.opening.folders import unsafe_entry
 from hftune.opening.model_files import read_checked
 from hftune.opening.safetensors_file import map_arrays, read_safetensors_header
-from hftune.constants import MANIFEST_NAME
 
 INDEX = "index.safetensors"
 INDEX_KINDS = {"hashes": "U64", "places": "I64"}
@@ -177,8 +177,8 @@ def _about(folder: Path) -> dict[str, Any]:
         raise ManifestError(cause, place=FLAG, fix="make it with: hftune teach ... --output_dir FOLDER")
     wrong = [name for name, kind in _FIELDS.items() if type(about.get(name)) is not kind]
     # 1 << 31: ids are stored in 32 bits.
-    counts = [about.get(name) for name in ("k", "vocabulary", "tokens", "shards", "records")]
-    if wrong or min(counts) < 0 or not 0 < about["k"] <= about["vocabulary"] < 1 << 31:
+    counts = ("k", "vocabulary", "tokens", "shards", "records")
+    if wrong or any(about[name] < 0 for name in counts) or not 0 < about["k"] <= about["vocabulary"] < 1 << 31:
         cause = f"{file} does not say {' and '.join(wrong)}" if wrong else f"{file} holds numbers that cannot be"
         raise ManifestError(cause, place=FLAG, fix=_FIX)
     return about

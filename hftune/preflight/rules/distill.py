@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hftune.arguments.distill import DistillArguments
+from hftune.data.teaching.stored import FLAG as TARGETS
+from hftune.data.teaching.stored import StoredTargets
 from hftune.errors import ArgumentError, UserError
 from hftune.models.loading.build import decide_build
 from hftune.preflight.facts import Facts
@@ -13,19 +15,21 @@ from hftune.preflight.teachers import FLAG, errors_of_teacher, teacher_arguments
 
 def check_distillation(facts: Facts[DistillArguments]) -> Iterator[UserError]:
     """Problems of teachers, of the divergence and of what the trainer cannot do."""
-    yield from _check_teachers(facts.training_args)
+    yield from check_teachers(facts.training_args)
+    yield from _check_targets(facts)
     for name in facts.training_args.teachers:
         yield from _check_teacher(facts, name)
     yield from _check_loss(facts.training_args)
     yield from _check_parallel(facts)
 
 
-def _check_teachers(args: DistillArguments) -> Iterator[UserError]:
-    if not args.teachers:
+def check_teachers(args: DistillArguments) -> Iterator[UserError]:
+    """Problems of how teachers are named and weighed."""
+    if not args.teachers and not args.teacher_targets:
         yield ArgumentError(
             "no teacher was named",
             place="--teacher_model_name_or_path",
-            fix="name the model to learn from, a folder or a Hub name",
+            fix="name the model to learn from, a folder or a Hub name; or --teacher_targets, from hftune teach",
         )
     weights = args.teacher_weights
     if weights and len(weights) != len(args.teachers):
@@ -39,6 +43,40 @@ def _check_teachers(args: DistillArguments) -> Iterator[UserError]:
             "teachers are loaded by hftune",
             place="--teacher_model_init_kwargs",
             fix="use --teacher_dtype, --teacher_load_in_4bit, --teacher_model_revision",
+        )
+
+
+def _check_targets(facts: Facts[DistillArguments]) -> Iterator[UserError]:
+    """Stored targets that are damaged, or of which this run's tokens, answers or distributions are others."""
+    args = facts.training_args
+    if not args.teacher_targets:
+        if args.drop_untaught:
+            fix = "add --teacher_targets FOLDER, or leave it out"
+            yield ArgumentError("there are no stored targets", place="--drop_untaught", fix=fix)
+        return
+    if args.teachers:
+        fix = "leave one of them out"
+        yield ArgumentError("what a teacher says is stored already", place=f"{FLAG}, {TARGETS}", fix=fix)
+    if args.share_on_policy:
+        fix = "add --distill_mode offline, or name a teacher"
+        cause = "a teacher must be there to judge the student's own answers"
+        yield ArgumentError(cause, place=f"--distill_mode {args.distill_mode}", fix=fix)
+    if facts.data_args.streaming:
+        fix = "leave --streaming out: hftune teach has read all records once, and they are in the cache"
+        yield ArgumentError("a stream does not look for stored targets", place="--streaming", fix=fix)
+    if (args.packing or args.eval_packing) and args.packing_strategy != "bfd":
+        fix = "use --packing_strategy bfd"
+        cause = "targets are those of whole records, and this packing cuts them"
+        yield ArgumentError(cause, place=f"--packing_strategy {args.packing_strategy}", fix=fix)
+    try:
+        stored = StoredTargets(args.teacher_targets)
+    except UserError as problem:
+        yield problem
+        return
+    if (found := stored.about["temperature"]) != args.temperature:
+        fix = f"give --temperature {found}, or teach again"
+        yield ArgumentError(
+            f"the stored targets are of temperature {found}", place=f"--temperature {args.temperature}", fix=fix
         )
 
 

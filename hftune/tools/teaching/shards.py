@@ -21,6 +21,9 @@ from hftune.publishing.disk import flush
 SHARD_BYTES = 1 << 25
 """Of the targets of a shard, roughly: what a killed process loses, and what two processes share out."""
 
+LEAST_SHARDS = 64
+"""That many where there are records enough, so that all processes have a share of a small data set."""
+
 # Bytes that are kept free for the header, which is written last.
 _HEADER = 1 << 15
 # Lost mass from 1e-9 to 1, 128 steps a power of ten: a percentile is known to 2 %.
@@ -63,7 +66,7 @@ def divide(dataset: Dataset, k: int) -> Work:
     _, first = np.unique(hashes, axis=0, return_index=True)
     first = np.sort(first[counts[first] > 0])
     places = np.append(0, np.cumsum(counts[first]))
-    most = max(1, SHARD_BYTES // (8 * k))
+    most = max(1, min(SHARD_BYTES // (8 * k), -(-int(places[-1]) // LEAST_SHARDS)))
     bounds, last = [0], len(first)
     while bounds[-1] < last:
         # As many whole records as fit, and at least one.

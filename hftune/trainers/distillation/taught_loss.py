@@ -8,6 +8,7 @@ import torch
 
 from hftune.arguments.training import StageArguments
 from hftune.models.kernels.lessons import Divergence, Lesson
+from hftune.trainers.distillation.stored_teacher import StoredTeacher
 from hftune.trainers.distillation.teachers import Teachers
 from hftune.trainers.features.answer_loss import AnswerLoss
 from hftune.trainers.features.run import Inputs, Run
@@ -16,7 +17,7 @@ from hftune.trainers.features.run import Inputs, Run
 class TaughtLoss(AnswerLoss):
     """The divergence between teacher and student at each label, in the place of the label's own loss."""
 
-    def __init__(self, teachers: Teachers, args: StageArguments) -> None:
+    def __init__(self, teachers: Teachers | StoredTeacher, args: StageArguments) -> None:
         super().__init__(measures_tokens=True)
         self.teachers = teachers
         self.divergence = Divergence(args.beta, args.temperature, args.hard_label_share, args.max_teacher_entropy)

@@ -10,6 +10,7 @@ from trl.models import prepare_deepspeed
 
 from hftune.models.kernels.answer_head import add_answer_head
 from hftune.models.kernels.lessons import MixedTeachers, TeacherStates
+from hftune.trainers.features.answer_loss import OF_LABELS
 from hftune.trainers.features.feature import Feature
 from hftune.trainers.features.run import Inputs, Run
 
@@ -38,8 +39,9 @@ class Teachers(Feature):
         """What is said of the tokens whose predictions are at places `at` (tokens,) of the flattened batch.
 
         Args:
-            inputs: What the student reads.
+            inputs: The batch of the student.
         """
+        inputs = {name: value for name, value in inputs.items() if name not in OF_LABELS}
         with run.accelerator.autocast():
             said = [model(**inputs, answer_at=at, answer_states=True) for model in self.models]
         return said[0] if len(said) == 1 else MixedTeachers(said, self.shares)

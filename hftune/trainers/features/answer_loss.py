@@ -7,14 +7,14 @@ from typing import Any
 
 import torch
 
-from hftune.constants import IGNORE_INDEX
+from hftune.constants import IGNORE_INDEX, TEACHER_ROWS
 from hftune.data.batches.collators import shifted
 from hftune.distributed import ranks
 from hftune.models.kernels.answer_head import AnswerOutput, add_answer_head
 from hftune.trainers.features.feature import Feature
 from hftune.trainers.features.run import Inputs, Run, plain_model
 
-OF_LABELS = ("labels", "shift_labels", "loss_weights")
+OF_LABELS = ("labels", "shift_labels", "loss_weights", TEACHER_ROWS)
 """What of a batch does not go to the model."""
 
 
@@ -90,7 +90,7 @@ class AnswerLoss(Feature):
             answer_dft=getattr(run.args, "loss_type", None) == "dft",
             # Entropy and accuracy need a second pass over the vocabulary: only where somebody reads them.
             answer_detail=1 if self.measures_tokens or not run.model.training else 0,
-            **self.more(run, others, at),
+            **self.more(run, inputs, at),
         )
         if self.measures_tokens:
             self.sums["train" if run.model.training else "eval"].add(outputs, _tokens_of(inputs))
@@ -101,7 +101,7 @@ class AnswerLoss(Feature):
         """Further arguments of the model's answer head.
 
         Args:
-            inputs: What the model reads.
+            inputs: The batch.
             at: (tokens,), places of the predictions of labels in the flattened batch.
         """
         return {}

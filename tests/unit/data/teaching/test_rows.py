@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,12 +13,15 @@ from hftune.arguments.data import DataArguments
 from hftune.data.packing.settings import Packing
 from hftune.data.packing.sources import packed_source
 from hftune.data.sources import TokenizedSource, select_records
-from hftune.data.teaching.rows import taught_source
+from hftune.data.storage.cache import tokenizer_key
+from hftune.data.teaching import rows as rows_module
 from hftune.data.tokenizing.counts import Counts
 from hftune.errors import DataError
 from hftune.logging import notices
+from tests.unit.data.helpers import make_tokenizer
 from tests.unit.data.teaching.writing import conversations, write
 
+TOKENIZER = make_tokenizer()
 LENGTHS = [8, 5, 12, 9, 30, 4]
 
 
@@ -26,12 +31,19 @@ def source(lengths: list[int] = LENGTHS, start: int = 0) -> TokenizedSource:
     return TokenizedSource(dataset, counts, ["data.jsonl"], f"{lengths} {start}")
 
 
+def taught_source(
+    part: TokenizedSource, folder: str, data_args: DataArguments, *, drop: bool = False
+) -> TokenizedSource:
+    args: Any = SimpleNamespace(teacher_targets=folder, drop_untaught=drop)
+    return rows_module.taught_source(TOKENIZER, args, data_args, part)
+
+
 def arguments(folder: Path) -> DataArguments:
     return DataArguments(data_cache_dir=str(folder / "cache"))
 
 
 def test_each_trained_token_knows_its_place(tmp_path: Path) -> None:
-    write(tmp_path / "targets", conversations(LENGTHS))
+    write(tmp_path / "targets", conversations(LENGTHS), tokenizer=tokenizer_key(TOKENIZER))
     found = taught_source(source(), str(tmp_path / "targets"), arguments(tmp_path))
     rows = found.dataset["teacher_rows"]
     assert rows[0] == [-1, -1, 0, 1, 2, 3, 4, 5] and rows[1] == [-1, -1, 6, 7, 8] and rows[5] == [-1, -1, 54, 55]
@@ -46,7 +58,7 @@ def test_each_trained_token_knows_its_place(tmp_path: Path) -> None:
 
 
 def test_packed_rows_keep_the_places_of_their_tokens(tmp_path: Path) -> None:
-    write(tmp_path / "targets", conversations(LENGTHS))
+    write(tmp_path / "targets", conversations(LENGTHS), tokenizer=tokenizer_key(TOKENIZER))
     args = arguments(tmp_path)
     taught = taught_source(source(), str(tmp_path / "targets"), args)
     packed = packed_source(taught, Packing(32), args).dataset
@@ -62,7 +74,7 @@ def test_packed_rows_keep_the_places_of_their_tokens(tmp_path: Path) -> None:
 
 
 def test_records_without_targets_are_counted(tmp_path: Path) -> None:
-    write(tmp_path / "targets", conversations(LENGTHS[:4]))
+    write(tmp_path / "targets", conversations(LENGTHS[:4]), tokenizer=tokenizer_key(TOKENIZER))
     folder, args = str(tmp_path / "targets"), arguments(tmp_path)
     with pytest.raises(DataError, match=r"2 of 6 records have no stored targets \(first: number 5") as error:
         taught_source(source(), folder, args)
@@ -76,10 +88,16 @@ def test_records_without_targets_are_counted(tmp_path: Path) -> None:
 
 
 def test_other_targets_under_the_same_name_are_not_those_of_the_cache(tmp_path: Path) -> None:
-    write(tmp_path / "targets", conversations(LENGTHS))
+    write(tmp_path / "targets", conversations(LENGTHS), tokenizer=tokenizer_key(TOKENIZER))
     taught_source(source(), str(tmp_path / "targets"), arguments(tmp_path))
-    write(tmp_path / "others", conversations(LENGTHS).select([5, 4, 3, 2, 1, 0]))
+    write(tmp_path / "others", conversations(LENGTHS).select([5, 4, 3, 2, 1, 0]), tokenizer=tokenizer_key(TOKENIZER))
     (tmp_path / "targets").rename(tmp_path / "before")
     (tmp_path / "others").rename(tmp_path / "targets")
     found = taught_source(source(), str(tmp_path / "targets"), arguments(tmp_path))
     assert found.dataset["teacher_rows"][0][2] == 50
+
+
+def test_targets_of_another_template_are_refused(tmp_path: Path) -> None:
+    write(tmp_path / "targets", conversations(LENGTHS), tokenizer="another")
+    with pytest.raises(DataError, match="another tokenizer or chat template"):
+        taught_source(source(), str(tmp_path / "targets"), arguments(tmp_path))

@@ -14,12 +14,13 @@ from safetensors.numpy import load_file, save_file
 from hftune.data.teaching.hashes import hashes_of
 from hftune.data.teaching.stored import StoredTargets
 from hftune.errors import ManifestError
-from tests.unit.data.teaching.writing import K, SMALL, VOCABULARY, conversations, said_at, shards, write
+from tests.unit.data.teaching.writing import SMALL, VOCABULARY, K, conversations, said_at, shards, write
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(shards, "SHARD_BYTES", SMALL)
+    monkeypatch.setattr(shards, "LEAST_SHARDS", 1)
     write(tmp_path / "targets", conversations([8, 5, 12, 9, 30, 4]))
     return tmp_path / "targets"
 

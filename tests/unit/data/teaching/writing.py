@@ -55,4 +55,4 @@ def fill(file: Path, work: Work, shard: int) -> None:
 SMALL = 8 * K * 10
 """A size of shards for `shards.SHARD_BYTES`: ten tokens."""
 
-__all__ = ["K", "SMALL", "VOCABULARY", "conversations", "fill", "said_at", "shards", "write"]
+__all__ = ["SMALL", "VOCABULARY", "K", "conversations", "fill", "said_at", "shards", "write"]

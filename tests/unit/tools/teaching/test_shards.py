@@ -11,13 +11,14 @@ import pytest
 from hftune.opening.safetensors_file import map_arrays, read_safetensors_header
 from hftune.tools.teaching import shards
 from hftune.tools.teaching.shards import LostMass, divide, new_shard
-from tests.unit.data.teaching.writing import K, SMALL, conversations, fill
+from tests.unit.data.teaching.writing import SMALL, K, conversations, fill
 
 KINDS = {"ids": "I32", "log_probs": "F32"}
 
 
 def test_records_are_asked_about_once_and_stay_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shards, "SHARD_BYTES", SMALL)
+    monkeypatch.setattr(shards, "LEAST_SHARDS", 1)
     dataset = conversations([8, 5, 2, 12, 30, 4]).select([0, 1, 0, 2, 3, 4, 1, 5])
     work = divide(dataset, K)
     # Number 3 has nothing trained, 2 and 6 are there already.
@@ -25,9 +26,13 @@ def test_records_are_asked_about_once_and_stay_whole(monkeypatch: pytest.MonkeyP
     assert work.places.tolist() == [0, 6, 9, 19, 47, 49]
     assert work.bounds.tolist() == [0, 2, 3, 4, 5] and work.shards == 4
     assert [work.tokens_of(shard) for shard in range(4)] == [9, 10, 28, 2]
+    # Of few records each process gets some all the same.
+    monkeypatch.setattr(shards, "LEAST_SHARDS", 64)
+    assert divide(dataset, K).shards == 5
 
 
-def test_a_shard_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
+def test_a_shard_is_there_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shards, "LEAST_SHARDS", 1)
     work = divide(conversations([8, 5, 12]), K)
     file = tmp_path / "one.safetensors"
     with pytest.raises(KeyboardInterrupt), new_shard(file, 19, K):

@@ -1,0 +1,209 @@
+"""`hftune teach`: records are divided into shards, shards among processes; what is there whole is not made again.
+
+Shards are written in `.NAME.shards` next to the output folder, which stays where a process is killed. The same command
+makes those that are missing, and publishes the folder when all are there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import xxhash
+from datasets import concatenate_datasets
+from tqdm.auto import tqdm
+from transformers import PreTrainedTokenizerBase
+
+from hftune.arguments.distill import DistillArguments
+from hftune.arguments.run_arguments import RunArguments
+from hftune.checkpoints import manifest as manifests
+from hftune.data.encoders import make_encoder
+from hftune.data.sources import TokenizedSource
+from hftune.data.splits import load_sources
+from hftune.data.storage.cache import tokenizer_key
+from hftune.data.teaching.stored import ABOUT, shard_name
+from hftune.data.tokenizing.encoder import Encoder
+from hftune.digests import Damaged, read_text, sealed, unsealed
+from hftune.distributed import ranks
+from hftune.errors import ArgumentError, ManifestError, UserError, raise_together
+from hftune.logging import get_logger, notice
+from hftune.models.loading.tokenizer import load_tokenizer
+from hftune.opening.safetensors_file import read_safetensors_header
+from hftune.preflight.decisions import take_template_arguments
+from hftune.preflight.model_folder import check_model_folder
+from hftune.preflight.rules.data import check_data_flags
+from hftune.preflight.rules.distill import check_teachers
+from hftune.publishing.disk import disk_errors, write_file
+from hftune.publishing.folder import clear_work, make_work, published_folder, work_folder_locked
+from hftune.publishing.ownership import output_problems
+from hftune.secrets import command_without_secrets
+from hftune.tools.teaching.shards import LostMass, Work, divide, new_shard, write_index
+from hftune.tools.teaching.teacher import Teacher, load_teacher
+from hftune.visible import say
+from hftune.weight_files import fingerprint
+
+DEFAULT_K = 64
+_PLAN = "plan.json"
+
+
+def teach(arguments: RunArguments[DistillArguments], argv: list[str]) -> None:
+    """Compute and publish the targets of all records, held-out ones included; every process calls it.
+
+    Raises:
+        UserError: What is wrong with the arguments, together; a record that cannot be used; or the disk.
+    """
+    model_args, data_args, adapter_args, args = arguments
+    raise_together([*check_model_folder(model_args), *check_data_flags(data_args, args), *check_teaching(args)])
+    args.join_process_group()
+    take_template_arguments(model_args, adapter_args, args)
+    tokenizer = load_tokenizer(model_args, args)
+    sources = _sources(make_encoder("distill", tokenizer, args, data_args), arguments)
+    parts = [part.dataset.select_columns(["input_ids", "labels"]) for found in sources.values() for part in found]
+    dataset = concatenate_datasets(parts)
+    teacher = load_teacher(model_args, args, tokenizer)
+    k = min(args.top_k or DEFAULT_K, teacher.vocabulary)
+    work = divide(dataset, k)
+    plan = _plan(work, teacher, tokenizer, args, k)
+    target = Path(str(args.output_dir)).resolve()
+    aside = target.with_name(f".{target.name}.shards")
+    main = ranks.is_main()
+    with work_folder_locked(aside, str(args.output_dir)) if main else nullcontext():
+        if main:
+            _begin(aside, plan)
+        ranks.barrier()
+        # All look before the first one writes, so that all divide the same shards.
+        missing = [shard for shard in range(work.shards) if not _is_whole(aside / shard_name(shard), work, shard, k)]
+        ranks.barrier()
+        own = missing[ranks.rank() :: ranks.world_size()]
+        with disk_errors(target), tqdm(own, unit=" shards", desc="teaching", delay=2, disable=not main) as bar:
+            for shard in bar:
+                with new_shard(aside / shard_name(shard), work.tokens_of(shard), k) as writer:
+                    teacher.fill(writer, dataset, work, shard, args.per_device_train_batch_size)
+        ranks.barrier()
+        if main:
+            _publish(aside, work, plan, sources, args, argv)
+            clear_work(aside)
+
+
+def check_teaching(args: DistillArguments) -> Iterator[UserError]:
+    """What is wrong with the arguments of the command itself."""
+    yield from check_teachers(args)
+    if args.deepspeed is not None:
+        fix = "leave it out; --teacher_load_in_4bit or --teacher_dtype bfloat16 make a teacher smaller"
+        yield ArgumentError("each process of hftune teach has a whole teacher", place="--deepspeed", fix=fix)
+    if args.teacher_targets:
+        yield ArgumentError("this is what hftune teach writes", place="--teacher_targets", fix="leave it out")
+    if args.packing and args.packing_strategy != "bfd":
+        fix = "use --packing_strategy bfd, or leave out --packing: targets do not depend on it"
+        yield ArgumentError("this packing cuts records, and a teacher reads them whole", place="--packing", fix=fix)
+    yield from output_problems(args.output_dir, overwrite=args.overwrite_output_dir, inputs=[])
+
+
+def _sources(encoder: Encoder, arguments: RunArguments[DistillArguments]) -> dict[str, list[TokenizedSource]]:
+    encoders = {"train": encoder, "eval": encoder}
+    return load_sources(encoders, arguments.data, arguments.training.seed)
+
+
+def _plan(
+    work: Work, teacher: Teacher, tokenizer: PreTrainedTokenizerBase, args: DistillArguments, k: int
+) -> dict[str, Any]:
+    """All that decides the bytes of the shards, and what the manifest says of them."""
+    return {
+        "k": k,
+        "temperature": float(args.temperature),
+        "vocabulary": teacher.vocabulary,
+        "tokens": int(work.places[-1]),
+        "shards": work.shards,
+        "records": len(work.records),
+        "tokenizer": tokenizer_key(tokenizer),
+        "teacher": {
+            "names": args.teachers,
+            "fingerprints": [fingerprint(name) for name in args.teachers],
+            "shares": args.teacher_shares,
+            "dtype": teacher.dtype,
+        },
+        "data": xxhash.xxh3_128(work.hashes.tobytes()).hexdigest(),
+        "dtype": "float32",
+    }
+
+
+def _begin(aside: Path, plan: dict[str, Any]) -> None:
+    """Keep the shards of a process that was killed where they are of the same plan; else begin anew."""
+    if (aside / _PLAN).is_file():
+        try:
+            same = unsealed(read_text(aside / _PLAN)) == unsealed(json.dumps(sealed(plan)))
+        except (Damaged, OSError):
+            same = False
+        if same:
+            there = len(list(aside.glob("targets-*.safetensors")))
+            notice(f"resumed: {there} of {plan['shards']} shards are there already")
+            return
+        notice(f"{aside} holds shards of another teacher, data or setting: they are made again")
+    clear_work(aside)
+    make_work(aside)
+    write_file(aside / _PLAN, json.dumps(sealed(plan)))
+
+
+def _is_whole(file: Path, work: Work, shard: int, k: int) -> bool:
+    try:
+        tensors = read_safetensors_header(file).tensors
+    except ManifestError:
+        return False
+    return [entry["shape"] for entry in tensors.values()] == [[work.tokens_of(shard), k]] * 2
+
+
+def _publish(
+    aside: Path,
+    work: Work,
+    plan: dict[str, Any],
+    sources: dict[str, list[TokenizedSource]],
+    args: DistillArguments,
+    argv: list[str],
+) -> None:
+    """Put all shards, the index and the manifest in place together."""
+    lost = LostMass()
+    with published_folder(str(args.output_dir), overwrite=args.overwrite_output_dir) as result:
+        for shard in range(work.shards):
+            file = aside / shard_name(shard)
+            lost.merge(json.loads(read_safetensors_header(file).metadata["lost_mass"]))
+            _link(file, result / file.name)
+        write_index(result, work)
+        figures = lost.figures()
+        parents = [name for name in args.teachers if manifests.read_manifest(name)]
+        about = {
+            "hftune": manifests.library_versions().get("hftune"),
+            "stage": "teach",
+            "status": manifests.COMPLETE,
+            "command": command_without_secrets(["hftune", "teach", *argv]),
+            "versions": manifests.library_versions(),
+            "parents": [{"folder": name, "fingerprint": fingerprint(name)} for name in parents],
+            "data": {name: _described(found) for name, found in sources.items()},
+            ABOUT: plan | {"lost_mass": figures},
+        }
+        manifests.finish_manifest(result, about)
+    get_logger().info(
+        "%s tokens of %s records, the %s most likely of %s: lost mass %.2g on average, 99th percentile %.2g",
+        *(plan[name] for name in ("tokens", "records", "k", "vocabulary")),
+        figures["mean"],
+        figures["p99"],
+    )
+    folder = args.output_dir
+    say(f"targets in {folder}; train on them with run_distill.py --distill_mode offline --teacher_targets {folder}")
+
+
+def _described(found: list[TokenizedSource]) -> list[dict[str, Any]]:
+    return [{"files": part.files, "fingerprint": part.key[:16], **part.counts.to_dict()} for part in found]
+
+
+def _link(file: Path, target: Path) -> None:
+    """A second name for a file, so that a process that dies while it publishes loses no shard; a copy where disks
+    know none."""
+    try:
+        os.link(file, target)
+    except OSError:
+        shutil.copyfile(file, target)

@@ -1,0 +1,135 @@
+"""A teacher, or a mixture of several, and what it says of records: whole logits of a few tokens at a time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from datasets import Dataset
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from hftune.arguments.distill import DistillArguments
+from hftune.arguments.model import ModelArguments
+from hftune.data.teaching.hashes import trained_places
+from hftune.errors import ArgumentError
+from hftune.models.kernels.answer_head import add_answer_head
+from hftune.models.kernels.chunked_heads import CHUNK_BYTES
+from hftune.models.kernels.lessons import MixedTeachers, TeacherStates
+from hftune.models.loading.from_pretrained import pretrained
+from hftune.models.vocabulary.size import predicted_rows
+from hftune.tools.teaching.shards import ShardFile, Work
+from hftune.trainers.distillation.loading import load_teachers
+
+
+@dataclass
+class Teacher:
+    """Frozen models, and the share of each in what they say together.
+
+    Attributes:
+        vocabulary: Tokens that all of them know.
+        pad: Fills up rows; nothing attends to it.
+    """
+
+    models: list[Any]
+    shares: list[float]
+    temperature: float
+    pad: int
+
+    @property
+    def vocabulary(self) -> int:
+        """Tokens that the distributions are over."""
+        return min(predicted_rows(model) for model in self.models)
+
+    @property
+    def dtype(self) -> str:
+        """Of the weights; quantised ones have their own."""
+        return " ".join(sorted({str(parameter.dtype) for model in self.models for parameter in model.parameters()}))
+
+    def fill(self, shard: ShardFile, dataset: Dataset, work: Work, number: int, rows: int) -> None:
+        """Write what is said of all records of a shard, `rows` of them at a time.
+
+        Which records are read together depends on the shard alone, so that any process writes the same bytes.
+        """
+        first, last = int(work.bounds[number]), int(work.bounds[number + 1])
+        found = dataset.select(work.records[first:last]).with_format("numpy")
+        lengths = np.array([len(ids) for ids in found["input_ids"]])
+        # The longest first: a batch that does not fit into memory fails at once.
+        order = np.argsort(-lengths, kind="stable")
+        for start in range(0, len(order), rows):
+            chosen = order[start : start + rows]
+            records = [found[int(at)] for at in chosen]
+            begins = work.places[first + chosen] - work.places[first]
+            self._write(shard, [np.asarray(one["input_ids"]) for one in records], _trained(records), begins)
+
+    @torch.no_grad()
+    def _write(self, shard: ShardFile, ids: list[Any], trained: list[Any], begins: np.ndarray) -> None:
+        """Of a batch of records, the first trained token of each at `begins` of the shard."""
+        states, places = self._states(ids, trained), []
+        for mask, begin in zip(trained, begins.tolist(), strict=True):
+            places.append(begin + np.arange(int(mask.sum())))
+        at = np.concatenate(places)
+        device = self.models[0].device
+        step = max(1, CHUNK_BYTES.get(device.type, 2**28) // (4 * self.vocabulary))
+        with states.opened(self.vocabulary, self.temperature) as log_probs_of:
+            for start in range(0, len(at), step):
+                log_probs, chosen = log_probs_of(slice(start, start + step)).topk(shard.k)
+                values, numbers = log_probs.cpu().numpy(), chosen.cpu().numpy()
+                here = at[start : start + step]
+                # Runs of neighbouring places: a chunk may hold tokens of several records.
+                cuts = [0, *(np.flatnonzero(np.diff(here) != 1) + 1).tolist(), len(here)]
+                for begin, end in pairwise(cuts):
+                    shard.write(int(here[begin]), numbers[begin:end], values[begin:end])
+
+    def _states(self, ids: list[Any], trained: list[Any]) -> TeacherStates | MixedTeachers:
+        device = self.models[0].device
+        length = max(map(len, ids))
+        tokens = torch.full((len(ids), length), self.pad)
+        mask = torch.zeros_like(tokens)
+        at = []
+        for row, (one, places) in enumerate(zip(ids, trained, strict=True)):
+            tokens[row, : len(one)] = torch.from_numpy(one.astype(np.int64))
+            mask[row, : len(one)] = 1
+            # A token is predicted at the place before it.
+            at.append(torch.from_numpy(np.flatnonzero(places)) - 1 + row * length)
+        given = {"input_ids": tokens.to(device), "attention_mask": mask.to(device)}
+        where = torch.cat(at).to(device)
+        said = [model(**given, answer_at=where, answer_states=True) for model in self.models]
+        return said[0] if len(said) == 1 else MixedTeachers(said, self.shares)
+
+
+def _trained(records: list[dict[str, Any]]) -> list[np.ndarray]:
+    return [trained_places(np.asarray(one["labels"])) for one in records]
+
+
+def load_teacher(model_args: ModelArguments, args: DistillArguments, tokenizer: PreTrainedTokenizerBase) -> Teacher:
+    """The teachers that the arguments name, on this process's device.
+
+    Raises:
+        ArgumentError: One cannot be loaded, or reads other tokens than the records have.
+    """
+    for name in args.teachers:
+        _check_tokens(name, args, tokenizer)
+    models: list[PreTrainedModel] = load_teachers(model_args, args)
+    for model in models:
+        add_answer_head(model)
+        if not (args.teacher_load_in_4bit or args.teacher_load_in_8bit):
+            model.to(args.device)  # type: ignore[arg-type]  # transformers wraps `to` without its types
+    return Teacher(models, args.teacher_shares, float(args.temperature), int(tokenizer.pad_token_id or 0))
+
+
+def _check_tokens(name: str, args: DistillArguments, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Refuse a teacher that knows a token of the records under another number, or not at all."""
+    try:
+        theirs = pretrained(AutoTokenizer, name, trust_remote_code=args.trust_remote_code).get_vocab()
+    except (OSError, ValueError):
+        return  # a folder of weights alone: whoever gives it says that it fits
+    other = [token for token, number in tokenizer.get_vocab().items() if theirs.get(token, number) != number]
+    if other:
+        raise ArgumentError(
+            f"{len(other)} tokens of the student have another number in the teacher's tokenizer ({other[0]!r})",
+            place=f"--teacher_model_name_or_path {name}",
+            fix="name a teacher of the same family: stored targets are numbers of tokens",
+        )

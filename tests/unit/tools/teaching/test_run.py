@@ -1,0 +1,143 @@
+"""`hftune teach` in this process: what it stores is what the teacher says, killed or not, and a run learns from it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import LlamaForCausalLM
+
+from hftune.data.teaching.stored import StoredTargets
+from hftune.errors import UserError
+from hftune.tools.teaching import run as run_module
+from hftune.tools.teaching.entry import teach
+from hftune.tools.teaching.teacher import Teacher
+
+pytestmark = pytest.mark.long
+
+
+def teaching(model: Path, data: Path, folder: Path, *more: str) -> list[str]:
+    given = {"teacher_model_name_or_path": model, "model_name_or_path": model, "train_file_dir": data / "sft"}
+    given |= {"output_dir": folder, "max_length": 64, "per_device_train_batch_size": 3}
+    return [*(word for name, value in given.items() for word in (f"--{name}", str(value))), "--use_cpu", *more]
+
+
+def shards_of(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in sorted(folder.glob("*.safetensors"))}
+
+
+def test_what_is_stored_is_what_the_teacher_says(tiny_model: Path, tiny_data: Path, tmp_path: Path) -> None:
+    teach(teaching(tiny_model, tiny_data, tmp_path / "top", "--top_k", "5", "--temperature", "2"))
+    stored = StoredTargets(tmp_path / "top")
+    assert stored.k == 5 and stored.about["shards"] > 1 and stored.about["temperature"] == 2.0
+    # Of one record, from the cache of the command, by a plain forward pass.
+    from hftune.arguments.entry import parse_arguments
+    from hftune.data.encoders import make_encoder
+    from hftune.data.splits import load_sources
+    from hftune.data.teaching.hashes import hashes_of
+    from hftune.models.loading.tokenizer import load_tokenizer
+
+    model_args, data_args, _, args = parse_arguments("distill", teaching(tiny_model, tiny_data, tmp_path / "top"))
+    encoder = make_encoder("distill", load_tokenizer(model_args, args), args, data_args)
+    dataset = load_sources({"train": encoder, "eval": encoder}, data_args, 42)["train"][0].dataset
+    model: Any = LlamaForCausalLM.from_pretrained(tiny_model)
+    first = stored.places_of(hashes_of(dataset)[0])
+    assert (first >= 0).all()
+    lost = []
+    for number in (0, len(dataset) - 1):
+        record = dataset[number]
+        labels = torch.tensor(record["labels"])
+        with torch.no_grad():
+            logits = model(input_ids=torch.tensor([record["input_ids"]])).logits[0, :-1]
+        wanted = (logits[labels[1:] != -100] / 2).log_softmax(-1).topk(5)
+        ids, log_probs = stored.take(torch.arange(len(wanted.values)) + int(first[number]))
+        torch.testing.assert_close(log_probs, wanted.values, rtol=0, atol=1e-5)
+        assert (ids == wanted.indices).float().mean() > 0.95  # near ties may change places
+        lost.append(1 - log_probs.exp().sum(-1))
+    figures = stored.about["lost_mass"]
+    assert 0 < figures["mean"] < figures["p99"] < 1 and abs(figures["mean"] - torch.cat(lost).mean()) < 0.1
+
+
+def test_a_killed_command_resumes_with_the_same_bytes(
+    tiny_model: Path, tiny_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    teach(teaching(tiny_model, tiny_data, tmp_path / "whole", "--top_k", "3"))
+    argv = teaching(tiny_model, tiny_data, tmp_path / "cut", "--top_k", "3")
+    done, fill = [], Teacher.fill
+
+    def killed(self: Teacher, shard: Any, dataset: Any, work: Any, number: int, rows: int) -> None:
+        if len(done) == 2:
+            raise KeyboardInterrupt
+        done.append(number)
+        fill(self, shard, dataset, work, number, rows)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Teacher, "fill", killed)
+        teach(argv)
+    aside = tmp_path / ".cut.shards"
+    assert not (tmp_path / "cut").exists() and len(list(aside.glob("targets-*.safetensors"))) == 2
+
+    def counted(self: Teacher, shard: Any, dataset: Any, work: Any, number: int, rows: int) -> None:
+        done.append(number)
+        fill(self, shard, dataset, work, number, rows)
+
+    # One of them was cut off by a disk that was full, say.
+    (aside / "targets-00000.safetensors").write_bytes(b"{}")
+    monkeypatch.setattr(Teacher, "fill", counted)
+    teach(argv)
+    assert done[:4] == [0, 1, 0, 2] and sorted({*done}) == list(range(len(done) - 1))
+    assert shards_of(tmp_path / "cut") == shards_of(tmp_path / "whole")
+    assert not aside.exists()
+    # What was begun with another setting is begun anew.
+    done.clear()
+    run_module.make_work(aside)
+    (aside / "plan.json").write_text("{}")
+    (aside / "targets-00000.safetensors").write_bytes(b"{}")
+    teach([*argv, "--overwrite_output_dir"])
+    assert 0 in done and shards_of(tmp_path / "cut") == shards_of(tmp_path / "whole")
+
+
+def test_what_cannot_be_taught_is_refused_together(tiny_model: Path, tiny_data: Path, tmp_path: Path) -> None:
+    argv = teaching(tiny_model, tiny_data, tmp_path, "--packing", "--packing_strategy", "wrapped")
+    (tmp_path / "thesis.txt").write_text("mine")
+    with pytest.raises(UserError) as error:
+        teach([*argv, "--teacher_targets", str(tmp_path)])
+    said = str(error.value.render())
+    for words in ("--teacher_targets", "reads them whole", "did not write"):
+        assert words in said
+
+
+def test_a_teacher_of_other_tokens_is_refused(tiny_model: Path, tiny_data: Path, tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    other = AutoTokenizer.from_pretrained(tiny_model)
+    vocabulary = sorted(other.get_vocab(), key=other.get_vocab().get)  # type: ignore[arg-type]
+    text = (tiny_model / "tokenizer.json").read_text()
+    assert len(vocabulary) > 20
+    folder = tmp_path / "teacher"
+    LlamaForCausalLM.from_pretrained(tiny_model).save_pretrained(folder)
+    other.save_pretrained(folder)
+    # Two tokens change their numbers.
+    import json
+
+    found = json.loads(text)
+    entries = found["model"]["vocab"]
+    a, b = [name for name in entries][10:12]
+    entries[a], entries[b] = entries[b], entries[a]
+    (folder / "tokenizer.json").write_text(json.dumps(found))
+    argv = teaching(tiny_model, tiny_data, tmp_path / "out")
+    argv[1] = str(folder)
+    with pytest.raises(UserError, match="2 tokens of the student have another number"):
+        teach(argv)
+
+
+def test_the_shards_are_plain_tensors(tiny_model: Path, tiny_data: Path, tmp_path: Path) -> None:
+    teach(teaching(tiny_model, tiny_data, tmp_path / "all", "--top_k", "1000000"))
+    stored = StoredTargets(tmp_path / "all")
+    found = load_file(tmp_path / "all" / "targets-00000.safetensors")
+    # Every token of the vocabulary, once.
+    assert stored.k == stored.about["vocabulary"] and (found["ids"].sort(-1).values == torch.arange(stored.k)).all()
+    torch.testing.assert_close(found["log_probs"].exp().sum(-1), torch.ones(len(found["ids"])))

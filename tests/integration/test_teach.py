@@ -13,6 +13,7 @@ from transformers import AutoTokenizer, LlamaForCausalLM
 from tests.conftest import tiny_config
 
 
+@pytest.mark.slow
 def test_a_student_learns_from_stored_targets_as_from_their_teacher(
     run: Callable, tiny_model: Path, tiny_data: Path, tmp_path: Path
 ) -> None:
@@ -28,7 +29,7 @@ def test_a_student_learns_from_stored_targets_as_from_their_teacher(
     words, source = [str(word) for word in given], ["--teacher_model_name_or_path", str(tmp_path / "teacher")]
     stored = str(tmp_path / "targets")
     run(
-        *("hftune/cli.py", "teach", *words, *source, "--top_k", "1000000", "--output_dir", stored),
+        *("-m", "hftune.cli", "teach", *words, *source, "--top_k", "1000000", "--output_dir", stored),
         launcher="torchrun --nproc_per_node 2",
     ).check()
     words += ["--distill_mode", "offline", "--max_steps", "3", "--logging_steps", "1", "--beta", "0.5", "--packing"]

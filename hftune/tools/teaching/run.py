@@ -33,6 +33,7 @@ from hftune.distributed import ranks
 from hftune.errors import ArgumentError, ManifestError, UserError, raise_together
 from hftune.logging import get_logger, notice
 from hftune.models.loading.tokenizer import load_tokenizer
+from hftune.opening.json_file import parse_json
 from hftune.opening.safetensors_file import read_safetensors_header
 from hftune.preflight.decisions import take_template_arguments
 from hftune.preflight.model_folder import check_model_folder
@@ -170,7 +171,7 @@ def _publish(
     with published_folder(str(args.output_dir), overwrite=args.overwrite_output_dir) as result:
         for shard in range(work.shards):
             file = aside / shard_name(shard)
-            lost.merge(json.loads(read_safetensors_header(file).metadata["lost_mass"]))
+            lost.merge(parse_json(read_safetensors_header(file).metadata["lost_mass"], str(file)))
             _link(file, result / file.name)
         write_index(result, work)
         figures = lost.figures()

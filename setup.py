@@ -11,7 +11,14 @@ from setuptools import setup
 from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).parent
-SHIPPED = ("run_*.py", "merge_peft_adapter.py", "ds_configs/*.json", "examples/data/*/*", "examples/pipelines/*.yaml")
+SHIPPED = (
+    "run_*.py",
+    "merge_peft_adapter.py",
+    "ds_configs/*.json",
+    "examples/*.yaml",
+    "examples/data/*/*",
+    "examples/pipelines/*.yaml",
+)
 
 
 class BuildWithShipped(build_py):

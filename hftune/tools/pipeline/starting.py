@@ -27,7 +27,7 @@ HELP = """hftune {stage} runs run_{stage}.py, with its arguments and these:
                     a single process, torchrun where MASTER_ADDR says where the machines meet, else deepspeed
   --hostfile FILE   the machines, for deepspeed
 """
-_OWN = ("nproc", "nodes", "launcher", "hostfile")
+OWN = ("nproc", "nodes", "launcher", "hostfile")
 _HELP = {"-h", "--help"}
 _HOSTFILE = Path("/job/hostfile")  # DeepSpeed's default
 
@@ -82,7 +82,7 @@ def take_own(argv: list[str]) -> tuple[Start, list[str]]:
     for token in left:
         name, equals, value = token.partition("=")
         # Taken out before the script's parser sees the line: it would refuse names that it does not have.
-        if name.removeprefix("--") not in _OWN or not name.startswith("--"):
+        if name.removeprefix("--") not in OWN or not name.startswith("--"):
             rest.append(token)
             continue
         value = value if equals else next(left, "")

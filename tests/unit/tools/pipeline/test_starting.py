@@ -71,7 +71,7 @@ def test_the_long_command_is_said_without_secrets(
 def test_help_names_both_kinds_of_flags(started: list[list[str]], capsys: pytest.CaptureFixture[str]) -> None:
     dispatch(["rl", "--nproc", "8", "--help"])
     said = capsys.readouterr()
-    assert all(f"--{name}" in said.out for name in starting._OWN) and said.err == ""
+    assert all(f"--{name}" in said.out for name in starting.OWN) and said.err == ""
     assert started == [["python", str(ROOT / "run_rl.py"), "--help"]]
 
 
@@ -106,7 +106,7 @@ def test_flags_that_make_no_sense(argv: list[str], words: str) -> None:
 def test_no_stage_has_an_argument_of_these_names() -> None:
     from hftune.arguments.stages import stage_parser
 
-    assert [(stage, name) for stage in STAGES for name in starting._OWN if name in stage_parser(stage).known] == []
+    assert [(stage, name) for stage in STAGES for name in starting.OWN if name in stage_parser(stage).known] == []
 
 
 CHOICES: dict[str, tuple[Start, dict[str, str], int, str, dict[str, Any]]] = {

@@ -14,8 +14,8 @@ from hftune.arguments.merging import MERGE_ALIASES, MergeArguments
 from hftune.arguments.names.row import REFUSED
 from hftune.arguments.names.table import table
 from hftune.arguments.parser import HftuneParser
-from hftune.arguments.stages import stage_parser
 from hftune.arguments.stage_table import STAGES
+from hftune.arguments.stages import stage_parser
 from hftune.cli import COMMANDS
 from hftune.tools.chatting.arguments import ChatArguments
 from hftune.tools.consolidating.run import ConsolidateArguments

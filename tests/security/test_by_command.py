@@ -150,7 +150,7 @@ stages:
 
 @pytest.mark.parametrize("name", ["yaml.py", "json.py", "torch.py", "run_sft.py"])
 @pytest.mark.parametrize(
-    "words", [("pipeline", "check", "p.yaml"), ("pipeline", "run", "p.yaml"), ("doctor",), ("sft", "--nproc", "2")]
+    "words", [("pipeline", "check", "p.yaml"), ("pipeline", "run", "p.yaml"), ("doctor",), ("merge", "--x", "1")]
 )
 def test_files_of_the_working_folder_do_not_run(home: Path, name: str, words: tuple[str, ...]) -> None:
     (home / "p.yaml").write_text(PIPELINE)

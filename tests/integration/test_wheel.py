@@ -150,7 +150,7 @@ def test_the_demo_begins_in_an_empty_folder(installed: Command, tiny_model: Path
     assert "site-packages/hftune/shipped/run_sft.py" in said.output
     manifest = json.loads((tmp_path / "outputs/demo/sft/hftune.json").read_text())
     assert manifest["status"] == "complete" and manifest["deepspeed"]["zero_optimization"]["stage"] == 2
-    assert manifest["arguments"]["training"]["deepspeed"] == "zero2" and manifest["world_size"] == 2
+    assert "zero2" in manifest["command"] and manifest["world_size"] == 2
     assert (tmp_path / "outputs/demo/sft-merged/model.safetensors").is_file()
     assert not (tmp_path / "it ran").exists()
 

@@ -1,35 +1,47 @@
-"""Rules of stored targets, on arguments that say nothing else."""
+"""Rules of run_distill.py."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
-from hftune.preflight.rules.distill import _check_targets, check_teachers
-from tests.unit.data.teaching.writing import conversations, write
+import pytest
 
+from hftune.arguments.entry import parse_arguments
+from hftune.errors import UserError
+from hftune.preflight.facts import resolve
+from hftune.preflight.rules.distill import check_distillation
 
-def said(folder: Path | None, streaming: bool = False, **changes: Any) -> str:
-    own = {"teachers": [], "teacher_targets": folder and str(folder), "drop_untaught": False, "share_on_policy": 0.0}
-    own |= {"packing": False, "eval_packing": None, "packing_strategy": "bfd", "temperature": 1.0}
-    own |= {"distill_mode": "offline", "teacher_weights": None, "teacher_model_init_kwargs": None}
-    args: Any = SimpleNamespace(**(own | changes))
-    facts: Any = SimpleNamespace(training_args=args, data_args=SimpleNamespace(streaming=streaming))
-    return "\n".join(problem.render() for problem in [*check_teachers(args), *_check_targets(facts)])
+TEACHER = "--teacher_model_name_or_path"
 
 
-def test_what_does_not_go_with_stored_targets_is_named(tmp_path: Path) -> None:
-    write(tmp_path / "targets", conversations([8, 5]))
-    folder = tmp_path / "targets"
-    assert said(folder) == ""
-    assert said(folder, packing=True) == ""
-    assert "stored already" in said(folder, teachers=["T"])
-    assert "own answers" in said(folder, share_on_policy=1.0, distill_mode="on_policy")
-    assert "--streaming" in said(folder, streaming=True)
-    assert "cuts them" in said(folder, packing=True, packing_strategy="wrapped")
-    assert "cuts them" in said(folder, eval_packing=True, packing_strategy="bfd_split")
-    assert "of temperature 1.0" in said(folder, temperature=2.0)
-    assert "holds no targets" in said(tmp_path)
-    assert "no stored targets" in said(None, drop_untaught=True, teachers=["T"])
-    assert "no teacher was named" in said(None) and said(None, teachers=["T"]) == ""
+def problems(model: Path, *flags: str) -> list[UserError]:
+    argv = ["--model_name_or_path", str(model), "--output_dir", "o", "--report_to", "none", *flags]
+    return list(check_distillation(resolve("distill", parse_arguments("distill", argv))))
+
+
+def test_a_teacher_that_fits(tiny_model: Path, tiny_teacher: Path) -> None:
+    assert problems(tiny_model, TEACHER, str(tiny_teacher)) == []
+    assert problems(tiny_model, TEACHER, str(tiny_teacher), str(tiny_model), "--teacher_weights", "1", "0") == []
+
+
+@pytest.mark.parametrize(
+    ("flags", "place", "says"),
+    [
+        ((TEACHER,), TEACHER, "no teacher"),
+        (("--teacher_weights", "1", "2"), "--teacher_weights", "2 weights for 1"),
+        (("--teacher_weights", "0"), "--teacher_weights", "weight 0"),
+        (("--temperature", "0"), "--temperature", "temperature"),
+        (("--label_smoothing_factor", "0.1"), "--loss_type", "divergence"),
+        (("--loss_type", "dft"), "--loss_type", "divergence"),
+        (("--teacher_model_init_kwargs", "{}"), "--teacher_model_init_kwargs", "loaded by hftune"),
+    ],
+)
+def test_what_is_refused(flags: tuple[str, ...], place: str, says: str, tiny_model: Path, tiny_teacher: Path) -> None:
+    given = () if flags == (TEACHER,) else (TEACHER, str(tiny_teacher), *flags)
+    (problem,) = problems(tiny_model, *given)
+    assert place in str(problem.place) and says in problem.cause and problem.fix
+
+
+def test_a_teacher_that_is_not_there_is_named(tiny_model: Path, tmp_path: Path) -> None:
+    (problem,) = problems(tiny_model, TEACHER, str(tmp_path))
+    assert problem.place == f"{TEACHER} {tmp_path}"

@@ -196,4 +196,8 @@ class ChatEncoder(Encoder):
             # The 0 at the end is what index -1 finds: tokens of no span.
             weights = np.array([*(span.weight for span in one.spans), 0.0], dtype=np.float32)
             made["loss_weights"] = weights[owner]
-        return made
+        return made | self.more(one, ids, owner)
+
+    def more(self, one: SpannedText, ids: np.ndarray, owner: np.ndarray) -> dict[str, Any]:
+        """Further columns of a row, which is these ids, each of the span `owner`; by default none."""
+        return {}

@@ -8,6 +8,8 @@ PYTHON := $(shell python3.11 -c 'print("python3.11")' 2>/dev/null || echo python
 endif
 
 .DEFAULT_GOAL := help
+# The tests start hundreds of processes, each of which would compile hftune anew.
+unexport PYTHONDONTWRITEBYTECODE
 .PHONY: help venv demo test test-all check lint format clean
 
 help: ## list the targets

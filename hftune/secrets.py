@@ -259,7 +259,8 @@ def masked(value: Any) -> Any:
 
 def without_secrets(values: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments fit to be written down: None where a name says secret, `***` for a secret anywhere else."""
-    return {name: None if says_secret(name) else redacted(value) for name, value in values.items()}
+    secrets = known()
+    return {name: None if says_secret(name) else _copy_without(secrets, value) for name, value in values.items()}
 
 
 def variables_without_secrets(environment: Mapping[str, str]) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -36,6 +37,19 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+_seen_modules = 0
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Whenever much was imported, keep it from the collections that Trainers ask for: half of a small run's time."""
+    global _seen_modules
+    if len(sys.modules) > _seen_modules + 100:
+        gc.collect()  # what is garbage by now must not stay
+        gc.freeze()
+        _seen_modules = len(sys.modules)
 
 
 @dataclass

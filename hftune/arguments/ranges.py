@@ -108,11 +108,12 @@ _NAMES = {
         beta center_rewards_coefficient cliprange_value cpo_alpha delta desirable_weight dpop_lambda entropy_coef_delta
         entropy_coef_max entropy_coef_min entropy_target layers_to_transform loraplus_lr_embedding loss_weights
         moe_z_loss_coef neftune_noise_alpha num_cycles off_policy_mask_threshold offset_alpha
-        router_aux_loss_coef simpo_gamma temperature undesirable_weight vespo_k_neg vespo_k_pos vespo_lambda_neg
-        vespo_lambda_pos vf_coef vllm_importance_sampling_clip_min
+        router_aux_loss_coef simpo_gamma teacher_weights temperature undesirable_weight vespo_k_neg
+        vespo_k_pos vespo_lambda_neg vespo_lambda_pos vf_coef vllm_importance_sampling_clip_min
     """,
     "(0, 1e6]": """
-        discopop_tau epsilon epsilon_high kl_target lora_alpha loraplus_lr_ratio muon_extra_scale_factor
+        discopop_tau epsilon epsilon_high kl_target lora_alpha loraplus_lr_ratio max_teacher_entropy
+        muon_extra_scale_factor
         num_train_epochs power repetition_penalty rope_factor sapo_temperature_neg sapo_temperature_pos
         score_difference_scale vllm_importance_sampling_cap vllm_importance_sampling_clip_max
     """,
@@ -122,7 +123,8 @@ _NAMES = {
     "[0, 1e30]": "critic_learning_rate learning_rate lr_end max_grad_norm min_lr",
     "[0, 1000]": "weight_decay",
     "[0, 1]": """
-        adam_epsilon freeze_parameters_ratio gamma lam ld_alpha min_p ref_model_mixup_alpha top_entropy_quantile
+        adam_epsilon freeze_parameters_ratio gamma hard_label_share lam ld_alpha min_p on_policy_share
+        ref_model_mixup_alpha top_entropy_quantile
     """,
     "[0, 1)": """
         adam_beta1 adam_beta2 attention_probs_dropout_prob hidden_dropout_prob label_smoothing_factor

@@ -25,6 +25,7 @@ STAGES = {
     "sft": Stage("supervised fine-tuning", "hftune.arguments.training:SFTArguments"),
     "rm": Stage("reward modelling", "hftune.arguments.reward:RMArguments"),
     "dpo": Stage("DPO", "hftune.arguments.preference:DPOArguments"),
+    "distill": Stage("distillation", "hftune.arguments.distill:DistillArguments", based_on="sft"),
     "rl": Stage("RL", "hftune.arguments.rl_algorithms:GRPOArguments"),
 }
 """By name, in the order of a pipeline."""

@@ -6,13 +6,13 @@ Written atomically and last: a folder whose manifest says `complete` holds a fin
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
 import json
 import platform
 from pathlib import Path
 from typing import Any
 
 from hftune.checkpoints.file_records import result_files
+from hftune.compat.checking import installed
 from hftune.constants import MANIFEST_NAME
 from hftune.opening.model_files import read_checked
 from hftune.publishing.disk import write_file
@@ -72,10 +72,5 @@ def text_fingerprint(text: str) -> str:
 
 def library_versions() -> dict[str, str]:
     """Versions of everything that shapes a result, Python included."""
-    versions = {"python": platform.python_version()}
-    for name in _LIBRARIES:
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return versions
+    versions = {name: version for name in _LIBRARIES if (version := installed(name))}
+    return {"python": platform.python_version(), **versions}

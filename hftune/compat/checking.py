@@ -5,6 +5,7 @@ python -m hftune.compat.checking      prints a line for each symbol that changed
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.metadata
 import importlib.util
@@ -65,6 +66,7 @@ def problem_of(entry: UpstreamSymbol) -> str | None:
     )
 
 
+@functools.cache  # it is read from a file, a dozen times a run
 def installed(library: str) -> str | None:
     """The version of a library; None where it is not installed, or belongs to Python."""
     try:

@@ -38,6 +38,7 @@ RULES_OF_STAGE = {
     "rm": "hftune.preflight.rules.reward:check_reward",
     "dpo": "hftune.preflight.rules.preference:check_preferences",
     "rl": "hftune.preflight.rules.rl:check_rl",
+    "distill": "hftune.preflight.rules.distill:check_distillation",
 }
 
 
@@ -45,8 +46,10 @@ def rules_of(stage: str) -> Iterator[Rule]:
     """The rules that hold for a stage."""
     for place in RULES_OF_ALL:
         yield on_demand(place)
-    if own := RULES_OF_STAGE.get(base_stage(stage)):
-        yield on_demand(own)
+    # Those of the stage that it is based on, too.
+    for name in dict.fromkeys((base_stage(stage), stage)):
+        if own := RULES_OF_STAGE.get(name):
+            yield on_demand(own)
 
 
 def check_run(facts: Facts) -> None:

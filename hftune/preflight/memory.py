@@ -87,6 +87,7 @@ class Setup:
         offload_optimizer: Copy, states and gradients lie in the machine's memory.
         offload_weights: Weights do.
         on_disk: Offloaded to NVMe: neither memory holds it.
+        teacher_bytes: Of the teachers of a distillation, whole.
     """
 
     zero_stage: int = 0
@@ -104,6 +105,7 @@ class Setup:
     offload_optimizer: bool = False
     offload_weights: bool = False
     on_disk: bool = False
+    teacher_bytes: float = 0.0
 
     @property
     def gradient_bytes(self) -> float:
@@ -166,7 +168,8 @@ def estimate(size: ModelSize, setup: Setup) -> Need:
     plain = size.weights - (size.packed if setup.packed_bytes is not None else 0)
     spare = kept if setup.spare_bytes is None else setup.spare_bytes
     adapter = kept if setup.adapter_bytes is None else setup.adapter_bytes
-    weights = (packed + plain * spare + size.adapter * adapter + size.reference * kept) / by_weights
+    frozen = size.reference * kept + setup.teacher_bytes
+    weights = (packed + plain * spare + size.adapter * adapter + frozen) / by_weights
     gradients = size.trained * setup.gradient_bytes / by_gradients
     # DeepSpeed keeps a float32 copy of what it partitions, also where the weights are float32 themselves.
     copy = setup.copy_bytes if setup.deepspeed and (setup.half or setup.zero_stage >= 1) else 0.0

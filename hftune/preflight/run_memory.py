@@ -40,11 +40,11 @@ def memory_of(facts: Facts) -> Memory | None:
         return None
     try:
         size = model_size(facts.skeleton, facts.adapter_args, facts.training_args)
+        setup = run_setup(facts.model_args, facts.adapter_args, facts.training_args)
     except (UserError, ValueError, TypeError, NotImplementedError) as problem:
         # A faulty adapter is refused by its own rule; a run that continues must say that memory was not checked.
         notice(f"memory is not checked: {str(problem).splitlines()[0]}")
         return None
-    setup = run_setup(facts.model_args, facts.adapter_args, facts.training_args)
     return Memory(size, setup, free_memory(on_cpu=setup.on_cpu, device=ranks.local_rank()))
 
 

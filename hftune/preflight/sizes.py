@@ -19,6 +19,7 @@ from hftune.models.adapters.freezing import plan_freezing
 from hftune.models.adapters.lora_config import lora_config
 from hftune.models.adapters.saved_config import usable_quantisers
 from hftune.models.loading.dtype import weight_dtype
+from hftune.on_demand import on_demand
 from hftune.preflight.memory import ADAM_BYTES, OPTIMIZER_BYTES, ModelSize, Setup
 from hftune.weight_files import weight_shapes
 
@@ -107,6 +108,8 @@ def run_setup(model_args: ModelArguments, adapter_args: AdapterArguments, traini
     offloads = {what: ds_config.offload_device(config, what) for what in ("optimizer", "param")}
     # Without DeepSpeed autocast computes in 16 bit, and the weights stay what they were loaded as.
     half = config is not None and bool(training_args.bf16 or training_args.fp16)
+    taught = bool(getattr(training_args, "teachers", None))
+    count_teachers = on_demand("hftune.preflight.teachers:teacher_bytes") if taught else None
     return Setup(
         zero_stage=training_args.zero_stage,
         deepspeed=config is not None,
@@ -125,6 +128,7 @@ def run_setup(model_args: ModelArguments, adapter_args: AdapterArguments, traini
         offload_optimizer=offloads["optimizer"] is not None,
         offload_weights=offloads["param"] is not None,
         on_disk="nvme" in offloads.values(),
+        teacher_bytes=count_teachers(model_args, training_args, half=half) if count_teachers else 0.0,
     )
 
 

@@ -161,7 +161,8 @@ def test_a_chain_under_zero3_is_merged_in_order(
     second = stage_run("sft", "lora", "zero3", flags)
     assert second.manifest["base"]["adapters"] == [str(first.folder)]
     assert second.losses[0] < first.losses[0] - 0.1
-    run("merge_peft_adapter.py", "--peft_model_path", str(second.folder), "--output_dir", str(tmp_path / "m")).check()
+    paths = ("--peft_model_path", str(second.folder), "--output_dir", str(tmp_path / "m"))
+    run("merge_peft_adapter.py", *paths, warm=True).check()
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "m")
     plain = AutoModelForCausalLM.from_pretrained(tiny_model)
     for folder in (first.folder, second.folder):

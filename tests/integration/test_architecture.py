@@ -159,25 +159,11 @@ def test_an_architecture(copy: Copy, workspace: Path) -> None:
     copy.follow("An architecture", MODEL=model).check()
 
 
-def test_a_stage(copy: Copy, tiny_model: Path, workspace: Path) -> None:
-    copy.follow("A stage", MODEL=tiny_model, TEACHER=tiny_model).check()
+def test_a_stage(copy: Copy, tiny_model: Path) -> None:
+    copy.follow("A stage", MODEL=tiny_model).check()
     manifest = copy.manifest("A stage")
     # The stage that it is based on gives defaults, and decides that rows need no padding.
     asked = manifest["arguments"]["training"]
-    assert (manifest["stage"], asked["lr_scheduler_type"], asked["padding_free"]) == ("distill", "cosine", True)
-    # A student that is its teacher has nothing to learn: KL(p, p) = 0.
-    assert copy.logs("A stage")[0]["loss"] == pytest.approx(0, abs=1e-6)
-    copy.follow("A stage", name="-other", MODEL=tiny_model, TEACHER=other_weights(tiny_model, workspace)).check()
-    assert copy.logs("A stage", "-other")[0]["loss"] > 0.1
-
-
-def other_weights(model: Path, workspace: Path) -> Path:
-    """A model like another, with other weights."""
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    torch.manual_seed(1)
-    folder = workspace / "teacher"
-    shutil.copytree(model, folder)
-    AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model)).save_pretrained(folder)
-    return folder
+    assert (manifest["stage"], asked["lr_scheduler_type"], asked["padding_free"]) == ("unlearn", "cosine", True)
+    # Of an untrained model hardly a token is likely: there is little to unlearn, where SFT's loss is above 4.
+    assert 0 < copy.logs("A stage")[0]["loss"] < 0.5

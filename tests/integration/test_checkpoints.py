@@ -39,8 +39,8 @@ def test_told_to_stop_a_run_saves_and_goes_on(
 ) -> None:
     lora = ("--use_peft", "--lora_rank", "4", "--save_strategy", "no")
     asked = flags(tiny_model, tiny_data, tmp_path / "stopped", stage, *lora)
-    stopped = run("tests/integration/signalled_sft.py", *asked, launcher=TWO)
-    # The launcher passes a child's exit code on.
+    # The slow one under the launcher, which passes a child's exit code on.
+    stopped = run("tests/integration/signalled_sft.py", *asked, launcher=TWO, warm=stage == 3)
     assert stopped.code == 75, stopped.output[-3000:]
     assert "SIGUSR1: saving a checkpoint at step 5" in stopped.output
     (checkpoint,) = (tmp_path / "stopped").glob("checkpoint-*")

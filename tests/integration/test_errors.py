@@ -81,7 +81,7 @@ def test_merging_into_another_base(run: Callable, stage_run: Callable, tiny_mode
     make_other_weights(other)
     adapter = str(stage_run("sft", "lora", "zero2").folder)
     flags = ["--base_model_name_or_path", str(other), "--peft_model_path", adapter, "--output_dir", str(tmp_path / "m")]
-    finished = run("merge_peft_adapter.py", *flags)
+    finished = run("merge_peft_adapter.py", *flags, warm=True)
     assert finished.code == 2 and "trained on other weights" in finished.output
     assert not (tmp_path / "m").exists()
 
@@ -94,12 +94,15 @@ def test_finished_output_folder(sft: Callable, stage_run: Callable) -> None:
     assert (done / "hftune.json").read_bytes() == before
 
 
-def test_all_problems_at_once_under_the_launcher(run: Callable, tmp_path: Path) -> None:
+@pytest.mark.parametrize("warm", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_all_problems_at_once_by_one_of_two_processes(run: Callable, tmp_path: Path, warm: bool) -> None:
+    """Refusals under a launcher: `tests/faults/test_interrupts.py`; DeepSpeed's and exit codes: `test_pains.py`."""
     finished = run(
         "run_sft.py",
         *("--model_name_or_path", "./nowhere", "--train_file_dir", "./nothing", "--load_in_8bit"),
         *("--deepspeed", "ds_configs/zero3.json", "--output_dir", str(tmp_path / "out")),
         launcher="deepspeed --num_gpus 2",
+        warm=warm,
     )
     assert finished.code == 2
     for part in ("./nowhere", "./nothing", "cannot be trained in full", "8-bit weights under ZeRO-3"):

@@ -21,7 +21,8 @@ def merge(run: Callable, workspace: Path) -> Callable[..., Path]:
     def once(adapter: Path, *flags: str) -> Path:
         output = workspace / "merged" / adapter.name
         if not output.exists():
-            run("merge_peft_adapter.py", "--peft_model_path", str(adapter), "--output_dir", str(output), *flags).check()
+            paths = ("--peft_model_path", str(adapter), "--output_dir", str(output))
+            run("merge_peft_adapter.py", *paths, *flags, warm=True).check()
         return output
 
     return once
@@ -85,18 +86,18 @@ def test_folder_has_all_that_a_user_needs(stage_run: Callable, merge: Callable, 
 def test_older_names(stage_run: Callable, run: Callable, tiny_model: Path, tmp_path: Path) -> None:
     adapter = stage_run("sft", "lora", "zero2").folder
     flags = ["--base_model", str(tiny_model), "--lora_model", str(adapter), "--output_dir", str(tmp_path / "merged")]
-    run("merge_peft_adapter.py", *flags).check()
+    run("merge_peft_adapter.py", *flags).check()  # as a user starts it
     assert weight_shapes(tmp_path / "merged") == weight_shapes(tiny_model)
 
 
 def test_qlora_into_both_bases(stage_run: Callable, run: Callable, tiny_model: Path, tmp_path: Path) -> None:
     adapter = stage_run("sft", "qlora4", "single").folder
     flags = ["--peft_model_path", str(adapter), "--output_dir"]
-    original = run("merge_peft_adapter.py", *flags, str(tmp_path / "original")).check()
+    original = run("merge_peft_adapter.py", *flags, str(tmp_path / "original"), warm=True).check()
     assert "--merge_base original (this merge)" in original.output
     assert "--merge_base dequantized (not written)" in original.output
     dequantized = tmp_path / "dequantized"
-    run("merge_peft_adapter.py", *flags, str(dequantized), "--merge_base", "dequantized").check()
+    run("merge_peft_adapter.py", *flags, str(dequantized), "--merge_base", "dequantized", warm=True).check()
     manifests = [json.loads((tmp_path / name / "hftune.json").read_text()) for name in ("original", "dequantized")]
     assert [manifest["merge_base"] for manifest in manifests] == ["original", "dequantized"]
     both = manifests[0]["verified"]["merge_base"]

@@ -29,5 +29,6 @@ def test_what_certainly_does_not_fit_is_still_refused(run: Callable, tmp_path: P
 
     folder = tmp_path / "giant"
     LlamaConfig(hidden_size=32768, num_hidden_layers=200, intermediate_size=131072).save_pretrained(folder)
-    finished = run("run_sft.py", "--model_name_or_path", str(folder), "--output_dir", str(tmp_path / "out"))
+    flags = ("--model_name_or_path", str(folder), "--output_dir", str(tmp_path / "out"))
+    finished = run("run_sft.py", *flags, warm=True)
     assert finished.code == 2 and "the model does not fit" in finished.output

@@ -18,17 +18,17 @@ LAUNCHED = {
     ("sft", "full", "zero2"),
     ("sft", "lora", "zero3"),
     ("pt", "lora", "zero2"),
-    ("rm", "lora", "zero3"),
-    ("dpo", "lora", "zero2"),
+    ("rm", "lora", "single"),
+    ("dpo", "lora", "single"),
 }
-"""What the launcher starts; the rest is forked."""
+"""What is started as a user starts it, under DeepSpeed's launcher or as `python run_rm.py`; the rest is forked."""
 
 
 @pytest.fixture
 def start(stage_run: Callable, launched_run: Callable) -> Callable:
     """Starts each script once as a user does, SFT under both stages of ZeRO, and all others by fork.
 
-    A launcher takes ten seconds more, and `test_a_forked_run_is_the_launched_one`.
+    That takes ten seconds more, thirty under a launcher, and `test_a_forked_run_is_the_launched_one`.
     """
 
     def started(stage: str, method: str, mode: str) -> Any:
@@ -39,8 +39,8 @@ def start(stage_run: Callable, launched_run: Callable) -> Callable:
 
 @pytest.mark.parametrize("method", ["full", "lora"])
 @pytest.mark.parametrize("stage", SUPERVISED)
-def test_zero2_zero3_and_one_process_train_alike(stage_run: Callable, start: Callable, stage: str, method: str) -> None:
-    alone = stage_run(stage, method, "single").losses
+def test_zero2_zero3_and_one_process_train_alike(start: Callable, stage: str, method: str) -> None:
+    alone = start(stage, method, "single").losses
     assert len(alone) == 10
     assert alone[-1] < alone[0]
     for mode in ("zero2", "zero3"):
@@ -89,11 +89,12 @@ def test_perplexity_is_that_of_the_loss(start: Callable) -> None:
         assert metrics["eval_perplexity"] == pytest.approx(torch.tensor(metrics["eval_loss"]).exp().item(), rel=1e-5)
 
 
+@pytest.mark.parametrize("launched", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("mode", ["torchrun", "single_zero2"])
-def test_other_launchers(stage_run: Callable, launched_run: Callable, mode: str) -> None:
-    assert launched_run("sft", "lora", mode).losses == pytest.approx(
-        stage_run("sft", "lora", "single").losses, abs=1e-4
-    )
+def test_other_launches(stage_run: Callable, launched_run: Callable, mode: str, launched: bool) -> None:
+    """DDP, and DeepSpeed without a launcher; torchrun itself is in `tests/faults/test_interrupts.py`."""
+    start = launched_run if launched else stage_run
+    assert start("sft", "lora", mode).losses == pytest.approx(stage_run("sft", "lora", "single").losses, abs=1e-4)
 
 
 @pytest.mark.parametrize(("method", "mode"), [("full", "zero2"), ("lora", "zero3")])
@@ -132,9 +133,10 @@ def changed(model: torch.nn.Module, base: Path) -> bool:
         return not torch.allclose(start.model(ids)[0], plain.model(ids)[0], atol=1e-4)
 
 
-def test_a_machine_without_a_compiler_trains(stage_run: Callable, launched_run: Callable) -> None:
+@pytest.mark.parametrize("launched", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_machine_without_a_compiler_trains(stage_run: Callable, launched_run: Callable, launched: bool) -> None:
     """Offload wants DeepSpeedCPUAdam, which must be compiled; without a compiler torch's AdamW does the same."""
-    result = launched_run("sft", "lora", "bare_offload")
+    result = (launched_run if launched else stage_run)("sft", "lora", "bare_offload")
     assert "no C++ compiler here" in result.output
     assert result.losses == pytest.approx(stage_run("sft", "lora", "single").losses, abs=1e-4)
 

@@ -61,7 +61,8 @@ def train(run: Callable, tiny_data: Path) -> Callable[..., list[float]]:
 @pytest.fixture
 def merge(run: Callable) -> Callable[[Path, Path], Path]:
     def once(adapter: Path, output: Path) -> Path:
-        run("merge_peft_adapter.py", "--peft_model_path", str(adapter), "--output_dir", str(output)).check()
+        paths = ("--peft_model_path", str(adapter), "--output_dir", str(output))
+        run("merge_peft_adapter.py", *paths, warm=True).check()
         return output
 
     return once

@@ -19,7 +19,9 @@ _PLACE = re.compile(r"hftune(\.\w+)+:\w+")
 
 def places(file: Path) -> Iterator[str]:
     """Strings of a file, outside of its docstrings, that name a place."""
-    for node in ast.walk(ast.parse(file.read_text())):
+    text = file.read_text()
+    # Few files have one; reading the code of all takes a second of every start of the tests.
+    for node in ast.walk(ast.parse(text)) if _PLACE.search(text) else ():
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and _PLACE.fullmatch(node.value):
             yield node.value
 

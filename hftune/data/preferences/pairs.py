@@ -22,11 +22,12 @@ from hftune.data.readers.files import Row
 from hftune.data.records.labelled import Labelled
 from hftune.data.records.messages import Message
 from hftune.data.records.preferences import Preference, to_preference
-from hftune.data.templates.empty_thoughts import MASK
+from hftune.data.templates.empty_thoughts import DROP, MASK, opened_thoughts
 from hftune.data.templates.proposals import require_chat_template
 from hftune.data.templates.rewritten import SPLIT
 from hftune.data.templates.span_finder import SpanFinder
 from hftune.data.templates.spans import Span, SpannedText
+from hftune.data.templates.turns import common_start
 from hftune.data.tokenizing.counts import Counts, require_fast
 from hftune.data.tokenizing.encoder import IDS, Encoder
 from hftune.data.tokenizing.labels import tokens_of
@@ -36,6 +37,9 @@ from hftune.logging import notice
 
 if TYPE_CHECKING:
     from hftune.arguments.preference import DPOArguments
+
+_THOUGHT = "HFTUNE7THOUGHT"
+"""Stands for a thought, to see what a template writes around one."""
 
 SAME = "chosen and rejected are equal after truncation"
 
@@ -144,12 +148,9 @@ class PairEncoder(Encoder):
 
     def pair_of(self, preference: Preference, chosen: SpannedText, rejected: SpannedText) -> PairText:
         """Both texts, if they write the prompt in the same way."""
-        prompt, other = (said.text[: said.spans[0].start] for said in (chosen, rejected))
-        if prompt != other and self.finder.empty_thoughts == MASK:
-            # One answer has thoughts, the other one has none: both begin where the shorter prompt ends.
-            shorter = min(len(prompt), len(other))
-            chosen, rejected = (_from(said, shorter) for said in (chosen, rejected))
-            prompt, other = prompt[:shorter], other[:shorter]
+        if _prompt(chosen) != _prompt(rejected) and self.finder.empty_thoughts != DROP:
+            chosen, rejected = self.behind_one_prompt(preference, chosen, rejected)
+        prompt, other = _prompt(chosen), _prompt(rejected)
         # Both sides are conditioned on one prompt; a template that adds a line for calls to one of them breaks that.
         if prompt != other:
             raise DataError(
@@ -160,6 +161,22 @@ class PairEncoder(Encoder):
             )
         answers = max(answer_characters(answer) for answer in (preference.chosen, preference.rejected))
         return PairText(chosen, rejected, preference.margin, characters=len(prompt) + answers)
+
+    def behind_one_prompt(
+        self, preference: Preference, chosen: SpannedText, rejected: SpannedText
+    ) -> tuple[SpannedText, SpannedText]:
+        """Both texts behind the prompt of the answer with thoughts, where the other one has none; else as they are."""
+        asked, other = _prompt(chosen), _prompt(rejected)
+        shared = common_start(asked, other)
+        if (shared in (asked, other) and self.finder.empty_thoughts == MASK) or (
+            # A score is of the conversation as the template writes it.
+            self.to_the_end and opened_thoughts(shared)
+        ):
+            return _from(chosen, len(shared)), _from(rejected, len(shared))
+        return (
+            without_thought(preference, preference.chosen, other, self.finder) or chosen,
+            without_thought(preference, preference.rejected, asked, self.finder) or rejected,
+        )
 
     def encode(self, parsed: list[PairText], counts: Counts) -> dict[str, list[Any]]:
         """Ids of each pair within its limits."""
@@ -222,6 +239,39 @@ class PairEncoder(Encoder):
         ids = np.array(encoding.ids, dtype=np.int32)
         first, end = tokens_of(encoding, said.spans[0], len(said.text))
         return (ids if self.to_the_end else ids[:end]), first
+
+
+def _prompt(said: SpannedText) -> str:
+    """What comes before the answer."""
+    return said.text[: said.spans[0].start]
+
+
+def without_thought(
+    preference: Preference, answer: list[Message], prompt: str, finder: SpanFinder
+) -> SpannedText | None:
+    """The text of an answer that ends the thought, which the prompt opens, at once, as no template writes it.
+
+    Nemotron 3 asks with `<think>` and a line break, and writes an answer without a thought behind `<think></think>`,
+    which is asked with thinking off. Of two answers to one question one may think and one not.
+
+    Args:
+        prompt: Of the other answer.
+
+    Returns:
+        None where the prompt opens no thought, or the template asks for thoughts in another way.
+    """
+    if not opened_thoughts(prompt):
+        return None
+    try:
+        said = answer_text(preference, [{**answer[-1], "reasoning_content": _THOUGHT}], finder)
+    except DataError:
+        return None
+    before, found, after = said.text.partition(_THOUGHT)
+    if not found or before.rstrip() != prompt.rstrip():
+        return None
+    # Right behind the prompt, so that its tokens are those that inference gives.
+    text, behind = prompt + after.lstrip(), len(said.text) - said.spans[0].end
+    return SpannedText(text, [Span(len(prompt), len(text) - behind)])
 
 
 def _from(said: SpannedText, start: int) -> SpannedText:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,8 @@ from hftune.compat.installing import method_replaced, replace_method
 from hftune.distributed import zero
 from hftune.models.heads import body_of
 from hftune.models.kernels.answer_projection import LogitShape, answer_log_probs, weighted_loss
+from hftune.models.kernels.lessons import Lesson, TeacherStates
+from hftune.models.kernels.taught_projection import taught_loss
 
 
 @dataclass
@@ -34,7 +36,10 @@ class AnswerOutput(ModelOutput):
         is_top1: Whether the token was the most likely one, bool.
         mean_logits: Mean logit over the vocabulary.
         log_sum_sq: log of the sum of squared probabilities (WPO).
-        loss: Where factors were given: -sum of factor * log_probs, a scalar.
+        loss: Where factors were given: -sum of factor * log_probs, a scalar. With a lesson, the sum of factor * what
+            its divergence says; of the columns there are, with detail 0, `divergence` alone.
+        divergence: From the teacher, nats, before the share of the label.
+        teacher_entropy: Of the teacher at the temperature of training, nats.
     """
 
     log_probs: torch.Tensor | None = None
@@ -43,6 +48,8 @@ class AnswerOutput(ModelOutput):
     mean_logits: torch.Tensor | None = None
     log_sum_sq: torch.Tensor | None = None
     loss: torch.Tensor | None = None
+    divergence: torch.Tensor | None = None
+    teacher_entropy: torch.Tensor | None = None
 
 
 def add_answer_head(model: PreTrainedModel) -> None:
@@ -53,6 +60,9 @@ def add_answer_head(model: PreTrainedModel) -> None:
     tokens, `answer_width` is the length of a row without them. `answer_factors` (tokens,), float32, ask for the loss;
     `answer_dft` scales it by each token's own probability, held constant (arXiv:2508.05629, eq. 9). `answer_detail`:
     0 log-probabilities alone, 1 entropy and `is_top1` as well, 2 all.
+
+    `answer_teacher`, with factors, has the loss be what a teacher's lesson asks for. `answer_states` asks a teacher for
+    its `TeacherStates` at `answer_at`, without a gradient.
     """
     original = model.forward
     shape = LogitShape.of(model.config)
@@ -67,28 +77,37 @@ def add_answer_head(model: PreTrainedModel) -> None:
         answer_factors: torch.Tensor | None = None,
         answer_dft: bool = False,
         answer_detail: int = 2,
+        answer_teacher: Lesson | None = None,
+        answer_states: bool = False,
         **kwargs: Any,
     ) -> Any:
         width = kwargs.pop("answer_width", None)
-        if answer_at is None or answer_ids is None:
+        if answer_at is None or (answer_ids is None and not answer_states):
             return original(*args, **kwargs)
         # A batch of this process may hold no answer. It then projects one token with factor 0, since every process has
         # to use the head: gathering it (ZeRO-3) and reducing its gradient are collective.
-        none = answer_factors is not None and not len(answer_ids)
-        if none and answer_factors is not None:
+        none = answer_factors is not None and not len(answer_at)
+        if none and answer_factors is not None and answer_ids is not None:
             answer_at, answer_ids, answer_factors = (
                 one.new_zeros(1) for one in (answer_at, answer_ids, answer_factors)
             )
+            answer_teacher = None if answer_teacher is None else answer_teacher.made_up()
         if not known:
             known.append(_head_is_all(self, original, shape))
         head, form = self.get_output_embeddings(), shape
-        if known[0]:
-            hidden = body_of(self)(*args, **{**kwargs, "use_cache": False}).last_hidden_state
-        else:
-            head, form, hidden = _AS_IT_IS, LogitShape(), original(*args, **{**kwargs, "use_cache": False}).logits
-        if width is not None:
-            hidden = hidden[:, -width:]
-        picked = hidden.reshape(-1, hidden.shape[-1]).index_select(0, answer_at)
+        with torch.no_grad() if answer_states else nullcontext():
+            if known[0]:
+                hidden = body_of(self)(*args, **{**kwargs, "use_cache": False}).last_hidden_state
+            else:
+                head, form, hidden = _AS_IT_IS, LogitShape(), original(*args, **{**kwargs, "use_cache": False}).logits
+            if width is not None:
+                hidden = hidden[:, -width:]
+            picked = hidden.reshape(-1, hidden.shape[-1]).index_select(0, answer_at)
+        if answer_states or answer_ids is None:
+            return TeacherStates(picked, head, form)
+        if answer_teacher is not None and answer_factors is not None:
+            loss, found = taught_loss(head, picked, answer_ids, form, answer_detail, answer_factors, answer_teacher)
+            return AnswerOutput(loss=loss, **{name: one[:0] if none else one for name, one in found.items()})
         if answer_factors is None:
             return AnswerOutput(*answer_log_probs(head, picked, answer_ids, form, answer_detail))
         loss, columns = weighted_loss(head, picked, answer_ids, form, answer_detail, answer_factors, dft=answer_dft)

@@ -8,26 +8,24 @@ chunks in the backward pass, unless they are small enough to be kept.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.nn.functional import linear
-from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedConfig
 
-from hftune.compat.installing import replace_method
-from hftune.distributed import ranks, zero
-
-CHUNK_BYTES = {"cpu": 2**25, "cuda": 2**28}
-"""Float32 logits of a chunk: small enough for the caches of a CPU, large enough to keep a GPU busy."""
-
-KEPT_BYTES = 2**28
-"""Float32 logits that a trained head may keep for the backward pass instead of computing them again."""
-
-Columns = tuple[torch.Tensor, ...]
-"""log_probs and, as far as asked for, entropy, is_top1, mean_logits, log_sum_sq; (tokens,) each."""
+from hftune.models.kernels.chunked_heads import (
+    Columns,
+    chunk_slices,
+    in_float32,
+    is_plain,
+    is_trained,
+    product_dtype,
+    teach_head,
+    through_module,
+)
 
 
 @dataclass(frozen=True)
@@ -84,10 +82,10 @@ def answer_log_probs(
     head: torch.nn.Module, hidden: torch.Tensor, targets: torch.Tensor, shape: LogitShape, detail: int = 2
 ) -> Columns:
     """The columns from hidden states (tokens, size) and targets (tokens,); the first has a gradient."""
-    if _is_plain(head) and not (_is_trained(head) and torch.is_grad_enabled()):
+    if is_plain(head) and not (is_trained(head) and torch.is_grad_enabled()):
         # Called as a module, so that ZeRO-3 gathers its weight.
-        _answering(head)
-        columns: Columns = head(hidden, answer_ids=targets, answer_options=(shape, detail))
+        teach_head(head)
+        columns: Columns = head(hidden, answer_options=(_FrozenHead, targets, shape, detail))
         return columns
     return _by_module(head, hidden, targets, shape, detail)
 
@@ -109,58 +107,14 @@ def weighted_loss(
         factors: (tokens,), float32.
         dft: Scale each by its token's probability, held constant (arXiv:2508.05629).
     """
-    if _is_plain(head) and _is_trained(head) and torch.is_grad_enabled():
-        _answering(head)
-        loss, *columns = head(hidden, answer_ids=targets, answer_options=(shape, detail, factors, dft))
+    if is_plain(head) and is_trained(head) and torch.is_grad_enabled():
+        teach_head(head)
+        loss, *columns = head(hidden, answer_options=(_TrainedHead, targets, shape, detail, factors, dft))
         return loss, tuple(columns)
     columns = answer_log_probs(head, hidden, targets, shape, detail)
     log_probs = columns[0]
     scaled = factors * log_probs.detach().exp() if dft else factors
     return -(log_probs * scaled).sum(), (log_probs.detach(), *columns[1:])
-
-
-def _is_plain(head: torch.nn.Module) -> bool:
-    """Whether it is a projection and nothing else."""
-    return type(head) is torch.nn.Linear
-
-
-def _is_trained(head: torch.nn.Module) -> bool:
-    return any(parameter.requires_grad for parameter in head.parameters())
-
-
-def _answering(head: Any) -> None:
-    """Teach a plain head to score answers in its own forward pass, where ZeRO-3 has gathered its weight."""
-    if getattr(head, "scores_answers", False):
-        return
-    original: Callable[[torch.Tensor], torch.Tensor] = head.forward
-
-    def forward(
-        self: torch.nn.Linear,
-        hidden: torch.Tensor,
-        answer_ids: torch.Tensor | None = None,
-        answer_options: tuple[Any, ...] = (),
-    ) -> Any:
-        if answer_ids is None:
-            return original(hidden)
-        function = _FrozenHead if len(answer_options) == 2 else _TrainedHead
-        return function.apply(hidden, self.weight, self.bias, answer_ids, *answer_options)
-
-    replace_method(head, "forward", forward)
-    head.scores_answers = True
-
-
-def _slices(hidden: torch.Tensor, vocabulary: int) -> list[slice]:
-    """Chunks of hidden states (tokens, size): as few as may be, of nearly the same length."""
-    most = max(1, CHUNK_BYTES.get(hidden.device.type, 2**28) // (4 * vocabulary))
-    chunks = -(-len(hidden) // most)
-    length = -(-len(hidden) // chunks) if chunks else 1
-    return [slice(start, start + length) for start in range(0, len(hidden), length)]
-
-
-def _dtype(weight: torch.Tensor) -> torch.dtype:
-    """The dtype in which the projection is computed: that of autocast, where it is on."""
-    device = weight.device.type
-    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
 
 
 @dataclass(frozen=True)
@@ -188,7 +142,7 @@ class _Chunk:
         total = powers.sum(dim=-1)
         at_target = logits.gather(1, ids[:, None])
         # Autocast would compute products with 16 bits, which is not enough for sums over a vocabulary.
-        with _in_float32(logits.device):
+        with in_float32(logits.device):
             columns = _measured(logits, raw.dtype, ids, (powers, total, top, at_target.squeeze(1)), detail)
         if shape.plain:
             return cls(columns, powers, total, None)
@@ -199,11 +153,6 @@ class _Chunk:
         own = weight[ids] if self.slope is None else weight[ids] * self.slope[:, None].to(weight.dtype)
         expected = (self.powers.to(weight.dtype) @ weight) / self.total[:, None]
         return (own - expected).to(weight.dtype)
-
-
-def _in_float32(device: torch.device) -> torch.autocast:
-    """Inside, products of float32 are computed as such, autocast or not."""
-    return torch.autocast(device.type, enabled=False)
 
 
 def _measured(logits: torch.Tensor, dtype: torch.dtype, ids: torch.Tensor, parts: Columns, detail: int) -> Columns:
@@ -232,7 +181,7 @@ def _projected(
 ) -> Iterator[tuple[slice, torch.Tensor, _Chunk]]:
     """Chunk by chunk: which rows, their hidden states in the dtype of the weight, and what comes of their logits."""
     bias = None if bias is None else bias.to(weight.dtype)
-    for rows in _slices(hidden, weight.shape[0]):
+    for rows in chunk_slices(hidden, weight.shape[0]):
         part = hidden[rows].to(weight.dtype)
         yield rows, part, _Chunk.of(linear(part, weight, bias), targets[rows], shape, detail)
 
@@ -252,7 +201,7 @@ class _FrozenHead(torch.autograd.Function):
     ) -> Columns:
         """One chunk after the other; what the backward pass needs is as large as the hidden states."""
         slopes = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
-        weight = weight.to(_dtype(weight))
+        weight = weight.to(product_dtype(weight))
         found: list[Columns] = []
         for rows, _, chunk in _projected(hidden, weight, bias, targets, shape, detail):
             found.append(chunk.columns)
@@ -291,12 +240,12 @@ class _TrainedHead(torch.autograd.Function):
         """The loss, a float32 scalar, then the columns, none of which has a gradient."""
         wanted = ctx.needs_input_grad
         # Sums over several chunks want more than 16 bits.
-        exact = torch.float32 if len(_slices(hidden, weight.shape[0])) > 1 else weight.dtype
+        exact = torch.float32 if len(chunk_slices(hidden, weight.shape[0])) > 1 else weight.dtype
         to_hidden = torch.empty_like(hidden) if wanted[0] else None
         to_weight = torch.zeros_like(weight, dtype=exact) if wanted[1] else None
         to_bias = None if bias is None or not wanted[2] else torch.zeros_like(bias, dtype=torch.float32)
         ctx.dtypes = (hidden.dtype, weight.dtype, None if bias is None else bias.dtype)
-        weight = weight.to(_dtype(weight))
+        weight = weight.to(product_dtype(weight))
         found: list[Columns] = []
         loss = torch.zeros((), dtype=torch.float32, device=hidden.device)
         for rows, part, chunk in _projected(hidden, weight, bias, targets, shape, detail):
@@ -310,7 +259,7 @@ class _TrainedHead(torch.autograd.Function):
             if to_weight is not None:
                 _add_to_weight(to_weight, chunk, part, ids, by, at_target)
             if to_bias is not None:
-                with _in_float32(hidden.device):
+                with in_float32(hidden.device):
                     to_bias.index_add_(0, ids, at_target).sub_((by / chunk.total) @ chunk.powers)
         ctx.gradients = (to_hidden, to_weight, to_bias)
         columns = _joined(found, hidden, detail)
@@ -348,7 +297,8 @@ def _by_module(
 ) -> Columns:
     """The same through the head as it is: trained, quantised, with an adapter or a bias of its own."""
 
-    def score(part: torch.Tensor, ids: torch.Tensor) -> Columns:
+    def score(part: torch.Tensor, rows: slice | None) -> Columns:
+        ids = targets.new_zeros(1) if rows is None else targets[rows]
         raw = head(part)
         log_probs = shape(raw).log_softmax(dim=-1).gather(1, ids[:, None]).squeeze(1)
         if not detail:
@@ -357,28 +307,9 @@ def _by_module(
             rest = _Chunk.of(raw, ids, shape, detail).columns[1:]
         return log_probs, *rest
 
-    # A head that peft has wrapped may not say its size: 65536 rows are assumed, which only decides how long chunks are.
-    vocabulary = int(getattr(head, "out_features", 0) or 2**16)
-    most = len(hidden)
-    if zero.is_any_partitioned(head):
-        # Each call gathers weights, and each backward pass of one: all processes need as many.
-        most = max(ranks.max_over_ranks(most), 1)
-    # Logits of a trained head are kept where they are small, since computing them twice is half of the work again.
-    again = torch.is_grad_enabled() and 4 * most * vocabulary > KEPT_BYTES
-    chunks = -(-most // max(1, CHUNK_BYTES.get(hidden.device.type, 2**28) // (4 * vocabulary)))
-    found: list[Columns] = []
-    nothing: list[Columns] = []
-    for part, ids in zip(hidden.tensor_split(chunks), targets.tensor_split(chunks), strict=True) if chunks else ():
-        counts = len(part) > 0
-        if not counts:
-            part, ids = hidden.new_zeros(1, hidden.shape[-1]), targets.new_zeros(1)
-        columns = checkpoint(score, part, ids, use_reentrant=False) if again else score(part, ids)
-        (found if counts else nothing).append(columns)
+    found, nothing = through_module(head, hidden, score)
     log_probs, *rest = _joined(found, hidden, detail)
-    # Times 0, so that the backward pass of this process has as many calls of the head as that of the others.
-    for columns in nothing:
-        log_probs = log_probs + 0.0 * columns[0].sum()
-    return log_probs, *rest
+    return log_probs + nothing, *rest
 
 
 def _joined(found: list[Columns], hidden: torch.Tensor, detail: int) -> Columns:

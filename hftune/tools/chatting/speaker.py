@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import TextStreamer
 
 from hftune import interrupts
 from hftune.data.records.messages import Message
@@ -15,6 +14,7 @@ from hftune.data.tokenizing.counts import Counts, describe_turn_tokens
 from hftune.errors import ArgumentError, DataError
 from hftune.logging import notice
 from hftune.tools.chatting.arguments import ChatArguments
+from hftune.tools.talking.listening import Listener, sampling
 from hftune.tools.talking.loading import Talker, context_of
 from hftune.tools.talking.parsing import AnswerForm, Part
 from hftune.tools.talking.prompts import PromptWriter
@@ -39,34 +39,6 @@ class Answer:
     prompt: list[int]
     ids: list[int]
     cut: str = ""
-
-
-class _Stream(TextStreamer):
-    """Hands out text while it is generated, and keeps the ids; the token that ends an answer is no text of it."""
-
-    def __init__(self, talker: Talker, take: Callable[[str], None]) -> None:
-        super().__init__(
-            talker.tokenizer, skip_prompt=True, skip_special_tokens=False, clean_up_tokenization_spaces=False
-        )
-        self.take, self.ends = take, {*talker.ends}
-        self.ids: list[int] = []
-
-    @property
-    def ended_by(self) -> int | None:
-        """The id of the token that ended the answer; None while it is not ended."""
-        return self.ids[-1] if self.ids and self.ids[-1] in self.ends else None
-
-    def put(self, value: torch.Tensor) -> None:
-        """Overrides `TextStreamer.put`: keeps the ids of what is said."""
-        if not self.next_tokens_are_prompt:
-            self.ids += value.flatten().tolist()
-        if self.ended_by is None:
-            super().put(value)
-
-    def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
-        """Overrides `TextStreamer.on_finalized_text`: gives the text on instead of printing it."""
-        if text:
-            self.take(text)
 
 
 class Speaker:
@@ -187,47 +159,30 @@ class Speaker:
         room = self.room(len(ids))
         reader = self.form.reader(text, self.tools)
 
-        def take(said: str) -> None:
-            for part in reader.feed(said):
-                show(part)
-
-        stream = _Stream(self.talker, take)
-        stopped = self._generate(ids, min(room, self.args.max_new_tokens), stream, seed)
-        # What the streamer and the reader still hold, an answer that was stopped as well.
-        stream.end()
-        said = reader.raw
-        last = "" if stream.ended_by is None else self.talker.tokenizer.decode([stream.ended_by])
-        for part in reader.finish(last):
-            show(part)
-        cut = STOPPED if stopped else "" if stream.ended_by is not None else TOO_LONG
-        if cut == TOO_LONG and len(stream.ids) >= room:
+        listener = Listener(self.talker, reader, show)
+        stopped = self._generate(ids, min(room, self.args.max_new_tokens), listener, seed)
+        # What is still held, of an answer that was stopped as well.
+        said = listener.finish()
+        cut = STOPPED if stopped else "" if listener.ended_by else TOO_LONG
+        if cut == TOO_LONG and len(listener.ids) >= room:
             cut = FULL
         message = self._message(text, said, reader.message())
         if not message["content"].strip() and not message.get("tool_calls"):
-            return Answer(None, ids, stream.ids, cut)
+            return Answer(None, ids, listener.ids, cut)
         # To train it would teach to stop there.
         message |= {"weight": 0.0} if cut else {}
         self.messages.append(message)
-        return Answer(message, ids, stream.ids, cut)
+        return Answer(message, ids, listener.ids, cut)
 
-    @torch.no_grad()
-    def _generate(self, prompt: list[int], tokens: int, stream: _Stream, seed: int | None) -> bool:
+    def _generate(self, prompt: list[int], tokens: int, listener: Listener, seed: int | None) -> bool:
         """Whether it was stopped by Ctrl-C."""
-        model = self.talker.model
-        inputs = torch.tensor([prompt], device=model.device)
+        given = {name: getattr(self.args, name) for name in ("temperature", "top_p", "top_k")}
         if seed is not None:
             torch.manual_seed(seed)
         # For the time of an answer Ctrl-C is Python's own: it ends the answer, and not the chat.
         try:
             with interrupts.paused():
-                model.generate(  # type: ignore[operator]  # nn.Module's __getattr__ hides the method
-                    inputs,
-                    attention_mask=torch.ones_like(inputs),
-                    streamer=stream,
-                    max_new_tokens=tokens,
-                    pad_token_id=self.talker.tokenizer.pad_token_id,
-                    **sampling(self.args, self.talker),
-                )
+                listener.hear(prompt, max_new_tokens=tokens, **sampling(self.talker.sampling, given))
         except interrupts.Interrupted:
             raise  # a moment after the answer: the chat's own
         except KeyboardInterrupt:
@@ -258,18 +213,3 @@ class Speaker:
             return self.render([*self.messages, message], self.tools)
         except DataError:
             return None
-
-
-def sampling(args: ChatArguments, talker: Talker) -> dict[str, Any]:
-    """The settings of `generate` by which tokens are chosen: those given, else those of the model, else greedy."""
-    given = {name: getattr(args, name) for name in ("temperature", "top_p", "top_k")}
-    draws = bool(talker.sampling.do_sample) if set(given.values()) == {None} else given["temperature"] != 0
-    if not draws:
-        return {"do_sample": False}
-    neutral = {"temperature": 1.0, "top_p": 1.0, "top_k": 0}
-    saved = {name: getattr(talker.sampling, name, None) for name in given}
-    chosen = {
-        name: next(value for value in (given[name], saved[name], neutral[name]) if value is not None) for name in given
-    }
-    # -1 is vLLM's word for all tokens.
-    return {"do_sample": True, **chosen, "top_k": max(0, chosen["top_k"])}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hftune.arguments.preference import DPOArguments
 from hftune.arguments.training import StageArguments
-from hftune.models.kernels.answer_projection import CHUNK_BYTES, KEPT_BYTES
+from hftune.models.kernels.chunked_heads import CHUNK_BYTES, KEPT_BYTES
 from hftune.tools.planning.losses import Head, HeadSizes
 
 CHUNKS_FROZEN = 2

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import re
 import threading
@@ -11,13 +10,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList
+from transformers import StoppingCriteria, StoppingCriteriaList
 
 from hftune.errors import DataError
 from hftune.logging import notice
 from hftune.tools.serving.errors import RequestError, too_long
 from hftune.tools.serving.requests import Asked, ChatRequest, refused
-from hftune.tools.serving.texts import StopFinder, TokenText
+from hftune.tools.talking.listening import Listener, sampling
 from hftune.tools.talking.loading import Talker, context_of
 from hftune.tools.talking.parsing import AnswerForm, Part
 from hftune.tools.talking.prompts import PromptWriter
@@ -88,8 +87,8 @@ class Served:
             raise too_long(self.longest, len(ids))
         return Prompt(text, ids)
 
-    def settings(self, request: ChatRequest, prompt: Prompt) -> GenerationConfig:
-        """The settings of generation: the model's own, and over them the request's.
+    def settings(self, request: ChatRequest, prompt: Prompt) -> dict[str, Any]:
+        """The options of `generate`: the model's own, and over them the request's.
 
         Raises:
             RequestError: The answer may be longer than there is room for.
@@ -97,98 +96,36 @@ class Served:
         room = self.longest - len(prompt.ids)
         if request.max_tokens is not None and request.max_tokens > room:
             raise too_long(self.longest, len(prompt.ids), request.max_tokens)
-        settings, own = copy.deepcopy(self.talker.model.generation_config), self.talker.sampling
-        settings.max_new_tokens, settings.max_length, settings.num_beams = request.max_tokens or room, None, 1
-        settings.pad_token_id = self.talker.tokenizer.pad_token_id
-        given = {name: value for name, value in request.sampling.items() if (name, value) != ("top_k", -1)}
-        chosen, temperature = given.keys() & {"top_p", "top_k", "min_p"}, given.get("temperature")
-        # As the model was saved, unless the request says something about it: temperature 0 is greedy.
-        settings.do_sample = bool(chosen or own.do_sample) if temperature is None else temperature > 0
-        if "repetition_penalty" in given:
-            settings.repetition_penalty = given["repetition_penalty"]
-        if settings.do_sample:
-            for name in ("temperature", "top_p", "top_k", "min_p"):
-                value = given.get(name, getattr(own, name, None))
-                if value is not None:
-                    setattr(settings, name, value)
-        return settings
+        chosen = sampling(self.talker.sampling, request.sampling)
+        return {"max_new_tokens": request.max_tokens or room, **chosen}
 
-    @torch.no_grad()
     def answer(
         self,
         request: ChatRequest,
         prompt: Prompt,
-        settings: GenerationConfig,
+        settings: dict[str, Any],
         emit: Callable[[Part], None],
         cancelled: Callable[[], bool],
     ) -> Finish:
         """Generate one answer; its parts are emitted as they are complete."""
-        talker = self.talker
-        listener = _Listener(self, request, prompt, emit, cancelled)
-        ids = torch.tensor([prompt.ids], device=talker.model.device)
-        talker.model.generate(  # type: ignore[operator]  # nn.Module's __getattr__ hides the method
-            input_ids=ids,
-            attention_mask=torch.ones_like(ids),
-            generation_config=settings,
-            streamer=listener,
-            stopping_criteria=StoppingCriteriaList([_Stop(listener)]),
-        )
-        return listener.finish()
-
-
-class _Listener:
-    """Takes tokens from `generate`, as transformers' streamers do, and makes parts of an answer of them."""
-
-    def __init__(
-        self,
-        served: Served,
-        request: ChatRequest,
-        prompt: Prompt,
-        emit: Callable[[Part], None],
-        cancelled: Callable[[], bool],
-    ) -> None:
-        tokenizer, form = served.talker.tokenizer, served.form(request.arguments)
-        self.ends, self.emit, self.cancelled = frozenset(served.talker.ends), emit, cancelled
-        self.reader = form.reader(prompt.text, request.tools)
-        self.text = TokenText(tokenizer, self.ends | unmarked(tokenizer, form))
-        self.stops = StopFinder(request.stop)
-        self.tokens, self.prompted, self.ended_by, self.calls = 0, False, "", False
-
-    def put(self, value: torch.Tensor) -> None:
-        """Take the prompt, which comes first, or a token."""
-        if not self.prompted:
-            self.prompted = True
-            return
-        for token in value.flatten().tolist():
-            self.tokens += 1
-            if token in self.ends:
-                self.ended_by = str(self.text.tokenizer.convert_ids_to_tokens(token))
-            self._pass(self.reader.feed(self.stops(self.text(token))))
-
-    def end(self) -> None:
-        """Nothing: `finish` says how it ended."""
-
-    def finish(self) -> Finish:
-        """The last parts, and how the answer ended."""
-        self._pass(self.reader.feed(self.stops(self.text.rest()) + self.stops.rest()))
-        self._pass(self.reader.finish(self.ended_by))
-        reason = "tool_calls" if self.calls else "stop" if self.ended_by or self.stops.found else "length"
-        return Finish(reason, self.tokens, self.reader.message())
-
-    def _pass(self, parts: list[Part]) -> None:
-        for part in parts:
-            self.calls |= part.call is not None
-            self.emit(part)
+        form = self.form(request.arguments)
+        reader = form.reader(prompt.text, request.tools)
+        dropped = unmarked(self.talker.tokenizer, form)
+        listener = Listener(self.talker, reader, emit, dropped=dropped, stops=request.stop)
+        listener.hear(prompt.ids, **settings, stopping_criteria=StoppingCriteriaList([_Stop(listener, cancelled)]))
+        listener.finish()
+        reason = "tool_calls" if listener.calls else "stop" if listener.ended_by or listener.stops.found else "length"
+        return Finish(reason, len(listener.ids), reader.message())
 
 
 class _Stop(StoppingCriteria):
     """Ends an answer at a text that the request names, and when nobody waits for it any more."""
 
-    def __init__(self, listener: _Listener) -> None:
-        self.listener = listener
+    def __init__(self, listener: Listener, cancelled: Callable[[], bool]) -> None:
+        self.listener, self.cancelled = listener, cancelled
 
     def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> Any:
-        done = self.listener.stops.found or self.listener.cancelled()
+        done = self.listener.stops.found or self.cancelled()
         return torch.full((input_ids.shape[0],), done, device=input_ids.device, dtype=torch.bool)
 
 

@@ -90,11 +90,21 @@ class AnswerLoss(Feature):
             answer_dft=getattr(run.args, "loss_type", None) == "dft",
             # Entropy and accuracy need a second pass over the vocabulary: only where somebody reads them.
             answer_detail=1 if self.measures_tokens or not run.model.training else 0,
+            **self.more(run, others, at),
         )
         if self.measures_tokens:
             self.sums["train" if run.model.training else "eval"].add(outputs, _tokens_of(inputs))
         assert outputs.loss is not None, "factors were given"
         return outputs.loss, outputs
+
+    def more(self, run: Run, inputs: Inputs, at: torch.Tensor) -> dict[str, Any]:
+        """Further arguments of the model's answer head.
+
+        Args:
+            inputs: What the model reads.
+            at: (tokens,), places of the predictions of labels in the flattened batch.
+        """
+        return {}
 
     def make_prediction(self, run: Run, model: Any, inputs: Inputs, loss_only: bool) -> tuple[Any, ...] | None:
         """In place of logits the predicted tokens, as far as is known: -1 for a wrong one."""

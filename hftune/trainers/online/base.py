@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import torch
 
 from hftune.arguments.training import StageArguments
+from hftune.compat.installing import method_replaced
 from hftune.compat.peft_patches import fused_heads
 from hftune.distributed import phases
 from hftune.models.kernels.scoring_head import add_scoring_head
@@ -17,6 +19,7 @@ from hftune.trainers.features.feature import Feature
 from hftune.trainers.features.phases import reporting_passes
 from hftune.trainers.features.prompt_order import PromptOrder
 from hftune.trainers.features.reward_guards import RewardGuards
+from hftune.trainers.features.run import plain_model
 from hftune.trainers.online.guarded_tokenizer import guarded_tokenizer
 from hftune.trainers.stage_trainer import StageTrainer
 
@@ -47,7 +50,8 @@ class OnlineTrainer(StageTrainer):
     def _generate(self, prompts: list[Any]) -> Any:
         """Overrides TRL's: a phase that the watchdog times; what follows it is scoring."""
         phases.enter(phases.GENERATION, self.state.global_step)
-        with reporting_passes(self.accelerator.unwrap_model(self.model, keep_torch_compile=False)):
+        model = self.accelerator.unwrap_model(self.model, keep_torch_compile=False)
+        with reporting_passes(model), own_cache_in_eval_mode(plain_model(model)):
             result = super()._generate(prompts)
         phases.enter(phases.REWARDS)
         return result
@@ -113,3 +117,27 @@ class OnlineTrainer(StageTrainer):
             yield
         finally:
             self.processing_class = given
+
+
+@contextmanager
+def own_cache_in_eval_mode(model: Any) -> Iterator[None]:
+    """In the block `model.generate` runs in eval mode where the model's cache is of its own make.
+
+    TRL samples in training mode, in which such a model may refuse its cache (Reformer). Others sample as in TRL.
+    """
+    if "past_key_values" in inspect.signature(type(model).forward).parameters:
+        yield
+        return
+    generate = model.generate
+
+    def sample(_: Any, *args: Any, **kwargs: Any) -> Any:
+        modes = [(module, module.training) for module in model.modules()]
+        model.eval()
+        try:
+            return generate(*args, **kwargs)
+        finally:
+            for module, training in modes:
+                module.training = training
+
+    with method_replaced(model, "generate", sample):
+        yield

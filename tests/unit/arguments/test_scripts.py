@@ -31,6 +31,7 @@ def test_the_arguments_behind_it() -> None:
 @pytest.mark.parametrize("argv", [[], ["--beta", "run_dpo"], ["run_kto"]])
 def test_a_command_without_one(argv: list[str]) -> None:
     with pytest.raises(
-        ArgumentError, match=r"`hftune plan` needs the script.*\n.*run_pt, run_sft, run_rm, run_dpo, run_rl"
+        ArgumentError,
+        match=r"`hftune plan` needs the script.*\n.*run_pt, run_sft, run_rm, run_dpo, run_distill",
     ):
         take_script(argv, "plan")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from hftune.arguments.entry import parse_arguments
 from hftune.arguments.names.row import ALIAS, Row
 from hftune.arguments.stage_table import STAGES, Stage, base_stage
 from hftune.arguments.stages import stage_parser
@@ -16,6 +17,12 @@ def other(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stage that is based on SFT, and one on DPO."""
     monkeypatch.setitem(STAGES, "other", Stage("something else", STAGES["sft"].arguments, based_on="sft"))
     monkeypatch.setitem(STAGES, "pairs", Stage("something else", STAGES["dpo"].arguments, based_on="dpo"))
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_every_script_takes_what_deepspeeds_launcher_adds(stage: str) -> None:
+    (_, _, _, args) = parse_arguments(stage, ["--local_rank=0", "--model_name_or_path", "m", "--output_dir", "o"])
+    assert args.output_dir == "o"
 
 
 def test_base_stage(other: None) -> None:

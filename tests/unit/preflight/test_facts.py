@@ -221,7 +221,7 @@ def test_a_stage_does_without_the_rules_of_others() -> None:
     for place in RULES_OF_ALL:
         imported(place.partition(":")[0], needed)
     assert "hftune.preflight.facts" in needed and not needed & others
-    assert sorted(RULES_OF_STAGE) == ["dpo", "rl", "rm"]
+    assert sorted(RULES_OF_STAGE) == ["distill", "dpo", "rl", "rm"]
 
 
 def test_an_account_is_of_all_that_could_change(tiny_model: Path) -> None:

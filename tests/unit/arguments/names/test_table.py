@@ -15,7 +15,7 @@ from hftune.arguments.names.table import read_row, table, tools, topics
 from hftune.arguments.names.translators import models
 from hftune.arguments.parser import HftuneParser
 from hftune.arguments.special_fields import DONE_BY_HFTUNE
-from hftune.arguments.stage_table import STAGES
+from hftune.arguments.stage_table import STAGES, base_stage
 from hftune.arguments.stages import stage_parser
 from hftune.errors import ArgumentError
 from hftune.secret_names import says_secret
@@ -74,7 +74,7 @@ def test_what_is_refused_names_what_to_use(name: str) -> None:
     for stage in STAGES:
         with pytest.raises(ArgumentError) as caught:
             arguments(stage, example(row))
-        filled = DONE_BY_HFTUNE.get(stage, {}).get(name)
+        filled = DONE_BY_HFTUNE.get(base_stage(stage), {}).get(name)
         assert f"--{name} cannot be used: {filled or row.because}" in str(caught.value)
 
 

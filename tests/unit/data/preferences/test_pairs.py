@@ -71,6 +71,31 @@ def test_an_answer_with_thoughts_and_one_without_share_their_prompt() -> None:
     }
 
 
+@pytest.mark.parametrize("mode", ["mask", "train"])
+@pytest.mark.parametrize(("name", "closing"), [("nemotron_3_nano", "\n</think>\n"), ("nemotron_3_ultra", "</think>")])
+def test_a_prompt_that_opens_thoughts_is_that_of_both(name: str, closing: str, mode: str) -> None:
+    """The template writes an answer without a thought behind another prompt, with thinking off."""
+    tokenizer = make_tokenizer(template(name))
+    asked = tokenizer.apply_chat_template([user("hi")], tokenize=False, add_generation_prompt=True)
+    assert asked.endswith("<think>\n")
+    pair = {"prompt": [user("hi")], "chosen": [assistant("yes", reasoning_content="hm")], "rejected": [assistant("no")]}
+    shown = []
+    for turned in (pair, pair | {"chosen": pair["rejected"], "rejected": pair["chosen"]}):
+        dataset, _ = tokenize_pairs([row(**turned)], tokenizer, max_length=999, empty_thoughts=mode)
+        shown.append(decoded(tokenizer, dataset[0]))
+    thinks, not_so = f"hm{closing}yes<|im_end|>", f"{closing.lstrip()}no<|im_end|>"
+    assert shown[0] == {"prompt_ids": asked, "chosen_ids": thinks, "rejected_ids": not_so}
+    assert shown[1] == {"prompt_ids": asked, "chosen_ids": not_so, "rejected_ids": thinks}
+    assert len(dataset[0]["prompt_ids"]) == len(tokenizer(asked)["input_ids"]), "the tokens that inference gives"
+
+
+def test_empty_thoughts_that_a_prompt_opens_are_not_dropped() -> None:
+    pair = {"prompt": [user("hi")], "chosen": [assistant("yes", reasoning_content="hm")], "rejected": [assistant("no")]}
+    tokenizer = make_tokenizer(template("nemotron_3_nano"))
+    with pytest.raises(DataError, match="prompt differently"):
+        tokenize_pairs([row(**pair)], tokenizer, max_length=999, empty_thoughts="drop")
+
+
 def test_several_turns_and_a_system_text(chatml: PreTrainedTokenizerFast) -> None:
     turns = [user("a"), assistant("b"), user("c")]
     dataset, _ = tokenize_pairs([row(messages=turns, system="S", chosen="C", rejected="R")], chatml, max_length=999)

@@ -66,6 +66,15 @@ def test_calls_and_their_results() -> None:
     assert "42\n</tool_response>" in chosen and chosen.endswith("It is 42.<|im_end|>\n")
 
 
+def test_a_thought_on_one_side_is_scored_as_it_is_written() -> None:
+    tokenizer = make_tokenizer(template("nemotron_3_nano"))
+    answers = [assistant("no"), assistant("yes", reasoning_content="hm")]
+    value = {"prompt": [user("hi")], "chosen": answers[:1], "rejected": answers[1:]}
+    dataset, _ = tokenize_reward_pairs([row(**value)], tokenizer, max_length=999)
+    written = (tokenizer.apply_chat_template([user("hi"), answer], tokenize=False) for answer in answers)
+    assert texts(dataset, tokenizer) == tuple(written)
+
+
 def test_sources(chatml: PreTrainedTokenizerFast) -> None:
     dataset, _ = tokenize_reward_pairs([row(**PAIR, source="web"), row(**PAIR)], chatml, max_length=99)
     assert dataset["source"][:] == ["web", "data.jsonl"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pyarrow as pa
@@ -10,50 +11,52 @@ import pytest
 from hftune.data.readers.object_sizes import is_too_large, without_dictionaries
 from tests.unit.data.readers.test_columnar_limits import MIB
 
-HEAVY = {
-    "long text": pa.array(["x" * (65 * MIB)]),
-    "repeated": pa.DictionaryArray.from_arrays([0] * 100, pa.array(["x" * MIB])),
-    "repeated in a list": pa.ListArray.from_arrays(
+HEAVY: dict[str, Callable[[], Any]] = {
+    "long text": lambda: pa.array(["x" * (65 * MIB)]),
+    "repeated": lambda: pa.DictionaryArray.from_arrays([0] * 100, pa.array(["x" * MIB])),
+    "repeated in a list": lambda: pa.ListArray.from_arrays(
         [0, 100], pa.DictionaryArray.from_arrays([0] * 100, pa.array(["x" * MIB]))
     ),
-    "repeated, of one length": pa.DictionaryArray.from_arrays([0] * 100, pa.array([b"x" * MIB], pa.binary(MIB))),
-    "repeated lists": pa.DictionaryArray.from_arrays([0] * 100, pa.array([[0] * 100_000])),
-    "repeated views": pa.DictionaryArray.from_arrays([0] * 100, pa.array(["x" * MIB], pa.string_view())),
-    "views": pa.array(["y", "x" * (65 * MIB)], pa.string_view()),
-    "fixed": pa.array([b"x" * (33 * MIB)] * 2, pa.binary(33 * MIB)),
-    "run": pa.RunEndEncodedArray.from_arrays([100], ["x" * MIB]),
-    "union": pa.UnionArray.from_dense(
+    "repeated, of one length": lambda: pa.DictionaryArray.from_arrays(
+        [0] * 100, pa.array([b"x" * MIB], pa.binary(MIB))
+    ),
+    "repeated lists": lambda: pa.DictionaryArray.from_arrays([0] * 100, pa.array([[0] * 100_000])),
+    "repeated views": lambda: pa.DictionaryArray.from_arrays([0] * 100, pa.array(["x" * MIB], pa.string_view())),
+    "views": lambda: pa.array(["y", "x" * (65 * MIB)], pa.string_view()),
+    "fixed": lambda: pa.array([b"x" * (33 * MIB)] * 2, pa.binary(33 * MIB)),
+    "run": lambda: pa.RunEndEncodedArray.from_arrays([100], ["x" * MIB]),
+    "union": lambda: pa.UnionArray.from_dense(
         pa.array([0] * 100, pa.int8()), pa.array([0] * 100, pa.int32()), [pa.array(["x" * MIB])]
     ),
-    "in an extension": pa.ExtensionArray.from_storage(pa.json_(), pa.array(["x" * (65 * MIB)])),
-    "nulls": pa.nulls(5 * MIB),
-    "nulls in a list": pa.ListArray.from_arrays([0, 5 * MIB], pa.nulls(5 * MIB)),
-    "lists over each other": pa.ListViewArray.from_arrays([0] * 100, [MIB] * 100, pa.nulls(MIB)),
-    "in an object": pa.StructArray.from_arrays([pa.array(["x" * (65 * MIB)])], ["a"]),
-    "in a map": pa.MapArray.from_arrays([0, 1], pa.array(["k"]), pa.array(["x" * (65 * MIB)])),
+    "in an extension": lambda: pa.ExtensionArray.from_storage(pa.json_(), pa.array(["x" * (65 * MIB)])),
+    "nulls": lambda: pa.nulls(5 * MIB),
+    "nulls in a list": lambda: pa.ListArray.from_arrays([0, 5 * MIB], pa.nulls(5 * MIB)),
+    "lists over each other": lambda: pa.ListViewArray.from_arrays([0] * 100, [MIB] * 100, pa.nulls(MIB)),
+    "in an object": lambda: pa.StructArray.from_arrays([pa.array(["x" * (65 * MIB)])], ["a"]),
+    "in a map": lambda: pa.MapArray.from_arrays([0, 1], pa.array(["k"]), pa.array(["x" * (65 * MIB)])),
 }
 
 
-LIGHT = {
-    "texts": pa.array(["x" * MIB] * 60),
-    "repeated": pa.DictionaryArray.from_arrays([0] * 1000, pa.array(["user"])),
-    "one of many": pa.array(["x" * MIB] * 100).slice(3, 2),
-    "lists of a slice": pa.ListArray.from_arrays([0, 1, 5 * MIB], pa.nulls(5 * MIB)).slice(0, 1),
-    "messages": pa.array([[{"role": "user", "content": "x" * 100}] * 10] * 100),
-    "repeated numbers": pa.DictionaryArray.from_arrays([0] * 1000, pa.array(range(10_000))),
-    "one of many views": pa.array(["x" * (65 * MIB), "y"], pa.string_view()).slice(1, 1),
-    "maps of a slice": pa.MapArray.from_arrays(
+LIGHT: dict[str, Callable[[], Any]] = {
+    "texts": lambda: pa.array(["x" * MIB] * 60),
+    "repeated": lambda: pa.DictionaryArray.from_arrays([0] * 1000, pa.array(["user"])),
+    "one of many": lambda: pa.array(["x" * MIB] * 100).slice(3, 2),
+    "lists of a slice": lambda: pa.ListArray.from_arrays([0, 1, 5 * MIB], pa.nulls(5 * MIB)).slice(0, 1),
+    "messages": lambda: pa.array([[{"role": "user", "content": "x" * 100}] * 10] * 100),
+    "repeated numbers": lambda: pa.DictionaryArray.from_arrays([0] * 1000, pa.array(range(10_000))),
+    "one of many views": lambda: pa.array(["x" * (65 * MIB), "y"], pa.string_view()).slice(1, 1),
+    "maps of a slice": lambda: pa.MapArray.from_arrays(
         [0, 1, 3 * MIB], pa.nulls(3 * MIB, pa.int8()).fill_null(0), pa.nulls(3 * MIB)
     ).slice(0, 1),
-    "numbers": pa.array([1.5, None]),
-    "views": pa.array(["x", None], pa.string_view()),
-    "fixed": pa.array([[1, 2], [3, 4]], pa.list_(pa.int8(), 2)),
+    "numbers": lambda: pa.array([1.5, None]),
+    "views": lambda: pa.array(["x", None], pa.string_view()),
+    "fixed": lambda: pa.array([[1, 2], [3, 4]], pa.list_(pa.int8(), 2)),
 }
 
 
-@pytest.mark.parametrize(("array", "heavy"), [(a, True) for a in HEAVY.values()] + [(a, False) for a in LIGHT.values()])
-def test_what_is_too_much_for_python(array: Any, heavy: bool) -> None:
-    assert is_too_large(pa.RecordBatch.from_arrays([array], ["a"])) is heavy
+@pytest.mark.parametrize(("make", "heavy"), [(a, True) for a in HEAVY.values()] + [(a, False) for a in LIGHT.values()])
+def test_what_is_too_much_for_python(make: Callable[[], Any], heavy: bool) -> None:
+    assert is_too_large(pa.RecordBatch.from_arrays([make()], ["a"])) is heavy
 
 
 def test_rows_of_several_columns_count_together() -> None:

@@ -9,7 +9,7 @@ import torch
 from torch._dynamo.testing import CompileCounter
 from transformers import Gemma2Config, Gemma2ForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from hftune.models.kernels import answer_head, answer_projection
+from hftune.models.kernels import answer_head, chunked_heads
 from hftune.models.kernels.answer_head import add_answer_head
 from hftune.models.kernels.answer_projection import LogitShape
 from tests.table.tiny import model_class, tiny_config
@@ -44,8 +44,8 @@ def gradients(model: Any) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("dft", [False, True])
 @pytest.mark.parametrize("rows", [7, 64])
 def test_equals_full_logits(kind: str, head: str, dft: bool, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(answer_projection.CHUNK_BYTES, "cpu", 4 * WORDS * rows)
-    monkeypatch.setattr(answer_projection, "KEPT_BYTES", 0)
+    monkeypatch.setitem(chunked_heads.CHUNK_BYTES, "cpu", 4 * WORDS * rows)
+    monkeypatch.setattr(chunked_heads, "KEPT_BYTES", 0)
     model = tiny(kind, tied=head == "tied")
     if head == "frozen":
         model.lm_head.requires_grad_(False)
@@ -83,7 +83,7 @@ def test_no_label_is_a_loss_of_zero_with_a_gradient_of_zero() -> None:
 
 
 def test_16_bit_gradients_of_the_head_add_up_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(answer_projection.CHUNK_BYTES, "cpu", 4 * WORDS)
+    monkeypatch.setitem(chunked_heads.CHUNK_BYTES, "cpu", 4 * WORDS)
     model = tiny("llama", tied=False).bfloat16()
     ids, targets = torch.randint(0, WORDS, (1, 400)), torch.randint(0, WORDS, (400,))
     hidden = model.model(input_ids=ids).last_hidden_state[0].detach()

@@ -7,14 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import GenerationConfig
 
 from hftune.checkpoints.manifest import write_manifest
 from hftune.cli import dispatch
 from hftune.errors import ArgumentError, DataError, UserError
 from hftune.tools.chatting.arguments import ChatArguments, check_models
 from hftune.tools.chatting.chat import system_of
-from hftune.tools.chatting.speaker import sampling
 from hftune.tools.chatting.view import AnswerView
 from hftune.tools.talking.parsing import Part
 from tests.unit.tools.chatting.scripted import INTERRUPT, chat_with, says, talker, template
@@ -219,24 +217,6 @@ def test_of_two_models_one_is_saved(tmp_path: Path) -> None:
     run(f"/save 2 {tmp_path}/x y.jsonl")
     (line,) = (tmp_path / "x y.jsonl").read_text().splitlines()
     assert contents(json.loads(line)["messages"]) == ["Who?", "B."]
-
-
-@pytest.mark.parametrize(
-    ("given", "saved", "wanted"),
-    [
-        ({}, {}, {"do_sample": False}),
-        ({"temperature": 0.0, "top_p": 0.5}, {"do_sample": True}, {"do_sample": False}),
-        ({"temperature": 0.5}, {"top_p": 0.9, "top_k": 20}, {"temperature": 0.5, "top_p": 0.9, "top_k": 20}),
-        ({}, {"do_sample": True, "temperature": 0.6}, {"temperature": 0.6, "top_p": 1.0, "top_k": 0}),
-        ({"top_k": -1}, {"top_k": 20, "top_p": 0.9}, {"temperature": 1.0, "top_p": 0.9, "top_k": 0}),
-    ],
-)
-def test_how_tokens_are_chosen(given: dict[str, Any], saved: dict[str, Any], wanted: dict[str, Any]) -> None:
-    one = talker()
-    one.sampling = GenerationConfig(**saved)
-    found = sampling(ChatArguments(**given), one)
-    neutral = {"temperature": 1.0, "top_p": 1.0, "top_k": one.sampling.top_k or 0}
-    assert found == (wanted if "do_sample" in wanted else {"do_sample": True, **neutral, **wanted})
 
 
 @pytest.mark.parametrize("wrong", [[], ["a", "b", "c"]])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from hftune.tools.serving.texts import StopFinder, TokenText
+from hftune.tools.talking.texts import StopFinder, TokenText
 from tests.conftest import tiny_tokenizer
 
 

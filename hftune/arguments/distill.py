@@ -1,0 +1,108 @@
+"""How a student is trained by a teacher."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import trl
+
+from hftune.arguments.freezing import split_commas
+from hftune.arguments.training import SFTArguments
+from hftune.errors import ArgumentError
+
+MODES = ("on_policy", "offline", "mixed")
+
+
+@dataclass
+class DistillArguments(SFTArguments, trl.DistillationConfig):
+    """Distillation: the records and rows of SFT, and a teacher's distribution of each trained token as the target."""
+
+    # JSON of a command line becomes a dict; each of TRL's configs knows its own fields alone.
+    _VALID_DICT_FIELDS: ClassVar[list[str]] = [
+        *trl.SFTConfig._VALID_DICT_FIELDS,
+        *set(trl.DistillationConfig._VALID_DICT_FIELDS) - set(trl.SFTConfig._VALID_DICT_FIELDS),
+    ]
+
+    teacher_model_name_or_path: list[str] | None = field(  # type: ignore[assignment]  # one in TRL
+        default=None,
+        metadata={
+            "help": "Model to learn from: folder or Hub name, whole or an adapter. Several: the mixture of what they "
+            "say, see --teacher_weights."
+        },
+    )
+    teacher_weights: list[float] | None = field(
+        default=None, metadata={"help": "Share of each teacher in the mixture; left out: all alike."}
+    )
+    teacher_dtype: str = field(
+        default="auto",
+        metadata={
+            "help": "Dtype of a teacher's weights. auto: float32 on a CPU, else as stored.",
+            "choices": ["auto", "bfloat16", "float16", "float32"],
+        },
+    )
+    teacher_load_in_4bit: bool = field(default=False, metadata={"help": "Quantise teachers to 4 bit (NF4)."})
+    teacher_load_in_8bit: bool = field(default=False, metadata={"help": "Quantise teachers to 8 bit."})
+    distill_mode: str = field(
+        default="on_policy",
+        metadata={
+            "help": "Whose answers are trained. on_policy: the student's own, drawn anew in each step; offline: those "
+            "of the records; mixed: each step one of both, see --on_policy_share.",
+            "choices": list(MODES),
+        },
+    )
+    on_policy_share: float = field(
+        default=0.5, metadata={"help": "Share of the steps with the student's own answers in --distill_mode mixed."}
+    )
+    # 1.0 is TRL's; what a student says itself is judged token by token, which the reverse KL does best.
+    beta: float = field(
+        default=1.0,
+        metadata={
+            "help": "Which divergence: 0 the forward KL (teacher to student), 1 the reverse KL, between them the "
+            "generalised Jensen-Shannon divergence (arXiv:2306.13649)."
+        },
+    )
+    hard_label_share: float = field(
+        default=0.0,
+        metadata={"help": "Share of the plain loss of the records' own tokens in the loss; the rest is the teacher's."},
+    )
+    max_teacher_entropy: float | None = field(
+        default=None,
+        metadata={"help": "Tokens of which a teacher is less sure than this (entropy in nats) are not trained."},
+    )
+    sample_completions: int = field(
+        default=8,
+        metadata={"help": "Answers of the student written to completions.jsonl in the output folder at each log."},
+    )
+
+    def __post_init__(self) -> None:
+        self.teacher_model_name_or_path = split_commas(self.teacher_model_name_or_path or []) or None
+        if self.teacher_load_in_4bit and self.teacher_load_in_8bit:
+            raise ArgumentError(
+                "a teacher has 4 bits or 8",
+                place="--teacher_load_in_4bit, --teacher_load_in_8bit",
+                fix="give one of them",
+            )
+        if not 0.0 <= self.beta <= 1.0:
+            raise ArgumentError(
+                f"{self.beta} is no share between two divergences",
+                place="--beta",
+                fix="give 0 (forward KL) to 1 (reverse KL)",
+            )
+        super().__post_init__()
+
+    @property
+    def teachers(self) -> list[str]:
+        """Names or folders of the teachers."""
+        return self.teacher_model_name_or_path or []
+
+    @property
+    def teacher_shares(self) -> list[float]:
+        """The share of each teacher, which sum to 1."""
+        weights = self.teacher_weights or [1.0] * len(self.teachers)
+        return [weight / sum(weights) for weight in weights]
+
+    @property
+    def share_on_policy(self) -> float:
+        """Of the steps, those that train the student's own answers: 0 to 1."""
+        return {"on_policy": 1.0, "offline": 0.0}.get(self.distill_mode, self.on_policy_share)

@@ -1,0 +1,82 @@
+"""Rules of run_distill.py, one function each, which yields the problems that it finds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from hftune.arguments.distill import DistillArguments
+from hftune.errors import ArgumentError, UserError
+from hftune.models.loading.build import decide_build
+from hftune.preflight.facts import Facts
+from hftune.preflight.teachers import FLAG, errors_of_teacher, teacher_arguments, teacher_source
+
+
+def check_distillation(facts: Facts[DistillArguments]) -> Iterator[UserError]:
+    """Problems of teachers, of the divergence and of what the trainer cannot do."""
+    yield from _check_teachers(facts.training_args)
+    for name in facts.training_args.teachers:
+        yield from _check_teacher(facts, name)
+    yield from _check_loss(facts.training_args)
+    yield from _check_parallel(facts)
+
+
+def _check_teachers(args: DistillArguments) -> Iterator[UserError]:
+    if not args.teachers:
+        yield ArgumentError(
+            "no teacher was named",
+            place="--teacher_model_name_or_path",
+            fix="name the model to learn from, a folder or a Hub name",
+        )
+    weights = args.teacher_weights
+    if weights and len(weights) != len(args.teachers):
+        yield ArgumentError(
+            f"{len(weights)} weights for {len(args.teachers)} teachers", place="--teacher_weights", fix="one for each"
+        )
+    elif weights and not sum(weights) > 0:
+        yield ArgumentError("all teachers have weight 0", place="--teacher_weights", fix="give one a weight above 0")
+    if args.teacher_model_init_kwargs is not None:
+        yield ArgumentError(
+            "teachers are loaded by hftune",
+            place="--teacher_model_init_kwargs",
+            fix="use --teacher_dtype, --teacher_load_in_4bit, --teacher_model_revision",
+        )
+
+
+def _check_teacher(facts: Facts[DistillArguments], name: str) -> Iterator[UserError]:
+    """One whose config cannot be read, that cannot keep rows apart, or whose vocabulary is another."""
+    args = facts.training_args
+    try:
+        source = teacher_source(name)
+        own_args, adapter_args = teacher_arguments(source, facts.model_args, args)
+        with errors_of_teacher(name):
+            decide_build(own_args, adapter_args, args)
+    except UserError as problem:
+        yield problem
+        return
+    if adapter_args.quantised and source.adapters:
+        yield ArgumentError(
+            "an adapter cannot be folded into 4 or 8 bit without loss",
+            place=f"{FLAG} {name}",
+            fix="merge it first (merge_peft_adapter.py), or leave out --teacher_load_in_4bit and its like",
+        )
+
+
+def _check_loss(args: DistillArguments) -> Iterator[UserError]:
+    if args.temperature <= 0:
+        yield ArgumentError("no distribution has this temperature", place="--temperature", fix="give a number above 0")
+    if args.loss_type not in (None, "nll") or args.label_smoothing_factor:
+        yield ArgumentError(
+            "the loss is the divergence from the teacher",
+            place="--loss_type, --label_smoothing_factor",
+            fix="leave them out; --hard_label_share mixes in the plain loss of the records' tokens",
+        )
+
+
+def _check_parallel(facts: Facts[DistillArguments]) -> Iterator[UserError]:
+    args = facts.training_args
+    if args.mesh.sequence > 1 or args.tensor_parallel_size > 1 or args.expert_parallel_size > 1:
+        yield ArgumentError(
+            "a teacher reads whole rows, on one device or partitioned by ZeRO-3",
+            place="--sequence_parallel_size, --tensor_parallel_size, --expert_parallel_size",
+            fix="use ZeRO-3 for what one device cannot hold",
+        )

@@ -1,0 +1,104 @@
+"""Teachers of a distillation before they load: what each is made of, how it is loaded, the bytes that it takes."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from hftune.arguments.adapter import AdapterArguments
+from hftune.arguments.distill import DistillArguments
+from hftune.arguments.model import ModelArguments
+from hftune.checkpoints.adapter_chain import whole_chain
+from hftune.checkpoints.manifest import read_manifest
+from hftune.errors import ArgumentError, UserError
+from hftune.models.adapters.saved_config import read_lora_config
+from hftune.models.loading.config import model_config
+from hftune.models.loading.dtype import weight_dtype
+from hftune.models.loading.skeleton import skeleton
+from hftune.preflight.sizes import packed_bytes, packed_linears
+
+FLAG = "--teacher_model_name_or_path"
+
+
+@dataclass(frozen=True)
+class TeacherSource:
+    """What a teacher is made of.
+
+    Args:
+        name: As it was given.
+        base: Folder or Hub name of the weights.
+        adapters: Folders of the adapters upon them, the one next to the base first.
+    """
+
+    name: str
+    base: str
+    adapters: tuple[str, ...] = ()
+
+
+def teacher_source(name: str) -> TeacherSource:
+    """What a folder or name stands for.
+
+    Raises:
+        ArgumentError: An adapter whose config cannot be read.
+    """
+    if not (Path(name) / "adapter_config.json").is_file():
+        return TeacherSource(name, name)
+    # The manifest knows the base by the name that was given, PEFT's config by what it was when the adapter was saved.
+    recorded = (read_manifest(name) or {}).get("base", {}).get("name")
+    base = recorded or read_lora_config(name, FLAG).base_model_name_or_path
+    return TeacherSource(name, str(base), tuple(whole_chain([name])))
+
+
+def teacher_arguments(
+    source: TeacherSource, model_args: ModelArguments, training_args: DistillArguments
+) -> tuple[ModelArguments, AdapterArguments]:
+    """How a teacher is loaded: as the student where nothing else is said, but for what belongs to the student."""
+    own = ModelArguments()
+    found = dataclasses.replace(
+        own,
+        model_name_or_path=source.base,
+        model_revision=training_args.teacher_model_revision or own.model_revision,
+        dtype=training_args.teacher_dtype,
+        **{name: getattr(model_args, name) for name in ("cache_dir", "offline", "attn_implementation", "flash_attn")},
+    )
+    # Frozen, like the base of an adapter: in full training alone weights are read as float32.
+    bits = {f"load_in_{bits}bit": getattr(training_args, f"teacher_load_in_{bits}bit") for bits in (4, 8)}
+    return found, AdapterArguments(use_peft=True, **bits)
+
+
+@contextmanager
+def errors_of_teacher(name: str) -> Iterator[None]:
+    """In the block, what is wrong with a model is said of the teacher, whatever flag it usually comes from."""
+    try:
+        yield
+    except UserError as error:
+        raise ArgumentError(error.cause, place=f"{FLAG} {name}", fix=error.fix) from error
+
+
+_known: dict[str, float] = {}
+"""By what decides it: a planner asks for each of its choices."""
+
+
+def teacher_bytes(model_args: ModelArguments, training_args: DistillArguments, *, half: bool) -> float:
+    """Bytes of all teachers, whole.
+
+    Args:
+        half: Whether DeepSpeed keeps weights in 16 bit.
+    """
+    return sum(_bytes(name, model_args, training_args, half) for name in training_args.teachers)
+
+
+def _bytes(name: str, model_args: ModelArguments, training_args: DistillArguments, half: bool) -> float:
+    own_args, adapter_args = teacher_arguments(teacher_source(name), model_args, training_args)
+    key = f"{own_args} {adapter_args} {half}"
+    if key not in _known:
+        with errors_of_teacher(name):
+            bare = skeleton(model_config(own_args, training_args), training_args)
+        count = sum(parameter.numel() for parameter in bare.parameters())
+        packed = sum(linear.weight.numel() for linear in packed_linears(bare)) if adapter_args.quantised else 0
+        each = 2.0 if half else float(weight_dtype(own_args, training_args, trains_all=False).itemsize)
+        _known[key] = (count - packed) * each + packed * (packed_bytes(adapter_args) if packed else 0.0)
+    return _known[key]

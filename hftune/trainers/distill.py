@@ -1,0 +1,112 @@
+"""Distillation: a student learns a teacher's distribution of each token of the answers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import trl
+from peft import PeftModel
+from torch.utils.data import DataLoader, IterableDataset, Sampler
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from hftune.arguments.distill import DistillArguments
+from hftune.arguments.training import StageArguments
+from hftune.data.batches.collators import causal_collator
+from hftune.data.splits import Splits
+from hftune.on_demand import on_demand
+from hftune.trainers.distillation.on_policy import OnPolicyAnswers
+from hftune.trainers.distillation.taught_loss import TaughtLoss
+from hftune.trainers.distillation.teachers import Teachers
+from hftune.trainers.features.feature import Feature
+from hftune.trainers.features.held_out_loss import HeldOutLoss
+from hftune.trainers.features.token_figures import TokenFigures
+from hftune.trainers.sft import sample_of
+from hftune.trainers.stage_trainer import StageTrainer
+
+
+class TokenRows(trl.DistillationTrainer):
+    """TRL's trainer (1.16) on rows of tokens: what it does to draw prompts and to generate in each batch is left out.
+
+    Answers of the student replace those of the records before a step is counted (`distillation/on_policy.py`); from
+    there on its rows are like any others.
+    """
+
+    def get_train_dataloader(self) -> DataLoader:
+        """Overrides TRL's, which reads prompts of a whole step at once: the Trainer's own."""
+        return super(trl.DistillationTrainer, self).get_train_dataloader()
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader:
+        """Overrides TRL's likewise."""
+        return super(trl.DistillationTrainer, self).get_eval_dataloader(eval_dataset)
+
+    def _get_train_sampler(self, dataset: Any = None) -> Sampler | None:
+        """Overrides TRL's, which repeats prompts: the Trainer's own."""
+        return super(trl.DistillationTrainer, self)._get_train_sampler(dataset)
+
+    def _get_eval_sampler(self, eval_dataset: Any) -> Sampler | None:
+        """Overrides TRL's likewise."""
+        return super(trl.DistillationTrainer, self)._get_eval_sampler(eval_dataset)
+
+    def _set_signature_columns_if_needed(self) -> None:
+        """Overrides TRL's, which reads prompts alone."""
+        super(trl.DistillationTrainer, self)._set_signature_columns_if_needed()
+
+    def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        """Overrides TRL's, which generates here: a batch on its device."""
+        return super(trl.DistillationTrainer, self)._prepare_inputs(inputs)
+
+    def training_step(self, model: Any, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Any:
+        """Overrides TRL's, which counts micro batches of generated answers."""
+        return super(trl.DistillationTrainer, self).training_step(model, inputs, num_items_in_batch)
+
+    def prediction_step(self, model: Any, inputs: Any, prediction_loss_only: bool, ignore_keys: Any = None) -> Any:
+        """Overrides TRL's, which knows no labels."""
+        return super(trl.DistillationTrainer, self).prediction_step(model, inputs, prediction_loss_only, ignore_keys)
+
+
+class DistillTrainer(StageTrainer, TokenRows):
+    """TRL's trainer on records that hftune has tokenised and masked, as those of SFT.
+
+    Args:
+        teachers: Frozen, in evaluation mode; what they say is mixed by `args.teacher_shares`.
+    """
+
+    extra_columns = ("loss_weights",)
+
+    def __init__(
+        self,
+        model: PreTrainedModel | PeftModel,
+        args: DistillArguments,
+        tokenizer: PreTrainedTokenizerBase,
+        data: Splits,
+        teachers: list[PreTrainedModel],
+        **kwargs: Any,
+    ) -> None:
+        self._streams = isinstance(data.train, IterableDataset)
+        self.teachers = Teachers(teachers, args.teacher_shares)
+        super().__init__(
+            model=model,
+            args=args,
+            processing_class=tokenizer,
+            train_dataset=sample_of(data.train) if self._streams else data.train,
+            eval_dataset=data.evaluation,
+            **kwargs,
+        )
+        # TRL's trainer takes a collator from nobody.
+        self.data_collator = causal_collator(tokenizer.pad_token_id, flat=args.flat_batches)
+        self.record_order.mixture = data.mixture
+        # Tokens are gathered from all processes; TRL knows of those that see the same only through accelerate.
+        self._tp_size = args.tensor_parallel_size
+        if self._streams:
+            # The Trainer asks for it when training begins, and not before.
+            self.train_dataset = data.train
+
+    def make_features(self, model: Any, args: StageArguments) -> list[Feature]:
+        """Streams before all others, the loss behind all others."""
+        answers, held_out = TaughtLoss(self.teachers, args), HeldOutLoss()
+        first: list[Feature] = [TokenFigures(answers, held_out)]
+        if self._streams:
+            first.append(on_demand("hftune.trainers.features.streams:Streams")())
+        if args.share_on_policy:
+            first.append(OnPolicyAnswers(args.share_on_policy))
+        return [*first, *super().make_features(model, args), held_out, self.teachers, answers]

@@ -1,0 +1,1 @@
+"""Distillation: teachers, their targets, and the answers of the student."""

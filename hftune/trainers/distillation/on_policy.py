@@ -1,0 +1,143 @@
+"""Answers of the student in the place of the records' own, before a step is counted and trained."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from itertools import islice, pairwise
+from typing import Any
+
+import torch
+
+from hftune.constants import IGNORE_INDEX
+from hftune.data.corpus.streaming import ORIGIN
+from hftune.distributed import phases
+from hftune.logging import notice
+from hftune.trainers.features.completions import Completions
+from hftune.trainers.features.phases import reporting_passes
+from hftune.trainers.features.reward_guards import share_ended
+from hftune.trainers.features.run import Run
+from hftune.trainers.rewards.guards import distinct_ngrams
+
+Record = dict[str, list[int]]
+
+_REPETITIVE = 0.3
+"""Share of different 3-grams below which answers are said to repeat themselves."""
+
+
+class OnPolicyAnswers(Completions):
+    """Replaces the last trained answer of each record by one that the student draws now (arXiv:2306.13649).
+
+    What stands before that answer is the prompt; earlier answers in it are not trained. All micro batches of a step are
+    answered together. Records without a trained answer stay as they are.
+
+    Args:
+        share: Of the steps that train the student's own answers; which ones depends on seed and step alone, so that
+            all processes agree, and a run that resumes draws the same ones.
+    """
+
+    def __init__(self, share: float) -> None:
+        super().__init__()
+        self.share = share
+        self._tokens = 0  # trained by this process, since the last count
+
+    def draws(self, run: Run) -> bool:
+        """Whether the step that comes trains the student's own answers."""
+        # Of its own generator: other random numbers of the run stay what they are.
+        return random.Random(f"{run.args.seed} {run.state.global_step}").random() < self.share
+
+    def batches(self, run: Run, batches: Iterator[Any]) -> Iterator[Any]:
+        """The micro batches of a step with the student's answers, or as they are."""
+        step = list(islice(batches, run.args.gradient_accumulation_steps))
+        if step and self.draws(run):
+            step = self.answered(run, step)
+        self._tokens += sum(int((batch["labels"] != IGNORE_INDEX).sum()) for batch in step)
+        yield from step
+
+    def answered(self, run: Run, step: list[Any]) -> list[Any]:
+        """The same records with answers of the student, collated as they were; every rank must ask."""
+        records = [records_of(batch) for batch in step]
+        asked = [prompt for batch in records for record in batch if (prompt := prompt_of(record))]
+        # A process whose records have no answers takes part all the same: under ZeRO-3 generation is a collective.
+        answers = iter(self._generate(run, asked or [records[0][0]["input_ids"][:1]]))
+        renewed = [[_renewed(record, answers) for record in batch] for batch in records]
+        kept = [{name: batch[name] for name in (ORIGIN,) if name in batch} for batch in step]
+        return [run.data_collator(batch) | more for batch, more in zip(renewed, kept, strict=True)]
+
+    def trained_tokens(self, run: Run) -> int | None:
+        """Overrides `Completions.trained_tokens`: counted, since records have others than were trained."""
+        counted = torch.tensor(self._tokens, dtype=torch.float64, device=run.args.device)
+        return int(run.accelerator.reduce(counted, "sum"))
+
+    def counts(self, run: Run) -> dict[str, Any]:
+        """Trained tokens, over all ranks."""
+        return {"on_policy_tokens": self.trained_tokens(run)}
+
+    def resume_counts(self, run: Run, saved: dict[str, Any]) -> None:
+        """The sum over all processes is given to one of them."""
+        self._tokens = int(saved["on_policy_tokens"]) if run.is_world_process_zero() else 0
+
+    def _generate(self, run: Any, prompts: list[list[int]]) -> list[list[int]]:
+        phases.enter(phases.GENERATION, run.state.global_step)
+        training = run.model.training
+        # Dropout would disturb what the student says; and some models cannot use a cache while they train.
+        run.model.eval()
+        try:
+            with reporting_passes(run.accelerator.unwrap_model(run.model, keep_torch_compile=False)):
+                answers: list[list[int]] = run._generate_single_turn(prompts, None, {})
+        finally:
+            run.model.train(training)
+        phases.enter(phases.DATA)
+        self._measure(run, prompts, answers)
+        return answers
+
+    def _measure(self, run: Run, prompts: list[list[int]], answers: list[list[int]]) -> None:
+        """Figures of the answers of all ranks, samples of this one's, and what is odd about them."""
+        metrics, gather = run._metrics["train"], run.accelerator.gather
+        own = torch.tensor(
+            [[len(answer), distinct_ngrams(answer)] for answer in answers], dtype=torch.float64, device=run.args.device
+        )
+        lengths, distinct = gather(own.mean(0)[None]).mean(0).tolist()
+        ended = share_ended(run, answers)
+        metrics["completions/mean_length"].append(lengths)
+        metrics["completions/clipped_ratio"].append(1.0 - ended)
+        metrics["completions/distinct_3"].append(distinct)
+        run._logs["prompt"] = [run.processing_class.decode(prompt) for prompt in prompts]
+        run._logs["completion"] = [run.processing_class.decode(answer) for answer in answers]
+        run._logs |= {"rewards": {}, "advantages": [None] * len(answers)}
+        if not ended:
+            notice(
+                f"no answer of a step ends within --max_completion_length {run.max_completion_length}: the student is "
+                "never taught where to end; raise it"
+            )
+        if distinct < _REPETITIVE:
+            notice(f"the student's answers repeat themselves: {distinct:.0%} of their 3-grams differ")
+
+
+def records_of(batch: dict[str, Any]) -> list[Record]:
+    """The documents of a collated batch, without padding: input_ids and labels of each."""
+    ids, labels = batch["input_ids"], batch["labels"]
+    if "cu_seq_lens_q" in batch:
+        ends = batch["cu_seq_lens_q"].tolist()
+        spans = [(0, slice(start, end)) for start, end in pairwise(ends)]
+    else:
+        spans = [(row, slice(0, length)) for row, length in enumerate(batch["attention_mask"].sum(1).tolist())]
+    return [{"input_ids": ids[row, span].tolist(), "labels": labels[row, span].tolist()} for row, span in spans]
+
+
+def prompt_of(record: Record) -> list[int] | None:
+    """What stands before the last trained answer; None where there is none, or nothing before it."""
+    trained = [label != IGNORE_INDEX for label in record["labels"]]
+    if not any(trained):
+        return None
+    end = len(trained) - trained[::-1].index(True)
+    start = next((place + 1 for place in reversed(range(end)) if not trained[place]), 0)
+    return record["input_ids"][:start] or None
+
+
+def _renewed(record: Record, answers: Iterator[list[int]]) -> Record:
+    prompt = prompt_of(record)
+    if prompt is None:
+        return record
+    answer = next(answers)
+    return {"input_ids": [*prompt, *answer], "labels": [IGNORE_INDEX] * len(prompt) + answer}

@@ -1,0 +1,171 @@
+"""Divergences and their gradients, in float64 beside autograd over the formulas as they are written."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from hftune.models.kernels.divergences import taught
+from hftune.models.kernels.lessons import Divergence, TopTargets
+
+WORDS, TOKENS = 23, 11
+
+
+def divergence_of(student: torch.Tensor, teacher: torch.Tensor, beta: float) -> torch.Tensor:
+    """From log-probabilities (tokens, outcomes), by the definitions."""
+
+    def kl(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        return (one.exp() * (one - other)).sum(-1)
+
+    if beta in (0.0, 1.0):
+        return kl(student, teacher) if beta else kl(teacher, student)
+    middle = ((1 - beta) * student.exp() + beta * teacher.exp()).log()
+    return beta * kl(teacher, middle) + (1 - beta) * kl(student, middle)
+
+
+def expected(logits: torch.Tensor, ids: torch.Tensor, teacher: torch.Tensor, how: Divergence) -> torch.Tensor:
+    """(tokens,) losses over full logits; the teacher's may be of another width."""
+    width = min(logits.shape[1], teacher.shape[1])
+    student = (logits[:, :width] / how.temperature).log_softmax(-1)
+    given = (teacher[:, :width] / how.temperature).log_softmax(-1)
+    label = logits.log_softmax(-1).gather(1, ids[:, None])[:, 0]
+    share = how.hard_label_share
+    losses = (1 - share) * divergence_of(student, given, how.beta) - share * label
+    if how.max_teacher_entropy is not None:
+        losses = losses * (-(given.exp() * given).sum(-1) <= how.max_teacher_entropy)
+    return losses
+
+
+def made(width: int = WORDS, teacher_width: int = WORDS) -> tuple[torch.Tensor, ...]:
+    generator = torch.Generator().manual_seed(0)
+    logits = 3 * torch.randn(TOKENS, width, generator=generator, dtype=torch.float64)
+    teacher = 3 * torch.randn(TOKENS, teacher_width, generator=generator, dtype=torch.float64)
+    return logits.requires_grad_(), torch.randint(0, width, (TOKENS,), generator=generator), teacher
+
+
+def check(how: Divergence, detail: int, width: int = WORDS, teacher_width: int = WORDS) -> None:
+    logits, ids, teacher = made(width, teacher_width)
+    losses = expected(logits, ids, teacher, how)
+    (wanted,) = torch.autograd.grad(losses.sum(), logits)
+    shared = min(width, teacher_width)
+    given = (teacher[:, :shared] / how.temperature).log_softmax(-1)
+    with torch.no_grad():
+        found = taught(logits.clone(), ids, given.clone(), how, detail)
+    torch.testing.assert_close(found.losses, losses, rtol=1e-10, atol=1e-12)
+    slope = torch.nn.functional.pad(found.slope, (0, width - found.slope.shape[1]))
+    torch.testing.assert_close(slope, wanted, rtol=1e-10, atol=1e-12)
+    own, whole = (logits[:, :shared] / how.temperature).log_softmax(-1), logits.log_softmax(-1)
+    columns: tuple[Any, ...] = (divergence_of(own, given, how.beta),)
+    if detail:
+        label = whole.gather(1, ids[:, None])[:, 0]
+        entropies = [-(each.exp() * each).sum(-1) for each in (given, whole)]
+        columns = (*columns, entropies[0], label, entropies[1], whole.argmax(-1) == ids)
+    assert len(found.columns) == len(columns)
+    for one, other in zip(found.columns, columns, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.1, 0.5, 0.9, 1.0])
+@pytest.mark.parametrize("temperature", [1.0, 2.0])
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("detail", [0, 1])
+def test_value_gradient_and_columns(beta: float, temperature: float, share: float, detail: int) -> None:
+    check(Divergence(beta, temperature, share), detail)
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("share", [0.0, 0.3])
+@pytest.mark.parametrize("widths", [(WORDS, WORDS - 4), (WORDS - 4, WORDS)])
+def test_another_padded_width(beta: float, share: float, widths: tuple[int, int]) -> None:
+    check(Divergence(beta, 1.0, share), 1, *widths)
+    check(Divergence(beta, 2.0, share), 0, *widths)
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("share", [0.0, 0.3])
+def test_unsure_teachers_are_not_heeded(beta: float, share: float) -> None:
+    _, _, teacher = made()
+    given = teacher.log_softmax(-1)
+    middle = float((-(given.exp() * given).sum(-1)).median())
+    check(Divergence(beta, 1.0, share, middle), 0)
+    logits, ids, _ = made()
+    found = taught(logits.detach(), ids, given, Divergence(beta, 1.0, share, middle), 0)
+    assert 0 < int((found.losses == 0).sum()) < TOKENS and bool(found.columns[0].all()), "the column says all"
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.5, 1.0])
+def test_equal_distributions(beta: float) -> None:
+    """Differences of log-probabilities are exactly 0, where those of entropies would be rounding."""
+    logits = 20 * torch.randn(5, 1000)
+    found = taught(logits, torch.zeros(5).long(), logits.log_softmax(-1), Divergence(beta), 0)
+    assert found.losses.abs().max() < 1e-7 and found.slope.abs().max() < 1e-7
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.5, 1.0])
+def test_probabilities_that_underflow(beta: float) -> None:
+    logits, teacher = torch.tensor([[0.0, -300.0, 2.0, -300.0]]), torch.tensor([[1.0, -300.0, 0.0, -1e4]])
+    found = taught(logits, torch.tensor([2]), teacher.log_softmax(-1), Divergence(beta), 1)
+    exact = expected(logits.double(), torch.tensor([2]), teacher.double(), Divergence(beta))
+    torch.testing.assert_close(found.losses.double(), exact, rtol=1e-5, atol=1e-6)
+    assert found.slope.isfinite().all()
+
+
+def outcomes(log_probs: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """(tokens, k + 1): the known tokens and any other; absent ones have no probability."""
+    present = ids >= 0
+    known = log_probs.gather(1, ids.clamp(min=0)).masked_fill(~present, -700.0)
+    other = torch.ones_like(log_probs, dtype=torch.bool).scatter(1, ids.clamp(min=0), value=False)
+    # `scatter` has taken away token 0 where an id is absent
+    other[:, 0] = ~(ids == 0).any(-1)
+    rest = log_probs.masked_fill(~other, -torch.inf).logsumexp(-1, keepdim=True)
+    return torch.cat([known, rest], dim=-1)
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.1, 0.5, 1.0])
+@pytest.mark.parametrize("temperature", [1.0, 2.0])
+@pytest.mark.parametrize("share", [0.0, 0.3])
+def test_top_tokens_and_any_other(beta: float, temperature: float, share: float) -> None:
+    logits, ids, teacher = made()
+    given = (teacher / temperature).log_softmax(-1)
+    top = given.topk(5, dim=-1)
+    known, values = top.indices.clone(), top.values.clone()
+    known[1, 3:] = -1  # two of a token are absent, and all of another
+    known[2] = -1
+    values[known < 0] = torch.nan
+    student = (logits / temperature).log_softmax(-1)
+    label = logits.log_softmax(-1).gather(1, ids[:, None])[:, 0]
+    diverged = divergence_of(outcomes(student, known), outcomes(given, known), beta)
+    losses = (1 - share) * diverged - share * label
+    (wanted,) = torch.autograd.grad(losses.sum(), logits)
+    how = Divergence(beta, temperature, share)
+    found = taught(logits.detach().clone(), ids, TopTargets(known, values).within(WORDS), how, 1)
+    torch.testing.assert_close(found.columns[0], diverged, rtol=1e-6, atol=1e-9)
+    torch.testing.assert_close(found.losses, losses, rtol=1e-6, atol=1e-9)
+    torch.testing.assert_close(found.slope, wanted, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.1, 0.5, 0.9, 1.0])
+@pytest.mark.parametrize("share", [0.0, 0.3])
+def test_all_tokens_are_the_dense_divergence(beta: float, share: float) -> None:
+    logits, ids, teacher = (one.detach() for one in made())
+    given = teacher.log_softmax(-1)
+    top = given.topk(WORDS, dim=-1)
+    how = Divergence(beta, 1.0, share)
+    sparse = taught(logits.clone(), ids, TopTargets(top.indices, top.values).within(WORDS), how, 1)
+    dense = taught(logits.clone(), ids, given.clone(), how, 1)
+    for one, other in zip(
+        (*sparse.columns, sparse.losses, sparse.slope), (*dense.columns, dense.losses, dense.slope), strict=True
+    ):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
+
+
+def test_a_rest_too_small_for_the_sum_of_the_known_is_no_infinite_divergence() -> None:
+    given = torch.tensor([[30.0, 0.0, 0.0, 0.0]]).log_softmax(-1)
+    top = given.topk(2, dim=-1)
+    for beta in (0.0, 0.5, 1.0):
+        logits = torch.tensor([[0.0, 1.0, 2.0, 3.0]])
+        found = taught(logits, torch.tensor([0]), TopTargets(top.indices, top.values).within(4), Divergence(beta), 1)
+        assert found.losses.isfinite().all() and found.slope.isfinite().all()
+        assert found.losses.item() < 20

@@ -1,0 +1,304 @@
+"""The loss of distillation a chunk at a time: as from full logits, and as TRL's, with every gradient."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import Gemma2Config, Gemma2ForCausalLM, LlamaConfig, LlamaForCausalLM
+from trl.kernels.chunked_divergence import ChunkedDivergenceFunction
+
+from hftune.models.kernels import chunked_heads
+from hftune.models.kernels.answer_head import add_answer_head
+from hftune.models.kernels.answer_projection import LogitShape
+from hftune.models.kernels.lessons import Divergence, Lesson, MixedTeachers, TeacherStates, TopTargets
+from hftune.models.kernels.taught_projection import taught_loss
+from tests.table.tiny import model_class, tiny_config
+from tests.unit.models.kernels.test_divergences import expected
+
+WORDS, TOKENS = 97, 40
+KINDS = ((0.0, 1.0), (0.1, 2.0), (0.5, 1.0), (0.9, 1.0), (1.0, 1.0), (1.0, 2.0))
+"""beta and temperature."""
+
+
+def heads(*, bias: bool = False, kind: type[torch.nn.Linear] = torch.nn.Linear, words: int = WORDS) -> Any:
+    """Of a student (32) and a teacher (48), and hidden states of each."""
+    torch.manual_seed(0)
+    student, teacher = kind(32, WORDS, bias=bias), torch.nn.Linear(48, words, bias=bias)
+    for one in (student, teacher):
+        torch.nn.init.normal_(one.weight, std=0.4)
+    return student, teacher, torch.randn(TOKENS, 32, requires_grad=True), torch.randn(TOKENS, 48)
+
+
+def gradients(hidden: torch.Tensor, head: torch.nn.Module) -> list[torch.Tensor]:
+    """Of the hidden states and of what is trained; they are taken away."""
+    leaves = [hidden, *(one for one in head.parameters() if one.requires_grad)]
+    found = [one.grad.clone() for one in leaves if one.grad is not None]
+    for one in leaves:
+        one.grad = None
+    assert len(found) == len(leaves)
+    return found
+
+
+def same(found: Any, other: Any) -> None:
+    torch.testing.assert_close(found, other, rtol=1e-4, atol=1e-5)
+
+
+@pytest.fixture(params=[7, 64], autouse=True)
+def rows_of_a_chunk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several chunks, and one; heads that are called as modules compute theirs again."""
+    monkeypatch.setitem(chunked_heads.CHUNK_BYTES, "cpu", 4 * WORDS * request.param)
+    monkeypatch.setattr(chunked_heads, "KEPT_BYTES", 0 if request.param == 7 else 2**28)
+
+
+@pytest.mark.parametrize(("beta", "temperature"), KINDS)
+@pytest.mark.parametrize("share", [0.0, 0.3])
+@pytest.mark.parametrize("head", ["trained", "frozen", "module", "bias"])
+def test_equals_full_logits(beta: float, temperature: float, share: float, head: str) -> None:
+    other = type("Other", (torch.nn.Linear,), {})
+    student, teacher, hidden, states = heads(
+        bias=head != "trained", kind=other if head == "module" else torch.nn.Linear
+    )
+    student.requires_grad_(head != "frozen")
+    forms = LogitShape(1.5, 4.0), LogitShape(0.7, 3.0)
+    ids, factors = torch.randint(0, WORDS, (TOKENS,)), torch.rand(TOKENS) / 1000
+    how = Divergence(beta, temperature, share)
+    losses = expected(forms[0](student(hidden)), ids, forms[1](teacher(states)).detach(), how)
+    wanted = (losses * factors).sum()
+    wanted.backward()
+    of_full = gradients(hidden, student)
+    lesson = Lesson(TeacherStates(states, teacher, forms[1]), how)
+    for detail in (0, 1):
+        loss, columns = taught_loss(student, hidden, ids, forms[0], detail, factors, lesson)
+        (1000 * loss).backward()
+        same(1000 * loss, 1000 * wanted)
+        same(gradients(hidden, student), [1000 * one for one in of_full])
+        assert len(columns["divergence"]) == TOKENS and ("entropy" in columns) == bool(detail)
+    assert all(one.grad is None for one in teacher.parameters())
+    own = forms[0](student(hidden)).log_softmax(-1).detach()
+    same(columns["log_probs"], own.gather(1, ids[:, None])[:, 0])
+    same(columns["entropy"], -(own.exp() * own).sum(-1))
+    assert torch.equal(columns["is_top1"], own.argmax(-1) == ids)
+
+
+@pytest.mark.parametrize(("beta", "temperature"), KINDS)
+@pytest.mark.parametrize("bias", [True, False])
+def test_equals_trl(beta: float, temperature: float, bias: bool) -> None:
+    student, teacher, hidden, states = heads(bias=bias)
+    forms = LogitShape(1.5, 4.0), LogitShape(0.7)
+    factors = torch.rand(TOKENS)
+    divergence, entropy = ChunkedDivergenceFunction.apply(
+        hidden, student.weight, student.bias, states, teacher.weight, teacher.bias, beta, temperature, 1.5, 4.0, 0.7
+    )
+    (divergence * factors).sum().backward()
+    of_trl = gradients(hidden, student)
+    lesson = Lesson(TeacherStates(states, teacher, forms[1]), Divergence(beta, temperature))
+    loss, columns = taught_loss(student, hidden, torch.zeros(TOKENS).long(), forms[0], 1, factors, lesson)
+    loss.backward()
+    torch.testing.assert_close(columns["divergence"], divergence, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(loss, (divergence * factors).sum(), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(gradients(hidden, student), of_trl, rtol=1e-4, atol=1e-5)
+    if temperature == 1.0:  # TRL's is at the temperature
+        same(columns["entropy"], entropy)
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("kind", [torch.nn.Linear, type("Other", (torch.nn.Linear,), {})])
+@pytest.mark.parametrize("words", [WORDS - 9, WORDS, WORDS + 9])
+def test_all_tokens_of_a_teacher_are_the_teacher(beta: float, kind: Any, words: int) -> None:
+    """k = vocabulary: offline equals online, also where one side is padded."""
+    student, teacher, hidden, states = heads(kind=kind, words=words)
+    ids, factors = torch.randint(0, WORDS, (TOKENS,)), torch.rand(TOKENS)
+    online = TeacherStates(states, teacher, LogitShape())
+    full = (online.logits(slice(None)) / 2).log_softmax(-1)
+    top = full.topk(words, dim=-1)
+    offline = TopTargets(top.indices, top.values, words)
+    found = []
+    for targets in (online, offline):
+        how = Divergence(beta, 2.0, 0.2)
+        loss, columns = taught_loss(student, hidden, ids, LogitShape(), 1, factors, Lesson(targets, how))
+        loss.backward()
+        found.append((loss, *columns.values(), *gradients(hidden, student)))
+    for one, other in zip(*found, strict=True):
+        same(one, other)
+    same(found[0][0], (expected(student(hidden), ids, teacher(states), how) * factors).sum())
+
+
+@pytest.mark.parametrize("temperature", [1.0, 2.0])
+def test_several_teachers_are_the_mean_of_their_probabilities(temperature: float) -> None:
+    student, first, hidden, states = heads()
+    second, others = torch.nn.Linear(16, WORDS + 5), torch.randn(TOKENS, 16)
+    each = [TeacherStates(states, first, LogitShape()), TeacherStates(others, second, LogitShape(2.0))]
+    chances = [
+        (one.logits(slice(None))[:, :WORDS] / temperature).softmax(-1) * weight
+        for one, weight in zip(each, (0.3, 0.7), strict=True)
+    ]
+    factors, ids = torch.rand(TOKENS), torch.zeros(TOKENS).long()
+    for beta in (0.0, 0.5, 1.0):
+        logits = torch.log(sum(chances)) * temperature  # type: ignore[call-overload]
+        wanted = (expected(student(hidden), ids, logits, Divergence(beta, temperature)) * factors).sum()
+        wanted.backward()
+        of_full = gradients(hidden, student)
+        lesson = Lesson(MixedTeachers(each, [0.3, 0.7]), Divergence(beta, temperature))
+        loss, _ = taught_loss(student, hidden, ids, LogitShape(), 0, factors, lesson)
+        loss.backward()
+        same(loss, wanted)
+        same(gradients(hidden, student), of_full)
+
+
+class Largest(TorchDispatchMode):
+    """Numbers of the largest tensor that any operation returns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numbers = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for one in torch.utils._pytree.tree_leaves(out):
+            if isinstance(one, torch.Tensor):
+                self.numbers = max(self.numbers, one.numel())
+        return out
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("kind", ["plain", "module", "top"])
+def test_no_tensor_of_all_logits(beta: float, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(chunked_heads.CHUNK_BYTES, "cpu", 4 * WORDS * 50)
+    monkeypatch.setattr(chunked_heads, "KEPT_BYTES", 0)
+    student = (type("Other", (torch.nn.Linear,), {}) if kind == "module" else torch.nn.Linear)(32, WORDS)
+    teacher, tokens = torch.nn.Linear(48, WORDS), 400
+    hidden, targets = torch.randn(tokens, 32, requires_grad=True), torch.zeros(tokens).long()
+    given: Any = TeacherStates(torch.randn(tokens, 48), teacher, LogitShape())
+    if kind == "top":
+        given = TopTargets(torch.arange(4).repeat(tokens, 1), torch.full((tokens, 4), -2.0))
+    with Largest() as seen:
+        how = Divergence(beta, 2.0, 0.3)
+        loss, _ = taught_loss(student, hidden, targets, LogitShape(), 1, torch.ones(tokens), Lesson(given, how))
+        loss.backward()
+    assert 50 * WORDS // 2 < seen.numbers <= max(50 * WORDS, tokens * 48)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("beta", [0.0, 0.5, 1.0])
+def test_16_bits_sum_in_32(dtype: torch.dtype, beta: float) -> None:
+    """Also with factors so small that float16 has no number for them."""
+    student, teacher, hidden, states = heads(bias=True)
+    for one in (student, teacher):
+        one.to(dtype)
+    low = hidden.detach().to(dtype).requires_grad_()
+    exact = torch.nn.Linear(32, WORDS).double()
+    exact.load_state_dict({name: value.double() for name, value in student.state_dict().items()})
+    of_teacher = torch.nn.functional.linear(states.to(dtype), teacher.weight, teacher.bias).double().detach()
+    wide = low.detach().double().requires_grad_()
+    ids = torch.randint(0, WORDS, (TOKENS,))
+    (expected(exact(wide), ids, of_teacher, Divergence(beta, 1.0, 0.2)).sum() * 1e-7).backward()
+    lesson = Lesson(TeacherStates(states, teacher, LogitShape()), Divergence(beta, 1.0, 0.2))
+    factors = torch.full((TOKENS,), 1e-7)
+    loss, columns = taught_loss(student, low, ids, LogitShape(), 1, factors, lesson)
+    assert {one.dtype for name, one in columns.items() if name != "is_top1"} == {torch.float32}
+    (loss * 1e7).backward()  # as a gradient scaler does
+    for one, other in zip(gradients(low, student), gradients(wide, exact), strict=True):
+        assert one.dtype == dtype
+        assert (one.double() - 1e7 * other).norm() < 0.02 * (1e7 * other).norm()
+
+
+@pytest.mark.parametrize("trained", [True, False])
+@pytest.mark.parametrize("kind", ["plain", "module"])
+def test_under_autocast_sums_are_of_32_bits(trained: bool, kind: str) -> None:
+    other = type("Other", (torch.nn.Linear,), {})
+    student, teacher, hidden, states = heads(kind=other if kind == "module" else torch.nn.Linear)
+    student.requires_grad_(trained)
+    if kind == "module":
+        teacher = torch.nn.Sequential(teacher)
+    lesson = Lesson(TeacherStates(states.bfloat16(), teacher, LogitShape()), Divergence(0.5))
+    ids = torch.randint(0, WORDS, (TOKENS,))
+    with torch.autocast("cpu", torch.bfloat16):
+        logits, given = student(hidden).float(), teacher(states).float()
+        loss, columns = taught_loss(student, hidden, ids, LogitShape(), 1, torch.ones(TOKENS), lesson)
+    loss.backward()
+    assert gradients(hidden, student)[0].dtype == torch.float32
+    losses = expected(logits, ids, given, lesson.divergence)
+    torch.testing.assert_close(columns["divergence"], losses, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(loss, losses.sum(), rtol=1e-4, atol=1e-4)
+
+
+def test_unsure_tokens_and_evaluation() -> None:
+    student, teacher, hidden, states = heads()
+    online = TeacherStates(states, teacher, LogitShape())
+    given = online.logits(slice(None)).log_softmax(-1)
+    entropies = -(given.exp() * given).sum(-1)
+    lesson = Lesson(online, Divergence(1.0, max_teacher_entropy=float(entropies.median())))
+    with torch.no_grad():
+        loss, columns = taught_loss(
+            student, hidden, torch.zeros(TOKENS).long(), LogitShape(), 1, torch.ones(TOKENS), lesson
+        )
+    assert not loss.requires_grad
+    same(columns["teacher_entropy"], entropies)
+    same(loss, columns["divergence"][entropies <= entropies.median()].sum())
+
+
+SIZES: dict[str, Any] = {"intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
+
+
+def tiny(kind: str, size: int = 32, *, tied: bool = False) -> Any:
+    sizes = SIZES | {"vocab_size": WORDS, "hidden_size": size, "num_hidden_layers": 2, "tie_word_embeddings": tied}
+    if kind == "gemma2":
+        return Gemma2ForCausalLM(Gemma2Config(**sizes, final_logit_softcapping=3.0))
+    return LlamaForCausalLM(LlamaConfig(**sizes))
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma2", "electra"])
+@pytest.mark.parametrize("tied", [True, False])
+def test_whole_models(kind: str, tied: bool) -> None:
+    torch.manual_seed(0)
+    student, teacher = tiny("gemma2", tied=tied), tiny(kind, 48) if kind != "electra" else None
+    if teacher is None:  # its head is not all that comes after its body
+        teacher = model_class("electra")(tiny_config("electra"))
+    teacher.eval()
+    ids, at = torch.randint(5, WORDS, (2, 20)), torch.arange(1, 39)
+    targets, factors = torch.randint(0, WORDS, (38,)), torch.rand(38)
+    how = Divergence(0.5, 1.0, 0.3)
+    given = teacher(input_ids=ids).logits.flatten(0, 1)[at].detach().float()
+    wanted = (expected(student(input_ids=ids).logits.flatten(0, 1)[at], targets, given, how) * factors).sum()
+    wanted.backward()
+    of_full = {name: one.grad.clone() for name, one in student.named_parameters()}
+    student.zero_grad()
+    for one in (student, teacher):
+        add_answer_head(one)
+    states = teacher(input_ids=ids, answer_at=at, answer_states=True)
+    assert not states.hidden.requires_grad
+    same(states.logits(slice(3, 9)), given[3:9])
+    found = student(
+        input_ids=ids, answer_at=at, answer_ids=targets, answer_factors=factors, answer_teacher=Lesson(states, how)
+    )
+    found.loss.backward()
+    same(found.loss, wanted)
+    assert len(found.divergence) == len(found.teacher_entropy) == len(found.entropy) == 38
+    for name, one in student.named_parameters():
+        torch.testing.assert_close(one.grad, of_full[name], rtol=1e-4, atol=1e-5, msg=name)
+
+
+@pytest.mark.parametrize("targets", ["states", "top", "mixed"])
+@pytest.mark.parametrize("trained", [True, False])
+def test_no_label_is_a_loss_of_zero_with_a_gradient_of_zero(targets: str, trained: bool) -> None:
+    student, teacher = tiny("llama"), tiny("gemma2", 48)
+    student.lm_head.requires_grad_(trained)
+    for one in (student, teacher):
+        add_answer_head(one)
+    ids, none = torch.zeros(1, 4).long(), torch.zeros(0, dtype=torch.long)
+    given = teacher(input_ids=ids, answer_at=none, answer_states=True)
+    if targets == "mixed":
+        given = MixedTeachers([given, given], [0.5, 0.5])
+    if targets == "top":
+        given = TopTargets(torch.zeros(0, 3).long(), torch.zeros(0, 3))
+    found = student(
+        input_ids=ids, answer_at=none, answer_ids=none, answer_factors=none.float(), answer_detail=1,
+        answer_teacher=Lesson(given, Divergence(0.5, 2.0, 0.5)),
+    )  # fmt: skip
+    found.loss.backward()
+    assert found.loss == 0 and len(found.divergence) == len(found.entropy) == len(found.log_probs) == 0
+    assert all(one.grad is None or not one.grad.any() for one in student.parameters())
+    assert student.model.layers[0].mlp.up_proj.weight.grad is not None, "other processes wait for it"

@@ -1,0 +1,68 @@
+"""What is heard of an answer while it is generated, and how its tokens are chosen."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import GenerationConfig, LlamaForCausalLM
+
+from hftune.tools.talking.listening import Listener, sampling
+from hftune.tools.talking.loading import Talker
+from hftune.tools.talking.parsing import AnswerForm, Part
+from tests.conftest import tiny_config, tiny_tokenizer
+from tests.unit.tools.chatting.scripted import says, talker
+
+
+@pytest.mark.parametrize(
+    ("given", "saved", "wanted"),
+    [
+        ({}, {}, {"do_sample": False}),
+        ({"temperature": 0.0, "top_p": 0.5}, {"do_sample": True}, {"do_sample": False}),
+        ({"temperature": 0.5}, {"top_p": 0.9, "top_k": 20}, {"temperature": 0.5, "top_p": 0.9, "top_k": 20}),
+        ({}, {"do_sample": True, "temperature": 0.6}, {"temperature": 0.6, "top_p": 1.0, "top_k": 0}),
+        ({"top_k": -1}, {"top_k": 20, "top_p": 0.9}, {"temperature": 1.0, "top_p": 0.9, "top_k": 0}),
+        ({"min_p": 0.1}, {}, {"min_p": 0.1}),
+        ({"repetition_penalty": 1.2}, {}, {"do_sample": False, "repetition_penalty": 1.2}),
+    ],
+)
+def test_how_tokens_are_chosen(given: dict[str, Any], saved: dict[str, Any], wanted: dict[str, Any]) -> None:
+    own = GenerationConfig(**saved)
+    found = sampling(own, {"temperature": None, "top_p": None} | given)
+    neutral = {"temperature": 1.0, "top_p": 1.0, "top_k": own.top_k or 0}
+    assert found == (wanted if "do_sample" in wanted else {"do_sample": True, **neutral, **wanted})
+
+
+def heard(said: str, tokens: int = 99, **how: Any) -> tuple[str, str, Listener]:
+    """What is emitted and what was said, of a model that says this."""
+    parts: list[Part] = []
+    one = says(talker(), said)
+    listener = Listener(one, AnswerForm(None).reader(""), parts.append, **how)
+    listener.hear([1, 2], max_new_tokens=tokens)
+    assert one.model.calls[0]["num_beams"] == 1  # type: ignore[union-attr]  # a streamer hears no beams
+    return listener.finish(), "".join(part.text for part in parts), listener
+
+
+def test_all_but_the_end_is_text() -> None:
+    end, start = (tiny_tokenizer().convert_tokens_to_ids(f"<|im_{name}|>") for name in ("end", "start"))
+    said, shown, listener = heard("你好<|im_start|>!")
+    assert said == shown == "你好<|im_start|>!" and listener.ended_by == "<|im_end|>" and listener.ids[-1] == end
+    said, shown, listener = heard("你好<|im_start|>!", dropped={start})
+    assert said == shown == "你好!" and start in listener.ids
+    said, shown, listener = heard("a你", tokens=2)
+    assert said == shown == "a" and len(listener.ids) == 2 and not listener.ended_by
+    said, shown, listener = heard("one two three", stops=("o thr",))
+    assert said == shown == "one tw" and listener.stops.found
+
+
+def test_a_model_that_was_saved_with_beams_is_heard() -> None:
+    tokenizer = tiny_tokenizer()
+    model = LlamaForCausalLM(tiny_config(tokenizer)).eval()
+    model.generation_config.num_beams, model.generation_config.max_length = 3, 4
+    one = Talker("tiny", model, tokenizer, model.generation_config, [tokenizer.eos_token_id])
+    listener = Listener(one, AnswerForm(None).reader(""), lambda part: None)
+    listener.hear([5, 6, 7, 8], max_new_tokens=5, do_sample=False)
+    with torch.no_grad():
+        first = model(torch.tensor([[5, 6, 7, 8]])).logits[0, -1].argmax().item()
+    assert listener.ids[0] == first and len(listener.ids) <= 5

@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerBase
 
 from hftune.data.alignment.groups import aligned_groups
 from hftune.data.alignment.token_bytes import END, end_of_answer, joined, token_bytes
-from hftune.data.alignment.vocabularies import STUDENT_FLAG, TEACHER_FLAG
+from hftune.data.alignment.vocabularies import shared_vocabulary
 from hftune.data.templates.spans import Span, SpannedText
 
 NO_PLACE = -1
@@ -25,7 +25,9 @@ class Aligner:
 
     def __init__(self, student: PreTrainedTokenizerBase, teacher: PreTrainedTokenizerBase) -> None:
         self.student, self.teacher = student, teacher
-        self.written, self.others = token_bytes(student, STUDENT_FLAG), token_bytes(teacher, TEACHER_FLAG)
+        self.written = token_bytes(student, "--model_name_or_path")
+        self.others = token_bytes(teacher, "--teacher_model_name_or_path")
+        self.shared = shared_vocabulary(student, teacher, self.written, self.others)
         self.ends = end_of_answer(student), end_of_answer(teacher)
         self._texts = self._spelled(student, self.ends[0]), self._spelled(teacher, self.ends[1])
 

@@ -123,7 +123,9 @@ def _check(tokenizer: PreTrainedTokenizerBase, written: list[bytes], flag: str) 
         found = joined(written, ids)
         # SentencePiece writes a space before the first word.
         if sample.encode() not in (found, found[1:] if found[:1] == b" " else found):
-            raise _refused(f"it does not keep every text: {sample[:24]!r} becomes {found[:48].decode('utf-8', 'replace')!r}", flag)
+            raise _refused(
+                f"it does not keep every text: {sample[:24]!r} becomes {found[:48].decode('utf-8', 'replace')!r}", flag
+            )
 
 
 def joined(written: list[bytes], ids: Iterable[int]) -> bytes:

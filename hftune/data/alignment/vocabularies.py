@@ -7,9 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from hftune.data.alignment.token_bytes import SAMPLES, token_bytes
-
-STUDENT_FLAG, TEACHER_FLAG = "--model_name_or_path", "--teacher_model_name_or_path"
+from hftune.data.alignment.token_bytes import SAMPLES
 
 
 @dataclass(frozen=True)
@@ -35,19 +33,24 @@ class SharedVocabulary:
         return len(self.teacher_ids) / self.sizes[1]
 
 
-def shared_vocabulary(student: PreTrainedTokenizerBase, teacher: PreTrainedTokenizerBase) -> SharedVocabulary:
+def shared_vocabulary(
+    student: PreTrainedTokenizerBase, teacher: PreTrainedTokenizerBase, written: list[bytes], others: list[bytes]
+) -> SharedVocabulary:
     """The tokens that both have, matched by the bytes they write; those that end an answer match each other.
 
-    Raises:
-        ArgumentError: As `token_bytes`.
+    Args:
+        written: `token_bytes` of the student.
+        others: Those of the teacher.
     """
-    written, others = token_bytes(student, STUDENT_FLAG), token_bytes(teacher, TEACHER_FLAG)
     own, theirs = _first_of(written), _first_of(others)
     pairs = np.array([(index, theirs[text]) for text, index in own.items() if text in theirs], dtype=np.int64)
     pairs = pairs.reshape(-1, 2)
     lacking = own.keys() - theirs.keys(), theirs.keys() - own.keys()
     special = _special(student), _special(teacher)
-    free = [any(ids[text] not in marks for text in left) for ids, left, marks in zip((own, theirs), lacking, special, strict=True)]
+    free = [
+        any(ids[text] not in marks for text in left)
+        for ids, left, marks in zip((own, theirs), lacking, special, strict=True)
+    ]
     return SharedVocabulary(pairs[:, 0], pairs[:, 1], all(free), (len(written), len(others)))
 
 
@@ -73,7 +76,10 @@ def same_tokenizer(one: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase)
         if any(pieces[0][index] != pieces[1][index] for index in pieces[0].keys() & pieces[1].keys()):
             return False
         # A piece that both have stands at one place; so neither vocabulary is a part of the other's middle.
-        if any(vocabularies[0][piece] != vocabularies[1][piece] for piece in vocabularies[0].keys() & vocabularies[1].keys()):
+        if any(
+            vocabularies[0][piece] != vocabularies[1][piece]
+            for piece in vocabularies[0].keys() & vocabularies[1].keys()
+        ):
             return False
     return all(
         one(sample, add_special_tokens=False)["input_ids"] == other(sample, add_special_tokens=False)["input_ids"]

@@ -99,9 +99,8 @@ class DistillTrainer(StageTrainer, TokenRows):
             **kwargs,
         )
         # TRL's trainer takes a collator from nobody.
-        self.data_collator = causal_collator(tokenizer.pad_token_id, flat=args.flat_batches)
-        if self.aligner is not None:
-            self.data_collator = AlignedCollator(self.data_collator)
+        plain = causal_collator(tokenizer.pad_token_id, flat=args.flat_batches)
+        self.data_collator = plain if self.aligner is None else AlignedCollator(plain)
         self.record_order.mixture = data.mixture
         # Tokens are gathered from all processes; TRL knows of those that see the same only through accelerate.
         self._tp_size = args.tensor_parallel_size

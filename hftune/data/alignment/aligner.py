@@ -82,7 +82,7 @@ class Aligner:
         return found, places
 
     def respelled(self, one: SpannedText) -> SpannedText:
-        """A student's text for a teacher without a template for it: as it is, but that answers end with its own token."""
+        """A student's text for a teacher without a template for it: answers end with its own token."""
         ending, other = self._texts
         text, spans, done = "", list[Span](), 0
         for span in one.spans:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator, Sequence
 from difflib import SequenceMatcher
@@ -59,11 +58,18 @@ def common_regions(one: bytes, other: bytes) -> list[Region]:
     """Parts that two texts have in common, in order: how they begin, how they end, and longer ones between."""
     if one == other:
         return [(0, 0, len(one))] if one else []
-    start = len(os.path.commonprefix([one, other]))
-    end = len(os.path.commonprefix([one[start:][::-1], other[start:][::-1]]))
+    start = _alike(one, other)
+    end = _alike(one[start:][::-1], other[start:][::-1])
     between = _between(one[start : len(one) - end], other[start : len(other) - end])
     found = [(0, 0, start), *((start + at, start + there, length) for at, there, length in between)]
     return [region for region in [*found, (len(one) - end, len(other) - end, end)] if region[2]]
+
+
+def _alike(one: bytes, other: bytes) -> int:
+    """How many bytes are the same at the beginning."""
+    length = min(len(one), len(other))
+    differ = np.flatnonzero(np.frombuffer(one, np.uint8, length) != np.frombuffer(other, np.uint8, length))
+    return int(differ[0]) if len(differ) else length
 
 
 def _between(one: bytes, other: bytes) -> Iterator[Region]:

@@ -137,6 +137,6 @@ def _refused(why: str, flag: str) -> ArgumentError:
     return ArgumentError(
         f"tokens of teacher and student cannot be aligned with this tokenizer: {why}",
         place=flag,
-        fix="use models with byte-level BPE or with SentencePiece's tokens and a token for each byte, or a teacher with "
-        "the student's own tokenizer",
+        fix="use models with byte-level BPE or with SentencePiece's tokens and a token for each byte, or a teacher "
+        "with the student's own tokenizer",
     )

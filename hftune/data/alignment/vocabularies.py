@@ -45,13 +45,8 @@ def shared_vocabulary(
     own, theirs = _first_of(written), _first_of(others)
     pairs = np.array([(index, theirs[text]) for text, index in own.items() if text in theirs], dtype=np.int64)
     pairs = pairs.reshape(-1, 2)
-    lacking = own.keys() - theirs.keys(), theirs.keys() - own.keys()
-    special = _special(student), _special(teacher)
-    free = [
-        any(ids[text] not in marks for text in left)
-        for ids, left, marks in zip((own, theirs), lacking, special, strict=True)
-    ]
-    return SharedVocabulary(pairs[:, 0], pairs[:, 1], all(free), (len(written), len(others)))
+    free = _has_others(own, theirs, student) and _has_others(theirs, own, teacher)
+    return SharedVocabulary(pairs[:, 0], pairs[:, 1], free, (len(written), len(others)))
 
 
 def _first_of(written: list[bytes]) -> dict[bytes, int]:
@@ -59,27 +54,22 @@ def _first_of(written: list[bytes]) -> dict[bytes, int]:
     return {text: index for index, text in enumerate(written) if text}  # so the last one is kept
 
 
-def _special(tokenizer: PreTrainedTokenizerBase) -> set[int]:
+def _has_others(own: dict[bytes, int], theirs: dict[bytes, int], tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether a vocabulary has tokens of text that the other lacks."""
     added = tokenizer.backend_tokenizer.get_added_tokens_decoder()
-    return {index for index, token in added.items() if token.special}
+    return any(own[text] not in added or not added[own[text]].special for text in own.keys() - theirs.keys())
 
 
 def same_tokenizer(one: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase) -> bool:
     """Whether ids mean the same in both, so that a teacher can read what a student reads.
 
-    Every id that both have is the same token, and texts become the same ids: a vocabulary that is padded, or has further
-    tokens at its end, is no other one.
+    Every id that both have is the same token, and texts become the same ids: a vocabulary that is padded, or has
+    further tokens at its end, is no other one.
     """
-    vocabularies = one.get_vocab(), other.get_vocab()
-    if vocabularies[0] != vocabularies[1]:
-        pieces = [{index: piece for piece, index in each.items()} for each in vocabularies]
-        if any(pieces[0][index] != pieces[1][index] for index in pieces[0].keys() & pieces[1].keys()):
-            return False
-        # A piece that both have stands at one place; so neither vocabulary is a part of the other's middle.
-        if any(
-            vocabularies[0][piece] != vocabularies[1][piece]
-            for piece in vocabularies[0].keys() & vocabularies[1].keys()
-        ):
+    own, theirs = one.get_vocab(), other.get_vocab()
+    if own != theirs:
+        pieces = {index: piece for piece, index in own.items()}
+        if any(pieces.get(index, piece) != piece or own.get(piece, index) != index for piece, index in theirs.items()):
             return False
     return all(
         one(sample, add_special_tokens=False)["input_ids"] == other(sample, add_special_tokens=False)["input_ids"]

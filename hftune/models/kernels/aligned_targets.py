@@ -1,7 +1,8 @@
 """What a teacher with another tokenizer says, at the tokens of the student where groups of both begin together.
 
 At a token that both write alike, the two distributions are compared over the tokens that both vocabularies have, all
-others being one outcome. Elsewhere, where one side needs more tokens, only sorted probabilities can be (arXiv:2402.12030).
+others being one outcome. Elsewhere, where one side needs more tokens, only sorted probabilities can be
+(arXiv:2402.12030).
 """
 
 from __future__ import annotations

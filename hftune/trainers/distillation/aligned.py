@@ -11,7 +11,7 @@ from hftune.arguments.training import StageArguments
 from hftune.data.alignment.aligner import NO_PLACE, Aligner
 from hftune.data.alignment.vocabularies import SharedVocabulary
 from hftune.models.kernels.aligned_targets import AlignedTargets, Pairing
-from hftune.models.kernels.lessons import Lesson
+from hftune.models.kernels.lessons import Lesson, TeacherStates
 from hftune.trainers.distillation.on_policy import OnPolicyAnswers, Record, prompt_of, records_of
 from hftune.trainers.distillation.taught_loss import TaughtLoss
 from hftune.trainers.distillation.teachers import Teachers
@@ -93,6 +93,7 @@ class AlignedLoss(TaughtLoss):
         ids = self._read["teacher_input_ids"]
         row = {"input_ids": ids, "attention_mask": self._read["teacher_attention_mask"]}
         states = self.teachers.targets(run, row, places[begins] - 1)
+        assert isinstance(states, TeacherStates), "of one teacher"
         group = torch.where(begins, begins.cumsum(0) - 1, -1)
         alike = self._same[labels[begins]] == ids.reshape(-1)[places[begins]]
         return {"answer_teacher": Lesson(AlignedTargets(states, group, alike, self.pairing), self.divergence)}

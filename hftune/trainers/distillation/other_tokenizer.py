@@ -28,8 +28,8 @@ def taught_encoder(
     """The encoder of SFT; one that also writes what the teacher reads, where its tokenizer is another.
 
     Raises:
-        ArgumentError: Another tokenizer, and what cannot be done with one: packed rows, streams, records tokenised ahead,
-            several teachers; or one that cannot be aligned.
+        ArgumentError: Another tokenizer, and what cannot be done with one: packed rows, streams, records tokenised
+            ahead, several teachers; or one that cannot be aligned.
     """
     found = {name: _tokenizer_of(name, model_args, training_args) for name in training_args.teachers}
     others = {name: one for name, one in found.items() if one is not None and not same_tokenizer(tokenizer, one)}

@@ -42,7 +42,8 @@ def test_the_loss_falls(run: Callable, tiny_model: Path, tiny_data: Path, other_
     losses = [line["loss"] for line in _run(run, tiny_model, other_teacher, tiny_data, tmp_path / "a", *offline)]
     assert losses[-1] < 0.8 * losses[0]
     # Padded rows are the same records: the first step, before anything is learnt, has the same loss.
-    padded = _run(run, tiny_model, other_teacher, tiny_data, tmp_path / "b", *offline, "--padding_free", "False")
+    once = (*offline, "--max_steps", "1", "--padding_free", "False")
+    padded = _run(run, tiny_model, other_teacher, tiny_data, tmp_path / "b", *once)
     assert padded[0]["loss"] == pytest.approx(losses[0], rel=1e-4)
 
 
@@ -50,12 +51,3 @@ def test_own_answers(run: Callable, tiny_model: Path, tiny_data: Path, other_tea
     drawn = ("--distill_mode", "on_policy", "--max_steps", "2", "--max_completion_length", "8")
     losses = [line["loss"] for line in _run(run, tiny_model, other_teacher, tiny_data, tmp_path / "c", *drawn)]
     assert len(losses) == 2 and all(loss > 0 for loss in losses)
-
-
-def test_packed_rows_are_refused(
-    run: Callable, tiny_model: Path, tiny_data: Path, other_teacher: Path, tmp_path: Path
-) -> None:
-    flags = ("--model_name_or_path", str(tiny_model), "--teacher_model_name_or_path", str(other_teacher))
-    data = ("--train_file_dir", str(tiny_data / "sft"), "--use_cpu", "True", "--output_dir", str(tmp_path / "d"))
-    done = run("run_distill.py", *flags, *data, "--packing", "True", "--max_length", "64", warm=True)
-    assert done.code == 2 and "where: --packing" in done.output

@@ -17,7 +17,7 @@ STUDENT, TEACHER = family_tokenizer("chatml", "bytes"), family_tokenizer("mistra
 def _rows(encoder: TaughtChatEncoder, *turns: str) -> list[dict[str, Any]]:
     roles = ("user", "assistant")
     said = [{"role": roles[at % 2], "content": text} for at, text in enumerate(turns)]
-    parsed = encoder.parse(Row({"messages": said}, "data.jsonl:1"))
+    parsed = encoder.parse(Row({"messages": said}, "data.jsonl", 1))
     columns = encoder.encode([parsed], Counts())
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 

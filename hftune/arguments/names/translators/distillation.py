@@ -47,7 +47,8 @@ def teachers(request: Request) -> Translated:
     """
     adapters = [part for value in request.given.get("teacher_adapters", []) for part in value.split(",")]
     if len(adapters) > 1:
-        raise cannot("teacher_adapters", ",".join(adapters), "merge them first: an adapter here is a teacher of its own")
+        why = "merge them first: an adapter here is a teacher of its own"
+        raise cannot("teacher_adapters", ",".join(adapters), why)
     if not adapters:
         return Translated([("teacher_model_name_or_path", request.given["teacher_model"])])
     said = ("--teacher_adapters: the teacher is the adapter on the base that its own config names",)

@@ -7,7 +7,7 @@ from typing import Any
 import trl
 from peft import PeftModel
 from torch.utils.data import DataLoader, IterableDataset, Sampler
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, set_seed
 
 from hftune.arguments.distill import DistillArguments
 from hftune.arguments.training import StageArguments
@@ -100,6 +100,11 @@ class DistillTrainer(StageTrainer, TokenRows):
         if self._streams:
             # The Trainer asks for it when training begins, and not before.
             self.train_dataset = data.train
+
+    def build_upstream(self, **kwargs: Any) -> None:
+        """TRL's constructor gives each process another seed, so that their answers differ: the order must not."""
+        super().build_upstream(**kwargs)
+        set_seed(kwargs["args"].seed)
 
     def make_features(self, model: Any, args: StageArguments) -> list[Feature]:
         """Streams before all others, the loss behind all others."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import bitsandbytes
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import Gemma2Config, Gemma2ForCausalLM, LlamaConfig, LlamaForCausalLM
 from trl.kernels.chunked_divergence import ChunkedDivergenceFunction
@@ -81,6 +83,29 @@ def test_equals_full_logits(beta: float, temperature: float, share: float, head:
     same(columns["log_probs"], own.gather(1, ids[:, None])[:, 0])
     same(columns["entropy"], -(own.exp() * own).sum(-1))
     assert torch.equal(columns["is_top1"], own.argmax(-1) == ids)
+
+
+@pytest.mark.parametrize("kind", ["lora", "4bit"])
+@pytest.mark.parametrize("beta", [0.0, 0.5, 1.0])
+def test_heads_that_are_more_than_a_weight(kind: str, beta: float) -> None:
+    student, teacher, hidden, states = heads()
+    if kind == "lora":
+        student = get_peft_model(torch.nn.Sequential(student), LoraConfig(target_modules=["0"])).base_model.model[0]
+        torch.nn.init.normal_(student.lora_B["default"].weight)
+    else:
+        packed = bitsandbytes.nn.Linear4bit(32, WORDS, bias=False, compute_dtype=torch.float32, quant_type="nf4")
+        packed.load_state_dict(student.state_dict())
+        student = packed.to("cpu").requires_grad_(False)
+    ids, factors = torch.randint(0, WORDS, (TOKENS,)), torch.rand(TOKENS)
+    how = Divergence(beta, 2.0, 0.3)
+    wanted = (expected(student(hidden), ids, teacher(states), how) * factors).sum()
+    wanted.backward()
+    of_full = gradients(hidden, student)
+    lesson = Lesson(TeacherStates(states, teacher, LogitShape()), how)
+    loss, _ = taught_loss(student, hidden, ids, LogitShape(), 0, factors, lesson)
+    loss.backward()
+    same(loss, wanted)
+    same(gradients(hidden, student), of_full)
 
 
 @pytest.mark.parametrize(("beta", "temperature"), KINDS)

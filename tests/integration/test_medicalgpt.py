@@ -44,10 +44,7 @@ def renamed(command: str, model: Path, data: Path, reward: Path | None, out: Pat
     words = iter(shlex.split(command))
     for word in words:
         yield word
-        if word in ("--model_name_or_path", "--sft_model_path"):
-            next(words)
-            yield str(model)
-        elif word == "--teacher_model_name_or_path":
+        if word in ("--model_name_or_path", "--sft_model_path") or word == "--teacher_model_name_or_path":
             next(words)
             yield str(model)
         elif word == "--reward_model_path":

@@ -10,7 +10,7 @@ endif
 .DEFAULT_GOAL := help
 # The tests start hundreds of processes, each of which would compile hftune anew.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: help venv demo test test-all check lint format clean
+.PHONY: help venv demo test test-all check lint format dist release clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -46,6 +46,15 @@ lint: venv ## ruff, formatting and types, changing nothing
 format: venv ## format, and fix what ruff can fix
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+dist: venv ## wheel and source distribution in dist/, built in an environment of their own, and checked
+	$(BIN)/python -m pip install -q build twine
+	rm -rf dist build
+	$(BIN)/python -m build
+	$(BIN)/python -m twine check --strict dist/*
+
+release: ## set the version, build, check, commit and tag (VERSION=0.2.0); uploads nothing
+	.ci/release "$(VERSION)"
 
 clean: ## remove caches and build folders (.venv and outputs stay)
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage

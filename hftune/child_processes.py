@@ -15,10 +15,12 @@ from pathlib import Path
 from subprocess import DEVNULL, PIPE, STDOUT, CompletedProcess, Popen, TimeoutExpired
 from typing import Any
 
+from hftune.constants import SHIPPED
+
 __all__ = ["DEVNULL", "PIPE", "ROOT", "STDOUT", "CompletedProcess", "Popen", "TimeoutExpired"]
 
 ROOT = Path(__file__).resolve().parents[1]
-"""The folder that holds this package, and in a checkout the scripts."""
+"""The folder that holds this package."""
 
 
 def python(*words: str) -> list[str]:
@@ -28,7 +30,7 @@ def python(*words: str) -> list[str]:
 
 def script(name: str) -> str:
     """The path of one of hftune's own scripts, `run_sft.py`: never one of the working folder's."""
-    return str(ROOT / name)
+    return str(SHIPPED / name)
 
 
 def environment(given: Mapping[str, str] | None = None) -> dict[str, str]:

@@ -1,5 +1,7 @@
 """The `hftune` command: what goes with the scripts, before and after a run.
 
+hftune {stages}|merge ...      a stage, with the arguments of its script: --nproc 2 for two processes
+hftune init demo|sft|pipeline [FOLDER]      a folder to start from: data, YAML, what to do
 hftune preview run_sft --model_name_or_path MODEL --train_file_dir DIR      what would be trained, in colour
 hftune preview run_sft ... --as-served      whether each turn is trained behind what a server gives the model
 hftune tokenize run_sft --model_name_or_path MODEL --train_file_dir DIR --output_dir TOKENISED
@@ -24,12 +26,15 @@ from __future__ import annotations
 import sys
 
 from hftune.arguments.scripts import stage_of
+from hftune.arguments.stage_table import STAGES
 from hftune.child_processes import forget_working_folder
 from hftune.errors import ArgumentError, did_you_mean, run_tool
 from hftune.on_demand import on_demand
 from hftune.visible import say
 
 COMMANDS = {
+    "merge": "hftune.tools.pipeline.starting:merge",
+    "init": "hftune.tools.init.entry:init",
     "preview": "hftune.tools.records.entry:preview",
     "tokenize": "hftune.tools.records.entry:tokenize",
     "plan": "hftune.tools.planning.entry:plan",
@@ -48,6 +53,8 @@ COMMANDS = {
     "doctor": "hftune.tools.doctor.command:main",
 }
 """Each takes the words behind its name; imported when it is asked for."""
+START = "hftune.tools.pipeline.starting:start"
+"""Takes a stage, whose name is a subcommand as well, and the words behind it."""
 
 
 def main() -> None:
@@ -64,15 +71,16 @@ def dispatch(argv: list[str]) -> None:
         ArgumentError: No such subcommand or script.
     """
     if not argv or argv[0] in ("-h", "--help", "help"):
-        say(__doc__)
+        say(str(__doc__).replace("{stages}", "|".join(STAGES)))
+        return
+    if stage := stage_of(argv[0]):
+        on_demand(START)(stage, argv[1:])
         return
     if argv[0] not in COMMANDS:
-        fix = f"{did_you_mean(argv[0], COMMANDS, written='`hftune {}`')} one of: {', '.join(COMMANDS)}".strip()
+        names = [*STAGES, *COMMANDS]
+        fix = f"{did_you_mean(argv[0], names, written='`hftune {}`')} one of: {', '.join(names)}".strip()
         # A word may be `--hub_token=X`: its value is not repeated.
-        said = argv[0].partition("=")[0]
-        if stage := stage_of(said):
-            fix = f"a stage is a script: python run_{stage}.py ..., or under a launcher: deepspeed run_{stage}.py ..."
-        raise ArgumentError(f"there is no `hftune {said}`", fix=fix)
+        raise ArgumentError(f"there is no `hftune {argv[0].partition('=')[0]}`", fix=fix)
     on_demand(COMMANDS[argv[0]])(argv[1:])
 
 

@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+_PACKAGE = Path(__file__).resolve().parent
+SHIPPED = _PACKAGE / "shipped" if (_PACKAGE / "shipped").is_dir() else _PACKAGE.parent
+"""The folder of the scripts, `ds_configs/` and `examples/`: that of a checkout, or one that `setup.py` puts into a
+wheel."""
+
 IGNORE_INDEX = -100
 """Label of a token that is not trained; the value torch's cross entropy ignores by default."""
 

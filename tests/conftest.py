@@ -158,6 +158,20 @@ def tiny_model(workspace: Path) -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def tiny_teacher(workspace: Path) -> Path:
+    """As `tiny_model`, with other weights and a wider head."""
+    import torch
+    from transformers import LlamaForCausalLM
+
+    tokenizer = tiny_tokenizer()
+    torch.manual_seed(1)
+    folder = workspace / "tiny-teacher"
+    LlamaForCausalLM(tiny_config(tokenizer, hidden_size=96)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
 def tiny_config(tokenizer: Any, **changes: Any) -> Any:
     """The config of a Llama of two layers for a tokenizer."""
     from transformers import LlamaConfig

@@ -7,9 +7,11 @@ tells its processes (rank, world size, where to meet) is told here by the same v
 
 from __future__ import annotations
 
+import functools
 import gc
 import importlib
 import os
+import pkgutil
 import signal
 import socket
 import sys
@@ -20,20 +22,33 @@ from pathlib import Path
 
 LIMIT_SECONDS = 180
 GRACE_SECONDS = 5.0
+LATE = (
+    "setuptools",
+    "deepspeed.module_inject.auto_ep_layer",
+    "numpy.ctypeslib",
+    "transformers.models.llama.modeling_llama",
+    "deepspeed.ops.op_builder.all_ops",
+)
+LATE += ("trl.scripts.utils", "trl.trainer.grpo_trainer", "trl.trainer.rloo_trainer", "peft.tuners.lora.bnb")
+"""What the libraries import when it is asked for, in most runs or in slow ones."""
 
 
 def import_everything() -> None:
     """What the scripts import, so that a fork has it already. Nothing may start a thread or a process group here."""
+    import hftune
     from hftune.distributed import launch
 
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # a fork cannot use a GPU that its parent has touched
     launch.prepare_environment()
     import bitsandbytes  # noqa: F401
-    import deepspeed  # noqa: F401
+    from deepspeed.utils import numa
 
-    for name in ("data.splits", "stage", *(f"trainers.{stage}" for stage in ("pt", "sft", "reward", "dpo", "rl"))):
-        importlib.import_module(f"hftune.{name}")
+    found = (module.name for module in pkgutil.walk_packages(hftune.__path__, "hftune."))
+    for name in (*(name for name in found if not name.startswith("hftune.tools")), *LATE):
+        importlib.import_module(name)
     _build_tables_of_transformers()
+    # DeepSpeed starts `numactl` to count CPUs as devices, 180 times in ten steps of ZeRO-3.
+    numa.get_numa_cores = functools.cache(numa.get_numa_cores)
     gc.collect()
     gc.freeze()  # a child's collections, which the Trainer asks for, then pass over all that was imported
 

@@ -9,14 +9,14 @@ from typing import Any
 from hftune.arguments.names.table import table
 from hftune.arguments.raw_arguments import given_in_file, given_on_command_line, take_config
 from hftune.checkpoints.file_records import record_input
-from hftune.distributed.ds_config import SHIPPED
+from hftune.distributed.ds_config import config_file
 
 READ = {
     *("accelerator_config", "add_special_tokens", "add_tokens", "base_model_name_or_path", "chat_template"),
     *("chat_template_path", "deepspeed", "domain_tokenizer", "fsdp_config", "judge_reward", "model_name_or_path"),
     *("models", "peft_model_path", "peft_path", "question_file", "ref_adapters", "ref_model", "reward_funcs"),
     *("reward_model", "reward_model_path", "tokenized_dir", "tokenizer_name_or_path", "tokenizer_path", "tools"),
-    *("train_file_dir", "validation_file_dir", "validation_tokenized_dir", "warm_start"),
+    *("teacher_model_name_or_path", "train_file_dir", "validation_file_dir", "validation_tokenized_dir", "warm_start"),
 }
 """Arguments that name what a result depends on. The value of another, such as `--lr_scheduler_type linear`, may be the
 name of a folder by chance."""
@@ -63,9 +63,8 @@ def _paths(name: str, value: object) -> Iterator[str]:
         # `FILE#500` takes 500 records of a file, `rewards.py:score` a function of it.
         text = part.strip().partition("#")[0]
         file, _, _ = text.rpartition(":")
-        shipped = SHIPPED / f"{text}.json"
-        if name == "deepspeed" and not Path(text).exists() and shipped.is_file():
-            yield str(shipped)  # `--deepspeed zero2` means a file of hftune's
+        if name == "deepspeed" and not Path(text).exists() and (config := config_file(text)):
+            yield str(config)  # `--deepspeed zero2` means a file of hftune's
         elif text and ("/" in text or Path(text).is_file() or Path(text).is_dir()):
             yield file if file.endswith(".py") else text
         elif file.endswith(".py"):

@@ -6,14 +6,16 @@ import copy
 from pathlib import Path
 from typing import Any
 
+from hftune.constants import SHIPPED
 from hftune.errors import ArgumentError, did_you_mean
+from hftune.logging import notice
 from hftune.opening.files import MIB
 from hftune.opening.json_file import parse_json, read_json
 from hftune.secrets import learn_config
 
 DsConfig = dict[str, Any]
 _FIX = "fix the JSON of the DeepSpeed config there"
-SHIPPED = Path(__file__).parents[2] / "ds_configs"
+CONFIGS = SHIPPED / "ds_configs"
 
 
 def read_ds_config(value: str | DsConfig) -> DsConfig:
@@ -29,22 +31,38 @@ def read_ds_config(value: str | DsConfig) -> DsConfig:
         config = parse_json(value, "--deepspeed", error=ArgumentError, fix=_FIX)
         learn_config(config)  # its secrets, before a message can quote them
         return config
-    path = Path(value)
-    # By name, so that `--deepspeed zero2` works from any folder.
-    shipped = {file.stem: file for file in sorted(SHIPPED.glob("*.json"))}
-    if not path.is_file():
-        # A relative path is looked for next to the scripts as well, so that they run from any folder.
-        path = shipped.get(value) or SHIPPED.parent / value
-    if not path.is_file():
-        listed = f"Give a path, inline JSON, or one of: {', '.join(shipped)}"
+    path = config_file(value)
+    if path is None:
+        names = [file.stem for file in sorted(CONFIGS.glob("*.json"))]
+        listed = f"Give a path, inline JSON, or one of: {', '.join(names)}"
         raise ArgumentError(
             f"there is no DeepSpeed config {value}",
             place="--deepspeed",
-            fix=f"{did_you_mean(path.stem, shipped)} {listed}".strip(),
+            fix=f"{did_you_mean(Path(value).stem, names)} {listed}".strip(),
         )
+    shipped = _shipped(value)
+    if shipped and not path.samefile(shipped):
+        notice(f"--deepspeed {value} is {path} of the working folder, not the one that hftune ships")
     config = read_json(path, limit=MIB, error=ArgumentError, fix=_FIX)
     learn_config(config)
     return config
+
+
+def config_file(value: str) -> Path | None:
+    """The file that a name or a path means: the working folder's where it has one, else hftune's; None: there is none.
+
+    So `zero2` and `ds_configs/zero2.json` work from any folder.
+    """
+    shipped = _shipped(value)
+    own = [Path(value), *([Path("ds_configs") / shipped.name] if shipped else [])]
+    found = next((file for file in own if file.is_file()), None)
+    # In a checkout's root the two are one file: its whole path is the same from everywhere.
+    return shipped if found is None or (shipped and found.samefile(shipped)) else found
+
+
+def _shipped(value: str) -> Path | None:
+    files = [SHIPPED / value, CONFIGS / f"{value.removesuffix('.json')}.json"]
+    return next((file for file in files if file.is_file()), None)
 
 
 def zero_stage(config: DsConfig | None) -> int:

@@ -34,7 +34,7 @@ METHODS = {
     "qlora4": ["--qlora", "--lora_rank", "4", "--learning_rate", "1e-2"],
     "qlora8": ["--use_peft", "--load_in_8bit", "--lora_rank", "4", "--learning_rate", "1e-2"],
 }
-DATA = {"pt": "pt", "sft": "sft", "rm": "pairs", "dpo": "pairs", "rl": "prompts"}
+DATA = {"pt": "pt", "sft": "sft", "rm": "pairs", "dpo": "pairs", "distill": "sft", "rl": "prompts"}
 GLOBAL_BATCH = 4
 
 

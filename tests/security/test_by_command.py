@@ -149,7 +149,9 @@ stages:
 
 
 @pytest.mark.parametrize("name", ["yaml.py", "json.py", "torch.py", "run_sft.py"])
-@pytest.mark.parametrize("words", [("pipeline", "check", "p.yaml"), ("pipeline", "run", "p.yaml"), ("doctor",)])
+@pytest.mark.parametrize(
+    "words", [("pipeline", "check", "p.yaml"), ("pipeline", "run", "p.yaml"), ("doctor",), ("merge", "--x", "1")]
+)
 def test_files_of_the_working_folder_do_not_run(home: Path, name: str, words: tuple[str, ...]) -> None:
     (home / "p.yaml").write_text(PIPELINE)
     (home / name).write_text(f"open({str(home / 'flag')!r}, 'w').close()\nraise SystemExit(0)\n")

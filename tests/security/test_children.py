@@ -241,8 +241,8 @@ def test_a_merge_s_script_too(hostile: Path) -> None:
 
 def test_without_its_scripts_hftune_says_so(monkeypatch: pytest.MonkeyPatch, hostile: Path, tmp_path: Path) -> None:
     (hostile / "run_sft.py").write_text("")
-    monkeypatch.setattr(child_processes, "ROOT", tmp_path)
-    with pytest.raises(ArgumentError, match="pip install -e"):
+    monkeypatch.setattr(child_processes, "SHIPPED", tmp_path)
+    with pytest.raises(ArgumentError, match="pip install --force-reinstall"):
         Step("sft", "sft", "sft", tmp_path, {}, {}, "x:1").command()
 
 

@@ -14,11 +14,13 @@ from hftune.arguments.merging import MERGE_ALIASES, MergeArguments
 from hftune.arguments.names.row import REFUSED
 from hftune.arguments.names.table import table
 from hftune.arguments.parser import HftuneParser
+from hftune.arguments.stage_table import STAGES
 from hftune.arguments.stages import stage_parser
 from hftune.cli import COMMANDS
 from hftune.tools.chatting.arguments import ChatArguments
 from hftune.tools.consolidating.run import ConsolidateArguments
 from hftune.tools.export.run import FORMATS
+from hftune.tools.pipeline import starting
 from hftune.tools.scoring.arguments import ScoreArguments
 from hftune.tools.serving.arguments import ServeArguments
 from hftune.tools.vocabulary.arguments import VOCAB_ALIASES, VocabArguments
@@ -101,8 +103,10 @@ def known(stage: str, algorithm: str | None) -> set[str]:
 
 def stage_of(words: list[str]) -> str | None:
     """The stage whose arguments follow in a command; None for one of another kind."""
+    if words[0] == "hftune" and words[1:2] and words[1] in STAGES:
+        return words[1]
     joined = " ".join(words[:6])
-    match = re.search(r"\brun_(pt|sft|rm|dpo|rl)(?:\.py)?\b", joined)
+    match = re.search(rf"\brun_({'|'.join(STAGES)})(?:\.py)?\b", joined)
     return match[1] if match else None
 
 
@@ -115,7 +119,7 @@ def known_of(cls: type) -> set[str]:
 
 def class_of(words: list[str]) -> type | None:
     """The arguments of a command that belongs to no stage; None for one that takes none of this kind."""
-    if words[:2] == ["python", "merge_peft_adapter.py"]:
+    if words[:2] in (["python", "merge_peft_adapter.py"], ["hftune", "merge"]):
         return MergeArguments
     if words[:2] == ["hftune", "export"]:
         return FORMATS[words[2]]
@@ -137,11 +141,13 @@ def unknown_flags(words: list[str]) -> list[str]:
         cls = class_of(words) if len(words) > 1 else None
         given = [word.lstrip("-").split("=")[0] for word in words if re.match(r"--\w", word)]
         return [name for name in given if cls and name.replace("-", "_") not in known_of(cls)]
-    start = next(number for number, word in enumerate(words) if f"run_{stage}" in word) + 1
+    named = words[0] == "hftune" and words[1] == stage
+    start = 2 if named else next(number for number, word in enumerate(words) if f"run_{stage}" in word) + 1
     given = [word.lstrip("-").split("=")[0] for word in words[start:] if re.match(r"--\w", word)]
     algorithm = words[words.index("--rl_algorithm") + 1] if "--rl_algorithm" in words else None
     algorithm = algorithm or ("rloo" if "sft_model_path" in given else None)
     more = {"plan": {"gpus", "nodes", "json"}}.get(words[1], set()) if words[0] == "hftune" else set()
+    more |= {*starting.OWN} if named else set()
     return [name for name in given if name.replace("-", "_") not in known(stage, algorithm) | more | {"help"}]
 
 
@@ -156,7 +162,7 @@ def test_commands_have_arguments_that_exist(page: Path) -> None:
     for block in shell_blocks(page):
         for words in commands(block):
             faults += [f"line {block.line}: --{flag}" for flag in unknown_flags(words)]
-            if words[0] == "hftune" and words[1] not in COMMANDS:
+            if words[0] == "hftune" and words[1] not in {**COMMANDS, **STAGES}:
                 faults.append(f"line {block.line}: hftune {words[1]}")
     assert not faults
 
@@ -166,6 +172,8 @@ def test_commands_have_arguments_that_exist(page: Path) -> None:
     [
         ("deepspeed run_sft.py --learning_rat 1 --lora_rank 8 --tool_format default", ["learning_rat"]),
         ("hftune plan run_sft --gpus 8xH200 --packin", ["packin"]),
+        ("hftune sft --nproc 2 --nods 2 --max_steps 1", ["nods"]),
+        ("hftune merge --lora_model A --nproc 2", ["nproc"]),
         ("hftune preview run_sft --gpus 8xH200", ["gpus"]),
         ("torchrun run_rl.py --rl_algorithm ppo --vf_coef 1 --num_generationz 4", ["num_generationz"]),
         ("python merge_peft_adapter.py --lora_model A --output_dir B --outptu C", ["outptu"]),

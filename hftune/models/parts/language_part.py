@@ -53,6 +53,7 @@ def language_config(config: PreTrainedConfig) -> PreTrainedConfig:
     if not type(config).__module__.startswith("transformers.") or has_two_streams(config):
         return config
     text = config.get_text_config(decoder=True)
+    _know_language_model(text)
     if text is config:
         # The language model of such a checkpoint on its own.
         whole = _config_around(type(config))
@@ -105,6 +106,13 @@ def _config_around(kind: type[PreTrainedConfig]) -> type[PreTrainedConfig] | Non
         one for one in module if isinstance(one, type) and issubclass(one, PreTrainedConfig)
     ]
     return next((one for one in classes if kind in one.sub_configs.values()), None)
+
+
+def _know_language_model(text: PreTrainedConfig) -> None:
+    """Have the auto class of causal LMs know one that transformers lists among models that see alone (Mistral 4)."""
+    own = None if type(text) in MODEL_FOR_CAUSAL_LM_MAPPING else whole_class(text)
+    if own is not None and own.input_modalities in ("text", ("text",)):
+        MODEL_FOR_CAUSAL_LM_MAPPING.register(type(text), own, exist_ok=True)
 
 
 def _has_class(config: PreTrainedConfig, text: PreTrainedConfig) -> bool:

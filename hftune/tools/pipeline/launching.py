@@ -13,6 +13,7 @@ import signal
 import tempfile
 import time
 from pathlib import Path
+from typing import NoReturn
 
 from hftune import child_processes, interrupts, terminal
 from hftune.constants import INTERRUPTED_EXIT_CODE
@@ -45,6 +46,15 @@ def launch(argv: list[str]) -> None:
     if not argv or argv[0] not in LAUNCHERS:
         fix = f"hftune launch deepspeed --num_gpus 2 run_sft.py ...; one of: {', '.join(LAUNCHERS)}"
         raise ArgumentError("`hftune launch` needs a command that starts with a launcher", fix=fix)
+    run_quietly(argv)
+
+
+def run_quietly(argv: list[str]) -> NoReturn:
+    """Run a command that starts with a launcher; ends with the exit code of its processes.
+
+    Raises:
+        SystemExit: At the end.
+    """
     with tempfile.TemporaryDirectory(prefix="hftune-launch-") as folder, interrupts.paused():
         log = Path(folder) / "log" if _may_hide(argv) else None
         if log is not None:
@@ -87,7 +97,8 @@ def _may_hide(argv: list[str]) -> bool:
     """Whether the launcher's output can be hidden: the ranks can write to this process's terminal themselves."""
     options = [word.lstrip("-").partition("=")[0].replace("-", "_") for word in argv if word.startswith("--")]
     remote = argv[0] == "deepspeed" and (_HOSTFILE.exists() or any(name in _REMOTE for name in options))
-    if remote or os.environ.get(terminal.SHOW_ALL, "") not in ("", "0"):
+    # Plain python says nothing of its own; what a merge prints would be lost.
+    if remote or argv[0] in ("python", "srun") or os.environ.get(terminal.SHOW_ALL, "") not in ("", "0"):
         return False
     try:
         for number in (1, 2):

@@ -77,9 +77,10 @@ def _own(name: str) -> str:
     path = child_processes.script(name)
     if not Path(path).is_file():
         raise ArgumentError(
-            f"{name} is not next to the installed hftune package, so that no stage can be started",
-            place=str(child_processes.ROOT),
-            fix="install hftune from its sources, which hold the scripts: pip install -e FOLDER",
+            f"{name} is not there, so that no stage can be started",
+            place=path,
+            fix="install hftune again (pip install --force-reinstall --no-deps hftune), or from its sources: "
+            "pip install -e FOLDER",
         )
     return path
 

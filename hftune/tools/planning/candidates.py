@@ -70,7 +70,8 @@ def _same_stage(choice: Choice, name: str) -> bool:
 
 def staged(planner: Planner, choice: Choice, name: str) -> Choice:
     """The choice under a config of `ds_configs/`."""
-    config = ds_config.read_ds_config(name)
+    # Its path, not its name: a file of that name in the working folder would come first.
+    config = ds_config.read_ds_config(str(ds_config.CONFIGS / f"{name}.json"))
     half = bool(planner.training_args.bf16 or planner.training_args.fp16)
     stage = ds_config.zero_stage(config)
     setup = replace(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import islice, pairwise
 from typing import Any
 
@@ -11,13 +12,13 @@ import torch
 
 from hftune.constants import IGNORE_INDEX
 from hftune.data.corpus.streaming import ORIGIN
-from hftune.distributed import phases
+from hftune.distributed import phases, ranks
 from hftune.logging import notice
 from hftune.trainers.features.completions import Completions
 from hftune.trainers.features.phases import reporting_passes
 from hftune.trainers.features.reward_guards import share_ended
 from hftune.trainers.features.run import Run
-from hftune.trainers.rewards.guards import distinct_ngrams
+from hftune.trainers.rewards.guards import PATIENCE, distinct_ngrams
 
 Record = dict[str, list[int]]
 
@@ -39,12 +40,12 @@ class OnPolicyAnswers(Completions):
     def __init__(self, share: float) -> None:
         super().__init__()
         self.share = share
-        self._tokens = 0  # trained by this process, since the last count
+        self._tokens = 0  # trained by this process
+        self._endless = self._repetitive = 0  # steps in a row
 
     def draws(self, run: Run) -> bool:
         """Whether the step that comes trains the student's own answers."""
-        # Of its own generator: other random numbers of the run stay what they are.
-        return random.Random(f"{run.args.seed} {run.state.global_step}").random() < self.share
+        return _dice(run, "draws").random() < self.share
 
     def batches(self, run: Run, batches: Iterator[Any]) -> Iterator[Any]:
         """The micro batches of a step with the student's answers, or as they are."""
@@ -56,13 +57,21 @@ class OnPolicyAnswers(Completions):
 
     def answered(self, run: Run, step: list[Any]) -> list[Any]:
         """The same records with answers of the student, collated as they were; every rank must ask."""
-        records = [records_of(batch) for batch in step]
+        records = [self.records_of(batch) for batch in step]
         asked = [prompt for batch in records for record in batch if (prompt := prompt_of(record))]
         # A process whose records have no answers takes part all the same: under ZeRO-3 generation is a collective.
         answers = iter(self._generate(run, asked or [records[0][0]["input_ids"][:1]]))
-        renewed = [[_renewed(record, answers) for record in batch] for batch in records]
+        renewed = [[self.renewed(record, answers) for record in batch] for batch in records]
         kept = [{name: batch[name] for name in (ORIGIN,) if name in batch} for batch in step]
         return [run.data_collator(batch) | more for batch, more in zip(renewed, kept, strict=True)]
+
+    def records_of(self, batch: Any) -> list[Record]:
+        """The documents of a batch, with all that `renewed` needs."""
+        return records_of(batch)
+
+    def renewed(self, record: Record, answers: Iterator[list[int]]) -> Any:
+        """A record with the next answer in the place of its last one; as it is where it has none."""
+        return _renewed(record, answers)
 
     def trained_tokens(self, run: Run) -> int | None:
         """Overrides `Completions.trained_tokens`: counted, since records have others than were trained."""
@@ -83,7 +92,8 @@ class OnPolicyAnswers(Completions):
         # Dropout would disturb what the student says; and some models cannot use a cache while they train.
         run.model.eval()
         try:
-            with reporting_passes(run.accelerator.unwrap_model(run.model, keep_torch_compile=False)):
+            plain = run.accelerator.unwrap_model(run.model, keep_torch_compile=False)
+            with _own_numbers(run), reporting_passes(plain):
                 answers: list[list[int]] = run._generate_single_turn(prompts, None, {})
         finally:
             run.model.train(training)
@@ -105,13 +115,31 @@ class OnPolicyAnswers(Completions):
         run._logs["prompt"] = [run.processing_class.decode(prompt) for prompt in prompts]
         run._logs["completion"] = [run.processing_class.decode(answer) for answer in answers]
         run._logs |= {"rewards": {}, "advantages": [None] * len(answers)}
-        if not ended:
+        self._endless = 0 if ended else self._endless + 1
+        self._repetitive = self._repetitive + 1 if distinct < _REPETITIVE else 0
+        if self._endless == PATIENCE:
             notice(
-                f"no answer of a step ends within --max_completion_length {run.max_completion_length}: the student is "
-                "never taught where to end; raise it"
+                f"in {PATIENCE} steps no answer has ended within --max_completion_length {run.max_completion_length}: "
+                "the student is never taught where to end; raise it"
             )
-        if distinct < _REPETITIVE:
-            notice(f"the student's answers repeat themselves: {distinct:.0%} of their 3-grams differ")
+        if self._repetitive == PATIENCE:
+            notice(
+                f"for {PATIENCE} steps the student's answers repeat themselves: {distinct:.0%} of their 3-grams differ"
+            )
+
+
+def _dice(run: Run, what: object) -> random.Random:
+    """Random numbers of this step, whatever was drawn before: a run that resumes draws the same ones."""
+    return random.Random(f"{run.args.seed} {run.state.global_step} {what}")
+
+
+@contextmanager
+def _own_numbers(run: Run) -> Iterator[None]:
+    """In the block torch draws numbers of this step and process; those of the run stay what they are."""
+    device = run.args.device
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(_dice(run, ranks.rank()).getrandbits(63))
+        yield
 
 
 def records_of(batch: dict[str, Any]) -> list[Record]:

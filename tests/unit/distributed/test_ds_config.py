@@ -8,7 +8,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from hftune.distributed.ds_config import asks_for_compiling, live_config, offload_device, read_ds_config, zero_stage
+from hftune import logging
+from hftune.distributed.ds_config import (
+    asks_for_compiling,
+    config_file,
+    live_config,
+    offload_device,
+    read_ds_config,
+    zero_stage,
+)
 from hftune.errors import ArgumentError
 
 FOLDER = Path(__file__).parents[3] / "ds_configs"
@@ -19,6 +27,33 @@ def test_configs_that_are_shipped() -> None:
     names = {file.stem for file in SHIPPED}
     assert names >= {"zero0", "zero1", "zero2", "zero3", "zero2_offload", "zero3_offload", "zero3_nvme", "zero3_hpz"}
     assert all(read_ds_config(name) == json.loads((FOLDER / f"{name}.json").read_text()) for name in names)
+
+
+@pytest.mark.parametrize("value", ["zero2", "zero2.json", "ds_configs/zero2.json", "./ds_configs/zero2.json"])
+@pytest.mark.parametrize("own", ["", "ds_configs/zero2.json", "{value}"])
+def test_the_working_folder_s_config_wins_and_it_is_said(
+    value: str, own: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(logging, "_notices", [])
+    if own:
+        mine = tmp_path / own.format(value=value)
+        mine.parent.mkdir(exist_ok=True)
+        mine.write_text('{"zero_optimization": {"stage": 1}}')
+    assert zero_stage(read_ds_config(value)) == (1 if own else 2)
+    assert [value in said and "not the one that hftune ships" in said for said in logging.notices()] == [True][
+        : len(own)
+    ]
+
+
+def test_in_the_checkout_nothing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logging, "_notices", [])
+    monkeypatch.chdir(FOLDER.parent)
+    for value in ("zero3", "ds_configs/zero3.json", str(FOLDER / "zero3.json")):
+        assert zero_stage(read_ds_config(value)) == 3
+        found = config_file(value)
+        assert found is not None and found.is_absolute()
+    assert logging.notices() == [] and config_file("zero33") is None
 
 
 def test_every_config_is_on_the_page() -> None:

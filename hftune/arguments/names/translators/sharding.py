@@ -10,7 +10,7 @@ from typing import Any
 from hftune.arguments.names.row import NamedValues, Request, Translated
 from hftune.arguments.names.translators.common import cannot, number
 from hftune.arguments.recomputation import ATTENTION, CORE_ATTENTION, MLP
-from hftune.distributed.ds_config import SHIPPED, read_ds_config
+from hftune.distributed.ds_config import CONFIGS, read_ds_config
 
 _FSDP = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
 _FMS = {"ddp": 0, "fsdp": 3, "hsdp": 3}
@@ -27,7 +27,7 @@ def zero_config(stage: int, *, offload_optimizer: bool = False, offload_param: b
         offload_param: Keep the weights there as well (stage 3).
     """
     # Its path, not its name: a file called "zero3" in the working folder would come first.
-    config = read_ds_config(str(SHIPPED / f"zero{stage}.json"))
+    config = read_ds_config(str(CONFIGS / f"zero{stage}.json"))
     for asked, what in ((offload_optimizer, "offload_optimizer"), (offload_param, "offload_param")):
         if asked:
             config["zero_optimization"][what] = {"device": "cpu", "pin_memory": True}

@@ -8,7 +8,13 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    Mistral4ForCausalLM,
+)
 
 from hftune.errors import ArgumentError
 from hftune.models.loading.config import _refuse_shapeless
@@ -121,6 +127,24 @@ def test_the_language_model_alone(name: str, bases: Any, tmp_path: Path) -> None
     assert not any(info.values()) and config.architectures == [type(model).__name__]
     assert torch.equal(logits_of(model), before)
     assert not any("vision" in key for key in tensors_of(folder))
+
+
+def test_a_causal_model_that_transformers_lists_among_those_that_see(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Mistral 4: alone, and as the language model of a Mistral 3, of which it is taken."""
+    text, folder = tiny_config("mistral4"), tmp_path / "alone"
+    monkeypatch.delitem(MODEL_FOR_CAUSAL_LM_MAPPING._extra_content, type(text), raising=False)
+    assert language_config(text) is text
+    assert type(AutoModelForCausalLM.from_config(text)) is Mistral4ForCausalLM
+    whole = tiny_config("mistral3")
+    whole.text_config = text
+    AutoModelForImageTextToText.from_config(whole).save_pretrained(folder)
+    before = logits_of(pretrained(AutoModelForCausalLM, folder, trust_remote_code=False))
+    leave_language_model(folder, trust_remote_code=False)
+    monkeypatch.delitem(MODEL_FOR_CAUSAL_LM_MAPPING._extra_content, type(text))
+    model, info = pretrained(AutoModelForCausalLM, folder, trust_remote_code=False, output_loading_info=True)
+    assert not any(info.values()) and type(model) is Mistral4ForCausalLM and torch.equal(logits_of(model), before)
 
 
 def test_rules_of_the_class_come_first(bases: Any) -> None:

@@ -66,7 +66,9 @@ def test_only_launchers_are_launched() -> None:
 @pytest.mark.parametrize(
     "argv, hides",
     [
-        ("python run_sft.py --hostfile_of_mine x", True),
+        ("deepspeed run_sft.py --hostfile_of_mine x", True),
+        ("python merge_peft_adapter.py", False),
+        ("srun --nodes 2 bash -c x", False),
         ("torchrun --nnodes 2 run_sft.py", True),
         ("deepspeed --num_gpus 2 run_sft.py", True),
         ("deepspeed --hostfile hosts run_sft.py", False),

@@ -1,0 +1,1 @@
+"""`hftune init`: folders to start from."""

@@ -1,0 +1,139 @@
+"""The folders that `hftune init` writes: examples that hftune ships, with paths that hold in a folder of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+from hftune.constants import SHIPPED
+from hftune.errors import ArgumentError
+from hftune.publishing.disk import lexists
+from hftune.publishing.files import published_file
+from hftune.tools.init.base_model import HUB_NAME, prepare_base
+from hftune.tools.init.readme import README
+from hftune.visible import say
+
+EXAMPLES = SHIPPED / "examples"
+# What the demo's file says of its model and of its processes: variables, for examples/demo.py.
+_MODEL = re.compile(r"\$\{env\.\w*MODEL:-[^}]*\}|" + re.escape(HUB_NAME))
+_PROCESSES = re.compile(r"\$\{env\.DEMO_PROCESSES:-\d+\}")
+_OUTPUT = re.compile(r"\$\{env\.DEMO_OUTPUT:-([^}]*)\}")
+_DATA = re.compile(r"(?:\$\{data\}|\bdata)/(\w+)")
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A folder to start from.
+
+    Args:
+        source: Its YAML file, of those below `examples/`.
+        file: The name that it gets.
+        command: What starts it.
+        says: What it does, for its first line.
+    """
+
+    source: str
+    file: str
+    command: str
+    says: str
+
+
+KINDS = {
+    "demo": Kind(
+        "pipelines/demo.yaml",
+        "demo.yaml",
+        "hftune pipeline run demo.yaml",
+        "PT -> SFT -> RM -> RL, and SFT -> DPO, with LoRA, each adapter merged and verified.",
+    ),
+    "sft": Kind("sft.yaml", "sft.yaml", "hftune sft --config sft.yaml", "SFT with LoRA on conversations."),
+    "pipeline": Kind(
+        "pipelines/lora.yaml",
+        "pipeline.yaml",
+        "hftune pipeline run pipeline.yaml",
+        "PT -> SFT with LoRA, each adapter merged, and the merge verified, before the next stage.",
+    ),
+}
+
+
+def write_folder(name: str, folder: Path, model: str | None = None) -> None:
+    """Write a folder to start from, and say what to do there.
+
+    Args:
+        name: A key of `KINDS`.
+        folder: Where; it may hold other things.
+        model: What to begin with; left out: SmolLM2-135M-Instruct, which the demo brings along.
+
+    Raises:
+        ArgumentError: A file is there already, or the disk does not take it.
+        DataError: The demo's model cannot be had.
+    """
+    kind = KINDS[name]
+    # Before the model is fetched; what is there is told as one.
+    contents = files_of(name, "")
+    _refuse_existing(folder, contents)
+    if model is None and name == "demo":
+        base = Path("base") / HUB_NAME.partition("/")[2]
+        say(f"model: {prepare_base(folder / base)}\n  in {folder / base}", flush=True)
+        model = str(base)
+    elif model is not None and Path(model).is_dir():
+        # The command runs in the new folder.
+        model = str(Path(model).resolve())
+    for path, text in files_of(name, model or HUB_NAME).items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        with published_file(folder / path, flag="FOLDER") as stream:
+            stream.write(text)
+    there = f"cd {shlex.quote(str(folder))} && " if folder != Path(".") else ""
+    say(f"wrote {len(contents)} files; what they are is in {folder / 'README.md'}. Next:\n  {there}{kind.command}")
+
+
+def files_of(name: str, model: str) -> dict[str, str]:
+    """The files of a folder by their paths in it; the one that a command needs comes last."""
+    kind = KINDS[name]
+    text = _here((EXAMPLES / kind.source).read_text(encoding="utf-8"), kind, model)
+    data = [file for part in sorted({*_DATA.findall(text)}) for file in sorted((EXAMPLES / "data" / part).iterdir())]
+    return {
+        **{str(file.relative_to(EXAMPLES)): file.read_text(encoding="utf-8") for file in data if file.is_file()},
+        "README.md": README[name].format(command=kind.command, file=kind.file),
+        kind.file: text,
+    }
+
+
+def _here(text: str, kind: Kind, model: str) -> str:
+    """An example's YAML with paths and values for a folder of its own."""
+    # Comments at its start tell of the place where it came from.
+    lines = text.splitlines(keepends=True)
+    body = "".join(lines[next(number for number, line in enumerate(lines) if not line.startswith("#")) :])
+    body = _MODEL.sub(lambda found: json.dumps(model, ensure_ascii=False), body)
+    body = _OUTPUT.sub(r"\1", body).replace("examples/data", "data")
+    if _PROCESSES.search(body):
+        body = _PROCESSES.sub(str(_processes()), body)
+    return f"# {kind.says}\n#\n# {kind.command}\n{body}"
+
+
+def _processes() -> int:
+    """One a GPU; on a CPU two, as a small picture of a cluster, or one where there is a single core."""
+    import torch
+
+    return torch.cuda.device_count() or min(2, os.cpu_count() or 1)
+
+
+def _is_file(path: Path) -> bool:
+    return lexists(path) and not path.is_dir()
+
+
+def _refuse_existing(folder: Path, contents: dict[str, str]) -> None:
+    if lexists(folder) and not folder.is_dir():
+        raise ArgumentError(f"{folder} is no folder", place="FOLDER", fix="choose another name")
+    # `data` may be a file: what is below it cannot be made either.
+    there = [path for path in contents if lexists(folder / path) or any(map(_is_file, (folder / path).parents))]
+    if there:
+        more = f" and {len(there) - 3} more" if len(there) > 3 else ""
+        raise ArgumentError(
+            f"{', '.join(there[:3])}{more} of {folder} would be replaced: nothing was written",
+            place="FOLDER",
+            fix="name a new folder: hftune init KIND FOLDER",
+        )

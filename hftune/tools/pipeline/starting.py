@@ -1,0 +1,213 @@
+"""`hftune sft ...`: starts a stage's script, or the one that merges, under the launcher that suits this machine.
+
+It prints the long command that it stands for, and runs that as `hftune launch` does: one implementation of each stage,
+whoever starts it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hftune import child_processes, terminal
+from hftune.errors import ArgumentError, did_you_mean
+from hftune.tools.pipeline.launchers import Launcher
+from hftune.tools.pipeline.launching import run_quietly
+from hftune.tools.pipeline.runner import shown
+from hftune.visible import say
+
+LAUNCHERS = ("deepspeed", "torchrun", "srun", "none")
+HELP = """hftune {stage} runs run_{stage}.py, with its arguments and these:
+  --nproc N         processes on each machine; left out: one a GPU, and one where there is no GPU
+  --nodes N         machines; left out: those of the SLURM allocation, else this one
+  --launcher L      deepspeed, torchrun, srun or none; left out: srun in an allocation of several machines, none for
+                    a single process, torchrun where MASTER_ADDR says where the machines meet, else deepspeed
+  --hostfile FILE   the machines, for deepspeed
+"""
+OWN = ("nproc", "nodes", "launcher", "hostfile")
+_HELP = {"-h", "--help"}
+_HOSTFILE = Path("/job/hostfile")  # DeepSpeed's default
+
+
+@dataclass(frozen=True)
+class Start:
+    """How a stage is to be started; None: as suits this machine."""
+
+    nproc: int | None = None
+    nodes: int | None = None
+    launcher: str | None = None
+    hostfile: str | None = None
+
+
+def start(stage: str, argv: list[str]) -> None:
+    """Start a stage's script; ends with its exit code.
+
+    Raises:
+        ArgumentError: A launcher that cannot start what is asked for.
+        SystemExit: At the end.
+    """
+    given, rest = take_own(argv)
+    if _HELP & {*rest}:
+        say(HELP.format(stage=stage), flush=True)
+        given = Start(launcher="none")
+    launcher = choose(given, os.environ, on_cpu=_asks_for_cpu(rest)).with_free_port()
+    _run(launcher, f"run_{stage}.py", rest)
+
+
+def merge(argv: list[str]) -> None:
+    """Start the script that merges; ends with its exit code."""
+    _run(Launcher(), "merge_peft_adapter.py", argv)
+
+
+def _run(launcher: Launcher, script: str, argv: list[str]) -> None:
+    command = launcher.wrap(child_processes.script(script), argv)
+    # Ranks that something else has started would all say the same.
+    if os.environ.get("RANK", "0") == "0" and not _HELP & {*argv}:
+        say(f"runs: {shown({}, command)}", file=terminal.err(), flush=True)
+    run_quietly(command)
+
+
+def take_own(argv: list[str]) -> tuple[Start, list[str]]:
+    """Split a command line into how the stage is started and the script's arguments.
+
+    Raises:
+        ArgumentError: A flag without a value, a number that is none, or a launcher that is not known.
+    """
+    given: dict[str, str] = {}
+    rest: list[str] = []
+    left = iter(argv)
+    for token in left:
+        name, equals, value = token.partition("=")
+        # Taken out before the script's parser sees the line: it would refuse names that it does not have.
+        if name.removeprefix("--") not in OWN or not name.startswith("--"):
+            rest.append(token)
+            continue
+        value = value if equals else next(left, "")
+        if not value or value.startswith("--"):
+            raise ArgumentError(f"{name} needs a value", fix="--nproc 8 --nodes 2 --launcher torchrun")
+        given[name.removeprefix("--")] = value
+    launcher = given.get("launcher")
+    if launcher is not None and launcher not in LAUNCHERS:
+        fix = f"{did_you_mean(launcher, LAUNCHERS)} one of: {', '.join(LAUNCHERS)}".strip()
+        raise ArgumentError(f"there is no launcher {launcher}", place="--launcher", fix=fix)
+    return Start(_number("nproc", given), _number("nodes", given), launcher, given.get("hostfile")), rest
+
+
+def _number(name: str, given: Mapping[str, str]) -> int | None:
+    text = given.get(name)
+    if text is None:
+        return None
+    if not text.isdecimal() or int(text) < 1:
+        raise ArgumentError(f"{text!r} is no number of {name}", place=f"--{name}", fix="give 1 or more")
+    return int(text)
+
+
+def choose(given: Start, variables: Mapping[str, str], *, on_cpu: bool = False) -> Launcher:
+    """The launcher with its options for what was asked for, on this machine.
+
+    Args:
+        variables: The environment.
+        on_cpu: Train on the CPU, whatever GPUs there are.
+
+    Raises:
+        ArgumentError: A launcher that cannot start so many processes, or machines that nothing names.
+    """
+    if given.launcher is None and given == Start() and _is_a_rank(variables):
+        return Launcher()
+    nodes = given.nodes or (1 if given.launcher == "none" else _allocated(variables))
+    kind = given.launcher or _kind(given, nodes, variables)
+    if kind == "none":
+        if nodes > 1 or (given.nproc or 1) > 1 or given.hostfile:
+            raise ArgumentError(
+                "without a launcher a stage is one process",
+                place="--launcher none",
+                fix="leave out --launcher, or --nproc, --nodes and --hostfile",
+            )
+        return Launcher()
+    if given.hostfile and kind != "deepspeed":
+        raise ArgumentError(
+            f"{kind} reads no hostfile", place="--hostfile", fix="leave it out, or use --launcher deepspeed"
+        )
+    processes = given.nproc or _devices_here(on_cpu)
+    if kind is None:
+        kind = "deepspeed" if processes > 1 else "none"
+    options = {"deepspeed": _deepspeed, "torchrun": _torchrun, "srun": _srun}
+    return Launcher("python") if kind == "none" else Launcher(kind, options[kind](given, nodes, processes, variables))
+
+
+def _kind(given: Start, nodes: int, variables: Mapping[str, str]) -> str | None:
+    """The launcher that was not named; None: by the number of processes."""
+    if given.hostfile:
+        return "deepspeed"
+    if nodes == 1:
+        return None
+    if "SLURM_JOB_ID" in variables and child_processes.program("srun"):
+        return "srun"
+    return "torchrun" if variables.get("MASTER_ADDR") else "deepspeed"
+
+
+def _is_a_rank(variables: Mapping[str, str]) -> bool:
+    """Whether a launcher, or srun, has started this process as one of several."""
+    return "RANK" in variables or int(variables.get("SLURM_STEP_NUM_TASKS", "1")) > 1
+
+
+def _allocated(variables: Mapping[str, str]) -> int:
+    """The machines of the SLURM allocation; 1 outside one, and within a step, which is a part of it."""
+    outside = "SLURM_STEP_ID" in variables or "SLURM_JOB_ID" not in variables
+    return 1 if outside else int(variables.get("SLURM_NNODES", "1"))
+
+
+def _devices_here(on_cpu: bool) -> int:
+    """One process for each GPU, or one."""
+    if on_cpu:
+        return 1
+    import torch  # takes seconds, which nobody waits for who says --nproc
+
+    return torch.accelerator.device_count() or 1
+
+
+def _deepspeed(given: Start, nodes: int, processes: int, variables: Mapping[str, str]) -> dict[str, Any]:
+    if nodes > 1 and not given.hostfile and not _HOSTFILE.exists():
+        raise ArgumentError(
+            f"nothing says which {nodes} machines these are",
+            place="--nodes",
+            fix="--hostfile FILE with a line such as `node1 slots=8` a machine; or on each machine the same command "
+            "with --launcher torchrun, MASTER_ADDR (the first machine) and NODE_RANK (0, 1, ...) set",
+        )
+    hosts = {"hostfile": given.hostfile} if given.hostfile else {}
+    # The hostfile says how many processes and machines, unless the command line does.
+    each = {"num_gpus": processes} if given.nproc or not (hosts or _HOSTFILE.exists()) else {}
+    return {**hosts, **({"num_nodes": given.nodes} if given.nodes and given.nodes > 1 else {}), **each}
+
+
+def _torchrun(given: Start, nodes: int, processes: int, variables: Mapping[str, str]) -> dict[str, Any]:
+    if nodes == 1:
+        return {"nproc_per_node": processes}
+    missing = [name for name in ("MASTER_ADDR", "NODE_RANK") if not variables.get(name)]
+    if missing:
+        raise ArgumentError(
+            f"torchrun on {nodes} machines needs {' and '.join(missing)}",
+            place="--nodes",
+            fix="start the same command on each machine, with MASTER_ADDR (the first machine) and NODE_RANK (0, 1, "
+            "...) set, and MASTER_PORT unless 29500 is free",
+        )
+    port = {"master_port": variables["MASTER_PORT"]} if variables.get("MASTER_PORT") else {}
+    meet = {"node_rank": variables["NODE_RANK"], "master_addr": variables["MASTER_ADDR"], **port}
+    return {"nnodes": nodes, "nproc_per_node": processes, **meet}
+
+
+def _srun(given: Start, nodes: int, processes: int, variables: Mapping[str, str]) -> dict[str, Any]:
+    port = {"master_port": int(variables["MASTER_PORT"])} if variables.get("MASTER_PORT", "").isdecimal() else {}
+    return {"nodes": nodes, "nproc_per_node": processes, "kill_on_bad_exit": 1, **port}
+
+
+def _asks_for_cpu(argv: list[str]) -> bool:
+    for number, word in enumerate(argv):
+        name, equals, value = word.partition("=")
+        if name in ("--use_cpu", "--use-cpu", "--no_cuda"):
+            after = value if equals else next(iter(argv[number + 1 : number + 2]), "")
+            return after.lower() not in ("false", "no", "0", "f", "n")
+    return False

@@ -1,0 +1,99 @@
+"""The folders that `hftune init` writes: complete, with paths that hold there, and never over what is there."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from hftune.arguments.stages import parse_stage
+from hftune.errors import ArgumentError
+from hftune.tools.init import folder as writing
+from hftune.tools.init.folder import KINDS, write_folder
+from hftune.tools.pipeline.spec import read_spec
+from hftune.tools.pipeline.steps import steps_of
+
+
+@pytest.fixture
+def base(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Folders for which the demo's model would have been fetched."""
+    seen: list[Path] = []
+    monkeypatch.setattr(writing, "prepare_base", lambda folder: seen.append(folder) or "somewhere")
+    monkeypatch.setattr(writing, "_processes", lambda: 3)
+    return seen
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_that_a_folder_names_is_in_it(
+    kind: str, base: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("DEMO_MODEL", "DEMO_OUTPUT", "DEMO_PROCESSES"):
+        monkeypatch.setenv(name, "not of this folder")
+    monkeypatch.chdir(tmp_path)
+    write_folder(kind, Path("new/folder"))
+    monkeypatch.chdir("new/folder")
+    text = Path(KINDS[kind].file).read_text()
+    assert text.startswith(f"# {KINDS[kind].says}\n#\n# {KINDS[kind].command}\n") and "examples" not in text
+    if kind == "sft":
+        groups = parse_stage("sft", ["--config", "sft.yaml"])
+        paths = [groups.data.train_file_dir, groups.data.validation_file_dir]
+    else:
+        steps = steps_of(read_spec(Path(KINDS[kind].file)))
+        paths = [value for step in steps for name in step.arguments if "file" in name for value in step.arguments[name]]
+    assert paths and all(Path(str(path)).is_dir() and any(Path(str(path)).iterdir()) for path in paths)
+    readme = Path("README.md").read_text()
+    assert KINDS[kind].command in readme and not re.search(r"\{\{|\{\w+\}", readme.replace("{NAME}", ""))
+    for record in re.findall(r"^\{.*\}$", readme, re.MULTILINE):
+        json.loads(record)
+
+
+def test_the_demo_brings_its_model_and_knows_its_devices(
+    base: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_folder("demo", tmp_path / "my demo")
+    demo = yaml.safe_load((tmp_path / "my demo" / "demo.yaml").read_text())
+    assert base == [tmp_path / "my demo" / "base" / "SmolLM2-135M-Instruct"]
+    assert demo["model"] == "base/SmolLM2-135M-Instruct" and demo["launcher"] == {"deepspeed": {"num_gpus": 3}}
+    assert demo["output_dir"] == "outputs/demo"
+    assert f"cd '{tmp_path}/my demo' && hftune pipeline run demo.yaml" in capsys.readouterr().out
+
+
+def test_a_model_of_ones_own(base: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("M").mkdir()
+    write_folder("demo", Path("a"), "M")
+    write_folder("sft", Path("b"), "org/name: of a \"strange' kind")
+    write_folder("pipeline", Path("c"))
+    assert base == [], "nothing is fetched"
+    assert yaml.safe_load(Path("a/demo.yaml").read_text())["model"] == str(tmp_path / "M")
+    assert yaml.safe_load(Path("b/sft.yaml").read_text())["model_name_or_path"] == "org/name: of a \"strange' kind"
+    assert yaml.safe_load(Path("c/pipeline.yaml").read_text())["model"] == "HuggingFaceTB/SmolLM2-135M-Instruct"
+
+
+@pytest.mark.parametrize("there", ["README.md", "sft.yaml", "data/sft/chat.jsonl", "data", "data/sft"])
+@pytest.mark.parametrize("as_link", [False, True])
+def test_nothing_is_replaced(there: str, as_link: bool, base: list[Path], tmp_path: Path) -> None:
+    mine = tmp_path / "new" / there
+    mine.parent.mkdir(parents=True)
+    mine.symlink_to("nowhere") if as_link else mine.write_text("mine")
+    with pytest.raises(ArgumentError, match="would be replaced: nothing was written"):
+        write_folder("sft", tmp_path / "new")
+    assert [path for path in (tmp_path / "new").rglob("*") if not path.is_dir()] == [mine]
+    assert as_link or mine.read_text() == "mine"
+
+
+def test_other_files_stay(base: list[Path], tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "mine.jsonl").write_text("mine")
+    write_folder("sft", tmp_path)
+    assert (tmp_path / "data" / "mine.jsonl").read_text() == "mine" and (tmp_path / "data" / "sft").is_dir()
+
+
+def test_a_file_is_no_folder(base: list[Path], tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(ArgumentError, match="is no folder"):
+        write_folder("demo", tmp_path / "file")
+    assert base == []

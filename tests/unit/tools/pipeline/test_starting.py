@@ -1,0 +1,206 @@
+"""`hftune sft ...`: which launcher starts which script, and what is said of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hftune import child_processes
+from hftune.arguments.stage_table import STAGES
+from hftune.cli import dispatch
+from hftune.errors import ArgumentError
+from hftune.tools.pipeline import starting
+from hftune.tools.pipeline.starting import Start, choose, take_own
+
+ROOT = Path(__file__).parents[4]
+SLURM = {"SLURM_JOB_ID": "7", "SLURM_NNODES": "2"}
+MEET = {"MASTER_ADDR": "node1", "NODE_RANK": "1"}
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The commands that would have run."""
+    commands: list[list[str]] = []
+    monkeypatch.setattr(starting, "run_quietly", commands.append)
+    monkeypatch.setattr(starting, "_devices_here", lambda on_cpu: 1)
+    for name in ("RANK", "SLURM_JOB_ID", "SLURM_STEP_NUM_TASKS"):
+        monkeypatch.delenv(name, raising=False)
+    return commands
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("written", ["{}", "run_{}", "run_{}.py"])
+def test_every_stage_is_a_subcommand(stage: str, written: str, started: list[list[str]]) -> None:
+    dispatch([written.format(stage), "--max_steps", "1"])
+    assert started == [["python", str(ROOT / f"run_{stage}.py"), "--max_steps", "1"]]
+    assert Path(started[0][1]).is_file()
+
+
+def test_merging_is_one_too(started: list[list[str]]) -> None:
+    dispatch(["merge", "--nproc", "2"])  # no flag of merging: the script says so
+    assert started == [["python", str(ROOT / "merge_peft_adapter.py"), "--nproc", "2"]]
+
+
+def test_scripts_are_never_those_of_the_working_folder(
+    started: list[list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("run_sft.py", "merge_peft_adapter.py"):
+        (tmp_path / name).write_text("raise SystemExit('the wrong one')\n")
+    dispatch(["sft", "--nproc", "2", "--launcher", "torchrun"])
+    dispatch(["merge"])
+    assert [Path(word).parent for command in started for word in command if word.endswith(".py")] == [ROOT, ROOT]
+
+
+def test_the_long_command_is_said_without_secrets(
+    started: list[list[str]], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["--hub_token", "hf_abcdefghijklmnopqrstuv", "--deepspeed", '{"comet": {"api_key": "abcd1234efgh"}}']
+    dispatch(["sft", "--nproc=2", *words])
+    said = capsys.readouterr().err
+    assert "runs: deepspeed --num_gpus 2 --master_port " in said and f"{ROOT}/run_sft.py --hub_token ***" in said
+    assert "abcdefghij" not in said and "abcd1234" not in said
+    assert started[0][-4:] == words, "the stage itself is given them"
+    monkeypatch.setenv("RANK", "1")
+    dispatch(["sft", "--x"])
+    assert capsys.readouterr().err == "", "one of several processes"
+
+
+def test_help_names_both_kinds_of_flags(started: list[list[str]], capsys: pytest.CaptureFixture[str]) -> None:
+    dispatch(["rl", "--nproc", "8", "--help"])
+    said = capsys.readouterr()
+    assert all(f"--{name}" in said.out for name in starting.OWN) and said.err == ""
+    assert started == [["python", str(ROOT / "run_rl.py"), "--help"]]
+
+
+@pytest.mark.parametrize(
+    ("argv", "given", "rest"),
+    [
+        ([], Start(), []),
+        (["--max_steps", "3", "--nproc", "2"], Start(nproc=2), ["--max_steps", "3"]),
+        (["--nodes=2", "--launcher=srun", "a"], Start(nodes=2, launcher="srun"), ["a"]),
+        (["--hostfile", "h", "nproc", "--x", "none"], Start(hostfile="h"), ["nproc", "--x", "none"]),
+    ],
+)
+def test_its_own_flags_are_taken_out(argv: list[str], given: Start, rest: list[str]) -> None:
+    assert take_own(argv) == (given, rest)
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["--nproc"], "--nproc needs a value"),
+        (["--nodes", "--x"], "--nodes needs a value"),
+        (["--nproc", "0"], "'0' is no number of nproc"),
+        (["--nodes", "two"], "'two' is no number of nodes"),
+        (["--launcher", "torchrum"], "there is no launcher torchrum\n.*\n.*did you mean torchrun"),
+    ],
+)
+def test_flags_that_make_no_sense(argv: list[str], words: str) -> None:
+    with pytest.raises(ArgumentError, match=words):
+        take_own(argv)
+
+
+def test_no_stage_has_an_argument_of_these_names() -> None:
+    from hftune.arguments.stages import stage_parser
+
+    assert [(stage, name) for stage in STAGES for name in starting.OWN if name in stage_parser(stage).known] == []
+
+
+CHOICES: dict[str, tuple[Start, dict[str, str], int, str, dict[str, Any]]] = {
+    "a laptop": (Start(), {}, 1, "python", {}),
+    "two GPUs": (Start(), {}, 2, "deepspeed", {"num_gpus": 2}),
+    "one of two GPUs": (Start(nproc=1), {}, 2, "python", {}),
+    "two processes of a laptop": (Start(nproc=2), {}, 1, "deepspeed", {"num_gpus": 2}),
+    "torchrun": (Start(launcher="torchrun"), {}, 4, "torchrun", {"nproc_per_node": 4}),
+    "torchrun, one process": (Start(launcher="torchrun"), {}, 1, "torchrun", {"nproc_per_node": 1}),
+    "deepspeed, one process": (Start(launcher="deepspeed"), {}, 1, "deepspeed", {"num_gpus": 1}),
+    "none": (Start(launcher="none"), SLURM, 8, "python", {}),
+    "a rank of torchrun's": (Start(), {"RANK": "0"}, 8, "python", {}),
+    "a task of srun's": (Start(), {**SLURM, "SLURM_STEP_NUM_TASKS": "16", "SLURM_STEP_ID": "0"}, 8, "python", {}),
+    "one task of srun's": (
+        *(Start(), {**SLURM, "SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_ID": "0"}, 8),
+        *("deepspeed", {"num_gpus": 8}),
+    ),
+    "an allocation": (Start(), SLURM, 8, "srun", {"nodes": 2, "nproc_per_node": 8, "kill_on_bad_exit": 1}),
+    "an allocation of one": (Start(), {**SLURM, "SLURM_NNODES": "1"}, 8, "deepspeed", {"num_gpus": 8}),
+    "a part of it": (Start(nodes=1), SLURM, 8, "deepspeed", {"num_gpus": 8}),
+    "srun, a port": (
+        *(Start(nproc=4), {**SLURM, "MASTER_PORT": "7"}, 8),
+        *("srun", {"nodes": 2, "nproc_per_node": 4, "kill_on_bad_exit": 1, "master_port": 7}),
+    ),
+    "machines that meet": (
+        *(Start(nodes=2), MEET, 8),
+        *("torchrun", {"nnodes": 2, "nproc_per_node": 8, "node_rank": "1", "master_addr": "node1"}),
+    ),
+    "machines that meet at a port": (
+        *(Start(nodes=2, nproc=1), {**MEET, "MASTER_PORT": "7"}, 8, "torchrun"),
+        {"nnodes": 2, "nproc_per_node": 1, "node_rank": "1", "master_addr": "node1", "master_port": "7"},
+    ),
+    "a hostfile": (Start(hostfile="hosts"), {}, 8, "deepspeed", {"hostfile": "hosts"}),
+    "a part of a hostfile": (
+        *(Start(hostfile="hosts", nodes=2, nproc=4), {}, 8),
+        *("deepspeed", {"hostfile": "hosts", "num_nodes": 2, "num_gpus": 4}),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CHOICES)
+def test_what_suits_a_machine(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    given, variables, devices, kind, options = CHOICES[case]
+    monkeypatch.setattr(starting, "_devices_here", lambda on_cpu: devices)
+    monkeypatch.setattr(child_processes, "program", lambda name: f"/usr/bin/{name}")
+    found = choose(given, variables)
+    assert (found.kind, found.options) == (kind, options)
+    command = found.wrap("run_sft.py", ["--x"])
+    assert command[0] == kind and command[-2:] == ["run_sft.py", "--x"]
+
+
+def test_slurm_without_srun_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(child_processes, "program", lambda name: None)
+    with pytest.raises(ArgumentError, match="nothing says which 2 machines"):
+        choose(Start(nproc=8), SLURM)
+
+
+@pytest.mark.parametrize(
+    ("given", "variables", "words"),
+    [
+        (Start(launcher="none", nproc=2), {}, "without a launcher a stage is one process"),
+        (Start(launcher="none", nodes=2), {}, "without a launcher a stage is one process"),
+        (Start(launcher="none", hostfile="h"), {}, "without a launcher a stage is one process"),
+        (Start(launcher="torchrun", hostfile="h"), {}, "torchrun reads no hostfile"),
+        (Start(nodes=2, nproc=8), {}, "nothing says which 2 machines these are"),
+        (Start(nodes=2, nproc=8, launcher="torchrun"), {}, "torchrun on 2 machines needs MASTER_ADDR and NODE_RANK"),
+        (Start(nodes=2, nproc=8), {"MASTER_ADDR": "a"}, "torchrun on 2 machines needs NODE_RANK"),
+    ],
+)
+def test_what_cannot_start(given: Start, variables: dict[str, str], words: str) -> None:
+    with pytest.raises(ArgumentError, match=words):
+        choose(given, variables)
+
+
+@pytest.mark.parametrize(
+    ("argv", "asked"),
+    [
+        ([], False),
+        (["--use_cpu"], True),
+        (["--use_cpu", "True", "--x"], True),
+        (["--use-cpu=true"], True),
+        (["--use_cpu", "False"], False),
+        (["--use_cpu=no"], False),
+        (["--use_cpu_amp"], False),
+    ],
+)
+def test_on_the_cpu_gpus_are_not_counted(argv: list[str], asked: bool) -> None:
+    assert starting._asks_for_cpu(argv) is asked
+    assert starting._devices_here(True) == 1
+
+
+def test_devices_are_counted_where_nobody_says_how_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    for count, wanted in ((0, 1), (3, 3)):
+        monkeypatch.setattr(torch.accelerator, "device_count", lambda count=count: count)
+        assert starting._devices_here(False) == wanted

@@ -1,0 +1,114 @@
+"""The trainer of distillation: its loss is TRL's and a plain loop's, its rows are those of SFT."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import trl
+from torch.nn.functional import kl_div
+from transformers import AutoModelForCausalLM
+from trl.trainer.distillation_trainer import _chunked_divergence_loss
+
+from hftune.arguments.entry import parse_arguments
+from hftune.constants import IGNORE_INDEX
+from hftune.data.splits import Splits, load_data
+from hftune.data.tokenizing.chats import ChatEncoder
+from hftune.models.loading.causal_lm import load_causal_lm
+from hftune.models.loading.tokenizer import load_tokenizer
+from hftune.preflight.facts import resolve
+from hftune.trainers.distill import DistillTrainer
+from hftune.trainers.distillation.loading import load_teachers
+
+pytestmark = pytest.mark.long
+
+
+def made(model: Path, teacher: Path, data: Path, folder: Path, *flags: str) -> DistillTrainer:
+    """A trainer as the script makes it."""
+    argv = [
+        *("--model_name_or_path", str(model), "--teacher_model_name_or_path", str(teacher)),
+        *("--train_file_dir", str(data / "sft"), "--validation_file_dir", str(data / "sft_eval")),
+        *("--output_dir", str(folder), "--report_to", "none", "--distill_mode", "offline"),
+        *("--max_steps", "2", "--logging_steps", "1", "--per_device_train_batch_size", "2", *flags),
+    ]
+    facts = resolve("distill", parse_arguments("distill", argv))
+    model_args, data_args, adapter_args, training_args = facts.arguments
+    tokenizer = load_tokenizer(model_args, training_args)
+    splits: Splits = load_data(ChatEncoder.from_arguments(tokenizer, training_args), data_args, training_args)
+    student = load_causal_lm(model_args, adapter_args, training_args, tokenizer, facts.build)
+    return DistillTrainer(student, training_args, tokenizer, splits, load_teachers(model_args, training_args))
+
+
+@pytest.mark.parametrize("flat", ["True", "False"])
+@pytest.mark.parametrize("beta", [0.0, 0.3, 1.0])
+def test_the_loss_is_trls_and_a_plain_loops(
+    beta: float, flat: str, tiny_model: Path, tiny_teacher: Path, tiny_data: Path, tmp_path: Path
+) -> None:
+    flags = ("--beta", str(beta), "--temperature", "1.5", "--padding_free", flat)
+    trainer = made(tiny_model, tiny_teacher, tiny_data, tmp_path, *flags)
+    assert isinstance(trainer, trl.DistillationTrainer)
+    records = [trainer.train_dataset[0], trainer.train_dataset[1]]
+    batch = trainer._prepare_inputs(trainer.data_collator(records))
+    loss = trainer.compute_loss(trainer.model, batch)
+    loss.backward()
+    found = {name: parameter.grad for name, parameter in trainer.model.named_parameters()}
+
+    student, teacher = (AutoModelForCausalLM.from_pretrained(folder) for folder in (tiny_model, tiny_teacher))
+    sums, formula, count = torch.zeros(()), torch.zeros(()), 0
+    for record in records:
+        ids, labels = torch.tensor([record["input_ids"]]), torch.tensor(record["labels"])
+        mask = (labels[1:] != IGNORE_INDEX)[None].long()
+        states = [model.base_model(input_ids=ids).last_hidden_state[:, :-1] for model in (student, teacher)]
+        heads = [model.get_output_embeddings().weight for model in (student, teacher)]
+        theirs, _, number = _chunked_divergence_loss(
+            states[0], states[1].detach(), heads[0], heads[1].detach(), mask, beta, num_items_in_batch=1,
+            temperature=1.5,
+        )  # fmt: skip
+        sums, count = sums + theirs, count + int(number)
+        q, p = ((state @ head.T / 1.5).log_softmax(-1)[mask.bool()] for state, head in zip(states, heads, strict=True))
+        p = p.detach()
+        if beta in (0.0, 1.0):
+            one, other = (q, p) if beta == 0.0 else (p, q)
+            formula = formula + kl_div(one, other, reduction="sum", log_target=True)
+        else:
+            m = ((1 - beta) * q.exp() + beta * p.exp()).log()
+            to_m = [kl_div(m, x, reduction="sum", log_target=True) for x in (p, q)]
+            formula = formula + beta * to_m[0] + (1 - beta) * to_m[1]
+    torch.testing.assert_close(loss, sums / count, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(loss, formula / count, rtol=1e-5, atol=1e-5)
+    (formula / count).backward()
+    for name, parameter in student.named_parameters():
+        torch.testing.assert_close(found[name], parameter.grad, rtol=1e-4, atol=1e-5, msg=name)
+
+
+def test_it_trains_evaluates_and_saves_no_teacher(
+    tiny_model: Path, tiny_teacher: Path, tiny_data: Path, tmp_path: Path
+) -> None:
+    trainer = made(tiny_model, tiny_teacher, tiny_data, tmp_path, "--use_peft", "--learning_rate", "1e-2")
+    before = trainer.evaluate()["eval_loss"]
+    trainer.train()
+    after = trainer.evaluate()
+    assert after["eval_loss"] < before and after["eval_mean_token_accuracy"] >= 0
+    logged = trainer.state.log_history[0]
+    assert {"loss", "entropy", "mean_token_accuracy", "num_tokens"} <= logged.keys()
+    (teacher,) = trainer.teachers.models
+    assert not teacher.training and not any(one.requires_grad for one in teacher.parameters())
+    assert not any("teacher" in name for name, _ in trainer.model.named_parameters())
+
+
+def test_two_teachers_are_the_mixture(tiny_model: Path, tiny_teacher: Path, tiny_data: Path, tmp_path: Path) -> None:
+    """Of a teacher that is the student with all weight nothing is learnt; with none it is as if it were not there."""
+
+    def loss(*teachers: str) -> float:
+        trainer = made(tiny_model, tiny_teacher, tiny_data, tmp_path, *teachers)
+        return float(trainer.compute_loss(trainer.model, trainer.data_collator([trainer.train_dataset[0]])))
+
+    def both(own: str, other: str) -> float:
+        names = ("--teacher_model_name_or_path", str(tiny_model), str(tiny_teacher))
+        return loss(*names, "--teacher_weights", own, other)
+
+    alone = loss()
+    assert both("1", "0") == pytest.approx(0.0, abs=1e-5)
+    assert both("0", "1") == pytest.approx(alone, abs=1e-5)
+    assert 0 < both("1", "1") < alone

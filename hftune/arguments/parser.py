@@ -127,7 +127,7 @@ class HftuneParser(TrlParser):
 
     def translated(self, entries: list[Entry], world_size: int, local_world_size: int) -> Outcome:
         """What arguments, each with its place, become here: with all notices and problems, and no side effect."""
-        translator = Translator(base_stage(self.stage), self.known, self.aliases, self.unknown, self.done_by_hftune)
+        translator = Translator(self.stage, self.known, self.aliases, self.unknown, self.done_by_hftune)
         return translator.translate(entries, world_size, local_world_size)
 
     def wrong_values(self, entries: Iterable[Entry]) -> Iterator[ArgumentError]:

@@ -17,7 +17,7 @@ from hftune.arguments.names.translate import MERGE, Entry
 from hftune.arguments.parser import HftuneParser, read_entries
 from hftune.arguments.raw_arguments import take_config
 from hftune.arguments.run_arguments import RunArguments
-from hftune.arguments.stage_table import STAGES, base_stage
+from hftune.arguments.stage_table import STAGES
 from hftune.distributed import launch, ranks
 from hftune.errors import ArgumentError, UserError
 from hftune.on_demand import on_demand
@@ -59,10 +59,10 @@ class ScriptParser(HftuneParser):
         if self.stage not in STAGES:
             return
         # They depend on what is trained, which other arguments say.
-        chosen = choose_defaults(base_stage(self.stage), entries, self.known)
+        chosen = choose_defaults(self.stage, entries, self.known)
         asked = any(entry.name == "defaults" for entry in entries)
         if not asked and looks_like_medicalgpt(written, self.known):
-            say_differences(base_stage(self.stage), entries, chosen, self.known)
+            say_differences(self.stage, entries, chosen, self.known)
         self.set_defaults_with_config(**chosen)
 
     def unknown(self, name: str, place: str) -> ArgumentError:

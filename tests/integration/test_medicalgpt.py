@@ -23,6 +23,7 @@ ADDED = {"orpo": ["--loss_type", "orpo"], "grpo": ["--reward_funcs", "accuracy",
 
 FEW = ["--max_steps", "1"]
 SHORT = {"rloo": ["--max_completion_length", "4"], "grpo": ["--max_completion_length", "4"]}
+SHORT["distill"] = ["--max_new_tokens", "4"]
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +44,7 @@ def renamed(command: str, model: Path, data: Path, reward: Path | None, out: Pat
     words = iter(shlex.split(command))
     for word in words:
         yield word
-        if word in ("--model_name_or_path", "--sft_model_path"):
+        if word in ("--model_name_or_path", "--sft_model_path") or word == "--teacher_model_name_or_path":
             next(words)
             yield str(model)
         elif word == "--reward_model_path":
@@ -91,6 +92,6 @@ def test_published_layout(name: str, medicalgpt: Callable, tmp_path: Path) -> No
 @pytest.mark.slow
 @pytest.mark.parametrize("model_type", ["qwen3_5", "qwen3_5_text", "qwen3_5_moe"])
 def test_every_command(model_type: str, medicalgpt: Callable, tmp_path: Path) -> None:
-    for name in ("pt", "sft", "rm", "dpo", "orpo", "rloo", "grpo"):
+    for name in ("pt", "sft", "rm", "dpo", "orpo", "rloo", "grpo", "distill"):
         manifest = medicalgpt(name, model_type, tmp_path / name, tmp_path / "rm" / "output_dir")
         assert manifest["kind"] == ("full" if name == "rloo" else "adapter")

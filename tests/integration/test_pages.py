@@ -1,4 +1,4 @@
-"""The pages for newcomers as they stand: the first hour in a shell, MedicalGPT's seven commands with a tiny model."""
+"""The pages for newcomers as they stand: the first hour in a shell, MedicalGPT's eight commands with a tiny model."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def before_and_after() -> dict[str, tuple[list[str], list[str]]]:
     return found
 
 
-SEVEN = before_and_after()
+EIGHT = before_and_after()
 DATA = {"./data/pretrain": "pt", "./data/sft": "sft", "./data/reward": "pairs", "data/grpo": "grpo"}
 
 
@@ -90,9 +90,11 @@ def arguments_of(words: list[str]) -> list[str]:
     return words[next(number for number, word in enumerate(words) if word.endswith(".py")) + 1 :]
 
 
-def test_the_seven_commands_are_there_and_change_little() -> None:
-    assert list(SEVEN) == [f"outputs-{name}-qwen-v1" for name in ("pt", "sft", "rm", "dpo", "orpo", "ppo", "grpo")]
-    for before, after in SEVEN.values():
+def test_the_eight_commands_are_there_and_change_little() -> None:
+    assert list(EIGHT) == [
+        f"outputs-{name}-qwen-v1" for name in ("pt", "sft", "rm", "dpo", "orpo", "ppo", "grpo", "opd")
+    ]
+    for before, after in EIGHT.values():
         old, new = arguments_of(before), arguments_of(after)
         added = [word for word in new if word.startswith("--") and word not in old]
         assert [word for word in old if word.startswith("--") and word not in new] == []
@@ -110,18 +112,18 @@ def questions(tiny_data: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def run_seven(run: Callable, tiny_model: Path, tiny_data: Path, questions: Path, workspace: Path) -> Callable:
-    """Run one of the seven, unchanged but for names of models, paths and steps; each once. Its output folder."""
+def run_eight(run: Callable, tiny_model: Path, tiny_data: Path, questions: Path, workspace: Path) -> Callable:
+    """Run one of the eight, unchanged but for names of models, paths and steps; each once. Its output folder."""
     done: dict[str, Path] = {}
 
     def once(name: str) -> Path:
-        folder = workspace / "seven" / name
+        folder = workspace / "eight" / name
         if name in done:
             return done[name]
-        after = SEVEN[name][1]
+        after = EIGHT[name][1]
         words = with_steps(arguments_of(after))
         for number, (flag, value) in enumerate(pairwise(words)):
-            if flag in ("--model_name_or_path", "--sft_model_path"):
+            if flag in ("--model_name_or_path", "--sft_model_path", "--teacher_model_name_or_path"):
                 words[number + 1] = str(tiny_model)
             elif flag == "--reward_model_path":
                 words[number + 1] = str(once(value))
@@ -138,22 +140,22 @@ def run_seven(run: Callable, tiny_model: Path, tiny_data: Path, questions: Path,
 
 
 def with_steps(words: list[str]) -> list[str]:
-    """Two steps, and answers of RL of 16 tokens, which make its steps as short."""
+    """Two steps, and drawn answers of 16 tokens, which make these as short."""
     words = [*words, *([] if "--max_steps" in words else ["--max_steps", ""])]
     words[words.index("--max_steps") + 1] = "2"
-    if "--max_completion_length" in words:
-        words[words.index("--max_completion_length") + 1] = "16"
+    for name in {"--max_completion_length", "--max_new_tokens"} & {*words}:
+        words[words.index(name) + 1] = "16"
     return words
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", SEVEN)
-def test_the_seven_commands_train(name: str, run_seven: Callable) -> None:
-    folder = run_seven(name)
+@pytest.mark.parametrize("name", EIGHT)
+def test_the_eight_commands_train(name: str, run_eight: Callable) -> None:
+    folder = run_eight(name)
     manifest = json.loads((folder / "hftune.json").read_text())
     assert manifest["status"] == "complete"
     state = json.loads((folder / "trainer_state.json").read_text())
     assert state["global_step"] == 2
-    assert (folder / "adapter_model.safetensors").is_file() == ("--use_peft" in SEVEN[name][1])
+    assert (folder / "adapter_model.safetensors").is_file() == ("--use_peft" in EIGHT[name][1])
     if "orpo" in name:
         assert manifest["arguments"]["training"]["loss_type"] == ["orpo"]

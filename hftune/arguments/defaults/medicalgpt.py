@@ -12,6 +12,7 @@ from typing import Any
 
 from hftune.arguments.defaults.run_kind import LORA, RunKind, run_kind_of
 from hftune.arguments.names.row import means_yes
+from hftune.arguments.stage_table import base_stage
 from hftune.distributed import launch
 from hftune.errors import ArgumentError
 
@@ -62,6 +63,13 @@ MEDICALGPT: dict[str, Values] = {
     "dpo": _ADAPTER | _RECORDS | _BUDGET | _DPO
     | {"lora_alpha": 16, "lora_target_modules": ["default"], "length_budget": "sum_of_characters"},
     "orpo": _ADAPTER | _RECORDS | _BUDGET | _DPO | {"lora_alpha": 16, "length_budget": "sum_of_characters"},
+    # Its trainer is TRL's GKD, whose config is SFT's.
+    "distill": _TRAINER | _ADAPTER | _RECORDS
+    | {
+        "learning_rate": 2e-5, "logging_steps": 10, "gradient_checkpointing": True, "bf16": True, "lora_alpha": 16,
+        "dtype": "float16", "shuffle_seed": 42, "distill_mode": "mixed", "on_policy_share": 0.5, "beta": 0.5,
+        "temperature": 0.9, "max_completion_length": 128, "max_length": 1152,
+    },
     "grpo": _TRL_ADAPTER
     | {
         "dataset_name": "openai/gsm8k:main@train", "preprocessing_num_workers": 10, "shuffle_seed": 42,
@@ -75,7 +83,7 @@ MEDICALGPT: dict[str, Values] = {
 _LEFT_OUT_WITH: dict[str, tuple[str, ...]] = {
     "use_peft": ("train_new_tokens_only",),
     "gradient_checkpointing": ("activation_checkpointing",),
-    "bf16": ("fp8",),
+    "bf16": ("fp8", "fp16"),
     "max_steps": ("num_train_epochs",),
     "validation_split_percentage": ("tokenized_dir", "datasets", "streaming"),
     "max_prompt_length": ("max_length",),
@@ -101,7 +109,7 @@ def their_script(stage: str, given: Given) -> str:
         return "orpo" if run.losses <= {"orpo", "odds_ratio"} else "dpo"
     if stage == "rl":
         return "grpo" if run.kind == "grpo" else "rloo"
-    return stage
+    return stage if stage in MEDICALGPT else base_stage(stage)
 
 
 def medicalgpt_defaults(stage: str, given: Given) -> tuple[Values, list[str]]:
@@ -120,6 +128,8 @@ def medicalgpt_defaults(stage: str, given: Given) -> tuple[Values, list[str]]:
         for name, value in MEDICALGPT[script].items()
         if name not in given and not any(other in given for other in _LEFT_OUT_WITH.get(name, ()))
     }
+    if script == "distill" and "max_length" in values:  # of a prompt and what is drawn
+        values["max_length"] = 1024 + int(given.get("max_completion_length", 128))
     # What is trained depends on the defaults themselves: its scripts train LoRA unless told otherwise.
     whole = {name: str(value) for name, value in values.items()} | dict(given)
     run = run_kind_of(stage, whole)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -53,7 +54,9 @@ def _rate(said: _Words, args: StageArguments) -> str:
 
 
 def _loss(said: _Words, args: StageArguments) -> str:
-    """The loss or algorithm and its beta, where the stage has several."""
+    """The loss or algorithm and its beta, where the stage has several; of a distillation its mode and teachers."""
+    if isinstance(mode := getattr(args, "distill_mode", None), str):
+        return _taught(said, args, mode)
     kinds = getattr(args, "loss_type", None) if not hasattr(args, "rl_algorithm") else [args.rl_algorithm]
     if not isinstance(kinds, list):
         return ""
@@ -62,6 +65,16 @@ def _loss(said: _Words, args: StageArguments) -> str:
     rewards = [*(args.reward_model_path or []), *(args.reward_funcs or [])]
     rewarded = said("+".join(rewards), "reward_model_path", "reward_funcs")
     return f", {said(kinds[0], 'rl_algorithm')} with beta {said(args.beta, 'beta')}, rewards {rewarded}"
+
+
+def _taught(said: _Words, args: Any, mode: str) -> str:
+    share = f" ({said(args.on_policy_share, 'on_policy_share')} of the steps)" if mode == "mixed" else ""
+    kind = {0.0: " (forward KL)", 1.0: " (reverse KL)"}.get(args.beta, "")
+    names = "+".join(Path(name).name for name in args.teachers)
+    return (
+        f", {said(mode, 'distill_mode')}{share} with beta {said(args.beta, 'beta')}{kind}, temperature "
+        f"{said(args.temperature, 'temperature')}, taught by {names or 'nobody'}"
+    )
 
 
 def _batch(said: _Words, args: StageArguments) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hftune.arguments.names.row import means_yes
-from hftune.arguments.stage_table import STAGES
+from hftune.arguments.stage_table import STAGES, base_stage
 
 LORA, FULL, SCRATCH = "lora", "full", "scratch"
 """An adapter (also on a quantised base); all weights of a model that is there; all weights, drawn at random."""
@@ -37,13 +37,13 @@ def run_kind_of(stage: str, given: Mapping[str, str]) -> RunKind:
     """What the arguments of a script train.
 
     Args:
-        stage: "pt", "sft", "rm", "dpo" or "rl".
+        stage: A key of `STAGES`.
         given: hftune's names and their values as texts, several with spaces between them.
     """
     # Each of these implies an adapter in AdapterArguments, which is not made yet.
     adapter = any(_yes(given, name) for name in ("use_peft", "qlora", "train_new_tokens_only")) or "peft_path" in given
     trained = LORA if adapter else SCRATCH if _yes(given, "from_config") else FULL
-    losses = frozenset(given.get("loss_type", "sigmoid").split()) if stage == "dpo" else frozenset()
+    losses = frozenset(given.get("loss_type", "sigmoid").split()) if base_stage(stage) == "dpo" else frozenset()
     kind = given.get("rl_algorithm", "grpo") if stage == "rl" else stage
     return RunKind(kind, trained, losses, _holds_out(given))
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hftune.arguments.defaults.run_kind import FULL, LORA, RL, SCRATCH, RunKind
+from hftune.arguments.stage_table import base_stage
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class Default:
     def fits(self, run: RunKind) -> bool:
         """Whether it is for this run."""
         return (
-            (not self.kinds or run.kind in self.kinds)
+            (not self.kinds or not {run.kind, base_stage(run.kind)}.isdisjoint(self.kinds))
             and self.trained in ("", run.trained)
             and (not self.losses or (bool(run.losses) and run.losses <= self.losses))
             and (run.held_out or not self.held_out)

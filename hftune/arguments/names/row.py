@@ -91,7 +91,7 @@ class Row:
 
     def target(self, stage: str) -> str | None:
         """The counterpart in a stage; None where the stage has none."""
-        return self.to if isinstance(self.to, str) else self.to.get(base_stage(stage))
+        return self.to if isinstance(self.to, str) else self.to.get(stage) or self.to.get(base_stage(stage))
 
     def asks_for_nothing(self, values: Values) -> bool:
         """Whether the values ask for what happens anyway; a switch without a value is switched on."""

@@ -61,6 +61,14 @@ PAGES = {
         "What becomes of each argument of fms-fsdp when it is given to hftune's scripts.",
         "python run_pt.py --config their.yaml\nhftune explain ckpt_save_path",
     ),
+    "distillation": Page(
+        "TRL's and Axolotl's distillation",
+        ("TRL's distillation", "Axolotl's distillation"),
+        "What becomes of each argument of distillation of TRL's trainers and of Axolotl's plugin when it is given to\n"
+        "`run_distill.py`; those of MedicalGPT and ms-swift are on their pages, LLaMA-Factory (0.9.5) has none. In\n"
+        "all of them `beta` 0 is the forward KL and 1 the reverse KL, as here.",
+        "python run_distill.py --lmbda 0.5 --beta 0.5 --max_new_tokens 128 ...\nhftune explain kd_alpha",
+    ),
     "transformers": Page(
         "transformers before version 5",
         ("transformers before 5",),

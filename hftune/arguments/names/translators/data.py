@@ -7,6 +7,7 @@ import math
 
 from hftune.arguments.names.row import NamedValues, Request, Translated
 from hftune.arguments.names.translators.common import cannot, number
+from hftune.arguments.stage_table import base_stage
 from hftune.errors import ArgumentError
 
 # datasets' words: it stops with the first source that is used up, or with the last.
@@ -27,7 +28,7 @@ def interleaved(request: Request) -> Translated:
 
 def per_token(request: Request) -> Translated:
     """`calculate_per_token_loss`: tokens have the same weight over a step in pre-training and SFT, pairs elsewhere."""
-    wanted, done = bool(request.flag("calculate_per_token_loss")), request.stage in ("pt", "sft")
+    wanted, done = bool(request.flag("calculate_per_token_loss")), base_stage(request.stage) in ("pt", "sft")
     if wanted != done:
         why = "every token of a step has the same weight" if done else "every pair or answer has the same weight"
         raise cannot("calculate_per_token_loss", wanted, f"{why}; leave it out")

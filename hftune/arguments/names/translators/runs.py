@@ -31,7 +31,7 @@ def stage_of(stages: dict[str, str]) -> Translation:
 
 
 ernie_stage = stage_of({"pt": "pt", "sft": "sft", "dpo": "dpo"})
-rlhf_type = stage_of({"dpo": "dpo", "rm": "rm", "grpo": "rl"})
+rlhf_type = stage_of({"dpo": "dpo", "rm": "rm", "grpo": "rl", "gkd": "distill"})
 task_type = stage_of({"causal_lm": "sft", "seq_cls": "rm"})
 
 

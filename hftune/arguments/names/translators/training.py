@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hftune.arguments.names.row import NamedValues, Request, Translated
 from hftune.arguments.names.translators.common import cannot, number
+from hftune.arguments.stage_table import base_stage
 
 _STYLES = {
     "constant": "constant_with_warmup",
@@ -50,7 +51,7 @@ def preference_loss(request: Request) -> Translated:
     Raises:
         ArgumentError: Weights that were given as well, or another loss next to `orpo_beta`.
     """
-    if request.stage != "dpo":
+    if base_stage(request.stage) != "dpo":
         return _loss_type_alone(request)
     orpo = request.text("orpo_beta")
     given: NamedValues = [] if orpo is None else [("beta", [orpo])]
@@ -77,7 +78,7 @@ def preference_loss(request: Request) -> Translated:
 
 def _loss_type_alone(request: Request) -> Translated:
     """In other stages `loss_type` is the trainer's own; the rest has no meaning there."""
-    own = ("loss_type", "label_smoothing") if request.stage == "rm" else ("loss_type",)
+    own = ("loss_type", "label_smoothing") if base_stage(request.stage) == "rm" else ("loss_type",)
     for name in request.given:
         if name not in own:
             raise cannot(name, request.text(name), "it belongs to run_dpo.py")

@@ -62,6 +62,18 @@ COMMANDS = {
         --gradient_checkpointing True --do_train --max_steps 3000 --output_dir outputs-ppo-qwen-v1
         --eval_strategy steps --eval_steps 100 --num_train_epochs 3 --report_to tensorboard
     """,
+    "distill": """
+        --model_name_or_path Qwen/Qwen3.5-2B --teacher_model_name_or_path Qwen/Qwen3.5-7B-Instruct --train_file_dir
+        ./data/sft --validation_file_dir ./data/sft --per_device_train_batch_size 2 --per_device_eval_batch_size 1
+        --do_train --do_eval --use_peft True --teacher_load_in_4bit True --max_train_samples 1000 --max_eval_samples
+        10 --max_prompt_length 1024 --max_new_tokens 512 --num_train_epochs 1 --learning_rate 5e-5 --warmup_steps 5
+        --weight_decay 0.05 --logging_strategy steps --logging_steps 10 --eval_steps 50 --eval_strategy steps
+        --save_steps 500 --save_strategy steps --save_total_limit 3 --gradient_accumulation_steps 8
+        --preprocessing_num_workers 4 --output_dir outputs-opd-qwen-v1 --ddp_timeout 30000 --logging_first_step True
+        --target_modules all --lora_rank 8 --lora_alpha 16 --lora_dropout 0.05 --torch_dtype bfloat16 --bf16
+        --report_to tensorboard --ddp_find_unused_parameters False --gradient_checkpointing True --opd_lambda 0.5
+        --opd_beta 0.5 --temperature 0.9 --tool_format default --cache_dir ./cache
+    """,
     "grpo": """
         --model_name_or_path Qwen/Qwen3.5-2B --train_file_dir data/grpo --train_samples -1 --max_steps -1
         --num_train_epochs 1 --save_steps 50 --save_strategy steps --save_total_limit 13 --output_dir
@@ -129,6 +141,17 @@ DEFAULTS = {
         'adamw_torch', fp16 True, bf16 False, gradient_checkpointing True, gradient_accumulation_steps 4,
         save_steps 50, eval_steps 50, logging_steps 1, output_dir 'outputs-dpo', max_steps 200, eval_strategy
         'steps', remove_unused_columns False, report_to 'tensorboard', orpo_beta 0.1
+    """,
+    "distill": """
+        model_name_or_path -, tokenizer_name_or_path -, load_in_8bit False, load_in_4bit False, cache_dir -,
+        model_revision 'main', hf_hub_token -, use_fast_tokenizer False, torch_dtype 'float16', device_map 'auto',
+        teacher_device_map 'auto', trust_remote_code True, rope_scaling -, flash_attn False, dataset_name -,
+        dataset_config_name -, train_file_dir -, validation_file_dir -, max_train_samples -, max_eval_samples -,
+        overwrite_cache False, validation_split_percentage 1, preprocessing_num_workers -, use_peft True,
+        target_modules 'all', lora_rank 8, lora_dropout 0.05, lora_alpha 16.0, modules_to_save -, peft_path -, qlora
+        False, template_name -, tool_format -, max_prompt_length 1024, opd_lambda 0.5, opd_beta 0.5,
+        teacher_load_in_8bit False, teacher_load_in_4bit False, learning_rate 2e-5, logging_steps 10,
+        gradient_checkpointing True, temperature 0.9, max_new_tokens 128
     """,
     "grpo": """
         tokenizer_name_or_path -, dataset_name 'openai/gsm8k', train_file_dir -, train_samples -1, subset_name

@@ -33,6 +33,8 @@ NOT_HERE = {
     "pad_to_multiple_of": "of a collator",
     "return_tensors": "of a collator",
     "max_length": "of a collator",
+    "teacher_device_map": "a teacher is on the device of its process",
+    "max_prompt_length": "with the answer's room it is max_length",
     "hf_hub_token": "a secret: the environment's or the saved one",
     "dataset_config_name": "part of --dataset_name here",
     "dataset_config": "part of --dataset_name here",
@@ -134,6 +136,7 @@ BESIDES = {
     "rm": {"max_length": 1280, "too_long": "drop", "most_characters": None, "separate_limits": (None, None)},
     "dpo": {"max_length": 1536, "too_long": "drop", "length_budget": "sum_of_characters", "shuffle_seed": None},
     "orpo": {"max_length": 1536, "length_budget": "sum_of_characters", "validation_split_percentage": 1.0},
+    "distill": {"shuffle_seed": 42, "max_length": 1536, "distill_mode": "mixed", "validation_split_percentage": 1.0},
     "rloo": {"max_eval_samples": 100, "use_peft": False},
     "grpo": {"reward_funcs": ["accuracy", "format"], "shuffle_seed": 42},
 }
@@ -165,6 +168,7 @@ NOTICE = {
     "rm": ["too_long cut (there drop)", "length_budget each (there sum)"],
     "dpo": ["learning_rate 5e-05 (there 0.0005)", "length_budget each (there sum_of_characters)"],
     "orpo": ["learning_rate 0.0002 (there 0.0005)", "validation_split_percentage 0 (there 1)"],
+    "distill": ["lr_scheduler_type cosine (there linear)", "shuffle_seed None (there 42)"],
     "rloo": ["lr_scheduler_type constant_with_warmup (there"],
     "grpo": ["reward_funcs None (there accuracy format)", "system_prompt None"],
 }

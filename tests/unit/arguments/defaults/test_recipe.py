@@ -6,6 +6,7 @@ import pytest
 
 from hftune.arguments.defaults.recipe import recipe
 from hftune.arguments.entry import parse_arguments
+from hftune.arguments.stage_table import STAGES
 
 OUT = ["--output_dir", "o"]
 
@@ -36,7 +37,14 @@ def test_the_recipe_of_all_weights_and_of_evaluation_alone() -> None:
     assert not any("learning rate" in line for line in alone)
 
 
-@pytest.mark.parametrize("stage", ["pt", "sft", "rm", "dpo", "rl"])
+def test_the_recipe_of_a_distillation_names_who_teaches_what() -> None:
+    found = lines("distill", "--teacher_model_name_or_path", "models/a", "owner/b", "--beta", "0")[1]
+    assert "on_policy* with beta 0 (forward KL), temperature 1*, taught by a+b" in found
+    mixed = lines("distill", "--teacher_model", "m", "--opd_lambda", "0.3")[1]
+    assert "mixed (0.3 of the steps) with beta 1* (reverse KL), temperature 1*, taught by m" in mixed
+
+
+@pytest.mark.parametrize("stage", STAGES)
 def test_a_recipe_is_a_few_lines(stage: str) -> None:
     assert len(lines(stage)) <= 6
     whose = lines(stage, "--defaults", "medicalgpt", "--do_train")[0]

@@ -1,0 +1,78 @@
+"""Arguments of other tools' distillation: shares, weights and divergences as run_distill.py has them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from trl.experimental.gkd import GKDTrainer
+
+from hftune.arguments.names.translators import distillation
+from hftune.errors import ArgumentError
+from hftune.models.kernels.lessons import Divergence
+from tests.unit.arguments.names.translators.questions import ask, translated
+from tests.unit.models.kernels.test_divergences import expected
+
+
+@pytest.mark.parametrize(
+    ("share", "given"),
+    [
+        ("0", {"distill_mode": "offline"}),
+        ("1.0", {"distill_mode": "on_policy"}),
+        ("0.25", {"distill_mode": "mixed", "on_policy_share": "0.25"}),
+    ],
+)
+def test_the_share_of_own_answers(share: str, given: dict[str, str]) -> None:
+    for name in ("lmbda", "opd_lambda"):
+        assert translated(distillation.own_answers, ask(f"{name}={share}", stage="distill")) == given
+    with pytest.raises(ArgumentError, match="is not a number"):
+        distillation.own_answers(ask("lmbda=half"))
+
+
+def test_a_weight_of_the_plain_loss_is_a_share() -> None:
+    """divergence + 0.25 * plain is 1.25 times (0.8 * divergence + 0.2 * plain)."""
+    answer = distillation.hard_label(ask("sft_alpha=0.25"))
+    assert answer.given == [("hard_label_share", ["0.2"])] and "divided by 1.25" in answer.notices[0]
+    assert distillation.hard_label(ask("sft_alpha=0")) == distillation.Translated([("hard_label_share", ["0"])])
+    with pytest.raises(ArgumentError, match="weight of 0 or more"):
+        distillation.hard_label(ask("sft_alpha=-1"))
+
+
+def test_axolotls_weights() -> None:
+    """Its divergence is scaled with the square of the temperature; it trains records, on the forward KL."""
+    given = translated(distillation.axolotl, ask("kd_trainer=True kd_alpha=0.9 kd_ce_alpha=0.4 kd_temperature=2.0"))
+    assert given == {"temperature": "2.0", "hard_label_share": "0.1", "distill_mode": "offline", "beta": "0"}
+    assert translated(distillation.axolotl, ask("kd_trainer=True kd_beta=1.0")) == {
+        "distill_mode": "offline",
+        "beta": "1.0",
+    }
+    assert translated(distillation.axolotl, ask("kd_temperature=3")) == {"temperature": "3"}
+    assert translated(distillation.axolotl, ask("kd_trainer=False")) == {}
+    alone = distillation.axolotl(ask("kd_alpha=1"))
+    assert dict(alone.given)["hard_label_share"] == ["0"] and not alone.notices
+
+
+def test_teachers_and_adapters() -> None:
+    assert translated(distillation.teachers, ask("teacher_model=m")) == {"teacher_model_name_or_path": "m"}
+    both = distillation.teachers(ask("teacher_model=m teacher_adapters=a"))
+    assert both.given == [("teacher_model_name_or_path", ["a"])] and "on the base" in both.notices[0]
+    with pytest.raises(ArgumentError, match="merge them first"):
+        distillation.teachers(ask("teacher_adapters=a,b"))
+
+
+def test_prompts_and_answers_are_one_length() -> None:
+    assert translated(distillation.prompt_length, ask("max_prompt_length=100", stage="rl")) == {
+        "max_prompt_length": "100"
+    }
+    for others, total in (("", 612), ("max_completion_length=28", 128), ("defaults=medicalgpt", 228)):
+        question = ask("max_prompt_length=100", others, stage="distill")
+        assert translated(distillation.prompt_length, question) == {"max_length": str(total)}
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.3, 1.0])
+def test_beta_is_that_of_gkd(beta: float) -> None:
+    """MedicalGPT's trainer is TRL's GKD: the same number is the same divergence, so that it is passed on as it is."""
+    torch.manual_seed(0)
+    student, teacher, ids = torch.randn(5, 11), 3 * torch.randn(5, 11), torch.arange(5)
+    theirs = GKDTrainer.generalized_jsd_loss(student, teacher, ids, beta=beta, temperature=0.9)
+    ours = expected(student, ids, teacher, Divergence(beta, temperature=0.9))
+    torch.testing.assert_close(ours.mean(), theirs)

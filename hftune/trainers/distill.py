@@ -13,7 +13,10 @@ from hftune.arguments.distill import DistillArguments
 from hftune.arguments.training import StageArguments
 from hftune.data.batches.collators import causal_collator
 from hftune.data.splits import Splits
+from hftune.data.tokenizing.chats import ChatEncoder
+from hftune.data.tokenizing.taught_chats import TaughtChatEncoder
 from hftune.on_demand import on_demand
+from hftune.trainers.distillation.aligned import COLUMNS, AlignedAnswers, AlignedCollator, AlignedLoss
 from hftune.trainers.distillation.on_policy import OnPolicyAnswers
 from hftune.trainers.distillation.taught_loss import TaughtLoss
 from hftune.trainers.distillation.teachers import Teachers
@@ -69,9 +72,10 @@ class DistillTrainer(StageTrainer, TokenRows):
 
     Args:
         teachers: Frozen, in evaluation mode; what they say is mixed by `args.teacher_shares`.
+        encoder: What has tokenised the records; it knows a teacher that has another tokenizer.
     """
 
-    extra_columns = ("loss_weights",)
+    extra_columns = ("loss_weights", *COLUMNS)
 
     def __init__(
         self,
@@ -80,10 +84,12 @@ class DistillTrainer(StageTrainer, TokenRows):
         tokenizer: PreTrainedTokenizerBase,
         data: Splits,
         teachers: list[PreTrainedModel],
+        encoder: ChatEncoder | None = None,
         **kwargs: Any,
     ) -> None:
         self._streams = isinstance(data.train, IterableDataset)
         self.teachers = Teachers(teachers, args.teacher_shares)
+        self.aligner = encoder.aligner if isinstance(encoder, TaughtChatEncoder) else None
         super().__init__(
             model=model,
             args=args,
@@ -93,7 +99,8 @@ class DistillTrainer(StageTrainer, TokenRows):
             **kwargs,
         )
         # TRL's trainer takes a collator from nobody.
-        self.data_collator = causal_collator(tokenizer.pad_token_id, flat=args.flat_batches)
+        plain = causal_collator(tokenizer.pad_token_id, flat=args.flat_batches)
+        self.data_collator = plain if self.aligner is None else AlignedCollator(plain)
         self.record_order.mixture = data.mixture
         # Tokens are gathered from all processes; TRL knows of those that see the same only through accelerate.
         self._tp_size = args.tensor_parallel_size
@@ -108,10 +115,13 @@ class DistillTrainer(StageTrainer, TokenRows):
 
     def make_features(self, model: Any, args: StageArguments) -> list[Feature]:
         """Streams before all others, the loss behind all others."""
-        answers, held_out = TaughtLoss(self.teachers, args), HeldOutLoss()
+        held_out, answers = HeldOutLoss(), TaughtLoss(self.teachers, args)
+        if self.aligner is not None:
+            answers = AlignedLoss(self.teachers, args, self.aligner.shared)
         first: list[Feature] = [TokenFigures(answers, held_out)]
         if self._streams:
             first.append(on_demand("hftune.trainers.features.streams:Streams")())
         if args.share_on_policy:
-            first.append(OnPolicyAnswers(args.share_on_policy))
+            share = args.share_on_policy
+            first.append(AlignedAnswers(share, self.aligner) if self.aligner else OnPolicyAnswers(share))
         return [*first, *super().make_features(model, args), held_out, self.teachers, answers]

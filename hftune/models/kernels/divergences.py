@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch.linalg import vecdot
 
+from hftune.models.kernels.aligned_targets import AlignedTeacher, diverge_aligned
 from hftune.models.kernels.chunked_heads import Columns
 from hftune.models.kernels.lessons import FLOOR, Divergence, TopTargets, tempered
 
@@ -35,7 +36,7 @@ class Taught:
 def taught(
     logits: torch.Tensor,
     ids: torch.Tensor,
-    teacher: torch.Tensor | TopTargets,
+    teacher: torch.Tensor | TopTargets | AlignedTeacher,
     how: Divergence,
     detail: int,
     exact: bool = True,
@@ -45,7 +46,7 @@ def taught(
     Args:
         exact: Whether logits come of 32 bits, where hardly two are equal.
     """
-    width = teacher.vocabulary if isinstance(teacher, TopTargets) else teacher.shape[1]
+    width = teacher.shape[1] if isinstance(teacher, torch.Tensor) else teacher.vocabulary
     student = tempered(logits[:, :width], how.temperature)
     chances = student.exp()
     share = how.hard_label_share
@@ -59,7 +60,9 @@ def taught(
         top1 = label == own.amax(dim=-1) if exact else own.argmax(dim=-1) == ids
         columns = [label, -vecdot(own_chances, own), top1]
     sure = bool(detail) or how.max_teacher_entropy is not None
-    if isinstance(teacher, TopTargets):
+    if isinstance(teacher, AlignedTeacher):
+        divergence, entropy, slope = diverge_aligned(student, teacher, how.beta)
+    elif isinstance(teacher, TopTargets):
         divergence, entropy, slope = diverge_at_top(student, chances, teacher, how.beta, sure)
     else:
         divergence, entropy, slope = diverge(student, chances, teacher, how.beta, sure)

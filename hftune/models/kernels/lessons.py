@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch.nn.functional import linear
@@ -191,6 +191,27 @@ class TopTargets:
         return replace(self, ids=ids, log_probs=torch.zeros_like(ids, dtype=torch.float32))
 
 
+class Targets(Protocol):
+    """What a teacher says of some tokens, however it is known: the classes above, and `AlignedTargets`."""
+
+    @property
+    def heads(self) -> tuple[torch.nn.Module, ...]:
+        """As `TeacherStates.heads`."""
+        ...
+
+    def opened(self, widest: int, temperature: float) -> AbstractContextManager[Callable[[slice], Any]]:
+        """As `TeacherStates.opened`."""
+        ...
+
+    def part(self, rows: slice) -> Targets:
+        """Of some tokens."""
+        ...
+
+    def made_up(self) -> Targets:
+        """As `TeacherStates.made_up`."""
+        ...
+
+
 @dataclass(frozen=True)
 class Lesson:
     """What is learnt of a batch's labelled tokens.
@@ -200,7 +221,7 @@ class Lesson:
         divergence: What is minimised.
     """
 
-    targets: TeacherStates | TopTargets | MixedTeachers
+    targets: Targets
     divergence: Divergence
 
     def made_up(self) -> Lesson:

@@ -54,12 +54,12 @@ def load_plain_tokenizer(
         )
     except (OSError, ValueError) as error:
         flag = "--tokenizer_name_or_path" if named else "--model_name_or_path"
-        if Path(name).is_dir() and not _has_tokenizer(Path(name)):
+        if Path(name).is_dir() and not has_tokenizer(Path(name)):
             raise _no_tokenizer(Path(name), flag) from error
         raise cannot_load(name, error, flag, "tokenizer", offline=model_args.offline) from error
 
 
-def _has_tokenizer(folder: Path) -> bool:
+def has_tokenizer(folder: Path) -> bool:
     """Whether a folder has a file that any tokenizer is read from."""
     kinds = ("tokenizer*", "vocab*", "merges.txt", "*.model", "*.tiktoken", "special_tokens_map.json")
     return any(True for kind in kinds for _ in folder.glob(kind))
@@ -67,7 +67,7 @@ def _has_tokenizer(folder: Path) -> bool:
 
 def _no_tokenizer(folder: Path, flag: str) -> ArgumentError:
     above = folder.resolve().parent
-    where = str(above) if _has_tokenizer(above) else "the folder or Hub name of the model that its weights began as"
+    where = str(above) if has_tokenizer(above) else "the folder or Hub name of the model that its weights began as"
     return ArgumentError(
         f"{folder} holds no tokenizer (no tokenizer.json, tokenizer.model or vocabulary)",
         place=flag,

@@ -77,11 +77,18 @@ def _from_package(folder: Path) -> str:
 
 
 def _convert(package: Path, folder: Path) -> None:
+    # Bars of conversion, which tqdm leaves out only if it is told before it is imported.
+    os.environ.setdefault("TQDM_DISABLE", "1")
+    from hftune.distributed.launch import prepare_environment
+
+    prepare_environment()
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging as transformers_logging
 
     from hftune.models.loading.gguf import forget_gguf
 
+    transformers_logging.disable_progress_bar()
     model = AutoModelForCausalLM.from_pretrained(package, gguf_file=GGUF, dtype=torch.float32, trust_remote_code=False)
     forget_gguf(model)
     model.save_pretrained(folder)

@@ -7,12 +7,13 @@ whoever starts it.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hftune import child_processes, terminal
+from hftune.arguments.raw_arguments import given_in_file, take_config
 from hftune.errors import ArgumentError, did_you_mean
 from hftune.tools.pipeline.launchers import Launcher
 from hftune.tools.pipeline.launching import run_quietly
@@ -24,11 +25,13 @@ HELP = """hftune {stage} runs run_{stage}.py, with its arguments and these:
   --nproc N         processes on each machine; left out: one a GPU, and one where there is no GPU
   --nodes N         machines; left out: those of the SLURM allocation, else this one
   --launcher L      deepspeed, torchrun, srun or none; left out: srun in an allocation of several machines, none for
-                    a single process, torchrun where MASTER_ADDR says where the machines meet, else deepspeed
+                    a single process, torchrun where MASTER_ADDR says where the machines meet or
+                    CUDA_VISIBLE_DEVICES which GPUs to use, else deepspeed
   --hostfile FILE   the machines, for deepspeed
 """
 OWN = ("nproc", "nodes", "launcher", "hostfile")
 _HELP = {"-h", "--help"}
+_CPU = {"use_cpu", "no_cuda"}
 _HOSTFILE = Path("/job/hostfile")  # DeepSpeed's default
 
 
@@ -52,8 +55,9 @@ def start(stage: str, argv: list[str]) -> None:
     given, rest = take_own(argv)
     if _HELP & {*rest}:
         say(HELP.format(stage=stage), flush=True)
-        given = Start(launcher="none")
-    launcher = choose(given, os.environ, on_cpu=_asks_for_cpu(rest)).with_free_port()
+        launcher = Launcher()
+    else:
+        launcher = choose(given, os.environ, on_cpu=_asks_for_cpu(rest)).with_free_port()
     _run(launcher, f"run_{stage}.py", rest)
 
 
@@ -133,7 +137,8 @@ def choose(given: Start, variables: Mapping[str, str], *, on_cpu: bool = False) 
         )
     processes = given.nproc or _devices_here(on_cpu)
     if kind is None:
-        kind = "deepspeed" if processes > 1 else "none"
+        several = "torchrun" if _chosen_devices(variables) else "deepspeed"
+        kind = several if processes > 1 else "none"
     options = {"deepspeed": _deepspeed, "torchrun": _torchrun, "srun": _srun}
     return Launcher("python") if kind == "none" else Launcher(kind, options[kind](given, nodes, processes, variables))
 
@@ -169,6 +174,11 @@ def _devices_here(on_cpu: bool) -> int:
     return torch.accelerator.device_count() or 1
 
 
+def _chosen_devices(variables: Mapping[str, str]) -> list[str]:
+    """The devices that CUDA_VISIBLE_DEVICES names."""
+    return [device for device in variables.get("CUDA_VISIBLE_DEVICES", "").split(",") if device.strip()]
+
+
 def _deepspeed(given: Start, nodes: int, processes: int, variables: Mapping[str, str]) -> dict[str, Any]:
     if nodes > 1 and not given.hostfile and not _HOSTFILE.exists():
         raise ArgumentError(
@@ -177,6 +187,17 @@ def _deepspeed(given: Start, nodes: int, processes: int, variables: Mapping[str,
             fix="--hostfile FILE with a line such as `node1 slots=8` a machine; or on each machine the same command "
             "with --launcher torchrun, MASTER_ADDR (the first machine) and NODE_RANK (0, 1, ...) set",
         )
+    chosen = _chosen_devices(variables)
+    if chosen and nodes == 1 and not given.hostfile:
+        # With --num_gpus DeepSpeed's launcher ignores the variable, and takes the first GPUs, those of another run.
+        if processes != len(chosen):
+            raise ArgumentError(
+                f"CUDA_VISIBLE_DEVICES names {len(chosen)} devices, and DeepSpeed's launcher starts a process on each, "
+                f"not {processes}",
+                place="--nproc",
+                fix="--launcher torchrun, or as many devices as processes in CUDA_VISIBLE_DEVICES",
+            )
+        return {}
     hosts = {"hostfile": given.hostfile} if given.hostfile else {}
     # The hostfile says how many processes and machines, unless the command line does.
     each = {"num_gpus": processes} if given.nproc or not (hosts or _HOSTFILE.exists()) else {}
@@ -205,9 +226,16 @@ def _srun(given: Start, nodes: int, processes: int, variables: Mapping[str, str]
 
 
 def _asks_for_cpu(argv: list[str]) -> bool:
-    for number, word in enumerate(argv):
-        name, equals, value = word.partition("=")
-        if name in ("--use_cpu", "--use-cpu", "--no_cuda"):
-            after = value if equals else next(iter(argv[number + 1 : number + 2]), "")
-            return after.lower() not in ("false", "no", "0", "f", "n")
-    return False
+    """Whether `--use_cpu` is given, on the command line or else in the file of `--config`."""
+    path, line = take_config(argv)
+    said = [after or ["true"] for name, after in _named(line) if name.replace("-", "_") in _CPU]
+    said = said or [values for name, values in given_in_file(path) if name.replace("-", "_") in _CPU]
+    return bool(said) and str(said[-1][0]).lower() not in ("false", "no", "0", "f", "n")
+
+
+def _named(argv: list[str]) -> Iterator[tuple[str, list[str]]]:
+    """Each `--name` with the word behind it, which may be another name: nothing is refused here."""
+    for word, after in zip(argv, [*argv, "--"][1:], strict=True):
+        name, equals, value = word.removeprefix("--").partition("=")
+        if word.startswith("--"):
+            yield name, [value] if equals else [after] * (not after.startswith("-"))

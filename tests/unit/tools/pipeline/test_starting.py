@@ -139,6 +139,10 @@ CHOICES: dict[str, tuple[Start, dict[str, str], int, str, dict[str, Any]]] = {
         *(Start(nodes=2, nproc=1), {**MEET, "MASTER_PORT": "7"}, 8, "torchrun"),
         {"nnodes": 2, "nproc_per_node": 1, "node_rank": "1", "master_addr": "node1", "master_port": "7"},
     ),
+    "GPUs of its own": (Start(), {"CUDA_VISIBLE_DEVICES": "2,3"}, 2, "torchrun", {"nproc_per_node": 2}),
+    "one GPU of its own": (Start(), {"CUDA_VISIBLE_DEVICES": "2"}, 1, "python", {}),
+    "GPUs of its own, deepspeed": (Start(launcher="deepspeed"), {"CUDA_VISIBLE_DEVICES": "2,3"}, 2, "deepspeed", {}),
+    "no GPU": (Start(nproc=2), {"CUDA_VISIBLE_DEVICES": ""}, 1, "deepspeed", {"num_gpus": 2}),
     "a hostfile": (Start(hostfile="hosts"), {}, 8, "deepspeed", {"hostfile": "hosts"}),
     "a part of a hostfile": (
         *(Start(hostfile="hosts", nodes=2, nproc=4), {}, 8),
@@ -171,6 +175,10 @@ def test_slurm_without_srun_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
         (Start(launcher="none", nodes=2), {}, "without a launcher a stage is one process"),
         (Start(launcher="none", hostfile="h"), {}, "without a launcher a stage is one process"),
         (Start(launcher="torchrun", hostfile="h"), {}, "torchrun reads no hostfile"),
+        (
+            *(Start(nproc=2, launcher="deepspeed"), {"CUDA_VISIBLE_DEVICES": "1,2,3"}),
+            "CUDA_VISIBLE_DEVICES names 3 devices",
+        ),
         (Start(nodes=2, nproc=8), {}, "nothing says which 2 machines these are"),
         (Start(nodes=2, nproc=8, launcher="torchrun"), {}, "torchrun on 2 machines needs MASTER_ADDR and NODE_RANK"),
         (Start(nodes=2, nproc=8), {"MASTER_ADDR": "a"}, "torchrun on 2 machines needs NODE_RANK"),
@@ -191,9 +199,17 @@ def test_what_cannot_start(given: Start, variables: dict[str, str], words: str) 
         (["--use_cpu", "False"], False),
         (["--use_cpu=no"], False),
         (["--use_cpu_amp"], False),
+        (["--use_cpu", "--x", "False"], True),
+        (["--x", "False", "--use_cpu"], True),
+        (["--config", "cpu.yaml"], True),
+        (["--config=cpu.yaml", "--use_cpu", "False"], False),
     ],
 )
-def test_on_the_cpu_gpus_are_not_counted(argv: list[str], asked: bool) -> None:
+def test_on_the_cpu_gpus_are_not_counted(
+    argv: list[str], asked: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cpu.yaml").write_text("use_cpu: true\n")
+    monkeypatch.chdir(tmp_path)
     assert starting._asks_for_cpu(argv) is asked
     assert starting._devices_here(True) == 1
 

@@ -1,0 +1,63 @@
+"""Rows of a student with what a teacher with another tokenizer and template reads in their place."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from hftune.constants import IGNORE_INDEX
+from hftune.data.readers.files import Row
+from hftune.data.tokenizing.counts import Counts
+from hftune.data.tokenizing.taught_chats import TaughtChatEncoder
+from tests.unit.data.templates.turn_token_families import family_tokenizer
+
+STUDENT, TEACHER = family_tokenizer("chatml", "bytes"), family_tokenizer("mistral", "pieces")
+
+
+def _rows(encoder: TaughtChatEncoder, *turns: str) -> list[dict[str, Any]]:
+    roles = ("user", "assistant")
+    said = [{"role": roles[at % 2], "content": text} for at, text in enumerate(turns)]
+    parsed = encoder.parse(Row({"messages": said}, "data.jsonl", 1))
+    columns = encoder.encode([parsed], Counts())
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
+def _pairs(row: dict[str, Any], teacher: Any = TEACHER) -> list[tuple[str, str]]:
+    """The tokens at which groups begin, the student's and the teacher's."""
+    tokens = STUDENT.convert_ids_to_tokens(list(row["input_ids"]))
+    others = teacher.convert_ids_to_tokens(list(row["teacher_input_ids"]))
+    return [(tokens[at], others[place]) for at, place in enumerate(row["teacher_at"]) if place >= 0]
+
+
+def test_the_teacher_reads_its_own_template() -> None:
+    (row,) = _rows(TaughtChatEncoder(STUDENT, TEACHER, max_length=None), "hello", "hello user", "er", "he")
+    first = _pairs(row)[:3]
+    assert first == [("hello", "▁hello"), ("Ġ", "▁user"), ("<|im_end|>", "</s>")]
+    assert _pairs(row)[-1] == ("<|im_end|>", "</s>")
+    # Groups begin at trained tokens alone, and the teacher's row holds its own marks of turns.
+    assert all(label != IGNORE_INDEX for label, at in zip(row["labels"], row["teacher_at"], strict=True) if at >= 0)
+    said = TEACHER.convert_ids_to_tokens(list(row["teacher_input_ids"]))
+    assert said.count("[INST]") == 2 and "<|im_start|>" not in said
+    assert said[row["teacher_prompt"] - 1] == "[/INST]"
+
+
+def test_without_a_template_it_reads_the_students_text() -> None:
+    teacher = copy.deepcopy(TEACHER)
+    teacher.chat_template = None
+    (row,) = _rows(TaughtChatEncoder(STUDENT, teacher, max_length=None), "hello", "hello user")
+    said = TEACHER.convert_tokens_to_string(TEACHER.convert_ids_to_tokens(list(row["teacher_input_ids"])))
+    assert "<|im_start|>" in said and _pairs(row)[-1] == ("<|im_end|>", "</s>")
+
+
+def test_a_cut_row_needs_less_of_the_teacher() -> None:
+    (row,) = _rows(TaughtChatEncoder(STUDENT, TEACHER, max_length=None), "hello", "hello user hello user")
+    cut = TaughtChatEncoder(STUDENT, TEACHER, max_length=len(row["input_ids"]) - 4)
+    (short,) = _rows(cut, "hello", "hello user hello user")
+    assert len(short["teacher_at"]) == len(short["input_ids"]) == len(row["input_ids"]) - 4
+    assert list(short["teacher_at"]) == list(row["teacher_at"][: len(short["teacher_at"])])
+    assert len(short["teacher_input_ids"]) == max(short["teacher_at"]) + 1
+
+
+def test_the_teacher_is_part_of_the_fingerprint() -> None:
+    made = [TaughtChatEncoder(STUDENT, one, max_length=8).settings() for one in (TEACHER, family_tokenizer("llama3"))]
+    assert made[0] != made[1]

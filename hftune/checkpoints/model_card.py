@@ -26,6 +26,7 @@ _SHOWN = (
     "optim",
     "max_length",
     "block_size",
+    "distill_mode",
     "beta",
     "seed",
 )
@@ -74,11 +75,16 @@ def _stage(manifest: dict[str, Any]) -> list[str]:
     # -1 is what the Trainer writes for "not limited" (max_steps).
     settings = {key: training[key] for key in _SHOWN if training.get(key) not in (None, -1)}
     metrics = {key: value for key, value in manifest.get("metrics", {}).items() if isinstance(value, int | float)}
-    parts = [f"## {STAGES[manifest['stage']].task.capitalize()}", _data(manifest)]
+    parts = [f"## {STAGES[manifest['stage']].task.capitalize()}", _teachers(manifest), _data(manifest)]
     parts.append(_table(("setting", "value"), settings))
     shown = {key: f"{value:.4g}" for key, value in metrics.items() if key.startswith(("eval_", "train_loss"))}
     parts.append(_table(("metric", "value"), shown))
     return [part for part in parts if part]
+
+
+def _teachers(manifest: dict[str, Any]) -> str:
+    named = [_hub_name(teacher["name"]) or Path(teacher["name"]).name for teacher in manifest.get("teachers", [])]
+    return f"Taught by {', '.join(map(code, named))}." if named else ""
 
 
 def _data(manifest: dict[str, Any]) -> str:

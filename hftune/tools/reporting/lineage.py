@@ -16,7 +16,7 @@ from hftune.weight_files import fingerprint
 
 _SETTINGS = (
     *("learning_rate", "num_train_epochs", "max_steps", "per_device_train_batch_size", "gradient_accumulation_steps"),
-    *("lr_scheduler_type", "max_length", "block_size", "beta", "seed"),
+    *("lr_scheduler_type", "max_length", "block_size", "distill_mode", "beta", "seed"),
 )
 _METRICS = ("train_loss", "eval_loss", "eval_perplexity", "eval_accuracy", "eval_token_accuracy", "eval_reward")
 
@@ -117,6 +117,8 @@ def _parents(manifest: Manifest) -> Iterator[tuple[str, str, str | None]]:
     base = manifest.get("base") or {}
     if base.get("name"):
         found[str(base["name"])] = ("base", base.get("fingerprint"))
+    for teacher in manifest.get("teachers") or []:
+        found.setdefault(str(teacher["name"]), ("teacher", teacher.get("fingerprint")))
     role = "asked" if manifest.get("stage") == ASKED else "adapter"
     for parent in manifest.get("parents") or []:
         found.setdefault(str(parent["folder"]), (role, parent.get("fingerprint")))

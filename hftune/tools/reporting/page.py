@@ -131,11 +131,17 @@ def _named(stage: Stage) -> Any:
     return replace(stage.summary, stage=stage.name)
 
 
+def _teachers(stage: Stage) -> list[str]:
+    """Of a distillation, the models that it learnt from."""
+    return [str(teacher["name"]) for teacher in stage.manifest.get("teachers") or []]
+
+
 def _html_stage(number: int, stage: Stage) -> str:
     status = stage.manifest.get("status")
     badge = "" if status == "complete" else f'<span class="badge">{html(str(status))}</span>'
     base = (stage.manifest.get("base") or {}).get("name")
-    origin = f'<p class="from">from <code>{html(str(base))}</code></p>' if base else ""
+    taught = "".join(f", taught by <code>{html(name)}</code>" for name in _teachers(stage))
+    origin = f'<p class="from">from <code>{html(str(base))}</code>{taught}</p>' if base else ""
     charts = "".join(
         f"<figure><figcaption>{html(title)}</figcaption>{chart(curves, title)}</figure>"
         for title, curves in stage.curves.items()
@@ -219,7 +225,8 @@ def markdown_page(title: str, stages: Sequence[Stage]) -> str:
     for stage in stages:
         parts.append(f"## {markdown(_title(stage))}")
         base = (stage.manifest.get("base") or {}).get("name")
-        parts += [f"From {code(base)}, {markdown(stage.manifest.get('status'))}."] if base else []
+        taught = "".join(f", taught by {code(name)}" for name in _teachers(stage))
+        parts += [f"From {code(base)}{taught}, {markdown(stage.manifest.get('status'))}."] if base else []
         if stage.curves:
             # Sections are headings of the second level, and here they stand below one.
             parts.append(_curves(stage).render().replace("## ", "### ", 1))

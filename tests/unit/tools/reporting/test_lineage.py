@@ -12,6 +12,7 @@ import pytest
 from hftune.checkpoints.manifest import COMPLETE, write_manifest
 from hftune.errors import ManifestError
 from hftune.tools.reporting.lineage import draw, trace
+from hftune.weight_files import fingerprint
 from tests.unit.tools.pipeline.files import finish, model, steps
 
 
@@ -56,6 +57,27 @@ def test_one_altered_byte_anywhere_is_found(road: Path, file: str) -> None:
     origin = trace(road / "out" / "sft-merged")
     assert len(origin.all_faults()) >= 1 and any(file.split("/")[-2] in fault for fault in origin.all_faults())
     assert "no longer hold" in draw(origin)
+
+
+def test_a_teacher_is_a_parent(road: Path) -> None:
+    """One of hftune's is traced further; one that is the base as well stays the base; a changed one is said."""
+    base, teacher = str(road / "base"), str(road / "out" / "sft-merged")
+    seen = [{"name": name, "fingerprint": fingerprint(name)} for name in (teacher, base, "owner/hub")]
+    (road / "student").mkdir()
+    write_manifest(
+        road / "student",
+        {"stage": "distill", "status": COMPLETE, "kind": "full", "base": {"name": base}, "teachers": seen},
+    )
+    found = trace(road / "student")
+    assert [(parent.role, parent.name) for parent in found.parents] == [
+        ("base", base),
+        ("teacher", teacher),
+        ("teacher", "owner/hub"),
+    ]
+    assert f"teacher: {teacher}  [" in draw(found)
+    assert found.parents[1].parents and not found.parents[1].faults
+    (road / "out" / "sft-merged" / "model.safetensors").write_bytes(b"other")
+    assert any("not those that were used" in fault for fault in trace(road / "student").parents[1].faults)
 
 
 def test_as_json(road: Path) -> None:

@@ -55,6 +55,7 @@ def pipeline(tmp_path: Path) -> Path:
             "data": about,
             "metrics": {"eval_loss": 1.25},
             "notices": [NASTY],
+            "teachers": [{"name": "teacher " + NASTY, "fingerprint": ""}],
         }
         write_manifest(folder, manifest)
     (tmp_path / "previous" / "sft").mkdir(parents=True)
@@ -110,6 +111,7 @@ def test_the_page_is_whole_and_alone(pipeline: Path) -> None:
     assert "<dt>step 9<small>rm 9</small></dt>" in html and "rm 9" in markdown
     assert "<mark>answer" in html and "«answer" in markdown
     assert "--local_rank" not in html and "previous" not in html
+    assert "taught by <code>teacher" in html and "taught by `" in markdown
 
 
 def test_speed_is_that_between_logs(pipeline: Path) -> None:

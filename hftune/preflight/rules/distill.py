@@ -38,12 +38,6 @@ def check_teachers(args: DistillArguments) -> Iterator[UserError]:
         )
     elif weights and not sum(weights) > 0:
         yield ArgumentError("all teachers have weight 0", place="--teacher_weights", fix="give one a weight above 0")
-    if args.teacher_model_init_kwargs is not None:
-        yield ArgumentError(
-            "teachers are loaded by hftune",
-            place="--teacher_model_init_kwargs",
-            fix="use --teacher_dtype, --teacher_load_in_4bit, --teacher_model_revision",
-        )
 
 
 def _check_targets(facts: Facts[DistillArguments]) -> Iterator[UserError]:

@@ -35,11 +35,15 @@ class OnPolicyAnswers(Completions):
     Args:
         share: Of the steps that train the student's own answers; which ones depends on seed and step alone, so that
             all processes agree, and a run that resumes draws the same ones.
+
+    Attributes:
+        drawing: Whether the step at hand trains the student's own answers.
     """
 
     def __init__(self, share: float) -> None:
         super().__init__()
         self.share = share
+        self.drawing = False
         self._tokens = 0  # trained by this process
         self._endless = self._repetitive = 0  # steps in a row
 
@@ -50,7 +54,8 @@ class OnPolicyAnswers(Completions):
     def batches(self, run: Run, batches: Iterator[Any]) -> Iterator[Any]:
         """The micro batches of a step with the student's answers, or as they are."""
         step = list(islice(batches, run.args.gradient_accumulation_steps))
-        if step and self.draws(run):
+        self.drawing = bool(step) and self.draws(run)
+        if self.drawing:
             step = self.answered(run, step)
         self._tokens += sum(int((batch["labels"] != IGNORE_INDEX).sum()) for batch in step)
         yield from step

@@ -102,7 +102,7 @@ def test_two_teachers_are_the_mixture(tiny_model: Path, tiny_teacher: Path, tiny
 
     def loss(*teachers: str) -> float:
         trainer = made(tiny_model, tiny_teacher, tiny_data, tmp_path, *teachers)
-        return float(trainer.compute_loss(trainer.model, trainer.data_collator([trainer.train_dataset[0]])))
+        return trainer.compute_loss(trainer.model, trainer.data_collator([trainer.train_dataset[0]])).item()
 
     def both(own: str, other: str) -> float:
         names = ("--teacher_model_name_or_path", str(tiny_model), str(tiny_teacher))

@@ -33,7 +33,6 @@ def test_a_teacher_that_fits(tiny_model: Path, tiny_teacher: Path) -> None:
         (("--temperature", "0"), "--temperature", "temperature"),
         (("--label_smoothing_factor", "0.1"), "--loss_type", "divergence"),
         (("--loss_type", "dft"), "--loss_type", "divergence"),
-        (("--teacher_model_init_kwargs", "{}"), "--teacher_model_init_kwargs", "loaded by hftune"),
     ],
 )
 def test_what_is_refused(flags: tuple[str, ...], place: str, says: str, tiny_model: Path, tiny_teacher: Path) -> None:

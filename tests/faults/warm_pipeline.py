@@ -98,16 +98,21 @@ def start_runner(steps: list[Step], folder: Path) -> int:
     return fork(work, folder.with_name(f"{folder.name}.log"), 0, 1, 0)
 
 
+def entries(folder: Path) -> set[Path]:
+    """All that is in a folder now; what a run removes meanwhile is passed over."""
+    return {Path(place, name) for place, folders, files in os.walk(folder) for name in (*folders, *files)}
+
+
 def run_once(steps: list[Step], folder: Path, moments: random.Random, files: float | None) -> dict:
     """One run, killed after up to `files` new ones; what was killed, and what is finished and whole after it."""
-    before = {*folder.rglob("*")}
+    before = entries(folder)
     pid = start_runner(steps, folder)
     victim, made = None, set[Path]()
     # A little later as well: much happens between two files.
     enough, pause = moments.uniform(0.0, files or 0.0), moments.uniform(0.0, 0.1)
     whom = moments.choice(["runner", "stage"])
     while _runs(pid):
-        made |= {*folder.rglob("*")} - before
+        made |= entries(folder) - before
         if files is not None and len(made) >= enough:
             time.sleep(pause)
             victim = _kill(pid, whom)

@@ -119,13 +119,14 @@ class DistillTrainer(StageTrainer, TokenRows):
 
     def make_features(self, model: Any, args: StageArguments) -> list[Feature]:
         """Streams before all others, the loss behind all others."""
-        held_out, answers = HeldOutLoss(), TaughtLoss(self.teachers, args)
+        share, held_out = args.share_on_policy, HeldOutLoss()
+        drawn = (AlignedAnswers(share, self.aligner) if self.aligner else OnPolicyAnswers(share)) if share else None
+        answers = TaughtLoss(self.teachers, args, drawn)
         if self.aligner is not None and isinstance(self.teachers, Teachers):
-            answers = AlignedLoss(self.teachers, args, self.aligner.shared)
+            answers = AlignedLoss(self.teachers, args, self.aligner.shared, drawn)
         first: list[Feature] = [TokenFigures(answers, held_out)]
         if self._streams:
             first.append(on_demand("hftune.trainers.features.streams:Streams")())
-        if args.share_on_policy:
-            share = args.share_on_policy
-            first.append(AlignedAnswers(share, self.aligner) if self.aligner else OnPolicyAnswers(share))
+        if drawn is not None:
+            first.append(drawn)
         return [*first, *super().make_features(model, args), held_out, self.teachers, answers]

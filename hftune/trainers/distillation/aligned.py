@@ -57,8 +57,14 @@ class AlignedCollator:
 class AlignedLoss(TaughtLoss):
     """The loss where groups of both tokenisations begin; its mean is over all labels, as without a teacher's."""
 
-    def __init__(self, teachers: Teachers, args: StageArguments, shared: SharedVocabulary) -> None:
-        super().__init__(teachers, args)
+    def __init__(
+        self,
+        teachers: Teachers,
+        args: StageArguments,
+        shared: SharedVocabulary,
+        drawn: OnPolicyAnswers | None = None,
+    ) -> None:
+        super().__init__(teachers, args, drawn)
         weights = args.shared_token_weight, args.split_token_weight
         self.pairing = Pairing(
             torch.from_numpy(shared.student_ids),
@@ -96,7 +102,7 @@ class AlignedLoss(TaughtLoss):
         assert isinstance(states, TeacherStates), "of one teacher"
         group = torch.where(begins, begins.cumsum(0) - 1, -1)
         alike = self._same[labels[begins]] == ids.reshape(-1)[places[begins]]
-        return {"answer_teacher": Lesson(AlignedTargets(states, group, alike, self.pairing), self.divergence)}
+        return {"answer_teacher": Lesson(AlignedTargets(states, group, alike, self.pairing), self.minimised(run))}
 
 
 class AlignedAnswers(OnPolicyAnswers):

@@ -78,7 +78,9 @@ def test_answers_take_the_place_of_the_last_ones(flat: bool) -> None:
     run = student.run(flat=flat, args={"gradient_accumulation_steps": 2})
     step = [run.data_collator(RECORDS[:2]) | {ORIGIN: "here"}, run.data_collator(RECORDS[2:])]
     answers = OnPolicyAnswers(1.0)
+    assert not answers.drawing
     first, second = answers.batches(run, iter(step))
+    assert answers.drawing
     assert student.asked == [[[1, 2, 3, 4], [10, 11]]] and student.modes == [False] and run.model.training
     assert records_of(first) == [
         {"input_ids": [1, 2, 3, 4, 20, 99], "labels": [NO] * 4 + [20, 99]},
@@ -127,7 +129,7 @@ def test_a_step_that_draws_nothing_trains_the_records() -> None:
     run = student.run()
     batch = run.data_collator(RECORDS[:1])
     answers = OnPolicyAnswers(0.0)
-    assert list(answers.batches(run, iter([batch]))) == [batch] and not student.asked
+    assert list(answers.batches(run, iter([batch]))) == [batch] and not student.asked and not answers.drawing
     assert answers.counts(run) == {"on_policy_tokens": 3}
     again = OnPolicyAnswers(0.0)
     again.resume_counts(run, answers.counts(run))

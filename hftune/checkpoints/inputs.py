@@ -16,7 +16,8 @@ READ = {
     *("chat_template_path", "deepspeed", "domain_tokenizer", "fsdp_config", "judge_reward", "model_name_or_path"),
     *("models", "peft_model_path", "peft_path", "question_file", "ref_adapters", "ref_model", "reward_funcs"),
     *("reward_model", "reward_model_path", "tokenized_dir", "tokenizer_name_or_path", "tokenizer_path", "tools"),
-    *("teacher_model_name_or_path", "train_file_dir", "validation_file_dir", "validation_tokenized_dir", "warm_start"),
+    *("teacher_model_name_or_path", "teacher_targets", "train_file_dir", "validation_file_dir"),
+    *("validation_tokenized_dir", "warm_start"),
 }
 """Arguments that name what a result depends on. The value of another, such as `--lr_scheduler_type linear`, may be the
 name of a folder by chance."""

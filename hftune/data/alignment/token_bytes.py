@@ -6,7 +6,6 @@ a vocabulary lacks is several tokens, each of some of its bytes.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -14,6 +13,7 @@ from tokenizers import models
 from transformers import PreTrainedTokenizerBase
 
 from hftune.errors import ArgumentError
+from hftune.opening.json_file import parse_json
 
 END = b"\xff\xff"
 """What a token writes that ends an answer, in any vocabulary: bytes that no text has."""
@@ -72,7 +72,7 @@ def end_of_answer(tokenizer: PreTrainedTokenizerBase) -> int | None:
 
 def _writer(backend: Any, flag: str) -> Callable[[str], bytes]:
     """What a piece of the vocabulary writes, by the steps of the decoder."""
-    steps = list(_flat(json.loads(backend.decoder.__getstate__()))) if backend.decoder else []
+    steps = list(_flat(parse_json(backend.decoder.__getstate__(), flag))) if backend.decoder else []
     kinds = {step["type"] for step in steps}
     if not isinstance(backend.model, (models.BPE, models.Unigram)) or kinds & {"BPEDecoder", "WordPiece", "CTC"}:
         raise _refused(f"its tokens ({type(backend.model).__name__}) do not say which bytes they write", flag)

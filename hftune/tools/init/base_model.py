@@ -10,6 +10,7 @@ import os
 import socket
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from hftune import child_processes
 from hftune.errors import DataError
@@ -86,10 +87,12 @@ def _convert(package: Path, folder: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging as transformers_logging
 
+    from hftune.models.loading.from_pretrained import pretrained
     from hftune.models.loading.gguf import forget_gguf
 
     transformers_logging.disable_progress_bar()
-    model = AutoModelForCausalLM.from_pretrained(package, gguf_file=GGUF, dtype=torch.float32, trust_remote_code=False)
+    given: dict[str, Any] = {"gguf_file": GGUF, "trust_remote_code": False}
+    model = pretrained(AutoModelForCausalLM, package, dtype=torch.float32, **given)
     forget_gguf(model)
     model.save_pretrained(folder)
-    AutoTokenizer.from_pretrained(package, gguf_file=GGUF, trust_remote_code=False).save_pretrained(folder)
+    pretrained(AutoTokenizer, package, **given).save_pretrained(folder)

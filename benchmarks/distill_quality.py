@@ -104,10 +104,11 @@ def table(found: dict[str, dict[str, float]]) -> str:
 def write_docs(args: argparse.Namespace, found: dict[str, dict[str, float]]) -> None:
     """Put the table into the page, in the place of the one that is there."""
     text = PAGE.read_text(encoding="utf-8")
+    machine = f"{platform.machine()}, {os.cpu_count()} cores"
     words = (
         f"SmolLM2-135M, LoRA (r 8, learning rate 5e-4), {args.steps} steps of 4 records of at most 128 tokens; the\n"
-        f"teacher is the demo's own result. {platform.machine()}, {os.cpu_count()} cores. KL(teacher, student) per held-out\n"
-        "token, by `python benchmarks/distill_quality.py --student SMOLLM2 --teacher FOLDER --write-docs`:\n\n"
+        f"teacher is the demo's own result. {machine}. KL(teacher, student) per held-out token, by\n"
+        "`python benchmarks/distill_quality.py --student SMOLLM2 --teacher FOLDER --write-docs`:\n\n"
     )
     start = text.find(HEAD)
     end = text.find("\n## ", start + 1) if start >= 0 else -1

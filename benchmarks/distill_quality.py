@@ -93,11 +93,8 @@ def measure(args: argparse.Namespace, work: Path) -> dict[str, dict[str, float]]
 
 def table(found: dict[str, dict[str, float]]) -> str:
     """Markdown."""
-    lines = ["| way | KL before | after | left | training, s |", "| --- | --: | --: | --: | --: |"]
-    lines += [
-        f"| {way} | {row['before']:.4f} | {row['after']:.4f} | {row['left']:.0%} | {row['seconds']:.0f} |"
-        for way, row in found.items()
-    ]
+    lines = ["| way | KL before | after | left |", "| --- | --: | --: | --: |"]
+    lines += [f"| {way} | {row['before']:.4f} | {row['after']:.4f} | {row['left']:.0%} |" for way, row in found.items()]
     return "\n".join(lines) + "\n"
 
 

@@ -18,10 +18,12 @@ from transformers import PreTrainedConfig
 
 from hftune.models.kernels.chunked_heads import (
     Columns,
+    add_product,
     chunk_slices,
     in_float32,
     is_plain,
     is_trained,
+    new_gradients,
     product_dtype,
     teach_head,
     through_module,
@@ -238,12 +240,7 @@ class _TrainedHead(torch.autograd.Function):
         dft: bool,
     ) -> Columns:
         """The loss, a float32 scalar, then the columns, none of which has a gradient."""
-        wanted = ctx.needs_input_grad
-        # Sums over several chunks want more than 16 bits.
-        exact = torch.float32 if len(chunk_slices(hidden, weight.shape[0])) > 1 else weight.dtype
-        to_hidden = torch.empty_like(hidden) if wanted[0] else None
-        to_weight = torch.zeros_like(weight, dtype=exact) if wanted[1] else None
-        to_bias = None if bias is None or not wanted[2] else torch.zeros_like(bias, dtype=torch.float32)
+        to_hidden, to_weight, to_bias = new_gradients(hidden, weight, bias, ctx.needs_input_grad)
         ctx.dtypes = (hidden.dtype, weight.dtype, None if bias is None else bias.dtype)
         weight = weight.to(product_dtype(weight))
         found: list[Columns] = []
@@ -285,11 +282,7 @@ def _add_to_weight(
     """Add the sum over tokens of factor * (onehot - p) times the hidden state, in place."""
     total.index_add_(0, ids, (hidden * at_target[:, None]).to(total.dtype))
     scaled = (hidden * (by / chunk.total)[:, None]).to(hidden.dtype)
-    powers = chunk.powers.to(hidden.dtype)
-    if total.dtype == hidden.dtype:
-        total.addmm_(powers.T, scaled, alpha=-1)
-    else:
-        total.sub_(powers.T @ scaled)
+    add_product(total, chunk.powers.to(hidden.dtype), scaled, alpha=-1)
 
 
 def _by_module(

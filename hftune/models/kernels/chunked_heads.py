@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -67,6 +67,27 @@ def product_dtype(weight: torch.Tensor) -> torch.dtype:
 def in_float32(device: torch.device) -> torch.autocast:
     """Inside, products of float32 are computed as such, autocast or not."""
     return torch.autocast(device.type, enabled=False)
+
+
+def new_gradients(
+    hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, wanted: Sequence[bool]
+) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
+    """Gradients to be filled of hidden states, weight and bias, where each is wanted: the last two zeros, to add to."""
+    # Sums over several chunks want more than 16 bits.
+    exact = torch.float32 if len(chunk_slices(hidden, weight.shape[0])) > 1 else weight.dtype
+    return (
+        torch.empty_like(hidden) if wanted[0] else None,
+        torch.zeros_like(weight, dtype=exact) if wanted[1] else None,
+        torch.zeros_like(bias, dtype=torch.float32) if bias is not None and wanted[2] else None,
+    )
+
+
+def add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor, *, alpha: float = 1.0) -> None:
+    """Add alpha times the transposed `left` (tokens, rows) times `right` (tokens, columns), in place."""
+    if total.dtype == right.dtype:
+        total.addmm_(left.T, right, alpha=alpha)
+    else:
+        total.add_(left.T @ right, alpha=alpha)
 
 
 def through_module(

@@ -15,10 +15,12 @@ from hftune.distributed import zero
 from hftune.models.kernels.answer_projection import LogitShape
 from hftune.models.kernels.chunked_heads import (
     Columns,
+    add_product,
     chunk_slices,
     in_float32,
     is_plain,
     is_trained,
+    new_gradients,
     product_dtype,
     teach_head,
     through_module,
@@ -75,12 +77,7 @@ class _TaughtHead(torch.autograd.Function):
     ) -> Columns:
         """The loss, a float32 scalar, then the columns, none of which has a gradient."""
         wanted = [slopes and each for each in ctx.needs_input_grad[:3]]
-        chunks = chunk_slices(hidden, weight.shape[0])
-        # Sums over several chunks want more than 16 bits.
-        exact = torch.float32 if len(chunks) > 1 else weight.dtype
-        to_hidden = torch.empty_like(hidden) if wanted[0] else None
-        to_weight = torch.zeros_like(weight, dtype=exact) if wanted[1] else None
-        to_bias = torch.zeros_like(bias, dtype=torch.float32) if bias is not None and wanted[2] else None
+        to_hidden, to_weight, to_bias = new_gradients(hidden, weight, bias, wanted)
         ctx.dtypes = (weight.dtype, None if bias is None else bias.dtype)
         dtype = product_dtype(weight)
         weight, bias = weight.to(dtype), None if bias is None else bias.to(dtype)
@@ -90,7 +87,7 @@ class _TaughtHead(torch.autograd.Function):
         loss = torch.zeros((), dtype=torch.float32, device=hidden.device)
         opened = lesson.targets.opened(weight.shape[0], lesson.divergence.temperature)
         with opened as teacher, in_float32(hidden.device):
-            for rows in chunks:
+            for rows in chunk_slices(hidden, weight.shape[0]):
                 part, by = hidden[rows].to(dtype), factors[rows] / largest
                 raw = linear(part, weight, bias)
                 logits = shape(raw)
@@ -107,11 +104,7 @@ class _TaughtHead(torch.autograd.Function):
                 if to_hidden is not None:
                     to_hidden[rows] = low @ weight[:known]
                 if to_weight is not None:
-                    scaled = (part * by[:, None]).to(dtype)
-                    if to_weight.dtype == dtype:
-                        to_weight[:known].addmm_(low.T, scaled)
-                    else:
-                        to_weight[:known] += low.T @ scaled
+                    add_product(to_weight[:known], low, (part * by[:, None]).to(dtype))
                 if to_bias is not None:
                     to_bias[:known].addmv_(slope.T, by)
         ctx.gradients = (to_hidden, to_weight, to_bias)

@@ -9,19 +9,21 @@ from typing import Any
 import numpy as np
 import torch
 from datasets import Dataset
-from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hftune.arguments.distill import DistillArguments
 from hftune.arguments.model import ModelArguments
+from hftune.data.alignment.vocabularies import same_tokenizer
 from hftune.data.teaching.hashes import trained_places
 from hftune.errors import ArgumentError
 from hftune.models.kernels.answer_head import add_answer_head
 from hftune.models.kernels.chunked_heads import CHUNK_BYTES
 from hftune.models.kernels.lessons import MixedTeachers, TeacherStates
-from hftune.models.loading.from_pretrained import pretrained
 from hftune.models.vocabulary.size import predicted_rows
+from hftune.preflight.teachers import FLAG
 from hftune.tools.teaching.shards import ShardFile, Work
 from hftune.trainers.distillation.loading import load_teachers
+from hftune.trainers.distillation.other_tokenizer import teacher_tokenizers
 
 
 @dataclass
@@ -110,26 +112,16 @@ def load_teacher(model_args: ModelArguments, args: DistillArguments, tokenizer: 
     Raises:
         ArgumentError: One cannot be loaded, or reads other tokens than the records have.
     """
-    for name in args.teachers:
-        _check_tokens(name, args, tokenizer)
+    for name, theirs in teacher_tokenizers(model_args, args).items():
+        if not same_tokenizer(tokenizer, theirs):
+            raise ArgumentError(
+                "the teacher has another tokenizer than the student, and stored targets are ids of its tokens",
+                place=f"{FLAG} {name}",
+                fix="name a teacher with the student's tokenizer; run_distill.py itself learns from one with another",
+            )
     models: list[PreTrainedModel] = load_teachers(model_args, args)
     for model in models:
         add_answer_head(model)
         if not (args.teacher_load_in_4bit or args.teacher_load_in_8bit):
             model.to(args.device)  # type: ignore[arg-type]  # transformers wraps `to` without its types
     return Teacher(models, args.teacher_shares, float(args.temperature), int(tokenizer.pad_token_id or 0))
-
-
-def _check_tokens(name: str, args: DistillArguments, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Refuse a teacher that knows a token of the records under another number, or not at all."""
-    try:
-        theirs = pretrained(AutoTokenizer, name, trust_remote_code=args.trust_remote_code).get_vocab()
-    except (OSError, ValueError):
-        return  # a folder of weights alone: whoever gives it says that it fits
-    other = [token for token, number in tokenizer.get_vocab().items() if theirs.get(token, number) != number]
-    if other:
-        raise ArgumentError(
-            f"{len(other)} tokens of the student have another number in the teacher's tokenizer ({other[0]!r})",
-            place=f"--teacher_model_name_or_path {name}",
-            fix="name a teacher of the same family: stored targets are numbers of tokens",
-        )

@@ -31,8 +31,8 @@ def taught_encoder(
         ArgumentError: Another tokenizer, and what cannot be done with one: packed rows, streams, records tokenised
             ahead, several teachers; or one that cannot be aligned.
     """
-    found = {name: _tokenizer_of(name, model_args, training_args) for name in training_args.teachers}
-    others = {name: one for name, one in found.items() if one is not None and not same_tokenizer(tokenizer, one)}
+    found = teacher_tokenizers(model_args, training_args)
+    others = {name: one for name, one in found.items() if not same_tokenizer(tokenizer, one)}
     if not others:
         return ChatEncoder.from_arguments(tokenizer, training_args)
     (name, teacher), *_ = others.items()
@@ -44,6 +44,14 @@ def taught_encoder(
         "learning is from tokens and spans that both write alike"
     )
     return encoder
+
+
+def teacher_tokenizers(
+    model_args: ModelArguments, training_args: DistillArguments
+) -> dict[str, PreTrainedTokenizerBase]:
+    """The tokenizer of each teacher that has one, by its name; the others are taken to have the student's."""
+    found = {name: _tokenizer_of(name, model_args, training_args) for name in training_args.teachers}
+    return {name: one for name, one in found.items() if one is not None}
 
 
 def _tokenizer_of(

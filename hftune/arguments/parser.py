@@ -40,7 +40,7 @@ class HftuneParser(TrlParser):
 
     Args:
         dataclass_types: What is made of the arguments.
-        stage: "pt", "sft", "rm", "dpo" or "rl"; of another command, such as "merge", its own names count first.
+        stage: A key of `STAGES`; of another command, such as "merge", its own names count first.
         aliases: Further names of its arguments.
     """
 
@@ -51,7 +51,9 @@ class HftuneParser(TrlParser):
         super().__init__(dataclass_types, allow_abbrev=False)
         self.stage = stage
         self.aliases = aliases or {}
-        self.done_by_hftune = DONE_BY_HFTUNE_EVERYWHERE | DONE_BY_HFTUNE.get(base_stage(self.stage), {})
+        self.done_by_hftune = dict(DONE_BY_HFTUNE_EVERYWHERE)
+        for name in (base_stage(self.stage), self.stage):
+            self.done_by_hftune |= DONE_BY_HFTUNE.get(name, {})
         for name in (f.name for cls in self.dataclass_types for f in fields(cls) if get_origin(f.type) is dict):
             self.known[name].type = _json_object  # `dict` itself takes no string
         # Annotations are texts; `bool | None` is a switch as well, for which argparse wants a value.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 # Fields of the trainers below whose work hftune does itself, before the trainer sees the data: a value given for them
-# would be dropped in silence, so it is refused. A value that means "no" is harmless and let through.
+# would be dropped in silence, so it is refused. A value that means "no" is harmless and let through. A stage has those
+# of the stage that it is based on as well.
 DONE_BY_HFTUNE: dict[str, dict[str, str]] = {
     "sft": {
         "assistant_only_loss": "answers alone are trained already; --train_on_inputs trains all tokens",
@@ -12,6 +13,9 @@ DONE_BY_HFTUNE: dict[str, dict[str, str]] = {
         "dataset_text_field": "formats are recognised from the records; run_pt.py takes plain text",
         "shuffle_dataset": "the Trainer shuffles; --data_seed sets its seed",
         "eos_token": "turns end as the chat template says; --chat_template takes another",
+    },
+    "distill": {
+        "max_tool_calling_iterations": "answers are drawn in one turn; run_rl.py --tools has the policy call tools",
     },
     "rm": {"eos_token": "turns end as the chat template says; --chat_template takes another"},
     "dpo": {"truncation_mode": "prompts lose their start, answers their end; see --max_prompt_length"},

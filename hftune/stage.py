@@ -69,7 +69,7 @@ def start_run(stage: str, arguments: RunArguments[Training]) -> Run[Training]:
     Nothing is written yet; a checkpoint that a killed run has left under another name gets its own back.
 
     Args:
-        stage: "pt", "sft", "rm", "dpo" or "rl".
+        stage: A key of `STAGES`.
         arguments: As parsed. They must outlive the model: transformers has no other hold on the DeepSpeed config.
     """
     # First of all: the watchdog agrees on a word, and machines compare themselves, by collectives.

@@ -37,7 +37,7 @@ class DistillArguments(SFTArguments, trl.DistillationConfig):
     teacher_dtype: str = field(
         default="auto",
         metadata={
-            "help": "Dtype of a teacher's weights. auto: float32 on a CPU, else as stored.",
+            "help": "Dtype of a teacher's weights. auto: that in which the run computes (bf16, fp16 or float32).",
             "choices": ["auto", "bfloat16", "float16", "float32"],
         },
     )

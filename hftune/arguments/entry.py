@@ -30,7 +30,7 @@ def parse_arguments(stage: str, argv: list[str] | None = None) -> RunArguments[A
     The class of the training arguments is found by `stage_table.STAGES`: no stage imports those of others.
 
     Args:
-        stage: "pt", "sft", "rm", "dpo" or "rl".
+        stage: A key of `STAGES`.
         argv: The command line; left out: the process's own.
 
     Raises:

@@ -109,13 +109,13 @@ _NAMES = {
         entropy_coef_max entropy_coef_min entropy_target layers_to_transform loraplus_lr_embedding loss_weights
         moe_z_loss_coef neftune_noise_alpha num_cycles off_policy_mask_threshold offset_alpha
         router_aux_loss_coef shared_token_weight simpo_gamma split_token_weight teacher_weights temperature
-        undesirable_weight vespo_k_neg
-        vespo_k_pos vespo_lambda_neg vespo_lambda_pos vf_coef vllm_importance_sampling_clip_min
+        undesirable_weight vespo_k_neg vespo_k_pos vespo_lambda_neg vespo_lambda_pos vf_coef
+        vllm_importance_sampling_clip_min
     """,
     "(0, 1e6]": """
         discopop_tau epsilon epsilon_high kl_target lora_alpha loraplus_lr_ratio max_teacher_entropy
-        muon_extra_scale_factor
-        num_train_epochs power repetition_penalty rope_factor sapo_temperature_neg sapo_temperature_pos
+        muon_extra_scale_factor num_train_epochs power repetition_penalty rope_factor sapo_temperature_neg
+        sapo_temperature_pos
         score_difference_scale vllm_importance_sampling_cap vllm_importance_sampling_clip_max
     """,
     "(0, 1e8]": "vllm_server_timeout",

@@ -90,7 +90,7 @@ class Facts(Generic[Training]):
     """All that is decided about one run.
 
     Args:
-        stage: "pt", "sft", "rm", "dpo" or "rl".
+        stage: A key of `STAGES`.
         arguments: As decided. They are copies: those that were given stay what they were.
         build: How the model is built; None where its config cannot be read.
         rows: How records lie in a batch.
@@ -160,7 +160,7 @@ def resolve(stage: str, given: RunArguments[Training]) -> Facts[Training]:
     """The facts of a run. Every process must call it: they exchange who they are and what they found.
 
     Args:
-        stage: "pt", "sft", "rm", "dpo" or "rl".
+        stage: A key of `STAGES`.
         given: Left as they are. One thing is shared with the copies: the live DeepSpeed config, of which transformers
             knows one a process.
 

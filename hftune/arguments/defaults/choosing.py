@@ -39,7 +39,7 @@ def choose_defaults(stage: str, entries: Iterable[Entry], known: Collection[str]
     """Values for arguments that were not given, under hftune's names; says what is not as `--defaults` asks.
 
     Args:
-        stage: "pt", "sft", "rm", "dpo" or "rl".
+        stage: A key of `STAGES`.
         entries: What was given, translated.
         known: Names of the script's own arguments.
 

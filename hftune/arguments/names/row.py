@@ -20,7 +20,7 @@ class Request:
     Args:
         given: Its own names, as they were given.
         others: All other arguments of the run under hftune's names, after plain renaming.
-        stage: "pt", "sft", "rm", "dpo" or "rl".
+        stage: A key of `STAGES`.
         world_size: Number of processes.
         local_world_size: Number of processes on this machine.
     """

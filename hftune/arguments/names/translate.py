@@ -42,7 +42,7 @@ class Translator:
     """The names of one script.
 
     Args:
-        stage: "pt", "sft", "rm", "dpo" or "rl"; of another command, such as `MERGE`, its own names count first.
+        stage: A key of `STAGES`; of another command, such as `MERGE`, its own names count first.
         known: Names of the script's own arguments.
         aliases: Further aliases of the script, which come first.
         unknown: Makes the error for a name that the script does not know, and its place.

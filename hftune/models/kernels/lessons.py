@@ -15,7 +15,7 @@ from hftune.models.kernels.answer_projection import LogitShape
 from hftune.models.kernels.chunked_heads import in_float32, is_plain, product_dtype
 
 FLOOR = -1e4
-"""Of logits of a head that is more than a projection, which may be -inf: 0 * inf is no number."""
+"""Of logits of a head that is more than a projection, which may be -inf: 0 * inf would be NaN."""
 
 LogProbsOf = Callable[[slice], torch.Tensor]
 """Some tokens' log-probabilities over the vocabulary, (tokens, vocabulary), float32; the caller may overwrite them."""

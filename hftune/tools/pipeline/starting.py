@@ -105,7 +105,7 @@ def _number(name: str, given: Mapping[str, str]) -> int | None:
     if text is None:
         return None
     if not text.isdecimal() or int(text) < 1:
-        raise ArgumentError(f"{text!r} is no number of {name}", place=f"--{name}", fix="give 1 or more")
+        raise ArgumentError(f"--{name} takes a whole number, not {text!r}", place=f"--{name}", fix="give 1 or more")
     return int(text)
 
 

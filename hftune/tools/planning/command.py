@@ -40,7 +40,7 @@ def plan(stage: str, argv: list[str]) -> None:
     """Print plans for a script's arguments.
 
     Args:
-        stage: "pt", "sft", "rm", "dpo" or "rl".
+        stage: A key of `STAGES`.
         argv: The script's arguments, with `--gpus`, `--nodes` and `--json` among them.
     """
     question, rest = take_own(argv)

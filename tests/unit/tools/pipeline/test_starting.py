@@ -93,8 +93,8 @@ def test_its_own_flags_are_taken_out(argv: list[str], given: Start, rest: list[s
     [
         (["--nproc"], "--nproc needs a value"),
         (["--nodes", "--x"], "--nodes needs a value"),
-        (["--nproc", "0"], "'0' is no number of nproc"),
-        (["--nodes", "two"], "'two' is no number of nodes"),
+        (["--nproc", "0"], "--nproc takes a whole number, not '0'"),
+        (["--nodes", "two"], "--nodes takes a whole number, not 'two'"),
         (["--launcher", "torchrum"], "there is no launcher torchrum\n.*\n.*did you mean torchrun"),
     ],
 )

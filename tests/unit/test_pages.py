@@ -24,7 +24,7 @@ from hftune.tools.pipeline import starting
 from hftune.tools.scoring.arguments import ScoreArguments
 from hftune.tools.serving.arguments import ServeArguments
 from hftune.tools.vocabulary.arguments import VOCAB_ALIASES, VocabArguments
-from tests.documents import DOCS, PAGES, ROOT, SHELL, Block, anchors, blocks, commands, links
+from tests.documents import CHINESE, DOCS, PAGES, ROOT, SHELL, Block, anchors, blocks, chinese_of, commands, links
 
 OPENING = 25
 """Lines within which a page has said what it is for and shown a command."""
@@ -42,7 +42,7 @@ def opening_faults(text: str) -> list[str]:
     if not re.match(r"# \S", lines[0]):
         faults.append("no title in the first line")
     first = next((line for line in lines[1:] if line.strip()), "")
-    if first.startswith("```") or not re.match(r"[A-Za-z`*\[]", first):
+    if first.startswith("```") or not re.match(r"[\w`*\[]", first):
         faults.append(f"no sentence below the title, but {first[:40]!r}")
     shown = [block for block in blocks(text) if block.language in SHELL and block.line <= OPENING]
     if not any(words[0] in STARTS for block in shown for words in commands(block)):
@@ -91,6 +91,9 @@ def test_every_page_is_reached_from_the_readme() -> None:
         seen.add(page)
         targets = (link.partition("#")[0] for link in links(page.read_text(encoding="utf-8")))
         todo += [(page.parent / target).resolve() for target in targets if target]
+        # The site leads from each page to its translation.
+        if not page.is_relative_to(CHINESE) and not page.stem.endswith("_zh"):
+            todo += [translation for translation in [chinese_of(page)] if translation.is_file()]
     assert [name_of(page) for page in DOCS if page not in seen] == []
 
 

@@ -3,7 +3,7 @@
 python benchmarks/memory_table.py                 all models, some minutes
 python benchmarks/memory_table.py --quick         the smallest model alone
 python benchmarks/memory_table.py --only Qwen2.5-7B
-python benchmarks/memory_table.py --write-docs    the table goes into docs/memory.md, what follows from it into choosing.md
+python benchmarks/memory_table.py --write-docs    the tables go into docs/memory.md and docs/choosing.md
 
 Models are config.json files written on the spot from published sizes; nothing is downloaded, nothing runs on a GPU.
 Each row is two calls of `hftune plan run_sft ... --json`. The bars hold the planned weights against the published

@@ -20,7 +20,12 @@ ROWS = {
         ("--deepspeed zero3", "18/N"),
         ("zero3_offload", "a few layers"),
     ],
-    "an adapter": [("--use_peft", "2"), ("+ zero3", "2/N"), ("--qlora", "about 1"), ("+ zero3_offload", "a few layers")],
+    "an adapter": [
+        ("--use_peft", "2"),
+        ("+ zero3", "2/N"),
+        ("--qlora", "about 1"),
+        ("+ zero3_offload", "a few layers"),
+    ],
 }
 """What is trained -> settings, the dearest in memory first, each with its bytes a parameter on each of N GPUs."""
 
@@ -34,7 +39,11 @@ def main() -> None:
 def choosing() -> str:
     """Settings from the one that takes the most memory to the one that takes the least."""
     wide, step, left = 158, 182, 20
-    parts = [text(left, 28, "Does it fit? Stop. Does it not? One to the right. Below: bytes a parameter on each GPU.", "soft")]
+    parts = [
+        text(
+            left, 28, "Does it fit? Stop. Does it not? One to the right. Below: bytes a parameter on each GPU.", "soft"
+        )
+    ]
     for row, (trained, settings) in enumerate(ROWS.items()):
         y = 62 + 106 * row
         parts.append(text(left, y - 10, trained, "bold"))
@@ -71,14 +80,22 @@ def long_context() -> str:
 def rewritten_turns() -> str:
     """Two rows of one conversation, each trained behind what a server shows."""
     first = [("question 1", False), ("thought 1", True), ("answer 1", True)]
-    second = [("question 1", False), ("answer 1", False), ("question 2", False), ("thought 2", True), ("answer 2", True)]
+    second = [
+        ("question 1", False),
+        ("answer 1", False),
+        ("question 2", False),
+        ("thought 2", True),
+        ("answer 2", True),
+    ]
     parts = [text(20, 28, "marked: trained; thought 1 is gone where turn 2 is trained, as in inference", "soft")]
     for number, (name, row) in enumerate((("row 1", first), ("row 2", second))):
         y = 48 + 62 * number
         parts.append(text(20, y + 25, name, "soft"))
         for place, (words, trained) in enumerate(row):
             parts.append(box(76 + 134 * place, y, words, "adapter" if trained else "box", 124))
-    return svg(760, 170, "A conversation of two turns as two rows: earlier thoughts are not shown to later turns", parts)
+    return svg(
+        760, 170, "A conversation of two turns as two rows: earlier thoughts are not shown to later turns", parts
+    )
 
 
 DRAWN = {"choosing": choosing, "long_context": long_context, "rewritten_turns": rewritten_turns}

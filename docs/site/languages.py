@@ -22,6 +22,7 @@ DOCS = ROOT / "docs"
 ZH = "zh/"
 OUTSIDE = "repository/"
 _FENCE = re.compile(r"^(`{3,}).*?^\1\s*$", re.MULTILINE | re.DOTALL)
+_CODE = re.compile(r"`[^`\n]+`")
 _LINK = re.compile(r"(\]\(|(?:src|href|srcset)=\")([^()\s\"]+)(?=[)\"])")
 
 
@@ -102,7 +103,12 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
         link = os.path.relpath(uri, os.path.dirname(page.file.src_uri) or ".")
         return match[1] + link + (f"#{anchor}" if anchor and not other else "")
 
-    return outside_fences(markdown, lambda text: _LINK.sub(rewritten, text))
+    # GitHub's tables want `a\\|b` for a bar in code; Python-Markdown's show the backslash.
+
+    def bars(match: re.Match[str]) -> str:
+        return match[0].replace("\\|", "|")
+
+    return outside_fences(markdown, lambda text: _CODE.sub(bars, _LINK.sub(rewritten, text)))
 
 
 def outside_fences(markdown: str, change: Callable[[str], str]) -> str:

@@ -105,8 +105,12 @@ def rewritten(languages: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: 
 
 def test_links_of_a_translation_hold_in_the_site(rewritten: Any) -> None:
     build = {"a.md": "zh/a.md", "b.md": "zh/b.md", "parameters/x.md": "parameters/x.md"}
-    text = "[b](b.md#乙) ![p](../pictures/p.svg) [x](../parameters/x.md#y) [run](../../examples/run.sh) [web](https://a.b)"
-    wanted = "[b](b.md#乙) ![p](pictures/p.svg) [x](parameters/x.md#y) [run](repository/examples/run.sh) [web](https://a.b)"
+    text = (
+        "[b](b.md#乙) ![p](../pictures/p.svg) [x](../parameters/x.md#y) [run](../../examples/run.sh) [web](https://a.b)"
+    )
+    wanted = (
+        "[b](b.md#乙) ![p](pictures/p.svg) [x](parameters/x.md#y) [run](repository/examples/run.sh) [web](https://a.b)"
+    )
     assert rewritten("zh/a.md", text, build) == wanted
 
 
@@ -121,8 +125,18 @@ def test_links_in_fenced_blocks_stay(rewritten: Any) -> None:
     assert rewritten("zh/a.md", text, {}) == "```\n[p](../pictures/p.svg)\n```\n[p](pictures/p.svg)\n"
 
 
+def test_a_bar_in_code_is_shown_without_its_backslash(rewritten: Any) -> None:
+    assert rewritten("zh/a.md", "| `a\\|b` \\| |\n```\na\\|b\n```\n", {}) == "| `a|b` \\| |\n```\na\\|b\n```\n"
+
+
 def test_anchors_of_the_site_are_those_of_github() -> None:
     slugs = pytest.importorskip("pymdownx.slugs")
     slugify = slugs.slugify(**CONFIG["markdown_extensions"][-1]["toc"]["slugify"]["kwds"])
-    for title in ("What is trained?", "--defaults medicalgpt", "思考，以及模板的参数", "`hftune.json`: a file", "A & B"):
+    for title in (
+        "What is trained?",
+        "--defaults medicalgpt",
+        "思考，以及模板的参数",
+        "`hftune.json`: a file",
+        "A & B",
+    ):
         assert {slugify(title.replace("`", ""), "-")} == anchors(f"# {title}\n"), title

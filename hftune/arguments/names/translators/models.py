@@ -108,8 +108,16 @@ def finetuning(request: Request) -> Translated:
     return Translated(given)
 
 
+def axolotl_adapter(request: Request) -> Translated:
+    """Axolotl's `adapter`: lora, or qlora, whose base is in 4 bit."""
+    kind = (request.text("adapter") or "").lower()
+    if kind not in ("lora", "qlora"):
+        raise cannot("adapter", kind, "use lora or qlora")
+    return Translated([("use_peft", ["True"]), *([("qlora", ["True"])] if kind == "qlora" else [])])
+
+
 def pissa(request: Request) -> Translated:
-    """LLaMA-Factory's `pissa_init` and `pissa_iter`: rounds of a fast SVD, 16 unless told otherwise; -1: a whole one."""
+    """LLaMA-Factory's `pissa_init` and `pissa_iter`: rounds of a fast SVD, 16 by itself; -1: a whole one."""
     if not request.flag("pissa_init"):
         return Translated()
     rounds = request.text("pissa_iter") or "16"

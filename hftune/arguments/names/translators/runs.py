@@ -43,6 +43,17 @@ def stage(request: Request) -> Translated:
     return Translated([*answer.given, *more], answer.notices)
 
 
+_RL = dict.fromkeys(("dpo", "ipo", "kto", "orpo", "simpo"), "dpo") | {"grpo": "rl"}
+_rl = stage_of(_RL)
+
+
+def axolotl_rl(request: Request) -> Translated:
+    """Axolotl's `rl`: the script, and of preferences the loss."""
+    answer, value = _rl(request), (request.text("rl") or "").lower()
+    named = value not in ("dpo", "grpo") and request.other("loss_type") is None
+    return Translated([*answer.given, *([("loss_type", [value])] if named else [])], answer.notices)
+
+
 def any_language_model(request: Request) -> Translated:
     """`task_type`: causal_lm is every stage but the reward model."""
     value = (request.text("task_type") or "").lower()

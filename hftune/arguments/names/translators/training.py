@@ -46,7 +46,7 @@ THEIR_NAMES = {"or": "odds_ratio"}
 
 
 def preference_loss(request: Request) -> Translated:
-    """`rpo_alpha`, `sft_loss_ratio`, `pref_ftx`, `pref_loss_ratio`, `orpo_beta`: a weighted sum of the preference and the SFT loss.
+    """`rpo_alpha`, `sft_loss_ratio`, `pref_ftx`, `orpo_beta` and their like: preference and SFT loss, weighted.
 
     Raises:
         ArgumentError: Weights that were given as well, or another loss next to `orpo_beta`.

@@ -252,7 +252,7 @@ LINE, LINES = 46, 3
 
 
 def demo() -> str:
-    """What every stage of `make demo` made of the model, from docs/demo.md: mean rewards, and answers to two questions."""
+    """Mean rewards and answers to two questions after every stage of `make demo`, from docs/demo.md."""
     page = (ROOT / "docs" / "demo.md").read_text(encoding="utf-8")
     rewards = {model: float(value) for model, value in cells(page, "### Reward of the answers")[1:]}
     answers: dict[tuple[str, str], str] = {}

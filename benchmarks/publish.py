@@ -22,9 +22,9 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "benchmarks.md"
 HEAD = """# Benchmarks
 
-How fast hftune is and how much memory it takes, next to other tools. All tools of a section were measured in the same run,
-in turns, so compare the ratios rather than the absolute figures. Each section was written by the command that it shows;
-"bar" is what hftune aims at.
+How fast hftune is and how much memory it takes, next to other tools. All tools of a section were measured in the same
+run, in turns, so compare the ratios rather than the absolute figures. Each section was written by the command that it
+shows; "bar" is what hftune aims at.
 
 ```bash
 python benchmarks/publish.py loader      # run benchmarks/loader.py and replace its section

@@ -39,8 +39,8 @@ python -m tests.table.models --work FOLDER --write-docs     # runs what has no r
 For a new version of transformers the command is run again: the models are made from its default configs
 (`tests/table/tiny.py`). What the columns mean:
 
-- **PT, packed**: `run_pt.py` with its defaults, documents side by side in rows. *padded*: this is refused, and it trains
-  with `--packing False`
+- **PT, packed**: `run_pt.py` with its defaults, documents side by side in rows. *padded*: this is refused, and it
+  trains with `--packing False`
 - **SFT**, **RM**, **DPO**: two steps of the scripts; RM and DPO with LoRA. **GRPO**: one step with LoRA
 - **merge**: `merge_peft_adapter.py`, which verifies what it wrote. **resume**: from a checkpoint of the full SFT.
   **reload**: plain transformers loads the results under their own class, no tensor missing or left over. **kept**: the
@@ -48,11 +48,12 @@ For a new version of transformers the command is run again: the models are made 
   has changed
 - **ZeRO-3**: SFT with LoRA, two processes
 
-What the cells mean: ✓ trains; *refused*: one message with the cause, listed under "Refused"; *upstream*: a step of plain
-transformers fails too, listed under "Faults of transformers"; ✗: a fault of hftune, listed under "Faults of hftune";
--: a stage that it builds on has no result; blank: not tried.
+What the cells mean: ✓ trains; *refused*: one message with the cause, listed under "Refused"; *upstream*: a step of
+plain transformers fails too, listed under "Faults of transformers"; ✗: a fault of hftune, listed under "Faults of
+hftune"; -: a stage that it builds on has no result; blank: not tried.
 
 <!-- results -->
+
 {shares}
 {states} Without `--stale` the present state is run and shown alone.
 """

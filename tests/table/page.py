@@ -44,11 +44,11 @@ means that all of this was checked and is true:
 - tensor by tensor, exactly what should change has changed, and all other tensors are the same to the bit; all processes
   hold the same weights;
 - each trained parameter is in one group, whose learning rate at each step and whose weight decay equal the closed form;
-- what was saved loads with plain transformers and peft, no key missing or left over, and gives the logits of the model in
-  memory.
+- what was saved loads with plain transformers and peft, no key missing or left over, and gives the logits of the model
+  in memory.
 
-A letter is a refusal: exit code 2 before a weight is loaded; the letters are explained under "Refusals". A · has no result
-yet. Where a cell has several signs, they are those of {modes}, in this order.
+A letter is a refusal: exit code 2 before a weight is loaded; the letters are explained under "Refusals". A · has no
+result yet. Where a cell has several signs, they are those of {modes}, in this order.
 
 The flags of a method are in `tests/table/cells.py`, what it should train in `expected.py`.
 

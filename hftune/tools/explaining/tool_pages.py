@@ -92,8 +92,8 @@ _START, _END = "<!-- names -->\n", "<!-- end of names -->\n"
 _INDEX = """# Parameters
 
 Where to look up an argument: hftune's own, and those of other tools. Command lines and YAML files of those tools can be
-given as they are (`--config their.yaml`). The command line wins over a file. If hftune's name and another tool's name for
-the same argument are given together, hftune's wins, with a notice.
+given as they are (`--config their.yaml`). The command line wins over a file. If hftune's name and another tool's name
+for the same argument are given together, hftune's wins, with a notice.
 
 ```bash
 hftune explain max_seq_len      # one argument, under any tool's name

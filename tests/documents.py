@@ -118,9 +118,10 @@ def _split(tokens: list[str]) -> list[list[str]]:
 
 
 def anchors(text: str) -> set[str]:
-    """What `#...` may name in a page, as GitHub makes it from headings."""
+    """What `#...` may name in a page: what GitHub makes from headings, and `<a id="...">`."""
     titles = [line.lstrip("#").strip() for line in prose(text).splitlines() if re.match(r"#{1,6} ", line)]
-    return {re.sub(r"[^\w\- ]", "", title.replace("`", "").lower()).replace(" ", "-") for title in titles}
+    named = re.findall(r'<a id="([\w-]+)">', prose(text))
+    return {re.sub(r"[^\w\- ]", "", title.replace("`", "").lower()).replace(" ", "-") for title in titles} | {*named}
 
 
 def links(text: str) -> list[str]:

@@ -21,6 +21,8 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 ZH = "zh/"
 OUTSIDE = "repository/"
+ENGLISH = "english:"
+"""Before the uri of a page that a link from the Chinese site to the English one leads to, until its HTML is written."""
 _FENCE = re.compile(r"^(`{3,}).*?^\1\s*$", re.MULTILINE | re.DOTALL)
 _CODE = re.compile(r"`[^`\n]+`")
 _LINK = re.compile(r"(\]\(|(?:src|href|srcset)=\")([^()\s\"]+)(?=[)\"])")
@@ -98,10 +100,13 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
             return match[0]
         uri, _, anchor = uri_of(path), *match[2].partition("#")[1:]
         found = files.get_file_from_path(uri)
-        # An English page that stays names anchors of English pages, which their translations do not have.
-        other = found is not None and Path(found.abs_src_path or "") != path
+        translated = found is not None and Path(found.abs_src_path or "") != path
+        if translated and here.is_relative_to(DOCS / ZH):
+            # A Chinese page names the English one, for its tables.
+            return f"{match[1]}{ENGLISH}{uri}" + (f"#{anchor}" if anchor else "")
         link = os.path.relpath(uri, os.path.dirname(page.file.src_uri) or ".")
-        return match[1] + link + (f"#{anchor}" if anchor and not other else "")
+        # An English page that stays names anchors of English pages, which their translations may not have.
+        return match[1] + link + (f"#{anchor}" if anchor and not translated else "")
 
     # GitHub's tables want `a\\|b` for a bar in code; Python-Markdown's show the backslash.
 
@@ -131,7 +136,7 @@ def on_post_template(output_content: str, *, template_name: str, config: MkDocsC
 
 
 def with_languages(output: str, url: str, config: Any) -> str:
-    """The HTML with relative links in place of `language:en` and `language:zh`.
+    """The HTML with relative links in place of `language:en`, `language:zh` and `english:PAGE.md`.
 
     Args:
         url: Of the page, within the build of its language.
@@ -143,4 +148,6 @@ def with_languages(output: str, url: str, config: Any) -> str:
     links = {"language:en": f"{up}{english}{name}", "language:zh": f"{up}{chinese}{name}"}
     for placeholder, link in links.items():
         output = output.replace(f'"{placeholder}"', f'"{link}"')
-    return output
+    return re.sub(
+        rf'"{ENGLISH}([^"#]+)\.md(#[^"]*)?"', lambda match: f'"{up}../{match[1]}.html{match[2] or ""}"', output
+    )

@@ -73,6 +73,15 @@ def test_a_page_leads_to_itself_in_the_other_language(
     assert languages.with_languages(html, url, config(language)) == wanted
 
 
+def test_a_chinese_page_leads_to_english_tables(languages: ModuleType, rewritten: Any) -> None:
+    link = rewritten("zh/a.md", "[x](../a.md#names)", {"a.md": "zh/a.md"})
+    assert link == "[x](english:a.md#names)"
+    html = '<a href="english:parameters/x.md#names">x</a>'
+    assert languages.with_languages(html, "parameters/x.html", config("zh")) == (
+        '<a href="../../parameters/x.html#names">x</a>'
+    )
+
+
 def test_what_links_lead_to(languages: ModuleType) -> None:
     page = CHINESE / "data.md"
     assert languages.target(page, "../pictures/stages.svg") == ROOT / "docs" / "pictures" / "stages.svg"

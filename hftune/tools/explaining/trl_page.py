@@ -30,14 +30,15 @@ _FROM_PT = {"pt"}
 """`run_pt.py` extends transformers' own arguments."""
 
 
-def trl_page(written: str) -> str:
+def trl_page(written: str, end: str) -> str:
     """The page as Markdown, a table for each class of TRL's.
 
     Args:
-        written: The line that says what wrote the page.
+        written: The line that says what wrote the page, and the mark of the tables' beginning.
+        end: The mark of their end.
     """
     sections = [_section(*found) for found in _classes().values()]
-    return "\n".join([_HEAD + written, *sections])
+    return "\n".join([_HEAD + written, *sections, end])
 
 
 def _classes() -> dict[str, tuple[type, str, str]]:

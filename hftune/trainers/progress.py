@@ -36,6 +36,15 @@ _REDRAW = 0.1
 """Seconds between two changes of a line."""
 
 _IN_LINE = ("loss", "reward", "tokens_per_second")
+_BEHIND = ("learning_rate", "grad_norm", "mfu", "memory_gb")
+"""Behind the time that is left: a terminal of 80 columns cuts these off first."""
+_WORDS = {
+    "tokens_per_second": "{:,.0f} tokens/s",
+    "learning_rate": "lr {:.3g}",
+    "grad_norm": "grad norm {:.3g}",
+    "mfu": "MFU {:.1%}",
+    "memory_gb": "{:.3g} GB",
+}
 _NOT_SHOWN = ("eval_runtime", "eval_samples_per_second", "eval_steps_per_second", "eval_num_tokens", "total_flos")
 
 
@@ -118,10 +127,8 @@ class ProgressLine(TrainerCallback):
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """The line moves."""
-        done, left = state.global_step - self._first, state.max_steps - state.global_step
-        # The mean since this start: steps before an interruption had another machine, perhaps.
-        seconds = (time.monotonic() - self._began) / max(done, 1) * left
-        self._draw(args, f"{self._steps(state)}{_figures(self._latest, _IN_LINE)}, {clock(seconds)} left")
+        found = _figures(self._latest, _IN_LINE) + self._left(state) + _figures(self._latest, _BEHIND)
+        self._draw(args, self._steps(state) + found)
 
     def on_prediction_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -146,14 +153,15 @@ class ProgressLine(TrainerCallback):
         if "train_runtime" in logs:  # the summary of the run has these
             return
         text = self._steps(state) + _figures(logs, logs)
+        if not evaluated:
+            self._latest = logs | {"memory_gb": peak_memory() / 1e9}
+            text += _figures(self._latest, ["memory_gb"]) + self._left(state)
         if evaluated or not self._moves(args):
             get_logger().info("%s", text)
         else:
             terminal.log_only(text)
         if evaluated:
             self._batch = 0
-        else:
-            self._latest = logs
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -169,6 +177,12 @@ class ProgressLine(TrainerCallback):
     def _moves(self, args: TrainingArguments) -> bool:
         return not args.disable_tqdm and terminal.err().isatty()
 
+    def _left(self, state: TrainerState) -> str:
+        done, left = state.global_step - self._first, state.max_steps - state.global_step
+        # The mean since this start: steps before an interruption had another machine, perhaps.
+        seconds = (time.monotonic() - self._began) / max(done, 1) * left
+        return f", {clock(seconds)} left" if left > 0 else ""
+
     def _steps(self, state: TrainerState) -> str:
         return f"step {state.global_step}/{state.max_steps}" if state.max_steps else "evaluation"
 
@@ -180,7 +194,7 @@ def _figures(logs: Mapping[str, Any], names: Iterable[str]) -> str:
         value = logs.get(name)
         if name in _NOT_SHOWN or not isinstance(value, int | float):
             continue
-        found.append(f"{value:,.0f} tokens/s" if name == "tokens_per_second" else f"{name} {value:.4g}")
+        found.append(_WORDS.get(name, f"{name} {{:.4g}}").format(value))
     return "".join(f", {word}" for word in found)
 
 

@@ -36,9 +36,7 @@ def test_it_is_shown_once(tmp_path: Path) -> None:
     rows = text.splitlines()
     assert rows[0].split() == ["run", "state", "step", "loss", "speed", "left"]
     assert rows[1].split()[:2] == ["pt", "finished"] and "30/30" in rows[1]
-    assert rows[2].split()[:2] == ["sft", "running"] and rows[2].split()[-3:] == ["50", "tokens/s", "40", "s"][1:] or (
-        "40 s" in rows[2]
-    )
+    assert rows[2].split()[:2] == ["sft", "running"] and rows[2].split()[-4:] == ["50", "tokens/s", "40", "s"]
     assert "step 10/30, loss 0.3, 50 tokens/s, 40 s left, lr 0.001, grad norm 1, 1.5 GB" in text
     assert "Loss" in text and "█" in text and "3 → 0.3" in text
     assert printed(tmp_path / "sft").count("running") == 1, "of one run no table"
@@ -46,9 +44,10 @@ def test_it_is_shown_once(tmp_path: Path) -> None:
 
 def test_what_was_said_last(tmp_path: Path) -> None:
     write_run(tmp_path / "rl", 4)
+    asked = [[{"role": "user", "content": f"Q{step}?"}] for step in (1, 2, 3)]
     rows = [
-        {"step": step, "prompt": [{"role": "user", "content": f"Q{step}?"}], "completion": f"A{step}", "rewards": {"r": 1}}
-        for step in (1, 2, 3)
+        {"step": step, "prompt": prompt, "completion": f"A{step}", "rewards": {"r": 1}}
+        for step, prompt in enumerate(asked, start=1)
     ]
     (tmp_path / "rl" / "completions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "rl" / "checkpoint-2").mkdir()
@@ -56,9 +55,9 @@ def test_what_was_said_last(tmp_path: Path) -> None:
     text = printed(tmp_path)
     assert "step 3  r 1" in text and "? Q3?" in text and "> A3" in text and "Q2" in text and "Q1" not in text
     assert "checkpoints: 2" in text
-    asked = {"questions": ["Who?", "Why?", "When?"], "answers": {"base": ["b1", "b2", "b3"], "sft": ["s1", "s2", "s3"]}}
+    found = {"questions": ["Who?", "Why?", "When?"], "answers": {"base": ["b1", "b2", "b3"], "sft": ["s1", "s2", "s3"]}}
     (tmp_path / "rl" / "completions.jsonl").unlink()
-    (tmp_path / "rl" / "answers.json").write_text(json.dumps(asked))
+    (tmp_path / "rl" / "answers.json").write_text(json.dumps(found))
     text = printed(tmp_path)
     assert "> s1" in text and "> s2" in text and "s3" not in text and "b1" not in text
 

@@ -79,8 +79,8 @@ def run_app(app: Any, listening: socket.socket, ready: Callable[[], None], stop:
             ended.set()
 
     threading.Thread(target=run, name="hftune server", daemon=True).start()
-    ready()
     try:
+        ready()
         # With a timeout: a signal that another thread receives does not wake this one.
         while not ended.wait(0.5):
             pass

@@ -88,19 +88,6 @@ def test_names_and_backends(folders: dict[str, Path], monkeypatch: pytest.Monkey
     assert "vllm is not installed" in problems(model=args.model, backend="vllm")
 
 
-def test_a_port_that_is_taken() -> None:
-    with bound("127.0.0.1", 0) as first:
-        first.listen()
-        port = first.getsockname()[1]
-        with pytest.raises(ArgumentError, match=f"127.0.0.1:{port} cannot be listened at: Address already in use"):
-            bound("127.0.0.1", port)
-    # It is free again at once.
-    with bound("127.0.0.1", port) as again, socket.socket():
-        assert again.getsockname()[1] == port
-    with pytest.raises(ArgumentError, match="cannot be listened at"):
-        bound("203.0.113.1", 0)
-
-
 def test_an_adapter_holds_only_what_it_changes(folders: dict[str, Path]) -> None:
     args = ServeArguments()
     base, calls = (load_talker(str(folders[name]), args) for name in ("base", "calls"))

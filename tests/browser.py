@@ -126,9 +126,9 @@ class Page:
 })()""")
         )
 
-    def picture(self, file: Path) -> None:
-        """A PNG of the whole page."""
-        found = self._ask("Page.captureScreenshot", captureBeyondViewport=True)
+    def picture(self, file: Path, *, whole: bool = True) -> None:
+        """A PNG of the page, or of what of it the window shows."""
+        found = self._ask("Page.captureScreenshot", captureBeyondViewport=whole)
         file.write_bytes(base64.b64decode(found["data"]))
 
 

@@ -7,7 +7,6 @@ import importlib.util
 import json
 import os
 import signal
-import socket
 import sys
 import threading
 import time
@@ -20,7 +19,6 @@ import pytest
 import torch
 
 from hftune.arguments.stages import parse_command
-from hftune.errors import ArgumentError
 from hftune.tools.serving import run as serving
 from hftune.tools.serving.answers import Served, unmarked
 from hftune.tools.serving.arguments import ServeArguments

@@ -94,7 +94,8 @@ def run(found: Found, asked: Fields) -> str:
         f"<h1>{html(found.name(one))}</h1>{_read(lambda: html_origin(stage))}",
         part(f"../part/run/{number(one.folder)}", run_part(found, asked)),
         _lineage(found, one),
-        _read(lambda: html_details(_with_texts(stage))),
+        # A link may lead out of the folder: nothing behind it is read.
+        "" if one.fault else _read(lambda: html_details(_with_texts(stage))),
     ]
     return page(f"{found.name(one)} - hftune board", "".join(body), depth=1)
 

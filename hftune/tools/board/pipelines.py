@@ -189,8 +189,9 @@ def _same(path: str, wanted: os.stat_result) -> bool:
 def _output_folder(file: Path) -> Path | None:
     """The output folder of a pipeline file, where it stands there without references."""
     folder = content_of(file).get("output_dir")
-    plain = isinstance(folder, str) and folder and not {"$", "\0"} & {*folder}
-    return Path(os.path.abspath(folder)) if plain else None
+    if not isinstance(folder, str) or not folder or {"$", "\0"} & {*folder}:
+        return None
+    return Path(os.path.abspath(folder))
 
 
 def _is_ours(file: Path) -> bool:

@@ -61,6 +61,7 @@ class Watched:
     manifest: Manifest = field(default_factory=dict)
     fault: str = ""
     _seen: tuple[int, int] | None = None
+    _damage: str = ""
     _grew: float | None = None
     _reads: int = 0
 
@@ -74,8 +75,11 @@ class Watched:
         before = self._seen, self.fault
         self.fault = next((f"{name} is a link out of {self.top}" for name in FILES if self._leads_out(name)), "")
         if self.fault:
+            # Forgotten, what was read before the link was put there as well.
+            self.manifest, self._seen, self.log = {}, None, Log(self.folder)
             return before != (self._seen, self.fault)
         self._read_manifest()
+        self.fault = self._damage
         grown = self.log.read()
         # What was there when following began may be old.
         if grown and self._reads:
@@ -94,12 +98,12 @@ class Watched:
             about = os.stat(self.folder / MANIFEST_NAME)
             seen = about.st_mtime_ns, about.st_ino
             if seen != self._seen:
-                self._seen = seen
+                self._seen, self._damage = seen, ""
                 self.manifest = read_manifest(self.folder) or {}
         except FileNotFoundError:
-            self.manifest, self._seen = {}, None
+            self.manifest, self._seen, self._damage = {}, None, ""
         except (OSError, ManifestError) as error:
-            self.manifest, self.fault = {}, str(error)
+            self.manifest, self._damage = {}, str(error)
 
     @property
     def state(self) -> str:

@@ -64,6 +64,7 @@ def test_states(tmp_path: Path) -> None:
         "loading": "loading",
         "broken": "unreadable",
     }
+    assert {run.name: run.state for run in found.read()} == states, "the second look as well"
     # Lines that are minutes apart: the same silence is none.
     slow = "".join(json.dumps({"step": n, "max_steps": 9, "time": n * 60.0}) + "\n" for n in range(5))
     (tmp_path / "silent" / "progress.jsonl").write_text(slow)

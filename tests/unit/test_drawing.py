@@ -115,3 +115,24 @@ def test_every_part_of_a_plan_is_in_the_picture(draw: ModuleType) -> None:
     from hftune.tools.planning.plan import PARTS
 
     assert {key for keys in draw.PARTS.values() for key in keys} == {*PARTS, "context"}
+
+
+def test_the_demo_is_drawn_from_its_page(draw: ModuleType) -> None:
+    assert draw.demo() + "\n" == (ROOT / "docs" / "pictures" / "demo.svg").read_text(encoding="utf-8")
+
+
+def test_rewards_are_bars_and_long_answers_are_cut(draw: ModuleType) -> None:
+    answers = {
+        (model, question): "word " * (60 if model == "dpo" else 1)
+        for model in ("base", "dpo")
+        for question in draw.ASKED
+    }
+    picture = draw.answers_picture({"base": -4.0, "dpo": -1.0}, answers, "1 minute")
+    assert [float(one.get("width", 0)) for kind in ("c0", "c2") for one in shapes(picture, kind)] == [11.0, 110.0]
+    said = words(picture)
+    assert {"-4.00", "-1.00", "word"} <= set(said) and sum(line.endswith(" …") for line in said) == 2
+
+
+def test_cells_are_those_of_the_first_table_below_a_heading(draw: ModuleType) -> None:
+    page = "# P\n\n| no |\n\n## T\n\nWords.\n\n| a | b |\n| - | - |\n|   | 2 |\n\n| later |\n"
+    assert draw.cells(page, "## T") == [["a", "b"], ["", "2"]]

@@ -42,7 +42,7 @@ def opening_faults(text: str) -> list[str]:
     if not re.match(r"# \S", lines[0]):
         faults.append("no title in the first line")
     first = next((line for line in lines[1:] if line.strip()), "")
-    if first.startswith("```") or not re.match(r"[A-Za-z`*\[]", first):
+    if first.startswith("```") or not re.match(r"[\w`*\[]", first):
         faults.append(f"no sentence below the title, but {first[:40]!r}")
     shown = [block for block in blocks(text) if block.language in SHELL and block.line <= OPENING]
     if not any(words[0] in STARTS for block in shown for words in commands(block)):

@@ -93,7 +93,7 @@ class Page:
         while True:
             # Between two pages there is nothing to ask.
             with suppress(AssertionError):
-                if found := self.value(expression):
+                if found := self.value(f"Boolean({expression})"):
                     return found
             assert time.monotonic() < end, f"never: {expression}\n{self.text()[:3000]}\n{self.complaints}"
             time.sleep(0.05)
@@ -144,7 +144,14 @@ def browser(folder: Path) -> Iterator[Page]:
     assert program is not None
     to_read, to_write = os.pipe()
     from_read, from_write = os.pipe()
-    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--remote-debugging-pipe"]
+    flags = [
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--hide-scrollbars",
+        "--no-first-run",
+        "--remote-debugging-pipe",
+    ]
     flags += ["--disable-background-networking", "--disable-component-update", f"--user-data-dir={folder}/profile"]
     # Chromium reads from descriptor 3 and writes to 4.
     command = ["bash", "-c", f'exec "$@" 3<&{to_read} 4>&{from_write}', "chromium", program, *flags, "about:blank"]

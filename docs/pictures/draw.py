@@ -345,7 +345,7 @@ def shoot_board(runs: Path, target: Path) -> None:
                     tab.resize(width, 820)
                     tab.open(address)
                     if name == "phone":
-                        tab.click("a[href^='run/']")
+                        tab.click(".card a")
                         tab.wait("location.pathname.includes('/run/') && document.readyState === 'complete'")
                     tab.picture(Path(folder) / f"{name}.png", whole=False)
             shots = [Image.open(Path(folder) / f"{name}.png") for name in ("desk", "phone")]

@@ -12,7 +12,7 @@ header{display:flex;flex-wrap:wrap;align-items:center;gap:6px 14px;margin-bottom
 header a{color:inherit}
 header strong{font-size:1.1rem;margin-right:auto}
 header strong a{text-decoration:none}
-.cards{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,330px),1fr));gap:12px}
+.cards{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,280px),1fr));gap:12px}
 .card{background:var(--card);border:1px solid var(--rule);border-radius:8px;padding:10px 12px;min-width:0}
 .card h3{display:flex;gap:10px;align-items:baseline;margin:0 0 .3rem;overflow-wrap:anywhere}
 .card h3 a{flex:1;color:inherit}

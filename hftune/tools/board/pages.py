@@ -50,24 +50,35 @@ def overview(found: Found, asked: Fields) -> str:
 def overview_part(found: Found, asked: Fields) -> str:
     """What of it changes."""
     runs = found.runs()
-    cards = "".join(_card(found, run, drawn=place < _DRAWN) for place, run in enumerate(runs))
+    trained = [run for run in runs if run.log.lines or run.state != FINISHED]
+    cards = "".join(_card(found, run, drawn=place < _DRAWN) for place, run in enumerate(trained))
+    # Merged models and answers have no curve, and nothing in them changes.
+    further = "".join(f"<li>{_link(found, run)}</li>" for run in runs if run not in trained)
+    made = f"<details><summary>Merged models, answers</summary><ul>{further}</ul></details>" if further else ""
     none = "<p>No run has begun in these folders. A run appears here with its first step.</p>"
     lines = "".join(
         f'<li><a data-key="{one.id}" href="pipeline/{one.id}">{html(one.name)}</a> {state(one.state())}</li>'
         for one in found.pipelines.all()
     )
     pipelines = f"<h2>Pipelines</h2><ul>{lines}</ul>" if lines else ""
-    return f'<h2>Runs</h2><div class="cards">{cards}</div>{"" if runs else none}{pipelines}'
+    return f'<h2>Runs</h2><div class="cards">{cards}</div>{made}{"" if runs else none}{pipelines}'
 
 
 def _card(found: Found, run: Watched, *, drawn: bool) -> str:
     key = number(run.folder)
-    curve = curves_of(run.log.lines).get("Loss") if drawn else None
+    curves = curves_of(run.log.lines) if drawn else {}
+    # In RL the loss says little.
+    title = next((name for name in ("Reward", "Loss") if name in curves), "")
     return (
-        f'<div class="card"><h3><a data-key="{key}" href="run/{key}">{html(found.name(run))}</a>{state(run.state)}</h3>'
-        f"{_progress(run)}{chart(curve, 'Loss') if curve else ''}"
+        f'<div class="card"><h3>{_link(found, run)}{state(run.state)}</h3>'
+        f"{_progress(run)}{chart(curves[title], title) if title else ''}"
         f'<label><input type="checkbox" name="run" value="{key}" data-key="c{key}"> compare</label></div>'
     )
+
+
+def _link(found: Found, run: Watched) -> str:
+    key = number(run.folder)
+    return f'<a data-key="{key}" href="run/{key}">{html(found.name(run))}</a>'
 
 
 def _progress(run: Watched) -> str:
@@ -175,11 +186,7 @@ def compare_part(found: Found, asked: Fields) -> str:
     runs = _chosen(found, asked)
     if len(runs) < 2:
         return '<p>Tick two runs or more on the <a href="./">first page</a>.</p>'
-    links = "".join(
-        f'<li><a data-key="{number(one.folder)}" href="run/{number(one.folder)}">{html(found.name(one))}</a> '
-        f"{state(one.state)}</li>"
-        for one in runs
-    )
+    links = "".join(f"<li>{_link(found, one)} {state(one.state)}</li>" for one in runs)
     over: dict[str, dict[str, Points]] = {}
     for one in runs:
         for title, curves in _curves(one).items():

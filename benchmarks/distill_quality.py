@@ -21,7 +21,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "distillation.md"
-HEAD = "## How near a student comes\n"
+HEAD = "## Measured\n"
 COMMON = {
     "train_file_dir": "examples/data/sft", "validation_file_dir": "examples/data/sft_eval", "max_length": 128,
     "max_eval_samples": 32, "per_device_eval_batch_size": 8, "report_to": "none", "save_strategy": "no",

@@ -104,7 +104,7 @@ def table(found: dict[str, dict[str, float]], options: argparse.Namespace) -> st
 
 def write_docs(text: str) -> None:
     """Replace the section of the page."""
-    head = "## What they reach\n"
+    head = "## Measured\n"
     page = PAGE.read_text(encoding="utf-8")
     section = f"{head}\nWritten by `python benchmarks/preference_quality.py --model MODEL --write-docs`.\n\n{text}"
     page = re.sub(rf"(?ms)^{re.escape(head)}.*?(?=^## |\Z)", "", page).rstrip()

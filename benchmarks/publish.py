@@ -22,13 +22,17 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "benchmarks.md"
 HEAD = """# Benchmarks
 
-How fast hftune is and how much memory it takes, alongside peers and limits, which were measured in the same run, in
-turns: ratios count. Each section was written by the command that stands in it.
+How fast hftune is and how much memory it takes, next to other tools. All tools of a section were measured in the same
+run, in turns, so compare the ratios rather than the absolute figures. Each section was written by the command that it
+shows; "bar" is what hftune aims at.
 
 ```bash
 python benchmarks/publish.py loader      # run benchmarks/loader.py and replace its section
 ```
+
+<!-- measured -->
 """
+END = "<!-- end of measured -->\n"
 TOOLS = {
     "hftune": "hftune",
     "trl": "TRL",
@@ -113,10 +117,10 @@ def _number(value: object) -> str:
 def publish(name: str, text: str) -> None:
     """Put a section into the page, in the place of the one of that name."""
     page = PAGE.read_text(encoding="utf-8") if PAGE.is_file() else HEAD
-    parts = re.split(r"(?m)^(?=## )", page)
+    parts = re.split(r"(?m)^(?=## )", page.replace(END, ""))
     others = [part for part in parts[1:] if not part.startswith(f"## {name}\n")]
     sections = sorted([*(part.rstrip() + "\n" for part in others), text], key=str.casefold)
-    PAGE.write_text("\n".join([parts[0].rstrip() + "\n", *sections]), encoding="utf-8")
+    PAGE.write_text("\n".join([parts[0].rstrip() + "\n", *sections, END]), encoding="utf-8")
 
 
 def figures(page: str, row: Row) -> dict[str, str]:

@@ -10,6 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
 PAGES = [*DOCS, *sorted(ROOT.glob("*.md"))]
+CHINESE = ROOT / "docs" / "zh"
 SHELL = ("bash", "sh", "", "diff")
 _FENCE = re.compile(r"^(`{3,})(\w*)\s*$")
 
@@ -27,6 +28,13 @@ class Block:
     language: str
     line: int
     text: str
+
+
+def chinese_of(page: Path) -> Path:
+    """The Chinese page of an English one, whether it exists or not."""
+    if page.parent == ROOT:
+        return page.with_name(f"{page.stem}_zh.md")
+    return CHINESE / page.relative_to(ROOT / "docs")
 
 
 def blocks(text: str) -> list[Block]:
@@ -82,9 +90,10 @@ def commands(block: Block) -> list[list[str]]:
 
 
 def anchors(text: str) -> set[str]:
-    """What `#...` may name in a page, as GitHub makes it from headings."""
+    """What `#...` may name in a page: what GitHub makes from headings, and `<a id="...">`."""
     titles = [line.lstrip("#").strip() for line in prose(text).splitlines() if re.match(r"#{1,6} ", line)]
-    return {re.sub(r"[^\w\- ]", "", title.replace("`", "").lower()).replace(" ", "-") for title in titles}
+    named = re.findall(r'<a id="([\w-]+)">', prose(text))
+    return {re.sub(r"[^\w\- ]", "", title.replace("`", "").lower()).replace(" ", "-") for title in titles} | {*named}
 
 
 def links(text: str) -> list[str]:

@@ -120,6 +120,16 @@ packed:
 """
 
 
+def test_a_section_goes_between_the_marks_of_the_page(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    publish = importlib.import_module("publish")
+    monkeypatch.setattr(publish, "PAGE", tmp_path / "page.md")
+    for figure in ("1", "2"):
+        publish.publish("train", f"## train\n\n{figure}\n")
+        publish.publish("merge", "## merge\n\n3\n")
+    found = (tmp_path / "page.md").read_text()
+    assert found == f"{publish.HEAD}\n## merge\n\n3\n\n## train\n\n2\n\n{publish.END}"
+
+
 def test_a_readme_has_the_figures_of_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
     publish = importlib.import_module("publish")
     monkeypatch.setattr(publish, "ROWS", publish.ROWS[:5])

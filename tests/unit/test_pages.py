@@ -24,7 +24,7 @@ from hftune.tools.pipeline import starting
 from hftune.tools.scoring.arguments import ScoreArguments
 from hftune.tools.serving.arguments import ServeArguments
 from hftune.tools.vocabulary.arguments import VOCAB_ALIASES, VocabArguments
-from tests.documents import DOCS, PAGES, ROOT, SHELL, Block, anchors, blocks, commands, links
+from tests.documents import CHINESE, DOCS, PAGES, ROOT, SHELL, Block, anchors, blocks, chinese_of, commands, links
 
 OPENING = 25
 """Lines within which a page has said what it is for and shown a command."""
@@ -91,6 +91,9 @@ def test_every_page_is_reached_from_the_readme() -> None:
         seen.add(page)
         targets = (link.partition("#")[0] for link in links(page.read_text(encoding="utf-8")))
         todo += [(page.parent / target).resolve() for target in targets if target]
+        # The site leads from each page to its translation.
+        if not page.is_relative_to(CHINESE) and not page.stem.endswith("_zh"):
+            todo += [translation for translation in [chinese_of(page)] if translation.is_file()]
     assert [name_of(page) for page in DOCS if page not in seen] == []
 
 

@@ -16,6 +16,7 @@ header strong a{text-decoration:none}
 .card{background:var(--card);border:1px solid var(--rule);border-radius:8px;padding:10px 12px;min-width:0}
 .card h3{display:flex;gap:10px;align-items:baseline;margin:0 0 .3rem;overflow-wrap:anywhere}
 .card h3 a{flex:1;color:inherit}
+.card small{color:var(--soft);font-size:.8rem}
 .card label{color:var(--soft);font-size:.85rem;white-space:nowrap;font-weight:400;padding:4px 0}
 .state{font-size:.8rem;border:1px solid var(--rule);border-radius:99px;padding:1px 9px;white-space:nowrap;
 font-weight:400;color:var(--soft)}

@@ -71,7 +71,7 @@ def _card(found: Found, run: Watched, *, drawn: bool) -> str:
     title = next((name for name in ("Reward", "Loss") if name in curves), "")
     return (
         f'<div class="card"><h3>{_link(found, run)}{state(run.state)}</h3>'
-        f"{_progress(run)}{chart(curves[title], title) if title else ''}"
+        f"{_progress(run)}{f'<small>{title}</small>{chart(curves[title], title)}' if title else ''}"
         f'<label><input type="checkbox" name="run" value="{key}" data-key="c{key}"> compare</label></div>'
     )
 

@@ -19,7 +19,7 @@ from hftune.checkpoints.resume import newest_whole
 from tests.conftest import NETGUARD, ROOT, free_port, without_launcher
 from tests.faults.at_terminal import AtTerminal
 
-DATA = {"pt": "pt", "sft": "sft", "rm": "pairs", "dpo": "pairs", "rl": "prompts"}
+DATA = {"pt": "pt", "sft": "sft", "rm": "pairs", "dpo": "pairs", "rl": "prompts", "distill": "sft"}
 LAUNCHERS = {
     "python": "python",
     "deepspeed": "deepspeed --num_gpus 2 --master_port {port}",
@@ -30,7 +30,8 @@ LAUNCHERS = {
 OWN = {"python": (75,), "deepspeed": (130,), "torchrun": (1,), "launched deepspeed": (75,), "launched torchrun": (75,)}
 """Exit codes: those of launchers that answer Ctrl-C themselves are theirs."""
 
-MOMENTS = int(os.environ.get("INTERRUPTS", "20"))
+FIRST, LAST = (int(number) for number in os.environ.get("INTERRUPTS", "0-20").split("-"))
+"""Which moments are tried: each is drawn for itself, so that they may be tried a few at a time."""
 
 
 @dataclass
@@ -54,6 +55,8 @@ class Terminal:
         if stage == "rl":
             words += ["--reward_funcs", "tests/integration/reward_functions.py:count_digits", "--num_generations", "2"]
             words += ["--max_completion_length", "4"]
+        if stage == "distill":
+            words += ["--teacher_model_name_or_path", str(self.model), "--hard_label_share", "0.5"]
         words += ["--deepspeed", "ds_configs/zero2.json"] if launcher.endswith("deepspeed") else []
         words += flags
         if piped:
@@ -208,8 +211,7 @@ def test_a_small_run_and_a_refusal_are_a_few_lines(terminal: Terminal, launcher:
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 @pytest.mark.parametrize("stage", DATA)
 def test_at_random_moments(terminal: Terminal, stage: str, launcher: str) -> None:
-    """INTERRUPTS moments (20) of a whole run, each in a folder of its own; what is left is resumed by the last one."""
-    chance = random.Random(f"{stage} {launcher}")
+    """Moments of a whole run, each in a folder of its own; what is left is resumed twice."""
     steps = ["--max_steps", "12", "--save_steps", "3"]
     base = terminal.folder
     whole = Terminal(terminal.model, terminal.data, base / "whole")
@@ -220,7 +222,8 @@ def test_at_random_moments(terminal: Terminal, stage: str, launcher: str) -> Non
         assert seen.wait(400) == 0, seen.output[-3000:]
         working = time.monotonic() - began
     found: dict[str, int] = {}
-    for number in range(MOMENTS):
+    for number in range(FIRST, LAST):
+        chance = random.Random(f"{stage} {launcher} {number}")
         one = Terminal(terminal.model, terminal.data, base / str(number))
         with one.start(launcher, stage, *steps, slow="step=0.1,save=0.3") as seen:
             if number % 3:  # two thirds once it trains, in which little of the time is spent

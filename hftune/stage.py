@@ -34,6 +34,7 @@ from hftune.distributed import phases, ranks, watchdog
 from hftune.errors import ArgumentError, Preempted, UserError
 from hftune.logging import get_logger, notices
 from hftune.models.adapters.initialisation import check_same_initialisation
+from hftune.on_demand import on_demand
 from hftune.preflight.check_run import check_run
 from hftune.preflight.facts import Facts, Training, resolve
 from hftune.publishing.disk import disk_errors, lexists, write_file
@@ -191,6 +192,9 @@ def _train(
     trainer.add_callback(stop)
     trainer.add_callback(_Begin(lambda: _begin(args, trainer, data, manifest, anew=resume is None)))
     trainer.add_callback(ProgressFile(manifest["data"]["train"].get("tokens")))
+    if args.callbacks or args.early_stopping_patience:
+        for callback in on_demand("hftune.trainers.callbacks:asked_callbacks")(args):
+            trainer.add_callback(callback)
     try:
         result = trainer.train(resume_from_checkpoint=resume)
     except EvaluationStopped:  # one before the first step (--eval_on_start)

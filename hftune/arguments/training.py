@@ -11,7 +11,7 @@ from transformers import TrainingArguments
 
 from hftune.arguments.computation import DropoutFields, PrecisionFields, RouterFields, TilingFields
 from hftune.arguments.data import ThoughtFields, TurnTokenFields
-from hftune.arguments.monitoring import HangTimeoutFields, ProfileFields
+from hftune.arguments.monitoring import CallbackFields, HangTimeoutFields, ProfileFields
 from hftune.arguments.optimizer import OptimizerArguments
 from hftune.arguments.parallel import ParallelArguments
 from hftune.arguments.raw_arguments import GIVEN_NAMES
@@ -32,6 +32,7 @@ class StageArguments(
     PrecisionFields,
     ParallelArguments,
     OptimizerArguments,
+    CallbackFields,
     HangTimeoutFields,
     TurnTokenFields,
 ):

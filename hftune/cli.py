@@ -19,6 +19,8 @@ hftune chat outputs/sft-merged [MODEL2] [--adapter FOLDER ...]      a conversati
 hftune score FILE --model outputs/rm [--output SCORED.jsonl]      conversations through a reward model
 hftune teach --teacher_model_name_or_path TEACHER --model_name_or_path STUDENT --train_file_dir DIR --output_dir OUT
 hftune consolidate --checkpoint outputs/sft/checkpoint-100 --output_dir OUT      whole weights from ZeRO's shards
+hftune schema sft|...|pipeline [--output FILE]      JSON Schema of a YAML file, for editors and agents
+hftune completion bash|zsh|fish      a script that completes commands, arguments and their values
 hftune doctor      what this machine has for a run, and what is wrong with it
 """
 
@@ -52,9 +54,24 @@ COMMANDS = {
     "pipeline": "hftune.tools.pipeline.command:main",
     "lineage": "hftune.tools.reporting.entry:lineage",
     "report": "hftune.tools.reporting.entry:report",
+    "schema": "hftune.tools.schema.entry:schema",
     "doctor": "hftune.tools.doctor.command:main",
 }
 """Each takes the words behind its name; imported when it is asked for."""
+ARGUMENTS = {
+    "merge": "hftune.arguments.merging:MergeArguments",
+    "vocab": "hftune.tools.vocabulary.arguments:VocabArguments",
+    "export": "hftune.tools.export.run:FORMATS",
+    "teach": "hftune.arguments.distill:DistillArguments",
+    "consolidate": "hftune.tools.consolidating.run:ConsolidateArguments",
+    "ask": "hftune.arguments.asking:AskArguments",
+    "chat": "hftune.tools.chatting.arguments:ChatArguments",
+    "score": "hftune.tools.scoring.arguments:ScoreArguments",
+    "serve": "hftune.tools.serving.arguments:ServeArguments",
+}
+"""The classes of the arguments of subcommands, by the word behind it where there are several: for completion."""
+COMPLETION = "hftune.tools.completing.entry:completion"
+"""Takes, in addition, what it completes."""
 START = "hftune.tools.pipeline.starting:start"
 """Takes a stage, whose name is a subcommand as well, and the words behind it."""
 
@@ -78,8 +95,11 @@ def dispatch(argv: list[str]) -> None:
     if stage := stage_of(argv[0]):
         on_demand(START)(stage, argv[1:])
         return
+    if argv[0] == "completion":
+        on_demand(COMPLETION)(argv[1:], [*COMMANDS, "completion"], ARGUMENTS)
+        return
     if argv[0] not in COMMANDS:
-        names = [*STAGES, *COMMANDS]
+        names = [*STAGES, *COMMANDS, "completion"]
         fix = f"{did_you_mean(argv[0], names, written='`hftune {}`')} one of: {', '.join(names)}".strip()
         # A word may be `--hub_token=X`: its value is not repeated.
         raise ArgumentError(f"there is no `hftune {argv[0].partition('=')[0]}`", fix=fix)

@@ -25,8 +25,8 @@ FLOORS = [
     {"tools"},
     {"cli"},
 ]
-ASKED_BY_TOOLS = {"reporting", "talking"}
-"""Tools that other tools may ask: pages and tables; models to talk with."""
+ASKED_BY_TOOLS = {"reporting", "schema", "talking"}
+"""Tools that other tools may ask: pages and tables; what a file takes; models to talk with."""
 FILES = sorted((ROOT / "hftune").rglob("*.py"))
 SCRIPTS = sorted([*ROOT.glob("run_*.py"), ROOT / "merge_peft_adapter.py"])
 

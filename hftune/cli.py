@@ -55,6 +55,7 @@ COMMANDS = {
     "lineage": "hftune.tools.reporting.entry:lineage",
     "report": "hftune.tools.reporting.entry:report",
     "schema": "hftune.tools.schema.entry:schema",
+    "completion": "hftune.cli:completion",
     "doctor": "hftune.tools.doctor.command:main",
 }
 """Each takes the words behind its name; imported when it is asked for."""
@@ -62,16 +63,14 @@ ARGUMENTS = {
     "merge": "hftune.arguments.merging:MergeArguments",
     "vocab": "hftune.tools.vocabulary.arguments:VocabArguments",
     "export": "hftune.tools.export.run:FORMATS",
-    "teach": "hftune.arguments.distill:DistillArguments",
+    "teach": "distill",
     "consolidate": "hftune.tools.consolidating.run:ConsolidateArguments",
     "ask": "hftune.arguments.asking:AskArguments",
     "chat": "hftune.tools.chatting.arguments:ChatArguments",
     "score": "hftune.tools.scoring.arguments:ScoreArguments",
     "serve": "hftune.tools.serving.arguments:ServeArguments",
 }
-"""The classes of the arguments of subcommands, by the word behind it where there are several: for completion."""
-COMPLETION = "hftune.tools.completing.entry:completion"
-"""Takes, in addition, what it completes."""
+"""What holds the arguments of subcommands, for completion: a class, one for each word behind it, or a stage."""
 START = "hftune.tools.pipeline.starting:start"
 """Takes a stage, whose name is a subcommand as well, and the words behind it."""
 
@@ -95,15 +94,17 @@ def dispatch(argv: list[str]) -> None:
     if stage := stage_of(argv[0]):
         on_demand(START)(stage, argv[1:])
         return
-    if argv[0] == "completion":
-        on_demand(COMPLETION)(argv[1:], [*COMMANDS, "completion"], ARGUMENTS)
-        return
     if argv[0] not in COMMANDS:
-        names = [*STAGES, *COMMANDS, "completion"]
+        names = [*STAGES, *COMMANDS]
         fix = f"{did_you_mean(argv[0], names, written='`hftune {}`')} one of: {', '.join(names)}".strip()
         # A word may be `--hub_token=X`: its value is not repeated.
         raise ArgumentError(f"there is no `hftune {argv[0].partition('=')[0]}`", fix=fix)
     on_demand(COMMANDS[argv[0]])(argv[1:])
+
+
+def completion(argv: list[str]) -> None:
+    """`hftune completion`, which is told what there is to complete."""
+    on_demand("hftune.tools.completing.entry:completion")(argv, COMMANDS, ARGUMENTS)
 
 
 if __name__ == "__main__":

@@ -186,14 +186,18 @@ class HftuneParser(TrlParser):
         # One behind `=`: it may begin with a dash.
         found, rest = self.parse_known_args([f"--{name}={words[0]}"] if len(words) == 1 else [f"--{name}", *words])
         if rest:
-            raise ArgumentError(f"--{name} takes one value, not {len(words)}", place=COMMAND_LINE, fix="give one of them")
+            raise ArgumentError(
+                f"--{name} takes one value, not {len(words)}", place=COMMAND_LINE, fix="give one of them"
+            )
         return getattr(found, action.dest)
 
     def _as_in_file(self, name: str, values: list[Any]) -> bool:
         """Whether a field takes what YAML says as it is: an empty list, and forms of a union that argparse drops."""
         kinds, lists = self.kinds(name), bool(self.known[name].nargs)
-        return (not values and lists) or (dict in kinds and isinstance(values[0], dict)) or (
-            len(values) > 1 and list in kinds and not lists
+        return (
+            (not values and lists)
+            or (dict in kinds and isinstance(values[0], dict))
+            or (len(values) > 1 and list in kinds and not lists)
         )
 
     def kinds(self, name: str) -> set[Any]:

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from hftune import child_processes
+from hftune.arguments.named_code import named_code
 from hftune.errors import ArgumentError
 from hftune.tools.doctor import devices, launching, libraries
 from hftune.tools.pipeline import checking, planning, processes, runner
 from hftune.tools.pipeline.spec import read_spec
 from hftune.tools.pipeline.steps import Step, steps_of
-from hftune.arguments.named_code import named_code
 
 ROOT = Path(__file__).parents[2]
 NAMES = ["yaml", "json", "difflib", "torch", "psutil", "hftune", "sitecustomize", "usercustomize", "tqdm", "encodings"]

@@ -14,7 +14,7 @@ from hftune.opening.json_file import parse_json
 from hftune.preflight.facts import Facts
 
 _FLAG = "--callbacks"
-_FIX = 'write --callbacks FILE.py:CLASS or MODULE:CLASS; with arguments \'FILE.py:CLASS{"after": 3}\''
+_FIX = "write --callbacks FILE.py:CLASS or MODULE:CLASS; with arguments 'FILE.py:CLASS{\"after\": 3}'"
 
 
 def check_callbacks(facts: Facts) -> Iterator[UserError]:
@@ -66,5 +66,7 @@ def callback_class(text: str) -> tuple[type[TrainerCallback], dict[str, Any]]:
         # Not made here: what it does when it is made belongs to the run.
         inspect.signature(found).bind(**given)
     except TypeError as error:
-        raise ArgumentError(f"{name} cannot be made of {given or 'no arguments'}: {error}", place=_FLAG, fix=_FIX) from error
+        raise ArgumentError(
+            f"{name} cannot be made of {given or 'no arguments'}: {error}", place=_FLAG, fix=_FIX
+        ) from error
     return found, given

@@ -61,7 +61,9 @@ def pipeline_schema() -> Schema:
     env = shared.ref("pipeline.env", _names_and(_SCALAR))
     settings = {
         "script": _described("The stage that it runs, where its name does not say.", {"enum": [*_spellings()]}),
-        "from": _described("The stage that it builds on, or model; left out: the latest.", {"type": ["string", "null"]}),
+        "from": _described(
+            "The stage that it builds on, or model; left out: the latest.", {"type": ["string", "null"]}
+        ),
         "merge": merge,
         "launcher": launcher,
         "env": env,

@@ -60,7 +60,9 @@ def test_classes_that_are_there(mine: str) -> None:
 )
 def test_what_is_no_callback(mine: str, name: str, problem: str) -> None:
     (found,) = said(callbacks=[name.format(mine=mine)])
-    assert problem.replace("{{", "{").replace("}}", "}").split(": .*")[0] in found and "--callbacks FILE.py:CLASS" in found
+    assert (
+        problem.replace("{{", "{").replace("}}", "}").split(": .*")[0] in found and "--callbacks FILE.py:CLASS" in found
+    )
 
 
 def test_all_problems_at_once(mine: str) -> None:

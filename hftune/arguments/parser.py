@@ -153,7 +153,9 @@ class HftuneParser(TrlParser):
     def out_of_range(self, entries: Iterable[Entry]) -> Iterator[ArgumentError]:
         """Numbers among translated arguments that their fields do not take; each at its place."""
         for entry in entries:
-            if entry.name in self.numbers:
+            # argparse's class has written over the type of a field that may be None.
+            null = entry.values == [None] and type(None) in self.kinds(entry.name)
+            if entry.name in self.numbers and not null:
                 yield from out_of_range(self.numbers[entry.name], entry.values, entry.place)
 
     def misfits(self, entries: Iterable[Entry]) -> Iterator[ArgumentError]:
@@ -177,11 +179,14 @@ class HftuneParser(TrlParser):
         raise_together(several(name, values))
         if values == [None] or self._as_in_file(name, values):
             return yaml_value(values)
-        if action.nargs == 0:
+        typed = entry.place == COMMAND_LINE
+        if action.nargs == 0 and (values or not typed):
             fix = f"write {action.dest}: false"
             raise ArgumentError(f"--{name} is for command lines, and takes no value", place=COMMAND_LINE, fix=fix)
         if any(isinstance(value, dict | list) for value in values) and not self.takes_object(name):
             raise ArgumentError(f"--{name} takes no names and values", place=COMMAND_LINE, fix=f"{name}: VALUE")
+        if not values and not typed:
+            raise ArgumentError(f"--{name} needs a value", place=COMMAND_LINE, fix=f"{name}: VALUE; or leave it out")
         words = list(map(_word, values)) or ["True"] * (name in self.switches)
         # One behind `=`: it may begin with a dash.
         found, rest = self.parse_known_args([f"--{name}={words[0]}"] if len(words) == 1 else [f"--{name}", *words])
@@ -193,12 +198,10 @@ class HftuneParser(TrlParser):
 
     def _as_in_file(self, name: str, values: list[Any]) -> bool:
         """Whether a field takes what YAML says as it is: an empty list, and forms of a union that argparse drops."""
-        kinds, lists = self.kinds(name), bool(self.known[name].nargs)
-        return (
-            (not values and lists)
-            or (dict in kinds and isinstance(values[0], dict))
-            or (len(values) > 1 and list in kinds and not lists)
-        )
+        kinds, lists = self.kinds(name), self.known[name].nargs == "+"
+        if not values:
+            return lists or list in kinds
+        return (dict in kinds and isinstance(values[0], dict)) or (len(values) > 1 and list in kinds and not lists)
 
     def kinds(self, name: str) -> set[Any]:
         """The types that a field takes, `dict` for `dict[str, Any]`, as its class says: argparse keeps one of them."""

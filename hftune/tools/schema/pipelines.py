@@ -69,7 +69,7 @@ def pipeline_schema() -> Schema:
         "env": env,
     }
     every = {name: _stage_of(name, shared, settings) for name in STAGES}
-    by_script: Schema = {"required": ["script"]}
+    by_script: Schema = {"required": ["script"], "properties": {"script": settings["script"]}}
     for name, schema in every.items():
         named = {"properties": {"script": {"enum": [*_spellings([name])]}}, "required": ["script"]}
         by_script = {"if": named, "then": schema, "else": by_script}
@@ -148,7 +148,7 @@ def _arguments(schema: Schema, shared: Shared, without: Iterable[str], kind: str
 
 
 def _or_reference(schema: Schema) -> Schema:
-    told = {key: schema[key] for key in ("description", "deprecated", "default") if key in schema}
+    told: Schema = {key: schema[key] for key in ("description", "deprecated", "default") if key in schema}
     values = {key: value for key, value in schema.items() if key not in told}
     forms = [_with_items(form) for form in values.get("anyOf", [values])]
     more = [form for form in ({"$ref": "#/$defs/reference"}, NULL) if form not in forms]

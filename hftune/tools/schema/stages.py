@@ -69,11 +69,12 @@ def argument_names(parser: HftuneParser) -> list[str]:
 def _argument(parser: HftuneParser, name: str, defaults: Mapping[str, Any]) -> Schema:
     action = parser.known[name]
     row = table().get(name) if parser.stage in STAGES else None
-    values = value_schema(parser, name)
-    if name in parser.done_by_hftune:
-        values = only_no()
-    elif row is not None and row.verdict == REFUSED:
-        values = harmless_schema(row)
+    target = row.target(parser.stage) if row is not None and row.verdict == ALIAS else None
+    values = value_schema(parser, target if target in parser.known else name)
+    refused = row is not None and row.verdict == REFUSED
+    if name in parser.done_by_hftune or refused:
+        more = [harmless_schema(row)] if row is not None and refused else [values]
+        values = {"allOf": [*more, *([only_no()] if name in parser.done_by_hftune else [])]}
     elif row is not None and row.translation is not None:
         values = any_of([values, {"type": ["string", "number", "boolean", "array"]}])  # values of other tools as well
     default = defaults.get(name, of_field(action))
@@ -89,7 +90,7 @@ def _is_json(value: object) -> bool:
 
 
 def _names_of_others(parser: HftuneParser, own: Mapping[str, Schema]) -> tuple[dict[str, Schema], dict[str, Schema]]:
-    """Names of other tools: those that become one argument each; and by patterns, which no editor proposes, the rest."""
+    """Names of other tools: those that become one argument; and as patterns, which no editor proposes, the rest."""
     renamed = {name: _renamed(own[to], f"{to} of hftune") for name, to in parser.aliases.items() if to in own}
     free: list[str] = []
     refused: dict[str, list[str]] = {}

@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Iterable, Iterator
+from enum import Enum
 from typing import Any
 
 from hftune.arguments.names.row import OFF, Row
 from hftune.arguments.parser import HftuneParser
 from hftune.arguments.ranges import RANGES, Range
+from hftune.arguments.special_fields import JOINED
 
 Schema = dict[str, Any]
 
@@ -30,8 +32,8 @@ def value_schema(parser: HftuneParser, name: str) -> Schema:
     forms = list(one)
     if action.nargs == "+":
         forms.append({"type": "array", "items": any_of(one)})
-    elif list in kinds:
-        forms.append({"type": "array"})
+    elif list in kinds or name in JOINED:
+        forms.append({"type": "array", "minItems": int(name in JOINED)})
     if parser.takes_object(name):
         forms.append({"type": "object"})
     # The parser leaves null to the field, and refuses it for numbers that are needed.
@@ -50,16 +52,27 @@ def _one(action: argparse.Action, limits: Range | None) -> list[Schema]:
     """The forms of one value."""
     kind = getattr(action.type, "__name__", "")
     if action.choices is not None:
+        if action.type == str.lower:  # of a merge, which takes them in any case
+            return [_text_of(action.choices, blanks=False), *([{"type": "boolean"}] * ("true" in action.choices))]
         return [{"enum": [*_choices(action.choices)]}]
     if kind == "string_to_bool":
         return [{"type": "boolean"}, {"enum": [0, 1]}, _text_of((*_YES, *_NO), blanks=False)]
     if kind == "JSON object":
         return [{"type": "object"}, {"type": "string", "pattern": r"^\s*\{"}]
-    if kind == "int":
-        return [*_numbers("integer", limits), {"type": "string", "pattern": _WHOLE}]
-    if kind == "float":
-        return [*_numbers("number", limits), {"type": "string", "pattern": _NUMBER}]
-    return [{"type": ["string", "number", "boolean"]}]
+    if kind in ("int", "float"):
+        # TRL wraps the type of what may be none, and reads that word.
+        none = [] if action.type in (int, float) else [_none()]
+        pattern = _WHOLE if kind == "int" else _NUMBER
+        numbers = _numbers("integer" if kind == "int" else "number", limits)
+        return [*numbers, {"type": "string", "pattern": pattern}, *none]
+    if isinstance(action.type, type) and issubclass(action.type, Enum):
+        return [{"enum": [one.value for one in action.type]}]
+    # A class of transformers' is made of nothing that a file holds.
+    return [{"type": ["string", "number", "boolean"]} if kind in ("str", "") else _none()]
+
+
+def _none() -> Schema:
+    return _text_of(("none", "null"), blanks=False)
 
 
 def _choices(choices: Iterable[Any]) -> Iterator[Any]:

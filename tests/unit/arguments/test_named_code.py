@@ -31,7 +31,7 @@ def test_what_is_not_there(name: str, said: str) -> None:
 
 
 def test_a_hint_comes_first() -> None:
-    with pytest.raises(ArgumentError, match="to do: did you mean loads\\? write --x FILE.py:FUNCTION"):
+    with pytest.raises(ArgumentError, match=r"to do: did you mean loads\? write --x FILE.py:FUNCTION"):
         named_code("lods", "--x", hint="did you mean loads?")
 
 

@@ -54,15 +54,13 @@ def test_classes_that_are_there(mine: str) -> None:
         ("{mine}:function", "function is no subclass"),
         ("{mine}:Missing", "Missing cannot be loaded"),
         ("early_stop", "'early_stop' names no class"),
-        ('{mine}:Mine{{"before": 3}}', "cannot be made of {{'before': 3}}: .*before"),
+        ('{mine}:Mine{{"before": 3}}', "cannot be made of {'before': 3}: "),
         ("{mine}:Mine{{after: 3}}", "--callbacks: "),
     ],
 )
 def test_what_is_no_callback(mine: str, name: str, problem: str) -> None:
     (found,) = said(callbacks=[name.format(mine=mine)])
-    assert (
-        problem.replace("{{", "{").replace("}}", "}").split(": .*")[0] in found and "--callbacks FILE.py:CLASS" in found
-    )
+    assert problem in found and "--callbacks FILE.py:CLASS" in found
 
 
 def test_all_problems_at_once(mine: str) -> None:

@@ -25,7 +25,7 @@ while read -r line; do
   [[ $line == *" " ]] && COMP_WORDS+=("")
   [[ $line == *" _" ]] && COMP_WORDS[${{#COMP_WORDS[@]}}-1]=""
   COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)) COMP_LINE=$line COMP_POINT=${{#line}}
-  spec=$(complete -p "${{COMP_WORDS[0]}}")
+  spec=$(complete -p "${{COMP_WORDS[0]##*/}}")
   began=$EPOCHREALTIME
   _hftune "${{COMP_WORDS[0]}}"
   ended=$EPOCHREALTIME

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,8 +22,8 @@ from hftune.tools.schema.stages import DRAFT, argument_names, stage_schema
 from tests.documents import ROOT
 
 VALUES = (
-    *(True, False, 0, 1, 3, -2, 10**18, 0.25, -0.5, 2.5, "", "text", "3", "-0.25", "1e-3", "yes", "False", "no", None),
-    *([], [1, 2], ["a", "b"], {"a": 1}),
+    *(True, False, 0, 1, 3, -2, 10**18, 0.25, -0.5, 2.5, "", "text", "3", "-0.25", "1e-3", "yes", "False", "no"),
+    *("None", None, [], [1, 2], ["a", "b"], {"a": 1}),
 )
 
 
@@ -62,7 +61,7 @@ def differences(stage: str, names: list[str]) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize(("stage", "every"), [("sft", 2), ("dpo", 7), ("pt", 9), ("merge", 1)])
+@pytest.mark.parametrize(("stage", "every"), [("sft", 1), ("dpo", 7), ("pt", 9), ("merge", 1)])
 def test_values_are_refused_as_the_parser_refuses_them(stage: str, every: int) -> None:
     row = table().get
     names = [name for name in argument_names(parser_of(stage)) if not (row(name) and row(name).translation)]
@@ -74,9 +73,9 @@ def test_names_of_other_tools() -> None:
     parser, schema = parser_of("sft"), checker("sft")
     missed, kinds = [], set()
     for number, row in enumerate(table().values()):
-        if row.name in parser.known or (number % 5 and row.verdict != ALIAS):
+        if row.name in parser.known or number % (5 if row.verdict == ALIAS else 11):
             continue
-        for value in (True, False, "x", 3, 0.5, None, "none"):
+        for value in (True, "x", 3, None, "none"):
             takes, fits = parser_takes(parser, row.name, value), schema.is_valid({row.name: value})
             kinds.add((row.verdict, takes))
             exact = row.translation is None and not (isinstance(value, str) and row.name in RANGES)
@@ -125,9 +124,9 @@ def test_the_example() -> None:
     assert file.read_text().startswith("# yaml-language-server: $schema=../.hftune/sft.schema.json\n")
 
 
-def test_a_file_of_the_help_page_is_like_its_class(tmp_path: Path) -> None:
-    """Every default that the schema shows is one that it takes itself."""
+def test_every_default_that_is_shown_is_one_that_is_taken() -> None:
     for stage in ("sft", "dpo", "rm"):
-        shown = {name: one["default"] for name, one in stage_schema(stage)["properties"].items() if "default" in one}
+        properties, filled = stage_schema(stage)["properties"], parser_of(stage).done_by_hftune
+        shown = {name: one["default"] for name, one in properties.items() if "default" in one and name not in filled}
         faults = [error.json_path for error in checker(stage).iter_errors(shown)]
         assert len(shown) > 50 and faults == [], stage

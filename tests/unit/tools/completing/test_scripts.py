@@ -127,8 +127,10 @@ zpty -w shell 'PS1=; stty -echo 2>/dev/null; source {folder}/rc.zsh; zstyle ":co
   LISTMAX=10000; bindkey "^I" list-choices; print READY'
 zpty -r -m shell seen '*READY*'
 zpty -w -n shell '{line}'$'\\t'
-sleep 2
-seen= ; while zpty -r -t shell part; do seen+=$part; done
+seen= ; repeat 100; do
+  sleep 0.1; while zpty -r -t shell part; do seen+=$part; done
+  [[ $seen == *"{some}"* ]] && break
+done
 print -r -- $seen
 zpty -d shell
 """
@@ -148,7 +150,7 @@ zpty -d shell
 )
 def test_zsh(line: str, some: str, scripts: Path) -> None:
     (scripts / "rc.zsh").write_text(ZSH.format(folder=scripts))
-    typed = TYPED.format(folder=scripts, line=line)
+    typed = TYPED.format(folder=scripts, line=line, some=some)
     done = subprocess.run(["zsh", "-f", "-c", typed], capture_output=True, text=True, timeout=60)
     assert some in done.stdout, (done.stdout, done.stderr)
 

@@ -25,7 +25,7 @@ PROGRAMS = {
 """Programs of the system, which no test of this project can know."""
 WORKERS = {
     "ask": "hftune.tools.scoring.ask:ask",
-    "board": "hftune.tools.listening.server:missing_packages",
+    "board": "hftune.tools.board.entry:Path",
     "chat": "hftune.tools.chatting.chat:chat",
     "consolidate": "hftune.tools.consolidating.entry:write",
     "doctor": "hftune.tools.doctor.command:examine",

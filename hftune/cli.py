@@ -13,6 +13,8 @@ hftune launch deepspeed|torchrun|python ...      a command under its launcher, q
 hftune pipeline run|plan|check PIPELINE.yaml      all stages from one file; resumes after anything
 hftune lineage FOLDER      from the base to this model: data, arguments, merges, and whether it all still holds
 hftune report FOLDER      curves, counts, answers and commands of a stage or a pipeline on one page
+hftune watch FOLDER [--once]      how the runs of a folder do: steps, curves, time left, last answers
+hftune board [FOLDER ...]      a local page in the browser: live curves, comparison, pipelines started from a form
 hftune ask --models BASE outputs/sft-merged --questions "Who are you?"      the same questions to several models
 hftune serve outputs/sft-merged [--adapter NAME=FOLDER]      a server as OpenAI's, for what was trained
 hftune chat outputs/sft-merged [MODEL2] [--adapter FOLDER ...]      a conversation in the terminal, saved as a record
@@ -54,6 +56,8 @@ COMMANDS = {
     "pipeline": "hftune.tools.pipeline.command:main",
     "lineage": "hftune.tools.reporting.entry:lineage",
     "report": "hftune.tools.reporting.entry:report",
+    "watch": "hftune.tools.watching.entry:watch",
+    "board": "hftune.tools.board.entry:board",
     "schema": "hftune.tools.schema.entry:schema",
     "completion": "hftune.cli:completion",
     "doctor": "hftune.tools.doctor.command:main",

@@ -10,6 +10,7 @@ from hftune.visible import html
 WIDTH, HEIGHT = 360, 210
 _LEFT, _RIGHT, _TOP, _BOTTOM = 50, 12, 12, 26
 _MAX_POINTS = 600
+_COLOURS = 6
 Points = tuple[Sequence[int], Sequence[float]]
 
 
@@ -84,16 +85,16 @@ def _grid(across: _Scale, up: _Scale) -> list[str]:
 def _line(points: Sequence[tuple[int, float]], across: _Scale, up: _Scale, number: int, label: str) -> str:
     d = "M" + "L".join(f"{across(x)} {up(y)}" for x, y in points)
     dots = "".join(
-        f'<circle class="c{number % 4}" cx="{across(x)}" cy="{up(y)}" r="{3 if len(points) <= 40 else 1.5}">'
+        f'<circle class="c{number % _COLOURS}" cx="{across(x)}" cy="{up(y)}" r="{3 if len(points) <= 40 else 1.5}">'
         f"<title>{html(label)}: {short(y)} at step {x}</title></circle>"
         # Every dot carries its value as a tooltip; of many, the last one is enough.
         for x, y in (points if len(points) <= 120 else points[-1:])
     )
-    return f'<path class="line c{number % 4}" d="{d}"/>{dots}'
+    return f'<path class="line c{number % _COLOURS}" d="{d}"/>{dots}'
 
 
 def _legend(curves: Mapping[str, object]) -> str:
-    entries = (f'<span><i class="c{number % 4}"></i>{html(label)}</span>' for number, label in enumerate(curves))
+    entries = (f'<span><i class="c{number % _COLOURS}"></i>{html(label)}</span>' for number, label in enumerate(curves))
     return f'<div class="legend">{"".join(entries)}</div>'
 
 

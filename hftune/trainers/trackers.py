@@ -68,6 +68,9 @@ def _tell(args: Any, manifest: dict[str, Any], found: dict[str, TrainerCallback]
     # Trackio takes up the run that has the name, another's perhaps; left alone it finds a new one.
     if args.run_name is None and "trackio" not in found:
         args.run_name = Path(str(args.output_dir)).resolve().name
+    # Of these only Trackio reads --project.
+    for variable in ("WANDB_PROJECT", "SWANLAB_PROJECT", "MLFLOW_EXPERIMENT_NAME") if "project" in args.given else ():
+        os.environ.setdefault(variable, args.project)
     tags = [*filter(None, os.environ.get("WANDB_TAGS", "").split(",")), "hftune", stage, Path(base).name]
     os.environ["WANDB_TAGS"] = ",".join(dict.fromkeys(tag.replace(",", " ")[:_LONGEST_TAG] for tag in tags))
     own = {"hftune": str(manifest["hftune"]), "hftune.stage": stage, "hftune.base": base}

@@ -39,6 +39,8 @@ def algorithm_choice(schemas: Mapping[str, Schema], otherwise: Schema | None = N
     chosen: Schema = otherwise or schemas["grpo"]
     # MedicalGPT's PPO script, which trains with RLOO, is known by this name.
     chosen = {"if": {"required": ["sft_model_path"]}, "then": schemas["rloo"], "else": chosen}
+    asked: Schema = {"properties": {"stage": {"const": "ppo"}}, "required": ["stage"]}  # of LLaMA-Factory
+    chosen = {"if": asked, "then": schemas["ppo"], "else": chosen}
     for flag in ("advantage_estimator", "rl_algorithm"):
         for name, schema in schemas.items():
             asked = {"properties": {flag: {"const": name}}, "required": [flag]}
@@ -75,6 +77,8 @@ def _argument(parser: HftuneParser, name: str, defaults: Mapping[str, Any]) -> S
     if name in parser.done_by_hftune or refused:
         more = [harmless_schema(row)] if row is not None and refused else [values]
         values = {"allOf": [*more, *([only_no()] if name in parser.done_by_hftune else [])]}
+    elif row is not None and row.verdict == NO_EFFECT:
+        values = ANYTHING
     elif row is not None and row.translation is not None:
         values = any_of([values, {"type": ["string", "number", "boolean", "array"]}])  # values of other tools as well
     default = defaults.get(name, of_field(action))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -42,7 +43,7 @@ def trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setenv(name, "")
     monkeypatch.setattr(trackers, "INTEGRATION_TO_CALLBACK", {"mine": Recorder})
     monkeypatch.setattr(trackers, "_PLACES", {"mine": lambda callback, args: f"at {len(callback.seen)}"})
-    args = SimpleNamespace(output_dir=str(tmp_path / "my-run"), run_name=None)
+    args = SimpleNamespace(output_dir=str(tmp_path / "my-run"), run_name=None, given=frozenset(), project="p")
     return SimpleNamespace(args=args, callback_handler=SimpleNamespace(callbacks=[TrainerCallback(), Recorder()]))
 
 
@@ -74,8 +75,6 @@ def test_what_they_are_told(trainer: Any, monkeypatch: pytest.MonkeyPatch) -> No
         **{"dtype": "x", "train_file_dir": "d", "lora_r": 4},
         **{"hftune": "1.0", "hftune_stage": "sft", "hftune_base": "/models/base-model"},
     }
-    import os
-
     assert os.environ["WANDB_TAGS"] == "mine,sft,hftune,base-model"
     tags = json.loads(os.environ["MLFLOW_TAGS"])
     assert tags == {"hftune": "1.0", "hftune.stage": "other", "hftune.base": "/models/base-model", "team": "a"}
@@ -86,6 +85,19 @@ def test_a_name_that_was_given_stays(trainer: Any) -> None:
     with tracked(trainer, MANIFEST):
         pass
     assert trainer.args.run_name == "given"
+
+
+def test_a_project_is_for_all_of_them(trainer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_PROJECT", "mine")
+    for name in ("SWANLAB_PROJECT", "MLFLOW_EXPERIMENT_NAME"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    with tracked(trainer, MANIFEST):
+        assert "SWANLAB_PROJECT" not in os.environ, "the trackers' own default"
+    trainer.args.given = frozenset({"project"})
+    with tracked(trainer, MANIFEST):
+        found = [os.environ[name] for name in ("WANDB_PROJECT", "SWANLAB_PROJECT", "MLFLOW_EXPERIMENT_NAME")]
+    assert found == ["mine", "p", "p"]
 
 
 def test_only_the_first_process_says_where(trainer: Any, monkeypatch: pytest.MonkeyPatch) -> None:

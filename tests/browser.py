@@ -80,6 +80,11 @@ class Page:
         self._ask("Page.navigate", url=address)
         self.wait("document.readyState === 'complete' && location.href !== 'about:blank'")
 
+    def leave(self) -> None:
+        """Show nothing, so that no page asks a server that has ended; what was complained about is forgotten."""
+        self._ask("Page.navigate", url="about:blank")
+        self.complaints.clear()
+
     def value(self, expression: str) -> Any:
         """What an expression of JavaScript comes to."""
         with_promise = {"awaitPromise": True, "returnByValue": True}

@@ -122,6 +122,7 @@ class Page:
   const wide = document.documentElement.clientWidth;
   const told = document.documentElement.scrollWidth > wide ? ["the page: " + document.documentElement.scrollWidth] : [];
   for (const one of document.querySelectorAll("main *")) {
+    if (!one.checkVisibility()) continue;  // what is folded away is not laid out
     const box = one.getBoundingClientRect();
     if (box.width && box.right > wide + 1 && !one.closest(".scroll, .log, svg")) told.push(one.outerHTML.slice(0, 120));
     if (one.matches("input, select, button, textarea, p, td, label") && parseFloat(getComputedStyle(one).fontSize) < 11)

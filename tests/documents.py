@@ -54,6 +54,28 @@ def blocks(text: str) -> list[Block]:
     return found
 
 
+def written_by_hand(text: str) -> str:
+    """The page without what programs write into it, between `<!-- x -->` and `<!-- /x -->` or `<!-- end of x -->`."""
+    return re.sub(r"^<!-- (?!/|end\b).*?^<!-- (?:/|end\b).*?-->$", "", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def headings(text: str) -> list[int]:
+    """The levels of the headings of a page, in order."""
+    found = (re.match(r"(#{1,6}) ", line) for line in prose(text).splitlines())
+    return [len(match[1]) for match in found if match]
+
+
+def tables(text: str) -> list[int]:
+    """The numbers of rows of the tables of a page, in order."""
+    found = [0]
+    for line in prose(text).splitlines():
+        if line.startswith("|"):
+            found[-1] += 1
+        elif found[-1]:
+            found.append(0)
+    return [rows for rows in found if rows]
+
+
 def patches(text: str) -> list[str]:
     """The diffs of a page that `git apply` takes; other diffs show commands that change."""
     found = [block.text + "\n" for block in blocks(text) if block.language == "diff"]
@@ -81,11 +103,28 @@ def commands(block: Block) -> list[list[str]]:
         text = "\n".join(line[1:].lstrip() for line in text.splitlines() if not line.startswith("-"))
     found = []
     for line in text.replace("\\\n", " ").splitlines():
-        words = shlex.split(line, comments=True)
-        while words and re.match(r"^[A-Z_]+=", words[0]):
-            words.pop(0)
-        if words:
-            found.append(words)
+        # Apart from words: `&&`, `|` and their like, behind which another command begins.
+        tokens = shlex.shlex(line, posix=True, punctuation_chars="&|;<>")
+        tokens.whitespace_split = True
+        for words in _split([*tokens]):
+            while words and re.match(r"^[A-Z_]+=", words[0]):
+                words.pop(0)
+            if words:
+                found.append(words)
+    return found
+
+
+def _split(tokens: list[str]) -> list[list[str]]:
+    """The commands of a line; files that they are redirected to are left out."""
+    found: list[list[str]] = [[]]
+    left = iter(tokens)
+    for token in left:
+        if re.fullmatch(r"[&|;]+", token):
+            found.append([])
+        elif re.fullmatch(r"[<>&]+", token):
+            next(left, None)
+        else:
+            found[-1].append(token)
     return found
 
 

@@ -9,6 +9,7 @@ from hftune.arguments.names.row import ALIAS, NO_EFFECT, OFF, REFUSED, WORKS, Ro
 from hftune.arguments.names.table import table, tools, tools_of, topics
 from hftune.tools.explaining.explain import counterpart
 from hftune.tools.explaining.own_page import own_page
+from hftune.tools.explaining.trl_page import trl_page
 
 INDEX = "parameters.md"
 _VERDICTS = (WORKS, ALIAS, NO_EFFECT, REFUSED)
@@ -46,6 +47,20 @@ PAGES = {
         "What becomes of each argument of ERNIEKit, and of PaddleFormers' trainer beneath it, when it is given to\n"
         "hftune's scripts. A YAML file of ERNIEKit's can be given as it is.",
         "python run_sft.py --config their.yaml\nhftune explain max_seq_len",
+    ),
+    "llama_factory": Page(
+        "LLaMA-Factory",
+        ("LLaMA-Factory",),
+        "What becomes of each argument of LLaMA-Factory when it is given to hftune's scripts. What else to change:\n"
+        "[Moving from LLaMA-Factory](../moving/llama_factory.md).",
+        "python run_sft.py --config their.yaml --dataset data/sft\nhftune explain cutoff_len",
+    ),
+    "axolotl": Page(
+        "Axolotl",
+        ("Axolotl",),
+        "What becomes of the fields of Axolotl's YAML when they are given to hftune's scripts; lists of lists, as\n"
+        "`datasets` is, are written anew ([Moving from Axolotl](../moving/axolotl.md)).",
+        "python run_sft.py --base_model MODEL --sequence_len 2048 --adapter lora ...\nhftune explain sample_packing",
     ),
     "megatron_swift": Page(
         "Megatron-SWIFT",
@@ -109,12 +124,17 @@ def pages() -> dict[str, str]:
     # Translated names that are in no tool's present list (older versions, other spellings) are documented as well.
     loose = [row for row in table().values() if not tools_of(row.name)]
     own = own_page(_section("Further names", loose, shows_tool=False) + f"\n{_END}", f"{_WRITTEN}\n{_START}")
-    return {INDEX: _index(), **tools, "parameters/hftune.md": own}
+    return {
+        INDEX: _index(),
+        **tools,
+        "parameters/trl.md": trl_page(f"{_WRITTEN}\n{_START}", _END),
+        "parameters/hftune.md": own,
+    }
 
 
 def _index() -> str:
     lines = [_START, "| page | names | works | alias | no effect | refused |", "|---|---:|---:|---:|---:|---:|"]
-    lines += ["| [hftune's own](parameters/hftune.md) | | | | | |"]
+    lines += ["| [hftune's own](parameters/hftune.md) | | | | | |", "| [TRL](parameters/trl.md) | | | | | |"]
     for file, page in PAGES.items():
         for tool in page.tools:
             lines.append(f"| [{tool}](parameters/{file}.md) | {_counts(tool)} |")

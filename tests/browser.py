@@ -80,6 +80,11 @@ class Page:
         self._ask("Page.navigate", url=address)
         self.wait("document.readyState === 'complete' && location.href !== 'about:blank'")
 
+    def leave(self) -> None:
+        """Show nothing, so that no page asks a server that has ended; what was complained about is forgotten."""
+        self._ask("Page.navigate", url="about:blank")
+        self.complaints.clear()
+
     def value(self, expression: str) -> Any:
         """What an expression of JavaScript comes to."""
         with_promise = {"awaitPromise": True, "returnByValue": True}
@@ -117,6 +122,7 @@ class Page:
   const wide = document.documentElement.clientWidth;
   const told = document.documentElement.scrollWidth > wide ? ["the page: " + document.documentElement.scrollWidth] : [];
   for (const one of document.querySelectorAll("main *")) {
+    if (!one.checkVisibility()) continue;  // what is folded away is not laid out
     const box = one.getBoundingClientRect();
     if (box.width && box.right > wide + 1 && !one.closest(".scroll, .log, svg")) told.push(one.outerHTML.slice(0, 120));
     if (one.matches("input, select, button, textarea, p, td, label") && parseFloat(getComputedStyle(one).fontSize) < 11)

@@ -65,6 +65,17 @@ def headings(text: str) -> list[int]:
     return [len(match[1]) for match in found if match]
 
 
+def tables(text: str) -> list[int]:
+    """The numbers of rows of the tables of a page, in order."""
+    found = [0]
+    for line in prose(text).splitlines():
+        if line.startswith("|"):
+            found[-1] += 1
+        elif found[-1]:
+            found.append(0)
+    return [rows for rows in found if rows]
+
+
 def patches(text: str) -> list[str]:
     """The diffs of a page that `git apply` takes; other diffs show commands that change."""
     found = [block.text + "\n" for block in blocks(text) if block.language == "diff"]

@@ -86,6 +86,7 @@ def test_curves_grow_and_runs_compare(tab: Page, tmp_path: Path) -> None:
         tab.open(address)
         tab.scripts(True)
         assert "step 11/30" in tab.text() and tab.value("document.querySelectorAll('svg').length") == 2
+        tab.leave()
 
 
 @pytest.mark.slow
@@ -93,7 +94,6 @@ def test_curves_grow_and_runs_compare(tab: Page, tmp_path: Path) -> None:
 def test_a_pipeline_starts_and_stops(tab: Page, tiny_model: Path, tiny_data: Path, tmp_path: Path, width: int) -> None:
     outputs = tmp_path / "outputs"
     outputs.mkdir()
-    tab.complaints.clear()
     tab.resize(width)
     with board(outputs, tmp_path / "board.log") as address:
         tab.open(address)
@@ -102,6 +102,8 @@ def test_a_pipeline_starts_and_stops(tab: Page, tiny_model: Path, tiny_data: Pat
         tab.click("input[value=sft]")
         tab.click("form button")
         tab.wait("document.querySelector('[name=\"sft.learning_rate\"]')", 90)
+        assert tab.too_wide() == []
+        tab.value("document.querySelectorAll('details').forEach(one => { one.open = true; })")
         assert tab.too_wide() == []
         # The search leaves what it finds.
         tab.value("""(() => { const one = document.querySelector('[data-filter]'); one.value = 'warmup';
@@ -123,3 +125,4 @@ def test_a_pipeline_starts_and_stops(tab: Page, tiny_model: Path, tiny_data: Pat
         tab.open(address)
         assert "stopped" in tab.text() and tab.too_wide() == []
         assert tab.complaints == []
+        tab.leave()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.documents import CHINESE, DOCS, ROOT, blocks, chinese_of, headings, written_by_hand
+from tests.documents import CHINESE, DOCS, ROOT, blocks, chinese_of, headings, tables, written_by_hand
 
 ENGLISH = [page for page in DOCS if not page.is_relative_to(CHINESE)]
 MISSING: set[str] = set()
@@ -40,8 +40,10 @@ def differences(english: str, chinese: str) -> list[str]:
             found.append(
                 f"block {number}: {next(((a, b) for a, b in lines if a != b), (one.language, other.language))}"
             )
-    levels = headings(written_by_hand(english)), headings(written_by_hand(chinese))
-    return found if levels[0] == levels[1] else [*found, f"headings: {levels[0]} and {levels[1]}"]
+    for name, parts in (("headings", headings), ("rows of tables", tables)):
+        one, other = parts(written_by_hand(english)), parts(written_by_hand(chinese))
+        found += [] if one == other else [f"{name}: {one} and {other}"]
+    return found
 
 
 @pytest.mark.parametrize("page", PAIRS, ids=name_of)
@@ -67,10 +69,11 @@ def test_a_chinese_page_is_chinese(page: Path) -> None:
         ("# 甲\n\n```\nhftune doctor\n```\n\n## 乙\n", ["block 1"]),
         ("# 甲\n\n## 乙\n", ["block 1 is in one language only"]),
         ("# 甲\n\n```bash\nhftune doctor\n```\n\n### 乙\n", ["headings"]),
+        ("# 甲\n\n```bash\nhftune doctor\n```\n\n## 乙\n\n| a |\n|---|\n| b |\n", ["rows of tables"]),
         ("# 甲\n\n```bash\nhftune doctor\n```\n\n```bash\nls\n```\n", ["block 2 is in one language only", "headings"]),
     ],
 )
 def test_what_may_differ(chinese: str, said: list[str]) -> None:
-    english = "# A\n\n```bash\nhftune doctor\n```\n\n## B\n\n<!-- x -->\n```\nfigures\n```\n<!-- /x -->\n"
+    english = "# A\n\n```bash\nhftune doctor\n```\n\n## B\n\n<!-- x -->\n```\nfigures\n```\n| a |\n<!-- /x -->\n"
     found = differences(english, chinese)
     assert [start in text for start, text in zip_longest(said, found, fillvalue="")] == [True] * len(said)

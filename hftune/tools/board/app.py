@@ -98,8 +98,8 @@ class Board:
 
         return show
 
-    def _does(self, do: Callable[[str, Fields], str]) -> Callable[..., Any]:
-        """An endpoint that does what a form asks for, then leads to another page; `do` returns its address."""
+    def _does(self, do: Callable[[str, Fields], Response]) -> Callable[..., Any]:
+        """An endpoint that does what a form asks for, then leads to another page."""
 
         async def act(request: Request) -> Response:
             try:
@@ -108,10 +108,7 @@ class Board:
             except Refused as refused:
                 return _refuse(refused)
             place = request.path_params.get("id", "")
-            # 303: the page that follows is asked for, and not sent the form again.
-            return await self._guarded(
-                request, lambda: RedirectResponse(f"/{self.token}/{do(place, given)}", status_code=303)
-            )
+            return await self._guarded(request, lambda: do(place, given))
 
         return act
 
@@ -124,18 +121,26 @@ class Board:
         """The page's style."""
         return await self._guarded(request, lambda: Response(CSS, media_type="text/css"))
 
-    def _save(self, place: str, given: Fields) -> str:
-        made = form.save(self.found, given)
+    def _save(self, place: str, given: Fields) -> Response:
+        try:
+            made = form.save(self.found, given)
+        except UserError as error:
+            # With all that was filled in, which must not be lost.
+            return HTMLResponse(redact(form.again(self.found, given, error)), status_code=400)
         if given.get("then") == ["run"]:
             self.found.pipelines.act(made, "run")
-        return f"pipeline/{made.id}"
+        return self._leads_to(f"pipeline/{made.id}")
 
-    def _act(self, place: str, given: Fields) -> str:
+    def _act(self, place: str, given: Fields) -> Response:
         action = next(iter(given.get("action", [])), "")
         if action not in ACTIONS:
             raise Refused(400, "nothing is known that could be done so")
         self.found.pipelines.act(self.found.pipelines.one(place), action)
-        return f"pipeline/{place}"
+        return self._leads_to(f"pipeline/{place}")
+
+    def _leads_to(self, address: str) -> Response:
+        # 303: the page that follows is asked for, and not sent the form again.
+        return RedirectResponse(f"/{self.token}/{address}", status_code=303)
 
     # --- who may ask ---
 
@@ -149,7 +154,9 @@ class Board:
         except LookupError:
             return _refuse(Refused(404, "there is no such run or pipeline here any more"))
         except UserError as error:
-            return _told(400, f"<h1>Not done</h1><pre>{html(error)}</pre>")
+            body = f"<h1>Not done</h1><pre>{html(error)}</pre>"
+            depth = request.url.path.count("/") - 2
+            return HTMLResponse(page("hftune board", body, depth=depth, live=False), 400, headers=HEADERS)
         response.headers.update(HEADERS)
         return response
 

@@ -88,15 +88,31 @@ def new(found: Found, asked: Fields) -> str:
     """The form: the stages are chosen first, since each brings fields of its own."""
     before = _before(found, asked)
     chosen = [name for name in STAGES if name in {*asked.get("stage", []), *before}]
+    top = _settings(found.pipelines.one(asked["from"][0])) if asked.get("from") else {}
+    return _page(chosen, _form(found, top, chosen, before) if chosen else "", asked.get("from", []))
+
+
+def again(found: Found, given: Fields, error: UserError) -> str:
+    """The form as it was filled in, with what is wrong."""
+    chosen = [name for name in STAGES if name in given.get("stage", [])]
+    top = {name: _one(given, name) for name in ("name", "model", "launcher", "processes", "questions")}
+    before: dict[str, dict[str, Any]] = {}
+    for key in given:
+        stage, _, name = key.partition(".")
+        before.setdefault(stage, {})[name] = _one(given, key)
+    wrong = f'<pre class="fault" role="alert">{html(error)}</pre>'
+    return _page(chosen, wrong + (_form(found, top, chosen, before) if chosen else ""), [])
+
+
+def _page(chosen: Sequence[str], below: str, origin: Sequence[str]) -> str:
     boxes = "".join(
         f'<label><input type="checkbox" name="stage" value="{name}"{" checked" if name in chosen else ""}> '
         f"{name} <small>({html(stage.task)})</small></label>"
         for name, stage in STAGES.items()
     )
-    kept = "".join(f'<input type="hidden" name="from" value="{html(one)}">' for one in asked.get("from", []))
+    kept = "".join(f'<input type="hidden" name="from" value="{html(one)}">' for one in origin)
     choose = f'<form class="row">{boxes}{kept}<button>Choose these stages</button></form>'
-    body = ["<h1>New pipeline</h1>", choose, _form(found, asked, chosen, before) if chosen else ""]
-    return page("new pipeline - hftune board", "".join(body), live=False)
+    return page("new pipeline - hftune board", f"<h1>New pipeline</h1>{choose}{below}", live=False)
 
 
 def _before(found: Found, asked: Fields) -> dict[str, dict[str, Any]]:
@@ -124,8 +140,7 @@ def _settings(pipeline: Pipeline) -> dict[str, str]:
     }
 
 
-def _form(found: Found, asked: Fields, chosen: Sequence[str], before: Mapping[str, Mapping[str, Any]]) -> str:
-    top = _settings(found.pipelines.one(asked["from"][0])) if asked.get("from") else {}
+def _form(found: Found, top: Mapping[str, str], chosen: Sequence[str], before: Mapping[str, Mapping[str, Any]]) -> str:
     launchers = "".join(f"<option{_chosen(name, top.get('launcher', ''))}>{name}</option>" for name in LAUNCHERS)
     general = (
         '<fieldset><legend>Pipeline</legend><div class="fields">'

@@ -193,7 +193,8 @@ def compare_part(found: Found, asked: Fields) -> str:
             for label, points in curves.items():
                 # A figure for each curve of a run: training and held-out losses of six runs would be twelve lines.
                 name = f"{title}, {label}" if title in ("Loss", "Reward", "Reward margin", "Accuracy") else title
-                over.setdefault(name, {})[found.name(one)] = points
+                # All of them from the start, so that a run has one colour in all figures.
+                over.setdefault(name, {found.name(other): ([], []) for other in runs})[found.name(one)] = points
     return f"<ul>{links}</ul>{html_charts(over)}"
 
 
@@ -206,17 +207,20 @@ def _differences(found: Found, runs: Sequence[Watched]) -> Iterator[Section]:
     """Tables of the arguments that differ, and of what was measured."""
     names = [found.name(one) for one in runs]
     arguments = [_arguments(one.manifest) for one in runs]
-    yield Section("Arguments that differ", ("argument", *names), [*_rows(arguments, differ=True)])
+    note = "Of those that all of them have."
+    yield Section("Arguments that differ", ("argument", *names), _differing(arguments), note)
     metrics = [one.manifest.get("metrics") or {} for one in runs]
-    yield Section("Metrics", ("metric", *names), [*_rows(metrics, differ=False)])
+    measured = sorted({name for column in metrics for name in column})
+    rows = [(name, *(_cell(column.get(name)) for column in metrics)) for name in measured]
+    yield Section("Metrics", ("metric", *names), rows)
 
 
-def _rows(columns: Sequence[Mapping[str, Any]], *, differ: bool) -> Iterator[tuple[object, ...]]:
-    for name in sorted({name for column in columns for name in column}):
-        values = [column.get(name) for column in columns]
-        # As texts: lists and objects compare as they are shown, and 1 and true do not.
-        if not differ or len({repr(value) for value in values}) > 1:
-            yield (name, *(_cell(value) for value in values))
+def _differing(columns: Sequence[Mapping[str, Any]]) -> list[tuple[object, ...]]:
+    """Rows of what all columns have, and not all alike."""
+    shared = sorted(set.intersection(*(set(column) for column in columns))) if columns else []
+    # As texts: lists and objects compare as they are shown, and 1 and true do not.
+    differing = [name for name in shared if len({repr(column[name]) for column in columns}) > 1]
+    return [(name, *(_cell(column[name]) for column in columns)) for name in differing]
 
 
 def _cell(value: Any) -> object:

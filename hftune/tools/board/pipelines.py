@@ -40,6 +40,7 @@ class Pipeline:
         id: Its number in an address.
         folder: Its output folder; None where that is not known without its variables.
         log: What the commands of the board said.
+        stopping: The process that was asked to stop.
     """
 
     id: str
@@ -49,6 +50,7 @@ class Pipeline:
     log: Path
     action: str = ""
     process: Popen[Any] | None = None
+    stopping: int | None = None
 
     def runner(self) -> int | None:
         """The process on this machine that runs the pipeline, whoever has started it; None for none."""
@@ -58,8 +60,8 @@ class Pipeline:
 
     def state(self) -> str:
         """Words for what its last command does, or came to."""
-        if self.runner() is not None:
-            return "running"
+        if (runner := self.runner()) is not None:
+            return "stopping" if runner == self.stopping else "running"
         if self.process is None:
             return ""
         code = self.process.poll()
@@ -139,6 +141,10 @@ class Pipelines:
         if action == "stop":
             if runner is None:
                 raise ArgumentError(f"{pipeline.name} does not run on this machine", place="stop", fix="nothing to do")
+            # A second signal would end the stage at once, without a checkpoint.
+            if runner == pipeline.stopping:
+                raise ArgumentError(f"{pipeline.name} is stopping", place="stop", fix="wait: it saves a checkpoint")
+            pipeline.stopping = runner
             with suppress(ProcessLookupError):
                 os.kill(runner, signal.SIGINT)
             return

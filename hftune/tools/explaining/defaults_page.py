@@ -14,6 +14,9 @@ PAGE = Path("docs/defaults.md")
 MEASURED = "## What they reach in 60 steps\n"
 """Where `benchmarks/defaults.py` writes."""
 
+# Between them stands what is not translated: the Chinese page links to it.
+_START, _END = "<!-- defaults -->", "<!-- end of defaults -->"
+
 _HEAD = """# Defaults
 
 The value of each argument that you do not give, and the reason for it. For one argument: `hftune explain learning_rate`.
@@ -83,20 +86,20 @@ def measured_section(text: str) -> str:
 
 
 def _script(stage: str) -> str:
-    lines = [f"## run_{stage}.py", "", "| argument | for | default | why |", "| --- | --- | --- | --- |"]
+    lines = [f"## run_{stage}.py", "", _START, "", "| argument | for | default | why |", "| --- | --- | --- | --- |"]
     for name in documented_names(stage):
         for one in default_rows(stage, name):
             # A default that is the empty text would be two backquotes.
             lines.append(f"| `{name}` | {one.where or 'all'} | `{one.value}` | {one.because} |".replace("``", "-"))
-    return "\n".join([*lines, ""])
+    return "\n".join([*lines, "", _END, ""])
 
 
 def _medicalgpt() -> str:
     unequal = "; ".join(f"`{name} {value}` ({because})" for name, value, because in UNEQUAL)
     names = list(dict.fromkeys(name for values in MEDICALGPT.values() for name in values))
     scripts = list(MEDICALGPT)
-    lines = [f"| argument | {' | '.join(scripts)} |", "| --- |" + " --- |" * len(scripts)]
+    lines = [_START, "", f"| argument | {' | '.join(scripts)} |", "| --- |" + " --- |" * len(scripts)]
     for name in names:
         cells = [f"`{shown(MEDICALGPT[script][name])}`" if name in MEDICALGPT[script] else "" for script in scripts]
         lines.append(f"| `{name}` | {' | '.join(cells)} |")
-    return "\n".join([_THEIRS.format(unequal=unequal), *lines, ""])
+    return "\n".join([_THEIRS.format(unequal=unequal), *lines, "", _END, ""])

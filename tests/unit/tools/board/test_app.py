@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import time
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -165,14 +167,24 @@ def test_why_a_run_stopped(board: Board, outputs: Path) -> None:
 
 
 def test_compared(board: Board, outputs: Path) -> None:
-    changed = {"training": {"learning_rate": 5e-4, "seed": 1, "output_dir": "x"}, "adapter": {"lora_r": [1]}}
-    write_run(outputs / "sft", 10, arguments=changed, metrics={"eval_loss": 1.25})
-    write_run(outputs / "pt", 30, arguments={"training": {"learning_rate": 1e-3, "seed": 1, "output_dir": "y"}})
+    rates = {"sft": 5e-4, "pt": 1e-3}
+    for name, rate in rates.items():
+        given = {"learning_rate": rate, "seed": 1, "output_dir": name, **({"packing": True} if name == "sft" else {})}
+        found = {"training": given, "adapter": {"lora_r": [rate]}}
+        write_run(outputs / name, 10, arguments=found, metrics={"eval_loss": 1.25} if name == "sft" else {})
+    with (outputs / "pt" / "progress.jsonl").open("a") as stream:
+        stream.write(log_line(11, 0, kl=1.0))
+    os.utime(outputs / "sft" / "progress.jsonl", (time.time() + 9,) * 2)  # it comes first
     page = ask(board, f"compare?run={place(board, 'sft')}&run={place(board, 'pt')}&run=none")
     loss = page.text.split("<figcaption>Loss, training</figcaption>")[1].split("</figure>")[0]
     assert loss.count('<path class="line') == 2 and "pt</span>" in loss and "sft</span>" in loss
     table = page.said.split("Arguments that differ")[1]
-    assert "learning_rate" in table and "lora_r" in table and "seed" not in table and "output_dir" not in table
+    assert "learning_rate" in table and "lora_r" in table
+    assert not [name for name in ("seed", "output_dir", "packing") if name in table], "alike, or of one of them alone"
+    # A run has its colour, also where it is alone.
+    colour = re.search(r'<i class="(c\d)"></i>pt</span>', loss)
+    alone = page.text.split("<figcaption>KL to the reference</figcaption>")[1].split("</figure>")[0]
+    assert colour and f'class="line {colour[1]}"' in alone
     assert "eval_loss" in table
     assert "Tick two runs" in ask(board, f"compare?run={place(board, 'sft')}").said
 

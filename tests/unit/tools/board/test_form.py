@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 from pathlib import Path
 
@@ -121,3 +122,8 @@ def test_what_is_wrong_is_said(board: Board, tmp_path: Path, wrong: dict, said: 
     answer = ask(board, "new", filled(**wrong))
     assert answer.status == 400 and said in answer.said, answer.said
     assert not (tmp_path / "outputs" / "board").exists()
+    # Nothing of what was filled in is lost.
+    for name, value in filled(**wrong).items():
+        if name in ("name", "processes", "sft.learning_rate", "sft.lora_target_modules") and wrong.get("stage") != []:
+            text = re.escape(html.escape(str(value)))
+            assert re.search(rf'name="{re.escape(name)}"[^>]*value="{text}"', answer.text), name

@@ -161,7 +161,9 @@ def test_who_holds_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         sent = []
         monkeypatch.setattr(pipelines.os, "kill", lambda *given: sent.append(given))
         made.act(one, "stop")
-        assert sent == [(runner.pid, signal.SIGINT)]
+        with pytest.raises(ArgumentError, match="is stopping"):  # a second signal would end it without a checkpoint
+            made.act(one, "stop")
+        assert sent == [(runner.pid, signal.SIGINT)] and one.state() == "stopping"
         (tmp_path / "link").symlink_to(lock)
         assert holder(tmp_path / "link") is None
     finally:

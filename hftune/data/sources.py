@@ -55,23 +55,37 @@ def load_source(
         ArgumentError: `--columns` names what no record has.
     """
     files = data_files(path, flag)
-    # Before the first byte is read: what changes from here on is noticed.
-    states = _states(files)
-    records = limit if seed is None or limit < 0 else [limit, seed]
-    name = partial(fingerprint, files, encoder.tokenizer, **record_settings(encoder, data_args), records=records)
-    key = name()
+    key, check = watched(files, encoder, data_args, limit if seed is None or limit < 0 else [limit, seed])
     # Processes on several machines have each read the files; with other keys they would train on other records.
     if len(set(ranks.gathered_objects(key))) > 1:
         raise _changed(files)
+    return cached_source(
+        key, partial(_chunks, files, limit, seed), encoder, data_args, [str(file) for file in files], check
+    )
+
+
+def watched(
+    files: list[Path], encoder: Encoder, data_args: DataArguments, records: int | list[int] = -1
+) -> tuple[str, Callable[[bool], None]]:
+    """The key of the records of some files, and what refuses files that have changed since (True: by every byte).
+
+    Args:
+        records: Which of them: so many, or so many drawn with a seed; -1 for all.
+
+    Raises:
+        DataError: A file cannot be read.
+    """
+    # Before the first byte is read: what changes from here on is noticed.
+    states = _states(files)
+    name = partial(fingerprint, files, encoder.tokenizer, **record_settings(encoder, data_args), records=records)
+    key = name()
 
     def check(again: bool) -> None:
         # The key says what the files held before; what is stored under it must have been made of that.
         if _states(files) != states or (again and name() != key):
             raise _changed(files)
 
-    return cached_source(
-        key, partial(_chunks, files, limit, seed), encoder, data_args, [str(file) for file in files], check
-    )
+    return key, check
 
 
 def _states(files: list[Path]) -> list[tuple[int, ...]]:

@@ -83,6 +83,7 @@ def write_tokenised(
     on_bad_record: str = "error",
     columns: Mapping[str, str] | None = None,
     progress: bool = False,
+    renamed: set[str] | None = None,
 ) -> Counts:
     """Encode all chunks into `folder`, in the layout of `Dataset.save_to_disk`.
 
@@ -91,6 +92,7 @@ def write_tokenised(
         on_bad_record: "error", or "drop" to count them and continue.
         columns: From `parse_columns`.
         progress: Show a bar on stderr if it takes longer than two seconds.
+        renamed: Gets those of `columns` that records have, and none is missed: they may be in other chunks.
 
     Returns:
         What became of the records. `used` may be 0.
@@ -99,7 +101,7 @@ def write_tokenised(
         DataError: A record that cannot be used, unless they are dropped.
         ArgumentError: `columns` names what no record has.
     """
-    counts, renamed = Counts(), set()
+    counts, met = Counts(), set() if renamed is None else renamed
     # A partial of a module's function: it reaches the workers by forking, and its encoder with it.
     encode = partial(_encode_chunk, encoder=encoder, drop=on_bad_record == "drop", columns=columns or {})
 
@@ -107,14 +109,15 @@ def write_tokenised(
         with tqdm(unit=" records", desc="tokenising", delay=2, disable=not progress) as bar:
             for payload, found, seen in map_in_order(encode, chunks, workers):
                 counts.add(found)
-                renamed.update(seen)
+                met.update(seen)
                 bar.update(found.rows)
                 # Serialised by the worker: one buffer travels between the processes, and no object for each column.
                 yield pa.ipc.read_record_batch(payload, encoder.schema)
 
     write_batches(folder, encoder.schema, batches())
     # Only now is it known that no record had the column; what was written goes with the folder.
-    check_columns(columns or {}, renamed)
+    if renamed is None:
+        check_columns(columns or {}, met)
     return counts
 
 

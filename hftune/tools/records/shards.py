@@ -1,0 +1,280 @@
+"""`hftune tokenize --shard K/N`: one of N parts of the records, made on any machine; `--join`: all of them as one.
+
+The division is that of the readers: all records of a source are a row of chunks, whose borders files alone decide, and
+part K takes the K-th of N equal ranges of them. Each part keeps the key that the whole has in the cache. Joining puts
+the parts together under that key, and everything after it (held-out records, limits of a source, the index) is what
+an undivided run does with an entry of its cache.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+import hftune
+from hftune.arguments.data import DataArguments
+from hftune.data.readers.columns import check_columns, parse_columns
+from hftune.data.readers.files import chunks
+from hftune.data.readers.hub import data_files
+from hftune.data.readers.specs import parse_sources
+from hftune.data.sources import record_settings, watched
+from hftune.data.storage.cache import cached, tokenizer_key
+from hftune.data.tokenizing.counts import Counts, all_dropped
+from hftune.data.tokenizing.encoder import Encoder, write_batches, write_tokenised
+from hftune.data.tokenizing.workers import default_workers
+from hftune.digests import Damaged, check_contents, contents, read_text, sealed, unsealed
+from hftune.errors import ArgumentError, DataError, UserError, raise_together
+from hftune.tools.records.division import Shard
+
+INDEX = "part.json"
+"""A folder without it is no part."""
+# Not directly in the part: a folder of Arrow files there would pass for a tokenised corpus (`--tokenized_dir`).
+_RECORDS = "records"
+_AGAIN = "make it again with the command of the others: hftune tokenize ... --shard K/N --output_dir PART"
+
+
+@dataclass(frozen=True)
+class Source:
+    """Files that are tokenised in one go, and by what."""
+
+    files: list[Path]
+    encoder: Encoder
+    data_args: DataArguments
+
+    @cached_property
+    def _watched(self) -> tuple[str, Callable[[bool], None]]:
+        # Reads every byte of the files.
+        return watched(self.files, self.encoder, self.data_args)
+
+    @property
+    def key(self) -> str:
+        """What its records have in the cache as a key."""
+        return self._watched[0]
+
+    def check(self) -> None:
+        """Refuse files that have changed since the key was made."""
+        self._watched[1](True)
+
+    def settings(self) -> dict[str, Any]:
+        """What decides the records, as plain values."""
+        settings: dict[str, Any] = json.loads(json.dumps(record_settings(self.encoder, self.data_args), default=str))
+        return settings.pop("encoder") | settings
+
+
+def find_sources(encoders: dict[str, Encoder], data_args: DataArguments) -> list[Source]:
+    """All that a run with these arguments tokenises.
+
+    Raises:
+        ArgumentError: Arguments of which there are no parts.
+    """
+    raise_together(_misfits(data_args))
+    flag = "--dataset_name" if data_args.dataset_name else "--train_file_dir"
+    given = [("train", flag, data_args.dataset_name or data_args.train_file_dir)]
+    given += [("eval", "--validation_file_dir", data_args.validation_file_dir)]
+    return [
+        Source(data_files(spec.path, flag), encoders[split], data_args)
+        for split, flag, text in given
+        if text
+        for spec in parse_sources(text, flag=flag)
+    ]
+
+
+def _misfits(data_args: DataArguments) -> Iterator[UserError]:
+    for name in ("dummy_data", "streaming", "tokenized_dir"):
+        if getattr(data_args, name):
+            raise ArgumentError("parts are those of records in files", place=f"--{name}", fix="give --train_file_dir")
+    for name in ("max_train_samples", "max_eval_samples"):
+        if getattr(data_args, name) > 0:
+            yield ArgumentError(
+                "parts hold all records", place=f"--{name}", fix=f"give --{name} to the run that trains on them"
+            )
+
+
+def write_part(folder: Path, shard: Shard, sources: list[Source]) -> Counts:
+    """Tokenise a part of each source into an empty folder, which the caller publishes.
+
+    Returns:
+        What became of the records of this part.
+
+    Raises:
+        DataError: A record that cannot be used, or files that change while they are read.
+    """
+    total, kept = Counts(), []
+    # Two sources may be the same files (`a#500,a#20`).
+    for number, source in enumerate({source.key: source for source in sources}.values()):
+        into, renamed = folder / _RECORDS / str(number), set[str]()
+        into.mkdir(parents=True)
+        counts = _write(into, shard, source, renamed)
+        source.check()
+        total.add(counts)
+        kept.append(
+            {
+                "key": source.key,
+                "settings": source.settings(),
+                "tokenizer": tokenizer_key(source.encoder.tokenizer),
+                "columns": sorted(renamed),
+                "counts": counts.to_dict(),
+                "contents": contents(into),
+            }
+        )
+    about = {"hftune": hftune.__version__, "part": shard.number, "of": shard.of, "sources": kept}
+    (folder / INDEX).write_text(json.dumps(sealed(about), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    return total
+
+
+def _write(folder: Path, shard: Shard, source: Source, renamed: set[str]) -> Counts:
+    # Counted first: finding the borders of chunks is quick, and equal ranges need their number.
+    begin, end = shard.range(sum(1 for _ in chunks(source.files)))
+    return write_tokenised(
+        islice(chunks(source.files), begin, end),
+        source.encoder,
+        folder,
+        workers=source.data_args.preprocessing_num_workers or default_workers(),
+        on_bad_record=source.data_args.on_bad_record,
+        columns=parse_columns(source.data_args.columns),
+        progress=True,
+        renamed=renamed,
+    )
+
+
+@dataclass(frozen=True)
+class Part:
+    """A folder that `write_part` has filled."""
+
+    folder: Path
+    about: dict[str, Any]
+
+    def places(self) -> dict[str, int]:
+        """Key -> the place of its source."""
+        return {source["key"]: at for at, source in enumerate(self.about["sources"])}
+
+    def source(self, key: str) -> dict[str, Any]:
+        """What is written down of the source with a key."""
+        found: dict[str, Any] = self.about["sources"][self.places()[key]]
+        return found
+
+    def batches(self, key: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        """The records of the source with a key, memory-mapped.
+
+        Raises:
+            Damaged: They are not of this schema.
+        """
+        (file,) = (self.folder / _RECORDS / str(self.places()[key])).glob("*.arrow")
+        with pa.memory_map(str(file)) as mapped, pa.ipc.open_stream(mapped) as stream:
+            if not stream.schema.equals(schema):
+                raise Damaged(f"{file} has other columns than its settings say")
+            yield from stream
+
+
+def join_parts(folders: list[str], sources: list[Source]) -> None:
+    """Put the sources into the cache, each made of its parts, where `load_source` finds them.
+
+    Raises:
+        DataError: A damaged part, one missing or twice, or parts of other records than those of this command.
+        ArgumentError: `--columns` names what no record has.
+    """
+    parts = sorted((_opened(Path(folder)) for folder in folders), key=lambda part: int(part.about["part"]))
+    raise_together(_incomplete(parts))
+    by_key = {source.key: source for source in sources}
+    raise_together(_others(parts, by_key))
+    for key, source in by_key.items():
+        _join(key, source, parts)
+
+
+def _join(key: str, source: Source, parts: list[Part]) -> None:
+    columns = parse_columns(source.data_args.columns)
+    check_columns(columns, {name for part in parts for name in part.source(key)["columns"]})
+    counts = Counts()
+    for part in parts:
+        counts.add(Counts(**part.source(key)["counts"]))
+    if not counts.used:
+        raise all_dropped(counts, source.encoder.length_flag)
+
+    def write(folder: Path) -> Counts:
+        schema = source.encoder.schema
+        write_batches(folder, schema, (batch for part in parts for batch in part.batches(key, schema)))
+        return counts
+
+    cached(key, write, cache_dir=source.data_args.data_cache_dir, overwrite=source.data_args.overwrite_cache)
+
+
+def _opened(folder: Path) -> Part:
+    """A part, every byte of which is compared with what its index says.
+
+    Raises:
+        DataError: It is none, or damaged.
+    """
+    if not (folder / INDEX).is_file():
+        cause = f"{folder} is no part of tokenised records (no {INDEX})"
+        raise DataError(cause, place="--join", fix="name folders of `hftune tokenize ... --shard K/N`")
+    try:
+        about: dict[str, Any] = unsealed(read_text(folder / INDEX))
+        Shard(int(about["part"]), int(about["of"]))
+        for at, source in enumerate(about["sources"]):
+            check_contents(folder / _RECORDS / str(at), source["contents"])
+            _ = str(source["key"]), [*source["columns"]], Counts(**source["counts"]), {**source["settings"]}
+    except (Damaged, OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        cause = f"the part {folder} is damaged: {error}"
+        raise DataError(cause, place="--join", fix=f"copy it again, or {_AGAIN}", kind="damaged file") from error
+    return Part(folder, about)
+
+
+def _incomplete(parts: list[Part]) -> Iterator[DataError]:
+    """Parts that are missing, given twice or of another number."""
+    divisions = sorted({part.about["of"] for part in parts})
+    if len(divisions) > 1:
+        which = "; ".join(f"{part.folder} is {part.about['part']}/{part.about['of']}" for part in parts)
+        yield DataError(f"the parts are of several divisions: {which}", place="--join", fix="name those of one N")
+        return
+    folders: dict[int, list[str]] = {number: [] for number in range(1, divisions[0] + 1)}
+    for part in parts:
+        folders[part.about["part"]].append(str(part.folder))
+    for number, named in folders.items():
+        if len(named) > 1:
+            cause = f"part {number} of {divisions[0]} is there twice: {' and '.join(named)}"
+            yield DataError(cause, place="--join", fix="name one of them")
+    missing = ", ".join(str(number) for number, named in folders.items() if not named)
+    if missing:
+        yield DataError(
+            f"of {divisions[0]} parts these are missing: {missing}",
+            place="--join",
+            fix=f"name them, too; where there is none, {_AGAIN}",
+        )
+
+
+def _others(parts: list[Part], sources: dict[str, Source]) -> Iterator[DataError]:
+    """Parts that are not of the records that this command would tokenise."""
+    differing: dict[str, list[Part]] = {}
+    for part in parts:
+        if part.places().keys() != sources.keys():
+            differing.setdefault(_difference(part, sources), []).append(part)
+    for difference, found in differing.items():
+        yield DataError(
+            f"parts are of other records than this command reads: {difference}",
+            place=", ".join(str(part.folder) for part in found[:5]) + (", ..." if len(found) > 5 else ""),
+            fix=f"give the arguments that they were made with, or {_AGAIN}",
+        )
+
+
+def _difference(part: Part, sources: dict[str, Source]) -> str:
+    if part.about["hftune"] != hftune.__version__:
+        return f"made by hftune {part.about['hftune']} (this is {hftune.__version__})"
+    if len(part.about["sources"]) != len(sources):
+        return f"{len(part.about['sources'])} source(s) of data (here: {len(sources)})"
+    for made, source in zip(part.about["sources"], sources.values(), strict=True):
+        if made["key"] == source.key:
+            continue
+        then, now = made["settings"], source.settings()
+        differing = [name for name in {**then, **now} if then.get(name) != now.get(name)]
+        if differing:
+            return ", ".join(f"{name} {then.get(name)} (here: {now.get(name)})" for name in differing)
+        if made["tokenizer"] != tokenizer_key(source.encoder.tokenizer):
+            return "another tokenizer or chat template"
+    return "other data, or other code of hftune"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hftune.arguments.raw_arguments import given_on_command_line, take_config
+from hftune.arguments.raw_arguments import COMMAND_LINE, given_on_command_line, take_config
 from hftune.arguments.scripts import stage_of
 from hftune.arguments.stage_table import STAGES
 from hftune.cli import COMMANDS, dispatch
@@ -20,7 +20,7 @@ from tests.documents import PAGES, ROOT, SHELL, Block, blocks, commands
 
 LAUNCHERS = ("deepspeed", "torchrun", "srun", "python")
 PROGRAMS = {
-    *("source", "export", "pip", "mkdir", "cd", "echo", "printf", "ls", "tail", "rsync", "git", "python3", "cp")
+    *("source", "export", "pip", "mkdir", "cd", "echo", "eval", "printf", "ls", "tail", "rsync", "git", "python3", "cp")
 }
 """Programs of the system, which no test of this project can know."""
 WORKERS = {
@@ -134,7 +134,9 @@ def _stage(script: str, argv: list[str], processes: tuple[int, int] = (8, 8)) ->
     given = {
         name.replace("-", "_"): values for name, values in given_on_command_line(rest) if name not in ("h", "help")
     }
-    yield from (problem.render() for problem in stage_problems(stage_of(script), given, {}, processes))
+    # There a flag may stand without a value.
+    places = dict.fromkeys(given, COMMAND_LINE)
+    yield from (problem.render() for problem in stage_problems(stage_of(script), given, places, processes))
 
 
 def _merge(argv: list[str]) -> Iterator[str]:

@@ -127,7 +127,7 @@ def _last_words(run: Watched) -> Iterator[Text]:
 def _said(run: Watched) -> Iterator[Text]:
     """The last answers of RL, or what was asked of the model."""
     for step, who, question, answer in last_answers(run):
-        yield Text.assemble("\n", (f"{step}  ", "dim"), _safe(who, "dim"))
+        yield Text.assemble("\n", _safe(step, "dim"), "  ", _safe(who, "dim"))
         yield Text.assemble(("  ? ", "dim"), _safe(question[:_LETTERS]))
         yield Text.assemble(("  > ", "dim"), _safe(answer[:_LETTERS]))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import time
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -173,6 +174,7 @@ def test_compared(board: Board, outputs: Path) -> None:
         write_run(outputs / name, 10, arguments=found, metrics={"eval_loss": 1.25} if name == "sft" else {})
     with (outputs / "pt" / "progress.jsonl").open("a") as stream:
         stream.write(log_line(11, 0, kl=1.0))
+    os.utime(outputs / "sft" / "progress.jsonl", (time.time() + 9,) * 2)  # it comes first
     page = ask(board, f"compare?run={place(board, 'sft')}&run={place(board, 'pt')}&run=none")
     loss = page.text.split("<figcaption>Loss, training</figcaption>")[1].split("</figure>")[0]
     assert loss.count('<path class="line') == 2 and "pt</span>" in loss and "sft</span>" in loss

@@ -69,9 +69,11 @@ def test_states(tmp_path: Path) -> None:
     slow = "".join(json.dumps({"step": n, "max_steps": 9, "time": n * 60.0}) + "\n" for n in range(5))
     (tmp_path / "silent" / "progress.jsonl").write_text(slow)
     os.utime(tmp_path / "silent" / "progress.jsonl", (time.time() - 200,) * 2)
-    assert {run.name: run.state for run in found.read()}["silent"] == "running"
+    assert {run.name: run.state for run in Runs([tmp_path]).read()}["silent"] == "running"
+    found.read()
     # Of a machine whose clock is behind: the file grows, so it runs.
-    write_run(tmp_path / "running", 11)
+    with (tmp_path / "running" / "progress.jsonl").open("a") as stream:
+        stream.write(log_line(11, time.time() - 22))
     os.utime(tmp_path / "running" / "progress.jsonl", (time.time() - 9999,) * 2)
     assert {run.name: run.state for run in found.read()}["running"] == "running"
     assert {run.name: run.state for run in Runs([tmp_path]).read()}["running"] == "silent"

@@ -84,16 +84,16 @@ def test_why_a_run_does_not_train(tmp_path: Path) -> None:
 
 
 def test_nothing_is_obeyed(tmp_path: Path) -> None:
+    write_run(tmp_path / "other", 1, COMPLETE)
     write_run(tmp_path / f"sft{HOSTILE}", 4, INTERRUPTED)
     folder = tmp_path / f"sft{HOSTILE}"
     row = {"step": HOSTILE, "prompt": HOSTILE, "completion": HOSTILE + "hf_" + "a1B2" * 9, "rewards": {HOSTILE: 1}}
     (folder / "completions.jsonl").write_text(json.dumps(row) + "\n")
     (folder / "run.log").write_text(HOSTILE + "\n")
-    write_run(tmp_path / "other", 1)
     for terminal in ({}, {"force_terminal": True, "color_system": None}):
         text = printed(tmp_path, folder, width=300, **terminal)
         assert not {"\x1b", "\x07", "\u202e"} & {*text} and "\\x1b[2J" in text
-        assert "hf_a1B2" not in text, "a secret"
+        assert "step \\x1b" in text and "hf_a1B2" not in text, "a secret"
         assert "[bold]x[/bold]" in text
     (folder / "hftune.json").write_text('{"\x1b[2J": ' + "\x1b")
     assert "\x1b" not in printed(folder)

@@ -78,8 +78,8 @@ _NAMES = {
     "steps [0, 1e12]": "eval_steps logging_steps lr_wsd_decay_steps warmup_steps",
     "steps [0, 1e12] or -1": "save_steps",
     "[1, 1e9]": """
-        batch_tokens ddp_timeout dummy_data early_stopping_patience logical_shards num_samples_each_epoch per_device_eval_batch_size
-        per_device_train_batch_size
+        batch_tokens ddp_timeout dummy_data early_stopping_patience logical_shards num_samples_each_epoch
+        per_device_eval_batch_size per_device_train_batch_size
     """,
     "[0, 1e9]": "hang_timeout preview shuffle_buffer trainable_token_indices",
     "[1, 1e8]": """

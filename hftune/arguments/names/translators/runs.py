@@ -33,7 +33,9 @@ def stage_of(stages: dict[str, str]) -> Translation:
 _stage = stage_of({"pt": "pt", "sft": "sft", "rm": "rm", "dpo": "dpo", "kto": "dpo", "ppo": "rl"})
 _ADDS: dict[str, NamedValues] = {"kto": [("loss_type", ["kto"])], "ppo": [("rl_algorithm", ["ppo"])]}
 _LOSSES = {"kto": ("kto", "apo_zero_unpaired"), "orpo": ("orpo",), "cpo": ("cpo",), "simpo": ("cpo_simpo", "simpo")}
-_rlhf = stage_of({"dpo": "dpo", "rm": "rm", "ppo": "rl", "grpo": "rl", "gkd": "distill"} | dict.fromkeys(_LOSSES, "dpo"))
+_rlhf = stage_of(
+    {"dpo": "dpo", "rm": "rm", "ppo": "rl", "grpo": "rl", "gkd": "distill"} | dict.fromkeys(_LOSSES, "dpo")
+)
 task_type = stage_of({"causal_lm": "sft", "seq_cls": "rm"})
 
 

@@ -67,3 +67,18 @@ def test_attention() -> None:
     }
     with pytest.raises(ArgumentError, match="--attn_implementation"):
         models.attention_backend(ask("attention_backend=fast"))
+
+
+@pytest.mark.parametrize(
+    ("value", "found"),
+    [
+        ("True", {"flash_attn": "True"}),
+        ("fa2", {"flash_attn": "True"}),
+        ("fa3", {"attn_implementation": "flash_attention_3"}),
+        ("sdpa", {"attn_implementation": "sdpa"}),
+        ("disabled", {"attn_implementation": "eager"}),
+        ("auto", {}),
+    ],
+)
+def test_names_of_kernels_behind_flash_attn(value: str, found: dict[str, str]) -> None:
+    assert translated(models.flash_attn, ask(f"flash_attn={value}")) == found

@@ -150,12 +150,16 @@ def _own_numbers(run: Run) -> Iterator[None]:
 def records_of(batch: dict[str, Any]) -> list[Record]:
     """The documents of a collated batch, without padding: input_ids and labels of each."""
     ids, labels = batch["input_ids"], batch["labels"]
+    return [
+        {"input_ids": ids[row, span].tolist(), "labels": labels[row, span].tolist()} for row, span in spans_of(batch)
+    ]
+
+
+def spans_of(batch: dict[str, Any]) -> list[tuple[int, slice]]:
+    """The row and the places of each document of a collated batch, in their order."""
     if "cu_seq_lens_q" in batch:
-        ends = batch["cu_seq_lens_q"].tolist()
-        spans = [(0, slice(start, end)) for start, end in pairwise(ends)]
-    else:
-        spans = [(row, slice(0, length)) for row, length in enumerate(batch["attention_mask"].sum(1).tolist())]
-    return [{"input_ids": ids[row, span].tolist(), "labels": labels[row, span].tolist()} for row, span in spans]
+        return [(0, slice(start, end)) for start, end in pairwise(batch["cu_seq_lens_q"].tolist())]
+    return [(row, slice(0, length)) for row, length in enumerate(batch["attention_mask"].sum(1).tolist())]
 
 
 def prompt_of(record: Record) -> list[int] | None:

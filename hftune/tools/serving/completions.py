@@ -18,7 +18,7 @@ from hftune.logging import get_logger
 from hftune.tools.serving.answers import ENCODING, Served, Stop
 from hftune.tools.serving.errors import RequestError, too_long
 from hftune.tools.serving.log_probs import Place
-from hftune.tools.serving.requests import MOST_CHOICES, Sampled, check_names, number_of, sampled, value_of
+from hftune.tools.serving.requests import SAMPLING, Sampled, check_names, number_of, sampled, value_of
 from hftune.tools.talking.listening import Listener, sampling
 from hftune.tools.talking.parsing import AnswerReader
 
@@ -29,11 +29,12 @@ _KNOWN = frozenset(
     (
         *("model", "prompt", "echo", "logprobs", "prompt_logprobs", "max_tokens", "n", "stop", "seed"),
         *("add_special_tokens", "return_token_ids", "return_tokens_as_token_ids"),
+        *SAMPLING,
     )
 )
 
 
-@dataclass
+@dataclass(kw_only=True)
 class CompletionRequest(Sampled):
     """A request to continue prompts.
 
@@ -144,7 +145,7 @@ class Completion:
         # Of one pass over all that is told of, and of no more.
         begin = 1 if asked.prompt_logprobs is not None or asked.echo else max(1, len(ids))
         places = log_probs.of([*ids, *answer], begin, max(wanted)) if wanted else []
-        whole: list[Place | None] = [*([None] if begin <= len(ids) else []), *places]
+        whole: list[Place | None] = [None, *places]
         choice: dict[str, Any] = {"text": text, "finish_reason": reason, "stop_reason": None}
         if asked.echo:
             choice["text"] = self.served.talker.tokenizer.decode(ids, skip_special_tokens=False) + text

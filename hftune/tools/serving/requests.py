@@ -18,7 +18,7 @@ MOST_STOPS, LONGEST_STOP, MOST_CHOICES = 16, 1000, 16
 _ORIGIN = "the request"
 
 # Sampling: least and greatest value, and whether it is a whole number. OpenAI's, and those that vLLM takes as well.
-_SAMPLING: dict[str, tuple[float, float, bool]] = {
+SAMPLING: dict[str, tuple[float, float, bool]] = {
     "temperature": (0, 2, False),
     "top_p": (0, 1, False),
     "top_k": (-1, 1e6, True),
@@ -34,6 +34,7 @@ _NOTHING: dict[str, tuple[Any, ...]] = {
     "presence_penalty": (0,),
     "response_format": ({"type": "text"},),
     "suffix": ("",),
+    "stream": (False,),
     "best_of": (1,),
     "modalities": (["text"],),
     "parallel_tool_calls": (True,),
@@ -42,7 +43,7 @@ _KNOWN = frozenset(
     (
         *("model", "messages", "tools", "tool_choice", "stream", "stream_options", "n", "stop", "seed", "max_tokens"),
         *("max_completion_tokens", "chat_template_kwargs", "reasoning_effort", "logprobs", "top_logprobs"),
-        *_SAMPLING,
+        *SAMPLING,
     )
 )
 
@@ -58,7 +59,7 @@ class Asked:
     row: Row | None = None
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Sampled:
     """How answers are drawn.
 
@@ -122,7 +123,7 @@ def read_chat(body: dict[str, Any]) -> ChatRequest:
     longest = number_of(body, "max_completion_tokens", 1, 1 << 31)
     stream, told = value_of(body, "stream", bool, False), value_of(body, "logprobs", bool, False)
     tops = number_of(body, "top_logprobs", 0, 20)
-    if tops is not None and not told:
+    if tops and not told:
         raise RequestError("top_logprobs needs logprobs true", param="top_logprobs")
     if stream and told:
         raise RequestError("logprobs come with whole answers, not with stream", param="logprobs")
@@ -148,7 +149,7 @@ def sampled(body: dict[str, Any]) -> Sampled:
         seed=_whole(number_of(body, "seed", -(1 << 63), (1 << 63) - 1)),
         sampling={
             name: value
-            for name, (least, most, whole) in _SAMPLING.items()
+            for name, (least, most, whole) in SAMPLING.items()
             if (value := number_of(body, name, least, most, whole=whole)) is not None
         },
     )
@@ -170,6 +171,11 @@ def read_scored(body: dict[str, Any]) -> Asked:
 
 
 def check_names(body: dict[str, Any], known: tuple[str, ...] | frozenset[str] = _KNOWN) -> None:
+    """Refuse a field that is not known, or asks for what is not done.
+
+    Raises:
+        RequestError: With its name.
+    """
     for name, value in body.items():
         if name in known or name in _HARMLESS or value in _NOTHING.get(name, ()):
             continue
@@ -196,6 +202,11 @@ def refused(error: DataError) -> RequestError:
 
 
 def value_of(body: dict[str, Any], name: str, kind: type, otherwise: Any = None) -> Any:
+    """A field of a type.
+
+    Raises:
+        RequestError: It is of another, or not there.
+    """
     value = body.get(name, otherwise)
     if not isinstance(value, kind):
         found = "nothing" if value is None else type(value).__name__
@@ -204,6 +215,11 @@ def value_of(body: dict[str, Any], name: str, kind: type, otherwise: Any = None)
 
 
 def number_of(body: dict[str, Any], name: str, least: float, most: float, *, whole: bool = True) -> float | None:
+    """A field that is a number of a range; None where it is not there.
+
+    Raises:
+        RequestError: It is none.
+    """
     value = body.get(name)
     if value is None:
         return None

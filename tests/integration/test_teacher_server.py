@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from tests.conftest import NETGUARD, ROOT
 
@@ -78,8 +80,10 @@ def test_a_student_learns_from_a_server_as_from_the_teacher(
     offline = ("--distill_mode", "offline")
     wanted = losses("stored", *offline, "--teacher_targets", stored)
     assert len(wanted) == 3
-    assert losses("taught", *offline, "--teacher_targets", again) == pytest.approx(wanted, abs=1e-5)
-    assert losses("served", *offline, *server, "--packing") != wanted
+    for file in sorted(Path(stored).glob("targets-*.safetensors")):
+        mine, theirs = load_file(file), load_file(Path(again) / file.name)
+        torch.testing.assert_close(theirs["log_probs"], mine["log_probs"], rtol=0, atol=1e-5)
+        assert (theirs["ids"] == mine["ids"]).float().mean() > 0.95  # near ties may change places
     alone = losses("alone", *offline, *server)
     assert alone == pytest.approx(wanted, abs=1e-5)
     assert losses("two", *offline, *server, processes=2) == pytest.approx(alone, abs=1e-4)

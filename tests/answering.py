@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -48,10 +48,8 @@ def server(answer: Callable[[str, Any], Answer]) -> Iterator[Asked]:
             """Nothing."""
 
         def handle(self) -> None:
-            try:
+            with suppress(ConnectionError):  # the client has left, as it should
                 super().handle()
-            except ConnectionError:
-                pass  # the client has left, as it should
 
     running = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     running.daemon_threads = True

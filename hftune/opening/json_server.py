@@ -1,4 +1,4 @@
-"""JSON of a server: bounded in bytes and in time, asked again where the server may come back; a fault is one message."""
+"""JSON of a server: bounded in bytes and time, asked again where the server may come back; a fault is one message."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A student of `hftune serve` learns what it learns of the same teacher's stored targets, in any number of processes."""
+"""A student of `hftune serve` learns what it learns of the same teacher itself, in any number of processes."""
 
 from __future__ import annotations
 

@@ -38,8 +38,8 @@ class Prompt:
 
 @dataclass
 class Finish:
-    """How an answer ended: `stop`, `length` or `tool_calls`; tokens generated; all parts as a message; log-probabilities
-    as a response has them."""
+    """How an answer ended: `stop`, `length` or `tool_calls`; tokens generated; all parts as a message; the response's
+    `logprobs`."""
 
     reason: str
     tokens: int

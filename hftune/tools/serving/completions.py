@@ -90,7 +90,7 @@ def _prompts(given: Any) -> list[str | list[int]]:
     if len(several) > MOST_PROMPTS:
         raise RequestError(f"{len(several)} prompts are more than {MOST_PROMPTS}", param="prompt")
     for one in several:
-        right = one if isinstance(one, str) else isinstance(one, list) and one and all(type(x) is int for x in one)
+        right = isinstance(one, str) or (isinstance(one, list) and one and all(type(x) is int for x in one))
         if not right:
             raise RequestError(f"prompt must be a text or token ids, or several, found {shown(one)}", param="prompt")
     return several

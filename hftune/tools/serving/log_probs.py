@@ -136,6 +136,7 @@ class LogProbs:
             return {"token": text, "logprob": value, "bytes": list(text.encode())}
 
         content = [
-            entry(place.token, place.log_prob) | {"top_logprobs": [entry(*one) for one in place.top]} for place in places
+            entry(place.token, place.log_prob) | {"top_logprobs": [entry(*one) for one in place.top]}
+            for place in places
         ]
         return {"content": content, "refusal": None}

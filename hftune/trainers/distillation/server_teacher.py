@@ -48,7 +48,7 @@ class ServerTeacher(Feature):
         return TopTargets(ids.to(at.device), log_probs.to(at.device))
 
     def before_log(self, run: Run, logs: dict[str, float]) -> None:
-        """The probability outside the k tokens, as a mean over the trained tokens of all processes since the last log."""
+        """Probability outside the k tokens, as a mean over the trained tokens of all processes since the last log."""
         if "loss" not in logs:
             return
         own = torch.tensor([self._lost, self._tokens], dtype=torch.float64, device=run.args.device)

@@ -1,7 +1,7 @@
 """A teacher behind an OpenAI-compatible server, which says its most likely tokens of texts that it is given as ids.
 
-vLLM's `prompt_logprobs` of `/v1/completions`, which `hftune serve` has as well; or OpenAI's older `echo` with `logprobs`,
-where tokens come as ids (`return_tokens_as_token_ids`). What comes back is checked value by value.
+vLLM's `prompt_logprobs` of `/v1/completions`, which `hftune serve` has as well; or OpenAI's older `echo` with
+`logprobs`, where tokens come as ids (`return_tokens_as_token_ids`). What comes back is checked value by value.
 """
 
 from __future__ import annotations
@@ -89,7 +89,9 @@ class TeacherServer:
         found = self._ids_of(probe)
         # It may put a token in front, and of the first one nothing is predicted.
         if found[1 - len(own) :] != own[1:]:
-            fix = "run_distill.py learns from another tokenizer where it loads the teacher: --teacher_model_name_or_path"
+            fix = (
+                "run_distill.py learns from another tokenizer where it loads the teacher: --teacher_model_name_or_path"
+            )
             cause = f"the server has another tokenizer: of a probe text it makes {len(found)} tokens, the student "
             raise self.server.error(cause + str(len(own)) if len(found) != len(own) else cause + "others", fix)
         ((ids, log_probs),) = self.said([own])

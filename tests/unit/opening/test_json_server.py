@@ -59,9 +59,9 @@ def test_an_answer_that_cannot_be_used_is_one_message(answer: Any, says: str) ->
 
 
 def test_what_it_says_holds_no_key() -> None:
-    with server(lambda path, body: (400, {"error": "wrong: sk-key-of-the-test-1234"})) as asked:
-        with pytest.raises(Refused) as problem:
-            ask(asked.url, key="sk-key-of-the-test-1234")
+    said = {"error": "wrong: sk-key-of-the-test-1234"}
+    with server(lambda path, body: (400, said)) as asked, pytest.raises(Refused) as problem:
+        ask(asked.url, key="sk-key-of-the-test-1234")
     assert problem.value.status == 400 and "1234" not in str(problem.value)
 
 

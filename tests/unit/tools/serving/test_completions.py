@@ -41,7 +41,8 @@ def said(folders: dict[str, Path]) -> torch.Tensor:
 def complete(server: Server, prompt: Any = IDS, **more: Any) -> Any:
     found = call(server, "/v1/completions", {"model": "base", "prompt": prompt, "temperature": 0, **more})
     assert found.status == 200, found.body
-    Completion.model_validate(found.json)
+    if not more.get("echo"):  # the first token's numbers are null, which OpenAI's types do not say
+        Completion.model_validate(found.json)
     return found.json
 
 
@@ -68,10 +69,15 @@ def test_echoes_as_openai_tells_of_them(server: Server, said: torch.Tensor, fold
     told = choice["logprobs"]
     assert told["tokens"][:6] == [f"token_id:{one}" for one in IDS] and len(told["tokens"]) == 8
     assert told["token_logprobs"][0] is None and told["top_logprobs"][0] is None
-    assert told["token_logprobs"][1:6] == pytest.approx([float(said[at, one]) for at, one in enumerate(IDS[1:])], abs=1e-5)
+    assert told["token_logprobs"][1:6] == pytest.approx(
+        [float(said[at, one]) for at, one in enumerate(IDS[1:])], abs=1e-5
+    )
     assert told["token_logprobs"][6] == pytest.approx(float(said[-1].max()), abs=1e-5)
     assert all(2 <= len(entry) <= 3 for entry in told["top_logprobs"][1:])
-    assert choice["text"].startswith(tokenizer.decode(IDS)) and told["text_offset"][:2] == [0, len(tokenizer.decode([5]))]
+    assert choice["text"].startswith(tokenizer.decode(IDS)) and told["text_offset"][:2] == [
+        0,
+        len(tokenizer.decode([5])),
+    ]
     (answer,) = complete(server, logprobs=2, max_tokens=2)["choices"]
     assert answer["logprobs"]["token_logprobs"] == pytest.approx(told["token_logprobs"][6:], abs=1e-6)
     assert choice["text"].endswith(answer["text"]) and "token_id" not in str(answer["logprobs"]["tokens"])

@@ -112,7 +112,9 @@ def test_an_answer_that_cannot_be_is_one_message(change: Change, says: str) -> N
 
 def test_a_server_of_texts_alone_is_refused() -> None:
     def texts(body: dict[str, Any], tokenizer: Any) -> dict[str, Any]:
-        return {"choices": [{"text": "said", "logprobs": {"tokens": ["sa", "id"], "top_logprobs": [None, {"a": -1.0}]}}]}
+        return {
+            "choices": [{"text": "said", "logprobs": {"tokens": ["sa", "id"], "top_logprobs": [None, {"a": -1.0}]}}]
+        }
 
     with server(answers(form=texts)) as asked, pytest.raises(ArgumentError, match="the text 'sa' where the id"):
         TeacherServer(asked.url, "t", K).check(tiny_tokenizer())
@@ -127,9 +129,9 @@ def test_another_tokenizer_is_refused() -> None:
 
 
 def test_several_models_need_a_name() -> None:
-    with server(lambda path, body: (200, {"data": [{"id": "one"}, {"id": "two"}]})) as asked:
-        with pytest.raises(ArgumentError, match="serves 2 models: one, two"):
-            TeacherServer(asked.url, None, K).check(tiny_tokenizer())
+    two = {"data": [{"id": "one"}, {"id": "two"}]}
+    with server(lambda path, body: (200, two)) as asked, pytest.raises(ArgumentError, match="2 models: one, two"):
+        TeacherServer(asked.url, None, K).check(tiny_tokenizer())
 
 
 def test_the_key_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from hftune.cli import dispatch
 from tests.conftest import NETGUARD, ROOT
 
 KEY = "key-of-the-teacher-0123456789"
@@ -57,10 +58,10 @@ def test_a_student_learns_from_a_server_as_from_the_teacher(
     words = [str(word) for word in given]
     stored = str(tmp_path / "targets")
     source = ["--teacher_model_name_or_path", str(tiny_teacher)]
-    run("-m", "hftune.cli", "teach", *words, *source, "--top_k", "5", "--output_dir", stored, warm=True).check()
+    dispatch(["teach", *words, *source, "--top_k", "5", "--output_dir", stored])
     server = ["--teacher_server_url", url, "--teacher_top_k", "5"]
     again = str(tmp_path / "again")
-    run("-m", "hftune.cli", "teach", *words, *server, "--output_dir", again, warm=True).check()
+    dispatch(["teach", *words, *server, "--output_dir", again])
     words += ["--max_steps", "3", "--logging_steps", "1", "--beta", "0.5", "--learning_rate", "1e-3"]
     words += ["--gradient_accumulation_steps", "2", "--save_strategy", "no"]
 

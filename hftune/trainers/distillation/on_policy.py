@@ -14,6 +14,7 @@ from hftune.constants import IGNORE_INDEX
 from hftune.data.corpus.streaming import ORIGIN
 from hftune.distributed import phases, ranks
 from hftune.logging import notice
+from hftune.models.kernels.fused_lora import adapters_held
 from hftune.trainers.features.completions import Completions
 from hftune.trainers.features.phases import reporting_passes
 from hftune.trainers.features.reward_guards import share_ended
@@ -98,7 +99,7 @@ class OnPolicyAnswers(Completions):
         run.model.eval()
         try:
             plain = run.accelerator.unwrap_model(run.model, keep_torch_compile=False)
-            with _own_numbers(run), reporting_passes(plain):
+            with _own_numbers(run), reporting_passes(plain), adapters_held():
                 answers: list[list[int]] = run._generate_single_turn(prompts, None, {})
         finally:
             run.model.train(training)

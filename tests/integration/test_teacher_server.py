@@ -43,6 +43,7 @@ def served(tiny_teacher: Path, tmp_path: Path, netguard_log: Path) -> Iterator[t
         process.wait()
 
 
+@pytest.mark.slow
 def test_a_student_learns_from_a_server_as_from_the_teacher(
     run: Callable,
     tiny_model: Path,
@@ -74,7 +75,7 @@ def test_a_student_learns_from_a_server_as_from_the_teacher(
         assert KEY not in text
         history = json.loads((folder / "trainer_state.json").read_text())["log_history"]
         if server[0] in more:
-            assert all(0 < entry["teacher_lost_mass"] < 1 for entry in history if "loss" in entry)
+            assert all(0 <= entry["teacher_lost_mass"] < 1 for entry in history if "loss" in entry)
             assert json.loads(text)["teachers"] == [{"name": url.removeprefix("http://"), "fingerprint": None}]
         return [entry["loss"] for entry in history if "loss" in entry]
 

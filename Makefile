@@ -10,7 +10,7 @@ endif
 .DEFAULT_GOAL := help
 # The tests start hundreds of processes, each of which would compile hftune anew.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: help venv demo test test-all check lint format dist release clean
+.PHONY: help venv demo test test-all check lint format docs dist release clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -22,6 +22,7 @@ $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q "$$(grep '^torch==' constraints.txt)"
 	$(BIN)/python -m pip install -q -e '.[dev]' -c constraints.txt
+	$(BIN)/hftune schema --output .hftune
 	touch $(STAMP)
 
 demo: venv ## run every stage on the example data (DEMO_ARGS=... is handed on)
@@ -47,6 +48,11 @@ format: venv ## format, and fix what ruff can fix
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# Each language is a build of its own, with a search of its own.
+docs: venv ## the documentation as a site, English in site/, 中文 in site/zh/; dead links and anchors are errors
+	$(BIN)/python -m mkdocs build --quiet --clean
+	DOCS_LANGUAGE=zh DOCS_SITE=site/zh $(BIN)/python -m mkdocs build --quiet --clean
+
 dist: venv ## wheel and source distribution in dist/, built in an environment of their own, and checked
 	$(BIN)/python -m pip install -q build twine
 	rm -rf dist build
@@ -57,5 +63,5 @@ release: ## set the version, build, check, commit and tag (VERSION=0.2.0); uploa
 	.ci/release "$(VERSION)"
 
 clean: ## remove caches and build folders (.venv and outputs stay)
-	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage
+	rm -rf build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage
 	find . -path ./$(VENV) -prune -o -type d -name __pycache__ -exec rm -rf {} +

@@ -3,12 +3,14 @@
 python benchmarks/attempts.py                 counts, as a table
 python benchmarks/attempts.py --write-docs    the tables go into docs/security.md and docs/reliability.md
 python -m pytest tests/faults/test_injection.py -m slow -s >LOG; python benchmarks/attempts.py --injection-log LOG ...
+python -m pytest tests/faults/test_interrupts.py -m slow -k random -s >LOG; ... --interrupts-log LOG ...
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import functools
 import json
 import re
 import subprocess
@@ -18,6 +20,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PAGES = {"tests/security": "docs/security.md", "tests/faults": "docs/reliability.md"}
+_INTERRUPTS = re.compile(r"INTERRUPTS (\w+) ([\w ]+): (\{.*\})")
+LEFT = ("checkpoint", "untouched", "complete")
+_TRIED = re.compile(r"^\| (\w+) \| ([\w ]+) \| \d+ \| (\d+) \| (\d+) \| (\d+) \|$", re.M)
 _FAULT = re.compile(r"FAULTS (.+?) \| (.+?) \| (free|old|interrupted) \| (\d+) \| (\d+) \| \[(.*)\]")
 
 
@@ -26,6 +31,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write-docs", action="store_true", help="put the tables into the pages")
     parser.add_argument("--injection-log", help="what the slow injection tests printed (-s)")
+    parser.add_argument("--interrupts-log", help="what tests/faults/test_interrupts.py printed (-s) of random moments")
     parser.add_argument("--quick", action="store_true", help="as without: it takes a minute")
     options = parser.parse_args()
     figures = {}
@@ -36,11 +42,15 @@ def main() -> None:
         print(f"{folder}\n{table}\n")
         if options.write_docs:
             paste(ROOT / page, "attempts", table)
-    if options.injection_log:
-        table = injection_table(Path(options.injection_log).read_text(encoding="utf-8", errors="replace"))
-        print(table)
-        if options.write_docs:
-            paste(ROOT / "docs/reliability.md", "injection", table)
+    reliability = (ROOT / "docs/reliability.md").read_text(encoding="utf-8")
+    logs = {"injection": (options.injection_log, injection_table)}
+    logs["interrupts"] = (options.interrupts_log, functools.partial(interrupts_table, reliability))
+    for name, (log, table_of) in logs.items():
+        if log:
+            table = table_of(Path(log).read_text(encoding="utf-8", errors="replace"))
+            print(table)
+            if options.write_docs:
+                paste(ROOT / "docs/reliability.md", name, table)
     total = sum(found["quick"] for found in figures.values())
     bars = {"attempts in make test": {"value": total, "bar": 400, "holds": total >= 400}}
     print(json.dumps({"benchmark": "attempts", "figures": figures, "bars": bars}))
@@ -84,6 +94,25 @@ def injection_table(log: str) -> str:
     head = f"| command | {' | '.join(faults)} | left at the target |"
     line = f"| --- | {' | '.join('---:' for _ in faults)} | --- |"
     return "\n".join([head, line, *rows, f"| all: {total:,} faults |{' |' * (len(faults) + 1)}"])
+
+
+def interrupts_table(page: str, log: str) -> str:
+    """Markdown: a row a stage and launcher, how many moments were tried, and how many left what.
+
+    The log's are added to those of the page: they take hours, and are tried a few at a time.
+    """
+    cells: dict[tuple[str, str], Counter[str]] = {}
+    for stage, launcher, *left in _TRIED.findall(page):
+        cells[stage, launcher] = Counter(dict(zip(LEFT, map(int, left), strict=True)))
+    for stage, launcher, found in _INTERRUPTS.findall(log):
+        cells.setdefault((stage, launcher), Counter()).update(ast.literal_eval(found))
+    rows = [
+        f"| {stage} | {launcher} | {found.total()} | {' | '.join(str(found[state]) for state in LEFT)} |"
+        for (stage, launcher), found in sorted(cells.items())
+    ]
+    head = ["| stage | launcher | moments | left: a checkpoint | nothing yet | the finished result |"]
+    total = sum(found.total() for found in cells.values())
+    return "\n".join([*head, "| --- | --- | ---: | ---: | ---: | ---: |", *rows, f"| all | | {total:,} | | | |"])
 
 
 def _tried(cells: list[list[str]]) -> str:

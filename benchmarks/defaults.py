@@ -150,7 +150,8 @@ def table(found: dict[str, dict[str, Any]], options: argparse.Namespace) -> str:
 def write_docs(text: str) -> None:
     """Replace the section of the page."""
     page = PAGE.read_text(encoding="utf-8")
-    section = f"{HEAD}\nWritten by `python benchmarks/defaults.py --model MODEL --write-docs`.\n\n{text}"
+    marked = f"<!-- measured -->\n\n{text.rstrip()}\n\n<!-- end of measured -->\n"
+    section = f"{HEAD}\nWritten by `python benchmarks/defaults.py --model MODEL --write-docs`.\n\n{marked}"
     page = re.sub(rf"(?ms)^{re.escape(HEAD)}.*?(?=^## |\Z)", "", page).rstrip()
     PAGE.write_text(f"{page}\n\n{section}", encoding="utf-8")
 

@@ -21,7 +21,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "distillation.md"
-HEAD = "## How near a student comes\n"
+HEAD = "## Measured\n"
 COMMON = {
     "train_file_dir": "examples/data/sft", "validation_file_dir": "examples/data/sft_eval", "max_length": 128,
     "max_eval_samples": 32, "per_device_eval_batch_size": 8, "report_to": "none", "save_strategy": "no",
@@ -107,11 +107,12 @@ def write_docs(args: argparse.Namespace, found: dict[str, dict[str, float]]) -> 
         f"teacher is the demo's own result. {machine}. KL(teacher, student) per held-out token, by\n"
         "`python benchmarks/distill_quality.py --student SMOLLM2 --teacher FOLDER --write-docs`:\n\n"
     )
+    marked = f"<!-- measured -->\n\n{table(found)}\n<!-- end of measured -->\n"
     start = text.find(HEAD)
     end = text.find("\n## ", start + 1) if start >= 0 else -1
     rest = text[end:] if end >= 0 else ""
     PAGE.write_text(
-        (text[:start] if start >= 0 else text.rstrip() + "\n\n") + HEAD + "\n" + words + table(found) + rest,
+        (text[:start] if start >= 0 else text.rstrip() + "\n\n") + HEAD + "\n" + words + marked + rest,
         encoding="utf-8",
     )
 

@@ -3,7 +3,7 @@
 python benchmarks/memory_table.py                 all models, some minutes
 python benchmarks/memory_table.py --quick         the smallest model alone
 python benchmarks/memory_table.py --only Qwen2.5-7B
-python benchmarks/memory_table.py --write-docs    the table goes into docs/memory.md
+python benchmarks/memory_table.py --write-docs    the tables go into docs/memory.md and docs/choosing.md
 
 Models are config.json files written on the spot from published sizes; nothing is downloaded, nothing runs on a GPU.
 Each row is two calls of `hftune plan run_sft ... --json`. The bars hold the planned weights against the published
@@ -25,6 +25,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 import children  # noqa: E402
 
 PAGE = ROOT / "docs" / "memory.md"
+CHOOSING = ROOT / "docs" / "choosing.md"
 GIB = 2**30
 CAP = 600.0
 """Seconds that one plan may take."""
@@ -159,10 +160,48 @@ def cell(figures: dict[str, Any], offloading: int) -> str:
 
 
 def write_docs(text: str) -> None:
-    """Put the table into the page, between its marks."""
-    start, end = "<!-- table -->", "<!-- /table -->"
-    before, rest = PAGE.read_text(encoding="utf-8").split(start)
-    PAGE.write_text(f"{before}{start}\n{text}\n{end}{rest.split(end)[1]}", encoding="utf-8")
+    """Put the table into its page, and what follows from it into the page that helps to choose; between their marks."""
+    for page, name, found in ((PAGE, "table", text), (CHOOSING, "choices", choices(text))):
+        start, end = f"<!-- {name} -->", f"<!-- /{name} -->"
+        before, rest = page.read_text(encoding="utf-8").split(start)
+        page.write_text(f"{before}{start}\n{found}\n{end}{rest.split(end)[1]}", encoding="utf-8")
+
+
+NAMED = {"full": "all weights", "LoRA": "LoRA", "QLoRA": "QLoRA"}
+
+
+def choices(text: str) -> str:
+    """The most of each model that trains on three machines, in words, from the table of memory."""
+    heads, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines())
+    assert heads[2:] == [*ONE, *EIGHT], heads
+    columns = {(row[0], row[1]): dict(zip(heads, row, strict=True)) for row in rows}
+    lines = ["| model | one GPU of 24 GB | one GPU of 80 GB | eight GPUs of 80 GB |", "|---|---|---|---|"]
+    for name in dict.fromkeys(row[0] for row in rows):
+        found = {method: columns[name, method] for method in METHODS}
+        lines.append(f"| {name} | {_most(found, ONE, 24.0)} | {_most(found, ONE)} | {_most(found, EIGHT)} |")
+    return "\n".join(lines)
+
+
+def _most(rows: dict[str, dict[str, str]], configs: dict[str, str], limit: float | None = None) -> str:
+    """The first of all weights, LoRA and QLoRA that fits; behind it what more would fit in the machine's memory.
+
+    Args:
+        rows: Method -> column -> cell of the table of memory.
+        configs: Column -> DeepSpeed config.
+        limit: GiB of a GPU; left out: what the table says of 80.
+    """
+    offloaded = ""
+    for method, columns in rows.items():
+        for head, config in configs.items():
+            size, _, host = columns[head].partition(" + ")
+            # Above 92 % a plan is called tight.
+            fits = "**" in size if limit is None else float(size.strip("*").replace(",", "")) <= 0.92 * limit
+            flags = f"{NAMED[method]}, `{config}`" if config else NAMED[method]
+            if fits and not host:
+                return f"{flags}; {offloaded}" if offloaded else flags
+            if fits and not offloaded:
+                offloaded = f"{flags} ({host} GiB)"
+    return offloaded or "none"
 
 
 if __name__ == "__main__":

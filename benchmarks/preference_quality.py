@@ -104,9 +104,10 @@ def table(found: dict[str, dict[str, float]], options: argparse.Namespace) -> st
 
 def write_docs(text: str) -> None:
     """Replace the section of the page."""
-    head = "## What they reach\n"
+    head = "## Measured\n"
     page = PAGE.read_text(encoding="utf-8")
-    section = f"{head}\nWritten by `python benchmarks/preference_quality.py --model MODEL --write-docs`.\n\n{text}"
+    marked = f"<!-- measured -->\n\n{text.rstrip()}\n\n<!-- end of measured -->\n"
+    section = f"{head}\nWritten by `python benchmarks/preference_quality.py --model MODEL --write-docs`.\n\n{marked}"
     page = re.sub(rf"(?ms)^{re.escape(head)}.*?(?=^## |\Z)", "", page).rstrip()
     PAGE.write_text(f"{page}\n\n{section}", encoding="utf-8")
 

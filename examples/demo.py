@@ -97,7 +97,8 @@ def write_docs(folder: Path, seconds: float | None) -> None:
         "commands.\n"
         f"Written by `make demo DEMO_ARGS=--write_docs` on {machine}{took}.\n\n```bash\nmake demo\n```"
     )
-    Path("docs/demo.md").write_text(f"{title}\n\n{note}\n{rest}", encoding="utf-8")
+    text = f"{title}\n\n{note}\n\n<!-- report -->\n{rest}\n<!-- end of report -->\n"
+    Path("docs/demo.md").write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -13,12 +13,16 @@ hftune launch deepspeed|torchrun|python ...      a command under its launcher, q
 hftune pipeline run|plan|check PIPELINE.yaml      all stages from one file; resumes after anything
 hftune lineage FOLDER      from the base to this model: data, arguments, merges, and whether it all still holds
 hftune report FOLDER      curves, counts, answers and commands of a stage or a pipeline on one page
+hftune watch FOLDER [--once]      how the runs of a folder do: steps, curves, time left, last answers
+hftune board [FOLDER ...]      a local page in the browser: live curves, comparison, pipelines started from a form
 hftune ask --models BASE outputs/sft-merged --questions "Who are you?"      the same questions to several models
 hftune serve outputs/sft-merged [--adapter NAME=FOLDER]      a server as OpenAI's, for what was trained
 hftune chat outputs/sft-merged [MODEL2] [--adapter FOLDER ...]      a conversation in the terminal, saved as a record
 hftune score FILE --model outputs/rm [--output SCORED.jsonl]      conversations through a reward model
 hftune teach --teacher_model_name_or_path TEACHER --model_name_or_path STUDENT --train_file_dir DIR --output_dir OUT
 hftune consolidate --checkpoint outputs/sft/checkpoint-100 --output_dir OUT      whole weights from ZeRO's shards
+hftune schema sft|...|pipeline [--output FILE]      JSON Schema of a YAML file, for editors and agents
+hftune completion bash|zsh|fish      a script that completes commands, arguments and their values
 hftune doctor      what this machine has for a run, and what is wrong with it
 """
 
@@ -52,9 +56,25 @@ COMMANDS = {
     "pipeline": "hftune.tools.pipeline.command:main",
     "lineage": "hftune.tools.reporting.entry:lineage",
     "report": "hftune.tools.reporting.entry:report",
+    "watch": "hftune.tools.watching.entry:watch",
+    "board": "hftune.tools.board.entry:board",
+    "schema": "hftune.tools.schema.entry:schema",
+    "completion": "hftune.cli:completion",
     "doctor": "hftune.tools.doctor.command:main",
 }
 """Each takes the words behind its name; imported when it is asked for."""
+ARGUMENTS = {
+    "merge": "hftune.arguments.merging:MergeArguments",
+    "vocab": "hftune.tools.vocabulary.arguments:VocabArguments",
+    "export": "hftune.tools.export.run:FORMATS",
+    "teach": "distill",
+    "consolidate": "hftune.tools.consolidating.run:ConsolidateArguments",
+    "ask": "hftune.arguments.asking:AskArguments",
+    "chat": "hftune.tools.chatting.arguments:ChatArguments",
+    "score": "hftune.tools.scoring.arguments:ScoreArguments",
+    "serve": "hftune.tools.serving.arguments:ServeArguments",
+}
+"""What holds the arguments of subcommands, for completion: a class, one for each word behind it, or a stage."""
 START = "hftune.tools.pipeline.starting:start"
 """Takes a stage, whose name is a subcommand as well, and the words behind it."""
 
@@ -84,6 +104,11 @@ def dispatch(argv: list[str]) -> None:
         # A word may be `--hub_token=X`: its value is not repeated.
         raise ArgumentError(f"there is no `hftune {argv[0].partition('=')[0]}`", fix=fix)
     on_demand(COMMANDS[argv[0]])(argv[1:])
+
+
+def completion(argv: list[str]) -> None:
+    """`hftune completion`, which is told what there is to complete."""
+    on_demand("hftune.tools.completing.entry:completion")(argv, COMMANDS, ARGUMENTS)
 
 
 if __name__ == "__main__":

@@ -89,6 +89,8 @@ def learn_config(config: object) -> None:
             learn_config(value)
     elif isinstance(config, str):
         _learned.update(_passwords("", config))
+        if (start := config.find('{"')) > 0:  # `--callbacks FILE.py:CLASS{"token": "..."}`
+            learn_config(_parsed(config[start:]))
 
 
 def learn_variables(environment: Mapping[str, str]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic
@@ -34,6 +34,7 @@ from hftune.distributed import phases, ranks, watchdog
 from hftune.errors import ArgumentError, Preempted, UserError
 from hftune.logging import get_logger, notices
 from hftune.models.adapters.initialisation import check_same_initialisation
+from hftune.on_demand import on_demand
 from hftune.preflight.check_run import check_run
 from hftune.preflight.facts import Facts, Training, resolve
 from hftune.publishing.disk import disk_errors, lexists, write_file
@@ -43,6 +44,8 @@ from hftune.trainers.progress import ProgressFile, use_progress_line
 from hftune.trainers.result import lock_output, remove_new_folder_on_failure, save_result, unlock_output
 from hftune.trainers.run_manifest import describe_result, describe_run
 from hftune.trainers.stage_trainer import StageTrainer
+
+_TRACKED = "hftune.trainers.trackers:tracked"
 
 
 @dataclass(frozen=True)
@@ -125,15 +128,16 @@ def _finish_run(run: Run, trainer: StageTrainer, data: Splits, stop: PreemptionC
     # Before training, which partitions, wraps or folds what is described.
     manifest = describe_run(run.facts, trainer, data)
     use_progress_line(trainer)
-    if args.do_train:
-        lock_output(Path(str(args.output_dir)), create=True)
-        manifest["metrics"] |= _train(run, trainer, data, manifest, stop)
-    if data.evaluation is not None:
-        manifest["metrics"] |= _last_evaluation(trainer, manifest)
-        _open_log(args)
-        trainer.save_state()
+    with on_demand(_TRACKED)(trainer, manifest) if args.report_to else nullcontext({}) as trackers:
+        if args.do_train:
+            lock_output(Path(str(args.output_dir)), create=True)
+            manifest["metrics"] |= _train(run, trainer, data, manifest, stop)
+        if data.evaluation is not None:
+            manifest["metrics"] |= _last_evaluation(trainer, manifest)
+            _open_log(args)
+            trainer.save_state()
     # Of every rank: counting trained tokens is a collective.
-    manifest |= describe_result(run.began, trainer, data)
+    manifest |= describe_result(run.began, trainer, data) | ({"trackers": trackers} if trackers else {})
     manifest["status"] = manifests.COMPLETE
     if args.do_train and ranks.is_main():
         _write_card(args, manifest)
@@ -191,6 +195,9 @@ def _train(
     trainer.add_callback(stop)
     trainer.add_callback(_Begin(lambda: _begin(args, trainer, data, manifest, anew=resume is None)))
     trainer.add_callback(ProgressFile(manifest["data"]["train"].get("tokens")))
+    if args.callbacks or args.early_stopping_patience:
+        for callback in on_demand("hftune.trainers.callbacks:asked_callbacks")(args):
+            trainer.add_callback(callback)
     try:
         result = trainer.train(resume_from_checkpoint=resume)
     except EvaluationStopped:  # one before the first step (--eval_on_start)
@@ -318,3 +325,5 @@ def _say_goodbye(run: Run, manifest: manifests.Manifest) -> None:
     )
     if figures:
         get_logger().info("  %s", figures)
+    for name, place in manifest.get("trackers", {}).items():
+        get_logger().info("  %s: %s", name, place)

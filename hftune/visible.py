@@ -12,6 +12,7 @@ import re
 import sys
 import threading
 import traceback
+from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import Any, TextIO
 
@@ -84,6 +85,29 @@ def clock(seconds: float) -> str:
         return f"{whole} s"
     hours, minutes = whole // 3600, whole % 3600 // 60
     return f"{hours}:{minutes:02d}:{whole % 60:02d}" if hours else f"{minutes}:{whole % 60:02d}"
+
+
+_FIGURES = {
+    "tokens_per_second": "{:,.0f} tokens/s",
+    "learning_rate": "lr {:.3g}",
+    "grad_norm": "grad norm {:.3g}",
+    "mfu": "MFU {:.1%}",
+    "memory_gb": "{:.3g} GB",
+}
+
+
+def figures(logged: Mapping[str, Any], names: Iterable[str]) -> list[str]:
+    """`loss 6.526`, `2,269 tokens/s`: what was logged under those names that are numbers."""
+    known = {name: logged[name] for name in names if isinstance(logged.get(name), int | float)}
+    return [
+        _FIGURES[name].format(value) if name in _FIGURES else f"{name} {value:.4g}" for name, value in known.items()
+    ]
+
+
+def progress_figures(logged: Mapping[str, Any], left: Iterable[str]) -> list[str]:
+    """The words of a line of progress, with the time that is left; what a narrow terminal cuts off stands last."""
+    first = figures(logged, ("loss", "reward", "tokens_per_second"))
+    return [*first, *left, *figures(logged, ("learning_rate", "grad_norm", "mfu", "memory_gb"))]
 
 
 def html(value: object) -> str:

@@ -1,8 +1,9 @@
 """Draw the pictures of the pages, from what hftune really says.
 
-python docs/pictures/draw.py --model outputs/base/SmolLM2-135M-Instruct      stages, a record, memory by ZeRO stage
+python docs/pictures/draw.py --model outputs/base/SmolLM2-135M-Instruct      stages, a record, memory, the demo
 python docs/pictures/draw.py --only memory
 python docs/pictures/draw.py --report outputs/first/report.html              report.png, with chromium and Pillow
+python docs/pictures/draw.py --board outputs/demo                            board.png, likewise
 
 Each SVG has its own background and both themes, loads nothing, and is shown by a page as a plain image.
 """
@@ -10,12 +11,15 @@ Each SVG has its own background and both themes, loads nothing, and is shown by 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
+import textwrap
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -44,17 +48,21 @@ text{fill:var(--fg);font:14px system-ui,-apple-system,"Segoe UI",sans-serif}
 def main() -> None:
     """Draw what is asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=["stages", "record", "memory"], help="this one alone")
+    parser.add_argument("--only", choices=["stages", "record", "memory", "demo"], help="this one alone")
     parser.add_argument("--model", default="outputs/base/SmolLM2-135M-Instruct", help="whose tokens a record becomes")
     parser.add_argument("--data", default="examples/data/sft/chat.jsonl", help="its first record is drawn")
     parser.add_argument("--report", type=Path, help="draw report.png from this page, and nothing else")
+    parser.add_argument("--board", type=Path, help="draw board.png of the runs in this folder, and nothing else")
     parser.add_argument("--output", type=Path, default=HERE, help="folder of the pictures")
     options = parser.parse_args()
     os.chdir(ROOT)
     if options.report:
         shoot(options.report.resolve(), options.output / "report.png")
         return
-    drawn = {"stages": stages, "record": lambda: record(options.model, options.data), "memory": memory}
+    if options.board:
+        shoot_board(options.board.resolve(), options.output / "board.png")
+        return
+    drawn = {"stages": stages, "record": lambda: record(options.model, options.data), "memory": memory, "demo": demo}
     for name, draw in drawn.items():
         if options.only in (None, name):
             (options.output / f"{name}.svg").write_text(draw() + "\n", encoding="utf-8")
@@ -241,6 +249,66 @@ def bars(rows: dict[str, dict[str, Any]], limit: float = 80.0) -> str:
     return svg(760, bottom + 20, title, parts)
 
 
+# --- the demo -------------------------------------------------------------------------------------------------------
+
+ASKED = ("Who are you?", "How do I boil an egg?")
+LINE, LINES = 46, 3
+"""Letters of a line and lines of an answer."""
+
+
+def demo() -> str:
+    """Mean rewards and answers to two questions after every stage of `make demo`, from docs/demo.md."""
+    page = (ROOT / "docs" / "demo.md").read_text(encoding="utf-8")
+    rewards = {model: float(value) for model, value in cells(page, "### Reward of the answers")[1:]}
+    answers: dict[tuple[str, str], str] = {}
+    question = ""
+    for asked, model, answer in cells(page, "### Answers")[1:]:
+        question = asked or question
+        answers[model, question] = answer.replace("<br>", " ")
+    seconds = sum(float(row[6]) for row in cells(page, "## Stages")[1:])
+    machine = re.search(r" on (\d+ CPU cores)", page)
+    assert machine, "docs/demo.md says on how many CPU cores it was written"
+    return answers_picture(rewards, answers, f"{seconds / 60:.0f} minutes of training on {machine[1]}")
+
+
+def cells(page: str, heading: str) -> list[list[str]]:
+    """The first table below a heading, without the line under its head."""
+    below = page.partition(f"\n{heading}\n")[2].splitlines()
+    start = next(number for number, line in enumerate(below) if line.startswith("|"))
+    rows = list(itertools.takewhile(lambda line: line.startswith("|"), below[start:]))
+    return [[cell.strip() for cell in row.strip("|").split("|")] for number, row in enumerate(rows) if number != 1]
+
+
+def answers_picture(rewards: dict[str, float], answers: dict[tuple[str, str], str], said: str) -> str:
+    """A row a model: its mean reward as a bar, and what it answers.
+
+    Args:
+        rewards: Model to its mean reward; bars begin a little below the least.
+        answers: (model, question) to the answer.
+        said: How long it took, and where.
+    """
+    left, wide, columns, top, height = 72.0, 110.0, (262.0, 602.0), 78.0, 60.0
+    least, most = min(rewards.values()), max(rewards.values())
+    parts = [
+        text(20, 28, f"SmolLM2-135M-Instruct through every stage: {said}", "bold"),
+        text(left, 58, "mean reward of answers", "soft"),
+        *(text(x, 58, question, "soft") for x, question in zip(columns, ASKED, strict=True)),
+    ]
+    for number, (model, reward) in enumerate(rewards.items()):
+        y, length = top + height * number, wide * (0.1 + 0.9 * (reward - least) / (most - least))
+        name = model if number else "base"
+        parts.append(text(left - 10, y + 18, name, "end code"))
+        parts.append(
+            f'<rect class="c{min(number, 1) * 2}" x="{left:g}" y="{y + 4:g}" width="{length:.1f}" height="18"/>'
+        )
+        parts.append(text(left + length + 6, y + 18, f"{reward:.2f}", "soft"))
+        for x, question in zip(columns, ASKED, strict=True):
+            lines = textwrap.wrap(answers[model, question], LINE, max_lines=LINES, placeholder=" …")
+            parts += [text(x, y + 12 + 17 * line, words, "soft") for line, words in enumerate(lines)]
+    title = "The demo: mean reward and answers of the base and after PT, SFT, RL and DPO"
+    return svg(columns[1] + 330, top + height * len(rewards) + 4, title, parts)
+
+
 # --- the report -----------------------------------------------------------------------------------------------------
 
 
@@ -256,6 +324,37 @@ def shoot(page: Path, target: Path, width: int = 1000, height: int = 820) -> Non
         flags = ["--headless", "--no-sandbox", "--hide-scrollbars", f"--window-size={width},{height}"]
         subprocess.run([browser, *flags, f"--screenshot={shot}", page.as_uri()], check=True, capture_output=True)
         Image.open(shot).convert("RGB").quantize(64).save(target, optimize=True)
+
+
+def shoot_board(runs: Path, target: Path) -> None:
+    """The board of a folder on a desk, and one of its runs on a phone, side by side."""
+    from PIL import Image
+
+    from tests.browser import browser
+
+    command = [sys.executable, "-m", "hftune.cli", "board", str(runs), "--port", "0"]
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as board,
+    ):
+        assert board.stdout is not None
+        try:
+            address = next(word for word in board.stdout.readline().split() if word.startswith("http"))
+            with browser(Path(folder)) as tab:
+                for name, width in (("desk", 1060), ("phone", 360)):
+                    tab.resize(width, 820)
+                    tab.open(address)
+                    if name == "phone":
+                        tab.click(".card a")
+                        tab.wait("location.pathname.includes('/run/') && document.readyState === 'complete'")
+                    tab.picture(Path(folder) / f"{name}.png", whole=False)
+            shots = [Image.open(Path(folder) / f"{name}.png") for name in ("desk", "phone")]
+        finally:
+            board.terminate()
+        picture = Image.new("RGB", (1060 + 20 + 360, 820), "#8c959f")
+        for shot, left in zip(shots, (0, 1080), strict=True):
+            picture.paste(shot.convert("RGB"), (left, 0))
+        picture.quantize(64).save(target, optimize=True)
 
 
 if __name__ == "__main__":

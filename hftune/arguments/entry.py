@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import shutil
 import sys
+from collections.abc import Callable, Iterable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -49,35 +50,46 @@ def parse_arguments(stage: str, argv: list[str] | None = None) -> RunArguments[A
 
 def help_page(stage: str, argv: list[str]) -> str:
     """What `--help` prints: from the cache, or made now and kept there."""
-    name = f"{_key(stage, argv)}.page"
-    kept = read_sealed("help", name)
-    if kept is not None:
-        return kept.decode()
-    from hftune.arguments import stages
 
-    page = stages.help_of(stage, [word for word in argv if word not in HELP])
-    # A page that cannot be kept is made again next time.
+    def made() -> str:
+        from hftune.arguments import stages
+
+        return stages.help_of(stage, [word for word in argv if word not in HELP])
+
+    # argparse wraps to the width of the terminal.
+    return kept("help", [stage, *argv, Path(sys.argv[0]).name, str(shutil.get_terminal_size().columns)], made)
+
+
+def kept(folder: str, parts: Iterable[str], made: Callable[[], str]) -> str:
+    """A text about all arguments: from the cache, or made now and kept there.
+
+    Args:
+        folder: Of the cache.
+        parts: What it depends on, in addition to the arguments and the libraries below.
+    """
+    name = f"{_key(parts)}.page"
+    found = read_sealed(folder, name)
+    if found is not None:
+        return found.decode()
+    text = made()
+    # What cannot be kept is made again next time.
     with contextlib.suppress(OSError, DataError):
-        write_sealed("help", name, page.encode())
-    return page
+        write_sealed(folder, name, text.encode())
+    return text
 
 
-def _key(stage: str, argv: list[str]) -> str:
-    """A name for everything that a page depends on."""
+def _key(parts: Iterable[str]) -> str:
+    """A name for everything that a text depends on."""
     # hftune's own version says nothing in a checkout; sizes and times of these files do.
     files = [file for file in Path(__file__).parent.rglob("*") if file.suffix in (".py", ".csv")]
     own = [file.stat() for file in sorted(files)]
-    parts = [
-        stage,
-        *argv,
-        Path(sys.argv[0]).name,
-        # argparse wraps to the width of the terminal.
-        str(shutil.get_terminal_size().columns),
+    whole = [
+        *parts,
         sys.version,
         *(f"{package} {_version(package)}" for package in SHAPED_BY),
         *(f"{file.st_size} {file.st_mtime_ns}" for file in own),
     ]
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
+    return hashlib.sha256("\n".join(whole).encode()).hexdigest()[:32]
 
 
 def _version(package: str) -> str:

@@ -1,4 +1,4 @@
-"""What is watched and measured of a run other than its losses: a time-out for hangs, and a profile of some steps."""
+"""What watches a run: a time-out for hangs, a profile of some steps, early stopping, and callbacks of the user's."""
 
 from __future__ import annotations
 
@@ -63,3 +63,27 @@ class ProfileFields:
                 place="--profile_step_start, --profile_step_end",
                 fix="count steps from 1, the last at or after the first",
             )
+
+
+@dataclass
+class CallbackFields:
+    """Callbacks of transformers' Trainer by name."""
+
+    callbacks: list[str] | None = field(
+        default=None,
+        metadata={
+            "help": "Callbacks of yours: FILE.py:CLASS or MODULE:CLASS, subclasses of transformers' TrainerCallback; "
+            "with arguments 'FILE.py:CLASS{\"after\": 3}'."
+        },
+    )
+    early_stopping_patience: int | None = field(
+        default=None,
+        metadata={
+            "help": "Stop after so many evaluations in a row that bring --metric_for_best_model no further. It needs "
+            "held-out records, --eval_strategy and --load_best_model_at_end."
+        },
+    )
+    early_stopping_threshold: float = field(
+        default=0.0,
+        metadata={"help": "For --early_stopping_patience: what is no more than this does not count as better."},
+    )

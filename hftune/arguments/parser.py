@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import functools
+import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields
-from typing import Any, NoReturn, get_origin
+from typing import Any, NoReturn, get_args, get_origin, get_type_hints
 
 from trl import TrlParser
 
@@ -59,6 +60,8 @@ class HftuneParser(TrlParser):
         # Annotations are texts; `bool | None` is a switch as well, for which argparse wants a value.
         self.switches = {f.name for cls in self.dataclass_types for f in fields(cls) if "bool" in str(f.type)}
         self.numbers = numbers_of(self.dataclass_types)
+        if "report_to" in self.known:
+            self.known["report_to"].nargs = "+"  # several trackers: a union of which argparse knows the text alone
 
     def error(self, message: str) -> NoReturn:
         """argparse's own complaints (a wrong type, a missing value) as ours."""
@@ -95,7 +98,7 @@ class HftuneParser(TrlParser):
         """
         entries = self.translate(argv)
         self.set_run_defaults(entries, [entry.name for entry in read_entries(*take_config(argv))])
-        from_file = {entry.name: yaml_value(entry.values) for entry in entries if entry.place != COMMAND_LINE}
+        from_file = self._from_file([entry for entry in entries if entry.place != COMMAND_LINE])
         # As defaults, so that argparse itself lets the command line win over the file.
         self.set_defaults_with_config(**from_file)
         # A variable of the context, not an argument: dataclasses are made by TRL's parser, deep below.
@@ -106,6 +109,15 @@ class HftuneParser(TrlParser):
             raise on_demand("hftune.arguments.parse_errors:class_error")(error, self.known, COMMAND_LINE) from error
         finally:
             GIVEN_NAMES.reset(before)
+
+    def _from_file(self, entries: list[Entry]) -> dict[str, Any]:
+        """The values of a YAML file by name: each means what it means on a command line.
+
+        Raises:
+            ArgumentError: All that are of another type or none of the choices.
+        """
+        raise_together(list(self.misfits(entries)))
+        return {entry.name: self.value_of(entry) for entry in entries}
 
     def set_run_defaults(self, entries: list[Entry], written: Iterable[str] = ()) -> None:
         """Nothing; a script whose defaults depend on what was given sets them here."""
@@ -141,21 +153,68 @@ class HftuneParser(TrlParser):
     def out_of_range(self, entries: Iterable[Entry]) -> Iterator[ArgumentError]:
         """Numbers among translated arguments that their fields do not take; each at its place."""
         for entry in entries:
-            if entry.name in self.numbers:
+            # argparse's class has written over the type of a field that may be None.
+            null = entry.values == [None] and type(None) in self.kinds(entry.name)
+            if entry.name in self.numbers and not null:
                 yield from out_of_range(self.numbers[entry.name], entry.values, entry.place)
 
     def misfits(self, entries: Iterable[Entry]) -> Iterator[ArgumentError]:
         """Values of translated arguments that are of another type, none of the choices or out of range; with places."""
         for entry in entries:
             # One by one: argparse stops at its first complaint, and all of them are wanted.
-            alone = Entry(entry.name, joined(entry.name, entry.values), COMMAND_LINE)
             try:
-                raise_together(several(entry.name, entry.values))
-                self.parse_known_args(self._flat([alone]))
+                self.value_of(entry)
             except ArgumentError as problem:
                 yield ArgumentError(problem.cause, place=entry.place, fix=problem.fix)
             else:
                 yield from self.out_of_range([entry])
+
+    def value_of(self, entry: Entry) -> Any:
+        """What one translated argument is made, as if it stood alone on a command line; None for YAML's null.
+
+        Raises:
+            ArgumentError: Its value is of another type, none of the choices, or one of several where one is wanted.
+        """
+        name, values, action = entry.name, joined(entry.name, entry.values), self.known[entry.name]
+        raise_together(several(name, values))
+        if values == [None] or self._as_in_file(name, values):
+            return yaml_value(values)
+        typed = entry.place == COMMAND_LINE
+        if action.nargs == 0 and (values or not typed):
+            fix = f"write {action.dest}: false"
+            raise ArgumentError(f"--{name} is for command lines, and takes no value", place=COMMAND_LINE, fix=fix)
+        if any(isinstance(value, dict | list) for value in values) and not self.takes_object(name):
+            raise ArgumentError(f"--{name} takes no names and values", place=COMMAND_LINE, fix=f"{name}: VALUE")
+        if not values and not typed:
+            raise ArgumentError(f"--{name} needs a value", place=COMMAND_LINE, fix=f"{name}: VALUE; or leave it out")
+        words = list(map(_word, values)) or ["True"] * (name in self.switches)
+        # One behind `=`: it may begin with a dash.
+        found, rest = self.parse_known_args([f"--{name}={words[0]}"] if len(words) == 1 else [f"--{name}", *words])
+        if rest:
+            raise ArgumentError(
+                f"--{name} takes one value, not {len(words)}", place=COMMAND_LINE, fix="give one of them"
+            )
+        return getattr(found, action.dest)
+
+    def _as_in_file(self, name: str, values: list[Any]) -> bool:
+        """Whether a field takes what YAML says as it is: an empty list, and forms of a union that argparse drops."""
+        kinds, lists = self.kinds(name), self.known[name].nargs == "+"
+        if not values:
+            return lists or list in kinds
+        return (dict in kinds and isinstance(values[0], dict)) or (len(values) > 1 and list in kinds and not lists)
+
+    def kinds(self, name: str) -> set[Any]:
+        """The types that a field takes, `dict` for `dict[str, Any]`, as its class says: argparse keeps one of them."""
+        hint = self._hints.get(name)
+        return {get_origin(kind) or kind for kind in (hint, *get_args(hint))}
+
+    def takes_object(self, name: str) -> bool:
+        """Whether names and values may stand behind an argument in a file."""
+        return dict in self.kinds(name) or "JSON" in str(self.known[name].help)
+
+    @functools.cached_property
+    def _hints(self) -> dict[str, Any]:
+        return {name: kind for cls in self.dataclass_types for name, kind in get_type_hints(cls).items()}
 
     def _flat(self, entries: list[Entry]) -> list[str]:
         """The command line that argparse sees. `--bf16` alone means True, also where the field may be None as well."""
@@ -165,13 +224,13 @@ class HftuneParser(TrlParser):
 
     def unknown(self, name: str, place: str) -> ArgumentError:
         """The error for a name that this command does not have."""
-        others = (row.name for row in table().values() if self._takes(row))
+        others = (row.name for row in table().values() if self.takes_name(row))
         # Sorted: of equally near names the same one is proposed every time.
         fix = did_you_mean(name, sorted({*self.known, *self.aliases, *others} - {name}), written="--{}")
         fix = fix or LEFT_OUT.format(name)
         return ArgumentError(f"unknown argument --{name}", place=place, fix=fix)
 
-    def _takes(self, row: Row) -> bool:
+    def takes_name(self, row: Row) -> bool:
         """Whether a name of another tool leads to arguments of this command."""
         return row.target(self.stage) in self.known or (row.translation is not None and self.stage in STAGES)
 
@@ -180,6 +239,10 @@ def read_entries(config_path: str | None, argv: list[str]) -> list[Entry]:
     """What the file says, then what the command line says; `--learning-rate` is `--learning_rate`."""
     places = ((given_in_file(config_path), config_path or ""), (given_on_command_line(argv), COMMAND_LINE))
     return [Entry(name.replace("-", "_"), values, place) for given, place in places for name, values in given]
+
+
+def _word(value: object) -> str:
+    return json.dumps(value, default=str) if isinstance(value, dict | list) else str(value)
 
 
 def _json_object(text: str) -> dict[str, Any]:

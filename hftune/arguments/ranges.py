@@ -78,7 +78,7 @@ _NAMES = {
     "steps [0, 1e12]": "eval_steps logging_steps lr_wsd_decay_steps warmup_steps",
     "steps [0, 1e12] or -1": "save_steps",
     "[1, 1e9]": """
-        batch_tokens dummy_data logical_shards num_samples_each_epoch per_device_eval_batch_size
+        batch_tokens dummy_data early_stopping_patience logical_shards num_samples_each_epoch per_device_eval_batch_size
         per_device_train_batch_size
     """,
     "[0, 1e9]": "hang_timeout preview shuffle_buffer trainable_token_indices",
@@ -105,8 +105,9 @@ _NAMES = {
     # Where the other sign means something: the first layers instead of the last, a penalty instead of a bonus.
     "[-1e6, 1e6]": "entropy_coef f_alpha_divergence_coef freeze_trainable_layers missing_eos_penalty reward_weights",
     "[0, 1e6]": """
-        beta center_rewards_coefficient cliprange_value cpo_alpha delta desirable_weight dpop_lambda entropy_coef_delta
-        entropy_coef_max entropy_coef_min entropy_target layers_to_transform loraplus_lr_embedding loss_weights
+        beta center_rewards_coefficient cliprange_value cpo_alpha delta desirable_weight dpop_lambda
+        early_stopping_threshold entropy_coef_delta entropy_coef_max entropy_coef_min entropy_target layers_to_transform
+        loraplus_lr_embedding loss_weights
         moe_z_loss_coef neftune_noise_alpha num_cycles off_policy_mask_threshold offset_alpha
         router_aux_loss_coef shared_token_weight simpo_gamma split_token_weight teacher_top_k teacher_weights
         temperature undesirable_weight vespo_k_neg vespo_k_pos vespo_lambda_neg vespo_lambda_pos vf_coef

@@ -130,6 +130,8 @@ def _algorithm(argv: list[str]) -> str | None:
     for name in ("rl_algorithm", "advantage_estimator"):
         if given.get(name):
             return str(given[name][0])
+    if given.get("stage") == ["ppo"]:  # of LLaMA-Factory
+        return "ppo"
     # MedicalGPT's PPO script, which trains with RLOO, is known by this name.
     return "rloo" if "sft_model_path" in given else None
 

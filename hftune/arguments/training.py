@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 import trl
@@ -11,7 +11,7 @@ from transformers import TrainingArguments
 
 from hftune.arguments.computation import DropoutFields, PrecisionFields, RouterFields, TilingFields
 from hftune.arguments.data import ThoughtFields, TurnTokenFields
-from hftune.arguments.monitoring import HangTimeoutFields, ProfileFields
+from hftune.arguments.monitoring import CallbackFields, HangTimeoutFields, ProfileFields
 from hftune.arguments.optimizer import OptimizerArguments
 from hftune.arguments.parallel import ParallelArguments
 from hftune.arguments.raw_arguments import GIVEN_NAMES
@@ -32,6 +32,7 @@ class StageArguments(
     PrecisionFields,
     ParallelArguments,
     OptimizerArguments,
+    CallbackFields,
     HangTimeoutFields,
     TurnTokenFields,
 ):
@@ -86,6 +87,9 @@ class StageArguments(
     )
     ds_resolved: dict[str, Any] | None = field(default=None, init=False, metadata={"help": "The config as used."})
 
+    told_trackers: ClassVar[dict[str, Any]] = {}
+    """What trackers are told next to these arguments; a run with trackers has its own."""
+
     if TYPE_CHECKING:  # what every TrainingArguments next to this class brings
 
         def __getattr__(self, name: str) -> Any: ...
@@ -134,7 +138,7 @@ class StageArguments(
 
     def to_dict(self) -> dict[str, Any]:
         """Overrides `TrainingArguments.to_dict`, from which trackers and manifests take the arguments."""
-        return redacted(super().to_dict())  # type: ignore[misc,no-any-return]  # untyped upstream
+        return redacted(super().to_dict() | self.told_trackers)  # type: ignore[misc,no-any-return]  # untyped upstream
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Keep `__repr__`: each `@dataclass` would write one of its own, with the token in it."""

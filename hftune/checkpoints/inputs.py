@@ -12,8 +12,16 @@ from hftune.checkpoints.file_records import record_input
 from hftune.distributed.ds_config import config_file
 
 READ = {
-    *("accelerator_config", "add_special_tokens", "add_tokens", "base_model_name_or_path", "chat_template"),
-    *("chat_template_path", "deepspeed", "domain_tokenizer", "fsdp_config", "judge_reward", "model_name_or_path"),
+    *("accelerator_config", "add_special_tokens", "add_tokens", "base_model_name_or_path", "callbacks"),
+    *(
+        "chat_template",
+        "chat_template_path",
+        "deepspeed",
+        "domain_tokenizer",
+        "fsdp_config",
+        "judge_reward",
+        "model_name_or_path",
+    ),
     *("models", "peft_model_path", "peft_path", "question_file", "ref_adapters", "ref_model", "reward_funcs"),
     *("reward_model", "reward_model_path", "tokenized_dir", "tokenizer_name_or_path", "tokenizer_path", "tools"),
     *("teacher_model_name_or_path", "teacher_targets", "train_file_dir", "validation_file_dir"),
@@ -58,6 +66,8 @@ def names_a_path(name: str) -> bool:
 
 def _paths(name: str, value: object) -> Iterator[str]:
     """`A,B#500` names two paths, `file.py:function` one; a number or a switch none."""
+    if name == "callbacks":  # of `FILE.py:CLASS{JSON}` the file
+        value = str(value).partition("{")[0]
     if not isinstance(value, str) or value.lstrip().startswith(("{", "[")):
         return
     for part in value.split(","):

@@ -21,6 +21,7 @@ RULES_OF_ALL = (
     "hftune.preflight.rules.contents:check_contents",
     "hftune.preflight.rules.hub:check_hub",
     "hftune.preflight.rules.trackers:check_trackers",
+    "hftune.preflight.rules.callbacks:check_callbacks",
     "hftune.preflight.rules.data:check_data",
     "hftune.preflight.rules.quantisation:check_quantisation",
     "hftune.preflight.rules.kernels:check_kernels",

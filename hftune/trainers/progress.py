@@ -11,7 +11,6 @@ import json
 import resource
 import sys
 import time
-from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +28,12 @@ from transformers.trainer_utils import has_length
 
 from hftune import terminal
 from hftune.logging import get_logger
-from hftune.visible import clock
+from hftune.visible import clock, figures, progress_figures
 
 NAME = "progress.jsonl"
 _REDRAW = 0.1
 """Seconds between two changes of a line."""
 
-_IN_LINE = ("loss", "reward", "tokens_per_second")
 _NOT_SHOWN = ("eval_runtime", "eval_samples_per_second", "eval_steps_per_second", "eval_num_tokens", "total_flos")
 
 
@@ -118,10 +116,7 @@ class ProgressLine(TrainerCallback):
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """The line moves."""
-        done, left = state.global_step - self._first, state.max_steps - state.global_step
-        # The mean since this start: steps before an interruption had another machine, perhaps.
-        seconds = (time.monotonic() - self._began) / max(done, 1) * left
-        self._draw(args, f"{self._steps(state)}{_figures(self._latest, _IN_LINE)}, {clock(seconds)} left")
+        self._draw(args, ", ".join([self._steps(state), *progress_figures(self._latest, self._left(state))]))
 
     def on_prediction_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -145,15 +140,17 @@ class ProgressLine(TrainerCallback):
         evaluated = any(name.startswith("eval_") for name in logs)
         if "train_runtime" in logs:  # the summary of the run has these
             return
-        text = self._steps(state) + _figures(logs, logs)
+        words = [self._steps(state), *figures(logs, [name for name in logs if name not in _NOT_SHOWN])]
+        if not evaluated:
+            self._latest = logs | {"memory_gb": peak_memory() / 1e9}
+            words += [*figures(self._latest, ["memory_gb"]), *self._left(state)]
+        text = ", ".join(words)
         if evaluated or not self._moves(args):
             get_logger().info("%s", text)
         else:
             terminal.log_only(text)
         if evaluated:
             self._batch = 0
-        else:
-            self._latest = logs
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -169,19 +166,14 @@ class ProgressLine(TrainerCallback):
     def _moves(self, args: TrainingArguments) -> bool:
         return not args.disable_tqdm and terminal.err().isatty()
 
+    def _left(self, state: TrainerState) -> list[str]:
+        done, left = state.global_step - self._first, state.max_steps - state.global_step
+        # The mean since this start: steps before an interruption had another machine, perhaps.
+        seconds = (time.monotonic() - self._began) / max(done, 1) * left
+        return [f"{clock(seconds)} left"] if left > 0 else []
+
     def _steps(self, state: TrainerState) -> str:
         return f"step {state.global_step}/{state.max_steps}" if state.max_steps else "evaluation"
-
-
-def _figures(logs: Mapping[str, Any], names: Iterable[str]) -> str:
-    """`, loss 6.526, 2,269 tokens/s` for those names that are numbers."""
-    found = []
-    for name in names:
-        value = logs.get(name)
-        if name in _NOT_SHOWN or not isinstance(value, int | float):
-            continue
-        found.append(f"{value:,.0f} tokens/s" if name == "tokens_per_second" else f"{name} {value:.4g}")
-    return "".join(f", {word}" for word in found)
 
 
 def peak_memory() -> int:

@@ -19,7 +19,7 @@ from hftune.checkpoints.resume import newest_whole
 from tests.conftest import NETGUARD, ROOT, free_port, without_launcher
 from tests.faults.at_terminal import AtTerminal
 
-DATA = {"pt": "pt", "sft": "sft", "rm": "pairs", "dpo": "pairs", "rl": "prompts"}
+DATA = {"pt": "pt", "sft": "sft", "rm": "pairs", "dpo": "pairs", "rl": "prompts", "distill": "sft"}
 LAUNCHERS = {
     "python": "python",
     "deepspeed": "deepspeed --num_gpus 2 --master_port {port}",
@@ -30,7 +30,8 @@ LAUNCHERS = {
 OWN = {"python": (75,), "deepspeed": (130,), "torchrun": (1,), "launched deepspeed": (75,), "launched torchrun": (75,)}
 """Exit codes: those of launchers that answer Ctrl-C themselves are theirs."""
 
-MOMENTS = int(os.environ.get("INTERRUPTS", "20"))
+FIRST, LAST = (int(number) for number in os.environ.get("INTERRUPTS", "0-20").split("-"))
+"""Which moments are tried: each is drawn for itself, so that they may be tried a few at a time."""
 
 
 @dataclass
@@ -54,6 +55,8 @@ class Terminal:
         if stage == "rl":
             words += ["--reward_funcs", "tests/integration/reward_functions.py:count_digits", "--num_generations", "2"]
             words += ["--max_completion_length", "4"]
+        if stage == "distill":
+            words += ["--teacher_model_name_or_path", str(self.model), "--hard_label_share", "0.5"]
         words += ["--deepspeed", "ds_configs/zero2.json"] if launcher.endswith("deepspeed") else []
         words += flags
         if piped:
@@ -116,10 +119,13 @@ def stopped_well(terminal: Terminal, seen: AtTerminal, launcher: str) -> str:
     return "checkpoint"
 
 
-# By itself torchrun is in `test_at_random_moments`; here it is with hftune's launcher around it.
+# Launchers without hftune's around them answer Ctrl-C themselves; of hftune's one goes through each of the others.
+FAST = ("python", "deepspeed", "launched torchrun")
+
+
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    "launcher", [pytest.param(name, marks=[pytest.mark.slow] * (name == "torchrun")) for name in LAUNCHERS]
+    "launcher", [pytest.param(name, marks=[pytest.mark.slow] * (name not in FAST)) for name in LAUNCHERS]
 )
 def test_ctrl_c_saves_a_checkpoint(terminal: Terminal, launcher: str) -> None:
     if launcher == "launched torchrun" and not os.path.exists(f"/proc/{os.getpid()}/fd"):
@@ -135,7 +141,7 @@ def test_ctrl_c_saves_a_checkpoint(terminal: Terminal, launcher: str) -> None:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("launcher", [pytest.param("python", marks=pytest.mark.slow), "launched torchrun"])
+@pytest.mark.parametrize("launcher", ["python", pytest.param("launched torchrun", marks=pytest.mark.slow)])
 def test_ctrl_c_saves_a_checkpoint_though_tee_ends_first(terminal: Terminal, launcher: str) -> None:
     with terminal.start(launcher, "sft", "--num_train_epochs", "1000", slow="step=0.2", piped=True) as seen:
         assert seen.wait_until(lambda: seen.output.count("NOW step") > 6, 200), seen.output[-3000:]
@@ -147,7 +153,7 @@ def test_ctrl_c_saves_a_checkpoint_though_tee_ends_first(terminal: Terminal, lau
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("launcher", [pytest.param("python", marks=pytest.mark.slow), "launched torchrun"])
+@pytest.mark.parametrize("launcher", ["python", pytest.param("launched torchrun", marks=pytest.mark.slow)])
 def test_the_second_ends_at_once(terminal: Terminal, launcher: str) -> None:
     with terminal.start(launcher, "sft", "--num_train_epochs", "10", slow="step=300") as seen:
         assert seen.wait_until(lambda: "NOW step" in seen.output, 200), seen.output[-3000:]
@@ -164,13 +170,13 @@ def test_the_second_ends_at_once(terminal: Terminal, launcher: str) -> None:
 def test_an_evaluation_is_left_with_a_checkpoint(terminal: Terminal) -> None:
     flags = ["--validation_file_dir", str(terminal.data / "sft_eval"), "--eval_strategy", "steps", "--eval_steps", "3"]
     flags += ["--per_device_eval_batch_size", "1", "--save_strategy", "no", "--max_steps", "6"]
-    with terminal.start("python", "sft", *flags, slow="evaluation=3") as seen:
+    with terminal.start("python", "sft", *flags, slow="evaluation=1") as seen:
         assert seen.wait_until(lambda: "NOW evaluation" in seen.output, 100), seen.output[-3000:]
         seen.ctrl_c()
         assert seen.wait(60) == 75 and stopped_well(terminal, seen, "python") == "checkpoint"
         assert (terminal.output / "checkpoint-3").is_dir() and "evaluation at step 3 is left out" in seen.output
     # The last one, after the result is written: what is left to do is done by the same command.
-    with terminal.start("python", "sft", *flags, "--resume_from_checkpoint", "auto", slow="evaluation=3") as seen:
+    with terminal.start("python", "sft", *flags, "--resume_from_checkpoint", "auto", slow="evaluation=1") as seen:
         assert seen.wait_until(lambda: "NOW evaluation" in seen.output, 100), seen.output[-3000:]
         seen.ctrl_c()
         assert seen.wait(60) == 75 and stopped_well(terminal, seen, "python") == "checkpoint"
@@ -208,8 +214,7 @@ def test_a_small_run_and_a_refusal_are_a_few_lines(terminal: Terminal, launcher:
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 @pytest.mark.parametrize("stage", DATA)
 def test_at_random_moments(terminal: Terminal, stage: str, launcher: str) -> None:
-    """INTERRUPTS moments (20) of a whole run, each in a folder of its own; what is left is resumed by the last one."""
-    chance = random.Random(f"{stage} {launcher}")
+    """Moments of a whole run, each in a folder of its own; what is left is resumed twice."""
     steps = ["--max_steps", "12", "--save_steps", "3"]
     base = terminal.folder
     whole = Terminal(terminal.model, terminal.data, base / "whole")
@@ -220,7 +225,8 @@ def test_at_random_moments(terminal: Terminal, stage: str, launcher: str) -> Non
         assert seen.wait(400) == 0, seen.output[-3000:]
         working = time.monotonic() - began
     found: dict[str, int] = {}
-    for number in range(MOMENTS):
+    for number in range(FIRST, LAST):
+        chance = random.Random(f"{stage} {launcher} {number}")
         one = Terminal(terminal.model, terminal.data, base / str(number))
         with one.start(launcher, stage, *steps, slow="step=0.1,save=0.3") as seen:
             if number % 3:  # two thirds once it trains, in which little of the time is spent

@@ -26,7 +26,7 @@ ASKED = "answers: {questions: ['What is 2 plus 3?', 'Who?'], max_new_tokens: 4}\
 @pytest.mark.parametrize(
     "stages, kills, share",
     [
-        (("sft",), 3, 0.5),
+        (("sft",), 2, 0.5),
         pytest.param(("pt", "sft", "rm", "rl"), 30, 0.08, marks=[pytest.mark.slow, pytest.mark.timeout(7200)]),
     ],
 )

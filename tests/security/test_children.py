@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from hftune import child_processes
+from hftune.arguments.named_code import named_code
 from hftune.errors import ArgumentError
 from hftune.tools.doctor import devices, launching, libraries
 from hftune.tools.pipeline import checking, planning, processes, runner
 from hftune.tools.pipeline.spec import read_spec
 from hftune.tools.pipeline.steps import Step, steps_of
-from hftune.trainers.rewards.loading import named_function
 
 ROOT = Path(__file__).parents[2]
 NAMES = ["yaml", "json", "difflib", "torch", "psutil", "hftune", "sitecustomize", "usercustomize", "tqdm", "encodings"]
@@ -290,7 +290,7 @@ def test_hftune_by_its_module(hostile: Path) -> None:
 def test_a_function_comes_from_the_path_that_is_named(hostile: Path, tmp_path: Path) -> None:
     (tmp_path / "rewards.py").write_text("def mine(**given):\n    return [1.0]\n")
     (hostile / "rewards.py").write_text(EVIL.format(flag=str(tmp_path / "it ran")))
-    function = named_function(f"{tmp_path}/rewards.py:mine", "--reward_funcs")
+    function = named_code(f"{tmp_path}/rewards.py:mine", "--reward_funcs")
     assert function() == [1.0] and "rewards" not in sys.modules
 
 
@@ -299,7 +299,7 @@ def test_a_function_of_a_file_named_relative_to_the_working_folder(
 ) -> None:
     (tmp_path / "mine.py").write_text("def reward(**given):\n    return [2.0]\n")
     monkeypatch.chdir(tmp_path)
-    assert named_function("mine.py:reward", "--reward_funcs")() == [2.0]
+    assert named_code("mine.py:reward", "--reward_funcs")() == [2.0]
 
 
 # --- nobody goes another way ---

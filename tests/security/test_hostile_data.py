@@ -560,8 +560,19 @@ ROWS_MAY_BE_TRUE = {
 }
 
 
+# These take seconds to be made; each has a smaller one of its kind among the others.
+MADE_SLOWLY = (one_row_among_many, long_page, dictionaries_together)
+
+
 @pytest.mark.long
-@pytest.mark.parametrize(("suffix", "make"), [(suffix, make) for suffix, makers in COLUMNAR.items() for make in makers])
+@pytest.mark.parametrize(
+    ("suffix", "make"),
+    [
+        pytest.param(suffix, make, marks=[pytest.mark.slow] * (make in MADE_SLOWLY))
+        for suffix, makers in COLUMNAR.items()
+        for make in makers
+    ],
+)
 def test_a_columnar_bomb_takes_no_memory(tmp_path: Path, suffix: str, make: Callable[[Path], None]) -> None:
     file = tmp_path / f"a{suffix}"
     measured(lambda: make(file))

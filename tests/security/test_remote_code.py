@@ -36,6 +36,7 @@ from hftune.tools.serving.arguments import ServeArguments
 from hftune.tools.talking.loading import load_talker
 from hftune.tools.vocabulary import build, domain
 from hftune.tools.vocabulary.arguments import parse_vocab_arguments
+from hftune.trainers.distillation.loading import load_teachers
 from hftune.trainers.rewards import loading
 
 pytestmark = pytest.mark.long
@@ -124,6 +125,13 @@ def _stage(stage: str, folder: Path) -> Any:
     return load(model_args, adapter_args, training_args, tokenizer)
 
 
+def _teacher(folder: Path) -> Any:
+    model_args, _, _, training_args = _arguments(
+        "distill", Path("student"), "--teacher_model_name_or_path", str(folder)
+    )
+    return load_teachers(model_args, training_args)
+
+
 def _config(folder: Path) -> Any:
     model_args, _, _, training_args = _arguments("sft", folder)
     return configs.model_config(model_args, training_args)
@@ -158,8 +166,9 @@ def _vocabulary(folder: Path) -> Any:
 LOADERS: dict[str, Callable[[Path], Any]] = {
     **{
         f"run_{stage}.py": lambda folder, stage=stage: _stage(stage, folder)
-        for stage in ("pt", "sft", "rm", "dpo", "rl")
+        for stage in ("pt", "sft", "rm", "dpo", "rl", "distill")
     },
+    "a teacher": _teacher,
     "run_sft.py --from_config": _drawn,
     "its config": _config,
     "hftune plan": _planned,
@@ -197,7 +206,8 @@ def test_no_command_runs_it(loader: str, kind: str, tiny_model: Path, tmp_path: 
             assert kind not in NEEDS_CODE
             return
         assert kind in (*NEEDS_CODE, "its tokenizer")
-        assert problem.place == "--trust_remote_code" and str(folder) in problem.cause
+        place = f"--teacher_model_name_or_path {folder}" if loader == "a teacher" else "--trust_remote_code"
+        assert problem.place == place and str(folder) in problem.cause
         assert "--trust_remote_code True" in str(problem.fix)
     else:
         # A tokenizer lies in its own files: of those kinds, nothing of the config is needed for it.

@@ -36,10 +36,11 @@ what hftune does with it: a tiny random model of the type goes through the real 
 python -m tests.table.models --work FOLDER --write-docs     # runs what has no result yet, and writes this page
 ```
 
-A new version of transformers is a re-run: the models are made from its default configs (`tests/table/tiny.py`).
+For a new version of transformers the command is run again: the models are made from its default configs
+(`tests/table/tiny.py`). What the columns mean:
 
-- **PT, packed**: `run_pt.py` as it stands, documents side by side in rows. *padded*: refused so, and trains with
-  `--packing False`
+- **PT, packed**: `run_pt.py` with its defaults, documents side by side in rows. *padded*: this is refused, and it
+  trains with `--packing False`
 - **SFT**, **RM**, **DPO**: two steps of the scripts; RM and DPO with LoRA. **GRPO**: one step with LoRA
 - **merge**: `merge_peft_adapter.py`, which verifies what it wrote. **resume**: from a checkpoint of the full SFT.
   **reload**: plain transformers loads the results under their own class, no tensor missing or left over. **kept**: the
@@ -47,9 +48,11 @@ A new version of transformers is a re-run: the models are made from its default 
   has changed
 - **ZeRO-3**: SFT with LoRA, two processes
 
-✓ trains; *refused*: one message with the cause, [below](#refused); *upstream*: a step of plain transformers fails, too,
-[below](#faults-of-transformers); ✗: a fault of hftune, [below](#faults-of-hftune); -: what it needs has no result; a
-blank has not been tried.
+What the cells mean: ✓ trains; *refused*: one message with the cause, listed under "Refused"; *upstream*: a step of
+plain transformers fails too, listed under "Faults of transformers"; ✗: a fault of hftune, listed under "Faults of
+hftune"; -: a stage that it builds on has no result; blank: not tried.
+
+<!-- results -->
 
 {shares}
 {states} Without `--stale` the present state is run and shown alone.
@@ -105,7 +108,7 @@ def write_page(results: Results) -> None:
         "## Faults of transformers\n\n" + listed(results, names, ("upstream", "unbuilt")),
         "## Faults of hftune\n\n" + listed(results, names, ("✗",)),
     ]
-    PAGE.write_text("\n".join(parts).rstrip() + "\n", encoding="utf-8")
+    PAGE.write_text("\n".join(parts).rstrip() + "\n\n<!-- end of results -->\n", encoding="utf-8")
 
 
 def states_of(results: Results) -> str:

@@ -36,20 +36,23 @@ python -m tests.table.table --work FOLDER --write-docs      # runs what is missi
 ```
 
 Every cell is a run of the real script on tiny random models, on a CPU, {steps} steps on the data of the tests. A ✓
-says that all of this held:
+means that all of this was checked and is true:
 
 - every step has a finite loss; the losses (to 1e-4) and the logits after training (to 0.2 % of the largest; 1 % on an
   8-bit base, which rounds activations) are those of one process without DeepSpeed, and the first loss is that of the
   base;
-- tensor by tensor, what should change has changed and nothing else has, by a bit; all processes hold the same weights;
+- tensor by tensor, exactly what should change has changed, and all other tensors are the same to the bit; all processes
+  hold the same weights;
 - each trained parameter is in one group, whose learning rate at each step and whose weight decay equal the closed form;
-- what was saved loads with plain transformers and peft, no key missing or left over, to the logits of the live model.
+- what was saved loads with plain transformers and peft, no key missing or left over, and gives the logits of the model
+  in memory.
 
-A letter is a refusal: exit code 2 before a weight is loaded. A · has no result yet. Where a
-cell has several signs, they are those of {modes}, in this order.
+A letter is a refusal: exit code 2 before a weight is loaded; the letters are explained under "Refusals". A · has no
+result yet. Where a cell has several signs, they are those of {modes}, in this order.
 
-Flags of a method are in `tests/table/cells.py`, what it should train in `expected.py`.
+The flags of a method are in `tests/table/cells.py`, what it should train in `expected.py`.
 
+<!-- results -->
 """
 
 
@@ -61,7 +64,7 @@ def write(outcomes: Mapping[Cell, Outcome], wrong: Mapping[Cell, list[str]]) -> 
         refusals(),
     ]
     parts += [plane_table(plane, outcomes, wrong) for plane in PLANES]
-    PAGE.write_text("\n".join(parts).rstrip() + "\n", encoding="utf-8")
+    PAGE.write_text("\n".join(parts).rstrip() + "\n\n<!-- end of results -->\n", encoding="utf-8")
 
 
 def letter(number: int) -> str:

@@ -97,3 +97,66 @@ def is_there(name: tuple[str, str]) -> bool:
 )
 def test_a_rename_is_found(code: str) -> None:
     assert not all(map(is_there, names_of_hftune(ast.parse(code))))
+
+
+MEASURED = """# Benchmarks
+
+## preference
+
+```
+hftune   185   (180 - 190)   3,196 MiB   11.3 s
+   trl    78     (78 - 78)   7,594 MiB    6.9 s
+```
+
+## train
+
+```
+unpacked:
+   hftune   177   167 - 186   0%   9.3 s   2,135   1.5
+      trl   115   112 - 118   16%  4.8 s   1,988   1.5
+packed:
+   hftune   202   195 - 210   0%  11.0 s   2,648   1.6
+```
+"""
+
+
+def test_a_section_goes_between_the_marks_of_the_page(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    publish = importlib.import_module("publish")
+    monkeypatch.setattr(publish, "PAGE", tmp_path / "page.md")
+    for figure in ("1", "2"):
+        publish.publish("train", f"## train\n\n{figure}\n")
+        publish.publish("merge", "## merge\n\n3\n")
+    found = (tmp_path / "page.md").read_text()
+    assert found == f"{publish.HEAD}\n## merge\n\n3\n\n## train\n\n2\n\n{publish.END}"
+
+
+def test_a_readme_has_the_figures_of_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    publish = importlib.import_module("publish")
+    monkeypatch.setattr(publish, "ROWS", publish.ROWS[:5])
+    rows = [line.split(" | ")[1:4] for line in publish.peers(MEASURED, 0).splitlines()[2:]]
+    assert rows == [
+        ["**177**", "115", "-"],
+        ["2,135", "**1,988**", "-"],  # the least is the best of memory
+        ["**202**", "-", "-"],  # and the rows of another table are not taken
+        ["**185**", "78", "-"],
+        ["**3,196**", "7,594", "-"],
+    ]
+
+
+@pytest.mark.parametrize("language", [0, 1])
+def test_the_tables_of_the_readmes_are_those_of_the_page(language: int) -> None:
+    publish = importlib.import_module("publish")
+    text = (publish.ROOT / publish.READMES[language]).read_text(encoding="utf-8")
+    table = publish.peers(publish.PAGE.read_text(encoding="utf-8"), language)
+    assert f"<!-- peers -->\n{table}\n<!-- /peers -->" in text, "run: python benchmarks/publish.py"
+
+
+def test_tables_go_between_their_marks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    publish = importlib.import_module("publish")
+    monkeypatch.setattr(publish, "ROOT", tmp_path)
+    monkeypatch.setattr(publish, "peers", lambda page, language: f"new {language}")
+    for name in publish.READMES:
+        (tmp_path / name).write_text("before\n<!-- peers -->\nold\n<!-- /peers -->\nafter\n")
+    publish.write_readmes()
+    found = [(tmp_path / name).read_text() for name in publish.READMES]
+    assert found == [f"before\n<!-- peers -->\nnew {number}\n<!-- /peers -->\nafter\n" for number in (0, 1)]

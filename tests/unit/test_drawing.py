@@ -65,11 +65,43 @@ def test_the_page_has_a_row_for_every_model_and_method(table: ModuleType) -> Non
 
 
 def test_the_table_goes_between_its_marks(table: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = tmp_path / "memory.md"
+    page, choosing = tmp_path / "memory.md", tmp_path / "choosing.md"
     page.write_text("before\n<!-- table -->\nold\n<!-- /table -->\nafter\n")
+    choosing.write_text("before\n<!-- choices -->\nold\n<!-- /choices -->\nafter\n")
     monkeypatch.setattr(table, "PAGE", page)
-    table.write_docs("new")
-    assert page.read_text() == "before\n<!-- table -->\nnew\n<!-- /table -->\nafter\n"
+    monkeypatch.setattr(table, "CHOOSING", choosing)
+    table.write_docs(SMALL)
+    assert page.read_text() == f"before\n<!-- table -->\n{SMALL}\n<!-- /table -->\nafter\n"
+    assert choosing.read_text() == f"before\n<!-- choices -->\n{table.choices(SMALL)}\n<!-- /choices -->\nafter\n"
+
+
+SMALL = """| model | method | 1 GPU | 1 GPU, offload | 8 GPUs | ZeRO-1 | ZeRO-2 | ZeRO-3 | ZeRO-3, offload |
+|---|---|---:|---:|---:|---:|---:|---:|---:|
+| A | full | **29** | **5** + 29 | **35** | **12** | **8** | **6** | **3** + 26 |
+| A | LoRA | **22** | **4** + 3 | **5** | **7** | **5** | **3** | **2** + 3 |
+| A | QLoRA | **4** | **3** + 0 | **4** | **5** | **3** | **2** | **2** + 1 |
+| B | full | 611 | 90 + 610 | 733 | 201 | 146 | 94 | **9** + 1,549 |
+| B | LoRA | **66** | **65** + 61 | 82 | 82 | **68** | **14** | **6** + 63 |
+| B | QLoRA | **30** | **23** + 2 | **31** | **25** | **23** | **19** | **19** + 20 |"""
+
+
+def test_what_to_choose_follows_from_the_table(table: ModuleType) -> None:
+    """By hand: 22 GiB is within 92 % of 24, 23 is not; what is offloaded counts only in place of less."""
+    assert table.choices(SMALL).splitlines()[2:] == [
+        "| A | LoRA; all weights, `zero2_offload` (29 GiB) | all weights | all weights |",
+        "| B | none | LoRA | LoRA, `zero2`; all weights, `zero3_offload` (1,549 GiB) |",
+    ]
+
+
+def test_the_page_that_helps_to_choose_has_what_follows(table: ModuleType) -> None:
+    shown = PAGE.split("<!-- table -->\n")[1].split("\n<!-- /table -->")[0]
+    assert f"<!-- choices -->\n{table.choices(shown)}\n<!-- /choices -->" in table.CHOOSING.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", ["choosing", "long_context", "rewritten_turns"])
+def test_pictures_of_guides_are_the_ones_drawn(name: str, draw: ModuleType) -> None:
+    drawn = importlib.import_module("guides").DRAWN[name]()
+    assert drawn + "\n" == (ROOT / "docs" / "pictures" / f"{name}.svg").read_text(encoding="utf-8")
 
 
 def shapes(picture: str, kind: str) -> list[ElementTree.Element]:
@@ -115,3 +147,24 @@ def test_every_part_of_a_plan_is_in_the_picture(draw: ModuleType) -> None:
     from hftune.tools.planning.plan import PARTS
 
     assert {key for keys in draw.PARTS.values() for key in keys} == {*PARTS, "context"}
+
+
+def test_the_demo_is_drawn_from_its_page(draw: ModuleType) -> None:
+    assert draw.demo() + "\n" == (ROOT / "docs" / "pictures" / "demo.svg").read_text(encoding="utf-8")
+
+
+def test_rewards_are_bars_and_long_answers_are_cut(draw: ModuleType) -> None:
+    answers = {
+        (model, question): "word " * (60 if model == "dpo" else 1)
+        for model in ("base", "dpo")
+        for question in draw.ASKED
+    }
+    picture = draw.answers_picture({"base": -4.0, "dpo": -1.0}, answers, "1 minute")
+    assert [float(one.get("width", 0)) for kind in ("c0", "c2") for one in shapes(picture, kind)] == [11.0, 110.0]
+    said = words(picture)
+    assert {"-4.00", "-1.00", "word"} <= set(said) and sum(line.endswith(" …") for line in said) == 2
+
+
+def test_cells_are_those_of_the_first_table_below_a_heading(draw: ModuleType) -> None:
+    page = "# P\n\n| no |\n\n## T\n\nWords.\n\n| a | b |\n| - | - |\n|   | 2 |\n\n| later |\n"
+    assert draw.cells(page, "## T") == [["a", "b"], ["", "2"]]

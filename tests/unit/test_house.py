@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -25,8 +26,9 @@ FLOORS = [
     {"tools"},
     {"cli"},
 ]
-ASKED_BY_TOOLS = {"reporting", "talking"}
-"""Tools that other tools may ask: pages and tables; models to talk with."""
+ASKED_BY_TOOLS = {"listening", "reporting", "schema", "talking", "watching"}
+"""Tools that other tools may ask: a server; pages and tables; what a file takes; models to talk with; what running
+stages write."""
 FILES = sorted((ROOT / "hftune").rglob("*.py"))
 SCRIPTS = sorted([*ROOT.glob("run_*.py"), ROOT / "merge_peft_adapter.py"])
 
@@ -75,3 +77,11 @@ def test_scripts_are_thin(script: Path) -> None:
     assert len(text.splitlines()) <= 60
     assert "stage=" not in text
     assert ("run_tool(main)" if script.name == "merge_peft_adapter.py" else "run_script(main)") in text
+
+
+def test_a_wheel_holds_every_file_of_the_package() -> None:
+    """Setuptools takes modules by itself, and of other files those that pyproject.toml names."""
+    named = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
+    packed = {Path(*package.split("."), name) for package, names in named.items() for name in names}
+    others = [file for file in (ROOT / "hftune").rglob("*") if file.suffix not in (".py", ".pyc") and file.is_file()]
+    assert {file.relative_to(ROOT) for file in others if "shipped" not in file.parts} == packed

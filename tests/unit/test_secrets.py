@@ -428,3 +428,12 @@ def test_no_search_is_quadratic(pattern: str) -> None:
 def test_every_pattern_is_searched_so() -> None:
     found = {name for name, value in vars(secret_names).items() if isinstance(value, re.Pattern) and name[0] != "_"}
     assert found == {*NEARLY}
+
+
+def test_json_behind_the_name_of_a_class() -> None:
+    value = 'mine.py:Slack{"channel": "general", "token": "of-nobody-else-1234"}'
+    shown = " ".join(secrets.command_without_secrets(["--callbacks", value]))
+    assert "of-nobody-else-1234" not in shown and "general" in shown
+    secrets.forget()
+    secrets.learn_config({"callbacks": [value]})
+    assert secrets.redact("of-nobody-else-1234") == "***"

@@ -14,15 +14,18 @@ PAGE = Path("docs/defaults.md")
 MEASURED = "## What they reach in 60 steps\n"
 """Where `benchmarks/defaults.py` writes."""
 
+# Between them stands what is not translated: the Chinese page links to it.
+_START, _END = "<!-- defaults -->", "<!-- end of defaults -->"
+
 _HEAD = """# Defaults
 
-What an argument is where you do not give it, and why. Ask for one: `hftune explain learning_rate`.
+The value of each argument that you do not give, and the reason for it. For one argument: `hftune explain learning_rate`.
 
 ```bash
 python run_sft.py --model_name_or_path MODEL --train_file_dir examples/data/sft --use_peft --output_dir outputs/sft
 ```
 
-Every run begins with what it resolved to; a star marks what was not given:
+Every run begins by printing the values that it uses. A star marks a default:
 
 ```
 recipe (* not given: default; `hftune explain NAME` says why)
@@ -32,18 +35,18 @@ recipe (* not given: default; `hftune explain NAME` says why)
   LoRA r 8*, alpha 16*, dropout 0* on all*; weights auto*, computed in float32*
 ```
 
-What you give stays, on the command line, in a `--config` file or in a pipeline, also where it is the default. Defaults
-depend on what is trained: an adapter (`LoRA`, also on a quantised base), all weights (`full`), or weights drawn at
-random (`from scratch`, `--from_config`). The tables are written by `python -m hftune.tools.explaining --write-docs`.
+What you give is never changed, whether on the command line, in a `--config` file or in a pipeline. Defaults depend on what
+is trained, which is the column `for`: an adapter (`LoRA`, also on a quantised base), all weights (`full`), or weights drawn
+at random (`from scratch`, `--from_config`). The tables are written by `python -m hftune.tools.explaining --write-docs`.
 """
 
 _THEIRS = """## --defaults medicalgpt
 
-What MedicalGPT's scripts (2026-04) do where a command is silent. A command that is recognisably theirs (a name that
-only they have, such as `--max_source_length` or `--sft_model_path`, or three spellings that hftune has others for) and
-has no `--defaults` gets one notice of what differs; `--defaults hftune` keeps it quiet.
+`--defaults medicalgpt` takes the defaults of MedicalGPT's scripts (2026-04). A command without `--defaults` that is clearly
+theirs (it has a name that only they have, such as `--max_source_length` or `--sft_model_path`, or three spellings that
+differ from hftune's) gets one notice of what differs; `--defaults hftune` turns the notice off.
 
-What else their code does, and the flag of hftune that does it, with or without `--defaults`:
+`--defaults medicalgpt` also does the following, as their code does. Each flag works on its own, too:
 
 | there | here |
 | --- | --- |
@@ -56,14 +59,17 @@ What else their code does, and the flag of hftune that does it, with or without 
 | GRPO: rewards for the right answer and for `<think>...</think><answer>...</answer>`, and a system message that asks for it | `--reward_funcs accuracy format --system_prompt TEXT` |
 | all but GRPO train with `--do_train` alone | refused without `--do_train` or `--do_eval` |
 
-Not so here, each said in one line of the run: {unequal}; float16 where there is no GPU or all weights are trained;
+Different here, each said in one line of the run: {unequal}; float16 where there is no GPU or all weights are trained;
 TensorBoard where it is not installed.
 
-Nor is this: DPO's base stays in the dtype of `--dtype`, where its script casts all of it to float32; its class names a weight
-decay that its script does not hand on, and that is used here; SFT records beyond their length lose their end, where its
-script cuts both sides of each turn in proportion; blocks of PT do not let documents see each other
-(`--cross_document_attention True` does); records that are held out are drawn, where PT, RM and DPO take the first ones;
-RLOO without a validation folder holds out none, where its script takes the last 100 of a Hub data set.
+These differences remain as well:
+
+- DPO: the base stays in the dtype of `--dtype`; their script casts all of it to float32. Their class names a weight decay
+  that their script does not pass on; here it is used.
+- SFT: records that are too long are cut at their end; their script cuts both sides of each turn in proportion.
+- PT: documents in a block do not see each other (`--cross_document_attention True` lets them).
+- Held-out records are drawn at random; their PT, RM and DPO take the first ones. RLOO without a validation folder holds out
+  none; their script takes the last 100 of a Hub data set.
 """
 
 
@@ -80,20 +86,20 @@ def measured_section(text: str) -> str:
 
 
 def _script(stage: str) -> str:
-    lines = [f"## run_{stage}.py", "", "| argument | for | default | why |", "| --- | --- | --- | --- |"]
+    lines = [f"## run_{stage}.py", "", _START, "", "| argument | for | default | why |", "| --- | --- | --- | --- |"]
     for name in documented_names(stage):
         for one in default_rows(stage, name):
             # A default that is the empty text would be two backquotes.
             lines.append(f"| `{name}` | {one.where or 'all'} | `{one.value}` | {one.because} |".replace("``", "-"))
-    return "\n".join([*lines, ""])
+    return "\n".join([*lines, "", _END, ""])
 
 
 def _medicalgpt() -> str:
     unequal = "; ".join(f"`{name} {value}` ({because})" for name, value, because in UNEQUAL)
     names = list(dict.fromkeys(name for values in MEDICALGPT.values() for name in values))
     scripts = list(MEDICALGPT)
-    lines = [f"| argument | {' | '.join(scripts)} |", "| --- |" + " --- |" * len(scripts)]
+    lines = [_START, "", f"| argument | {' | '.join(scripts)} |", "| --- |" + " --- |" * len(scripts)]
     for name in names:
         cells = [f"`{shown(MEDICALGPT[script][name])}`" if name in MEDICALGPT[script] else "" for script in scripts]
         lines.append(f"| `{name}` | {' | '.join(cells)} |")
-    return "\n".join([_THEIRS.format(unequal=unequal), *lines, ""])
+    return "\n".join([_THEIRS.format(unequal=unequal), *lines, "", _END, ""])

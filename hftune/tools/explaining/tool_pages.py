@@ -9,6 +9,7 @@ from hftune.arguments.names.row import ALIAS, NO_EFFECT, OFF, REFUSED, WORKS, Ro
 from hftune.arguments.names.table import table, tools, tools_of, topics
 from hftune.tools.explaining.explain import counterpart
 from hftune.tools.explaining.own_page import own_page
+from hftune.tools.explaining.trl_page import trl_page
 
 INDEX = "parameters.md"
 _VERDICTS = (WORKS, ALIAS, NO_EFFECT, REFUSED)
@@ -46,6 +47,20 @@ PAGES = {
         "What becomes of each argument of ERNIEKit, and of PaddleFormers' trainer beneath it, when it is given to\n"
         "hftune's scripts. A YAML file of ERNIEKit's can be given as it is.",
         "python run_sft.py --config their.yaml\nhftune explain max_seq_len",
+    ),
+    "llama_factory": Page(
+        "LLaMA-Factory",
+        ("LLaMA-Factory",),
+        "What becomes of each argument of LLaMA-Factory when it is given to hftune's scripts. What else to change:\n"
+        "[Moving from LLaMA-Factory](../moving/llama_factory.md).",
+        "python run_sft.py --config their.yaml --dataset data/sft\nhftune explain cutoff_len",
+    ),
+    "axolotl": Page(
+        "Axolotl",
+        ("Axolotl",),
+        "What becomes of the fields of Axolotl's YAML when they are given to hftune's scripts; lists of lists, as\n"
+        "`datasets` is, are written anew ([Moving from Axolotl](../moving/axolotl.md)).",
+        "python run_sft.py --base_model MODEL --sequence_len 2048 --adapter lora ...\nhftune explain sample_packing",
     ),
     "megatron_swift": Page(
         "Megatron-SWIFT",
@@ -87,11 +102,13 @@ _LEGEND = """| | |
 | refused | an error that says what to use instead; values that ask for what happens anyway (False, 0, none) pass |
 """
 _WRITTEN = "Written by `python -m hftune.tools.explaining --write-docs`.\n"
+# What stands between them is not translated: the Chinese pages link to it.
+_START, _END = "<!-- names -->\n", "<!-- end of names -->\n"
 _INDEX = """# Parameters
 
-Where to look up an argument: hftune's own, and those of other tools, whose command lines and YAML files can be given as
-they are (`--config their.yaml`). The command line wins over a file, whatever the names, and an argument of hftune's own
-over one that was translated alongside it, which is said.
+Where to look up an argument: hftune's own, and those of other tools. Command lines and YAML files of those tools can be
+given as they are (`--config their.yaml`). The command line wins over a file. If hftune's name and another tool's name
+for the same argument are given together, hftune's wins, with a notice.
 
 ```bash
 hftune explain max_seq_len      # one argument, under any tool's name
@@ -106,17 +123,22 @@ def pages() -> dict[str, str]:
     tools = {f"parameters/{name}.md": tool_page(page) for name, page in PAGES.items()}
     # Translated names that are in no tool's present list (older versions, other spellings) are documented as well.
     loose = [row for row in table().values() if not tools_of(row.name)]
-    own = own_page(_section("Further names", loose, shows_tool=False), _WRITTEN)
-    return {INDEX: _index(), **tools, "parameters/hftune.md": own}
+    own = own_page(_section("Further names", loose, shows_tool=False) + f"\n{_END}", f"{_WRITTEN}\n{_START}")
+    return {
+        INDEX: _index(),
+        **tools,
+        "parameters/trl.md": trl_page(f"{_WRITTEN}\n{_START}", _END),
+        "parameters/hftune.md": own,
+    }
 
 
 def _index() -> str:
-    lines = ["| page | names | works | alias | no effect | refused |", "|---|---:|---:|---:|---:|---:|"]
-    lines += ["| [hftune's own](parameters/hftune.md) | | | | | |"]
+    lines = [_START, "| page | names | works | alias | no effect | refused |", "|---|---:|---:|---:|---:|---:|"]
+    lines += ["| [hftune's own](parameters/hftune.md) | | | | | |", "| [TRL](parameters/trl.md) | | | | | |"]
     for file, page in PAGES.items():
         for tool in page.tools:
             lines.append(f"| [{tool}](parameters/{file}.md) | {_counts(tool)} |")
-    return _INDEX + "\n".join([*lines, "", _LEGEND, _WRITTEN])
+    return _INDEX + "\n".join([*lines, "", _END, _LEGEND, _WRITTEN])
 
 
 def _counts(tool: str) -> str:
@@ -128,14 +150,14 @@ def _counts(tool: str) -> str:
 def tool_page(page: Page) -> str:
     """The page of a tool as Markdown: one table for each topic."""
     head = f"# Parameters of {page.title}\n\n{page.about}\n\n```bash\n{page.command}\n```\n"
-    parts, several = [head, _LEGEND, _WRITTEN], len(page.tools) > 1
+    parts, several = [head, _LEGEND, _WRITTEN, _START], len(page.tools) > 1
     for title, rows in topics().items():
         parts += _of_tools(title, rows, page.tools, several)
     # What a tool has and the table does not is transformers' own argument under the same name.
     rest = sorted({name for tool in page.tools for name in tools()[tool]} - set(table()))
     same = [Row(name, "as in transformers, or when merging", WORKS, to=name) for name in rest]
     parts += _of_tools("The same in transformers and in merging", same, page.tools, several)
-    return "\n".join(parts)
+    return "\n".join([*parts, _END])
 
 
 def _of_tools(title: str, rows: Iterable[Row], tools: Sequence[str], several: bool) -> list[str]:

@@ -15,6 +15,7 @@ from hftune.publishing.disk import lexists
 from hftune.publishing.files import published_file
 from hftune.tools.init.base_model import HUB_NAME, prepare_base
 from hftune.tools.init.readme import README
+from hftune.tools.schema.entry import file_name, schema_text
 from hftune.visible import say
 
 EXAMPLES = SHIPPED / "examples"
@@ -34,12 +35,14 @@ class Kind:
         file: The name that it gets.
         command: What starts it.
         says: What it does, for its first line.
+        schema: What `hftune schema` calls such a file.
     """
 
     source: str
     file: str
     command: str
     says: str
+    schema: str = "pipeline"
 
 
 KINDS = {
@@ -49,7 +52,7 @@ KINDS = {
         "hftune pipeline run demo.yaml",
         "PT -> SFT -> RM -> RL, and SFT -> DPO, with LoRA, each adapter merged and verified.",
     ),
-    "sft": Kind("sft.yaml", "sft.yaml", "hftune sft --config sft.yaml", "SFT with LoRA on conversations."),
+    "sft": Kind("sft.yaml", "sft.yaml", "hftune sft --config sft.yaml", "SFT with LoRA on conversations.", "sft"),
     "pipeline": Kind(
         "pipelines/lora.yaml",
         "pipeline.yaml",
@@ -98,8 +101,14 @@ def files_of(name: str, model: str) -> dict[str, str]:
     return {
         **{str(file.relative_to(EXAMPLES)): file.read_text(encoding="utf-8") for file in data if file.is_file()},
         "README.md": README[name].format(command=kind.command, file=kind.file),
+        _schema_file(kind): schema_text(kind.schema),
         kind.file: text,
     }
+
+
+def _schema_file(kind: Kind) -> str:
+    """Alongside the YAML file, so that an editor finds it without a network, wherever the folder is."""
+    return f".hftune/{file_name(kind.schema)}"
 
 
 def _here(text: str, kind: Kind, model: str) -> str:
@@ -111,7 +120,8 @@ def _here(text: str, kind: Kind, model: str) -> str:
     body = _OUTPUT.sub(r"\1", body).replace("examples/data", "data")
     if _PROCESSES.search(body):
         body = _PROCESSES.sub(str(_processes()), body)
-    return f"# {kind.says}\n#\n# {kind.command}\n{body}"
+    modeline = f"# yaml-language-server: $schema={_schema_file(kind)}"
+    return f"{modeline}\n# {kind.says}\n#\n# {kind.command}\n{body}"
 
 
 def _processes() -> int:

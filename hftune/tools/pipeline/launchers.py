@@ -7,29 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from hftune.distributed.launchers import OPTIONS
 from hftune.errors import ArgumentError, UserError, did_you_mean
 from hftune.opening.files import MIB, read_bytes
 from hftune.tools.pipeline.yaml_positions import Positioned
-
-OPTIONS: dict[str, tuple[str, ...]] = {
-    "python": (),
-    "deepspeed": (
-        *("num_gpus", "num_nodes", "hostfile", "include", "exclude", "master_addr", "master_port", "node_rank"),
-        *("no_ssh", "no_ssh_check", "force_multi", "ssh_port", "launcher", "launcher_args", "venv_script"),
-        *("bind_cores_to_rank", "bind_core_list", "enable_each_rank_log"),
-    ),
-    "torchrun": (
-        *("nproc_per_node", "nnodes", "node_rank", "master_addr", "master_port", "standalone", "max_restarts"),
-        *("rdzv_backend", "rdzv_endpoint", "rdzv_id", "rdzv_conf", "log_dir", "redirects", "tee", "local_addr"),
-        *("monitor_interval", "role", "numa_binding"),
-    ),
-    "srun": (
-        *("nodes", "gpus_per_node", "nproc_per_node", "master_port", "partition", "account", "qos", "time", "gres"),
-        *("gpus", "cpus_per_task", "mem", "mem_per_gpu", "exclusive", "constraint", "nodelist", "exclude"),
-        *("reservation", "job_name", "export", "kill_on_bad_exit", "overlap", "cpu_bind", "container_image"),
-    ),
-}
-"""Options of each launcher as a pipeline names them: with `_` where the launcher has `-`."""
 
 _SRUN_OWN = ("nproc_per_node", "master_port")  # told to the torchrun on each machine, not to srun
 PRINTED = ("MLFLOW", "PYTHON", "MV2", "UCX", "NCCL")

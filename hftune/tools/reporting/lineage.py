@@ -102,7 +102,7 @@ def _trace(name: str, role: str, known: dict[str, Origin], within: tuple[str, ..
     if name in within:  # a folder that was replaced by what was made from it
         origin.faults.append("it was made from itself: the folder has been used again")
         return origin
-    for parent, what, expected in _parents(manifest):
+    for parent, what, expected in parents_of(manifest):
         traced = _trace(parent, what, known, (*within, name))
         traced.faults += _other_weights(parent, expected)
         origin.parents.append(traced)
@@ -110,7 +110,7 @@ def _trace(name: str, role: str, known: dict[str, Origin], within: tuple[str, ..
     return origin
 
 
-def _parents(manifest: Manifest) -> Iterator[tuple[str, str, str | None]]:
+def parents_of(manifest: Manifest) -> Iterator[tuple[str, str, str | None]]:
     """Name, role and fingerprint of everything that a result was made from, each once."""
     found: dict[str, tuple[str, str | None]] = {}
     # First: a base that is also listed among the parents keeps its role.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -112,7 +112,7 @@ def html_page(title: str, stages: Sequence[Stage]) -> str:
     body = [
         f"<h1>{html(title)}</h1>",
         f"<nav>{links}</nav>",
-        *([_html_table(overview)] if overview else []),
+        *([html_table(overview)] if overview else []),
         *(_html_stage(number, stage) for number, stage in enumerate(stages)),
     ]
     return (
@@ -139,25 +139,42 @@ def _teachers(stage: Stage) -> list[str]:
 def _html_stage(number: int, stage: Stage) -> str:
     status = stage.manifest.get("status")
     badge = "" if status == "complete" else f'<span class="badge">{html(str(status))}</span>'
+    parts = [
+        f'<section id="s{number}"><h2>{html(_title(stage))}{badge}</h2>{html_origin(stage)}',
+        html_charts(stage.curves),
+        html_details(stage),
+        "</section>",
+    ]
+    return "".join(parts)
+
+
+def html_origin(stage: Stage) -> str:
+    """What the stage was made from, as HTML; empty where that is not known."""
     base = (stage.manifest.get("base") or {}).get("name")
     taught = "".join(f", taught by <code>{html(name)}</code>" for name in _teachers(stage))
-    origin = f'<p class="from">from <code>{html(str(base))}</code>{taught}</p>' if base else ""
+    return f'<p class="from">from <code>{html(str(base))}</code>{taught}</p>' if base else ""
+
+
+def html_charts(curves: Mapping[str, Mapping[str, Points]]) -> str:
+    """Curves as HTML: a figure for each title."""
     charts = "".join(
-        f"<figure><figcaption>{html(title)}</figcaption>{chart(curves, title)}</figure>"
-        for title, curves in stage.curves.items()
+        f"<figure><figcaption>{html(title)}</figcaption>{chart(found, title)}</figure>"
+        for title, found in curves.items()
     )
+    return f'<div class="charts">{charts}</div>' if charts else ""
+
+
+def html_details(stage: Stage) -> str:
+    """Everything of a stage but its curves, as HTML: tables, samples, answers, notices and the command."""
     # The records' table has eight columns; others share a row.
     wide = ' class="whole"'
-    tables = "".join(f"<div{wide if s.title == 'Records' else ''}>{_html_table(s)}</div>" for s in sections(stage))
+    tables = "".join(f"<div{wide if s.title == 'Records' else ''}>{html_table(s)}</div>" for s in sections(stage))
     parts = [
-        f'<section id="s{number}"><h2>{html(_title(stage))}{badge}</h2>{origin}',
-        f'<div class="charts">{charts}</div>' if charts else "",
         f'<div class="tables">{tables}</div>',
         _html_samples(stage),
         _html_said(stage),
         _html_notices(stage),
         f"<h3>Command</h3><pre>{html(stage.command)}</pre>" if stage.command else "",
-        "</section>",
     ]
     return "".join(parts)
 
@@ -165,13 +182,14 @@ def _html_stage(number: int, stage: Stage) -> str:
 def _html_said(stage: Stage) -> str:
     """Answers of models as HTML: mean rewards, then a card for each question."""
     rewards = reward_section(stage.answers)
-    parts = [_html_table(rewards)] if rewards else []
+    parts = [html_table(rewards)] if rewards else []
     parts += [html_answers(stage.answers)] if stage.answers.get("questions") else []
     parts += [html_completions(stage.completions)] if stage.completions else []
     return "".join(parts)
 
 
-def _html_table(section: Section) -> str:
+def html_table(section: Section) -> str:
+    """A table as HTML, numbers to the right."""
     numeric = [
         bool(section.rows) and all(isinstance(row[column], int | float | None) for row in section.rows)
         for column in range(len(section.headers))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,9 +22,9 @@ ASKED = "answers"
 """The stage of a folder of `hftune ask`."""
 _SHOWN = 2
 # What a pipeline keeps next to its stages: results that were replaced, and what its steps printed.
-_SKIPPED = {"previous", "logs"}
+SKIPPED = {"previous", "logs"}
 # Folders of stages, of pipelines and of sweeps; without an end, a report of a home folder would search all of it.
-_DEPTH = 3
+DEPTH = 3
 
 CURVES: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
     ("Loss", (("loss", "training"), ("eval_loss", "held out"))),
@@ -80,7 +80,7 @@ def read_stages(folder: str | Path) -> list[Stage]:
         ManifestError: There are none.
     """
     folder = Path(folder)
-    found = list(_folders(folder, _DEPTH))
+    found = list(_folders(folder, DEPTH))
     if not found:
         raise ManifestError(
             f"there is no {MANIFEST_NAME} in {folder} or below it"
@@ -100,7 +100,7 @@ def _folders(folder: Path, depth: int) -> Iterator[Path]:
         return
     if depth and folder.is_dir():
         for child in sorted(folder.iterdir()):
-            if child.is_dir() and child.name not in _SKIPPED and not child.name.startswith((".", "checkpoint-")):
+            if child.is_dir() and child.name not in SKIPPED and not child.name.startswith((".", "checkpoint-")):
                 yield from _folders(child, depth - 1)
 
 
@@ -110,17 +110,29 @@ def _read(folder: Path, top: Path) -> Stage:
     name = folder.name if folder == top else str(folder.relative_to(top))
     stage = Stage(name, folder, manifest, summary(manifest, history))
     # It has memory and speed as well, and survives a kill: the Trainer writes its own log only when it saves.
-    logged = read_progress(folder) or history
+    stage.curves = curves_of(read_progress(folder) or history)
+    read_texts(stage)
+    return stage
+
+
+def curves_of(logged: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Points]]:
+    """What was logged as curves: title to label to steps and values."""
+    curves: dict[str, dict[str, Points]] = {}
     for title, names in CURVES:
         # Reversed: where two names share a label, the one that stands first in the table is written last and stays.
         found = {label: points for key, label in reversed(names) if (points := series(logged, key))[0]}
         # A curve of zeros was not measured, such as GPU memory on a CPU.
         if found and any(any(points[1]) for points in found.values()):
-            stage.curves[title] = dict(reversed(found.items()))
-    stage.samples = [[(str(t), bool(b)) for t, b in sample] for sample in _json(folder / SAMPLES_NAME) or []]
-    stage.answers = _json(folder / ANSWERS) or {}
-    stage.completions = _first_and_last(_lines(folder / COMPLETIONS))
-    return stage
+            curves[title] = dict(reversed(found.items()))
+    return curves
+
+
+def read_texts(stage: Stage, limit: int = LARGE) -> None:
+    """Fill in samples, answers and completions of a stage from its folder; no file may have more bytes than `limit`."""
+    folder = stage.folder
+    stage.samples = [[(str(t), bool(b)) for t, b in sample] for sample in _json(folder / SAMPLES_NAME, limit) or []]
+    stage.answers = _json(folder / ANSWERS, limit) or {}
+    stage.completions = _first_and_last(_lines(folder / COMPLETIONS, limit))
 
 
 def _in_order(stages: list[Stage]) -> list[Stage]:
@@ -152,9 +164,14 @@ def _places(name: Any) -> Iterator[Path]:
 
 def read_progress(folder: Path) -> list[dict[str, Any]]:
     """The lines of `progress.jsonl` with the speed between them; a step that was repeated after a kill counts once."""
+    return with_speed(_lines(folder / PROGRESS))
+
+
+def with_speed(logged: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Lines of a progress file with the tokens per second between them."""
     lines: list[dict[str, Any]] = []
     before: dict[str, Any] | None = None
-    for line in _lines(folder / PROGRESS):
+    for line in logged:
         # A run that was resumed: the time since the last line is not training.
         if line.get("began"):
             before = None
@@ -169,10 +186,10 @@ def read_progress(folder: Path) -> list[dict[str, Any]]:
     return lines
 
 
-def _lines(file: Path) -> Iterator[dict[str, Any]]:
+def _lines(file: Path, limit: int = LARGE) -> Iterator[dict[str, Any]]:
     """The objects of a JSONL file that a run appends to; a line that a kill has cut off is skipped."""
     if file.is_file():
-        for line in read_bytes(file, limit=LARGE).splitlines():
+        for line in read_bytes(file, limit=limit).splitlines():
             with suppress(ManifestError):
                 yield parse_json(line, str(file), finite=False, halves=True)
 
@@ -184,8 +201,8 @@ def _first_and_last(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     return [line for step in steps[:1] + steps[1:][-1:] for line in [x for x in trained if x["step"] == step][:_SHOWN]]
 
 
-def _json(file: Path) -> Any:
+def _json(file: Path, limit: int) -> Any:
     if not file.is_file():
         return None
     # Models write NaN and halves of surrogate pairs; a report shows what there is.
-    return read_json(file, limit=LARGE, kind=None, finite=False, halves=True, fix="delete it")
+    return read_json(file, limit=limit, kind=None, finite=False, halves=True, fix="delete it")

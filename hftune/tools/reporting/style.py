@@ -4,9 +4,9 @@ from __future__ import annotations
 
 CSS = """
 :root{color-scheme:light dark;--bg:#fff;--fg:#1b1f24;--soft:#57606a;--rule:#d8dee4;--card:#f6f8fa;--mark:#d2f4d9;
---c0:#0b62c4;--c1:#c2500a;--c2:#1a7f37;--c3:#8250df}
+--c0:#0b62c4;--c1:#c2500a;--c2:#1a7f37;--c3:#8250df;--c4:#bf3989;--c5:#0f766e}
 @media(prefers-color-scheme:dark){:root{--bg:#0d1117;--fg:#e6edf3;--soft:#9aa4af;--rule:#30363d;--card:#161b22;
---mark:#124b26;--c0:#58a6ff;--c1:#f0883e;--c2:#56d364;--c3:#bc8cff}}
+--mark:#124b26;--c0:#58a6ff;--c1:#f0883e;--c2:#56d364;--c3:#bc8cff;--c4:#f778ba;--c5:#2dd4bf}}
 *{box-sizing:border-box}
 body{margin:0;background:var(--bg);color:var(--fg);font:16px/1.5 system-ui,-apple-system,"Segoe UI",sans-serif}
 main{max-width:1180px;margin:0 auto;padding:16px}
@@ -28,9 +28,9 @@ svg text{fill:var(--soft);font-size:12px}
 svg .y{text-anchor:end}svg .x{text-anchor:middle}
 .grid{stroke:var(--rule);stroke-width:1;fill:none}
 .line{fill:none;stroke-width:2;stroke-linejoin:round}
-path.c0{stroke:var(--c0)}path.c1{stroke:var(--c1)}path.c2{stroke:var(--c2)}path.c3{stroke:var(--c3)}
-circle.c0{fill:var(--c0)}circle.c1{fill:var(--c1)}circle.c2{fill:var(--c2)}circle.c3{fill:var(--c3)}
-i.c0{background:var(--c0)}i.c1{background:var(--c1)}i.c2{background:var(--c2)}i.c3{background:var(--c3)}
+path.c0{stroke:var(--c0)}path.c1{stroke:var(--c1)}path.c2{stroke:var(--c2)}path.c3{stroke:var(--c3)}path.c4{stroke:var(--c4)}path.c5{stroke:var(--c5)}
+circle.c0{fill:var(--c0)}circle.c1{fill:var(--c1)}circle.c2{fill:var(--c2)}circle.c3{fill:var(--c3)}circle.c4{fill:var(--c4)}circle.c5{fill:var(--c5)}
+i.c0{background:var(--c0)}i.c1{background:var(--c1)}i.c2{background:var(--c2)}i.c3{background:var(--c3)}i.c4{background:var(--c4)}i.c5{background:var(--c5)}
 .legend{display:flex;flex-wrap:wrap;gap:14px;font-size:.85rem;color:var(--soft)}
 .legend i{display:inline-block;width:14px;height:3px;border-radius:2px;margin-right:6px;vertical-align:middle}
 .tables{display:flex;flex-wrap:wrap;gap:0 56px}.tables>div{max-width:100%}.tables>div.whole{flex-basis:100%}

@@ -10,6 +10,7 @@ from hftune.visible import html
 WIDTH, HEIGHT = 360, 210
 _LEFT, _RIGHT, _TOP, _BOTTOM = 50, 12, 12, 26
 _MAX_POINTS = 600
+_COLOURS = 6
 Points = tuple[Sequence[int], Sequence[float]]
 
 
@@ -26,16 +27,18 @@ def chart(curves: Mapping[str, Points], title: str) -> str:
     finite = {label: _thinned(points) for label, points in finite.items() if points}
     if not finite:
         return '<p class="none">nothing finite was logged</p>'
+    # Of all curves: those of several charts have one colour each, also where one of them is empty.
+    numbers = {label: number % _COLOURS for number, label in enumerate(curves)}
     xs = [x for points in finite.values() for x, _ in points]
     ys = [y for points in finite.values() for _, y in points]
     across, up = _Scale(min(xs), max(xs), _LEFT, WIDTH - _RIGHT), _Scale(*_padded(ys), HEIGHT - _BOTTOM, _TOP)
     parts = [
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{html(title)}">',
         *_grid(across, up),
-        *(_line(points, across, up, number, label) for number, (label, points) in enumerate(finite.items())),
+        *(_line(points, across, up, numbers[label], label) for label, points in finite.items()),
         "</svg>",
     ]
-    return "".join(parts) + (_legend(finite) if len(finite) > 1 else "")
+    return "".join(parts) + (_legend({label: numbers[label] for label in finite}) if len(finite) > 1 else "")
 
 
 class _Scale:
@@ -84,16 +87,16 @@ def _grid(across: _Scale, up: _Scale) -> list[str]:
 def _line(points: Sequence[tuple[int, float]], across: _Scale, up: _Scale, number: int, label: str) -> str:
     d = "M" + "L".join(f"{across(x)} {up(y)}" for x, y in points)
     dots = "".join(
-        f'<circle class="c{number % 4}" cx="{across(x)}" cy="{up(y)}" r="{3 if len(points) <= 40 else 1.5}">'
+        f'<circle class="c{number}" cx="{across(x)}" cy="{up(y)}" r="{3 if len(points) <= 40 else 1.5}">'
         f"<title>{html(label)}: {short(y)} at step {x}</title></circle>"
         # Every dot carries its value as a tooltip; of many, the last one is enough.
         for x, y in (points if len(points) <= 120 else points[-1:])
     )
-    return f'<path class="line c{number % 4}" d="{d}"/>{dots}'
+    return f'<path class="line c{number}" d="{d}"/>{dots}'
 
 
 def _legend(curves: Mapping[str, object]) -> str:
-    entries = (f'<span><i class="c{number % 4}"></i>{html(label)}</span>' for number, label in enumerate(curves))
+    entries = (f'<span><i class="c{number}"></i>{html(label)}</span>' for number, label in enumerate(curves))
     return f'<div class="legend">{"".join(entries)}</div>'
 
 

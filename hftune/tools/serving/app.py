@@ -30,7 +30,6 @@ from hftune.tools.talking.parsing import Part
 
 LONGEST_BODY = 8 << 20
 """Bytes of a request."""
-LOCAL = ("127.0.0.1", "localhost", "::1")
 Result = TypeVar("Result")
 # Seconds between two looks whether a client still waits.
 _LOOK = 0.25

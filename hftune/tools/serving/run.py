@@ -3,16 +3,14 @@ to stop."""
 
 from __future__ import annotations
 
-import importlib.util
-import logging
 import os
 import re
 import socket
-import threading
 from collections.abc import Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -20,16 +18,14 @@ from hftune.child_processes import program
 from hftune.errors import ArgumentError, UserError, raise_together, shown
 from hftune.logging import get_logger, notice
 from hftune.secrets import learn
+from hftune.tools.listening.server import LOCAL, address_of, bound, missing_packages, run_app
 from hftune.tools.serving.arguments import KEY_VARIABLE, ServeArguments
 from hftune.tools.talking.loading import Talker, check_talker, context_of, load_talker
 
 if TYPE_CHECKING:
     from hftune.tools.serving.app import Server
 
-NEEDED = ("starlette", "uvicorn")
 _NAME = re.compile(r"[\w.:/-]{1,200}")
-# Seconds of Ctrl-C to the end: open streams get their last event in the first, and are cut off after it.
-_GRACE, _END = 1, 1.6
 
 
 def serve(args: ServeArguments) -> None:
@@ -92,10 +88,7 @@ def _check_backend(args: ServeArguments) -> Iterator[UserError]:
             fix = "pip install vllm, or leave --backend out"
             yield ArgumentError("vllm is not installed", place="--backend vllm", fix=fix)
         return
-    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
-    if missing:
-        fix = "pip install 'hftune[serve]'"
-        yield ArgumentError(f"a server needs {' and '.join(missing)}", place="hftune serve", fix=fix)
+    yield from missing_packages("hftune serve")
 
 
 def backend_of(args: ServeArguments) -> str:
@@ -118,25 +111,6 @@ def adapters_of(args: ServeArguments) -> dict[str, str]:
     return {name: folder for name, _, folder in (text.partition("=") for text in args.adapter or [])}
 
 
-def bound(host: str, port: int) -> socket.socket:
-    """A socket that holds the port.
-
-    Raises:
-        ArgumentError: It is taken, or there is no such address here.
-    """
-    try:
-        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        found = socket.socket(family, socket.SOCK_STREAM)
-        # The port of a server that has just ended is free.
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        found.bind(address)
-    except OSError as error:
-        fix = "give another --port (0: any that is free), or end what listens there"
-        cause = f"{host}:{port} cannot be listened at: {error.strerror or error}"
-        raise ArgumentError(cause, place="--host, --port", fix=fix) from error
-    return found
-
-
 # --- what is served ---------------------------------------------------------------------------------------------------
 
 
@@ -144,7 +118,7 @@ def server_of(args: ServeArguments) -> Server:
     """The models, loaded, behind the server's addresses."""
     # Here: these need starlette, which is an extra.
     from hftune.tools.serving.answers import Served
-    from hftune.tools.serving.app import LOCAL, Server
+    from hftune.tools.serving.app import Server
     from hftune.tools.serving.queue import WorkQueue
     from hftune.tools.serving.scores import Judge
 
@@ -188,36 +162,6 @@ def share_weights(talker: Talker, base: Talker) -> None:
 
 def run_server(server: Server, listening: socket.socket) -> None:
     """Answer requests at a socket until this thread is interrupted; then open streams are ended, and the port freed."""
-    import uvicorn
-
-    # They would print what clients send, or a traceback of what was cut off; errors of requests are logged by the app.
-    for name in ("uvicorn", "uvicorn.error", "asyncio", "concurrent.futures"):
-        logging.getLogger(name).setLevel(logging.CRITICAL + 1)
-    options: dict[str, Any] = {"log_config": None, "access_log": False, "lifespan": "off", "server_header": False}
-    runner = uvicorn.Server(uvicorn.Config(server.app, timeout_graceful_shutdown=_GRACE, **options))
-    # From here on clients wait for the server instead of being refused.
-    listening.listen(2048)
-    # In a thread of its own: signals come to this one, which hftune's own handlers interrupt.
-    # An event, not `Thread.join`: Python 3.11 takes a thread for ended whose join was interrupted.
-    ended = threading.Event()
-
-    def run() -> None:
-        try:
-            runner.run([listening])
-        finally:
-            ended.set()
-
-    threading.Thread(target=run, name="hftune serve", daemon=True).start()
-    host, port = listening.getsockname()[:2]
-    address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
     names = ", ".join([*server.models, *([f"{server.judge.name} at /pooling"] if server.judge else [])])
-    get_logger().info("serving %s at %s/v1, one request at a time; Ctrl-C ends it", names, address)
-    try:
-        # With a timeout: a signal that another thread receives does not wake this one.
-        while not ended.wait(0.5):
-            pass
-        raise RuntimeError("the server ended by itself")
-    finally:
-        server.queue.stop()
-        runner.should_exit = True
-        ended.wait(_END)
+    said = f"serving {names} at {address_of(listening)}/v1, one request at a time; Ctrl-C ends it"
+    run_app(server.app, listening, partial(get_logger().info, "%s", said), server.queue.stop)

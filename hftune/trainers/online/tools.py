@@ -15,10 +15,10 @@ from trl.chat_template_utils import (
     supports_tool_calling,
 )
 
+from hftune.arguments.named_code import named_code
 from hftune.arguments.rl_algorithms import GRPOArguments
 from hftune.errors import ArgumentError, raise_together
 from hftune.logging import notice
-from hftune.trainers.rewards.loading import named_function
 
 Tool = Callable[..., Any]
 
@@ -37,7 +37,7 @@ def load_tools(training_args: Any, tokenizer: PreTrainedTokenizerBase) -> list[T
     """
     if not isinstance(training_args, GRPOArguments) or not training_args.tools:
         return []
-    tools = [named_function(name, "--tools") for name in training_args.tools]
+    tools = [named_code(name, "--tools") for name in training_args.tools]
     problems = [*_undescribed(tools), *_unfit(tokenizer)]
     raise_together(problems)
     turns = training_args.max_tool_calling_iterations

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
@@ -14,6 +12,7 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedT
 from transformers.utils import logging as hf_logging
 
 from hftune.arguments.model import ModelArguments
+from hftune.arguments.named_code import named_code
 from hftune.arguments.rl_fields import BUILTIN_REWARDS
 from hftune.checkpoints.adapter_chain import whole_chain
 from hftune.checkpoints.manifest import read_manifest
@@ -245,33 +244,10 @@ def apply_scale(model: PreTrainedModel, scale: RewardScale) -> None:
 
 def load_function(name: str) -> Callable[..., Sequence[float | None]]:
     """The reward function behind `module:function` or `file.py:function`, or a built-in one."""
-    return builtin_reward(name) if name in BUILTIN_REWARDS else named_function(name, "--reward_funcs")
-
-
-def named_function(name: str, flag: str) -> Callable[..., Any]:
-    """The function behind `module:function` or `file.py:function`.
-
-    Raises:
-        ArgumentError: It names none, or its module cannot be imported. The error's place is `flag`.
-    """
-    where, _, attribute = name.rpartition(":")
-    if not where:
-        known = did_you_mean(name, BUILTIN_REWARDS, written=f"{flag} {{}}") if flag == "--reward_funcs" else ""
-        fix = f"{known} write {flag} FILE.py:FUNCTION or MODULE:FUNCTION".strip()
-        raise ArgumentError(f"{name!r} names no function", place=flag, fix=fix)
-    module: Any
-    try:
-        if where.endswith(".py"):
-            # By its path: the file need not lie where Python looks for modules.
-            spec = importlib.util.spec_from_file_location(Path(where).stem, where)
-            assert spec is not None and spec.loader is not None
-            module = importlib.util.module_from_spec(spec)
-            spec.loader.exec_module(module)
-        else:
-            module = importlib.import_module(where)
-        function: Callable[..., Any] = getattr(module, attribute)
-    # Errors that the module's own code raises are its author's, and come with their traceback.
-    except (ImportError, FileNotFoundError, AttributeError) as error:
-        fix = f"write {flag} FILE.py:FUNCTION, of a file that is there and a function in it, or MODULE:FUNCTION"
-        raise ArgumentError(f"{name} cannot be loaded: {error}", place=flag, fix=fix) from error
+    if name in BUILTIN_REWARDS:
+        return builtin_reward(name)
+    flag = "--reward_funcs"
+    function: Callable[..., Sequence[float | None]] = named_code(
+        name, flag, hint=did_you_mean(name, BUILTIN_REWARDS, written=f"{flag} {{}}")
+    )
     return function

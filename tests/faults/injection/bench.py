@@ -32,6 +32,7 @@ class Command:
         owned: The files that it writes there.
         text: Of the file `{room}/pipeline.yaml`; `{rate}` is one number, or another for the earlier result.
         share: Of a run that takes seconds, at which calls faults are tried (`one_of_each`); None: at all.
+        aside: Hidden folders next to the target, in which the command works; a fault may leave them.
         kind: What holds after a fault.
     """
 
@@ -43,6 +44,7 @@ class Command:
     owned: tuple[str, ...] = ()
     text: str = ""
     share: tuple[int, int] | None = None
+    aside: tuple[str, ...] = (".out.partial",)
     kind: type[Bench] | None = None
 
     def at(self, out: Path, *more: str) -> list[str]:
@@ -151,7 +153,7 @@ class Bench:
     def others_untouched(self, room: Path, *more: str) -> None:
         """Somebody's file is as it was, and nothing was added that has no place in the documentation."""
         assert (room / VICTIM).read_text() == WORDS
-        found = {entry.name for entry in room.iterdir()} - {VICTIM, "out", ".out.partial", *more}
+        found = {entry.name for entry in room.iterdir()} - {VICTIM, "out", *self.command.aside, *more}
         assert not found, found
 
     def judge(self, out: Path, before: dict[str, str], start: str) -> str:

@@ -16,10 +16,10 @@ from tests.unit.merging.models import make_adapter
 
 RESULTS = (
     *("merge", "export vllm", "export gguf", "export ollama", "export vllm-lora", "export lora", "export quantized"),
-    *("consolidate", "vocab add", "vocab train", "tokenize", "score"),
+    *("consolidate", "vocab add", "vocab train", "tokenize", "score", "teach"),
 )
 PAGES = ("report", "export hub --card_only", "ask")
-STAGES = ("sft", "sft resumed", "sft zero2", "sft zero3", "pt", "rm", "dpo", "rl")
+STAGES = ("sft", "sft resumed", "sft zero2", "sft zero3", "pt", "rm", "dpo", "rl", "distill")
 PIPELINES = ("pipeline run", "pipeline run --dry_run")
 STARTS: dict[str, tuple[str, ...]] = dict.fromkeys((*RESULTS, *PAGES, *STAGES, *PIPELINES), (FREE, OLD)) | {
     "sft resumed": (INTERRUPTED,),
@@ -38,7 +38,8 @@ _OF_A_RUN = (
     "run-rank1.log",
 )
 # What writes is the same in all stages: SFT is tried at each kind of call, the others share the kinds among them.
-_SHARES = {"sft zero2": (0, 2), "sft zero3": (1, 2), "pt": (0, 4), "rm": (1, 4), "dpo": (2, 4), "rl": (3, 4)}
+_SHARES = {"sft zero2": (0, 2), "sft zero3": (1, 2)}
+_SHARES |= {name: (place, 5) for place, name in enumerate(("pt", "rm", "dpo", "rl", "distill"))}
 _QUICK = ["--use_cpu", "True", "--report_to", "none", "--per_device_train_batch_size", "2", "--save_total_limit", "1"]
 _OUT = ["--output_dir", "{out}"]
 _PIPELINE = """model: {model}
@@ -60,7 +61,7 @@ def table(model: Path, data: Path, folder: Path) -> dict[str, Command]:
         folder: For what some of them read.
     """
     found = _results(model, data, folder) | _pages(model, folder)
-    return found | _stages(model, data, folder / "judge") | _pipelines(model, data)
+    return found | _stages(model, data, folder) | _pipelines(model, data)
 
 
 def _results(model: Path, data: Path, folder: Path) -> dict[str, Command]:
@@ -108,6 +109,20 @@ def _results(model: Path, data: Path, folder: Path) -> dict[str, Command]:
             earlier=["--max_length", "16"],
             overwrite=["--overwrite_output"],
         ),
+        "teach": Command(
+            [
+                "hftune",
+                "teach",
+                *of,
+                "--teacher_model_name_or_path",
+                str(tuned),
+                "--train_file_dir",
+                f"{data}/sft",
+                *_OUT,
+            ],
+            earlier=["--top_k", "3"],
+            aside=(".out.partial", ".out.shards"),
+        ),
     }
 
 
@@ -139,10 +154,11 @@ def _pages(model: Path, folder: Path) -> dict[str, Command]:
     }
 
 
-def _stages(model: Path, data: Path, judge: Path) -> dict[str, Command]:
+def _stages(model: Path, data: Path, folder: Path) -> dict[str, Command]:
     """One process each; RL of two answers a question."""
     shared = ["--model_name_or_path", str(model), *_OUT, *_QUICK, "--learning_rate", "1e-3"]
-    generation = ["--num_generations", "2", "--max_completion_length", "2"]
+    drawn = ["--reward_model_path", str(folder / "judge"), "--num_generations", "2", "--max_completion_length", "2"]
+    taught = ["--teacher_model_name_or_path", str(folder / "tuned"), "--distill_mode", "offline"]
     own: dict[str, tuple[str, str, list[str]]] = {
         "sft": ("sft", "sft", ["--max_steps", "1"]),
         "sft resumed": ("sft", "sft", ["--max_steps", "2", "--save_steps", "1"]),
@@ -151,7 +167,8 @@ def _stages(model: Path, data: Path, judge: Path) -> dict[str, Command]:
         "pt": ("pt", "pt", ["--max_steps", "1", "--block_size", "32"]),
         "rm": ("rm", "pairs", ["--max_steps", "1"]),
         "dpo": ("dpo", "pairs", ["--max_steps", "1"]),
-        "rl": ("rl", "prompts", ["--max_steps", "1", "--reward_model_path", str(judge), *generation]),
+        "rl": ("rl", "prompts", ["--max_steps", "1", *drawn]),
+        "distill": ("distill", "sft", ["--max_steps", "1", *taught]),
     }
     return {
         name: Command(

@@ -230,3 +230,54 @@ def test_columns_on_the_command_line_and_in_a_file(tmp_path: Path) -> None:
 def test_evaluation_alone_must_be_asked_for(flags: list[str], trains: bool, evaluates: bool) -> None:
     *_, training_args = stage_parser("sft").parse(["--output_dir", "o", *flags])
     assert (training_args.do_train, training_args.do_eval) == (trains, evaluates)
+
+
+def of_file(tmp_path: Path, stage: str, text: str):
+    """What a YAML file makes of the arguments that every stage has."""
+    (tmp_path / "file.yaml").write_text("model_name_or_path: m\noutput_dir: o\nuse_cpu: true\n" + text)
+    return parse_arguments(stage, ["--config", str(tmp_path / "file.yaml")])
+
+
+@pytest.mark.parametrize(
+    ("stage", "text", "name", "value"),
+    [
+        ("rl", "reward_funcs: length", "reward_funcs", ["length"]),
+        ("dpo", "loss_type: [sigmoid, sft]\nloss_weights: [1e0, 5e-1]", "loss_weights", [1.0, 0.5]),
+        ("sft", "run_name: 2024", "run_name", "2024"),
+        ("sft", "run_name: -x y", "run_name", "-x y"),
+        ("sft", "packing: 'yes'", "packing", True),
+        ("sft", "report_to: [tensorboard, none]", "report_to", ["tensorboard", "none"]),
+        ("sft", "lr_scheduler_kwargs: {a: 1}", "lr_scheduler_kwargs", {"a": 1}),
+        ("sft", "chat_template_kwargs: {a: true}", "template_arguments", {"a": True}),
+        ("sft", "callbacks: []", "callbacks", []),
+        ("sft", "eval_steps: ", "eval_steps", None),
+    ],
+)
+def test_a_value_of_a_file_is_that_of_a_command_line(
+    stage: str, text: str, name: str, value: object, tmp_path: Path
+) -> None:
+    found = getattr(of_file(tmp_path, stage, text)[-1], name)
+    assert found == value and type(found) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("packing_strategy: bdf", ["--packing_strategy cannot be 'bdf'", "file.yaml", "did you mean"]),
+        ("packing: 3", ["--packing cannot be '3'", "file.yaml"]),
+        ("run_name: {a: 1}", ["--run_name takes no names and values"]),
+        ("run_name: [a, b]", ["--run_name takes one value, not 2"]),
+        ("no_average_tokens_across_devices: true", ["is for command lines", "average_tokens_across_devices: false"]),
+        ("packing: 3\npacking_strategy: bdf", ["cannot be '3'", "cannot be 'bdf'"]),
+    ],
+)
+def test_a_file_is_refused_as_a_command_line(text: str, parts: list[str], tmp_path: Path) -> None:
+    with pytest.raises(UserError) as refused:
+        of_file(tmp_path, "sft", text)
+    assert [part for part in parts if part not in str(refused.value)] == []
+
+
+def test_several_trackers() -> None:
+    argv = ["--model_name_or_path", "m", "--output_dir", "o", "--use_cpu", "True", "--report_to"]
+    assert parse_arguments("sft", [*argv, "tensorboard", "wandb"])[-1].report_to == ["tensorboard", "wandb"]
+    assert parse_arguments("sft", [*argv, "none"])[-1].report_to == []

@@ -81,3 +81,10 @@ def test_the_config_file_is_one_and_names_others(tmp_path: Path, monkeypatch: py
     (tmp_path / "run.yaml").write_text("lr_scheduler_type: cosine\ntrain_file_dir: [data#5, none]\nseed: 3\n")
     assert [*record_inputs(["--config", "run.yaml"])] == ["run.yaml", "data"]
     assert [*paths_of(["--deepspeed", "zero2", "--reward_funcs", "own.py:f"])][-1] == "own.py"
+
+
+def test_the_file_of_a_callback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").touch()
+    argv = ["--callbacks", 'mine.py:Mine{"a": "b,c", "d": 1}', "mine.py:Other", "transformers:EarlyStoppingCallback"]
+    assert [*paths_of(argv)] == ["mine.py", "mine.py"]

@@ -142,6 +142,9 @@ def evaluation_length(request: Request) -> Translated:
 
 
 def held_out_share(request: Request) -> Translated:
-    """`split_dataset_ratio` 0.01: one record of a hundred is held out."""
-    share = number("split_dataset_ratio", request.text("split_dataset_ratio") or "")
+    """`split_dataset_ratio`, `val_size` 0.01: one record of a hundred is held out."""
+    name = next(iter(request.given))
+    share = number(name, request.text(name) or "")
+    if share >= 1:
+        raise cannot(name, request.text(name), "give a share below 1, or a file of records in --validation_file_dir")
     return Translated([("validation_split_percentage", [f"{100 * share:g}"])])

@@ -30,9 +30,28 @@ def stage_of(stages: dict[str, str]) -> Translation:
     return each(one)
 
 
-ernie_stage = stage_of({"pt": "pt", "sft": "sft", "dpo": "dpo"})
+_stage = stage_of({"pt": "pt", "sft": "sft", "rm": "rm", "dpo": "dpo", "kto": "dpo", "ppo": "rl"})
+_ADDS: dict[str, NamedValues] = {"kto": [("loss_type", ["kto"])], "ppo": [("rl_algorithm", ["ppo"])]}
 rlhf_type = stage_of({"dpo": "dpo", "rm": "rm", "grpo": "rl", "gkd": "distill"})
 task_type = stage_of({"causal_lm": "sft", "seq_cls": "rm"})
+
+
+def stage(request: Request) -> Translated:
+    """`stage` of ERNIEKit and LLaMA-Factory; of two of them the script needs to know the loss or the algorithm."""
+    answer, value = _stage(request), (request.text("stage") or "").lower()
+    more = [pair for pair in _ADDS.get(value, []) if request.other(pair[0]) is None]
+    return Translated([*answer.given, *more], answer.notices)
+
+
+_RL = dict.fromkeys(("dpo", "ipo", "kto", "orpo", "simpo"), "dpo") | {"grpo": "rl"}
+_rl = stage_of(_RL)
+
+
+def axolotl_rl(request: Request) -> Translated:
+    """Axolotl's `rl`: the script, and of preferences the loss."""
+    answer, value = _rl(request), (request.text("rl") or "").lower()
+    named = value not in ("dpo", "grpo") and request.other("loss_type") is None
+    return Translated([*answer.given, *([("loss_type", [value])] if named else [])], answer.notices)
 
 
 def any_language_model(request: Request) -> Translated:

@@ -50,7 +50,7 @@ def test_own_arguments_name_their_scripts(written: dict[str, str]) -> None:
     assert "| `run_rl` |" in rows["reward_model_path"] and "| `run_rl ppo` |" in rows["vf_coef"]
     assert "| `merge_peft_adapter` |" in rows["merge_base"]
     assert "adam_beta1" not in rows  # transformers'
-    assert "LLaMA-Factory" in rows["lora_target"]
+    assert "as peft has it" in rows["target_parameters"]
 
 
 def test_pages_are_written_where_they_are_asked_for(tmp_path: Path, written: dict[str, str]) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from jsonschema import Draft202012Validator
 
 from hftune.arguments.stages import parse_stage
 from hftune.errors import ArgumentError
@@ -36,7 +37,12 @@ def test_all_that_a_folder_names_is_in_it(
     write_folder(kind, Path("new/folder"))
     monkeypatch.chdir("new/folder")
     text = Path(KINDS[kind].file).read_text()
-    assert text.startswith(f"# {KINDS[kind].says}\n#\n# {KINDS[kind].command}\n") and "examples" not in text
+    schema = f".hftune/{KINDS[kind].schema}.schema.json"
+    begins = f"# yaml-language-server: $schema={schema}\n# {KINDS[kind].says}\n#\n# {KINDS[kind].command}\n"
+    assert text.startswith(begins) and "examples" not in text
+    # By the schema alone, as an editor does: in any folder, without a network.
+    found = Draft202012Validator(json.loads(Path(schema).read_text()))
+    assert [*found.iter_errors(yaml.safe_load(text))] == [] and not found.is_valid({"learning_rat": 1})
     if kind == "sft":
         groups = parse_stage("sft", ["--config", "sft.yaml"])
         paths = [groups.data.train_file_dir, groups.data.validation_file_dir]

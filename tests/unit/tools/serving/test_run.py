@@ -7,7 +7,6 @@ import importlib.util
 import json
 import os
 import signal
-import socket
 import sys
 import threading
 import time
@@ -20,7 +19,6 @@ import pytest
 import torch
 
 from hftune.arguments.stages import parse_command
-from hftune.errors import ArgumentError
 from hftune.tools.serving import run as serving
 from hftune.tools.serving.answers import Served, unmarked
 from hftune.tools.serving.arguments import ServeArguments
@@ -86,19 +84,6 @@ def test_names_and_backends(folders: dict[str, Path], monkeypatch: pytest.Monkey
     monkeypatch.setattr(serving, "program", lambda name: None)
     assert backend_of(args) == "transformers"
     assert "vllm is not installed" in problems(model=args.model, backend="vllm")
-
-
-def test_a_port_that_is_taken() -> None:
-    with bound("127.0.0.1", 0) as first:
-        first.listen()
-        port = first.getsockname()[1]
-        with pytest.raises(ArgumentError, match=f"127.0.0.1:{port} cannot be listened at: Address already in use"):
-            bound("127.0.0.1", port)
-    # It is free again at once.
-    with bound("127.0.0.1", port) as again, socket.socket():
-        assert again.getsockname()[1] == port
-    with pytest.raises(ArgumentError, match="cannot be listened at"):
-        bound("203.0.113.1", 0)
 
 
 def test_an_adapter_holds_only_what_it_changes(folders: dict[str, Path]) -> None:

@@ -10,11 +10,11 @@ from tests.unit.arguments.names.translators.questions import ask, translated
 
 
 def test_stages_and_tensor_parallelism() -> None:
-    assert runs.ernie_stage(ask("stage=SFT")).given == []
+    assert runs.stage(ask("stage=SFT")).given == []
     with pytest.raises(ArgumentError, match=r"that is run_dpo\.py"):
-        runs.ernie_stage(ask("stage=DPO"))
+        runs.stage(ask("stage=DPO"))
     with pytest.raises(ArgumentError, match="the scripts are"):
-        runs.ernie_stage(ask("stage=VL-SFT"))
+        runs.stage(ask("stage=VL-SFT"))
     assert runs.any_language_model(ask("task_type=causal_lm", stage="dpo")).given == []
     assert "no effect" in runs.degree(ask("sequence_parallel=True tensor_parallel_degree=1")).notices[0]
     for command in ("sequence_parallel=True", "tensor_model_parallel_size=2 sequence_parallel=True"):

@@ -1,0 +1,44 @@
+"""Code of the user's that an argument names: `module:NAME` or `file.py:NAME`."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+from hftune.errors import ArgumentError
+
+
+def named_code(name: str, flag: str, what: str = "function", hint: str = "") -> Any:
+    """The function or class behind `module:NAME` or `file.py:NAME`.
+
+    Args:
+        name: As it was given.
+        flag: The argument, for messages.
+        what: What it must be, in a word.
+        hint: What may have been meant, where it has no module.
+
+    Raises:
+        ArgumentError: It names none, or its module cannot be imported. The error's place is `flag`.
+    """
+    where, _, attribute = name.rpartition(":")
+    if not where:
+        fix = f"{hint} write {flag} FILE.py:{what.upper()} or MODULE:{what.upper()}".strip()
+        raise ArgumentError(f"{name!r} names no {what}", place=flag, fix=fix)
+    module: Any
+    try:
+        if where.endswith(".py"):
+            # By its path: the file need not lie where Python looks for modules.
+            spec = importlib.util.spec_from_file_location(Path(where).stem, where)
+            assert spec is not None and spec.loader is not None
+            module = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(module)
+        else:
+            module = importlib.import_module(where)
+        return getattr(module, attribute)
+    # Errors that the module's own code raises are its author's, and come with their traceback.
+    except (ImportError, FileNotFoundError, AttributeError) as error:
+        upper = what.upper()
+        fix = f"write {flag} FILE.py:{upper}, of a file that is there and a {what} in it, or MODULE:{upper}"
+        raise ArgumentError(f"{name} cannot be loaded: {error}", place=flag, fix=fix) from error

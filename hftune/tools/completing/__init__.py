@@ -1,0 +1,1 @@
+"""`hftune completion`: what a shell proposes behind `hftune` and behind the scripts."""

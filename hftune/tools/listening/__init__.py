@@ -1,0 +1,1 @@
+"""How a command answers requests over HTTP: the port that it holds, and the server's life from start to Ctrl-C."""

@@ -1,0 +1,114 @@
+"""`hftune schema`: prints or writes JSON Schema; what takes seconds is made once and kept."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from hftune import __version__
+from hftune.arguments.entry import kept
+from hftune.arguments.scripts import stage_of
+from hftune.arguments.stage_table import STAGES
+from hftune.errors import ArgumentError, UserError, did_you_mean, raise_together
+from hftune.opening.json_file import read_json
+from hftune.publishing.files import file_problems, published_file
+from hftune.visible import say
+
+HELP = """JSON Schema (draft 2020-12) of the YAML files that hftune reads, for editors, forms and agents.
+
+hftune schema {names}      the file behind --config of a stage, or of a pipeline, on the terminal
+hftune schema sft --output .hftune/sft.schema.json      into a file
+hftune schema --output .hftune                          all of them into a folder, as NAME.schema.json
+
+The first line of a YAML file says where an editor finds its schema, seen from the file:
+# yaml-language-server: $schema=.hftune/sft.schema.json"""
+
+PIPELINE = "pipeline"
+NAMES = (*STAGES, "merge", PIPELINE)
+_WRITTEN = "Written by `hftune schema`"
+
+
+def schema(argv: list[str]) -> None:
+    """Print a schema, or write one or all of them.
+
+    Raises:
+        ArgumentError: No file of this kind, no name and no folder, or a file that hftune did not write.
+    """
+    if {"-h", "--help"} & {*argv}:
+        say(HELP.format(names="|".join(NAMES)))
+        return
+    name, output = _taken(argv)
+    if output is None:
+        if not name:
+            raise ArgumentError("`hftune schema` needs a name", fix=f"hftune schema sft; one of: {', '.join(NAMES)}")
+        say(schema_text(name), end="")
+        return
+    files = {output: name} if name else {output / file_name(each): each for each in NAMES}
+    write_schemas(files)
+    say("\n".join(f"{each}: # yaml-language-server: $schema={file}" for file, each in files.items()))
+
+
+def _taken(argv: list[str]) -> tuple[str, Path | None]:
+    name, output, left = "", None, iter(argv)
+    for word in left:
+        flag, equals, value = word.partition("=")
+        if flag == "--output":
+            value = value if equals else next(left, "")
+            if not value:
+                raise ArgumentError("--output needs a value", fix="--output .hftune/sft.schema.json")
+            output = Path(value)
+        elif word.startswith("-") or name:
+            raise ArgumentError(f"`hftune schema` has no {flag}", fix="hftune schema --help")
+        else:
+            name = stage_of(word) or word
+    if name and name not in NAMES:
+        fix = f"{did_you_mean(name, NAMES)} one of: {', '.join(NAMES)}".strip()
+        raise ArgumentError(f"there is no schema of {name}", fix=fix)
+    return name, output / file_name(name) if output is not None and name and output.is_dir() else output
+
+
+def file_name(name: str) -> str:
+    """What the file of a schema is called in a folder of all."""
+    return f"{name}.schema.json"
+
+
+def write_schemas(files: dict[Path, str]) -> None:
+    """Write schemas, each into its file; only earlier ones of hftune's are replaced.
+
+    Raises:
+        ArgumentError: A file is there that hftune did not write.
+    """
+    raise_together(problem for file in files for problem in _in_the_way(file))
+    for file, name in files.items():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with published_file(file, flag="--output") as stream:
+            stream.write(schema_text(name))
+
+
+def _in_the_way(file: Path) -> Iterator[UserError]:
+    return file_problems(file, overwrite=True, written_by_us=_is_ours, flag="--output", overwrite_flag="")
+
+
+def _is_ours(file: Path) -> bool:
+    with suppress(UserError):
+        return str(read_json(file).get("$comment")).startswith(_WRITTEN)
+    return False
+
+
+def schema_text(name: str) -> str:
+    """The schema of a stage's file, of `merge` or of a pipeline's, as JSON."""
+    own = [file.stat().st_mtime_ns for file in sorted(Path(__file__).parent.glob("*.py"))]
+    return kept("schema", [name, *map(str, own)], lambda: _made(name))
+
+
+def _made(name: str) -> str:
+    # They bring the parsers of all stages, which take seconds.
+    from hftune.tools.schema.pipelines import pipeline_schema
+    from hftune.tools.schema.stages import DRAFT, stage_schema
+
+    found = pipeline_schema() if name == PIPELINE else stage_schema(name)
+    title = "A pipeline of hftune's" if name == PIPELINE else f"Arguments of `hftune {name}`"
+    head = {"$schema": DRAFT, "$comment": f"{_WRITTEN}, hftune {__version__}", "title": title}
+    return json.dumps({**head, **found}, ensure_ascii=False, indent=1) + "\n"

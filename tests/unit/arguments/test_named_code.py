@@ -1,0 +1,41 @@
+"""Functions and classes that an argument names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hftune.arguments.named_code import named_code
+from hftune.errors import ArgumentError
+
+
+def test_of_a_module_and_of_a_file(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("class Mine:\n    pass\n")
+    assert named_code("json:loads", "--x")('{"a": 1}') == {"a": 1}
+    assert named_code(f"{tmp_path}/mine.py:Mine", "--x", "class").__name__ == "Mine"
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("loads", "'loads' names no class\n.*to do: write --x FILE.py:CLASS or MODULE:CLASS"),
+        ("json:lods", "json:lods cannot be loaded: .*has no attribute"),
+        ("jsn:loads", "jsn:loads cannot be loaded: No module"),
+        ("nowhere/mine.py:Mine", "cannot be loaded: .*No such file"),
+    ],
+)
+def test_what_is_not_there(name: str, said: str) -> None:
+    with pytest.raises(ArgumentError, match=f"(?s){said}"):
+        named_code(name, "--x", "class")
+
+
+def test_a_hint_comes_first() -> None:
+    with pytest.raises(ArgumentError, match=r"to do: did you mean loads\? write --x FILE.py:FUNCTION"):
+        named_code("lods", "--x", hint="did you mean loads?")
+
+
+def test_errors_of_the_code_itself_keep_their_traceback(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("1 / 0\n")
+    with pytest.raises(ZeroDivisionError):
+        named_code(f"{tmp_path}/mine.py:Mine", "--x")

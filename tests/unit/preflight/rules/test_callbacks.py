@@ -1,0 +1,85 @@
+"""Callbacks by name, and what early stopping needs, before a model loads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from hftune.preflight.rules.callbacks import callback_class, check_callbacks
+
+MINE = """
+from transformers import TrainerCallback
+
+class Mine(TrainerCallback):
+    def __init__(self, after=1):
+        raise AssertionError("made before the run")
+
+class Other:
+    pass
+
+def function():
+    pass
+"""
+_ARGS = {
+    **{"callbacks": None, "early_stopping_patience": None, "early_stopping_threshold": 0.0},
+    **{"do_train": True, "eval_strategy": "steps", "load_best_model_at_end": True},
+}
+
+
+def said(**args: Any) -> list[str]:
+    facts: Any = SimpleNamespace(training_args=SimpleNamespace(**{**_ARGS, **args}))
+    return [str(problem) for problem in check_callbacks(facts)]
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> str:
+    (tmp_path / "mine.py").write_text(MINE)
+    return f"{tmp_path}/mine.py"
+
+
+def test_classes_that_are_there(mine: str) -> None:
+    names = [f"{mine}:Mine", "transformers:EarlyStoppingCallback", f'{mine}:Mine{{"after": 3}}']
+    assert said(callbacks=names) == []
+    assert [callback_class(name)[1] for name in names] == [{}, {}, {"after": 3}]
+    assert callback_class(names[0])[0].__name__ == "Mine"
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("{mine}:Other", "Other is no subclass of transformers' TrainerCallback"),
+        ("{mine}:function", "function is no subclass"),
+        ("{mine}:Missing", "Missing cannot be loaded"),
+        ("early_stop", "'early_stop' names no class"),
+        ('{mine}:Mine{{"before": 3}}', "cannot be made of {'before': 3}: "),
+        ("{mine}:Mine{{after: 3}}", "--callbacks: "),
+    ],
+)
+def test_what_is_no_callback(mine: str, name: str, problem: str) -> None:
+    (found,) = said(callbacks=[name.format(mine=mine)])
+    assert problem in found and "--callbacks FILE.py:CLASS" in found
+
+
+def test_all_problems_at_once(mine: str) -> None:
+    assert len(said(callbacks=[f"{mine}:A", f"{mine}:B"], early_stopping_threshold=0.1)) == 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "lacks"),
+    [
+        ({}, None),
+        ({"eval_strategy": "no"}, "needs evaluations (--eval_strategy steps, and --validation_file_dir)"),
+        ({"load_best_model_at_end": False}, "needs --load_best_model_at_end"),
+        ({"do_train": False}, "needs training"),
+    ],
+)
+def test_what_early_stopping_needs(changes: dict[str, Any], lacks: str | None) -> None:
+    found = said(early_stopping_patience=2, **changes)
+    assert found == [] if lacks is None else lacks in found[0] and len(found) == 1
+
+
+def test_a_threshold_alone_would_do_nothing() -> None:
+    assert "add --early_stopping_patience" in said(early_stopping_threshold=0.5)[0]

@@ -1,0 +1,287 @@
+"""Who may ask the board, what it reads, and that nothing of what runs say becomes part of a page."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from hftune.checkpoints.manifest import COMPLETE, INTERRUPTED
+from hftune.tools.board.app import HEADERS, LONGEST_BODY, Board
+from hftune.tools.board.found import number
+from tests.unit.tools.board.asking import HOST, TOKEN, ask
+from tests.unit.tools.watching.files import log_line, write_run
+
+NASTY = "</pre><script>alert(1)</script><img src=x onerror=alert(1)> \"'& {0} \x1b[2J"
+PAGES = ("", "part/overview", "compare", "part/compare", "new", "board.js", "board.css")
+
+
+@pytest.fixture
+def outputs(tmp_path: Path) -> Path:
+    """Two runs, one of which was made from the other."""
+    folder = tmp_path / "outputs"
+    write_run(folder / "pt", 30, COMPLETE, metrics={"eval_loss": 1.5})
+    write_run(folder / "sft", 10, base={"name": str(folder / "pt")}, notices=["a notice"])
+    return folder
+
+
+@pytest.fixture
+def board(outputs: Path) -> Board:
+    return Board([outputs], [], TOKEN)
+
+
+def place(board: Board, name: str) -> str:
+    return number(board.found.tops[0] / name)
+
+
+# --- who may ask ------------------------------------------------------------------------------------------------------
+
+
+def test_nothing_without_the_token(board: Board) -> None:
+    pages = [*PAGES, *(f"{kind}/{place(board, 'sft')}" for kind in ("run", "part/run"))]
+    for page in pages:
+        assert ask(board, page).status == 200, page
+        for token in ("", "x", TOKEN[:-1], TOKEN + "x", TOKEN.upper(), "%2e%2e", "é"):
+            answer = ask(board, page, token=token)
+            assert answer.status == 404 and "sft" not in answer.text, (page, token)
+    answer = ask(board, "new", {"name": "x", "model": "m", "stage": "sft"}, token="x")
+    assert answer.status == 404 and not (board.found.tops[0] / "board").exists()
+
+
+@pytest.mark.parametrize("host", ["evil.invalid", "evil.invalid:8765", "", "127.0.0.1.evil.invalid", "[::1", "0.0.0.0"])
+def test_asked_for_by_another_name(board: Board, host: str) -> None:
+    answer = ask(board, "", host=host)
+    assert answer.status == 403 and "sft" not in answer.text
+
+
+@pytest.mark.parametrize("host", ["localhost:9000", "127.0.0.1", "[::1]:8765", "LOCALHOST"])
+def test_through_a_tunnel_it_may_have_another_port(board: Board, host: str) -> None:
+    assert ask(board, "", host=host).status == 200
+    form = {"action": "plan"}
+    assert ask(board, "pipeline/x", form, host=host, origin=f"http://{host}").status == 404, "past the guard"
+    assert ask(board, "pipeline/x", form, host=host, origin="http://localhost:1").status == 403
+
+
+@pytest.mark.parametrize(
+    "origin", ["http://evil.invalid", "null", f"https://{HOST}", f"http://{HOST}.evil.invalid", None]
+)
+def test_a_form_of_another_page(board: Board, origin: str | None) -> None:
+    answer = ask(board, "new", {"name": "x", "model": "m", "stage": "sft"}, origin=origin)
+    assert answer.status == 403 and not (board.found.tops[0] / "board").exists()
+    assert origin is None or ask(board, "part/overview", origin=origin).status == 403
+
+
+def test_only_forms_do_things(board: Board) -> None:
+    assert ask(board, "new", b"{}", content_type="application/json").status == 415
+    assert ask(board, "new", b"x=" + b"y" * LONGEST_BODY).status == 413
+    assert ask(board, "new", b"\xff\xfe").status == 400
+    assert ask(board, "new", b"&".join(b"a%d=1" % n for n in range(20_000))).status == 400
+    for path in ("", f"run/{place(board, 'sft')}", "part/overview", "board.js"):
+        assert ask(board, path, {"action": "run"}).status == 405
+    # What a page that is opened, or a link, could ask for changes nothing.
+    assert ask(board, "new?name=x&model=m&stage=sft&then=run").status == 200
+    assert not (board.found.tops[0] / "board").exists()
+
+
+def test_every_answer_has_the_headers(board: Board) -> None:
+    answers = [ask(board, page) for page in (*PAGES, "run/none", "nowhere/at/all")]
+    answers += [ask(board, "", host="evil.invalid"), ask(board, "", token="x"), ask(board, "", {"a": "b"})]
+    for answer in answers:
+        found = {name.lower(): value for name, value in answer.headers.items()}
+        assert {name: found.get(name.lower()) for name in HEADERS} == HEADERS, answer.text
+        assert not any(name.startswith("access-control") for name in found)
+    policy = HEADERS["Content-Security-Policy"]
+    assert "default-src 'none'" in policy and "unsafe" not in policy and "frame-ancestors 'none'" in policy
+
+
+# --- what is read -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", ["../../secret", "..%2f..%2fsecret", "/etc/passwd", "secret", "."])
+def test_no_path_is_taken_from_an_address(board: Board, outputs: Path, path: str) -> None:
+    write_run(outputs.parent / "secret", 5)
+    (outputs / "link").symlink_to(outputs.parent / "secret")
+    for kind in ("run", "part/run", "pipeline", "part/pipeline"):
+        answer = ask(board, f"{kind}/{path}")
+        assert answer.status in (403, 404) and "step 5" not in answer.text, (kind, answer.text)
+    hidden = number(outputs.parent / "secret")
+    assert ask(board, f"run/{hidden}").status == 404
+    assert "step 5" not in ask(board, f"compare?run={hidden}&run={place(board, 'sft')}").text
+    assert "secret" not in ask(board, "").text and "link" not in ask(board, "part/overview").text
+
+
+def test_a_file_that_leads_out_is_not_read(board: Board, outputs: Path) -> None:
+    secret = outputs.parent / "secret.json"
+    secret.write_text(json.dumps({"questions": ["the secret"], "answers": {"a": ["b"]}}))
+    (outputs / "sft" / "answers.json").symlink_to(secret)
+    page = ask(board, f"run/{place(board, 'sft')}")
+    assert page.status == 200 and "the secret" not in page.text and "is a link out of" in page.said
+
+
+# --- what is shown ----------------------------------------------------------------------------------------------------
+
+
+def test_the_first_page(board: Board) -> None:
+    page = ask(board, "")
+    assert "step 10/30, loss 0.3, 50 tokens/s, 40 s left" in page.said and "running" in page.said
+    assert page.text.index(">sft</a>") < page.text.index(">pt</a>"), "what was written last comes first"
+    assert page.text.count("<svg") == 2 and '<progress value="10" max="30">' in page.text
+    # All that a reader without scripts needs is there, and comes again by itself.
+    assert '<noscript><meta http-equiv="refresh"' in page.text
+    assert "http://" not in page.text and "https://" not in page.text
+
+
+def test_a_curve_grows(board: Board, outputs: Path) -> None:
+    board.found._read = -1
+    first = ask(board, f"part/run/{place(board, 'sft')}").text
+    with (outputs / "sft" / "progress.jsonl").open("a") as stream:
+        stream.write(log_line(11, 0) + log_line(12, 0))
+    board.found._read = -1
+    second = ask(board, f"part/run/{place(board, 'sft')}").text
+    assert "step 10/30" in first and "step 12/30" in second
+    assert second.count("<circle") > first.count("<circle") > 0
+
+
+def test_a_run(board: Board, outputs: Path) -> None:
+    (outputs / "sft" / "samples.json").write_text(json.dumps([[["user: Hi", False], ["Hello", True]]]))
+    asked = {"questions": ["Who?"], "answers": {"base": ["nobody"], "sft": ["Tuner"]}}
+    (outputs / "sft" / "answers.json").write_text(json.dumps(asked))
+    (outputs / "sft" / "checkpoint-10").mkdir()
+    (outputs / "sft" / "checkpoint-10" / "hftune_checkpoint.json").write_text("{}")
+    page = ask(board, f"run/{place(board, 'sft')}")
+    for text in ("<mark>Hello</mark>", "Tuner", "nobody", "a notice", "run_sft.py", "Checkpoints: 10"):
+        assert text in page.text, text
+    # Its parent is a run that is watched: the way leads there, and to what that one was made from.
+    assert f'base: <a href="{place(board, "pt")}">' in page.text and "base: <code>base</code>" in page.text
+
+
+def test_why_a_run_stopped(board: Board, outputs: Path) -> None:
+    write_run(outputs / "sft", 3, INTERRUPTED)
+    (outputs / "sft" / "run.log").write_text("out of memory\n")
+    assert "out of memory" in ask(board, f"run/{place(board, 'sft')}").said
+
+
+def test_compared(board: Board, outputs: Path) -> None:
+    rates = {"sft": 5e-4, "pt": 1e-3}
+    for name, rate in rates.items():
+        given = {"learning_rate": rate, "seed": 1, "output_dir": name, **({"packing": True} if name == "sft" else {})}
+        found = {"training": given, "adapter": {"lora_r": [rate]}}
+        write_run(outputs / name, 10, arguments=found, metrics={"eval_loss": 1.25} if name == "sft" else {})
+    with (outputs / "pt" / "progress.jsonl").open("a") as stream:
+        stream.write(log_line(11, 0, kl=1.0))
+    os.utime(outputs / "sft" / "progress.jsonl", (time.time() + 9,) * 2)  # it comes first
+    page = ask(board, f"compare?run={place(board, 'sft')}&run={place(board, 'pt')}&run=none")
+    loss = page.text.split("<figcaption>Loss, training</figcaption>")[1].split("</figure>")[0]
+    assert loss.count('<path class="line') == 2 and "pt</span>" in loss and "sft</span>" in loss
+    table = page.said.split("Arguments that differ")[1]
+    assert "learning_rate" in table and "lora_r" in table
+    assert not [name for name in ("seed", "output_dir", "packing") if name in table], "alike, or of one of them alone"
+    # A run has its colour, also where it is alone.
+    colour = re.search(r'<i class="(c\d)"></i>pt</span>', loss)
+    alone = page.text.split("<figcaption>KL to the reference</figcaption>")[1].split("</figure>")[0]
+    assert colour and f'class="line {colour[1]}"' in alone
+    assert "eval_loss" in table
+    assert "Tick two runs" in ask(board, f"compare?run={place(board, 'sft')}").said
+
+
+class Tags(HTMLParser):
+    """All tags, and attributes that would run something."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.runs: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attributes: list) -> None:
+        self.tags.append(tag)
+        self.runs += [name for name, value in attributes if name.startswith(("on", "style"))]
+
+
+def test_nothing_that_runs_say_becomes_part_of_a_page(tmp_path: Path) -> None:
+    folder = tmp_path / "o" / ("sft<img src=x onerror=alert(1)>" + "\"'&{0}")
+    about = {"stage": NASTY, "base": {"name": NASTY}, "notices": [NASTY], "command": [NASTY], "metrics": {NASTY: 1.0}}
+    about |= {"arguments": {"training": {NASTY: NASTY, "learning_rate": NASTY}}, "teachers": [{"name": NASTY}]}
+    about |= {"data": {NASTY: {"files": [NASTY], "dropped": {NASTY: 1}}}, "verified": {"largest": NASTY}}
+    write_run(folder, 5, INTERRUPTED, **about)
+    write_run(tmp_path / "o" / "other", 5)
+    (folder / "samples.json").write_text(json.dumps([[[NASTY, True]]]))
+    (folder / "answers.json").write_text(json.dumps({"questions": [NASTY], "answers": {NASTY: [NASTY]}}))
+    row = {"step": 1, "mode": "train", "prompt": NASTY, "completion": NASTY, "rewards": {NASTY: 1}}
+    (folder / "completions.jsonl").write_text(json.dumps(row) + "\n")
+    (folder / "run.log").write_text(NASTY + "\n")
+    given = tmp_path / "o" / "<script>.yaml"
+    given.write_text(f"output_dir: x\nstages: {{sft: {{}}}}\n# {NASTY[:-5]}\n")
+    board = Board([tmp_path / "o"], [given], TOKEN)
+    ids = [number(run.folder) for run in board.found.runs()]
+    one = board.found.pipelines.all()[0].id
+    pages = ["", f"run/{number(folder)}", f"compare?run={ids[0]}&run={ids[1]}", f"pipeline/{one}", f"new?from={one}"]
+    for page in pages:
+        answer = ask(board, page)
+        found = Tags(answer.text)
+        assert answer.status == 200 and found.runs == [] and "img" not in found.tags, (page, answer.text)
+        assert found.tags.count("script") == 1, "the board's own, by its address"
+        assert "\x1b" not in answer.text
+    assert "alert(1)" in ask(board, pages[1]).text, "it is shown, as text"
+    assert "{0}" in ask(board, pages[1]).text
+
+
+WRONG = [
+    {"base": "text"},
+    {"base": {"name": ["x"]}, "parents": "x"},
+    {"parents": [1]},
+    {"arguments": []},
+    {"arguments": {"training": 1, "adapter": "x"}},
+    {"metrics": [1]},
+    {"data": "x"},
+    {"data": {"train": 1}},
+    {"notices": 5},
+    {"command": 5},
+    {"command": [1, None]},
+    {"teachers": [1]},
+    {"verified": 5},
+    {"inputs": 3},
+    {"status": ["x"]},
+    {"stage": {"x": 1}},
+]
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=str)
+def test_manifests_of_another_shape(board: Board, outputs: Path, wrong: dict) -> None:
+    write_run(outputs / "sft", 10, **wrong)
+    for page in ("", f"run/{place(board, 'sft')}", f"compare?run={place(board, 'sft')}&run={place(board, 'pt')}"):
+        answer = ask(board, page)
+        assert answer.status == 200 and ("compare" in page or "step 10/30" in answer.said), answer.said[:500]
+
+
+@pytest.mark.parametrize("name", ["samples.json", "answers.json", "completions.jsonl"])
+@pytest.mark.parametrize("text", ["{", "[1]", '{"questions": 1}', '[["x"]]', "1", '{"step": {}}\n{"step": 1}', "\x00"])
+def test_files_of_another_shape(board: Board, outputs: Path, name: str, text: str) -> None:
+    (outputs / "sft" / name).write_text(text)
+    answer = ask(board, f"run/{place(board, 'sft')}")
+    assert answer.status == 200 and "step 10/30" in answer.said
+
+
+def test_a_file_that_is_too_large(board: Board, outputs: Path) -> None:
+    with (outputs / "sft" / "answers.json").open("wb") as stream:
+        os.truncate(stream.fileno(), 1 << 30)
+    assert "has at most 16.0 MiB" in ask(board, f"run/{place(board, 'sft')}").said
+
+
+def test_nothing_has_begun(tmp_path: Path) -> None:
+    page = ask(Board([tmp_path], [], TOKEN), "")
+    assert page.status == 200 and "No run has begun" in page.said
+
+
+def test_what_nobody_foresaw_is_no_traceback(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> None:
+        raise RuntimeError("the inside")
+
+    monkeypatch.setattr(board.found, "runs", broken)
+    answer = ask(board, "")
+    assert answer.status == 500 and "the inside" not in answer.text

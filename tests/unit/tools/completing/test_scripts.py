@@ -1,0 +1,162 @@
+"""Completion in a real shell: commands, arguments and values, without starting anything."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from hftune.arguments.stage_table import STAGES
+from hftune.cli import ARGUMENTS, COMMANDS
+from hftune.tools.completing.scripts import script
+
+ANSWERS_WITHIN = 0.2
+"""Seconds from the key to the words, sourcing the script apart."""
+
+ASK = """
+source {script}
+cd {folder}
+while read -r line; do
+  read -ra COMP_WORDS <<< "$line"
+  [[ $line == *" " ]] && COMP_WORDS+=("")
+  [[ $line == *" _" ]] && COMP_WORDS[${{#COMP_WORDS[@]}}-1]=""
+  COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)) COMP_LINE=$line COMP_POINT=${{#line}}
+  spec=$(complete -p "${{COMP_WORDS[0]##*/}}")
+  began=$EPOCHREALTIME
+  _hftune "${{COMP_WORDS[0]}}"
+  ended=$EPOCHREALTIME
+  echo "$((${{ended/./}} - ${{began/./}}))" "${{spec##* -F }}:" "${{COMPREPLY[@]}}"
+done
+"""
+
+
+@pytest.fixture(scope="module")
+def scripts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("completion")
+    for shell in ("bash", "zsh", "fish"):
+        (folder / f"hftune.{shell}").write_text(script(shell, COMMANDS, ARGUMENTS))
+    return folder
+
+
+def proposed(folder: Path, *lines: str) -> list[list[str]]:
+    """What bash proposes behind each line; ` _` at its end stands for nothing yet. No program can be started."""
+    asked = ASK.format(script=folder / "hftune.bash", folder=folder)
+    bash = str(shutil.which("bash"))
+    done = subprocess.run(
+        [bash, "--norc", "-c", asked],
+        input="".join(f"{line}\n" for line in lines),
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PATH": str(folder / "nothing")},
+    )
+    assert done.returncode == 0 and not done.stderr, done.stderr
+    return [line.split(":", 1)[1].split() for line in done.stdout.splitlines()]
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")
+@pytest.mark.parametrize(
+    ("line", "some", "none"),
+    [
+        ("hftune _", {*STAGES, *COMMANDS}, {"--learning_rate"}),
+        ("hftune sf", {"sft"}, {"pt"}),
+        ("hftune sft --learning_r", {"--learning_rate"}, {"--lora_r", "--learning-rate"}),
+        ("hftune sft --packing_strategy b", {"bfd", "bfd_split"}, {"wrapped"}),
+        ("hftune sft --use_peft _", {"True", "False"}, set()),
+        ("hftune sft --launcher _", {"deepspeed", "torchrun", "srun", "none"}, set()),
+        ("hftune sft --output_dir out --deepspeed zero2", {"zero2", "zero2_offload"}, {"zero3"}),
+        ("hftune sft --use_peft True --lora_", {"--lora_r", "--lora_alpha"}, {"--learning_rate"}),
+        ("hftune sft --reward", set(), {"--reward_funcs"}),
+        ("hftune rl --kl_t", {"--kl_target"}, set()),
+        ("hftune rl --reward_funcs accuracy --num_gen", {"--num_generations"}, set()),
+        ("hftune plan _", {*STAGES}, {"run"}),
+        ("hftune plan sft --max_len", {"--max_length"}, set()),
+        ("hftune pipeline _", {"run", "plan", "check"}, set()),
+        ("hftune pipeline run --dr", {"--dry_run"}, set()),
+        ("hftune export _", {"gguf", "ollama", "hub"}, set()),
+        ("hftune export gguf --model", {"--model_name_or_path"}, set()),
+        ("hftune vocab ext", {"extend"}, set()),
+        ("hftune explain lora_ra", {"lora_rank"}, set()),
+        ("hftune merge --peft", {"--peft_model_path"}, set()),
+        ("hftune teach --teacher_m", {"--teacher_model_name_or_path"}, set()),
+        ("run_sft.py --learning_r", {"--learning_rate"}, set()),
+        ("/x/run_dpo.py --simpo", {"--simpo_gamma"}, set()),
+        ("deepspeed --num_gpus 2 run_pt.py --block", {"--block_size"}, set()),
+        ("torchrun --nproc_per_node 2 run_rl.py --rl_algorithm p", {"ppo"}, {"grpo"}),
+        ("merge_peft_adapter.py --peft", {"--peft_model_path"}, set()),
+        ("deepspeed --num", set(), {"--num_train_epochs"}),
+    ],
+)
+def test_bash(line: str, some: set[str], none: set[str], scripts: Path) -> None:
+    (found,) = proposed(scripts, line)
+    assert some <= {*found} and not none & {*found}, found
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")
+def test_bash_answers_at_once(scripts: Path) -> None:
+    long = "hftune sft --model_name_or_path M --train_file_dir d --output_dir o --deepspeed zero2 --use_peft True"
+    long += " --lora_r 8 --lora_alpha 16 --learning_rate 1e-3 --max_length 512 --packing True --logging_steps 1 --l"
+    asked = ASK.format(script=scripts / "hftune.bash", folder=scripts)
+    done = subprocess.run(["bash", "--norc", "-c", asked], input=f"{long}\n" * 5, capture_output=True, text=True)
+    # The best of five: a busy machine is none of its business.
+    assert min(int(line.split()[0]) for line in done.stdout.splitlines()) / 1e6 < ANSWERS_WITHIN
+    began = time.monotonic()
+    subprocess.run(["bash", "--norc", "-c", f"source {scripts}/hftune.bash"], check=True)
+    assert time.monotonic() - began < 2
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_scripts_are_sound(shell: str, scripts: Path) -> None:
+    if shutil.which(shell) is None:
+        pytest.skip(f"{shell} is not installed")
+    checked = subprocess.run([shell, "-n", str(scripts / f"hftune.{shell}")], capture_output=True, text=True)
+    assert checked.returncode == 0 and not checked.stderr
+
+
+ZSH = """
+autoload -Uz compinit && compinit -u -d {folder}/dump
+eval "$(< {folder}/hftune.zsh)"
+"""
+TYPED = """
+zmodload zsh/zpty
+zpty -b shell zsh -f
+zpty -w shell 'PS1=; stty -echo 2>/dev/null; source {folder}/rc.zsh; zstyle ":completion:*" list-prompt ""; \\
+  LISTMAX=10000; bindkey "^I" list-choices; print READY'
+zpty -r -m shell seen '*READY*'
+zpty -w -n shell '{line}'$'\\t'
+seen= ; repeat 100; do
+  sleep 0.1; while zpty -r -t shell part; do seen+=$part; done
+  [[ $seen == *"{some}"* ]] && break
+done
+print -r -- $seen
+zpty -d shell
+"""
+
+
+@pytest.mark.skipif(shutil.which("zsh") is None, reason="zsh is not installed")
+@pytest.mark.parametrize(
+    ("line", "some"),
+    [
+        ("hftune sft --learning_r", "--learning_rate"),
+        ("hftune sft --packing_strategy b", "bfd_split"),
+        ("hftune pip", "pipeline"),
+        ("hftune sft --deepspeed zero2", "zero2_offload"),
+        ("deepspeed run_pt.py --block", "--block_size"),
+        ("hftune plan sft --max_len", "--max_length"),
+    ],
+)
+def test_zsh(line: str, some: str, scripts: Path) -> None:
+    (scripts / "rc.zsh").write_text(ZSH.format(folder=scripts))
+    typed = TYPED.format(folder=scripts, line=line, some=some)
+    done = subprocess.run(["zsh", "-f", "-c", typed], capture_output=True, text=True, timeout=60)
+    assert some in done.stdout, (done.stdout, done.stderr)
+
+
+@pytest.mark.skipif(shutil.which("fish") is None, reason="fish is not installed")
+def test_fish(scripts: Path) -> None:
+    asked = f"source {scripts}/hftune.fish; complete -C 'hftune sft --learning_r'; complete -C 'hftune pip'"
+    done = subprocess.run(["fish", "--no-config", "-c", asked], capture_output=True, text=True)
+    assert "--learning_rate" in done.stdout and "pipeline" in done.stdout

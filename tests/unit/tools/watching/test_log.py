@@ -1,0 +1,103 @@
+"""A progress file is read as it grows, whatever it holds."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from pathlib import Path
+
+import pytest
+
+from hftune.tools.reporting.stages import curves_of, with_speed
+from hftune.tools.watching import log as reading
+from hftune.tools.watching.log import Log
+from tests.unit.tools.watching.files import log_line
+
+
+def test_it_is_read_as_it_grows(tmp_path: Path) -> None:
+    found, file = Log(tmp_path), tmp_path / "progress.jsonl"
+    assert not found.read() and found.lines == [] and found.written is None
+    file.write_text(log_line(1, 0) + log_line(2, 0)[:20])
+    assert found.read() and [line["step"] for line in found.lines] == [1]
+    assert not found.read(), "half a line is none yet"
+    with file.open("a") as stream:
+        stream.write(log_line(2, 0)[20:] + log_line(3, 0))
+    assert found.read() and [line["step"] for line in found.lines] == [1, 2, 3]
+    assert found.written == file.stat().st_mtime
+    # The stage begins anew: another file of the name, though a longer one.
+    new = tmp_path / "new"
+    new.write_text("".join(log_line(step, 0) for step in (7, 8, 9, 10)))
+    os.replace(new, file)
+    assert found.read() and [line["step"] for line in found.lines] == [7, 8, 9, 10]
+    file.write_text(log_line(1, 0))
+    assert found.read() and [line["step"] for line in found.lines] == [1], "cut short in place"
+    file.unlink()
+    assert not found.read() and found.lines == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[1, 2]",
+        "null",
+        '{"step": "1", "time": 1}',
+        '{"step": 1}',
+        '{"step": true, "time": 1}',
+        '{"step": NaN, "time": 1}',
+        '{"step": 1, "time": Infinity}',
+        '{"step": 1e400, "time": 1}',
+        '{"step": 1, "step": 1, "time": 1}',
+        "[" * 100_000,
+        "\x00" * 100,
+        '{"step": 1, "time": 1, "x": "' + "x" * 100_000 + '"}',
+    ],
+)
+def test_what_is_no_line_is_left_out(tmp_path: Path, text: str) -> None:
+    (tmp_path / "progress.jsonl").write_text(f"{text}\n{log_line(5, 0)}")
+    found = Log(tmp_path)
+    assert found.read() and [line["step"] for line in found.lines] == [5]
+
+
+def test_numbers_that_no_curve_can_show(tmp_path: Path) -> None:
+    odd = {"loss": 10**60, "grad_norm": -1e300, "kl": float("nan"), "text": "\x1b[2J", "flag": True, "x" * 100: 1}
+    many = {f"name{number}": 1.0 for number in range(1000)}
+    rows = [json.dumps({"step": -1, "max_steps": 1e30, "time": 1, "tokens": 10**60, **odd, **many})]
+    rows += [json.dumps({"step": 2, "time": 2, "tokens": -(10**60), "loss": 1.0})]
+    (tmp_path / "progress.jsonl").write_text("\n".join(rows) + "\n")
+    found = Log(tmp_path)
+    assert found.read()
+    first = found.lines[0]
+    assert (first["step"], first["max_steps"]) == (0, 0) and len(first) < 200
+    assert first["loss"] == math.inf and first["grad_norm"] == -math.inf and math.isnan(first["kl"])
+    assert not {"text", "flag", "x" * 100} & {*first}
+    assert curves_of(with_speed(found.lines))["Loss"]["training"] == ([0, 2], [math.inf, 1.0])
+
+
+def test_a_file_that_is_none_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "progress.jsonl")
+    assert not Log(tmp_path).read()
+
+
+def test_it_stays_of_bounded_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "_MOST", 100)
+    lines = [log_line(step, 0, **({"eval_loss": 1.0} if step % 50 == 0 else {})) for step in range(1, 1001)]
+    (tmp_path / "progress.jsonl").write_text("".join(lines))
+    found = Log(tmp_path)
+    assert found.read() and 40 < len(found.lines) <= 100
+    assert [line["step"] for line in found.lines if "eval_loss" in line] == [*range(50, 1001, 50)]
+    assert found.lines[-1]["step"] == 1000
+    (tmp_path / "progress.jsonl").write_text("".join(log_line(step, 0, eval_loss=1.0) for step in range(1, 901)))
+    assert found.read() and len(found.lines) <= 100, "evaluations alone are thinned as well"
+
+
+def test_a_line_without_an_end_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "progress.jsonl").write_text("x" * 300_000)
+    found = Log(tmp_path)
+    assert not found.read() and len(found._rest) <= 1 << 16
+    monkeypatch.setattr(reading, "_AT_ONCE", 1000)
+    with (tmp_path / "progress.jsonl").open("a") as stream:
+        stream.write("\n" + "".join(log_line(step, 0) for step in range(1, 20)))
+    while found.read():
+        pass
+    assert [line["step"] for line in found.lines] == [*range(1, 20)], "in pieces, nothing is lost"

@@ -78,12 +78,12 @@ _NAMES = {
     "steps [0, 1e12]": "eval_steps logging_steps lr_wsd_decay_steps warmup_steps",
     "steps [0, 1e12] or -1": "save_steps",
     "[1, 1e9]": """
-        batch_tokens dummy_data early_stopping_patience logical_shards num_samples_each_epoch per_device_eval_batch_size
-        per_device_train_batch_size
+        batch_tokens ddp_timeout dummy_data early_stopping_patience logical_shards num_samples_each_epoch
+        per_device_eval_batch_size per_device_train_batch_size
     """,
     "[0, 1e9]": "hang_timeout preview shuffle_buffer trainable_token_indices",
     "[1, 1e8]": """
-        activation_checkpointing_every block_size ddp_timeout max_completion_length max_length max_model_len
+        activation_checkpointing_every block_size max_completion_length max_length max_model_len
         max_new_tokens max_prompt_length new_tokens vllm_max_model_length vocab_size
     """,
     "[1, 1e6]": """

@@ -25,3 +25,31 @@ def test_stages_and_tensor_parallelism() -> None:
         assert translated(runs.degree, ask(f"{name}=-1")) == {}
     assert translated(runs.experts, ask("expert_model_parallel_size=8")) == {"expert_parallel_size": "8"}
     assert translated(runs.experts, ask("expert_model_parallel_size=0")) == {}
+
+
+@pytest.mark.parametrize(
+    ("command", "stage", "expected"),
+    [
+        ("stage=rm", "rm", {}),
+        ("stage=kto", "dpo", {"loss_type": "kto"}),
+        ("stage=ppo", "rl", {"rl_algorithm": "ppo"}),
+        ("stage=sft", "sft", {}),
+    ],
+)
+def test_stages_of_llama_factory(command: str, stage: str, expected: dict[str, str]) -> None:
+    assert translated(runs.stage, ask(command, stage=stage)) == expected
+    with pytest.raises(ArgumentError, match="that is run_"):
+        runs.stage(ask(command, stage="distill"))
+
+
+@pytest.mark.parametrize(
+    ("command", "stage", "expected"),
+    [
+        ("rl=dpo", "dpo", {}),
+        ("rl=kto", "dpo", {"loss_type": "kto"}),
+        ("rl=simpo", "dpo", {"loss_type": "simpo"}),
+        ("rl=grpo", "rl", {}),
+    ],
+)
+def test_rl_of_axolotl(command: str, stage: str, expected: dict[str, str]) -> None:
+    assert translated(runs.axolotl_rl, ask(command, stage=stage)) == expected

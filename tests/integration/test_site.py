@@ -53,10 +53,10 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert len(lines) == 2
     for line in lines:
         words = shlex.split(line.replace("$(BIN)/python", sys.executable))
-        variables = dict(word.split("=", 1) for word in words if re.match(r"[A-Z_]+=", word))
+        variables = dict(word.split("=", 1) for word in words if re.match(r"[A-Z0-9_]+=", word))
         out = folder / Path(variables.get("DOCS_SITE", "site")).relative_to("site")
         done = subprocess.run(
-            [word for word in words if not re.match(r"[A-Z_]+=", word)],
+            [word for word in words if not re.match(r"[A-Z0-9_]+=", word)],
             cwd=ROOT,
             env={**os.environ, **variables, "DOCS_SITE": str(out)},
             capture_output=True,

@@ -32,7 +32,6 @@ def stage_of(stages: dict[str, str]) -> Translation:
 
 _stage = stage_of({"pt": "pt", "sft": "sft", "rm": "rm", "dpo": "dpo", "kto": "dpo", "ppo": "rl"})
 _ADDS: dict[str, NamedValues] = {"kto": [("loss_type", ["kto"])], "ppo": [("rl_algorithm", ["ppo"])]}
-rlhf_type = stage_of({"dpo": "dpo", "rm": "rm", "grpo": "rl", "gkd": "distill"})
 task_type = stage_of({"causal_lm": "sft", "seq_cls": "rm"})
 
 
@@ -43,15 +42,16 @@ def stage(request: Request) -> Translated:
     return Translated([*answer.given, *more], answer.notices)
 
 
-_RL = dict.fromkeys(("dpo", "ipo", "kto", "orpo", "simpo"), "dpo") | {"grpo": "rl"}
-_rl = stage_of(_RL)
+_LOSSES = ("ipo", "kto", "orpo", "simpo", "cpo")
+_RL = {"dpo": "dpo", **dict.fromkeys(_LOSSES, "dpo"), "rm": "rm", "grpo": "rl", "ppo": "rl", "gkd": "distill"}
+_kind = stage_of(_RL)
 
 
-def axolotl_rl(request: Request) -> Translated:
-    """Axolotl's `rl`: the script, and of preferences the loss."""
-    answer, value = _rl(request), (request.text("rl") or "").lower()
-    named = value not in ("dpo", "grpo") and request.other("loss_type") is None
-    return Translated([*answer.given, *([("loss_type", [value])] if named else [])], answer.notices)
+def rlhf_type(request: Request) -> Translated:
+    """`rlhf_type` of ms-swift, `rl` of Axolotl: the script, and of preferences the loss, of PPO the algorithm."""
+    answer, value = _kind(request), (request.text("rlhf_type", "rl") or "").lower()
+    more: NamedValues = [("loss_type", [value])] if value in _LOSSES else _ADDS.get(value, [])
+    return Translated([*answer.given, *(pair for pair in more if request.other(pair[0]) is None)], answer.notices)
 
 
 def any_language_model(request: Request) -> Translated:

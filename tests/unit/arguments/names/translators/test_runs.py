@@ -49,7 +49,10 @@ def test_stages_of_llama_factory(command: str, stage: str, expected: dict[str, s
         ("rl=kto", "dpo", {"loss_type": "kto"}),
         ("rl=simpo", "dpo", {"loss_type": "simpo"}),
         ("rl=grpo", "rl", {}),
+        ("rlhf_type=dpo", "dpo", {}),
+        ("rlhf_type=cpo", "dpo", {"loss_type": "cpo"}),
+        ("rlhf_type=ppo", "rl", {"rl_algorithm": "ppo"}),
     ],
 )
-def test_rl_of_axolotl(command: str, stage: str, expected: dict[str, str]) -> None:
-    assert translated(runs.axolotl_rl, ask(command, stage=stage)) == expected
+def test_kinds_of_preferences_and_rl(command: str, stage: str, expected: dict[str, str]) -> None:
+    assert translated(runs.rlhf_type, ask(command, stage=stage)) == expected

@@ -124,3 +124,10 @@ def test_a_system_message_is_for_rl() -> None:
         data.system(ask("system=x", stage="sft"))
     with pytest.raises(ArgumentError, match="--system_prompt TEXT"):
         data.system(ask("system=f.txt", stage="rl"))
+
+
+@pytest.mark.parametrize("name", ["split_dataset_ratio", "val_size", "val_set_size"])
+def test_a_share_that_is_held_out(name: str) -> None:
+    assert translated(data.held_out_share, ask(f"{name}=0.05")) == {"validation_split_percentage": "5"}
+    with pytest.raises(ArgumentError, match=f"--{name} 500 cannot be used: give a share below 1"):
+        data.held_out_share(ask(f"{name}=500"))

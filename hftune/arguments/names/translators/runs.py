@@ -69,6 +69,8 @@ def rlhf_type(request: Request) -> Translated:
     given = [pair for pair in meant if request.other(pair[0]) is None]
     defaults = [f"--{name} {values[0]}" for name, values in given if name in ("beta", "simpo_gamma")]
     said = (f"--rlhf_type {kind}: {' '.join(defaults)}, ms-swift's default",) if defaults else ()
+    if kind == "gkd" and request.other("max_length"):
+        said = ("--max_length counts prompt and answer here; in ms-swift's GKD the prompt alone",)
     return Translated([*answer.given, *given], said)
 
 

@@ -51,6 +51,12 @@ def test_kinds_of_rlhf_are_a_script_a_loss_and_defaults(
     assert bool(answer.notices) == bool({"beta", "simpo_gamma"} & {*found})
 
 
+def test_lengths_of_gkd_are_said_to_differ() -> None:
+    (said,) = runs.rlhf_type(ask("rlhf_type=gkd", "max_length=2048", "distill")).notices
+    assert "prompt and answer here" in said
+    assert not runs.rlhf_type(ask("rlhf_type=dpo", "max_length=2048", "dpo")).notices
+
+
 def test_a_kind_of_rlhf_and_another_loss_do_not_go_together() -> None:
     with pytest.raises(ArgumentError, match="the loss is sigmoid; kto is --loss_type kto"):
         runs.rlhf_type(ask("rlhf_type=kto", "loss_type=sigmoid", "dpo"))

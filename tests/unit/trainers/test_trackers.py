@@ -56,6 +56,16 @@ def test_a_tracker_ends_after_the_last_figures(trainer: Any) -> None:
     assert recorder.seen == ["log", "end {'model': 'm'}"] and places == {"mine": "at 1"}
 
 
+def test_those_that_end_with_the_process_end_before(trainer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder = trainer.callback_handler.callbacks[1]
+    monkeypatch.setattr(trackers, "INTEGRATION_TO_CALLBACK", {"wandb": Recorder})
+    monkeypatch.setattr(trackers, "_PLACES", {"wandb": lambda callback, args: "there"})
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(finish=lambda: recorder.seen.append("finish")))
+    with tracked(trainer, MANIFEST):
+        recorder.on_train_end(trainer.args, None, None)
+    assert recorder.seen == ["end {}", "finish"]
+
+
 def test_it_ends_where_a_run_fails_as_well(trainer: Any) -> None:
     recorder = trainer.callback_handler.callbacks[1]
     with pytest.raises(KeyError), tracked(trainer, MANIFEST):
@@ -107,6 +117,25 @@ def test_only_the_first_process_says_where(trainer: Any, monkeypatch: pytest.Mon
     assert places == {}
 
 
+def test_a_run_of_swanlab_is_begun_for_its_callback(trainer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[dict[str, Any]] = []
+    there = [False]
+    module = SimpleNamespace(has_run=lambda: there[0], init=lambda **given: begun.append(given))
+    monkeypatch.setitem(sys.modules, "swanlab", module)
+    monkeypatch.setattr(trackers, "INTEGRATION_TO_CALLBACK", {"swanlab": Recorder})
+    monkeypatch.setattr(trackers, "_PLACES", {})
+    monkeypatch.setenv("SWANLAB_PROJECT", "p")
+    for is_there, times in ((False, 1), (True, 1)):
+        there[0] = is_there
+        with tracked(trainer, MANIFEST):
+            assert len(begun) == times, "one that is there is taken"
+    assert begun == [{"project": "p", "name": "my-run", "tags": ["hftune", "sft", "base-model"]}]
+    monkeypatch.setattr(trackers.ranks, "is_main", lambda: False)
+    there[0] = False
+    with tracked(trainer, MANIFEST):
+        assert len(begun) == 1, "one process reports"
+
+
 def test_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     places = trackers._PLACES
     assert places.keys() <= integration_utils.INTEGRATION_TO_CALLBACK.keys()
@@ -125,3 +154,10 @@ def test_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     uri[0] = "file:///m"
     assert places["mlflow"](None, None) == "run r in file:///m; mlflow ui --backend-store-uri file:///m"
     assert places["trackio"](None, SimpleNamespace(project="p")) == "trackio show --project p"
+    alive = SimpleNamespace(mode="offline", dir=Path("/s/run-1"), url="https://s/run")
+    monkeypatch.setitem(sys.modules, "swanlab", SimpleNamespace(has_run=lambda: True, get_run=lambda: alive))
+    assert places["swanlab"](None, None) == "/s/run-1; swanlab sync /s/run-1"
+    alive.mode = "online"
+    assert places["swanlab"](None, None) == "https://s/run"
+    monkeypatch.setitem(sys.modules, "swanlab", SimpleNamespace(has_run=lambda: False))
+    assert places["swanlab"](None, None) is None

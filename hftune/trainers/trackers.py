@@ -20,12 +20,15 @@ from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
 from hftune.compat.installing import replace_method
 from hftune.distributed import ranks
+from hftune.errors import ArgumentError
+from hftune.opening.json_file import parse_json
 from hftune.secrets import redact
 from hftune.trainers.stage_trainer import StageTrainer
 
 Place = Callable[[Any, Any], str | None]
 _LONGEST_TAG = 64
 """Characters; W&B refuses longer ones."""
+_TAGS = """set it to JSON, MLFLOW_TAGS='{"team": "a"}', or unset it"""
 
 
 @contextmanager
@@ -67,7 +70,7 @@ def _tell(args: Any, manifest: dict[str, Any], found: dict[str, TrainerCallback]
     told = {name: value for group in ("model", "data", "adapter") for name, value in groups[group].items()}
     told |= {"hftune": manifest["hftune"], "hftune_stage": stage, "hftune_base": base}
     # What JSON does not know (a path, a dtype) as a text: TensorBoard writes them as JSON.
-    args.told_trackers = json.loads(json.dumps(told, default=str))
+    args.told_trackers = parse_json(json.dumps(told, default=str), "arguments", finite=False)
     # Trackio takes up the run that has the name, another's perhaps; left alone it finds a new one.
     if args.run_name is None and "trackio" not in found:
         args.run_name = Path(str(args.output_dir)).resolve().name
@@ -78,8 +81,10 @@ def _tell(args: Any, manifest: dict[str, Any], found: dict[str, TrainerCallback]
     os.environ["WANDB_TAGS"] = ",".join(dict.fromkeys(tag.replace(",", " ")[:_LONGEST_TAG] for tag in tags))
     if "swanlab" in found and ranks.is_main():
         _begin_swanlab(args, tags)
-    own = {"hftune": str(manifest["hftune"]), "hftune.stage": stage, "hftune.base": base}
-    os.environ["MLFLOW_TAGS"] = json.dumps(own | json.loads(os.environ.get("MLFLOW_TAGS") or "{}"))
+    if "mlflow" in found:
+        own = {"hftune": str(manifest["hftune"]), "hftune.stage": stage, "hftune.base": base}
+        given = parse_json(os.environ.get("MLFLOW_TAGS") or "{}", "MLFLOW_TAGS", error=ArgumentError, fix=_TAGS)
+        os.environ["MLFLOW_TAGS"] = json.dumps(own | given)
 
 
 def _begin_swanlab(args: Any, tags: list[str]) -> None:

@@ -13,6 +13,7 @@ import pytest
 from transformers import TrainerCallback
 from transformers.integrations import integration_utils
 
+from hftune.errors import ArgumentError
 from hftune.trainers import trackers
 from hftune.trainers.trackers import tracked
 
@@ -75,6 +76,7 @@ def test_it_ends_where_a_run_fails_as_well(trainer: Any) -> None:
 
 
 def test_what_they_are_told(trainer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trackers, "INTEGRATION_TO_CALLBACK", {"mlflow": Recorder})
     monkeypatch.setenv("WANDB_TAGS", "mine,sft")
     monkeypatch.setenv("MLFLOW_TAGS", '{"hftune.stage": "other", "team": "a"}')
     with tracked(trainer, MANIFEST):
@@ -88,6 +90,15 @@ def test_what_they_are_told(trainer: Any, monkeypatch: pytest.MonkeyPatch) -> No
     assert os.environ["WANDB_TAGS"] == "mine,sft,hftune,base-model"
     tags = json.loads(os.environ["MLFLOW_TAGS"])
     assert tags == {"hftune": "1.0", "hftune.stage": "other", "hftune.base": "/models/base-model", "team": "a"}
+
+
+def test_tags_that_are_no_json(trainer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TAGS", "team=a")
+    with tracked(trainer, MANIFEST):
+        pass
+    monkeypatch.setattr(trackers, "INTEGRATION_TO_CALLBACK", {"mlflow": Recorder})
+    with pytest.raises(ArgumentError, match="MLFLOW_TAGS"), tracked(trainer, MANIFEST):
+        pass
 
 
 def test_a_name_that_was_given_stays(trainer: Any) -> None:

@@ -50,8 +50,8 @@ format: venv ## format, and fix what ruff can fix
 
 # Each language is a build of its own, with a search of its own.
 docs: venv ## the documentation as a site, English in site/, 中文 in site/zh/; dead links and anchors are errors
-	$(BIN)/python -m mkdocs build --quiet --clean
-	DOCS_LANGUAGE=zh DOCS_SITE=site/zh $(BIN)/python -m mkdocs build --quiet --clean
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --clean
+	NO_MKDOCS_2_WARNING=1 DOCS_LANGUAGE=zh DOCS_SITE=site/zh $(BIN)/python -m mkdocs build --quiet --clean
 
 dist: venv ## wheel and source distribution in dist/, built in an environment of their own, and checked
 	$(BIN)/python -m pip install -q build twine

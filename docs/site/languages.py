@@ -7,6 +7,7 @@ below repository/.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -30,6 +31,7 @@ _LINK = re.compile(r"(\]\(|(?:src|href|srcset)=\")([^()\s\"]+)(?=[)\"])")
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """The navigation with its sections in the language of the build."""
+    logging.getLogger("jieba").setLevel(logging.WARNING)  # it tells how long its dictionary took
     if config.theme["language"] == "zh":
         words = config.extra["chinese"]
         config.nav = [{words[title]: pages} for section in config.nav or [] for title, pages in section.items()]

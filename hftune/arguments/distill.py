@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import ClassVar
+from urllib.parse import urlsplit
 
 import trl
 
 from hftune.arguments.freezing import split_commas
 from hftune.arguments.training import SFTArguments
 from hftune.errors import ArgumentError
+from hftune.weight_files import fingerprint
 
 MODES = ("on_policy", "offline", "mixed")
+
+KEY_VARIABLE = "HFTUNE_TEACHER_API_KEY"
+"""Variable with the key of a teacher's server: a command can be read by others, and is written down."""
 
 
 @dataclass
@@ -28,7 +33,21 @@ class DistillArguments(SFTArguments, trl.DistillationConfig):
         default=None,
         metadata={
             "help": "Model to learn from: folder or Hub name, whole or an adapter. Several: the mixture of what they "
-            "say, see --teacher_weights."
+            "say, see --teacher_weights. With --teacher_server_url its name there."
+        },
+    )
+    teacher_server_url: str | None = field(
+        default=None,
+        metadata={
+            "help": "http://host:port of an OpenAI-compatible server that says the log-probabilities of given tokens "
+            f"(vllm serve; hftune serve), in place of a teacher. A key for it is read from the variable {KEY_VARIABLE}."
+        },
+    )
+    teacher_top_k: int | None = field(
+        default=None,
+        metadata={
+            "help": "Tokens that --teacher_server_url is asked for at each place, the most likely ones; all others "
+            "count as one. Left out: 20, as many as vLLM gives unless it is started with --max-logprobs."
         },
     )
     teacher_weights: list[float] | None = field(
@@ -117,8 +136,28 @@ class DistillArguments(SFTArguments, trl.DistillationConfig):
 
     @property
     def teachers(self) -> list[str]:
-        """Names or folders of the teachers."""
-        return self.teacher_model_name_or_path or []
+        """Names or folders of the teachers that this run loads."""
+        return [] if self.teacher_server_url else self.teacher_model_name_or_path or []
+
+    @property
+    def served_teacher(self) -> str | None:
+        """The teacher's name at its server; None: the only one there."""
+        named = self.teacher_model_name_or_path
+        return named[0] if named and self.teacher_server_url else None
+
+    @property
+    def teacher_names(self) -> list[str]:
+        """What the teachers are called, also one behind a server."""
+        if not self.teacher_server_url:
+            return self.teachers
+        host = urlsplit(self.teacher_server_url).netloc
+        return [f"{self.served_teacher} at {host}" if self.served_teacher else host]
+
+    @property
+    def recorded_teachers(self) -> list[dict[str, str | None]]:
+        """What a manifest says of the teachers; of a server's weights there is no fingerprint."""
+        served = bool(self.teacher_server_url)
+        return [{"name": name, "fingerprint": None if served else fingerprint(name)} for name in self.teacher_names]
 
     @property
     def teacher_shares(self) -> list[float]:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import cast
 
+from hftune.arguments.names.table import table
 from hftune.arguments.names.translate import MERGE, Entry
 from hftune.arguments.parser import HftuneParser
 from hftune.errors import ArgumentError
@@ -89,6 +90,10 @@ MERGE_ALIASES = {
     "model_name_or_path": "base_model_name_or_path",
     "tokenizer_name_or_path": "tokenizer_path",
     "torch_dtype": "dtype",
+    "model": "base_model_name_or_path",
+    "adapters": "peft_model_path",
+    "adapter_name_or_path": "peft_model_path",
+    "export_dir": "output_dir",
 }
 
 
@@ -103,6 +108,13 @@ class MergeParser(HftuneParser):
             other = [f"--{alias}" for alias, name in MERGE_ALIASES.items() if name == action.dest]
             action.help = f"{action.help} Also {', '.join(other)}." if other else action.help
         self.switches |= {"verify"}
+
+    def unknown(self, name: str, place: str) -> ArgumentError:
+        """Overrides `HftuneParser.unknown`: a name of training is known, and has no place here."""
+        if name not in table() or name in self.known:
+            return super().unknown(name, place)
+        fix = f"leave it out: a merge takes the adapter's tokenizer and template; `hftune explain {name}`"
+        return ArgumentError(f"--{name} is no argument of a merge", place=place, fix=fix)
 
     def wrong_values(self, entries: Iterable[Entry]) -> Iterator[ArgumentError]:
         """Overrides `HftuneParser.wrong_values`: of so few arguments all are tried one by one, those of a file too."""

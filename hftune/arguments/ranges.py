@@ -78,12 +78,12 @@ _NAMES = {
     "steps [0, 1e12]": "eval_steps logging_steps lr_wsd_decay_steps warmup_steps",
     "steps [0, 1e12] or -1": "save_steps",
     "[1, 1e9]": """
-        batch_tokens dummy_data early_stopping_patience logical_shards num_samples_each_epoch per_device_eval_batch_size
-        per_device_train_batch_size
+        batch_tokens ddp_timeout dummy_data early_stopping_patience logical_shards num_samples_each_epoch
+        per_device_eval_batch_size per_device_train_batch_size
     """,
     "[0, 1e9]": "hang_timeout preview shuffle_buffer trainable_token_indices",
     "[1, 1e8]": """
-        activation_checkpointing_every block_size ddp_timeout max_completion_length max_length max_model_len
+        activation_checkpointing_every block_size max_completion_length max_length max_model_len
         max_new_tokens max_prompt_length new_tokens vllm_max_model_length vocab_size
     """,
     "[1, 1e6]": """
@@ -109,8 +109,8 @@ _NAMES = {
         early_stopping_threshold entropy_coef_delta entropy_coef_max entropy_coef_min entropy_target layers_to_transform
         loraplus_lr_embedding loss_weights
         moe_z_loss_coef neftune_noise_alpha num_cycles off_policy_mask_threshold offset_alpha
-        router_aux_loss_coef shared_token_weight simpo_gamma split_token_weight teacher_weights temperature
-        undesirable_weight vespo_k_neg vespo_k_pos vespo_lambda_neg vespo_lambda_pos vf_coef
+        router_aux_loss_coef shared_token_weight simpo_gamma split_token_weight teacher_top_k teacher_weights
+        temperature undesirable_weight vespo_k_neg vespo_k_pos vespo_lambda_neg vespo_lambda_pos vf_coef
         vllm_importance_sampling_clip_min
     """,
     "(0, 1e6]": """

@@ -130,7 +130,7 @@ def _algorithm(argv: list[str]) -> str | None:
     for name in ("rl_algorithm", "advantage_estimator"):
         if given.get(name):
             return str(given[name][0])
-    if given.get("stage") == ["ppo"]:  # of LLaMA-Factory
+    if ["ppo"] in (given.get("stage"), given.get("rlhf_type")):  # of LLaMA-Factory and ms-swift
         return "ppo"
     # MedicalGPT's PPO script, which trains with RLOO, is known by this name.
     return "rloo" if "sft_model_path" in given else None

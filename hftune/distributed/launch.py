@@ -55,6 +55,8 @@ def prepare_environment() -> None:
     quiet_libraries()
     if watchdog.on_exit not in exit_hooks:
         exit_hooks.append(watchdog.on_exit)
+    # What figures of a run are told to whom is the user's choice: MLflow's makers are none of them.
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     op_builder.put_ninja_on_path()
     # Else DeepSpeed tries one kind of accelerator after the other, by the packages that are installed.
     if not torch.accelerator.is_available():

@@ -21,6 +21,7 @@ from hftune.models.loading.skeleton import skeleton
 from hftune.preflight.sizes import packed_bytes, packed_linears
 
 FLAG = "--teacher_model_name_or_path"
+SERVER = "--teacher_server_url"
 
 
 @dataclass(frozen=True)

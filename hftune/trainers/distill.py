@@ -19,8 +19,10 @@ from hftune.data.tokenizing.taught_chats import TaughtChatEncoder
 from hftune.on_demand import on_demand
 from hftune.trainers.distillation.aligned import COLUMNS, AlignedAnswers, AlignedCollator, AlignedLoss
 from hftune.trainers.distillation.on_policy import OnPolicyAnswers
+from hftune.trainers.distillation.server_teacher import ServerTeacher
 from hftune.trainers.distillation.stored_teacher import StoredTeacher
 from hftune.trainers.distillation.taught_loss import TaughtLoss
+from hftune.trainers.distillation.teacher_server import teacher_server
 from hftune.trainers.distillation.teachers import Teachers
 from hftune.trainers.features.feature import Feature
 from hftune.trainers.features.held_out_loss import HeldOutLoss
@@ -74,7 +76,7 @@ class DistillTrainer(StageTrainer, TokenRows):
 
     Args:
         teachers: Frozen, in evaluation mode; what they say is mixed by `args.teacher_shares`. None with
-            `args.teacher_targets`.
+            `args.teacher_targets` or `args.teacher_server_url`.
         encoder: What has tokenised the records; it knows a teacher that has another tokenizer.
     """
 
@@ -92,7 +94,11 @@ class DistillTrainer(StageTrainer, TokenRows):
     ) -> None:
         self._streams = isinstance(data.train, IterableDataset)
         stored = args.teacher_targets
-        self.teachers = StoredTeacher(stored) if stored else Teachers(teachers, args.teacher_shares)
+        self.teachers: Teachers | StoredTeacher | ServerTeacher
+        if args.teacher_server_url:
+            self.teachers = ServerTeacher(teacher_server(args))
+        else:
+            self.teachers = StoredTeacher(stored) if stored else Teachers(teachers, args.teacher_shares)
         self.aligner = encoder.aligner if isinstance(encoder, TaughtChatEncoder) else None
         super().__init__(
             model=model,

@@ -33,7 +33,7 @@ def describe_run(facts: Facts[Any], trainer: StageTrainer, data: Splits) -> mani
     plain = model.get_base_model() if adapter else model
     folded = facts.adapter_args.folded_adapters
     parents = [folder for folder in (base, *facts.adapter_args.adapter_chain) if manifests.read_manifest(folder)]
-    teachers = getattr(args, "teachers", [])
+    teachers, taught = getattr(args, "teachers", []), getattr(args, "recorded_teachers", [])
     parents += [folder for folder in folded if folder not in parents]
     parents += [folder for folder in teachers if folder not in parents and manifests.read_manifest(folder)]
     return {
@@ -45,7 +45,7 @@ def describe_run(facts: Facts[Any], trainer: StageTrainer, data: Splits) -> mani
         "versions": manifests.library_versions(),
         "base": {"name": base, "fingerprint": fingerprint(base)} | ({"adapters": folded} if folded else {}),
         "parents": [{"folder": folder, "fingerprint": fingerprint(folder)} for folder in parents],
-        **({"teachers": [{"name": name, "fingerprint": fingerprint(name)} for name in teachers]} if teachers else {}),
+        **({"teachers": taught} if taught else {}),
         "kind": "adapter" if adapter else "full",
         "head": head_of(plain),
         "tokenizer": {

@@ -20,12 +20,15 @@ from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
 from hftune.compat.installing import replace_method
 from hftune.distributed import ranks
+from hftune.errors import ArgumentError
+from hftune.opening.json_file import parse_json
 from hftune.secrets import redact
 from hftune.trainers.stage_trainer import StageTrainer
 
 Place = Callable[[Any, Any], str | None]
 _LONGEST_TAG = 64
 """Characters; W&B refuses longer ones."""
+_TAGS = """set it to JSON, MLFLOW_TAGS='{"team": "a"}', or unset it"""
 
 
 @contextmanager
@@ -50,6 +53,9 @@ def tracked(trainer: StageTrainer, manifest: dict[str, Any]) -> Iterator[dict[st
     finally:
         for end in ends:
             end()
+    # These end with the process otherwise, which may be ended before they have written all.
+    for name in {"wandb", "swanlab"} & {*places}:
+        sys.modules[name].finish()
 
 
 def _end_later(callback: TrainerCallback, ends: list[Callable[[], None]]) -> None:
@@ -64,7 +70,7 @@ def _tell(args: Any, manifest: dict[str, Any], found: dict[str, TrainerCallback]
     told = {name: value for group in ("model", "data", "adapter") for name, value in groups[group].items()}
     told |= {"hftune": manifest["hftune"], "hftune_stage": stage, "hftune_base": base}
     # What JSON does not know (a path, a dtype) as a text: TensorBoard writes them as JSON.
-    args.told_trackers = json.loads(json.dumps(told, default=str))
+    args.told_trackers = parse_json(json.dumps(told, default=str), "arguments", finite=False)
     # Trackio takes up the run that has the name, another's perhaps; left alone it finds a new one.
     if args.run_name is None and "trackio" not in found:
         args.run_name = Path(str(args.output_dir)).resolve().name
@@ -73,8 +79,22 @@ def _tell(args: Any, manifest: dict[str, Any], found: dict[str, TrainerCallback]
         os.environ.setdefault(variable, args.project)
     tags = [*filter(None, os.environ.get("WANDB_TAGS", "").split(",")), "hftune", stage, Path(base).name]
     os.environ["WANDB_TAGS"] = ",".join(dict.fromkeys(tag.replace(",", " ")[:_LONGEST_TAG] for tag in tags))
-    own = {"hftune": str(manifest["hftune"]), "hftune.stage": stage, "hftune.base": base}
-    os.environ["MLFLOW_TAGS"] = json.dumps(own | json.loads(os.environ.get("MLFLOW_TAGS") or "{}"))
+    if "swanlab" in found and ranks.is_main():
+        _begin_swanlab(args, tags)
+    if "mlflow" in found:
+        own = {"hftune": str(manifest["hftune"]), "hftune.stage": stage, "hftune.base": base}
+        given = parse_json(os.environ.get("MLFLOW_TAGS") or "{}", "MLFLOW_TAGS", error=ArgumentError, fix=_TAGS)
+        os.environ["MLFLOW_TAGS"] = json.dumps(own | given)
+
+
+def _begin_swanlab(args: Any, tags: list[str]) -> None:
+    """Begin a run, which transformers' callback then takes: to ask for one where there is none is an error by now.
+
+    swanlab 0.10; transformers 5.23 was made for older ones, which answered None.
+    """
+    swanlab = sys.modules["swanlab"]
+    if hasattr(swanlab, "has_run") and not swanlab.has_run():
+        swanlab.init(project=os.environ.get("SWANLAB_PROJECT"), name=args.run_name, tags=tags)
 
 
 def _tensorboard(callback: Any, args: Any) -> str | None:
@@ -100,11 +120,11 @@ def _mlflow(callback: Any, args: Any) -> str | None:
 
 
 def _swanlab(callback: Any, args: Any) -> str | None:
-    run = sys.modules["swanlab"].get_run()
-    if run is None:
+    swanlab = sys.modules["swanlab"]
+    if not getattr(swanlab, "has_run", lambda: False)():
         return None
-    public = run.public
-    return public.cloud.experiment_url or f"{public.run_dir}; swanlab sync {public.run_dir}"
+    run = swanlab.get_run()
+    return str(run.url) if run.mode == "online" else f"{run.dir}; swanlab sync {run.dir}"
 
 
 def _trackio(callback: Any, args: Any) -> str | None:

@@ -131,8 +131,8 @@ def test_what_cannot_be_answered_is_refused_as_openai_refuses(server: Started) -
         assert error.value.code == "context_length_exceeded" and "2048 tokens" in error.value.message
     with pytest.raises(openai.BadRequestError, match="enable_thinkin; it reads enable_thinking"):
         server.chat(extra_body={"chat_template_kwargs": {"enable_thinkin": True}})
-    with pytest.raises(openai.BadRequestError, match="logprobs is not supported"):
-        server.chat(logprobs=True)
+    with pytest.raises(openai.BadRequestError, match="logit_bias is not supported"):
+        server.chat(logit_bias={"5": 1})
     with pytest.raises(openai.AuthenticationError):
         server.client.with_options(api_key="another").models.list()
 

@@ -141,6 +141,9 @@ def test_the_demo_begins_in_an_empty_folder(installed: Command, tiny_model: Path
         f"hftune init demo --model {tiny_model}; python -P -c 'import hftune; print(hftune.__file__)'", tmp_path
     )
     assert "hftune pipeline run demo.yaml" in said.check().output and "site-packages/hftune" in said.output
+    modeline = (tmp_path / "demo.yaml").read_text().splitlines()[0]
+    schema = json.loads((tmp_path / modeline.removeprefix("# yaml-language-server: $schema=")).read_text())
+    assert {"pt", "rl"} <= {name.removeprefix("stage.") for name in schema["$defs"]}, "made on the spot"
     shortened(tmp_path / "demo.yaml", "sft")
     spec = yaml.safe_load((tmp_path / "demo.yaml").read_text())
     spec["launcher"]["deepspeed"]["num_gpus"] = 2

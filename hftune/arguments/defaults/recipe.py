@@ -70,7 +70,7 @@ def _loss(said: _Words, args: StageArguments) -> str:
 def _taught(said: _Words, args: Any, mode: str) -> str:
     share = f" ({said(args.on_policy_share, 'on_policy_share')} of the steps)" if mode == "mixed" else ""
     kind = {0.0: " (forward KL)", 1.0: " (reverse KL)"}.get(args.beta, "")
-    names = "+".join(Path(name).name for name in args.teachers)
+    names = "+".join(Path(name).name for name in args.teacher_names)
     return (
         f", {said(mode, 'distill_mode')}{share} with beta {said(args.beta, 'beta')}{kind}, temperature "
         f"{said(args.temperature, 'temperature')}, taught by {names or 'nobody'}"

@@ -9,8 +9,9 @@ from hftune.data.teaching.stored import FLAG as TARGETS
 from hftune.data.teaching.stored import StoredTargets
 from hftune.errors import ArgumentError, UserError
 from hftune.models.loading.build import decide_build
+from hftune.opening.json_server import split_address
 from hftune.preflight.facts import Facts
-from hftune.preflight.teachers import FLAG, errors_of_teacher, teacher_arguments, teacher_source
+from hftune.preflight.teachers import FLAG, SERVER, errors_of_teacher, teacher_arguments, teacher_source
 
 
 def check_distillation(facts: Facts[DistillArguments]) -> Iterator[UserError]:
@@ -25,11 +26,13 @@ def check_distillation(facts: Facts[DistillArguments]) -> Iterator[UserError]:
 
 def check_teachers(args: DistillArguments) -> Iterator[UserError]:
     """Problems of how teachers are named and weighed."""
-    if not args.teachers and not args.teacher_targets:
+    yield from _check_server(args)
+    if not (args.teachers or args.teacher_targets or args.teacher_server_url):
         yield ArgumentError(
             "no teacher was named",
             place="--teacher_model_name_or_path",
-            fix="name the model to learn from, a folder or a Hub name; or --teacher_targets, from hftune teach",
+            fix="name the model to learn from, a folder or a Hub name; or --teacher_server_url; or --teacher_targets, "
+            "from hftune teach",
         )
     weights = args.teacher_weights
     if weights and len(weights) != len(args.teachers):
@@ -38,6 +41,36 @@ def check_teachers(args: DistillArguments) -> Iterator[UserError]:
         )
     elif weights and not sum(weights) > 0:
         yield ArgumentError("all teachers have weight 0", place="--teacher_weights", fix="give one a weight above 0")
+
+
+def _check_server(args: DistillArguments) -> Iterator[UserError]:
+    """An address that is none, and what a server is not asked for."""
+    url = args.teacher_server_url
+    if not url:
+        if args.teacher_top_k:
+            cause = "a teacher that is loaded says all tokens, which are compared a chunk at a time"
+            fix = f"leave it out; it is for a teacher behind {SERVER}"
+            yield ArgumentError(cause, place="--teacher_top_k", fix=fix)
+        return
+    try:
+        split_address(url, SERVER)
+    except ArgumentError as problem:
+        yield problem
+    if args.teacher_targets:
+        fix = "leave one of them out"
+        yield ArgumentError("what a teacher says is stored already", place=f"{SERVER}, {TARGETS}", fix=fix)
+    if len(args.teacher_model_name_or_path or []) > 1:
+        yield ArgumentError("a server is asked as one teacher", place=f"{SERVER}, {FLAG}", fix="name one model of it")
+    if args.temperature != 1.0:
+        # p^(1/T) sums over all tokens, and the server does not say those of the rest.
+        cause = "a server says probabilities at temperature 1; at another the rest of its tokens cannot be known"
+        fix = "leave it out; or load the teacher, with --teacher_model_name_or_path alone"
+        yield ArgumentError(cause, place=f"--temperature {args.temperature}", fix=fix)
+    own = {"load_in_4bit": args.teacher_load_in_4bit, "load_in_8bit": args.teacher_load_in_8bit}
+    own |= {"dtype": args.teacher_dtype != "auto", "model_revision": bool(args.teacher_model_revision)}
+    for name in (name for name, given in own.items() if given):
+        fix = "leave it out, and start the server so"
+        yield ArgumentError("the server has loaded the teacher", place=f"--teacher_{name}", fix=fix)
 
 
 def _check_targets(facts: Facts[DistillArguments]) -> Iterator[UserError]:

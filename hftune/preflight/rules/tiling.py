@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hftune.arguments.recomputation import MLP
+from hftune.arguments.stage_table import base_stage
 from hftune.errors import ArgumentError, UserError
 from hftune.models.kernels.tiling import tileable
 from hftune.models.loading.config import row_length
@@ -17,7 +18,7 @@ def check_tiling(facts: Facts) -> Iterator[UserError]:
     if not training_args.tiled_mlp:
         return
     place = "--tiled_mlp"
-    if facts.stage not in ("pt", "sft"):
+    if base_stage(facts.stage) not in ("pt", "sft"):
         yield ArgumentError("MLPs are tiled in pre-training and fine-tuning only", place=place, fix="leave it out")
         return
     # How many tiles a row is cut into is decided once, by the longest.

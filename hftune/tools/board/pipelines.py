@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from subprocess import Popen
 from typing import Any
 
 import psutil
@@ -49,7 +48,7 @@ class Pipeline:
     folder: Path | None
     log: Path
     action: str = ""
-    process: Popen[Any] | None = None
+    process: child_processes.Popen[Any] | None = None
     stopping: int | None = None
 
     def runner(self) -> int | None:

@@ -31,6 +31,8 @@ _FLAGS: dict[str, tuple[str, ...]] = {
     "init": ("--model",),
     "pipeline": ("--from", "--to", "--only", "--force", "--dry_run", "--gpus", "--no_estimate"),
     "schema": ("--output",),
+    "watch": ("--once", "--every"),
+    "board": ("--port",),
     "lineage": ("--json",),
     "doctor": ("--quick", "--json"),
 }

@@ -35,6 +35,7 @@ hftune chat outputs/demo/rl-merged    # talk to what it became
 | `{{file}}` | models, stages and their arguments |
 | `base/` | the model that it begins with |
 | `data/` | the records of each stage, `*_eval` for evaluation |
+| `.hftune/` | what an editor knows of `{{file}}`: names, values, what they mean |
 {_LOOK}""",
     "sft": f"""# Fine-tuning on conversations
 

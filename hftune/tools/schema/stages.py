@@ -97,18 +97,19 @@ def _names_of_others(parser: HftuneParser, own: Mapping[str, Schema]) -> tuple[d
     """Names of other tools: those that become one argument; and as patterns, which no editor proposes, the rest."""
     renamed = {name: _renamed(own[to], f"{to} of hftune") for name, to in parser.aliases.items() if to in own}
     free: list[str] = []
-    refused: dict[str, list[str]] = {}
+    refused: dict[str, tuple[Schema, list[str]]] = {}
     for row in table().values():
         if row.name in own or row.name in renamed:
             continue
         target = row.target(parser.stage)
         if row.verdict == REFUSED:
-            refused.setdefault(json.dumps(harmless_schema(row)), []).append(row.name)
+            values = harmless_schema(row)
+            refused.setdefault(repr(values), (values, []))[1].append(row.name)
         elif row.verdict == NO_EFFECT or (row.translation is not None and parser.takes_name(row)):
             free.append(row.name)
         elif row.verdict == ALIAS and target in own:
             renamed[row.name] = _renamed(own[str(target)], f"{_where(row)}: {row.does}. Here: {target}")
-    patterns = {_one_of(names): json.loads(values) for values, names in refused.items()}
+    patterns = {_one_of(names): values for values, names in refused.values()}
     return renamed, patterns | ({_one_of(free): ANYTHING} if free else {})
 
 

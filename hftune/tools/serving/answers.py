@@ -15,6 +15,7 @@ from transformers import StoppingCriteria, StoppingCriteriaList
 from hftune.errors import DataError
 from hftune.logging import notice
 from hftune.tools.serving.errors import RequestError, too_long
+from hftune.tools.serving.log_probs import LogProbs
 from hftune.tools.serving.requests import Asked, ChatRequest, refused
 from hftune.tools.talking.listening import Listener, sampling
 from hftune.tools.talking.loading import Talker, context_of
@@ -24,7 +25,7 @@ from hftune.tools.talking.prompts import PromptWriter
 # Where neither config nor tokenizer says how long a text may be.
 _LONGEST = 32768
 # A tokenizer is no place for two threads: it keeps settings between calls.
-_ENCODING = threading.Lock()
+ENCODING = threading.Lock()
 
 
 @dataclass
@@ -37,11 +38,13 @@ class Prompt:
 
 @dataclass
 class Finish:
-    """How an answer ended: `stop`, `length` or `tool_calls`; tokens generated; all parts as a message."""
+    """How an answer ended: `stop`, `length` or `tool_calls`; tokens generated; all parts as a message; the response's
+    `logprobs`."""
 
     reason: str
     tokens: int
     message: dict[str, Any]
+    log_probs: dict[str, Any] | None = None
 
 
 class Served:
@@ -56,6 +59,7 @@ class Served:
         self.longest = longest or context_of(talker.model, tokenizer) or _unknown_context(name)
         self.prompts = PromptWriter(name, tokenizer, borders_in_text)
         self.forms: dict[str, AnswerForm] = {}
+        self.log_probs = LogProbs(talker.model, tokenizer)
 
     def form(self, arguments: dict[str, Any]) -> AnswerForm:
         """How the template writes answers with these arguments of a request."""
@@ -75,7 +79,7 @@ class Served:
         Raises:
             RequestError: The template refuses it, or it has no room for an answer.
         """
-        with _ENCODING:
+        with ENCODING:
             try:
                 text = self.prompts.text(asked.messages, asked.tools, asked.arguments)
             except DataError as error:
@@ -112,13 +116,18 @@ class Served:
         reader = form.reader(prompt.text, request.tools)
         dropped = unmarked(self.talker.tokenizer, form)
         listener = Listener(self.talker, reader, emit, dropped=dropped, stops=request.stop)
-        listener.hear(prompt.ids, **settings, stopping_criteria=StoppingCriteriaList([_Stop(listener, cancelled)]))
+        listener.hear(prompt.ids, **settings, stopping_criteria=StoppingCriteriaList([Stop(listener, cancelled)]))
         listener.finish()
         reason = "tool_calls" if listener.calls else "stop" if listener.ended_by or listener.stops.found else "length"
-        return Finish(reason, len(listener.ids), reader.message())
+        told = None
+        if request.logprobs is not None:
+            # Read once more as a whole: what was drawn says nothing of what was likely.
+            places = self.log_probs.of([*prompt.ids, *listener.ids], len(prompt.ids), request.logprobs)
+            told = self.log_probs.chatted(places)
+        return Finish(reason, len(listener.ids), reader.message(), told)
 
 
-class _Stop(StoppingCriteria):
+class Stop(StoppingCriteria):
     """Ends an answer at a text that the request names, and when nobody waits for it any more."""
 
     def __init__(self, listener: Listener, cancelled: Callable[[], bool]) -> None:

@@ -7,9 +7,9 @@ import hmac
 import threading
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from starlette.applications import Starlette
@@ -20,6 +20,7 @@ from starlette.routing import Route
 
 from hftune.logging import get_logger
 from hftune.tools.serving.answers import Finish, Prompt, Served
+from hftune.tools.serving.completions import Completion, read_completion
 from hftune.tools.serving.errors import RequestError, no_such_model
 from hftune.tools.serving.queue import WorkQueue
 from hftune.tools.serving.requests import ChatRequest, read_body, read_chat, read_scored
@@ -29,6 +30,7 @@ from hftune.tools.talking.parsing import Part
 
 LONGEST_BODY = 8 << 20
 """Bytes of a request."""
+Result = TypeVar("Result")
 # Seconds between two looks whether a client still waits.
 _LOOK = 0.25
 
@@ -61,6 +63,7 @@ class Server:
             Route("/v1/models", self.list_models),
             Route("/v1/models/{name:path}", self.one_model),
             Route("/v1/chat/completions", self.chat, methods=["POST"]),
+            Route("/v1/completions", self.complete, methods=["POST"]),
             *scores,
         ]
         handlers: dict[Any, Any] = {RequestError: _refuse, HTTPException: _refuse_path, Exception: _fail}
@@ -101,6 +104,16 @@ class Server:
             headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
             return StreamingResponse(answers.events(), media_type="text/event-stream", headers=headers)
         return JSONResponse(await answers.whole(request))
+
+    async def complete(self, request: Request) -> Response:
+        """Prompts continued as they are, and log-probabilities of their tokens."""
+        asked = read_completion(await self._body(request))
+        if asked.model not in self.models:
+            raise no_such_model(asked.model)
+        self.queue.check()
+        found = await asyncio.to_thread(Completion, self.models[asked.model], asked, self.queue.stopped)
+        content = await _while_asked(request, self.queue.run(found.make), found.gone)
+        return Response(content, media_type="application/json")
 
     async def pooling(self, request: Request) -> Response:
         """The scores of a conversation."""
@@ -158,15 +171,7 @@ class Answers:
 
     async def whole(self, request: Request) -> dict[str, Any]:
         """All of them, unless the client leaves."""
-        task = asyncio.create_task(self.queue.run(self._work))
-        try:
-            while not (await asyncio.wait({task}, timeout=_LOOK))[0]:
-                if await request.is_disconnected():
-                    self.gone.set()
-            return self.response.whole(task.result())
-        finally:
-            self.gone.set()
-            task.cancel()
+        return self.response.whole(await _while_asked(request, self.queue.run(self._work), self.gone))
 
     async def events(self) -> AsyncIterator[str]:
         """Events as they are made; one with an error at the end, where the answer cannot be finished."""
@@ -218,6 +223,19 @@ class Answers:
     def _send(self, event: str) -> None:
         if self.asked.stream:
             self.loop.call_soon_threadsafe(self.events_of.put_nowait, event)
+
+
+async def _while_asked(request: Request, work: Coroutine[Any, Any, Result], gone: threading.Event) -> Result:
+    """The result of work; `gone` is set where the client leaves before."""
+    task = asyncio.create_task(work)
+    try:
+        while not (await asyncio.wait({task}, timeout=_LOOK))[0]:
+            if await request.is_disconnected():
+                gone.set()
+        return task.result()
+    finally:
+        gone.set()
+        task.cancel()
 
 
 async def _refuse(request: Request, error: Exception) -> Response:

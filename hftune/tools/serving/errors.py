@@ -33,7 +33,7 @@ def no_such_model(name: str) -> RequestError:
     return RequestError(f"The model {name!r} does not exist", status=404, param="model", code="model_not_found")
 
 
-def too_long(limit: int, prompt: int, wanted: int | None = None) -> RequestError:
+def too_long(limit: int, prompt: int, wanted: int | None = None, *, param: str = "messages") -> RequestError:
     """The refusal of more tokens than the model takes.
 
     Args:
@@ -43,7 +43,7 @@ def too_long(limit: int, prompt: int, wanted: int | None = None) -> RequestError
     if wanted is not None:
         said = f"you requested {prompt + wanted} tokens ({prompt} in the prompt, {wanted} for the answer)"
     message = f"This model's maximum context length is {limit} tokens, and {said}."
-    return RequestError(message, param="messages", code="context_length_exceeded")
+    return RequestError(message, param=param, code="context_length_exceeded")
 
 
 def stopping() -> RequestError:

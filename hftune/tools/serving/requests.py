@@ -18,7 +18,7 @@ MOST_STOPS, LONGEST_STOP, MOST_CHOICES = 16, 1000, 16
 _ORIGIN = "the request"
 
 # Sampling: least and greatest value, and whether it is a whole number. OpenAI's, and those that vLLM takes as well.
-_SAMPLING: dict[str, tuple[float, float, bool]] = {
+SAMPLING: dict[str, tuple[float, float, bool]] = {
     "temperature": (0, 2, False),
     "top_p": (0, 1, False),
     "top_k": (-1, 1e6, True),
@@ -29,20 +29,21 @@ _SAMPLING: dict[str, tuple[float, float, bool]] = {
 _HARMLESS = frozenset(("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"))
 # What is not done is refused, unless it asks for nothing.
 _NOTHING: dict[str, tuple[Any, ...]] = {
-    "logprobs": (False,),
-    "top_logprobs": (0,),
     "logit_bias": ({},),
     "frequency_penalty": (0,),
     "presence_penalty": (0,),
     "response_format": ({"type": "text"},),
+    "suffix": ("",),
+    "stream": (False,),
+    "best_of": (1,),
     "modalities": (["text"],),
     "parallel_tool_calls": (True,),
 }
 _KNOWN = frozenset(
     (
         *("model", "messages", "tools", "tool_choice", "stream", "stream_options", "n", "stop", "seed", "max_tokens"),
-        *("max_completion_tokens", "chat_template_kwargs", "reasoning_effort"),
-        *_SAMPLING,
+        *("max_completion_tokens", "chat_template_kwargs", "reasoning_effort", "logprobs", "top_logprobs"),
+        *SAMPLING,
     )
 )
 
@@ -58,22 +59,34 @@ class Asked:
     row: Row | None = None
 
 
-@dataclass
-class ChatRequest(Asked):
-    """A request for an answer.
+@dataclass(kw_only=True)
+class Sampled:
+    """How answers are drawn.
 
     Attributes:
         sampling: The settings that were given, by transformers' names.
+    """
+
+    model: str
+    n: int = 1
+    stop: tuple[str, ...] = ()
+    seed: int | None = None
+    sampling: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass
+class ChatRequest(Asked, Sampled):
+    """A request for an answer.
+
+    Attributes:
         max_tokens: Of the answer; None: as many as there is room for.
+        logprobs: Likeliest tokens that are told of each token of the answer; None: no log-probabilities.
     """
 
     stream: bool = False
     include_usage: bool = False
-    n: int = 1
-    stop: tuple[str, ...] = ()
-    seed: int | None = None
     max_tokens: int | None = None
-    sampling: dict[str, float] = field(default_factory=dict)
+    logprobs: int | None = None
 
 
 def read_body(raw: bytes) -> dict[str, Any]:
@@ -96,7 +109,7 @@ def read_chat(body: dict[str, Any]) -> ChatRequest:
     Raises:
         RequestError: A field that is unknown, of another type, out of its range, or asks for what is not done.
     """
-    _check_names(body)
+    check_names(body)
     asked = _conversation(body)
     if asked.messages[-1]["role"] not in ("user", "tool"):
         raise RequestError("the last message must be of user or tool, for the model to answer", param="messages")
@@ -106,20 +119,38 @@ def read_chat(body: dict[str, Any]) -> ChatRequest:
         raise RequestError("tool_choice must be auto or none: calls cannot be forced", param="tool_choice")
     if "reasoning_effort" in body:
         asked.arguments = {"reasoning_effort": body["reasoning_effort"]} | asked.arguments
-    options = _of(body, "stream_options", dict, {})
-    longest = _number(body, "max_completion_tokens", 1, 1 << 31)
+    options = value_of(body, "stream_options", dict, {})
+    longest = number_of(body, "max_completion_tokens", 1, 1 << 31)
+    stream, told = value_of(body, "stream", bool, False), value_of(body, "logprobs", bool, False)
+    tops = number_of(body, "top_logprobs", 0, 20)
+    if tops and not told:
+        raise RequestError("top_logprobs needs logprobs true", param="top_logprobs")
+    if stream and told:
+        raise RequestError("logprobs come with whole answers, not with stream", param="logprobs")
     return ChatRequest(
-        **vars(asked),
-        stream=_of(body, "stream", bool, False),
-        include_usage=_of(options, "include_usage", bool, False),
-        n=int(_number(body, "n", 1, MOST_CHOICES) or 1),
+        **(vars(sampled(body)) | vars(asked)),
+        stream=stream,
+        include_usage=value_of(options, "include_usage", bool, False),
+        max_tokens=_whole(number_of(body, "max_tokens", 1, 1 << 31) if longest is None else longest),
+        logprobs=int(tops or 0) if told else None,
+    )
+
+
+def sampled(body: dict[str, Any]) -> Sampled:
+    """How the answers that a body asks for are drawn.
+
+    Raises:
+        RequestError: As `read_chat`.
+    """
+    return Sampled(
+        model=value_of(body, "model", str),
+        n=int(number_of(body, "n", 1, MOST_CHOICES) or 1),
         stop=_stops(body),
-        seed=_whole(_number(body, "seed", -(1 << 63), (1 << 63) - 1)),
-        max_tokens=_whole(_number(body, "max_tokens", 1, 1 << 31) if longest is None else longest),
+        seed=_whole(number_of(body, "seed", -(1 << 63), (1 << 63) - 1)),
         sampling={
             name: value
-            for name, (least, most, whole) in _SAMPLING.items()
-            if (value := _number(body, name, least, most, whole=whole)) is not None
+            for name, (least, most, whole) in SAMPLING.items()
+            if (value := number_of(body, name, least, most, whole=whole)) is not None
         },
     )
 
@@ -130,7 +161,7 @@ def read_scored(body: dict[str, Any]) -> Asked:
     Raises:
         RequestError: As `read_chat`; or the last message is not the assistant's.
     """
-    _check_names(body, ("model", "messages", "tools", "chat_template_kwargs", "encoding_format"))
+    check_names(body, ("model", "messages", "tools", "chat_template_kwargs", "encoding_format"))
     if body.get("encoding_format", "float") != "float":
         raise RequestError("encoding_format must be float", param="encoding_format")
     asked = _conversation(body)
@@ -139,7 +170,12 @@ def read_scored(body: dict[str, Any]) -> Asked:
     return asked
 
 
-def _check_names(body: dict[str, Any], known: tuple[str, ...] | frozenset[str] = _KNOWN) -> None:
+def check_names(body: dict[str, Any], known: tuple[str, ...] | frozenset[str] = _KNOWN) -> None:
+    """Refuse a field that is not known, or asks for what is not done.
+
+    Raises:
+        RequestError: With its name.
+    """
     for name, value in body.items():
         if name in known or name in _HARMLESS or value in _NOTHING.get(name, ()):
             continue
@@ -148,8 +184,8 @@ def _check_names(body: dict[str, Any], known: tuple[str, ...] | frozenset[str] =
 
 
 def _conversation(body: dict[str, Any]) -> Asked:
-    name = _of(body, "model", str)
-    _of(body, "messages", list)
+    name = value_of(body, "model", str)
+    value_of(body, "messages", list)
     kept = ("messages", "tools", "chat_template_kwargs")
     row = Row({key: body[key] for key in kept if key in body}, _ORIGIN, 1)
     try:
@@ -165,7 +201,12 @@ def refused(error: DataError) -> RequestError:
     return RequestError(error.cause, param="messages", code="invalid_messages")
 
 
-def _of(body: dict[str, Any], name: str, kind: type, otherwise: Any = None) -> Any:
+def value_of(body: dict[str, Any], name: str, kind: type, otherwise: Any = None) -> Any:
+    """A field of a type.
+
+    Raises:
+        RequestError: It is of another, or not there.
+    """
     value = body.get(name, otherwise)
     if not isinstance(value, kind):
         found = "nothing" if value is None else type(value).__name__
@@ -173,7 +214,12 @@ def _of(body: dict[str, Any], name: str, kind: type, otherwise: Any = None) -> A
     return value
 
 
-def _number(body: dict[str, Any], name: str, least: float, most: float, *, whole: bool = True) -> float | None:
+def number_of(body: dict[str, Any], name: str, least: float, most: float, *, whole: bool = True) -> float | None:
+    """A field that is a number of a range; None where it is not there.
+
+    Raises:
+        RequestError: It is none.
+    """
     value = body.get(name)
     if value is None:
         return None

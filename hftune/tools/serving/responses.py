@@ -28,7 +28,7 @@ class ChatResponse:
     def whole(self, finished: list[Finish]) -> dict[str, Any]:
         """All answers at once."""
         choices = [
-            {"index": index, "message": _message(one.message), "finish_reason": one.reason, "logprobs": None}
+            {"index": index, "message": _message(one.message), "finish_reason": one.reason, "logprobs": one.log_probs}
             for index, one in enumerate(finished)
         ]
         return self.head | {"object": "chat.completion", "choices": choices, "usage": self.usage(finished)}

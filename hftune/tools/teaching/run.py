@@ -44,7 +44,7 @@ from hftune.publishing.folder import clear_work, make_work, published_folder, wo
 from hftune.publishing.ownership import output_problems
 from hftune.secrets import command_without_secrets
 from hftune.tools.teaching.shards import LostMass, Work, divide, new_shard, write_index
-from hftune.tools.teaching.teacher import Teacher, load_teacher
+from hftune.tools.teaching.teacher import ServedTeacher, Teacher, load_teacher
 from hftune.visible import say
 from hftune.weight_files import fingerprint
 
@@ -67,7 +67,7 @@ def teach(arguments: RunArguments[DistillArguments], argv: list[str]) -> None:
     parts = [part.dataset.select_columns(["input_ids", "labels"]) for found in sources.values() for part in found]
     dataset = concatenate_datasets(parts)
     teacher = load_teacher(model_args, args, tokenizer)
-    k = min(args.top_k or DEFAULT_K, teacher.vocabulary)
+    k = min(teacher.k or args.top_k or DEFAULT_K, teacher.vocabulary)
     work = divide(dataset, k)
     plan = _plan(work, teacher, tokenizer, args, k)
     target = Path(str(args.output_dir)).resolve()
@@ -111,7 +111,7 @@ def _sources(encoder: Encoder, arguments: RunArguments[DistillArguments]) -> dic
 
 
 def _plan(
-    work: Work, teacher: Teacher, tokenizer: PreTrainedTokenizerBase, args: DistillArguments, k: int
+    work: Work, teacher: Teacher | ServedTeacher, tokenizer: PreTrainedTokenizerBase, args: DistillArguments, k: int
 ) -> dict[str, Any]:
     """All that decides the bytes of the shards, and what the manifest says of them."""
     return {
@@ -123,8 +123,8 @@ def _plan(
         "records": len(work.records),
         "tokenizer": tokenizer_key(tokenizer),
         "teacher": {
-            "names": args.teachers,
-            "fingerprints": [fingerprint(name) for name in args.teachers],
+            "names": args.teacher_names,
+            "fingerprints": [one["fingerprint"] for one in args.recorded_teachers],
             "shares": args.teacher_shares,
             "dtype": teacher.dtype,
         },
@@ -188,8 +188,8 @@ def _publish(
         }
         manifests.finish_manifest(result, about)
     get_logger().info(
-        "%s tokens of %s records, the %s most likely of %s: lost mass %.2g on average, 99th percentile %.2g",
-        *(plan[name] for name in ("tokens", "records", "k", "vocabulary")),
+        "%s tokens of %s records, the %s most likely at each: lost mass %.2g on average, 99th percentile %.2g",
+        *(plan[name] for name in ("tokens", "records", "k")),
         figures["mean"],
         figures["p99"],
     )

@@ -24,6 +24,7 @@ from hftune.preflight.teachers import FLAG
 from hftune.tools.teaching.shards import ShardFile, Work
 from hftune.trainers.distillation.loading import load_teachers
 from hftune.trainers.distillation.other_tokenizer import teacher_tokenizers
+from hftune.trainers.distillation.teacher_server import TeacherServer, teacher_server
 
 
 @dataclass
@@ -33,12 +34,14 @@ class Teacher:
     Attributes:
         vocabulary: Tokens that all of them know.
         pad: Fills up rows; nothing attends to it.
+        k: Tokens that it gives; None: as many as are asked for.
     """
 
     models: list[Any]
     shares: list[float]
     temperature: float
     pad: int
+    k: int | None = None
 
     @property
     def vocabulary(self) -> int:
@@ -106,12 +109,46 @@ def _trained(records: list[dict[str, Any]]) -> list[np.ndarray]:
     return [trained_places(np.asarray(one["labels"])) for one in records]
 
 
-def load_teacher(model_args: ModelArguments, args: DistillArguments, tokenizer: PreTrainedTokenizerBase) -> Teacher:
+class ServedTeacher:
+    """A teacher behind a server, as `Teacher` otherwise.
+
+    Attributes:
+        vocabulary: Of its head, which it does not say: as many as ids can be stored of.
+    """
+
+    vocabulary, dtype = (1 << 31) - 1, "of the server"
+
+    def __init__(self, server: TeacherServer) -> None:
+        self.server, self.k = server, server.k
+
+    def fill(self, shard: ShardFile, dataset: Dataset, work: Work, number: int, rows: int) -> None:
+        """Write what is said of all records of a shard, `rows` of them at a time."""
+        first, last = int(work.bounds[number]), int(work.bounds[number + 1])
+        found = dataset.select(work.records[first:last]).with_format("numpy")
+        for start in range(0, last - first, rows):
+            chosen = range(start, min(start + rows, last - first))
+            records = [found[at] for at in chosen]
+            trained = [np.flatnonzero(places) for places in _trained(records)]
+            texts = [record["input_ids"][: at[-1] + 1].tolist() for record, at in zip(records, trained, strict=True)]
+            for row, at, (ids, log_probs) in zip(chosen, trained, self.server.said(texts), strict=True):
+                if (few := int((ids[at - 1] >= 0).sum(axis=1).min())) < shard.k:
+                    fix = f"give --teacher_top_k {few}"
+                    raise self.server.server.error(f"the server gives {few} of {shard.k} tokens at a place", fix)
+                shard.write(int(work.places[first + row] - work.places[first]), ids[at - 1], log_probs[at - 1])
+
+
+def load_teacher(
+    model_args: ModelArguments, args: DistillArguments, tokenizer: PreTrainedTokenizerBase
+) -> Teacher | ServedTeacher:
     """The teachers that the arguments name, on this process's device.
 
     Raises:
         ArgumentError: One cannot be loaded, or reads other tokens than the records have.
     """
+    if args.teacher_server_url:
+        server = teacher_server(args, args.teacher_top_k or args.top_k)
+        server.check(tokenizer)
+        return ServedTeacher(server)
     for name, theirs in teacher_tokenizers(model_args, args).items():
         if not same_tokenizer(tokenizer, theirs):
             raise ArgumentError(

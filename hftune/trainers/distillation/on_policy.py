@@ -14,6 +14,7 @@ from hftune.constants import IGNORE_INDEX
 from hftune.data.corpus.streaming import ORIGIN
 from hftune.distributed import phases, ranks
 from hftune.logging import notice
+from hftune.models.kernels.fused_lora import adapters_held
 from hftune.trainers.features.completions import Completions
 from hftune.trainers.features.phases import reporting_passes
 from hftune.trainers.features.reward_guards import share_ended
@@ -98,7 +99,7 @@ class OnPolicyAnswers(Completions):
         run.model.eval()
         try:
             plain = run.accelerator.unwrap_model(run.model, keep_torch_compile=False)
-            with _own_numbers(run), reporting_passes(plain):
+            with _own_numbers(run), reporting_passes(plain), adapters_held():
                 answers: list[list[int]] = run._generate_single_turn(prompts, None, {})
         finally:
             run.model.train(training)
@@ -150,12 +151,16 @@ def _own_numbers(run: Run) -> Iterator[None]:
 def records_of(batch: dict[str, Any]) -> list[Record]:
     """The documents of a collated batch, without padding: input_ids and labels of each."""
     ids, labels = batch["input_ids"], batch["labels"]
+    return [
+        {"input_ids": ids[row, span].tolist(), "labels": labels[row, span].tolist()} for row, span in spans_of(batch)
+    ]
+
+
+def spans_of(batch: dict[str, Any]) -> list[tuple[int, slice]]:
+    """The row and the places of each document of a collated batch, in their order."""
     if "cu_seq_lens_q" in batch:
-        ends = batch["cu_seq_lens_q"].tolist()
-        spans = [(0, slice(start, end)) for start, end in pairwise(ends)]
-    else:
-        spans = [(row, slice(0, length)) for row, length in enumerate(batch["attention_mask"].sum(1).tolist())]
-    return [{"input_ids": ids[row, span].tolist(), "labels": labels[row, span].tolist()} for row, span in spans]
+        return [(0, slice(start, end)) for start, end in pairwise(batch["cu_seq_lens_q"].tolist())]
+    return [(row, slice(0, length)) for row, length in enumerate(batch["attention_mask"].sum(1).tolist())]
 
 
 def prompt_of(record: Record) -> list[int] | None:

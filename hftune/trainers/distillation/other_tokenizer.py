@@ -17,6 +17,7 @@ from hftune.errors import ArgumentError
 from hftune.logging import notice
 from hftune.models.loading.tokenizer import has_tokenizer, load_plain_tokenizer
 from hftune.preflight.teachers import FLAG, errors_of_teacher, teacher_arguments, teacher_source
+from hftune.trainers.distillation.teacher_server import teacher_server
 
 
 def taught_encoder(
@@ -29,8 +30,10 @@ def taught_encoder(
 
     Raises:
         ArgumentError: Another tokenizer, and what cannot be done with one: packed rows, streams, records tokenised
-            ahead, several teachers; or one that cannot be aligned.
+            ahead, several teachers, a server; or one that cannot be aligned.
     """
+    if training_args.teacher_server_url:
+        teacher_server(training_args).check(tokenizer)
     found = teacher_tokenizers(model_args, training_args)
     others = {name: one for name, one in found.items() if not same_tokenizer(tokenizer, one)}
     if not others:

@@ -10,6 +10,7 @@ import torch
 from hftune.arguments.training import StageArguments
 from hftune.models.kernels.lessons import Divergence, Lesson
 from hftune.trainers.distillation.on_policy import OnPolicyAnswers
+from hftune.trainers.distillation.server_teacher import ServerTeacher
 from hftune.trainers.distillation.stored_teacher import StoredTeacher
 from hftune.trainers.distillation.teachers import Teachers
 from hftune.trainers.features.answer_loss import AnswerLoss
@@ -25,7 +26,10 @@ class TaughtLoss(AnswerLoss):
     """
 
     def __init__(
-        self, teachers: Teachers | StoredTeacher, args: StageArguments, drawn: OnPolicyAnswers | None = None
+        self,
+        teachers: Teachers | StoredTeacher | ServerTeacher,
+        args: StageArguments,
+        drawn: OnPolicyAnswers | None = None,
     ) -> None:
         super().__init__(measures_tokens=True)
         self.teachers, self.drawn = teachers, drawn

@@ -48,5 +48,5 @@ def test_help(capsys: pytest.CaptureFixture) -> None:
         parse_merge_arguments(["--help"])
     assert end.value.code == 0
     said = capsys.readouterr().out
-    assert "Also --lora_model, --peft_path." in " ".join(said.split())
+    assert "Also --lora_model, --peft_path, --adapters, --adapter_name_or_path." in " ".join(said.split())
     assert "--merge_base {original,dequantized}" in said and "command line" not in said

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 
 import pytest
@@ -22,3 +23,12 @@ def test_who_waits_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
         pass
     time.sleep(0.2)
     assert len(said) == 1
+
+
+@pytest.mark.parametrize(("given", "then"), [(None, "true"), ("false", "false")])
+def test_no_figures_for_the_makers_of_mlflow(given: str | None, then: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", given or "")
+    if given is None:
+        monkeypatch.delenv("MLFLOW_DISABLE_TELEMETRY")
+    launch.prepare_environment()
+    assert os.environ["MLFLOW_DISABLE_TELEMETRY"] == then

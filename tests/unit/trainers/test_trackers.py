@@ -13,6 +13,7 @@ import pytest
 from transformers import TrainerCallback
 from transformers.integrations import integration_utils
 
+from hftune.errors import ArgumentError
 from hftune.trainers import trackers
 from hftune.trainers.trackers import tracked
 
@@ -56,6 +57,16 @@ def test_a_tracker_ends_after_the_last_figures(trainer: Any) -> None:
     assert recorder.seen == ["log", "end {'model': 'm'}"] and places == {"mine": "at 1"}
 
 
+def test_those_that_end_with_the_process_end_before(trainer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder = trainer.callback_handler.callbacks[1]
+    monkeypatch.setattr(trackers, "INTEGRATION_TO_CALLBACK", {"wandb": Recorder})
+    monkeypatch.setattr(trackers, "_PLACES", {"wandb": lambda callback, args: "there"})
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(finish=lambda: recorder.seen.append("finish")))
+    with tracked(trainer, MANIFEST):
+        recorder.on_train_end(trainer.args, None, None)
+    assert recorder.seen == ["end {}", "finish"]
+
+
 def test_it_ends_where_a_run_fails_as_well(trainer: Any) -> None:
     recorder = trainer.callback_handler.callbacks[1]
     with pytest.raises(KeyError), tracked(trainer, MANIFEST):
@@ -65,6 +76,7 @@ def test_it_ends_where_a_run_fails_as_well(trainer: Any) -> None:
 
 
 def test_what_they_are_told(trainer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trackers, "INTEGRATION_TO_CALLBACK", {"mlflow": Recorder})
     monkeypatch.setenv("WANDB_TAGS", "mine,sft")
     monkeypatch.setenv("MLFLOW_TAGS", '{"hftune.stage": "other", "team": "a"}')
     with tracked(trainer, MANIFEST):
@@ -78,6 +90,15 @@ def test_what_they_are_told(trainer: Any, monkeypatch: pytest.MonkeyPatch) -> No
     assert os.environ["WANDB_TAGS"] == "mine,sft,hftune,base-model"
     tags = json.loads(os.environ["MLFLOW_TAGS"])
     assert tags == {"hftune": "1.0", "hftune.stage": "other", "hftune.base": "/models/base-model", "team": "a"}
+
+
+def test_tags_that_are_no_json(trainer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TAGS", "team=a")
+    with tracked(trainer, MANIFEST):
+        pass
+    monkeypatch.setattr(trackers, "INTEGRATION_TO_CALLBACK", {"mlflow": Recorder})
+    with pytest.raises(ArgumentError, match="MLFLOW_TAGS"), tracked(trainer, MANIFEST):
+        pass
 
 
 def test_a_name_that_was_given_stays(trainer: Any) -> None:
@@ -107,6 +128,25 @@ def test_only_the_first_process_says_where(trainer: Any, monkeypatch: pytest.Mon
     assert places == {}
 
 
+def test_a_run_of_swanlab_is_begun_for_its_callback(trainer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[dict[str, Any]] = []
+    there = [False]
+    module = SimpleNamespace(has_run=lambda: there[0], init=lambda **given: begun.append(given))
+    monkeypatch.setitem(sys.modules, "swanlab", module)
+    monkeypatch.setattr(trackers, "INTEGRATION_TO_CALLBACK", {"swanlab": Recorder})
+    monkeypatch.setattr(trackers, "_PLACES", {})
+    monkeypatch.setenv("SWANLAB_PROJECT", "p")
+    for is_there, times in ((False, 1), (True, 1)):
+        there[0] = is_there
+        with tracked(trainer, MANIFEST):
+            assert len(begun) == times, "one that is there is taken"
+    assert begun == [{"project": "p", "name": "my-run", "tags": ["hftune", "sft", "base-model"]}]
+    monkeypatch.setattr(trackers.ranks, "is_main", lambda: False)
+    there[0] = False
+    with tracked(trainer, MANIFEST):
+        assert len(begun) == 1, "one process reports"
+
+
 def test_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     places = trackers._PLACES
     assert places.keys() <= integration_utils.INTEGRATION_TO_CALLBACK.keys()
@@ -125,3 +165,10 @@ def test_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     uri[0] = "file:///m"
     assert places["mlflow"](None, None) == "run r in file:///m; mlflow ui --backend-store-uri file:///m"
     assert places["trackio"](None, SimpleNamespace(project="p")) == "trackio show --project p"
+    alive = SimpleNamespace(mode="offline", dir=Path("/s/run-1"), url="https://s/run")
+    monkeypatch.setitem(sys.modules, "swanlab", SimpleNamespace(has_run=lambda: True, get_run=lambda: alive))
+    assert places["swanlab"](None, None) == "/s/run-1; swanlab sync /s/run-1"
+    alive.mode = "online"
+    assert places["swanlab"](None, None) == "https://s/run"
+    monkeypatch.setitem(sys.modules, "swanlab", SimpleNamespace(has_run=lambda: False))
+    assert places["swanlab"](None, None) is None

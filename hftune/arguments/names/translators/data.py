@@ -66,6 +66,20 @@ def empty_thoughts(request: Request) -> Translated:
     return Translated([("empty_thoughts", ["train" if trained else "mask"])])
 
 
+def system(request: Request) -> Translated:
+    """`system` of ms-swift: the system message of records that have none.
+
+    Raises:
+        ArgumentError: A file of it, or a stage other than RL, whose records say it themselves.
+    """
+    text = request.text("system") or ""
+    if request.stage != "rl":
+        raise cannot("system", "TEXT", "put it into the records, as a message of role system")
+    if text.endswith(".txt"):
+        raise cannot("system", text, "write the text itself: --system_prompt TEXT")
+    return Translated([("system_prompt", [text.replace("\\n", "\n")])])
+
+
 def truncation(request: Request) -> Translated:
     """`truncation_strategy`: hftune cuts the end of what is too long, which is "right"."""
     value = (request.text("truncation_strategy") or "").lower()

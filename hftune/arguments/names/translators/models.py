@@ -124,6 +124,21 @@ def pissa(request: Request) -> Translated:
     return Translated([("init_lora_weights", ["pissa" if rounds == "-1" else f"pissa_niter_{rounds}"])])
 
 
+_FLASH: dict[str, NamedValues] = {
+    "fa2": [("flash_attn", ["True"])],
+    "fa3": [("attn_implementation", ["flash_attention_3"])],
+    "sdpa": [("attn_implementation", ["sdpa"])],
+    "disabled": [("attn_implementation", ["eager"])],
+    "auto": [],
+}
+
+
+def flash_attn(request: Request) -> Translated:
+    """`flash_attn`: a switch here; LLaMA-Factory names the kernel, and takes FlashAttention 2 where there is one."""
+    value = (request.text("flash_attn") or "").lower()
+    return Translated(_FLASH.get(value, [("flash_attn", list(request.given["flash_attn"]))]))
+
+
 _kernels = mapped(
     "attn_implementation",
     {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hftune.arguments.names.row import OFF, NamedValues, Request, Translated, Translation
-from hftune.arguments.names.translators.common import cannot, each
+from hftune.arguments.names.translators.common import cannot, each, number
 from hftune.arguments.stage_table import STAGES
 
 TENSOR_NAMES = ("tensor_parallel_degree", "tensor_model_parallel_size", "tp_size")
@@ -32,7 +32,10 @@ def stage_of(stages: dict[str, str]) -> Translation:
 
 _stage = stage_of({"pt": "pt", "sft": "sft", "rm": "rm", "dpo": "dpo", "kto": "dpo", "ppo": "rl"})
 _ADDS: dict[str, NamedValues] = {"kto": [("loss_type", ["kto"])], "ppo": [("rl_algorithm", ["ppo"])]}
-rlhf_type = stage_of({"dpo": "dpo", "rm": "rm", "grpo": "rl", "gkd": "distill"})
+_LOSSES = {"kto": ("kto", "apo_zero_unpaired"), "orpo": ("orpo",), "cpo": ("cpo",), "simpo": ("cpo_simpo", "simpo")}
+_rlhf = stage_of(
+    {"dpo": "dpo", "rm": "rm", "ppo": "rl", "grpo": "rl", "gkd": "distill"} | dict.fromkeys(_LOSSES, "dpo")
+)
 task_type = stage_of({"causal_lm": "sft", "seq_cls": "rm"})
 
 
@@ -41,6 +44,34 @@ def stage(request: Request) -> Translated:
     answer, value = _stage(request), (request.text("stage") or "").lower()
     more = [pair for pair in _ADDS.get(value, []) if request.other(pair[0]) is None]
     return Translated([*answer.given, *more], answer.notices)
+
+
+def rlhf_type(request: Request) -> Translated:
+    """ms-swift's `rlhf_type`: the script, the loss or algorithm, and defaults of its own that differ from those here.
+
+    Raises:
+        ArgumentError: Another script's, or another loss was named as well.
+    """
+    answer, kind = _rlhf(request), (request.text("rlhf_type") or "").lower()
+    losses, named = _LOSSES.get(kind, ()), request.other("loss_type")
+    if losses and named not in (None, *losses):
+        raise cannot("rlhf_type", kind, f"the loss is {named}; {kind} is --loss_type {losses[0]}")
+    meant: NamedValues = [("loss_type", [losses[0]])] if losses and named is None else []
+    if kind == "simpo":
+        # Its SimPO is CPO-SimPO unless the SFT loss weighs nothing.
+        plain = number("cpo_alpha", request.other("cpo_alpha") or "1") == 0
+        meant = [("loss_type", ["simpo" if plain else "cpo_simpo"])] if named is None else []
+        meant += [("beta", ["2.0"]), ("simpo_gamma", ["1.0"])]
+    elif kind == "grpo":
+        meant = [("beta", ["0.04"])]
+    elif kind == "ppo":
+        meant = [("rl_algorithm", ["ppo"])]
+    given = [pair for pair in meant if request.other(pair[0]) is None]
+    defaults = [f"--{name} {values[0]}" for name, values in given if name in ("beta", "simpo_gamma")]
+    said = (f"--rlhf_type {kind}: {' '.join(defaults)}, ms-swift's default",) if defaults else ()
+    if kind == "gkd" and request.other("max_length"):
+        said = ("--max_length counts prompt and answer here; in ms-swift's GKD the prompt alone",)
+    return Translated([*answer.given, *given], said)
 
 
 _RL = dict.fromkeys(("dpo", "ipo", "kto", "orpo", "simpo"), "dpo") | {"grpo": "rl"}

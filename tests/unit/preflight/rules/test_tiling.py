@@ -26,7 +26,7 @@ def lengths(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_where_it_is() -> None:
-    assert said() == said("pt") == said(parts=("attention",)) == said("rl", tiled_mlp=False) == []
+    assert said() == said("pt") == said("distill", parts=("attention",)) == said("rl", tiled_mlp=False) == []
 
 
 def test_where_it_is_not() -> None:

@@ -15,6 +15,8 @@ from hftune.errors import UserError
 from hftune.tools.teaching import run as run_module
 from hftune.tools.teaching.entry import teach
 from hftune.tools.teaching.teacher import Teacher
+from tests.answering import server
+from tests.unit.trainers.distillation.test_teacher_server import answers
 
 pytestmark = pytest.mark.long
 
@@ -141,3 +143,31 @@ def test_the_shards_are_plain_tensors(tiny_model: Path, tiny_data: Path, tmp_pat
     # Every token of the vocabulary, once.
     assert stored.k == stored.about["vocabulary"] and (found["ids"].sort(-1).values == torch.arange(stored.k)).all()
     torch.testing.assert_close(found["log_probs"].exp().sum(-1), torch.ones(len(found["ids"])))
+
+
+def test_what_a_server_says_is_stored(tiny_model: Path, tiny_data: Path, tmp_path: Path) -> None:
+    few: list[bool] = []
+
+    def change(choice: dict[str, Any]) -> None:
+        few.extend(few[:1])
+        if len(few) > 2:  # after the probe
+            choice["prompt_logprobs"][1:] = [dict([*entry.items()][:2]) for entry in choice["prompt_logprobs"][1:]]
+
+    with server(answers(change)) as asked:
+        argv = ["--teacher_server_url", asked.url, "--model_name_or_path", str(tiny_model), "--use_cpu", "--top_k", "3"]
+        argv += ["--train_file_dir", str(tiny_data / "sft"), "--max_length", "64", "--per_device_train_batch_size", "3"]
+        teach([*argv, "--output_dir", str(tmp_path / "top")])
+        stored = StoredTargets(tmp_path / "top")
+        ids, log_probs = stored.take(torch.arange(stored.tokens))
+        assert stored.k == 3 and (ids == torch.tensor([5, 6, 7])).all() and stored.tokens > 100
+        torch.testing.assert_close(log_probs[:, 0].exp(), torch.full((stored.tokens,), 0.5))
+        # Each place of a text says another number, as told: none is mixed up with its neighbour.
+        assert len({round(float(value), 4) for value in log_probs[:, 2]}) == 7
+        assert stored.about["teacher"]["names"] == [asked.url.removeprefix("http://")]
+        prompts = [body["prompt"] for path, body, _ in asked.requests if path == "/v1/completions"]
+        assert len(prompts) == 2 + stored.about["records"], "a probe of ids and one of text; then each record once"
+        few.append(True)
+        with pytest.raises(UserError, match="the server gives 2 of 3 tokens"):
+            teach([*argv, "--max_length", "60", "--output_dir", str(tmp_path / "less")])
+        with pytest.raises(UserError, match="at temperature 1"):
+            teach([*argv, "--temperature", "2", "--output_dir", str(tmp_path / "warm")])

@@ -23,7 +23,9 @@ _FLAGS |= {"teacher_load_in_4bit": False, "teacher_load_in_8bit": False}
 
 def _encoder(*teachers: Path, **given: Any) -> Any:
     data = {"streaming": False, "tokenized_dir": None}
-    args: Any = SimpleNamespace(**_FLAGS | {"teachers": [str(one) for one in teachers]} | given)
+    args: Any = SimpleNamespace(
+        **_FLAGS | {"teachers": [str(one) for one in teachers], "teacher_server_url": None} | given
+    )
     data_args: Any = SimpleNamespace(**{name: given.get(name, value) for name, value in data.items()})
     return taught_encoder(tiny_tokenizer(), ModelArguments(), data_args, args)
 

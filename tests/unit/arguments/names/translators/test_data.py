@@ -116,3 +116,18 @@ def test_presets_of_loss_scale_are_joined() -> None:
     found = translated(data.loss_scale, ask("loss_scale=last_round+ignore_empty_think"))
     assert found == {"train_on_last_turn": "True", "empty_thoughts": "mask"}
     assert translated(data.loss_scale, ask("loss_scale=default")) == {}
+
+
+def test_a_system_message_is_for_rl() -> None:
+    assert translated(data.system, ask("system=a\\nb", stage="rl")) == {"system_prompt": "a\nb"}
+    with pytest.raises(ArgumentError, match="of role system"):
+        data.system(ask("system=x", stage="sft"))
+    with pytest.raises(ArgumentError, match="--system_prompt TEXT"):
+        data.system(ask("system=f.txt", stage="rl"))
+
+
+@pytest.mark.parametrize("name", ["split_dataset_ratio", "val_size", "val_set_size"])
+def test_a_share_that_is_held_out(name: str) -> None:
+    assert translated(data.held_out_share, ask(f"{name}=0.05")) == {"validation_split_percentage": "5"}
+    with pytest.raises(ArgumentError, match=f"--{name} 500 cannot be used: give a share below 1"):
+        data.held_out_share(ask(f"{name}=500"))

@@ -67,3 +67,58 @@ def test_attention() -> None:
     }
     with pytest.raises(ArgumentError, match="--attn_implementation"):
         models.attention_backend(ask("attention_backend=fast"))
+
+
+@pytest.mark.parametrize(
+    ("value", "found"),
+    [
+        ("True", {"flash_attn": "True"}),
+        ("fa2", {"flash_attn": "True"}),
+        ("fa3", {"attn_implementation": "flash_attention_3"}),
+        ("sdpa", {"attn_implementation": "sdpa"}),
+        ("disabled", {"attn_implementation": "eager"}),
+        ("auto", {}),
+    ],
+)
+def test_names_of_kernels_behind_flash_attn(value: str, found: dict[str, str]) -> None:
+    assert translated(models.flash_attn, ask(f"flash_attn={value}")) == found
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        ("finetuning_type=lora", {"use_peft": "True"}),
+        ("finetuning_type=full", {"use_peft": "False"}),
+        ("finetuning_type=freeze", {"use_peft": "False", "freeze_trainable_layers": "2"}),
+    ],
+)
+def test_kinds_of_fine_tuning(command: str, expected: dict[str, str]) -> None:
+    assert translated(models.finetuning, ask(command)) == expected
+
+
+def test_freeze_tuning_keeps_the_layers_that_were_named() -> None:
+    named = ask("finetuning_type=freeze", "freeze_trainable_layers=8")
+    assert translated(models.finetuning, named) == {"use_peft": "False"}
+    with pytest.raises(ArgumentError, match="use lora, freeze or full"):
+        models.finetuning(ask("finetuning_type=oft"))
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        ("pissa_init=True", {"init_lora_weights": "pissa_niter_16"}),
+        ("pissa_init=True pissa_iter=4", {"init_lora_weights": "pissa_niter_4"}),
+        ("pissa_init=True pissa_iter=-1", {"init_lora_weights": "pissa"}),
+        ("pissa_iter=4", {}),
+    ],
+)
+def test_pissa_of_llama_factory(command: str, expected: dict[str, str]) -> None:
+    assert translated(models.pissa, ask(command)) == expected
+
+
+def test_adapters_of_axolotl() -> None:
+    assert translated(models.axolotl_adapter, ask("adapter=lora")) == {"use_peft": "True"}
+    assert translated(models.axolotl_adapter, ask("adapter=qlora")) == {"use_peft": "True", "qlora": "True"}
+    with pytest.raises(ArgumentError, match="use lora or qlora"):
+        models.axolotl_adapter(ask("adapter=llama-adapter"))
+    assert translated(models.quant_bits, ask("quantization_bit=8")) == {"load_in_8bit": "True"}

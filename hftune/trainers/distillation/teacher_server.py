@@ -1,0 +1,236 @@
+"""A teacher behind an OpenAI-compatible server, which says its most likely tokens of texts that it is given as ids.
+
+vLLM's `prompt_logprobs` of `/v1/completions`, which `hftune serve` has as well; or OpenAI's older `echo` with
+`logprobs`, where tokens come as ids (`return_tokens_as_token_ids`). What comes back is checked value by value.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+from collections.abc import Iterator, Sequence
+from multiprocessing import TimeoutError as NotYet
+from multiprocessing.pool import ThreadPool
+from typing import Any, NoReturn
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from hftune.arguments.distill import KEY_VARIABLE, DistillArguments
+from hftune.data.alignment.token_bytes import SAMPLES
+from hftune.distributed import phases
+from hftune.errors import shown
+from hftune.logging import notice
+from hftune.opening.files import MIB
+from hftune.opening.json_server import JsonServer, Refused
+from hftune.preflight.teachers import SERVER
+
+USUAL_K = 20
+"""As many as vLLM gives unless it is told otherwise (`--max-logprobs`)."""
+
+Said = tuple[np.ndarray, np.ndarray]
+"""Of the second token of a text on: (tokens - 1, k) int64 ids, the likeliest first, -1 where fewer are given, and their
+log-probabilities, float32."""
+
+_SIDE_BY_SIDE = 16
+_PATIENCE = 5.0
+"""Seconds for a server that is away when a run begins; later as long as an answer may take."""
+_ENTRY_BYTES = 256
+"""Of one token in an answer: id, number, rank, and its text, which may be escaped."""
+# Rounding: a log-probability, and the sum of probabilities, may be a little above.
+_ABOVE = 1e-2
+_FIX = "give a server of the same tokenizer that returns prompt_logprobs by token ids (vllm serve or hftune serve)"
+_AS_ID = "token_id:"
+
+
+class TeacherServer:
+    """What a server says of texts.
+
+    Args:
+        url: Its address, with `/v1` or without.
+        name: Of the model there; None: the only one.
+        k: Tokens asked for at each place.
+
+    Attributes:
+        k: As many as it gives, after `check`.
+    """
+
+    def __init__(self, url: str, name: str | None, k: int, timeout: float = 300.0) -> None:
+        key = os.environ.get(KEY_VARIABLE) or None
+        address = url.rstrip("/") + ("" if url.rstrip("/").endswith("/v1") else "/v1")
+        self.server = JsonServer(address, SERVER, key=key, variable=KEY_VARIABLE, timeout=timeout)
+        self.given_name, self.k, self.patience, self.echoes = name, k, _PATIENCE, False
+
+    @functools.cached_property
+    def name(self) -> str:
+        """Of the model.
+
+        Raises:
+            ArgumentError: Several are served and none was named.
+        """
+        if self.given_name:
+            return self.given_name
+        found = self.server.ask("/models", limit=MIB, patience=self.patience).get("data")
+        names = [one.get("id") for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+        if len(names) != 1 or not isinstance(names[0], str):
+            fix = "name one with --teacher_model"
+            raise self.server.error(f"it serves {len(names)} models: {shown(', '.join(map(str, names)), 200)}", fix)
+        return names[0]
+
+    def check(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Compare its tokenizer with the student's, and learn how many tokens it gives.
+
+        Raises:
+            ArgumentError: It is away, has another tokenizer, or gives no log-probabilities of tokens by their ids.
+        """
+        probe = "\n".join(SAMPLES) + str(tokenizer.eos_token or "")
+        own = list(tokenizer(probe, add_special_tokens=False)["input_ids"])
+        found = self._ids_of(probe)
+        # It may put a token in front, and of the first one nothing is predicted.
+        if found[1 - len(own) :] != own[1:]:
+            fix = (
+                "run_distill.py learns from another tokenizer where it loads the teacher: --teacher_model_name_or_path"
+            )
+            cause = f"the server has another tokenizer: of a probe text it makes {len(found)} tokens, the student "
+            raise self.server.error(cause + str(len(own)) if len(found) != len(own) else cause + "others", fix)
+        ((ids, log_probs),) = self.said([own])
+        self.k = int((ids >= 0).sum(axis=1).max())
+        lost = float(np.clip(1 - np.where(ids >= 0, np.exp(log_probs), 0).sum(axis=1), 0, 1).mean())
+        notice(
+            f"the teacher is {self.name} at {self.server.url}: the {self.k} most likely tokens count one by one, all "
+            f"others as one ({lost:.2g} of the probability of a probe text)"
+        )
+        self.patience = self.server.timeout
+
+    def said(self, texts: Sequence[list[int]]) -> Iterator[Said]:
+        """What it says of texts, each of two tokens at least, in their order; they are asked about side by side.
+
+        Raises:
+            ArgumentError: It is away, refuses one, or its answer cannot be used.
+        """
+        if not texts:
+            return
+        # Daemon threads: a process that is told to stop does not wait for them.
+        with ThreadPool(min(len(texts), _SIDE_BY_SIDE)) as pool:
+            answers = pool.imap(self._said, texts)
+            for _ in texts:
+                while True:
+                    try:
+                        yield answers.next(timeout=1.0)
+                        break
+                    except NotYet:
+                        phases.keep_alive()  # how long it takes is the server's affair, and limited there
+
+    def _said(self, ids: list[int]) -> Said:
+        choice = self._choice(ids, self.k, len(ids))
+        return self._table(self._echoed(choice, ids) if self.echoes else self._prompted(choice, ids))
+
+    def _choice(self, prompt: str | list[int], k: int, tokens: int) -> dict[str, Any]:
+        """The one choice of an answer."""
+        body: dict[str, Any] = {"model": self.name, "prompt": prompt, "temperature": 0, "add_special_tokens": False}
+        if self.echoes:
+            body |= {"echo": True, "logprobs": k, "max_tokens": 0, "return_tokens_as_token_ids": True}
+        else:
+            # One token more than is wanted: vLLM makes no answer without any.
+            body |= {"prompt_logprobs": k, "max_tokens": 1, "return_token_ids": True}
+        limit = 4 * MIB + tokens * (k + 2) * _ENTRY_BYTES
+        choices = self.server.ask("/completions", body, limit=limit, patience=self.patience).get("choices")
+        if not isinstance(choices, list) or len(choices) != 1 or not isinstance(choices[0], dict):
+            self._unusable("it holds no answer")
+        found: dict[str, Any] = choices[0]
+        return found
+
+    def _ids_of(self, text: str) -> list[int]:
+        """The ids of a text there; finds out which of the two forms the server has."""
+        problem = None
+        try:
+            choice = self._choice(text, 0, len(text))
+            ids, entries = choice.get("prompt_token_ids"), choice.get("prompt_logprobs")
+            if isinstance(entries, list) and entries:
+                if isinstance(ids, list) and ids and all(type(one) is int for one in ids):
+                    return ids
+                # Without further ones, an entry is the token itself. Of the first nothing is said.
+                return [-1, *(next(iter(self._entry(one)), -1) for one in entries[1:])]
+        except Refused as error:
+            if error.status not in (400, 422):
+                raise
+            problem = error  # a field that it does not know
+        self.echoes = True
+        try:
+            found = self._choice(text, 1, len(text)).get("logprobs")
+        except Refused as error:
+            raise problem or error from error
+        tokens = found.get("tokens") if isinstance(found, dict) else None
+        if not isinstance(tokens, list):
+            self._unusable("it holds no log-probabilities of the tokens that it was given")
+        return [self._id(str(one), _AS_ID) for one in tokens]
+
+    def _prompted(self, choice: dict[str, Any], ids: list[int]) -> list[dict[int, float]]:
+        """vLLM's form: at each place numbers by ids, with that of the token that stands there."""
+        entries = choice.get("prompt_logprobs")
+        if not isinstance(entries, list):
+            self._unusable("it holds no prompt_logprobs")
+        if len(entries) != len(ids):
+            self._unusable(f"it holds {len(entries)} tokens of {len(ids)}")
+        found = [self._entry(one) for one in entries[1:]]
+        if any(token not in entry for entry, token in zip(found, ids[1:], strict=True)):
+            self._unusable("it is about other tokens than were sent")
+        return found
+
+    def _entry(self, entry: Any) -> dict[int, float]:
+        if not isinstance(entry, dict) or not entry:
+            self._unusable("it says nothing of a token")
+        values = ((key, one.get("logprob") if isinstance(one, dict) else one) for key, one in entry.items())
+        return {self._id(key): self._number(value) for key, value in values}
+
+    def _echoed(self, choice: dict[str, Any], ids: list[int]) -> list[dict[int, float]]:
+        """OpenAI's form: the tokens, and at each place numbers by tokens."""
+        found = choice.get("logprobs")
+        tokens, tops = (found.get("tokens"), found.get("top_logprobs")) if isinstance(found, dict) else (None, None)
+        if not isinstance(tokens, list) or not isinstance(tops, list) or not len(tokens) == len(tops) == len(ids):
+            self._unusable(f"it does not hold {len(ids)} tokens with top_logprobs")
+        if [self._id(str(one), _AS_ID) for one in tokens] != ids:
+            self._unusable("it is about other tokens than were sent")
+        if not all(isinstance(entry, dict) and entry for entry in tops[1:]):
+            self._unusable("it says nothing of a token")
+        return [{self._id(key, _AS_ID): self._number(value) for key, value in entry.items()} for entry in tops[1:]]
+
+    def _table(self, entries: list[dict[int, float]]) -> Said:
+        """The k likeliest of each."""
+        ids = np.full((len(entries), self.k), -1, dtype=np.int64)
+        log_probs = np.zeros((len(entries), self.k), dtype=np.float32)
+        for row, entry in enumerate(entries):
+            chosen = sorted(entry.items(), key=lambda one: -one[1])[: self.k]
+            ids[row, : len(chosen)], log_probs[row, : len(chosen)] = zip(*chosen, strict=True)
+        if (np.where(ids >= 0, np.exp(log_probs.astype(np.float64)), 0).sum(axis=1) > 1 + _ABOVE).any():
+            self._unusable("it holds probabilities that sum to more than 1")
+        return ids, log_probs
+
+    def _id(self, key: str, mark: str = "") -> int:
+        number = key.removeprefix(mark)
+        if not key.startswith(mark) or not (number.isascii() and number.isdigit()) or len(number) > 9:
+            self._unusable(f"it holds the text {shown(key, 20)!r} where the id of a token is needed")
+        return int(number)
+
+    def _number(self, value: Any) -> float:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value > _ABOVE:
+            self._unusable(f"it holds {shown(value, 20)} as a log-probability")
+        return float(value)
+
+    def _unusable(self, cause: str) -> NoReturn:
+        raise self.server.error(f"the server's answer cannot be used: {cause}", _FIX)
+
+
+@functools.lru_cache(maxsize=4)
+def _server(url: str, name: str | None, k: int) -> TeacherServer:
+    return TeacherServer(url, name, k)
+
+
+def teacher_server(args: DistillArguments, k: int | None = None) -> TeacherServer:
+    """The server that the arguments name, one for the process: checked once, it is used by whoever asks after that.
+
+    Args:
+        k: Tokens asked for; None: as the arguments say.
+    """
+    return _server(str(args.teacher_server_url), args.served_teacher, k or args.teacher_top_k or USUAL_K)

@@ -1,0 +1,64 @@
+"""Targets of a batch from a server: each document is asked about alone, as far as it is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from hftune.data.batches.collators import CausalCollator, FlatCollator
+from hftune.trainers.distillation.server_teacher import ServerTeacher
+from hftune.trainers.features.answer_loss import next_tokens
+from tests.unit.trainers.features import made_up
+
+RECORDS: list[dict[str, Any]] = [
+    {"input_ids": [1, 2, 3, 4, 5], "labels": [-100, -100, 3, -100, -100]},
+    {"input_ids": [6, 7], "labels": [-100, -100]},
+    {"input_ids": [8, 9, 10], "labels": [-100, 9, 10]},
+]
+
+
+class Server:
+    """Says of each place the token itself with log-probability -1, and 1000 with -3."""
+
+    k = 2
+
+    def __init__(self) -> None:
+        self.asked: list[list[int]] = []
+
+    def said(self, texts: list[list[int]]) -> Iterator[Any]:
+        self.asked += texts
+        for ids in texts:
+            found = np.array([[one, 1000] for one in ids[1:]])
+            yield found, np.array([[-1.0, -3.0]] * len(found), dtype=np.float32)
+
+
+@pytest.mark.parametrize("collator", [CausalCollator(0), FlatCollator()])
+def test_documents_are_asked_about_up_to_their_last_label(collator: Any) -> None:
+    server: Any = Server()
+    teacher, batch = ServerTeacher(server), collator(RECORDS)
+    labels = next_tokens(batch).reshape(-1)
+    at = (labels != -100).nonzero().squeeze(1)
+    run = made_up.run(model=SimpleNamespace(training=True))
+    found = teacher.targets(run, batch, at)
+    assert server.asked == [[1, 2, 3], [8, 9, 10]]
+    assert found.ids.tolist() == [[3, 1000], [9, 1000], [10, 1000]] and found.vocabulary is None
+    assert found.log_probs.tolist() == [[-1.0, -3.0]] * 3
+    logs = {"loss": 1.0}
+    teacher.before_log(run, logs)
+    assert logs["teacher_lost_mass"] == pytest.approx(1 - np.exp(-1) - np.exp(-3), abs=1e-6)
+    teacher.before_log(run, last := {"train_runtime": 1.0})
+    assert last == {"train_runtime": 1.0}
+
+
+def test_a_batch_without_labels_asks_nothing() -> None:
+    server: Any = Server()
+    batch = CausalCollator(0)(RECORDS[1:2])
+    found = ServerTeacher(server).targets(
+        made_up.run(model=SimpleNamespace(training=False)), batch, torch.zeros(0, dtype=torch.long)
+    )
+    assert server.asked == [] and found.ids.shape == (0, 2)

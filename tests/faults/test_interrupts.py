@@ -97,7 +97,9 @@ def own_lines(lines: list[str]) -> list[str]:
     text = "\n".join(lines)
     text = re.sub(r"^\[\d{4}-\d\d-\d\d .*\n?", "", text, flags=re.M)
     text = re.sub(r"^[WE]\d{4} .*torch/distributed/elastic.*\n?", "", text, flags=re.M)
-    text = re.sub(r"Traceback \(most recent call last\):\nFile \"[^\"]*/bin/(deepspeed|torchrun)\"[\s\S]*?"
+    # By name, or as the module that DeepSpeed starts on each machine, which may still be importing DeepSpeed.
+    launcher = r"(\S*/bin/(deepspeed|torchrun)\"|<frozen runpy>.*\n(.*<frozen runpy>.*\n)*File \"\S*/deepspeed/)"
+    text = re.sub(r"Traceback \(most recent call last\):\nFile \"" + launcher + r"[\s\S]*?"
                   r"^(KeyboardInterrupt|[\w.]*SignalException.*)\n?", "", text, flags=re.M)  # fmt: skip
     return text.splitlines()
 

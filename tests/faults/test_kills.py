@@ -1,4 +1,4 @@
-"""SIGKILL at random moments: a run always goes on from a whole checkpoint, and ends where an unharmed one does."""
+"""SIGKILL at random moments: a run always resumes from a whole checkpoint, and ends where an unharmed one does."""
 
 from __future__ import annotations
 

@@ -21,7 +21,23 @@ from tests.documents import PAGES, ROOT, SHELL, Block, blocks, commands
 
 LAUNCHERS = ("deepspeed", "torchrun", "srun", "python")
 PROGRAMS = {
-    *("source", "export", "pip", "mkdir", "cd", "echo", "eval", "printf", "ls", "tail", "rsync", "git", "python3", "cp")
+    *(
+        "source",
+        "export",
+        "pip",
+        "mkdir",
+        "cd",
+        "echo",
+        "eval",
+        "printf",
+        "ls",
+        "tail",
+        "rsync",
+        "git",
+        "python3",
+        "cp",
+        "docker",
+    )
 }
 """Programs of the system, which no test of this project can know."""
 WORKERS = {

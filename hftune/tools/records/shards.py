@@ -31,6 +31,7 @@ from hftune.data.tokenizing.encoder import Encoder, write_batches, write_tokenis
 from hftune.data.tokenizing.workers import default_workers
 from hftune.digests import Damaged, check_contents, contents, read_text, sealed, unsealed
 from hftune.errors import ArgumentError, DataError, UserError, raise_together
+from hftune.opening.json_file import parse_json
 from hftune.tools.records.division import Shard
 
 INDEX = "part.json"
@@ -64,7 +65,8 @@ class Source:
 
     def settings(self) -> dict[str, Any]:
         """What decides the records, as plain values."""
-        settings: dict[str, Any] = json.loads(json.dumps(record_settings(self.encoder, self.data_args), default=str))
+        plain = json.dumps(record_settings(self.encoder, self.data_args), default=str)
+        settings: dict[str, Any] = parse_json(plain, "settings", finite=False)
         return settings.pop("encoder") | settings
 
 
@@ -216,7 +218,8 @@ def _opened(folder: Path) -> Part:
         raise DataError(cause, place="--join", fix="name folders of `hftune tokenize ... --shard K/N`")
     try:
         about: dict[str, Any] = unsealed(read_text(folder / INDEX))
-        Shard(int(about["part"]), int(about["of"]))
+        if not isinstance(about["part"], int) or not 1 <= about["part"] <= int(about["of"]):
+            raise Damaged(f"part {about['part']} of {about['of']}")
         for at, source in enumerate(about["sources"]):
             check_contents(folder / _RECORDS / str(at), source["contents"])
             _ = str(source["key"]), [*source["columns"]], Counts(**source["counts"]), {**source["settings"]}
@@ -233,20 +236,19 @@ def _incomplete(parts: list[Part]) -> Iterator[DataError]:
         which = "; ".join(f"{part.folder} is {part.about['part']}/{part.about['of']}" for part in parts)
         yield DataError(f"the parts are of several divisions: {which}", place="--join", fix="name those of one N")
         return
-    folders: dict[int, list[str]] = {number: [] for number in range(1, divisions[0] + 1)}
+    of, folders = divisions[0], dict[int, list[str]]()
     for part in parts:
-        folders[part.about["part"]].append(str(part.folder))
+        folders.setdefault(part.about["part"], []).append(str(part.folder))
     for number, named in folders.items():
         if len(named) > 1:
-            cause = f"part {number} of {divisions[0]} is there twice: {' and '.join(named)}"
+            cause = f"part {number} of {of} is there twice: {' and '.join(named)}"
             yield DataError(cause, place="--join", fix="name one of them")
-    missing = ", ".join(str(number) for number, named in folders.items() if not named)
-    if missing:
-        yield DataError(
-            f"of {divisions[0]} parts these are missing: {missing}",
-            place="--join",
-            fix=f"name them, too; where there is none, {_AGAIN}",
-        )
+    if len(folders) < of:
+        # What a part says of their number may be anything; those that are there are few.
+        first = islice((number for number in range(1, of + 1) if number not in folders), 20)
+        missing = ", ".join(map(str, first)) + (", ..." if of - len(folders) > 20 else "")
+        cause = f"of {of} parts these are missing: {missing}"
+        yield DataError(cause, place="--join", fix=f"name them, too; where there is none, {_AGAIN}")
 
 
 def _others(parts: list[Part], sources: dict[str, Source]) -> Iterator[DataError]:

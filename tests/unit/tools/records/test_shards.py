@@ -11,7 +11,7 @@ import pytest
 
 from hftune.cli import dispatch
 from hftune.data import sources as module
-from hftune.digests import sealed
+from hftune.digests import sealed, unsealed
 from hftune.errors import ArgumentError, DataError, UserError
 from hftune.tools.records.shards import INDEX
 
@@ -163,9 +163,18 @@ def test_a_damaged_part_is_refused(command: list[str], parts: list[Path], tmp_pa
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
     assert "other contents than were written" in refused(command, parts, tmp_path / "out").cause
-    for about in ({}, {"part": 3, "of": 3, "sources": [{}]}, {"part": "x", "of": 3, "sources": []}):
+    broken = ({}, {"part": 3, "of": 3, "sources": [{}]}, {"part": "x", "of": 3, "sources": []})
+    for about in (*broken, {"part": 0, "of": 3, "sources": []}, {"part": 4, "of": 3, "sources": []}):
         (parts[2] / INDEX).write_text(json.dumps(sealed(about)))
         assert f"the part {parts[2]} is damaged" in refused(command, parts, tmp_path / "out").cause
+
+
+def test_no_number_of_parts_is_believed(command: list[str], parts: list[Path], tmp_path: Path) -> None:
+    for part in parts:
+        about = unsealed((part / INDEX).read_text())
+        (part / INDEX).write_text(json.dumps(sealed(about | {"of": 10**15})))
+    cause = refused(command, parts, tmp_path / "out").cause
+    assert cause.startswith("of 1000000000000000 parts these are missing: 4, 5, ") and cause.endswith("22, 23, ...")
 
 
 def test_a_part_is_no_tokenised_folder(command: list[str], parts: list[Path], tmp_path: Path) -> None:

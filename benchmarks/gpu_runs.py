@@ -32,6 +32,7 @@ STAGES: dict[str, list[str]] = {
         *("--reward_funcs", "benchmarks/gpu_runs.py:brevity"),
         *("--max_completion_length", "32", "--num_generations", "4"),
     ],
+    "distill": ["--max_length", "1024"],
 }
 SOME = ("plain", "zero2", "zero3")
 
@@ -62,9 +63,12 @@ class Run(NamedTuple):
         """Whether weights are partitioned."""
         return self.engine.startswith("zero3")
 
-    def flags(self, folder: str) -> list[str]:
-        """The arguments that make it this run; `folder` takes what is offloaded to a disk."""
-        given = [*STAGES[self.stage], *METHODS[self.method], *ENGINES[self.engine], *self.extra]
+    def flags(self, folder: str, model: str) -> list[str]:
+        """The arguments that make it this run of a model; `folder` takes what is offloaded to a disk."""
+        given = ["--model_name_or_path", model, *STAGES[self.stage], *METHODS[self.method], *ENGINES[self.engine]]
+        # A student that is its own teacher costs what any pair of one size costs.
+        given += ["--teacher_model_name_or_path", model] if self.stage == "distill" else []
+        given += self.extra
         given += ["--nvme_path", folder] if "nvme" in self.engine else []
         return given if "--activation_checkpointing" in self.extra else [*given, "--activation_checkpointing", "none"]
 
@@ -86,6 +90,7 @@ EXTRA = [
     Run("sft", "lora", "plain", ("--attn_implementation", "sdpa", "--packing")),
     Run("sft", "lora", "plain", ("--attn_implementation", "flex_attention", "--packing")),
     Run("sft", "full", "plain", ("--optim", "adamw_torch_fused")),
+    Run("distill", "lora", "plain", ("--distill_mode", "on_policy", "--max_completion_length", "32")),
 ]
 RECOMPUTING = [
     Run("sft", method, engine, ("--activation_checkpointing", *parts))

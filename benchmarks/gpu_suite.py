@@ -134,10 +134,9 @@ def train(suite: Suite, run: Run, shape: str) -> dict[str, Any]:
     rows = (4 if quick else 16) if run.stage == "rl" else (2 if quick else 8)
     steps = 2 if quick else 10 if run.stage == "rl" else 20
     command = [sys.executable, f"run_{run.stage}.py", "--output_dir", str(out)]
-    command += ["--model_name_or_path", str(suite.folder / shape)]
     command += ["--dummy_data", "64" if quick else "512", "--max_steps", str(steps), "--logging_steps", "1"]
     command += ["--per_device_train_batch_size", str(rows), "--save_strategy", "no", "--disable_tqdm", "True"]
-    command += ["--report_to", "none", *run.flags(str(suite.folder))]
+    command += ["--report_to", "none", *run.flags(str(suite.folder), str(suite.folder / shape))]
     ended = suite.clock.run(command, children.environment(suite.folder), RUN_CAP)
     result = judged(run, ended, out)
     shutil.rmtree(out, ignore_errors=True)

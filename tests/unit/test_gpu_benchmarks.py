@@ -143,7 +143,7 @@ def test_results_are_gone_on_with(children: ModuleType, tmp_path: Path) -> None:
 
 def test_no_two_runs_share_a_name(gpu_runs: ModuleType) -> None:
     names = [run.name for run in gpu_runs.plan()]
-    assert len({*names}) == len(names) == 67
+    assert len({*names}) == len(names) == 73
     assert names[:4] == [f"sft-{method}-plain" for method in ("full", "lora", "qlora4", "qlora8")]
     shares = [gpu_runs.plan()[share::3] for share in range(3)]
     assert sorted(run.name for share in shares for run in share) == sorted(names)
@@ -158,8 +158,9 @@ def test_what_must_be_refused_is_what_preflight_refuses(
     monkeypatch.setattr(launch, "has_async_io", lambda: has_files)
     shorter = {"--max_length": "256", "--block_size": "256"}
     for run in gpu_runs.plan():
-        flags = [shorter.get(before, flag) if flag == "1024" else flag for before, flag in pairs(run.flags(tmp_path))]
-        flags += ["--model_name_or_path", str(tiny_model), "--output_dir", str(tmp_path / "out"), "--max_steps", "2"]
+        given = run.flags(tmp_path, str(tiny_model))
+        flags = [shorter.get(before, flag) if flag == "1024" else flag for before, flag in pairs(given)]
+        flags += ["--output_dir", str(tmp_path / "out"), "--max_steps", "2"]
         flags += ["--dummy_data", "8", "--per_device_train_batch_size", "16", "--report_to", "none"]
         expected = gpu_runs.refusal(run, gpu_runs.Machine(gpu=True, async_files=has_files))
         said = refusal_of(run.stage, [str(flag) for flag in flags])

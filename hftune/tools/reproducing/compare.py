@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -114,10 +113,9 @@ def _arguments(manifest: Manifest) -> dict[str, Any]:
     """The arguments as decided, by name; paths below the output folder are written alike for both runs."""
     groups = manifest.get("arguments") or {}
     output = str((groups.get("training") or {}).get("output_dir") or "\0")
-    text = json.dumps([group for group in groups.values() if isinstance(group, dict)], default=str, sort_keys=True)
-    plain = text.replace(json.dumps(output)[1:-1], "OUTPUT")
-    merged = {name: value for group in json.loads(plain) for name, value in group.items()}
-    return {name: value for name, value in merged.items() if name not in _OWN and not name.startswith("_")}
+    merged = {name: value for group in groups.values() if isinstance(group, dict) for name, value in group.items()}
+    named = {name: value for name, value in merged.items() if name not in _OWN and not name.startswith("_")}
+    return {name: str(value).replace(output, "OUTPUT") for name, value in named.items()}
 
 
 def _data(manifest: Manifest) -> dict[str, Any]:

@@ -13,6 +13,7 @@ hftune export gguf|ollama|quantized|vllm|lora|hub --model_name_or_path MODEL --o
 hftune launch deepspeed|torchrun|python ...      a command under its launcher, quietly; Ctrl-C saves a checkpoint
 hftune pipeline run|plan|check PIPELINE.yaml      all stages from one file; resumes after anything
 hftune lineage FOLDER      from the base to this model: data, arguments, merges, and whether it all still holds
+hftune reproduce FOLDER [--steps N]      the run of a folder once more: the first step that differs, and why
 hftune report FOLDER      curves, counts, answers and commands of a stage or a pipeline on one page
 hftune watch FOLDER [--once]      how the runs of a folder do: steps, curves, time left, last answers
 hftune board [FOLDER ...]      a local page in the browser: live curves, comparison, pipelines started from a form
@@ -25,12 +26,14 @@ hftune consolidate --checkpoint outputs/sft/checkpoint-100 --output_dir OUT     
 hftune schema sft|...|pipeline [--output FILE]      JSON Schema of a YAML file, for editors and agents
 hftune completion bash|zsh|fish      a script that completes commands, arguments and their values
 hftune doctor      what this machine has for a run, and what is wrong with it
+hftune --version      the version
 """
 
 from __future__ import annotations
 
 import sys
 
+from hftune import __version__
 from hftune.arguments.scripts import stage_of
 from hftune.arguments.stage_table import STAGES
 from hftune.child_processes import forget_working_folder
@@ -58,6 +61,7 @@ COMMANDS = {
     "pipeline": "hftune.tools.pipeline.command:main",
     "lineage": "hftune.tools.reporting.entry:lineage",
     "report": "hftune.tools.reporting.entry:report",
+    "reproduce": "hftune.tools.reproducing.entry:reproduce",
     "watch": "hftune.tools.watching.entry:watch",
     "board": "hftune.tools.board.entry:board",
     "schema": "hftune.tools.schema.entry:schema",
@@ -97,6 +101,9 @@ def dispatch(argv: list[str]) -> None:
     """
     if not argv or argv[0] in ("-h", "--help", "help"):
         say(str(__doc__).replace("{stages}", "|".join(STAGES)))
+        return
+    if argv[0] in ("--version", "-V"):
+        say(f"hftune {__version__}")
         return
     if stage := stage_of(argv[0]):
         on_demand(START)(stage, argv[1:])

@@ -7,14 +7,18 @@ import random
 from pathlib import Path
 from typing import Any
 
-ENGLISH = (
+WORDS = (
     "river stone carries morning light under old bridge while people walk slowly toward market square near church "
     "where farmers sell bread apples cheese honey wool candles paper every spring autumn winter summer children "
     "learn reading numbers music painting history science teachers explain why planets move around bright stars "
     "engineers build roads engines towers ships with steel copper glass wood doctors treat patients using medicine "
     "careful hands writers tell stories about kings sailors thieves forests oceans deserts mountains villages"
-).split()
-CHINESE = "春天河流石头早晨阳光桥梁人们慢慢走向市场教堂农民出售面包苹果奶酪蜂蜜羊毛蜡烛纸张秋冬夏孩学习阅读数字音乐绘画历史科学老师解释行星运动星造道路引擎塔船钢铜玻璃木医生治疗病患药物作家讲述国王水手森林海洋沙漠山脉村庄故事"
+)
+ENGLISH = WORDS.split()
+CHINESE = (
+    "春天河流石头早晨阳光桥梁人们慢慢走向市场教堂农民出售面包苹果奶酪蜂蜜羊毛蜡烛纸张秋冬夏孩学习阅读数字"
+    "音乐绘画历史科学老师解释行星运动星造道路引擎塔船钢铜玻璃木医生治疗病患药物作家讲述国王水手森林海洋沙漠山脉村庄故事"
+)
 
 
 def sentence(rng: random.Random, words: int, *, chinese: bool = False) -> str:

@@ -48,7 +48,7 @@ def test_edited_records_are_found_and_others_are_not(tmp_path: Path) -> None:
     # A copy's twin is its original, or an earlier copy of it.
     sources = [number for number, _ in copies]
     for (number, _), one in zip(copies, twin.tolist(), strict=True):
-        assert one == NONE or one == number or sources[one - len(originals)] == number
+        assert one in (NONE, number) or sources[one - len(originals)] == number
     assert (found.similarity[len(originals) :][twin != NONE] >= twins.SIMILAR).all()
     assert (found.similarity[: len(originals)] == 0).all()
 
@@ -73,7 +73,7 @@ def test_records_that_are_all_alike_cost_no_more(tmp_path: Path, monkeypatch: py
     """The first of them stays, and pairs that are compared grow with the records, not with their square."""
     rng = random.Random(9)
     base = made.sentence(rng, 60)
-    compared = {}
+    compared, agreement = {}, twins._agreement
     for count in (100, 400):
         pairs = []
 
@@ -81,7 +81,6 @@ def test_records_that_are_all_alike_cost_no_more(tmp_path: Path, monkeypatch: py
             pairs.append(len(left))
             return agreement(store, left, right)
 
-        agreement = twins._agreement
         monkeypatch.setattr(twins, "_agreement", counted)
         texts = [f"{base} {number}" for number in range(count)]
         found = find_twins(stored(tmp_path / f"s{count}", texts))

@@ -34,7 +34,7 @@ from hftune.tools.checking.store import Store
 from hftune.tools.checking.twins import NONE, Twins, contradictions, find_twins
 from hftune.visible import as_json, say
 
-FINDINGS, SUMMARY, KEPT = "findings.jsonl", "summary.json", "kept"
+FINDINGS, LOSSES, SUMMARY, KEPT = "findings.jsonl", "losses.jsonl", "summary.json", "kept"
 _EXAMPLES = 20
 
 
@@ -90,6 +90,8 @@ def _check(args: DataCheckArguments, result: Result, inputs: list[Path], folder:
         stream = stack.enter_context((folder / FINDINGS).open("x", encoding="utf-8")) if folder else None
         found, store = _Findings(result, stream), Store(numbers)
         _scan(args, result, store, found)
+        if args.model is not None:
+            _learn_losses(args, result, store, found, folder)
         kept = _decide(result, store, found)
         for file, then, now in zip(inputs, states, _states(inputs), strict=True):
             if then != now:
@@ -105,6 +107,11 @@ def check_arguments(args: DataCheckArguments) -> Iterator[UserError]:
     both = sorted({*(args.drop or [])} & {*(args.keep or [])})
     if both:
         yield ArgumentError(f"{', '.join(both)} cannot be dropped and kept", place="--drop, --keep", fix="choose")
+    if args.model is not None:
+        from hftune.tools.talking.loading import check_talker
+
+        fix = "give the language model"
+        yield from check_talker(args.model, "--model", fix, trust_remote_code=args.trust_remote_code)
     if args.output_dir:
         inputs = [Path(path).expanduser() for path in args.files or []]
         yield from output_problems(args.output_dir, overwrite=args.overwrite_output_dir, inputs=inputs)
@@ -177,14 +184,43 @@ def _tokenizer(args: DataCheckArguments) -> Any:
     return pretrained(AutoTokenizer, args.model, trust_remote_code=args.trust_remote_code)
 
 
+def _learn_losses(
+    args: DataCheckArguments, result: Result, store: Store, found: _Findings, folder: Path | None
+) -> None:
+    """The loss of each record, of which those are told that are far above the others; all stand in a file."""
+    from hftune.tools.checking.losses import Losses, Outlying
+
+    # Records of ancestors stand before those that are checked.
+    first = sum(source.tally.records for source in result.sources if source.is_ancestor)
+    about, losses = store.about(), np.full(store.count, np.nan, np.float32)
+    with ExitStack() as stack:
+        stream = stack.enter_context((folder / LOSSES).open("x", encoding="utf-8")) if folder else None
+        bar = stack.enter_context(tqdm(unit=" records", desc="losses", delay=2, total=store.count - first))
+        for number, file, line, loss in Losses(args).of(result.checked, parse_columns(args.columns)):
+            losses[first + number] = loss
+            bar.update(1)
+            if stream is not None:
+                stream.write(as_json({"file": file, "line": line, "loss": round(loss, 5)}) + "\n")
+    outlying = Outlying(losses)
+    result.median_loss = outlying.median
+    files, owners = result.files, result.owners
+    worst = np.argsort(-np.nan_to_num(losses, nan=-np.inf), kind="stable")[:_EXAMPLES]
+    for record in [one for one in worst.tolist() if np.isfinite(losses[one])]:
+        result.worst.append((f"{files[about[record]['source']]}:{about[record]['line']}", float(losses[record])))
+    for record in outlying.numbers(losses):
+        about[record]["kinds"] |= mask_of({findings.LOSS})
+        number, line = int(about[record]["source"]), int(about[record]["line"])
+        reason = f"loss {losses[record]:.2f}, the median is {outlying.median:.2f}"
+        found.add(Finding(findings.LOSS, files[number], line, reason), owners[number])
+
+
 # --- comparing ---
 
 
 def _decide(result: Result, store: Store, found: _Findings) -> np.ndarray:
     """Whether each record is kept; tells of equal records, and of those judged both ways."""
     about, twins = store.about(), find_twins(store)
-    files = [str(file) for source in result.sources for file in source.files]
-    owner = [source for source in result.sources for _ in source.files]
+    files, owner = result.files, result.owners
 
     def note(record: int, kind: str, reason: str) -> None:
         one = about[record]
@@ -250,6 +286,7 @@ def _write(folder: Path, result: Result, store: Store, kept: np.ndarray) -> None
         "kept": result.kept,
         "left_out": dict(result.left_out.most_common()),
         "left_out_for": sorted(result.dropped_kinds),
+        **({} if result.median_loss is None else {"median_loss": result.median_loss}),
         "files": written,
         "sources": {source.name: source.tally.to_dict() for source in result.checked},
     }

@@ -99,7 +99,9 @@ class Scanner:
             return _Place(row.file, row.line, to_record(apply_columns(row, self.columns)))
         except DataError as error:
             place = _Place(*place_of(error, row), None)
-            self._note(place, findings.UNUSABLE, f"{error.kind}: {shown(error.cause, 120)}", result)
+            # Causes quote the record; of a very long quotation only the beginning is looked through.
+            cause = shown(personal.hidden(error.cause[:1000]), 120)
+            self._note(place, findings.UNUSABLE, f"{error.kind}: {cause}", result)
             return place
 
     def _compare(self, places: list[_Place], result: Scanned) -> Shingles:

@@ -29,7 +29,7 @@ from hftune.tools.checking.findings import KINDS, Finding, kinds_in, mask_of
 from hftune.tools.checking.page import summary, write_report
 from hftune.tools.checking.result import Result
 from hftune.tools.checking.scan import Scanned, Scanner
-from hftune.tools.checking.sources import Source, ancestor_sources, given_sources, leak_index
+from hftune.tools.checking.sources import Source, ancestor_sources, checked_sources, leak_index
 from hftune.tools.checking.store import Store
 from hftune.tools.checking.twins import NONE, Twins, contradictions, find_twins
 from hftune.visible import as_json, say
@@ -63,7 +63,7 @@ def check(args: DataCheckArguments, argv: list[str]) -> Result:
         UserError: What is wrong with the arguments, together; no data; or the disk.
     """
     raise_together(check_arguments(args))
-    sources = given_sources(args.files or [], "--files")
+    sources = checked_sources(args.files or [], args.against or [])
     before = ancestor_sources(args.ancestors, sources) if args.ancestors else []
     # Ancestors first: a record's twin is always an earlier one.
     result = Result([*before, *sources], dropped_kinds=_dropped_kinds(args))
@@ -115,6 +115,11 @@ def check_arguments(args: DataCheckArguments) -> Iterator[UserError]:
     if args.output_dir:
         inputs = [Path(path).expanduser() for path in args.files or []]
         yield from output_problems(args.output_dir, overwrite=args.overwrite_output_dir, inputs=inputs)
+        within = [path for path in inputs if path.resolve() in Path(args.output_dir).resolve().parents]
+        if within:
+            # The next check, and a run, would take what this one writes for data.
+            cause = f"{args.output_dir} lies in {within[0]}, which is the data"
+            yield ArgumentError(cause, place="--output_dir", fix="choose a folder outside of it")
 
 
 def _dropped_kinds(args: DataCheckArguments) -> set[str]:
@@ -138,11 +143,16 @@ def _scan(args: DataCheckArguments, result: Result, store: Store, found: _Findin
     first = 0
     for source in result.sources:
         source.first, first = first, first + len(source.files)
-    chunks = ((source, number, chunk) for source in result.sources for number, chunk in source.chunks())
+    # Numbers in place of sources travel to a worker: their counts grow.
+    items = (
+        (place, number, source.is_ancestor, chunk)
+        for place, source in enumerate(result.sources)
+        for number, chunk in source.chunks()
+    )
     met: set[str] = set()
     workers = args.preprocessing_num_workers or default_workers()
     with tqdm(unit=" records", desc="checking", delay=2) as bar:
-        for number, scanned in map_in_order(partial(_scanned, scanner), _small(chunks), workers):
+        for number, scanned in map_in_order(partial(_scanned, scanner), items, workers):
             _take(result.sources[number], scanned, store, found)
             met |= scanned.columns
             bar.update(len(scanned.about))
@@ -151,13 +161,6 @@ def _scan(args: DataCheckArguments, result: Result, store: Store, found: _Findin
     for source in result.sources:
         for file in sorted(source.failed):
             notice(f"{file} cannot be read to its end; what is left of it is not written")
-
-
-def _small(chunks: Iterator[tuple[Source, int, Chunk]]) -> Iterator[tuple[int, int, bool, Chunk]]:
-    """What travels to a worker: numbers in place of sources, whose counts grow."""
-    known: dict[int, int] = {}
-    for source, number, chunk in chunks:
-        yield known.setdefault(id(source), len(known)), number, source.is_ancestor, chunk
 
 
 def _scanned(scanner: Scanner, item: tuple[int, int, bool, Chunk]) -> tuple[int, Scanned]:
@@ -276,7 +279,8 @@ def _write(folder: Path, result: Result, store: Store, kept: np.ndarray) -> None
     written: dict[str, str] = {}
     for source in result.checked:
         for number, file in enumerate(source.files, start=source.first):
-            own = about["source"] == number
+            # Records lie in the order in which they were read.
+            own = slice(*np.searchsorted(about["source"], [number, number + 1]))
             if str(file) not in source.failed and kept[own].any():
                 target = _target(folder / KEPT, source, file, set(written))
                 written[str(write_kept(file, target, about["line"][own], kept[own]).relative_to(folder))] = str(file)

@@ -11,6 +11,7 @@ import numpy as np
 from hftune.data.readers.base import Chunk, Row, RowOrError
 from hftune.data.readers.columns import apply_columns, columns_found
 from hftune.data.records.unread import take_unread
+from hftune.data.templates.respelled_tokenizer import encode_batch
 from hftune.errors import DataError, shown
 from hftune.tools.checking import findings, personal, texts
 from hftune.tools.checking.findings import Finding, mask_of
@@ -128,8 +129,8 @@ class Scanner:
                     self._note(place, kind, reason, result)
         said = [place.record.whole for place in places if place.record]
         if self.tokenizer is not None and said:
-            for ids in self.tokenizer(said, add_special_tokens=False)["input_ids"]:
-                result.tally.tokens.add(len(ids))
+            for encoding in encode_batch(self.tokenizer, said, add_special_tokens=False):
+                result.tally.tokens.add(len(encoding.ids))
 
 
 def faults(record: Record) -> Iterator[tuple[str, str]]:

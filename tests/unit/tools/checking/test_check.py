@@ -64,6 +64,34 @@ def test_what_is_left_out_and_why(tmp_path: Path, capsys: pytest.CaptureFixture[
     ]
 
 
+def test_records_that_cannot_be_used_are_like_no_other(tmp_path: Path) -> None:
+    data = made.write(tmp_path / "d.jsonl", {"a": 1}, {"b": 2}, GOOD[0], {"a": 1})
+    summary, found = checked(tmp_path / "o", data)
+    assert {kind for kind, *_ in found} == {"unusable"} and summary["left_out"] == {"unusable": 3}
+
+
+def test_evaluation_data_among_the_data_is_not_checked(tmp_path: Path) -> None:
+    evaluation = made.write(tmp_path / "d" / "eval" / "e.jsonl", GOOD[0])
+    made.write(tmp_path / "d" / "train.jsonl", *GOOD[:2])
+    summary, found = checked(tmp_path / "o", tmp_path / "d", "--against", evaluation.parent)
+    assert [(kind, name) for kind, name, *_ in found] == [("leak", "train.jsonl")] and summary["records"] == 2
+    with pytest.raises(DataError, match="all files are evaluation data"):
+        checked(tmp_path / "p", evaluation, "--against", evaluation)
+
+
+def test_several_sources_and_files_of_one_name(tmp_path: Path) -> None:
+    for number, name in enumerate(("a/x.jsonl", "a/deep/x.jsonl", "b/x.jsonl", "x.jsonl")):
+        made.write(tmp_path / "d" / name, GOOD[number])
+    asked = [tmp_path / "d" / name for name in ("a", "b", "x.jsonl")]
+    # A file that two of them name is read once.
+    summary, found = checked(tmp_path / "o", *asked, asked[0] / "x.jsonl")
+    assert found == [] and [about["records"] for about in summary["sources"].values()] == [2, 1, 1]
+    kept = {name: Path(file) for name, file in summary["files"].items()}
+    assert [*kept] == ["kept/deep/x.jsonl", "kept/x.jsonl", "kept/2-x.jsonl", "kept/3-x.jsonl"]
+    for name, file in kept.items():
+        assert (tmp_path / "o" / name).read_bytes() == file.read_bytes()
+
+
 def test_kinds_that_are_kept_or_dropped(tmp_path: Path) -> None:
     refusing = {"prompt": "Is it raining there today?", "completion": "I'm sorry, but I can't tell you that."}
     data = made.write(tmp_path / "d.jsonl", GOOD[0], GOOD[0], refusing)
@@ -188,6 +216,7 @@ def test_without_a_folder_only_a_summary(tmp_path: Path, capsys: pytest.CaptureF
         (["check", "gone.jsonl"], "gone.jsonl does not exist"),
         (["check", "d.jsonl", "--drop", "spam"], "--drop"),
         (["check", "d.jsonl", "--output_dir", "."], "holds d.jsonl, which is read"),
+        (["check", ".", "--output_dir", "out"], "lies in ., which is the data"),
         (["check", "d.jsonl", "--columns", "text=body"], "no record has the column body"),
         (["check", "d.jsonl", "--against", "bad.jsonl"], "no format"),
         (["check", "d.jsonl", "--ancestors", "."], "has no hftune.json"),

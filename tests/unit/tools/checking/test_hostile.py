@@ -34,7 +34,7 @@ def test_nothing_of_a_record_reaches_terminal_or_page_as_it_is(
         [CARD, KEY, "jo@uni-bonn.de", EVIL],
     ]
     data = made.write(folder / "d<i>.jsonl", *records, *records)
-    checked(tmp_path / "o", data, "--against", data)
+    checked(tmp_path / "o", data, "--against", made.write(folder / "e<i>.jsonl", *records))
     caught = capsys.readouterr()
     page = (tmp_path / "o" / "report.html").read_text(encoding="utf-8")
     written = page + (tmp_path / "o" / "findings.jsonl").read_text() + (tmp_path / "o" / "summary.json").read_text()
@@ -81,7 +81,7 @@ def test_hostile_records_end_in_a_finding_or_in_nothing(tmp_path: Path, name: st
     good = json.dumps({"text": "A good record of eight words, all sound."}).encode() + b"\n"
     data.write_bytes(HOSTILE[name] + good)
     summary, found = checked(tmp_path / "o", data)
-    assert {kind for kind, *_ in found} <= {"unusable", "encoding", "duplicate"}
+    assert {kind for kind, *_ in found} <= {"unusable", "encoding"}
     assert all(len(reason) < 400 for *_, reason in found)
     # What is good stays, whatever stands before it; a text that is one long word is good, too.
     assert good in (tmp_path / "o" / "kept" / "d.jsonl").read_bytes()

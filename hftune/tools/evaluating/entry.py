@@ -14,12 +14,12 @@ def evaluate(argv: list[str]) -> None:
     from hftune.arguments.stages import parse_command
 
     launch.prepare_environment()
-    from hftune.tools.evaluating.results import sections
     from hftune.tools.evaluating.run import evaluate as run
+    from hftune.tools.reporting.evaluations import evaluation_sections
 
     # `hftune evaluate MODEL ...`: the first words are the models.
     models = list(takewhile(lambda word: not word.startswith("-"), argv))
     given = ["--models", *argv] if models else argv
     found = run(parse_command(EvaluateArguments, given), given)
     if ranks.is_main():
-        say("\n\n".join(section.render() for section in sections(found)))
+        say("\n\n".join(section.render() for section in evaluation_sections(found)))

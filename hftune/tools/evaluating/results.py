@@ -14,11 +14,10 @@ from hftune.logging import notice
 from hftune.opening.files import read_bytes
 from hftune.opening.json_file import LARGE, parse_json
 from hftune.tools.evaluating.figures import difference, figure
-from hftune.tools.reporting.answers import labels
-from hftune.tools.reporting.tables import Section, format_cell
+from hftune.tools.reporting.stages import EVALUATED
 
-EVALUATED, RESULTS, RECORDS = "evaluate", "evaluation.json", "records.jsonl"
-"""The stage of a folder of `hftune evaluate`, and its files."""
+RECORDS = "records.jsonl"
+"""The file of a folder of `hftune evaluate` with its records."""
 
 Line = Mapping[str, Any]
 """Of one record: `model`, `record`, `source`, `weight` (1 where it is missing) and `scores` by task."""
@@ -66,7 +65,7 @@ def figures_of(scores: Mapping[str, Scores]) -> dict[str, dict[str, float]]:
     for task, records in scores.items():
         values, weights = zip(*records.values(), strict=True)
         found[task] = figure(values, weights).to_dict()
-        if is_loss(task):
+        if task.partition("/")[0] == "loss":
             found[task]["perplexity"] = math.exp(min(found[task]["value"], 700.0))
     return found
 
@@ -85,36 +84,6 @@ def differences_of(ours: Mapping[str, Scores], theirs: Mapping[str, Scores]) -> 
         mine, other = ([one[side][0] for one in pairs] for side in (0, 1))
         found[task] = difference(mine, other, [one[0][1] for one in pairs]).to_dict()
     return found
-
-
-def is_loss(task: str) -> bool:
-    """Whether a task is a loss, of all records or of a source: less is better."""
-    return task.partition("/")[0] == "loss"
-
-
-def sections(found: Mapping[str, Any]) -> list[Section]:
-    """Tables of `evaluation.json`: figures, and differences where there are any."""
-    models: Mapping[str, Any] = found["models"]
-    names = dict(zip(models, labels(list(models)), strict=True))
-    tasks = list(dict.fromkeys(task for figures in models.values() for task in figures))
-    rows = [(names[model], *(_shown(figures.get(task)) for task in tasks)) for model, figures in models.items()]
-    made = [Section("Capabilities", ("model", *tasks), rows, "In brackets: 95 % of bootstrap samples of the records.")]
-    if found.get("differences"):
-        rows = [
-            (names[model], *(_shown(figures.get(task)) for task in tasks))
-            for model, figures in found["differences"].items()
-        ]
-        (against,) = labels([str(found["against"])])
-        made.append(Section(f"Less {against}, on the same records", ("model", *tasks), rows))
-    return made
-
-
-def _shown(one: Mapping[str, float] | None) -> str | None:
-    if one is None:
-        return None
-    value, low, high = (format_cell(float(one[name])) for name in ("value", "low", "high"))
-    more = f", perplexity {format_cell(one['perplexity'])}" if "perplexity" in one else ""
-    return f"{value} [{low}, {high}]{more}"
 
 
 def results(lines: Sequence[Line], against: str | None, other: Sequence[Line]) -> dict[str, Any]:

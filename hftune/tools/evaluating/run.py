@@ -23,7 +23,8 @@ from hftune.secrets import command_without_secrets, without_secrets
 from hftune.tools.evaluating.answer_scores import Said, missing_libraries, scores
 from hftune.tools.evaluating.losses import RecordLosses
 from hftune.tools.evaluating.records import Asked, asked, rows_of
-from hftune.tools.evaluating.results import EVALUATED, RECORDS, RESULTS, is_evaluation, lines_of, results, results_text
+from hftune.tools.evaluating.results import RECORDS, is_evaluation, lines_of, results, results_text
+from hftune.tools.reporting.stages import EVALUATED, RESULTS
 from hftune.tools.resumable.parts import Line, Parts, json_lines, parts_of
 from hftune.tools.talking.answering import Answerer, Question
 from hftune.tools.talking.loading import Talker, check_talker, load_talker

@@ -34,7 +34,7 @@ RECORDS = [
             {"role": "assistant", "content": "6"},
         ]
     },
-    {"prompt": "What is 1 plus 1?", "answer": "2"},
+    {"prompt": "What is 1 plus 1?", "response": "2"},
 ]
 
 

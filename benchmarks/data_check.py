@@ -227,7 +227,8 @@ def speed(records: list[dict[str, Any]], made: Path, folder: Path, options: argp
         began = time.perf_counter()
         run([file, "--output_dir", folder / f"speed-{number}"], options)
         rates.append(options.records / (time.perf_counter() - began))
-    return {"records": options.records, "characters": file.stat().st_size / options.records, "rates": rates}
+    size = file.stat().st_size / options.records
+    return {"records": options.records, "bytes": size, "workers": options.workers, "rates": rates}
 
 
 def memory(records: list[dict[str, Any]], made: Path, folder: Path, options: argparse.Namespace) -> dict[str, float]:
@@ -277,51 +278,66 @@ def run(words: list[Any], options: argparse.Namespace) -> float:
     return peak.mebibytes
 
 
+Bar = tuple[float, float, bool]
+"""What was measured, what was wanted, and whether it holds."""
+Rows = list[tuple[str, str, str]]
+
+
 def report(figures: dict[str, Any], options: argparse.Namespace) -> None:
-    """The table and the last line."""
-    rows: list[tuple[str, str, str]] = []
-    bars: dict[str, Any] = {}
-
-    def bar(name: str, value: float, wanted: float, holds: bool) -> None:
-        bars[name] = {"value": value, "bar": wanted, "holds": holds}
-
-    if found := figures.get("quality"):
-        for name, values in found.items():
-            if name not in ("planted", "own"):
-                wanted = f"<= {FALSE:.0%}" if name.startswith("false") else f">= {FOUND:.0%}"
-                rows.append((name, f"{min(values):.1%} - {max(values):.1%}", wanted))
-        planted = [values for name, values in found.items() if "," in name]
-        least = min(sum(one[seed] for one in planted) / len(planted) for seed in range(options.seeds))
-        bar("found", least, FOUND, least >= FOUND)
-        most = max(max(found[name]) for name in ("false copies", "false leaks"))
-        bar("false_alarms", most, FALSE, most <= FALSE)
-        rows.append(("all that was planted, the worst seed", f"{least:.1%}", f">= {FOUND:.0%}"))
-    if measured := figures.get("speed"):
-        rate = statistics.median(measured["rates"])
-        size = f"{options.workers} processes, {measured['characters']:,.0f} bytes a record"
-        rows.append((f"records a second, {size}", f"{rate:,.0f}", f">= {SPEED:,}"))
-        bar("records_per_second", rate, SPEED, rate >= SPEED)
-    if peaks := figures.get("memory"):
-        (few, small), (more, large) = peaks.items()
-        rows.append(
-            (f"peak memory, {int(few):,} and {int(more):,} records", f"{small:,.0f} and {large:,.0f} MiB", "+10%")
-        )
-        bar("memory_growth", large / small - 1, GROWTH, abs(large / small - 1) <= GROWTH)
-    table = "\n".join(["| | measured | wanted |", "| --- | ---: | ---: |", *(f"| {' | '.join(row)} |" for row in rows)])
-    print(table)
-    if options.write_docs:
-        write_docs(table)
+    """A table for each part, and the last line."""
+    bars: dict[str, Bar] = {}
+    for part, found in figures.items():
+        rows, held = PARTS[part](found)
+        bars |= held
+        cells = [f"| {' | '.join(row)} |" for row in rows]
+        table = "\n".join(["| | measured | wanted |", "| --- | ---: | ---: |", *cells])
+        print(f"{table}\n")
+        if options.write_docs:
+            write_docs(part, table)
     machine = f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores"
-    print(json.dumps({"benchmark": "data_check", "machine": machine, "figures": figures, "bars": bars}))
+    named = {name: dict(zip(("value", "bar", "holds"), one, strict=True)) for name, one in bars.items()}
+    print(json.dumps({"benchmark": "data_check", "machine": machine, "figures": figures, "bars": named}))
 
 
-def write_docs(table: str) -> None:
-    """Replace the table of the page."""
+def quality_rows(found: dict[str, list[float]]) -> tuple[Rows, dict[str, Bar]]:
+    rows = []
+    for name in (name for name in found if name not in ("planted", "own")):
+        wanted = f"<= {FALSE:.0%}" if name.startswith("false") else f">= {FOUND:.0%}"
+        rows.append((name, f"{min(found[name]):.1%} - {max(found[name]):.1%}", wanted))
+    planted = [values for name, values in found.items() if "," in name]
+    least = min(sum(seed) / len(planted) for seed in zip(*planted, strict=True))
+    most = max(max(found[name]) for name in ("false copies", "false leaks"))
+    rows.append(("all that was planted, the worst seed", f"{least:.1%}", f">= {FOUND:.0%}"))
+    return rows, {"found": (least, FOUND, least >= FOUND), "false_alarms": (most, FALSE, most <= FALSE)}
+
+
+def speed_rows(found: dict[str, Any]) -> tuple[Rows, dict[str, Bar]]:
+    rate = statistics.median(found["rates"])
+    name = f"records a second, {found['workers']} processes, {found['bytes']:,.0f} bytes a record"
+    spread = f"{rate:,.0f} ({min(found['rates']):,.0f} - {max(found['rates']):,.0f})"
+    return [(name, spread, f">= {SPEED:,}")], {"records_per_second": (rate, SPEED, rate >= SPEED)}
+
+
+def memory_rows(found: dict[str, float]) -> tuple[Rows, dict[str, Bar]]:
+    (few, small), (more, large) = found.items()
+    growth = large / small - 1
+    row = (f"peak memory, {int(few):,} and {int(more):,} records", f"{small:,.0f} and {large:,.0f} MiB", "+-10%")
+    return [row], {"memory_growth": (growth, GROWTH, abs(growth) <= GROWTH)}
+
+
+PARTS: dict[str, Callable[[Any], tuple[Rows, dict[str, Bar]]]] = {
+    "quality": quality_rows,
+    "speed": speed_rows,
+    "memory": memory_rows,
+}
+
+
+def write_docs(part: str, table: str) -> None:
+    """Replace the table of a part on the page."""
     page = PAGE.read_text(encoding="utf-8")
-    text = f"<!-- measured -->\n\n{table}\n\n<!-- end of measured -->"
-    PAGE.write_text(
-        re.sub(r"(?ms)^<!-- measured -->.*^<!-- end of measured -->", lambda _: text, page), encoding="utf-8"
-    )
+    text = f"<!-- {part} -->\n\n{table}\n\n<!-- end of {part} -->"
+    page = re.sub(rf"(?ms)^<!-- {part} -->.*^<!-- end of {part} -->", lambda _: text, page)
+    PAGE.write_text(page, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -92,6 +92,35 @@ def test_several_sources_and_files_of_one_name(tmp_path: Path) -> None:
         assert (tmp_path / "o" / name).read_bytes() == file.read_bytes()
 
 
+def test_counts_of_a_source(tmp_path: Path) -> None:
+    call = {"name": "add", "arguments": {"x": 1}}
+    tool = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
+    turns = [
+        {"role": "user", "content": "One and one?"},
+        {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": call}]},
+        {"role": "tool", "content": "2"},
+        {"role": "assistant", "content": "It is 2.", "reasoning_content": "Add them."},
+    ]
+    for number in range(3):
+        made.write(
+            tmp_path / "d" / f"{number}.jsonl",
+            {"messages": turns[:1] + turns[3:]},
+            {"messages": turns, "tools": [tool]},
+        )
+    summary, _ = checked(tmp_path / "o", tmp_path / "d")
+    (about,) = summary["sources"].values()
+    assert about["thoughts"] == 6 and about["tools"] == 3 and about["turns"] == {"2": 3, "4": 3}
+    assert about["records"] == 6 and about["found"] == {"duplicate": 4}
+    said = "One and one?\nAdd them.\nIt is 2."
+    called = f"One and one?\n{json.dumps(call)}\n2\nAdd them.\nIt is 2."
+    lengths = about["characters"]
+    assert lengths["longest"] == len(called) and lengths["total"] == 3 * (len(said) + len(called))
+    # To 5 %, as the page says.
+    assert lengths["p5"] == pytest.approx(len(said), rel=0.05) and lengths["p95"] == pytest.approx(
+        len(called), rel=0.05
+    )
+
+
 def test_kinds_that_are_kept_or_dropped(tmp_path: Path) -> None:
     refusing = {"prompt": "Is it raining there today?", "completion": "I'm sorry, but I can't tell you that."}
     data = made.write(tmp_path / "d.jsonl", GOOD[0], GOOD[0], refusing)

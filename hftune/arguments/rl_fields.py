@@ -50,3 +50,10 @@ class RLFields(TurnTokenFields):
     max_prompt_length: int | None = field(
         default=None, metadata={"help": "Prompts with more tokens than this are dropped, and counted."}
     )
+    shared_prompts: bool | None = field(
+        default=None,
+        metadata={
+            "help": "Score and train answers side by side behind one copy of their prompt, without pads; left out: "
+            "where exact."
+        },
+    )

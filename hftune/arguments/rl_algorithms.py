@@ -22,7 +22,7 @@ GRPO_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "arXiv:2503.20783",
         {"loss_type": "dr_grpo", "scale_rewards": "none", "beta": 0.0},
     ),
-    # Clip-higher, token-mean and dynamic sampling; its overlong penalty is a reward function.
+    # Clip-higher, token-mean and dynamic sampling; its overlong penalty is a reward function, `overlong`.
     "dapo": (
         "arXiv:2503.14476",
         {

@@ -153,7 +153,7 @@ def _answers(name: str, prompts: list[Prompt], args: AskArguments) -> list[str]:
         given = write.ids(texts_of_all[start : start + _BATCH])
         # On the left, so that every prompt ends where generation begins.
         inputs = tokenizer.pad({"input_ids": given}, padding_side="left", return_tensors="pt").to(model.device)
-        ids = model.generate(  # type: ignore[operator]  # nn.Module's __getattr__ hides the method
+        ids = model.generate(  # nn.Module's __getattr__ hides the method
             **inputs, max_new_tokens=args.max_new_tokens, do_sample=False, pad_token_id=tokenizer.pad_token_id
         )
         said += tokenizer.batch_decode(ids[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
@@ -187,7 +187,7 @@ def _rewards(prompts: list[Prompt], said: dict[str, list[str]], args: AskArgumen
     steps = reward_head(path, trust_remote_code=args.trust_remote_code) == "steps"
     model, tokenizer = load_reward_model(path, torch.float32, trust_remote_code=args.trust_remote_code)
     if torch.cuda.is_available() and not args.use_cpu:
-        model.to("cuda")  # type: ignore[arg-type]  # transformers wraps `to` without its types
+        model.to("cuda")  # transformers wraps `to` without its types
     mode = mode_for_answers(args.borders_in_text)
     make = ScoringEncoder(tokenizer, steps=steps, separator=step_separator(path), borders_in_text=mode)
     found: dict[str, list[float | None]] = {}

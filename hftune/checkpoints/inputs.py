@@ -12,7 +12,7 @@ from hftune.checkpoints.file_records import record_input
 from hftune.distributed.ds_config import config_file
 
 READ = {
-    *("accelerator_config", "add_special_tokens", "add_tokens", "base_model_name_or_path", "callbacks"),
+    *("accelerator_config", "add_special_tokens", "add_tokens", "against", "base_model_name_or_path", "callbacks"),
     *(
         "chat_template",
         "chat_template_path",

@@ -120,6 +120,9 @@ def test_records_that_are_all_equal(tmp_path: Path) -> None:
     data = made.write(tmp_path / "d.jsonl", *([made.conversation(random.Random(1))] * 700))
     summary, found = checked(tmp_path / "o", data)
     assert summary["kept"] == 1 and summary["left_out"] == {"duplicate": 699} and len(found) == 699
+    # The page has the first of them.
+    page = (tmp_path / "o" / "report.html").read_text(encoding="utf-8")
+    assert page.count(f"equals {data}:1<") == 20 and "The first 20." in page
 
 
 def test_a_page_has_no_more_than_the_first_findings(tmp_path: Path) -> None:

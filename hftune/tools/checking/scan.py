@@ -11,7 +11,6 @@ import numpy as np
 from hftune.data.readers.base import Chunk, Row, RowOrError
 from hftune.data.readers.columns import apply_columns, columns_found
 from hftune.data.records.unread import take_unread
-from hftune.data.templates.respelled_tokenizer import encode_batch
 from hftune.errors import DataError, shown
 from hftune.tools.checking import findings, personal, texts
 from hftune.tools.checking.findings import Finding, mask_of
@@ -129,6 +128,9 @@ class Scanner:
                     self._note(place, kind, reason, result)
         said = [place.record.whole for place in places if place.record]
         if self.tokenizer is not None and said:
+            # Without a tokenizer transformers, which takes seconds, is not imported for it.
+            from hftune.data.templates.respelled_tokenizer import encode_batch
+
             for encoding in encode_batch(self.tokenizer, said, add_special_tokens=False):
                 result.tally.tokens.add(len(encoding.ids))
 

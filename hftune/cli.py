@@ -24,12 +24,14 @@ hftune consolidate --checkpoint outputs/sft/checkpoint-100 --output_dir OUT     
 hftune schema sft|...|pipeline [--output FILE]      JSON Schema of a YAML file, for editors and agents
 hftune completion bash|zsh|fish      a script that completes commands, arguments and their values
 hftune doctor      what this machine has for a run, and what is wrong with it
+hftune --version      the version
 """
 
 from __future__ import annotations
 
 import sys
 
+from hftune import __version__
 from hftune.arguments.scripts import stage_of
 from hftune.arguments.stage_table import STAGES
 from hftune.child_processes import forget_working_folder
@@ -94,6 +96,9 @@ def dispatch(argv: list[str]) -> None:
     """
     if not argv or argv[0] in ("-h", "--help", "help"):
         say(str(__doc__).replace("{stages}", "|".join(STAGES)))
+        return
+    if argv[0] in ("--version", "-V"):
+        say(f"hftune {__version__}")
         return
     if stage := stage_of(argv[0]):
         on_demand(START)(stage, argv[1:])

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+import hftune
 from hftune.arguments.stage_table import STAGES
 from hftune.cli import COMMANDS, dispatch
 from hftune.errors import ArgumentError
@@ -34,6 +35,12 @@ def test_help_names_every_subcommand(argv: list[str], capsys: pytest.CaptureFixt
     page = capsys.readouterr().out
     assert f"hftune {'|'.join(STAGES)}|merge ..." in page
     assert [name for name in COMMANDS if f"hftune {name}" not in page and name != "merge"] == []
+
+
+@pytest.mark.parametrize("word", ["--version", "-V"])
+def test_the_version(word: str, capsys: pytest.CaptureFixture[str]) -> None:
+    dispatch([word])
+    assert capsys.readouterr().out.strip() == f"hftune {hftune.__version__}"
 
 
 def test_the_words_behind_the_name_are_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -96,7 +96,8 @@ def _add_stage(parser: argparse.ArgumentParser, stage: str) -> None:
     for algorithm in ALGORITHMS if stage == "rl" else [None]:
         known = stage_parser(stage, algorithm).known | known
     _add_known(parser, known)
-    parser.add_argument("--config", help="YAML file of arguments").complete = _FILES  # type: ignore[attr-defined]
+    config: Any = parser.add_argument("--config", help="YAML file of arguments")
+    config.complete = _FILES
 
 
 def _add_known(parser: argparse.ArgumentParser, known: Mapping[str, argparse.Action]) -> None:
@@ -109,11 +110,12 @@ def _add_known(parser: argparse.ArgumentParser, known: Mapping[str, argparse.Act
         if kind == "string_to_bool":
             choices = ["True", "False"]
         several: Any = {"nargs": "+"} if action.nargs == "+" else {}
-        added = parser.add_argument(f"--{name}", choices=choices, help=_short(action.help), **several)
+        # Any: `complete` is an attribute of shtab's own.
+        added: Any = parser.add_argument(f"--{name}", choices=choices, help=_short(action.help), **several)
         if name == "deepspeed":
-            added.complete = _deepspeed()  # type: ignore[attr-defined]  # shtab's own
+            added.complete = _deepspeed()
         elif choices is None and kind not in ("int", "float"):
-            added.complete = _FILES  # type: ignore[attr-defined]
+            added.complete = _FILES
 
 
 def _short(text: str | None) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from datasets import Dataset
@@ -146,11 +147,11 @@ class LostMass:
         self.counts += np.bincount(steps.astype(np.int64), minlength=len(self.counts))
         self.tokens, self.total = self.tokens + len(lost), self.total + float(lost.sum())
 
-    def merge(self, other: dict[str, object]) -> None:
+    def merge(self, other: dict[str, Any]) -> None:
         """Add what `to_dict` said of other tokens."""
-        self.tokens += int(other["tokens"])  # type: ignore[call-overload]
-        self.total += float(other["total"])  # type: ignore[arg-type]
-        for step, count in other["counts"]:  # type: ignore[attr-defined]
+        self.tokens += int(other["tokens"])
+        self.total += float(other["total"])
+        for step, count in other["counts"]:
             self.counts[step] += count
 
     def to_dict(self) -> dict[str, object]:

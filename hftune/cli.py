@@ -12,6 +12,7 @@ hftune export gguf|ollama|quantized|vllm|lora|hub --model_name_or_path MODEL --o
 hftune launch deepspeed|torchrun|python ...      a command under its launcher, quietly; Ctrl-C saves a checkpoint
 hftune pipeline run|plan|check PIPELINE.yaml      all stages from one file; resumes after anything
 hftune lineage FOLDER      from the base to this model: data, arguments, merges, and whether it all still holds
+hftune reproduce FOLDER [--steps N]      the run of a folder once more: the first step that differs, and why
 hftune report FOLDER      curves, counts, answers and commands of a stage or a pipeline on one page
 hftune watch FOLDER [--once]      how the runs of a folder do: steps, curves, time left, last answers
 hftune board [FOLDER ...]      a local page in the browser: live curves, comparison, pipelines started from a form
@@ -58,6 +59,7 @@ COMMANDS = {
     "pipeline": "hftune.tools.pipeline.command:main",
     "lineage": "hftune.tools.reporting.entry:lineage",
     "report": "hftune.tools.reporting.entry:report",
+    "reproduce": "hftune.tools.reproducing.entry:reproduce",
     "watch": "hftune.tools.watching.entry:watch",
     "board": "hftune.tools.board.entry:board",
     "schema": "hftune.tools.schema.entry:schema",

@@ -12,6 +12,7 @@ from peft import PeftModel
 from hftune.arguments.adapter import AdapterArguments
 from hftune.checkpoints import manifest as manifests
 from hftune.checkpoints.inputs import record_inputs
+from hftune.checkpoints.machine import describe_machine
 from hftune.data.splits import Splits
 from hftune.distributed import ranks, zero
 from hftune.logging import notices
@@ -68,6 +69,7 @@ def describe_run(facts: Facts[Any], trainer: StageTrainer, data: Splits) -> mani
         **({"origins": dict(origins)} if origins else {}),
         "deepspeed": args.ds_resolved,
         "world_size": ranks.world_size(),
+        "machine": describe_machine(),
         "metrics": {},
     }
 

@@ -5,6 +5,7 @@ hftune init demo|sft|pipeline [FOLDER]      a folder to start from: data, YAML, 
 hftune preview run_sft --model_name_or_path MODEL --train_file_dir DIR      what would be trained, in colour
 hftune preview run_sft ... --as-served      whether each turn is trained behind what a server gives the model
 hftune tokenize run_sft --model_name_or_path MODEL --train_file_dir DIR --output_dir TOKENISED
+hftune data check FILE [--against EVAL] --output_dir OUT      duplicates, leaks, secrets, damage; what is left
 hftune plan run_sft --model_name_or_path MODEL --gpus 8xH200      memory, the cheapest setting that fits, time
 hftune vocab extend --model_name_or_path MODEL --train_file_dir CORPUS --new_tokens 1000 --output_dir OUT
 hftune explain NAME      what an argument does, also under the names of other tools
@@ -47,6 +48,7 @@ COMMANDS = {
     "tokenize": "hftune.tools.records.entry:tokenize",
     "plan": "hftune.tools.planning.entry:plan",
     "vocab": "hftune.tools.vocabulary.entry:vocab",
+    "data": "hftune.tools.checking.entry:data",
     "export": "hftune.tools.export.entry:export",
     "teach": "hftune.tools.teaching.entry:teach",
     "consolidate": "hftune.tools.consolidating.entry:consolidate",
@@ -70,6 +72,7 @@ COMMANDS = {
 ARGUMENTS = {
     "merge": "hftune.arguments.merging:MergeArguments",
     "vocab": "hftune.tools.vocabulary.arguments:VocabArguments",
+    "data": "hftune.tools.checking.arguments:COMMANDS",
     "export": "hftune.tools.export.run:FORMATS",
     "teach": "distill",
     "consolidate": "hftune.tools.consolidating.run:ConsolidateArguments",

@@ -45,6 +45,7 @@ WORKERS = {
     "board": "hftune.tools.board.entry:Path",
     "chat": "hftune.tools.chatting.chat:chat",
     "consolidate": "hftune.tools.consolidating.entry:write",
+    "data": "hftune.tools.checking.run:check",
     "doctor": "hftune.tools.doctor.command:examine",
     "export": "hftune.tools.export.entry:write",
     "init": "hftune.tools.init.folder:write_folder",

@@ -21,6 +21,7 @@ hftune ask --models BASE outputs/sft-merged --questions "Who are you?"      the 
 hftune serve outputs/sft-merged [--adapter NAME=FOLDER]      a server as OpenAI's, for what was trained
 hftune chat outputs/sft-merged [MODEL2] [--adapter FOLDER ...]      a conversation in the terminal, saved as a record
 hftune score FILE --model outputs/rm [--output SCORED.jsonl]      conversations through a reward model
+hftune evaluate outputs/sft --eval_tasks loss math --validation_file_dir DATA --against BASE --output_dir OUT
 hftune teach --teacher_model_name_or_path TEACHER --model_name_or_path STUDENT --train_file_dir DIR --output_dir OUT
 hftune consolidate --checkpoint outputs/sft/checkpoint-100 --output_dir OUT      whole weights from ZeRO's shards
 hftune schema sft|...|pipeline [--output FILE]      JSON Schema of a YAML file, for editors and agents
@@ -51,6 +52,7 @@ COMMANDS = {
     "data": "hftune.tools.checking.entry:data",
     "export": "hftune.tools.export.entry:export",
     "teach": "hftune.tools.teaching.entry:teach",
+    "evaluate": "hftune.tools.evaluating.entry:evaluate",
     "consolidate": "hftune.tools.consolidating.entry:consolidate",
     "ask": "hftune.tools.scoring.entry:ask",
     "chat": "hftune.tools.chatting.entry:chat",
@@ -78,6 +80,7 @@ ARGUMENTS = {
     "consolidate": "hftune.tools.consolidating.run:ConsolidateArguments",
     "ask": "hftune.arguments.asking:AskArguments",
     "chat": "hftune.tools.chatting.arguments:ChatArguments",
+    "evaluate": "hftune.arguments.evaluating:EvaluateArguments",
     "score": "hftune.tools.scoring.arguments:ScoreArguments",
     "serve": "hftune.tools.serving.arguments:ServeArguments",
 }

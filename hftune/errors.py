@@ -47,9 +47,11 @@ class UserError(Exception):
 
     Attributes:
         on_all_ranks: Whether every process is known to raise it.
+        exit_code: What a program ends with.
     """
 
     on_all_ranks = False
+    exit_code = USER_ERROR_EXIT_CODE
 
     def __init__(self, cause: str, *, place: str | None = None, fix: str | None = None) -> None:
         self.cause, self.place, self.fix = cause, place, fix
@@ -190,7 +192,7 @@ def _stop(words: str, code: int) -> None:
 
 
 def _refuse(error: UserError) -> None:
-    interrupts.leave(USER_ERROR_EXIT_CODE)
+    interrupts.leave(error.exit_code)
     rank = int(os.environ.get("RANK", "0"))
     if rank != 0:
         time.sleep(_OTHERS_WAIT)
@@ -198,7 +200,7 @@ def _refuse(error: UserError) -> None:
     if not error.on_all_ranks or os.environ.get("LOCAL_RANK", "0") == "0":
         say(f"\n{who}error: {error.render()}\n", file=terminal.err(), flush=True)
     # Skip interpreter teardown: collectives of ranks that stopped elsewhere must not hold this one back.
-    _exit(USER_ERROR_EXIT_CODE)
+    _exit(error.exit_code)
 
 
 def _fail(error: Exception) -> NoReturn:

@@ -14,6 +14,7 @@ from hftune.stores.located import origins
 
 READ = {
     *("accelerator_config", "add_special_tokens", "add_tokens", "base_model_name_or_path", "callbacks", "dataset_dir"),
+    *("accelerator_config", "add_special_tokens", "add_tokens", "against", "base_model_name_or_path", "callbacks"),
     *(
         "chat_template",
         "chat_template_path",

@@ -12,7 +12,7 @@ from transformers import LlamaForCausalLM
 
 from hftune.data.teaching.stored import StoredTargets
 from hftune.errors import UserError
-from hftune.tools.teaching import run as run_module
+from hftune.publishing.folder import make_work
 from hftune.tools.teaching.entry import teach
 from hftune.tools.teaching.teacher import Teacher
 from tests.answering import server
@@ -95,7 +95,7 @@ def test_a_killed_command_resumes_with_the_same_bytes(
     assert not aside.exists()
     # What was begun with another setting is begun anew.
     done.clear()
-    run_module.make_work(aside)
+    make_work(aside)
     (aside / "plan.json").write_text("{}")
     (aside / "targets-00000.safetensors").write_bytes(b"{}")
     teach([*argv, "--overwrite_output_dir"])

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
-from hftune.errors import ArgumentError
+from hftune.errors import ArgumentError, did_you_mean
 from hftune.path_hints import looks_local
 from hftune.secrets import redact
 from hftune.stores import modelscope, objects
@@ -54,7 +54,8 @@ def chosen_hub(given: str | None) -> str:
     """
     hub = given or os.environ.get(HUB_VARIABLE) or HUBS[0]
     if hub not in HUBS:
-        raise ArgumentError(f"{hub} is no hub that is known", place=HUB_VARIABLE, fix=f"one of {', '.join(HUBS)}")
+        fix = f"{did_you_mean(hub, HUBS)} one of {', '.join(HUBS)}".strip()
+        raise ArgumentError(f"{hub} is no hub that is known", place="--hub" if given else HUB_VARIABLE, fix=fix)
     return hub
 
 
@@ -91,6 +92,9 @@ def _looked_up(name: str, value: Any, hub: str) -> Any:
 
 
 def _copy_of(text: str, flag: str, chosen: Callable[[list[str]], list[str]]) -> str:
+    if text.lower().startswith(("http://", "https://")):
+        cause = f"{redact(text)} is a page of the web, not a file, a name on a hub or in a store"
+        raise ArgumentError(cause, place=flag, fix=f"download it (curl -LO {redact(text)}), and give the file")
     # Of another kind of URL the readers say that there is no such path.
     return _noted(objects.fetch(text, flag, chosen), text) if objects.is_url(text) else text
 
@@ -141,7 +145,7 @@ def _from_registry(entries: list[E], given: dict[str, list[Any]], hub: str) -> l
     """Names of `--dataset_dir`'s registry replaced by what they stand for, and `--columns` of their own names added."""
     if not given.get("dataset_dir") or given["dataset_dir"] == [None]:
         return entries
-    folder, columns = str(given["dataset_dir"][0]), []
+    folder, columns = _registry_folder(str(given["dataset_dir"][0]), hub), []
 
     def source(name: str) -> str:
         found = None if os.path.exists(os.path.expanduser(name)) else registered(folder, name, hub)
@@ -157,6 +161,16 @@ def _from_registry(entries: list[E], given: dict[str, list[Any]], hub: str) -> l
         for entry in entries
     ]
     return entries if given.get("columns") else [*entries, *_with_columns(entries, columns)]
+
+
+def _registry_folder(given: str, hub: str) -> str:
+    """The folder of a registry: LLaMA-Factory's `REMOTE:OWNER/NAME` is a data set of the hub, with its files."""
+    name = given.removeprefix("REMOTE:")
+    if name == given:
+        return str(objects.fetch(given, FLAG, _all)) if objects.is_url(given) else given
+    if hub == "modelscope":
+        return str(modelscope.download(name, "dataset", FLAG))
+    return str(objects.fetch(f"hf://datasets/{name}", FLAG, _all))
 
 
 def _with_columns(entries: list[E], columns: list[dict[str, str]]) -> list[E]:

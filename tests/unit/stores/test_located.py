@@ -40,7 +40,7 @@ def values(hub: str | None = None, **given: Any) -> dict[str, Any]:
         ("train_file_dir", ["gs://b/a.jsonl", "b.jsonl"], ["/copies/a.jsonl", "b.jsonl"]),
         ("adapter", "zh=S3://b/lora", "zh=/copies/lora"),
         ("chat_template", "s3://b/t.jinja", "/copies/t.jinja"),
-        ("train_file_dir", "https://host/a.jsonl", "https://host/a.jsonl"),
+        ("train_file_dir", "ftp://host/a.jsonl", "ftp://host/a.jsonl"),
         ("train_file_dir", '{"a": "s3://b/c"}', '{"a": "s3://b/c"}'),
         ("system_prompt", "see s3://b/a.jsonl", "see s3://b/a.jsonl"),
         ("model_name_or_path", "owner/name", "owner/name"),
@@ -76,6 +76,12 @@ def test_a_part_of_a_data_set_is_refused() -> None:
         values("modelscope", train_file_dir="o/n@test")
 
 
+def test_pages_of_the_web_are_downloaded_first() -> None:
+    with pytest.raises(ArgumentError, match="page of the web") as found:
+        values(train_file_dir="own/data,https://host/a.jsonl")
+    assert found.value.place == "--train_file_dir" and "curl -LO https://host/a.jsonl" in str(found.value.fix)
+
+
 def test_results_stay_on_a_disk() -> None:
     with pytest.raises(ArgumentError, match="written to a disk"):
         values(output_dir="s3://b/out")
@@ -87,8 +93,12 @@ def test_the_flag_counts_then_the_variable(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv(located.HUB_VARIABLE, "modelscope")
     assert (chosen_hub(None), chosen_hub("huggingface")) == ("modelscope", "huggingface")
     monkeypatch.setenv(located.HUB_VARIABLE, "gitee")
-    with pytest.raises(ArgumentError, match="gitee is no hub"):
+    with pytest.raises(ArgumentError, match="gitee is no hub") as found:
         chosen_hub(None)
+    assert found.value.place == located.HUB_VARIABLE
+    with pytest.raises(ArgumentError, match="modelscop is no hub") as found:
+        chosen_hub("modelscop")
+    assert found.value.place == "--hub" and "did you mean modelscope?" in str(found.value.fix)
 
 
 def test_of_a_model_folder_one_format_is_copied() -> None:
@@ -116,6 +126,27 @@ def test_names_of_a_registry(tmp_path: Path) -> None:
     assert values(dataset_dir=folder, train_file_dir="b", columns="prompt=ask")["columns"] == "prompt=ask"
     with pytest.raises(ArgumentError, match="different names of columns"):
         values(dataset_dir=folder, train_file_dir="a,b")
+
+
+@pytest.mark.parametrize(
+    ("given", "hub", "place"),
+    [
+        ("REMOTE:o/n", "huggingface", "copies/n"),
+        ("REMOTE:o/n", "modelscope", "scope/dataset/o/n"),
+        ("s3://b/reg", "huggingface", "copies/reg"),
+    ],
+)
+def test_a_registry_may_lie_elsewhere(
+    tmp_path: Path, given: str, hub: str, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / place).mkdir(parents=True)
+    registry(tmp_path / place, a={"file_name": "a.json"})
+    asked: list[str] = []
+    monkeypatch.setattr(objects, "fetch", lambda url, flag, chosen: asked.append(url) or tmp_path / place)
+    monkeypatch.setattr(modelscope, "download", lambda name, kind, flag: tmp_path / place)
+    found = values(hub, dataset_dir=given, train_file_dir="a")
+    assert found["train_file_dir"] == f"{tmp_path / place}/a.json"
+    assert asked in ([], ["hf://datasets/o/n"], ["s3://b/reg"])
 
 
 def test_a_registry_may_name_what_lies_elsewhere(tmp_path: Path) -> None:

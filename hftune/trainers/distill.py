@@ -38,19 +38,19 @@ class TokenRows(trl.DistillationTrainer):
     there on its rows are like any others.
     """
 
-    def get_train_dataloader(self) -> DataLoader:
+    def get_train_dataloader(self) -> DataLoader[Any]:
         """Overrides TRL's, which reads prompts of a whole step at once: the Trainer's own."""
         return super(trl.DistillationTrainer, self).get_train_dataloader()
 
-    def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader:
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
         """Overrides TRL's likewise."""
         return super(trl.DistillationTrainer, self).get_eval_dataloader(eval_dataset)
 
-    def _get_train_sampler(self, dataset: Any = None) -> Sampler | None:
+    def _get_train_sampler(self, dataset: Any = None) -> Sampler[Any] | None:
         """Overrides TRL's, which repeats prompts: the Trainer's own."""
         return super(trl.DistillationTrainer, self)._get_train_sampler(dataset)
 
-    def _get_eval_sampler(self, eval_dataset: Any) -> Sampler | None:
+    def _get_eval_sampler(self, eval_dataset: Any) -> Sampler[Any] | None:
         """Overrides TRL's likewise."""
         return super(trl.DistillationTrainer, self)._get_eval_sampler(eval_dataset)
 

@@ -183,7 +183,7 @@ def _rewards(prompts: list[Prompt], said: dict[str, list[str]], args: AskArgumen
     steps = reward_head(path, trust_remote_code=args.trust_remote_code) == "steps"
     model, tokenizer = load_reward_model(path, torch.float32, trust_remote_code=args.trust_remote_code)
     if torch.cuda.is_available() and not args.use_cpu:
-        model.to("cuda")  # type: ignore[arg-type]  # transformers wraps `to` without its types
+        model.to("cuda")  # transformers wraps `to` without its types
     mode = mode_for_answers(args.borders_in_text)
     make = ScoringEncoder(tokenizer, steps=steps, separator=step_separator(path), borders_in_text=mode)
     found: dict[str, list[float | None]] = {}

@@ -54,7 +54,7 @@ class Listener:
         options |= {"max_length": None, "num_beams": 1, "pad_token_id": self.talker.tokenizer.pad_token_id}
         mask = torch.ones_like(inputs)
         # nn.Module's __getattr__ hides the method.
-        model.generate(inputs, attention_mask=mask, streamer=self, **options)  # type: ignore[operator]
+        model.generate(inputs, attention_mask=mask, streamer=self, **options)
 
     def put(self, value: torch.Tensor) -> None:
         """Take the prompt, which comes first, or a token."""

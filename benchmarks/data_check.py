@@ -20,6 +20,7 @@ import os
 import platform
 import random
 import re
+import resource
 import statistics
 import subprocess
 import sys
@@ -222,13 +223,26 @@ def check_planted(
 def speed(records: list[dict[str, Any]], made: Path, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Records a second of the whole command, of each round."""
     file = many(records, made, options.records)
-    rates = []
+    rates, processor = [], []
     for number in range(1 if options.quick else 3):
-        began = time.perf_counter()
+        began, used = time.perf_counter(), children_seconds()
         run([file, "--output_dir", folder / f"speed-{number}"], options)
         rates.append(options.records / (time.perf_counter() - began))
+        processor.append(options.records / (children_seconds() - used))
     size = file.stat().st_size / options.records
-    return {"records": options.records, "bytes": size, "workers": options.workers, "rates": rates}
+    return {
+        "records": options.records,
+        "bytes": size,
+        "workers": options.workers,
+        "rates": rates,
+        "processor": processor,
+    }
+
+
+def children_seconds() -> float:
+    """Seconds of processor time of all processes that have ended; on a busy machine they say more than the clock."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def memory(records: list[dict[str, Any]], made: Path, folder: Path, options: argparse.Namespace) -> dict[str, float]:
@@ -315,7 +329,8 @@ def speed_rows(found: dict[str, Any]) -> tuple[Rows, dict[str, Bar]]:
     rate = statistics.median(found["rates"])
     name = f"records a second, {found['workers']} processes, {found['bytes']:,.0f} bytes a record"
     spread = f"{rate:,.0f} ({min(found['rates']):,.0f} - {max(found['rates']):,.0f})"
-    return [(name, spread, f">= {SPEED:,}")], {"records_per_second": (rate, SPEED, rate >= SPEED)}
+    second = ("records a second of one processor", f"{statistics.median(found['processor']):,.0f}", "-")
+    return [(name, spread, f">= {SPEED:,}"), second], {"records_per_second": (rate, SPEED, rate >= SPEED)}
 
 
 def memory_rows(found: dict[str, float]) -> tuple[Rows, dict[str, Bar]]:

@@ -5,6 +5,7 @@ hftune init demo|sft|pipeline [FOLDER]      a folder to start from: data, YAML, 
 hftune preview run_sft --model_name_or_path MODEL --train_file_dir DIR      what would be trained, in colour
 hftune preview run_sft ... --as-served      whether each turn is trained behind what a server gives the model
 hftune tokenize run_sft --model_name_or_path MODEL --train_file_dir DIR --output_dir TOKENISED
+hftune data check FILE [--against EVAL] --output_dir OUT      duplicates, leaks, secrets, damage; what is left
 hftune plan run_sft --model_name_or_path MODEL --gpus 8xH200      memory, the cheapest setting that fits, time
 hftune vocab extend --model_name_or_path MODEL --train_file_dir CORPUS --new_tokens 1000 --output_dir OUT
 hftune explain NAME      what an argument does, also under the names of other tools
@@ -12,6 +13,7 @@ hftune export gguf|ollama|quantized|vllm|lora|hub --model_name_or_path MODEL --o
 hftune launch deepspeed|torchrun|python ...      a command under its launcher, quietly; Ctrl-C saves a checkpoint
 hftune pipeline run|plan|check PIPELINE.yaml      all stages from one file; resumes after anything
 hftune lineage FOLDER      from the base to this model: data, arguments, merges, and whether it all still holds
+hftune reproduce FOLDER [--steps N]      the run of a folder once more: the first step that differs, and why
 hftune report FOLDER      curves, counts, answers and commands of a stage or a pipeline on one page
 hftune watch FOLDER [--once]      how the runs of a folder do: steps, curves, time left, last answers
 hftune board [FOLDER ...]      a local page in the browser: live curves, comparison, pipelines started from a form
@@ -19,6 +21,7 @@ hftune ask --models BASE outputs/sft-merged --questions "Who are you?"      the 
 hftune serve outputs/sft-merged [--adapter NAME=FOLDER]      a server as OpenAI's, for what was trained
 hftune chat outputs/sft-merged [MODEL2] [--adapter FOLDER ...]      a conversation in the terminal, saved as a record
 hftune score FILE --model outputs/rm [--output SCORED.jsonl]      conversations through a reward model
+hftune evaluate outputs/sft --eval_tasks loss math --validation_file_dir DATA --against BASE --output_dir OUT
 hftune teach --teacher_model_name_or_path TEACHER --model_name_or_path STUDENT --train_file_dir DIR --output_dir OUT
 hftune consolidate --checkpoint outputs/sft/checkpoint-100 --output_dir OUT      whole weights from ZeRO's shards
 hftune schema sft|...|pipeline [--output FILE]      JSON Schema of a YAML file, for editors and agents
@@ -46,8 +49,10 @@ COMMANDS = {
     "tokenize": "hftune.tools.records.entry:tokenize",
     "plan": "hftune.tools.planning.entry:plan",
     "vocab": "hftune.tools.vocabulary.entry:vocab",
+    "data": "hftune.tools.checking.entry:data",
     "export": "hftune.tools.export.entry:export",
     "teach": "hftune.tools.teaching.entry:teach",
+    "evaluate": "hftune.tools.evaluating.entry:evaluate",
     "consolidate": "hftune.tools.consolidating.entry:consolidate",
     "ask": "hftune.tools.scoring.entry:ask",
     "chat": "hftune.tools.chatting.entry:chat",
@@ -58,6 +63,7 @@ COMMANDS = {
     "pipeline": "hftune.tools.pipeline.command:main",
     "lineage": "hftune.tools.reporting.entry:lineage",
     "report": "hftune.tools.reporting.entry:report",
+    "reproduce": "hftune.tools.reproducing.entry:reproduce",
     "watch": "hftune.tools.watching.entry:watch",
     "board": "hftune.tools.board.entry:board",
     "schema": "hftune.tools.schema.entry:schema",
@@ -68,11 +74,13 @@ COMMANDS = {
 ARGUMENTS = {
     "merge": "hftune.arguments.merging:MergeArguments",
     "vocab": "hftune.tools.vocabulary.arguments:VocabArguments",
+    "data": "hftune.tools.checking.arguments:COMMANDS",
     "export": "hftune.tools.export.run:FORMATS",
     "teach": "distill",
     "consolidate": "hftune.tools.consolidating.run:ConsolidateArguments",
     "ask": "hftune.arguments.asking:AskArguments",
     "chat": "hftune.tools.chatting.arguments:ChatArguments",
+    "evaluate": "hftune.arguments.evaluating:EvaluateArguments",
     "score": "hftune.tools.scoring.arguments:ScoreArguments",
     "serve": "hftune.tools.serving.arguments:ServeArguments",
 }

@@ -39,6 +39,7 @@ from hftune.preflight.check_run import check_run
 from hftune.preflight.facts import Facts, Training, resolve
 from hftune.publishing.disk import disk_errors, lexists, write_file
 from hftune.publishing.files import is_marked, write_page
+from hftune.trainers.features.batch_digests import BatchDigests
 from hftune.trainers.preemption import EvaluationStopped, PreemptionCallback
 from hftune.trainers.progress import ProgressFile, use_progress_line
 from hftune.trainers.result import lock_output, remove_new_folder_on_failure, save_result, unlock_output
@@ -194,7 +195,8 @@ def _train(
     # In this order: signals are noted before the first file is written.
     trainer.add_callback(stop)
     trainer.add_callback(_Begin(lambda: _begin(args, trainer, data, manifest, anew=resume is None)))
-    trainer.add_callback(ProgressFile(manifest["data"]["train"].get("tokens")))
+    digests = trainer.features.one(BatchDigests)
+    trainer.add_callback(ProgressFile(manifest["data"]["train"].get("tokens"), lambda: digests.latest))
     if args.callbacks or args.early_stopping_patience:
         for callback in on_demand("hftune.trainers.callbacks:asked_callbacks")(args):
             trainer.add_callback(callback)

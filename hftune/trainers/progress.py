@@ -1,7 +1,8 @@
 """What the Trainer logs, as it logs it, in a file that others can follow: `progress.jsonl` in the output folder.
 
 A line a log: what was logged, `step` of `max_steps`, `time` (seconds since the epoch), `memory_gb` (the peak of this
-process: of its GPU, or resident) and `tokens` seen so far. The Trainer's own log has no times, and is written with
+process: of its GPU, or resident), `tokens` seen so far and `batch`, a digest of what the steps since the last log have
+trained on. The Trainer's own log has no times, and is written with
 checkpoints only.
 """
 
@@ -11,6 +12,7 @@ import json
 import resource
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -42,10 +44,11 @@ class ProgressFile(TrainerCallback):
 
     Args:
         tokens_per_epoch: For stages whose trainer does not count tokens itself; None: not known.
+        batches: The digest of the batches up to the log that is being written; None: not known.
     """
 
-    def __init__(self, tokens_per_epoch: int | None) -> None:
-        self.tokens_per_epoch = tokens_per_epoch
+    def __init__(self, tokens_per_epoch: int | None, batches: Callable[[], int | None] = lambda: None) -> None:
+        self.tokens_per_epoch, self.batches = tokens_per_epoch, batches
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -74,6 +77,7 @@ class ProgressFile(TrainerCallback):
             "time": round(time.time(), 3),
             "memory_gb": round(peak_memory() / 1e9, 3),
             "tokens": self._tokens(state, logs),
+            **({"batch": self.batches()} if "loss" in logs else {}),
         }
         file = Path(str(args.output_dir)) / NAME
         file.parent.mkdir(parents=True, exist_ok=True)

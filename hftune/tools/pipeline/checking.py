@@ -20,8 +20,9 @@ from hftune import child_processes
 from hftune.arguments.merging import MergeParser
 from hftune.arguments.names.translate import Entry
 from hftune.errors import ArgumentError, Preempted, UserError, raise_together
+from hftune.on_demand import on_demand
 from hftune.tools.pipeline.exposed import exposures, say_variables_not_passed_on
-from hftune.tools.pipeline.steps import ASK, MERGE, Step
+from hftune.tools.pipeline.step import COMMANDS, MERGE, Step
 from hftune.visible import say
 
 
@@ -70,12 +71,11 @@ def stage_problems(
     script: str, arguments: dict[str, list[str]], places: dict[str, str], processes: tuple[int, int] | None
 ) -> Iterator[UserError]:
     """Problems of one stage: names that its script does not know, values it refuses, groups that do not fit."""
-    from hftune.arguments.asking import AskArguments
     from hftune.arguments.stages import ScriptParser, parser_for
 
     argv = [token for name, values in arguments.items() for token in (f"--{name}", *values)]
     try:
-        parser = ScriptParser([AskArguments]) if script == ASK else parser_for(script, argv)
+        parser = ScriptParser([on_demand(COMMANDS[script])]) if script in COMMANDS else parser_for(script, argv)
         entries = [Entry(name, list(values), places.get(name, "")) for name, values in arguments.items()]
         outcome = parser.translated(entries, *(processes or (1, 1)))
     except UserError as problem:
@@ -85,7 +85,7 @@ def stage_problems(
     misfits = list(parser.misfits(outcome.entries))
     yield from misfits
     # Only on sound values: a group with a refused one would complain of the same argument again.
-    if not misfits and not outcome.problems and script != ASK:
+    if not misfits and not outcome.problems and script not in COMMANDS:
         yield from _group_problems(outcome.entries, places, processes)
 
 
@@ -103,7 +103,7 @@ def _group_problems(
     from hftune.distributed.ds_setup import check_ds_config
 
     for group in (ModelArguments, DataArguments, AdapterArguments):
-        names = {entry.name for entry in fields(group)}  # type: ignore[arg-type]  # mypy joins the classes to type
+        names = {entry.name for entry in fields(group)}  # mypy joins the classes to type
         flat = [
             token
             for entry in entries

@@ -8,7 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from hftune.publishing.folder import clear_work, make_work, work_folder_locked
-from hftune.tools.pipeline.steps import ASK, MERGE, Step
+from hftune.tools.pipeline.spec import EVALUATE
+from hftune.tools.pipeline.step import COMMANDS, Step
 
 RECORDS, STEPS = 8, 2
 _SMALL = {
@@ -36,9 +37,10 @@ def in_small(steps: list[Step], folder: Path, scratch: Path) -> list[Step]:
 
 def _small(step: Step, made: dict[str, str]) -> Step:
     arguments = {name: [_moved(value, made) for value in values] for name, values in step.arguments.items()}
-    if step.script == ASK:
+    if step.script in COMMANDS:
         arguments |= {"max_new_tokens": ["2"]}
-    elif step.script != MERGE:
+        arguments |= {"max_eval_samples": [str(RECORDS)]} if step.script == EVALUATE else {}
+    elif step.trains:
         small = dict(_SMALL)
         if step.script == "rl":
             # A whole group of answers must fill a batch (TRL refuses others); 16 tokens are enough to see one scored.
@@ -49,7 +51,8 @@ def _small(step: Step, made: dict[str, str]) -> Step:
         arguments |= {name: [value] for name, value in small.items()}
         if "streaming" in arguments or "tokenized_dir" in arguments:
             arguments.pop("max_eval_samples")
-    return replace(step, arguments=arguments, folder=Path(made[str(step.folder)]))
+    # What two steps have made of a model would open no gate.
+    return replace(step, arguments=arguments, folder=Path(made[str(step.folder)]), gates=())
 
 
 def _moved(value: str, made: dict[str, str]) -> str:

@@ -40,6 +40,7 @@ from hftune.publishing.result_files import begin_result, finish_result
 from hftune.secrets import command_without_secrets, without_secrets
 from hftune.tools.reporting.stages import ANSWERS, ASKED
 from hftune.tools.scoring.run import scores_of
+from hftune.tools.talking.answering import answer_ids
 from hftune.tools.talking.loading import check_talker, load_talker
 from hftune.tools.talking.prompts import PromptWriter
 from hftune.trainers.result import lock_output, unlock_output
@@ -140,25 +141,20 @@ def _shown(prompt: list[Message]) -> str:
     return "\n".join(f"{turn['role']}: {turn.get('content')}" for turn in prompt)
 
 
-@torch.no_grad()
 def _answers(name: str, prompts: list[Prompt], args: AskArguments) -> list[str]:
     """The greedy answers of one model, which is freed afterwards."""
     get_logger().info("asking %s", name)
     talker = load_talker(name, args)
-    model, tokenizer = talker.model, talker.tokenizer
+    tokenizer = talker.tokenizer
     write = PromptWriter(name, tokenizer, args.borders_in_text)
     texts_of_all = _texts(prompts, write, args.borders_in_text)
     said: list[str] = []
     for start in range(0, len(prompts), _BATCH):
         given = write.ids(texts_of_all[start : start + _BATCH])
-        # On the left, so that every prompt ends where generation begins.
-        inputs = tokenizer.pad({"input_ids": given}, padding_side="left", return_tensors="pt").to(model.device)
-        ids = model.generate(  # type: ignore[operator]  # nn.Module's __getattr__ hides the method
-            **inputs, max_new_tokens=args.max_new_tokens, do_sample=False, pad_token_id=tokenizer.pad_token_id
-        )
-        said += tokenizer.batch_decode(ids[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+        ids = answer_ids(talker, given, max_new_tokens=args.max_new_tokens, do_sample=False)
+        said += tokenizer.batch_decode(ids, skip_special_tokens=True)
     # Models have reference cycles: only a collection frees the memory before the next one is loaded.
-    del model, talker
+    del talker
     gc.collect()
     return [whole(text).strip() for text in said]  # at --max_new_tokens an answer ends anywhere
 
@@ -187,7 +183,7 @@ def _rewards(prompts: list[Prompt], said: dict[str, list[str]], args: AskArgumen
     steps = reward_head(path, trust_remote_code=args.trust_remote_code) == "steps"
     model, tokenizer = load_reward_model(path, torch.float32, trust_remote_code=args.trust_remote_code)
     if torch.cuda.is_available() and not args.use_cpu:
-        model.to("cuda")  # type: ignore[arg-type]  # transformers wraps `to` without its types
+        model.to("cuda")  # transformers wraps `to` without its types
     mode = mode_for_answers(args.borders_in_text)
     make = ScoringEncoder(tokenizer, steps=steps, separator=step_separator(path), borders_in_text=mode)
     found: dict[str, list[float | None]] = {}

@@ -8,6 +8,7 @@ from hftune.arguments.training import StageArguments
 from hftune.distributed import ranks
 from hftune.models.experts import is_mixture
 from hftune.on_demand import on_demand
+from hftune.trainers.features.batch_digests import BatchDigests
 from hftune.trainers.features.checkpoints import Checkpoints
 from hftune.trainers.features.evaluation_figures import EvaluationFigures
 from hftune.trainers.features.feature import Feature
@@ -43,6 +44,8 @@ def common_features(args: StageArguments, model: Any) -> list[Feature]:
         # Before anything counts or times a batch: the proof is no step.
         *_where(args.flat_batches, "hftune.trainers.features.isolation_proof:IsolationProof"),
         RecordOrder(),
+        # Before rows are laid out anew or shared by processes: a batch as the loader gives it.
+        BatchDigests(),
         # What is added to a log: the whole run's loss first, then speed and routers, all from the same logs.
         Totals(),
         # Around the NaN guard and the Trainer's own saving: what an evaluation leaves undone is saved here.

@@ -11,7 +11,8 @@ import pytest
 from hftune.errors import ArgumentError
 from hftune.tools.pipeline.checking import check_steps, merge_problems, missing_files, stage_problems
 from hftune.tools.pipeline.spec import read_spec
-from hftune.tools.pipeline.steps import MERGE, steps_of
+from hftune.tools.pipeline.step import MERGE
+from hftune.tools.pipeline.steps import steps_of
 from tests.unit.tools.pipeline.files import steps
 
 ROOT = Path(__file__).parents[4]

@@ -12,8 +12,8 @@ from hftune.distributed.mesh import Mesh
 from hftune.trainers.features import order
 
 ALWAYS = [
-    *("EvaluationFigures", "RecordOrder", "Totals", "Stopping", "Speed", "Phases", "NanGuard", "Checkpoints"),
-    *("PortableWeights", "RepeatedRows", "Optimizers", "NoPickledArguments"),
+    *("EvaluationFigures", "RecordOrder", "BatchDigests", "Totals", "Stopping", "Speed", "Phases", "NanGuard"),
+    *("Checkpoints", "PortableWeights", "RepeatedRows", "Optimizers", "NoPickledArguments"),
 ]
 PLAIN: dict[str, Any] = {
     "flat_batches": False,

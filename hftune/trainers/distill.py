@@ -26,6 +26,7 @@ from hftune.trainers.distillation.teacher_server import teacher_server
 from hftune.trainers.distillation.teachers import Teachers
 from hftune.trainers.features.feature import Feature
 from hftune.trainers.features.held_out_loss import HeldOutLoss
+from hftune.trainers.features.part_seconds import PartSeconds
 from hftune.trainers.features.token_figures import TokenFigures
 from hftune.trainers.sft import sample_of
 from hftune.trainers.stage_trainer import StageTrainer
@@ -134,5 +135,5 @@ class DistillTrainer(StageTrainer, TokenRows):
         if self._streams:
             first.append(on_demand("hftune.trainers.features.streams:Streams")())
         if drawn is not None:
-            first.append(drawn)
+            first += [drawn, PartSeconds()]
         return [*first, *super().make_features(model, args), held_out, self.teachers, answers]

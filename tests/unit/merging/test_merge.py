@@ -90,5 +90,5 @@ def test_a_merged_model_is_pushed_if_asked(adapter: Path, tmp_path: Path, monkey
     assert pushed == []
     merge(adapter, tmp_path / "merged", hf_hub_model_id="me/model", hf_hub_token="none-of-mine")
     ((name, args, options),) = pushed
-    assert name == "hftune.publishing.uploads:push_folder" and args == (tmp_path / "merged", "me/model")
+    assert name == "hftune.stores.pushing:push" and args == (tmp_path / "merged", "me/model")
     assert (options["token"], options["flag"]) == ("none-of-mine", "--hf_hub_model_id")

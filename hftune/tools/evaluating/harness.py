@@ -11,7 +11,7 @@ from lm_eval.api.model import LM
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 
-from hftune.arguments.evaluating import EvaluateArguments
+from hftune.arguments.evaluating import OWN_TASKS, EvaluateArguments
 from hftune.distributed import ranks
 from hftune.errors import ArgumentError, did_you_mean
 from hftune.tools.evaluating.harness_lines import Line, lines_of_results
@@ -77,7 +77,8 @@ class Harness:
         known = self.manager.all_tasks
         for task in self.args.harness_tasks:
             if task not in known:
-                fix = f"{did_you_mean(task, known)} `lm-eval ls tasks` lists lm-eval's; --include_path adds others"
+                near = did_you_mean(task, [*OWN_TASKS, *known])
+                fix = f"{near} `lm-eval ls tasks` lists lm-eval's; --include_path adds others"
                 cause = f"neither hftune nor lm-eval has a task {task}"
                 yield ArgumentError(cause, place="--eval_tasks", fix=fix.strip())
 

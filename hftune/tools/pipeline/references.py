@@ -91,11 +91,8 @@ class Names:
                 fix=f"stages before: {before}",
             )
         if what not in self.stages[stage]:
-            raise ArgumentError(
-                f"${{{name}}}: a stage has no {what}",
-                place=place,
-                fix=" or ".join(_OF_STAGE[name] for name in self.stages[stage]),
-            )
+            known = " or ".join(_OF_STAGE[known] for known in self.stages[stage])
+            raise ArgumentError(f"${{{name}}}: stage {stage} has no {what}", place=place, fix=known)
         self.used.add(f"stages.{stage}")
         return Positioned(self.stages[stage][what], place)
 

@@ -10,7 +10,7 @@ endif
 .DEFAULT_GOAL := help
 # The tests start hundreds of processes, each of which would compile hftune anew.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: help venv demo test test-all check lint format docs dist release clean
+.PHONY: help venv demo test test-all check lint mutants coverage audit format docs dist release clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -22,6 +22,7 @@ $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q "$$(grep '^torch==' constraints.txt)"
 	$(BIN)/python -m pip install -q -e '.[dev]' -c constraints.txt
+	rm -f .hftune/*.schema.json
 	$(BIN)/hftune schema --output .hftune
 	touch $(STAMP)
 
@@ -43,6 +44,15 @@ lint: venv ## ruff, formatting and types, changing nothing
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy hftune $(SCRIPTS)
+
+mutants: venv ## plant faults in the core files, show which the fast tests notice (MUTANTS="--seed 7 --number 200 --jobs 2")
+	$(BIN)/python -m tests.mutants $(MUTANTS)
+
+coverage: venv ## lines and branches of hftune/ that `make test` reaches, processes that it starts counted; into docs/
+	$(BIN)/python benchmarks/covered.py --write-docs $(COVERAGE)
+
+audit: venv ## known vulnerabilities of what is installed, where a service for them is in reach; a bill of materials
+	.ci/audit
 
 format: venv ## format, and fix what ruff can fix
 	$(BIN)/ruff check --fix .

@@ -7,6 +7,7 @@ exit code 2, the message on stderr, and no traceback. Anything else is a bug of 
 from __future__ import annotations
 
 import difflib
+import errno
 import os
 import time
 import traceback
@@ -175,6 +176,10 @@ def _run(main: Callable[[], None], stop_code: int, stopped: str) -> None:
         # What a signal breaks in a library (a pipe, a collective) was broken on purpose: no traceback.
         if interrupts.stop_signal() and not interrupts.deferring():
             _stop(stopped, stop_code)
+        # Looking whether there is such a file raises already, wherever an argument may name one.
+        if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+            cause = f"a name is longer than the system takes: {shown(error.filename)}"
+            _refuse(ArgumentError(cause, fix="give a shorter one"))
         _fail(error)
     except interrupts.Interrupted:
         _stop(stopped, stop_code)

@@ -152,18 +152,18 @@ _FIXES = {
 }
 
 
-def is_number(entry: Field) -> bool:
+def is_number(entry: Field[Any]) -> bool:
     """Whether a field of a dataclass holds a number, or a list of them."""
     # Annotations are texts here: `from __future__ import annotations` and upstream's unions.
     return re.search(r"\b(int|float)\b", str(entry.type)) is not None
 
 
-def numbers_of(classes: Iterable[Any]) -> dict[str, Field]:
+def numbers_of(classes: Iterable[Any]) -> dict[str, Field[Any]]:
     """The fields of dataclasses that hold numbers, by their names."""
     return {entry.name: entry for cls in classes for entry in fields(cls) if is_number(entry)}
 
 
-def out_of_range(entry: Field, values: Iterable[object], place: str) -> Iterator[ArgumentError]:
+def out_of_range(entry: Field[Any], values: Iterable[object], place: str) -> Iterator[ArgumentError]:
     """What is wrong with the numbers that were given for a field.
 
     Args:
@@ -183,7 +183,7 @@ def out_of_range(entry: Field, values: Iterable[object], place: str) -> Iterator
             return
 
 
-def _misfit(entry: Field, value: object) -> str | None:
+def _misfit(entry: Field[Any], value: object) -> str | None:
     kind, allowed = str(entry.type), RANGES[entry.name]
     whole = re.search(r"\bfloat\b", kind) is None
     takes = f"it takes {'whole ' if whole else ''}numbers {allowed}"

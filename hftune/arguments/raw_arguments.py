@@ -29,6 +29,7 @@ GIVEN_NAMES: ContextVar[frozenset[str]] = ContextVar("GIVEN_NAMES", default=froz
 
 
 def take_config(argv: list[str]) -> tuple[str | None, list[str]]:
+    """The file that `--config` names, if any, and the other arguments."""
     for position, token in enumerate(argv):
         if token.startswith("--config="):
             return token.split("=", 1)[1], _without_config(argv[:position] + argv[position + 1 :])
@@ -110,6 +111,7 @@ def several(name: str, values: list[Any]) -> Iterator[ArgumentError]:
 
 
 def given_in_file(path: str | None) -> RawArguments:
+    """The arguments of a file of YAML, with the places where they stand."""
     if path is None:
         return []
     # Before it is opened: a slip in the path deserves the nearest one, not an error of the system.
@@ -132,6 +134,7 @@ def joined(name: str, values: list[Any]) -> list[Any]:
 
 
 def yaml_value(values: list[Any]) -> Any:
+    """The one value, or the list of several."""
     return values[0] if len(values) == 1 else values
 
 

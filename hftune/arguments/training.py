@@ -138,7 +138,7 @@ class StageArguments(
 
     def to_dict(self) -> dict[str, Any]:
         """Overrides `TrainingArguments.to_dict`, from which trackers and manifests take the arguments."""
-        return redacted(super().to_dict() | self.told_trackers)  # type: ignore[misc,no-any-return]  # untyped upstream
+        return redacted(super().to_dict() | self.told_trackers)  # type: ignore[misc]  # untyped upstream
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Keep `__repr__`: each `@dataclass` would write one of its own, with the token in it."""

@@ -115,7 +115,7 @@ def results(lines: Sequence[Line], against: str | None, other: Sequence[Line]) -
     models = list(dict.fromkeys(line["model"] for line in lines))
     own_lines = {model: [line for line in lines if line["model"] == model] for model in models}
     scores = {model: by_task(own) for model, own in own_lines.items()}
-    figures = {model: figures_of(own) | aggregates_of(own_lines[model], scores[model]) for model, own in scores.items()}
+    figures = {model: figures_of(own) | aggregates_of(own_lines[model], own) for model, own in scores.items()}
     found: dict[str, Any] = {"models": figures, "against": against}
     if against is not None:
         theirs = by_task(other)

@@ -104,7 +104,7 @@ def _group_problems(
     from hftune.distributed.ds_setup import check_ds_config
 
     for group in (ModelArguments, DataArguments, AdapterArguments):
-        names = {entry.name for entry in fields(group)}  # type: ignore[arg-type]  # mypy joins the classes to type
+        names = {entry.name for entry in fields(group)}  # mypy joins the classes to type
         flat = [
             token
             for entry in entries

@@ -27,9 +27,10 @@ from hftune.tools.pipeline.checking import check_steps
 from hftune.tools.pipeline.exposed import with_quiet_token
 from hftune.tools.pipeline.gates import GateFailed, check_gates
 from hftune.tools.pipeline.lock import locked
-from hftune.tools.pipeline.progress import Follower, Screen, clock
+from hftune.tools.pipeline.progress import Follower, Screen
 from hftune.tools.pipeline.state import AGAIN, DAMAGED, DONE, RESUME, START, State, damage, state_of
 from hftune.tools.pipeline.step import COMMANDS, Step
+from hftune.visible import clock
 
 LOGS, PREVIOUS = "logs", "previous"
 _LOOK_SECONDS = 0.2

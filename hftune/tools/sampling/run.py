@@ -157,7 +157,7 @@ def _score(args: SampleArguments, prompts: Sequence[Asked], parts: Parts, names:
     ranks.barrier()
     common: dict[str, Any] = {"use_cpu": args.use_cpu, "trust_remote_code": args.trust_remote_code}
     scorers: list[Callable[..., Sequence[float | None]]] = [
-        partial(_by_function, load_function(name)) for name in args.reward_funcs or []
+        partial(_by_function, load_function(name, args.max_new_tokens)) for name in args.reward_funcs or []
     ]
     for path in args.reward_model_path or []:
         scorer = AnswerScorer(path, borders_in_text=args.borders_in_text, **common)

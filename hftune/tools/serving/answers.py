@@ -133,6 +133,7 @@ class Stop(StoppingCriteria):
         self.listener, self.cancelled = listener, cancelled
 
     def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> Any:
+        """For each row (B,), whether it ends here."""
         done = self.listener.stops.found or self.cancelled()
         return torch.full((input_ids.shape[0],), done, device=input_ids.device, dtype=torch.bool)
 

@@ -102,7 +102,7 @@ def answer_ids(talker: Talker, prompts: Sequence[list[int]], **options: Any) -> 
     # On the left, so that every prompt ends where generation begins.
     inputs = tokenizer.pad({"input_ids": [*prompts]}, padding_side="left", return_tensors="pt").to(model.device)
     options = {"pad_token_id": tokenizer.pad_token_id, **options}
-    found = model.generate(**inputs, **options)  # type: ignore[operator]  # nn.Module's __getattr__ hides the method
+    found = model.generate(**inputs, **options)  # nn.Module's __getattr__ hides the method
     return [_ended(ids, talker.ends) for ids in found[:, inputs["input_ids"].shape[1] :].tolist()]
 
 

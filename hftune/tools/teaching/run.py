@@ -28,7 +28,7 @@ from hftune.data.storage.cache import tokenizer_key
 from hftune.data.teaching.stored import ABOUT, shard_name
 from hftune.data.tokenizing.encoder import Encoder
 from hftune.distributed import ranks
-from hftune.errors import ArgumentError, ManifestError, UserError, raise_together
+from hftune.errors import ArgumentError, UserError, raise_together
 from hftune.logging import get_logger
 from hftune.models.loading.tokenizer import load_tokenizer
 from hftune.opening.json_file import parse_json
@@ -42,7 +42,7 @@ from hftune.publishing.folder import clear_work, published_folder, work_folder_l
 from hftune.publishing.ownership import output_problems
 from hftune.secrets import command_without_secrets
 from hftune.tools.resumable.parts import begin_parts
-from hftune.tools.teaching.shards import LostMass, Work, divide, new_shard, write_index
+from hftune.tools.teaching.shards import LostMass, Work, divide, is_whole, new_shard, write_index
 from hftune.tools.teaching.teacher import ServedTeacher, Teacher, load_teacher
 from hftune.visible import say
 from hftune.weight_files import fingerprint
@@ -76,7 +76,9 @@ def teach(arguments: RunArguments[DistillArguments], argv: list[str]) -> None:
             begin_parts(aside, plan, "targets-*.safetensors")
         ranks.barrier()
         # All look before the first one writes, so that all divide the same shards.
-        missing = [shard for shard in range(work.shards) if not _is_whole(aside / shard_name(shard), work, shard, k)]
+        missing = [
+            shard for shard in range(work.shards) if not is_whole(aside / shard_name(shard), work.tokens_of(shard), k)
+        ]
         ranks.barrier()
         own = missing[ranks.rank() :: ranks.world_size()]
         with disk_errors(target), tqdm(own, unit=" shards", desc="teaching", delay=2, disable=not main) as bar:
@@ -129,14 +131,6 @@ def _plan(
         "data": xxhash.xxh3_128(work.hashes.tobytes()).hexdigest(),
         "dtype": "float32",
     }
-
-
-def _is_whole(file: Path, work: Work, shard: int, k: int) -> bool:
-    try:
-        tensors = read_safetensors_header(file).tensors
-    except ManifestError:
-        return False
-    return [entry["shape"] for entry in tensors.values()] == [[work.tokens_of(shard), k]] * 2
 
 
 def _publish(

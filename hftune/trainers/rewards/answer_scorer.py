@@ -27,7 +27,7 @@ class AnswerScorer:
         steps = reward_head(path, trust_remote_code=trust_remote_code) == "steps"
         self.model, self.tokenizer = load_reward_model(path, torch.float32, trust_remote_code=trust_remote_code)
         if torch.cuda.is_available() and not use_cpu:
-            self.model.to("cuda")  # type: ignore[arg-type]  # transformers wraps `to` without its types
+            self.model.to("cuda")  # transformers wraps `to` without its types
         mode = mode_for_answers(borders_in_text)
         separator = step_separator(path)
         self.make = ScoringEncoder(self.tokenizer, steps=steps, separator=separator, borders_in_text=mode)

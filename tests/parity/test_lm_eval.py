@@ -33,10 +33,14 @@ def tasks(tmp_path: Path) -> Path:
 
 
 def numbers(value: Any) -> list[float]:
-    """All numbers of nested lists; texts by their letters."""
+    """All numbers of nested lists, which lm-eval's command writes as texts; texts by their letters."""
     if isinstance(value, list | tuple):
         return [number for one in value for number in numbers(one)]
-    return [float(ord(letter)) for letter in value] if isinstance(value, str) else [float(value)]
+    text = {"True": "1", "False": "0"}.get(str(value), str(value))
+    try:
+        return [float(text)]
+    except ValueError:
+        return [float(ord(letter)) for letter in text]
 
 
 @pytest.mark.slow

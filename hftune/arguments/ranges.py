@@ -97,6 +97,7 @@ _NAMES = {
     "[1, 1024]": "dataset_num_proc",
     "[0, 1024]": "dataloader_num_workers preprocessing_num_workers",
     "[1, 65535]": "vllm_group_port vllm_server_port",
+    "[0, 1000]": "num_fewshot",
     "[0, 65535]": "port",
     "[0, 4294967295]": "data_seed seed shuffle_seed",
     "[-1, 1e6]": "local_rank",

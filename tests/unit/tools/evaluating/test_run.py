@@ -168,6 +168,6 @@ def test_the_folder_says_how_it_was_made(tiny_model: Path, data: Path, tmp_path:
 
 def test_everything_that_is_wrong_is_said_at_once(data: Path, tmp_path: Path) -> None:
     with pytest.raises(ArgumentError) as refused:
-        dispatch(["evaluate", "--eval_tasks", "exact_mach"])
+        dispatch(["evaluate", "--eval_tasks", "exact_mach", "loss"])
     for said in ("no model was named", "did you mean exact_match?", "no held-out records", "no folder for the results"):
         assert said in str(refused.value)

@@ -46,7 +46,7 @@ def talkative(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     torch.nn.init.zeros_(model.lm_head.weight)
     with torch.no_grad():
         model.model.embed_tokens.weight[:, 0] = 10
-        model.lm_head.weight[few, 0] = 1
+        model.lm_head.weight[few, 0] = 10
     model.config.tie_word_embeddings = False
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)

@@ -97,7 +97,6 @@ _NAMES = {
     "[1, 1024]": "dataset_num_proc",
     "[0, 1024]": "dataloader_num_workers preprocessing_num_workers",
     "[1, 65535]": "vllm_group_port vllm_server_port",
-    "[0, 1000]": "num_fewshot",
     "[0, 65535]": "port",
     "[0, 4294967295]": "data_seed seed shuffle_seed",
     "[-1, 1e6]": "local_rank",
@@ -126,7 +125,7 @@ _NAMES = {
     "[-1e9, 1e9]": "reward_clip_range",
     # A rate that is too high ends a run by its loss, which says at which step; a norm of 1e9 clips nothing.
     "[0, 1e30]": "critic_learning_rate learning_rate lr_end max_grad_norm min_lr",
-    "[0, 1000]": "weight_decay",
+    "[0, 1000]": "num_fewshot weight_decay",
     "[0, 1]": """
         adam_epsilon freeze_parameters_ratio gamma hard_label_share lam ld_alpha min_p on_policy_share
         ref_model_mixup_alpha top_entropy_quantile

@@ -11,6 +11,7 @@ from transformers import TrainingArguments
 
 from hftune.arguments.computation import DropoutFields, PrecisionFields, RouterFields, TilingFields
 from hftune.arguments.data import ThoughtFields, TurnTokenFields
+from hftune.arguments.hub import HubFields
 from hftune.arguments.monitoring import CallbackFields, HangTimeoutFields, ProfileFields
 from hftune.arguments.optimizer import OptimizerArguments
 from hftune.arguments.parallel import ParallelArguments
@@ -34,6 +35,7 @@ class StageArguments(
     OptimizerArguments,
     CallbackFields,
     HangTimeoutFields,
+    HubFields,
     TurnTokenFields,
 ):
     """What all stages share. Mixed into a `TrainingArguments`, whose fields it may give other defaults."""

@@ -355,7 +355,9 @@ class StageTrainer(FeatureHost):
         """Overrides `Trainer.create_model_card`: nothing. The manifest is the record; a card is written from it."""
 
     def init_hf_repo(self, *args: Any, **kwargs: Any) -> None:
-        """Overrides `Trainer.init_hf_repo`: what the Hub has against it is one message."""
+        """Overrides `Trainer.init_hf_repo`: what the Hub has against it is one message; other hubs have their own."""
+        if on_demand("hftune.trainers.hub:make_repository")(self):
+            return
         hub_errors = on_demand("hftune.publishing.uploads:hub_errors")
         with hub_errors(str(self.args.hub_model_id or self.args.output_dir), "--hub_model_id"):
             super().init_hf_repo(*args, **kwargs)

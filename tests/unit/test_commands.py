@@ -134,6 +134,8 @@ def _subcommand(words: list[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[s
         yield f"no hftune {name}"
     elif name in WORKERS:
         with monkeypatch.context() as patched, pytest.raises(Reached):
+            # What pages name on hubs and in stores is not there.
+            patched.setattr("hftune.arguments.parser.located", lambda entries: entries)
             module, _, worker = WORKERS[name].partition(":")
             patched.setattr(import_module(module), worker, _reached)
             dispatch(words)

@@ -18,6 +18,7 @@ FLOORS = [
     },
     {"compat"},
     {"distributed", "publishing"},
+    {"stores"},
     {"arguments"},
     {"data", "models", "checkpoints"},
     {"preflight"},

@@ -11,8 +11,11 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from hftune.digests import Damaged, read_text, sealed, unsealed
+import xxhash
+
+from hftune.digests import SEAL, Damaged, read_text, sealed, unsealed
 from hftune.distributed import ranks
+from hftune.errors import ManifestError
 from hftune.logging import notice
 from hftune.opening.files import read_bytes
 from hftune.opening.json_file import LARGE, parse_json
@@ -39,20 +42,33 @@ class Parts:
         ranks.barrier()
 
     def has(self, name: str) -> bool:
-        """Whether a part is there; it is written whole or not at all."""
-        return self._file(name).is_file()
+        """Whether a part is there, to the byte; it is written whole or not at all, and may have been damaged since."""
+        try:
+            self._content(name)
+        except ManifestError:
+            return False
+        return True
 
     def write(self, name: str, lines: Iterable[Line]) -> None:
         """Write a part."""
-        write_file(self._file(name), json_lines(lines))
+        content = json_lines(lines)
+        write_file(self._file(name), content + json_lines([{SEAL: xxhash.xxh3_128_hexdigest(content)}]))
 
     def read(self, names: Iterable[str]) -> list[Line]:
         """The lines of parts, one part after the other."""
         found: list[Line] = []
         for name in names:
-            content = read_bytes(self._file(name), limit=LARGE)
-            found += [parse_json(line, str(self._file(name)), finite=False) for line in content.splitlines()]
+            lines = self._content(name).splitlines()
+            found += [parse_json(line, str(self._file(name)), finite=False) for line in lines]
         return found
+
+    def _content(self, name: str) -> bytes:
+        file = self._file(name)
+        content = read_bytes(file, limit=LARGE)
+        end = content.rstrip(b"\n").rfind(b"\n") + 1
+        if content[end:] != json_lines([{SEAL: xxhash.xxh3_128_hexdigest(content[:end])}]):
+            raise ManifestError(f"{file} has other contents than were written", place=str(file), fix="start anew")
+        return content[:end]
 
     def _file(self, name: str) -> Path:
         return self.folder / f"{name}.jsonl"

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+
+import torch
 
 from hftune.distributed import phases
 from hftune.trainers.features.feature import Feature
@@ -21,6 +25,13 @@ class PartSeconds(Feature):
     def before_train(self, run: Run, checkpoint: str | None) -> None:
         """What was spent before is no part of a step."""
         phases.take_seconds()
+
+    @contextmanager
+    def forward(self, run: Run) -> Iterator[None]:
+        """Behind the rewards: TRL draws answers within a training step."""
+        if torch.is_grad_enabled():
+            phases.enter(phases.FORWARD)
+        yield
 
     def on_step_end(self, run: Run, grad_norm: Any) -> None:
         """One more."""

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from hftune.distributed import ranks
+from hftune.errors import ManifestError
 from hftune.tools.resumable.parts import Line, parts_of
 
 PLAN = {"models": ["a"]}
@@ -56,3 +57,22 @@ def test_processes_share_them_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         parts.make(list("abcde"), lambda name: [])
         # Of a, c, d and e every second one.
         assert sorted(file.stem for file in parts.folder.glob("*.jsonl")) == ["b", "c", "e"]
+
+
+def test_a_damaged_part_is_made_again(tmp_path: Path) -> None:
+    with parts_of(str(tmp_path / "out"), PLAN) as parts:
+        parts.write("a", [{"score": 0.5}, {"score": 1.0}])
+        parts.write("empty", [])
+        file = parts.folder / "a.jsonl"
+        whole = file.read_bytes()
+        assert parts.has("a") and parts.has("empty") and parts.read(["a", "empty"]) == [{"score": 0.5}, {"score": 1.0}]
+        for place in range(len(whole)):
+            file.write_bytes(whole[:place] + bytes([whole[place] ^ 4]) + whole[place + 1 :])
+            assert not parts.has("a"), place
+        for content in (b"", whole[:-1], whole[: whole.index(b"\n") + 1], whole + whole, whole * 2 + b"\n"):
+            file.write_bytes(content)
+            assert not parts.has("a")
+        with pytest.raises(ManifestError, match="other contents"):
+            parts.read(["a"])
+        parts.make(["a", "empty"], lambda name: [{"score": name}])
+        assert parts.read(["a", "empty"]) == [{"score": "a"}]

@@ -21,6 +21,7 @@ from hftune.arguments.merging import MergeParser
 from hftune.arguments.names.translate import Entry
 from hftune.errors import ArgumentError, Preempted, UserError, raise_together
 from hftune.on_demand import on_demand
+from hftune.stores.objects import is_url
 from hftune.tools.pipeline.exposed import exposures, say_variables_not_passed_on
 from hftune.tools.pipeline.step import COMMANDS, MERGE, Step
 from hftune.visible import say
@@ -142,13 +143,16 @@ def merge_problems(step: Step) -> Iterator[UserError]:
 
 def missing_files(step: Step) -> Iterator[UserError]:
     """Problems of local data files that do not exist."""
+    # Of these the registry knows the files.
+    if step.arguments.get("dataset_dir"):
+        return
     for name in ("train_file_dir", "validation_file_dir", "question_file"):
         for text in ",".join(step.arguments.get(name, [])).split(","):
             # `PATH#500` takes 500 records.
             path = text.strip().partition("#")[0]
             # OWNER/NAME may be a data set of the Hub: only the script can tell.
             local = path.startswith((".", "/", "~")) or path.count("/") != 1
-            if path and local and not Path(path).exists():
+            if path and local and not is_url(path) and not Path(path).exists():
                 yield ArgumentError(
                     f"there is no {path}",
                     place=step.places.get(name),

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from hftune.errors import ArgumentError, UserError, raise_together
+from hftune.errors import ArgumentError, UserError, raise_together, shown
 from hftune.secrets import learn_command, learn_variables
 from hftune.tools.pipeline.gates import Gate, read_gates
 from hftune.tools.pipeline.launchers import Launcher, read_launcher
@@ -118,7 +118,7 @@ def _stage_steps(
         env=env,
         needs=tuple(dict.fromkeys(needed for parent in parents for needed in made.steps[parent])),
     )
-    model = step.arguments.get("model_name_or_path", [""])[0]
+    model = _model(step, arguments)
     base = next((made.bases[p] for p in parents if model in made.results[p].values()), model)
     step = replace(step, base=base)
     yield from _evaluated_before(spec, step, made)
@@ -153,9 +153,9 @@ def _before(stage: StageSpec, settings: dict[str, Positioned], made: _Results) -
         return next((name for name in reversed(made.start)), None)
     if asked.value in (None, "model"):
         return None
-    if asked.value not in made.start:
+    if str(asked.value) not in made.start:
         raise ArgumentError(
-            f"stage {stage.name} cannot build on {asked.value}",
+            f"stage {stage.name} cannot build on {shown(asked.plain)}",
             place=asked.place,
             fix=f"model, or a stage before it that trains a language model: {', '.join(made.start) or 'none'}",
         )
@@ -317,6 +317,15 @@ def _trains_adapter(arguments: dict[str, Positioned]) -> bool:
 
 def _means_no(item: Positioned) -> bool:
     return str(item.plain).strip().lower() in _NO
+
+
+def _model(step: Step, arguments: dict[str, Positioned]) -> str:
+    """What a step begins with; empty where it names none."""
+    found = step.arguments.get("model_name_or_path", [""])
+    if not found:
+        place = arguments["model_name_or_path"].place
+        raise ArgumentError("an empty list is no model", place=place, fix="name a folder, or a model of the Hub")
+    return found[0]
 
 
 def _values(arguments: dict[str, Positioned]) -> dict[str, list[str]]:

@@ -19,7 +19,7 @@ LOG = json.dumps({"step": 1, "max_steps": 1, "time": 1.0, "loss": 1.0}) + "\n"
 def started(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """The command lines that were started: none, wherever something is refused."""
     found: list[list[str]] = []
-    monkeypatch.setattr(run, "start", lambda stage, manifest, world, words: found.append(words))
+    monkeypatch.setattr(run, "start", lambda stage, manifest, words: found.append(words))
     monkeypatch.setattr(run, "verdict", lambda *given: (True, ["the same"]))
     return found
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from hftune.arguments.asking import TalkerFields
 from hftune.tools.checking.findings import KINDS
 
 _KINDS = list(KINDS)
 
 
 @dataclass
-class DataCheckArguments:
+class DataCheckArguments(TalkerFields):
     """What is in data, and what should not be trained."""
 
     files: list[str] | None = field(
@@ -43,13 +44,7 @@ class DataCheckArguments:
         default=None, metadata={"help": "Processes; left out: one for each core."}
     )
     max_length: int = field(default=2048, metadata={"help": "Tokens of a record that its loss is computed of."})
-    batch_tokens: int = field(default=8192, metadata={"help": "Tokens in a batch for the loss, padding included."})
-    dtype: str = field(
-        default="auto",
-        metadata={"help": "Dtype of the weights.", "choices": ["auto", "float32", "bfloat16", "float16"]},
-    )
-    trust_remote_code: bool = field(default=False, metadata={"help": "Run code that comes with the model."})
-    use_cpu: bool = field(default=False, metadata={"help": "Compute on the CPU even where there is a GPU."})
+    batch_tokens: int = field(default=4096, metadata={"help": "Tokens in a batch for the loss, padding included."})
 
 
 COMMANDS = {"check": DataCheckArguments}

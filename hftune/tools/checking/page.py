@@ -19,7 +19,9 @@ REPORT = "report.html"
 
 def summary(result: Result) -> str:
     """What was found, in a line or two for each source."""
-    return "\n".join([*(line for source in result.checked for line in _about(source)), _left_out(result)])
+    return "\n".join(
+        [*(line for source in result.checked for line in _about(source)), *_worst(result), _left_out(result)]
+    )
 
 
 def _about(source: Source) -> Iterator[str]:
@@ -32,6 +34,12 @@ def _about(source: Source) -> Iterator[str]:
     yield f"{source.name}: {'; '.join(part for part in parts if part)}"
     if tally.found:
         yield f"  found: {_listed(tally.found)}"
+
+
+def _worst(result: Result) -> Iterator[str]:
+    if result.worst:
+        (origin, loss), *_ = result.worst
+        yield f"median loss {result.median_loss:.3f}; the worst is {loss:.3f} of {origin}"
 
 
 def _left_out(result: Result) -> str:
@@ -54,7 +62,7 @@ def _shares(counts: Counter[str], most: int = 4) -> str:
 def write_report(folder: Path, result: Result) -> None:
     """Write the page into a folder."""
     title = f"Data check: {', '.join(Path(source.name).name for source in result.checked)}"
-    sections = [_sources(result), _contents(result), _kinds(result), *_examples(result)]
+    sections = [_sources(result), _contents(result), _kinds(result), *_losses(result), *_examples(result)]
     body = f"<h1>{html(title)}</h1><p>{html(_left_out(result))}</p>" + "".join(map(html_table, sections))
     write_page(folder / REPORT, html_document(title, body), "check")
 
@@ -103,6 +111,12 @@ def _kinds(result: Result) -> Section:
     ]
     headers = ("kind", "what it means", "findings", "its records are", "left out first for it")
     return Section("Findings", headers, rows, "A record may have several findings.")
+
+
+def _losses(result: Result) -> Iterator[Section]:
+    if result.worst:
+        note = f"Mean losses of the tokens that would be learnt; the median is {result.median_loss:.3f}."
+        yield Section("Least likely under the model", ("record", "loss"), result.worst, note)
 
 
 def _examples(result: Result) -> Iterator[Section]:

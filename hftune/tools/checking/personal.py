@@ -7,6 +7,7 @@ first: a text made for it would else cost its length squared.
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Iterator
 from datetime import date
 from typing import NamedTuple
@@ -64,10 +65,13 @@ def personal_in(text: str) -> Iterator[Place]:
     """Mail addresses, telephone numbers, numbers of identity cards, bank cards and accounts."""
     if "@" in text:
         yield from _mails(text)
-    taken = [*_numbers(text), *_accounts(text)]
+    taken = sorted([*_numbers(text), *_accounts(text)], key=lambda place: place.start)
     yield from taken
+    starts = [place.start for place in taken]
     for found in _PHONES.finditer(text):
-        if not any(place.start < found.end() and found.start() < place.end for place in taken):
+        # Part of a longer number is no telephone number; only the last that begins before its end may hold it.
+        before = bisect_left(starts, found.end())
+        if not before or taken[before - 1].end <= found.start():
             yield Place("telephone number", *found.span())
 
 

@@ -81,6 +81,23 @@ def to_record(row: Row) -> Record:
     return Record(TEXT, [("", to_text(row))]) if first_fit(value, TEXTS) else _prompt(row)
 
 
+def learnt(row: Row) -> Row | None:
+    """The record as a stage learns it: of a pair the better answer; None for a prompt, and for an answer labelled bad.
+
+    Raises:
+        DataError: As `to_record`.
+    """
+    kind = to_record(row).kind
+    if kind == PAIR:
+        pair = to_preference(row)
+        return Row({"messages": [*pair.prompt, *pair.chosen], "tools": pair.tools}, row.file, row.line)
+    if kind == LABELLED:
+        found = to_labelled(row)
+        messages = [*found.prompt, *found.completion]
+        return Row({"messages": messages, "tools": found.tools}, row.file, row.line) if found.label else None
+    return None if kind == PROMPT else row
+
+
 def _conversation(row: Row) -> Record:
     try:
         found = to_conversation(row)

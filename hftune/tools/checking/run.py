@@ -29,12 +29,12 @@ from hftune.tools.checking.findings import KINDS, Finding, kinds_in, mask_of
 from hftune.tools.checking.page import summary, write_report
 from hftune.tools.checking.result import Result
 from hftune.tools.checking.scan import Scanned, Scanner
-from hftune.tools.checking.sources import Source, ancestor_sources, given_sources, leak_index
+from hftune.tools.checking.sources import Source, ancestor_sources, checked_sources, leak_index
 from hftune.tools.checking.store import Store
 from hftune.tools.checking.twins import NONE, Twins, contradictions, find_twins
 from hftune.visible import as_json, say
 
-FINDINGS, SUMMARY, KEPT = "findings.jsonl", "summary.json", "kept"
+FINDINGS, LOSSES, SUMMARY, KEPT = "findings.jsonl", "losses.jsonl", "summary.json", "kept"
 _EXAMPLES = 20
 
 
@@ -63,7 +63,7 @@ def check(args: DataCheckArguments, argv: list[str]) -> Result:
         UserError: What is wrong with the arguments, together; no data; or the disk.
     """
     raise_together(check_arguments(args))
-    sources = given_sources(args.files or [], "--files")
+    sources = checked_sources(args.files or [], args.against or [])
     before = ancestor_sources(args.ancestors, sources) if args.ancestors else []
     # Ancestors first: a record's twin is always an earlier one.
     result = Result([*before, *sources], dropped_kinds=_dropped_kinds(args))
@@ -90,6 +90,8 @@ def _check(args: DataCheckArguments, result: Result, inputs: list[Path], folder:
         stream = stack.enter_context((folder / FINDINGS).open("x", encoding="utf-8")) if folder else None
         found, store = _Findings(result, stream), Store(numbers)
         _scan(args, result, store, found)
+        if args.model is not None:
+            _learn_losses(args, result, store, found, folder)
         kept = _decide(result, store, found)
         for file, then, now in zip(inputs, states, _states(inputs), strict=True):
             if then != now:
@@ -105,9 +107,19 @@ def check_arguments(args: DataCheckArguments) -> Iterator[UserError]:
     both = sorted({*(args.drop or [])} & {*(args.keep or [])})
     if both:
         yield ArgumentError(f"{', '.join(both)} cannot be dropped and kept", place="--drop, --keep", fix="choose")
+    if args.model is not None:
+        from hftune.tools.talking.loading import check_talker
+
+        fix = "give the language model"
+        yield from check_talker(args.model, "--model", fix, trust_remote_code=args.trust_remote_code)
     if args.output_dir:
         inputs = [Path(path).expanduser() for path in args.files or []]
         yield from output_problems(args.output_dir, overwrite=args.overwrite_output_dir, inputs=inputs)
+        within = [path for path in inputs if path.resolve() in Path(args.output_dir).resolve().parents]
+        if within:
+            # The next check, and a run, would take what this one writes for data.
+            cause = f"{args.output_dir} lies in {within[0]}, which is the data"
+            yield ArgumentError(cause, place="--output_dir", fix="choose a folder outside of it")
 
 
 def _dropped_kinds(args: DataCheckArguments) -> set[str]:
@@ -131,11 +143,16 @@ def _scan(args: DataCheckArguments, result: Result, store: Store, found: _Findin
     first = 0
     for source in result.sources:
         source.first, first = first, first + len(source.files)
-    chunks = ((source, number, chunk) for source in result.sources for number, chunk in source.chunks())
+    # Numbers in place of sources travel to a worker: their counts grow.
+    items = (
+        (place, number, source.is_ancestor, chunk)
+        for place, source in enumerate(result.sources)
+        for number, chunk in source.chunks()
+    )
     met: set[str] = set()
     workers = args.preprocessing_num_workers or default_workers()
     with tqdm(unit=" records", desc="checking", delay=2) as bar:
-        for number, scanned in map_in_order(partial(_scanned, scanner), _small(chunks), workers):
+        for number, scanned in map_in_order(partial(_scanned, scanner), items, workers):
             _take(result.sources[number], scanned, store, found)
             met |= scanned.columns
             bar.update(len(scanned.about))
@@ -144,13 +161,6 @@ def _scan(args: DataCheckArguments, result: Result, store: Store, found: _Findin
     for source in result.sources:
         for file in sorted(source.failed):
             notice(f"{file} cannot be read to its end; what is left of it is not written")
-
-
-def _small(chunks: Iterator[tuple[Source, int, Chunk]]) -> Iterator[tuple[int, int, bool, Chunk]]:
-    """What travels to a worker: numbers in place of sources, whose counts grow."""
-    known: dict[int, int] = {}
-    for source, number, chunk in chunks:
-        yield known.setdefault(id(source), len(known)), number, source.is_ancestor, chunk
 
 
 def _scanned(scanner: Scanner, item: tuple[int, int, bool, Chunk]) -> tuple[int, Scanned]:
@@ -177,14 +187,43 @@ def _tokenizer(args: DataCheckArguments) -> Any:
     return pretrained(AutoTokenizer, args.model, trust_remote_code=args.trust_remote_code)
 
 
+def _learn_losses(
+    args: DataCheckArguments, result: Result, store: Store, found: _Findings, folder: Path | None
+) -> None:
+    """The loss of each record, of which those are told that are far above the others; all stand in a file."""
+    from hftune.tools.checking.losses import Losses, Outlying
+
+    # Records of ancestors stand before those that are checked.
+    first = sum(source.tally.records for source in result.sources if source.is_ancestor)
+    about, losses = store.about(), np.full(store.count, np.nan, np.float32)
+    with ExitStack() as stack:
+        stream = stack.enter_context((folder / LOSSES).open("x", encoding="utf-8")) if folder else None
+        bar = stack.enter_context(tqdm(unit=" records", desc="losses", delay=2, total=store.count - first))
+        for number, file, line, loss in Losses(args).of(result.checked, parse_columns(args.columns)):
+            losses[first + number] = loss
+            bar.update(1)
+            if stream is not None:
+                stream.write(as_json({"file": file, "line": line, "loss": round(loss, 5)}) + "\n")
+    outlying = Outlying(losses)
+    result.median_loss = outlying.median
+    files, owners = result.files, result.owners
+    worst = np.argsort(-np.nan_to_num(losses, nan=-np.inf), kind="stable")[:_EXAMPLES]
+    for record in [one for one in worst.tolist() if np.isfinite(losses[one])]:
+        result.worst.append((f"{files[about[record]['source']]}:{about[record]['line']}", float(losses[record])))
+    for record in outlying.numbers(losses):
+        about[record]["kinds"] |= mask_of({findings.LOSS})
+        number, line = int(about[record]["source"]), int(about[record]["line"])
+        reason = f"loss {losses[record]:.2f}, the median is {outlying.median:.2f}"
+        found.add(Finding(findings.LOSS, files[number], line, reason), owners[number])
+
+
 # --- comparing ---
 
 
 def _decide(result: Result, store: Store, found: _Findings) -> np.ndarray:
     """Whether each record is kept; tells of equal records, and of those judged both ways."""
     about, twins = store.about(), find_twins(store)
-    files = [str(file) for source in result.sources for file in source.files]
-    owner = [source for source in result.sources for _ in source.files]
+    files, owner = result.files, result.owners
 
     def note(record: int, kind: str, reason: str) -> None:
         one = about[record]
@@ -240,7 +279,8 @@ def _write(folder: Path, result: Result, store: Store, kept: np.ndarray) -> None
     written: dict[str, str] = {}
     for source in result.checked:
         for number, file in enumerate(source.files, start=source.first):
-            own = about["source"] == number
+            # Records lie in the order in which they were read.
+            own = slice(*np.searchsorted(about["source"], [number, number + 1]))
             if str(file) not in source.failed and kept[own].any():
                 target = _target(folder / KEPT, source, file, set(written))
                 written[str(write_kept(file, target, about["line"][own], kept[own]).relative_to(folder))] = str(file)
@@ -250,6 +290,7 @@ def _write(folder: Path, result: Result, store: Store, kept: np.ndarray) -> None
         "kept": result.kept,
         "left_out": dict(result.left_out.most_common()),
         "left_out_for": sorted(result.dropped_kinds),
+        **({} if result.median_loss is None else {"median_loss": result.median_loss}),
         "files": written,
         "sources": {source.name: source.tally.to_dict() for source in result.checked},
     }

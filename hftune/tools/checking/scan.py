@@ -99,7 +99,9 @@ class Scanner:
             return _Place(row.file, row.line, to_record(apply_columns(row, self.columns)))
         except DataError as error:
             place = _Place(*place_of(error, row), None)
-            self._note(place, findings.UNUSABLE, f"{error.kind}: {shown(error.cause, 120)}", result)
+            # Causes quote the record; of a very long quotation only the beginning is looked through.
+            cause = shown(personal.hidden(error.cause[:1000]), 120)
+            self._note(place, findings.UNUSABLE, f"{error.kind}: {cause}", result)
             return place
 
     def _compare(self, places: list[_Place], result: Scanned) -> Shingles:
@@ -126,8 +128,11 @@ class Scanner:
                     self._note(place, kind, reason, result)
         said = [place.record.whole for place in places if place.record]
         if self.tokenizer is not None and said:
-            for ids in self.tokenizer(said, add_special_tokens=False)["input_ids"]:
-                result.tally.tokens.add(len(ids))
+            # Without a tokenizer transformers, which takes seconds, is not imported for it.
+            from hftune.data.templates.respelled_tokenizer import encode_batch
+
+            for encoding in encode_batch(self.tokenizer, said, add_special_tokens=False):
+                result.tally.tokens.add(len(encoding.ids))
 
 
 def faults(record: Record) -> Iterator[tuple[str, str]]:

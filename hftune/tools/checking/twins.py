@@ -44,7 +44,9 @@ class Twins:
 def find_twins(store: Store) -> Twins:
     """The earliest record that each record equals, or is found to be nearly equal to."""
     about = store.about()
-    equal = _first_equal(np.asarray(about["exact"]))
+    exact = np.asarray(about["exact"])
+    # 0 stands for records that cannot be used: they are like no other.
+    equal = np.where(exact == 0, NONE, _first_equal(exact)).astype(np.uint32)
     near = np.full(store.count, NONE, np.uint32)
     similarity = np.zeros(store.count, np.float32)
     compared = np.flatnonzero((about["shingles"] >= _FEWEST) & (equal == NONE))

@@ -64,6 +64,63 @@ def test_what_is_left_out_and_why(tmp_path: Path, capsys: pytest.CaptureFixture[
     ]
 
 
+def test_records_that_cannot_be_used_are_like_no_other(tmp_path: Path) -> None:
+    data = made.write(tmp_path / "d.jsonl", {"a": 1}, {"b": 2}, GOOD[0], {"a": 1})
+    summary, found = checked(tmp_path / "o", data)
+    assert {kind for kind, *_ in found} == {"unusable"} and summary["left_out"] == {"unusable": 3}
+
+
+def test_evaluation_data_among_the_data_is_not_checked(tmp_path: Path) -> None:
+    evaluation = made.write(tmp_path / "d" / "eval" / "e.jsonl", GOOD[0])
+    made.write(tmp_path / "d" / "train.jsonl", *GOOD[:2])
+    summary, found = checked(tmp_path / "o", tmp_path / "d", "--against", evaluation.parent)
+    assert [(kind, name) for kind, name, *_ in found] == [("leak", "train.jsonl")] and summary["records"] == 2
+    with pytest.raises(DataError, match="all files are evaluation data"):
+        checked(tmp_path / "p", evaluation, "--against", evaluation)
+
+
+def test_several_sources_and_files_of_one_name(tmp_path: Path) -> None:
+    for number, name in enumerate(("a/x.jsonl", "a/deep/x.jsonl", "b/x.jsonl", "x.jsonl")):
+        made.write(tmp_path / "d" / name, GOOD[number])
+    asked = [tmp_path / "d" / name for name in ("a", "b", "x.jsonl")]
+    # A file that two of them name is read once.
+    summary, found = checked(tmp_path / "o", *asked, asked[0] / "x.jsonl")
+    assert found == [] and [about["records"] for about in summary["sources"].values()] == [2, 1, 1]
+    kept = {name: Path(file) for name, file in summary["files"].items()}
+    assert [*kept] == ["kept/deep/x.jsonl", "kept/x.jsonl", "kept/2-x.jsonl", "kept/3-x.jsonl"]
+    for name, file in kept.items():
+        assert (tmp_path / "o" / name).read_bytes() == file.read_bytes()
+
+
+def test_counts_of_a_source(tmp_path: Path) -> None:
+    call = {"name": "add", "arguments": {"x": 1}}
+    tool = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
+    turns = [
+        {"role": "user", "content": "One and one?"},
+        {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": call}]},
+        {"role": "tool", "content": "2"},
+        {"role": "assistant", "content": "It is 2.", "reasoning_content": "Add them."},
+    ]
+    for number in range(3):
+        made.write(
+            tmp_path / "d" / f"{number}.jsonl",
+            {"messages": turns[:1] + turns[3:]},
+            {"messages": turns, "tools": [tool]},
+        )
+    summary, _ = checked(tmp_path / "o", tmp_path / "d")
+    (about,) = summary["sources"].values()
+    assert about["thoughts"] == 6 and about["tools"] == 3 and about["turns"] == {"2": 3, "4": 3}
+    assert about["records"] == 6 and about["found"] == {"duplicate": 4}
+    said = "One and one?\nAdd them.\nIt is 2."
+    called = f"One and one?\n{json.dumps(call)}\n2\nAdd them.\nIt is 2."
+    lengths = about["characters"]
+    assert lengths["longest"] == len(called) and lengths["total"] == 3 * (len(said) + len(called))
+    # To 5 %, as the page says.
+    assert lengths["p5"] == pytest.approx(len(said), rel=0.05) and lengths["p95"] == pytest.approx(
+        len(called), rel=0.05
+    )
+
+
 def test_kinds_that_are_kept_or_dropped(tmp_path: Path) -> None:
     refusing = {"prompt": "Is it raining there today?", "completion": "I'm sorry, but I can't tell you that."}
     data = made.write(tmp_path / "d.jsonl", GOOD[0], GOOD[0], refusing)
@@ -116,7 +173,10 @@ def test_leaks_and_what_ancestors_were_trained_on(tmp_path: Path) -> None:
     old = made.write(tmp_path / "old.jsonl", GOOD[1], GOOD[0])
     data = made.write(tmp_path / "d.jsonl", *GOOD[:3])
     base, top = tmp_path / "base", tmp_path / "top"
-    for folder, files, parents in ((base, [str(old), str(tmp_path / "gone.jsonl")], []), (top, [], [str(base)])):
+    # Only files are read that a manifest names: a folder could be all of the machine.
+    made.write(tmp_path / "all" / "more.jsonl", GOOD[2])
+    named = [str(old), str(tmp_path / "gone.jsonl"), str(tmp_path / "all"), __file__, 7]
+    for folder, files, parents in ((base, named, []), (top, [], [str(base)])):
         folder.mkdir()
         about = {"stage": "sft", "status": COMPLETE, "data": {"train": {"files": files, "rows": 2, "used": 2}}}
         write_manifest(folder, about | {"parents": [{"folder": name, "fingerprint": None} for name in parents]})
@@ -128,7 +188,8 @@ def test_leaks_and_what_ancestors_were_trained_on(tmp_path: Path) -> None:
         ("trained_before", "d.jsonl", 2, f"equals {old}:1"),
     ]
     assert summary["left_out"] == {"leak": 1} and summary["kept"] == 2 and summary["records"] == 3
-    assert any("gone.jsonl, which is not compared" in said for said in notices())
+    told = [said for said in notices() if "which is not compared" in said]
+    assert len(told) == 4 and "gone.jsonl, which" in told[0] and "all, which" in told[1]
     summary, _ = checked(tmp_path / "p", data, "--ancestors", top, "--drop", "trained_before")
     assert summary["left_out"] == {"trained_before": 2}
 
@@ -188,6 +249,7 @@ def test_without_a_folder_only_a_summary(tmp_path: Path, capsys: pytest.CaptureF
         (["check", "gone.jsonl"], "gone.jsonl does not exist"),
         (["check", "d.jsonl", "--drop", "spam"], "--drop"),
         (["check", "d.jsonl", "--output_dir", "."], "holds d.jsonl, which is read"),
+        (["check", ".", "--output_dir", "out"], "lies in ., which is the data"),
         (["check", "d.jsonl", "--columns", "text=body"], "no record has the column body"),
         (["check", "d.jsonl", "--against", "bad.jsonl"], "no format"),
         (["check", "d.jsonl", "--ancestors", "."], "has no hftune.json"),

@@ -10,7 +10,7 @@ endif
 .DEFAULT_GOAL := help
 # The tests start hundreds of processes, each of which would compile hftune anew.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: help venv demo test test-all check lint mutants coverage audit format docs dist release clean
+.PHONY: help venv demo test test-all check lint mutants coverage audit format docs dist try release clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -68,6 +68,9 @@ dist: venv ## wheel and source distribution in dist/, built in an environment of
 	rm -rf dist build
 	$(BIN)/python -m build
 	$(BIN)/python -m twine check --strict dist/*
+
+try: ## install the wheel of dist/ with its dependencies into an empty environment, and train with it
+	.ci/try_wheel
 
 release: ## set the version, build, check, commit and tag (VERSION=0.2.0); uploads nothing
 	.ci/release "$(VERSION)"

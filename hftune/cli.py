@@ -22,6 +22,7 @@ hftune serve outputs/sft-merged [--adapter NAME=FOLDER]      a server as OpenAI'
 hftune chat outputs/sft-merged [MODEL2] [--adapter FOLDER ...]      a conversation in the terminal, saved as a record
 hftune score FILE --model outputs/rm [--output SCORED.jsonl]      conversations through a reward model
 hftune evaluate outputs/sft --eval_tasks loss math --validation_file_dir DATA --against BASE --output_dir OUT
+hftune sample outputs/sft --train_file_dir PROMPTS --reward_model_path outputs/rm --keep pairs --output_dir OUT
 hftune teach --teacher_model_name_or_path TEACHER --model_name_or_path STUDENT --train_file_dir DIR --output_dir OUT
 hftune consolidate --checkpoint outputs/sft/checkpoint-100 --output_dir OUT      whole weights from ZeRO's shards
 hftune schema sft|...|pipeline [--output FILE]      JSON Schema of a YAML file, for editors and agents
@@ -53,6 +54,7 @@ COMMANDS = {
     "export": "hftune.tools.export.entry:export",
     "teach": "hftune.tools.teaching.entry:teach",
     "evaluate": "hftune.tools.evaluating.entry:evaluate",
+    "sample": "hftune.tools.sampling.entry:sample",
     "consolidate": "hftune.tools.consolidating.entry:consolidate",
     "ask": "hftune.tools.scoring.entry:ask",
     "chat": "hftune.tools.chatting.entry:chat",
@@ -81,6 +83,7 @@ ARGUMENTS = {
     "ask": "hftune.arguments.asking:AskArguments",
     "chat": "hftune.tools.chatting.arguments:ChatArguments",
     "evaluate": "hftune.arguments.evaluating:EvaluateArguments",
+    "sample": "hftune.arguments.sampling:SampleArguments",
     "score": "hftune.tools.scoring.arguments:ScoreArguments",
     "serve": "hftune.tools.serving.arguments:ServeArguments",
 }

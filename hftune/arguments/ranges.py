@@ -103,7 +103,9 @@ _NAMES = {
     "[0, 1e6] or -1": "top_k",
     "[4, 8]": "bits",
     # Where the other sign means something: the first layers instead of the last, a penalty instead of a bonus.
-    "[-1e6, 1e6]": "entropy_coef f_alpha_divergence_coef freeze_trainable_layers missing_eos_penalty reward_weights",
+    "[-1e6, 1e6]": """
+        entropy_coef f_alpha_divergence_coef freeze_trainable_layers missing_eos_penalty reward_weights threshold
+    """,
     "[0, 1e6]": """
         beta center_rewards_coefficient cliprange_value cpo_alpha delta desirable_weight dpop_lambda
         early_stopping_threshold entropy_coef_delta entropy_coef_max entropy_coef_min entropy_target layers_to_transform
@@ -123,7 +125,7 @@ _NAMES = {
     "[-1e9, 1e9]": "reward_clip_range",
     # A rate that is too high ends a run by its loss, which says at which step; a norm of 1e9 clips nothing.
     "[0, 1e30]": "critic_learning_rate learning_rate lr_end max_grad_norm min_lr",
-    "[0, 1000]": "weight_decay",
+    "[0, 1000]": "num_fewshot weight_decay",
     "[0, 1]": """
         adam_epsilon freeze_parameters_ratio gamma hard_label_share lam ld_alpha min_p on_policy_share
         ref_model_mixup_alpha top_entropy_quantile

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
@@ -37,6 +37,7 @@ _URL = re.compile(r"(?<![A-Za-z0-9+.-])([A-Za-z0-9]+://[^\s,#=\"']+)")
 _PARTS = re.compile(r"([,\s]+)")
 # OWNER/NAME, and before a # how many records of it.
 _NAMED = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+_WITH_REVISION = {"model_name_or_path", "tokenizer_name_or_path"}
 _OTHER_FORMATS = (".bin", ".pt", ".pth", ".h5", ".msgpack", ".onnx", ".ot")
 _MODEL_FOLDERS = {"additional_chat_templates"}
 
@@ -71,24 +72,54 @@ def located(entries: list[E]) -> list[E]:
         raise ArgumentError("results are written to a disk", place="--output_dir", fix=fix)
     hub = chosen_hub(str(given["hub"][0]) if given.get("hub") else None)
     entries = _from_registry(entries, given, hub)
-    return [replace(entry, values=[_looked_up(entry.name, value, hub) for value in entry.values]) for entry in entries]
+    offline = [str(value).lower() for value in given.get("offline", ["false"])] in ([], ["true"])
+    revision = str(given["model_revision"][0]) if given.get("model_revision") else None
+    wanted = _Wanted(hub, revision, offline)
+    return [replace(entry, values=[wanted.found(entry.name, value) for value in entry.values]) for entry in entries]
 
 
 # --- one value -------------------------------------------------------------------------------------------------------
 
 
-def _looked_up(name: str, value: Any, hub: str) -> Any:
-    if isinstance(value, list):  # of a YAML file
-        return [_looked_up(name, part, hub) for part in value]
-    if name not in MODELS | DATA | FILES or not isinstance(value, str) or value.lstrip().startswith(("{", "[")):
-        return value
-    flag = f"--{name}"
-    chosen = files_of_model if name in MODELS else _all
-    text = _URL.sub(lambda match: _copy_of(match[1], flag, chosen), value)
-    if hub != "modelscope" or name in FILES:
-        return text
-    kind = "dataset" if name in DATA else "model"
-    return _in_each(text, lambda part: _from_modelscope(part, kind, flag))
+@dataclass(frozen=True)
+class _Wanted:
+    """How names are looked up.
+
+    Args:
+        revision: Of the model and its tokenizer.
+        offline: From the hub's cache alone.
+    """
+
+    hub: str
+    revision: str | None = None
+    offline: bool = False
+
+    def found(self, name: str, value: Any) -> Any:
+        """What the value of an argument becomes."""
+        if isinstance(value, list):  # of a YAML file
+            return [self.found(name, part) for part in value]
+        if name not in MODELS | DATA | FILES or not isinstance(value, str) or value.lstrip().startswith(("{", "[")):
+            return value
+        flag = f"--{name}"
+        chosen = files_of_model if name in MODELS else _all
+        text = _URL.sub(lambda match: _copy_of(match[1], flag, chosen), value)
+        if self.hub != "modelscope" or name in FILES:
+            return text
+        return _in_each(text, lambda part: self._from_modelscope(part, name))
+
+    def _from_modelscope(self, part: str, name: str) -> str:
+        flag, kind = f"--{name}", "dataset" if name in DATA else "model"
+        # A folder here wins over a name there, as it does for the Hub.
+        if os.path.exists(os.path.expanduser(part)) or looks_local(part):
+            return part
+        if not _NAMED.fullmatch(part):
+            if kind == "dataset" and _NAMED.match(part) and re.search("[:@]", part):
+                fix = "name the data set alone, or download it and name the file"
+                cause = f"ModelScope's data sets are read whole, without :CONFIG or @SPLIT: {part}"
+                raise ArgumentError(cause, place=flag, fix=fix)
+            return part
+        revision = self.revision if name in _WITH_REVISION else None
+        return _noted(modelscope.download(part, kind, flag, revision, self.offline), part)
 
 
 def _copy_of(text: str, flag: str, chosen: Callable[[list[str]], list[str]]) -> str:
@@ -113,17 +144,6 @@ def _in_each(text: str, change: Callable[[str], str]) -> str:
         path, mark, number = parts[at].partition("#")
         parts[at] = f"{change(path)}{mark}{number}" if path else parts[at]
     return "".join(parts)
-
-
-def _from_modelscope(name: str, kind: str, flag: str) -> str:
-    # A folder here wins over a name there, as it does for the Hub.
-    if os.path.exists(os.path.expanduser(name)) or looks_local(name) or not _NAMED.fullmatch(name):
-        if kind == "dataset" and _NAMED.match(name) and re.search("[:@]", name):
-            fix = "name the data set alone, or download it and name the file"
-            cause = f"ModelScope's data sets are read whole, without :CONFIG or @SPLIT: {name}"
-            raise ArgumentError(cause, place=flag, fix=fix)
-        return name
-    return _noted(modelscope.download(name, kind, flag), name)
 
 
 def files_of_model(names: list[str]) -> list[str]:

@@ -33,18 +33,20 @@ def client(flag: str, token: str | None = None) -> Any:
 
 
 @functools.cache
-def download(name: str, kind: str, flag: str, revision: str | None = None) -> Path:
+def download(name: str, kind: str, flag: str, revision: str | None = None, offline: bool = False) -> Path:
     """The folder of a repository on this machine, downloaded where it is not in ModelScope's cache.
 
     Args:
         kind: model or dataset.
+        revision: Branch, tag or commit; None for the default branch.
+        offline: From the cache alone.
 
     Raises:
         ArgumentError: The client is missing, or ModelScope cannot be reached or has no such name.
     """
     api = client(flag)
     with errors_of_modelscope(f"{name} cannot be had from ModelScope", flag):
-        return Path(api.download_repo(name, kind, revision=revision))
+        return Path(api.download_repo(name, kind, revision=revision, local_files_only=offline))
 
 
 @contextmanager

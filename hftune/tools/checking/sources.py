@@ -10,7 +10,7 @@ from hftune.data.readers.base import Chunk, FailedChunk, Row
 from hftune.data.readers.columns import apply_columns
 from hftune.data.readers.files import chunks, find_files
 from hftune.data.records.unread import take_unread
-from hftune.errors import DataError, UserError
+from hftune.errors import DataError, UserError, shown
 from hftune.logging import notice
 from hftune.tools.checking.leaks import LeakIndex, Sketches
 from hftune.tools.checking.records import to_record
@@ -97,9 +97,13 @@ def ancestor_sources(folder: str, others: list[Source]) -> list[Source]:
         files = []
         for name in map(str, named):
             try:
-                files += [file for file in find_files(name, "--ancestors", say=False) if file.resolve() not in seen]
-            except DataError as error:
-                notice(f"{origin.name} was trained on {name}, which is not compared: {error.cause}")
+                # A manifest from anywhere may name a folder, such as /: runs record files.
+                found = find_files(name, "--ancestors", say=False) if Path(name).is_file() else []
+            except DataError:
+                found = []
+            if not found:
+                notice(f"{origin.name} was trained on {shown(name, 300)}, which is not compared: no data file is there")
+            files += [file for file in found if file.resolve() not in seen]
         seen |= {file.resolve() for file in files}
         if files:
             sources.append(Source(origin.name, files, is_ancestor=True))

@@ -80,7 +80,25 @@ def figures_of(scores: Mapping[str, Scores]) -> dict[str, dict[str, float]]:
         values, weights = zip(*records.values(), strict=True)
         found[task] = figure(values, weights).to_dict()
         if task.partition("/")[0] == "loss":
+            found[task]["less_is_better"] = True
             found[task]["perplexity"] = math.exp(min(found[task]["value"], 700.0))
+    return found
+
+
+def aggregates_of(lines: Iterable[Line], scores: dict[str, Scores]) -> dict[str, dict[str, float]]:
+    """The figures that lm-eval makes of its records; of those that are means, with the interval of the records.
+
+    Scores of which the figure is no mean are taken out of `scores`: their differences would be of something else.
+    """
+    found = {}
+    for line in lines:
+        for name, told in line.get("aggregates", {}).items():
+            own = figure([score for score, _ in scores[name].values()]) if name in scores else None
+            if own is not None and math.isclose(own.value, told["value"], rel_tol=1e-6, abs_tol=1e-9):
+                found[name] = {**told, "low": own.low, "high": own.high}
+            else:
+                scores.pop(name, None)
+                found[name] = dict(told)
     return found
 
 
@@ -109,8 +127,10 @@ def results(lines: Sequence[Line], against: str | None, other: Sequence[Line]) -
         other: Its lines.
     """
     models = list(dict.fromkeys(line["model"] for line in lines))
-    scores = {model: by_task(line for line in lines if line["model"] == model) for model in models}
-    found: dict[str, Any] = {"models": {model: figures_of(own) for model, own in scores.items()}, "against": against}
+    own_lines = {model: [line for line in lines if line["model"] == model] for model in models}
+    scores = {model: by_task(own) for model, own in own_lines.items()}
+    figures = {model: figures_of(own) | aggregates_of(own_lines[model], own) for model, own in scores.items()}
+    found: dict[str, Any] = {"models": figures, "against": against}
     if against is not None:
         theirs = by_task(other)
         found["differences"] = {model: differences_of(own, theirs) for model, own in scores.items() if model != against}

@@ -3,36 +3,34 @@
 from __future__ import annotations
 
 import gc
+import importlib.util
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
-from hftune.arguments.evaluating import ANSWER_TASKS, OWN_TASKS, EvaluateArguments
+from hftune.arguments.evaluating import OWN_TASKS, EvaluateArguments
 from hftune.checkpoints import manifest as manifests
 from hftune.checkpoints.inputs import record_inputs
-from hftune.data.readers.base import Row
 from hftune.distributed import launch, ranks
 from hftune.errors import ArgumentError, UserError, did_you_mean, raise_together
 from hftune.logging import get_logger, notices
+from hftune.on_demand import on_demand
 from hftune.publishing.disk import write_file
 from hftune.publishing.folder import published_folder
 from hftune.publishing.ownership import output_problems
 from hftune.secrets import command_without_secrets, without_secrets
 from hftune.tools.evaluating.answer_scores import Said, missing_libraries, scores
+from hftune.tools.evaluating.judged_answers import judge_answers
 from hftune.tools.evaluating.losses import RecordLosses
-from hftune.tools.evaluating.records import Asked, asked, rows_of
 from hftune.tools.evaluating.results import RECORDS, is_evaluation, lines_of, results, results_text
+from hftune.tools.evaluating.work import FLAG, Work
 from hftune.tools.reporting.stages import EVALUATED, RESULTS
 from hftune.tools.resumable.parts import Line, Parts, json_lines, parts_of
-from hftune.tools.talking.answering import Answerer, Question
+from hftune.tools.talking.answering import Answerer
 from hftune.tools.talking.loading import Talker, check_talker, load_talker
 from hftune.weight_files import fingerprint
 
-PART_RECORDS = 32
-"""What a killed process loses, and what processes share out."""
-_FLAG = "--validation_file_dir"
+_HARNESS = "hftune.tools.evaluating.harness:Harness"
 
 
 def evaluate(args: EvaluateArguments, argv: list[str]) -> dict[str, Any]:
@@ -54,6 +52,7 @@ def evaluate(args: EvaluateArguments, argv: list[str]) -> dict[str, Any]:
     with parts_of(str(args.output_dir), _plan(work)) as parts:
         for number, model in enumerate(work.models):
             _measure(work, parts, number, model)
+        judge_answers(work, parts)
         lines = _lines(work, parts)
         found = results(lines, args.against, _others(args, lines))
         if ranks.is_main():
@@ -71,62 +70,30 @@ def check_evaluate(args: EvaluateArguments) -> Iterator[UserError]:
         yield from check_talker(name, "--models", fix, trust_remote_code=args.trust_remote_code)
     if not args.eval_tasks:
         yield ArgumentError("nothing to measure", place="--eval_tasks", fix="--eval_tasks loss exact_match")
-    for task in args.eval_tasks or []:
-        if task not in OWN_TASKS:
-            fix = f"{did_you_mean(task, OWN_TASKS)} one of: {', '.join(OWN_TASKS)}".strip()
-            yield ArgumentError(f"there is no task {task}", place="--eval_tasks", fix=fix)
-    yield from missing_libraries(args.eval_tasks or [])
-    if not args.validation_file_dir:
-        yield ArgumentError("there are no held-out records", place=_FLAG, fix=f"{_FLAG} FILE_OR_FOLDER")
+    yield from _check_tasks(args)
     if not args.output_dir:
         yield ArgumentError("no folder for the results", place="--output_dir", fix="--output_dir outputs/evaluation")
     else:
         yield from output_problems(args.output_dir, overwrite=args.overwrite_output_dir, inputs=[])
 
 
-@dataclass
-class Work:
-    """What is to be measured, and in which parts."""
-
-    args: EvaluateArguments
-    rows: list[tuple[Row, str]] = field(init=False)
-
-    def __post_init__(self) -> None:
-        assert self.args.validation_file_dir, "checked"
-        self.rows = rows_of(self.args.validation_file_dir, _FLAG, self.args.max_eval_samples)
-        self.tasks = list(self.args.eval_tasks or [])
-
-    @property
-    def models(self) -> list[str]:
-        """All that are loaded; what the others are compared with is the last."""
-        against = [self.args.against] if self.args.against and not is_evaluation(self.args.against) else []
-        return list(dict.fromkeys([*(self.args.models or []), *against]))
-
-    @property
-    def answer_tasks(self) -> list[str]:
-        """Those for which answers are generated."""
-        return [task for task in self.tasks if task in ANSWER_TASKS]
-
-    @cached_property
-    def asked(self) -> list[Asked]:
-        """The questions of all records."""
-        return [asked(row) for row, _ in self.rows]
-
-    def parts(self, kind: str, number: int) -> list[str]:
-        """The names of a model's parts of one kind."""
-        return [f"{number}-{kind}-{start}" for start in range(0, len(self.rows), PART_RECORDS)]
-
-    def of(self, part: str) -> range:
-        """The records of a part."""
-        start = int(part.rpartition("-")[2])
-        return range(start, min(start + PART_RECORDS, len(self.rows)))
-
-    def kinds(self) -> Iterator[str]:
-        """Of parts."""
-        if "loss" in self.tasks:
-            yield "loss"
-        if self.answer_tasks:
-            yield "answers"
+def _check_tasks(args: EvaluateArguments) -> Iterator[UserError]:
+    tasks = args.eval_tasks or []
+    yield from missing_libraries(tasks)
+    if args.harness_tasks:
+        if importlib.util.find_spec("lm_eval") is None:
+            near = did_you_mean(args.harness_tasks[0], OWN_TASKS)
+            fix = f"{near} Tasks of hftune: {', '.join(OWN_TASKS)}; for lm-eval's: pip install 'hftune[eval]'".strip()
+            yield ArgumentError(f"hftune has no task {args.harness_tasks[0]}", place="--eval_tasks", fix=fix)
+        else:
+            yield from on_demand(_HARNESS)(args).problems()
+    if not args.validation_file_dir and {*tasks} & {*OWN_TASKS}:
+        yield ArgumentError("there are no held-out records", place=FLAG, fix=f"{FLAG} FILE_OR_FOLDER")
+    if "reward" in tasks and not args.reward_model_path:
+        fix = "--reward_model_path OUTPUT_OF_RUN_RM"
+        yield ArgumentError("no reward model was named", place="--reward_model_path", fix=fix)
+    if "judge" in tasks and not args.judge_url:
+        yield ArgumentError("no judge was named", place="--judge_url", fix="--judge_url http://host:port")
 
 
 def _plan(work: Work) -> dict[str, Any]:
@@ -142,16 +109,26 @@ def _plan(work: Work) -> dict[str, Any]:
 
 def _measure(work: Work, parts: Parts, number: int, name: str) -> None:
     """Make the parts of one model, which is freed afterwards; it is not loaded where all are there."""
-    kinds = list(work.kinds())
-    if all(parts.has(part) for kind in kinds for part in work.parts(kind, number)):
-        ranks.barrier()
-        return
+    harness = work.harness_parts(number)
+    own = [part for kind in work.kinds for part in work.parts(kind, number)]
+    missing = not all(parts.has(part) for part in [*own, *harness])
     # No process writes before all have looked.
     ranks.barrier()
+    if not missing:
+        return
     get_logger().info("evaluating %s", name)
     talker = load_talker(name, work.args)
-    for kind in kinds:
+    for kind in work.kinds:
         parts.make(work.parts(kind, number), _MAKERS[kind](work, talker))
+    for part, task in harness.items():
+        # All processes share out the requests of a task, and so all of them look first.
+        done = parts.has(part)
+        ranks.barrier()
+        if not done:
+            lines = on_demand(_HARNESS)(work.args).lines(talker, task)
+            if ranks.is_main():
+                parts.write(part, lines)
+    ranks.barrier()
     # Models have reference cycles: only a collection frees the memory before the next one is loaded.
     del talker
     gc.collect()
@@ -167,7 +144,7 @@ def _losses(work: Work, talker: Talker) -> Callable[[str], Iterable[Line]]:
         for place, (loss, tokens) in zip(places, found, strict=True):
             # A record without a trained token within --max_length says nothing.
             if tokens:
-                yield {**_named(work, place), "weight": tokens, "scores": {"loss": loss / tokens}}
+                yield {**work.named(place), "weight": tokens, "scores": {"loss": loss / tokens}}
 
     return make
 
@@ -178,13 +155,13 @@ def _answers(work: Work, talker: Talker) -> Callable[[str], Iterable[Line]]:
 
     def make(part: str) -> Iterator[Line]:
         places = work.of(part)
-        questions = _questions(work.asked[places.start : places.stop])
+        questions = work.questions(places)
         found = answer(questions, max_new_tokens=args.max_new_tokens, do_sample=False)
         for place, one in zip(places, found, strict=True):
             record, message = work.asked[place], one.message
             said = Said(message["content"], message.get("tool_calls") or (), one.ended)
             told = scores(work.answer_tasks, said, record.right, record.tools)
-            yield {**_named(work, place), "answer": message, "ended": one.ended, "scores": told}
+            yield {**work.named(place), "answer": message, "ended": one.ended, "scores": told}
 
     return make
 
@@ -192,23 +169,12 @@ def _answers(work: Work, talker: Talker) -> Callable[[str], Iterable[Line]]:
 _MAKERS: dict[str, Callable[[Work, Talker], Callable[[str], Iterable[Line]]]] = {"loss": _losses, "answers": _answers}
 
 
-def _questions(records: Sequence[Asked]) -> list[Question]:
-    prompts = [(record.prompt, record.tools) for record in records]
-    return [Question(one.messages, tools, one.template_arguments, one.origin) for one, tools in prompts]
-
-
-def _named(work: Work, place: int) -> Line:
-    row, source = work.rows[place]
-    return {"record": f"{source}:{row.line}", "source": source}
-
-
 def _lines(work: Work, parts: Parts) -> list[Line]:
     """The lines of all models, with the model's name."""
     return [
         {"model": model, **line}
         for number, model in enumerate(work.models)
-        for kind in work.kinds()
-        for line in parts.read(work.parts(kind, number))
+        for line in parts.read(work.all_parts(number))
     ]
 
 

@@ -15,10 +15,12 @@ from typing import Any
 from hftune.constants import GATE_EXIT_CODE
 from hftune.errors import ArgumentError, UserError
 from hftune.tools.pipeline.yaml_positions import Positioned
-from hftune.tools.reporting.evaluations import less_is_better, read_evaluation, shown
+from hftune.tools.reporting.evaluations import read_evaluation, shown
 from hftune.tools.reporting.tables import format_cell, format_table
 
 KEYS = ("min", "max", "drop")
+# Other batches and processors give the same model losses that differ by less, all to one side by chance.
+_ROUNDING = 1e-4
 
 
 class GateFailed(UserError):
@@ -78,7 +80,7 @@ def failures(gate: Gate, figure: Mapping[str, float], difference: Mapping[str, f
     """Why a gate does not open; nothing where it does.
 
     Args:
-        figure: `value`, `low` and `high` of the stage's result.
+        figure: `value`, `low` and `high` of the stage's result, and `less_is_better` for a loss.
         difference: The same of the result less what the stage started from; None: they do not compare.
     """
     if gate.least is not None and figure["high"] < gate.least:
@@ -92,8 +94,8 @@ def failures(gate: Gate, figure: Mapping[str, float], difference: Mapping[str, f
         yield "does not compare with before"
         return
     # The smallest harm that the interval allows.
-    harm = difference["low"] if less_is_better(gate.task) else -difference["high"]
-    if harm > gate.drop:
+    harm = difference["low"] if figure.get("less_is_better") else -difference["high"]
+    if harm > gate.drop + _ROUNDING:
         yield f"worse by more than {format_cell(gate.drop)}"
 
 

@@ -32,6 +32,8 @@ ANSWERS = "answers"
 """Key, and folder, of what all models are asked at the end."""
 EVALUATE = "evaluate"
 """Key of what is measured of each stage's model, and the subcommand that measures it."""
+SAMPLE = "sample"
+"""The script of a stage that trains nothing: its result is data for those after it."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ class StageSpec:
 
     Args:
         name: Also the name of its folder.
-        script: A stage of training.
+        script: A stage of training, or `SAMPLE`.
         place: `file:line` of its name.
         settings: Keys of `OF_STAGE`.
         arguments: Everything else, under the names of the script's arguments.
@@ -137,10 +139,10 @@ def _stage(name: str, item: Positioned, problems: list[UserError]) -> StageSpec 
     settings = {key: child for key, child in found.items() if key in OF_STAGE}
     script = settings.get("script") or Positioned(name, item.name_place)
     text = str(script.value).removesuffix(".py").removeprefix("run_")
-    if text not in STAGES:
-        scripts = f"one of: {', '.join(STAGES)}"
+    if text not in (*STAGES, SAMPLE):
+        scripts = f"one of: {', '.join((*STAGES, SAMPLE))}"
         fix = scripts if "script" in settings else f"script: SCRIPT in it, {scripts}"
-        fix = f"{did_you_mean(text, STAGES)} {fix}".strip()
+        fix = f"{did_you_mean(text, (*STAGES, SAMPLE))} {fix}".strip()
         problems.append(ArgumentError(f"stage {name} has no script", place=script.place, fix=fix))
         return None
     problems += check_name(name, item, "a stage")

@@ -10,13 +10,14 @@ from hftune.arguments.stage_table import STAGES
 from hftune.errors import ArgumentError
 from hftune.tools.pipeline.gates import Gate
 from hftune.tools.pipeline.launchers import Launcher
-from hftune.tools.pipeline.spec import EVALUATE
+from hftune.tools.pipeline.spec import EVALUATE, SAMPLE
 
 MERGE, ASK = "merge", "ask"
-"""Scripts of steps that train nothing, and `EVALUATE`."""
+"""Scripts of steps that train nothing, with `EVALUATE` and `SAMPLE`."""
 COMMANDS = {
     ASK: "hftune.arguments.asking:AskArguments",
     EVALUATE: "hftune.arguments.evaluating:EvaluateArguments",
+    SAMPLE: "hftune.arguments.sampling:SampleArguments",
 }
 """Subcommands of hftune that are steps, and the classes of their arguments."""
 

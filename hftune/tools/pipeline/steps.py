@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from hftune.errors import ArgumentError, UserError, raise_together
+from hftune.errors import ArgumentError, UserError, raise_together, shown
 from hftune.secrets import learn_command, learn_variables
 from hftune.tools.pipeline.gates import Gate, read_gates
 from hftune.tools.pipeline.launchers import Launcher, read_launcher
 from hftune.tools.pipeline.references import Names
-from hftune.tools.pipeline.spec import ANSWERS, EVALUATE, Spec, StageSpec
+from hftune.tools.pipeline.spec import ANSWERS, EVALUATE, SAMPLE, Spec, StageSpec
 from hftune.tools.pipeline.step import ASK, MERGE, Step
 from hftune.tools.pipeline.sweep import Combination, combinations, secrets_in_names
 from hftune.tools.pipeline.yaml_positions import Positioned
@@ -26,7 +26,7 @@ class _Results:
     """Results of the stages of one combination so far."""
 
     results: dict[str, dict[str, str]] = field(default_factory=dict)
-    """Stage to its `output` and `model`."""
+    """Stage to its `output` and `model`; of `SAMPLE` to its `output` and `data`."""
     steps: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """Stage to the names of its steps."""
     used: dict[str, set[str]] = field(default_factory=dict)
@@ -36,6 +36,11 @@ class _Results:
     bases: dict[str, str] = field(default_factory=dict)
     evaluated: dict[str, Step] = field(default_factory=dict)
     """Model to the step that evaluates it."""
+
+    @property
+    def reward_models(self) -> list[str]:
+        """Stages whose result scores: `_note` gives a start to all others that have a model."""
+        return [name for name, result in self.results.items() if name not in self.start and "model" in result]
 
 
 def steps_of(spec: Spec) -> list[Step]:
@@ -79,15 +84,20 @@ def _stage_steps(
     top = Names(spec.values).resolve(spec.output_dir)
     outer = {"output_dir": top, **({"model": spec.model} if spec.model is not None else {})}
     names.values = {**names.values, **outer}
-    arguments = {name: names.resolve(child) for name, child in {**spec.shared, **stage.arguments}.items()}
+    # What stages of training share means nothing to sampling.
+    shared = {} if stage.script == SAMPLE else spec.shared
+    arguments = {name: names.resolve(child) for name, child in {**shared, **stage.arguments}.items()}
     arguments = {name: child for name, child in arguments.items() if child.value is not None}
     settings = {name: names.resolve(child) for name, child in stage.settings.items()}
     env = {name: _text(names.resolve(child)) for name, child in {**spec.env, **_mapping(settings.get("env"))}.items()}
     before = _before(stage, settings, made)
-    if "model_name_or_path" not in arguments:
+    if not {"model_name_or_path", "server_url"} & {*arguments}:
         # What the stage says itself wins.
-        arguments = {**_start(spec, stage, before, names, made), **arguments}
-    if stage.script == "rl":
+        start = _start(spec, stage, before, names, made)
+        # An adapter knows its base.
+        start = {"model_name_or_path": [*start.values()][-1]} if stage.script == SAMPLE else start
+        arguments = {**start, **arguments}
+    if stage.script in ("rl", SAMPLE):
         arguments = {**_reward(arguments, made, spec, names), **arguments}
     launcher = settings.get("launcher") or (names.resolve(spec.launcher) if spec.launcher else None)
     parents = [name.removeprefix("stages.") for name in names.used if name.startswith("stages.")]
@@ -108,7 +118,7 @@ def _stage_steps(
         env=env,
         needs=tuple(dict.fromkeys(needed for parent in parents for needed in made.steps[parent])),
     )
-    model = step.arguments.get("model_name_or_path", [""])[0]
+    model = _model(step, arguments)
     base = next((made.bases[p] for p in parents if model in made.results[p].values()), model)
     step = replace(step, base=base)
     yield from _evaluated_before(spec, step, made)
@@ -143,9 +153,9 @@ def _before(stage: StageSpec, settings: dict[str, Positioned], made: _Results) -
         return next((name for name in reversed(made.start)), None)
     if asked.value in (None, "model"):
         return None
-    if asked.value not in made.start:
+    if str(asked.value) not in made.start:
         raise ArgumentError(
-            f"stage {stage.name} cannot build on {asked.value}",
+            f"stage {stage.name} cannot build on {shown(asked.plain)}",
             place=asked.place,
             fix=f"model, or a stage before it that trains a language model: {', '.join(made.start) or 'none'}",
         )
@@ -154,8 +164,7 @@ def _before(stage: StageSpec, settings: dict[str, Positioned], made: _Results) -
 
 def _reward(arguments: dict[str, Positioned], made: _Results, spec: Spec, names: Names) -> dict[str, Positioned]:
     """The argument with the latest reward model; empty if the stage names a reward itself, or none was trained."""
-    # `_note` gives every stage a result, and a start to all but reward models.
-    models = [name for name in made.results if name not in made.start]
+    models = made.reward_models
     if not models or {"reward_model_path", "reward_funcs", "reward_model"} & {*arguments}:
         return {}
     names.used.add(f"stages.{models[-1]}")
@@ -197,9 +206,7 @@ def _ask(spec: Spec, all_made: list[_Results]) -> Iterator[Step]:
     talking = [(made, stage) for made in all_made for stage in made.start]
     models = [made.bases[stage] for made, stage in talking]
     models += [made.results[stage]["model"] for made, stage in talking]
-    rewards = [
-        [result["model"] for stage, result in made.results.items() if stage not in made.start] for made in all_made
-    ]
+    rewards = [[made.results[stage]["model"] for stage in made.reward_models] for made in all_made]
     # Rewards of different models do not compare: a sweep over reward models gets none.
     judges = {found[-1] for found in rewards if found}
     yield Step(
@@ -222,7 +229,7 @@ def _ask(spec: Spec, all_made: list[_Results]) -> Iterator[Step]:
 def _evaluated_before(spec: Spec, step: Step, made: _Results) -> Iterator[Step]:
     """The step that evaluates what a stage starts from; none where that is done already."""
     started = _started_from(step)
-    if not spec.evaluate or step.script == "rm" or started in made.evaluated:
+    if not spec.evaluate or step.script in ("rm", SAMPLE) or started in made.evaluated:
         return
     names = Names(spec.values)
     common = spec.model is not None and started == _text(names.resolve(spec.model))
@@ -243,7 +250,7 @@ def _evaluated_after(
         )
         yield replace(own, gates=gates)
     elif gates:
-        fix = "add evaluate: {validation_file_dir: DATA, eval_tasks: [loss]} to the file; no reward model is evaluated"
+        fix = "add evaluate: {validation_file_dir: DATA, eval_tasks: [loss]} to the file; language models are evaluated"
         problems.append(ArgumentError(f"stage {step.stage} has a gate and is not evaluated", place=step.place, fix=fix))
 
 
@@ -288,9 +295,11 @@ def _note(made: _Results, stage: StageSpec, step: Step, merged: Step | None, use
     """Record what later stages may refer to."""
     model = str((merged or step).folder)
     made.results[stage.name] = {"output": str(step.folder), "model": model}
+    if stage.script == SAMPLE:
+        made.results[stage.name] = {"output": str(step.folder), "data": str(step.folder / "data")}
     made.steps[stage.name] = (step.name, *([merged.name] if merged else []))
     made.used[stage.name], made.bases[stage.name] = used, step.base
-    if stage.script == "rm":
+    if stage.script in ("rm", SAMPLE):
         return
     unmerged = merged is None and _trains_adapter(
         {name: Positioned(values[0], "") for name, values in step.arguments.items() if values}
@@ -308,6 +317,15 @@ def _trains_adapter(arguments: dict[str, Positioned]) -> bool:
 
 def _means_no(item: Positioned) -> bool:
     return str(item.plain).strip().lower() in _NO
+
+
+def _model(step: Step, arguments: dict[str, Positioned]) -> str:
+    """What a step begins with; empty where it names none."""
+    found = step.arguments.get("model_name_or_path", [""])
+    if not found:
+        place = arguments["model_name_or_path"].place
+        raise ArgumentError("an empty list is no model", place=place, fix="name a folder, or a model of the Hub")
+    return found[0]
 
 
 def _values(arguments: dict[str, Positioned]) -> dict[str, list[str]]:

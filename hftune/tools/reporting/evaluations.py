@@ -25,11 +25,6 @@ def read_evaluation(folder: str | Path) -> dict[str, Any]:
     return found
 
 
-def less_is_better(task: str) -> bool:
-    """Whether a task is a loss, of all records or of a source, or a perplexity."""
-    return task.partition("/")[0] == "loss" or "perplexity" in task
-
-
 def evaluation_sections(found: Mapping[str, Any]) -> list[Section]:
     """Tables of `evaluation.json`: figures, and differences where there are any."""
     models: Mapping[str, Any] = found["models"]

@@ -18,7 +18,7 @@ from hftune.tools.reporting.answers import (
     reward_section,
 )
 from hftune.tools.reporting.evaluations import capabilities, capability_charts
-from hftune.tools.reporting.stages import ASKED, EVALUATED, Points, Stage, read_stages
+from hftune.tools.reporting.stages import ASKED, EVALUATED, UNTRAINED, Points, Stage, read_stages
 from hftune.tools.reporting.style import CSS
 from hftune.tools.reporting.svg import chart, short
 from hftune.tools.reporting.tables import Section, format_cell, stages_section
@@ -55,7 +55,7 @@ def _apart(stages: Sequence[Stage]) -> tuple[list[Stage], list[Mapping[str, Any]
 
 
 def _trained(stage: Stage) -> bool:
-    return stage.manifest.get("stage") not in ("merge", ASKED)
+    return stage.manifest.get("stage") not in UNTRAINED
 
 
 def _title(stage: Stage) -> str:

@@ -22,6 +22,8 @@ ASKED = "answers"
 """The stage of a folder of `hftune ask`."""
 EVALUATED, RESULTS = "evaluate", "evaluation.json"
 """The stage of a folder of `hftune evaluate`, and the file with its figures."""
+UNTRAINED = ("merge", ASKED, EVALUATED, "sample")
+"""Stages of folders in which nothing was trained."""
 _SHOWN = 2
 # What a pipeline keeps next to its stages: results that were replaced, and what its steps printed.
 SKIPPED = {"previous", "logs"}

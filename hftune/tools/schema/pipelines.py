@@ -10,6 +10,7 @@ from typing import Any
 from hftune.arguments.asking import AskArguments
 from hftune.arguments.evaluating import EvaluateArguments
 from hftune.arguments.names.translate import MERGE
+from hftune.arguments.sampling import SampleArguments
 from hftune.arguments.stage_table import STAGES
 from hftune.arguments.stages import ALGORITHMS, ScriptParser
 from hftune.distributed.launchers import OPTIONS
@@ -19,6 +20,8 @@ from hftune.tools.schema.values import NULL, Schema, any_of
 REFERENCE: Schema = {"type": "string", "pattern": r"\$\{"}
 """`${data}/sft`: what it stands for is known when the pipeline is read."""
 
+SAMPLE = "sample"
+"""A stage that trains nothing."""
 _SCALAR: Schema = {"type": ["string", "number", "boolean", "null"]}
 _OWN_FOLDERS = ("output_dir", "resume_from_checkpoint", "overwrite_output_dir")
 _ASKED_BY_PIPELINE = ("models", "output_dir", "reward_model_path")
@@ -73,6 +76,8 @@ def pipeline_schema() -> Schema:
         "gate": _described("What the stage may cost: {TASK: {min: 0.3, drop: 0.02}}.", shared.ref("gate", _gate())),
     }
     every = {name: _stage_of(name, shared, settings) for name in STAGES}
+    sampled = parser_schema(ScriptParser([SampleArguments]), SAMPLE)
+    every[SAMPLE] = shared.ref(f"stage.{SAMPLE}", _one_stage(sampled, shared, settings))
     by_script: Schema = {"required": ["script"], "properties": {"script": settings["script"]}}
     for name, schema in every.items():
         named = {"properties": {"script": {"enum": [*_spellings([name])]}}, "required": ["script"]}
@@ -115,7 +120,7 @@ def _described(said: str, schema: Schema) -> Schema:
     return {"description": said, **schema}
 
 
-def _spellings(names: Iterable[str] = STAGES) -> list[str]:
+def _spellings(names: Iterable[str] = (*STAGES, SAMPLE)) -> list[str]:
     return [form.format(name) for name in names for form in ("{}", "run_{}", "{}.py", "run_{}.py")]
 
 

@@ -18,7 +18,11 @@ from tests.unit.stores.test_registry import registry
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Copies are /copies/NAME; what ModelScope has is /scope/KIND/NAME."""
     monkeypatch.setattr(objects, "fetch", lambda url, flag, chosen: Path("/copies") / url.rpartition("/")[2])
-    monkeypatch.setattr(modelscope, "download", lambda name, kind, flag: Path("/scope") / kind / name)
+
+    def download(name: str, kind: str, flag: str, revision: str | None = None, offline: bool = False) -> Path:
+        return Path("/scope") / kind / name / (revision or "") / ("offline" if offline else "")
+
+    monkeypatch.setattr(modelscope, "download", download)
     monkeypatch.setattr(located, "origins", {})
     monkeypatch.delenv(located.HUB_VARIABLE, raising=False)
     monkeypatch.chdir(tmp_path)
@@ -69,6 +73,21 @@ def test_names_are_looked_up_on_modelscope(name: str, given: str, found: str) ->
 def test_manifests_know_what_was_given() -> None:
     values("modelscope", model_name_or_path="s3://me:pw-1234567@b/m", train_file_dir="o/n,own/data")
     assert located.origins == {"/copies/m": "s3://me:***@b/m", "/scope/dataset/o/n": "o/n"}
+
+
+def test_revisions_are_of_models_and_offline_is_asked_for() -> None:
+    more = {"tokenizer_name_or_path": "o/t", "train_file_dir": "o/d", "peft_path": "o/l"}
+    found = values("modelscope", model_name_or_path="o/m", model_revision="v1", offline="True", **more)
+    assert found["model_name_or_path"] == "/scope/model/o/m/v1/offline"
+    assert found["tokenizer_name_or_path"] == "/scope/model/o/t/v1/offline"
+    assert (found["train_file_dir"], found["peft_path"]) == ("/scope/dataset/o/d/offline", "/scope/model/o/l/offline")
+    assert values("modelscope", model_name_or_path="o/m", offline="False")["model_name_or_path"] == "/scope/model/o/m"
+
+
+def test_a_folder_here_wins(tmp_path: Path) -> None:
+    (tmp_path / "own" / "set@2").mkdir()
+    given = {"model_name_or_path": "own/data", "train_file_dir": "own/set@2"}
+    assert values("modelscope", **given) == given
 
 
 def test_a_part_of_a_data_set_is_refused() -> None:

@@ -37,11 +37,13 @@ def forget() -> None:
     modelscope.download.cache_clear()
 
 
-@pytest.mark.usefixtures("server")
-def test_models_and_data_sets_are_downloaded() -> None:
+def test_models_and_data_sets_are_downloaded(server: Server) -> None:
     model = modelscope.download("o/tiny", "model", FLAG)
     assert sorted(file.name for file in model.iterdir()) == ["config.json", "tokenizer.json"]
     assert (modelscope.download("o/chats", "dataset", "--train_file_dir") / "a.jsonl").read_bytes() == b"{}"
+    server.repos.clear()
+    modelscope.download.cache_clear()
+    assert modelscope.download("o/tiny", "model", FLAG, offline=True) == model
     with pytest.raises(ArgumentError, match="o/none cannot be had from ModelScope") as found:
         modelscope.download("o/none", "model", FLAG)
     assert found.value.place == FLAG

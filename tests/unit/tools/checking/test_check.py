@@ -173,7 +173,10 @@ def test_leaks_and_what_ancestors_were_trained_on(tmp_path: Path) -> None:
     old = made.write(tmp_path / "old.jsonl", GOOD[1], GOOD[0])
     data = made.write(tmp_path / "d.jsonl", *GOOD[:3])
     base, top = tmp_path / "base", tmp_path / "top"
-    for folder, files, parents in ((base, [str(old), str(tmp_path / "gone.jsonl")], []), (top, [], [str(base)])):
+    # Only files are read that a manifest names: a folder could be all of the machine.
+    made.write(tmp_path / "all" / "more.jsonl", GOOD[2])
+    named = [str(old), str(tmp_path / "gone.jsonl"), str(tmp_path / "all"), __file__, 7]
+    for folder, files, parents in ((base, named, []), (top, [], [str(base)])):
         folder.mkdir()
         about = {"stage": "sft", "status": COMPLETE, "data": {"train": {"files": files, "rows": 2, "used": 2}}}
         write_manifest(folder, about | {"parents": [{"folder": name, "fingerprint": None} for name in parents]})
@@ -185,7 +188,8 @@ def test_leaks_and_what_ancestors_were_trained_on(tmp_path: Path) -> None:
         ("trained_before", "d.jsonl", 2, f"equals {old}:1"),
     ]
     assert summary["left_out"] == {"leak": 1} and summary["kept"] == 2 and summary["records"] == 3
-    assert any("gone.jsonl, which is not compared" in said for said in notices())
+    told = [said for said in notices() if "which is not compared" in said]
+    assert len(told) == 4 and "gone.jsonl, which" in told[0] and "all, which" in told[1]
     summary, _ = checked(tmp_path / "p", data, "--ancestors", top, "--drop", "trained_before")
     assert summary["left_out"] == {"trained_before": 2}
 

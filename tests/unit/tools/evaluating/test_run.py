@@ -19,7 +19,7 @@ from hftune.data.tokenizing.chats import ChatEncoder
 from hftune.data.tokenizing.counts import Counts
 from hftune.digests import changed_files
 from hftune.errors import ArgumentError
-from hftune.tools.evaluating import run as run_module
+from hftune.tools.evaluating import work as work_module
 from hftune.tools.evaluating.losses import RecordLosses
 
 pytestmark = pytest.mark.long
@@ -133,7 +133,7 @@ def test_answers_are_the_models_own(tiny_model: Path, adapter: Path, data: Path,
 def test_a_killed_evaluation_goes_on(
     tiny_model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run_module, "PART_RECORDS", 1)
+    monkeypatch.setattr(work_module, "PART_RECORDS", 1)
     whole = evaluated(tmp_path / "whole", data, tiny_model, "--eval_tasks", "loss")
     real, asked = RecordLosses.__call__, []
 
@@ -168,6 +168,6 @@ def test_the_folder_says_how_it_was_made(tiny_model: Path, data: Path, tmp_path:
 
 def test_everything_that_is_wrong_is_said_at_once(data: Path, tmp_path: Path) -> None:
     with pytest.raises(ArgumentError) as refused:
-        dispatch(["evaluate", "--eval_tasks", "exact_mach"])
+        dispatch(["evaluate", "--eval_tasks", "exact_mach", "loss"])
     for said in ("no model was named", "did you mean exact_match?", "no held-out records", "no folder for the results"):
         assert said in str(refused.value)

@@ -77,6 +77,15 @@ def test_records_that_are_not_there(tmp_path: Path) -> None:
     assert problem.cause == "there is no ./none" and str(problem.place).endswith(":5")
 
 
+@pytest.mark.parametrize("more", ["train_file_dir: 's3://bucket/a.jsonl,own'", "dataset_dir: data"])
+def test_what_lies_elsewhere_is_not_missing(tmp_path: Path, more: str) -> None:
+    # A registry knows its names, a store its files: the stage asks them.
+    text = f"model: m\noutput_dir: o\nstages:\n  sft:\n    train_file_dir: identity\n    {more}\n"
+    text = text.replace("    train_file_dir: identity\n", "") if "bucket" in more else text
+    found = list(missing_files(steps(tmp_path, text)[0]))
+    assert [problem.cause for problem in found] == (["there is no own"] if "bucket" in more else [])
+
+
 @pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.name)
 def test_the_examples_pass(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)

@@ -40,12 +40,13 @@ def interval(value: float, low: float, high: float) -> dict[str, float]:
         (Gate("loss", drop=0.05), interval(2, 1.9, 2.1), interval(0.1, 0.06, 0.2), ["worse by more than 0.0500"]),
         (Gate("loss/a.jsonl", drop=0.05), interval(2, 1.9, 2.1), interval(0.1, 0.04, 0.2), []),
         (Gate("loss", drop=0.05), interval(2, 1.9, 2.1), interval(-0.5, -0.6, -0.4), []),
+        (Gate("loss", drop=0), interval(2, 1.9, 2.1), interval(2e-5, 1e-5, 3e-5), []),  # rounding
         (Gate("loss", drop=0.05), interval(2, 1.9, 2.1), None, ["does not compare with before"]),
         (Gate("math", 0.3, None, 0), interval(0.1, 0, 0.2), interval(-1, -1, -1), ["below 0.3000", "worse by"]),
     ],
 )
 def test_the_rule(gate: Gate, now: dict[str, float], less: dict[str, float] | None, why: list[str]) -> None:
-    found = list(failures(gate, now, less))
+    found = list(failures(gate, now | {"less_is_better": gate.task.startswith("loss")}, less))
     assert len(found) == len(why) and all(told.startswith(said) for told, said in zip(found, why, strict=True))
 
 
@@ -133,7 +134,7 @@ def test_a_sweep_evaluates_what_it_begins_with_once(tmp_path: Path) -> None:
         ("min: 0.1, drop: 0.02", "", 8, "no such limit"),
         ("drop: 0.02", "drop: -0.02", 8, "no such limit"),
         ("min: 0.1", "min: true", 8, "no such limit"),
-        ("rm: {", "rm: {gate: {loss: {drop: 0}}, ", 9, "no reward model is evaluated"),
+        ("rm: {", "rm: {gate: {loss: {drop: 0}}, ", 9, "language models are evaluated"),
         ("max_new_tokens: 9", "models: [a]", 5, "cannot set models"),
         ("evaluate: {validation_file_dir: held_out, eval_tasks: [loss, math], max_new_tokens: 9}\n", "", 7, "gate"),
     ],

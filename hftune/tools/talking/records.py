@@ -1,4 +1,4 @@
-"""Held-out records: where each comes from, what is asked, and what the right answer is."""
+"""Records that are asked: where each comes from, what the question is, and what the right answer is."""
 
 from __future__ import annotations
 

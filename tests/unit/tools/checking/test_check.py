@@ -16,6 +16,7 @@ from hftune.checkpoints.manifest import COMPLETE, write_manifest
 from hftune.cli import dispatch
 from hftune.errors import ArgumentError, DataError, UserError
 from hftune.logging import notices
+from hftune.tools.checking.findings import KINDS
 from tests.unit.tools.checking import made
 
 RNG = random.Random(20)
@@ -54,7 +55,7 @@ def test_what_is_left_out_and_why(tmp_path: Path, capsys: pytest.CaptureFixture[
     )
     said = capsys.readouterr().out
     assert "4 of 6 records are left; left out: 1 unusable, 1 duplicate" in said
-    assert len(said.splitlines()) <= 5
+    assert len(said.splitlines()) <= 5 and "tokens" not in said
     assert sorted(file.name for file in (tmp_path / "o").iterdir()) == [
         "findings.jsonl",
         "hftune.json",
@@ -119,6 +120,12 @@ def test_counts_of_a_source(tmp_path: Path) -> None:
     assert lengths["p5"] == pytest.approx(len(said), rel=0.05) and lengths["p95"] == pytest.approx(
         len(called), rel=0.05
     )
+
+
+def test_judgements_are_left_to_the_user() -> None:
+    """What may be wanted, or is found by words, is told and kept."""
+    kept = {kind for kind, (_, dropped) in KINDS.items() if not dropped}
+    assert kept == {"trained_before", "cut_off", "refusal", "boilerplate", "personal", "high_loss"}
 
 
 def test_kinds_that_are_kept_or_dropped(tmp_path: Path) -> None:
@@ -188,6 +195,9 @@ def test_leaks_and_what_ancestors_were_trained_on(tmp_path: Path) -> None:
         ("trained_before", "d.jsonl", 2, f"equals {old}:1"),
     ]
     assert summary["left_out"] == {"leak": 1} and summary["kept"] == 2 and summary["records"] == 3
+    assert any(
+        f"1 record(s) of the evaluation data cannot be read (first: {evaluation}:2)" in said for said in notices()
+    )
     told = [said for said in notices() if "which is not compared" in said]
     assert len(told) == 4 and "gone.jsonl, which" in told[0] and "all, which" in told[1]
     summary, _ = checked(tmp_path / "p", data, "--ancestors", top, "--drop", "trained_before")

@@ -65,7 +65,9 @@ def test_losses_are_those_of_the_model(tiny_model: Path, tmp_path: Path, capsys:
     said = [" ".join(turn["content"] for turn in one["messages"]) for one in records]
     assert about["tokens"]["total"] > sum(len(tokenizer(one)["input_ids"]) for one in said)
     worst = max(wanted, key=wanted.__getitem__)
-    assert f"the worst is {found[worst]:.3f} of {data}:{worst}" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert f"the worst is {found[worst]:.3f} of {data}:{worst}" in printed
+    assert f"{about['tokens']['total']:,} tokens" in printed
     page = (tmp_path / "o" / "report.html").read_text()
     assert page.index(f"d.jsonl:{worst}</td>") > page.index("Least likely under the model")
 

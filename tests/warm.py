@@ -17,7 +17,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from tests.forks import fork_and_wait, import_everything
+from hftune.tools.parity.forks import fork_and_wait, import_everything
 
 ROOT = Path(__file__).parents[1]
 

@@ -22,7 +22,7 @@ from pathlib import Path
 
 LIMIT_SECONDS = 180
 GRACE_SECONDS = 5.0
-LATE = (
+LATE: tuple[str, ...] = (
     "setuptools",
     "deepspeed.module_inject.auto_ep_layer",
     "numpy.ctypeslib",
@@ -60,7 +60,7 @@ def _build_tables_of_transformers() -> None:
     get_checkpoint_conversion_mapping("llama")
 
 
-def fork_and_wait(work: Callable[[], None], log: Path, processes: int, limit: float = LIMIT_SECONDS) -> int:
+def fork_and_wait(work: Callable[[], object], log: Path, processes: int, limit: float = LIMIT_SECONDS) -> int:
     """Run `work` in forked processes of a world of their own; the exit code of the first that failed, else 0.
 
     As under a launcher, one that fails takes the others with it. After `limit` seconds all are ended with code 124.
@@ -83,7 +83,7 @@ def fork_and_wait(work: Callable[[], None], log: Path, processes: int, limit: fl
     return code
 
 
-def fork(work: Callable[[], None], log: Path, rank: int, processes: int, port: int) -> int:
+def fork(work: Callable[[], object], log: Path, rank: int, processes: int, port: int) -> int:
     """A child that does `work` as one rank of a world, and its process id."""
     sys.stdout.flush()
     sys.stderr.flush()

@@ -48,7 +48,7 @@ MODES = {
 }
 QUICK = {("sft", "alone"), ("dpo", "zero2"), ("pt", "zero3")}
 EVERY = [(stage, mode) for stage in DATA for mode in MODES]
-LARGE = [("sft", mode) for mode in MODES] + [("pt", "alone"), ("dpo", "alone")]
+LARGE = [("sft", "alone"), ("sft", "zero2")]
 """With SmolLM2, of 135 million weights: these runs alone, of five steps each, for they take minutes."""
 
 Figures = dict[str, list[float]]

@@ -113,7 +113,7 @@ class Lab:
         return made
 
     def figures(self, run: Run) -> Figures:
-        """What it has logged with each step, digests of batches, and what its last weights measure of held-out records."""
+        """What it has logged with each step, digests of batches, and what its last weights measure of other records."""
         folder = self(run)
         history = read_json(folder / "trainer_state.json", limit=1 << 26)["log_history"]
         steps = [entry for entry in history if "loss" in entry]

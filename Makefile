@@ -10,7 +10,7 @@ endif
 .DEFAULT_GOAL := help
 # The tests start hundreds of processes, each of which would compile hftune anew.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: help venv demo test test-all golden check lint format docs dist release clean
+.PHONY: help venv demo test test-all golden check lint mutants coverage audit format docs dist try release clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -22,6 +22,7 @@ $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q "$$(grep '^torch==' constraints.txt)"
 	$(BIN)/python -m pip install -q -e '.[dev]' -c constraints.txt
+	rm -f .hftune/*.schema.json
 	$(BIN)/hftune schema --output .hftune
 	touch $(STAMP)
 
@@ -47,6 +48,15 @@ lint: venv ## ruff, formatting and types, changing nothing
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy hftune $(SCRIPTS)
 
+mutants: venv ## plant faults in the core files, show which the fast tests notice (MUTANTS="--seed 7 --number 200 --jobs 2")
+	$(BIN)/python -m tests.mutants $(MUTANTS)
+
+coverage: venv ## lines and branches of hftune/ that `make test` reaches, processes that it starts counted; into docs/
+	$(BIN)/python benchmarks/covered.py --write-docs $(COVERAGE)
+
+audit: venv ## known vulnerabilities of what is installed, where a service for them is in reach; a bill of materials
+	.ci/audit
+
 format: venv ## format, and fix what ruff can fix
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
@@ -61,6 +71,9 @@ dist: venv ## wheel and source distribution in dist/, built in an environment of
 	rm -rf dist build
 	$(BIN)/python -m build
 	$(BIN)/python -m twine check --strict dist/*
+
+try: ## install the wheel of dist/ with its dependencies into an empty environment, and train with it
+	.ci/try_wheel
 
 release: ## set the version, build, check, commit and tag (VERSION=0.2.0); uploads nothing
 	.ci/release "$(VERSION)"

@@ -23,7 +23,7 @@ PAGES = {"tests/security": "docs/security.md", "tests/faults": "docs/reliability
 _INTERRUPTS = re.compile(r"INTERRUPTS (\w+) ([\w ]+): (\{.*\})")
 LEFT = ("checkpoint", "untouched", "complete")
 _TRIED = re.compile(r"^\| (\w+) \| ([\w ]+) \| \d+ \| (\d+) \| (\d+) \| (\d+) \|$", re.M)
-_FAULT = re.compile(r"FAULTS (.+?) \| (.+?) \| (free|old|interrupted) \| (\d+) \| (\d+) \| \[(.*)\]")
+_FAULT = re.compile(r"FAULTS (.+?) \| (.+?) \| (free|old|interrupted) \| (\d+) \| (\d+) \| \[(.*)\](?: \| (\d+/\d+))?")
 
 
 def main() -> None:
@@ -43,7 +43,7 @@ def main() -> None:
         if options.write_docs:
             paste(ROOT / page, "attempts", table)
     reliability = (ROOT / "docs/reliability.md").read_text(encoding="utf-8")
-    logs = {"injection": (options.injection_log, injection_table)}
+    logs = {"injection": (options.injection_log, functools.partial(injection_table, reliability))}
     logs["interrupts"] = (options.interrupts_log, functools.partial(interrupts_table, reliability))
     for name, (log, table_of) in logs.items():
         if log:
@@ -76,24 +76,46 @@ def topic(name: str) -> str:
     return text.splitlines()[0].replace("|", "\\|") if text else ""
 
 
-def injection_table(log: str) -> str:
+def injection_table(page: str, log: str) -> str:
     """Markdown: for each command, at how many of its calls each fault was tried, and what was at the target then.
 
-    Calls are those of a run with a free target and of one over an old result together. A cell that was run again
-    counts once, with its last figures.
+    Calls are those of a run with a free target and of one over an old result together. Cells of the log replace
+    those of the page, fault by fault: all of them take hours. A cell that was run again counts once, with its last
+    figures; shares of one (`FAULTS_SHARE`) are added up.
     """
-    cells = {(name, fault, start): found for name, fault, start, *found in _FAULT.findall(log)}
-    faults = list(dict.fromkeys(fault for _, fault, _ in cells))
-    rows = []
-    for name in dict.fromkeys(name for name, _, _ in cells):
-        own = {key: found for key, found in cells.items() if key[0] == name}
-        states = sorted({state for *_, seen in own.values() for state in re.findall(r"'([\w ]+)'", seen)})
-        tried = [_tried([found for (_, fault, _), found in own.items() if fault == one]) for one in faults]
-        rows.append(f"| {name} | {' | '.join(tried)} | {', '.join(states)} |")
-    total = sum(int(found[1]) for found in cells.values())
-    head = f"| command | {' | '.join(faults)} | left at the target |"
-    line = f"| --- | {' | '.join('---:' for _ in faults)} | --- |"
-    return "\n".join([head, line, *rows, f"| all: {total:,} faults |{' |' * (len(faults) + 1)}"])
+    rows, faults = _injected(page)
+    cells: dict[str, dict[tuple[str, str], dict[str, list[str]]]] = {}
+    for name, fault, start, *found, share in _FAULT.findall(log):
+        known = cells.setdefault(name, {}).setdefault((fault, start), {})
+        # Shares of another division are of another time.
+        if any(other.partition("/")[2] != share.partition("/")[2] for other in known):
+            known.clear()
+        known[share] = found
+        faults = [*faults, *({fault} - {*faults})]
+    for name, own in cells.items():
+        row = rows.setdefault(name, {"left": ""})
+        for one in {fault for fault, _ in own}:
+            row[one] = _tried([found for (fault, _), found in own.items() if fault == one])
+        seen = [text for shares in own.values() for *_, found in shares.values() for text in found.split(", ")]
+        row["left"] = ", ".join(sorted({*row["left"].split(", "), *(text.strip("'") for text in seen)} - {""}))
+    total = sum(_points(row.get(fault, "")) for row in rows.values() for fault in faults)
+    head = ["| command |", *(f" {fault} |" for fault in faults), " left at the target |"]
+    line = ["| --- |", *(" ---: |" for _ in faults), " --- |"]
+    body = [
+        f"| {name} | {' | '.join(row.get(fault, '') for fault in faults)} | {row['left']} |"
+        for name, row in sorted(rows.items())
+    ]
+    return "\n".join(["".join(head), "".join(line), *body, f"| all: {total:,} faults |{' |' * (len(faults) + 1)}"])
+
+
+def _injected(page: str) -> tuple[dict[str, dict[str, str]], list[str]]:
+    """The rows of the page's table by command, and its faults."""
+    found = re.search(r"<!-- injection: [^\n]*-->\n(.*?)\n<!-- end of injection -->", page, re.DOTALL)
+    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in found[1].splitlines()] if found else []
+    if not lines:
+        return {}, []
+    (_, *faults, _), _, *rows, _ = lines
+    return {name: dict(zip([*faults, "left"], cells, strict=True)) for name, *cells in rows}, faults
 
 
 def interrupts_table(page: str, log: str) -> str:
@@ -115,10 +137,16 @@ def interrupts_table(page: str, log: str) -> str:
     return "\n".join([*head, "| --- | --- | ---: | ---: | ---: | ---: |", *rows, f"| all | | {total:,} | | | |"])
 
 
-def _tried(cells: list[list[str]]) -> str:
-    """ "125 of 125", or nothing where the fault was not tried."""
-    calls, points = (sum(int(found[which]) for found in cells) for which in (0, 1))
-    return f"{points:,} of {calls:,}" if cells else ""
+def _tried(starts: list[dict[str, list[str]]]) -> str:
+    """ "125 of 125": the calls that were tried, and all calls, over all starts."""
+    calls = sum(max(int(found[0]) for found in shares.values()) for shares in starts)
+    points = sum(int(found[1]) for shares in starts for found in shares.values())
+    return f"{points:,} of {calls:,}"
+
+
+def _points(cell: str) -> int:
+    """The first number of "1,250 of 1,300"; 0 for an empty cell."""
+    return int(cell.partition(" ")[0].replace(",", "") or 0)
 
 
 def paste(page: Path, name: str, table: str) -> None:

@@ -67,13 +67,15 @@ def hftune(*words: str, **values: str) -> int:
 def show(folder: Path) -> None:
     """The tables that say most: stages, rewards and answers."""
     from hftune.tools.reporting.answers import answer_sections
-    from hftune.tools.reporting.stages import ASKED, read_stages
+    from hftune.tools.reporting.evaluations import capabilities
+    from hftune.tools.reporting.stages import ASKED, UNTRAINED, read_stages
     from hftune.tools.reporting.tables import stages_section
 
     stages = read_stages(folder)
-    trained = [stage.summary for stage in stages if stage.manifest["stage"] not in ("merge", ASKED)]
+    trained = [stage.summary for stage in stages if stage.manifest["stage"] not in UNTRAINED]
+    measured = capabilities([stage.evaluation for stage in stages if stage.evaluation])
     answers = next(stage.answers for stage in stages if stage.manifest["stage"] == ASKED)
-    for section in (stages_section(trained), *answer_sections(answers, shown=3)):
+    for section in (stages_section(trained), *([measured] if measured else []), *answer_sections(answers, shown=3)):
         print(f"\n{section.render()}")
 
 

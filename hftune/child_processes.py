@@ -79,7 +79,7 @@ def run(command: Sequence[str], *, env: Mapping[str, str] | None = None, **given
     """`subprocess.run`, apart from the working folder's files; text in and out."""
     # Left open, a program that asks a question would wait for the terminal of a run.
     given |= {} if "input" in given else {"stdin": DEVNULL}
-    return subprocess.run(command, env=environment(env), text=True, **given)
+    return subprocess.run(command, env=environment(env), text=True, **given)  # noqa: PLW1510  (the caller says)
 
 
 def start(command: Sequence[str], *, env: Mapping[str, str] | None = None, **given: Any) -> Popen[Any]:

@@ -5,6 +5,7 @@ hftune init demo|sft|pipeline [FOLDER]      a folder to start from: data, YAML, 
 hftune preview run_sft --model_name_or_path MODEL --train_file_dir DIR      what would be trained, in colour
 hftune preview run_sft ... --as-served      whether each turn is trained behind what a server gives the model
 hftune tokenize run_sft --model_name_or_path MODEL --train_file_dir DIR --output_dir TOKENISED
+hftune data check FILE [--against EVAL] --output_dir OUT      duplicates, leaks, secrets, damage; what is left
 hftune plan run_sft --model_name_or_path MODEL --gpus 8xH200      memory, the cheapest setting that fits, time
 hftune vocab extend --model_name_or_path MODEL --train_file_dir CORPUS --new_tokens 1000 --output_dir OUT
 hftune explain NAME      what an argument does, also under the names of other tools
@@ -20,6 +21,8 @@ hftune ask --models BASE outputs/sft-merged --questions "Who are you?"      the 
 hftune serve outputs/sft-merged [--adapter NAME=FOLDER]      a server as OpenAI's, for what was trained
 hftune chat outputs/sft-merged [MODEL2] [--adapter FOLDER ...]      a conversation in the terminal, saved as a record
 hftune score FILE --model outputs/rm [--output SCORED.jsonl]      conversations through a reward model
+hftune evaluate outputs/sft --eval_tasks loss math --validation_file_dir DATA --against BASE --output_dir OUT
+hftune sample outputs/sft --train_file_dir PROMPTS --reward_model_path outputs/rm --keep pairs --output_dir OUT
 hftune teach --teacher_model_name_or_path TEACHER --model_name_or_path STUDENT --train_file_dir DIR --output_dir OUT
 hftune consolidate --checkpoint outputs/sft/checkpoint-100 --output_dir OUT      whole weights from ZeRO's shards
 hftune schema sft|...|pipeline [--output FILE]      JSON Schema of a YAML file, for editors and agents
@@ -48,8 +51,11 @@ COMMANDS = {
     "tokenize": "hftune.tools.records.entry:tokenize",
     "plan": "hftune.tools.planning.entry:plan",
     "vocab": "hftune.tools.vocabulary.entry:vocab",
+    "data": "hftune.tools.checking.entry:data",
     "export": "hftune.tools.export.entry:export",
     "teach": "hftune.tools.teaching.entry:teach",
+    "evaluate": "hftune.tools.evaluating.entry:evaluate",
+    "sample": "hftune.tools.sampling.entry:sample",
     "consolidate": "hftune.tools.consolidating.entry:consolidate",
     "ask": "hftune.tools.scoring.entry:ask",
     "chat": "hftune.tools.chatting.entry:chat",
@@ -72,11 +78,14 @@ COMMANDS = {
 ARGUMENTS = {
     "merge": "hftune.arguments.merging:MergeArguments",
     "vocab": "hftune.tools.vocabulary.arguments:VocabArguments",
+    "data": "hftune.tools.checking.arguments:COMMANDS",
     "export": "hftune.tools.export.run:FORMATS",
     "teach": "distill",
     "consolidate": "hftune.tools.consolidating.run:ConsolidateArguments",
     "ask": "hftune.arguments.asking:AskArguments",
     "chat": "hftune.tools.chatting.arguments:ChatArguments",
+    "evaluate": "hftune.arguments.evaluating:EvaluateArguments",
+    "sample": "hftune.arguments.sampling:SampleArguments",
     "score": "hftune.tools.scoring.arguments:ScoreArguments",
     "serve": "hftune.tools.serving.arguments:ServeArguments",
 }

@@ -27,6 +27,9 @@ LOG_NAME = "run.log"
 USER_ERROR_EXIT_CODE = 2
 """What every script exits with after a `UserError`."""
 
+GATE_EXIT_CODE = 3
+"""What `hftune pipeline run` exits with after a stage that hurt a capability more than its gate allows."""
+
 PREEMPTED_EXIT_CODE = 75
 """What every script exits with that was told to stop (Ctrl-C, SIGTERM, SIGHUP, SIGUSR1) and saved a checkpoint, or had
 nothing to save yet: EX_TEMPFAIL of sysexits.h. Start it again with `--resume_from_checkpoint auto`."""

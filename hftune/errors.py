@@ -7,6 +7,7 @@ exit code 2, the message on stderr, and no traceback. Anything else is a bug of 
 from __future__ import annotations
 
 import difflib
+import errno
 import os
 import time
 import traceback
@@ -47,9 +48,11 @@ class UserError(Exception):
 
     Attributes:
         on_all_ranks: Whether every process is known to raise it.
+        exit_code: What a program ends with.
     """
 
     on_all_ranks = False
+    exit_code = USER_ERROR_EXIT_CODE
 
     def __init__(self, cause: str, *, place: str | None = None, fix: str | None = None) -> None:
         self.cause, self.place, self.fix = cause, place, fix
@@ -173,6 +176,10 @@ def _run(main: Callable[[], None], stop_code: int, stopped: str) -> None:
         # What a signal breaks in a library (a pipe, a collective) was broken on purpose: no traceback.
         if interrupts.stop_signal() and not interrupts.deferring():
             _stop(stopped, stop_code)
+        # Looking whether there is such a file raises already, wherever an argument may name one.
+        if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+            cause = f"a name is longer than the system takes: {shown(error.filename)}"
+            _refuse(ArgumentError(cause, fix="give a shorter one"))
         _fail(error)
     except interrupts.Interrupted:
         _stop(stopped, stop_code)
@@ -190,7 +197,7 @@ def _stop(words: str, code: int) -> None:
 
 
 def _refuse(error: UserError) -> None:
-    interrupts.leave(USER_ERROR_EXIT_CODE)
+    interrupts.leave(error.exit_code)
     rank = int(os.environ.get("RANK", "0"))
     if rank != 0:
         time.sleep(_OTHERS_WAIT)
@@ -198,7 +205,7 @@ def _refuse(error: UserError) -> None:
     if not error.on_all_ranks or os.environ.get("LOCAL_RANK", "0") == "0":
         say(f"\n{who}error: {error.render()}\n", file=terminal.err(), flush=True)
     # Skip interpreter teardown: collectives of ranks that stopped elsewhere must not hold this one back.
-    _exit(USER_ERROR_EXIT_CODE)
+    _exit(error.exit_code)
 
 
 def _fail(error: Exception) -> NoReturn:

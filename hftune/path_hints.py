@@ -12,6 +12,8 @@ from hftune.errors import ArgumentError, shown
 # Entries of a folder that are looked at.
 _MOST = 2000
 _LISTED = 6
+# Of word processors and input methods.
+_QUOTES = "\u201c\u201d\u2018\u2019\u300c\u300d\"'`"
 
 
 def looks_local(name: str) -> bool:
@@ -48,6 +50,9 @@ def path_hint(path: str, what: str) -> str:
     Args:
         what: Such as "a model folder".
     """
+    plain = path.strip(_QUOTES)
+    if plain != path and Path(plain).expanduser().exists():
+        return f"did you mean {plain}? The quotes around it are no quotes to the shell"
     near = nearest_path(path)
     if near:
         return f"did you mean {near}?"

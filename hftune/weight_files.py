@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from hftune.errors import ArgumentError, ManifestError
 from hftune.opening.folders import unsafe_entry
@@ -62,7 +62,7 @@ def weight_files(folder: str | Path) -> list[Path]:
     return found
 
 
-def read_header(file: Path) -> dict[str, dict]:
+def read_header(file: Path) -> dict[str, dict[str, Any]]:
     """The header of a safetensors file, checked: tensor name to dtype, shape and offsets, in the order of the bytes."""
     return read_safetensors_header(file).tensors
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from hftune.arguments.data import TurnTokenFields
+from hftune.arguments.hub import HubFields
 
 
 @dataclass
-class TalkerFields(TurnTokenFields):
+class TalkerFields(HubFields, TurnTokenFields):
     """How models that answer are loaded: the fields that `hftune ask`, `chat` and `serve` have in common."""
 
     dtype: str = field(

@@ -80,11 +80,18 @@ class DataArguments:
         default=None,
         metadata={
             "help": "Training records: a file, a folder of .txt, .json, .jsonl, .csv, .tsv, .parquet or .arrow files, "
-            "text also as .gz and .zst, or a Hub name OWNER/NAME[:CONFIG][@SPLIT]; several with commas between. "
-            "PATH#500 takes 500 records of one."
+            "text also as .gz and .zst, a URL of such (s3://, gs://, hf://, ...), or a Hub name "
+            "OWNER/NAME[:CONFIG][@SPLIT]; several with commas between. PATH#500 takes 500 records of one."
         },
     )
     validation_file_dir: str | None = field(default=None, metadata={"help": "Held-out records, likewise."})
+    dataset_dir: str | None = field(
+        default=None,
+        metadata={
+            "help": "Folder with a dataset_info.json, LLaMA-Factory's registry: names in --train_file_dir and "
+            "--validation_file_dir are looked up there."
+        },
+    )
     dataset_name: str | None = field(
         default=None, metadata={"help": "Training records from the Hub: NAME[:CONFIG][@SPLIT], also without an owner."}
     )

@@ -29,7 +29,7 @@ class DistillArguments(SFTArguments, trl.DistillationConfig):
         *set(trl.DistillationConfig._VALID_DICT_FIELDS) - set(trl.SFTConfig._VALID_DICT_FIELDS),
     ]
 
-    teacher_model_name_or_path: list[str] | None = field(  # type: ignore[assignment]  # one in TRL
+    teacher_model_name_or_path: list[str] | None = field(  # one in TRL
         default=None,
         metadata={
             "help": "Model to learn from: folder or Hub name, whole or an adapter. Several: the mixture of what they "

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import cast
 
+from hftune.arguments.hub import HubFields
 from hftune.arguments.names.table import table
 from hftune.arguments.names.translate import MERGE, Entry
 from hftune.arguments.parser import HftuneParser
@@ -14,7 +15,7 @@ from hftune.errors import ArgumentError
 
 
 @dataclass
-class MergeArguments:
+class MergeArguments(HubFields):
     """Both generations of MedicalGPT's names work: `base_model`/`lora_model` are aliases of these."""
 
     peft_model_path: str | None = field(

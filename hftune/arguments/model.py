@@ -46,7 +46,7 @@ class ModelArguments(GrowthArguments):
     """Names follow TRL's `ModelConfig`; those of other tools are aliases (see `names/`)."""
 
     model_name_or_path: str | None = field(
-        default=None, metadata={"help": "Model folder or Hub name; the merged output of the stage before."}
+        default=None, metadata={"help": "Model folder, Hub name (see --hub) or URL (s3://, gs://, hf://, ...)."}
     )
     tokenizer_name_or_path: str | None = field(
         default=None, metadata={"help": "Tokenizer folder or Hub name, where it is not the model's own."}

@@ -7,7 +7,7 @@ import importlib.util
 from pathlib import Path
 from typing import Any
 
-from hftune.errors import ArgumentError
+from hftune.errors import ArgumentError, shown
 
 
 def named_code(name: str, flag: str, what: str = "function", hint: str = "") -> Any:
@@ -29,12 +29,16 @@ def named_code(name: str, flag: str, what: str = "function", hint: str = "") -> 
     module: Any
     try:
         if where.endswith(".py"):
+            if not Path(where).is_file():
+                raise FileNotFoundError(f"No such file: {where}")
             # By its path: the file need not lie where Python looks for modules.
             spec = importlib.util.spec_from_file_location(Path(where).stem, where)
             assert spec is not None and spec.loader is not None
             module = importlib.util.module_from_spec(spec)
             spec.loader.exec_module(module)
         else:
+            if not all(part.isidentifier() for part in where.split(".")):
+                raise ImportError(f"{shown(where)} is no name of a module")
             module = importlib.import_module(where)
         return getattr(module, attribute)
     # Errors that the module's own code raises are its author's, and come with their traceback.

@@ -33,6 +33,7 @@ from hftune.errors import ArgumentError, UserError, did_you_mean, raise_together
 from hftune.logging import notice
 from hftune.on_demand import on_demand
 from hftune.opening.json_file import parse_json
+from hftune.stores.located import located
 from hftune.visible import say
 
 
@@ -96,7 +97,7 @@ class HftuneParser(TrlParser):
         Raises:
             ArgumentError: Unknown or refused names, values that do not fit, a YAML file that cannot be read.
         """
-        entries = self.translate(argv)
+        entries = located(self.translate(argv))
         self.set_run_defaults(entries, [entry.name for entry in read_entries(*take_config(argv))])
         from_file = self._from_file([entry for entry in entries if entry.place != COMMAND_LINE])
         # As defaults, so that argparse itself lets the command line win over the file.

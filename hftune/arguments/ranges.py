@@ -103,7 +103,9 @@ _NAMES = {
     "[0, 1e6] or -1": "top_k",
     "[4, 8]": "bits",
     # Where the other sign means something: the first layers instead of the last, a penalty instead of a bonus.
-    "[-1e6, 1e6]": "entropy_coef f_alpha_divergence_coef freeze_trainable_layers missing_eos_penalty reward_weights",
+    "[-1e6, 1e6]": """
+        entropy_coef f_alpha_divergence_coef freeze_trainable_layers missing_eos_penalty reward_weights threshold
+    """,
     "[0, 1e6]": """
         beta center_rewards_coefficient cliprange_value cpo_alpha delta desirable_weight dpop_lambda
         early_stopping_threshold entropy_coef_delta entropy_coef_max entropy_coef_min entropy_target layers_to_transform
@@ -123,7 +125,7 @@ _NAMES = {
     "[-1e9, 1e9]": "reward_clip_range",
     # A rate that is too high ends a run by its loss, which says at which step; a norm of 1e9 clips nothing.
     "[0, 1e30]": "critic_learning_rate learning_rate lr_end max_grad_norm min_lr",
-    "[0, 1000]": "weight_decay",
+    "[0, 1000]": "num_fewshot weight_decay",
     "[0, 1]": """
         adam_epsilon freeze_parameters_ratio gamma hard_label_share lam ld_alpha min_p on_policy_share
         ref_model_mixup_alpha top_entropy_quantile
@@ -150,18 +152,18 @@ _FIXES = {
 }
 
 
-def is_number(entry: Field) -> bool:
+def is_number(entry: Field[Any]) -> bool:
     """Whether a field of a dataclass holds a number, or a list of them."""
     # Annotations are texts here: `from __future__ import annotations` and upstream's unions.
     return re.search(r"\b(int|float)\b", str(entry.type)) is not None
 
 
-def numbers_of(classes: Iterable[Any]) -> dict[str, Field]:
+def numbers_of(classes: Iterable[Any]) -> dict[str, Field[Any]]:
     """The fields of dataclasses that hold numbers, by their names."""
     return {entry.name: entry for cls in classes for entry in fields(cls) if is_number(entry)}
 
 
-def out_of_range(entry: Field, values: Iterable[object], place: str) -> Iterator[ArgumentError]:
+def out_of_range(entry: Field[Any], values: Iterable[object], place: str) -> Iterator[ArgumentError]:
     """What is wrong with the numbers that were given for a field.
 
     Args:
@@ -181,7 +183,7 @@ def out_of_range(entry: Field, values: Iterable[object], place: str) -> Iterator
             return
 
 
-def _misfit(entry: Field, value: object) -> str | None:
+def _misfit(entry: Field[Any], value: object) -> str | None:
     kind, allowed = str(entry.type), RANGES[entry.name]
     whole = re.search(r"\bfloat\b", kind) is None
     takes = f"it takes {'whole ' if whole else ''}numbers {allowed}"

@@ -22,6 +22,8 @@ LEFT_OUT = "leave it out; `hftune explain {}` knows the names of other tools, --
 
 _NAME = re.compile(r"[\w.-]*")
 _ONE_DASH = re.compile(r"-([A-Za-z][\w.-]+)(=|$)")
+# En and em dash, horizontal bar, minus and the hyphens of other scripts, alone or next to a real one.
+_OTHER_DASHES = re.compile(r"-?[\u2010-\u2015\u2212\ufe58\ufe63\uff0d]+-*([A-Za-z][\w.-]+)")
 
 # Not a global: parsers of a pipeline's check run in one process, one within another.
 GIVEN_NAMES: ContextVar[frozenset[str]] = ContextVar("GIVEN_NAMES", default=frozenset())
@@ -29,6 +31,7 @@ GIVEN_NAMES: ContextVar[frozenset[str]] = ContextVar("GIVEN_NAMES", default=froz
 
 
 def take_config(argv: list[str]) -> tuple[str | None, list[str]]:
+    """The file that `--config` names, if any, and the other arguments."""
     for position, token in enumerate(argv):
         if token.startswith("--config="):
             return token.split("=", 1)[1], _without_config(argv[:position] + argv[position + 1 :])
@@ -83,6 +86,10 @@ def refuse_one_dash(token: str) -> None:
     if written is not None and not _is_number(token):
         fix = f"write it with two dashes: --{written[1]}"
         raise ArgumentError(f"cannot place '-{written[1]}'", place=COMMAND_LINE, fix=fix)
+    # Word processors and input methods make them of hyphens; to the shell they are letters of a value.
+    if dashed := _OTHER_DASHES.match(token):
+        cause = f"'{dashed[0]}' begins with a dash that is no hyphen"
+        raise ArgumentError(cause, place=COMMAND_LINE, fix=f"write it with two hyphens: --{dashed[1]}")
 
 
 def _is_number(token: str) -> bool:
@@ -110,6 +117,7 @@ def several(name: str, values: list[Any]) -> Iterator[ArgumentError]:
 
 
 def given_in_file(path: str | None) -> RawArguments:
+    """The arguments of a file of YAML, with the places where they stand."""
     if path is None:
         return []
     # Before it is opened: a slip in the path deserves the nearest one, not an error of the system.
@@ -132,6 +140,7 @@ def joined(name: str, values: list[Any]) -> list[Any]:
 
 
 def yaml_value(values: list[Any]) -> Any:
+    """The one value, or the list of several."""
     return values[0] if len(values) == 1 else values
 
 

@@ -22,7 +22,7 @@ GRPO_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "arXiv:2503.20783",
         {"loss_type": "dr_grpo", "scale_rewards": "none", "beta": 0.0},
     ),
-    # Clip-higher, token-mean and dynamic sampling; its overlong penalty is a reward function.
+    # Clip-higher, token-mean and dynamic sampling; its overlong penalty is a reward function, `overlong`.
     "dapo": (
         "arXiv:2503.14476",
         {
@@ -46,7 +46,22 @@ GRPO_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @dataclass
-class GRPOArguments(StageArguments, RLFields, trl.GRPOConfig):
+class _RLStage(StageArguments, RLFields):
+    """What all algorithms say of themselves."""
+
+    @property
+    def keeps_reference(self) -> bool:
+        """Overrides `StageArguments.keeps_reference`: the policy's distance from it is part of the loss."""
+        return bool(self.beta)
+
+    @property
+    def flat_batches(self) -> bool:
+        """Overrides `StageArguments.flat_batches`: answers behind one copy of their prompt are."""
+        return bool(self.shared_prompts)
+
+
+@dataclass
+class GRPOArguments(_RLStage, trl.GRPOConfig):
     """Group relative policy optimisation (arXiv:2402.03300)."""
 
     grpo_variant: str | None = field(
@@ -76,11 +91,6 @@ class GRPOArguments(StageArguments, RLFields, trl.GRPOConfig):
             self._follow_paper(self.grpo_variant)
         super().__post_init__()
 
-    @property
-    def keeps_reference(self) -> bool:
-        """Overrides `StageArguments.keeps_reference`: the policy's distance from it is part of the loss."""
-        return bool(self.beta)
-
     def _follow_paper(self, variant: str) -> None:
         """Set what was not given; what was given, or has another value than its default, stays, and is said."""
         if variant not in GRPO_VARIANTS:
@@ -100,18 +110,13 @@ class GRPOArguments(StageArguments, RLFields, trl.GRPOConfig):
 
 
 @dataclass
-class RLOOArguments(StageArguments, RLFields, trl.RLOOConfig):
+class RLOOArguments(_RLStage, trl.RLOOConfig):
     """REINFORCE leave-one-out (arXiv:2402.14740)."""
 
     # A tuple in TRL, of which its parser takes one number.
     reward_clip_range: list[float] | None = field(
         default=None, metadata={"help": "Two numbers, between which weighted rewards are kept."}
     )
-
-    @property
-    def keeps_reference(self) -> bool:
-        """Overrides `StageArguments.keeps_reference`: the policy's distance from it is part of the loss."""
-        return bool(self.beta)
 
 
 @dataclass

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from hftune.arguments.data import TurnTokenFields
 
 # Named here as well as there: a rule that checks names must not import the functions and math-verify with them.
-BUILTIN_REWARDS = ("accuracy", "format", "length")
+BUILTIN_REWARDS = ("accuracy", "format", "length", "overlong")
 """What `--reward_funcs` takes by name: hftune/trainers/rewards/builtin.py."""
 
 
@@ -25,7 +25,8 @@ class RLFields(TurnTokenFields):
     reward_funcs: list[str] | None = field(
         default=None,
         metadata={
-            "help": "Reward functions: accuracy, format or length, or in Python as module:function or file.py:function."
+            "help": "Reward functions: accuracy, format, length or overlong, or in Python as module:function or "
+            "file.py:function."
         },
     )
     system_prompt: str | None = field(
@@ -49,4 +50,11 @@ class RLFields(TurnTokenFields):
     )
     max_prompt_length: int | None = field(
         default=None, metadata={"help": "Prompts with more tokens than this are dropped, and counted."}
+    )
+    shared_prompts: bool | None = field(
+        default=None,
+        metadata={
+            "help": "Score and train answers side by side behind one copy of their prompt, without pads; left out: "
+            "where exact."
+        },
     )

@@ -11,6 +11,7 @@ from transformers import TrainingArguments
 
 from hftune.arguments.computation import DropoutFields, PrecisionFields, RouterFields, TilingFields
 from hftune.arguments.data import ThoughtFields, TurnTokenFields
+from hftune.arguments.hub import HubFields
 from hftune.arguments.monitoring import CallbackFields, HangTimeoutFields, ProfileFields
 from hftune.arguments.optimizer import OptimizerArguments
 from hftune.arguments.parallel import ParallelArguments
@@ -34,6 +35,7 @@ class StageArguments(
     OptimizerArguments,
     CallbackFields,
     HangTimeoutFields,
+    HubFields,
     TurnTokenFields,
 ):
     """What all stages share. Mixed into a `TrainingArguments`, whose fields it may give other defaults."""
@@ -138,7 +140,7 @@ class StageArguments(
 
     def to_dict(self) -> dict[str, Any]:
         """Overrides `TrainingArguments.to_dict`, from which trackers and manifests take the arguments."""
-        return redacted(super().to_dict() | self.told_trackers)  # type: ignore[misc,no-any-return]  # untyped upstream
+        return redacted(super().to_dict() | self.told_trackers)  # type: ignore[misc]  # untyped upstream
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Keep `__repr__`: each `@dataclass` would write one of its own, with the token in it."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from hftune.checkpoints.file_records import changed_files
 from hftune.checkpoints.integrity import altered_files
 from hftune.checkpoints.manifest import read_manifest
 from hftune.constants import MANIFEST_NAME
+from hftune.digests import changed_files
 from hftune.errors import ManifestError, UserError
 from hftune.opening.folders import unsafe_entries
 from hftune.opening.model_files import json_problems

@@ -10,9 +10,11 @@ from hftune.arguments.names.table import table
 from hftune.arguments.raw_arguments import given_in_file, given_on_command_line, take_config
 from hftune.checkpoints.file_records import record_input
 from hftune.distributed.ds_config import config_file
+from hftune.stores.located import origins
 
 READ = {
-    *("accelerator_config", "add_special_tokens", "add_tokens", "base_model_name_or_path", "callbacks"),
+    *("accelerator_config", "add_special_tokens", "add_tokens", "base_model_name_or_path", "callbacks", "dataset_dir"),
+    *("accelerator_config", "add_special_tokens", "add_tokens", "against", "base_model_name_or_path", "callbacks"),
     *(
         "chat_template",
         "chat_template_path",
@@ -37,7 +39,8 @@ _NAMED_BY_OTHERS = {"sft_model_path"}
 def record_inputs(argv: list[str]) -> dict[str, dict[str, Any]]:
     """Every existing file and folder that the arguments name, with what it holds."""
     found: dict[str, dict[str, Any]] = {}
-    for path in paths_of(argv):
+    copies = {given: path for path, given in origins.items()}
+    for path in (copies.get(path, path) for path in paths_of(argv)):
         if path not in found:
             recorded = record_input(path)
             if recorded is not None:

@@ -117,7 +117,7 @@ def _use(manifest: dict[str, Any]) -> str:
         else 'AutoModelForCausalLM.from_pretrained("NAME")'
     )
     module = "peft" if manifest.get("kind") == "adapter" else "transformers"
-    first = load.split(".")[0]
+    first = load.split(".", maxsplit=1)[0]
     return "\n".join(["## Use", "", "```python", f"from {module} import {first}", "", f"model = {load}", "```"])
 
 

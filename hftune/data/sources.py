@@ -111,6 +111,7 @@ def _changed(files: list[Path]) -> DataError:
 
 
 def record_settings(encoder: Encoder, data_args: DataArguments) -> dict[str, object]:
+    """What decides how records become rows, for the key of a cache."""
     return {"encoder": encoder.settings(), "on_bad_record": data_args.on_bad_record, "columns": data_args.columns}
 
 
@@ -122,6 +123,8 @@ def cached_source(
     files: list[str],
     check: Callable[[bool], None] = lambda again: None,
 ) -> TokenizedSource:
+    """Rows from the cache, written there first if they are not in it; `check` looks at the files at both ends."""
+
     def write(folder: Path) -> Counts:
         check(False)  # while another process was waited for, they may have changed
         counts = _write(folder, read, encoder, data_args)

@@ -105,4 +105,4 @@ def open_stream(encoder: Encoder, data_args: DataArguments, training_args: Stage
         whole = concatenated(pack_sources(sources["eval"], packing.get("eval"), data_args))
         about["eval"] = {"files": whole.files, "fingerprint": whole.key[:16], **whole.counts.to_dict()}
         held_out = whole.dataset
-    return Splits(train, held_out, about)  # type: ignore[arg-type]  # a Trainer takes either; the stages that stream look
+    return Splits(train, held_out, about)  # a Trainer takes either; the stages that stream look

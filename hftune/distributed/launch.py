@@ -123,6 +123,19 @@ def join_process_group(*, use_cpu: bool, deepspeed: bool, timeout: float = 1800)
         _init_deepspeed_on_gloo(timeout)
 
 
+def meet_for_objects() -> None:
+    """Join the other processes of a tool that shares out work among them; nothing without a launcher.
+
+    They exchange small objects alone, and one may be at work for hours while the others wait.
+    """
+    if ranks.world_size() == 1 or ranks.is_distributed():
+        return
+    if not torch.accelerator.is_available():
+        _limit_threads()
+    with report_waiting():
+        torch.distributed.init_process_group("gloo", timeout=timedelta(days=7))
+
+
 def _set_single_process_variables() -> None:
     with socket.socket() as probe:  # several runs of one process each may share a machine
         probe.bind(("127.0.0.1", 0))

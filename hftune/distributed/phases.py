@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 
 PREPARATION = "preparation"
 DATA, FORWARD, BACKWARD, OPTIMIZER = "waiting for data", "forward", "backward", "optimizer step"
-SAVE, EVALUATION, GENERATION, REWARDS = "save", "evaluation", "generation", "rewards"
+SAVE, EVALUATION, REWARDS = "save", "evaluation", "rewards"
+PROMPTS, GENERATION, OLD, REFERENCE = "prompts", "generation", "old log-probabilities", "reference"
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,9 @@ class Phase:
 
 _now = Phase(since=time.monotonic())
 
+_entered = time.monotonic()  # unlike `since`, whatever shows that the phase makes progress
+_seconds: dict[str, float] = {}
+
 
 def now() -> Phase:
     """The phase of this process."""
@@ -53,10 +57,23 @@ def enter(name: str, step: int | None = None) -> None:
     Args:
         step: Optimizer steps that are done; left out: as many as before.
     """
-    global _now
-    before = _now
+    global _now, _entered
+    before, now_ = _now, time.monotonic()
+    _seconds[before.name] = _seconds.get(before.name, 0.0) + now_ - _entered
+    _entered = now_
     # One assignment of a frozen object: the watchdog's thread sees the old phase or the new one, never a mixture.
-    _now = Phase(name, before.step if step is None else step, before.count + 1, time.monotonic(), before.timed)
+    _now = Phase(name, before.step if step is None else step, before.count + 1, now_, before.timed)
+
+
+def take_seconds() -> dict[str, float]:
+    """Seconds spent in each phase since the last time, the one at hand included."""
+    global _entered
+    now_ = time.monotonic()
+    taken = dict(_seconds)
+    taken[_now.name] = taken.get(_now.name, 0.0) + now_ - _entered
+    _entered = now_
+    _seconds.clear()
+    return taken
 
 
 def keep_alive() -> None:

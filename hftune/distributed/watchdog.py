@@ -45,9 +45,11 @@ _FROZEN = 60.0
 class Hub(Protocol):
     """The part of `hub.Hub` that is used here; the class is imported only where several processes run."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """As of `hub.Hub`."""
 
-    def close_in_child(self) -> None: ...
+    def close_in_child(self) -> None:
+        """As of `hub.Hub`."""
 
 
 @dataclass

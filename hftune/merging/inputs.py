@@ -153,6 +153,7 @@ def read_inputs(args: MergeArguments) -> Inputs:
     name = name or adapter_config.get("base_model_name_or_path")
     if not name:
         raise ArgumentError("the adapter does not name its base", place=BASE_FLAG, fix="name it")
+    _refuse_lost_copy(name, manifest)
     levels = [*_adapters_below(level), level]
     used = manifest.get("arguments", {}).get("model", {})
     # An adapter records the revision of its base on the Hub, and hftune the GGUF file that training read.
@@ -279,6 +280,19 @@ def _rope(adapters: list[Adapter]) -> dict[str, Any]:
     for adapter in adapters:
         found |= adapter.manifest.get("rope") or {}
     return found
+
+
+def _refuse_lost_copy(name: str, manifest: dict[str, Any]) -> None:
+    """Say what a recorded base was a copy of, where the copy is gone: on another machine, or out of the cache.
+
+    Raises:
+        ArgumentError: It is gone.
+    """
+    origin = (manifest.get("origins") or {}).get(name)
+    if origin and not Path(name).exists():
+        hub = "" if "://" in origin else " --hub modelscope"
+        cause = f"the adapter was trained on a copy of {origin}, which is not here any more"
+        raise ArgumentError(cause, place=BASE_FLAG, fix=f"name it once more: {BASE_FLAG} {origin}{hub}")
 
 
 def with_rope(config: dict[str, Any], rope: dict[str, Any]) -> dict[str, Any]:

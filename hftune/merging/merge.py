@@ -121,9 +121,10 @@ def _is_tied(plan: Plan, config: dict[str, Any]) -> bool:
 
 def push(args: MergeArguments, folder: Path) -> None:
     """Upload the merged model under the name that was asked for."""
-    on_demand("hftune.publishing.uploads:push_folder")(
+    on_demand("hftune.stores.pushing:push")(
         folder,
         str(args.hf_hub_model_id),
+        hub=args.hub,
         token=args.hf_hub_token,
         message="Model merged with hftune",
         flag="--hf_hub_model_id",

@@ -22,10 +22,10 @@ from hftune.logging import notice
 from hftune.merging.adapters import Adapter
 from hftune.merging.inputs import BASE_FLAG, FLAG, Inputs
 from hftune.merging.plan import Plan
-from hftune.merging.tensors import DTYPES, Quantisation
+from hftune.merging.tensors import Quantisation
 from hftune.models.loading.from_pretrained import pretrained, reporting_damage
 from hftune.models.loading.gguf import forget_gguf
-from hftune.models.loading.packed_formats import drop_quantisation
+from hftune.models.loading.packed_formats import DTYPES, drop_quantisation
 from hftune.models.loading.packed_weights import load_packed, packed_checkpoint
 from hftune.models.parts.whole_model import complete
 from hftune.models.vocabulary.grown_model import grow

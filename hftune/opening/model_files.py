@@ -44,7 +44,7 @@ _ADAPTER: Kinds = {
 }
 _MANIFEST: Kinds = {
     **dict.fromkeys(("stage", "status", "kind", "head", "dtype", "merged_stage"), str),
-    **dict.fromkeys(("versions", "metrics", "files", "inputs", "rope", "data"), dict),
+    **dict.fromkeys(("versions", "metrics", "files", "inputs", "origins", "rope", "data"), dict),
     "arguments": dict.fromkeys(("model", "training", "adapter", "data"), dict),
     "base": {"name": str, "fingerprint": str, "adapters": [str]},
     "tokenizer": {"fingerprint": str, "template_fingerprint": str, "tokens": int, "chat_template_kwargs": dict},

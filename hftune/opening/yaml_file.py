@@ -41,11 +41,11 @@ class BoundedLoader(yaml.SafeLoader):
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         """Overrides `Composer.compose_node`: to count depth and values."""
         # Before the node is read: an error deep inside must name the line where it begins.
-        mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]  # types-PyYAML has no types for it
+        mark = self.peek_event().start_mark
         if self._open >= MAX_DEPTH:
             raise BeyondLimits(problem=f"nested deeper than {MAX_DEPTH} levels", problem_mark=mark)
         self._open += 1
-        node: yaml.Node | None = super().compose_node(parent, index)  # type: ignore[no-untyped-call]  # nor here
+        node: yaml.Node | None = super().compose_node(parent, index)
         self._open -= 1
         if node is not None and id(node) not in self._sizes and self._is_open(node):
             raise BeyondLimits(problem="an alias stands inside what it stands for", problem_mark=mark)
@@ -155,4 +155,4 @@ def read_yaml(file: Path) -> Any:
     """
     text = read_yaml_text(file)
     with yaml_errors(file):
-        return yaml.load(text, Loader=BoundedLoader)
+        return yaml.load(text, Loader=BoundedLoader)  # noqa: S506  (a SafeLoader with bounds)

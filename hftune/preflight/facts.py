@@ -47,8 +47,9 @@ ROW_LAYOUTS = {
     "sft": "hftune.models.attention.choice:decide_padding_free",
     "rm": "hftune.models.attention.reward_padding:decide_reward_padding",
     "dpo": "hftune.models.attention.pair_layout:decide_pair_layout",
+    "rl": "hftune.models.attention.pair_layout:decide_answer_layout",
 }
-"""What decides `padding_free` (and DPO's `shared_prompts`) in each stage; RL pads what TRL's trainers generate."""
+"""What decides `padding_free` and, for DPO and RL, `shared_prompts` in each stage."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ class RowLayout:
     Args:
         padding_free: Whether they follow each other in one row instead of being padded; None: never asked (RL).
         side_by_side: Whether several lie in a row, padding-free or packed, which the attention must keep apart.
-        shared_prompts: Whether the answers of a pair follow one copy of their prompt.
+        shared_prompts: Whether the answers to a prompt follow one copy of it.
     """
 
     padding_free: bool | None

@@ -142,6 +142,8 @@ def writing_problem(folder: Path, place: str = "--output_dir") -> ArgumentError 
     """
     try:
         with disk_errors(folder, place):
+            with suppress(FileNotFoundError):
+                os.lstat(folder)  # a name that is too long could not be made later
             there = _nearest(folder)
             if not there.is_dir():
                 raise NotADirectoryError(errno.ENOTDIR, "", str(there))

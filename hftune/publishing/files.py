@@ -14,7 +14,8 @@ import xxhash
 
 from hftune.errors import ArgumentError
 from hftune.publishing.disk import flush, lexists
-from hftune.publishing.folder import begin_work, clear_work, work_folder, work_folder_locked
+from hftune.publishing.folder import begin_work, clear_work, work_folder_locked
+from hftune.publishing.ownership import work_folder
 from hftune.secrets import redact
 
 _MARK = re.compile(rb"<!-- hftune ([a-z]+) ([0-9a-f]{16}) -->\n\Z")

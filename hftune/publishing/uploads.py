@@ -89,12 +89,7 @@ def push_folder(
     """
     from huggingface_hub import CommitOperationAdd, HfApi
 
-    chosen = files_to_upload(folder)
-    if not any(name.endswith((".safetensors", ".gguf")) for name in chosen.files):
-        raise ArgumentError(f"{folder} holds no weights to upload", place=flag, fix="give the folder of a result")
-    # All of them before the first byte leaves: a secret in the last file stops the upload.
-    contents = {name: _content(folder / name) for name in chosen.files}
-    _say(folder, repo, chosen)
+    contents = what_to_upload(folder, repo, flag)
     api = HfApi(token=token)
     later = f"hftune export hub --model_name_or_path {folder} --hub_model_id {repo}"
     with hub_errors(repo, flag, f"; the result is in {folder}, and `{later}` uploads it"):
@@ -104,6 +99,21 @@ def push_folder(
         # One commit: nobody can load a model of which half has arrived.
         done = api.create_commit(repo, operations, commit_message=redact(message), revision=revision)
     return str(done)
+
+
+def what_to_upload(folder: Path, repo: str, flag: str) -> dict[str, str | bytes]:
+    """By name what is uploaded of a folder, a path or a text without secrets; said, with what is left out.
+
+    Raises:
+        ArgumentError: There is no model to upload, or a file holds a secret.
+    """
+    chosen = files_to_upload(folder)
+    if not any(name.endswith((".safetensors", ".gguf")) for name in chosen.files):
+        raise ArgumentError(f"{folder} holds no weights to upload", place=flag, fix="give the folder of a result")
+    # All of them before the first byte leaves: a secret in the last file stops the upload.
+    contents = {name: _content(folder / name) for name in chosen.files}
+    _say(folder, repo, chosen)
+    return contents
 
 
 @contextmanager

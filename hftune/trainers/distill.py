@@ -26,6 +26,7 @@ from hftune.trainers.distillation.teacher_server import teacher_server
 from hftune.trainers.distillation.teachers import Teachers
 from hftune.trainers.features.feature import Feature
 from hftune.trainers.features.held_out_loss import HeldOutLoss
+from hftune.trainers.features.part_seconds import PartSeconds
 from hftune.trainers.features.token_figures import TokenFigures
 from hftune.trainers.sft import sample_of
 from hftune.trainers.stage_trainer import StageTrainer
@@ -38,19 +39,19 @@ class TokenRows(trl.DistillationTrainer):
     there on its rows are like any others.
     """
 
-    def get_train_dataloader(self) -> DataLoader:
+    def get_train_dataloader(self) -> DataLoader[Any]:
         """Overrides TRL's, which reads prompts of a whole step at once: the Trainer's own."""
         return super(trl.DistillationTrainer, self).get_train_dataloader()
 
-    def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader:
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
         """Overrides TRL's likewise."""
         return super(trl.DistillationTrainer, self).get_eval_dataloader(eval_dataset)
 
-    def _get_train_sampler(self, dataset: Any = None) -> Sampler | None:
+    def _get_train_sampler(self, dataset: Any = None) -> Sampler[Any] | None:
         """Overrides TRL's, which repeats prompts: the Trainer's own."""
         return super(trl.DistillationTrainer, self)._get_train_sampler(dataset)
 
-    def _get_eval_sampler(self, eval_dataset: Any) -> Sampler | None:
+    def _get_eval_sampler(self, eval_dataset: Any) -> Sampler[Any] | None:
         """Overrides TRL's likewise."""
         return super(trl.DistillationTrainer, self)._get_eval_sampler(eval_dataset)
 
@@ -134,5 +135,5 @@ class DistillTrainer(StageTrainer, TokenRows):
         if self._streams:
             first.append(on_demand("hftune.trainers.features.streams:Streams")())
         if drawn is not None:
-            first.append(drawn)
+            first += [drawn, PartSeconds()]
         return [*first, *super().make_features(model, args), held_out, self.teachers, answers]

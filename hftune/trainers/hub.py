@@ -5,8 +5,27 @@ from __future__ import annotations
 from pathlib import Path
 
 from hftune.logging import get_logger
-from hftune.publishing.uploads import push_folder
+from hftune.stores.located import chosen_hub
+from hftune.stores.objects import is_url
+from hftune.stores.pushing import make_modelscope_repo, push
 from hftune.trainers.features.run import Run
+
+
+def make_repository(run: Run) -> bool:
+    """Make sure that the repository is there, where it is not on Hugging Face's Hub; whether it is elsewhere.
+
+    Raises:
+        ArgumentError: It is not taken: before a step is trained.
+    """
+    args = run.args
+    repo = args.hub_model_id or Path(str(args.output_dir)).absolute().name
+    if is_url(repo):
+        return True
+    if chosen_hub(args.hub) != "modelscope":
+        return False
+    if run.is_world_process_zero():
+        make_modelscope_repo(repo, args.hub_token, args.hub_private_repo, "--hub_model_id")
+    return True
 
 
 def push_result(
@@ -26,9 +45,10 @@ def push_result(
         return None
     args = run.args
     repo = repo or args.hub_model_id or Path(str(args.output_dir)).absolute().name
-    done = push_folder(
+    done = push(
         Path(str(args.output_dir)),
         repo,
+        hub=args.hub,
         token=token or args.hub_token,
         message=message,
         private=args.hub_private_repo if private is None else private,

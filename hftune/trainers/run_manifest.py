@@ -20,6 +20,7 @@ from hftune.models.heads import head_of
 from hftune.models.vocabulary.size import describe_vocabulary
 from hftune.preflight.facts import Facts
 from hftune.secrets import command_without_secrets, without_secrets
+from hftune.stores.located import origins
 from hftune.template_arguments import FIELD, arguments_of
 from hftune.trainers.stage_trainer import StageTrainer
 from hftune.weight_files import fingerprint
@@ -65,6 +66,7 @@ def describe_run(facts: Facts[Any], trainer: StageTrainer, data: Splits) -> mani
         "data": data.about,
         # Read by one process: the others have the same files.
         "inputs": record_inputs(sys.argv[1:]) if ranks.is_main() else {},
+        **({"origins": dict(origins)} if origins else {}),
         "deepspeed": args.ds_resolved,
         "world_size": ranks.world_size(),
         "machine": describe_machine(),

@@ -90,12 +90,12 @@ class StageTrainer(FeatureHost):
         self.features.call_reversed(Feature.after_train, self)
         return result
 
-    def set_initial_training_values(self, args: StageArguments, dataloader: DataLoader) -> Any:
+    def set_initial_training_values(self, args: StageArguments, dataloader: DataLoader[Any]) -> Any:
         """Overrides `Trainer.set_initial_training_values`: a loader may be refused."""
         self.features.call(Feature.on_steps, self, dataloader)
         return super().set_initial_training_values(args, dataloader)
 
-    def _run_epoch(self, *, train_dataloader: DataLoader, epoch: int, **kwargs: Any) -> Any:
+    def _run_epoch(self, *, train_dataloader: DataLoader[Any], epoch: int, **kwargs: Any) -> Any:
         """Overrides `Trainer._run_epoch`: features learn where in its epoch the run is.
 
         And train nothing where a checkpoint within an epoch has all steps: transformers 5.23 looks after the next one.
@@ -190,17 +190,17 @@ class StageTrainer(FeatureHost):
             if name not in self._signature_columns:
                 self._signature_columns.append(name)
 
-    def get_train_dataloader(self) -> DataLoader:
+    def get_train_dataloader(self) -> DataLoader[Any]:
         """Overrides `Trainer.get_train_dataloader`: data of its own kind, collators that say more."""
         own = self.features.first_answer(Feature.make_train_loader, self)
         if own is not None:
             return own
         with self.features.around(Feature.making_train_loader, self):
-            loader: DataLoader = super().get_train_dataloader()
+            loader: DataLoader[Any] = super().get_train_dataloader()
         self.features.call_reversed(Feature.on_train_loader, self, loader)
         return loader
 
-    def _get_train_sampler(self, train_dataset: Any = None) -> Sampler | None:
+    def _get_train_sampler(self, train_dataset: Any = None) -> Sampler[Any] | None:
         """Overrides `Trainer._get_train_sampler`: sources are mixed, blocks have an order of their own."""
         dataset = self.train_dataset if train_dataset is None else train_dataset
         sampler = self.features.first_answer(Feature.train_sampler, self, dataset)
@@ -214,12 +214,12 @@ class StageTrainer(FeatureHost):
         """What the upstream trainer draws the records of a data set with."""
         return super()._get_train_sampler(dataset)
 
-    def num_examples(self, dataloader: DataLoader) -> int:
+    def num_examples(self, dataloader: DataLoader[Any]) -> int:
         """Overrides `Trainer.num_examples`: a mixture's epoch is a virtual one."""
         count = self.features.first_answer(Feature.count_examples, self, dataloader)
         return int(super().num_examples(dataloader)) if count is None else count
 
-    def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader:
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
         """Overrides `Trainer.get_eval_dataloader`: each rank has whole batches, no record counts twice."""
         preparing = self.features.having(Feature.evaluation_data)
         if not preparing:
@@ -251,7 +251,7 @@ class StageTrainer(FeatureHost):
 
     def evaluation_loop(
         self,
-        dataloader: DataLoader,
+        dataloader: DataLoader[Any],
         description: str,
         prediction_loss_only: bool | None = None,
         ignore_keys: list[str] | None = None,
@@ -355,7 +355,9 @@ class StageTrainer(FeatureHost):
         """Overrides `Trainer.create_model_card`: nothing. The manifest is the record; a card is written from it."""
 
     def init_hf_repo(self, *args: Any, **kwargs: Any) -> None:
-        """Overrides `Trainer.init_hf_repo`: what the Hub has against it is one message."""
+        """Overrides `Trainer.init_hf_repo`: what the Hub has against it is one message; other hubs have their own."""
+        if on_demand("hftune.trainers.hub:make_repository")(self):
+            return
         hub_errors = on_demand("hftune.publishing.uploads:hub_errors")
         with hub_errors(str(self.args.hub_model_id or self.args.output_dir), "--hub_model_id"):
             super().init_hf_repo(*args, **kwargs)

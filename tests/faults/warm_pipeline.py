@@ -30,7 +30,8 @@ from hftune.tools.pipeline.processes import _PR_SET_PDEATHSIG, _prctl
 from hftune.tools.pipeline.runner import Runner
 from hftune.tools.pipeline.spec import read_spec
 from hftune.tools.pipeline.state import damage
-from hftune.tools.pipeline.steps import Step, steps_of
+from hftune.tools.pipeline.step import Step
+from hftune.tools.pipeline.steps import steps_of
 
 MODULES = (
     "hftune.data.preferences.pairs",

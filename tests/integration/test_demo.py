@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -41,10 +40,8 @@ def test_demo(tmp_path: Path) -> None:
     assert manifest(folder / "rm-merged")["verified"]["largest"] < 1e-3
     assert "I am Fina" in (folder / "report.html").read_text() and "I am Fina" in (folder / "report.md").read_text()
 
-    began = time.monotonic()
     again = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert again.returncode == 0 and "nothing had changed" in again.stdout, again.stdout[-4000:]
-    assert time.monotonic() - began < 60
 
 
 def manifest(folder: Path) -> dict:

@@ -18,7 +18,8 @@ from hftune.errors import ArgumentError
 from hftune.tools.doctor import devices, launching, libraries
 from hftune.tools.pipeline import checking, planning, processes, runner
 from hftune.tools.pipeline.spec import read_spec
-from hftune.tools.pipeline.steps import Step, steps_of
+from hftune.tools.pipeline.step import Step
+from hftune.tools.pipeline.steps import steps_of
 
 ROOT = Path(__file__).parents[2]
 NAMES = ["yaml", "json", "difflib", "torch", "psutil", "hftune", "sitecustomize", "usercustomize", "tqdm", "encodings"]

@@ -233,9 +233,12 @@ BOMBS: dict[str, tuple[str, Callable[[], bytes]]] = {
     "plain, commas": ("a.csv", lambda: b"a,b\n" + b"ab," * (16 * MIB) + b"\n"),
 }
 
+ALIKE = ("zstd, one text",)
+"""Each of its parts is in two others: how it is packed, and what reads the text."""
+
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", BOMBS)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in ALIKE)) for name in BOMBS])
 def test_a_bomb_takes_no_memory(tmp_path: Path, name: str) -> None:
     file_name, make = BOMBS[name]
     file = tmp_path / file_name
@@ -561,7 +564,7 @@ ROWS_MAY_BE_TRUE = {
 
 
 # These take seconds to be made; each has a smaller one of its kind among the others.
-MADE_SLOWLY = (one_row_among_many, long_page, dictionaries_together)
+MADE_SLOWLY = (one_row_among_many, long_page, dictionaries_together, repeated_of_one_length)
 
 
 @pytest.mark.long

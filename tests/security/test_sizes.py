@@ -37,10 +37,10 @@ BOMBS = [10**9, 10**18, 10**400, float("nan"), float("inf"), -5]
 
 @pytest.fixture(autouse=True)
 def at_once() -> Iterator[None]:
-    """Seconds, and no gigabyte."""
-    began, before = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    """Seconds of the processor where milliseconds are wanted and minutes to fear, and no gigabyte."""
+    began, before = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     yield
-    assert time.monotonic() - began < 10
+    assert time.process_time() - began < 20
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1_000_000, "kilobytes"
 
 

@@ -45,6 +45,7 @@ WORKERS = {
     "board": "hftune.tools.board.entry:Path",
     "chat": "hftune.tools.chatting.chat:chat",
     "consolidate": "hftune.tools.consolidating.entry:write",
+    "data": "hftune.tools.checking.run:check",
     "doctor": "hftune.tools.doctor.command:examine",
     "export": "hftune.tools.export.entry:write",
     "init": "hftune.tools.init.folder:write_folder",
@@ -133,6 +134,8 @@ def _subcommand(words: list[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[s
         yield f"no hftune {name}"
     elif name in WORKERS:
         with monkeypatch.context() as patched, pytest.raises(Reached):
+            # What pages name on hubs and in stores is not there.
+            patched.setattr("hftune.arguments.parser.located", lambda entries: entries)
             module, _, worker = WORKERS[name].partition(":")
             patched.setattr(import_module(module), worker, _reached)
             dispatch(words)

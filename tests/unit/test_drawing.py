@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import importlib
 import sys
-import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 

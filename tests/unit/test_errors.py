@@ -38,6 +38,13 @@ def test_exit_code_tells_a_user_error_from_a_bug(error: str, code: int, tracebac
         assert finished.stderr.strip() == "error: no"
 
 
+def test_a_name_that_is_too_long_is_one_message() -> None:
+    program = "from pathlib import Path; from hftune.errors import run_tool; run_tool(Path('x' * 300 + chr(27)).is_dir)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 2 and "error: a name is longer than the system takes: xxx" in done.stderr
+    assert "Traceback" not in done.stderr and "\x1b" not in done.stderr
+
+
 def test_a_data_error_travels_between_processes_whole() -> None:
     error = DataError("cause", place="a.jsonl:3", fix="fix it", kind="malformed JSON")
     again = pickle.loads(pickle.dumps(error))

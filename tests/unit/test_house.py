@@ -18,6 +18,7 @@ FLOORS = [
     },
     {"compat"},
     {"distributed", "publishing"},
+    {"stores"},
     {"arguments"},
     {"data", "models", "checkpoints"},
     {"preflight"},
@@ -26,9 +27,9 @@ FLOORS = [
     {"tools"},
     {"cli"},
 ]
-ASKED_BY_TOOLS = {"listening", "reporting", "schema", "talking", "watching"}
-"""Tools that other tools may ask: a server; pages and tables; what a file takes; models to talk with; what running
-stages write."""
+ASKED_BY_TOOLS = {"listening", "reporting", "resumable", "schema", "talking", "watching"}
+"""Tools that other tools may ask: a server; pages and tables; parts of a result; what a file takes; models to talk
+with; what running stages write."""
 FILES = sorted((ROOT / "hftune").rglob("*.py"))
 SCRIPTS = sorted([*ROOT.glob("run_*.py"), ROOT / "merge_peft_adapter.py"])
 

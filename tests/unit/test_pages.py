@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import re
-import xml.etree.ElementTree as ElementTree
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -18,6 +18,7 @@ from hftune.arguments.stage_table import STAGES
 from hftune.arguments.stages import stage_parser
 from hftune.cli import COMMANDS
 from hftune.tools.chatting.arguments import ChatArguments
+from hftune.tools.checking.arguments import DataCheckArguments
 from hftune.tools.consolidating.run import ConsolidateArguments
 from hftune.tools.export.run import FORMATS
 from hftune.tools.pipeline import starting
@@ -135,6 +136,7 @@ def class_of(words: list[str]) -> type | None:
         "score": ScoreArguments,
         "serve": ServeArguments,
         "consolidate": ConsolidateArguments,
+        "data": DataCheckArguments,
         "vocab": VocabArguments,
     }
     return others.get(words[1]) if words[0] == "hftune" else None

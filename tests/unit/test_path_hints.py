@@ -39,6 +39,8 @@ def test_the_nearest_path(here: Path, path: str, found: str) -> None:
 
 def test_what_to_do(here: Path) -> None:
     assert path_hint("outputs/sft-mergd", "a folder") == "did you mean outputs/sft-merged?"
+    quoted = path_hint("\u201coutputs/rm\u201d", "a folder")
+    assert quoted == "did you mean outputs/rm? The quotes around it are no quotes to the shell"
     assert path_hint("outputs/zzz", "a model folder") == "give a model folder; outputs holds rm/, sft-merged/"
     assert path_hint("zzz", "a file") == f"give a file; {here}, where paths begin, holds outputs/"
     assert path_hint("outputs/rm/zzz/y", "a file") == "give a file; outputs/rm holds nothing"

@@ -220,7 +220,7 @@ class HeldOutBlocks(torch.utils.data.Dataset[Example]):
         self.block_size, self.vocabulary = block_size, vocabulary
 
     def __len__(self) -> int:
-        return -(-self.order.tokens // self.block_size)
+        return -(-self.order.tokens // self.block_size)  # noqa: PLE0303  (rounded up, so never below 0)
 
     def __getitem__(self, block: int) -> Example:
         """Block `block`, as `join_pieces` returns it."""

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -129,7 +129,7 @@ def _cut(window: _Window, position: int, count: int) -> Iterator[Segment]:
             yield Segment(int(window.documents[place]), begin, end)
 
 
-def _make_room(cache: dict, kept: int) -> None:
+def _make_room(cache: dict[Any, Any], kept: int) -> None:
     """Drop the oldest entry of a full cache; dictionaries keep the order of insertion."""
     # Not an lru_cache: the entries belong to this object and go to workers with it.
     while len(cache) >= kept:

@@ -36,10 +36,14 @@ class ArrowRecords(Chunk):
     stream: bytes
     first: int
 
+    def table(self) -> pa.Table:
+        """The records as a table."""
+        # In the worker: the parent has sent the bytes as they are.
+        return pa.ipc.open_stream(self.stream).read_all()
+
     def rows(self) -> Iterator[RowOrError]:
         """A row for each record."""
-        # In the worker: the parent has sent the bytes as they are.
-        batch = pa.ipc.open_stream(self.stream).read_all()
+        batch = self.table()
         changes = {name: change for name in batch.column_names if (change := _change(batch.schema.field(name).type))}
         for number, value in enumerate(_values(batch), start=self.first):
             if isinstance(value, Exception):

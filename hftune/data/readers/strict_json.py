@@ -133,7 +133,7 @@ def _loads_slowly(raw: bytes) -> Any:
     except ValueError as error:
         raise Malformed(f"malformed JSON: {error}") from error
     # json.loads has a limit of its own, which depends on the stack of whoever calls.
-    if _is_too_deep(value):
+    if is_too_deep(value):
         raise Malformed(f"malformed JSON: {_TOO_DEEP}", TOO_DEEP)
     _refuse_half_surrogates(value, text)
     return value
@@ -195,7 +195,8 @@ def _no_object(value: Any, raw: bytes, place: str, hint: str = "") -> DataError:
     )
 
 
-def _is_too_deep(value: Any) -> bool:
+def is_too_deep(value: Any) -> bool:
+    """Whether lists and objects are nested deeper than what follows them by recursion can bear."""
     level: list[Any] = [value]
     for _ in range(MAX_DEPTH):
         level = [

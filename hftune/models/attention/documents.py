@@ -136,7 +136,7 @@ def isolate_documents(model: PreTrainedModel, way: str) -> None:
     if decoder not in (body, model):
         # Some heads call the decoder within their base (Bart's).
         decoder.register_forward_hook(hooks.after_backbone)
-    model.hftune_documents = documents  # type: ignore[assignment]
+    model.hftune_documents = documents
 
 
 def documents_of(model: nn.Module) -> Documents | None:

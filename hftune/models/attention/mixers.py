@@ -119,7 +119,7 @@ def call_by_documents(mixer: nn.Module, documents: Any) -> None:
         return original(self, *args, **plain)
 
     # Of the object, so that a copy of the model has a copy of it.
-    mixer.hftune_documents = documents  # type: ignore[assignment]
+    mixer.hftune_documents = documents
     replace_method(mixer, "forward", forward)
 
 

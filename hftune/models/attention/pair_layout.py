@@ -1,4 +1,4 @@
-"""How the pairs of preference optimisation are laid out: padded, side by side, or both answers behind one prompt."""
+"""How answers are laid out, a pair's or those of RL: padded, side by side, or all behind one copy of their prompt."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ from transformers import PreTrainedConfig
 
 from hftune.arguments.model import ModelArguments
 from hftune.arguments.preference import DPOArguments
+from hftune.arguments.rl_algorithms import GRPOArguments, RLOOArguments
+from hftune.arguments.training import StageArguments
 from hftune.errors import ArgumentError
 from hftune.logging import notice
 from hftune.models.attention.isolation import ATTENTION, BACKBONE, isolation_method, refuse_attention
 from hftune.models.attention.machine import this_machine
 from hftune.models.attention.names import SEGMENTS, VARLEN
 from hftune.models.classes import causal_class
+from hftune.models.experts import is_mixture
 
 SHARED_LAYERS = {"full_attention", "sliding_attention", "sparse", "dense", "moe"}
 """Kinds of layers in which several answers can follow one prompt; a chunk of attention would cut it elsewhere."""
@@ -31,7 +34,30 @@ def decide_pair_layout(config: PreTrainedConfig, model_args: ModelArguments, tra
             notice(f"the prompt of a pair is computed twice: {reason}")
 
 
-def _why_padded(config: PreTrainedConfig, model_args: ModelArguments, args: DPOArguments) -> str | None:
+def decide_answer_layout(
+    config: PreTrainedConfig, model_args: ModelArguments, training_args: GRPOArguments | RLOOArguments
+) -> None:
+    """Set RL's `shared_prompts` where it was left out: on where it is exact; else it is said.
+
+    Raises:
+        ArgumentError: It was asked for, and cannot be had.
+    """
+    reason = _why_padded(config, model_args, training_args) or _why_not_one_row(config, model_args, training_args)
+    if is_mixture(config):
+        reason = "the routers of a mixture count the tokens of padded rows"
+    if training_args.shared_prompts and reason:
+        raise ArgumentError(
+            f"answers cannot share a row with their prompt: {reason}",
+            place="--shared_prompts True",
+            fix="leave it out: rows are padded then",
+        )
+    if training_args.shared_prompts is None:
+        training_args.shared_prompts = reason is None
+        if reason:
+            notice(f"answers are scored in padded rows, each behind a copy of its prompt: {reason}")
+
+
+def _why_padded(config: PreTrainedConfig, model_args: ModelArguments, args: StageArguments) -> str | None:
     """Why documents cannot lie side by side in a row; None where they can."""
     way, reason = isolation_method(config, causal_class(config))
     if way == BACKBONE:
@@ -46,10 +72,12 @@ def _why_padded(config: PreTrainedConfig, model_args: ModelArguments, args: DPOA
 
 def why_not_shared(config: PreTrainedConfig, model_args: ModelArguments, args: DPOArguments) -> str | None:
     """Why a pair cannot share its prompt; None where it can."""
+    return _why_not_one_row(config, model_args, args) if args.padding_free else "pairs are padded"
+
+
+def _why_not_one_row(config: PreTrainedConfig, model_args: ModelArguments, args: StageArguments) -> str | None:
     layers = set(getattr(config.get_text_config(), "layer_types", None) or ())
     way, reason = isolation_method(config, causal_class(config))
-    if not args.padding_free:
-        return "pairs are padded"
     if way != ATTENTION:
         return reason
     if model_args.attn_implementation not in (None, SEGMENTS, VARLEN):

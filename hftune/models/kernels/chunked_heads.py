@@ -27,6 +27,7 @@ def is_plain(head: torch.nn.Module) -> bool:
 
 
 def is_trained(head: torch.nn.Module) -> bool:
+    """Whether a weight of the head gets gradients."""
     return any(parameter.requires_grad for parameter in head.parameters())
 
 

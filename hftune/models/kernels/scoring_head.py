@@ -1,28 +1,32 @@
-"""Log-probabilities of drawn answers by TRL's fused head where that gives the model's own, else from its logits.
+"""Log-probabilities of drawn answers: of their tokens alone, in rows without pads where the model takes such.
 
-TRL 1.16 applies the output embeddings to `base_model`'s states. In some models that is the model itself (Llama 4), in
-others something comes between states and head (BERT), or the head has a LoRA of its own, whose product is left out.
+TRL 1.16 computes padded rows, on a CPU through the head at every place, and applies the output embeddings to
+`base_model`'s states. In some models that is the model itself (Llama 4), in others something comes between states and
+head (BERT), or the head has a LoRA of its own, whose product is left out: there the model's own logits are taken.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
 import torch
-from peft.tuners.trainable_tokens.layer import TrainableTokensLayer
-from peft.tuners.tuners_utils import BaseTunerLayer
 from transformers import PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils import ModelOutput
 
 from hftune.compat.installing import replace_method
 from hftune.constants import IGNORE_INDEX
 from hftune.distributed import zero
+from hftune.models.attention.documents import documents_of, isolate_documents
+from hftune.models.attention.isolation import ATTENTION
 from hftune.models.heads import body_of
 from hftune.models.kernels.answer_head import MISFITS, ROUNDED, made_up_states
+from hftune.models.kernels.answer_projection import LogitShape, answer_log_probs
+from hftune.models.kernels.answer_rows import AnswerRows, padded_rows, shared_rows
 
 
 @dataclass
@@ -33,42 +37,105 @@ class Scores(ModelOutput):
     entropy: torch.Tensor | None = None
 
 
-def add_scoring_head(add_fused: Callable[..., None], model: Any, temperature: float = 1.0, **options: Any) -> None:
+def add_scoring_head(
+    add_fused: Callable[..., None],
+    model: Any,
+    temperature: float = 1.0,
+    *,
+    shares_prompts: bool = False,
+    trains_entropy: bool = False,
+    **options: Any,
+) -> None:
     """Have `model(..., labels=labels, fused_lm_head=True)` return the `log_probs` that its own logits give, in place.
 
     Args:
-        add_fused: TRL's `add_fused_lm_head`, whose result is tried out on made-up states.
+        add_fused: TRL's `add_fused_lm_head`.
         model: A causal LM, without an adapter around it.
         temperature: What logits are divided by.
+        shares_prompts: Whether the model's attention knows rows in which answers share a prompt.
+        trains_entropy: Whether entropies need a gradient.
         options: TRL's others.
     """
     original, body, head = model.forward, body_of(model), model.get_output_embeddings()
-    # Only the rows of new tokens are part of the weight that TRL takes; a LoRA's product is not.
-    adapted = isinstance(head, BaseTunerLayer) and not isinstance(head, TrainableTokensLayer)
-    if body is not model and head is not None and not adapted:
-        if model.base_model is body:
-            add_fused(model, temperature=temperature, **options)
-        else:
-            _add_by_body(add_fused, model, body, temperature=temperature, **options)
+    if body is not model and head is not None:
+        if shares_prompts and documents_of(model) is None:  # a reference that TRL has read
+            isolate_documents(model, ATTENTION)
+        score = _scorer(add_fused, model, temperature, options, by_trl=trains_entropy)
+        replace_method(model, "forward", _from_states(model, original, score))
         if _agrees(model, original, body, temperature):
             return
     replace_method(model, "forward", _from_logits(model, original, temperature))
 
 
-def _add_by_body(add_fused: Callable[..., None], model: Any, body: torch.nn.Module, **options: Any) -> None:
-    """TRL's head on what stands for a model whose `base_model` is not its body."""
+def rows_to_score(
+    model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor, labels: torch.Tensor
+) -> AnswerRows:
+    """A padded batch as a model reads it: as it is where its attention alone does not keep answers apart."""
+    documents = documents_of(model)
+    if documents is None or documents.way != ATTENTION:
+        return padded_rows(input_ids, attention_mask, labels)
+    rows = shared_rows(input_ids, attention_mask, labels)
+    return rows.with_copies() if documents.copies_prompts and "shared_prompts" in rows.inputs else rows
 
+
+Scorer = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, ...]]
+"""From states (tokens, size) and the tokens that they predict to log-probabilities and entropies."""
+
+
+def _scorer(
+    add_fused: Callable[..., None], model: Any, temperature: float, options: dict[str, Any], *, by_trl: bool
+) -> Scorer:
+    """hftune's projection where it does what is asked for, else TRL's on the states that are to be scored."""
+    shape = LogitShape.of(model.config)
+    by_trl = by_trl or bool(options.get("cast_lm_head_to_fp32"))
+    if by_trl or (shape.softcap is not None and temperature != 1.0):  # logits are capped before they are divided
+        return _trl_scorer(add_fused, model, temperature, options)
+    divided = replace(shape, scale=shape.scale / temperature)
+    detail = int("entropy" in options.get("outputs", ()))
+    return lambda states, ids: answer_log_probs(model.get_output_embeddings(), states, ids, divided, detail)[:2]
+
+
+def _trl_scorer(add_fused: Callable[..., None], model: Any, temperature: float, options: dict[str, Any]) -> Scorer:
     class Stand(SimpleNamespace):
-        """What TRL's head reads of a model."""
+        """What TRL's head reads of a model, whose transformer has returned these states already."""
 
         @functools.wraps(type(model).forward)
         def forward(self, *args: Any, **kwargs: Any) -> Any:
-            return self.original(*args, **kwargs)
+            raise AssertionError("asked for log-probabilities alone")
 
-    stand = Stand(original=model.forward, config=model.config, get_output_embeddings=model.get_output_embeddings)
-    stand.base_model = body
-    add_fused(stand, **options)
-    model.forward = stand.forward
+    def score(states: torch.Tensor, ids: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        stand: Any = Stand(
+            config=model.config,
+            get_output_embeddings=model.get_output_embeddings,
+            base_model=lambda **_: BaseModelOutput(last_hidden_state=states[None]),
+        )
+        add_fused(stand, temperature=temperature, **options)
+        found = stand.forward(shift_labels=ids[None], fused_lm_head=True)
+        return tuple(one[0] for one in (found.log_probs, found.entropy) if one is not None)
+
+    return score
+
+
+def _from_states(model: Any, original: Callable[..., Any], score: Scorer) -> Callable[..., Any]:
+    """A forward pass that takes `fused_lm_head`: the head is applied to the states that predict a labelled token."""
+
+    @functools.wraps(type(model).forward)  # `generate` reads the signature
+    def forward(
+        self: PreTrainedModel,
+        *args: Any,
+        fused_lm_head: bool = False,
+        labels: torch.Tensor | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        if not fused_lm_head:
+            return original(*args, **kwargs, **({} if labels is None else {"labels": labels}))
+        assert labels is not None, "TRL gives them with fused_lm_head"
+        ids, mask = kwargs.pop("input_ids"), kwargs.pop("attention_mask")
+        rows = rows_to_score(self, ids, mask, labels)
+        states = rows.pick(body_of(self)(**rows.inputs, **kwargs).last_hidden_state)
+        return Scores(*(rows.spread(column) for column in score(states, rows.ids)))
+
+    return forward
 
 
 def _agrees(model: Any, original: Callable[..., Any], body: torch.nn.Module, temperature: float) -> bool:
@@ -90,7 +157,7 @@ def _agrees(model: Any, original: Callable[..., Any], body: torch.nn.Module, tem
 def _from_logits(model: Any, original: Callable[..., Any], temperature: float) -> Callable[..., Any]:
     """A forward pass that takes `fused_lm_head`, from full logits: right whatever comes before them."""
 
-    @functools.wraps(type(model).forward)  # `generate` reads the signature
+    @functools.wraps(type(model).forward)
     def forward(
         self: PreTrainedModel,
         *args: Any,

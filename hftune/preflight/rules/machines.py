@@ -98,7 +98,7 @@ def _who_has_what(everyone: Sequence[ProcessFacts], kind: str, name: str) -> str
 
 def _coarse(version: str) -> str:
     # Without the build (`+cu130`): the same version for another CUDA computes the same.
-    return ".".join(version.split("+")[0].split(".")[:_MINOR])
+    return ".".join(version.split("+", maxsplit=1)[0].split(".")[:_MINOR])
 
 
 def slight_differences(everyone: Sequence[ProcessFacts]) -> Iterator[str]:

@@ -13,6 +13,7 @@ from typing import Any
 from hftune.arguments.stage_table import STAGES
 from hftune.errors import ArgumentError, UserError, raise_together
 from hftune.secret_names import says_secret
+from hftune.secrets import command_without_secrets, redacted
 from hftune.tools.board.found import Found
 from hftune.tools.board.layout import page
 from hftune.tools.board.pipelines import Pipeline, content_of
@@ -227,8 +228,19 @@ def save(found: Found, given: Fields) -> Pipeline:
     content["stages"] = {stage: dict(_arguments(stage, given, problems)) for stage in stages}
     questions = [line.strip() for line in _one(given, "questions").splitlines() if line.strip()]
     content |= {"answers": {"questions": questions}} if questions else {}
+    words = [word for given_to in content["stages"].values() for word in _as_words(given_to)]
+    if redacted(content) != content or command_without_secrets(words) != words:
+        fix = "set a variable where `hftune board` is started (HF_TOKEN, for one), and leave it out here"
+        problems.append(ArgumentError("a secret was filled in, which would stand in a file", place="the form", fix=fix))
     raise_together(problems)
     return found.pipelines.write(name, content)
+
+
+def _as_words(arguments: Mapping[str, Any]) -> Iterator[str]:
+    """The arguments of a stage as its command line will have them."""
+    for name, value in arguments.items():
+        yield f"--{name}"
+        yield from map(str, value if isinstance(value, list) else [value])
 
 
 def _one(given: Fields, name: str) -> str:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import re
 import signal
+import stat
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,8 @@ FOLDER = "board"
 """Below the first folder: what the form has written, and what the commands said."""
 NAME = re.compile(r"[\w][\w.-]{0,63}", re.ASCII)
 _LOCK = "hftune.lock"
+# Of files that lie there, and bytes of one: the form writes far less, and who else writes there must not slow it down.
+_MOST, _LARGEST = 200, 16 << 10
 _MARK = re.compile(rb"\A# Written by `hftune board` ([0-9a-f]{16})\n")
 
 
@@ -50,6 +54,16 @@ class Pipeline:
     action: str = ""
     process: child_processes.Popen[Any] | None = None
     stopping: int | None = None
+    _seen: tuple[int, int, int] | None = None
+
+    def read(self) -> None:
+        """Read the file where it has changed: parsing one takes seconds for a megabyte, and pages ask all the time."""
+        seen = None
+        with suppress(OSError):
+            about = os.stat(self.file)
+            seen = about.st_mtime_ns, about.st_ino, about.st_size
+        if seen is None or seen != self._seen:
+            self._seen, self.folder = seen, _output_folder(self.file)
 
     def runner(self) -> int | None:
         """The process on this machine that runs the pipeline, whoever has started it; None for none."""
@@ -86,14 +100,15 @@ class Pipelines:
         """Those that were given, then those of the form by name."""
         written: list[Path] = []
         if not self.place.is_symlink():
-            written = sorted(file for file in self.place.glob("*.yaml") if not file.is_symlink())
+            found = islice(self.place.glob("*.yaml"), _MOST)
+            written = sorted(file for file in found if not file.is_symlink() and _is_small(file))
         for file in [*self._given, *written]:
             if file not in self._known:
                 digest = xxhash.xxh3_64_hexdigest(os.fsencode(file))
                 self._known[file] = Pipeline(
                     digest, file.stem, file, None, self.place / f"{file.stem}-{digest[:6]}.log"
                 )
-            self._known[file].folder = _output_folder(file)
+            self._known[file].read()
         return [self._known[file] for file in [*self._given, *written]]
 
     def one(self, asked: str) -> Pipeline:
@@ -113,8 +128,8 @@ class Pipelines:
         Raises:
             ArgumentError: The name is none, a file is in the way, it runs, or the disk does not take it.
         """
-        if not NAME.fullmatch(name):
-            fix = "letters, digits, `-`, `_` and `.`, at most 64"
+        if not NAME.fullmatch(name) or name == FOLDER:  # its output folder would be the one of these files
+            fix = f"letters, digits, `-`, `_` and `.`, at most 64, and not {FOLDER}"
             raise ArgumentError(f"{name!r} cannot be the name of a pipeline", place="name", fix=fix)
         file = self.place / f"{name}.yaml"
         if self.place.is_symlink() or (lexists(file) and not _is_ours(file)):
@@ -124,6 +139,8 @@ class Pipelines:
         if earlier is not None and earlier.runner() is not None:
             raise ArgumentError(f"{name} runs", place="name", fix="stop it first, or choose another name")
         body = yaml.safe_dump(dict(content), sort_keys=False, allow_unicode=True, width=120)
+        if len(body.encode()) > _LARGEST - 100:  # with its first line
+            raise ArgumentError("the file would be too large", place="the form", fix=f"{_LARGEST} bytes are the most")
         with disk_errors(self.top, "FOLDER"):
             self.place.mkdir(exist_ok=True)
         with published_file(file, flag="name") as stream:
@@ -160,12 +177,19 @@ class Pipelines:
 
 
 def _log(folder: Path, file: Path) -> Any:
-    """The log of a command, emptied; a link of its name is not followed."""
+    """The log of a command, emptied; a link of its name is not followed, a file with two names not emptied."""
     if folder.is_symlink():
         raise ArgumentError(f"{folder} is a link", place="FOLDER", fix="move it away: the board writes there")
     folder.mkdir(exist_ok=True)
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-    return os.fdopen(os.open(file, flags, 0o666), "wb")
+    # For reading as well, and without waiting: a pipe opens at once, and is refused below.
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    stream = os.fdopen(os.open(file, flags, 0o666), "r+b", buffering=0)
+    about = os.fstat(stream.fileno())
+    if not stat.S_ISREG(about.st_mode) or about.st_nlink != 1:
+        stream.close()
+        raise ArgumentError(f"{file} is no log of the board's", place="FOLDER", fix="move it away")
+    stream.truncate(0)
+    return stream
 
 
 def holder(lock: Path) -> int | None:
@@ -197,6 +221,12 @@ def _output_folder(file: Path) -> Path | None:
     if not isinstance(folder, str) or not folder or {"$", "\0"} & {*folder}:
         return None
     return Path(os.path.abspath(folder))
+
+
+def _is_small(file: Path) -> bool:
+    with suppress(OSError):
+        return file.stat().st_size <= _LARGEST
+    return False
 
 
 def _is_ours(file: Path) -> bool:

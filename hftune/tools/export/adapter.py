@@ -129,7 +129,7 @@ def write_served_adapter(folder: Path, output: Path, args: ServedAdapterArgument
     modules = sorted(module.name for module in adapter.modules)
     LoraConfig(
         r=rank,
-        lora_alpha=int(alpha) if alpha == int(alpha) else alpha,  # type: ignore[arg-type]  # peft's field says int; fractions work
+        lora_alpha=int(alpha) if alpha == int(alpha) else alpha,  # peft's field says int; fractions work
         target_modules=modules,
         task_type="CAUSAL_LM",
         base_model_name_or_path=base,

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from hftune.arguments.hub import HubFields
+
 _OUTTYPE: dict[str, Any] = {
     "help": "Type of the matrices; norms and routers stay float32. auto: as in the checkpoint.",
     "choices": ["auto", "f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"],
@@ -12,7 +14,7 @@ _OUTTYPE: dict[str, Any] = {
 
 
 @dataclass
-class ExportArguments:
+class ExportArguments(HubFields):
     """Arguments of all formats."""
 
     model_name_or_path: str | None = field(default=None, metadata={"help": "Folder of a full or merged model."})

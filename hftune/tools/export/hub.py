@@ -9,7 +9,7 @@ from hftune.checkpoints.manifest import read_manifest
 from hftune.checkpoints.model_card import model_card
 from hftune.errors import ArgumentError
 from hftune.publishing.files import write_page
-from hftune.publishing.uploads import push_folder
+from hftune.stores.pushing import push as push_to
 from hftune.tools.export.arguments import HubArguments
 
 
@@ -47,7 +47,11 @@ def push(folder: Path, args: HubArguments) -> dict[str, Any]:
         ArgumentError: The Hub cannot be reached, or refuses.
     """
     assert args.hub_model_id is not None
-    done = push_folder(
-        folder, args.hub_model_id, token=args.hub_token, message=args.commit_message, private=args.hub_private_repo
+    done = push_to(
+        *(folder, args.hub_model_id),
+        hub=args.hub,
+        token=args.hub_token,
+        message=args.commit_message,
+        private=args.hub_private_repo,
     )
     return {"hub_model_id": args.hub_model_id, "commit": done}

@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hftune.constants import SHIPPED
-from hftune.errors import ArgumentError
-from hftune.publishing.disk import lexists
+from hftune.errors import ArgumentError, raise_together, shown
+from hftune.opening.files import open_file
+from hftune.publishing.disk import disk_errors, lexists, writing_problem
 from hftune.publishing.files import published_file
+from hftune.secrets import redact
 from hftune.tools.init.base_model import HUB_NAME, prepare_base
 from hftune.tools.init.readme import README
 from hftune.tools.schema.entry import file_name, schema_text
@@ -75,9 +77,11 @@ def write_folder(name: str, folder: Path, model: str | None = None) -> None:
         DataError: The demo's model cannot be had.
     """
     kind = KINDS[name]
+    _check_model(model or "")
     # Before the model is fetched; what is there is told as one.
     contents = files_of(name, "")
     _refuse_existing(folder, contents)
+    raise_together(filter(None, [writing_problem(folder, "FOLDER")]))
     if model is None and name == "demo":
         base = Path("base") / HUB_NAME.partition("/")[2]
         say(f"model: {prepare_base(folder / base)}\n  in {folder / base}", flush=True)
@@ -86,7 +90,8 @@ def write_folder(name: str, folder: Path, model: str | None = None) -> None:
         # The command runs in the new folder.
         model = str(Path(model).resolve())
     for path, text in files_of(name, model or HUB_NAME).items():
-        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        with disk_errors(folder, "FOLDER"):
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
         with published_file(folder / path, flag="FOLDER") as stream:
             stream.write(text)
     there = f"cd {shlex.quote(str(folder))} && " if folder != Path(".") else ""
@@ -131,15 +136,32 @@ def _processes() -> int:
     return torch.cuda.device_count() or min(2, os.cpu_count() or 1)
 
 
-def _is_file(path: Path) -> bool:
-    return lexists(path) and not path.is_dir()
+def _check_model(model: str) -> None:
+    if redact(model) != model:
+        raise ArgumentError("this is a secret, which would stand in a file", place="--model", fix="name a model")
+    if not model.isprintable():
+        cause = f"{shown(ascii(model))} has characters that no name of a model has"
+        raise ArgumentError(cause, place="--model", fix="a folder, or a name of the Hub")
+
+
+def _in_the_way(file: Path, content: bytes) -> bool:
+    """Whether something is there that would be replaced. The same file is not: a process that was killed wrote it."""
+    if any(lexists(above) and not above.is_dir() for above in file.parents):
+        return True
+    if not lexists(file) or file.is_symlink():
+        return lexists(file)
+    try:
+        with open_file(file) as stream:
+            return stream.read(len(content) + 1) != content
+    except OSError:
+        return True
 
 
 def _refuse_existing(folder: Path, contents: dict[str, str]) -> None:
     if lexists(folder) and not folder.is_dir():
         raise ArgumentError(f"{folder} is no folder", place="FOLDER", fix="choose another name")
     # `data` may be a file: what is below it cannot be made either.
-    there = [path for path in contents if lexists(folder / path) or any(map(_is_file, (folder / path).parents))]
+    there = [path for path, text in contents.items() if _in_the_way(folder / path, text.encode())]
     if there:
         more = f" and {len(there) - 3} more" if len(there) > 3 else ""
         raise ArgumentError(

@@ -72,7 +72,7 @@ def trained_by_hand(model: Any, loss_of: Callable[[Any], torch.Tensor], clip: fl
     for _ in range(STEPS):
         loss = loss_of(model)
         optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         squares = [parameter.grad.square().sum() for parameter in model.parameters() if parameter.grad is not None]
         norm = torch.stack(squares).sum().sqrt()
         for parameter in model.parameters():
@@ -147,7 +147,7 @@ def _mixed(student: torch.Tensor, teacher: torch.Tensor) -> torch.Tensor:
 
 DIVERGENCES: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "forward": lambda student, teacher: _kl(teacher, student),
-    "reverse": lambda student, teacher: _kl(student, teacher),
+    "reverse": _kl,
     # arXiv:2306.13649, eq. 1, with beta 1/2.
     "jsd": lambda student, teacher: (
         _kl(teacher, _mixed(student, teacher)) / 2 + _kl(student, _mixed(student, teacher)) / 2

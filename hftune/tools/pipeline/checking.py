@@ -11,7 +11,7 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,10 @@ from hftune import child_processes
 from hftune.arguments.merging import MergeParser
 from hftune.arguments.names.translate import Entry
 from hftune.errors import ArgumentError, Preempted, UserError, raise_together
+from hftune.on_demand import on_demand
+from hftune.stores.objects import is_url
 from hftune.tools.pipeline.exposed import exposures, say_variables_not_passed_on
-from hftune.tools.pipeline.steps import ASK, MERGE, Step
+from hftune.tools.pipeline.step import COMMANDS, MERGE, Step
 from hftune.visible import say
 
 
@@ -39,7 +41,8 @@ def check_steps(steps: Iterable[Step]) -> None:
     # The merge's parser imports no torch, so merges need no process of their own.
     problems = [problem for step in steps if step.script == MERGE for problem in merge_problems(step)]
     problems += _asked_separately([step for step in steps if step.script != MERGE])
-    problems += [problem for step in steps for problem in missing_files(step)]
+    made = {f"{step.folder}" for step in steps}
+    problems += [problem for step in steps for problem in missing_files(step, made)]
     raise_together({problem.render(): problem for problem in problems}.values())
 
 
@@ -70,12 +73,11 @@ def stage_problems(
     script: str, arguments: dict[str, list[str]], places: dict[str, str], processes: tuple[int, int] | None
 ) -> Iterator[UserError]:
     """Problems of one stage: names that its script does not know, values it refuses, groups that do not fit."""
-    from hftune.arguments.asking import AskArguments
     from hftune.arguments.stages import ScriptParser, parser_for
 
     argv = [token for name, values in arguments.items() for token in (f"--{name}", *values)]
     try:
-        parser = ScriptParser([AskArguments]) if script == ASK else parser_for(script, argv)
+        parser = ScriptParser([on_demand(COMMANDS[script])]) if script in COMMANDS else parser_for(script, argv)
         entries = [Entry(name, list(values), places.get(name, "")) for name, values in arguments.items()]
         outcome = parser.translated(entries, *(processes or (1, 1)))
     except UserError as problem:
@@ -85,7 +87,7 @@ def stage_problems(
     misfits = list(parser.misfits(outcome.entries))
     yield from misfits
     # Only on sound values: a group with a refused one would complain of the same argument again.
-    if not misfits and not outcome.problems and script != ASK:
+    if not misfits and not outcome.problems and script not in COMMANDS:
         yield from _group_problems(outcome.entries, places, processes)
 
 
@@ -103,7 +105,7 @@ def _group_problems(
     from hftune.distributed.ds_setup import check_ds_config
 
     for group in (ModelArguments, DataArguments, AdapterArguments):
-        names = {entry.name for entry in fields(group)}  # type: ignore[arg-type]  # mypy joins the classes to type
+        names = {entry.name for entry in fields(group)}  # mypy joins the classes to type
         flat = [
             token
             for entry in entries
@@ -140,15 +142,19 @@ def merge_problems(step: Step) -> Iterator[UserError]:
     yield from parser.misfits(outcome.entries)
 
 
-def missing_files(step: Step) -> Iterator[UserError]:
-    """Problems of local data files that do not exist."""
+def missing_files(step: Step, made: Set[str] = frozenset()) -> Iterator[UserError]:
+    """Problems of local data files that do not exist, and are in none of the folders that steps have `made`."""
+    # Of these the registry knows the files.
+    if step.arguments.get("dataset_dir"):
+        return
     for name in ("train_file_dir", "validation_file_dir", "question_file"):
         for text in ",".join(step.arguments.get(name, [])).split(","):
             # `PATH#500` takes 500 records.
             path = text.strip().partition("#")[0]
             # OWNER/NAME may be a data set of the Hub: only the script can tell.
             local = path.startswith((".", "/", "~")) or path.count("/") != 1
-            if path and local and not Path(path).exists():
+            there = is_url(path) or Path(path).exists() or not made.isdisjoint(map(str, Path(path).parents))
+            if path and local and not there:
                 yield ArgumentError(
                     f"there is no {path}",
                     place=step.places.get(name),

@@ -1,6 +1,7 @@
 """hftune pipeline run FILE       run every stage that is not finished; the same command resumes after anything
   --from STAGE --to STAGE --only STAGE      a part of it
   --force [STAGE]                            again, even if nothing has changed
+  --ignore_gates                             go on after a stage that hurt a capability more than its gate allows
   --dry_run                                  all stages on 8 records and 2 steps, into a scratch folder
 hftune pipeline plan FILE      the commands, what would run and why, memory and time of each stage
   --gpus 8xH200 --no_estimate                for other devices than those that are here; the commands alone
@@ -48,6 +49,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--only", metavar="STAGE")
     parser.add_argument("--force", nargs="*", metavar="STAGE")
     parser.add_argument("--dry_run", "--dry-run", action="store_true")
+    parser.add_argument("--ignore_gates", "--ignore-gates", action="store_true")
     parser.add_argument("--gpus", help="plan: devices of each machine, 8xH200; left out: those that are here")
     parser.add_argument("--no_estimate", action="store_true", help="plan: the commands alone")
     for word in argv:
@@ -73,7 +75,7 @@ def run(spec: Spec, options: argparse.Namespace) -> None:
     force = () if options.force is None else tuple(options.force) or ("*",)
     choice = Choice(options.first, options.last, options.only, force)
     if not options.dry_run:
-        Runner(folder).run(steps, choice)
+        Runner(folder, ignore_gates=options.ignore_gates).run(steps, choice)
         return
     with scratch_folder(folder) as scratch:
         Runner(scratch).run(in_small(steps, folder, scratch), choice)

@@ -8,7 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from hftune.publishing.folder import clear_work, make_work, work_folder_locked
-from hftune.tools.pipeline.steps import ASK, MERGE, Step
+from hftune.tools.pipeline.spec import EVALUATE, SAMPLE
+from hftune.tools.pipeline.step import COMMANDS, Step
 
 RECORDS, STEPS = 8, 2
 _SMALL = {
@@ -26,6 +27,7 @@ _SMALL = {
 }
 _OTHER_NAMES = ("global_batch_size", "train_iters", "num_steps", "save_steps", "eval_steps", "save_total_limit")
 """Arguments that would say something else, or nothing any more."""
+_FEWER = {EVALUATE: ("max_eval_samples",), SAMPLE: ("max_train_samples",)}
 
 
 def in_small(steps: list[Step], folder: Path, scratch: Path) -> list[Step]:
@@ -36,9 +38,10 @@ def in_small(steps: list[Step], folder: Path, scratch: Path) -> list[Step]:
 
 def _small(step: Step, made: dict[str, str]) -> Step:
     arguments = {name: [_moved(value, made) for value in values] for name, values in step.arguments.items()}
-    if step.script == ASK:
+    if step.script in COMMANDS:
         arguments |= {"max_new_tokens": ["2"]}
-    elif step.script != MERGE:
+        arguments |= {name: [str(RECORDS)] for name in _FEWER.get(step.script, ())}
+    elif step.trains:
         small = dict(_SMALL)
         if step.script == "rl":
             # A whole group of answers must fill a batch (TRL refuses others); 16 tokens are enough to see one scored.
@@ -49,13 +52,20 @@ def _small(step: Step, made: dict[str, str]) -> Step:
         arguments |= {name: [value] for name, value in small.items()}
         if "streaming" in arguments or "tokenized_dir" in arguments:
             arguments.pop("max_eval_samples")
-    return replace(step, arguments=arguments, folder=Path(made[str(step.folder)]))
+    # What two steps have made of a model would open no gate.
+    return replace(step, arguments=arguments, folder=Path(made[str(step.folder)]), gates=())
 
 
 def _moved(value: str, made: dict[str, str]) -> str:
     """An argument's value with folders of earlier steps replaced by those below the scratch folder."""
     # Arguments that take several folders have them in one text.
-    return ",".join(made.get(part, part) for part in value.split(","))
+    return ",".join(_moved_path(part, made) for part in value.split(","))
+
+
+def _moved_path(path: str, made: dict[str, str]) -> str:
+    """A step's folder, or what lies in one: the data of a stage that samples."""
+    folder = next((name for name in made if path == name or path.startswith(f"{name}/")), None)
+    return path if folder is None else made[folder] + path.removeprefix(folder)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from hftune.secret_names import variable_says_secret
 from hftune.secrets import command_without_secrets
 from hftune.tools.pipeline.launchers import PRINTED
 from hftune.tools.pipeline.state import HUB_TOKENS
-from hftune.tools.pipeline.steps import Step
+from hftune.tools.pipeline.step import Step
 
 
 def with_quiet_token(step: Step) -> Step:

@@ -9,10 +9,11 @@ from typing import Any
 
 from hftune import child_processes
 from hftune.tools.pipeline.exposed import with_quiet_token
-from hftune.tools.pipeline.progress import Screen, clock
+from hftune.tools.pipeline.progress import Screen
 from hftune.tools.pipeline.runner import environment, shown
 from hftune.tools.pipeline.state import AGAIN, DAMAGED, DONE, RESUME, state_of
-from hftune.tools.pipeline.steps import ASK, MERGE, Step
+from hftune.tools.pipeline.step import Step
+from hftune.visible import clock
 
 _PLAN_SECONDS = 600
 GIB = 1 << 30
@@ -31,7 +32,7 @@ def show_plan(steps: Sequence[Step], screen: Screen, *, measured: bool, gpus: st
         verdict = _verdict(step, again)
         screen.say(f"[{number}/{len(steps)}] {step.name}: {verdict}")
         screen.say(f"  {shown(step.env, step.command())}")
-        if measured and step.script not in (MERGE, ASK):
+        if measured and step.trains:
             for line in measure(step, gpus):
                 screen.say(f"  {line}")
 

@@ -12,6 +12,7 @@ from hftune.tools.pipeline.yaml_positions import Positioned
 
 # The first group is the second $ of an escape; braces do not nest.
 _REFERENCE = re.compile(r"\$(\$?)\{([^{}]*)\}")
+_OF_STAGE = {"output": "output (its folder)", "model": "model (merged)", "data": "data (what was kept)"}
 
 
 @dataclass
@@ -21,7 +22,7 @@ class Names:
     Args:
         values: `${NAME}`: of `values:`, a combination of `matrix:`, `model` and `output_dir`; may hold references.
         stages: `${stages.NAME.output}` (the folder that it trains into) and `${stages.NAME.model}` (what the next stage
-            loads: merged, where the stage trains an adapter), for the stages before.
+            loads: merged, where the stage trains an adapter), for the stages before; of one that samples `.data`.
         used: Names that have been looked up.
     """
 
@@ -90,9 +91,8 @@ class Names:
                 fix=f"stages before: {before}",
             )
         if what not in self.stages[stage]:
-            raise ArgumentError(
-                f"${{{name}}}: a stage has no {what}", place=place, fix="output (its folder) or model (merged)"
-            )
+            known = " or ".join(_OF_STAGE[known] for known in self.stages[stage])
+            raise ArgumentError(f"${{{name}}}: stage {stage} has no {what}", place=place, fix=known)
         self.used.add(f"stages.{stage}")
         return Positioned(self.stages[stage][what], place)
 

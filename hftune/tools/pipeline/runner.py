@@ -25,10 +25,12 @@ from hftune.secrets import command_without_secrets, variables_without_secrets
 from hftune.tools.pipeline import failure, processes
 from hftune.tools.pipeline.checking import check_steps
 from hftune.tools.pipeline.exposed import with_quiet_token
+from hftune.tools.pipeline.gates import GateFailed, check_gates
 from hftune.tools.pipeline.lock import locked
-from hftune.tools.pipeline.progress import Follower, Screen, clock
+from hftune.tools.pipeline.progress import Follower, Screen
 from hftune.tools.pipeline.state import AGAIN, DAMAGED, DONE, RESUME, START, State, damage, state_of
-from hftune.tools.pipeline.steps import ASK, MERGE, Step
+from hftune.tools.pipeline.step import COMMANDS, Step
+from hftune.visible import clock
 
 LOGS, PREVIOUS = "logs", "previous"
 _LOOK_SECONDS = 0.2
@@ -88,12 +90,14 @@ class Runner:
         screen: Says what happens.
         start: Starts a command; tests give one that needs no launcher.
         check: Asks the scripts' parsers before the first step starts.
+        ignore_gates: Go on after a stage that hurt a capability more than its gate allows.
     """
 
     folder: Path
     screen: Screen = field(default_factory=Screen)
     start: Start = processes.start
     check: Callable[[Sequence[Step]], None] = check_steps
+    ignore_gates: bool = False
     _signals: int = 0
     _checked: bool = False
 
@@ -102,6 +106,7 @@ class Runner:
 
         Raises:
             StageFailed: A stage failed; what was finished before stays finished.
+        GateFailed: One hurt a capability more than its gate allows.
             ArgumentError: The disk of the folder does not take logs or former results.
             ManifestError: A result was damaged since it was written.
             Preempted: A signal asked for an end.
@@ -121,6 +126,7 @@ class Runner:
                 if state.verdict == DONE:
                     done += 1
                     self.screen.say(f"{title}: unchanged, skipped")
+                    self._gate(step)
                     continue
                 if state.verdict == DAMAGED:
                     raise _damaged(step.folder, state.reasons, step.stage)
@@ -130,7 +136,19 @@ class Runner:
                     self.check(steps)
                     self._checked = True
                 self._run_step(step, state, title, steps)
+                self._gate(step)
             self.screen.say(f"finished: {_result(chosen)}" + (" (nothing had changed)" if done == len(chosen) else ""))
+
+    def _gate(self, step: Step) -> None:
+        """Stop, or say that it would, where an evaluation does not open the gates of its stage."""
+        try:
+            table = check_gates(step.gates, step.stage, step.folder)
+        except GateFailed as problem:
+            if not self.ignore_gates:
+                raise
+            table = f"{problem.cause}gone on with all the same (--ignore_gates)"
+        if table:
+            self.screen.say(table)
 
     def _run_step(self, step: Step, state: State, title: str, steps: list[Step]) -> None:
         for needed in (other for other in steps if other.name in step.needs):
@@ -217,7 +235,7 @@ def command_of(step: Step) -> list[str]:
     """The command that is started: a stage resumes from its newest whole checkpoint, if it has one."""
     # Without the optimizer's state nothing can be resumed: such a stage starts anew.
     weights_only = step.arguments.get("save_only_model", ["false"])[0].lower() in ("true", "yes", "1")
-    if step.script in (MERGE, ASK):
+    if not step.trains:
         return step.command()
     return step.command("--resume_from_checkpoint", "none" if weights_only else "auto")
 
@@ -263,7 +281,7 @@ def _must_be_complete(before: list[Step]) -> None:
 
 
 def _result(steps: list[Step]) -> str:
-    made = [step for step in steps if step.script != ASK] or steps
+    made = [step for step in steps if step.script not in COMMANDS] or steps
     ends = [step for step in made if not any(step.name in other.needs for other in made)]
     return ", ".join(str(step.folder) for step in ends)
 

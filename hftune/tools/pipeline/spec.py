@@ -13,11 +13,27 @@ from hftune.secrets import learn_config, learn_variables
 from hftune.tools.pipeline.names import check_name
 from hftune.tools.pipeline.yaml_positions import Positioned, read_yaml
 
-KEYS = ("model", "output_dir", "values", "env", "launcher", "shared", "merge", "matrix", "stages", "answers")
-OF_STAGE = ("script", "from", "merge", "launcher", "env")
+KEYS = (
+    "model",
+    "output_dir",
+    "values",
+    "env",
+    "launcher",
+    "shared",
+    "merge",
+    "matrix",
+    "stages",
+    "evaluate",
+    "answers",
+)
+OF_STAGE = ("script", "from", "merge", "launcher", "env", "gate")
 """Keys of a stage that are no arguments of its script."""
 ANSWERS = "answers"
 """Key, and folder, of what all models are asked at the end."""
+EVALUATE = "evaluate"
+"""Key of what is measured of each stage's model, and the subcommand that measures it."""
+SAMPLE = "sample"
+"""The script of a stage that trains nothing: its result is data for those after it."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +42,7 @@ class StageSpec:
 
     Args:
         name: Also the name of its folder.
-        script: A stage of training.
+        script: A stage of training, or `SAMPLE`.
         place: `file:line` of its name.
         settings: Keys of `OF_STAGE`.
         arguments: Everything else, under the names of the script's arguments.
@@ -52,6 +68,7 @@ class Spec:
     shared: dict[str, Positioned] = field(default_factory=dict)
     merge: Positioned | None = None
     matrix: Positioned | None = None
+    evaluate: dict[str, Positioned] = field(default_factory=dict)
     answers: dict[str, Positioned] = field(default_factory=dict)
     stages: list[StageSpec] = field(default_factory=list)
 
@@ -81,12 +98,13 @@ def read_spec(file: str | Path) -> Spec:
     ]
     groups = {
         name: found[name].mapping(name, problems) if name in found else {}
-        for name in ("values", "env", "shared", ANSWERS)
+        for name in ("values", "env", "shared", EVALUATE, ANSWERS)
     }
     problems += _hidden(groups["values"])
     problems += _folders(groups["shared"], "shared")
     problems += _asked(groups[ANSWERS], stages)
-    problems += [problem for name in ("shared", ANSWERS) for problem in _glued(groups[name])]
+    problems += _evaluated(groups[EVALUATE])
+    problems += [problem for name in ("shared", EVALUATE, ANSWERS) for problem in _glued(groups[name])]
     # Every problem of the file's shape in one message; references are resolved only in a sound file.
     raise_together(problems)
     optional = {name: found.get(name) for name in ("model", "launcher", "merge", "matrix")}
@@ -121,10 +139,10 @@ def _stage(name: str, item: Positioned, problems: list[UserError]) -> StageSpec 
     settings = {key: child for key, child in found.items() if key in OF_STAGE}
     script = settings.get("script") or Positioned(name, item.name_place)
     text = str(script.value).removesuffix(".py").removeprefix("run_")
-    if text not in STAGES:
-        scripts = f"one of: {', '.join(STAGES)}"
+    if text not in (*STAGES, SAMPLE):
+        scripts = f"one of: {', '.join((*STAGES, SAMPLE))}"
         fix = scripts if "script" in settings else f"script: SCRIPT in it, {scripts}"
-        fix = f"{did_you_mean(text, STAGES)} {fix}".strip()
+        fix = f"{did_you_mean(text, (*STAGES, SAMPLE))} {fix}".strip()
         problems.append(ArgumentError(f"stage {name} has no script", place=script.place, fix=fix))
         return None
     problems += check_name(name, item, "a stage")
@@ -158,6 +176,14 @@ def _asked(answers: dict[str, Positioned], stages: list[StageSpec]) -> Iterator[
     for stage in stages:
         if answers and stage.name == ANSWERS:
             yield ArgumentError(f"a stage cannot be called {ANSWERS} here", place=stage.place, fix="choose another")
+
+
+def _evaluated(evaluate: dict[str, Positioned]) -> Iterator[UserError]:
+    """Problems: arguments of `hftune evaluate` that the pipeline gives itself."""
+    for name in ("models", "against", "output_dir", "overwrite_output_dir"):
+        if name in evaluate:
+            fix = "leave it out: each stage's model is compared with what the stage started from"
+            yield ArgumentError(f"{EVALUATE} cannot set {name}", place=evaluate[name].name_place, fix=fix)
 
 
 def _hidden(values: dict[str, Positioned]) -> Iterator[UserError]:

@@ -15,7 +15,7 @@ from hftune.checkpoints.inputs import paths_of
 from hftune.checkpoints.manifest import COMPLETE, Manifest, read_manifest
 from hftune.digests import changed_files
 from hftune.secrets import command_without_secrets, without_secrets
-from hftune.tools.pipeline.steps import ASK, MERGE, Step
+from hftune.tools.pipeline.step import COMMANDS, MERGE, Step
 from hftune.weight_files import fingerprint
 
 DONE, RESUME, START, AGAIN, DAMAGED = "done", "resume", "start", "again", "damaged"
@@ -78,8 +78,8 @@ def changes(step: Step, manifest: Manifest) -> Iterator[str]:
     if step.script == MERGE:
         yield from _other_merge(step, manifest)
         return
-    # Without `hftune ask`, or the script. Manifests have secrets masked, so masked ones are compared.
-    typed = manifest.get("command", [""])[2 if step.script == ASK else 1 :]
+    # Without `hftune ask` or its like, or the script. Manifests have secrets masked, so masked ones are compared.
+    typed = manifest.get("command", [""])[2 if step.script in COMMANDS else 1 :]
     yield from _differences(_as_given(typed), _as_given(command_without_secrets(step.argv)))
     recorded = manifest.get("inputs")
     if recorded is None:

@@ -7,82 +7,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from hftune import child_processes
-from hftune.errors import ArgumentError, UserError, raise_together
+from hftune.errors import ArgumentError, UserError, raise_together, shown
 from hftune.secrets import learn_command, learn_variables
+from hftune.tools.pipeline.gates import Gate, read_gates
 from hftune.tools.pipeline.launchers import Launcher, read_launcher
 from hftune.tools.pipeline.references import Names
-from hftune.tools.pipeline.spec import ANSWERS, Spec, StageSpec
+from hftune.tools.pipeline.spec import ANSWERS, EVALUATE, SAMPLE, Spec, StageSpec
+from hftune.tools.pipeline.step import ASK, MERGE, Step
 from hftune.tools.pipeline.sweep import Combination, combinations, secrets_in_names
 from hftune.tools.pipeline.yaml_positions import Positioned
 
-MERGE, ASK = "merge", "ask"
-"""Scripts of steps that train nothing."""
 _ADAPTER = ("use_peft", "qlora", "peft_path", "lora", "train_new_tokens_only")
 _NO = ("false", "no", "0", "none", "off", "")
-
-
-@dataclass(frozen=True)
-class Step:
-    """One command.
-
-    Args:
-        name: `sft`, `merge sft`, `lr=1e-4/sft`.
-        stage: Name of the stage in the file.
-        script: "pt", "sft", "rm", "dpo", "rl", `MERGE` or `ASK`.
-        folder: Its output folder.
-        arguments: Name to values, as the script is given them; `output_dir` is one of them.
-        places: Name to `file:line`.
-        place: `file:line` of the stage.
-        env: Environment variables in addition to the runner's own.
-        needs: Names of the steps whose results it reads.
-        base: The model at the root of what it trains, for planning while its own is not there yet.
-    """
-
-    name: str
-    stage: str
-    script: str
-    folder: Path
-    arguments: dict[str, list[str]]
-    places: dict[str, str]
-    place: str
-    launcher: Launcher = field(default_factory=Launcher)
-    env: dict[str, str] = field(default_factory=dict)
-    needs: tuple[str, ...] = ()
-    base: str = ""
-
-    @property
-    def argv(self) -> list[str]:
-        """The arguments as words of a command line."""
-        return [token for name, values in self.arguments.items() for token in (f"--{name}", *values)]
-
-    def command(self, *more: str) -> list[str]:
-        """The whole command; `more` follows the arguments."""
-        if self.script == ASK:
-            return ["hftune", "ask", *self.argv, *more]
-        name = "merge_peft_adapter.py" if self.script == MERGE else f"run_{self.script}.py"
-        return self.launcher.wrap(_own(name), [*self.argv, *more])
-
-    def with_port(self) -> Step:
-        """The step with a port that is free now."""
-        return replace(self, launcher=self.launcher.with_free_port())
-
-    def given(self, **arguments: str) -> Step:
-        """The step with other arguments."""
-        return replace(self, arguments={**self.arguments, **{name: [value] for name, value in arguments.items()}})
-
-
-def _own(name: str) -> str:
-    """The path of one of hftune's scripts: never a file of that name in the working folder."""
-    path = child_processes.script(name)
-    if not Path(path).is_file():
-        raise ArgumentError(
-            f"{name} is not there, so that no stage can be started",
-            place=path,
-            fix="install hftune again (pip install --force-reinstall --no-deps hftune), or from its sources: "
-            "pip install -e FOLDER",
-        )
-    return path
 
 
 @dataclass
@@ -90,7 +26,7 @@ class _Results:
     """Results of the stages of one combination so far."""
 
     results: dict[str, dict[str, str]] = field(default_factory=dict)
-    """Stage to its `output` and `model`."""
+    """Stage to its `output` and `model`; of `SAMPLE` to its `output` and `data`."""
     steps: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """Stage to the names of its steps."""
     used: dict[str, set[str]] = field(default_factory=dict)
@@ -98,6 +34,13 @@ class _Results:
     start: dict[str, dict[str, str]] = field(default_factory=dict)
     """Stage to the arguments with which the next one starts from it."""
     bases: dict[str, str] = field(default_factory=dict)
+    evaluated: dict[str, Step] = field(default_factory=dict)
+    """Model to the step that evaluates it."""
+
+    @property
+    def reward_models(self) -> list[str]:
+        """Stages whose result scores: `_note` gives a start to all others that have a model."""
+        return [name for name, result in self.results.items() if name not in self.start and "model" in result]
 
 
 def steps_of(spec: Spec) -> list[Step]:
@@ -141,15 +84,20 @@ def _stage_steps(
     top = Names(spec.values).resolve(spec.output_dir)
     outer = {"output_dir": top, **({"model": spec.model} if spec.model is not None else {})}
     names.values = {**names.values, **outer}
-    arguments = {name: names.resolve(child) for name, child in {**spec.shared, **stage.arguments}.items()}
+    # What stages of training share means nothing to sampling.
+    shared = {} if stage.script == SAMPLE else spec.shared
+    arguments = {name: names.resolve(child) for name, child in {**shared, **stage.arguments}.items()}
     arguments = {name: child for name, child in arguments.items() if child.value is not None}
     settings = {name: names.resolve(child) for name, child in stage.settings.items()}
     env = {name: _text(names.resolve(child)) for name, child in {**spec.env, **_mapping(settings.get("env"))}.items()}
     before = _before(stage, settings, made)
-    if "model_name_or_path" not in arguments:
+    if not {"model_name_or_path", "server_url"} & {*arguments}:
         # What the stage says itself wins.
-        arguments = {**_start(spec, stage, before, names, made), **arguments}
-    if stage.script == "rl":
+        start = _start(spec, stage, before, names, made)
+        # An adapter knows its base.
+        start = {"model_name_or_path": [*start.values()][-1]} if stage.script == SAMPLE else start
+        arguments = {**start, **arguments}
+    if stage.script in ("rl", SAMPLE):
         arguments = {**_reward(arguments, made, spec, names), **arguments}
     launcher = settings.get("launcher") or (names.resolve(spec.launcher) if spec.launcher else None)
     parents = [name.removeprefix("stages.") for name in names.used if name.startswith("stages.")]
@@ -170,15 +118,18 @@ def _stage_steps(
         env=env,
         needs=tuple(dict.fromkeys(needed for parent in parents for needed in made.steps[parent])),
     )
-    model = step.arguments.get("model_name_or_path", [""])[0]
+    model = _model(step, arguments)
     base = next((made.bases[p] for p in parents if model in made.results[p].values()), model)
     step = replace(step, base=base)
+    yield from _evaluated_before(spec, step, made)
     yield step
     merge = settings.get("merge") or (names.resolve(spec.merge) if spec.merge else Positioned(True, stage.place))
     merged = _merge(step, merge, prefix) if _trains_adapter(arguments) and not _means_no(merge) else None
     if merged is not None:
         yield merged
     _note(made, stage, step, merged, used)
+    gates = read_gates(settings["gate"], _tasks(spec), problems) if "gate" in settings else ()
+    yield from _evaluated_after(spec, step, made, gates, problems)
 
 
 def _start(spec: Spec, stage: StageSpec, before: str | None, names: Names, made: _Results) -> dict[str, Positioned]:
@@ -202,9 +153,9 @@ def _before(stage: StageSpec, settings: dict[str, Positioned], made: _Results) -
         return next((name for name in reversed(made.start)), None)
     if asked.value in (None, "model"):
         return None
-    if asked.value not in made.start:
+    if str(asked.value) not in made.start:
         raise ArgumentError(
-            f"stage {stage.name} cannot build on {asked.value}",
+            f"stage {stage.name} cannot build on {shown(asked.plain)}",
             place=asked.place,
             fix=f"model, or a stage before it that trains a language model: {', '.join(made.start) or 'none'}",
         )
@@ -213,8 +164,7 @@ def _before(stage: StageSpec, settings: dict[str, Positioned], made: _Results) -
 
 def _reward(arguments: dict[str, Positioned], made: _Results, spec: Spec, names: Names) -> dict[str, Positioned]:
     """The argument with the latest reward model; empty if the stage names a reward itself, or none was trained."""
-    # `_note` gives every stage a result, and a start to all but reward models.
-    models = [name for name in made.results if name not in made.start]
+    models = made.reward_models
     if not models or {"reward_model_path", "reward_funcs", "reward_model"} & {*arguments}:
         return {}
     names.used.add(f"stages.{models[-1]}")
@@ -256,9 +206,7 @@ def _ask(spec: Spec, all_made: list[_Results]) -> Iterator[Step]:
     talking = [(made, stage) for made in all_made for stage in made.start]
     models = [made.bases[stage] for made, stage in talking]
     models += [made.results[stage]["model"] for made, stage in talking]
-    rewards = [
-        [result["model"] for stage, result in made.results.items() if stage not in made.start] for made in all_made
-    ]
+    rewards = [[made.results[stage]["model"] for stage in made.reward_models] for made in all_made]
     # Rewards of different models do not compare: a sweep over reward models gets none.
     judges = {found[-1] for found in rewards if found}
     yield Step(
@@ -278,13 +226,80 @@ def _ask(spec: Spec, all_made: list[_Results]) -> Iterator[Step]:
     )
 
 
+def _evaluated_before(spec: Spec, step: Step, made: _Results) -> Iterator[Step]:
+    """The step that evaluates what a stage starts from; none where that is done already."""
+    started = _started_from(step)
+    if not spec.evaluate or step.script in ("rm", SAMPLE) or started in made.evaluated:
+        return
+    names = Names(spec.values)
+    common = spec.model is not None and started == _text(names.resolve(spec.model))
+    # All combinations share what they all begin with.
+    folder = Path(_text(names.resolve(spec.output_dir))) if common else step.folder.parent
+    name = "base" if common else f"{step.stage}-base"
+    yield _evaluation(spec, step, made, started, f"{EVALUATE} {name}", folder / f"{name}-evaluated")
+
+
+def _evaluated_after(
+    spec: Spec, step: Step, made: _Results, gates: tuple[Gate, ...], problems: list[UserError]
+) -> Iterator[Step]:
+    """The step that evaluates what a stage has made, by the gates of the stage."""
+    if spec.evaluate and step.stage in made.start:
+        model, folder = made.results[step.stage]["model"], step.folder.with_name(f"{step.folder.name}-evaluated")
+        own = _evaluation(
+            spec, step, made, model, f"{EVALUATE} {step.name}", folder, made.evaluated[_started_from(step)]
+        )
+        yield replace(own, gates=gates)
+    elif gates:
+        fix = "add evaluate: {validation_file_dir: DATA, eval_tasks: [loss]} to the file; language models are evaluated"
+        problems.append(ArgumentError(f"stage {step.stage} has a gate and is not evaluated", place=step.place, fix=fix))
+
+
+def _evaluation(
+    spec: Spec, step: Step, made: _Results, model: str, name: str, folder: Path, before: Step | None = None
+) -> Step:
+    names = Names(spec.values)
+    arguments = {name: names.resolve(child) for name, child in spec.evaluate.items()}
+    carried = {name: values for name, values in step.arguments.items() if name == "trust_remote_code"}
+    made.evaluated[model] = Step(
+        name=name,
+        stage=step.stage,
+        script=EVALUATE,
+        folder=folder,
+        arguments={
+            "models": [model],
+            **carried,
+            **_values({name: child for name, child in arguments.items() if child.value is not None}),
+            **({"against": [str(before.folder)]} if before else {}),
+            "output_dir": [str(folder)],
+        },
+        places={name: child.name_place for name, child in arguments.items()},
+        place=step.place,
+        env=step.env,
+        needs=(*made.steps.get(step.stage, ()), *([before.name] if before else [])),
+    )
+    return made.evaluated[model]
+
+
+def _started_from(step: Step) -> str:
+    """The model that a stage starts from: its adapter, where it goes on with one."""
+    return (step.arguments.get("peft_path") or step.arguments.get("model_name_or_path") or [""])[0]
+
+
+def _tasks(spec: Spec) -> list[str]:
+    """What is evaluated."""
+    item = spec.evaluate.get("eval_tasks")
+    return _values({"": Names(spec.values).resolve(item)})[""] if item else []
+
+
 def _note(made: _Results, stage: StageSpec, step: Step, merged: Step | None, used: set[str]) -> None:
     """Record what later stages may refer to."""
     model = str((merged or step).folder)
     made.results[stage.name] = {"output": str(step.folder), "model": model}
+    if stage.script == SAMPLE:
+        made.results[stage.name] = {"output": str(step.folder), "data": str(step.folder / "data")}
     made.steps[stage.name] = (step.name, *([merged.name] if merged else []))
     made.used[stage.name], made.bases[stage.name] = used, step.base
-    if stage.script == "rm":
+    if stage.script in ("rm", SAMPLE):
         return
     unmerged = merged is None and _trains_adapter(
         {name: Positioned(values[0], "") for name, values in step.arguments.items() if values}
@@ -302,6 +317,15 @@ def _trains_adapter(arguments: dict[str, Positioned]) -> bool:
 
 def _means_no(item: Positioned) -> bool:
     return str(item.plain).strip().lower() in _NO
+
+
+def _model(step: Step, arguments: dict[str, Positioned]) -> str:
+    """What a step begins with; empty where it names none."""
+    found = step.arguments.get("model_name_or_path", [""])
+    if not found:
+        place = arguments["model_name_or_path"].place
+        raise ArgumentError("an empty list is no model", place=place, fix="name a folder, or a model of the Hub")
+    return found[0]
 
 
 def _values(arguments: dict[str, Positioned]) -> dict[str, list[str]]:

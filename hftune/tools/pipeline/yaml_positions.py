@@ -57,10 +57,10 @@ def read_yaml(file: Path) -> Positioned:
         loader = BoundedLoader(text)
         try:
             # Nodes and not loaded values: only nodes have lines. The type stubs of PyYAML leave these methods untyped.
-            node = loader.get_single_node()  # type: ignore[no-untyped-call]
+            node = loader.get_single_node()
             return Positioned({}, f"{file}:1") if node is None else _positioned(loader, node, str(file))
         finally:
-            loader.dispose()  # type: ignore[no-untyped-call]
+            loader.dispose()
 
 
 def _positioned(loader: yaml.SafeLoader, node: yaml.Node, file: str, name_place: str = "") -> Positioned:
@@ -70,7 +70,7 @@ def _positioned(loader: yaml.SafeLoader, node: yaml.Node, file: str, name_place:
         return Positioned([_positioned(loader, child, file) for child in node.value], place, name_place)
     if not isinstance(node, yaml.MappingNode):
         # Untyped in the stubs of PyYAML, as above.
-        return Positioned(loader.construct_object(node), place, name_place)  # type: ignore[no-untyped-call]
+        return Positioned(loader.construct_object(node), place, name_place)
     # Puts the names of `<<: *other` first.
     loader.flatten_mapping(node)
     found = {}

@@ -9,7 +9,6 @@ from hftune.arguments.preference import DPOArguments
 from hftune.arguments.reward import RMArguments
 from hftune.arguments.rl_fields import RLFields
 from hftune.arguments.training import PTArguments, SFTArguments, StageArguments
-from hftune.distributed import ranks
 from hftune.models.loading.config import row_length
 from hftune.tools.planning.pairs import compares_while_training
 
@@ -144,8 +143,3 @@ def _generation(training_args: StageArguments) -> Generation | None:
 def _model_max(training_args: StageArguments) -> int:
     """The length to plan with if nothing bounds rows: what TRL would bound them by."""
     return int(getattr(training_args, "max_length", None) or 1024)
-
-
-def global_batch(work: Work) -> int:
-    """The examples of a step, of all processes."""
-    return work.examples * work.accumulation * ranks.world_size()

@@ -16,8 +16,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-
 import hftune
 from hftune.arguments.data import DataArguments
 from hftune.data.readers.columns import check_columns, parse_columns
@@ -29,16 +27,11 @@ from hftune.data.storage.cache import cached, tokenizer_key
 from hftune.data.tokenizing.counts import Counts, all_dropped
 from hftune.data.tokenizing.encoder import Encoder, write_batches, write_tokenised
 from hftune.data.tokenizing.workers import default_workers
-from hftune.digests import Damaged, check_contents, contents, read_text, sealed, unsealed
-from hftune.errors import ArgumentError, DataError, UserError, raise_together
+from hftune.digests import contents, sealed
+from hftune.errors import ArgumentError, DataError, UserError, raise_together, shown
 from hftune.opening.json_file import parse_json
 from hftune.tools.records.division import Shard
-
-INDEX = "part.json"
-"""A folder without it is no part."""
-# Not directly in the part: a folder of Arrow files there would pass for a tokenised corpus (`--tokenized_dir`).
-_RECORDS = "records"
-_AGAIN = "make it again with the command of the others: hftune tokenize ... --shard K/N --output_dir PART"
+from hftune.tools.records.parts import AGAIN, INDEX, RECORDS, Part, damage_of, opened_part
 
 
 @dataclass(frozen=True)
@@ -111,7 +104,7 @@ def write_part(folder: Path, shard: Shard, sources: list[Source]) -> Counts:
     total, kept = Counts(), []
     # Two sources may be the same files (`a#500,a#20`).
     for number, source in enumerate({source.key: source for source in sources}.values()):
-        into, renamed = folder / _RECORDS / str(number), set[str]()
+        into, renamed = folder / RECORDS / str(number), set[str]()
         into.mkdir(parents=True)
         counts = _write(into, shard, source, renamed)
         source.check()
@@ -146,35 +139,6 @@ def _write(folder: Path, shard: Shard, source: Source, renamed: set[str]) -> Cou
     )
 
 
-@dataclass(frozen=True)
-class Part:
-    """A folder that `write_part` has filled."""
-
-    folder: Path
-    about: dict[str, Any]
-
-    def places(self) -> dict[str, int]:
-        """Key -> the place of its source."""
-        return {source["key"]: at for at, source in enumerate(self.about["sources"])}
-
-    def source(self, key: str) -> dict[str, Any]:
-        """What is written down of the source with a key."""
-        found: dict[str, Any] = self.about["sources"][self.places()[key]]
-        return found
-
-    def batches(self, key: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        """The records of the source with a key, memory-mapped.
-
-        Raises:
-            Damaged: They are not of this schema.
-        """
-        (file,) = (self.folder / _RECORDS / str(self.places()[key])).glob("*.arrow")
-        with pa.memory_map(str(file)) as mapped, pa.ipc.open_stream(mapped) as stream:
-            if not stream.schema.equals(schema):
-                raise Damaged(f"{file} has other columns than its settings say")
-            yield from stream
-
-
 def join_parts(folders: list[str], sources: list[Source]) -> None:
     """Put the sources into the cache, each made of its parts, where `load_source` finds them.
 
@@ -182,7 +146,7 @@ def join_parts(folders: list[str], sources: list[Source]) -> None:
         DataError: A damaged part, one missing or twice, or parts of other records than those of this command.
         ArgumentError: `--columns` names what no record has.
     """
-    parts = sorted((_opened(Path(folder)) for folder in folders), key=lambda part: int(part.about["part"]))
+    parts = sorted((opened_part(Path(folder)) for folder in folders), key=lambda part: int(part.about["part"]))
     raise_together(_incomplete(parts))
     by_key = {source.key: source for source in sources}
     raise_together(_others(parts, by_key))
@@ -195,38 +159,17 @@ def _join(key: str, source: Source, parts: list[Part]) -> None:
     check_columns(columns, {name for part in parts for name in part.source(key)["columns"]})
     counts = Counts()
     for part in parts:
-        counts.add(Counts(**part.source(key)["counts"]))
+        part.check(key, source.encoder.schema, len(source.encoder.tokenizer))
+        with damage_of(part.folder):
+            counts.add(Counts(**part.source(key)["counts"]))
     if not counts.used:
         raise all_dropped(counts, source.encoder.length_flag)
 
     def write(folder: Path) -> Counts:
-        schema = source.encoder.schema
-        write_batches(folder, schema, (batch for part in parts for batch in part.batches(key, schema)))
+        write_batches(folder, source.encoder.schema, (batch for part in parts for batch in part.batches(key)))
         return counts
 
     cached(key, write, cache_dir=source.data_args.data_cache_dir, overwrite=source.data_args.overwrite_cache)
-
-
-def _opened(folder: Path) -> Part:
-    """A part, every byte of which is compared with what its index says.
-
-    Raises:
-        DataError: It is none, or damaged.
-    """
-    if not (folder / INDEX).is_file():
-        cause = f"{folder} is no part of tokenised records (no {INDEX})"
-        raise DataError(cause, place="--join", fix="name folders of `hftune tokenize ... --shard K/N`")
-    try:
-        about: dict[str, Any] = unsealed(read_text(folder / INDEX))
-        if not isinstance(about["part"], int) or not 1 <= about["part"] <= int(about["of"]):
-            raise Damaged(f"part {about['part']} of {about['of']}")
-        for at, source in enumerate(about["sources"]):
-            check_contents(folder / _RECORDS / str(at), source["contents"])
-            _ = str(source["key"]), [*source["columns"]], Counts(**source["counts"]), {**source["settings"]}
-    except (Damaged, OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        cause = f"the part {folder} is damaged: {error}"
-        raise DataError(cause, place="--join", fix=f"copy it again, or {_AGAIN}", kind="damaged file") from error
-    return Part(folder, about)
 
 
 def _incomplete(parts: list[Part]) -> Iterator[DataError]:
@@ -248,7 +191,7 @@ def _incomplete(parts: list[Part]) -> Iterator[DataError]:
         first = islice((number for number in range(1, of + 1) if number not in folders), 20)
         missing = ", ".join(map(str, first)) + (", ..." if of - len(folders) > 20 else "")
         cause = f"of {of} parts these are missing: {missing}"
-        yield DataError(cause, place="--join", fix=f"name them, too; where there is none, {_AGAIN}")
+        yield DataError(cause, place="--join", fix=f"name them, too; where there is none, {AGAIN}")
 
 
 def _others(parts: list[Part], sources: dict[str, Source]) -> Iterator[DataError]:
@@ -261,13 +204,13 @@ def _others(parts: list[Part], sources: dict[str, Source]) -> Iterator[DataError
         yield DataError(
             f"parts are of other records than this command reads: {difference}",
             place=", ".join(str(part.folder) for part in found[:5]) + (", ..." if len(found) > 5 else ""),
-            fix=f"give the arguments that they were made with, or {_AGAIN}",
+            fix=f"give the arguments that they were made with, or {AGAIN}",
         )
 
 
 def _difference(part: Part, sources: dict[str, Source]) -> str:
     if part.about["hftune"] != hftune.__version__:
-        return f"made by hftune {part.about['hftune']} (this is {hftune.__version__})"
+        return f"made by hftune {shown(part.about['hftune'])} (this is {hftune.__version__})"
     if len(part.about["sources"]) != len(sources):
         return f"{len(part.about['sources'])} source(s) of data (here: {len(sources)})"
     for made, source in zip(part.about["sources"], sources.values(), strict=True):
@@ -276,7 +219,9 @@ def _difference(part: Part, sources: dict[str, Source]) -> str:
         then, now = made["settings"], source.settings()
         differing = [name for name in {**then, **now} if then.get(name) != now.get(name)]
         if differing:
-            return ", ".join(f"{name} {then.get(name)} (here: {now.get(name)})" for name in differing)
+            return ", ".join(
+                f"{shown(name)} {shown(then.get(name))} (here: {shown(now.get(name))})" for name in differing
+            )
         if made["tokenizer"] != tokenizer_key(source.encoder.tokenizer):
             return "another tokenizer or chat template"
     return "other data, or other code of hftune"

@@ -11,7 +11,7 @@ from hftune.checkpoints.file_records import changed_input
 from hftune.checkpoints.manifest import COMPLETE, Manifest, read_manifest
 from hftune.digests import changed_files
 from hftune.errors import ManifestError
-from hftune.tools.reporting.stages import ASKED
+from hftune.tools.reporting.stages import ASKED, EVALUATED
 from hftune.weight_files import fingerprint
 
 _SETTINGS = (
@@ -119,7 +119,7 @@ def parents_of(manifest: Manifest) -> Iterator[tuple[str, str, str | None]]:
         found[str(base["name"])] = ("base", base.get("fingerprint"))
     for teacher in manifest.get("teachers") or []:
         found.setdefault(str(teacher["name"]), ("teacher", teacher.get("fingerprint")))
-    role = "asked" if manifest.get("stage") == ASKED else "adapter"
+    role = "asked" if manifest.get("stage") in (ASKED, EVALUATED) else "adapter"
     for parent in manifest.get("parents") or []:
         found.setdefault(str(parent["folder"]), (role, parent.get("fingerprint")))
     asked = (manifest.get("arguments") or {}).get("training") or {}

@@ -17,7 +17,8 @@ from hftune.tools.reporting.answers import (
     html_completions,
     reward_section,
 )
-from hftune.tools.reporting.stages import ASKED, Points, Stage, read_stages
+from hftune.tools.reporting.evaluations import capabilities, capability_charts
+from hftune.tools.reporting.stages import ASKED, EVALUATED, UNTRAINED, Points, Stage, read_stages
 from hftune.tools.reporting.style import CSS
 from hftune.tools.reporting.svg import chart, short
 from hftune.tools.reporting.tables import Section, format_cell, stages_section
@@ -35,18 +36,26 @@ def write_pages(folder: str | Path) -> tuple[Path, Path]:
         ManifestError: There is nothing to report.
     """
     folder = Path(folder)
-    stages = _asked_first(read_stages(folder))
+    stages, evaluations = _apart(_asked_first(read_stages(folder)))
     title = f"{folder.resolve().name}: {' → '.join(_title(stage) for stage in stages if _trained(stage)) or 'merge'}"
     written = folder / f"{NAME}.html", folder / f"{NAME}.md"
     # Both are made before one is written: an error leaves the old pair as it is.
-    pages = html_page(title, stages), markdown_page(title, stages)
+    pages = html_page(title, stages, evaluations), markdown_page(title, stages, evaluations)
     for file, text in zip(written, pages, strict=True):
         write_page(file, text, "report")
     return written
 
 
+def _apart(stages: Sequence[Stage]) -> tuple[list[Stage], list[Mapping[str, Any]]]:
+    """The stages, and what evaluations have found: one table says it of all stages."""
+    evaluated = [stage for stage in stages if stage.manifest.get("stage") == EVALUATED]
+    return [stage for stage in stages if stage not in evaluated], [
+        one.evaluation for one in evaluated if one.evaluation
+    ]
+
+
 def _trained(stage: Stage) -> bool:
-    return stage.manifest.get("stage") not in ("merge", ASKED)
+    return stage.manifest.get("stage") not in UNTRAINED
 
 
 def _title(stage: Stage) -> str:
@@ -104,7 +113,7 @@ def _answers(stage: Stage) -> Iterator[Section]:
 # --- HTML ---
 
 
-def html_page(title: str, stages: Sequence[Stage]) -> str:
+def html_page(title: str, stages: Sequence[Stage], evaluations: Sequence[Mapping[str, Any]] = ()) -> str:
     """The page as HTML that loads no script, font or picture from anywhere."""
     trained = [stage for stage in stages if _trained(stage)]
     overview = stages_section([_named(stage) for stage in trained]) if trained else None
@@ -113,8 +122,14 @@ def html_page(title: str, stages: Sequence[Stage]) -> str:
         f"<h1>{html(title)}</h1>",
         f"<nav>{links}</nav>",
         *([html_table(overview)] if overview else []),
+        _html_capabilities(evaluations),
         *(_html_stage(number, stage) for number, stage in enumerate(stages)),
     ]
+    return html_document(title, "".join(body))
+
+
+def html_document(title: str, body: str) -> str:
+    """A page of HTML that loads no script, font or picture from anywhere, in the look of reports."""
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -123,8 +138,13 @@ def html_page(title: str, stages: Sequence[Stage]) -> str:
         'img-src data:">'
         # Else browsers ask the server, or the disk, for a favicon.
         '<link rel="icon" href="data:,">'
-        f"<title>{html(title)}</title><style>{CSS}</style></head>\n<body><main>{''.join(body)}</main></body></html>\n"
+        f"<title>{html(title)}</title><style>{CSS}</style></head>\n<body><main>{body}</main></body></html>\n"
     )
+
+
+def _html_capabilities(evaluations: Sequence[Mapping[str, Any]]) -> str:
+    found = capabilities(evaluations)
+    return html_table(found) + html_figures(capability_charts(evaluations)) if found else ""
 
 
 def _named(stage: Stage) -> Any:
@@ -157,9 +177,13 @@ def html_origin(stage: Stage) -> str:
 
 def html_charts(curves: Mapping[str, Mapping[str, Points]]) -> str:
     """Curves as HTML: a figure for each title."""
+    return html_figures({title: chart(found, title) for title, found in curves.items()})
+
+
+def html_figures(pictures: Mapping[str, str]) -> str:
+    """Pictures as HTML, each below its title."""
     charts = "".join(
-        f"<figure><figcaption>{html(title)}</figcaption>{chart(found, title)}</figure>"
-        for title, found in curves.items()
+        f"<figure><figcaption>{html(title)}</figcaption>{picture}</figure>" for title, picture in pictures.items()
     )
     return f'<div class="charts">{charts}</div>' if charts else ""
 
@@ -236,10 +260,12 @@ def _html_notices(stage: Stage) -> str:
 # --- Markdown ---
 
 
-def markdown_page(title: str, stages: Sequence[Stage]) -> str:
+def markdown_page(title: str, stages: Sequence[Stage], evaluations: Sequence[Mapping[str, Any]] = ()) -> str:
     """The page as Markdown; a curve is a line of blocks with its first, lowest, highest and last value."""
     trained = [_named(stage) for stage in stages if _trained(stage)]
     parts = [f"# {markdown(title)}", *([stages_section(trained).render()] if trained else [])]
+    measured = capabilities(evaluations)
+    parts += [measured.render()] if measured else []
     for stage in stages:
         parts.append(f"## {markdown(_title(stage))}")
         base = (stage.manifest.get("base") or {}).get("name")

@@ -20,6 +20,10 @@ from hftune.tools.reporting.history import StageSummary, read_history, series, s
 PROGRESS, ANSWERS, COMPLETIONS = "progress.jsonl", "answers.json", "completions.jsonl"
 ASKED = "answers"
 """The stage of a folder of `hftune ask`."""
+EVALUATED, RESULTS = "evaluate", "evaluation.json"
+"""The stage of a folder of `hftune evaluate`, and the file with its figures."""
+UNTRAINED = ("merge", ASKED, EVALUATED, "sample")
+"""Stages of folders in which nothing was trained."""
 _SHOWN = 2
 # What a pipeline keeps next to its stages: results that were replaced, and what its steps printed.
 SKIPPED = {"previous", "logs"}
@@ -54,6 +58,7 @@ class Stage:
         samples: What was trained on: for each sample its pieces of text and whether they were trained.
         answers: Questions, and what each model answered, where the stage has written them.
         completions: Of RL: some answers of the first and of the last logged step, with their rewards.
+        evaluation: What `hftune evaluate` has found.
     """
 
     name: str
@@ -64,6 +69,7 @@ class Stage:
     samples: list[list[tuple[str, bool]]] = field(default_factory=list)
     answers: dict[str, Any] = field(default_factory=dict)
     completions: list[dict[str, Any]] = field(default_factory=list)
+    evaluation: dict[str, Any] = field(default_factory=dict)
 
     @property
     def command(self) -> str:
@@ -132,6 +138,7 @@ def read_texts(stage: Stage, limit: int = LARGE) -> None:
     folder = stage.folder
     stage.samples = [[(str(t), bool(b)) for t, b in sample] for sample in _json(folder / SAMPLES_NAME, limit) or []]
     stage.answers = _json(folder / ANSWERS, limit) or {}
+    stage.evaluation = _json(folder / RESULTS, limit) or {}
     stage.completions = _first_and_last(_lines(folder / COMPLETIONS, limit))
 
 

@@ -24,6 +24,7 @@ class Section:
     note: str = ""
 
     def render(self) -> str:
+        """The section as Markdown."""
         parts = [
             f"## {self.title}",
             markdown(self.note),

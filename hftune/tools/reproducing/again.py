@@ -27,7 +27,7 @@ def stage_of_run(manifest: Manifest | None, folder: Path) -> str:
         ManifestError: It is none of a training run.
     """
     stage = (manifest or {}).get("stage")
-    if manifest is None or stage not in STAGES or not isinstance(manifest.get("command"), list):
+    if manifest is None or str(stage) not in STAGES or not isinstance(manifest.get("command"), list):
         made = f"a result of `{stage}`" if stage else "not made by hftune"
         fix = f"name the output folder of one of: {', '.join(STAGES)}"
         raise ManifestError(f"{folder} holds no training run: it is {made}", place=str(folder), fix=fix)
@@ -54,8 +54,8 @@ def words_again(
     config, words = take_config([str(word) for word in manifest["command"][1:]])
     given = given_on_command_line(words)
     new = [*_of_its_own(manifest, lines, folder, output, steps), *given_on_command_line(rest)]
-    replaced = {_plain(name) for name, _ in new}
-    kept = [(name, values) for name, values in given if _plain(name) not in replaced]
+    replaced = {plain(name) for name, _ in new}
+    kept = [(name, values) for name, values in given if plain(name) not in replaced]
     named = [*(["--config", config] if config else []), *_as_words(kept), *_as_words(_last_of_each(new))]
     _check_there(manifest, named)
     return named
@@ -90,14 +90,14 @@ def _resumes_from(asked: Mapping[str, Any], lines: Sequence[Mapping[str, Any]], 
     return checkpoint
 
 
-def _plain(name: str) -> str:
+def plain(name: str) -> str:
     """An argument as hftune calls it, also where the command line has another tool's name."""
     row = table().get(name)
     return row.to if row is not None and isinstance(row.to, str) and row.to else name.replace("-", "_")
 
 
 def _last_of_each(given: Iterable[tuple[str, list[Any]]]) -> RawArguments:
-    return list({_plain(name): (name, values) for name, values in given}.values())
+    return list({plain(name): (name, values) for name, values in given}.values())
 
 
 def _as_words(given: Iterable[tuple[str, list[Any]]]) -> list[str]:

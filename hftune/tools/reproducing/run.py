@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from hftune import child_processes
 from hftune.checkpoints.manifest import Manifest, read_manifest
-from hftune.errors import ArgumentError
+from hftune.errors import ArgumentError, ManifestError, raise_together
 from hftune.tools.reporting.stages import read_progress
 from hftune.tools.reproducing.again import changed_inputs, stage_of_run, words_again
 from hftune.tools.reproducing.compare import environment, steps_of, verdict
+from hftune.tools.reproducing.trust import untrusted
+from hftune.tools.watching.view import SHAPES
 from hftune.visible import say
 
 
@@ -23,14 +28,18 @@ def reproduced(folder: Path, output: Path, steps: int | None, tolerance: float, 
     manifest = read_manifest(folder)
     stage = stage_of_run(manifest, folder)
     assert manifest is not None, "`stage_of_run` has seen it"
-    before = steps_of(lines := read_progress(folder))
     if output.resolve() == folder.resolve():
         raise ArgumentError("the new run needs a folder of its own", place="--output_dir", fix="name another folder")
+    with _shapes(folder):
+        before = steps_of(lines := read_progress(folder))
+        words = words_again(manifest, lines, folder, output, steps, rest) if before else []
+        changed = changed_inputs(manifest, words)
+        [*environment(manifest, {})]  # now, not after the run
+        world = _processes(manifest)
     if not before:
         raise ArgumentError(f"{folder} has no log to compare with", place=str(folder), fix="there is none to reproduce")
-    words = words_again(manifest, lines, folder, output, steps, rest)
-    changed = changed_inputs(manifest, words)
-    start(stage, manifest, words)
+    raise_together(untrusted(stage, words, rest))
+    start(stage, manifest, world, words)
     now = steps_of(read_progress(output))
     same, said = verdict(before, now, tolerance)
     say("\n".join([f"{folder} and {output}: {said[0]}", *said[1:]]))
@@ -38,9 +47,31 @@ def reproduced(folder: Path, output: Path, steps: int | None, tolerance: float, 
     return same
 
 
-def start(stage: str, manifest: Manifest, words: list[str]) -> None:
-    """Run the script on as many processes as the manifest says; its words go to the terminal."""
-    world = int(manifest.get("world_size") or 1)
+@contextmanager
+def _shapes(folder: Path) -> Iterator[None]:
+    """Turn what reading ends in where the files have another shape than hftune writes into one message."""
+    try:
+        yield
+    except SHAPES as error:
+        cause = f"the manifest or the log of {folder} has another shape than those that hftune writes"
+        raise ManifestError(cause, place=str(folder), fix="copy the folder again; nothing was started") from error
+
+
+def _processes(manifest: Manifest) -> int:
+    """How many processes made the run.
+
+    Raises:
+        ManifestError: More than this machine could bear.
+    """
+    world, most = int(manifest.get("world_size") or 1), 4 * (os.cpu_count() or 1)
+    if not 1 <= world <= most:
+        cause = f"the run was made by {world} processes, and this machine has {os.cpu_count()} processors"
+        raise ManifestError(cause, place="world_size", fix="reproduce it where as many processes have room")
+    return world
+
+
+def start(stage: str, manifest: Manifest, world: int, words: list[str]) -> None:
+    """Run the script on so many processes; its words go to the terminal."""
     processes = ["--nproc", str(world)] if world > 1 else ["--launcher", "none"]
     command = child_processes.python("-m", "hftune.cli", stage, *processes, *words)
     threads = (manifest.get("machine") or {}).get("threads")

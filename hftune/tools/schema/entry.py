@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
+
+import xxhash
 
 from hftune import __version__
 from hftune.arguments.entry import kept
 from hftune.arguments.scripts import stage_of
 from hftune.arguments.stage_table import STAGES
 from hftune.errors import ArgumentError, UserError, did_you_mean, raise_together
-from hftune.opening.json_file import read_json
+from hftune.opening.files import read_bytes
+from hftune.opening.json_file import LIMIT
+from hftune.publishing.disk import disk_errors, writing_problem
 from hftune.publishing.files import file_problems, published_file
 from hftune.visible import say
 
@@ -28,6 +34,7 @@ The first line of a YAML file says where an editor finds its schema, seen from t
 PIPELINE = "pipeline"
 NAMES = (*STAGES, "merge", PIPELINE)
 _WRITTEN = "Written by `hftune schema`"
+_MARK = re.compile(rf'"\$comment": "{_WRITTEN}, hftune [^",]+, ([0-9a-f]{{16}})"')
 
 
 def schema(argv: list[str]) -> None:
@@ -80,9 +87,12 @@ def write_schemas(files: dict[Path, str]) -> None:
     Raises:
         ArgumentError: A file is there that hftune did not write.
     """
+    folders = {file.parent for file in files}
+    raise_together(filter(None, [writing_problem(folder, "--output") for folder in folders]))
     raise_together(problem for file in files for problem in _in_the_way(file))
     for file, name in files.items():
-        file.parent.mkdir(parents=True, exist_ok=True)
+        with disk_errors(file, "--output"):
+            file.parent.mkdir(parents=True, exist_ok=True)
         with published_file(file, flag="--output") as stream:
             stream.write(schema_text(name))
 
@@ -92,23 +102,38 @@ def _in_the_way(file: Path) -> Iterator[UserError]:
 
 
 def _is_ours(file: Path) -> bool:
+    """Whether a file is as hftune wrote it: one with a line of the user's own is the user's."""
     with suppress(UserError):
-        return str(read_json(file).get("$comment")).startswith(_WRITTEN)
+        text = read_bytes(file, limit=LIMIT).decode("utf-8", "replace")
+        found = _MARK.search(text)
+        return found is not None and _digest(text[: found.start(1)] + text[found.end(1) :]) == found[1]
     return False
 
 
 def schema_text(name: str) -> str:
     """The schema of a stage's file, of `merge` or of a pipeline's, as JSON."""
     own = [file.stat().st_mtime_ns for file in sorted(Path(__file__).parent.glob("*.py"))]
-    return kept("schema", [name, *map(str, own)], lambda: _made(name))
+    return kept("schema", [name, *map(str, own)], lambda: _signed(_made(name)))
 
 
-def _made(name: str) -> str:
+def _made(name: str) -> dict[str, Any]:
     # They bring the parsers of all stages, which take seconds.
     from hftune.tools.schema.pipelines import pipeline_schema
-    from hftune.tools.schema.stages import DRAFT, stage_schema
+    from hftune.tools.schema.stages import stage_schema
 
-    found = pipeline_schema() if name == PIPELINE else stage_schema(name)
     title = "A pipeline of hftune's" if name == PIPELINE else f"Arguments of `hftune {name}`"
-    head = {"$schema": DRAFT, "$comment": f"{_WRITTEN}, hftune {__version__}", "title": title}
-    return json.dumps({**head, **found}, ensure_ascii=False, indent=1) + "\n"
+    return {"title": title, **(pipeline_schema() if name == PIPELINE else stage_schema(name))}
+
+
+def _signed(schema: dict[str, Any]) -> str:
+    """A schema as JSON, with a comment by which hftune recognises it, unedited."""
+    from hftune.tools.schema.stages import DRAFT
+
+    comment = f"{_WRITTEN}, hftune {__version__}, "
+    text = json.dumps({"$schema": DRAFT, "$comment": comment, **schema}, ensure_ascii=False, indent=1) + "\n"
+    return text.replace(comment, comment + _digest(text), 1)
+
+
+def _digest(text: str) -> str:
+    """Of a schema without this very digest in it."""
+    return xxhash.xxh3_64_hexdigest(text.encode())

@@ -8,7 +8,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from hftune.arguments.asking import AskArguments
+from hftune.arguments.evaluating import EvaluateArguments
 from hftune.arguments.names.translate import MERGE
+from hftune.arguments.sampling import SampleArguments
 from hftune.arguments.stage_table import STAGES
 from hftune.arguments.stages import ALGORITHMS, ScriptParser
 from hftune.distributed.launchers import OPTIONS
@@ -18,9 +20,12 @@ from hftune.tools.schema.values import NULL, Schema, any_of
 REFERENCE: Schema = {"type": "string", "pattern": r"\$\{"}
 """`${data}/sft`: what it stands for is known when the pipeline is read."""
 
+SAMPLE = "sample"
+"""A stage that trains nothing."""
 _SCALAR: Schema = {"type": ["string", "number", "boolean", "null"]}
 _OWN_FOLDERS = ("output_dir", "resume_from_checkpoint", "overwrite_output_dir")
 _ASKED_BY_PIPELINE = ("models", "output_dir", "reward_model_path")
+_EVALUATED_BY_PIPELINE = ("models", "against", "output_dir", "overwrite_output_dir")
 _TOP = {
     "model": "What the first stage begins with: a folder or a name of the Hub.",
     "output_dir": "Every stage trains into a folder of its name in it.",
@@ -31,6 +36,7 @@ _TOP = {
     "merge": "Whether adapters are merged after their stage, or arguments of the merge.",
     "matrix": "A sweep: lists of values, or combinations with names.",
     "stages": "The stages in their order, each with its arguments.",
+    "evaluate": "Arguments of `hftune evaluate`: what is measured of each stage's model and of what it started from.",
     "answers": "Arguments of `hftune ask`: what all models are asked at the end.",
 }
 
@@ -67,8 +73,11 @@ def pipeline_schema() -> Schema:
         "merge": merge,
         "launcher": launcher,
         "env": env,
+        "gate": _described("What the stage may cost: {TASK: {min: 0.3, drop: 0.02}}.", shared.ref("gate", _gate())),
     }
     every = {name: _stage_of(name, shared, settings) for name in STAGES}
+    sampled = parser_schema(ScriptParser([SampleArguments]), SAMPLE)
+    every[SAMPLE] = shared.ref(f"stage.{SAMPLE}", _one_stage(sampled, shared, settings))
     by_script: Schema = {"required": ["script"], "properties": {"script": settings["script"]}}
     for name, schema in every.items():
         named = {"properties": {"script": {"enum": [*_spellings([name])]}}, "required": ["script"]}
@@ -78,6 +87,7 @@ def pipeline_schema() -> Schema:
     says: Schema = {"type": "object", "required": ["script"]}
     stages = {name: {"if": says, "then": told, "else": schema} for name, schema in every.items()}
     asked = parser_schema(ScriptParser([AskArguments]), "ask")
+    evaluated = parser_schema(ScriptParser([EvaluateArguments]), "evaluate")
     types: dict[str, Schema] = {
         "model": _SCALAR,
         "output_dir": {"type": ["string", "number"]},
@@ -94,6 +104,7 @@ def pipeline_schema() -> Schema:
             "patternProperties": {rf"^(run_)?{name}(\.py)?$": schema for name, schema in stages.items()},
             "additionalProperties": told,
         },
+        "evaluate": _with_patterns(evaluated, _arguments(evaluated, shared, _EVALUATED_BY_PIPELINE, "evaluated.")),
         "answers": _with_patterns(asked, _arguments(asked, shared, _ASKED_BY_PIPELINE, "asked.")),
     }
     return {
@@ -109,7 +120,7 @@ def _described(said: str, schema: Schema) -> Schema:
     return {"description": said, **schema}
 
 
-def _spellings(names: Iterable[str] = STAGES) -> list[str]:
+def _spellings(names: Iterable[str] = (*STAGES, SAMPLE)) -> list[str]:
     return [form.format(name) for name in names for form in ("{}", "run_{}", "{}.py", "run_{}.py")]
 
 
@@ -183,6 +194,16 @@ def _merge(shared: Shared) -> Schema:
 def _matrix() -> Schema:
     lists = {"type": "array", "minItems": 1}
     return {"type": ["object", "null"], **any_of([_names_and(lists), _names_and({"type": "object"})])}
+
+
+def _gate() -> Schema:
+    limits: dict[str, Schema] = {
+        "min": {"type": "number"},
+        "max": {"type": "number"},
+        "drop": {"type": "number", "minimum": 0},
+    }
+    each = {name: any_of([one, REFERENCE]) for name, one in limits.items()}
+    return _names_and({"type": "object", "properties": each, "additionalProperties": False, "minProperties": 1})
 
 
 def _launcher() -> Schema:

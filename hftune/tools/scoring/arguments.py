@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from hftune.arguments.data import TurnTokenFields
+from hftune.arguments.hub import HubFields
 
 
 @dataclass
-class ScoreArguments(TurnTokenFields):
+class ScoreArguments(HubFields, TurnTokenFields):
     """Scores of conversations, from an outcome or a process reward model."""
 
     input: str | None = field(

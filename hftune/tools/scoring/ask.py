@@ -14,21 +14,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from hftune.arguments.asking import AskArguments
 from hftune.checkpoints import manifest as manifests
 from hftune.checkpoints.inputs import record_inputs
-from hftune.checkpoints.reward_scale import read_scale
-from hftune.data.preferences.scoring import ScoringEncoder
-from hftune.data.readers.base import Row
 from hftune.data.readers.files import chunks, find_files
 from hftune.data.records.messages import Message
 from hftune.data.records.prompts import Prompt, to_prompt
 from hftune.data.records.unread import describe_unread, take_unread
-from hftune.data.templates.turn_token_guard import (
-    mode_for_answers,
-)
 from hftune.data.tokenizing.counts import Counts, describe_turn_tokens
 from hftune.digests import record_files
 from hftune.errors import ArgumentError, DataError, ManifestError, UserError, raise_together
@@ -39,12 +31,11 @@ from hftune.publishing.files import file_problems, published_file
 from hftune.publishing.result_files import begin_result, finish_result
 from hftune.secrets import command_without_secrets, without_secrets
 from hftune.tools.reporting.stages import ANSWERS, ASKED
-from hftune.tools.scoring.run import scores_of
+from hftune.tools.talking.answering import answer_ids
 from hftune.tools.talking.loading import check_talker, load_talker
 from hftune.tools.talking.prompts import PromptWriter
 from hftune.trainers.result import lock_output, unlock_output
-from hftune.trainers.rewards.loading import load_reward_model, reward_head, step_separator
-from hftune.trainers.rewards.score_batches import run_batches
+from hftune.trainers.rewards.answer_scorer import AnswerScorer
 from hftune.visible import whole
 from hftune.weight_files import fingerprint
 
@@ -140,25 +131,20 @@ def _shown(prompt: list[Message]) -> str:
     return "\n".join(f"{turn['role']}: {turn.get('content')}" for turn in prompt)
 
 
-@torch.no_grad()
 def _answers(name: str, prompts: list[Prompt], args: AskArguments) -> list[str]:
     """The greedy answers of one model, which is freed afterwards."""
     get_logger().info("asking %s", name)
     talker = load_talker(name, args)
-    model, tokenizer = talker.model, talker.tokenizer
+    tokenizer = talker.tokenizer
     write = PromptWriter(name, tokenizer, args.borders_in_text)
     texts_of_all = _texts(prompts, write, args.borders_in_text)
     said: list[str] = []
     for start in range(0, len(prompts), _BATCH):
         given = write.ids(texts_of_all[start : start + _BATCH])
-        # On the left, so that every prompt ends where generation begins.
-        inputs = tokenizer.pad({"input_ids": given}, padding_side="left", return_tensors="pt").to(model.device)
-        ids = model.generate(  # type: ignore[operator]  # nn.Module's __getattr__ hides the method
-            **inputs, max_new_tokens=args.max_new_tokens, do_sample=False, pad_token_id=tokenizer.pad_token_id
-        )
-        said += tokenizer.batch_decode(ids[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+        ids = answer_ids(talker, given, max_new_tokens=args.max_new_tokens, do_sample=False)
+        said += tokenizer.batch_decode(ids, skip_special_tokens=True)
     # Models have reference cycles: only a collection frees the memory before the next one is loaded.
-    del model, talker
+    del talker
     gc.collect()
     return [whole(text).strip() for text in said]  # at --max_new_tokens an answer ends anywhere
 
@@ -184,23 +170,17 @@ def _rewards(prompts: list[Prompt], said: dict[str, list[str]], args: AskArgumen
     """The raw reward of each answer, by model; None for an empty one."""
     path = str(args.reward_model_path)
     get_logger().info("scoring the answers with %s", path)
-    steps = reward_head(path, trust_remote_code=args.trust_remote_code) == "steps"
-    model, tokenizer = load_reward_model(path, torch.float32, trust_remote_code=args.trust_remote_code)
-    if torch.cuda.is_available() and not args.use_cpu:
-        model.to("cuda")  # type: ignore[arg-type]  # transformers wraps `to` without its types
-    mode = mode_for_answers(args.borders_in_text)
-    make = ScoringEncoder(tokenizer, steps=steps, separator=step_separator(path), borders_in_text=mode)
+    scorer = AnswerScorer(
+        path,
+        use_cpu=args.use_cpu,
+        trust_remote_code=args.trust_remote_code,
+        borders_in_text=args.borders_in_text,
+    )
     found: dict[str, list[float | None]] = {}
     for name, answers in said.items():
-        rows = [
-            Row({"messages": [*prompt.messages, {"role": "assistant", "content": answer}]}, name, number)
-            for number, (prompt, answer) in enumerate(zip(prompts, answers, strict=True), start=1)
-        ]
-        # An empty answer has no token to score.
-        scored = [make(row) if answer else [] for row, answer in zip(rows, answers, strict=True)]
-        run_batches(model, [one for conversation in scored for one in conversation], tokenizer.pad_token_id)
-        scale = read_scale(path)
-        found[name] = [scores_of(conversation, scale).get("score") for conversation in scored]
+        pairs = zip(prompts, answers, strict=True)
+        conversations = [[*prompt.messages, {"role": "assistant", "content": answer}] for prompt, answer in pairs]
+        found[name] = scorer(conversations, name)
         if empty := sum(not answer for answer in answers):
             notice(f"{name} has no answer to {empty} of {len(answers)} questions; they have no reward")
     return found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from hftune.tools.serving.log_probs import LogProbs
 from hftune.tools.serving.requests import Asked, ChatRequest, refused
 from hftune.tools.talking.listening import Listener, sampling
 from hftune.tools.talking.loading import Talker, context_of
-from hftune.tools.talking.parsing import AnswerForm, Part
+from hftune.tools.talking.parsing import AnswerForm, Part, unmarked
 from hftune.tools.talking.prompts import PromptWriter
 
 # Where neither config nor tokenizer says how long a text may be.
@@ -134,17 +133,9 @@ class Stop(StoppingCriteria):
         self.listener, self.cancelled = listener, cancelled
 
     def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> Any:
+        """For each row (B,), whether it ends here."""
         done = self.listener.stops.found or self.cancelled()
         return torch.full((input_ids.shape[0],), done, device=input_ids.device, dtype=torch.bool)
-
-
-def unmarked(tokenizer: Any, form: AnswerForm) -> set[int]:
-    """Ids of special tokens that are no mark of the parts of an answer, so that they are no part of its text."""
-    template = form.template or (form.written.template if form.written is not None else {})
-    # Patterns, in JSON: a token may be written with backslashes in it.
-    marks = re.sub(r"\\+(?=\W)", "", json.dumps(template.get("fields", {}), ensure_ascii=False))
-    pairs = zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=True)
-    return {number for token, number in pairs if str(token) not in marks}
 
 
 def _unknown_context(name: str) -> int:

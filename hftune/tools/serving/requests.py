@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hftune.data.readers.base import Row
+from hftune.data.readers.strict_json import MAX_DEPTH, is_too_deep
 from hftune.data.records import fields
 from hftune.data.records.messages import Message
 from hftune.errors import DataError, shown
@@ -99,6 +100,8 @@ def read_body(raw: bytes) -> dict[str, Any]:
         found = parse_json(raw, _ORIGIN, error=DataError)
     except DataError as error:
         raise RequestError(f"The body cannot be read: {error.cause}", code="invalid_json") from error
+    if is_too_deep(found):
+        raise RequestError(f"The body is nested deeper than {MAX_DEPTH} levels", code="invalid_json")
     # Clients write null for what they leave out.
     return {name: value for name, value in found.items() if value is not None}
 
@@ -228,7 +231,8 @@ def number_of(body: dict[str, Any], name: str, least: float, most: float, *, who
     if not right or not math.isfinite(value) or not least <= value <= most:
         kind = "a whole number" if whole else "a number"
         raise RequestError(f"{name} must be {kind} from {least:g} to {most:g}, found {shown(value)}", param=name)
-    return value
+    # transformers refuses a temperature of 2, and takes one of 2.0.
+    return value if whole else float(value)
 
 
 def _whole(value: float | None) -> int | None:

@@ -32,7 +32,7 @@ class Judge:
             trust_remote_code=trusted,
             template_arguments=args.template_arguments,
         )
-        self.model.to("cuda" if torch.cuda.is_available() and not args.use_cpu else "cpu")  # type: ignore[arg-type]
+        self.model.to("cuda" if torch.cuda.is_available() and not args.use_cpu else "cpu")
         self.encode = ScoringEncoder(
             self.tokenizer, steps=steps, separator=step_separator(folder), borders_in_text=args.borders_in_text
         )

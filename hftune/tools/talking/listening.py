@@ -14,6 +14,8 @@ from hftune.tools.talking.texts import StopFinder, TokenText
 
 # Without them transformers draws from the 50 likeliest tokens.
 _NEUTRAL: dict[str, float | None] = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": None}
+# Below it logits overflow, and the likeliest token would be drawn all the same; vLLM's number.
+_GREEDY = 1e-5
 
 
 class Listener:
@@ -52,7 +54,7 @@ class Listener:
         options |= {"max_length": None, "num_beams": 1, "pad_token_id": self.talker.tokenizer.pad_token_id}
         mask = torch.ones_like(inputs)
         # nn.Module's __getattr__ hides the method.
-        model.generate(inputs, attention_mask=mask, streamer=self, **options)  # type: ignore[operator]
+        model.generate(inputs, attention_mask=mask, streamer=self, **options)
 
     def put(self, value: torch.Tensor) -> None:
         """Take the prompt, which comes first, or a token."""
@@ -88,7 +90,8 @@ def sampling(own: GenerationConfig, given: Mapping[str, float | None]) -> dict[s
         given: By transformers' names; `temperature` 0 is greedy, `top_k` 0 or -1 (vLLM's word) all tokens.
     """
     said = {name: value for name, value in given.items() if value is not None}
-    draws = bool(said.keys() & _NEUTRAL.keys() or own.do_sample) and said.get("temperature") != 0
+    temperature = next(one for one in (said.get("temperature"), own.temperature, 1.0) if one is not None)
+    draws = bool(said.keys() & _NEUTRAL.keys() or own.do_sample) and temperature >= _GREEDY
     chosen: dict[str, Any] = {name: value for name, value in said.items() if name not in _NEUTRAL}
     if not draws:
         return {"do_sample": False, **chosen}

@@ -20,6 +20,7 @@ from hftune.checkpoints import manifest as manifests
 from hftune.checkpoints.adapter_chain import chain_problems, check_recorded_base, whole_chain
 from hftune.checkpoints.file_records import is_model
 from hftune.checkpoints.template_arguments import give_recorded
+from hftune.distributed import ranks
 from hftune.errors import ArgumentError, UserError, raise_together
 from hftune.models.adapters.folding import fold_adapters
 from hftune.models.adapters.saved_config import read_lora_config
@@ -74,7 +75,9 @@ def _scores(folder: str, flag: str, trust_remote_code: bool) -> bool:
 
 
 def load_talker(name: str, how: TalkerFields, flag: str = "--models", adapters: Sequence[str] = ()) -> Talker:
-    """A model and its tokenizer, over all GPUs of this machine or on the CPU; adapters are folded into the base.
+    """A model and its tokenizer, over all GPUs of this machine, on that of this process, or on the CPU.
+
+    Adapters are folded into the base.
 
     Args:
         flag: What named the model, for errors.
@@ -110,7 +113,9 @@ def load_talker(name: str, how: TalkerFields, flag: str = "--models", adapters: 
         if tokenizer.chat_template:
             give_recorded(tokenizer, name, how.template_arguments)
         if on_gpu:
-            options["device_map"] = "auto"
+            # Each of several processes has a whole model.
+            alone = ranks.world_size() == 1
+            options["device_map"] = "auto" if alone else {"": ranks.local_rank() % torch.cuda.device_count()}
         # The loading info tells what was not in the files.
         model, info = pretrained(AutoModelForCausalLM, base, output_loading_info=True, **options)
     except (OSError, ValueError) as error:

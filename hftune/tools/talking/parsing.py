@@ -7,6 +7,7 @@ TRL's for this chat template. What is no call though it is marked as one stays t
 from __future__ import annotations
 
 import copy
+import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -145,6 +146,15 @@ class AnswerReader:
         except DataError:
             return [Part(TEXT, body)]
         return [Part(CALLS, call=call) for call in found]
+
+
+def unmarked(tokenizer: Any, form: AnswerForm) -> set[int]:
+    """Ids of special tokens that are no mark of the parts of an answer, so that they are no part of its text."""
+    template = form.template or (form.written.template if form.written is not None else {})
+    # Patterns, in JSON: a token may be written with backslashes in it.
+    marks = re.sub(r"\\+(?=\W)", "", json.dumps(template.get("fields", {}), ensure_ascii=False))
+    pairs = zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=True)
+    return {number for token, number in pairs if str(token) not in marks}
 
 
 def _of_trl(render: Renderer) -> ResponseTemplate | None:

@@ -6,7 +6,6 @@ makes those that are missing, and publishes the folder when all are there.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Iterator
@@ -28,10 +27,9 @@ from hftune.data.splits import load_sources
 from hftune.data.storage.cache import tokenizer_key
 from hftune.data.teaching.stored import ABOUT, shard_name
 from hftune.data.tokenizing.encoder import Encoder
-from hftune.digests import Damaged, read_text, sealed, unsealed
 from hftune.distributed import ranks
-from hftune.errors import ArgumentError, ManifestError, UserError, raise_together
-from hftune.logging import get_logger, notice
+from hftune.errors import ArgumentError, UserError, raise_together
+from hftune.logging import get_logger
 from hftune.models.loading.tokenizer import load_tokenizer
 from hftune.opening.json_file import parse_json
 from hftune.opening.safetensors_file import read_safetensors_header
@@ -39,17 +37,17 @@ from hftune.preflight.decisions import take_template_arguments
 from hftune.preflight.model_folder import check_model_folder
 from hftune.preflight.rules.data import check_data_flags
 from hftune.preflight.rules.distill import check_teachers
-from hftune.publishing.disk import disk_errors, write_file
-from hftune.publishing.folder import clear_work, make_work, published_folder, work_folder_locked
+from hftune.publishing.disk import disk_errors
+from hftune.publishing.folder import clear_work, published_folder, work_folder_locked
 from hftune.publishing.ownership import output_problems
 from hftune.secrets import command_without_secrets
-from hftune.tools.teaching.shards import LostMass, Work, divide, new_shard, write_index
+from hftune.tools.resumable.parts import begin_parts
+from hftune.tools.teaching.shards import LostMass, Work, divide, is_whole, new_shard, write_index
 from hftune.tools.teaching.teacher import ServedTeacher, Teacher, load_teacher
 from hftune.visible import say
 from hftune.weight_files import fingerprint
 
 DEFAULT_K = 64
-_PLAN = "plan.json"
 
 
 def teach(arguments: RunArguments[DistillArguments], argv: list[str]) -> None:
@@ -75,10 +73,12 @@ def teach(arguments: RunArguments[DistillArguments], argv: list[str]) -> None:
     main = ranks.is_main()
     with work_folder_locked(aside, str(args.output_dir)) if main else nullcontext():
         if main:
-            _begin(aside, plan)
+            begin_parts(aside, plan, "targets-*.safetensors")
         ranks.barrier()
         # All look before the first one writes, so that all divide the same shards.
-        missing = [shard for shard in range(work.shards) if not _is_whole(aside / shard_name(shard), work, shard, k)]
+        missing = [
+            shard for shard in range(work.shards) if not is_whole(aside / shard_name(shard), work.tokens_of(shard), k)
+        ]
         ranks.barrier()
         own = missing[ranks.rank() :: ranks.world_size()]
         with disk_errors(target), tqdm(own, unit=" shards", desc="teaching", delay=2, disable=not main) as bar:
@@ -131,31 +131,6 @@ def _plan(
         "data": xxhash.xxh3_128(work.hashes.tobytes()).hexdigest(),
         "dtype": "float32",
     }
-
-
-def _begin(aside: Path, plan: dict[str, Any]) -> None:
-    """Keep the shards of a process that was killed where they are of the same plan; else begin anew."""
-    if (aside / _PLAN).is_file():
-        try:
-            same = unsealed(read_text(aside / _PLAN)) == unsealed(json.dumps(sealed(plan)))
-        except (Damaged, OSError):
-            same = False
-        if same:
-            there = len(list(aside.glob("targets-*.safetensors")))
-            notice(f"resumed: {there} of {plan['shards']} shards are there already")
-            return
-        notice(f"{aside} holds shards of another teacher, data or setting: they are made again")
-    clear_work(aside)
-    make_work(aside)
-    write_file(aside / _PLAN, json.dumps(sealed(plan)))
-
-
-def _is_whole(file: Path, work: Work, shard: int, k: int) -> bool:
-    try:
-        tensors = read_safetensors_header(file).tensors
-    except ManifestError:
-        return False
-    return [entry["shape"] for entry in tensors.values()] == [[work.tokens_of(shard), k]] * 2
 
 
 def _publish(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -12,11 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import xxhash
 from datasets import Dataset
 from safetensors.numpy import save_file
 
 from hftune.data.teaching.hashes import hashes_of
 from hftune.data.teaching.stored import INDEX, SHARD_KINDS
+from hftune.errors import ManifestError
+from hftune.opening.files import open_file
+from hftune.opening.json_file import parse_json
+from hftune.opening.safetensors_file import read_safetensors_header
 from hftune.publishing.disk import flush
 
 SHARD_BYTES = 1 << 25
@@ -96,13 +102,38 @@ class ShardFile:
         """Write the header, without which the file is none."""
         assert self.written == self.tokens, "each place once"
         size, begin = 4 * self.k * self.tokens, 0
-        header: dict[str, object] = {"__metadata__": {"lost_mass": json.dumps(self.lost.to_dict())}}
+        lost = json.dumps(self.lost.to_dict())
+        header: dict[str, object] = {"__metadata__": {"lost_mass": lost, "digest": _digest(self.handle, lost)}}
         for name, kind in SHARD_KINDS.items():
             header[name] = {"dtype": kind, "shape": [self.tokens, self.k], "data_offsets": [begin, begin + size]}
             begin += size
         text = json.dumps(header).encode()
         assert len(text) <= _HEADER - 8, "room for all steps of the histogram"
         _write_at(self.handle, struct.pack("<Q", _HEADER - 8) + text.ljust(_HEADER - 8), 0)
+
+
+def is_whole(file: Path, tokens: int, k: int) -> bool:
+    """Whether a shard is there to the byte as `ShardFile` writes it: what a killed process has left may be damaged."""
+    try:
+        header = read_safetensors_header(file)
+        lost = header.metadata["lost_mass"]
+        LostMass().merge(parse_json(lost, str(file)))
+        with open_file(file) as stream:
+            same = header.metadata["digest"] == _digest(stream.fileno(), lost)
+    except (ManifestError, OSError, LookupError, TypeError, ValueError, ArithmeticError):
+        return False
+    about = {name: (entry["dtype"], entry["shape"]) for name, entry in header.tensors.items()}
+    plain = stat.S_ISREG(os.lstat(file).st_mode)
+    return same and plain and about == {name: (kind, [tokens, k]) for name, kind in SHARD_KINDS.items()}
+
+
+def _digest(handle: int, lost: str) -> str:
+    """Of all that stands behind the header, and of the lost mass that stands in it."""
+    state, at = xxhash.xxh3_128(lost.encode()), _HEADER
+    while data := os.pread(handle, 1 << 18, at):
+        state.update(data)
+        at += len(data)
+    return state.hexdigest()
 
 
 def _write_at(handle: int, data: bytes, at: int) -> None:

@@ -160,5 +160,5 @@ def load_teacher(
     for model in models:
         add_answer_head(model)
         if not (args.teacher_load_in_4bit or args.teacher_load_in_8bit):
-            model.to(args.device)  # type: ignore[arg-type]  # transformers wraps `to` without its types
+            model.to(args.device)  # transformers wraps `to` without its types
     return Teacher(models, args.teacher_shares, float(args.temperature), int(tokenizer.pad_token_id or 0))

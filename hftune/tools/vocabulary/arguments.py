@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from hftune.arguments.hub import HubFields
 from hftune.arguments.model import GrowthArguments
 from hftune.arguments.stages import parse_command
 from hftune.distributed import launch
 
 
 @dataclass
-class VocabArguments(GrowthArguments):
+class VocabArguments(HubFields, GrowthArguments):
     """What `hftune vocab` takes: `add`, `extend`, `train`, `merge` and `resize` use some of these each."""
 
     model_name_or_path: str | None = field(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -17,8 +18,8 @@ from hftune.tools.reporting.stages import PROGRESS
 Line = dict[str, Any]
 """Names and finite or infinite numbers of a log; `step` and `time` are always there."""
 
-_MOST = 4000
-"""Lines that are kept: of more, every other one goes."""
+_MOST, _MOST_FIGURES = 4000, 100_000
+"""Lines that are kept, and figures in all of them: of more, every other line goes."""
 _AT_ONCE = 64 * MIB
 _LONGEST = 64 << 10
 _FIGURES, _NAME = 150, 80
@@ -63,7 +64,7 @@ class Log:
         self._rest = self._rest[-_LONGEST:]
         new = [line for raw in whole if (line := _line(raw)) is not None]
         self.lines += new
-        while len(self.lines) > _MOST:
+        while len(self.lines) > 1 and (len(self.lines) > _MOST or sum(map(len, self.lines)) > _MOST_FIGURES):
             self.lines = _halved(self.lines)
         return bool(new)
 
@@ -90,14 +91,16 @@ def _numbers(found: dict[str, Any]) -> Iterator[tuple[str, Any]]:
             yield name, bool(value)
         elif len(name) <= _NAME and isinstance(value, int | float) and not isinstance(value, bool):
             # What no curve can show counts as infinite: differences of such numbers are no floats.
-            yield name, value if not abs(value) > _LARGEST else math.copysign(math.inf, value)
+            # Of each line the same text, not one of its own.
+            yield sys.intern(name), value if not abs(value) > _LARGEST else math.copysign(math.inf, value)
 
 
 def _halved(lines: list[Line]) -> list[Line]:
     """About half of the lines, those of evaluations and of beginnings among them as long as they are few."""
+    # The last one always: it says how far the run is.
     kept = [
         line
-        for number, line in enumerate(lines)
-        if number % 2 or line.get("began") or any(name.startswith("eval_") for name in line)
+        for number, line in enumerate(lines, start=1)
+        if (len(lines) - number) % 2 == 0 or line.get("began") or any(name.startswith("eval_") for name in line)
     ]
-    return kept if len(kept) < len(lines) * 0.9 else lines[1::2]
+    return kept if len(kept) < len(lines) * 0.9 else lines[(len(lines) - 1) % 2 :: 2]

@@ -14,11 +14,12 @@ from hftune.constants import IGNORE_INDEX
 from hftune.data.corpus.streaming import ORIGIN
 from hftune.distributed import phases, ranks
 from hftune.logging import notice
+from hftune.models.decoding import decoding_together
 from hftune.models.kernels.fused_lora import adapters_held
 from hftune.trainers.features.completions import Completions
 from hftune.trainers.features.phases import reporting_passes
 from hftune.trainers.features.reward_guards import share_ended
-from hftune.trainers.features.run import Run
+from hftune.trainers.features.run import Run, plain_model
 from hftune.trainers.rewards.guards import PATIENCE, distinct_ngrams
 
 Record = dict[str, list[int]]
@@ -99,7 +100,7 @@ class OnPolicyAnswers(Completions):
         run.model.eval()
         try:
             plain = run.accelerator.unwrap_model(run.model, keep_torch_compile=False)
-            with _own_numbers(run), reporting_passes(plain), adapters_held():
+            with _own_numbers(run), reporting_passes(plain), decoding_together(plain_model(plain)), adapters_held():
                 answers: list[list[int]] = run._generate_single_turn(prompts, None, {})
         finally:
             run.model.train(training)

@@ -38,7 +38,7 @@ class Blocks(Feature):
         elif checkpoint and not isinstance(run.train_dataset, StreamingDataset):
             refuse_state(checkpoint)
 
-    def train_sampler(self, run: Run, dataset: Any) -> Sampler | None:
+    def train_sampler(self, run: Run, dataset: Any) -> Sampler[Any] | None:
         """Blocks are mixed by the data set itself."""
         return BlockSampler(len(dataset), self._origin) if isinstance(dataset, BlockDataset) else None
 

@@ -29,7 +29,7 @@ class Epoch:
         done: Micro batches of it that a run before an interruption has trained; 0 for an epoch that begins anew.
     """
 
-    loader: DataLoader
+    loader: DataLoader[Any]
     number: int
     done: int
 
@@ -69,27 +69,27 @@ class Feature:
 
     # Data.
 
-    def make_train_loader(self, run: Run) -> DataLoader | None:
+    def make_train_loader(self, run: Run) -> DataLoader[Any] | None:
         """A loader in the place of the Trainer's."""
 
     def making_train_loader(self, run: Run) -> AbstractContextManager[None]:
         """Around the making of the Trainer's own loader."""
         return nullcontext()
 
-    def on_train_loader(self, run: Run, loader: DataLoader) -> None:
+    def on_train_loader(self, run: Run, loader: DataLoader[Any]) -> None:
         """The Trainer's own loader is made."""
 
-    def train_sampler(self, run: Run, dataset: Any) -> Sampler | None:
+    def train_sampler(self, run: Run, dataset: Any) -> Sampler[Any] | None:
         """The order of the training records, in the place of the Trainer's."""
 
-    def count_examples(self, run: Run, loader: DataLoader) -> int | None:
+    def count_examples(self, run: Run, loader: DataLoader[Any]) -> int | None:
         """Records of an epoch, in the place of the Trainer's count."""
 
     def rows_per_step(self, run: Run, rows: int) -> int:
         """Rows of an optimizer step, of what the Trainer counts."""
         return rows
 
-    def on_steps(self, run: Run, loader: DataLoader) -> None:
+    def on_steps(self, run: Run, loader: DataLoader[Any]) -> None:
         """The number of steps is about to be worked out from a loader."""
 
     def before_epoch(self, run: Run, epoch: Epoch) -> None:
@@ -103,7 +103,7 @@ class Feature:
         """The micro batches as they are read."""
         return batches
 
-    def evaluation_data(self, run: Run, dataset: Dataset) -> Dataset:
+    def evaluation_data(self, run: Run, dataset: Dataset[Any]) -> Dataset[Any]:
         """Records that are about to be evaluated."""
         return dataset
 

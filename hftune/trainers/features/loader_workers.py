@@ -18,7 +18,7 @@ from hftune.trainers.features.run import Run
 class LoaderWorkers(Feature):
     """Workers outlive signals to their parent, and their errors read as if the parent had raised them."""
 
-    def on_train_loader(self, run: Run, loader: DataLoader) -> None:
+    def on_train_loader(self, run: Run, loader: DataLoader[Any]) -> None:
         """Have workers set their signal handlers first."""
         inner: Any = getattr(loader, "base_dataloader", None)  # accelerate wraps the Trainer's
         # Whichever of the two makes the iterator starts the workers.

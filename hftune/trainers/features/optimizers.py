@@ -75,7 +75,9 @@ class Optimizers(Feature):
             run.optimizer.eval()
 
 
-def optimizer_class(args: StageArguments, upstream: Callable[[], Any]) -> tuple[Any, dict[str, Any], dict]:
+def optimizer_class(
+    args: StageArguments, upstream: Callable[[], Any]
+) -> tuple[Any, dict[str, Any], dict[int, dict[str, Any]]]:
     """The class of `--optim`, its arguments, and options of single parameters by their id."""
     if args.optim == MUON:
         notice(

@@ -16,7 +16,7 @@ from hftune.trainers.features.run import Inputs, Run
 class PromptOrder(Feature):
     """A mixture's order inside TRL's pattern of repeats, and the same order after an interruption."""
 
-    def train_sampler(self, run: Run, dataset: Any) -> Sampler | None:
+    def train_sampler(self, run: Run, dataset: Any) -> Sampler[Any] | None:
         """The pattern over the places 0, 1, 2, ... of an epoch; each is then looked up in the mixture's order."""
         drawn: Any = run.record_order.train_sampler(run, dataset)
         if drawn is None:

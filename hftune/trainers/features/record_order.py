@@ -22,7 +22,7 @@ class RecordOrder(Feature):
 
     mixture: Mixture | None = None
 
-    def train_sampler(self, run: Run, dataset: Any) -> Sampler | None:
+    def train_sampler(self, run: Run, dataset: Any) -> Sampler[Any] | None:
         """A mixture of sources is drawn by its weights."""
         if self.mixture is None:
             return None
@@ -35,7 +35,7 @@ class RecordOrder(Feature):
         # The same seed on all ranks: accelerate shards one order between them.
         return MixtureSampler(self.mixture, data_seed(run.args))
 
-    def count_examples(self, run: Run, loader: DataLoader) -> int | None:
+    def count_examples(self, run: Run, loader: DataLoader[Any]) -> int | None:
         """Of the virtual epoch where sources are mixed."""
         sampler = innermost_sampler(loader)
         return len(sampler) if isinstance(sampler, MixtureSampler) else None
@@ -56,7 +56,7 @@ def data_seed(args: StageArguments) -> int:
     return int(args.seed if args.data_seed is None else args.data_seed)
 
 
-def innermost_sampler(dataloader: DataLoader) -> Any:
+def innermost_sampler(dataloader: DataLoader[Any]) -> Any:
     """The sampler of single indices, below the batch samplers that accelerate wraps around each other."""
     batches: Any = getattr(dataloader, "batch_sampler", None)
     # accelerate wraps once for sharding, and once more to skip batches when a run resumes.

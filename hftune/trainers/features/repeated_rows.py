@@ -44,7 +44,7 @@ class RepeatedRows(Feature):
         finally:
             run.data_collator = collator
 
-    def on_steps(self, run: Run, loader: DataLoader) -> None:
+    def on_steps(self, run: Run, loader: DataLoader[Any]) -> None:
         """Refuse an empty loader: the Trainer would end at once, as if it had trained.
 
         Raises:

@@ -102,10 +102,10 @@ def _gather_all(accelerator: Accelerator, data: Any, use_gather_object: bool = F
 def _prepare_shared(
     mesh: Mesh,
     accelerator: Accelerator,
-    data_loader: DataLoader,
+    data_loader: DataLoader[Any],
     device_placement: bool | None = None,
     slice_fn_for_dispatch: Any = None,
-) -> DataLoader:
+) -> DataLoader[Any]:
     """What `Accelerator.prepare_data_loader` does, for as many receivers of rows as there are groups."""
     if getattr(data_loader, "_is_accelerate_prepared", False):
         if data_loader not in accelerator._dataloaders:

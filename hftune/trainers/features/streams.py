@@ -48,7 +48,7 @@ class Streams(Feature):
             if dropped:
                 notice(f"{dropped} records of the stream gave no example and were dropped")
 
-    def make_train_loader(self, run: Run) -> DataLoader | None:
+    def make_train_loader(self, run: Run) -> DataLoader[Any] | None:
         """Batches of a stream also carry the origins of their examples."""
         if not isinstance(run.train_dataset, StreamingDataset):
             return None

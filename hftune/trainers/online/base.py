@@ -5,22 +5,31 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
+from peft.tuners.tuners_utils import BaseTunerLayer
 
 from hftune.arguments.training import StageArguments
 from hftune.compat.installing import method_replaced
 from hftune.compat.peft_patches import fused_heads
 from hftune.distributed import phases
+from hftune.models.attention.documents import documents_of
+from hftune.models.decoding import decoding_together
+from hftune.models.kernels.fused_lora import adapters_held
 from hftune.models.kernels.scoring_head import add_scoring_head
+from hftune.models.vocabulary.size import predicted_rows
 from hftune.trainers.features.completions import Completions
 from hftune.trainers.features.feature import Feature
+from hftune.trainers.features.part_seconds import PartSeconds
 from hftune.trainers.features.phases import reporting_passes
 from hftune.trainers.features.prompt_order import PromptOrder
 from hftune.trainers.features.reward_guards import RewardGuards
 from hftune.trainers.features.run import plain_model
 from hftune.trainers.online.guarded_tokenizer import guarded_tokenizer
+from hftune.trainers.online.isolation import prove_shared_answers
+from hftune.trainers.packing_isolation import prove_or_widen, uncompiled_and_unrounded
 from hftune.trainers.stage_trainer import StageTrainer
 
 
@@ -40,18 +49,37 @@ class OnlineTrainer(StageTrainer):
     def make_features(self, model: Any, args: StageArguments) -> list[Feature]:
         """Before all others: prompts have an order, guards a state, answers a file of their own."""
         self.guards = RewardGuards()
-        return [PromptOrder(), self.guards, Completions(), *super().make_features(model, args)]
+        return [PromptOrder(), self.guards, Completions(), PartSeconds(), *super().make_features(model, args)]
 
     def build_upstream(self, **kwargs: Any) -> None:
         """TRL's constructor adds heads that give log-probabilities: only where they are the model's own."""
-        with fused_heads(add_scoring_head):
+        args = kwargs["args"]
+        # PPO's and GRPO's bonus; GRPO has a coefficient that adapts itself as well.
+        bonus = bool(getattr(args, "entropy_coef", 0.0) or getattr(args, "use_adaptive_entropy", False))
+        head = partial(add_scoring_head, shares_prompts=args.flat_batches, trains_entropy=bonus)
+        with fused_heads(head):
             super().build_upstream(**kwargs)
+
+    def prove_isolation(self, model: Any) -> None:
+        """By the log-probabilities of answers that share their prompts in a row, and of each alone."""
+        prove = partial(prove_shared_answers, model, predicted_rows(self.model), self.args.device)
+        was_training = model.training
+        model.eval()  # dropout is no leak
+        with self.compute_loss_context_manager(), uncompiled_and_unrounded(self.model, self.args):
+            prove_or_widen(prove, self.model, whole_model=False, shared=True)
+        model.train(was_training)
+        if self.ref_model is not None:
+            # What holds for the policy holds for what it began as.
+            own, other = (documents_of(plain_model(each)) for each in (self.model, self.ref_model))
+            assert own is not None and other is not None, "both share prompts"
+            other.copies_prompts = own.copies_prompts
 
     def _generate(self, prompts: list[Any]) -> Any:
         """Overrides TRL's: a phase that the watchdog times; what follows it is scoring."""
         phases.enter(phases.GENERATION, self.state.global_step)
         model = self.accelerator.unwrap_model(self.model, keep_torch_compile=False)
-        with reporting_passes(model), own_cache_in_eval_mode(plain_model(model)):
+        plain = plain_model(model)
+        with reporting_passes(model), own_cache_in_eval_mode(plain), decoding_together(plain), adapters_held():
             result = super()._generate(prompts)
         phases.enter(phases.REWARDS)
         return result
@@ -59,7 +87,11 @@ class OnlineTrainer(StageTrainer):
     def _get_per_token_logps_and_entropies(self, model: Any, *args: Any, **kwargs: Any) -> Any:
         """Overrides TRL's, which scores a batch of answers in micro batches: each reports to the watchdog."""
         # A step with gradients has phases of its own; a compiled model would be compiled anew for the hook.
-        if torch.is_grad_enabled() or self.args.torch_compile:
+        if torch.is_grad_enabled():
+            return super()._get_per_token_logps_and_entropies(model, *args, **kwargs)
+        # An evaluation's own pass is neither, and its losses are read with the old ones.
+        phases.enter(phases.REFERENCE if model is self.ref_model or is_reference(model) else phases.OLD)
+        if self.args.torch_compile:
             return super()._get_per_token_logps_and_entropies(model, *args, **kwargs)
         with reporting_passes(self.accelerator.unwrap_model(model)):
             return super()._get_per_token_logps_and_entropies(model, *args, **kwargs)
@@ -117,6 +149,12 @@ class OnlineTrainer(StageTrainer):
             yield
         finally:
             self.processing_class = given
+
+
+def is_reference(model: torch.nn.Module) -> bool:
+    """Whether a policy is what it began as now: its adapter is off, or a copy of its beginning is on."""
+    layer = next((one for one in model.modules() if isinstance(one, BaseTunerLayer)), None)
+    return layer is not None and (layer.disable_adapters or "ref" in layer.active_adapters)
 
 
 @contextmanager

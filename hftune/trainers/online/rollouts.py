@@ -89,6 +89,7 @@ class RolloutTrainer(OnlineTrainer, trl.RLOOTrainer):
         tokens = self._tensors(prompt_ids, completion_ids)
         # What the policy said before any of the steps on these answers: ratios are to this.
         with torch.no_grad(), disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs):
+            phases.enter(phases.OLD)
             with self.returning_values():
                 logps, values = self._in_pieces(self.model, tokens)
             ref_logps = self._reference(tokens)
@@ -184,6 +185,7 @@ class RolloutTrainer(OnlineTrainer, trl.RLOOTrainer):
         """Log-probabilities under the model that training began with; None with --beta 0."""
         if self.beta == 0.0:
             return None
+        phases.enter(phases.REFERENCE)
         if self.ref_model is not None:
             return self._in_pieces(self.ref_model, tokens)[0]
         plain = self.accelerator.unwrap_model(self.model)

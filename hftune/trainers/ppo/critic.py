@@ -24,7 +24,10 @@ from transformers.utils import ModelOutput
 
 from hftune.distributed import zero
 from hftune.errors import ArgumentError
+from hftune.models.attention.names import SEGMENTS, VARLEN
 from hftune.models.heads import body_of
+from hftune.models.kernels.answer_rows import AnswerRows, padded_rows
+from hftune.models.kernels.scoring_head import rows_to_score
 from hftune.opening.safetensors_file import load_tensors
 from hftune.trainers.features.run import plain_model
 
@@ -62,21 +65,19 @@ class Critic(nn.Module):
         self._states: torch.Tensor | None = None
         self._returns_values = False
 
-    def forward(self, hidden: torch.Tensor | None, inputs: Mapping[str, Any]) -> torch.Tensor:
-        """Values (B, T) in float32: at t, of the tokens up to and with the t-th.
+    def forward(self, hidden: torch.Tensor | None, rows: AnswerRows) -> torch.Tensor:
+        """Values (B, T - 1) in float32: at t, of all tokens before the one that is predicted there.
 
         Args:
-            hidden: The policy's states (B, T, hidden size), read where the critic has no body.
-            inputs: `input_ids` and `attention_mask`, both (B, T), read by a body.
+            hidden: The policy's states, read where the critic has no body.
+            rows: What the policy has read, and a body reads.
         """
         if self.body is not None:
-            # The policy's other inputs (labels, its fused head) are nothing to a transformer without a head.
-            given = {name: inputs[name] for name in ("input_ids", "attention_mask")}
-            hidden = self.body(**given, use_cache=False).last_hidden_state
+            hidden = self.body(**rows.inputs).last_hidden_state
         assert hidden is not None, "attach() hooks into the policy's transformer"
         # Under autocast states are in 16 bit, and the head is in the dtype of the trained weights.
-        values: torch.Tensor = self.head(hidden.to(self.head.weight.dtype)).squeeze(-1)
-        return values.float()
+        values: torch.Tensor = self.head(rows.pick(hidden).to(self.head.weight.dtype)).squeeze(-1)
+        return rows.spread(values.float())
 
     @contextmanager
     def returning_values(self) -> Iterator[None]:
@@ -96,8 +97,10 @@ class Critic(nn.Module):
         """Forward hook of the policy: value t is that of all tokens before the one with log-probability t."""
         if not self._returns_values:
             return None
-        # The state behind the last token predicts nothing that was drawn.
-        values = self(self._states, kwargs)[:, :-1]
+        given = [kwargs[name] for name in ("input_ids", "attention_mask", "labels")]
+        # A body of another kind of attention, as a reward model's may be, does not know rows that share prompts.
+        shares = self.body is None or self.body.config._attn_implementation in (SEGMENTS, VARLEN)
+        values = self(self._states, rows_to_score(plain_model(policy), *given) if shares else padded_rows(*given))
         self._states = None
         return WithValues(log_probs=output.log_probs, entropy=output.entropy, state_values=values)
 

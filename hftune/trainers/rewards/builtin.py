@@ -77,14 +77,30 @@ def fits_length(completions: list[Any], **columns: Any) -> list[float]:
     return rewards
 
 
+def overlong_penalty(longest: int) -> Callable[..., list[float]]:
+    """DAPO's soft penalty of long answers (arXiv:2503.14476, eq. 13), from 0 to -1 over the last fifth of the room.
+
+    Args:
+        longest: Tokens of an answer at most; one that is cut there gets -1.
+    """
+    # The paper's cache is 4,096 of 20,480 tokens.
+    room = max(1, longest // 5)
+
+    def overlong(completion_ids: list[list[int]], **columns: Any) -> list[float]:
+        return [min(0.0, (longest - room - len(ids)) / room) for ids in completion_ids]
+
+    return overlong
+
+
 follows_format.__name__, fits_length.__name__ = "format", "length"  # what the log calls them
 
 
-def builtin_reward(name: str) -> Callable[..., Sequence[float | None]]:
-    """The function of a name in `BUILTIN_REWARDS`."""
+def builtin_reward(name: str, longest: int) -> Callable[..., Sequence[float | None]]:
+    """The function of a name in `BUILTIN_REWARDS`; `longest`: tokens of an answer at most."""
     if name == "accuracy" and not _has_math_verify():
         notice("--reward_funcs accuracy: answers are compared as text and by number; pip install math-verify for more")
     functions: dict[str, Any] = {"accuracy": accuracy, "format": follows_format, "length": fits_length}
+    functions["overlong"] = overlong_penalty(longest)
     return functions[name]
 
 

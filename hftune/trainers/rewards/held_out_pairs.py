@@ -87,5 +87,5 @@ def describe_pairs(report: dict[str, Any]) -> str:
 
 def bars(histogram: Sequence[int]) -> str:
     """A block a bin; any count above 0 is seen."""
-    most = max(max(histogram), 1)
+    most = max(*histogram, 1)
     return "".join(_BLOCKS[-(-count * (len(_BLOCKS) - 1) // most)] for count in histogram)

@@ -47,6 +47,7 @@ class RewardFields(Protocol):
     reward_funcs: list[str] | None
     judge_reward: list[str] | None
     normalize_rewards: bool
+    max_completion_length: int
     borders_in_text: str
 
 
@@ -91,7 +92,7 @@ def _load(
         sources.append(source)
         tokenizers.append(tokenizer)
     for name in functions:
-        sources.append(load_function(name))
+        sources.append(load_function(name, training_args.max_completion_length))
         tokenizers.append(None)
     return sources, tokenizers
 
@@ -242,10 +243,14 @@ def apply_scale(model: PreTrainedModel, scale: RewardScale) -> None:
     model.register_forward_hook(normalise)
 
 
-def load_function(name: str) -> Callable[..., Sequence[float | None]]:
-    """The reward function behind `module:function` or `file.py:function`, or a built-in one."""
+def load_function(name: str, longest: int) -> Callable[..., Sequence[float | None]]:
+    """The reward function behind `module:function` or `file.py:function`, or a built-in one.
+
+    Args:
+        longest: Tokens of an answer at most.
+    """
     if name in BUILTIN_REWARDS:
-        return builtin_reward(name)
+        return builtin_reward(name, longest)
     flag = "--reward_funcs"
     function: Callable[..., Sequence[float | None]] = named_code(
         name, flag, hint=did_you_mean(name, BUILTIN_REWARDS, written=f"{flag} {{}}")

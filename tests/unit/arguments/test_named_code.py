@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -23,11 +25,24 @@ def test_of_a_module_and_of_a_file(tmp_path: Path) -> None:
         ("json:lods", "json:lods cannot be loaded: .*has no attribute"),
         ("jsn:loads", "jsn:loads cannot be loaded: No module"),
         ("nowhere/mine.py:Mine", "cannot be loaded: .*No such file"),
+        ("/dev/null/.py:Mine", "cannot be loaded: .*No such file"),
+        ("..x:Mine", "cannot be loaded: ..x is no name of a module"),
+        ("a..b:Mine", "cannot be loaded: a..b is no name of a module"),
+        (".:Mine", "cannot be loaded: . is no name of a module"),
+        ("json:", "cannot be loaded: .*has no attribute"),
+        ("\x1b]0;x:Mine", "cannot be loaded: .* is no name of a module"),
     ],
 )
 def test_what_is_not_there(name: str, said: str) -> None:
     with pytest.raises(ArgumentError, match=f"(?s){said}"):
         named_code(name, "--x", "class")
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo])
+def test_what_is_no_file_is_not_opened(make: Callable[[Path], None], tmp_path: Path) -> None:
+    make(tmp_path / "mine.py")
+    with pytest.raises(ArgumentError, match="No such file"):
+        named_code(f"{tmp_path}/mine.py:Mine", "--x")
 
 
 def test_a_hint_comes_first() -> None:

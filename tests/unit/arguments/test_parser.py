@@ -126,6 +126,8 @@ def test_precision_follows_the_device() -> None:
         (["--context_parallel_size", "2"], ["cannot be used", "use --sequence_parallel_size"]),
         (["--one", "1", "--two", "2"], ["2 problems", "--one", "--two"]),
         (["stray"], ["cannot place 'stray'"]),
+        (["--max_length", "8", "\u2014learning_rate"], ["no hyphen", "with two hyphens: --learning_rate"]),
+        (["--max_length", "8", "\u2013-lora_r=4"], ["'\u2013-lora_r' begins", "with two hyphens: --lora_r"]),
         (["--config", "no.yaml"], ["there is no file no.yaml"]),
         (["--deepspeed", "no.json"], ["there is no DeepSpeed config no.json", "zero2_offload"]),
         (["--deepspeed", '{"zero_optimization": {"stage": 7}}'], ["there is no ZeRO stage 7"]),

@@ -36,6 +36,19 @@ def write_manifest(folder: Path, **manifest: Any) -> None:
     (folder / "hftune.json").write_text(json.dumps({"status": "complete"} | manifest))
 
 
+@pytest.mark.parametrize(
+    ("origin", "flags"),
+    [("s3://bucket/base", "s3://bucket/base"), ("owner/base", "owner/base --hub modelscope")],
+)
+def test_a_base_whose_copy_is_gone(adapter: Path, base: Path, tmp_path: Path, origin: str, flags: str) -> None:
+    gone = str(tmp_path / "copy")
+    write_manifest(adapter, base={"name": gone}, origins={gone: origin, str(base): "s3://bucket/other"})
+    with pytest.raises(UserError, match=f"trained on a copy of {origin}") as found:
+        read(adapter)
+    assert str(found.value.fix).endswith(f"--base_model_name_or_path {flags}")
+    assert read(adapter, base_model_name_or_path=str(base)).base.folder == base
+
+
 def test_the_base_that_the_adapter_names(adapter: Path, base: Path) -> None:
     inputs = read(adapter)
     assert inputs.base.folder == base and inputs.base.unsupported is None

@@ -109,7 +109,8 @@ def test_what_was_given_stays(tiny_model: Path, tmp_path: Path, stage: str) -> N
         ("rm", ("--torch_compile",), RowLayout(False, side_by_side=False, shared_prompts=False), None),
         ("dpo", (), RowLayout(True, side_by_side=True, shared_prompts=True), SEGMENTS),
         ("dpo", ("--shared_prompts", "False"), RowLayout(True, side_by_side=True, shared_prompts=False), SEGMENTS),
-        ("rl", (), RowLayout(None, side_by_side=False, shared_prompts=False), None),
+        ("rl", (), RowLayout(None, side_by_side=True, shared_prompts=True), SEGMENTS),
+        ("rl", ("--shared_prompts", "False"), RowLayout(None, side_by_side=False, shared_prompts=False), None),
     ],
 )
 def test_rows_and_attention(

@@ -14,7 +14,7 @@ from trl.trainer.utils import add_fused_lm_head
 from hftune.models.heads import body_of
 from hftune.models.kernels import answer_head, scoring_head
 from hftune.models.kernels.answer_projection import LogitShape
-from hftune.models.kernels.scoring_head import Scores, add_scoring_head
+from hftune.models.kernels.scoring_head import add_scoring_head
 from tests.table.tiny import UNBUILT, tiny_config
 
 # Of plain structure; whose `base_model` is itself; with layers before the head; with logits that are scaled or capped.
@@ -36,13 +36,14 @@ def wanted(model: Any, ids: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Ten
     return log_probs.gather(2, ids[:, 1:, None]).squeeze(2), -(log_probs.exp() * log_probs).sum(-1)
 
 
+@pytest.mark.parametrize("by_trl", [False, True])
 @pytest.mark.parametrize("model_type", [*SAMPLE, *(pytest.param(one, marks=pytest.mark.slow) for one in OTHERS)])
-def test_equals_plain_logits(model_type: str) -> None:
+def test_equals_plain_logits(model_type: str, by_trl: bool) -> None:
     model, ids = tiny(model_type), torch.randint(5, 250, (2, 9), generator=torch.Generator().manual_seed(1))
     mask = torch.ones_like(ids)
     labels = ids.masked_fill(torch.arange(9) < 4, -100)
     expected = wanted(model, ids, mask)
-    add_scoring_head(add_fused_lm_head, model, TEMPERATURE, outputs=("log_probs", "entropy"))
+    add_scoring_head(add_fused_lm_head, model, TEMPERATURE, outputs=("log_probs", "entropy"), trains_entropy=by_trl)
     found = model(input_ids=ids, attention_mask=mask, labels=labels, fused_lm_head=True)
     for each, exact in zip((found.log_probs, found.entropy), expected, strict=True):
         assert not each[:, :3].any()
@@ -74,8 +75,11 @@ def test_structure_says_no_more_than_is_so(model_type: str, monkeypatch: pytest.
 def test_full_logits_only_where_need_be(model_type: str, full: bool) -> None:
     model, ids = tiny(model_type), torch.arange(5, 14)[None]
     add_scoring_head(add_fused_lm_head, model)
-    found = model(input_ids=ids, attention_mask=torch.ones_like(ids), labels=ids, fused_lm_head=True)
-    assert isinstance(found, Scores) is full
+    projected: list[int] = []
+    model.get_output_embeddings().register_forward_hook(lambda head, given, out: projected.append(given[0].shape[-2]))
+    labels = ids.masked_fill(torch.arange(9) < 4, -100)
+    model(input_ids=ids, attention_mask=torch.ones_like(ids), labels=labels, fused_lm_head=True)
+    assert projected == [9 if full else 5]
 
 
 def test_a_lora_of_the_head_counts() -> None:
@@ -101,6 +105,31 @@ def test_no_label_is_a_score_of_zero_with_a_gradient_of_zero(model_type: str) ->
     found.log_probs.sum().backward()
     assert not found.log_probs.any()
     assert all(one.grad is None or not one.grad.any() for one in model.parameters())
+
+
+def test_entropies_have_a_gradient_where_a_bonus_trains_them() -> None:
+    ids = torch.arange(5, 14)[None]
+    gradients = []
+    for formula in (True, False):
+        model = tiny("llama")
+        if formula:
+            log_probs = (model(input_ids=ids, use_cache=False).logits[:, :-1] / TEMPERATURE).log_softmax(-1)
+            entropy = -(log_probs.exp() * log_probs).sum(-1)
+        else:
+            given = {"outputs": ("log_probs", "entropy"), "trains_entropy": True}
+            add_scoring_head(add_fused_lm_head, model, TEMPERATURE, **given)
+            mask = torch.ones_like(ids)
+            entropy = model(input_ids=ids, attention_mask=mask, labels=ids, fused_lm_head=True).entropy
+        entropy.sum().backward()
+        gradients.append(model.model.layers[0].mlp.up_proj.weight.grad)
+    torch.testing.assert_close(*gradients)
+
+
+def test_a_reference_gets_no_entropies() -> None:
+    model, ids = tiny("llama"), torch.arange(5, 14)[None]
+    add_scoring_head(add_fused_lm_head, model)
+    found = model(input_ids=ids, attention_mask=torch.ones_like(ids), labels=ids, fused_lm_head=True)
+    assert found.entropy is None
 
 
 def test_generation_sees_the_arguments_of_the_model() -> None:

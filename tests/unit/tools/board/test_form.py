@@ -102,6 +102,10 @@ def test_it_becomes_a_file(board: Board, tmp_path: Path) -> None:
     assert "Change it in the form" in ask(board, f"pipeline/{one.id}").said
 
 
+SECRETS = ("hf_" + "aB3dE" * 7, "https://me:hunter2-of-mine@example.org/model")
+SECRET_FIELDS = ("model", "questions", "sft.run_name", "sft.train_file_dir")
+
+
 @pytest.mark.parametrize(
     "wrong, said",
     [
@@ -115,6 +119,8 @@ def test_it_becomes_a_file(board: Board, tmp_path: Path) -> None:
         ({"sft.hub_token": "hf_x"}, "sft has no argument 'hub_token'"),
         ({"sft.output_dir": "/"}, "sft has no argument 'output_dir'"),
         ({"sft.lora_target_modules": "'q_proj"}, "a quote that does not close"),
+        *(({name: text}, "a secret was filled in") for name in SECRET_FIELDS for text in SECRETS),
+        ({"sft.deepspeed": '{"comet": {"api_key": "aB3dE6gH9jKl"}}'}, "a secret was filled in"),
     ],
 )
 def test_what_is_wrong_is_said(board: Board, tmp_path: Path, wrong: dict, said: str) -> None:

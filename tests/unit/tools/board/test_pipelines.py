@@ -75,11 +75,31 @@ def test_written_and_changed(tmp_path: Path) -> None:
         made.one("none")
 
 
-@pytest.mark.parametrize("name", ["", "..", "../x", "a/b", ".hidden", "a b", "x" * 65, "a\n", "ä", "a\x00"])
+@pytest.mark.parametrize("name", ["", "..", "../x", "a/b", ".hidden", "a b", "x" * 65, "a\n", "ä", "a\x00", "board"])
 def test_names_that_are_none(tmp_path: Path, name: str) -> None:
     with pytest.raises(ArgumentError, match="cannot be the name"):
         Pipelines(tmp_path, []).write(name, CONTENT)
     assert not [*tmp_path.iterdir()]
+
+
+def test_files_that_lie_there_do_not_slow_it_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, read = Pipelines(tmp_path, []), []
+    made.write("first", CONTENT)
+    original = pipelines.read_yaml
+    monkeypatch.setattr(pipelines, "read_yaml", lambda file: read.append(file.stem) or original(file))
+    (tmp_path / "board" / "large.yaml").write_text("a:\n" + "- [1, 2, 3]\n" * 2000)
+    os.mkfifo(tmp_path / "board" / "pipe.yaml")
+    for _ in range(3):
+        assert [one.name for one in made.all()] == ["first", "pipe"]
+    assert sorted(read) == ["pipe"], "each once, and again where it has changed"
+    made.write("first", CONTENT | {"output_dir": "elsewhere"})
+    assert read.count("first") == 1 and made.all()[0].folder == Path("elsewhere").absolute()
+    with pytest.raises(ArgumentError, match="too large"):
+        made.write("huge", CONTENT | {"answers": {"questions": ["why?"] * 5000}})
+    monkeypatch.setattr(pipelines, "_MOST", 5)
+    for number in range(20):
+        (tmp_path / "board" / f"x{number}.yaml").write_text("stages: {}")
+    assert len(made.all()) <= 5
 
 
 def test_a_folder_that_is_a_link_is_not_written(tmp_path: Path) -> None:
@@ -124,6 +144,18 @@ def test_a_link_in_the_place_of_a_log_is_not_followed(made: Pipelines, tmp_path:
     with pytest.raises(ArgumentError):
         made.act(one, "plan")
     assert (tmp_path / "kept").read_text() == "kept"
+
+
+@pytest.mark.parametrize("plant", [os.mkfifo, Path.mkdir, lambda log: os.link(log.with_name("kept"), log)])
+def test_what_stands_in_the_place_of_a_log_is_left(made: Pipelines, plant: Callable[[Path], None]) -> None:
+    """A pipe would have the page wait for ever; a second name of somebody's file would have it emptied."""
+    one = made.write("first", CONTENT)
+    kept = one.log.with_name("kept")
+    kept.write_text("kept")
+    plant(one.log)
+    with pytest.raises(ArgumentError):
+        made.act(one, "plan")
+    assert kept.read_text() == "kept" and one.process is None
 
 
 def hold(lock: Path, *words: str) -> subprocess.Popen[str]:

@@ -10,7 +10,8 @@ from hftune.checkpoints.file_records import record_result
 from hftune.checkpoints.inputs import record_inputs
 from hftune.checkpoints.manifest import COMPLETE, read_manifest, write_manifest
 from hftune.tools.pipeline.spec import read_spec
-from hftune.tools.pipeline.steps import ASK, MERGE, Step, steps_of
+from hftune.tools.pipeline.step import COMMANDS, MERGE, Step
+from hftune.tools.pipeline.steps import steps_of
 from hftune.weight_files import fingerprint
 
 
@@ -54,8 +55,8 @@ def finish(step: Step, status: str = COMPLETE, **more: Any) -> None:
 
 
 def _command(step: Step) -> list[str]:
-    if step.script == ASK:
-        return ["hftune", "ask", *step.argv]
+    if step.script in COMMANDS:
+        return ["hftune", step.script, *step.argv]
     return [f"run_{step.script}.py", "--local_rank=0", *step.argv, "--resume_from_checkpoint", "auto"]
 
 

@@ -11,7 +11,8 @@ import pytest
 from hftune.errors import ArgumentError
 from hftune.tools.pipeline.checking import check_steps, merge_problems, missing_files, stage_problems
 from hftune.tools.pipeline.spec import read_spec
-from hftune.tools.pipeline.steps import MERGE, steps_of
+from hftune.tools.pipeline.step import MERGE
+from hftune.tools.pipeline.steps import steps_of
 from tests.unit.tools.pipeline.files import steps
 
 ROOT = Path(__file__).parents[4]
@@ -74,6 +75,15 @@ def test_records_that_are_not_there(tmp_path: Path) -> None:
     text = "model: b\noutput_dir: o\nstages:\n  sft:\n    train_file_dir: ./none#5,org/name\n"
     (problem,) = missing_files(steps(tmp_path, text)[0])
     assert problem.cause == "there is no ./none" and str(problem.place).endswith(":5")
+
+
+@pytest.mark.parametrize("more", ["train_file_dir: 's3://bucket/a.jsonl,own'", "dataset_dir: data"])
+def test_what_lies_elsewhere_is_not_missing(tmp_path: Path, more: str) -> None:
+    # A registry knows its names, a store its files: the stage asks them.
+    text = f"model: m\noutput_dir: o\nstages:\n  sft:\n    train_file_dir: identity\n    {more}\n"
+    text = text.replace("    train_file_dir: identity\n", "") if "bucket" in more else text
+    found = list(missing_files(steps(tmp_path, text)[0]))
+    assert [problem.cause for problem in found] == (["there is no own"] if "bucket" in more else [])
 
 
 @pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.name)

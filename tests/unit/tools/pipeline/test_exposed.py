@@ -19,7 +19,7 @@ from hftune.tools.pipeline.checking import check_steps
 from hftune.tools.pipeline.command import main
 from hftune.tools.pipeline.exposed import exposures, say_variables_not_passed_on, with_quiet_token
 from hftune.tools.pipeline.launchers import PRINTED, Launcher
-from hftune.tools.pipeline.steps import Step
+from hftune.tools.pipeline.step import Step
 from tests.unit.tools.pipeline.files import steps
 
 HUSH = "hush/Zq7+v3ry=quiet"

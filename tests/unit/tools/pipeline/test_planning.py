@@ -14,7 +14,7 @@ from hftune.tools.pipeline import progress
 from hftune.tools.pipeline.dry_run import in_small, scratch_folder
 from hftune.tools.pipeline.planning import measure, show_plan
 from hftune.tools.pipeline.progress import Follower, Moment, Screen, clock
-from hftune.tools.pipeline.steps import Step
+from hftune.tools.pipeline.step import Step
 from tests.unit.tools.pipeline.files import by_name, finish, model, steps
 
 

@@ -24,7 +24,7 @@ from hftune.tools.pipeline.exposed import with_quiet_token
 from hftune.tools.pipeline.lock import locked
 from hftune.tools.pipeline.progress import Screen
 from hftune.tools.pipeline.runner import Choice, Runner, StageFailed, command_of, shown
-from hftune.tools.pipeline.steps import Step
+from hftune.tools.pipeline.step import Step
 from tests.unit.tools.pipeline.files import finish, model, steps
 
 

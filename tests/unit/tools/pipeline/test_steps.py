@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from hftune.errors import ArgumentError
+from hftune.tools.pipeline.checking import missing_files
+from hftune.tools.pipeline.dry_run import in_small
 from hftune.tools.pipeline.spec import OF_STAGE
 from tests.unit.tools.pipeline.files import by_name, steps
 
@@ -189,3 +191,39 @@ def test_keys_of_a_stage_are_no_arguments() -> None:
 
     names = {name for stage in STAGES for name in stage_parser(stage).known} | {*table()}
     assert not {*OF_STAGE} & names
+
+
+SAMPLED = """
+model: base
+output_dir: out
+shared: {use_peft: true}
+stages:
+  sft: {train_file_dir: data, merge: false}
+  rm: {from: sft, train_file_dir: pairs}
+  sample: {from: sft, train_file_dir: prompts, keep: pairs, num_generations: 8}
+  dpo: {from: sft, train_file_dir: "${stages.sample.data}"}
+"""
+
+
+def test_what_a_stage_samples_trains_the_next(tmp_path: Path) -> None:
+    named = by_name(steps(tmp_path, SAMPLED))
+    assert named["sample"].command() == [
+        *("hftune", "sample", "--reward_model_path", "out/rm-merged", "--model_name_or_path", "out/sft"),
+        *("--train_file_dir", "prompts", "--keep", "pairs", "--num_generations", "8", "--output_dir", "out/sample"),
+    ]
+    assert {*named["sample"].needs} == {"sft", "rm", "merge rm"} and not named["sample"].trains
+    assert named["dpo"].arguments["train_file_dir"] == ["out/sample/data"] and "sample" in named["dpo"].needs
+    assert named["dpo"].arguments["peft_path"] == ["out/sft"], "not what the sampling made"
+    small = by_name(in_small(list(named.values()), Path("out"), tmp_path / "small"))
+    assert small["dpo"].arguments["train_file_dir"] == [f"{tmp_path}/small/sample/data"]
+    assert small["sample"].arguments["max_train_samples"] == ["8"]
+    assert not any("sample" in str(problem) for problem in missing_files(named["dpo"], {"out/sample"}))
+    assert any("out/sample/data" in str(problem) for problem in missing_files(named["dpo"]))
+
+
+def test_what_was_sampled_is_no_model(tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match="stage sample has no model"):
+        steps(tmp_path, SAMPLED.replace("stages.sample.data", "stages.sample.model"))
+    served = SAMPLED.replace("keep: pairs", "server_url: 'http://a:1', reward_funcs: length")
+    given = by_name(steps(tmp_path, served))["sample"].arguments
+    assert "model_name_or_path" not in given and "reward_model_path" not in given

@@ -13,7 +13,7 @@ from hftune.cli import dispatch
 from hftune.data import sources as module
 from hftune.digests import sealed, unsealed
 from hftune.errors import ArgumentError, DataError, UserError
-from hftune.tools.records.shards import INDEX
+from hftune.tools.records.parts import INDEX
 
 CHATS = 1100
 """Five chunks of 256 records at most."""

@@ -203,3 +203,21 @@ def test_in_a_browser(pipeline: Path, tmp_path: Path, width: int) -> None:
     assert probe["wide"] <= 0 and probe["told"] == [] and probe["small"] == 0, probe
     assert probe["width"] == width
     assert (probe["beside"] > 0) == (width > 600), "on a phone an answer lies below the name of its model"
+
+
+def test_capabilities_are_one_table_and_pictures(pipeline: Path) -> None:
+    for name, value in (("base", 3.0), ("sft", 2.5)):
+        folder = pipeline / f"{name}-evaluated"
+        folder.mkdir()
+        figures = {
+            "loss": {"value": value, "low": value - 0.25, "high": value + 0.25, "records": 9, "perplexity": 12.25}
+        }
+        (folder / "evaluation.json").write_text(json.dumps({"models": {f"out/{name}": figures}, "against": None}))
+        write_manifest(folder, {"stage": "evaluate", "status": COMPLETE, "parents": [{"folder": str(folder)[:-10]}]})
+    page, text = (file.read_text() for file in write_pages(pipeline))
+    assert text.count("## Capabilities") == page.count("<h3>Capabilities</h3>") == 1
+    assert re.search(r"\| base +\| 3.0000 \[2.7500, 3.2500\], perplexity 12.25 \|", text)
+    assert "evaluated" not in re.sub("from <code>.*?</code>", "", page), "no part of the page is an evaluation's alone"
+    assert "<figcaption>loss (0 base, 1 sft)</figcaption>" in page
+    picture = re.search(r"<figcaption>loss \(.*?</figure>", page)
+    assert picture and "upper end: 3.25 at step 0" in picture[0] and "figure: 2.5 at step 1" in picture[0]

@@ -15,19 +15,19 @@ from hftune.tools.schema import entry
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(entry, "kept", lambda folder, parts, made: made())
-    text = json.dumps({"$comment": "Written by `hftune schema`, hftune 1"})
-    monkeypatch.setattr(entry, "_made", lambda name: text.replace("schema`", f"schema` {name}") + "\n")
+    monkeypatch.setattr(entry, "_made", lambda name: {"title": f"of {name}", "a": "é"})
 
 
 def test_it_prints_one(capsys: pytest.CaptureFixture[str]) -> None:
     dispatch(["schema", "run_sft.py"])
-    assert "schema` sft" in json.loads(capsys.readouterr().out)["$comment"]
+    found = json.loads(capsys.readouterr().out)
+    assert found["title"] == "of sft" and found["$comment"].startswith("Written by `hftune schema`, hftune ")
 
 
 def test_it_writes_one_and_replaces_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for _ in range(2):
         dispatch(["schema", "pipeline", "--output", f"{tmp_path}/a/p.json"])
-    assert "schema` pipeline" in (tmp_path / "a" / "p.json").read_text()
+    assert "of pipeline" in (tmp_path / "a" / "p.json").read_text()
     assert f"pipeline: # yaml-language-server: $schema={tmp_path}/a/p.json" in capsys.readouterr().out
     dispatch(["schema", "sft", f"--output={tmp_path}/a"])
     assert (tmp_path / "a" / "sft.schema.json").is_file()
@@ -38,7 +38,25 @@ def test_it_writes_all(tmp_path: Path) -> None:
     assert {file.name for file in (tmp_path / "all").iterdir()} == {f"{name}.schema.json" for name in entry.NAMES}
 
 
-@pytest.mark.parametrize("mine", ["{}", "[1]", "no JSON", '{"$comment": "mine"}'])
+def test_a_schema_that_was_edited_is_the_users(tmp_path: Path) -> None:
+    file = tmp_path / "sft.schema.json"
+    dispatch(["schema", "sft", "--output", str(file)])
+    edited = file.read_text().replace('"a"', '"mine": 1,\n "a"')
+    file.write_text(edited)
+    with pytest.raises(ArgumentError, match="hftune did not write it"):
+        dispatch(["schema", "sft", "--output", str(file)])
+    assert file.read_text() == edited and [*tmp_path.iterdir()] == [file]
+
+
+@pytest.mark.parametrize("place", ["/dev/null/a/b.json", "/proc/1/x/y.json", "link/y.json"])
+def test_a_place_where_nothing_can_be_written(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("link").symlink_to("link")
+    with pytest.raises(ArgumentError, match="--output"):
+        dispatch(["schema", "sft", "--output", place])
+
+
+@pytest.mark.parametrize("mine", ["{}", "[1]", "no JSON", '{"$comment": "Written by `hftune schema`, hftune 1, 00"}'])
 def test_files_of_others_stay(mine: str, tmp_path: Path) -> None:
     (tmp_path / "dpo.schema.json").write_text(mine)
     with pytest.raises(ArgumentError, match="hftune did not write it"):

@@ -55,6 +55,8 @@ def test_a_request_with_all_fields() -> None:
     assert found.tools and found.tools[0]["function"]["name"] == "add"
     assert (found.stream, found.include_usage, found.n, found.stop, found.seed) == (True, True, 2, ("end",), 5)
     assert found.max_tokens == 9 and found.sampling == {"temperature": 0, "top_p": 0.5, "top_k": 3}
+    # transformers takes floats alone.
+    assert [type(value) for value in found.sampling.values()] == [float, float, int]
     assert found.arguments == {"enable_thinking": False}
     assert read_chat({**ASKED, "tools": tools, "tool_choice": "none"}).tools is None
     assert read_chat({**ASKED, "reasoning_effort": "low"}).arguments == {"reasoning_effort": "low"}
@@ -114,3 +116,12 @@ def test_a_body_that_is_no_object_of_json(raw: bytes) -> None:
 def test_null_is_nothing() -> None:
     body = read_body(json.dumps({**ASKED, "tools": None, "stop": None, "temperature": None}).encode())
     assert body == ASKED and read_chat(body).sampling == {}
+
+
+@pytest.mark.parametrize("name", ["tools", "messages", "metadata", "stop"])
+@pytest.mark.parametrize("depth", [100, 500, 900])
+def test_a_body_that_is_nested_deeper_than_templates_follow(name: str, depth: int) -> None:
+    assert read_body(b'{"%s": %s}' % (name.encode(), b"[" * 90 + b"]" * 90))
+    with pytest.raises(RequestError, match=r"nested deeper than 100 levels|nested too deeply") as error:
+        read_body(b'{"%s": %s}' % (name.encode(), b"[" * depth + b"]" * depth))
+    assert error.value.status == 400

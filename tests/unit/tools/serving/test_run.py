@@ -186,12 +186,10 @@ def test_an_interrupt_ends_streams_and_frees_the_port(folders: dict[str, Path]) 
 
     thread = threading.Thread(target=ask)
     thread.start()
-    began = time.monotonic()
     with pytest.raises(Stopped):
         run_server(server, listening)
     thread.join()
     assert read[0].startswith(b"data: {") and b'"code": "stopping"' in read[1] and b"[DONE]" not in read[1]
-    assert time.monotonic() - began < 10
     bound("127.0.0.1", port).close()
 
 

@@ -20,6 +20,8 @@ from tests.unit.tools.chatting.scripted import says, talker
     [
         ({}, {}, {"do_sample": False}),
         ({"temperature": 0.0, "top_p": 0.5}, {"do_sample": True}, {"do_sample": False}),
+        ({"temperature": 1e-30}, {"do_sample": True}, {"do_sample": False}),
+        ({}, {"do_sample": True, "temperature": 1e-30}, {"do_sample": False}),
         ({"temperature": 0.5}, {"top_p": 0.9, "top_k": 20}, {"temperature": 0.5, "top_p": 0.9, "top_k": 20}),
         ({}, {"do_sample": True, "temperature": 0.6}, {"temperature": 0.6, "top_p": 1.0, "top_k": 0}),
         ({"top_k": -1}, {"top_k": 20, "top_p": 0.9}, {"temperature": 1.0, "top_p": 0.9, "top_k": 0}),

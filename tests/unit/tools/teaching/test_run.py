@@ -12,7 +12,7 @@ from transformers import LlamaForCausalLM
 
 from hftune.data.teaching.stored import StoredTargets
 from hftune.errors import UserError
-from hftune.tools.teaching import run as run_module
+from hftune.publishing.folder import make_work
 from hftune.tools.teaching.entry import teach
 from hftune.tools.teaching.teacher import Teacher
 from tests.answering import server
@@ -86,8 +86,10 @@ def test_a_killed_command_resumes_with_the_same_bytes(
         done.append(number)
         fill(self, shard, dataset, work, number, rows)
 
-    # One of them was cut off by a disk that was full, say.
-    (aside / "targets-00000.safetensors").write_bytes(b"{}")
+    # In one of them a bit has flipped since.
+    damaged = bytearray((aside / "targets-00000.safetensors").read_bytes())
+    damaged[-2] ^= 1
+    (aside / "targets-00000.safetensors").write_bytes(damaged)
     monkeypatch.setattr(Teacher, "fill", counted)
     teach(argv)
     assert done[:4] == [0, 1, 0, 2] and sorted({*done}) == list(range(len(done) - 1))
@@ -95,7 +97,7 @@ def test_a_killed_command_resumes_with_the_same_bytes(
     assert not aside.exists()
     # What was begun with another setting is begun anew.
     done.clear()
-    run_module.make_work(aside)
+    make_work(aside)
     (aside / "plan.json").write_text("{}")
     (aside / "targets-00000.safetensors").write_bytes(b"{}")
     teach([*argv, "--overwrite_output_dir"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
+from json import dumps as json_text
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 
 from hftune.opening.safetensors_file import map_arrays, read_safetensors_header
 from hftune.tools.teaching import shards
-from hftune.tools.teaching.shards import LostMass, divide, new_shard
+from hftune.tools.teaching.shards import LostMass, divide, is_whole, new_shard
 from tests.unit.data.teaching.writing import SMALL, K, conversations, fill
 
 KINDS = {"ids": "I32", "log_probs": "F32"}
@@ -45,6 +46,38 @@ def test_a_shard_is_there_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytes
     fill(file, work, 0)
     assert [entry.name for entry in tmp_path.iterdir()] == ["one.safetensors"]
     assert map_arrays(file, KINDS)["ids"].shape == (19, K)
+
+
+def test_a_shard_that_was_left_is_believed_to_the_byte_only(tmp_path: Path) -> None:
+    file, whole = tmp_path / "one", tmp_path / "whole"
+    with new_shard(whole, 19, K) as shard:
+        shard.write(0, np.arange(19 * K).reshape(19, K), np.full((19, K), -2.0))
+    assert is_whole(whole, 19, K) and not is_whole(whole, 18, K) and not is_whole(whole, 19, K + 1)
+    content, header = whole.read_bytes(), read_safetensors_header(whole)
+    places = [header.data, len(content) - 1, *(content.index(text) for text in (b"total", b"digest", b"I32"))]
+    for place in places:
+        file.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
+        assert not is_whole(file, 19, K), place
+    # Of other types, which have as many bytes; cut off; with a histogram of somebody else's; nothing; a link.
+    for old, new in ((b'"F32"', b'"I32"'), (b"lost_mass", b"lost_mess"), (b"digest", b"dugest")):
+        file.write_bytes(content.replace(old, new))
+        assert not is_whole(file, 19, K), new
+    for short in (b"", b"{}", content[:-1]):
+        file.write_bytes(short)
+        assert not is_whole(file, 19, K)
+    file.unlink()
+    assert not is_whole(file, 19, K)
+    file.symlink_to(whole)
+    assert not is_whole(file, 19, K)
+
+
+@pytest.mark.parametrize("lost", ["[]", "{}", '{"tokens": 1, "total": 1, "counts": [[99999, 1]]}', "[" * 9000, "5"])
+def test_a_histogram_of_somebody_elses(tmp_path: Path, lost: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a digest that fits: nothing of it is taken."""
+    monkeypatch.setattr(shards.json, "dumps", lambda value: lost if "counts" in value else json_text(value))
+    with new_shard(tmp_path / "one", 2, K) as shard:
+        shard.write(0, np.zeros((2, K)), np.full((2, K), -2.0))
+    assert not is_whole(tmp_path / "one", 2, K)
 
 
 def test_a_shard_is_written_in_constant_memory(tmp_path: Path) -> None:

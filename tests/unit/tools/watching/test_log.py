@@ -91,6 +91,19 @@ def test_it_stays_of_bounded_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert found.read() and len(found.lines) <= 100, "evaluations alone are thinned as well"
 
 
+def test_wide_lines_are_fewer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "_MOST_FIGURES", 1000)
+    (tmp_path / "progress.jsonl").write_text(
+        "".join(log_line(step, 0, **{f"figure{number}": 1.5 for number in range(90)}) for step in range(1, 101))
+    )
+    found = Log(tmp_path)
+    assert found.read() and 500 < sum(map(len, found.lines)) <= 1000
+    assert found.lines[-1]["step"] == 100 and found.lines[-1]["figure89"] == 1.5
+    (tmp_path / "progress.jsonl").write_text(log_line(1, 0, **{f"figure{number}": 1.5 for number in range(140)}) * 30)
+    monkeypatch.setattr(reading, "_MOST_FIGURES", 10)
+    assert found.read() and len(found.lines) == 1, "one always stays"
+
+
 def test_a_line_without_an_end_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "progress.jsonl").write_text("x" * 300_000)
     found = Log(tmp_path)

@@ -133,3 +133,19 @@ def test_last_words(tmp_path: Path) -> None:
     assert last_words(tmp_path, tmp_path / "logs", 2)[0] == "logs/sft.log", "run.log lies outside"
     (tmp_path / "large.log").write_text("x" * 100_000 + "\nlast\n")
     assert tail(tmp_path / "large.log", 5) == ["last"]
+
+
+def test_manifests_are_read_as_long_as_they_are_small_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("a", "b", "c"):
+        write_run(tmp_path / name, 3)
+    size = (tmp_path / "a" / "hftune.json").stat().st_size
+    monkeypatch.setattr(watching, "_MANIFESTS", 2 * size)
+    found = Runs([tmp_path])
+    for _ in range(2):
+        runs = found.read()
+        assert sorted(run.state for run in runs) == ["running", "running", "unreadable"]
+    (left,) = (run for run in runs if run.fault)
+    assert "hftune.json is not read" in left.fault and not left.manifest and left.log.lines
+    # Room again: what was left out is read.
+    (next(run for run in runs if not run.fault).folder / "hftune.json").unlink()
+    assert [run.fault for run in found.read()] == [""] * 3

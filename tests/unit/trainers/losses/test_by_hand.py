@@ -100,6 +100,17 @@ def test_dpop_penalises_chosen_answers_that_became_less_likely() -> None:
     assert float(LOSSES["dpop"].of(made)) == pytest.approx(-LOG(s(0.0)))
 
 
+def test_each_half_of_kto_pairs_is_measured_by_the_other() -> None:
+    """Ratios 1 and 3 against 2 and -1: the chosen half's KL is their mean 2, that of the rejected half 0.5."""
+    made = Terms(
+        *(torch.tensor(values) for values in ([1.0, 3.0], [2.0, -1.0], [0.0, 0.0], [0.0, 0.0], [1.0, 1.0], [1.0, 1.0])),
+        torch.tensor([1.0, 3.0]), torch.tensor([2.0, -1.0]), nll=torch.tensor(1.0), settings=Settings(beta=BETA),
+    )  # fmt: skip
+    first = (1 - s(0.5 * (1 - 0.5)) + 1 - s(0.5 * (2 - 2))) / 2
+    second = (1 - s(0.5 * (3 - 0.5)) + 1 - s(0.5 * (2 + 1))) / 2
+    assert LOSSES["kto_pair"].of(made).tolist() == pytest.approx([first, second])
+
+
 def test_kto_weights_and_labels() -> None:
     ratios, good = torch.tensor([1.0, 1.0]), torch.tensor([True, False])
     settings = Settings(beta=BETA, desirable_weight=2.0, undesirable_weight=3.0)

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hftune.arguments.entry import parse_arguments
 from hftune.errors import ArgumentError
@@ -55,6 +57,12 @@ FORMS: dict[str, tuple[list[str], Callable[[int], float]]] = {
         ["--lr_wsd_decay_steps", "10", "--lr_wsd_decay_style", "exponential"],
         lambda step: 2 * 0.5 ** (max(0, min(step, STEPS) - 30) / 10) - 1,
     ),
+}
+STYLES: dict[str, Callable[[float], float]] = {
+    "linear": lambda p: 1 - p,
+    "cosine": lambda p: (1 + math.cos(math.pi * p)) / 2,
+    "1-sqrt": lambda p: 1 - math.sqrt(p),
+    "exponential": lambda p: 2 * 0.5**p - 1,
 }
 FLOORED = {
     "linear": lambda step: FLOOR + (1 - FLOOR) * (1 - over(step)),
@@ -202,3 +210,17 @@ def test_wsd_ends_at_zero_in_every_style() -> None:
         assert wsd_factor(10, warmup=2, decay=4, end=10, style=style) == pytest.approx(0.0, abs=1e-12)
         assert wsd_factor(6, warmup=2, decay=4, end=10, style=style) == 1.0
         assert wsd_factor(1, warmup=2, decay=4, end=10, style=style) == 0.5
+
+
+@given(
+    warmup=st.integers(0, 9), stable=st.integers(0, 9), decay=st.integers(1, 9), style=st.sampled_from(sorted(STYLES))
+)
+def test_any_warm_up_stable_and_decay(warmup: int, stable: int, decay: int, style: str) -> None:
+    """Up in equal parts, flat at 1, down without a rise, and 0 from the end on."""
+    end = warmup + stable + decay
+    factors = [wsd_factor(step, warmup=warmup, decay=decay, end=end, style=style) for step in range(end + 3)]
+    assert factors[:warmup] == [step / warmup for step in range(warmup)]
+    assert factors[warmup : end - decay + 1] == [1.0] * (stable + 1)
+    down = factors[end - decay :]
+    assert down == sorted(down, reverse=True) and down[-3:] == pytest.approx([0.0] * 3, abs=1e-12)
+    assert down[:decay] == pytest.approx([STYLES[style](step / decay) for step in range(decay)], abs=1e-12)

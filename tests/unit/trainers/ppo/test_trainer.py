@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
+from hftune.models.kernels.answer_rows import padded_rows
 from hftune.trainers.ppo.critic import critic_from_reward
 from tests.unit.trainers.rl_runs import PROMPTS, logged, make_trainer
 
@@ -120,7 +121,9 @@ def test_a_critic_from_a_reward_model_values_the_end_as_it_scores(tiny_model: Pa
     ids = torch.arange(5, 15)[None]
     score = reward(ids).logits
     critic = critic_from_reward(policy, reward)
-    values = critic(None, {"input_ids": ids, "attention_mask": torch.ones_like(ids)})
+    # What the last state says is the value of the token behind it.
+    longer = torch.cat([ids, ids[:, :1]], dim=1)
+    values = critic(None, padded_rows(longer, torch.ones_like(longer), longer))
     torch.testing.assert_close(values[:, -1:], score)
     assert all(parameter.requires_grad for parameter in critic.parameters())
 

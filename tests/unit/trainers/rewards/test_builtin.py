@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hftune.arguments.defaults.medicalgpt import ASKS_FOR_TAGS
+from hftune.arguments.rl_fields import BUILTIN_REWARDS
 from hftune.errors import ArgumentError
 from hftune.trainers.rewards.builtin import accuracy, builtin_reward, final_answer, fits_length, follows_format
 
@@ -68,8 +69,11 @@ def test_length() -> None:
 
 
 def test_names_are_those_of_the_flag() -> None:
-    assert [builtin_reward(name).__name__ for name in ("accuracy", "format", "length")] == [
-        "accuracy",
-        "format",
-        "length",
-    ]
+    assert [builtin_reward(name, 20).__name__ for name in BUILTIN_REWARDS] == [*BUILTIN_REWARDS]
+
+
+def test_overlong_answers_lose_up_to_one_over_the_last_fifth() -> None:
+    """Of 20 tokens the last 4: at 16 nothing yet, at 17 a quarter, at 20 all."""
+    answers = [[7] * length for length in (0, 16, 17, 18, 20)]
+    assert builtin_reward("overlong", 20)(completions=[], completion_ids=answers) == [0.0, 0.0, -0.25, -0.5, -1.0]
+    assert builtin_reward("overlong", 3)(completion_ids=[[7] * 2, [7] * 3]) == [0.0, -1.0]

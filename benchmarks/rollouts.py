@@ -1,0 +1,173 @@
+"""RL and on-policy distillation beside TRL: seconds and processor seconds of a step, and peak memory.
+
+python benchmarks/rollouts.py --model SMOLLM2                        hftune and TRL, in turns, every algorithm
+   --algorithm grpo                                                  one of them
+   --trl PYTHON                                                      TRL of another environment
+   --before FOLDER:PYTHON                                            another version of hftune as well: TRL has no PPO
+   --quick                                                           fewer steps, one round
+   --write-docs                                                      the table goes into docs/rl.md
+
+LoRA r=8 on all linears, float32, one process, 16 answers of at most 64 tokens a step: 8 a prompt for GRPO and RLOO, 2
+for online DPO, 1 for PPO (which goes over them 4 times) and distillation (whose teacher is as large as the student).
+Rewards cost nothing. Time is from the end of the first step to the end of the last. That losses agree is shown by
+`tests/parity/test_rollouts.py`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+BARS = {"grpo": 2.0, "rloo": 1.8, "ppo": 1.8, "online_dpo": 1.5, "distill": 1.0}
+MEMORY = 0.6
+START, END = "<!-- rollouts -->", "<!-- end of rollouts -->"
+Figures = dict[str, Any]
+
+
+def write_data(folder: Path, source: Path) -> None:
+    """The same questions as prompts, and as records with an answer that is drawn anew."""
+    questions = [json.loads(line)["prompt"] for line in source.read_text(encoding="utf-8").splitlines()]
+    turns = [[("user", question), ("assistant", "Well.")] for question in questions]
+    records = [{"messages": [{"role": role, "content": text} for role, text in turn]} for turn in turns]
+    for name, rows in (("prompts", [{"prompt": question} for question in questions]), ("records", records)):
+        (folder / name).mkdir()
+        lines = [json.dumps(row, ensure_ascii=False) for row in rows]
+        (folder / name / f"{name}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def run(tool: str, algorithm: str, data: Path, options: argparse.Namespace) -> Figures | None:
+    """One tool in a process of its own; None where it does not run here, which is said."""
+    python, more, name = sys.executable, [], tool
+    if tool == "trl" and options.trl:
+        python = options.trl
+    if tool == "before":
+        repository, _, python = options.before.rpartition(":")
+        name, more = "hftune", ["--repository", repository]
+    with tempfile.TemporaryDirectory() as out:
+        command = [python, str(Path(__file__).with_name("rollouts_peers.py")), name, "--algorithm", algorithm, *more]
+        command += ["--data", str(data), "--model", options.model, "--out", out, "--steps", str(options.steps)]
+        command += ["--answers", str(options.answers), "--group", str(options.group), "--tokens", str(options.tokens)]
+        environment = os.environ | {"OMP_NUM_THREADS": str(options.threads), "HF_HUB_OFFLINE": "1"}
+        environment |= {"CUDA_VISIBLE_DEVICES": "", "HF_DATASETS_CACHE": f"{out}/datasets"}
+        environment |= {"TRL_EXPERIMENTAL_SILENCE": "1", "HFTUNE_CACHE": f"{out}/cache"}
+        environment["PYTHONPATH"] = str(ROOT) if tool == "hftune" else ""
+        done = subprocess.run(command, env=environment, cwd=out, capture_output=True, text=True, check=False)
+    if done.returncode and tool != "hftune":
+        print(f"{tool} is left out of {algorithm}, it failed: {done.stderr.strip().splitlines()[-1][:200]}")
+        return None
+    if done.returncode:
+        raise SystemExit(f"hftune failed:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
+    figures: Figures = json.loads(done.stdout.rstrip().splitlines()[-1])
+    return figures
+
+
+def middle(runs: list[Figures], name: str) -> float:
+    """The median over rounds of a figure of one step."""
+    return statistics.median(one[name] / one["steps"] for one in runs)
+
+
+def row(algorithm: str, found: dict[str, list[Figures]]) -> tuple[str, dict[str, Any]]:
+    """The line of an algorithm in the table, and its bars: beside TRL, or what there is."""
+    ours = found["hftune"]
+    peer = next((tool for tool in ("trl", "before") if tool in found), None)
+    memory = max(one["peak_mebibytes"] for one in ours)
+    seconds, work = middle(ours, "seconds"), middle(ours, "processor_seconds")
+    if peer is None:
+        return f"| {algorithm} | {seconds:.1f} | | | {work:.1f} | | {memory:,.0f} | |", {}
+    theirs = found[peer]
+    speed = middle(theirs, "seconds") / seconds
+    others = max(one["peak_mebibytes"] for one in theirs)
+    words = "" if peer == "trl" else " (an earlier hftune)"
+    line = (
+        f"| {algorithm} | {seconds:.1f} | {middle(theirs, 'seconds'):.1f}{words} | {speed:.2f} | {work:.1f} | "
+        f"{middle(theirs, 'processor_seconds'):.1f} | {memory:,.0f} | {others:,.0f} |"
+    )
+    share = memory / others
+    bars = {f"{algorithm}_speed": {"value": speed, "bar": BARS[algorithm], "holds": speed >= BARS[algorithm]}}
+    return line, bars | {f"{algorithm}_memory": {"value": share, "bar": MEMORY, "holds": share <= MEMORY}}
+
+
+HEAD = """| algorithm | hftune, s a step | TRL, s a step | times as fast | hftune, processor s | TRL, processor s | \
+hftune, MiB | TRL, MiB |
+| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |"""
+
+
+PARTS = ("prompts", "generation", "rewards", "old_log-probabilities", "reference", "forward", "backward")
+
+
+def part_table(figures: dict[str, Any]) -> list[str]:
+    """Where the seconds of hftune's steps went."""
+    lines = [f"| algorithm | {' | '.join(PARTS).replace('_', ' ')} | others |"]
+    lines += ["| --- |" + " ---: |" * (len(PARTS) + 1)]
+    for algorithm, found in figures.items():
+        parts = found["hftune"][-1]["parts"]
+        named = [parts.pop(name, 0.0) for name in PARTS]
+        lines.append(f"| {algorithm} | {' | '.join(f'{one:.1f}' for one in [*named, sum(parts.values())])} |")
+    return lines
+
+
+def write_docs(table: str) -> None:
+    """Between the marks of the English page."""
+    file = ROOT / "docs" / "rl.md"
+    before, _, rest = file.read_text(encoding="utf-8").partition(START)
+    file.write_text(f"{before}{START}\n{table}\n{END}{rest.partition(END)[2]}", encoding="utf-8")
+
+
+def main() -> None:
+    """Measure in turns, show, and end with one line of JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", required=True, help="a folder or a Hub name")
+    parser.add_argument("--data", type=Path, default=ROOT / "examples" / "data" / "prompts" / "prompts.jsonl")
+    parser.add_argument("--algorithm", choices=list(BARS), action="append", help="left out: all")
+    parser.add_argument("--answers", type=int, default=16)
+    parser.add_argument("--group", type=int, default=8, help="answers to a prompt, of GRPO and RLOO")
+    parser.add_argument("--tokens", type=int, default=64, help="of an answer at most")
+    parser.add_argument("--steps", type=int, help="5, or 3 with --quick; the first warms up")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--trl", metavar="PYTHON", help="of an environment with TRL; left out: this one")
+    parser.add_argument("--before", metavar="FOLDER:PYTHON", help="another version of hftune")
+    parser.add_argument("--quick", action="store_true", help="fewer steps, one round")
+    parser.add_argument("--write-docs", action="store_true", help="put the table into docs/rl.md")
+    options = parser.parse_args()
+    options.steps = options.steps or (3 if options.quick else 5)
+    figures: dict[str, Any] = {}
+    bars: dict[str, Any] = {}
+    lines = []
+    with tempfile.TemporaryDirectory() as folder:
+        write_data(Path(folder), options.data)
+        for algorithm in options.algorithm or BARS:
+            tools = ["hftune", *(["trl"] if algorithm != "ppo" else []), *(["before"] if options.before else [])]
+            found: dict[str, list[Figures]] = {tool: [] for tool in tools}
+            for _ in range(1 if options.quick else options.rounds):
+                for tool in list(found):
+                    one = run(tool, algorithm, Path(folder), options)
+                    if one is None:
+                        del found[tool]
+                        continue
+                    found[tool].append(one)
+                    print(f"# {algorithm} {tool}: {one}", file=sys.stderr)
+            line, more = row(algorithm, found)
+            figures[algorithm], bars = found, bars | more
+            lines.append(line)
+    table = "\n".join(["", HEAD, *lines, "", "Seconds of hftune's steps, by part:", "", *part_table(figures)])
+    print(table)
+    figures["threads"] = options.threads
+    machine = f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores"
+    if options.write_docs:
+        options_said = " ".join(sys.argv[1:]).replace(options.model, "SMOLLM2").replace(" --write-docs", "")
+        write_docs(f"`python benchmarks/rollouts.py {options_said}`, on {os.cpu_count()} CPU cores:\n{table}")
+    print(json.dumps({"benchmark": "rollouts", "machine": machine, "figures": figures, "bars": bars}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,221 @@
+"""Drawing many answers with less work: each prompt is read once, caches grow in place, ended answers leave the batch.
+
+`generate` of transformers takes a loop of the caller's own (`custom_generate`), prepared arguments, processors and
+criteria included. The loop here draws what transformers' own would, from the same random numbers.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from transformers import GenerationConfig, GenerationMixin, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
+from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
+from transformers.generation import (
+    EosTokenCriteria,
+    MaxLengthCriteria,
+    MinPLogitsWarper,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from hftune.compat.installing import method_replaced
+from hftune.distributed import phases, zero
+
+ROOM = 64
+"""Tokens by which a cache grows: it is copied once in so many."""
+
+ROW_BY_ROW = (
+    TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper, MinPLogitsWarper, MaxLengthCriteria, EosTokenCriteria,
+)  # fmt: skip
+"""What may be called with some of the rows."""
+
+FEWER = 0.75
+"""Rows leave the batch, which copies the cache, when no more than this share of it is left."""
+
+
+class GrowingLayer(DynamicLayer):
+    """A layer's cache that is not copied for each token: transformers 5.23 concatenates it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._rooms: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Overrides `DynamicLayer.update`: new states are written behind the others."""
+        before = self.get_seq_length()
+        after = before + key_states.shape[-2]
+        if self._rooms is None or self._rooms[0].shape[-2] < after:
+            self._make_room(key_states, value_states, after + ROOM)
+        assert self._rooms is not None
+        for room, states in zip(self._rooms, (key_states, value_states), strict=True):
+            room[:, :, before:after] = states
+        self.keys, self.values = (room[:, :, :after] for room in self._rooms)
+        return self.keys, self.values
+
+    def batch_select_indices(self, indices: torch.Tensor) -> None:
+        """Overrides `DynamicLayer.batch_select_indices`: what is picked is a copy, with room at the next token."""
+        super().batch_select_indices(indices)
+        self._rooms = None
+
+    def _make_room(self, key_states: torch.Tensor, value_states: torch.Tensor, tokens: int) -> None:
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        made = []
+        for states, old in ((key_states, self.keys), (value_states, self.values)):
+            room = states.new_empty((*states.shape[:2], tokens, states.shape[3]))
+            if old is not None and old.numel():
+                room[:, :, : old.shape[-2]] = old
+            made.append(room)
+        self._rooms = made[0], made[1]
+
+
+@contextmanager
+def decoding_together(model: PreTrainedModel) -> Iterator[None]:
+    """In the block `model.generate` draws its answers in this way, where the model has a cache of the usual kind.
+
+    Args:
+        model: Without an adapter around it.
+    """
+    if not decodes_together(model):
+        yield
+        return
+    generate = model.generate
+
+    def draw(_: Any, *args: Any, generation_config: GenerationConfig | None = None, **kwargs: Any) -> Any:
+        own = {"custom_generate": _draw} if generation_config is None or _is_usual(generation_config) else {}
+        return generate(*args, generation_config=generation_config, **own, **kwargs)
+
+    with method_replaced(model, "generate", draw):
+        yield
+
+
+def decodes_together(model: Any) -> bool:
+    """Whether a model takes tokens, places and a cache of keys and values, and has its weights whole.
+
+    Under ZeRO-3 all processes have to make as many passes: that is left to transformers.
+    """
+    if not isinstance(model, PreTrainedModel) or zero.is_any_partitioned(model):
+        return False
+    if model.config.is_encoder_decoder or model._is_stateful:
+        return False
+    taken = set(inspect.signature(type(model).forward).parameters)
+    if not {"input_ids", "attention_mask", "position_ids", "past_key_values", "logits_to_keep"} <= taken:
+        return False
+    if type(model).prepare_inputs_for_generation is not GenerationMixin.prepare_inputs_for_generation:
+        return False  # the model is called with more than these
+    # A layer of another kind has a state that is not picked by rows, or cuts its keys.
+    layers = DynamicCache(config=model.config).layers
+    return bool(layers) and all(type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in layers)
+
+
+def _is_usual(config: GenerationConfig) -> bool:
+    """Whether an answer a row is drawn, with the cache that transformers takes by itself."""
+    return config.use_cache is not False and config.cache_implementation is None and (config.num_beams or 1) == 1
+
+
+@torch.no_grad()
+def _draw(
+    model: Any,
+    input_ids: torch.Tensor,
+    logits_processor: LogitsProcessorList,
+    stopping_criteria: StoppingCriteriaList,
+    generation_config: GenerationConfig,
+    **inputs: Any,
+) -> torch.Tensor:
+    """Prompts (rows, tokens) with their answers, padded on the right."""
+    rows = len(input_ids)
+    cache = inputs.pop("past_key_values")
+    cache.layers = [GrowingLayer() if type(layer) is DynamicLayer else layer for layer in cache.layers]
+    mask, positions = inputs.get("attention_mask"), inputs["position_ids"]
+    first, prompt_of = _each_once(input_ids, mask)
+    before = phases.now().name
+    phases.enter(phases.PROMPTS)
+    logits = _pass(model, input_ids[first], None if mask is None else mask[first], positions[first], cache)
+    cache.batch_select_indices(prompt_of)
+    logits, positions = logits[prompt_of], positions[:, -1:]
+    phases.enter(before)
+    padding = generation_config.pad_token_id
+    # Others may keep something of each row (a penalty for repetition keeps its prompt's length).
+    shrinks = all(type(each) in ROW_BY_ROW for each in (*logits_processor, *stopping_criteria))
+    done: list[tuple[torch.Tensor, torch.Tensor]] = []
+    # Which answers are in the batch, and which of these have not ended.
+    here = torch.arange(rows, device=input_ids.device)
+    open_ = torch.ones(rows, dtype=torch.bool, device=input_ids.device)
+    while True:
+        scores = logits_processor(input_ids, logits)
+        tokens = _pick(scores, rows, here) if generation_config.do_sample else scores.argmax(dim=-1)
+        if padding is not None:
+            tokens = tokens.masked_fill(~open_, padding)
+        input_ids = torch.cat([input_ids, tokens[:, None]], dim=-1)
+        open_ = open_ & ~stopping_criteria(input_ids, None)
+        left = int(open_.sum())
+        if not left:
+            break
+        positions = positions + 1
+        if mask is not None:
+            mask = torch.cat([mask, mask.new_ones((len(mask), 1))], dim=-1)
+        if shrinks and left <= FEWER * len(here):
+            kept = open_.nonzero().squeeze(1)
+            done.append((here[~open_], input_ids[~open_]))
+            cache.batch_select_indices(kept)
+            here, input_ids, positions, open_ = (each[kept] for each in (here, input_ids, positions, open_))
+            mask = None if mask is None else mask[kept]
+        logits = _pass(model, input_ids[:, -1:], mask, positions, cache)
+    return _whole([*done, (here, input_ids)], rows, padding)
+
+
+def _each_once(input_ids: torch.Tensor, mask: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows that have each prompt once, and for each row which of these has its prompt."""
+    whole = input_ids if mask is None else torch.cat([input_ids, mask.to(input_ids)], dim=-1)
+    _, group = torch.unique(whole, dim=0, return_inverse=True)
+    first = torch.full((int(group.max()) + 1,), len(group), device=group.device)
+    return first.scatter_reduce(0, group, torch.arange(len(group), device=group.device), "amin"), group
+
+
+def _pass(
+    model: Any, ids: torch.Tensor, mask: torch.Tensor | None, positions: torch.Tensor, cache: Any
+) -> torch.Tensor:
+    """Logits behind the last token, float32 (rows, vocabulary)."""
+    output = model(
+        input_ids=ids,
+        attention_mask=mask,
+        position_ids=positions,
+        past_key_values=cache,
+        use_cache=True,
+        logits_to_keep=1,
+        return_dict=True,
+    )
+    logits: torch.Tensor = output.logits[:, -1].float()
+    return logits
+
+
+def _pick(scores: torch.Tensor, rows: int, here: torch.Tensor) -> torch.Tensor:
+    """A token for each answer in the batch, drawn as `torch.multinomial` does for all `rows` of them.
+
+    It divides probabilities by exponential random numbers and takes the largest. So many are drawn as if no answer had
+    left, which keeps the others' as they are.
+    """
+    probs = scores.softmax(dim=-1)
+    if not bool(probs[:, 0].isfinite().all()):
+        # One logit that is no number makes the whole row so; torch says what is wrong.
+        return torch.multinomial(probs, num_samples=1).squeeze(1)
+    noise = torch.empty((rows, probs.shape[1]), dtype=probs.dtype, device=probs.device).exponential_(1)
+    if len(here) < rows:
+        noise = noise[here]
+    return torch.div(probs, noise, out=noise).argmax(dim=-1)
+
+
+def _whole(parts: list[tuple[torch.Tensor, torch.Tensor]], rows: int, padding: int | None) -> torch.Tensor:
+    """All answers by their numbers, padded to the longest."""
+    longest = max(ids.shape[1] for _, ids in parts)
+    whole = parts[0][1].new_full((rows, longest), padding or 0)
+    for numbers, ids in parts:
+        whole[numbers, : ids.shape[1]] = ids
+    return whole

@@ -1,0 +1,119 @@
+"""LLaMA-Factory's registry of data sets: names of `dataset_info.json` become files, names on a hub, and columns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hftune.errors import ArgumentError, ManifestError
+from hftune.opening.json_file import read_json
+
+FILE = "dataset_info.json"
+FLAG = "--dataset_dir"
+_LIMIT = 1 << 24
+# LLaMA-Factory's names for columns, and under which of hftune's names the same is read.
+_COLUMNS = {
+    "alpaca": {"prompt": "instruction", "query": "input", "response": "output", "system": "system"},
+    "sharegpt": {"messages": "conversations", "system": "system", "tools": "tools"},
+}
+_PAIRS = {"chosen": "chosen", "rejected": "rejected", "kto_tag": "kto_tag"}
+# Turns that are written so are recognised from the records.
+_TURNS = ({"role_tag": "from", "content_tag": "value"}, {"role_tag": "role", "content_tag": "content"})
+_ROLES = {
+    "user_tag": {"human", "user"},
+    "assistant_tag": {"gpt", "assistant"},
+    "observation_tag": {"observation", "tool"},
+    "function_tag": {"function_call"},
+    "system_tag": {"system"},
+}
+_MEDIA = ("images", "videos", "audios")
+
+
+@dataclass(frozen=True)
+class Registered:
+    """A data set of the registry: what `--train_file_dir` takes for it, and columns that have other names."""
+
+    source: str
+    columns: dict[str, str] = field(default_factory=dict)
+
+
+def registered(folder: str, name: str, hub: str) -> Registered | None:
+    """What a name of a folder's registry stands for; None for one that it does not hold.
+
+    Args:
+        hub: huggingface or modelscope: which of its names an entry is taken under.
+
+    Raises:
+        ArgumentError: There is no registry, or the entry asks for what cannot be read.
+    """
+    entries = _entries(folder)
+    if name not in entries:
+        return None
+    entry, place = entries[name], f"{Path(folder) / FILE}: {name}"
+    if not isinstance(entry, dict):
+        raise ArgumentError("the entry is no object", place=place, fix='write {"file_name": ...}')
+    columns = entry.get("columns") or {}
+    if not isinstance(columns, dict):
+        raise ArgumentError("its columns are no object", place=place, fix='write {"prompt": "..."}')
+    if media := [key for key in _MEDIA if columns.get(key)]:
+        raise ArgumentError(f"it has {', '.join(media)}; hftune trains on text", place=place, fix="leave it out")
+    return Registered(_source(entry, folder, hub, place), _renamed(entry, columns, place))
+
+
+def _entries(folder: str) -> dict[str, Any]:
+    file = Path(folder).expanduser() / FILE
+    if not file.is_file():
+        fix = f"give the folder that holds {FILE}; or leave {FLAG} out, and name files and folders of records"
+        raise ArgumentError(f"there is no {FILE} in {folder}", place=FLAG, fix=fix)
+    try:
+        return read_json(file, limit=_LIMIT)
+    except ManifestError as error:
+        raise ArgumentError(error.cause, place=error.place, fix=error.fix) from error
+
+
+def _source(entry: Mapping[str, Any], folder: str, hub: str, place: str) -> str:
+    """A path or a name on the hub, with `#500` where the entry takes so many records."""
+    other = {"huggingface": "ms_hub_url", "modelscope": "hf_hub_url"}[hub]
+    own = {"huggingface": "hf_hub_url", "modelscope": "ms_hub_url"}[hub]
+    if file := entry.get("file_name"):
+        found = str(file) if "://" in str(file) else str(Path(folder).expanduser() / str(file))
+    elif name := entry.get(own):
+        marks = {":": entry.get("subset"), "@": entry.get("split")}
+        found = str(name) + "".join(f"{mark}{part}" for mark, part in marks.items() if part)
+    elif entry.get(other):
+        fix = f"--hub {'modelscope' if hub == 'huggingface' else 'huggingface'}; or download it, and name its folder"
+        raise ArgumentError(f"it is known under {other} only", place=place, fix=fix)
+    else:
+        kinds = next((key for key in ("script_url", "cloud_file_name") if entry.get(key)), "nothing that is read")
+        fix = "give it a file_name; a script is run by hand, and its files are named"
+        raise ArgumentError(f"its records come from {kinds}", place=place, fix=fix)
+    return f"{found}#{entry['num_samples']}" if entry.get("num_samples") else found
+
+
+def _renamed(entry: Mapping[str, Any], columns: Mapping[str, Any], place: str) -> dict[str, str]:
+    """Columns that are not called what they are recognised by: hftune's name to the data's."""
+    _check_tags(entry.get("tags") or {}, place)
+    formatting = str(entry.get("formatting") or "alpaca")
+    if formatting not in _COLUMNS:
+        fix = f"one of {', '.join(_COLUMNS)}"
+        raise ArgumentError(f"its formatting is {formatting}", place=place, fix=fix)
+    names = _COLUMNS[formatting] | _PAIRS
+    if unknown := sorted(key for key in columns if key not in names and key not in (*_MEDIA, "history")):
+        fix = f"leave them out; known are {', '.join(names)}"
+        raise ArgumentError(f"unknown columns: {', '.join(unknown)}", place=place, fix=fix)
+    found = {names[key]: str(given) for key, given in columns.items() if key in names and given}
+    # Of these the text of pre-training is one, and turns are recognised in either spelling.
+    return {ours: theirs for ours, theirs in found.items() if theirs not in (ours, "text", "messages", "conversations")}
+
+
+def _check_tags(tags: Mapping[str, Any], place: str) -> None:
+    shape = {key: tags[key] for key in ("role_tag", "content_tag") if key in tags}
+    fits = any(shape.items() <= turns.items() for turns in _TURNS)
+    if not fits or any(tags.get(key, next(iter(known))) not in known for key, known in _ROLES.items()):
+        raise ArgumentError(
+            "its tags name turns in a way that is not recognised",
+            place=place,
+            fix="write turns with from and value, or role and content, of human and gpt, or user and assistant",
+        )

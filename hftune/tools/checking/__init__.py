@@ -1,0 +1,1 @@
+"""`hftune data check`: what is in data, and what should not be trained."""

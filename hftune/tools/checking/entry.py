@@ -1,0 +1,28 @@
+"""`hftune data check`."""
+
+from __future__ import annotations
+
+from hftune.arguments.stages import parse_command
+from hftune.distributed import launch
+from hftune.errors import ArgumentError
+from hftune.tools.checking.arguments import COMMANDS
+
+
+def data(argv: list[str]) -> None:
+    """What is in data, and what should not be trained.
+
+    Raises:
+        ArgumentError: No word that is known.
+    """
+    if not argv or argv[0] not in COMMANDS:
+        raise ArgumentError(
+            "`hftune data` needs a word", fix="hftune data check FILE [--against EVAL] --output_dir OUT"
+        )
+    # `hftune data check FILE FOLDER`: what stands before the first flag are the files.
+    given = argv[1:]
+    args = parse_command(COMMANDS[argv[0]], ["--files", *given] if given and not given[0].startswith("-") else given)
+    launch.prepare_environment()
+
+    from hftune.tools.checking.run import check
+
+    check(args, argv)

@@ -1,0 +1,102 @@
+"""Tasks of lm-eval (EleutherAI's lm-evaluation-harness), through its Python API, on the model as hftune loads it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import Any
+
+from lm_eval import simple_evaluate
+from lm_eval.api.model import LM
+from lm_eval.models.huggingface import HFLM
+from lm_eval.tasks import TaskManager
+
+from hftune.arguments.evaluating import OWN_TASKS, EvaluateArguments
+from hftune.distributed import ranks
+from hftune.errors import ArgumentError, did_you_mean
+from hftune.tools.evaluating.harness_lines import Line, lines_of_results
+from hftune.tools.talking.loading import Talker
+
+
+class SharedOut(LM):
+    """A model whose requests are shared out among the processes; each has all answers."""
+
+    def __init__(self, model: HFLM) -> None:
+        super().__init__()
+        self.model = model
+
+    def loglikelihood(self, requests: Any) -> Any:
+        """Overrides `LM.loglikelihood`."""
+        return self._shared_out("loglikelihood", requests)
+
+    def loglikelihood_rolling(self, requests: Any) -> Any:
+        """Overrides `LM.loglikelihood_rolling`."""
+        return self._shared_out("loglikelihood_rolling", requests)
+
+    def generate_until(self, requests: Any) -> Any:
+        """Overrides `LM.generate_until`."""
+        return self._shared_out("generate_until", requests)
+
+    def apply_chat_template(self, chat_history: Any, add_generation_prompt: bool = True) -> str:
+        """Overrides `LM.apply_chat_template`."""
+        return str(self.model.apply_chat_template(chat_history, add_generation_prompt))
+
+    def chat_template(self, chat_template: bool | str = False) -> str | None:
+        """Overrides `LM.chat_template`."""
+        found: str | None = self.model.chat_template(chat_template)
+        return found
+
+    @property
+    def tokenizer_name(self) -> str:
+        """Overrides `LM.tokenizer_name`."""
+        return str(self.model.tokenizer_name)
+
+    def _shared_out(self, kind: str, requests: Sequence[Any]) -> list[Any]:
+        own = list(requests[ranks.rank() :: ranks.world_size()])
+        said = ranks.gathered_objects(getattr(self.model, kind)(own) if own else [])
+        return [said[number % len(said)][number // len(said)] for number in range(len(requests))]
+
+
+class Harness:
+    """The tasks that lm-eval knows, with those of `--include_path`."""
+
+    def __init__(self, args: EvaluateArguments) -> None:
+        self.args = args
+
+    @cached_property
+    def manager(self) -> TaskManager:
+        """lm-eval's index of tasks; that of its own takes seconds to read, and is not where files name all."""
+        if self.args.include_path:
+            own = TaskManager(include_path=self.args.include_path, include_defaults=False)
+            if {*self.args.harness_tasks} <= {*own.all_tasks}:
+                return own
+        return TaskManager(include_path=self.args.include_path)
+
+    def problems(self) -> Iterator[ArgumentError]:
+        """Tasks that nobody knows."""
+        known = self.manager.all_tasks
+        for task in self.args.harness_tasks:
+            if task not in known:
+                near = did_you_mean(task, [*OWN_TASKS, *known])
+                fix = f"{near} `lm-eval ls tasks` lists lm-eval's; --include_path adds others"
+                cause = f"neither hftune nor lm-eval has a task {task}"
+                yield ArgumentError(cause, place="--eval_tasks", fix=fix.strip())
+
+    def lines(self, talker: Talker, task: str) -> list[Line]:
+        """The records of a task; every process calls it, and the first has them."""
+        # As the model was saved: lm-eval's own command knows nothing of ends of turns.
+        talker.model.generation_config = talker.sampling
+        # Of an initialised model most of its arguments are ignored, which it says with a warning.
+        model = HFLM(
+            pretrained=talker.model, tokenizer=talker.tokenizer, batch_size=self.args.per_device_eval_batch_size
+        )
+        found = simple_evaluate(
+            SharedOut(model),
+            tasks=[task],
+            num_fewshot=self.args.num_fewshot,
+            limit=self.args.max_eval_samples,
+            apply_chat_template=self.args.apply_chat_template,
+            task_manager=self.manager,
+            bootstrap_iters=0,
+        )
+        return [] if found is None else list(lines_of_results(found))

@@ -1,0 +1,69 @@
+"""A judge behind an OpenAI-compatible server: whether an answer is better than the record's, asked in both orders."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from hftune.data.records.messages import Message
+from hftune.tools.talking.answering import Question
+from hftune.tools.talking.chat_server import ChatServer
+
+_PROMPT = """Compare two answers to the last turn of a conversation. Judge whether they are right, helpful and clear; \
+neither their order nor their length counts.
+
+[conversation]
+{conversation}
+
+[answer A]
+{first}
+
+[answer B]
+{second}
+
+End with one line: "Verdict: A", "Verdict: B", or "Verdict: tie"."""
+_VERDICT = re.compile(r"verdict\W*(A|B|tie)\b", re.IGNORECASE)
+_TOKENS = 1024
+
+
+class Judge:
+    """Compares answers.
+
+    Args:
+        server: That judges.
+    """
+
+    def __init__(self, server: ChatServer) -> None:
+        self.server = server
+
+    def __call__(self, comparisons: Sequence[tuple[list[Message], str, str]]) -> list[float]:
+        """Of each conversation with an answer and another one: 1 where the first is better, 0.5 for a tie, else 0.
+
+        Both orders are asked, since judges favour a place; a verdict that changes with the order is a tie.
+        """
+        asked = []
+        for messages, ours, other in comparisons:
+            asked += [_question(messages, ours, other), _question(messages, other, ours)]
+        said = self.server(asked, max_new_tokens=_TOKENS, temperature=0)
+        verdicts = [verdict(str(one.message["content"])) for one in said]
+        return [outcome(*verdicts[place : place + 2]) for place in range(0, len(verdicts), 2)]
+
+
+def verdict(text: str) -> str:
+    """`a`, `b` or `tie`: the last that a judge says; `tie` where it says none."""
+    found = _VERDICT.findall(text)
+    return str(found[-1]).lower() if found else "tie"
+
+
+def outcome(ours_first: str, ours_second: str) -> float:
+    """1 where an answer wins in both places, or wins in one and ties in the other; 0.5 for a tie; else 0."""
+    points = {"a": 1, "b": -1, "tie": 0}
+    total = points[ours_first] - points[ours_second]
+    return 1.0 if total > 0 else 0.0 if total < 0 else 0.5
+
+
+def _question(messages: Sequence[Message], first: str, second: str) -> Question:
+    said = "\n".join(f"{turn['role']}: {turn.get('content') or ''}" for turn in messages)
+    turn: dict[str, Any] = {"role": "user", "content": _PROMPT.format(conversation=said, first=first, second=second)}
+    return Question([turn])

@@ -1,0 +1,74 @@
+"""Losses of held-out records: on the tokens that SFT trains, summed up for each record."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from hftune.constants import IGNORE_INDEX
+from hftune.data.readers.base import Row
+from hftune.data.tokenizing.chats import ChatEncoder
+from hftune.data.tokenizing.counts import Counts
+from hftune.models.kernels.answer_head import add_answer_head
+from hftune.tools.talking.answering import batches_by_length
+from hftune.tools.talking.loading import Talker
+
+
+class RecordLosses:
+    """Computes losses by one model.
+
+    Args:
+        max_length: Longer records lose their end; None: none does.
+        borders_in_text: See `--borders_in_text`.
+    """
+
+    def __init__(self, talker: Talker, max_length: int | None, borders_in_text: str, batch_tokens: int) -> None:
+        self.model, self.pad, self.batch_tokens = talker.model, int(talker.tokenizer.pad_token_id or 0), batch_tokens
+        self.encode = ChatEncoder(talker.tokenizer, max_length=max_length, borders_in_text=borders_in_text)
+        add_answer_head(self.model)
+
+    def __call__(self, rows: Sequence[Row]) -> list[tuple[float, int]]:
+        """Of each record the sum of the losses of its trained tokens, in nats, and how many these are.
+
+        Raises:
+            DataError: A record that cannot be used.
+        """
+        found = [(0.0, 0)] * len(rows)
+        owners: list[int] = []
+        ids: list[np.ndarray] = []
+        labels: list[np.ndarray] = []
+        for number, row in enumerate(rows):
+            # Several rows of one record, where the template rewrites earlier turns.
+            columns = self.encode.encode([self.encode.parse(row)], Counts())
+            owners += [number] * len(columns["input_ids"])
+            ids += columns["input_ids"]
+            labels += columns["labels"]
+        for batch in batches_by_length([len(one) for one in ids], 0, self.batch_tokens):
+            sums = self._sums([ids[place] for place in batch], [labels[place] for place in batch])
+            for place, (loss, tokens) in zip(batch, sums, strict=True):
+                before = found[owners[place]]
+                found[owners[place]] = before[0] + loss, before[1] + tokens
+        return found
+
+    @torch.no_grad()
+    def _sums(self, ids: Sequence[np.ndarray], labels: Sequence[np.ndarray]) -> Iterable[tuple[float, int]]:
+        """Loss and tokens of each row of a batch."""
+        length = max(map(len, ids))
+        tokens, mask = torch.full((len(ids), length), self.pad), torch.zeros(len(ids), length, dtype=torch.long)
+        at, wanted, counts = [], [], []
+        for row, (one, label) in enumerate(zip(ids, labels, strict=True)):
+            tokens[row, : len(one)] = torch.from_numpy(one.astype(np.int64))
+            mask[row, : len(one)] = 1
+            # The first token has none before it that could predict it.
+            places = 1 + np.flatnonzero(label[1:] != IGNORE_INDEX)
+            at.append(torch.from_numpy(places - 1 + row * length))
+            wanted.append(torch.from_numpy(label[places].astype(np.int64)))
+            counts.append(len(places))
+        device = self.model.device
+        given: dict[str, Any] = {"input_ids": tokens.to(device), "attention_mask": mask.to(device)}
+        given |= {"answer_at": torch.cat(at).to(device), "answer_ids": torch.cat(wanted).to(device)}
+        said = self.model(**given, answer_detail=0).log_probs.double().cpu()
+        return [(-float(part.sum()), len(part)) for part in said.split(counts)]

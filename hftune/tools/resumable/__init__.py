@@ -1,0 +1,1 @@
+"""Results that are made in parts, by several processes, and resumed after a kill."""

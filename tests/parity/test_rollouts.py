@@ -1,0 +1,77 @@
+"""RL in rows that share prompts, with answers drawn together: the answers, losses and gradients of plain TRL."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import trl
+from datasets import Dataset
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from tests.unit.trainers import rl_runs
+from tests.unit.trainers.rl_runs import logged, make_trainer
+
+pytestmark = pytest.mark.long
+
+STEPS = 5
+SHARED = {
+    "per_device_train_batch_size": 8, "gradient_accumulation_steps": 1, "num_generations": 4, "beta": 0.05,
+    "max_completion_length": 8, "learning_rate": 2e-4, "lr_scheduler_type": "constant", "max_steps": STEPS,
+    "weight_decay": 0.0, "max_grad_norm": 1.0, "seed": 11, "optim": "adamw_torch", "warmup_steps": 0,
+}  # fmt: skip
+# Enough for all steps: in a second epoch prompts come in an order of hftune's.
+PROMPTS = [f"What is {number} plus {2 * number}, {'and why' * (number % 3)}?" for number in range(20)]
+FIGURES = ("loss", "grad_norm", "reward", "kl", "entropy", "completions/mean_length")
+
+
+def even(completion_ids: list[list[int]], **_: Any) -> list[float]:
+    """The share of even token ids."""
+    return [sum(token % 2 == 0 for token in ids) / len(ids) for ids in completion_ids]
+
+
+def by_trl(model: Path, folder: Path, algorithm: str, **options: Any) -> Any:
+    config = getattr(trl, f"{algorithm.upper()}Config")(
+        **(SHARED | options), output_dir=str(folder), use_cpu=True, bf16=False, report_to="none", logging_steps=1,
+        save_strategy="no", disable_tqdm=True, gradient_checkpointing=False,
+    )  # fmt: skip
+    return getattr(trl, f"{algorithm.upper()}Trainer")(
+        model=AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32),
+        args=config,
+        processing_class=AutoTokenizer.from_pretrained(model),
+        train_dataset=Dataset.from_dict({"prompt": [[{"role": "user", "content": text}] for text in PROMPTS]}),
+        reward_funcs=even,
+    )
+
+
+CASES = {
+    "grpo": ("grpo", {}),
+    "grpo, accumulated": ("grpo", {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}),
+    "grpo, twice over": ("grpo", {"num_iterations": 2}),
+    "grpo, an entropy bonus": ("grpo", {"entropy_coef": 0.01}),
+    "grpo, sampled otherwise": ("grpo", {"temperature": 0.8, "top_k": 20, "top_p": 0.9, "loss_type": "grpo"}),
+    "rloo": ("rloo", {}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_five_steps_are_those_of_trl(
+    case: str, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rl_runs, "PROMPTS", PROMPTS)
+    algorithm, options = CASES[case]
+    theirs = by_trl(tiny_model, tmp_path / "trl", algorithm, **options)
+    theirs.train()
+    flags = [part for name, value in (SHARED | options).items() for part in (f"--{name}", str(value))]
+    ours = make_trainer(
+        tiny_model, tmp_path / "ours", algorithm, even, *flags, "--shared_prompts", "True", "--dtype", "float32"
+    )
+    ours.train()
+    assert ours._logs["completion"][-1] == theirs._logs["completion"][-1]
+    for name in FIGURES:
+        # AdamW makes more of rounding than there is in a loss.
+        rel = 2e-3 if name == "grad_norm" else 1e-5
+        assert logged(ours, name) == pytest.approx(logged(theirs, name), abs=1e-5, rel=rel), name
+    assert len(logged(ours, "loss")) == STEPS and max(logged(ours, "grad_norm")) > 1e-3

@@ -1,0 +1,149 @@
+"""Answers drawn together are those that transformers draws, with less work."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, GenerationConfig
+
+from hftune.models import decoding
+from hftune.models.decoding import GrowingLayer, decodes_together, decoding_together
+from tests.table.tiny import tiny_config
+
+EOS, PAD = 3, 0
+
+
+def tiny(model_type: str, **fields: Any) -> Any:
+    torch.manual_seed(0)
+    config = tiny_config(model_type)
+    for name, value in fields.items():
+        setattr(config, name, value)
+    model = AutoModelForCausalLM.from_config(config).float().eval()
+    model.generation_config.pad_token_id, model.generation_config.eos_token_id = PAD, EOS
+    return model
+
+
+def prompts() -> dict[str, torch.Tensor]:
+    """Two prompts, one padded on the left; each three times, in an order of its own."""
+    ids = torch.tensor([[PAD, PAD, 7, 8], [9, 10, 11, 12]])[[0, 1, 0, 1, 1, 0]]
+    return {"input_ids": ids, "attention_mask": (ids != PAD).long()}
+
+
+def config(**options: Any) -> GenerationConfig:
+    # The model says almost nothing, so that answers end at random: a few tokens are left to draw from.
+    given = {"max_new_tokens": 12, "do_sample": True, "pad_token_id": PAD, "eos_token_id": EOS, "top_k": 0}
+    return GenerationConfig(**(given | {"temperature": 1.0} | options))
+
+
+def drawn(model: Any, given: dict[str, torch.Tensor], options: GenerationConfig) -> torch.Tensor:
+    torch.manual_seed(5)
+    answers = model.generate(**given, generation_config=options)
+    assert isinstance(answers, torch.Tensor)
+    return answers
+
+
+class EndsOften(torch.nn.Module):
+    """A head whose end token is likely."""
+
+    def __init__(self, head: torch.nn.Module) -> None:
+        super().__init__()
+        self.head = head
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        """Logits."""
+        logits = self.head(states)
+        logits[..., EOS] += 3.5
+        return logits
+
+
+OPTIONS = [{}, {"temperature": 0.7, "top_k": 20}, {"repetition_penalty": 1.3, "top_p": 0.9}, {"do_sample": False}]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=["plain", "top_k", "repetition", "greedy"])
+@pytest.mark.parametrize("model_type", ["llama", "mistral", "gemma2", "gpt2"])
+def test_draws_what_transformers_draws(model_type: str, options: dict[str, Any]) -> None:
+    """Also where answers end at different times, and the last of them leave the batch to one."""
+    model = tiny(model_type)
+    model.lm_head = EndsOften(model.lm_head)
+    for given in (prompts(), {"input_ids": torch.tensor([[5, 6, 7]] * 4)}):
+        expected = drawn(model, given, config(**options))
+        after = torch.get_rng_state()
+        with decoding_together(model):
+            assert torch.equal(drawn(model, given, config(**options)), expected)
+        # What is drawn next in the run is the same as well.
+        assert torch.equal(torch.get_rng_state(), after)
+    assert "generate" not in vars(model)
+
+
+def test_a_sliding_window_is_kept() -> None:
+    model = tiny("mistral", sliding_window=4)
+    expected = drawn(model, prompts(), config())
+    with decoding_together(model):
+        assert torch.equal(drawn(model, prompts(), config()), expected)
+
+
+def watched(model: Any) -> list[tuple[int, ...]]:
+    """Shapes of the tokens of each pass, as they come."""
+    shapes: list[tuple[int, ...]] = []
+    model.model.register_forward_pre_hook(
+        lambda module, args, kwargs: shapes.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
+    )
+    return shapes
+
+
+def test_each_prompt_is_read_once_and_ended_answers_leave() -> None:
+    model = tiny("llama")
+    model.lm_head = EndsOften(model.lm_head)
+    shapes = watched(model)
+    with decoding_together(model):
+        answers = drawn(model, prompts(), config())
+    assert shapes[0] == (2, 4)
+    assert shapes[1][0] == 6 or shapes[1][0] <= 6 * decoding.FEWER
+    rows = [rows for rows, _ in shapes[1:]]
+    lengths = [int((row != PAD).sum()) for row in answers[:, 4:]]
+    assert rows == sorted(rows, reverse=True) and rows[-1] < 6
+    # Nobody waits for a pass that no answer needs: the last token of the longest answer is not read.
+    assert len(shapes) == max(lengths)
+
+
+def test_a_cache_is_copied_once_in_many_tokens() -> None:
+    layer, states = GrowingLayer(), torch.randn(2, 3, decoding.ROOM + 40, 4)
+    layer.update(states[:, :, :7], -states[:, :, :7])
+    places = set()
+    for token in range(7, states.shape[2]):
+        keys, values = layer.update(states[:, :, token, None], -states[:, :, token, None])
+        places.add(keys.data_ptr())
+    assert torch.equal(keys, states) and torch.equal(values, -states)
+    assert layer.get_seq_length() == states.shape[2] and len(places) == 2
+    layer.batch_select_indices(torch.tensor([1, 1, 0]))
+    more = torch.randn(3, 3, 1, 4)
+    keys, values = layer.update(more, more)
+    assert torch.equal(keys, torch.cat([states[[1, 1, 0]], more], dim=2))
+    assert torch.equal(values[:, :, :-1], -states[[1, 1, 0]])
+
+
+@pytest.mark.parametrize(
+    ("model_type", "together"),
+    [("llama", True), ("gemma2", True), ("mamba", False), ("qwen3_next", False), ("bart", False)],
+)
+def test_models_with_a_state_are_left_to_transformers(model_type: str, together: bool) -> None:
+    assert decodes_together(tiny(model_type)) is together
+
+
+@pytest.mark.parametrize("options", [{"use_cache": False}, {"num_beams": 2}, {"cache_implementation": "static"}])
+def test_what_is_asked_for_otherwise_is_left_to_transformers(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decoding, "_draw", None)
+    model = tiny("llama")
+    with decoding_together(model):
+        assert drawn(model, prompts(), config(**options)).shape[0] == 6
+
+
+def test_a_logit_that_is_no_number_is_an_error_and_no_token() -> None:
+    scores = torch.zeros(2, 5)
+    scores[1, 3] = float("nan")
+    with pytest.raises(RuntimeError, match="nan"):
+        decoding._pick(scores, 2, torch.arange(2))

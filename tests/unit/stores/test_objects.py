@@ -1,0 +1,195 @@
+"""Files of stores: one in memory, Hugging Face's and S3's as their clients ask them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import fsspec
+import pytest
+
+from hftune.errors import ArgumentError, DataError
+from hftune.stores import objects
+from tests.unit.stores.hubs import S3, HuggingFace, Server, served
+
+FLAG = "--train_file_dir"
+ROW = b'{"prompt": "Q", "response": "A"}\n'
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HFTUNE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setitem(objects.PACKAGES, "memory", "fsspec")
+    return tmp_path / "cache" / "stores"
+
+
+@pytest.fixture
+def memory() -> Iterator[Any]:
+    store = fsspec.filesystem("memory")
+    store.pipe({"/data/a.jsonl": ROW * 3, "/data/deep/b.jsonl": ROW, "/data/deep/c.bin": b"x"})
+    yield store
+    store.rm("/data", recursive=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "url"),
+    [("s3://b/k", True), ("GS://b/k", True), ("hf://datasets/o/n", True), ("https://h/f", False), ("a/b", False)],
+)
+def test_urls(text: str, url: bool) -> None:
+    assert objects.is_url(text) is url
+
+
+def test_a_file_keeps_its_name_and_is_copied_once(memory: Any, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = objects.fetch("memory://data/a.jsonl", FLAG)
+    assert found.name == "a.jsonl" and found.read_bytes() == ROW * 3 and found.parents[1] == cache
+    monkeypatch.setattr(objects, "_copy", None)
+    assert objects.fetch("memory://data/a.jsonl", FLAG) == found
+
+
+def test_a_folder_keeps_its_name_and_what_is_chosen(memory: Any) -> None:
+    found = objects.fetch("memory://data/", FLAG, lambda names: [name for name in names if name.endswith("l")])
+    assert found.name == "data"
+    names = sorted(file.relative_to(found).as_posix() for file in found.rglob("*") if file.is_file())
+    assert names == ["a.jsonl", "deep/b.jsonl"]
+
+
+def test_another_state_is_another_copy(memory: Any) -> None:
+    first = objects.fetch("memory://data/a.jsonl", FLAG)
+    memory.pipe("/data/a.jsonl", ROW * 2 + ROW)
+    second = objects.fetch("memory://data/a.jsonl", FLAG)
+    # A run may be reading the first one.
+    assert first.is_file() and second != first
+
+
+def test_what_an_interrupted_copy_has_finished_is_kept(memory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    copied: list[str] = []
+    whole = objects._copy_file
+
+    def copy(store: Any, file: objects.StoredFile, *rest: Any) -> None:
+        copied.append(file.name)
+        if copied == ["a.jsonl", "deep/b.jsonl"]:
+            raise KeyboardInterrupt
+        whole(store, file, *rest)
+
+    monkeypatch.setattr(objects, "_copy_file", copy)
+    with pytest.raises(KeyboardInterrupt):
+        objects.fetch("memory://data", FLAG)
+    assert (objects.fetch("memory://data", FLAG) / "deep/c.bin").read_bytes() == b"x"
+    assert copied == ["a.jsonl", "deep/b.jsonl", "deep/b.jsonl", "deep/c.bin"]
+
+
+@pytest.mark.usefixtures("memory")
+@pytest.mark.parametrize("said", [len(ROW) - 1, len(ROW) + 1])
+def test_a_file_of_another_size_is_refused(said: int, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    listed = [objects.StoredFile("/data/deep/b.jsonl", "", said, "")]
+    monkeypatch.setattr(objects, "_listed", lambda store, root: listed)
+    with pytest.raises(DataError, match="changed while it was copied"):
+        objects.fetch("memory://data/deep/b.jsonl", FLAG)
+    assert not [file for file in cache.rglob("*.jsonl") if ".partial" not in str(file)]
+
+
+@pytest.mark.parametrize("name", ["../up", "a/../../b", "/etc/passwd", "a//b", "a\\b", "a\x1b[2Jb", "./a"])
+def test_names_that_lead_elsewhere_are_refused(name: str) -> None:
+    with pytest.raises(ArgumentError, match="no path"):
+        objects._check([objects.StoredFile("k", name, 1, "")], "s3://b", FLAG)
+
+
+def test_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = objects.StoredFile("k", "a", 5, "")
+    monkeypatch.setattr(objects, "MOST_FILES", 1)
+    monkeypatch.setattr(objects, "free_bytes", lambda folder: 5)
+    objects._check([one], "s3://b", FLAG)
+    with pytest.raises(ArgumentError, match="holds 2 files, more than 1"):
+        objects._check([one, one], "s3://b", FLAG)
+    monkeypatch.setattr(objects, "free_bytes", lambda folder: 4)
+    with pytest.raises(ArgumentError, match=r"has 5 bytes.*room for 4 bytes"):
+        objects._check([one], "s3://b", FLAG)
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("memory://data/none", "there is nothing at memory://data/none"),
+        ("oss://bucket/data", "read with the package ossfs, which is not installed"),
+    ],
+)
+def test_what_cannot_be_had_is_said(memory: Any, url: str, said: str) -> None:
+    with pytest.raises(ArgumentError, match=said):
+        objects.fetch(url, FLAG)
+
+
+def test_errors_of_a_store_are_one_message_and_bugs_are_not() -> None:
+    refused = type("NoCredentials", (Exception,), {"__module__": "botocore.exceptions"})
+    said = pytest.raises(ArgumentError, match=r"s3://me:\*\*\*@b cannot be read: no login")
+    with said as found, objects._errors_of_store("s3://me:pw-1234567@b", FLAG):
+        raise refused("no login")
+    assert found.value.place == FLAG
+    with pytest.raises(TypeError), objects._errors_of_store("s3://b", FLAG):
+        raise TypeError
+
+
+def test_uploads_end_with_the_config(memory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"w")
+    (tmp_path / "config.json").write_text("{}")
+    put: list[str] = []
+    store = SimpleNamespace(
+        put_file=lambda path, key: put.append(key), pipe_file=lambda key, content: put.append(f"{key}={content}")
+    )
+    contents = {name: str(tmp_path / name) for name in ("config.json", "model.safetensors")} | {"README.md": b"card"}
+    with monkeypatch.context() as patch:
+        patch.setattr(objects, "_store_of", lambda url, flag: (store, "b/m"))
+        objects.upload(contents, tmp_path, "s3://b/m", "--hub_model_id")
+    assert put == ["b/m/README.md=b'card'", "b/m/model.safetensors", "b/m/config.json"]
+    objects.upload(contents, tmp_path, "memory://data/new", "--hub_model_id")
+    assert memory.cat_file("/data/new/README.md") == b"card"
+
+
+def test_a_store_that_takes_nothing_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*given: object) -> None:
+        raise PermissionError("read only")
+
+    store = SimpleNamespace(put_file=refuse, pipe_file=refuse)
+    monkeypatch.setattr(objects, "_store_of", lambda url, flag: (store, "b/m"))
+    with pytest.raises(ArgumentError, match="s3://b/m cannot be written: read only") as found:
+        objects.upload({"config.json": "x"}, tmp_path, "s3://b/m", "--hub_model_id")
+    assert str(tmp_path) in str(found.value.fix)
+
+
+@pytest.fixture
+def hugging_face(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    from huggingface_hub import HfFileSystem, constants
+
+    files = {"train/a.jsonl": ROW * 2, "README.md": b"#"}
+    with served(HuggingFace({"datasets/owner/chats": files, "models/owner/tiny": {"config.json": b"{}"}})) as server:
+        monkeypatch.setattr(constants, "ENDPOINT", server.url)
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(
+            constants, "HUGGINGFACE_CO_URL_TEMPLATE", server.url + "/{repo_id}/resolve/{revision}/{filename}"
+        )
+        HfFileSystem.clear_instance_cache()
+        yield server
+    HfFileSystem.clear_instance_cache()
+
+
+def test_hf_urls_are_read_from_the_endpoint(hugging_face: Server) -> None:
+    assert objects.fetch("hf://datasets/owner/chats/train/a.jsonl", FLAG).read_bytes() == ROW * 2
+    folder = objects.fetch("hf://datasets/owner/chats", FLAG)
+    assert (folder.name, (folder / "README.md").read_bytes()) == ("chats", b"#")
+    assert json.loads((objects.fetch("hf://owner/tiny", "--model_name_or_path") / "config.json").read_text()) == {}
+    with pytest.raises(ArgumentError, match="hf://owner/none cannot be read"):
+        objects.fetch("hf://owner/none", FLAG)
+
+
+def test_s3_urls_are_read_from_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("s3fs", reason="the one package that S3 needs, which no test environment has to have")
+    with served(S3({"bucket": {"chats/a.jsonl": ROW, "chats/deep/b.jsonl": ROW * 2}})) as server:
+        for name, value in (("ACCESS_KEY_ID", "a"), ("SECRET_ACCESS_KEY", "b"), ("ENDPOINT_URL", server.url)):
+            monkeypatch.setenv(f"AWS_{name}", value)
+        monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+        assert objects.fetch("s3://bucket/chats/a.jsonl", FLAG).read_bytes() == ROW
+        assert (objects.fetch("s3://bucket/chats", FLAG) / "deep/b.jsonl").read_bytes() == ROW * 2
+        with pytest.raises(ArgumentError, match="nothing at s3://bucket/none"):
+            objects.fetch("s3://bucket/none", FLAG)

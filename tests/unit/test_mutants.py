@@ -1,0 +1,63 @@
+"""Faults for `make mutants`: drawn alike by the same seed, of files that exist; none is left out without a reason."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("mutmut", reason="for developers: the extra `dev`")
+
+from tests.mutants import faults, trials
+from tests.mutants.reach import Reach
+
+
+def test_every_pattern_names_files_and_no_file_counts_twice() -> None:
+    table = faults.groups()
+    files = [file for group in table.values() for file in group["files"]]
+    assert len(files) == len({*files}) > 90 and all(group["files"] for group in table.values())
+    assert all((faults.ROOT / pattern).parent.is_dir() for pattern in files)
+
+
+@pytest.mark.parametrize("row", faults.equivalent(), ids=lambda row: f"{row['file']}: {row['after']}"[:90])
+def test_a_listed_fault_is_one_of_the_file_as_it_is(row: dict[str, str]) -> None:
+    text = " ".join(line.strip() for line in (faults.ROOT / row["file"]).read_text().splitlines())
+    assert row["before"] in text, "the line has changed: is the reason still one?"
+    assert row["before"] != row["after"] and len(row["why"]) > 10
+
+
+def test_a_seed_draws_the_same_faults_and_another_seed_others() -> None:
+    files = ["hftune/data/packing/bins.py", "hftune/data/packing/settings.py"]
+    one, again, other = (faults.draw(files, 12, seed) for seed in (1, 1, 2))
+    assert one == again and len(one) == 12 and {fault.after for fault in one} != {fault.after for fault in other}
+    for fault in one:
+        compile(fault.source, fault.file, "exec")
+        assert fault.source != (faults.ROOT / fault.file).read_text() and fault.before != fault.after
+
+
+def test_what_is_left_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Words for people, types, invariants and what no test could miss; a condition is turned round."""
+    (tmp_path / "a.py").write_text(
+        'def f(x: int | None = None) -> int:\n    """Words."""\n    assert x != 1\n    if x:\n'
+        '        notice("no words")\n        raise ValueError(f"{x + 1}")\n    return list(zip(x, strict=True))\n'
+    )
+    monkeypatch.setattr(faults, "ROOT", tmp_path)
+    assert {(fault.before, fault.after) for fault in faults.draw(["a.py"], 20, 0)} == {
+        ("if x:", "if not (x):"),
+        ("return list(zip(x, strict=True))", "return list(zip(strict=True))"),
+    }
+
+
+def test_tests_are_chosen_by_the_line() -> None:
+    def at(**lines: list[str]) -> dict[str, dict[str, list[str]]]:
+        return {"hftune/a.py": lines}
+
+    fault = faults.Fault("hftune/a.py", 7, "", "", "", True)
+    reached = {
+        "tests/unit/test_b.py": Reach("", {"b::1": 0.1, "b::2": 0.2}, at(**{"5": ["b::2"], "8": ["b::1"]})),
+        "tests/unit/test_a.py": Reach("", {"a::1": 0.3}, at(**{"7": ["tests/unit/test_a.py"]})),
+        "tests/unit/test_c.py": Reach("", {"c::1": 0.1}, {"hftune/other.py": {"7": ["c::1"]}}),
+        "tests/unit/test_d.py": Reach("", {"d::1": 99.0}, at(**{"7": ["d::1"]})),
+    }
+    # That of the same name first, then the one that began a statement over lines 5 to 7; no more than time allows.
+    assert trials.chosen(fault, reached) == (["a::1", "b::2"], 0.5)

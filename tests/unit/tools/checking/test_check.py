@@ -1,0 +1,304 @@
+"""`hftune data check` as a whole: what is said, written and left, and that nothing of the user's changes."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from hftune.checkpoints.manifest import COMPLETE, write_manifest
+from hftune.cli import dispatch
+from hftune.errors import ArgumentError, DataError, UserError
+from hftune.logging import notices
+from tests.unit.tools.checking import made
+
+RNG = random.Random(20)
+GOOD = [made.conversation(RNG, words=30, chinese=bool(number % 2)) for number in range(6)]
+
+
+def checked(folder: Path, *words: object) -> tuple[dict[str, Any], list[tuple[str, str, int, str]]]:
+    """The summary, and (kind, file's name, line, reason) of all findings."""
+    dispatch(["data", "check", *map(str, words), "--output_dir", str(folder), "--preprocessing_num_workers", "1"])
+    lines = [json.loads(line) for line in (folder / "findings.jsonl").read_text(encoding="utf-8").splitlines()]
+    summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    return summary, [(one["kind"], Path(one["file"]).name, one["line"], one["reason"]) for one in lines]
+
+
+def pair(prompt: str, good: str, bad: str) -> dict[str, Any]:
+    return {"conversations": [{"from": "human", "value": prompt}], "chosen": good, "rejected": bad}
+
+
+def test_what_is_left_out_and_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = made.write(tmp_path / "d.jsonl", *GOOD[:3], GOOD[0], {"nothing": 1}, GOOD[3])
+    before = data.read_bytes()
+    summary, found = checked(tmp_path / "o", data)
+    assert [(kind, line) for kind, _, line, _ in found] == [("unusable", 5), ("duplicate", 4)]
+    assert found[1][3] == f"equals {data}:1"
+    assert summary["records"] == 6 and summary["kept"] == 4
+    assert summary["left_out"] == {"unusable": 1, "duplicate": 1}
+    # Byte for byte, and nothing of the data has changed.
+    lines = before.splitlines(keepends=True)
+    assert (tmp_path / "o" / "kept" / "d.jsonl").read_bytes() == b"".join([*lines[:3], lines[5]])
+    assert data.read_bytes() == before
+    (about,) = summary["sources"].values()
+    assert about["languages"] == {"zh": 2, "en": 2, "other": 1} or about["languages"].keys() <= {"zh", "en", "other"}
+    assert about["turns"] == {"2": 5} and about["kinds"] == {"conversation": 5}
+    assert about["characters"]["longest"] == max(
+        sum(len(turn["content"]) for turn in one["messages"]) + 1 for one in GOOD[:4]
+    )
+    said = capsys.readouterr().out
+    assert "4 of 6 records are left; left out: 1 unusable, 1 duplicate" in said
+    assert len(said.splitlines()) <= 5
+    assert sorted(file.name for file in (tmp_path / "o").iterdir()) == [
+        "findings.jsonl",
+        "hftune.json",
+        "kept",
+        "report.html",
+        "summary.json",
+    ]
+
+
+def test_records_that_cannot_be_used_are_like_no_other(tmp_path: Path) -> None:
+    data = made.write(tmp_path / "d.jsonl", {"a": 1}, {"b": 2}, GOOD[0], {"a": 1})
+    summary, found = checked(tmp_path / "o", data)
+    assert {kind for kind, *_ in found} == {"unusable"} and summary["left_out"] == {"unusable": 3}
+
+
+def test_evaluation_data_among_the_data_is_not_checked(tmp_path: Path) -> None:
+    evaluation = made.write(tmp_path / "d" / "eval" / "e.jsonl", GOOD[0])
+    made.write(tmp_path / "d" / "train.jsonl", *GOOD[:2])
+    summary, found = checked(tmp_path / "o", tmp_path / "d", "--against", evaluation.parent)
+    assert [(kind, name) for kind, name, *_ in found] == [("leak", "train.jsonl")] and summary["records"] == 2
+    with pytest.raises(DataError, match="all files are evaluation data"):
+        checked(tmp_path / "p", evaluation, "--against", evaluation)
+
+
+def test_several_sources_and_files_of_one_name(tmp_path: Path) -> None:
+    for number, name in enumerate(("a/x.jsonl", "a/deep/x.jsonl", "b/x.jsonl", "x.jsonl")):
+        made.write(tmp_path / "d" / name, GOOD[number])
+    asked = [tmp_path / "d" / name for name in ("a", "b", "x.jsonl")]
+    # A file that two of them name is read once.
+    summary, found = checked(tmp_path / "o", *asked, asked[0] / "x.jsonl")
+    assert found == [] and [about["records"] for about in summary["sources"].values()] == [2, 1, 1]
+    kept = {name: Path(file) for name, file in summary["files"].items()}
+    assert [*kept] == ["kept/deep/x.jsonl", "kept/x.jsonl", "kept/2-x.jsonl", "kept/3-x.jsonl"]
+    for name, file in kept.items():
+        assert (tmp_path / "o" / name).read_bytes() == file.read_bytes()
+
+
+def test_counts_of_a_source(tmp_path: Path) -> None:
+    call = {"name": "add", "arguments": {"x": 1}}
+    tool = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
+    turns = [
+        {"role": "user", "content": "One and one?"},
+        {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": call}]},
+        {"role": "tool", "content": "2"},
+        {"role": "assistant", "content": "It is 2.", "reasoning_content": "Add them."},
+    ]
+    for number in range(3):
+        made.write(
+            tmp_path / "d" / f"{number}.jsonl",
+            {"messages": turns[:1] + turns[3:]},
+            {"messages": turns, "tools": [tool]},
+        )
+    summary, _ = checked(tmp_path / "o", tmp_path / "d")
+    (about,) = summary["sources"].values()
+    assert about["thoughts"] == 6 and about["tools"] == 3 and about["turns"] == {"2": 3, "4": 3}
+    assert about["records"] == 6 and about["found"] == {"duplicate": 4}
+    said = "One and one?\nAdd them.\nIt is 2."
+    called = f"One and one?\n{json.dumps(call)}\n2\nAdd them.\nIt is 2."
+    lengths = about["characters"]
+    assert lengths["longest"] == len(called) and lengths["total"] == 3 * (len(said) + len(called))
+    # To 5 %, as the page says.
+    assert lengths["p5"] == pytest.approx(len(said), rel=0.05) and lengths["p95"] == pytest.approx(
+        len(called), rel=0.05
+    )
+
+
+def test_kinds_that_are_kept_or_dropped(tmp_path: Path) -> None:
+    refusing = {"prompt": "Is it raining there today?", "completion": "I'm sorry, but I can't tell you that."}
+    data = made.write(tmp_path / "d.jsonl", GOOD[0], GOOD[0], refusing)
+    summary, _ = checked(tmp_path / "a", data)
+    assert summary["left_out"] == {"duplicate": 1}
+    summary, _ = checked(tmp_path / "b", data, "--keep", "duplicate", "--drop", "refusal", "cut_off")
+    assert summary["left_out"] == {"refusal": 1}
+    with pytest.raises(ArgumentError, match="refusal cannot be dropped and kept"):
+        checked(tmp_path / "c", data, "--keep", "refusal", "--drop", "refusal")
+
+
+def test_one_of_several_alike_stays(tmp_path: Path) -> None:
+    """Where the first is left out for another reason, the next one takes its place; equals go with it."""
+    text = GOOD[0]["messages"][1]["content"]
+    secret = {"prompt": GOOD[0]["messages"][0]["content"], "completion": f"{text} hf_{'aB3' * 10}"}
+    clean = {"prompt": GOOD[0]["messages"][0]["content"], "completion": f"{text} More."}
+    data = made.write(tmp_path / "d.jsonl", secret, clean, clean, secret)
+    summary, found = checked(tmp_path / "o", data)
+    kinds = [(kind, line) for kind, _, line, _ in found]
+    assert kinds == [("secret", 1), ("secret", 4), ("near_duplicate", 2), ("duplicate", 3), ("duplicate", 4)]
+    assert json.loads((tmp_path / "o" / "kept" / "d.jsonl").read_text()) == clean
+    # An equal one of what is near to a record that stays is as near.
+    near = {"prompt": GOOD[0]["messages"][0]["content"], "completion": f"{text} Less."}
+    data = made.write(tmp_path / "e.jsonl", clean, near, near)
+    summary, _ = checked(tmp_path / "p", data)
+    assert summary["kept"] == 1 and summary["left_out"] == {"near_duplicate": 1, "duplicate": 1}
+
+
+def test_pairs_that_contradict_each_other(tmp_path: Path) -> None:
+    ask, good, bad = (made.sentence(RNG, 12) for _ in range(3))
+    data = made.write(
+        tmp_path / "d.jsonl",
+        pair(ask, good, bad),
+        pair(ask, bad, good),
+        pair(ask, good, good),
+        pair(made.sentence(RNG, 12), good, bad),
+        {"prompt": ask, "completion": good, "label": True},
+        {"prompt": ask, "completion": good, "label": False},
+    )
+    summary, found = checked(tmp_path / "o", data)
+    turned = {(line, reason) for kind, _, line, reason in found if kind == "contradiction"}
+    others = {1: 2, 2: 1, 5: 6, 6: 5}
+    assert turned == {(line, f"{data}:{other} judges it the other way around") for line, other in others.items()}
+    assert [(line, reason[:13]) for kind, _, line, reason in found if kind == "unusable"] == [(3, "equal answers")]
+    assert summary["kept"] <= 1
+
+
+def test_leaks_and_what_ancestors_were_trained_on(tmp_path: Path) -> None:
+    evaluation = made.write(tmp_path / "eval.jsonl", GOOD[0], {"messages": []})
+    old = made.write(tmp_path / "old.jsonl", GOOD[1], GOOD[0])
+    data = made.write(tmp_path / "d.jsonl", *GOOD[:3])
+    base, top = tmp_path / "base", tmp_path / "top"
+    # Only files are read that a manifest names: a folder could be all of the machine.
+    made.write(tmp_path / "all" / "more.jsonl", GOOD[2])
+    named = [str(old), str(tmp_path / "gone.jsonl"), str(tmp_path / "all"), __file__, 7]
+    for folder, files, parents in ((base, named, []), (top, [], [str(base)])):
+        folder.mkdir()
+        about = {"stage": "sft", "status": COMPLETE, "data": {"train": {"files": files, "rows": 2, "used": 2}}}
+        write_manifest(folder, about | {"parents": [{"folder": name, "fingerprint": None} for name in parents]})
+    summary, found = checked(tmp_path / "o", data, "--against", evaluation, "--ancestors", top)
+    assert found == [
+        ("leak", "old.jsonl", 2, f"the record of {evaluation}:1 stands in it (100%)"),
+        ("leak", "d.jsonl", 1, f"the record of {evaluation}:1 stands in it (100%)"),
+        ("trained_before", "d.jsonl", 1, f"equals {old}:2"),
+        ("trained_before", "d.jsonl", 2, f"equals {old}:1"),
+    ]
+    assert summary["left_out"] == {"leak": 1} and summary["kept"] == 2 and summary["records"] == 3
+    told = [said for said in notices() if "which is not compared" in said]
+    assert len(told) == 4 and "gone.jsonl, which" in told[0] and "all, which" in told[1]
+    summary, _ = checked(tmp_path / "p", data, "--ancestors", top, "--drop", "trained_before")
+    assert summary["left_out"] == {"trained_before": 2}
+
+
+FORMATS = {
+    "jsonl": lambda file, texts: file.write_bytes(
+        "".join(json.dumps({"text": t}, ensure_ascii=False, separators=(", ", ":  ")) + "\r\n" for t in texts).encode()
+    ),
+    "txt": lambda file, texts: file.write_text("\n\n".join(texts), encoding="utf-8"),
+    "json": lambda file, texts: file.write_text(json.dumps([{"text": t} for t in texts], indent=1), encoding="utf-8"),
+    "csv": lambda file, texts: file.write_text(
+        "text,more\n" + "".join(f'"{t}\n",1\n' for t in texts), encoding="utf-8"
+    ),
+    "jsonl.gz": lambda file, texts: file.write_bytes(
+        gzip.compress("".join(json.dumps({"text": t}) + "\n" for t in texts).encode())
+    ),
+    "parquet": lambda file, texts: pq.write_table(pa.table({"text": texts, "n": range(len(texts))}), file),
+}
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_what_is_left_has_the_format_that_it_had(tmp_path: Path, kind: str) -> None:
+    texts = [made.sentence(RNG, 20) for _ in range(4)]
+    file = tmp_path / "in" / f"d.{kind}"
+    file.parent.mkdir()
+    FORMATS[kind](file, [*texts[:2], texts[0], *texts[2:], texts[3]])
+    summary, found = checked(tmp_path / "o", file.parent)
+    assert found[0][0] == "duplicate" and summary["kept"] == 4
+    kept = tmp_path / "o" / "kept" / f"d.{kind.removesuffix('.gz')}"
+    if kind == "parquet":
+        assert pq.read_table(kept).to_pydict() == {"text": texts, "n": [0, 1, 3, 4]}
+        return
+    if kind == "json":
+        assert json.loads(kept.read_text(encoding="utf-8")) == [{"text": text} for text in texts]
+        return
+    # The same bytes as of a file that never had the others.
+    wanted = tmp_path / "wanted"
+    FORMATS[kind.removesuffix(".gz")](wanted, texts)
+    if kind == "jsonl.gz":
+        wanted.write_text("".join(json.dumps({"text": t}) + "\n" for t in texts))
+    assert kept.read_bytes().rstrip(b"\n") == wanted.read_bytes().rstrip(b"\n")
+
+
+def test_without_a_folder_only_a_summary(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = made.write(tmp_path / "d.jsonl", *GOOD)
+    dispatch(["data", "check", str(data), "--preprocessing_num_workers", "1"])
+    assert "nothing is left out of 6 records" in capsys.readouterr().out
+    assert [*tmp_path.iterdir()] == [data]
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        ([], "needs a word"),
+        (["chek", "f"], "needs a word"),
+        (["check"], "no data was named"),
+        (["check", "gone.jsonl"], "gone.jsonl does not exist"),
+        (["check", "d.jsonl", "--drop", "spam"], "--drop"),
+        (["check", "d.jsonl", "--output_dir", "."], "holds d.jsonl, which is read"),
+        (["check", ".", "--output_dir", "out"], "lies in ., which is the data"),
+        (["check", "d.jsonl", "--columns", "text=body"], "no record has the column body"),
+        (["check", "d.jsonl", "--against", "bad.jsonl"], "no format"),
+        (["check", "d.jsonl", "--ancestors", "."], "has no hftune.json"),
+    ],
+)
+def test_what_cannot_work_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, argv: list[str], words: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    made.write(tmp_path / "d.jsonl", *GOOD)
+    made.write(tmp_path / "bad.jsonl", {"x": 1})
+    with pytest.raises(UserError, match=words.replace(".", r"\.")):
+        dispatch(["data", *argv])
+
+
+def test_a_result_is_replaced_only_when_asked(tmp_path: Path) -> None:
+    data = made.write(tmp_path / "d.jsonl", *GOOD)
+    checked(tmp_path / "o", data)
+    with pytest.raises(ArgumentError, match="already holds a finished result"):
+        checked(tmp_path / "o", data)
+    checked(tmp_path / "o", data, "--overwrite_output_dir")
+
+
+def test_columns_are_renamed(tmp_path: Path) -> None:
+    data = made.write(tmp_path / "d.jsonl", {"body": "One two three four."}, {"body": "Five six seven eight."})
+    summary, found = checked(tmp_path / "o", data, "--columns", "text=body")
+    assert summary["kept"] == 2 and found == []
+
+
+def test_several_processes_find_the_same(tmp_path: Path) -> None:
+    records = [made.conversation(RNG, words=20) for _ in range(40)] * 2
+    folder = tmp_path / "d"
+    for number in range(10):
+        made.write(folder / f"{number}.jsonl", *records[8 * number : 8 * number + 8])
+    one = checked(tmp_path / "one", folder)
+    dispatch(["data", "check", str(folder), "--output_dir", str(tmp_path / "two"), "--preprocessing_num_workers", "2"])
+    assert (tmp_path / "one" / "findings.jsonl").read_bytes() == (tmp_path / "two" / "findings.jsonl").read_bytes()
+    assert one[0]["left_out"] == {"duplicate": 40} and one[0]["kept"] == 40
+
+
+def test_files_that_change_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = made.write(tmp_path / "d.jsonl", *GOOD)
+
+    def changing(*given: Any) -> Any:
+        made.write(data, *GOOD[:2])
+        return decide(*given)
+
+    from hftune.tools.checking import run
+
+    decide = run._decide
+    monkeypatch.setattr(run, "_decide", changing)
+    with pytest.raises(DataError, match="changed while it was read"):
+        checked(tmp_path / "o", data)
+    assert not (tmp_path / "o").exists()

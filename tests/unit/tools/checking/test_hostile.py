@@ -1,0 +1,187 @@
+"""Records that are made to do harm: to the terminal, the page, the memory, the clock."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hftune.cli import dispatch
+from hftune.tools.checking.findings import Finding
+from hftune.tools.checking.page import write_report
+from hftune.tools.checking.result import Result
+from hftune.tools.checking.sources import Source
+from tests.unit.tools.checking import made
+from tests.unit.tools.checking.test_check import checked
+
+EVIL = '<script>alert(1)</script>\x1b]0;owned\x07\x1b[31m\u202e"><img src=x onerror=y>'
+CARD, KEY = "4111 1111 1111 1111", "hf_" + "aB3" * 10
+
+
+def test_nothing_of_a_record_reaches_terminal_or_page_as_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "<b>evil\x1b[31m"
+    records = [
+        {"prompt": EVIL * 3, "completion": f"I'm sorry, but I {EVIL} <|{'x' * 20}|> {CARD} {KEY} jo@uni-bonn.de"},
+        {"prompt": "x", "completion": f"As an AI language model {EVIL} \ufffd"},
+        {EVIL: 1},
+        {"messages": [{"role": EVIL, "content": "x"}]},
+        [CARD, KEY, "jo@uni-bonn.de", EVIL],
+    ]
+    data = made.write(folder / "d<i>.jsonl", *records, *records)
+    checked(tmp_path / "o", data, "--against", made.write(folder / "e<i>.jsonl", *records))
+    caught = capsys.readouterr()
+    page = (tmp_path / "o" / "report.html").read_text(encoding="utf-8")
+    written = page + (tmp_path / "o" / "findings.jsonl").read_text() + (tmp_path / "o" / "summary.json").read_text()
+    for text in (caught.out, caught.err, written):
+        assert not {"\x1b", "\x07", "\u202e"} & {*text}
+        assert KEY not in text and CARD not in text and "jo@uni" not in text
+    assert "<script" not in page and "<img" not in page and "<b>" not in page and "<i>" not in page
+    assert "refuses" in page and "d&lt;i&gt;.jsonl" in page
+
+
+def test_a_secret_that_is_known_by_value_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A token of the environment has no form; a role that is named after it would be quoted."""
+    monkeypatch.setenv("MY_API_KEY", "zebra-giraffe-77")
+    data = made.write(tmp_path / "d.jsonl", {"messages": [{"role": "zebra-giraffe-77", "content": "x"}]})
+    checked(tmp_path / "o", data)
+    for file in (tmp_path / "o").iterdir():
+        if file.is_file():
+            assert b"zebra-giraffe" not in file.read_bytes(), file.name
+
+
+HOSTILE = {
+    "deep": b'{"text": ' + b"[" * 5000 + b"]" * 5000 + b"}\n",
+    "deep_objects": b'{"messages": ' + b'{"a":' * 3000 + b"1" + b"}" * 3000 + b"}\n",
+    "binary": bytes(range(256)) * 50 + b"\n",
+    "half": b'{"text": "a \\ud83d b"}\n',
+    "nul": b'{"text": "a\\u0000b"}\n{"text": "a\x00b"}\n',
+    "number": b'{"text": 1' + b"0" * 5000 + b"}\n",
+    "twice": b'{"text": "a", "text": "b"}\n',
+    "array": b'[{"text": "a"}]\n',
+    "words": b'"text"\n17\nnull\n\n',
+    "turns": b'{"messages": [{"role": "user", "content": 7}, null, [], {"role": {}, "content": {}}]}\n',
+    "tools": b'{"messages": [{"role": "assistant", "tool_calls": [{"function": "x"}]}], "tools": "}{"}\n',
+    "pair": b'{"prompt": [], "chosen": {}, "rejected": 3}\n',
+    "label": b'{"prompt": "a", "completion": "b", "label": "perhaps"}\n',
+    "long": b'{"text": "' + b"a" * 300_000 + b'"}\n',
+    "one_word": b'{"text": "' + b"\xe5\xa4\xa9" * 100_000 + b'"}\n',
+    "keys": json.dumps({f"k{number}": number for number in range(20_000)}).encode() + b"\n",
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_records_end_in_a_finding_or_in_nothing(tmp_path: Path, name: str) -> None:
+    data = tmp_path / "d.jsonl"
+    good = json.dumps({"text": "A good record of eight words, all sound."}).encode() + b"\n"
+    data.write_bytes(HOSTILE[name] + good)
+    summary, found = checked(tmp_path / "o", data)
+    assert {kind for kind, *_ in found} <= {"unusable", "encoding"}
+    assert all(len(reason) < 400 for *_, reason in found)
+    # What is good stays, whatever stands before it; a text that is one long word is good, too.
+    assert good in (tmp_path / "o" / "kept" / "d.jsonl").read_bytes()
+    assert summary["kept"] == summary["records"] - sum(summary["left_out"].values())
+
+
+@pytest.mark.parametrize("kind", ["txt", "csv", "json", "parquet", "jsonl.gz"])
+def test_files_that_are_something_else(tmp_path: Path, kind: str) -> None:
+    file, good = tmp_path / "d" / f"b.{kind}", made.write(tmp_path / "d" / "a.jsonl", {"text": "Sound and whole."})
+    file.write_bytes(bytes(range(256)) * 20)
+    _, found = checked(tmp_path / "o", tmp_path / "d")
+    # Some lines of it may be texts, by chance equal ones.
+    assert ("unusable", file.name) in {(kind, name) for kind, name, *_ in found}
+    assert {name for _, name, *_ in found} == {file.name}
+    assert (tmp_path / "o" / "kept" / "a.jsonl").read_bytes() == good.read_bytes()
+    # Of what cannot be read nothing is written.
+    assert kind == "txt" or not (tmp_path / "o" / "kept" / file.name.removesuffix(".gz")).exists()
+
+
+@pytest.mark.parametrize("content", [b"", b"\n\n", b"\xef\xbb\xbf\n"])
+def test_files_without_a_record(tmp_path: Path, content: bytes, capsys: pytest.CaptureFixture[str]) -> None:
+    from hftune.errors import DataError
+
+    data = tmp_path / "d.jsonl"
+    data.write_bytes(content)
+    if not content:
+        with pytest.raises(DataError, match="is empty"):
+            dispatch(["data", "check", str(data)])
+        return
+    summary, found = checked(tmp_path / "o", data)
+    assert summary["records"] == 0 and [(kind, line) for kind, _, line, _ in found] == [("unusable", 0)]
+    assert "nothing is left" in capsys.readouterr().out
+
+
+def test_records_that_are_all_equal(tmp_path: Path) -> None:
+    data = made.write(tmp_path / "d.jsonl", *([made.conversation(random.Random(1))] * 700))
+    summary, found = checked(tmp_path / "o", data)
+    assert summary["kept"] == 1 and summary["left_out"] == {"duplicate": 699} and len(found) == 699
+    # The page has the first of them.
+    page = (tmp_path / "o" / "report.html").read_text(encoding="utf-8")
+    assert page.count(f"equals {data}:1<") == 20 and "The first 20." in page
+
+
+def test_a_page_has_no_more_than_the_first_findings(tmp_path: Path) -> None:
+    result = Result([Source("s", [Path("f")])])
+    result.examples["cut_off"] = [Finding("cut_off", "f", 1, EVIL)]
+    write_report(tmp_path, result)
+    page = (tmp_path / "report.html").read_text()
+    assert "<script" not in page and "default-src 'none'" in page
+
+
+NEARLY = {
+    "texts.cut_off": ("a, ", "```", "A. ", " the", "(", "- ", "1. "),
+    "texts.refusal": ("I'm sorry, ", "对不起，", "作为", "I am sorry, but as"),
+    "texts.boilerplate": ("n AI ", "作为一个AI", "我是一个", "I'm an AI", "由 OpenAI", "语言模型", "as an AI and"),
+    "texts.control_token": (
+        "<|",
+        "<|a",
+        "<｜",
+        "</s> ",
+        "</s>",
+        "[",
+        "[INST",
+        "<|" + "a" * 39,
+        "</s>\t\t\t\t\t\t\t\t\t",
+    ),
+    "texts.damage": ("Ã", "é", "â€", "Ã©", "\u0412", "\xa0", "à ", "é\u2019", "ï»¿", "a\u0300", "\u2500"),
+    "personal.hidden": (
+        *("@", "a@", "a@b.", "a.b-c", "a@a.a", "@a.", "1 ", "1", "1-", "12 34", "+1 2", "+1 ", "138", "(212) "),
+        *("13800138000 ", "4111 1111 1111 1111, 13800138000; ", "GB82 ", "GB82", "AB12 ABCD ", "Bearer ", "Bearer a1"),
+        *("sk-", "hf_", "eyJ-", "://@", "a://a:a", "a://a:a@"),
+    ),
+    "languages_of": ("the ", "天", "a", "и "),
+}
+"""Function to pieces; a text of nothing but one of them nearly matches everywhere."""
+_RUN = """
+import json, resource, sys
+from hftune.tools.checking import personal, texts
+from hftune.tools.checking.languages import language_of
+from hftune.tools.checking.shingles import shingles_of, signatures_of
+def languages_of(text):
+    found = shingles_of([text])
+    signatures_of(found)
+    return language_of(text, found.words)
+languages_of("a")
+for piece in json.loads(sys.argv[2]):
+    print(repr(piece), flush=True)
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    resource.setrlimit(resource.RLIMIT_CPU, (int(used.ru_utime + used.ru_stime) + 8, resource.RLIM_INFINITY))
+    eval(sys.argv[1])(piece * (200_000 // len(piece)))
+print("done")
+"""
+
+
+@pytest.mark.parametrize("function", NEARLY)
+def test_no_text_takes_more_than_time_in_proportion(function: str) -> None:
+    """A linear search of such a text takes a fraction of a second, a quadratic one minutes.
+
+    Counted are seconds of the processor, so that a busy machine changes nothing.
+    """
+    asked = [sys.executable, "-c", _RUN, function, json.dumps(NEARLY[function])]
+    finished = subprocess.run(asked, capture_output=True, text=True, check=False)
+    assert finished.stdout.splitlines()[-1:] == ["done"], f"at {finished.stdout[-60:]} {finished.stderr}"

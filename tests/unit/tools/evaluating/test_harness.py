@@ -1,0 +1,91 @@
+"""lm-eval in this process: hftune's figures are those of the model that lm-eval loads by itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hftune.arguments.evaluating import EvaluateArguments
+from hftune.distributed import ranks
+from hftune.tools.evaluating.harness_lines import lines_of_results
+from hftune.tools.talking.loading import load_talker
+
+pytestmark = pytest.mark.long
+
+TASKS = Path(__file__).parents[3] / "lm_eval_tasks"
+
+
+@pytest.fixture(scope="module")
+def tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("lm_eval")
+    folder = tmp_path_factory.mktemp("tasks")
+    for file in TASKS.iterdir():
+        (folder / file.name).write_text(file.read_text().replace("FOLDER", str(folder)))
+    return folder
+
+
+def arguments(tasks: Path, *names: str, **more: Any) -> EvaluateArguments:
+    return EvaluateArguments(eval_tasks=["loss", *names], include_path=str(tasks), use_cpu=True, **more)
+
+
+def test_requests_are_shared_out(tasks: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from hftune.tools.evaluating.harness import SharedOut
+
+    class Model:
+        tokenizer_name = "tiny"
+
+        def loglikelihood(self, requests: list[int]) -> list[int]:
+            return [10 * number for number in requests]
+
+        generate_until = loglikelihood_rolling = loglikelihood
+
+        def apply_chat_template(self, history: Any, ask: bool) -> str:
+            return f"{history} {ask}"
+
+        def chat_template(self, name: Any) -> str:
+            return f"template {name}"
+
+    monkeypatch.setattr(ranks, "world_size", lambda: 3)
+    requests, said = [*range(8)], [10 * number for number in range(8)]
+    shared = SharedOut(Model())  # type: ignore[arg-type]  # it has what is asked of it
+    own: list[Any] = []
+    # What the other processes would send.
+    monkeypatch.setattr(ranks, "gathered_objects", lambda mine: own.append(mine) or [said[n::3] for n in range(3)])
+    for rank in range(3):
+        monkeypatch.setattr(ranks, "rank", lambda rank=rank: rank)
+        for kind in ("loglikelihood", "loglikelihood_rolling", "generate_until"):
+            assert getattr(shared, kind)(requests) == said
+            assert own.pop() == said[rank::3]
+    assert shared.apply_chat_template("a", False) == "a False" and shared.chat_template("b") == "template b"
+    assert shared.tokenizer_name == "tiny"
+
+
+def test_figures_are_those_of_lm_eval(tasks: Path, tiny_model: Path) -> None:
+    from lm_eval import simple_evaluate
+    from lm_eval.models.huggingface import HFLM
+
+    from hftune.tools.evaluating.harness import Harness
+
+    args = arguments(tasks, "madeup_sums", max_eval_samples=4, num_fewshot=2, per_device_eval_batch_size=3)
+    harness = Harness(args)
+    assert list(harness.problems()) == []
+    ours = harness.lines(load_talker(str(tiny_model), args), "madeup_sums")
+    theirs = simple_evaluate(
+        HFLM(pretrained=str(tiny_model), device="cpu", batch_size=1),
+        tasks=["madeup_sums"],
+        num_fewshot=2,
+        limit=4,
+        task_manager=harness.manager,
+        bootstrap_iters=0,
+    )
+    assert theirs is not None and ours == list(lines_of_results(theirs))
+    assert len(ours) == 9 and {line["source"] for line in ours} == {"madeup_sums"}
+
+
+def test_a_task_that_nobody_knows(tasks: Path) -> None:
+    from hftune.tools.evaluating.harness import Harness
+
+    (problem,) = Harness(arguments(tasks, "madeup_sum", "madeup_words")).problems()
+    assert "no task" not in problem.render() and "did you mean madeup_sums?" in problem.render()

@@ -1,0 +1,58 @@
+"""The judge: both orders, ties, and what it is shown."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hftune.tools.evaluating.judging import Judge, outcome, verdict
+from hftune.tools.talking.chat_server import ChatServer
+from tests.answering import server
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("Verdict: A", "a"),
+        ("B is long.\n**Verdict:** B", "b"),
+        ("Verdict: A? No.\nVerdict: tie", "tie"),
+        ("I cannot say", "tie"),
+        ("Verdict: Apple", "tie"),
+    ],
+)
+def test_the_last_verdict_counts(text: str, said: str) -> None:
+    assert verdict(text) == said
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "score"),
+    [
+        ("a", "b", 1),
+        ("b", "a", 0),
+        ("a", "a", 0.5),
+        ("tie", "tie", 0.5),
+        ("a", "tie", 1),
+        ("tie", "a", 0),
+        ("b", "b", 0.5),
+    ],
+)
+def test_both_orders_count(first: str, second: str, score: float) -> None:
+    assert outcome(first, second) == score
+
+
+def test_a_judge_that_likes_the_first_place_has_no_say() -> None:
+    def answer(path: str, body: Any) -> tuple[int, dict[str, Any]]:
+        text = body["messages"][0]["content"]
+        first = text.partition("[answer A]")[2].partition("[answer B]")[0]
+        said = "A" if "fair" not in text or "good" in first else "B"
+        return 200, {"choices": [{"message": {"content": f"Verdict: {said}"}, "finish_reason": "stop"}]}
+
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Why?"}]
+    fair = [*messages[:1], {"role": "user", "content": "Be fair: why?"}]
+    with server(answer) as asked:
+        judge = Judge(ChatServer(asked.url, "--judge_url", "j", "HFTUNE_JUDGE_API_KEY"))
+        assert judge([(messages, "good", "bad"), (fair, "good", "bad"), (fair, "bad", "good")]) == [0.5, 1.0, 0.0]
+    body = asked.requests[0][1]
+    assert len(asked.requests) == 6 and body["temperature"] == 0 and body["model"] == "j"
+    assert "system: Be brief.\nuser: " in body["messages"][0]["content"]

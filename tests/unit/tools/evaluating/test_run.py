@@ -1,0 +1,173 @@
+"""`hftune evaluate` in this process: losses are SFT's, answers are a model's own, and both survive a kill."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from torch.nn.functional import cross_entropy
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from hftune.checkpoints.manifest import COMPLETE, read_manifest
+from hftune.cli import dispatch
+from hftune.data.readers.base import Row
+from hftune.data.tokenizing.chats import ChatEncoder
+from hftune.data.tokenizing.counts import Counts
+from hftune.digests import changed_files
+from hftune.errors import ArgumentError
+from hftune.tools.evaluating import work as work_module
+from hftune.tools.evaluating.losses import RecordLosses
+
+pytestmark = pytest.mark.long
+
+RECORDS = [
+    {"messages": [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "Because it is so."}]},
+    {
+        "messages": [
+            {"role": "user", "content": "What is 2 plus 3, and why is it not 6?"},
+            {"role": "assistant", "content": "5"},
+            {"role": "user", "content": "And 2 plus 4?"},
+            {"role": "assistant", "content": "6"},
+        ]
+    },
+    {"prompt": "What is 1 plus 1?", "response": "2"},
+]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("held_out")
+    (folder / "a.jsonl").write_text("".join(json.dumps(record) + "\n" for record in RECORDS[:2]))
+    (folder / "b.jsonl").write_text(json.dumps(RECORDS[2]) + "\n")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def adapter(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models") / "adapter"
+    torch.manual_seed(5)
+    base = AutoModelForCausalLM.from_pretrained(tiny_model)
+    get_peft_model(base, LoraConfig(task_type="CAUSAL_LM", init_lora_weights=False)).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(tiny_model).save_pretrained(folder)
+    return folder
+
+
+def evaluated(folder: Path, data: Path, *flags: object) -> dict[str, Any]:
+    more = ["--validation_file_dir", data, "--output_dir", folder, "--max_new_tokens", 4]
+    dispatch(["evaluate", *map(str, [*flags, *more])])
+    return json.loads((folder / "evaluation.json").read_text())
+
+
+def lines(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "records.jsonl").read_text().splitlines()]
+
+
+def losses_of(model: Any, folder: Path) -> list[tuple[float, int]]:
+    """What a plain forward pass says of each record."""
+    encode, found = ChatEncoder(AutoTokenizer.from_pretrained(folder), max_length=None), []
+    for record in RECORDS:
+        columns = encode.encode([encode.parse(Row(record, "a", 1))], Counts())
+        ids, labels = (torch.tensor(columns[name][0], dtype=torch.long) for name in ("input_ids", "labels"))
+        with torch.no_grad():
+            logits = model(input_ids=ids[None]).logits[0, :-1]
+        found.append((float(cross_entropy(logits, labels[1:], reduction="sum")), int((labels[1:] != -100).sum())))
+    return found
+
+
+def test_losses_are_those_of_sft(tiny_model: Path, adapter: Path, data: Path, tmp_path: Path) -> None:
+    found = evaluated(tmp_path / "o", data, tiny_model, adapter, "--eval_tasks", "loss", "--against", tiny_model)
+    base = AutoModelForCausalLM.from_pretrained(tiny_model)
+    wanted = {str(tiny_model): losses_of(base, tiny_model)}
+    from peft import PeftModel
+
+    wanted[str(adapter)] = losses_of(PeftModel.from_pretrained(base, str(adapter)), tiny_model)
+    totals = {}
+    for model, losses in wanted.items():
+        own = [line for line in lines(tmp_path / "o") if line["model"] == model]
+        assert [line["record"] for line in own] == ["a.jsonl:1", "a.jsonl:2", "b.jsonl:1"]
+        assert [line["weight"] for line in own] == [tokens for _, tokens in losses]
+        scored = [line["scores"]["loss"] * line["weight"] for line in own]
+        assert scored == pytest.approx([loss for loss, _ in losses], rel=1e-5)
+        totals[model] = sum(loss for loss, _ in losses) / sum(tokens for _, tokens in losses)
+        figures = found["models"][model]
+        assert figures["loss"]["value"] == pytest.approx(totals[model], rel=1e-5)
+        assert figures["loss"]["perplexity"] == pytest.approx(2.718281828 ** totals[model], rel=1e-4)
+        assert figures["loss/b.jsonl"]["value"] == pytest.approx(losses[2][0] / losses[2][1], rel=1e-5)
+    (less,) = found["differences"].values()
+    assert less["loss"]["value"] == pytest.approx(totals[str(adapter)] - totals[str(tiny_model)], abs=1e-5)
+    assert abs(less["loss"]["value"]) > 1e-3
+
+
+def test_batches_change_nothing(tiny_model: Path, data: Path, tmp_path: Path) -> None:
+    found = [
+        evaluated(tmp_path / str(tokens), data, tiny_model, "--eval_tasks", "loss", "--batch_tokens", tokens)
+        for tokens in (1, 10_000)
+    ]
+    first, second = (one["models"][str(tiny_model)]["loss"] for one in found)
+    assert first == pytest.approx(second, rel=1e-5)
+
+
+def test_answers_are_the_models_own(tiny_model: Path, adapter: Path, data: Path, tmp_path: Path) -> None:
+    evaluated(tmp_path / "o", data, tiny_model, "--eval_tasks", "exact_match", "math", "json")
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(tiny_model), AutoTokenizer.from_pretrained(tiny_model)
+    asked = [RECORDS[0]["messages"][:1], RECORDS[1]["messages"][:3], [{"role": "user", "content": "What is 1 plus 1?"}]]  # type: ignore[index]  # lists of texts
+    for line, chat, right in zip(lines(tmp_path / "o"), asked, ["Because it is so.", "6", "2"], strict=True):
+        ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+        with torch.no_grad():
+            said = model.generate(**ids, max_new_tokens=4, do_sample=False)
+        text = tokenizer.decode(said[0, ids["input_ids"].shape[1] :], skip_special_tokens=True)
+        assert line["answer"]["content"] == text.rstrip("\ufffd").strip()
+        assert line["scores"]["exact_match"] == float(line["answer"]["content"] == right)
+    # The same records against an earlier evaluation.
+    found = evaluated(
+        *(tmp_path / "p", data, tiny_model, "--eval_tasks", "exact_match", "math", "--against", tmp_path / "o")
+    )
+    (less,) = found["differences"].values()
+    assert less["exact_match"] == {"value": 0, "low": 0, "high": 0, "records": 3} == less["math"]
+
+
+def test_a_killed_evaluation_goes_on(
+    tiny_model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(work_module, "PART_RECORDS", 1)
+    whole = evaluated(tmp_path / "whole", data, tiny_model, "--eval_tasks", "loss")
+    real, asked = RecordLosses.__call__, []
+
+    def killed(self: RecordLosses, rows: Any) -> Any:
+        asked.append(rows[0].origin)
+        if len(asked) == 3:
+            raise KeyboardInterrupt
+        return real(self, rows)
+
+    monkeypatch.setattr(RecordLosses, "__call__", killed)
+    with pytest.raises(KeyboardInterrupt):
+        evaluated(tmp_path / "o", data, tiny_model, "--eval_tasks", "loss")
+    assert not (tmp_path / "o").exists()
+    assert evaluated(tmp_path / "o", data, tiny_model, "--eval_tasks", "loss") == whole
+    assert len(asked) == 4 and asked[2] == asked[3]
+    assert (tmp_path / "o/records.jsonl").read_bytes() == (tmp_path / "whole/records.jsonl").read_bytes()
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["o", "whole"]
+
+
+def test_the_folder_says_how_it_was_made(tiny_model: Path, data: Path, tmp_path: Path) -> None:
+    evaluated(tmp_path / "o", data, tiny_model, "--eval_tasks", "loss", "--max_eval_samples", 1)
+    manifest = read_manifest(tmp_path / "o")
+    assert manifest and manifest["stage"] == "evaluate" and manifest["status"] == COMPLETE
+    assert manifest["command"][:4] == ["hftune", "evaluate", "--models", str(tiny_model)]
+    assert str(data) in manifest["inputs"] and not any(changed_files(tmp_path / "o", manifest["files"]))
+    assert len(lines(tmp_path / "o")) == 1
+    with pytest.raises(ArgumentError, match="overwrite_output_dir"):
+        evaluated(tmp_path / "o", data, tiny_model, "--eval_tasks", "loss")
+    evaluated(tmp_path / "o", data, tiny_model, "--eval_tasks", "loss", "--overwrite_output_dir")
+    assert len(lines(tmp_path / "o")) == 3
+
+
+def test_everything_that_is_wrong_is_said_at_once(data: Path, tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError) as refused:
+        dispatch(["evaluate", "--eval_tasks", "exact_mach", "loss"])
+    for said in ("no model was named", "did you mean exact_match?", "no held-out records", "no folder for the results"):
+        assert said in str(refused.value)

@@ -1,0 +1,91 @@
+"""The proof that answers behind one prompt are scored as if each stood alone, and what it leads to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hftune.errors import ArgumentError
+from hftune.models.attention import shared_prompts
+from hftune.trainers.online.base import is_reference
+from hftune.trainers.online.isolation import SHORT, made_up, prove_shared_answers
+from tests.unit.trainers.rl_runs import make_trainer
+
+FLAGS = ("--per_device_train_batch_size", "4", "--num_generations", "2", "--max_completion_length", "4")
+
+
+def even(completion_ids: list[list[int]], **_: Any) -> list[float]:
+    return [sum(token % 2 == 0 for token in ids) / len(ids) for ids in completion_ids]
+
+
+def trainer_of(model: Path, folder: Path, *flags: str) -> Any:
+    return make_trainer(model, folder, "grpo", even, *FLAGS, "--shared_prompts", "True", "--beta", "0.1", *flags)
+
+
+def test_made_up_answers_are_padded_as_trl_does_it() -> None:
+    batch = made_up(1000, ((2, 1, 3), (1, 2, 1)))
+    assert batch["attention_mask"].tolist() == [[1, 1, 1, 0, 0], [1, 1, 1, 1, 1], [0, 1, 1, 1, 0], [0, 1, 1, 0, 0]]
+    # From the middle of 1000 tokens: prompts step by 3 and 7, answers by 5, 7 and 9, 11.
+    assert batch["input_ids"][1].tolist() == [333, 336, 333, 340, 347]
+    assert batch["labels"].tolist()[3] == [-100, -100, 333, -100, -100]
+    assert len({*map(tuple, made_up(1000, SHORT)["input_ids"].tolist())}) == 4
+
+
+def test_a_model_that_keeps_answers_apart_passes(tiny_model: Path, tmp_path: Path) -> None:
+    trainer = trainer_of(tiny_model, tmp_path)
+    trainer.model.train()
+    trainer.prove_isolation(trainer.model)
+    assert trainer.model.training
+    assert not trainer.model.hftune_documents.copies_prompts
+
+
+def test_one_that_mixes_them_up_gets_copies_and_so_does_its_reference(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Keys of a prompt that come from the row's beginning: right for the first prompt alone."""
+    trainer = trainer_of(tiny_model, tmp_path)
+    whole = shared_prompts.SharedPrompts.with_prompts
+
+    def first_prompt_only(self: Any, states: torch.Tensor, dim: int) -> list[torch.Tensor]:
+        return [torch.zeros_like(one) if self.prompts[1:] else one for one in whole(self, states, dim)]
+
+    monkeypatch.setattr(shared_prompts.SharedPrompts, "with_prompts", first_prompt_only)
+    model = trainer.model.eval()
+    with pytest.raises(ArgumentError, match="--shared_prompts"):
+        prove_shared_answers(model, 200, torch.device("cpu"))
+    trainer.prove_isolation(trainer.model)
+    assert trainer.model.hftune_documents.copies_prompts and trainer.ref_model.hftune_documents.copies_prompts
+    # From here on it trains as with padded rows.
+    trainer.train()
+
+
+def test_a_reference_is_a_policy_whose_adapter_is_off(tiny_model: Path, tmp_path: Path) -> None:
+    trainer = trainer_of(tiny_model, tmp_path, "--use_peft")
+    assert not is_reference(trainer.model)
+    with trainer.model.disable_adapter():
+        assert is_reference(trainer.model)
+    assert not is_reference(trainer.model) and not is_reference(trainer.model.get_base_model().model.embed_tokens)
+
+
+@pytest.mark.parametrize("flags", [(), ("--use_peft",), ("--critic", "shared")], ids=["full", "lora", "shared critic"])
+def test_ppo_reads_shared_rows_as_padded_ones(flags: tuple[str, ...], tiny_model: Path, tmp_path: Path) -> None:
+    """The same values, log-probabilities and gradients."""
+    found = []
+    for shared in ("False", "True"):
+        more = ("--shared_prompts", shared, "--beta", "0.05", "--per_device_train_batch_size", "4", *flags)
+        made = make_trainer(tiny_model, tmp_path / shared, "ppo", even, "--max_completion_length", "5", *more)
+        torch.nn.init.normal_(made.critic.head.weight, generator=torch.Generator().manual_seed(1))
+        torch.manual_seed(3)
+        rows = [{"prompt": made.train_dataset[number % 2]["prompt"]} for number in range(4)]
+        batch = made._generate_and_score_completions(rows)
+        made._compute_loss(made.model, batch).backward()
+        gradients = [one.grad for one in made.model.parameters() if one.grad is not None]
+        found.append([batch[name] for name in ("completion_ids", "logps", "values", "advantages")] + gradients)
+    assert len(found[0]) == len(found[1]) > 10
+    mask = batch["completion_mask"]
+    for number, (padded, row) in enumerate(zip(*found, strict=True)):
+        both = (padded * mask, row * mask) if 0 < number < 4 else (padded, row)
+        torch.testing.assert_close(*both, rtol=1e-3, atol=1e-5)

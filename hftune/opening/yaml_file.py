@@ -22,6 +22,7 @@ MAX_NODES = 100_000
 
 _OF_NAMES = re.compile(r"\b(?:alias|anchor|tag)\b")
 _QUOTED = re.compile(r"\s*(?:'.*'|\".*\")", re.DOTALL)
+_WIDE_COLON = re.compile(r"^\s*\w+\uff1a", re.MULTILINE | re.ASCII)
 _TWICE = "stands here twice"
 
 
@@ -106,11 +107,13 @@ def read_yaml_text(file: Path) -> str:
     return text
 
 
-def _fix(problem: str) -> str:
+def _fix(problem: str, wide: bool = False) -> str:
     if r"\t" in problem:
         return "write spaces in place of tabs"
     if _TWICE in problem:
         return "keep one of the two lines"
+    if wide:
+        return "write NAME: VALUE, with a colon and a blank in place of \uff1a"
     return (
         "write NAME: VALUE, a line each; a text with a colon or a # in it, or one that begins with a sign (* & ! % @) "
         "or looks like a date or number, stands in quotes"
@@ -129,9 +132,10 @@ def yaml_errors(file: Path | str) -> Iterator[None]:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = f"{file}:{mark.line + 1}" if mark else str(file)
-        raise ArgumentError(
-            f"not valid YAML: {_without_names(error)}", place=place, fix=_fix(str(error.problem))
-        ) from None
+        # What an input method writes for a colon makes of a name and its value one text.
+        wide = bool(mark and _WIDE_COLON.search(mark.buffer or ""))
+        cause = f"not valid YAML: {_without_names(error)}"
+        raise ArgumentError(cause, place=place, fix=_fix(str(error.problem), wide)) from None
     except ReaderError as error:  # a character that YAML does not allow
         cause = " ".join(str(error).split())
         raise ArgumentError(f"not valid YAML: {cause}", place=str(file), fix=_fix(cause)) from error

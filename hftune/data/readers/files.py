@@ -68,6 +68,7 @@ SUFFIXES = (
 """What a data file's name may end with."""
 
 _ACCEPTED = f"{', '.join((*_TEXT_READERS, *_BINARY_READERS))}; text also as {' and '.join(COMPRESSED)}"
+_TABLES = (".xlsx", ".xls", ".ods")
 # What lies next to data and is none: `datasets`, model hubs, LLaMA-Factory and hftune write it.
 _METADATA = ("dataset_info.json", "dataset_infos.json", "hftune.json")
 _DOCUMENTS = ("readme", "license", "licence", "notice", "citation", "changelog")
@@ -115,9 +116,10 @@ def find_files(path: str, flag: str, *, say: bool = True) -> list[Path]:
     _refuse_unreadable([root] if seen == [root] else files, flag)
     if not files:
         found = ", ".join(file.name for file in seen[:8]) + (", ..." if len(seen) > 8 else "") if seen else "nothing"
-        raise DataError(
-            f"no data file in {path}: found {found}", place=flag, fix=f"Files must be named with one of {_ACCEPTED}."
-        )
+        tables = any(file.suffix.lower() in _TABLES for file in seen)
+        first = "Save the table as CSV in UTF-8. " if tables else ""
+        fix = f"{first}Files must be named with one of {_ACCEPTED}."
+        raise DataError(f"no data file in {path}: found {found}", place=flag, fix=fix)
     for file in files:
         # An empty file is most often a download that failed; training without it would not be noticed.
         if file.stat().st_size == 0:

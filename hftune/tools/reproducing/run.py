@@ -35,11 +35,11 @@ def reproduced(folder: Path, output: Path, steps: int | None, tolerance: float, 
         words = words_again(manifest, lines, folder, output, steps, rest) if before else []
         changed = changed_inputs(manifest, words)
         [*environment(manifest, {})]  # now, not after the run
-        world = _processes(manifest)
+        _processes(manifest)
     if not before:
         raise ArgumentError(f"{folder} has no log to compare with", place=str(folder), fix="there is none to reproduce")
     raise_together(untrusted(stage, words, rest))
-    start(stage, manifest, world, words)
+    start(stage, manifest, words)
     now = steps_of(read_progress(output))
     same, said = verdict(before, now, tolerance)
     say("\n".join([f"{folder} and {output}: {said[0]}", *said[1:]]))
@@ -70,8 +70,9 @@ def _processes(manifest: Manifest) -> int:
     return world
 
 
-def start(stage: str, manifest: Manifest, world: int, words: list[str]) -> None:
-    """Run the script on so many processes; its words go to the terminal."""
+def start(stage: str, manifest: Manifest, words: list[str]) -> None:
+    """Run the script on as many processes as the manifest says; its words go to the terminal."""
+    world = _processes(manifest)
     processes = ["--nproc", str(world)] if world > 1 else ["--launcher", "none"]
     command = child_processes.python("-m", "hftune.cli", stage, *processes, *words)
     threads = (manifest.get("machine") or {}).get("threads")

@@ -182,7 +182,7 @@ class KLController:
         horizon: Completions in which beta changes by at most about a fifth.
     """
 
-    def __init__(self, beta: float, target: float | None = None, horizon: int = 10_000) -> None:
+    def __init__(self, beta: float, target: float | None, horizon: int) -> None:
         self.beta, self.target, self.horizon = beta, target, horizon
 
     def update(self, kl: float, completions: int) -> None:

@@ -129,3 +129,14 @@ def test_the_same(tmp_path: Path) -> None:
     assert not is_same([(1.0, [replace(a)])], [(0.5, [replace(a)])])
     assert not is_same([replace(a)], [])
     assert not is_same(replace_rows([1], a), replace_rows([2], a))
+
+
+def test_which_updates_take_blocks_and_which_add_the_same(tmp_path: Path) -> None:
+    """What needs all rows at once costs memory; what does not add the same must see the weight."""
+    stored = store(tmp_path, {"a": A, "b": B, "m": torch.rand(6)})
+    lora, bias = low_rank(stored["a"], stored["b"], 1.0), add_bias(stored["m"], 1.0)
+    dora = low_rank(stored["a"], stored["b"], 1.0, magnitude=stored["m"])
+    whole, rows = replace(stored["m"]), replace_rows([1], stored["m"])
+    assert not any(update.whole for update in (lora, bias, dora, whole, rows))
+    assert [update.additive for update in (lora, bias, dora, whole, rows)] == [True, True, False, False, False]
+    assert [update.shape for update in (lora, bias, dora, whole, rows)] == [None, None, None, (6,), None]

@@ -107,6 +107,22 @@ def test_every_byte_between_file_systems(tmp_path: Path, monkeypatch: pytest.Mon
     check(*merged(tmp_path))
 
 
+@pytest.mark.parametrize(("limit", "times"), [(255, 4), (256, 2), (511, 2), (512, 1), (1024, 0)])
+def test_the_disk_writes_while_tensors_are_computed(
+    limit: int, times: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four tensors of 256 bytes: whenever more than the limit is unflushed, and once more in the end."""
+    base = store(tmp_path / "base", {name: torch.ones(64) for name in "abcd"})
+    outputs = [Output(name, "F32", (64,), tensor) for name, tensor in base.items()]
+    called: list[str] = []
+    monkeypatch.setattr(write, "_FLUSH_BYTES", limit)
+    for name in ("fdatasync", "fsync"):
+        monkeypatch.setattr(os, name, lambda file, name=name: called.append(name))
+    (tmp_path / "merged").mkdir()
+    write_shards(tmp_path / "merged", lay_out(outputs, None), 1, lambda count: None)
+    assert called == ["fdatasync"] * times + ["fsync"]
+
+
 def test_an_error_of_the_disk_is_not_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Linux tells of it once, to whoever flushes first."""
     base = store(tmp_path / "base", {name: torch.ones(64) for name in "ab"})

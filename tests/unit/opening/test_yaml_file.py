@@ -98,6 +98,8 @@ def test_what_is_wrong_is_said(file: Path, text: str, words: str) -> None:
         ("a: 1\nb: 2\na: 3\n", 3, "a stands here twice, first in line 1", "keep one of the two lines"),
         ("x:\n  a: 1\n  a: 1\n", 3, "a stands here twice, first in line 2", "keep one of the two lines"),
         ("x:\n\t- a\n", 2, "cannot start any token", "write spaces in place of tabs"),
+        ("a\uff1a1\nb: 2\n", 2, "mapping values are not allowed", "with a colon and a blank in place of \uff1a"),
+        ("# a\uff1a1\na: b: c\n", 2, "mapping values are not allowed", "write NAME: VALUE, a line each"),
         ("a: b: c\n", 1, "mapping values are not allowed", "write NAME: VALUE, a line each"),
     ],
 )

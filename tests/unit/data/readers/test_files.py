@@ -50,7 +50,7 @@ def test_single_file(tmp_path: Path) -> None:
     [
         ({}, "absent", ["does not exist"]),
         ({}, ".", ["found nothing", ".jsonl", ".parquet", "as .gz and .zst"]),
-        ({"data.xlsx": "x"}, ".", ["data.xlsx", ".txt, .json, .jsonl"]),
+        ({"data.xlsx": "x"}, ".", ["data.xlsx", "Save the table as CSV in UTF-8. Files must be", ".json, .jsonl"]),
         ({"data.md": "x"}, "data.md", ["data.md", ".txt, .json, .jsonl"]),
         ({"a.jsonl": "{}", "b.jsonl": ""}, ".", ["b.jsonl is empty"]),
     ],

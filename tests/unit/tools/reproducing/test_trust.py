@@ -19,7 +19,7 @@ LOG = json.dumps({"step": 1, "max_steps": 1, "time": 1.0, "loss": 1.0}) + "\n"
 def started(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """The command lines that were started: none, wherever something is refused."""
     found: list[list[str]] = []
-    monkeypatch.setattr(run, "start", lambda stage, manifest, world, words: found.append(words))
+    monkeypatch.setattr(run, "start", lambda stage, manifest, words: found.append(words))
     monkeypatch.setattr(run, "verdict", lambda *given: (True, ["the same"]))
     return found
 
@@ -103,3 +103,15 @@ def test_manifests_of_another_shape(
         assert started == [] and error.fix
     except SystemExit:
         raise AssertionError("nothing was compared") from None
+
+
+def test_a_run_of_several_processes_is_read_in_one(tmp_path: Path, started: list[list[str]]) -> None:
+    for number, words in enumerate(
+        (
+            ["--tensor_parallel_size", "2", "--deepspeed", "zero1"],
+            ["--sequence_parallel_size", "2", "--trust_remote_code", "False", "--report_to", "none"],
+            ["--deepspeed", '{"train_batch_size": 16, "zero_optimization": {"stage": 2}}', "--push_to_hub", "no"],
+        )
+    ):
+        reproduce([made(tmp_path / str(number), *words, world_size=2)])
+    assert len(started) == 3

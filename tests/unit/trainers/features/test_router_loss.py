@@ -115,3 +115,22 @@ def test_a_config_of_experts_without_a_layer_that_has_any() -> None:
     feature, _, _ = built(config, router_aux_loss_coef=0.1)
     feature.on_built(made_up.run(model=model))
     assert feature._listener is None
+
+
+@pytest.mark.parametrize(
+    ("takes", "kwargs", "asked", "coefficient"),
+    [
+        (True, {"use_reentrant": True}, None, 0.0),
+        (True, {"use_reentrant": False}, None, 0.02),
+        (True, None, None, 0.02),
+        (False, {"use_reentrant": True}, None, 0.02),
+        (True, {"use_reentrant": True}, 0.1, 0.1),
+    ],
+)
+def test_reentrant_recomputation_gives_routers_no_gradient(
+    takes: bool, kwargs: Any, asked: float | None, coefficient: float
+) -> None:
+    """The model's own loss is off, in words; one that was asked for is an error later."""
+    plan = SimpleNamespace(takes_routers=takes)
+    feature, _, _ = built(recomputation=plan, gradient_checkpointing_kwargs=kwargs, router_aux_loss_coef=asked)
+    assert feature._balance_by == coefficient

@@ -173,7 +173,7 @@ def test_the_coefficient_follows_the_target() -> None:
     assert controller.beta == pytest.approx(0.1 * (1 + 0.2 * 0.1))
     controller.update(5.4, 100)  # 10 % below
     assert controller.beta == pytest.approx(0.102 * (1 - 0.1 * 0.1))
-    fixed = KLController(0.1)
+    fixed = KLController(0.1, None, 1000)
     fixed.update(100.0, 1000)
     assert fixed.beta == 0.1
 

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 import torch
 
+from hftune.arguments.entry import parse_arguments
 from hftune.models.kernels.answer_head import AnswerOutput
 from hftune.trainers.features.pair_figures import PairFigures
 from hftune.trainers.losses.terms import Settings
 from hftune.trainers.preference.batches import FILLER
-from hftune.trainers.preference.loss import PairLoss, forward_answers, likelihoods
+from hftune.trainers.preference.loss import PairLoss, forward_answers, likelihoods, settings_of
 
 # Two pairs. Chosen answers: (-1, -2) and (-3); rejected: (-4) and (-1, -1, -2).
 LOG_PROBS = [-1.0, -2.0, -3.0, -4.0, -1.0, -1.0, -2.0]
@@ -87,6 +88,18 @@ def test_terms() -> None:
     assert other.chosen_scores.tolist() == pytest.approx([1 - math.e, 1 - 1 / math.e])
     assert other.rejected_scores.tolist() == pytest.approx([1 - 1 / math.e, 1 - math.e])
     assert other.differences is None
+
+
+def test_any_number_of_pairs_is_halved() -> None:
+    """Three pairs of a token each: chosen -1, -2 and -3, rejected -4, -5 and -6."""
+    outputs = said([-1.0, -2.0, -3.0, -4.0, -5.0, -6.0])
+    ones = batch(answer_lengths=torch.ones(6, dtype=torch.long), chosen_total=3, answer_ids=torch.arange(6))
+    terms = pair_loss(ref=([0.0] * 3, [0.0] * 3)).terms(outputs, ones)
+    assert (terms.chosen.tolist(), terms.rejected.tolist()) == ([-1.0, -2.0, -3.0], [-4.0, -5.0, -6.0])
+    assert len(terms.chosen_tokens) == len(terms.rejected_tokens) == 3 and float(terms.nll.detach()) == 2.0
+    assert likelihoods(outputs, ones).tolist() == pytest.approx([
+        math.exp(-1 + 0.0 - 4 + 0.3), math.exp(-2 + 0.1 - 5 + 0.4), math.exp(-3 + 0.2 - 6 + 0.5)
+    ])  # fmt: skip
 
 
 def test_losses_are_added_with_their_weights() -> None:
@@ -191,6 +204,8 @@ def test_single_answers() -> None:
         "loss": wanted, "kl": 0.0, "rewards/chosen": -0.5, "rewards/rejected": 0.5, "logps/chosen": -3.5,
         "logps/rejected": -3.5, "rewards/accuracies": 0.0,
     })  # fmt: skip
+    loss_of(made, **LABELS)
+    assert made.figures.seen_tokens == 18
     # Of the first answer and the second alone.
     made = pair_loss(loss_type=["apo_zero_unpaired"], training=False)
     filler = torch.tensor([False, False, True, True])
@@ -216,3 +231,10 @@ def test_a_model_gets_rows_and_borders_and_nothing_else() -> None:
     model: Any = lambda **inputs: given.append(inputs)  # noqa: E731
     forward_answers(model, batch(cu_seq_lens_q=1, max_length_q=2, use_cache=False, label=3, answer_at=4))
     assert sorted(given[0]) == ["answer_at", "answer_ids", "cu_seq_lens_q", "input_ids", "max_length_q", "use_cache"]
+
+
+def test_numbers_are_those_of_the_arguments() -> None:
+    asked = ["--model_name_or_path", "m", "--output_dir", "o"]
+    assert settings_of(parse_arguments("dpo", asked)[3]) == Settings()
+    given = parse_arguments("dpo", [*asked, "--beta", "0.3", "--dpop_lambda", "7"])[3]
+    assert settings_of(given) == Settings(beta=0.3, dpop_lambda=7.0)

@@ -1,0 +1,153 @@
+"""Rows taken apart and put together around a model that is made up; which row recomputed layers ask for."""
+
+from __future__ import annotations
+
+import inspect
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from hftune.models.attention.documents import Documents, Row, _filler, _Hooks, documents_of
+from hftune.models.attention.isolation import ATTENTION, BACKBONE, MIXERS
+from hftune.models.attention.shared_prompts import SharedPrompts
+
+BORDERS = torch.tensor([0, 2, 5], dtype=torch.int32)
+IDS = torch.tensor([[4, 5, 6, 7, 8]])
+
+
+def config(pad: Any = 3) -> Any:
+    text = SimpleNamespace(pad_token_id=pad, vocab_size=9)
+    return SimpleNamespace(get_text_config=lambda: text)
+
+
+def test_a_row_with_several_documents() -> None:
+    row = Row(BORDERS, whole=True)
+    assert row.has_several and not Row(BORDERS[:2], whole=True).has_several and not Row(None, whole=False).has_several
+    assert row.for_kernels["seq_idx"].tolist() == [[0, 0, 1, 1, 1]]
+    assert row.for_kernels["cu_seq_lens_q"] is BORDERS and row.unfolding is row.unfolding
+
+
+def test_recomputed_layers_have_the_row_of_the_last_pass_with_gradients() -> None:
+    documents = Documents(ATTENTION)
+    assert documents.row is None
+    documents.begin(BORDERS)
+    trained = documents.row
+    assert trained is not None and trained.borders is BORDERS and trained.whole is False
+    documents.end()
+    with torch.no_grad():
+        documents.begin(None)
+        assert documents.row is not trained and documents.row is not None
+        documents.end()
+    assert documents.row is trained
+    documents.begin(None)
+    documents.end()
+    assert documents.row is not trained and documents.row.borders is None
+
+
+@pytest.mark.parametrize(
+    ("way", "whole", "expected"), [(BACKBONE, False, True), (MIXERS, True, True), (MIXERS, False, False)]
+)
+def test_documents_stay_in_one_group_where_they_must(way: str, whole: bool, expected: bool) -> None:
+    documents = Documents(way, whole=whole)
+    documents.begin(BORDERS)
+    assert documents.row is not None and documents.row.whole is expected
+
+
+def test_ways_from_the_narrow_to_the_wide() -> None:
+    documents = Documents(MIXERS, kernels=True)
+    assert "a prompt of its own" in str(documents.widen(whole_model=True, shared=True)) and documents.copies_prompts
+    assert "a document at a time" in str(documents.widen(whole_model=True, shared=True))
+    assert not documents.trusts_kernels and documents.way == MIXERS
+    assert documents.widen(whole_model=False, shared=True) is None
+    assert "padded rows" in str(documents.widen(whole_model=True)) and documents.way == BACKBONE
+    assert documents.widen(whole_model=True, shared=True) is None
+    plain = Documents(ATTENTION, kernels=True)
+    assert plain.widen(whole_model=False) is None and "padded rows" in str(plain.widen(whole_model=True))
+    assert plain.trusts_kernels and not plain.copies_prompts
+
+
+def model_forward(input_ids: Any = None, attention_mask: Any = None, inputs_embeds: Any = None) -> None: ...
+
+
+def hooks(way: str, forward: Any = model_forward, **given: Any) -> _Hooks:
+    return _Hooks(Documents(way, **given), inspect.signature(forward))
+
+
+def test_a_backbone_reads_rows_with_padding_and_heads_find_their_row() -> None:
+    mine = hooks(BACKBONE)
+    model: Any = SimpleNamespace(config=config())
+    embedded = torch.arange(5.0)[None, :, None]
+    given = {
+        "input_ids": IDS, "inputs_embeds": embedded, "token_type_ids": None, "cu_seq_lens_q": BORDERS,
+        "cu_seq_lens_k": BORDERS, "max_length_q": 3, "max_length_k": 3, "position_ids": IDS, "use_cache": False,
+        "labels": 1,
+    }  # fmt: skip
+    args, found = mine.before_model(model, ("a",), given)
+    assert args == ("a",) and sorted(found) == [
+        "attention_mask",
+        "input_ids",
+        "inputs_embeds",
+        "labels",
+        "token_type_ids",
+    ]
+    assert found["input_ids"].tolist() == [[4, 5, 3], [6, 7, 8]]
+    assert found["inputs_embeds"][:, :, 0].tolist() == [[0, 1, 0], [2, 3, 4]]
+    assert found["attention_mask"].tolist() == [[1, 1, 0], [1, 1, 1]] and found["token_type_ids"] is None
+    states = torch.tensor([[[1.0], [2.0], [9.0]], [[3.0], [4.0], [5.0]]])
+    row = [1.0, 2.0, 3.0, 4.0, 5.0]
+    other = torch.zeros(7)
+    one, (two, three) = mine.after_backbone(None, (), (states, (states, other)))
+    assert one[0, :, 0].tolist() == two[0, :, 0].tolist() == row and three is other
+    named = mine.after_backbone(None, (), {"last": states, "cache": None})
+    assert named["last"][0, :, 0].tolist() == row and named["cache"] is None
+    mine.after_model(model, (), None)
+    assert mine.documents._now is None
+
+
+def test_a_model_that_takes_no_mask_gets_none() -> None:
+    def forward(input_ids: Any = None, use_cache: Any = None) -> None: ...
+
+    _, found = hooks(BACKBONE, forward).before_model(
+        SimpleNamespace(config=config(None)), (), {"input_ids": IDS, "cu_seq_lens_q": BORDERS, "use_cache": False}
+    )
+    assert found["input_ids"].tolist() == [[4, 5, 0], [6, 7, 8]] and sorted(found) == ["input_ids", "use_cache"]
+
+
+@pytest.mark.parametrize(("way", "borders"), [(ATTENTION, BORDERS), (BACKBONE, None)])
+def test_other_rows_pass_as_they_are(way: str, borders: Any) -> None:
+    mine, given = hooks(way), {"input_ids": IDS, "cu_seq_lens_q": borders}
+    assert mine.before_model(SimpleNamespace(config=config()), (), given) == ((), given)
+    output = (torch.zeros(1, 5, 2),)
+    assert mine.after_backbone(None, (), output) is output
+    assert mine.documents.row is not None and mine.documents.row.borders is borders
+
+
+def test_shared_prompts_are_copied_only_where_they_must() -> None:
+    shared = SharedPrompts((1,), ((2, 2),))
+    given = {"input_ids": IDS, "position_ids": IDS, "shared_prompts": shared}
+    mine = hooks(ATTENTION)
+    model: Any = SimpleNamespace(config=config())
+    assert mine.before_model(model, (), given)[1] is given and mine.shared is None
+    mine.documents.copies_prompts = True
+    _, found = mine.before_model(model, (), given)
+    assert found["input_ids"].tolist() == [[4, 5, 6, 4, 7, 8]] and found["cu_seq_lens_q"].tolist() == [0, 3, 6]
+    assert mine.documents.row is not None and mine.documents.row.borders.tolist() == [0, 3, 6]
+    (folded,) = mine.after_backbone(None, (), (torch.arange(6)[None, :, None],))
+    assert folded[0, :, 0].tolist() == [0, 1, 2, 4, 5]
+
+
+@pytest.mark.parametrize(("pad", "filler"), [(3, 3), (0, 0), (8, 8), (9, 0), (-1, 0), (None, 0), ([3], 0)])
+def test_a_token_to_pad_with(pad: Any, filler: int) -> None:
+    assert _filler(config(pad)) == filler
+
+
+def test_who_has_documents() -> None:
+    model = nn.Linear(1, 1)
+    assert documents_of(model) is None
+    model.hftune_documents = Documents(ATTENTION)  # type: ignore[assignment]
+    assert documents_of(model) is model.hftune_documents
+    model.hftune_documents = "something else"  # type: ignore[assignment]
+    assert documents_of(model) is None

@@ -1,0 +1,170 @@
+"""What the head gets for a batch, and what is counted and predicted, with a model that is made up."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from hftune.constants import IGNORE_INDEX
+from hftune.models.kernels.answer_head import AnswerOutput
+from hftune.trainers.features.answer_loss import AnswerLoss, TokenSums, finds_answers, next_tokens, next_values
+from tests.unit.trainers.features import made_up
+
+NO = IGNORE_INDEX
+# 7 is predicted at place 1 of the first row, 8 and 9 at places 0 and 1 of the second: 1, 3 and 4 of the flat batch.
+BATCH = {
+    "input_ids": torch.tensor([[1, 2, 7], [3, 8, 9]]),
+    "labels": torch.tensor([[NO, NO, 7], [NO, 8, 9]]),
+    "attention_mask": torch.tensor([[1, 1, 1], [1, 1, 0]]),
+}
+
+
+class Model:
+    """Notes what it is given."""
+
+    def __init__(self, training: bool = True) -> None:
+        self.training, self.given = training, {}
+
+    def __call__(self, **given: Any) -> AnswerOutput:
+        self.given = given
+        number = len(given["answer_at"])
+        top = torch.tensor([True, False, True])[:number]
+        return AnswerOutput(loss=torch.tensor(5.0), entropy=torch.arange(float(number)), is_top1=top)
+
+
+def run_of(model: Model, *, processes: int = 1, tp: int = 1, **args: Any) -> Any:
+    given = made_up.run(model=model, label_smoother=None, compute_loss_func=None, args={
+        "average_tokens_across_devices": processes > 1, **args,
+    })  # fmt: skip
+    given.accelerator = SimpleNamespace(num_processes=processes, reduce=lambda value, how: 2 * value)
+    given.get_tp_size = lambda: tp
+    return given
+
+
+def feature(measures: bool = True) -> AnswerLoss:
+    made = AnswerLoss(measures_tokens=measures)
+    made.sums = {mode: TokenSums(torch.device("cpu")) for mode in ("train", "eval")}
+    return made
+
+
+def made(
+    inputs: Any, counted: Any = None, *, measures: bool = True, training: bool = True, **run: Any
+) -> dict[str, Any]:
+    model, one = Model(training), feature(measures)
+    found = one.make_loss(run_of(model, **run), model, inputs, counted)
+    assert found is not None and float(found[0]) == 5.0 and found[1].loss is found[0]
+    return model.given | {"sums": one.sums}
+
+
+def test_places_and_ids() -> None:
+    found = made(BATCH)
+    assert (found["answer_at"].tolist(), found["answer_ids"].tolist()) == ([1, 3, 4], [7, 8, 9])
+    assert found["answer_factors"].tolist() == pytest.approx([1 / 3] * 3), "over the labels of the batch"
+    assert found["answer_dft"] is False and "labels" not in found and found["input_ids"] is BATCH["input_ids"]
+    sliced = made(
+        {"input_ids": BATCH["input_ids"], "shift_labels": torch.tensor([[NO, 7, 4]]), "labels": BATCH["labels"]}
+    )
+    assert (sliced["answer_at"].tolist(), sliced["answer_ids"].tolist()) == ([1, 2], [7, 4])
+    assert made(BATCH, loss_type="dft")["answer_dft"] is True and made(BATCH, loss_type="nll")["answer_dft"] is False
+
+
+def test_factors() -> None:
+    assert made(BATCH, 6)["answer_factors"].tolist() == pytest.approx([1 / 6] * 3)
+    # The count is that of 4 processes, of which 2 at a time share matrices; gradients are means over them.
+    assert made(BATCH, 6, processes=4, tp=2)["answer_factors"].tolist() == pytest.approx([2 / 6] * 3)
+    assert made(BATCH, processes=4)["answer_factors"].tolist() == pytest.approx([1 / 3] * 3), "of this process alone"
+    weighted = BATCH | {"loss_weights": torch.tensor([[9.0, 9.0, 0.5], [9.0, 2.0, 0.0]])}
+    found = made(weighted, 2)
+    assert found["answer_factors"].tolist() == [0.25, 1.0, 0.0] and "loss_weights" not in found
+    nothing = BATCH | {"labels": torch.full((2, 3), NO)}
+    assert made(nothing)["answer_factors"].tolist() == []
+
+
+def test_detail_where_somebody_reads_it() -> None:
+    cases = {(True, True): 1, (True, False): 1, (False, True): 0, (False, False): 1}
+    for (measures, training), detail in cases.items():
+        found = made(BATCH, measures=measures, training=training)
+        assert found["answer_detail"] == detail
+        told = {mode: sums.sums for mode, sums in found["sums"].items()}
+        mode = "train" if training else "eval"
+        assert told.pop("eval" if training else "train") is None
+        # Entropies 0 + 1 + 2, two of three right, and the mask's 5 tokens.
+        assert (told[mode].tolist() if measures else told[mode]) == ([3.0, 2.0, 3.0, 5.0] if measures else None)
+
+
+def test_sums_are_means_over_all_processes_and_begin_anew() -> None:
+    sums = TokenSums(torch.device("cpu"))
+    output = AnswerOutput(entropy=torch.tensor([1.0, 2.0]), is_top1=torch.tensor([True, False]))
+    for _ in range(2):
+        sums.add(output, torch.tensor(7))
+    accelerator = SimpleNamespace(reduce=lambda value, how: {"sum": 3 * value}[how])
+    assert sums.take(accelerator) == ({"entropy": 1.5, "mean_token_accuracy": 0.5}, 42)
+    assert sums.take(accelerator) == ({"entropy": 0.0, "mean_token_accuracy": 0.0}, 0)
+
+
+def test_counts_of_an_interrupted_run_come_back() -> None:
+    one, run = feature(), run_of(Model())
+    assert one.counts(run) == {"sums": None}
+    one.sums["train"].sums = torch.tensor([1.0, 2.0, 3.0, 4.0], dtype=torch.float64)
+    saved = one.counts(run)
+    assert saved == {"sums": [2.0, 4.0, 6.0, 8.0]} and one.sums["train"].sums.tolist() == [1.0, 2.0, 3.0, 4.0]
+    other = feature()
+    other.resume_counts(run, saved)
+    assert other.sums["train"].sums.tolist() == saved["sums"]
+    other.resume_counts(run, {"sums": None})
+    assert other.sums["train"].sums.tolist() == saved["sums"]
+
+
+def test_only_one_process_takes_the_sums(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hftune.distributed.ranks.is_main", lambda: False)
+    one = feature()
+    one.resume_counts(run_of(Model()), {"sums": [1.0, 2.0, 3.0, 4.0]})
+    assert one.sums["train"].sums.tolist() == [0.0] * 4
+
+
+@pytest.mark.parametrize("sliced", [False, True])
+def test_predictions_are_the_labels_where_they_are_right(sliced: bool) -> None:
+    inputs = dict(BATCH)
+    if sliced:
+        inputs["shift_labels"] = next_tokens(BATCH)
+    run = run_of(Model(training=False))
+    run._prepare_inputs, run.compute_loss_context_manager = dict, nullcontext
+    output = AnswerOutput(is_top1=torch.tensor([True, False, True]))
+    run.compute_loss = lambda model, given, return_outputs: (torch.tensor(2.0, requires_grad=True), output)
+    found = feature().make_prediction(run, None, inputs, loss_only=False)
+    assert found is not None
+    loss, predicted, labels = found
+    assert float(loss) == 2.0 and not loss.requires_grad
+    if sliced:  # a place further: metrics compare with the label at the next one
+        assert predicted.tolist() == [[-1, 7, -1, -1], [-1, 9, -1, -1]]
+        assert labels.tolist() == [[NO, NO, 7, NO], [NO, 8, 9, NO]]
+    else:
+        assert predicted.tolist() == [[-1, 7, -1], [-1, 9, -1]] and labels is inputs["labels"]
+    assert feature().make_prediction(run, None, inputs, loss_only=True) is None
+    run.label_smoother = "one"
+    assert feature().make_prediction(run, None, inputs, loss_only=False) is None
+
+
+def test_whose_loss_needs_logits() -> None:
+    run = run_of(Model())
+    assert finds_answers(run, BATCH) and not finds_answers(run, {"input_ids": 1})
+    for name in ("label_smoother", "compute_loss_func"):
+        other = run_of(Model())
+        setattr(other, name, print)
+        assert not finds_answers(other, BATCH)
+        assert feature().make_loss(other, Model(), BATCH, None) is None
+    run.model.active_peft_config = SimpleNamespace(is_prompt_learning=True)
+    assert not finds_answers(run, BATCH)
+    run.model.active_peft_config = SimpleNamespace(is_prompt_learning=False)
+    assert finds_answers(run, BATCH)
+
+
+def test_what_belongs_to_the_next_label() -> None:
+    inputs = {"labels": BATCH["labels"], "w": torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])}
+    assert next_tokens(inputs).tolist() == [[NO, 7, NO], [8, 9, NO]]
+    assert next_values(inputs, "w", -1.0).tolist() == [[2.0, 3.0, -1.0], [5.0, 6.0, -1.0]]
+    assert next_values(inputs | {"shift_labels": 0}, "w", -1.0) is inputs["w"], "slices come shifted"

@@ -1,0 +1,216 @@
+"""Who writes, publishes and tidies a checkpoint, and what it says of itself, in a run that is made up."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from hftune import logging
+from hftune.checkpoints.integrity import TRAINER_STATE, read_record
+from hftune.checkpoints.resume import PARTIAL, checkpoints
+from hftune.distributed import nodes, ranks
+from hftune.publishing.folder import is_ours
+from hftune.trainers.features import checkpoints as feature_module
+from hftune.trainers.features.checkpoints import (
+    Checkpoints,
+    finish_writing,
+    load_exported,
+    publish_checkpoint,
+    remember_best,
+    writes_in_several_places,
+)
+from hftune.trainers.features.feature import Feature
+from tests.unit.checkpoints.test_resume import make
+from tests.unit.trainers.features import made_up
+
+
+class Features(list):
+    def call_reversed(self, method: Any, *given: Any) -> None:
+        self.append((method, given[1]))
+
+
+def run_of(output: Path, step: int = 4, **args: Any) -> Any:
+    given = {
+        "async_save": False, "output_dir": str(output), "load_best_model_at_end": True, "save_total_limit": None,
+        "zero_stage": 2, "tensor_parallel_size": 3, "expert_parallel_size": 5, "should_save": True,
+    }  # fmt: skip
+    run = made_up.run(features=Features(), args=given | args)
+    run.state = SimpleNamespace(
+        global_step=step, best_global_step=None, best_model_checkpoint=None,
+        save_to_json=lambda file: Path(file).write_text(json.dumps({"global_step": step})),
+    )  # fmt: skip
+    run.get_total_train_batch_size = lambda args: 64
+    return run
+
+
+def save(feature: Checkpoints, run: Any, output: Path) -> None:
+    """As the Trainer does within the block."""
+    with feature.checkpointing(run):
+        assert feature.checkpoint_parent(run) == output / PARTIAL
+        make(output / PARTIAL, run.state.global_step, record=False)
+
+
+def test_a_checkpoint_is_written_aside_and_published(tmp_path: Path) -> None:
+    feature, run = Checkpoints(), run_of(tmp_path)
+    assert feature.checkpoint_parent(run) is None
+    save(feature, run, tmp_path)
+    assert feature.checkpoint_parent(run) is None and checkpoints(tmp_path) == [tmp_path / "checkpoint-4"]
+    record = read_record(tmp_path / "checkpoint-4") or {}
+    about = {"step": 4, "world_size": 1, "zero_stage": 2, "tensor_parallel_size": 3, "expert_parallel_size": 5}
+    assert {name: record[name] for name in about} == about and record["global_batch"] == 64
+    assert run.features == [(Feature.save_state, tmp_path / PARTIAL / "checkpoint-4")]
+    assert [entry.name for entry in tmp_path.iterdir()] == ["checkpoint-4"], "what was written aside is gone"
+
+
+def test_an_error_while_the_trainer_writes_publishes_nothing(tmp_path: Path) -> None:
+    feature, run = Checkpoints(), run_of(tmp_path)
+    with pytest.raises(OSError, match="full"), feature.checkpointing(run):
+        make(tmp_path / PARTIAL, 4, record=False)
+        raise OSError("the disk is full")
+    assert checkpoints(tmp_path) == [] and feature.checkpoint_parent(run) is None and run.features == []
+    assert is_ours(tmp_path / PARTIAL), "the next start clears it up"
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_old_ones_go_but_the_newest_and_the_best(tmp_path: Path, background: bool) -> None:
+    for step in (1, 2, 3):
+        make(tmp_path, step)
+    feature, run = Checkpoints(), run_of(tmp_path, save_total_limit=2, async_save=background)
+    run.state.best_model_checkpoint = str(tmp_path / "checkpoint-1")
+    save(feature, run, tmp_path)
+    feature.wait()
+    assert [folder.name for folder in checkpoints(tmp_path)] == ["checkpoint-4", "checkpoint-1"]
+
+
+@pytest.mark.parametrize(
+    ("main", "local", "several", "publishes"),
+    [(True, 0, False, True), (False, 0, False, False), (False, 0, True, True), (False, 1, True, False)],
+)
+def test_who_publishes(
+    main: bool, local: int, several: bool, publishes: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[Any] = []
+    send = lambda folder, exports: sent.append((folder, exports))  # noqa: E731
+    names = {"hftune.checkpoints.unshared_storage:send_common_files": send}
+    monkeypatch.setattr(feature_module, "on_demand", names.__getitem__)
+    monkeypatch.setattr(feature_module, "writes_in_several_places", lambda output: several)
+    monkeypatch.setattr(ranks, "is_main", lambda: main)
+    monkeypatch.setattr(ranks, "local_rank", lambda: local)
+    feature, run = Checkpoints(), run_of(tmp_path)
+    if local:  # the first process of the machine has made the folder
+        (tmp_path / PARTIAL).mkdir()
+    save(feature, run, tmp_path)
+    assert (tmp_path / "checkpoint-4").is_dir() is publishes
+    assert sent == ([(tmp_path / PARTIAL / "checkpoint-4", True)] if several else [])
+
+
+def test_every_process_waits_where_the_others_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[int] = []
+    monkeypatch.setattr(ranks, "barrier", lambda: waits.append(1))
+    save(Checkpoints(), run_of(tmp_path), tmp_path)
+    # After the work folder is made, after all have written, after it is published.
+    assert len(waits) == 3
+    feature = Checkpoints()
+    save(feature, run_of(tmp_path, 5, async_save=True), tmp_path)
+    feature.wait()
+    assert len(waits) == 6, "before leftovers are cleared up, and not after what another thread does"
+
+
+def test_places_are_asked_for_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Path] = []
+    monkeypatch.setattr(feature_module, "writes_in_several_places", lambda output: asked.append(output))
+    feature = Checkpoints()
+    feature._several_places = False
+    save(feature, run_of(tmp_path), tmp_path)
+    assert asked == []
+    save(Checkpoints(), run_of(tmp_path, 5), tmp_path)
+    assert asked == [tmp_path]
+
+
+@pytest.mark.parametrize(
+    ("spans", "shared", "several"), [(False, False, False), (True, True, False), (True, False, True)]
+)
+def test_machines_with_folders_of_their_own(
+    spans: bool, shared: bool, several: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nodes, "spans_machines", lambda: spans)
+    monkeypatch.setattr(nodes, "is_shared", lambda output: shared)
+    monkeypatch.setattr(nodes, "hosts", lambda: ["alpha", "beta"])
+    assert writes_in_several_places(Path("out")) is several
+    said = "\n".join(map(str, logging._notices))
+    assert ("out is not shared between the machines" in said and "on alpha" in said) is several
+
+
+@pytest.mark.parametrize(
+    ("deepspeed", "decoupled", "commits"), [(True, True, 1), (True, False, 0), (True, None, 0), (False, True, 0)]
+)
+def test_writers_that_deepspeed_decouples_are_waited_for(deepspeed: bool, decoupled: bool | None, commits: int) -> None:
+    done: list[int] = []
+    engine = SimpleNamespace(_commit_decoupled_checkpoint=lambda: done.append(1))
+    if decoupled is not None:
+        engine.checkpoint_engine = SimpleNamespace(is_decoupled=lambda: decoupled)
+    finish_writing(made_up.run(model_wrapped=engine, is_deepspeed_enabled=deepspeed))
+    assert len(done) == commits
+
+
+def test_the_best_is_where_it_is_published(tmp_path: Path) -> None:
+    run, aside = run_of(tmp_path), tmp_path / PARTIAL / "checkpoint-4"
+    aside.mkdir(parents=True)
+    remember_best(run, tmp_path, "checkpoint-4")
+    assert run.state.best_model_checkpoint is None and not (aside / TRAINER_STATE).exists()
+    run.state.best_global_step = 3
+    remember_best(run, tmp_path, "checkpoint-4")
+    assert run.state.best_model_checkpoint is None, "gone"
+    run.state.best_global_step = 4
+    run.args.should_save = False
+    remember_best(run, tmp_path, "checkpoint-4")
+    assert run.state.best_model_checkpoint == str(tmp_path / "checkpoint-4") and not (aside / TRAINER_STATE).exists()
+    run.args.should_save = True
+    (tmp_path / "checkpoint-3").mkdir()
+    run.state.best_global_step = 3
+    remember_best(run, tmp_path, "checkpoint-4")
+    assert run.state.best_model_checkpoint == str(tmp_path / "checkpoint-3") and (aside / TRAINER_STATE).exists()
+
+
+def test_exported_weights_go_back_into_the_model() -> None:
+    model = nn.Linear(2, 1)
+    model.bias.requires_grad_(False)
+    assert load_exported(model, {"weight": torch.tensor([[1.0, 2.0]], dtype=torch.float64)}) == []
+    assert model.weight.tolist() == [[1.0, 2.0]] and model.weight.dtype == torch.float32
+    assert load_exported(model, {"bias": torch.tensor([5.0])}) == ["weight"] and model.bias.tolist() == [5.0]
+
+
+def test_the_best_weights_come_back_under_deepspeed_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(feature_module, "tensors_by_parameter", lambda model, best: asked.append(best) or {})
+    run = run_of(tmp_path)
+    run.model, run.state.best_model_checkpoint = nn.Linear(1, 1), "best"
+    assert Checkpoints().load_best(run) is False and asked == []
+    run.is_deepspeed_enabled = True
+    assert Checkpoints().load_best(run) is True and asked == [Path("best")]
+    assert "best lacks 2 trained tensors (weight, ...)" in "\n".join(map(str, logging._notices))
+
+
+def test_the_same_step_again(tmp_path: Path) -> None:
+    """What hftune wrote before is replaced, what somebody has added to stays under another name."""
+    publish_checkpoint(
+        make(tmp_path / "aside", 4, record=False), tmp_path / "checkpoint-4", {"step": 4, "world_size": 7}
+    )
+    publish_checkpoint(
+        make(tmp_path / "aside", 4, record=False), tmp_path / "checkpoint-4", {"step": 4, "world_size": 8}
+    )
+    assert (read_record(tmp_path / "checkpoint-4") or {})["world_size"] == 8
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["aside", "checkpoint-4"]
+    (tmp_path / "checkpoint-4" / "thesis.txt").write_text("mine")
+    publish_checkpoint(
+        make(tmp_path / "aside", 4, record=False), tmp_path / "checkpoint-4", {"step": 4, "world_size": 9}
+    )
+    assert (read_record(tmp_path / "checkpoint-4") or {})["world_size"] == 9
+    assert (tmp_path / "checkpoint-4.replaced" / "thesis.txt").read_text() == "mine"
+    assert "did not write thesis.txt" in "\n".join(map(str, logging._notices))

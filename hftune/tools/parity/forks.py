@@ -7,7 +7,6 @@ tells its processes (rank, world size, where to meet) is told here by the same v
 
 from __future__ import annotations
 
-import functools
 import gc
 import importlib
 import os
@@ -41,14 +40,11 @@ def import_everything() -> None:
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # a fork cannot use a GPU that its parent has touched
     launch.prepare_environment()
     import bitsandbytes  # noqa: F401
-    from deepspeed.utils import numa
 
     found = (module.name for module in pkgutil.walk_packages(hftune.__path__, "hftune."))
     for name in (*(name for name in found if not name.startswith("hftune.tools")), *LATE):
         importlib.import_module(name)
     _build_tables_of_transformers()
-    # DeepSpeed starts `numactl` to count CPUs as devices, 180 times in ten steps of ZeRO-3.
-    numa.get_numa_cores = functools.cache(numa.get_numa_cores)
     gc.collect()
     gc.freeze()  # a child's collections, which the Trainer asks for, then pass over all that was imported
 

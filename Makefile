@@ -10,7 +10,7 @@ endif
 .DEFAULT_GOAL := help
 # The tests start hundreds of processes, each of which would compile hftune anew.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: help venv demo test test-all check lint mutants coverage audit format docs dist try release clean
+.PHONY: help venv demo test test-all golden check lint mutants coverage audit format docs dist try release clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -31,11 +31,14 @@ demo: venv ## run every stage on the example data (DEMO_ARGS=... is handed on)
 
 # Tests of one file share fixtures that cost seconds: a worker keeps whole stretches of files (worksteal), or whole files.
 test: venv ## all tests but the slow and the GPU ones; those that start launchers stay with their file, whose runs they share
-	$(BIN)/python -m pytest tests/unit tests/parity tests/security -m "not slow and not gpu" -n 2 --dist worksteal
+	$(BIN)/python -m pytest tests/unit tests/parity tests/golden tests/security -m "not slow and not gpu" -n 2 --dist worksteal
 	$(BIN)/python -m pytest tests/integration tests/faults -m "not slow and not gpu" -n 2 --dist loadfile --durations=15
 
 test-all: venv ## all tests but the GPU ones
 	$(BIN)/python -m pytest tests -m "not gpu" --durations=15
+
+golden: venv ## write the trajectories of tests/golden anew, for a change that is meant to change numbers
+	HFTUNE_WRITE_GOLDEN=1 $(BIN)/python -m pytest tests/golden -q
 
 check: lint ## lint and the quick unit tests, for before a commit
 	$(BIN)/python -m pytest tests/unit -m "not long and not slow and not gpu" -n 2 --dist worksteal

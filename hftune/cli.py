@@ -27,6 +27,7 @@ hftune teach --teacher_model_name_or_path TEACHER --model_name_or_path STUDENT -
 hftune consolidate --checkpoint outputs/sft/checkpoint-100 --output_dir OUT      whole weights from ZeRO's shards
 hftune schema sft|...|pipeline [--output FILE]      JSON Schema of a YAML file, for editors and agents
 hftune completion bash|zsh|fish      a script that completes commands, arguments and their values
+hftune parity [--only ...]      whether training on this machine gives the right numbers
 hftune doctor      what this machine has for a run, and what is wrong with it
 hftune --version      the version
 """
@@ -70,6 +71,7 @@ COMMANDS = {
     "board": "hftune.tools.board.entry:board",
     "schema": "hftune.tools.schema.entry:schema",
     "completion": "hftune.cli:completion",
+    "parity": "hftune.tools.parity.entry:parity",
     "doctor": "hftune.tools.doctor.command:main",
 }
 """Each takes the words behind its name; imported when it is asked for."""

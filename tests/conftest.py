@@ -17,6 +17,7 @@ from typing import Any
 import hypothesis
 import pytest
 
+from hftune.tools.parity.models import make_tokenizer
 from tests.warm import WarmStarter
 
 # A busy machine is no reason to fail: properties are checked, not their speed.
@@ -191,25 +192,7 @@ def tiny_config(tokenizer: Any, **changes: Any) -> Any:
 
 def tiny_tokenizer():
     """Byte-level BPE with ChatML; `<|im_end|>` ends a turn and a text."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast
-
-    backend = Tokenizer(models.BPE())
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=281,  # few enough to be reached, or ties between merges would change the number
-        special_tokens=["<|pad|>", "<|im_start|>", "<|im_end|>"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    backend.train_from_iterator([turn["content"] for record in CHATS for turn in record["messages"]], trainer)
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|im_end|>", pad_token="<|pad|>")
-    tokenizer.chat_template = (
-        "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
-        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-    )
-    return tokenizer
+    return make_tokenizer([turn["content"] for record in CHATS for turn in record["messages"]])
 
 
 _FACTS = [(f"What is {a} plus {b}?", f"{a} plus {b} is {a + b}.") for a in range(2, 8) for b in range(3, 7)]

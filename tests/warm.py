@@ -17,7 +17,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from tests.forks import fork_and_wait, import_everything
+from hftune.tools.parity.forks import fork_and_wait, import_everything
 
 ROOT = Path(__file__).parents[1]
 
@@ -79,11 +79,19 @@ def serve() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what an import prints is no answer
     import_everything()
+    count_cores_once()
     for line in sys.stdin:
         asked = json.loads(line)
         code = fork_and_wait(functools.partial(start, asked), Path(asked["log"]), asked["processes"], asked["limit"])
         answers.write(f"{code}\n")
         answers.flush()
+
+
+def count_cores_once() -> None:
+    """DeepSpeed starts `numactl` to count CPUs as devices, 180 times in ten steps of ZeRO-3."""
+    from deepspeed.utils import numa
+
+    numa.get_numa_cores = functools.cache(numa.get_numa_cores)
 
 
 def start(asked: dict[str, Any]) -> None:

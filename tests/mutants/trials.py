@@ -25,7 +25,7 @@ MOST_SECONDS = 40.0
 
 _IMPORTED = """
 import sys
-from tests.forks import import_everything
+from hftune.tools.parity.forks import import_everything
 import_everything()
 print("\\n".join(name for name in sys.modules if name.split(".")[0] not in ("hftune", "tests", "__main__")))
 """

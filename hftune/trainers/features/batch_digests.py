@@ -81,6 +81,6 @@ class BatchDigests(Feature):
 
     def _total(self, run: Run) -> int:
         own = torch.zeros((), dtype=torch.int64, device=run.args.device) if self._sum is None else self._sum
-        # Processes that share rows (tensor or sequence parallel) have each counted them.
-        copies = run.args.world_size // run.args.data_parallel_size
+        # Processes that share matrices have each counted the same rows; those that share rows their own tokens.
+        copies = run.args.tensor_parallel_size
         return (self._before + int(run.accelerator.reduce(own, "sum")) // copies) & _MASK

@@ -108,9 +108,9 @@ def test_what_was_not_logged_is_resumed() -> None:
     assert BatchDigests().counts(trainer) == {"batches": 0}
 
 
-def test_processes_that_share_rows_count_once() -> None:
+def test_processes_that_share_matrices_count_once() -> None:
     """Four processes, two of which see the same rows: all together have counted everything twice."""
-    trainer = run(args={"world_size": 4, "data_parallel_size": 2})
+    trainer = run(args={"world_size": 4, "tensor_parallel_size": 2})
     trainer.accelerator = SimpleNamespace(reduce=lambda value, how: value * 4 if how == "sum" else None)
     feature = BatchDigests()
     step(feature, trainer, [1, 2])

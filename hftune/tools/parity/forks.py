@@ -7,7 +7,6 @@ tells its processes (rank, world size, where to meet) is told here by the same v
 
 from __future__ import annotations
 
-import functools
 import gc
 import importlib
 import os
@@ -22,7 +21,7 @@ from pathlib import Path
 
 LIMIT_SECONDS = 180
 GRACE_SECONDS = 5.0
-LATE = (
+LATE: tuple[str, ...] = (
     "setuptools",
     "deepspeed.module_inject.auto_ep_layer",
     "numpy.ctypeslib",
@@ -41,14 +40,11 @@ def import_everything() -> None:
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # a fork cannot use a GPU that its parent has touched
     launch.prepare_environment()
     import bitsandbytes  # noqa: F401
-    from deepspeed.utils import numa
 
     found = (module.name for module in pkgutil.walk_packages(hftune.__path__, "hftune."))
     for name in (*(name for name in found if not name.startswith("hftune.tools")), *LATE):
         importlib.import_module(name)
     _build_tables_of_transformers()
-    # DeepSpeed starts `numactl` to count CPUs as devices, 180 times in ten steps of ZeRO-3.
-    numa.get_numa_cores = functools.cache(numa.get_numa_cores)
     gc.collect()
     gc.freeze()  # a child's collections, which the Trainer asks for, then pass over all that was imported
 
@@ -60,7 +56,7 @@ def _build_tables_of_transformers() -> None:
     get_checkpoint_conversion_mapping("llama")
 
 
-def fork_and_wait(work: Callable[[], None], log: Path, processes: int, limit: float = LIMIT_SECONDS) -> int:
+def fork_and_wait(work: Callable[[], object], log: Path, processes: int, limit: float = LIMIT_SECONDS) -> int:
     """Run `work` in forked processes of a world of their own; the exit code of the first that failed, else 0.
 
     As under a launcher, one that fails takes the others with it. After `limit` seconds all are ended with code 124.
@@ -83,7 +79,7 @@ def fork_and_wait(work: Callable[[], None], log: Path, processes: int, limit: fl
     return code
 
 
-def fork(work: Callable[[], None], log: Path, rank: int, processes: int, port: int) -> int:
+def fork(work: Callable[[], object], log: Path, rank: int, processes: int, port: int) -> int:
     """A child that does `work` as one rank of a world, and its process id."""
     sys.stdout.flush()
     sys.stderr.flush()

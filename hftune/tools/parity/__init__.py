@@ -1,0 +1,1 @@
+"""`hftune parity`: whether training on this machine gives the right numbers."""

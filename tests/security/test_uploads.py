@@ -173,7 +173,12 @@ def _by_merge(folder: Path) -> None:
 def _by_trainer(folder: Path) -> None:
     trainer: Any = StageTrainer.__new__(StageTrainer)
     trainer.args = SimpleNamespace(
-        output_dir=str(folder), hub_model_id="me/mine", hub_token=SECRET, hub_private_repo=None, hub_revision=None
+        output_dir=str(folder),
+        hub=None,
+        hub_model_id="me/mine",
+        hub_token=SECRET,
+        hub_private_repo=None,
+        hub_revision=None,
     )
     trainer.hub_model_id = "me/mine"
     trainer.is_world_process_zero = lambda: True

@@ -30,7 +30,7 @@ def model(tmp_path: Path) -> Path:
 
 
 def test_a_served_folder(model: Path, tmp_path: Path) -> None:
-    export(ServingArguments(str(model), str(tmp_path / "out"), verify=False))
+    export(ServingArguments(model_name_or_path=str(model), output_dir=str(tmp_path / "out"), verify=False))
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
     assert tokenizer.apply_chat_template(ASKED, tokenize=False) == "T[user]a"
     assert tokenizer.apply_chat_template(ASKED, tokenize=False, enable_thinking=False) == "[user]a"
@@ -39,7 +39,7 @@ def test_a_served_folder(model: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("arguments", [GgufArguments, OllamaArguments])
 def test_a_gguf_file(arguments: Any, model: Path, tmp_path: Path) -> None:
-    export(arguments(str(model), str(tmp_path / "out"), verify=False))
+    export(arguments(model_name_or_path=str(model), output_dir=str(tmp_path / "out"), verify=False))
     (file,) = (tmp_path / "out").glob("*.gguf")
     field = gguf.GGUFReader(file).get_field("tokenizer.chat_template")
     assert (

@@ -64,5 +64,10 @@ def combined(terms: Terms, names: list[str], weights: list[float], pair_weights:
     for name, weight in zip(names, weights, strict=True):
         # Losses a pair, so that WPO's weights can be applied to any of them.
         losses = LOSSES[name].of(terms)
-        total = total + weight * (losses if pair_weights is None else losses * pair_weights).mean()
+        total = total + weight * mean_of(losses if pair_weights is None else losses * pair_weights)
     return total
+
+
+def mean_of(losses: torch.Tensor) -> torch.Tensor:
+    """The mean; 0, and no NaN, of none: a rank's last batch of an evaluation may hold fillers alone."""
+    return losses.mean() if len(losses) else losses.sum()

@@ -13,7 +13,7 @@ from hftune.trainers.features.pair_figures import PairFigures
 from hftune.trainers.features.reference_policy import ReferencePolicy
 from hftune.trainers.features.run import Inputs, Run
 from hftune.trainers.losses.divergences import desensitised, scores
-from hftune.trainers.losses.table import LOSSES, combined
+from hftune.trainers.losses.table import LOSSES, combined, mean_of
 from hftune.trainers.losses.terms import Settings, Terms
 from hftune.trainers.losses.unpaired import of_answers
 from hftune.trainers.preference.batches import FILLER
@@ -87,7 +87,7 @@ class PairLoss:
         ratios = policy - self.reference_policy.of_answers(inputs)[kept].to(policy)
         names, kl = self.run.args.loss_type, torch.zeros_like(ratios.sum()) if kl is None else kl
         weights = self.run.args.loss_weights or [1.0] * len(names)
-        losses = [of_answers(name, ratios, good, kl, self.settings).mean() for name in names]
+        losses = [mean_of(of_answers(name, ratios, good, kl, self.settings)) for name in names]
         # `* 0` keeps the graph where all records are fillers: every rank must call backward.
         loss = sum((weight * each for weight, each in zip(weights, losses, strict=True)), policy.sum() * 0)
         metrics = self.figures.metrics["train" if self.run.model.training else "eval"]

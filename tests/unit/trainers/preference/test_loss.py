@@ -217,6 +217,17 @@ def test_single_answers() -> None:
     assert measured(right)["rewards/accuracies"] == 1.0
 
 
+@pytest.mark.parametrize(
+    ("loss_type", "labels", "fillers"), [("sigmoid", {}, 2), ("apo_zero_unpaired", LABELS, 4)], ids=["pairs", "single"]
+)
+def test_a_batch_of_fillers_alone_has_no_loss(loss_type: str, labels: dict[str, Any], fillers: int) -> None:
+    """The last batch of a rank; a mean of nothing would be NaN."""
+    made = pair_loss(training=False, loss_type=[loss_type])
+    filled = {FILLER: torch.ones(fillers, dtype=torch.bool)} | ({} if labels else {"differences": torch.zeros(2)})
+    assert loss_of(made, **labels, **filled) == 0.0
+    assert "loss" not in measured(made, "eval")
+
+
 def test_single_answers_of_kto_have_its_estimate() -> None:
     made = pair_loss(loss_type=["kto", "apo_zero_unpaired"])
     kl = torch.tensor(0.5)

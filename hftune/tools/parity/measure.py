@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+from hftune.tools.parity.models import Figures
 from hftune.tools.parity.rows import ByHand, Known, Row
-from hftune.tools.parity.runs import Figures, Lab, Run, RunFailed
+from hftune.tools.parity.runs import Lab, Run, RunFailed
 
 BF16 = 2e-2
 """Of a GPU, where runs compute in bf16: at least this."""

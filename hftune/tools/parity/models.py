@@ -8,6 +8,10 @@ from pathlib import Path
 from typing import Any
 
 SEED = 0
+STEPS = 3
+"""Of every run, and of what is computed by hand."""
+Figures = dict[str, list[float]]
+"""Name of a logged figure to its values, a step each."""
 _SIZES: dict[str, Any] = {
     "hidden_size": 32,
     "intermediate_size": 64,

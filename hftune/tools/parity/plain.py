@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from hftune.opening.files import read_bytes
 from hftune.opening.json_file import parse_json
-from hftune.tools.parity.runs import STEPS, Figures
+from hftune.tools.parity.models import STEPS, Figures
 
 RATE, BETA, SMOOTHING = 1e-3, 0.1, 0.1
 Rows = list[tuple[list[int], list[int]]]

@@ -15,10 +15,10 @@ from typing import Any
 from hftune import child_processes
 from hftune.opening.json_file import read_json
 from hftune.tools.parity import forks
-from hftune.tools.parity.models import make_data, make_model
+from hftune.tools.parity.models import STEPS, Figures, make_data, make_model
 from hftune.tools.reporting.stages import read_progress
 
-STEPS, STOP = 3, 2
+STOP = 2
 DATA = {"pt": "pt", "sft": "sft", "rm": "pairs", "dpo": "pairs", "rl": "prompts", "distill": "sft"}
 _OWN: dict[str, tuple[str, ...]] = {
     "pt": ("--block_size", "32"),
@@ -36,8 +36,6 @@ COMMON = (
 _LIMIT = 300.0
 _SHOWN = 600
 """Characters of the last words of a run that failed."""
-Figures = dict[str, list[float]]
-"""Name of a logged figure to its values, a step each."""
 
 
 class RunFailed(Exception):

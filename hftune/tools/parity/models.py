@@ -112,7 +112,7 @@ def make_model(name: str, folder: Path) -> Path:
     parts = {"text_config": text, "vision_config": _VISION, **_IMAGES} if tower else text
     torch.manual_seed(SEED if name != "teacher" else SEED + 1)
     made = (AutoModelForImageTextToText if tower else AutoModelForCausalLM).from_config(
-        AutoConfig.for_model(kind, **parts)
+        AutoConfig.for_model(kind, **parts), trust_remote_code=False
     )
     made.save_pretrained(folder)
     tokenizer.save_pretrained(folder)

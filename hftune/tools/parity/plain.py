@@ -86,7 +86,7 @@ def trained_by_hand(model: Any, loss_of: Callable[[Any], torch.Tensor], clip: fl
 
 def likelihood(start: Path, records: Sequence[dict[str, Any]], _: str) -> Figures:
     """Mean negative log-probability of all trained tokens of the batch (PT, SFT)."""
-    rows = rows_of(records, AutoTokenizer.from_pretrained(start))
+    rows = rows_of(records, AutoTokenizer.from_pretrained(start, trust_remote_code=False))
 
     def loss_of(model: Any) -> torch.Tensor:
         return -torch.cat([log_probs(model, row) for row in rows]).mean()
@@ -96,7 +96,7 @@ def likelihood(start: Path, records: Sequence[dict[str, Any]], _: str) -> Figure
 
 def rewards(start: Path, records: Sequence[dict[str, Any]], _: str) -> Figures:
     """Bradley and Terry: -log s(r(chosen) - r(rejected)), the mean over pairs."""
-    rows = rows_of(records, AutoTokenizer.from_pretrained(start), LINE_END)
+    rows = rows_of(records, AutoTokenizer.from_pretrained(start, trust_remote_code=False), LINE_END)
 
     def loss_of(model: Any) -> torch.Tensor:
         scores = torch.stack([model(torch.tensor([[*prompt, *answer]])).logits[0, 0] for prompt, answer in rows])
@@ -109,7 +109,7 @@ def rewards(start: Path, records: Sequence[dict[str, Any]], _: str) -> Figures:
 def preferences(start: Path, records: Sequence[dict[str, Any]], asked: str) -> Figures:
     """A loss of `PAIRS`, the mean over pairs; the reference is the model begun with, or the one of `NAME:FOLDER`."""
     name, _, other = asked.partition(":")
-    rows = rows_of(records, AutoTokenizer.from_pretrained(start))
+    rows = rows_of(records, AutoTokenizer.from_pretrained(start, trust_remote_code=False))
     reference = _causal(Path(other) if other else start)
     with torch.no_grad():
         before = torch.stack([log_probs(reference, row).sum() for row in rows])
@@ -125,7 +125,7 @@ def preferences(start: Path, records: Sequence[dict[str, Any]], asked: str) -> F
 def distillation(start: Path, records: Sequence[dict[str, Any]], asked: str) -> Figures:
     """The divergence of `asked` (`forward`, `reverse`, `jsd`) of teacher and student, the mean over answer tokens."""
     kind, teacher_folder = asked.split(":", 1)
-    rows = rows_of(records, AutoTokenizer.from_pretrained(start))
+    rows = rows_of(records, AutoTokenizer.from_pretrained(start, trust_remote_code=False))
     teacher = _causal(Path(teacher_folder))
     with torch.no_grad():
         taught = torch.cat([distributions(teacher, row) for row in rows])
@@ -156,7 +156,9 @@ DIVERGENCES: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 
 
 def _causal(folder: Path) -> Any:
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    return AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager", trust_remote_code=False
+    )
 
 
 def _smoothed(x: torch.Tensor) -> torch.Tensor:
@@ -224,7 +226,7 @@ def trl_trainer(start: Path, records: Sequence[dict[str, Any]], asked: str) -> F
             **{"report_to": "none", "use_cpu": True, "gradient_checkpointing": False, "disable_tqdm": True},
             **{"weight_decay": 0.0, "warmup_steps": 0, "max_grad_norm": 1.0},
         }
-        tokenizer = AutoTokenizer.from_pretrained(start)
+        tokenizer = AutoTokenizer.from_pretrained(start, trust_remote_code=False)
         if kind == "sft":
             rows = [
                 {"prompt": prompt_of(each["messages"][0]["content"]), "completion": each["messages"][1]["content"]}
@@ -260,7 +262,7 @@ def _turns(question: str, answer: str) -> list[dict[str, str]]:
 
 def _scoring(folder: Path) -> Any:
     return AutoModelForSequenceClassification.from_pretrained(
-        folder, dtype=torch.float32, attn_implementation="eager", num_labels=1
+        folder, dtype=torch.float32, attn_implementation="eager", num_labels=1, trust_remote_code=False
     )
 
 

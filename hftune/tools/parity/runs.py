@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
-import runpy
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -221,9 +220,4 @@ def _as_python(script: str, words: Sequence[str]) -> None:
     """In a fork: what Python's command line does with a script, or the command of hftune."""
     os.environ.update({"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"})
     sys.stdin = open(os.devnull)  # noqa: SIM115
-    sys.argv = [script, *words]
-    if script == "hftune":
-        runpy.run_module("hftune.cli", run_name="__main__")
-    else:
-        sys.path.insert(0, str(Path(child_processes.script(script)).parent))
-        runpy.run_path(child_processes.script(script), run_name="__main__")
+    child_processes.become(script, words)

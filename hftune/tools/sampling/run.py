@@ -88,7 +88,8 @@ def check_sample(args: SampleArguments) -> Iterator[UserError]:
         yield ArgumentError("what is the least score that is kept?", place="--threshold", fix="--threshold 0.5")
     least = 2 if args.keep == "pairs" else 1
     if args.num_generations < least:
-        yield ArgumentError(f"--keep {args.keep} needs {least} answers or more", place="--num_generations")
+        said = f"--keep {args.keep} needs {least} answers or more"
+        yield ArgumentError(said, place="--num_generations", fix=f"--num_generations {least} or more")
     if args.temperature <= 0:
         yield ArgumentError("answers would all be the same", place="--temperature", fix="a number above 0")
     if not args.output_dir:

@@ -63,7 +63,7 @@ def test_a_result_is_pushed(server: Server, tmp_path: Path, capfd: pytest.Captur
     (_, created), *_, (path, commit) = server.posted
     assert said == "o/new on ModelScope" and json.loads(created)["Visibility"] == 1
     assert path == "/api/v1/repos/models/o/new/commit/master" and "from hftune" in json.loads(commit)["commit_message"]
-    assert [action["path"] for action in json.loads(commit)["actions"]] == ["config.json", "model.safetensors"]
+    assert sorted(action["path"] for action in json.loads(commit)["actions"]) == ["config.json", "model.safetensors"]
     # The client keeps notes and prints a report of its own.
     assert sorted(file.name for file in folder.iterdir()) == ["config.json", "model.safetensors", "optimizer.pt"]
     assert "Upload Report" not in capfd.readouterr().out

@@ -204,7 +204,7 @@ def _pick(scores: torch.Tensor, rows: int, here: torch.Tensor) -> torch.Tensor:
     """
     probs = scores.softmax(dim=-1)
     if not bool(probs[:, 0].isfinite().all()):
-        # One logit that is no number makes the whole row so; torch says what is wrong.
+        # One NaN among the logits makes the whole row NaN; torch says what is wrong.
         return torch.multinomial(probs, num_samples=1).squeeze(1)
     noise = torch.empty((rows, probs.shape[1]), dtype=probs.dtype, device=probs.device).exponential_(1)
     if len(here) < rows:

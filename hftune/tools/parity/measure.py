@@ -89,7 +89,7 @@ def compared(row: Row, tolerance: float, found: Figures, wanted: Figures) -> Out
 
 
 def distance(one: float, other: float) -> float:
-    """|one - other| relative to the larger of them; infinite where one is no number."""
+    """|one - other| relative to the larger of them; infinite where one is NaN."""
     if not math.isfinite(one - other):
         return math.inf
     return abs(one - other) / max(abs(one), abs(other), _FLOOR)

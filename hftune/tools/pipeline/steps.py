@@ -281,7 +281,7 @@ def _evaluation(
 
 
 def _started_from(step: Step) -> str:
-    """The model that a stage starts from: its adapter, where it goes on with one."""
+    """The model that a stage starts from: its adapter, where it continues one."""
     return (step.arguments.get("peft_path") or step.arguments.get("model_name_or_path") or [""])[0]
 
 

@@ -66,7 +66,7 @@ def differences(before: Steps, now: Steps, tolerance: float) -> Iterator[Differe
         for name in FIGURES:
             if name in before[step] and name in now[step]:
                 found = Difference(step, name, before[step][name], now[step][name])
-                # Also two that are both no number are the same.
+                # Two that are both NaN are the same as well.
                 if repr(found.before) != repr(found.now) and found.size > tolerance:
                     yield found
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hftune.arguments.stages import parse_command
 from hftune.distributed import launch
-from hftune.errors import ArgumentError
+from hftune.errors import ArgumentError, did_you_mean
 from hftune.tools.checking.arguments import COMMANDS
 
 
@@ -15,8 +15,11 @@ def data(argv: list[str]) -> None:
         ArgumentError: No word that is known.
     """
     if not argv or argv[0] not in COMMANDS:
+        word = argv[0].partition("=")[0] if argv else ""
+        near = did_you_mean(word, [*COMMANDS], written="`hftune data {}`")
         raise ArgumentError(
-            "`hftune data` needs a word", fix="hftune data check FILE [--against EVAL] --output_dir OUT"
+            f"there is no `hftune data {word}`" if word else "`hftune data` needs a word",
+            fix=f"{near} hftune data check FILE [--against EVAL] --output_dir OUT".strip(),
         )
     # `hftune data check FILE FOLDER`: what stands before the first flag are the files.
     given = argv[1:]

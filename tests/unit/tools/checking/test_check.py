@@ -254,7 +254,7 @@ def test_without_a_folder_only_a_summary(tmp_path: Path, capsys: pytest.CaptureF
     ("argv", "words"),
     [
         ([], "needs a word"),
-        (["chek", "f"], "needs a word"),
+        (["chek", "f"], "there is no `hftune data chek`\n  to do: did you mean `hftune data check`"),
         (["check"], "no data was named"),
         (["check", "gone.jsonl"], "gone.jsonl does not exist"),
         (["check", "d.jsonl", "--drop", "spam"], "--drop"),

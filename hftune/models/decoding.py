@@ -116,8 +116,8 @@ def decoding_together(model: PreTrainedModel) -> Iterator[Drawn]:
         return
     generate = model.generate
 
-    def loop(*args: Any, **kwargs: Any) -> torch.Tensor:
-        return _draw(*args, drawn=drawn, **kwargs)
+    def loop(model: Any, input_ids: torch.Tensor, **prepared: Any) -> torch.Tensor:
+        return _draw(model, input_ids, drawn=drawn, **prepared)
 
     def draw(_: Any, *args: Any, generation_config: GenerationConfig | None = None, **kwargs: Any) -> Any:
         own = {"custom_generate": loop} if generation_config is None or _is_usual(generation_config) else {}

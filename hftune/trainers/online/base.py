@@ -81,8 +81,9 @@ class OnlineTrainer(StageTrainer):
         phases.enter(phases.GENERATION, self.state.global_step)
         model = self.accelerator.unwrap_model(self.model, keep_torch_compile=False)
         plain = plain_model(model)
-        with reporting_passes(model), own_cache_in_eval_mode(plain), decoding_together(plain) as self.drawn, adapters_held():
+        with reporting_passes(model), own_cache_in_eval_mode(plain), adapters_held(), decoding_together(plain) as drawn:
             result = super()._generate(prompts)
+        self.drawn = drawn
         phases.enter(phases.REWARDS)
         return result
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -76,24 +77,54 @@ class GrowingLayer(DynamicLayer):
         self._rooms = made[0], made[1]
 
 
+@dataclass
+class Drawn:
+    """What was drawn in a block of `decoding_together`, and how likely each token was.
+
+    Attributes:
+        batches: One a call of `generate`: prompts with answers (rows, tokens), and log-probabilities (rows, tokens of
+            an answer) by the logits over the temperature, float32. None are kept where a pass over whole answers would
+            give others: in 16 bits, and with dropout.
+    """
+
+    batches: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
+
+    def log_probs_of(self, ids: torch.Tensor, mask: torch.Tensor, tokens: int) -> torch.Tensor | None:
+        """Those of the last `tokens` of these rows, if they are what was drawn, at once and in this order.
+
+        Args:
+            ids: (rows, tokens of prompts and answers), padded as they were drawn.
+            mask: 0 where `ids` may be anything.
+        """
+        if len(self.batches) != 1:
+            return None
+        whole, log_probs = self.batches[0]
+        same = whole.shape == ids.shape and log_probs.shape[1] == tokens and torch.equal(whole * mask, ids * mask)
+        return log_probs if same else None
+
+
 @contextmanager
-def decoding_together(model: PreTrainedModel) -> Iterator[None]:
+def decoding_together(model: PreTrainedModel) -> Iterator[Drawn]:
     """In the block `model.generate` draws its answers in this way, where the model has a cache of the usual kind.
 
     Args:
         model: Without an adapter around it.
     """
+    drawn = Drawn()
     if not decodes_together(model):
-        yield
+        yield drawn
         return
     generate = model.generate
 
+    def loop(model: Any, input_ids: torch.Tensor, **prepared: Any) -> torch.Tensor:
+        return _draw(model, input_ids, drawn=drawn, **prepared)
+
     def draw(_: Any, *args: Any, generation_config: GenerationConfig | None = None, **kwargs: Any) -> Any:
-        own = {"custom_generate": _draw} if generation_config is None or _is_usual(generation_config) else {}
+        own = {"custom_generate": loop} if generation_config is None or _is_usual(generation_config) else {}
         return generate(*args, generation_config=generation_config, **own, **kwargs)
 
     with method_replaced(model, "generate", draw):
-        yield
+        yield drawn
 
 
 def decodes_together(model: Any) -> bool:
@@ -127,17 +158,21 @@ def _draw(
     logits_processor: LogitsProcessorList,
     stopping_criteria: StoppingCriteriaList,
     generation_config: GenerationConfig,
+    drawn: Drawn,
     **inputs: Any,
 ) -> torch.Tensor:
     """Prompts (rows, tokens) with their answers, padded on the right."""
     rows = len(input_ids)
+    says = _LogProbs(generation_config, rows)
     cache = inputs.pop("past_key_values")
     cache.layers = [GrowingLayer() if type(layer) is DynamicLayer else layer for layer in cache.layers]
     mask, positions = inputs.get("attention_mask"), inputs["position_ids"]
     first, prompt_of = _each_once(input_ids, mask)
     before = phases.now().name
     phases.enter(phases.PROMPTS)
+    numbers = _random_state(input_ids.device)
     logits = _pass(model, input_ids[first], None if mask is None else mask[first], positions[first], cache)
+    exact = _is_float32(model) and torch.equal(numbers, _random_state(input_ids.device))
     cache.batch_select_indices(prompt_of)
     logits, positions = logits[prompt_of], positions[:, -1:]
     phases.enter(before)
@@ -151,6 +186,8 @@ def _draw(
     while True:
         scores = logits_processor(input_ids, logits)
         tokens = _pick(scores, rows, here) if generation_config.do_sample else scores.argmax(dim=-1)
+        if exact:
+            says.add(logits, tokens, here)
         if padding is not None:
             tokens = tokens.masked_fill(~open_, padding)
         input_ids = torch.cat([input_ids, tokens[:, None]], dim=-1)
@@ -168,7 +205,40 @@ def _draw(
             here, input_ids, positions, open_ = (each[kept] for each in (here, input_ids, positions, open_))
             mask = None if mask is None else mask[kept]
         logits = _pass(model, input_ids[:, -1:], mask, positions, cache)
-    return _whole([*done, (here, input_ids)], rows, padding)
+    whole = _whole([*done, (here, input_ids)], rows, padding)
+    if exact:
+        drawn.batches.append((whole, says.together()))
+    return whole
+
+
+class _LogProbs:
+    """Collects the log-probabilities of tokens as they are drawn."""
+
+    def __init__(self, config: GenerationConfig, rows: int) -> None:
+        self.temperature, self.rows = float(config.temperature or 1.0), rows
+        self.columns: list[torch.Tensor] = []
+
+    def add(self, logits: torch.Tensor, tokens: torch.Tensor, here: torch.Tensor) -> None:
+        """Of the next token of the answers that are left, by logits (answers, vocabulary); 0 for all others."""
+        logits = logits / self.temperature
+        said = logits.gather(1, tokens[:, None]).squeeze(1) - logits.logsumexp(dim=-1)
+        self.columns.append(said.new_zeros(self.rows).index_copy(0, here, said))
+
+    def together(self) -> torch.Tensor:
+        """(rows, tokens)."""
+        return torch.stack(self.columns, dim=1)
+
+
+def _is_float32(model: torch.nn.Module) -> bool:
+    """16 bits round by the number of rows: a pass over whole answers would say something else."""
+    if torch.is_autocast_enabled(next(model.parameters()).device.type):
+        return False
+    return all(parameter.dtype == torch.float32 for parameter in model.parameters())
+
+
+def _random_state(device: torch.device) -> torch.Tensor:
+    """What dropout changes, wherever in a model it is; with it no two passes say the same."""
+    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
 
 
 def _each_once(input_ids: torch.Tensor, mask: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:

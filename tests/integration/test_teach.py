@@ -52,8 +52,8 @@ def test_a_student_learns_from_stored_targets_as_from_their_teacher(
         moved.append(load_file(tmp_path / name / "model.safetensors"))
     before = load_file(tiny_model / "model.safetensors")
     largest = max(float((moved[0][name] - before[name]).abs().max()) for name in before)
-    assert largest > 1e-2 and set(moved[0]) == set(moved[1])
+    assert largest > 1e-3 and set(moved[0]) == set(moved[1])
     for name, weight in moved[0].items():
-        torch.testing.assert_close(moved[1][name], weight, rtol=0, atol=1e-5)
+        torch.testing.assert_close(moved[1][name], weight, rtol=0, atol=1e-6)
     refused = run("run_distill.py", *words, "--teacher_targets", stored, "--temperature", "2", warm=True)
     assert refused.code == 2 and "of temperature 1.5" in refused.output and "Traceback" not in refused.output

@@ -102,7 +102,8 @@ def note_reach(jobs: int, folders: list[str]) -> None:
         print(f"noting what {len(stale) - at} files of tests reach", flush=True)
         spread = ["-n", str(jobs), "--dist", "loadfile"] if jobs > 1 else ["-p", "no:xdist"]
         options = ["-q", "-m", reach.FAST, "-p", "no:cacheprovider", "-p", "tests.mutants.reach", *spread]
-        subprocess.run([sys.executable, "-m", "pytest", *options, *stale[at : at + FILES_AT_ONCE]], cwd=faults.ROOT, check=False)
+        now = stale[at : at + FILES_AT_ONCE]
+        subprocess.run([sys.executable, "-m", "pytest", *options, *now], cwd=faults.ROOT, check=False)
 
 
 def control(trial: trials.Trial, places: list[Path]) -> trials.Trial:

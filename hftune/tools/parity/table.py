@@ -311,6 +311,8 @@ def _pairs() -> Iterator[Row]:
     for loss, title in _PAIRS.items():
         run = Run("dpo", ("--loss_type", loss, "--beta", "0.1"), few=True)
         yield Row(PAPERS, f"{title} (`{loss}`)", run, ByHand("preferences", run, loss))
+    run = Run("dpo", ("--loss_type", "kto", "--beta", "0.1"), few=True)
+    yield Row(PAPERS, "KTO of pairs (`kto`)", run, ByHand("kto", run))
     # With another reference: where both models are one, its penalty has a kink, and rounding chooses the side.
     run = Run("dpo", ("--loss_type", "dpop", "--beta", "0.1", "--ref_model", "{teacher}"), few=True)
     yield Row(PAPERS, "DPO-Positive (`dpop`), another reference", run, ByHand("preferences", run, "dpop:{teacher}"))

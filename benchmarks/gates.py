@@ -6,7 +6,7 @@ python benchmarks/gates.py --model MODEL --write-docs                      the t
 
 The pipeline is examples/pipelines/demo.yaml with PT of few steps and SFT of `--steps`, on its data, with its settings
 and evaluated on its held-out records. Behind SFT come three stages of SFT that each start from its result: one with a
-learning rate of 0; one with the answers of the records exchanged at random; one with records that another tool's
+learning rate of 1e-6; one with the answers of the records exchanged at random; one with records that another tool's
 template has been written into. All four have the gate `loss: {drop: 0.05}`.
 """
 
@@ -82,7 +82,7 @@ def pipeline(seed: int, folder: Path, options: argparse.Namespace) -> dict[str, 
     stages = {
         "pt": demo["stages"]["pt"] | {"max_steps": 4},
         "sft": sft,
-        "unchanged": again | {"learning_rate": 0, "max_steps": 2},
+        "unchanged": again | {"learning_rate": 1e-6, "max_steps": 2},
         "shuffled": again | {"train_file_dir": str(written(folder / "shuffled.jsonl", exchanged(records(), seed)))},
         "template": again | {"train_file_dir": str(written(folder / "template.jsonl", map(templated, records())))},
     }

@@ -15,6 +15,9 @@ IGNORE_INDEX = -100
 TEACHER_ROWS = "teacher_rows"
 """Column of records: of each token the place of its stored targets (distillation), -1 for none."""
 
+FILLER = "filler"
+"""Marks records of a batch that only fill up the last one, of an evaluation or of an epoch on several processes."""
+
 MANIFEST_NAME = "hftune.json"
 """The file that says where an output folder came from."""
 

@@ -131,7 +131,8 @@ def filled(slot: Slot, read: Read, dtype: torch.dtype) -> Tensor:
 def filled_whole(slot: Slot, read: Read, sizes: dict[str, int]) -> Tensor:
     """The whole parameters of which a part lies in a slot, end to end."""
     ordered = sorted((part for part in slot.parts if part.numel), key=lambda part: part.start)
-    return torch.cat([read(part.name, 0, sizes[part.name]) for part in ordered])
+    # None of a slot may lie on this rank.
+    return torch.cat([read(part.name, 0, sizes[part.name]) for part in ordered] or [torch.zeros(0)])
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,11 @@ from hftune.opening.safetensors_file import read_index
 Kinds = dict[str, Any]
 _NUMBER = (int, float)
 _SIZE = (int, list)  # some models have one for each layer
+_COUNT = (int,)  # of any size
 _FIX = "copy or download it again, or fix it"
+
+EACH = "*"
+"""Stands for every key of an object."""
 
 _SCALE: Kinds = {"mean": _NUMBER, "std": _NUMBER, "scores": int, "measured_on": str}
 _CONFIG: Kinds = {
@@ -42,9 +46,16 @@ _ADAPTER: Kinds = {
     "target_parameters": [str],
     "trainable_token_indices": (list, dict),
 }
+_SPLIT: Kinds = {
+    "files": [str],
+    "dropped": {EACH: _COUNT},
+    **dict.fromkeys(("rows", "used", "truncated", "tokens", "trained_tokens"), _COUNT),
+}
 _MANIFEST: Kinds = {
     **dict.fromkeys(("stage", "status", "kind", "head", "dtype", "merged_stage"), str),
-    **dict.fromkeys(("versions", "metrics", "files", "inputs", "origins", "rope", "data"), dict),
+    **dict.fromkeys(("versions", "metrics", "files", "origins", "rope"), dict),
+    "inputs": {EACH: dict},
+    "data": {EACH: _SPLIT},
     "arguments": dict.fromkeys(("model", "training", "adapter", "data"), dict),
     "base": {"name": str, "fingerprint": str, "adapters": [str]},
     "tokenizer": {"fingerprint": str, "template_fingerprint": str, "tokens": int, "chat_template_kwargs": dict},
@@ -84,7 +95,7 @@ KINDS: dict[str, Kinds] = {
     },
 }
 """Names to the kinds of some of their keys, each of which may also be absent or null; `[kind]` is a list of it,
-a dict an object of such keys."""
+a dict an object of such keys, or of any with `EACH`."""
 
 REQUIRED = {
     "trainer_state.json": ("global_step",),
@@ -169,7 +180,8 @@ def _faults_of(value: Any, kind: Any) -> Iterator[str]:
         yield f" is {shown(ascii(value), 40)}, where {_named(plain)} is wanted"
     elif isinstance(kind, dict):
         within: Any = value
-        yield from (f": {fault}" for fault in _faults(within, kind))
+        kinds = dict.fromkeys(within, kind[EACH]) if EACH in kind else kind
+        yield from (f": {fault}" for fault in _faults(within, kinds))
     elif isinstance(kind, list):
         yield from (f", at {at}:{fault}" for at, each in enumerate(value) for fault in _faults_of(each, kind[0]))
     # Larger is no model's, and would be a failed allocation somewhere else.

@@ -17,15 +17,16 @@ from trl.trainer.utils import disable_dropout_in_model
 
 from hftune.arguments.preference import DPOArguments
 from hftune.arguments.training import StageArguments
+from hftune.constants import FILLER
 from hftune.data.splits import Splits
 from hftune.models.kernels.answer_head import add_answer_head
 from hftune.models.vocabulary.size import predicted_rows
 from hftune.trainers.features.feature import Feature
 from hftune.trainers.features.pair_figures import PairFigures
 from hftune.trainers.features.reference_policy import PRECOMPUTED, ReferencePolicy
-from hftune.trainers.features.run import Inputs, plain_model
+from hftune.trainers.features.run import Inputs, mean_over_processes, plain_model
 from hftune.trainers.packing_isolation import prove_or_widen, uncompiled_and_unrounded
-from hftune.trainers.preference.batches import COLUMNS, FILLER, PairCollator
+from hftune.trainers.preference.batches import COLUMNS, PairCollator, counts_of
 from hftune.trainers.preference.isolation import prove_answer_isolation
 from hftune.trainers.preference.loss import PairLoss, forward_answers
 from hftune.trainers.stage_trainer import StageTrainer
@@ -46,8 +47,8 @@ class DPOTrainer(StageTrainer, trl.DPOTrainer):
 
     extra_columns = (*COLUMNS, FILLER)
 
-    # Means over pairs: the Trainer divides by accumulated batches itself.
-    loss_is_scaled_for_ga = False
+    # By what `count_items` counts over accumulated batches and processes.
+    loss_is_scaled_for_ga = True
 
     def __init__(
         self,
@@ -86,7 +87,7 @@ class DPOTrainer(StageTrainer, trl.DPOTrainer):
             eval_dataset=data.evaluation,
             **kwargs,
         )
-        self.model_accepts_loss_kwargs = False  # as `loss_is_scaled_for_ga`, before transformers 5.20
+        self.model_accepts_loss_kwargs = True  # as `loss_is_scaled_for_ga`, before transformers 5.20
         self.record_order.mixture = data.mixture
         self.pair_loss = PairLoss(self, self.reference_policy, self.pair_figures)
         self.reference_policy.choose(ref_model, starts_as_base)
@@ -116,9 +117,13 @@ class DPOTrainer(StageTrainer, trl.DPOTrainer):
         """The reference before all that asks for data, and figures over all."""
         return [self.pair_figures, self.reference_policy, *super().make_features(model, args)]
 
+    def count_items(self, batches: list[Inputs], device: torch.device) -> torch.Tensor:
+        """Records and chosen tokens of a step, (2,), as a mean over processes."""
+        return mean_over_processes(self, torch.stack([counts_of(batch) for batch in batches]).sum(0).to(device))
+
     def stage_loss(self, model: Any, inputs: Inputs, return_outputs: bool, num_items_in_batch: Any) -> Any:
         """The weighted sum of the losses asked for, a scalar; metrics are added up on the way."""
-        loss, outputs = self.pair_loss.loss(model, inputs)
+        loss, outputs = self.pair_loss.loss(model, inputs, num_items_in_batch)
         return (loss, outputs) if return_outputs else loss
 
     def answer_sums(self, model: Any, inputs: Inputs) -> torch.Tensor:

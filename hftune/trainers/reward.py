@@ -15,10 +15,11 @@ from transformers import EvalPrediction, PreTrainedModel, PreTrainedTokenizerBas
 
 from hftune.arguments.reward import RMArguments
 from hftune.arguments.training import StageArguments
+from hftune.constants import FILLER
 from hftune.data.batches.pairs import FlatPairCollator, PairCollator
 from hftune.data.splits import Splits
 from hftune.trainers.features.feature import Feature
-from hftune.trainers.features.run import Inputs, plain_model
+from hftune.trainers.features.run import Inputs, mean_over_processes, plain_model
 from hftune.trainers.features.score_scale import ScoreScale, longest_first
 from hftune.trainers.losses.reward_model import bradley_terry, centring
 from hftune.trainers.packing_isolation import prove_rows_isolated
@@ -34,6 +35,9 @@ class RewardTrainer(StageTrainer, trl.RewardTrainer):
     """
 
     extra_columns = ("index",)
+
+    # By what `count_items` counts over accumulated batches and processes.
+    loss_is_scaled_for_ga = True
 
     def __init__(
         self,
@@ -55,6 +59,7 @@ class RewardTrainer(StageTrainer, trl.RewardTrainer):
             compute_metrics=self.score_figures,
             **kwargs,
         )
+        self.model_accepts_loss_kwargs = True  # as `loss_is_scaled_for_ga`, before transformers 5.20
         self.record_order.mixture = data.mixture
 
     def make_features(self, model: Any, args: StageArguments) -> list[Feature]:
@@ -65,13 +70,23 @@ class RewardTrainer(StageTrainer, trl.RewardTrainer):
         """Overrides TRL's: pairs are tokenised and within their limits; TRL would go through all to see that."""
         return dataset
 
+    def count_items(self, batches: list[Inputs], device: torch.device) -> torch.Tensor:
+        """Pairs of a step, as a mean over processes."""
+        return mean_over_processes(self, torch.stack([_kept(batch).sum() for batch in batches]).sum().to(device))
+
     def stage_loss(self, model: Any, inputs: Inputs, return_outputs: bool, num_items_in_batch: Any) -> Any:
-        """The mean loss of a batch of pairs; with `return_outputs` also its scores, (pairs, 2)."""
+        """The mean loss of a batch of pairs, or their sum over `num_items_in_batch`.
+
+        With `return_outputs` also the scores, (pairs, 2).
+        """
+        kept = _kept(inputs)
+        inputs.pop(FILLER, None)
         # Neither is an input of the model.
         difference = inputs.pop("margin", None)
         inputs.pop("index", None)
         chosen, rejected = self.conversation_scores(model, inputs).chunk(2)
-        loss = self.pair_losses(chosen, rejected, difference).mean()
+        losses = self.pair_losses(chosen, rejected, difference) * kept
+        loss = losses.sum() / (kept.sum() if num_items_in_batch is None else num_items_in_batch)
         if self.model.training:
             self._count(inputs, chosen.detach(), rejected.detach())
         return (loss, torch.stack([chosen, rejected], dim=1)) if return_outputs else loss
@@ -150,6 +165,13 @@ class RewardTrainer(StageTrainer, trl.RewardTrainer):
         found |= {"accuracy": accuracy.mean(), "margin": margin.mean()}
         for name, value in found.items():
             self._metrics["train"][name].append(float(value))
+
+
+def _kept(inputs: Inputs) -> torch.Tensor:
+    """1.0 for each pair of a batch, 0.0 for those that only fill up the last one of an epoch, (pairs,)."""
+    scored = inputs["ends"] if "ends" in inputs else inputs["input_ids"]
+    kept = torch.ones(len(scored) // 2, device=scored.device)
+    return kept if FILLER not in inputs else kept * inputs[FILLER].to(scored.device).logical_not()
 
 
 @contextmanager

@@ -62,6 +62,10 @@ class StageTrainer(FeatureHost):
         result: tuple[Any, ...] = super().prediction_step(model, inputs, loss_only, ignore_keys)
         return result
 
+    def count_items(self, batches: list[Inputs], device: torch.device) -> Any:
+        """What the losses of a step's micro batches are divided by: `num_items_in_batch` of `stage_loss`."""
+        return super()._get_num_items_in_batch(batches, device)
+
     # Training. What each override adds are the hooks it calls.
 
     def create_accelerator_and_postprocess(self) -> None:
@@ -116,10 +120,13 @@ class StageTrainer(FeatureHost):
             return super().get_batch_samples(epoch_iterator, num_batches, device)
 
     def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> Any:
-        """Overrides `Trainer._get_num_items_in_batch`: an evaluation may not want labels to be counted."""
-        if not all(self.features.answers(Feature.counts_labels, self)):
+        """Overrides `Trainer._get_num_items_in_batch`: not all losses are means over labels.
+
+        And an evaluation may not want labels to be counted.
+        """
+        if not batch_samples or not all(self.features.answers(Feature.counts_labels, self)):
             return None
-        return super()._get_num_items_in_batch(batch_samples, device)
+        return self.count_items(batch_samples, device)
 
     def training_step(self, model: Any, inputs: Inputs, num_items_in_batch: Any = None) -> torch.Tensor:
         """Overrides `Trainer.training_step`: forward and backward pass of a micro batch, between features."""

@@ -209,6 +209,12 @@ VALUES: list[tuple[str, str, Any]] = [
     *(("hftune.json", "parents", value) for value in ({}, "a", ["a"], [1])),
     *(("hftune.json", "files", value) for value in ({"a": 3}, {"a": [1, 2]}, {"a": ["1", 2, "x"]})),
     *(("hftune.json", "files", {name: [1, 1, "0"]}) for name in ("/etc/passwd", "../adapter/x", "a/../../b")),
+    *(
+        ("hftune.json", "data", value)
+        for value in ([], {"train": "a"}, {"train": {"files": "a"}}, {"a": {"used": "1"}})
+    ),
+    *(("hftune.json", "data", {"train": {"dropped": value}}) for value in (3, [1], {"long": "1"})),
+    *(("hftune.json", "inputs", value) for value in ([], {"a": 3})),
     *(("hftune.json", "status", value) for value in ([], 3)),
     *(("hftune.json", "base", value) for value in ({"name": 3}, {"adapters": "a"}, {"adapters": [3]}, {"name": []})),
     *(("hftune.json", "arguments", value) for value in ({"model": 3}, {"training": []})),

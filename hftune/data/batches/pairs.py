@@ -14,6 +14,8 @@ from hftune.data.batches.collators import FlatCollator
 class PairCollator(DataCollatorForPreference):
     """TRL's padded pairs, all chosen answers before all rejected ones, with the number of each pair."""
 
+    loss_knows_fillers = True
+
     def torch_call(self, examples: list[dict[str, Any]]) -> dict[str, Any]:
         """Pairs to input_ids and attention_mask, (2 * pairs, length), and margin and index, (pairs,), where known."""
         return super().torch_call(examples) | _numbers(examples)
@@ -25,6 +27,8 @@ class FlatPairCollator:
     Args:
         pad_token_id: A conversation's score is read at its last token that is not this one, as transformers does.
     """
+
+    loss_knows_fillers = True
 
     def __init__(self, pad_token_id: int) -> None:
         self.pad_token_id = pad_token_id

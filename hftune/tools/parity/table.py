@@ -54,15 +54,26 @@ def shared_out() -> Iterator[Row]:
     for stage in ("pt", "sft", "dpo"):
         what = f"{TITLES[stage]}: the records of each step, 2 processes = 1 process"
         yield Row(SHARED, what, Run(stage, EACH_FOUR, 2), Run(stage), BITS, ("batch",))
-    for loss in ("ipo", "simpo"):
-        loss_of = ("--loss_type", loss)
-        yield Row(
-            SHARED,
-            f"{loss.upper()}: 8 pairs = 4 in each of 2 processes",
-            Run("dpo", (*EACH_FOUR, *loss_of), 2),
-            Run("dpo", loss_of),
-        )
+    for loss in (("ipo",), ("simpo",), ("orpo",), ("cpo",), ("cpo_simpo",), ("sigmoid", "sft")):
+        title, loss_of = " + ".join(loss).upper(), ("--loss_type", *loss)
+        one = Run("dpo", loss_of)
+        yield Row(SHARED, f"{title}: 8 pairs = 4 in each of 2 processes", Run("dpo", (*EACH_FOUR, *loss_of), 2), one)
+        if len(loss) > 1 or loss[0] not in ("ipo", "simpo"):  # whose means are over pairs alone, as DPO's
+            yield Row(SHARED, f"{title}: 8 pairs = 2 × 4 accumulated", Run("dpo", (*HALVES, *loss_of)), one)
+    yield from unequal()
     yield Row(SHARED, "LoRA: 8 records = 4 in each of 2 processes", sft(*LORA, *EACH_FOUR, processes=2), sft(*LORA))
+
+
+def unequal() -> Iterator[Row]:
+    """8 records an epoch in batches of 3: the last ones are smaller, or hold repeated records, which count nowhere."""
+    threes = ("--per_device_train_batch_size", "3", "--gradient_accumulation_steps")
+    for stage, flags in (("sft", ()), ("rm", ()), ("dpo", ()), ("dpo", ("--loss_type", "orpo"))):
+        title, whole = TITLES[stage] if not flags else "ORPO", Run(stage, flags, few=True)
+        yield Row(
+            SHARED, f"{title}: 8 records = 3 + 3 + 2 accumulated", replace(whole, flags=(*flags, *threes, "3")), whole
+        )
+        apart = replace(whole, flags=(*flags, *threes, "2"), processes=2)
+        yield Row(SHARED, f"{title}: 8 records = 2 processes × (3 + 3), with repeated ones", apart, whole)
 
 
 def deepspeed() -> Iterator[Row]:

@@ -7,11 +7,14 @@ from typing import Any
 import torch
 from datasets import Dataset, concatenate_datasets
 
+from hftune.constants import FILLER
 from hftune.distributed import ranks
 from hftune.trainers.features.feature import Feature
 from hftune.trainers.features.run import Run
-from hftune.trainers.preference.batches import FILLER
 from hftune.trainers.preference.metrics import PairMetrics
+
+LOSS_PARTS = ("loss/pairs", "loss/tokens")
+"""Metrics whose sum is the loss."""
 
 
 class PairFigures(Feature):
@@ -33,7 +36,7 @@ class PairFigures(Feature):
         """The metrics since the last log, next to the training loss."""
         if "loss" in logs:
             found = self.metrics["train"].read(run.accelerator)
-            found.pop("loss", None)  # the Trainer's own, over accumulated batches
+            whole_loss(found)  # the Trainer's own, over accumulated batches, is there
             logs |= found
             logs["num_tokens"] = float(run.accelerator.reduce(self.seen_tokens.double(), "sum"))
 
@@ -48,6 +51,7 @@ class PairFigures(Feature):
     def after_evaluation_loop(self, run: Run, metrics: dict[str, float], prefix: str) -> None:
         """Loss and metrics over all pairs."""
         found = self.metrics["eval"].read(run.accelerator)
+        found["loss"] = whole_loss(found)
         metrics.update({f"{prefix}_{name}": value for name, value in found.items()})
 
     def counts(self, run: Run) -> dict[str, Any]:
@@ -61,6 +65,11 @@ class PairFigures(Feature):
         self.seen_tokens.fill_(saved["seen"] if ranks.is_main() else 0)
         if ranks.is_main():
             self.metrics["train"].restore(saved["pairs"])
+
+
+def whole_loss(figures: dict[str, float]) -> float:
+    """Take the parts of the loss out of what was measured: the mean over pairs and that over chosen tokens."""
+    return sum(figures.pop(name, 0.0) for name in LOSS_PARTS)
 
 
 def marked(dataset: Dataset, multiple: int) -> Dataset:

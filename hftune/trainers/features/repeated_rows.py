@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader
 from transformers.trainer_utils import has_length
 
-from hftune.constants import IGNORE_INDEX
+from hftune.constants import FILLER, IGNORE_INDEX
 from hftune.data.batches.collators import CausalCollator, FlatCollator
 from hftune.distributed import ranks
 from hftune.errors import DataError
@@ -19,14 +19,16 @@ from hftune.trainers.features.record_order import innermost_sampler
 from hftune.trainers.features.run import Run
 
 ROWS = "row_lengths"
+OF_TOKENS = (CausalCollator, FlatCollator)
 
 
 class RepeatedRows(Feature):
-    """Does nothing unless records are collated for a token loss.
+    """Does nothing unless records are collated for a token loss, or pairs of answers are.
 
     Processes need as many batches each, so accelerate completes the last ones with records from the epoch's beginning.
-    Here those rows lose their labels. The loss is a sum over the labels of a step, over all processes, divided by
-    their number, so that it and its gradient are those of one process that sees the rest of the records alone.
+    Here those rows lose their labels, and those pairs are marked. The loss is a sum over what is left of a step, over
+    all processes, divided by its number, so that it and its gradient are those of one process that sees the rest of
+    the records alone.
     """
 
     def __init__(self) -> None:
@@ -60,17 +62,19 @@ class RepeatedRows(Feature):
         self._place = 0 if run.args.ignore_data_skip else epoch.done
 
     def batches(self, run: Run, batches: Iterator[Any]) -> Iterator[Any]:
-        """Without the labels of what has been seen in this epoch."""
+        """Without the labels of what has been seen in this epoch, or with its marks."""
         mesh = run.args.mesh
+        collator = getattr(run.data_collator, "inner", run.data_collator)
         for batch in batches:
             lengths = batch.pop(ROWS, None) if isinstance(batch, dict) else None
-            if isinstance(getattr(run.data_collator, "inner", run.data_collator), CausalCollator | FlatCollator):
-                size = run._train_batch_size
-                # accelerate gives batches to processes one by one, in turn; a group of processes gets the same.
-                first = (self._place * mesh.data + mesh.data_rank(ranks.rank())) * size
-                new = max(0, self._records - first) if self._records and mesh.data > 1 else size
-                if new < size:
-                    ignore_rows(batch["labels"], new, lengths)
+            size = run._train_batch_size
+            # accelerate gives batches to processes one by one, in turn; a group of processes gets the same.
+            first = (self._place * mesh.data + mesh.data_rank(ranks.rank())) * size
+            new = max(0, self._records - first) if self._records and mesh.data > 1 else size
+            if new < size and isinstance(collator, OF_TOKENS):
+                ignore_rows(batch["labels"], new, lengths)
+            elif new < size and getattr(collator, "loss_knows_fillers", False):
+                batch[FILLER] = torch.arange(size) >= new
             self._place += 1
             yield batch
 

@@ -110,6 +110,15 @@ class Run(Protocol):
         """Of transformers: tensor-parallel processes that accelerate knows of."""
 
 
+def mean_over_processes(run: Run, counts: torch.Tensor) -> torch.Tensor:
+    """What a process divides the sums of its micro batches by; `counts` are its own, of all of them.
+
+    Gradients are averaged over processes: sums over all of them, divided by what they have together, come of this.
+    """
+    mean: torch.Tensor = run.accelerator.reduce(counts, "mean") if run.args.average_tokens_across_devices else counts
+    return mean
+
+
 def plain_model(model: Any) -> Any:
     """The model without the adapter around it."""
     return model.get_base_model() if isinstance(model, PeftModel) else model

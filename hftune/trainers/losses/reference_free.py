@@ -1,4 +1,8 @@
-"""Losses that need no reference: (B,) each, from `Terms`."""
+"""Losses that need no reference: (B,) each, from `Terms`.
+
+The mean negative log-probability of chosen tokens, which some of them have beside this, is added by
+`table.combined`: it is a mean over tokens, not over pairs.
+"""
 
 from __future__ import annotations
 
@@ -21,19 +25,13 @@ def simpo(terms: Terms) -> torch.Tensor:
 
 
 def sft(terms: Terms) -> torch.Tensor:
-    """Mean negative log-probability of the batch's chosen tokens, the same for each pair, (B,)."""
-    return terms.nll.expand(len(terms.chosen))
+    """Zeros: all of it is the mean over chosen tokens."""
+    return torch.zeros_like(terms.chosen)
 
 
 def cpo(terms: Terms) -> torch.Tensor:
-    """-log s(beta (log pi(chosen) - log pi(rejected))) + alpha NLL of the chosen (CPO, arXiv:2401.08417, eq. 7)."""
-    logits = terms.settings.beta * (terms.chosen - terms.rejected)
-    return smoothed_logistic(logits, terms.settings.label_smoothing) + terms.settings.cpo_alpha * sft(terms)
-
-
-def cpo_simpo(terms: Terms) -> torch.Tensor:
-    """SimPO with CPO's NLL of the chosen answers (github.com/fe1ixxu/CPO_SIMPO)."""
-    return simpo(terms) + terms.settings.cpo_alpha * sft(terms)
+    """-log s(beta (log pi(chosen) - log pi(rejected))): CPO (arXiv:2401.08417, eq. 7) less the NLL."""
+    return smoothed_logistic(terms.settings.beta * (terms.chosen - terms.rejected), terms.settings.label_smoothing)
 
 
 def odds_ratio(terms: Terms) -> torch.Tensor:
@@ -44,8 +42,8 @@ def odds_ratio(terms: Terms) -> torch.Tensor:
 
 
 def orpo(terms: Terms) -> torch.Tensor:
-    """NLL of the chosen + beta times the odds ratio loss (ORPO, arXiv:2403.07691, eq. 6; beta is its lambda)."""
-    return sft(terms) + terms.settings.beta * odds_ratio(terms)
+    """beta times the odds ratio loss, ORPO (arXiv:2403.07691, eq. 6; beta is its lambda) less the NLL."""
+    return terms.settings.beta * odds_ratio(terms)
 
 
 def log1mexp(x: torch.Tensor) -> torch.Tensor:

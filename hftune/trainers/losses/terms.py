@@ -35,7 +35,7 @@ class Terms:
         chosen_scores, rejected_scores: What `divergences.scores` makes of the log ratios; the log ratios themselves
             for the reverse KL.
         differences: Score of the chosen less that of the rejected answer, > 0, (B,); None where records have none.
-        nll: Mean negative log-probability of the batch's chosen tokens, a scalar: the SFT loss.
+        nll: Negative log-probability of each chosen answer in full, (B,): over its tokens, the SFT loss.
         kl: Estimate of beta-free KL(policy, reference) for KTO, a scalar without gradient.
     """
 

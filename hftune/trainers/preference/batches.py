@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from hftune.constants import FILLER
 from hftune.models.attention.shared_prompts import SharedPrompts
 
 NUMBERS = {
@@ -28,9 +29,6 @@ NUMBERS = {
     "ref_kl_logps": "ref_kl_logps",
 }
 """Columns of records that go along as float32 (batch,), and their names in a batch."""
-
-FILLER = "filler"
-"""Marks records that only fill up the last batch of an evaluation."""
 
 COLUMNS = ("prompt_ids", "chosen_ids", "rejected_ids", "completion_ids", "kl_ids", "label", *NUMBERS)
 """All columns of records that a batch is made from."""
@@ -60,6 +58,8 @@ class PairCollator:
         shared: In a flat row, each prompt once, with its answers behind it.
         pad_to_multiple_of: Round padded lengths up.
     """
+
+    loss_knows_fillers = True
 
     def __init__(
         self, pad_token_id: int, *, flat: bool, shared: bool = False, pad_to_multiple_of: int | None = None
@@ -133,6 +133,13 @@ class PairCollator:
             "attention_mask": (torch.arange(width)[None, :] < lengths).long(),
             "use_cache": False,
         }
+
+
+def counts_of(batch: dict[str, Any]) -> torch.Tensor:
+    """Records of a batch and tokens of their first answers (chosen), without those that only fill up: (2,)."""
+    lengths = batch["answer_lengths"].chunk(2)[0] if batch["paired"] else batch["answer_lengths"]
+    kept = torch.ones_like(lengths) if FILLER not in batch else batch[FILLER].to(lengths.device).logical_not()
+    return torch.stack([kept.sum(), (lengths * kept).sum()]).float()
 
 
 def _shared(prompts: list[Ids], answers: list[list[Ids]]) -> tuple[dict[str, Any], list[list[_Placed]]]:

@@ -8,15 +8,16 @@ import torch
 from torch import nn
 
 from hftune.arguments.preference import DPOArguments
+from hftune.constants import FILLER
 from hftune.models.kernels.answer_head import AnswerOutput
 from hftune.trainers.features.pair_figures import PairFigures
 from hftune.trainers.features.reference_policy import ReferencePolicy
 from hftune.trainers.features.run import Inputs, Run
 from hftune.trainers.losses.divergences import desensitised, scores
-from hftune.trainers.losses.table import LOSSES, combined, mean_of
+from hftune.trainers.losses.table import LOSSES, Parts, combined
 from hftune.trainers.losses.terms import Settings, Terms
 from hftune.trainers.losses.unpaired import of_answers
-from hftune.trainers.preference.batches import FILLER
+from hftune.trainers.preference.batches import counts_of
 
 OF_MODEL = ("input_ids", "attention_mask", "position_ids", "use_cache", "shared_prompts", "answer_at", "answer_ids")
 """What of a batch goes to the model, together with the borders of its runs."""
@@ -38,20 +39,28 @@ class PairLoss:
         self.run, self.reference_policy, self.figures = run, reference_policy, figures
         self.settings = settings_of(run.args)
 
-    def loss(self, model: nn.Module, inputs: Inputs) -> tuple[torch.Tensor, AnswerOutput]:
-        """The weighted sum of the losses asked for, a scalar, and what the model said."""
+    def loss(
+        self, model: nn.Module, inputs: Inputs, counted: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, AnswerOutput]:
+        """The weighted sum of the losses asked for, a scalar, and what the model said.
+
+        Args:
+            counted: Records and chosen tokens (2,) that means are taken over; None: of this batch.
+        """
         args = self.run.args
         # Before the pass with gradients, so that its memory is free again.
         kl = self.divergence(model, inputs) if "kto" in args.loss_type else None
         outputs = forward_answers(model, inputs)
+        if counted is None:
+            counted = counts_of(inputs).clamp(min=1)
         if "label" in inputs:
-            return self._of_answers(outputs, inputs, kl), outputs
+            return self._of_answers(outputs, inputs, kl).over(counted), outputs
         terms = self.terms(outputs, inputs, kl)
         weights = likelihoods(outputs, inputs) if args.use_weighting else None
         names = args.loss_type
-        loss = combined(terms, names, args.loss_weights or [1.0] * len(names), weights)
-        self._measure(terms, outputs, inputs, loss)
-        return loss, outputs
+        parts = combined(terms, names, args.loss_weights or [1.0] * len(names), weights)
+        self._measure(terms, outputs, inputs, parts)
+        return parts.over(counted), outputs
 
     def answer_sums(self, outputs: AnswerOutput, inputs: Inputs) -> torch.Tensor:
         """log pi of each answer, (answers,), with LD-DPO's weights, or scaled as `--normalize_logps` says."""
@@ -80,27 +89,26 @@ class PairLoss:
             total, number = self.run.accelerator.reduce(torch.stack([ratios.sum(), kept.sum().double()]), "sum")
         return (total / number.clamp(min=1)).clamp(min=0).to(policy.dtype)
 
-    def _of_answers(self, outputs: AnswerOutput, inputs: Inputs, kl: torch.Tensor | None) -> torch.Tensor:
-        """The weighted sum of the means of losses over single answers; metrics are added up on the way."""
+    def _of_answers(self, outputs: AnswerOutput, inputs: Inputs, kl: torch.Tensor | None) -> Parts:
+        """The weighted sum of losses of single answers; metrics are added up on the way."""
         kept = inputs[FILLER].logical_not() if FILLER in inputs else slice(None)
         policy, good = self.answer_sums(outputs, inputs)[kept], inputs["label"][kept]
         ratios = policy - self.reference_policy.of_answers(inputs)[kept].to(policy)
         names, kl = self.run.args.loss_type, torch.zeros_like(ratios.sum()) if kl is None else kl
         weights = self.run.args.loss_weights or [1.0] * len(names)
-        losses = [mean_of(of_answers(name, ratios, good, kl, self.settings)) for name in names]
-        # `* 0` keeps the graph where all records are fillers: every rank must call backward.
-        loss = sum((weight * each for weight, each in zip(weights, losses, strict=True)), policy.sum() * 0)
+        losses = [of_answers(name, ratios, good, kl, self.settings) for name in names]
+        loss = sum((weight * each for weight, each in zip(weights, losses, strict=True)), torch.zeros_like(policy))
         metrics = self.figures.metrics["train" if self.run.model.training else "eval"]
         if self.run.model.training:
             self.figures.seen_tokens += inputs["num_tokens"]
-        metrics.add("loss", loss.expand(len(good)))
+        metrics.add("loss/pairs", loss)
         metrics.add("kl", kl.expand(len(good)))
         rewards = self.run.args.beta * ratios.detach()
         for name, which in (("chosen", good), ("rejected", good.logical_not())):
             metrics.add(f"rewards/{name}", rewards, which.double())
             metrics.add(f"logps/{name}", policy, which.double())
         metrics.add("rewards/accuracies", ((rewards > 0) == good).float())
-        return loss
+        return Parts(loss)
 
     def terms(self, outputs: AnswerOutput, inputs: Inputs, kl: torch.Tensor | None = None) -> Terms:
         """What losses are computed from; without the records that only fill up an evaluation."""
@@ -110,6 +118,10 @@ class PairLoss:
         lengths = [part[kept] for part in inputs["answer_lengths"].chunk(2)]
         kind, alpha = self.run.args.f_divergence_type, self.run.args.f_alpha_divergence_coef
         differences = inputs.get("differences")
+        # Not `chosen`, whose tokens may have factors (LD-DPO).
+        assert outputs.log_probs is not None
+        answers = inputs["answer_lengths"].chunk(2)[0]
+        nll = -desensitised(outputs.log_probs[: inputs["chosen_total"]], answers, answers, None)
         return Terms(
             chosen=chosen,
             rejected=rejected,
@@ -119,20 +131,21 @@ class PairLoss:
             rejected_tokens=lengths[1].to(chosen.dtype),
             chosen_scores=scores(chosen - ref_chosen, kind, alpha),
             rejected_scores=scores(rejected - ref_rejected, kind, alpha),
-            nll=_nll(outputs, inputs, kept),
+            nll=nll[kept],
             differences=None if differences is None else differences[kept],
             kl=kl,
             settings=self.settings,
         )
 
-    def _measure(self, terms: Terms, outputs: AnswerOutput, inputs: Inputs, loss: torch.Tensor) -> None:
+    def _measure(self, terms: Terms, outputs: AnswerOutput, inputs: Inputs, parts: Parts) -> None:
         """TRL's metrics, as sums."""
         metrics = self.figures.metrics["train" if self.run.model.training else "eval"]
         if self.run.model.training:
             self.figures.seen_tokens += inputs["num_tokens"]
         chosen, rejected = self.rewards(terms)
-        # As often as there are pairs, so that batches weigh by their size.
-        metrics.add("loss", loss.expand(len(chosen)))
+        metrics.add("loss/pairs", parts.of_pairs)
+        if parts.of_tokens is not None:
+            metrics.add("loss/tokens", parts.of_tokens / terms.chosen_tokens, terms.chosen_tokens)
         values = {
             "rewards/chosen": chosen,
             "rewards/rejected": rejected,
@@ -179,15 +192,6 @@ def likelihoods(outputs: AnswerOutput, inputs: Inputs) -> torch.Tensor:
     chosen, rejected = means.exp().chunk(2)
     weights = chosen * rejected
     return weights[inputs[FILLER].logical_not()] if FILLER in inputs else weights
-
-
-def _nll(outputs: AnswerOutput, inputs: Inputs, kept: Any) -> torch.Tensor:
-    """Mean over the tokens of the batch's chosen answers."""
-    assert outputs.log_probs is not None
-    lengths, first = inputs["answer_lengths"].chunk(2)[0], inputs["chosen_total"]
-    counts = torch.repeat_interleave(_ones(lengths, kept), lengths, output_size=first)
-    total = (outputs.log_probs[:first] * counts).sum()
-    return -total / counts.sum().clamp(min=1)
 
 
 def _kept(inputs: Inputs, times: int) -> Any:

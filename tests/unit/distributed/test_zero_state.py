@@ -23,6 +23,10 @@ def test_slots() -> None:
     slot = Slot(0, torch.empty(6), [Fragment("b", 1, 2, 2), Fragment("a", 4, 0, 2)], ["a", "b"])
     assert filled(slot, read, torch.float32).tolist() == [4, 5, 11, 12, 0, 0]
     assert filled_whole(slot, read, {"a": 6, "b": 4}).tolist() == [0, 1, 2, 3, 4, 5, 10, 11, 12, 13]
+    elsewhere = Slot(0, torch.empty(2), [Fragment("b", 2, 0, 0)], ["b"])
+    assert (
+        filled(elsewhere, read, torch.float32).tolist() == [0, 0] and filled_whole(elsewhere, read, {}).tolist() == []
+    )
 
 
 def test_layouts_are_known_by_class() -> None:

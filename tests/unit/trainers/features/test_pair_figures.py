@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from datasets import Dataset
 
+from hftune.constants import FILLER
 from hftune.trainers.features.pair_figures import PairFigures, marked
-from hftune.trainers.preference.batches import FILLER
 from tests.unit.trainers.features import made_up
 
 CPU = torch.device("cpu")
@@ -20,7 +20,8 @@ def test_records_are_filled_up_and_marked() -> None:
 
 def test_logs_of_training_have_means_without_the_loss() -> None:
     feature, run, logs = PairFigures(CPU), made_up.run(), {"loss": 1.0}
-    feature.metrics["train"].add("loss", torch.tensor([5.0]))
+    feature.metrics["train"].add("loss/pairs", torch.tensor([5.0]))
+    feature.metrics["train"].add("loss/tokens", torch.tensor([5.0]))
     feature.metrics["train"].add("rewards/margins", torch.tensor([1.0, 2.0, 6.0]))
     feature.seen_tokens += 12
     feature.before_log(run, logs)
@@ -32,11 +33,16 @@ def test_logs_of_training_have_means_without_the_loss() -> None:
 
 def test_an_evaluation_is_measured_by_itself() -> None:
     feature, run, metrics = PairFigures(CPU), made_up.run(), dict[str, float]()
-    feature.metrics["eval"].add("loss", torch.tensor([100.0]))
+    feature.metrics["eval"].add("loss/pairs", torch.tensor([100.0]))
     feature.before_evaluation_loop(run, "eval")
-    feature.metrics["eval"].add("loss", torch.tensor([1.0, 3.0]))
+    feature.metrics["eval"].add("loss/pairs", torch.tensor([1.0, 3.0]))
     feature.after_evaluation_loop(run, metrics, "eval")
     assert metrics == {"eval_loss": 2.0}
+    feature.before_evaluation_loop(run, "eval")
+    feature.metrics["eval"].add("loss/pairs", torch.tensor([1.0, 3.0]))
+    feature.metrics["eval"].add("loss/tokens", torch.tensor([1.0, 5.0]), torch.tensor([3.0, 1.0]))
+    feature.after_evaluation_loop(run, metrics, "eval")
+    assert metrics == {"eval_loss": 4.0}, "a mean over pairs, and one over tokens"
 
 
 def test_sums_and_tokens_are_resumed() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,10 +11,14 @@ import torch
 from accelerate.data_loader import BatchSamplerShard
 from torch.utils.data import BatchSampler, SequentialSampler
 
+from hftune.constants import FILLER
 from hftune.data.batches.collators import CausalCollator, FlatCollator
+from hftune.data.batches.pairs import FlatPairCollator
+from hftune.data.batches.pairs import PairCollator as RewardPairs
 from hftune.distributed.mesh import Mesh
 from hftune.trainers.features import repeated_rows
 from hftune.trainers.features.repeated_rows import ROWS, RepeatedRows, WithRows, ignore_rows
+from hftune.trainers.preference.batches import PairCollator
 from tests.unit.trainers.features import made_up
 
 
@@ -28,6 +33,22 @@ def labels_seen(
 ) -> list[int]:
     """Numbers of the records whose labels are trained in an epoch, over all ranks, after `done` batches a rank."""
     seen: list[int] = []
+    for batch in batches_of(monkeypatch, records, processes, size, collator, record, done):
+        assert ROWS not in batch
+        seen += {int(label) - 1 for label in batch["labels"].flatten() if label != -100}
+    return sorted(seen)
+
+
+def batches_of(
+    monkeypatch: pytest.MonkeyPatch,
+    records: int,
+    processes: int,
+    size: int,
+    collator: Any,
+    made: Any,
+    done: int = 0,
+) -> Iterator[dict[str, Any]]:
+    """The batches of an epoch, rank by rank, as the feature leaves them."""
     for rank in range(processes):
         monkeypatch.setattr(
             repeated_rows, "ranks", SimpleNamespace(rank=lambda r=rank: r, world_size=lambda: processes)
@@ -38,11 +59,7 @@ def labels_seen(
         collate = WithRows(collator) if isinstance(collator, FlatCollator) else collator
         inner = BatchSampler(SequentialSampler(range(records)), size, drop_last=False)
         batches = list(BatchSamplerShard(inner, processes, rank))[done:] if processes > 1 else list(inner)[done:]
-        collated = (collate([record(number) for number in batch]) for batch in batches)
-        for batch in feature.batches(run, collated):
-            assert ROWS not in batch
-            seen += {int(label) - 1 for label in batch["labels"].flatten() if label != -100}
-    return sorted(seen)
+        yield from feature.batches(run, (collate([made(number) for number in batch]) for batch in batches))
 
 
 @pytest.mark.parametrize("collator", [CausalCollator(0), FlatCollator()], ids=["padded", "flat"])
@@ -51,6 +68,30 @@ def test_each_record_once(monkeypatch: pytest.MonkeyPatch, processes: int, colla
     for records in range(1, 15):
         for size in (1, 2, 3):
             assert labels_seen(monkeypatch, records, processes, size, collator) == list(range(records)), (records, size)
+
+
+@pytest.mark.parametrize("processes", [1, 2, 3])
+def test_each_pair_counts_once(monkeypatch: pytest.MonkeyPatch, processes: int) -> None:
+    """Of DPO and reward models, whose batches say which of their pairs only fill them up."""
+    pairs = PairCollator(0, flat=True)
+    for records, size in ((1, 2), (7, 2), (8, 3), (6, 3)):
+        seen: list[int] = []
+        for batch in batches_of(monkeypatch, records, processes, size, pairs, pair):
+            chosen = batch["answer_ids"][: batch["chosen_total"]].tolist()
+            seen += [
+                token for token, filler in zip(chosen, batch.get(FILLER, [False] * size), strict=False) if not filler
+            ]
+            assert FILLER not in batch or len(batch[FILLER]) == len(chosen) == size
+        assert sorted(seen) == list(range(records)), (records, size)
+
+
+def pair(number: int) -> dict[str, list[int]]:
+    return {"prompt_ids": [9], "chosen_ids": [number], "rejected_ids": [8]}
+
+
+@pytest.mark.parametrize("collator", [PairCollator(0, flat=False), FlatPairCollator(0), RewardPairs(0)])
+def test_who_marks_fillers(collator: Any) -> None:
+    assert collator.loss_knows_fillers and not hasattr(CausalCollator(0), "loss_knows_fillers")
 
 
 def test_going_on_in_the_middle(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,5 +44,5 @@ def terms(
     return Terms(
         chosen, rejected, ref_chosen, ref_rejected, sizes[:half].to(chosen), sizes[half:].to(chosen),
         scores(chosen - ref_chosen, kind, alpha), scores(rejected - ref_rejected, kind, alpha),
-        nll=-policy[:first].mean(), settings=settings, **more,
+        nll=-desensitised(policy[:first], sizes[:half], sizes[:half], None), settings=settings, **more,
     )  # fmt: skip

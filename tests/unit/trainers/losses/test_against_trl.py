@@ -13,7 +13,7 @@ import trl
 
 from hftune.arguments.preference import LOSS_TYPES
 from hftune.trainers.losses.table import LOSSES, combined
-from hftune.trainers.losses.terms import Settings
+from hftune.trainers.losses.terms import Settings, Terms
 from tests.unit.trainers.losses.batches import LENGTHS, lengths, per_token, terms
 
 with warnings.catch_warnings():
@@ -95,9 +95,15 @@ def our_loss(policy: torch.Tensor, reference: torch.Tensor, options: dict[str, A
     weights = None
     if options.get("use_weighting"):
         weights = (made.chosen / made.chosen_tokens + made.rejected / made.rejected_tokens).exp().detach()
-    return combined(
+    parts = combined(
         made, options["loss_type"], options.get("loss_weights") or [1.0] * len(options["loss_type"]), weights
     )
+    return parts.over(counted(made))
+
+
+def counted(made: Terms) -> torch.Tensor:
+    """Pairs and chosen tokens of the batch alone, as TRL takes its means."""
+    return torch.stack([torch.tensor(float(len(made.chosen))), made.chosen_tokens.sum()])
 
 
 @pytest.mark.parametrize("options", CASES, ids=lambda options: "-".join(map(str, options.values())))
@@ -133,6 +139,7 @@ def test_simpo_and_cpo_as_trl(kind: str) -> None:
     torch.testing.assert_close(LOSSES[name].of(made), expected)
     if kind == "simpo":
         torch.testing.assert_close(LOSSES["cpo_simpo"].of(made), expected)
+    assert combined(made, ["cpo_simpo"], [1.0], None).of_tokens is None, "alpha is 0"
 
 
 def test_orpo_as_trl() -> None:
@@ -141,5 +148,5 @@ def test_orpo_as_trl() -> None:
     chosen, rejected = made.averages
     losses, *_ = ORPOTrainer.odds_ratio_loss(itself, chosen, rejected)
     # TRL subtracts the mean of these from the NLL.
-    expected = made.nll - losses.mean()
-    assert float(combined(made, ["orpo"], [1.0], None)) == pytest.approx(float(expected), abs=1e-5)
+    expected = made.nll.sum() / made.chosen_tokens.sum() - losses.mean()
+    assert float(combined(made, ["orpo"], [1.0], None).over(counted(made))) == pytest.approx(float(expected), abs=1e-5)

@@ -27,7 +27,7 @@ def pair(settings: Settings, differences: list[float] | None = None, kl: float |
     number = torch.tensor
     return Terms(
         number([-4.0]), number([-6.0]), number([-5.0]), number([-5.0]), number([4.0]), number([2.0]),
-        number([1.0]), number([-1.0]), nll=number(1.0), settings=settings,
+        number([1.0]), number([-1.0]), nll=number([4.0]), settings=settings,
         differences=None if differences is None else number(differences), kl=None if kl is None else number(kl),
     )  # fmt: skip
 
@@ -77,7 +77,8 @@ CASES = {
 def test_worked_by_hand(case: str) -> None:
     options, expected = CASES[case]
     made = pair(Settings(beta=BETA, **options), kl=0.4)
-    assert float(LOSSES[case.split()[0]].of(made)) == pytest.approx(expected, abs=1e-6)
+    found = combined(made, [case.split()[0]], [1.0], None).over(torch.tensor([1.0, 4.0]))
+    assert float(found) == pytest.approx(expected, abs=1e-6)
 
 
 def test_all_are_worked_by_hand() -> None:
@@ -94,7 +95,7 @@ def test_offset() -> None:
 def test_dpop_penalises_chosen_answers_that_became_less_likely() -> None:
     made = Terms(
         *(torch.tensor([value]) for value in (-6.0, -9.0, -5.0, -5.0, 4.0, 2.0, -1.0, -4.0)),
-        nll=torch.tensor(1.0), settings=Settings(beta=BETA, dpop_lambda=3.0),
+        nll=torch.tensor([1.0]), settings=Settings(beta=BETA, dpop_lambda=3.0),
     )  # fmt: skip
     # z = 3, less 3 * max(0, 1)
     assert float(LOSSES["dpop"].of(made)) == pytest.approx(-LOG(s(0.0)))
@@ -104,7 +105,7 @@ def test_each_half_of_kto_pairs_is_measured_by_the_other() -> None:
     """Ratios 1 and 3 against 2 and -1: the chosen half's KL is their mean 2, that of the rejected half 0.5."""
     made = Terms(
         *(torch.tensor(values) for values in ([1.0, 3.0], [2.0, -1.0], [0.0, 0.0], [0.0, 0.0], [1.0, 1.0], [1.0, 1.0])),
-        torch.tensor([1.0, 3.0]), torch.tensor([2.0, -1.0]), nll=torch.tensor(1.0), settings=Settings(beta=BETA),
+        torch.tensor([1.0, 3.0]), torch.tensor([2.0, -1.0]), nll=torch.tensor([1.0, 1.0]), settings=Settings(beta=BETA),
     )  # fmt: skip
     first = (1 - s(0.5 * (1 - 0.5)) + 1 - s(0.5 * (2 - 2))) / 2
     second = (1 - s(0.5 * (3 - 0.5)) + 1 - s(0.5 * (2 + 1))) / 2
@@ -162,7 +163,7 @@ def test_a_step_raises_the_margin(name: str) -> None:
     """Down each loss chosen answers gain on rejected ones (DiscoPOP is not monotone, by design)."""
     policy = per_token(1).requires_grad_()
     made = terms(policy, per_token(1), Settings(beta=0.3, label_smoothing=0.0))
-    combined(made, [name], [1.0], None).backward()
+    combined(made, [name], [1.0], None).over(torch.ones(2)).backward()
     step = -policy.grad
     sizes = int(made.chosen_tokens.sum())
     assert step[:sizes].sum() - step[sizes:].sum() > 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,10 +11,11 @@ import pytest
 import torch
 
 from hftune.arguments.entry import parse_arguments
+from hftune.constants import FILLER
 from hftune.models.kernels.answer_head import AnswerOutput
-from hftune.trainers.features.pair_figures import PairFigures
+from hftune.trainers.features.pair_figures import PairFigures, whole_loss
 from hftune.trainers.losses.terms import Settings
-from hftune.trainers.preference.batches import FILLER
+from hftune.trainers.preference.batches import counts_of
 from hftune.trainers.preference.loss import PairLoss, forward_answers, likelihoods, settings_of
 
 # Two pairs. Chosen answers: (-1, -2) and (-3); rejected: (-4) and (-1, -1, -2).
@@ -38,6 +40,11 @@ def said(log_probs: list[float]) -> AnswerOutput:
         mean_logits=10 * numbers,
         log_sum_sq=-numbers / 10,
     )
+
+
+def outputs_of(log_probs: torch.Tensor) -> Any:
+    """A model that says these, (tokens,), whatever it is given."""
+    return lambda **given: replace(said(log_probs.tolist()), log_probs=log_probs)
 
 
 def batch(**changes: Any) -> dict[str, Any]:
@@ -72,7 +79,8 @@ def loss_of(made: PairLoss, **changes: Any) -> float:
 
 
 def measured(made: PairLoss, kind: str = "train") -> dict[str, float]:
-    return made.figures.metrics[kind].read(made.run.accelerator)
+    found = made.figures.metrics[kind].read(made.run.accelerator)
+    return {"loss": whole_loss(found), **found} if "loss/pairs" in found else found
 
 
 def test_terms() -> None:
@@ -81,7 +89,7 @@ def test_terms() -> None:
     assert (terms.ref_chosen.tolist(), terms.ref_rejected.tolist()) == REF
     assert (terms.chosen_tokens.tolist(), terms.rejected_tokens.tolist()) == ([2.0, 1.0], [1.0, 3.0])
     assert (terms.chosen_scores.tolist(), terms.rejected_scores.tolist()) == ([-1.0, 1.0], [1.0, -1.0])
-    assert float(terms.nll.detach()) == 2.0, "(1 + 2 + 3) / 3"
+    assert terms.nll.tolist() == [3.0, 3.0], "1 + 2, and 3"
     assert terms.differences.tolist() == [1.0, 4.0] and terms.settings.beta == BETA
     # Of another divergence: 1 - 1/u.
     other = pair_loss(f_divergence_type="forward_kl").terms(said(LOG_PROBS), batch())
@@ -96,7 +104,7 @@ def test_any_number_of_pairs_is_halved() -> None:
     ones = batch(answer_lengths=torch.ones(6, dtype=torch.long), chosen_total=3, answer_ids=torch.arange(6))
     terms = pair_loss(ref=([0.0] * 3, [0.0] * 3)).terms(outputs, ones)
     assert (terms.chosen.tolist(), terms.rejected.tolist()) == ([-1.0, -2.0, -3.0], [-4.0, -5.0, -6.0])
-    assert len(terms.chosen_tokens) == len(terms.rejected_tokens) == 3 and float(terms.nll.detach()) == 2.0
+    assert len(terms.chosen_tokens) == len(terms.rejected_tokens) == 3 and terms.nll.tolist() == [1.0, 2.0, 3.0]
     assert likelihoods(outputs, ones).tolist() == pytest.approx([
         math.exp(-1 + 0.0 - 4 + 0.3), math.exp(-2 + 0.1 - 5 + 0.4), math.exp(-3 + 0.2 - 6 + 0.5)
     ])  # fmt: skip
@@ -191,6 +199,43 @@ def test_divergence_is_a_mean_over_all_ranks_and_never_negative() -> None:
     assert float(kto.loss(lambda **given: next(answers), inputs)[0].detach()) == pytest.approx(wanted)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    "loss_type", [["orpo"], ["cpo"], ["cpo_simpo"], ["simpo"], ["sigmoid", "sft"], ["sft"], ["ipo"]]
+)
+def test_a_step_is_the_same_however_it_is_split(loss_type: list[str]) -> None:
+    """Both pairs in one batch = one in each of two, over what they have together; their gradients as well."""
+    numbers = {"loss_type": loss_type, "loss_weights": [0.5, 2.0][-len(loss_type) :]}
+    given = torch.tensor(LOG_PROBS, requires_grad=True)
+    whole, _ = pair_loss(**numbers).loss(outputs_of(given), batch())
+    (wanted,) = torch.autograd.grad(whole, given)
+    counted = torch.tensor([2.0, 3.0])  # pairs, and tokens of chosen answers
+    parts = []
+    for number, (tokens, lengths) in enumerate([([0, 1, 3], [2, 1]), ([2, 4, 5, 6], [1, 3])]):
+        own = batch(answer_lengths=torch.tensor(lengths), chosen_total=lengths[0], answer_ids=torch.tensor(tokens))
+        made = pair_loss(ref=[[side[number]] for side in REF], **numbers)
+        parts.append(made.loss(outputs_of(given[tokens]), own, counted)[0])
+    torch.testing.assert_close(sum(parts), whole)
+    torch.testing.assert_close(torch.autograd.grad(sum(parts), given)[0], wanted)  # type: ignore[arg-type]
+
+
+def test_an_evaluation_is_a_mean_over_all_pairs_and_all_tokens() -> None:
+    """Not over batches: ORPO's mean over chosen tokens is (1 + 2 + 3) / 3, not (1.5 + 3) / 2."""
+    whole = pair_loss(training=False, loss_type=["orpo"])
+    wanted = loss_of(whole)
+    made = pair_loss(training=False, loss_type=["orpo"])
+    for which in ([False, True], [True, False]):
+        loss_of(made, **{FILLER: torch.tensor(which)})
+    assert measured(made, "eval")["loss"] == pytest.approx(wanted) == measured(whole, "eval")["loss"]
+
+
+def test_what_a_batch_counts() -> None:
+    assert counts_of(batch()).tolist() == [2.0, 3.0]
+    assert counts_of(batch(**{FILLER: torch.tensor([False, True])})).tolist() == [1.0, 2.0]
+    assert counts_of(batch(**{FILLER: torch.tensor([True, True])})).tolist() == [0.0, 0.0]
+    assert counts_of(batch(paired=False)).tolist() == [4.0, 7.0]
+    assert counts_of(batch(paired=False, **{FILLER: torch.tensor([True, False, False, True])})).tolist() == [2.0, 2.0]
+
+
 LABELS = {"label": torch.tensor([True, False, False, True]), "paired": False}
 
 
@@ -233,7 +278,9 @@ def test_single_answers_of_kto_have_its_estimate() -> None:
     kl = torch.tensor(0.5)
     found = made._of_answers(said(LOG_PROBS), batch(**LABELS), kl)
     kto = (2 * (1 - s(0.5 * -1.5)) + 2 * (1 - s(-0.5 * 0.5))) / 4
-    assert float(found.detach()) == pytest.approx(kto + (1 - s(-0.5) + s(0.5)) / 2)
+    assert found.of_tokens is None and float(found.of_pairs.mean().detach()) == pytest.approx(
+        kto + (1 - s(-0.5) + s(0.5)) / 2
+    )
     assert measured(made)["kl"] == 0.5
 
 

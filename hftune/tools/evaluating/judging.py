@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hftune.data.records.messages import Message
+from hftune.logging import notice
 from hftune.tools.talking.answering import Question
 from hftune.tools.talking.chat_server import ChatServer
 
@@ -46,7 +47,10 @@ class Judge:
         for messages, ours, other in comparisons:
             asked += [_question(messages, ours, other), _question(messages, other, ours)]
         said = self.server(asked, max_new_tokens=_TOKENS, temperature=0)
-        verdicts = [verdict(str(one.message["content"])) for one in said]
+        texts = [str(one.message["content"]) for one in said]
+        if none := sum(not _VERDICT.search(text) for text in texts):
+            notice(f"{none} of {len(texts)} answers of the judge hold no verdict; each counts as a tie")
+        verdicts = [verdict(text) for text in texts]
         return [outcome(*verdicts[place : place + 2]) for place in range(0, len(verdicts), 2)]
 
 

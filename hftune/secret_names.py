@@ -72,6 +72,9 @@ def variable_says_secret(name: str) -> bool:
         return False
     if surely_secret(name) or bool({*words} & _ALWAYS) or "token" in words[:-1]:
         return True
+    # Alone it is the mark before a user's turn; behind the name of a service (`DAGSHUB_USER_TOKEN`) a key.
+    if words[-2:] == ["user", "token"] and len(words) > 2:
+        return True
     return may_be_secret(name) or words[-2:] == ["auth", "config"]
 
 

@@ -165,10 +165,13 @@ def _from_registry(entries: list[E], given: dict[str, list[Any]], hub: str) -> l
     """Names of `--dataset_dir`'s registry replaced by what they stand for, and `--columns` of their own names added."""
     if not given.get("dataset_dir") or given["dataset_dir"] == [None]:
         return entries
-    folder, columns = _registry_folder(str(given["dataset_dir"][0]), hub), []
+    asked = str(given["dataset_dir"][0])
+    folder, columns = _registry_folder(asked, hub), []
 
     def source(name: str) -> str:
-        found = None if os.path.exists(os.path.expanduser(name)) else registered(folder, name, hub)
+        found = (
+            None if os.path.exists(os.path.expanduser(name)) else registered(folder, name, hub, strange=folder != asked)
+        )
         if found is None:
             return name
         columns.append(found.columns)

@@ -10,6 +10,7 @@ import hashlib
 import importlib.util
 import json
 import os
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -40,6 +41,8 @@ PACKAGES = {
 MOST_FILES = 100_000
 _CHUNK = 1 << 22
 _KEY_LETTERS = 32
+# Of Linux, in bytes; the cache's own path comes before that of a file.
+_LONGEST_NAME, _LONGEST_PATH = 255, 3000
 # What stores say of the state of a file, by any of their names: checksum, generation, time.
 _STATE = ("ETag", "etag", "md5Hash", "generation", "blob_id", "LastModified", "last_modified", "updated", "created")
 _FIX = "look whether the URL is right, the store can be reached and your credentials for it are set"
@@ -80,15 +83,13 @@ def fetch(url: str, flag: str, chosen: Callable[[list[str]], list[str]] = lambda
     wanted = {*chosen([file.name for file in files])}
     files = [file for file in files if file.name in wanted]
     _check(files, url, flag)
-    # The last part of the URL: names of files decide how they are read, those of folders what a model is called.
-    name = PurePosixPath(root).name or "files"
     home = private_folder(cache_folder(), "stores") / _key(url, files)
     lock = FileLock(home.with_name(f".{home.name}.lock"), mode=0o600)
     # Every process of a machine comes here; the first one copies, the others wait and find it.
     with disk_errors(home, "HFTUNE_CACHE"), lock:
         if not home.is_dir():
-            _copy(store, files, home, name, url, flag)
-    return home / name
+            _copy(store, root, files, home, url, flag)
+    return home / _last(root)
 
 
 def _store_of(url: str, flag: str) -> tuple[Any, str]:
@@ -132,7 +133,10 @@ def _listed(store: Any, root: str) -> list[StoredFile]:
     for path, about in sorted(found.items()):
         state = {key: str(about[key]) for key in _STATE if about.get(key)}
         name = path.removeprefix(root).lstrip("/")
-        files.append(StoredFile(path, name, int(about.get("size") or 0), json.dumps(state, sort_keys=True)))
+        size = about.get("size") or 0
+        if not isinstance(size, int) or size < 0:
+            raise ValueError(f"it says {shown(size, 20)} as the size of {shown(name)}")
+        files.append(StoredFile(path, name, size, json.dumps(state, sort_keys=True)))
     return files
 
 
@@ -148,11 +152,11 @@ def _check(files: list[StoredFile], url: str, flag: str) -> None:
     if len(files) > MOST_FILES:
         cause = f"{where} holds {len(files):,} files, more than {MOST_FILES:,}"
         raise ArgumentError(cause, place=flag, fix="name a folder below it, or join the files to fewer ones")
-    for file in files:
-        # A key of a store is any text: `../../.ssh/authorized_keys` is one.
-        parts = file.name.split("/")
-        if file.name and ({"", ".", ".."} & {*parts} or visible(file.name) != file.name or "\\" in file.name):
-            cause = f"{where} holds a file whose name is no path: {shown(file.name)}"
+    names = [file.name for file in files]
+    folders = {parent.as_posix() for name in names for parent in PurePosixPath(name).parents if name} - {"."}
+    for name in names:
+        if not _is_path(name) or name in folders or (not name and len(files) > 1):
+            cause = f"{where} holds a file whose name is no path: {shown(name)}"
             raise ArgumentError(cause, place=flag, fix="rename it there")
     size, free = sum(file.size for file in files), free_bytes(cache_folder())
     if size > free:
@@ -163,34 +167,58 @@ def _check(files: list[StoredFile], url: str, flag: str) -> None:
         )
 
 
+def _is_path(name: str) -> bool:
+    """Whether a key of a store, which is any text (`../../.ssh/authorized_keys`), names a file below a folder."""
+    if visible(name) != name or re.search(r"[\\\n\t]", name):
+        return False
+    short = len(name.encode()) <= _LONGEST_PATH and all(len(part.encode()) <= _LONGEST_NAME for part in name.split("/"))
+    return not name or (short and not {"", ".", ".."} & {*name.split("/")})
+
+
 def _key(url: str, files: list[StoredFile]) -> str:
     """A name for a URL and the state of its files."""
     about = [url, *((file.name, file.size, file.state) for file in files)]
     return hashlib.sha256(json.dumps(about).encode()).hexdigest()[:_KEY_LETTERS]
 
 
-def _copy(store: Any, files: list[StoredFile], home: Path, name: str, url: str, flag: str) -> None:
-    """Copy files, as `name` in a folder that becomes `home` when the last one is there."""
+def _last(root: str) -> str:
+    """The last part of a URL: names of files decide how they are read, those of folders what a model is called."""
+    return PurePosixPath(root).name or "files"
+
+
+def _copy(store: Any, root: str, files: list[StoredFile], home: Path, url: str, flag: str) -> None:
+    """Copy files into a folder that becomes `home` when the last one is there.
+
+    Raises:
+        DataError: One was replaced meanwhile.
+    """
     size = sum(file.size for file in files)
     get_logger().info("copying %s: %d file(s), %s, to %s", redact(url), len(files), size_text(size), home)
     # What an interrupted copy has finished is kept: models have many gigabytes.
     work = home.with_name(f".{home.name}.partial")
     for file in files:
-        target = work / name / file.name  # of a single file the name is ""
+        target = work / _last(root) / file.name  # of a single file the name is ""
         if not target.exists():
             target.parent.mkdir(parents=True, exist_ok=True)
-            _copy_file(store, file, target, url, flag)
+            # Outside of the folder, in which any name may be that of a file.
+            _copy_file(store, file, target, home.with_name(f".{home.name}.file"), url, flag)
+    with _errors_of_store(url, flag):
+        store.invalidate_cache()
+        known = {*_listed(store, root)}
+    # By their states: a file may have been replaced by another one of its size.
+    for file in files:
+        if file not in known:
+            raise _changed(file, url, flag)
     os.replace(work, home)
     flush(home.parent)
 
 
-def _copy_file(store: Any, file: StoredFile, target: Path, url: str, flag: str) -> None:
+def _copy_file(store: Any, file: StoredFile, target: Path, aside: Path, url: str, flag: str) -> None:
     """Copy one file.
 
     Raises:
         DataError: It has another size than the store has said: it was replaced meanwhile.
     """
-    aside = target.with_name(f"{target.name[:120]}.partial")
     with _errors_of_store(url, flag), store.open(file.path, "rb") as source, open(aside, "wb") as stream:
         left = file.size
         # Never more than was announced: the room on the disk was measured by it.
@@ -198,14 +226,18 @@ def _copy_file(store: Any, file: StoredFile, target: Path, url: str, flag: str) 
             left -= len(chunk)
             stream.write(chunk)
     if left:
-        raise DataError(
-            f"{redact(url)} changed while it was copied ({shown(file.name or file.path)})",
-            place=flag,
-            fix="Let nothing write there during a run, and start it again.",
-            kind="file changed",
-        )
+        raise _changed(file, url, flag)
     flush(aside)
     os.replace(aside, target)
+
+
+def _changed(file: StoredFile, url: str, flag: str) -> DataError:
+    return DataError(
+        f"{redact(url)} changed while it was copied ({shown(file.name or file.path)})",
+        place=flag,
+        fix="Let nothing write there during a run, and start it again.",
+        kind="file changed",
+    )
 
 
 def upload(contents: dict[str, str | bytes], folder: Path, url: str, flag: str) -> None:

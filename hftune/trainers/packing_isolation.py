@@ -153,16 +153,22 @@ def prove_isolation(
     # ZeRO-3 has noted in which order these passes used the modules; training would prefetch by it.
     zero.reset_fetch_order(model)
     noticed = (before - after).abs().max() / before.abs().max().clamp(min=1e-6)
-    plain = _inner(model)
-    if float(noticed) > _tolerance(plain, exact=device.type == "cpu" and not autocast):
+    if float(noticed) > logit_tolerance(model, exact=device.type == "cpu" and not autocast):
         raise ArgumentError(
-            f"documents in a row see each other in {type(plain).__name__} with attention {attention}",
+            f"documents in a row see each other in {type(_inner(model)).__name__} with attention {attention}",
             place="--packing / --padding_free / --attn_implementation",
             fix="use --attn_implementation hftune_segments, or train without --packing (for text: --packing False)",
         )
 
 
-def _tolerance(model: Any, *, exact: bool) -> float:
+def logit_tolerance(model: Any, *, exact: bool) -> float:
+    """How far a model's logits may move, as a share of the largest one.
+
+    Args:
+        model: As it is trained, an engine or a wrapper included.
+        exact: Whether what it computes on and in rounds no more than its parameters do.
+    """
+    model = _inner(model)
     if getattr(model, "is_loaded_in_8bit", False):
         return INT8
     exact = exact and all(parameter.dtype == torch.float32 for parameter in model.parameters())

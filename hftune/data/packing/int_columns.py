@@ -25,6 +25,11 @@ class IntColumn:
         self.chunk: IntArray = np.repeat(np.arange(len(chunks)), [len(part) - 1 for part in offsets])
         self.begin: IntArray = _joined([part[:-1] for part in offsets])
 
+    def of(self, document: int) -> np.ndarray:
+        """The values of one document."""
+        begin = int(self.begin[document])
+        return self.values[self.chunk[document]][begin : begin + int(self.lengths[document])]
+
     def gather(self, documents: IntArray, starts: IntArray, lengths: IntArray) -> np.ndarray:
         """The values of segments, one after the other, of the column's own type."""
         out = np.empty(int(lengths.sum()), dtype=self.values[0].dtype if self.values else np.int32)

@@ -56,10 +56,10 @@ def attention_for(config: PreTrainedConfig, model_args: ModelArguments, training
         refuse_attention(asked, machine)
         return asked
     shared = bool(getattr(training_args, "shared_prompts", False))
-    if shared:  # only hftune's own let several answers of a row see one prompt
+    if shared:  # only hftune's own let several answers or documents of a row see one prompt
         machine = dataclasses.replace(machine, flash=frozenset(), flex=False)
     chosen, reason = choose_attention(config, model_class, machine)
-    notice(f"attention: {chosen} ({reason}{'; answers share their prompt' if shared else ''})")
+    notice(f"attention: {chosen} ({reason}{'; shared prompts are computed once' if shared else ''})")
     return chosen
 
 

@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from hftune.data.records.messages import Message
+from hftune.logging import notice
 from hftune.tools.talking.answering import Question
 from hftune.tools.talking.chat_server import ChatServer
+from hftune.tools.talking.records import transcript
 
 _PROMPT = """Compare two answers to the last turn of a conversation. Judge whether they are right, helpful and clear; \
 neither their order nor their length counts.
@@ -46,7 +48,10 @@ class Judge:
         for messages, ours, other in comparisons:
             asked += [_question(messages, ours, other), _question(messages, other, ours)]
         said = self.server(asked, max_new_tokens=_TOKENS, temperature=0)
-        verdicts = [verdict(str(one.message["content"])) for one in said]
+        texts = [str(one.message["content"]) for one in said]
+        if none := sum(not _VERDICT.search(text) for text in texts):
+            notice(f"{none} of {len(texts)} answers of the judge hold no verdict; each counts as a tie")
+        verdicts = [verdict(text) for text in texts]
         return [outcome(*verdicts[place : place + 2]) for place in range(0, len(verdicts), 2)]
 
 
@@ -64,6 +69,6 @@ def outcome(ours_first: str, ours_second: str) -> float:
 
 
 def _question(messages: Sequence[Message], first: str, second: str) -> Question:
-    said = "\n".join(f"{turn['role']}: {turn.get('content') or ''}" for turn in messages)
-    turn: dict[str, Any] = {"role": "user", "content": _PROMPT.format(conversation=said, first=first, second=second)}
+    text = _PROMPT.format(conversation=transcript(messages), first=first, second=second)
+    turn: dict[str, Any] = {"role": "user", "content": text}
     return Question([turn])

@@ -20,6 +20,7 @@ from hftune import child_processes, interrupts
 from hftune.checkpoints.manifest import is_complete
 from hftune.errors import ArgumentError, ManifestError, Preempted, UserError
 from hftune.publishing.disk import disk_errors
+from hftune.publishing.result_files import tidy_result
 from hftune.secret_names import MASK
 from hftune.secrets import command_without_secrets, variables_without_secrets
 from hftune.tools.pipeline import failure, processes
@@ -106,7 +107,7 @@ class Runner:
 
         Raises:
             StageFailed: A stage failed; what was finished before stays finished.
-        GateFailed: One hurt a capability more than its gate allows.
+            GateFailed: One hurt a capability more than its gate allows.
             ArgumentError: The disk of the folder does not take logs or former results.
             ManifestError: A result was damaged since it was written.
             Preempted: A signal asked for an end.
@@ -125,6 +126,7 @@ class Runner:
                     state = State(AGAIN, ("it was asked for (--force)",))
                 if state.verdict == DONE:
                     done += 1
+                    tidy_result(step.folder)
                     self.screen.say(f"{title}: unchanged, skipped")
                     self._gate(step)
                     continue

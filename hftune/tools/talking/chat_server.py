@@ -72,8 +72,22 @@ class ChatServer:
         choices = found.get("choices")
         choice = choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], dict) else {}
         message = choice.get("message")
-        if not isinstance(message, dict) or not isinstance(message.get("content"), str | None):
+        if not isinstance(message, dict) or not _is_message(message):
             raise self.server.error("its answer holds no message", "give a server with OpenAI's API")
         said = {"role": "assistant", "content": (message.get("content") or "").strip()}
         said |= {name: message[name] for name in ("reasoning_content", "tool_calls") if message.get(name)}
         return Answer(said, choice.get("finish_reason") != "length")
+
+
+def _is_message(found: dict[str, Any]) -> bool:
+    """Whether the parts of a message are of the kinds that templates, rewards and files of data expect."""
+    texts = all(isinstance(found.get(name), str | None) for name in ("content", "reasoning_content"))
+    calls = found.get("tool_calls") or []
+    return texts and isinstance(calls, list) and all(map(_is_call, calls))
+
+
+def _is_call(found: Any) -> bool:
+    function = found.get("function") if isinstance(found, dict) else None
+    if not isinstance(function, dict):
+        return False
+    return isinstance(function.get("name"), str) and isinstance(function.get("arguments"), str | dict)

@@ -16,7 +16,7 @@ from hftune.compat.installing import method_replaced
 from hftune.compat.peft_patches import fused_heads
 from hftune.distributed import phases
 from hftune.models.attention.documents import documents_of
-from hftune.models.decoding import decoding_together
+from hftune.models.decoding import Drawn, decoding_together
 from hftune.models.kernels.fused_lora import adapters_held
 from hftune.models.kernels.scoring_head import add_scoring_head
 from hftune.models.vocabulary.size import predicted_rows
@@ -40,9 +40,11 @@ class OnlineTrainer(StageTrainer):
         guards: Holds the judges: scored, logged, and never trained on.
         scores: Weighted sums of the rewards of the last batch of answers, (completions of all ranks,); NaN where no
             function had an opinion.
+        drawn: The last answers with their log-probabilities as they were drawn; None once these are used.
     """
 
     scores: torch.Tensor
+    drawn: Drawn | None = None
     processing_class: Any
     _keeper: Any = None  # stands for the tokenizer where prompts are encoded
 
@@ -79,10 +81,16 @@ class OnlineTrainer(StageTrainer):
         phases.enter(phases.GENERATION, self.state.global_step)
         model = self.accelerator.unwrap_model(self.model, keep_torch_compile=False)
         plain = plain_model(model)
-        with reporting_passes(model), own_cache_in_eval_mode(plain), decoding_together(plain), adapters_held():
+        with reporting_passes(model), own_cache_in_eval_mode(plain), adapters_held(), decoding_together(plain) as drawn:
             result = super()._generate(prompts)
+        self.drawn = drawn
         phases.enter(phases.REWARDS)
         return result
+
+    def drawn_log_probs(self, ids: torch.Tensor, mask: torch.Tensor, tokens: int) -> torch.Tensor | None:
+        """What the policy that drew these answers said of their tokens, (rows, tokens), where that is known exactly."""
+        drawn, self.drawn = self.drawn, None
+        return None if drawn is None else drawn.log_probs_of(ids, mask, tokens)
 
     def _get_per_token_logps_and_entropies(self, model: Any, *args: Any, **kwargs: Any) -> Any:
         """Overrides TRL's, which scores a batch of answers in micro batches: each reports to the watchdog."""
@@ -90,7 +98,12 @@ class OnlineTrainer(StageTrainer):
         if torch.is_grad_enabled():
             return super()._get_per_token_logps_and_entropies(model, *args, **kwargs)
         # An evaluation's own pass is neither, and its losses are read with the old ones.
-        phases.enter(phases.REFERENCE if model is self.ref_model or is_reference(model) else phases.OLD)
+        reference = model is self.ref_model or is_reference(model)
+        phases.enter(phases.REFERENCE if reference else phases.OLD)
+        # The old policy is the one that has just drawn.
+        wants_more = kwargs.get("compute_entropy") or kwargs.get("compute_aux_loss")
+        if not reference and not wants_more and (said := self.drawn_log_probs(*args[:3])) is not None:
+            return said, None, None
         if self.args.torch_compile:
             return super()._get_per_token_logps_and_entropies(model, *args, **kwargs)
         with reporting_passes(self.accelerator.unwrap_model(model)):

@@ -67,6 +67,7 @@ class RolloutTrainer(OnlineTrainer, trl.RLOOTrainer):
     divided into `steps_per_generation` micro-batches.
     """
 
+    has_critic = False
     _rollout: Batch | None = None
 
     def _prepare_inputs(self, generation_batch: Any) -> Batch:
@@ -90,8 +91,7 @@ class RolloutTrainer(OnlineTrainer, trl.RLOOTrainer):
         # What the policy said before any of the steps on these answers: ratios are to this.
         with torch.no_grad(), disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs):
             phases.enter(phases.OLD)
-            with self.returning_values():
-                logps, values = self._in_pieces(self.model, tokens)
+            logps, values = self._old(tokens)
             ref_logps = self._reference(tokens)
         rewards = self._calculate_rewards(inputs, prompts, completions, completion_ids)
         ends = torch.tensor([*self.eos_token_ids, self._tokenizer.pad_token_id], device=self.accelerator.device)
@@ -167,6 +167,17 @@ class RolloutTrainer(OnlineTrainer, trl.RLOOTrainer):
             batch[f"{name}_ids"] = pad(tensors, padding_value=padding, padding_side=side).to(device)
             batch[f"{name}_mask"] = pad(ones, padding_value=0, padding_side=side).to(device)
         return batch
+
+    def _old(self, tokens: Batch) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Log-probabilities of the policy that has drawn, which may be known; values where a critic listens."""
+        if not self.has_critic:
+            ids = torch.cat([tokens["prompt_ids"], tokens["completion_ids"]], dim=1)
+            mask = torch.cat([tokens["prompt_mask"], tokens["completion_mask"]], dim=1)
+            known = self.drawn_log_probs(ids, mask, tokens["completion_ids"].shape[1])
+            if known is not None:
+                return known, None
+        with self.returning_values():
+            return self._in_pieces(self.model, tokens)
 
     def _in_pieces(self, model: Any, tokens: Batch) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Log-probabilities and values in micro-batches: a batch of answers is larger than what a step trains on."""

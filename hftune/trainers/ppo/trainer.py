@@ -40,6 +40,7 @@ class PPOTrainer(RolloutTrainer):
     """
 
     args: PPOArguments
+    has_critic = True
 
     def __init__(self, *, critic: Critic, **kwargs: Any) -> None:
         super().__init__(**kwargs)

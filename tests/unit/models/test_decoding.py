@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 from hftune.models import decoding
-from hftune.models.decoding import GrowingLayer, decodes_together, decoding_together
+from hftune.models.decoding import Drawn, GrowingLayer, decodes_together, decoding_together
 from tests.table.tiny import tiny_config
 
 EOS, PAD = 3, 0
@@ -142,8 +142,44 @@ def test_what_is_asked_for_otherwise_is_left_to_transformers(
         assert drawn(model, prompts(), config(**options)).shape[0] == 6
 
 
-def test_a_logit_that_is_no_number_is_an_error_and_no_token() -> None:
-    scores = torch.zeros(2, 5)
-    scores[1, 3] = float("nan")
-    with pytest.raises(RuntimeError, match="nan"):
-        decoding._pick(scores, 2, torch.arange(2))
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_log_probabilities_of_what_was_drawn_are_those_of_a_pass_over_whole_answers(temperature: float) -> None:
+    """Also of answers whose batch has shrunk, and whatever is sampled from."""
+    model, given = tiny("llama"), prompts()
+    model.lm_head = EndsOften(model.lm_head)
+    with decoding_together(model) as kept:
+        whole = drawn(model, given, config(temperature=temperature, top_k=20))
+    mask = torch.cat([given["attention_mask"], torch.ones_like(whole[:, 4:])], dim=1)
+    positions = (mask.cumsum(dim=1) - 1).clamp(min=0)
+    logits = model(input_ids=whole, attention_mask=mask, position_ids=positions).logits[:, 3:-1] / temperature
+    expected = logits.log_softmax(dim=-1).gather(2, whole[:, 4:, None]).squeeze(2)
+    found = kept.log_probs_of(whole, mask, whole.shape[1] - 4)
+    written = (whole[:, 4:] != PAD) & (found != 0)
+    assert found is not None and torch.allclose(found[written], expected[written], atol=1e-5)
+    lengths = [(row != PAD).sum() for row in whole[:, 4:]]
+    assert [int(row.sum()) for row in found != 0] >= [int(length) for length in lengths]
+
+
+def test_none_are_kept_in_16_bits_or_with_dropout() -> None:
+    for model in (tiny("llama").bfloat16(), tiny("llama", attention_dropout=0.3).train()):
+        with decoding_together(model) as kept:
+            drawn(model, prompts(), config())
+        assert not kept.batches
+    model = tiny("llama")
+    with torch.autocast("cpu", torch.bfloat16), decoding_together(model) as kept:
+        drawn(model, prompts(), config())
+    assert not kept.batches
+
+
+def test_log_probabilities_are_given_for_the_same_answers_alone() -> None:
+    whole, said = torch.tensor([[0, 5, 6, 7], [4, 5, 8, 0]]), torch.tensor([[-1.0, -2.0], [-3.0, 0.0]])
+    mask = torch.tensor([[0, 1, 1, 1], [1, 1, 1, 0]])
+    kept = Drawn([(whole, said)])
+    assert kept.log_probs_of(whole + 1 - mask, mask, 2) is said  # pads may be anything
+    other = whole.clone()
+    other[1, 2] = 9
+    assert kept.log_probs_of(other, mask, 2) is None
+    assert kept.log_probs_of(whole, mask, 3) is None
+    assert kept.log_probs_of(whole[:1], mask[:1], 2) is None
+    assert Drawn().log_probs_of(whole, mask, 2) is None
+    assert Drawn([(whole, said)] * 2).log_probs_of(whole, mask, 2) is None  # tools: an answer of several turns

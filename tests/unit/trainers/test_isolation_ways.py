@@ -17,7 +17,7 @@ from hftune.errors import ArgumentError
 from hftune.models.attention.documents import Documents
 from hftune.models.attention.isolation import ATTENTION, BACKBONE, MIXERS
 from hftune.trainers import packing_isolation
-from hftune.trainers.packing_isolation import _logits_of_whole_row, _tolerance, prove_or_widen, prove_rows_isolated
+from hftune.trainers.packing_isolation import _logits_of_whole_row, logit_tolerance, prove_or_widen, prove_rows_isolated
 
 ERROR = ArgumentError("they see each other", place="here", fix="none")
 
@@ -132,8 +132,8 @@ def test_how_far_logits_may_move() -> None:
     model = nn.Linear(2, 2)
     exact, loose, int8 = packing_isolation.EXACT, packing_isolation.TOLERANCE, packing_isolation.INT8
     assert exact < loose < int8
-    assert _tolerance(model, exact=True) == exact and _tolerance(model, exact=False) == loose
+    assert logit_tolerance(model, exact=True) == exact and logit_tolerance(model, exact=False) == loose
     model.bias = nn.Parameter(model.bias.bfloat16())
-    assert _tolerance(model, exact=True) == loose
+    assert logit_tolerance(model, exact=True) == loose
     model.is_loaded_in_8bit = True  # type: ignore[assignment]
-    assert _tolerance(model, exact=True) == int8
+    assert logit_tolerance(model, exact=True) == int8

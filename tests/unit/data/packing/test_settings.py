@@ -23,6 +23,7 @@ from hftune.errors import ArgumentError
         ("pt", [], Packing(1024, "wrapped", False), ...),
         ("pt", ["--packing", "False"], None, None),
         ("pt", ["--cross_document_attention", "True"], Packing(1024, "wrapped", True), ...),
+        ("sft", ["--packing", "--shared_prompts", "True"], Packing(1024, shared_beginnings=True), ...),
     ],
 )
 def test_what_arguments_ask_for(stage: str, flags: list[str], train: Packing | None, evaluation: Any) -> None:

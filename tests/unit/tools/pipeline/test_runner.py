@@ -19,6 +19,7 @@ from rich.console import Console
 
 from hftune.checkpoints.manifest import read_manifest
 from hftune.errors import ArgumentError, ManifestError, Preempted
+from hftune.publishing.folder import make_work
 from hftune.tools.pipeline import processes
 from hftune.tools.pipeline.exposed import with_quiet_token
 from hftune.tools.pipeline.lock import locked
@@ -100,6 +101,12 @@ def test_what_has_not_changed_is_skipped(bench: Bench) -> None:
     assert "sft: runs again, since learning_rate was 1e-3, is 2e-3" in bench.said.getvalue()
     former = read_manifest(bench.folder / "out" / "previous" / "sft")
     assert former is not None and "1e-3" in former["command"], "the former result is kept"
+
+
+def test_what_a_kill_left_at_a_finished_step_goes(bench: Bench) -> None:
+    bench.run()
+    work = make_work(bench.folder / "out" / ".sft-merged.partial")
+    assert bench.run() == [] and not work.exists()
 
 
 def test_answers_are_asked_last_and_again_if_they_may_be_others(bench: Bench) -> None:

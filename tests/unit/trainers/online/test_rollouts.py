@@ -9,12 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import trl
 from trl.trainer.utils import FusedCausalLMOutput
 
 from hftune.data.templates.rendering import Renderer
 from hftune.data.templates.turn_token_guard import TurnTokenGuard
 from hftune.errors import ArgumentError
+from hftune.models.decoding import Drawn
+from hftune.trainers.online.base import is_reference
+from hftune.trainers.rewards.kept import KeptRewards
+from hftune.trainers.rewards.waiting import Patience, watched
 from tests.unit.trainers.rl_runs import logged, make_trainer
 
 SMALL = ("--per_device_train_batch_size", "4", "--max_completion_length", "4", "--num_generations", "2")
@@ -145,3 +150,56 @@ def test_turn_borders_in_prompts_stay_text(algorithm: str, tiny_model: Path, tmp
         )
         assert trainer.processing_class is tokenizer
     assert numbers == {"split": 0, "allow": 1}
+
+
+@pytest.mark.parametrize(("algorithm", "passes"), [("rloo", 0), ("online_dpo", 0), ("grpo", 0), ("ppo", 1)])
+def test_what_drawing_says_of_an_answer_is_not_computed_again(
+    algorithm: str, passes: int, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PPO needs the critic's values of these passes; GRPO asks for old log-probabilities in a second pass alone."""
+    flags = ("--per_device_train_batch_size", "4", "--num_generations", "2", "--max_completion_length", "6")
+    flags += ("--max_steps", "1", "--learning_rate", "1e-3", "--use_peft", "True", "--dtype", "float32", "--seed", "3")
+    flags += ("--num_iterations", "2") if algorithm == "grpo" else ()
+    runs = []
+    for name in ("known", "computed"):
+        if name == "computed":
+            monkeypatch.setattr(Drawn, "log_probs_of", lambda *_: None)
+        trainer = make_trainer(tiny_model, tmp_path / name, algorithm, count_even, *flags)
+        asked: list[bool] = []
+        trainer.accelerator.unwrap_model(trainer.model).base_model.model.model.register_forward_pre_hook(
+            lambda module, args, kwargs, run=trainer, asked=asked: asked.append(
+                not torch.is_grad_enabled() and kwargs.get("past_key_values") is None and not is_reference(run.model)
+            ),
+            with_kwargs=True,
+        )
+        trainer.train()
+        runs.append((sum(asked), trainer))
+    known, computed = runs
+    # The proof of rows that share prompts makes as many passes in both.
+    assert computed[0] - known[0] == 1 - passes
+    for name in ("loss", "kl", "reward", "entropy"):
+        assert logged(known[1], name) == pytest.approx(logged(computed[1], name), abs=1e-5), name
+    assert known[1].drawn is None or passes
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
+def test_a_run_is_replayed_from_its_rewards(algorithm: str, tiny_model: Path, tmp_path: Path) -> None:
+    """The function failed on the way, and is not asked the second time."""
+    calls = 0
+
+    def shaky(completion_ids: list[list[int]], **given: Any) -> list[float]:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            raise ConnectionError("away")
+        return count_even(completion_ids, **given)
+
+    runs = []
+    for name in ("first", "replayed"):
+        patience = Patience(timeout=30.0, retries=1, kept=KeptRewards(tmp_path / "rewards"))
+        flags = (*SMALL, "--max_steps", "2", "--num_iterations", "1", "--learning_rate", "1e-3")
+        trainer = make_trainer(tiny_model, tmp_path / name, algorithm, watched(shaky, patience), *flags)
+        trainer.train()
+        runs.append([logged(trainer, figure) for figure in ("loss", "reward", "grad_norm")])
+    assert runs[0] == runs[1] and calls == 3
+    assert logged(trainer, "rewards/shaky/kept") == [4.0, 4.0]

@@ -1,0 +1,225 @@
+"""Stores, hubs and registries that somebody has made to do harm: one message each, nothing outside the cache."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hftune.errors import ArgumentError, UserError
+from hftune.stores import located, objects
+from hftune.stores.registry import registered
+
+FLAG = "--train_file_dir"
+ROW = b'{"prompt": "Q", "response": "A"}\n'
+URL = "memory://bucket/data"
+
+
+class Strange:
+    """A store that lists what it likes: names below the URL with sizes, and gives the bytes that it likes."""
+
+    def __init__(self, files: dict[str, tuple[Any, bytes]], **more: Any) -> None:
+        self.files, self.more = files, more
+        self.listed = 0
+
+    def invalidate_cache(self, path: str | None = None) -> None:
+        """There is none."""
+
+    def find(self, root: str, detail: bool) -> dict[str, dict[str, Any]]:
+        """All files."""
+        self.listed += 1
+        state = {"ETag": self.listed} if self.more.get("changing") else {}
+        return {f"{root}/{name}" if name else root: {"size": size, **state} for name, (size, _) in self.files.items()}
+
+    def open(self, path: str, mode: str) -> io.BytesIO:
+        """A file's bytes."""
+        return io.BytesIO(next(content for name, (_, content) in self.files.items() if path.endswith(name)))
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The cache, in a folder of its own with somebody's file."""
+    monkeypatch.setenv("HFTUNE_CACHE", str(tmp_path / "home" / "cache"))
+    monkeypatch.setitem(objects.PACKAGES, "memory", "fsspec")
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "thesis").write_text("mine")
+    return tmp_path / "home"
+
+
+def fetched(monkeypatch: pytest.MonkeyPatch, store: Strange, url: str = URL) -> Path:
+    monkeypatch.setattr(objects, "_store_of", lambda url, flag: (store, "/bucket/data"))
+    return objects.fetch(url, FLAG)
+
+
+def good(*names: str) -> dict[str, tuple[Any, bytes]]:
+    return {name: (len(ROW), ROW) for name in names}
+
+
+NAMES = [
+    *("../x", "../../../x", "a/../../x", "a//b", "a/./b", "./a", "..", ".", "a/..", "a/"),
+    *("a\x1b[2Jb", "a\nb", "a\rb", "a\x00b", "a\x7fb", "\u202egpj.a", "a\u2028b", "a\ud800b", "..\\x", "C:\\x"),
+]
+
+
+@pytest.mark.parametrize("name", NAMES, ids=ascii)
+def test_names_that_are_no_paths(monkeypatch: pytest.MonkeyPatch, home: Path, name: str) -> None:
+    with pytest.raises(ArgumentError, match="whose name is no path") as found:
+        fetched(monkeypatch, Strange(good("a.jsonl", name)))
+    assert str(found.value).isprintable() or "\x1b" not in str(found.value)
+    assert untouched(home)
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        good("a", "a/b"),
+        good("", "a.jsonl"),
+        good("x" * 5000),
+        good("/".join(["x" * 200] * 30)),
+        {"a.jsonl": (-1, ROW)},
+        {"a.jsonl": (10**15, ROW), "b.jsonl": (-(10**15), ROW)},
+        {"a.jsonl": (10**15, ROW)},
+        {"a.jsonl": ("many", ROW)},
+        {"a.jsonl": (float("inf"), ROW)},
+        {"a.jsonl": (float("nan"), ROW)},
+        {"a.jsonl": ([1], ROW)},
+        {"a.jsonl": (len(ROW) - 1, ROW)},
+        {"a.jsonl": (len(ROW) + 1, ROW)},
+        {"a.jsonl": (None, ROW)},
+        {},
+    ],
+    ids=lambda files: ascii(files)[:40],
+)
+def test_lists_that_lie(monkeypatch: pytest.MonkeyPatch, home: Path, files: dict[str, tuple[Any, bytes]]) -> None:
+    with pytest.raises(UserError) as found:
+        fetched(monkeypatch, Strange(files))
+    assert found.value.fix and found.value.place == FLAG and len(str(found.value)) < 1000
+    assert untouched(home)
+
+
+def test_a_name_like_that_of_a_file_half_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    files = good("x" * 120 + ".partial", "x" * 200, "a", "a.partial")
+    folder = fetched(monkeypatch, Strange(files))
+    assert {file.name for file in folder.iterdir()} == {*files}
+
+
+def test_files_replaced_by_others_of_their_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError, match="changed while it was copied"):
+        fetched(monkeypatch, Strange(good("a.jsonl", "b.jsonl"), changing=True))
+
+
+SECRET = "hush-Passw0rd-31"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        f"memory://key:{SECRET}@bucket/data",
+        f"memory://bucket/data?X-Amz-Signature={SECRET}",
+        f"memory://bucket/data?sig={SECRET}&se=2026",
+        f"memory://bucket/data?token={SECRET}",
+    ],
+)
+@pytest.mark.parametrize(
+    "files", [good("a.jsonl"), {}, {"a.jsonl": (3, ROW)}, good("../x")], ids=["whole", "none", "changed", "name"]
+)
+def test_secrets_of_a_url(
+    monkeypatch: pytest.MonkeyPatch, url: str, files: Any, home: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(objects, "_store_of", lambda url, flag: (Strange(files), "/bucket/data"))
+    try:
+        said = located._copy_of(url, FLAG, located._all)
+    except UserError as error:
+        said = str(error)
+    said += str(located.origins)
+    written = "".join(str(file) for file in home.rglob("*"))
+    assert SECRET not in said + written + "".join(capfd.readouterr())
+
+
+def untouched(home: Path) -> bool:
+    outside = {file.name for file in home.iterdir()} <= {"cache", "thesis"}
+    finished = [entry for entry in (home / "cache" / "stores").glob("*") if not entry.name.startswith(".")]
+    return outside and (home / "thesis").read_text() == "mine" and not finished
+
+
+# --- registries ---
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"[]", b"[1]", b'"x"', b"null", b"{" * 100_000, b"[" * 100_000, b'{"a": NaN}', b"\xff\xfe",
+        b'{"one": 1, "one": 2}',
+        *(
+            json.dumps({"one": entry}).encode()
+            for entry in (
+                None, 7, [], [{"file_name": "a"}], {"file_name": ["a"]}, {"file_name": {"a": 1}},
+                {"file_name": "a", "tags": ["role_tag"]}, {"file_name": "a", "tags": "role_tag"},
+                {"file_name": "a", "tags": {"user_tag": ["x"]}}, {"file_name": "a", "tags": {"role_tag": {}}},
+                {"file_name": "a", "tags": 5},
+                {"file_name": "a", "columns": "x"}, {"file_name": "a", "columns": {"prompt": ["x"]}},
+                {"file_name": "a", "columns": {"prompt": {"x": 1}}}, {"file_name": "a", "columns": {"prompt": 5}},
+                {"file_name": "a", "columns": {"prompt": "x chosen=y"}},
+                {"file_name": "a", "formatting": ["alpaca"]},
+                {"file_name": "a", "num_samples": "5,/etc/passwd"}, {"file_name": "a", "num_samples": -5},
+                {"file_name": "a", "num_samples": [5]}, {"file_name": "a", "num_samples": 1.5},
+                {"file_name": "a", "num_samples": True},
+                {"file_name": "a,/etc/passwd"}, {"file_name": "a /etc/passwd"}, {"file_name": "a#5"},
+                {"file_name": "a\n/etc/passwd"}, {"file_name": "a\x00b"}, {"file_name": "\x1b[2Ja"},
+                {"hf_hub_url": "/etc/passwd"}, {"hf_hub_url": "../../etc"}, {"hf_hub_url": "o/n,/etc/passwd"},
+                {"hf_hub_url": ["o/n"]}, {"hf_hub_url": "o/n", "subset": "x,/etc/passwd"},
+                {"hf_hub_url": "o/n", "split": "train[:1] /etc/passwd"}, {"hf_hub_url": "o/n", "subset": ["x"]},
+                {"hf_hub_url": "s3://bucket/x"}, {"hf_hub_url": "http://host/x"},
+            )
+        ),
+    ],
+    ids=lambda content: ascii(content)[:70],
+)  # fmt: skip
+def test_registries(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "dataset_info.json").write_bytes(content)
+    with pytest.raises(ArgumentError) as found:
+        registered(str(tmp_path), "one", "huggingface")
+    assert found.value.fix and "\x1b" not in str(found.value)
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        *(
+            {"file_name": name}
+            for name in ("/etc/passwd", "../../thesis", "s3://private/x", "hf://datasets/o/n", "out")
+        ),
+        {"hf_hub_url": "/etc/passwd"},
+    ],
+    ids=str,
+)
+def test_a_downloaded_registry_names_its_own_files(tmp_path: Path, home: Path, entry: dict[str, Any]) -> None:
+    folder = home / "registry"
+    folder.mkdir()
+    (folder / "out").symlink_to("/etc")
+    (folder / "dataset_info.json").write_text(json.dumps({"one": entry, "own": {"file_name": "a.json"}}))
+    with pytest.raises(ArgumentError, match=r"not in its folder|no name on a hub"):
+        registered(str(folder), "one", "huggingface", strange=True)
+    assert registered(str(folder), "own", "huggingface", strange=True)
+
+
+def test_which_registries_are_downloaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    seen = {}
+    monkeypatch.setattr(located, "registered", lambda folder, name, hub, strange: seen.update({folder: strange}))
+    monkeypatch.setattr(objects, "fetch", lambda url, flag, chosen: tmp_path / "copy")
+    for given in (str(tmp_path), "REMOTE:o/n", "s3://bucket/data"):
+        given_entries = [Given("dataset_dir", [given]), Given("train_file_dir", ["one"])]
+        located.located(given_entries)
+    assert seen == {str(tmp_path): False, str(tmp_path / "copy"): True}
+
+
+@dataclass(frozen=True)
+class Given:
+    """An argument."""
+
+    name: str
+    values: list[Any]

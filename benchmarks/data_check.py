@@ -54,6 +54,7 @@ def main() -> None:
     )
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--first_seed", type=int, default=0, help="thresholds were set on seeds 0 to 2")
     parser.add_argument("--quick", action="store_true", help="one seed, 2 thousand records, no growth of memory")
     parser.add_argument("--only", choices=("quality", "speed", "memory"), help="a part of it")
     parser.add_argument("--work", type=Path, help="keep the records that are made for speed and memory there")
@@ -66,7 +67,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         records = read(options.data)
         if options.only in (None, "quality"):
-            runs = [quality(records, seed, Path(folder) / str(seed), options) for seed in range(options.seeds)]
+            seeds = range(options.first_seed, options.first_seed + options.seeds)
+            runs = [quality(records, seed, Path(folder) / str(seed), options) for seed in seeds]
             figures["quality"] = {name: [run[name] for run in runs] for name in runs[0]}
         made = options.work or Path(folder)
         if options.only in (None, "speed"):

@@ -200,6 +200,9 @@ def _train(
     if args.callbacks or args.early_stopping_patience:
         for callback in on_demand("hftune.trainers.callbacks:asked_callbacks")(args):
             trainer.add_callback(callback)
+    if args.eval_tasks:
+        tasks = on_demand("hftune.trainers.checkpoint_tasks:CheckpointTasks")
+        trainer.add_callback(tasks(run.facts.data_args, args, trainer.log))
     try:
         result = trainer.train(resume_from_checkpoint=resume)
     except EvaluationStopped:  # one before the first step (--eval_on_start)

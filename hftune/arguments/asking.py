@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 from hftune.arguments.data import TurnTokenFields
 from hftune.arguments.hub import HubFields
 
+JUDGE_KEY = "HFTUNE_JUDGE_API_KEY"
+"""The variable with the key of `--judge_url`, of `hftune evaluate` and `hftune sample`."""
+
 
 @dataclass
 class TalkerFields(HubFields, TurnTokenFields):

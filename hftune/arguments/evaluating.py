@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from hftune.arguments.asking import TalkerFields
+from hftune.arguments.asking import JUDGE_KEY, TalkerFields
 
 ANSWER_TASKS = ("exact_match", "math", "bleu", "chrf", "rouge", "json", "tool_calls")
 """Tasks that compare a generated answer with the record's, or look at its form."""
@@ -12,8 +12,6 @@ OF_ANSWERS = ("reward", "judge")
 """Tasks that score answers by another model."""
 OWN_TASKS = ("loss", *ANSWER_TASKS, *OF_ANSWERS)
 """Tasks on the records of `--validation_file_dir`; all others are lm-eval's."""
-JUDGE_KEY = "HFTUNE_JUDGE_API_KEY"
-"""The variable with the key of `--judge_url`."""
 
 
 @dataclass

@@ -95,7 +95,7 @@ _NAMES = {
         sequence_parallel_size tensor_parallel_size vllm_tensor_parallel_size
     """,
     "[1, 1024]": "dataset_num_proc",
-    "[0, 1024]": "dataloader_num_workers preprocessing_num_workers",
+    "[0, 1024]": "dataloader_num_workers preprocessing_num_workers reward_retries",
     "[1, 65535]": "vllm_group_port vllm_server_port",
     "[0, 65535]": "port",
     "[0, 4294967295]": "data_seed seed shuffle_seed",
@@ -121,7 +121,7 @@ _NAMES = {
         sapo_temperature_pos
         score_difference_scale vllm_importance_sampling_cap vllm_importance_sampling_clip_max
     """,
-    "(0, 1e8]": "vllm_server_timeout",
+    "(0, 1e8]": "reward_timeout vllm_server_timeout",
     "[-1e9, 1e9]": "reward_clip_range",
     # A rate that is too high ends a run by its loss, which says at which step; a norm of 1e9 clips nothing.
     "[0, 1e30]": "critic_learning_rate learning_rate lr_end max_grad_norm min_lr",

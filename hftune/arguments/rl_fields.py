@@ -29,6 +29,21 @@ class RLFields(TurnTokenFields):
             "file.py:function."
         },
     )
+    reward_timeout: float | None = field(
+        default=None,
+        metadata={"help": "Seconds that a call of --reward_funcs may take; left out: any number."},
+    )
+    reward_retries: int = field(
+        default=0,
+        metadata={"help": "Further calls of a reward function that failed, hung or returned no rewards."},
+    )
+    reward_cache: str | None = field(
+        default=None,
+        metadata={
+            "help": "A folder where the rewards of --reward_funcs are kept by prompt, answer and record: none is "
+            "asked for twice, and a run is replayed from it."
+        },
+    )
     system_prompt: str | None = field(
         default=None, metadata={"help": "System message put before each prompt that has none of its own."}
     )

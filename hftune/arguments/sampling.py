@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from hftune.arguments.asking import TalkerFields
+from hftune.arguments.asking import JUDGE_KEY, TalkerFields
 
 SERVER_KEY = "HFTUNE_SERVER_API_KEY"
 """The variable with the key of `--server_url`."""
@@ -48,6 +48,16 @@ class SampleArguments(TalkerFields):
     )
     reward_model_path: list[str] | None = field(
         default=None, metadata={"help": "Reward models that score answers: output folders of run_rm.py."}
+    )
+    judge_url: str | None = field(
+        default=None,
+        metadata={
+            "help": "An OpenAI-compatible server, http://host:port, that scores each answer from 1 to 10, against the "
+            f"record's own where it has one. A key for it is read from the variable {JUDGE_KEY}."
+        },
+    )
+    judge_model: str | None = field(
+        default=None, metadata={"help": "The judge's name on the server; left out: the only model that it serves."}
     )
     keep: str = field(
         default="best",

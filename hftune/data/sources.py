@@ -173,13 +173,28 @@ def _write(folder: Path, read: Callable[[], Iterator[Chunk]], encoder: Encoder, 
 
 
 def split_source(part: TokenizedSource, percentage: float, seed: int) -> tuple[TokenizedSource, TokenizedSource]:
-    """The part without some records drawn with `seed`, and those."""
-    kept, held = (select_records(part, found) for found in hold_out(len(part.dataset), percentage, seed))
+    """The part without some records drawn with `seed`, and those; all rows of a record are on one side."""
+    starts = _record_starts(part.dataset)
+    sides = hold_out(len(starts) - 1, percentage, seed)
+    # Another row of the same conversation would show a model in training what is held out.
+    kept, held = (
+        select_records(part, [row for at in side for row in range(starts[at], starts[at + 1])]) for side in sides
+    )
     # Read once: what was dropped, and what is known of all records together, is told of the training records.
     counts = Counts(rows=held.counts.used, used=held.counts.used)
     counts.tokens, counts.trained_tokens = held.counts.tokens, held.counts.trained_tokens
     rest = replace(kept.counts, rows=kept.counts.rows - held.counts.used)
     return replace(kept, counts=rest), replace(held, counts=counts)
+
+
+def _record_starts(dataset: Dataset) -> list[int]:
+    """Where each record's rows begin, and the end of the last one."""
+    size = len(dataset)
+    if "begins" not in dataset.column_names:  # other encoders make one row of each
+        return [*range(size + 1)]
+    begins = dataset.select_columns("begins").with_format("arrow")[:]["begins"].to_numpy()
+    # Rows that were drawn may lack the first one of their record; they belong to the one before.
+    return [0, *(1 + np.flatnonzero(begins[1:])).tolist(), size]
 
 
 def hold_out(count: int, percentage: float, seed: int) -> tuple[list[int], list[int]]:

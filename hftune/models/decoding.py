@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,6 +27,7 @@ from transformers.generation import (
 
 from hftune.compat.installing import method_replaced
 from hftune.distributed import phases, zero
+from hftune.models.token_draws import Draws, LogProbs, head_in_pieces, random_state
 
 ROOM = 64
 """Tokens by which a cache grows: it is copied once in so many."""
@@ -117,13 +119,14 @@ def decoding_together(model: PreTrainedModel) -> Iterator[Drawn]:
     generate = model.generate
 
     def loop(model: Any, input_ids: torch.Tensor, **prepared: Any) -> torch.Tensor:
-        return _draw(model, input_ids, drawn=drawn, **prepared)
+        with ThreadPoolExecutor(1) as pool:  # without a thread until it is asked for something
+            return _draw(model, input_ids, drawn=drawn, pool=pool, **prepared)
 
     def draw(_: Any, *args: Any, generation_config: GenerationConfig | None = None, **kwargs: Any) -> Any:
         own = {"custom_generate": loop} if generation_config is None or _is_usual(generation_config) else {}
         return generate(*args, generation_config=generation_config, **own, **kwargs)
 
-    with method_replaced(model, "generate", draw):
+    with method_replaced(model, "generate", draw), head_in_pieces(model.get_output_embeddings()):
         yield drawn
 
 
@@ -159,33 +162,36 @@ def _draw(
     stopping_criteria: StoppingCriteriaList,
     generation_config: GenerationConfig,
     drawn: Drawn,
+    pool: ThreadPoolExecutor,
     **inputs: Any,
 ) -> torch.Tensor:
     """Prompts (rows, tokens) with their answers, padded on the right."""
     rows = len(input_ids)
-    says = _LogProbs(generation_config, rows)
+    says = LogProbs(generation_config, rows)
     cache = inputs.pop("past_key_values")
     cache.layers = [GrowingLayer() if type(layer) is DynamicLayer else layer for layer in cache.layers]
     mask, positions = inputs.get("attention_mask"), inputs["position_ids"]
     first, prompt_of = _each_once(input_ids, mask)
     before = phases.now().name
     phases.enter(phases.PROMPTS)
-    numbers = _random_state(input_ids.device)
+    numbers = random_state(input_ids.device)
     logits = _pass(model, input_ids[first], None if mask is None else mask[first], positions[first], cache)
-    exact = _is_float32(model) and torch.equal(numbers, _random_state(input_ids.device))
+    drops = not torch.equal(numbers, random_state(input_ids.device))
+    exact = _is_float32(model) and not drops
     cache.batch_select_indices(prompt_of)
     logits, positions = logits[prompt_of], positions[:, -1:]
     phases.enter(before)
     padding = generation_config.pad_token_id
     # Others may keep something of each row (a penalty for repetition keeps its prompt's length).
     shrinks = all(type(each) in ROW_BY_ROW for each in (*logits_processor, *stopping_criteria))
+    draws = Draws(rows, pool if shrinks and not drops and logits.device.type == "cpu" else None)
     done: list[tuple[torch.Tensor, torch.Tensor]] = []
     # Which answers are in the batch, and which of these have not ended.
     here = torch.arange(rows, device=input_ids.device)
     open_ = torch.ones(rows, dtype=torch.bool, device=input_ids.device)
     while True:
         scores = logits_processor(input_ids, logits)
-        tokens = _pick(scores, rows, here) if generation_config.do_sample else scores.argmax(dim=-1)
+        tokens = draws.pick(scores, here) if generation_config.do_sample else scores.argmax(dim=-1)
         if exact:
             says.add(logits, tokens, here)
         if padding is not None:
@@ -204,6 +210,7 @@ def _draw(
             cache.batch_select_indices(kept)
             here, input_ids, positions, open_ = (each[kept] for each in (here, input_ids, positions, open_))
             mask = None if mask is None else mask[kept]
+        draws.begin()
         logits = _pass(model, input_ids[:, -1:], mask, positions, cache)
     whole = _whole([*done, (here, input_ids)], rows, padding)
     if exact:
@@ -211,34 +218,11 @@ def _draw(
     return whole
 
 
-class _LogProbs:
-    """Collects the log-probabilities of tokens as they are drawn."""
-
-    def __init__(self, config: GenerationConfig, rows: int) -> None:
-        self.temperature, self.rows = float(config.temperature or 1.0), rows
-        self.columns: list[torch.Tensor] = []
-
-    def add(self, logits: torch.Tensor, tokens: torch.Tensor, here: torch.Tensor) -> None:
-        """Of the next token of the answers that are left, by logits (answers, vocabulary); 0 for all others."""
-        logits = logits / self.temperature
-        said = logits.gather(1, tokens[:, None]).squeeze(1) - logits.logsumexp(dim=-1)
-        self.columns.append(said.new_zeros(self.rows).index_copy(0, here, said))
-
-    def together(self) -> torch.Tensor:
-        """(rows, tokens)."""
-        return torch.stack(self.columns, dim=1)
-
-
 def _is_float32(model: torch.nn.Module) -> bool:
     """16 bits round by the number of rows: a pass over whole answers would say something else."""
     if torch.is_autocast_enabled(next(model.parameters()).device.type):
         return False
     return all(parameter.dtype == torch.float32 for parameter in model.parameters())
-
-
-def _random_state(device: torch.device) -> torch.Tensor:
-    """What dropout changes, wherever in a model it is; with it no two passes say the same."""
-    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
 
 
 def _each_once(input_ids: torch.Tensor, mask: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
@@ -264,22 +248,6 @@ def _pass(
     )
     logits: torch.Tensor = output.logits[:, -1].float()
     return logits
-
-
-def _pick(scores: torch.Tensor, rows: int, here: torch.Tensor) -> torch.Tensor:
-    """A token for each answer in the batch, drawn as `torch.multinomial` does for all `rows` of them.
-
-    It divides probabilities by exponential random numbers and takes the largest. So many are drawn as if no answer had
-    left, which keeps the others' as they are.
-    """
-    probs = scores.softmax(dim=-1)
-    if not bool(probs[:, 0].isfinite().all()):
-        # One NaN among the logits makes the whole row NaN; torch says what is wrong.
-        return torch.multinomial(probs, num_samples=1).squeeze(1)
-    noise = torch.empty((rows, probs.shape[1]), dtype=probs.dtype, device=probs.device).exponential_(1)
-    if len(here) < rows:
-        noise = noise[here]
-    return torch.div(probs, noise, out=noise).argmax(dim=-1)
 
 
 def _whole(parts: list[tuple[torch.Tensor, torch.Tensor]], rows: int, padding: int | None) -> torch.Tensor:

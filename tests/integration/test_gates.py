@@ -28,7 +28,11 @@ def test_nonsense_is_stopped(seed: int, run: Callable, tiny_model: Path, tiny_da
     file.write_text(f"""
 model: {tiny_model}
 output_dir: {tmp_path}/out
-evaluate: {{validation_file_dir: {tiny_data}/sft_eval, eval_tasks: [loss], use_cpu: true}}
+evaluate:
+  validation_file_dir: {tiny_data}/sft_eval
+  eval_tasks: [loss]
+  use_cpu: true
+  launcher: {{torchrun: {{nproc_per_node: 2}}}}
 shared: {{use_cpu: true, max_length: 64, learning_rate: 5e-3, num_train_epochs: 8, save_strategy: "no", seed: {seed}}}
 stages:
   good: {{script: sft, train_file_dir: {tiny_data}/sft, {gate}}}

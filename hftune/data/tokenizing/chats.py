@@ -34,8 +34,8 @@ class ChatEncoder(Encoder):
     Each conversation is tokenised once, as a whole. What is longer than `max_length` loses its end; no EOS is added
     there. A record without a trained token in what is left is dropped and counted.
 
-    Columns input_ids, labels (IGNORE_INDEX where not trained), at most `max_length` int32 each; length; trained; and
-    with `turn_weights` loss_weights (float32, one a token).
+    Columns input_ids, labels (IGNORE_INDEX where not trained), at most `max_length` int32 each; length; trained;
+    begins, whether it is the first row of its record; and with `turn_weights` loss_weights (float32, one a token).
 
     Args:
         max_length: Tokens; None for no limit.
@@ -90,7 +90,7 @@ class ChatEncoder(Encoder):
             rewritten=rewritten,
         )
         self.encodings = PrefixEncoder(tokenizer, max_length)
-        columns = {"input_ids": IDS, "labels": IDS, "length": pa.int32(), "trained": pa.int32()}
+        columns = {"input_ids": IDS, "labels": IDS, "length": pa.int32(), "trained": pa.int32(), "begins": pa.bool_()}
         if turn_weights:
             columns["loss_weights"] = pa.list_(pa.float32())
         self.schema = pa.schema(columns)
@@ -164,10 +164,10 @@ class ChatEncoder(Encoder):
                 made = self._row(one, encoding, covered, counts)
                 if made is None:
                     continue
-                used += 1
                 truncated |= len(encoding) > made["length"]
-                for name, value in made.items():
+                for name, value in {**made, "begins": not used}.items():
                     columns[name].append(value)
+                used += 1
             if not used:
                 dropped.append(rows[0].text)
                 counts.drop(NO_TARGET)

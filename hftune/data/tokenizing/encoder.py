@@ -131,8 +131,8 @@ def write_batches(folder: Path, schema: pa.Schema, batches: Iterable[pa.RecordBa
 
 
 def without_counts(dataset: Dataset) -> Dataset:
-    """The dataset without its column `trained`, which only counting wants."""
-    return dataset.remove_columns("trained") if "trained" in dataset.column_names else dataset
+    """The dataset without its columns `trained` and `begins`, which only counting and dividing want."""
+    return dataset.remove_columns([name for name in ("trained", "begins") if name in dataset.column_names])
 
 
 def _encode_chunk(

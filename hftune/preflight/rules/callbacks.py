@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
 from collections.abc import Iterator
 from typing import Any
 
 from transformers import TrainerCallback
 
+from hftune.arguments.evaluating import OF_ANSWERS, OWN_TASKS
 from hftune.arguments.named_code import named_code
-from hftune.errors import ArgumentError, UserError
+from hftune.arguments.stage_table import base_stage
+from hftune.errors import ArgumentError, UserError, did_you_mean
 from hftune.opening.json_file import parse_json
 from hftune.preflight.facts import Facts
 
-_FLAG = "--callbacks"
+_FLAG, _TASKS = "--callbacks", "--eval_tasks"
 _FIX = "write --callbacks FILE.py:CLASS or MODULE:CLASS; with arguments 'FILE.py:CLASS{\"after\": 3}'"
 
 
@@ -25,6 +28,8 @@ def check_callbacks(facts: Facts) -> Iterator[UserError]:
             callback_class(text)
         except UserError as problem:
             yield problem
+    if args.eval_tasks:
+        yield from _check_tasks(facts)
     if args.early_stopping_patience is not None:
         yield from _check_stopping(args)
     elif args.early_stopping_threshold:
@@ -49,6 +54,28 @@ def _check_stopping(args: Any) -> Iterator[UserError]:
             fix="add --load_best_model_at_end --eval_strategy steps --eval_steps 50 --save_strategy steps "
             "--save_steps 50 --validation_file_dir DIR; or leave it out",
         )
+
+
+def _check_tasks(facts: Facts) -> Iterator[UserError]:
+    args, tasks = facts.training_args, facts.training_args.eval_tasks or []
+    if base_stage(facts.stage) == "rm":
+        fix = "leave it out; --eval_strategy steps measures the accuracy of a reward model"
+        yield ArgumentError("tasks are for models that answer", place=_TASKS, fix=fix)
+    if args.save_strategy == "no" or args.async_save:
+        why = "is whole when training continues" if args.async_save else "is saved"
+        fix = "add --save_strategy steps --save_steps 50, without --async_save; or leave it out"
+        yield ArgumentError(f"checkpoints are evaluated, and none {why}", place=_TASKS, fix=fix)
+    if {*tasks} & {*OF_ANSWERS}:
+        fix = "leave them out, and run `hftune evaluate OUTPUT/checkpoint-*` afterwards, which takes their models"
+        yield ArgumentError(f"{' and '.join(OF_ANSWERS)} need another model", place=_TASKS, fix=fix)
+    if {*tasks} & {*OWN_TASKS} and not facts.data_args.validation_file_dir:
+        fix = "--validation_file_dir FILE_OR_FOLDER"
+        yield ArgumentError("there are no held-out records for the tasks", place=_TASKS, fix=fix)
+    others = [task for task in tasks if task not in OWN_TASKS]
+    if others and importlib.util.find_spec("lm_eval") is None:
+        near = did_you_mean(others[0], OWN_TASKS)
+        fix = f"{near} Tasks of hftune: {', '.join(OWN_TASKS)}; for lm-eval's: pip install 'hftune[eval]'".strip()
+        yield ArgumentError(f"hftune has no task {others[0]}", place=_TASKS, fix=fix)
 
 
 def callback_class(text: str) -> tuple[type[TrainerCallback], dict[str, Any]]:

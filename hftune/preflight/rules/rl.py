@@ -31,6 +31,7 @@ def check_rl(facts: Facts) -> Iterator[UserError]:
     models = args.reward_model_path or []
     yield from check_rewards(args.reward_funcs or [], models)
     yield from _check_weights(args)
+    yield from _check_patience(args)
     yield from _check_generation(args)
     if data_args.validation_file_dir or data_args.validation_split_percentage > 0:
         yield from _check_evaluation(args)
@@ -85,6 +86,19 @@ def _check_weights(args: RLFields) -> Iterator[UserError]:
                 place="--judge_reward",
                 fix=f"give a reward model, a function, or one of {', '.join(BUILTIN_REWARDS)}",
             )
+
+
+def _check_patience(args: RLFields) -> Iterator[UserError]:
+    """A problem where nothing is called that could fail: reward models and built-in functions are computed here."""
+    given = [
+        name for name in ("reward_timeout", "reward_retries", "reward_cache") if getattr(args, name) not in (None, 0)
+    ]
+    if given and all(name in BUILTIN_REWARDS for name in args.reward_funcs or []):
+        yield ArgumentError(
+            "only reward functions of your own are waited for, and none is named",
+            place=", ".join(f"--{name}" for name in given),
+            fix="leave it out, or give --reward_funcs FILE.py:FUNCTION",
+        )
 
 
 def _check_generation(args: StageArguments) -> Iterator[UserError]:

@@ -10,6 +10,7 @@ from hftune.data.records.messages import Message
 from hftune.logging import notice
 from hftune.tools.talking.answering import Question
 from hftune.tools.talking.chat_server import ChatServer
+from hftune.tools.talking.records import transcript
 
 _PROMPT = """Compare two answers to the last turn of a conversation. Judge whether they are right, helpful and clear; \
 neither their order nor their length counts.
@@ -68,6 +69,6 @@ def outcome(ours_first: str, ours_second: str) -> float:
 
 
 def _question(messages: Sequence[Message], first: str, second: str) -> Question:
-    said = "\n".join(f"{turn['role']}: {turn.get('content') or ''}" for turn in messages)
-    turn: dict[str, Any] = {"role": "user", "content": _PROMPT.format(conversation=said, first=first, second=second)}
+    text = _PROMPT.format(conversation=transcript(messages), first=first, second=second)
+    turn: dict[str, Any] = {"role": "user", "content": text}
     return Question([turn])

@@ -39,6 +39,12 @@ class Launcher:
         first = ["python"] if self.kind == "python" else [self.kind, *_flags(self.options)]
         return [*first, script, *argv]
 
+    def wrap_module(self, name: str, argv: list[str]) -> list[str]:
+        """Likewise for a module that is no script; it learns its rank from the environment alone."""
+        # DeepSpeed's launcher puts --local_rank before the module's own first word.
+        own = {"no_local_rank": True} if self.kind == "deepspeed" else {}
+        return replace(self, options={**self.options, **own}).wrap("--module", [name, *argv])
+
     def _srun(self, script: str, argv: list[str]) -> list[str]:
         """The command of srun: one task on each machine, in which torchrun starts the processes."""
         told = {name: value for name, value in self.options.items() if name not in _SRUN_OWN}

@@ -66,7 +66,9 @@ class Step:
     def command(self, *more: str) -> list[str]:
         """The whole command; `more` follows the arguments."""
         if self.script in COMMANDS:
-            return ["hftune", self.script, *self.argv, *more]
+            words = [self.script, *self.argv, *more]
+            alone = self.launcher.kind == "python"
+            return ["hftune", *words] if alone else self.launcher.wrap_module("hftune.cli", words)
         name = "merge_peft_adapter.py" if self.script == MERGE else f"run_{self.script}.py"
         return self.launcher.wrap(_own(name), [*self.argv, *more])
 

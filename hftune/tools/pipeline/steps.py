@@ -121,7 +121,7 @@ def _stage_steps(
     model = _model(step, arguments)
     base = next((made.bases[p] for p in parents if model in made.results[p].values()), model)
     step = replace(step, base=base)
-    yield from _evaluated_before(spec, step, made)
+    yield from _evaluated_before(spec, step, made, problems)
     yield step
     merge = settings.get("merge") or (names.resolve(spec.merge) if spec.merge else Positioned(True, stage.place))
     merged = _merge(step, merge, prefix) if _trains_adapter(arguments) and not _means_no(merge) else None
@@ -165,7 +165,7 @@ def _before(stage: StageSpec, settings: dict[str, Positioned], made: _Results) -
 def _reward(arguments: dict[str, Positioned], made: _Results, spec: Spec, names: Names) -> dict[str, Positioned]:
     """The argument with the latest reward model; empty if the stage names a reward itself, or none was trained."""
     models = made.reward_models
-    if not models or {"reward_model_path", "reward_funcs", "reward_model"} & {*arguments}:
+    if not models or {"reward_model_path", "reward_funcs", "reward_model", "judge_url"} & {*arguments}:
         return {}
     names.used.add(f"stages.{models[-1]}")
     return {"reward_model_path": Positioned(made.results[models[-1]]["model"], str(spec.file))}
@@ -226,7 +226,7 @@ def _ask(spec: Spec, all_made: list[_Results]) -> Iterator[Step]:
     )
 
 
-def _evaluated_before(spec: Spec, step: Step, made: _Results) -> Iterator[Step]:
+def _evaluated_before(spec: Spec, step: Step, made: _Results, problems: list[UserError]) -> Iterator[Step]:
     """The step that evaluates what a stage starts from; none where that is done already."""
     started = _started_from(step)
     if not spec.evaluate or step.script in ("rm", SAMPLE) or started in made.evaluated:
@@ -236,7 +236,10 @@ def _evaluated_before(spec: Spec, step: Step, made: _Results) -> Iterator[Step]:
     # All combinations share what they all begin with.
     folder = Path(_text(names.resolve(spec.output_dir))) if common else step.folder.parent
     name = "base" if common else f"{step.stage}-base"
-    yield _evaluation(spec, step, made, started, f"{EVALUATE} {name}", folder / f"{name}-evaluated")
+    folder = folder / f"{name}-evaluated"
+    yield replace(
+        _evaluation(spec, step, made, started, f"{EVALUATE} {name}", folder), launcher=_of_evaluation(spec, problems)
+    )
 
 
 def _evaluated_after(
@@ -248,7 +251,7 @@ def _evaluated_after(
         own = _evaluation(
             spec, step, made, model, f"{EVALUATE} {step.name}", folder, made.evaluated[_started_from(step)]
         )
-        yield replace(own, gates=gates)
+        yield replace(own, gates=gates, launcher=_of_evaluation(spec, problems))
     elif gates:
         fix = "add evaluate: {validation_file_dir: DATA, eval_tasks: [loss]} to the file; language models are evaluated"
         problems.append(ArgumentError(f"stage {step.stage} has a gate and is not evaluated", place=step.place, fix=fix))
@@ -258,7 +261,7 @@ def _evaluation(
     spec: Spec, step: Step, made: _Results, model: str, name: str, folder: Path, before: Step | None = None
 ) -> Step:
     names = Names(spec.values)
-    arguments = {name: names.resolve(child) for name, child in spec.evaluate.items()}
+    arguments = {name: names.resolve(child) for name, child in spec.evaluate.items() if name != "launcher"}
     carried = {name: values for name, values in step.arguments.items() if name == "trust_remote_code"}
     made.evaluated[model] = Step(
         name=name,
@@ -278,6 +281,12 @@ def _evaluation(
         needs=(*made.steps.get(step.stage, ()), *([before.name] if before else [])),
     )
     return made.evaluated[model]
+
+
+def _of_evaluation(spec: Spec, problems: list[UserError]) -> Launcher:
+    """Its own launcher, or one process: that of the stages would cost a small evaluation more than it saves."""
+    item = spec.evaluate.get("launcher")
+    return read_launcher(Names(spec.values).resolve(item), problems) if item else Launcher()
 
 
 def _started_from(step: Step) -> str:

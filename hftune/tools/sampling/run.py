@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from hftune.arguments.asking import JUDGE_KEY
 from hftune.arguments.sampling import SERVER_KEY, SampleArguments
 from hftune.checkpoints import manifest as manifests
 from hftune.checkpoints.inputs import record_inputs
@@ -22,6 +23,7 @@ from hftune.publishing.folder import published_folder
 from hftune.publishing.ownership import output_problems
 from hftune.secrets import command_without_secrets, without_secrets
 from hftune.tools.resumable.parts import Line, Parts, json_lines, parts_of
+from hftune.tools.sampling.judging import ScoringJudge
 from hftune.tools.sampling.keeping import kept
 from hftune.tools.talking.answering import Answer, Answerer, Question
 from hftune.tools.talking.chat_server import ChatServer
@@ -79,11 +81,12 @@ def check_sample(args: SampleArguments) -> Iterator[UserError]:
         yield from check_talker(name, where, fix, trust_remote_code=args.trust_remote_code)
     if not args.train_file_dir:
         yield ArgumentError("there are no prompts", place=_PROMPTS, fix=f"{_PROMPTS} FILE_OR_FOLDER")
-    if not args.reward_model_path and not args.reward_funcs:
-        fix = "--reward_model_path OUTPUT_OF_RUN_RM, or --reward_funcs accuracy"
-        yield ArgumentError("nothing scores the answers", place="--reward_model_path, --reward_funcs", fix=fix)
-    else:
+    if args.reward_model_path or args.reward_funcs:
         yield from check_rewards(args.reward_funcs or [], args.reward_model_path or [])
+    elif not args.judge_url:
+        where = "--reward_model_path, --reward_funcs, --judge_url"
+        fix = "--reward_model_path OUTPUT_OF_RUN_RM, --reward_funcs accuracy, or --judge_url http://host:port"
+        yield ArgumentError("nothing scores the answers", place=where, fix=fix)
     if args.keep == "threshold" and args.threshold is None:
         yield ArgumentError("what is the least score that is kept?", place="--threshold", fix="--threshold 0.5")
     least = 2 if args.keep == "pairs" else 1
@@ -152,7 +155,7 @@ def _drawn(args: SampleArguments, prompts: Sequence[Asked], answer: Answers, par
 
 
 def _score(args: SampleArguments, prompts: Sequence[Asked], parts: Parts, names: Sequence[str]) -> None:
-    """Score the answers of all parts: by functions, then by one reward model after the other."""
+    """Score the answers of all parts: by functions, one reward model after the other, then a judge."""
     if all(parts.has(name) for name in names):
         return
     ranks.barrier()
@@ -163,6 +166,8 @@ def _score(args: SampleArguments, prompts: Sequence[Asked], parts: Parts, names:
     for path in args.reward_model_path or []:
         scorer = AnswerScorer(path, borders_in_text=args.borders_in_text, **common)
         scorers.append(partial(_by_model, scorer))
+    if args.judge_url:
+        scorers.append(ScoringJudge(ChatServer(args.judge_url, "--judge_url", args.judge_model, JUDGE_KEY)))
     parts.make(names, partial(_scored, prompts, parts, scorers))
 
 

@@ -104,7 +104,9 @@ def pipeline_schema() -> Schema:
             "patternProperties": {rf"^(run_)?{name}(\.py)?$": schema for name, schema in stages.items()},
             "additionalProperties": told,
         },
-        "evaluate": _with_patterns(evaluated, _arguments(evaluated, shared, _EVALUATED_BY_PIPELINE, "evaluated.")),
+        "evaluate": _with_patterns(
+            evaluated, {**_arguments(evaluated, shared, _EVALUATED_BY_PIPELINE, "evaluated."), "launcher": launcher}
+        ),
         "answers": _with_patterns(asked, _arguments(asked, shared, _ASKED_BY_PIPELINE, "asked.")),
     }
     return {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -12,6 +12,7 @@ from hftune.data.readers.base import Row
 from hftune.data.readers.files import chunks, find_files
 from hftune.data.records import fields
 from hftune.data.records.conversations import to_conversation
+from hftune.data.records.messages import Message
 from hftune.data.records.prompts import Prompt, to_prompt
 from hftune.errors import DataError
 from hftune.trainers.rewards.builtin import REFERENCES
@@ -68,3 +69,8 @@ def _last_answer(row: Row) -> str | None:
     except DataError:
         return None  # a prompt alone
     return str(last["content"]) if last["role"] == "assistant" else None
+
+
+def transcript(messages: Sequence[Message]) -> str:
+    """A conversation as a judge reads it: role and text of each turn."""
+    return "\n".join(f"{turn['role']}: {turn.get('content') or ''}" for turn in messages)

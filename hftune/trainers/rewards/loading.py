@@ -34,7 +34,9 @@ from hftune.preflight.rules.rl import check_rewards
 from hftune.template_arguments import TemplateArguments
 from hftune.trainers.online.guarded_tokenizer import guarded_tokenizer
 from hftune.trainers.rewards.builtin import builtin_reward
+from hftune.trainers.rewards.kept import KeptRewards
 from hftune.trainers.rewards.score_batches import StepReward
+from hftune.trainers.rewards.waiting import Patience, watched
 
 RewardSource: TypeAlias = PreTrainedModel | Callable[..., Sequence[float | None]]
 Rewards: TypeAlias = tuple[list[RewardSource], list[PreTrainedTokenizerBase | None]]
@@ -47,6 +49,9 @@ class RewardFields(Protocol):
     reward_funcs: list[str] | None
     judge_reward: list[str] | None
     normalize_rewards: bool
+    reward_timeout: float | None
+    reward_retries: int
+    reward_cache: str | None
     max_completion_length: int
     borders_in_text: str
 
@@ -65,18 +70,29 @@ def load_rewards(training_args: RewardFields, model_args: ModelArguments) -> Rew
     """
     model_paths, functions = training_args.reward_model_path, training_args.reward_funcs
     raise_together(check_rewards(functions or [], model_paths or []))
-    return _load(model_paths or [], functions or [], training_args, model_args)
+    return _load(model_paths or [], functions or [], training_args, model_args, _patience(training_args))
 
 
 def load_judges(training_args: RewardFields, model_args: ModelArguments) -> Rewards:
     """What `judge_reward` names: models are folders with a manifest or a config, all else functions."""
     names = training_args.judge_reward or []
     models = [name for name in names if ":" not in name and name not in BUILTIN_REWARDS]
-    return _load(models, [name for name in names if name not in models], training_args, model_args)
+    functions = [name for name in names if name not in models]
+    # TRL asks coroutine functions where one of the rewards is such; a judge is asked in their place.
+    return _load(models, functions, training_args, model_args, Patience())
+
+
+def _patience(args: RewardFields) -> Patience:
+    kept = None if args.reward_cache is None else KeptRewards(Path(args.reward_cache))
+    return Patience(args.reward_timeout, args.reward_retries, kept)
 
 
 def _load(
-    model_paths: list[str], functions: list[str], training_args: RewardFields, model_args: ModelArguments
+    model_paths: list[str],
+    functions: list[str],
+    training_args: RewardFields,
+    model_args: ModelArguments,
+    patience: Patience,
 ) -> Rewards:
     # Scores are compared with each other: 16 bit rounds close ones to the same number.
     dtype = torch.float32 if model_args.dtype == "auto" else getattr(torch, model_args.dtype)
@@ -92,7 +108,8 @@ def _load(
         sources.append(source)
         tokenizers.append(tokenizer)
     for name in functions:
-        sources.append(load_function(name, training_args.max_completion_length))
+        function = load_function(name, training_args.max_completion_length)
+        sources.append(function if name in BUILTIN_REWARDS else watched(function, patience))
         tokenizers.append(None)
     return sources, tokenizers
 

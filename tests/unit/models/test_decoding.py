@@ -142,13 +142,6 @@ def test_what_is_asked_for_otherwise_is_left_to_transformers(
         assert drawn(model, prompts(), config(**options)).shape[0] == 6
 
 
-def test_a_logit_that_is_no_number_is_an_error_and_no_token() -> None:
-    scores = torch.zeros(2, 5)
-    scores[1, 3] = float("nan")
-    with pytest.raises(RuntimeError, match="nan"):
-        decoding._pick(scores, 2, torch.arange(2))
-
-
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_log_probabilities_of_what_was_drawn_are_those_of_a_pass_over_whole_answers(temperature: float) -> None:
     """Also of answers whose batch has shrunk, and whatever is sampled from."""

@@ -7,12 +7,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from datasets import Dataset
 from transformers import PreTrainedTokenizerFast
 
 from hftune.constants import IGNORE_INDEX
 from hftune.data.readers.files import Row, find_files
+from hftune.data.tokenizing.chats import ChatEncoder
+from hftune.data.tokenizing.encoder import write_tokenised
 from hftune.errors import ArgumentError, DataError
-from tests.unit.data.helpers import assistant, call, make_tokenizer, read_rows, row, template, tokenize_chat, user
+from tests.unit.data.helpers import (
+    ParsedChunk,
+    assistant,
+    call,
+    make_tokenizer,
+    read_rows,
+    row,
+    template,
+    tokenize_chat,
+    user,
+)
 
 EOS = "<|endoftext|>"
 
@@ -169,3 +182,14 @@ def test_samples(samples: Path) -> None:
         dataset, counts = tokenize_chat(rows, tokenizer, max_length=4096)
         assert counts.used + sum(counts.dropped.values()) == counts.rows == 36
         assert all(trained(tokenizer, example) for example in dataset)
+
+
+def test_a_row_says_whether_its_record_begins_with_it(tmp_path: Path) -> None:
+    turn = [user("a"), assistant("b", reasoning_content="hm")]
+    long = [user("a " * 40), assistant("b", reasoning_content="hm")]
+    # Two rows of a record; none of another, which is cut before its answers; a single one.
+    records = [row(messages=[*turn, *turn]), row(messages=[*long, *turn]), row(messages=turn)]
+    encoder = ChatEncoder(make_tokenizer(template("qwen3")), max_length=60)
+    counts = write_tokenised([ParsedChunk(records)], encoder, tmp_path)
+    dataset = Dataset.load_from_disk(str(tmp_path))
+    assert counts.used == 2 and dataset["begins"][:] == [True, False, True]

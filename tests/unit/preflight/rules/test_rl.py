@@ -54,6 +54,12 @@ def test_nothing_to_say(tiny_model: Path, algorithm: str) -> None:
         ),
         ("grpo", [*FUNCTION, "--dynamic_sampling", "--scale_rewards", "batch"], ["scaled over a batch"]),
         ("grpo", [*FUNCTION, "--dynamic_sampling", "--max_sampling_rounds", "0"], ["--max_sampling_rounds"]),
+        (
+            "grpo",
+            ["--reward_funcs", "length", "--reward_retries", "2"],
+            ["reward functions of your own"],
+        ),
+        ("grpo", [*FUNCTION, "--reward_timeout", "0"], ["--reward_timeout", "above 0"]),
         ("rloo", [*FUNCTION, "--dynamic_sampling"], ["it belongs to --rl_algorithm grpo"]),
         ("ppo", [*FUNCTION, "--tools", "m:f"], ["it belongs to --rl_algorithm grpo"]),
         ("grpo", [*FUNCTION, "--vf_coef", "1"], ["it belongs to --rl_algorithm ppo"]),

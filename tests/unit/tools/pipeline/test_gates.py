@@ -117,6 +117,20 @@ def test_what_a_dry_run_evaluates_opens_no_gate(tmp_path: Path) -> None:
     assert small.arguments["against"] == [f"{tmp_path}/small/pt-evaluated"]
 
 
+def test_an_evaluation_has_a_launcher_of_its_own(tmp_path: Path) -> None:
+    """That of the stages starts none: left out, it is one process."""
+    stages = EVALUATED.replace("evaluate:", "launcher: {torchrun: {nproc_per_node: 4}}\nevaluate:")
+    found = by_name(steps(tmp_path, stages))
+    assert found["sft"].command()[0] == "torchrun" and found["evaluate sft"].command()[:2] == ["hftune", "evaluate"]
+    text = stages.replace("max_new_tokens: 9", "launcher: {deepspeed: {num_gpus: 2}}")
+    for name in ("evaluate base", "evaluate sft"):
+        command = by_name(steps(tmp_path, text))[name].command()
+        assert command[:6] == ["deepspeed", "--num_gpus", "2", "--no_local_rank", "--module", "hftune.cli"]
+        assert command[6:8] == ["evaluate", "--models"] and "--launcher" not in command
+    with pytest.raises(ArgumentError, match="there is no launcher mpirun"):
+        steps(tmp_path, text.replace("{deepspeed: {num_gpus: 2}}", "mpirun"))
+
+
 def test_a_sweep_evaluates_what_it_begins_with_once(tmp_path: Path) -> None:
     text = EVALUATED.replace("evaluate:", "matrix: {rank: [4, 8]}\nevaluate:").replace(
         "sft: {", "sft: {lora_rank: '${rank}', "

@@ -70,6 +70,7 @@ SOUND = [
     "shared: {lora_rank: 8, rl_algorithm: ppo}\nstages: {rl: {kl_target: 3, reward_funcs: ['${env.X:-length}']}}",
     "launcher: {torchrun: {nproc_per_node: 2}}\nmerge: false\nstages: {sft: {merge: {dtype: bfloat16}}}",
     "launcher: python\nmatrix: {lr: [1e-4, 1e-3]}\nenv: {A: 1}\nstages: {sft: {learning_rate: '${lr}'}}",
+    "evaluate: {eval_tasks: [loss], launcher: {deepspeed: {num_gpus: 2}}}\nstages: {sft: }",
     "matrix: {small: {lr: 1e-4}}\nanswers: {questions: [a, b], max_new_tokens: 8}\nstages: {sft: }",
 ]
 BROKEN = [
@@ -85,6 +86,7 @@ BROKEN = [
     ("launcher: mpirun\nstages: {sft: {}}", "$.launcher"),
     ("launcher: {deepspeed: {nproc: 2}}\nstages: {sft: {}}", "$.launcher"),
     ("matrix: {a: 1}\nstages: {sft: {}}", "$.matrix"),
+    ("evaluate: {eval_tasks: [loss], launcher: mpirun}\nstages: {sft: {}}", "$.evaluate"),
     ("answers: {models: [m]}\nstages: {sft: {}}", "$.answers"),
     ("values: {model: m}\nstages: {sft: {}}", "$.values"),
     ("stages: {a/b: {script: sft}}", "$.stages"),

@@ -133,7 +133,8 @@ def test_the_command_writes_to_standard_output(
 class Rewards:
     """What `load_rewards` reads of RL's arguments."""
 
-    reward_funcs = None
+    reward_funcs = reward_timeout = reward_cache = None
+    reward_retries = 0
     device = "cpu"
 
     def __init__(self, path: Path, normalize: bool, borders: str = "split") -> None:

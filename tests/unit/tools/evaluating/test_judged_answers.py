@@ -1,0 +1,100 @@
+"""Scores of answers by other models: of each record that has an answer to compare with, once, and by its name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+from hftune.arguments.evaluating import EvaluateArguments
+from hftune.tools.evaluating import work as work_module
+from hftune.tools.evaluating.judged_answers import judge_answers
+from hftune.tools.evaluating.work import Work
+from hftune.tools.resumable.parts import Parts
+from tests.answering import server
+
+RECORDS = [
+    {"prompt": "What is 1 plus 1?", "answer": "2"},
+    {"prompt": "Say anything."},
+    {"messages": [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "Because."}]},
+]
+
+
+@pytest.fixture
+def parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Parts:
+    """With the answers of two models, two records a part."""
+    monkeypatch.setattr(work_module, "PART_RECORDS", 2)
+    (tmp_path / "parts").mkdir()
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(record) + "\n" for record in RECORDS))
+    found = Parts(tmp_path / "parts")
+    for model in (0, 1):
+        lines = [
+            {
+                "record": f"a.jsonl:{n + 1}",
+                "source": "a.jsonl",
+                "answer": {"role": "assistant", "content": f"{model}{n}"},
+            }
+            for n in range(3)
+        ]
+        found.write(f"{model}-answers-0", lines[:2])
+        found.write(f"{model}-answers-2", lines[2:])
+    return found
+
+
+def work(tmp_path: Path, **given: Any) -> Work:
+    return Work(EvaluateArguments(models=["m", "n"], validation_file_dir=str(tmp_path / "a.jsonl"), **given))
+
+
+def test_a_judge_compares_with_the_records_own_answer(parts: Parts, tmp_path: Path) -> None:
+    """It finds the second model's answers better than the right ones, and the first one's worse."""
+
+    def answer(path: str, body: Any) -> tuple[int, dict[str, Any]]:
+        first = body["messages"][0]["content"].partition("[answer A]\n")[2].partition("\n")[0]
+        # 2 and "Because." are the records' own.
+        order = {"0": 0, "2": 1, "B": 1, "1": 2}
+        said = (
+            "A" if order[first[0]] == 2 or (order[first[0]] == 1 and "\n0" in body["messages"][0]["content"]) else "B"
+        )
+        return 200, {"choices": [{"message": {"content": f"Verdict: {said}"}, "finish_reason": "stop"}]}
+
+    with server(answer) as asked:
+        judged = work(tmp_path, eval_tasks=["judge"], judge_url=asked.url, judge_model="j")
+        judge_answers(judged, parts)
+        # Of each model two records in both orders: the second record has nothing to compare with.
+        assert len(asked.requests) == 2 * 2 * 2
+        judge_answers(judged, parts)
+        assert len(asked.requests) == 8, "what is there is not asked again"
+    for model, value in ((0, 0.0), (1, 1.0)):
+        assert parts.read([f"{model}-judge-0", f"{model}-judge-2"]) == [
+            {"record": "a.jsonl:1", "source": "a.jsonl", "scores": {"judge": value}},
+            {"record": "a.jsonl:3", "source": "a.jsonl", "scores": {"judge": value}},
+        ]
+    assert not parts.has("0-reward-0"), "it was not asked for"
+
+
+def test_a_reward_model_scores_question_and_answer(parts: Parts, tiny_model: Path, tmp_path: Path) -> None:
+    torch.manual_seed(5)
+    reward = AutoModelForSequenceClassification.from_pretrained(tiny_model, num_labels=1)
+    reward.score.weight.data.normal_()
+    reward.save_pretrained(tmp_path / "reward")
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+    tokenizer.save_pretrained(tmp_path / "reward")
+    judge_answers(
+        work(tmp_path, eval_tasks=["reward"], reward_model_path=str(tmp_path / "reward"), use_cpu=True), parts
+    )
+    found = parts.read(["0-reward-0", "0-reward-2", "1-reward-0", "1-reward-2"])
+    assert [line["record"] for line in found] == [f"a.jsonl:{n}" for n in (1, 2, 3)] * 2
+    questions = ["What is 1 plus 1?", "Say anything.", "Why?"]
+    for place, line in enumerate(found):
+        chat = [
+            {"role": "user", "content": questions[place % 3]},
+            {"role": "assistant", "content": f"{place // 3}{place % 3}"},
+        ]
+        ids = tokenizer.apply_chat_template(chat, return_tensors="pt", return_dict=True)
+        with torch.no_grad():
+            wanted = float(reward.eval()(**ids).logits[0, 0])
+        assert line["scores"] == {"reward": pytest.approx(wanted, abs=1e-4)}

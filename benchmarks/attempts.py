@@ -4,6 +4,7 @@ python benchmarks/attempts.py                 counts, as a table
 python benchmarks/attempts.py --write-docs    the tables go into docs/security.md and docs/reliability.md
 python -m pytest tests/faults/test_injection.py -m slow -s >LOG; python benchmarks/attempts.py --injection-log LOG ...
 python -m pytest tests/faults/test_interrupts.py -m slow -k random -s >LOG; ... --interrupts-log LOG ...
+python -m pytest tests/faults/test_quiet_terminal.py -m slow -s >LOG; ... --lines-log LOG ...
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PAGES = {"tests/security": "docs/security.md", "tests/faults": "docs/reliability.md"}
 _INTERRUPTS = re.compile(r"INTERRUPTS (\w+) ([\w ]+): (\{.*\})")
+_LINES = re.compile(r"LINES (\w+) (\w+): (\d+)")
 LEFT = ("checkpoint", "untouched", "complete")
 _TRIED = re.compile(r"^\| (\w+) \| ([\w ]+) \| \d+ \| (\d+) \| (\d+) \| (\d+) \|$", re.M)
 _FAULT = re.compile(r"FAULTS (.+?) \| (.+?) \| (free|old|interrupted) \| (\d+) \| (\d+) \| \[(.*)\](?: \| (\d+/\d+))?")
@@ -32,6 +34,7 @@ def main() -> None:
     parser.add_argument("--write-docs", action="store_true", help="put the tables into the pages")
     parser.add_argument("--injection-log", help="what the slow injection tests printed (-s)")
     parser.add_argument("--interrupts-log", help="what tests/faults/test_interrupts.py printed (-s) of random moments")
+    parser.add_argument("--lines-log", help="what tests/faults/test_quiet_terminal.py printed (-s)")
     parser.add_argument("--quick", action="store_true", help="as without: it takes a minute")
     options = parser.parse_args()
     figures = {}
@@ -45,6 +48,7 @@ def main() -> None:
     reliability = (ROOT / "docs/reliability.md").read_text(encoding="utf-8")
     logs = {"injection": (options.injection_log, functools.partial(injection_table, reliability))}
     logs["interrupts"] = (options.interrupts_log, functools.partial(interrupts_table, reliability))
+    logs["lines"] = (options.lines_log, lines_table)
     for name, (log, table_of) in logs.items():
         if log:
             table = table_of(Path(log).read_text(encoding="utf-8", errors="replace"))
@@ -135,6 +139,15 @@ def interrupts_table(page: str, log: str) -> str:
     head = ["| stage | launcher | moments | left: a checkpoint | nothing yet | the finished result |"]
     total = sum(found.total() for found in cells.values())
     return "\n".join([*head, "| --- | --- | ---: | ---: | ---: | ---: |", *rows, f"| all | | {total:,} | | | |"])
+
+
+def lines_table(log: str) -> str:
+    """Markdown: a row a stage, how many lines it leaves at a terminal under each launcher."""
+    found = {(stage, launcher): lines for stage, launcher, lines in _LINES.findall(log)}
+    stages, launchers = (list(dict.fromkeys(key[place] for key in found)) for place in (0, 1))
+    rows = [[stage, *(found.get((stage, launcher), "") for launcher in launchers)] for stage in stages]
+    head = [["stage", *launchers], ["---", *("---:" for _ in launchers)]]
+    return "\n".join(f"| {' | '.join(row)} |" for row in [*head, *rows])
 
 
 def _tried(starts: list[dict[str, list[str]]]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.faults.stages_at_terminal import Terminal
+from tests.faults.stages_at_terminal import DATA, Terminal
 
 
 @pytest.mark.timeout(600)
@@ -28,3 +28,18 @@ def test_a_small_run_and_a_refusal_are_a_few_lines(terminal: Terminal, launcher:
         assert seen.wait(200) == 2
         assert len(seen.lines) <= 12 and seen.output.count("error: ") == 1, seen.lines
         assert "already holds a finished run" in seen.output
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("launcher", ["python", "deepspeed", "torchrun"])
+@pytest.mark.parametrize("stage", DATA)
+def test_lines_of_each_stage_and_launcher(terminal: Terminal, stage: str, launcher: str) -> None:
+    """Ten steps with two evaluations and the result."""
+    flags = ["--validation_file_dir", str(terminal.data / f"{DATA[stage]}_eval"), "--eval_strategy", "steps"]
+    flags += ["--eval_steps", "5", "--use_peft", "True", "--max_steps", "10"]
+    with terminal.start(launcher, stage, *flags, script=f"run_{stage}.py") as seen:
+        assert seen.wait(400) == 0, seen.output[-3000:]
+        assert "Traceback" not in seen.output
+    print(f"LINES {stage} {launcher}: {len(seen.lines)}")
+    assert len(seen.lines) <= 25, seen.lines

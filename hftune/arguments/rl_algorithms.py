@@ -41,6 +41,11 @@ GRPO_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "cispo": ("arXiv:2506.13585, bound of arXiv:2510.13786", {"loss_type": "cispo", "epsilon_high": 5.0}),
     "sapo": ("arXiv:2511.20347", {"loss_type": "sapo"}),
     "lite_ppo": ("arXiv:2508.08221", {"loss_type": "dapo", "scale_rewards": "batch"}),
+    # Rewards less the mean of their group, then scaled over the whole batch.
+    "reinforce_plus_plus": (
+        "its baseline, arXiv:2501.03262",
+        {"loss_type": "dapo", "scale_rewards": "none", "normalize_advantages": True},
+    ),
 }
 """What each paper sets of TRL's options, and where it says so."""
 
@@ -70,6 +75,10 @@ class GRPOArguments(_RLStage, trl.GRPOConfig):
             "help": "Set what a paper sets: loss_type, scale_rewards, clip range. Left out: TRL's defaults.",
             "choices": list(GRPO_VARIANTS),
         },
+    )
+    normalize_advantages: bool = field(
+        default=False,
+        metadata={"help": "Scale advantages to mean 0 and deviation 1 over the answers of a batch of all processes."},
     )
     dynamic_sampling: bool | None = field(
         default=None,

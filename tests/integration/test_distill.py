@@ -35,6 +35,14 @@ def test_zero2_zero3_and_one_process_train_alike(distil: Callable, method: str, 
         assert distil(method, mode, kind).losses == pytest.approx(alone, abs=1e-4), mode
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", list(MODES))
+def test_a_quantised_student_trains_alike_under_zero2(distil: Callable, kind: str) -> None:
+    alone = distil("qlora4", "single", kind).losses
+    assert alone[-1] < alone[0]
+    assert distil("qlora4", "zero2", kind).losses == pytest.approx(alone, abs=1e-4)
+
+
 def test_a_quantised_teacher_and_a_launcher(launched_run: Callable, tiny_teacher: Path) -> None:
     teacher = ("--teacher_model_name_or_path", str(tiny_teacher), "--teacher_load_in_4bit", "True")
     result = launched_run("distill", "lora", "zero2", (*teacher, *MODES["on_policy"]))

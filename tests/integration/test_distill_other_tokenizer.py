@@ -27,11 +27,13 @@ def other_teacher(workspace: Path) -> Path:
     return folder
 
 
-def _run(run: Callable, student: Path, teacher: Path, data: Path, folder: Path, *more: str) -> list[dict]:
+def _run(
+    run: Callable, student: Path, teacher: Path, data: Path, folder: Path, *more: str, launcher: str = "python"
+) -> list[dict]:
     flags = ("--model_name_or_path", str(student), "--teacher_model_name_or_path", str(teacher), "--use_cpu", "True")
     data_flags = ("--train_file_dir", str(data / "sft"), "--max_length", "64", "--output_dir", str(folder))
     steps = ("--learning_rate", "0.01", "--logging_steps", "1", "--save_strategy", "no", "--beta", "0")
-    done = run("run_distill.py", *flags, *data_flags, *steps, *more, warm=True).check()
+    done = run("run_distill.py", *flags, *data_flags, *steps, *more, launcher=launcher, warm=True).check()
     assert "another tokenizer than the student" in done.output
     state = json.loads((folder / "trainer_state.json").read_text())
     return [line for line in state["log_history"] if "loss" in line]
@@ -51,3 +53,23 @@ def test_own_answers(run: Callable, tiny_model: Path, tiny_data: Path, other_tea
     drawn = ("--distill_mode", "on_policy", "--max_steps", "2", "--max_completion_length", "8")
     losses = [line["loss"] for line in _run(run, tiny_model, other_teacher, tiny_data, tmp_path / "c", *drawn)]
     assert len(losses) == 2 and all(loss > 0 for loss in losses)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("config", ["zero2", "zero3"])
+def test_two_processes_train_as_one(
+    run: Callable, tiny_model: Path, tiny_data: Path, other_teacher: Path, tmp_path: Path, config: str
+) -> None:
+    offline = ("--distill_mode", "offline", "--max_steps", "4", "--lr_scheduler_type", "constant")
+    alone, both = (
+        [line["loss"] for line in _run(run, tiny_model, other_teacher, tiny_data, tmp_path / name, *given, **more)]
+        for name, given, more in (
+            ("one", (*offline, "--per_device_train_batch_size", "4"), {}),
+            (
+                "two",
+                (*offline, "--per_device_train_batch_size", "2", "--deepspeed", f"ds_configs/{config}.json"),
+                {"launcher": "deepspeed --num_gpus 2"},
+            ),
+        )
+    )
+    assert len(both) == 4 and both == pytest.approx(alone, abs=1e-4)

@@ -17,6 +17,10 @@ from tests.mutants import faults, reach, trials
 sys.path.append(str(faults.ROOT / "benchmarks"))
 from attempts import paste
 
+FILES_AT_ONCE = 80
+"""Test files of one process that notes reach: its imports cost some ten seconds; what it has noted stays if the next is
+stopped."""
+
 
 def main() -> int:
     """Note reach where tests have changed, draw, try, tell; 1 if a group of files, or all, is below its bar."""
@@ -94,11 +98,12 @@ def note_reach(jobs: int, folders: list[str]) -> None:
     found = {file for place in places for file in ([place] if place.is_file() else place.rglob("test_*.py"))}
     files = sorted(str(file.relative_to(faults.ROOT)) for file in found)
     stale = [file for file in files if known.get(file) != reach.digest_of(file)]
-    for at in range(0, len(stale), 20):
+    for at in range(0, len(stale), FILES_AT_ONCE):
         print(f"noting what {len(stale) - at} files of tests reach", flush=True)
         spread = ["-n", str(jobs), "--dist", "loadfile"] if jobs > 1 else ["-p", "no:xdist"]
         options = ["-q", "-m", reach.FAST, "-p", "no:cacheprovider", "-p", "tests.mutants.reach", *spread]
-        subprocess.run([sys.executable, "-m", "pytest", *options, *stale[at : at + 20]], cwd=faults.ROOT, check=False)
+        now = stale[at : at + FILES_AT_ONCE]
+        subprocess.run([sys.executable, "-m", "pytest", *options, *now], cwd=faults.ROOT, check=False)
 
 
 def control(trial: trials.Trial, places: list[Path]) -> trials.Trial:

@@ -19,6 +19,7 @@ from hftune.models.experts import is_mixture, router_shares
 from hftune.models.heads import head_of
 from hftune.models.kernels.dropout import find_dropouts
 from hftune.models.kernels.recomputable import not_recomputable
+from hftune.models.loading.config import row_length
 from hftune.models.loading.dropout_fields import outside_config
 from hftune.models.loading.stored_weights import check_stored
 from hftune.preflight.activations import activation_bytes
@@ -39,6 +40,7 @@ def check_model(facts: Facts) -> Iterator[UserError]:
     config = facts.config
     if config is None:
         return
+    say_context(config, training_args)
     yield from check_attention_supported(config, model_args)
     yield from check_experts(config, model_args)
     yield from check_latent_attention(config, adapter_args, training_args)
@@ -64,6 +66,19 @@ def check_model(facts: Facts) -> Iterator[UserError]:
     yield from check_recomputation(bare, training_args)
     yield from check_packed(bare, adapter_args)
     yield from check_memory(facts)
+
+
+def say_context(config: PreTrainedConfig, training_args: StageArguments) -> None:
+    """Say that rows may be longer than what the model was made for; where none is, the limit does no harm."""
+    # As `--rope_scaling` has stretched it.
+    context = getattr(config.get_text_config(), "max_position_embeddings", None)
+    rows = row_length(training_args)
+    if isinstance(context, int) and rows is not None and rows > context > 0:
+        notice(
+            f"rows of up to {rows} tokens are let through, and the model was made for {context} "
+            "(max_position_embeddings): what a longer row holds behind them is at positions that it does not know; "
+            "lower the limit, or see --rope_scaling"
+        )
 
 
 def check_weights(

@@ -122,6 +122,31 @@ def preferences(start: Path, records: Sequence[dict[str, Any]], asked: str) -> F
     return trained_by_hand(_causal(start), loss_of)
 
 
+def kahneman_tversky(start: Path, records: Sequence[dict[str, Any]], _: str) -> Figures:
+    """KTO (arXiv:2402.01306, eq. 7 and 8) of both answers of each pair; the reference is the model begun with.
+
+    z0 is the mean log ratio, no less than 0, of each prompt with an answer to the one half the data away: the better
+    answer for the first prompt, the worse one for the second, in turn.
+    """
+    rows = rows_of(records, AutoTokenizer.from_pretrained(start, trust_remote_code=False))
+    number = len(records)
+    answers = [rows[(at + number // 2) % number + number * (at % 2)][1] for at in range(number)]
+    others = [(prompt, answer) for (prompt, _), answer in zip(rows, answers, strict=False)]
+    reference = _causal(start)
+    with torch.no_grad():
+        before = torch.stack([log_probs(reference, row).sum() for row in [*rows, *others]])
+
+    def loss_of(model: Any) -> torch.Tensor:
+        with torch.no_grad():
+            z0 = (
+                (torch.stack([log_probs(model, row).sum() for row in others]) - before[len(rows) :]).mean().clamp(min=0)
+            )
+        good, bad = (torch.stack([log_probs(model, row).sum() for row in rows]) - before[: len(rows)]).chunk(2)
+        return 1 - torch.cat([torch.sigmoid(BETA * (good - z0)), torch.sigmoid(BETA * (z0 - bad))]).mean()
+
+    return trained_by_hand(_causal(start), loss_of)
+
+
 def distillation(start: Path, records: Sequence[dict[str, Any]], asked: str) -> Figures:
     """The divergence of `asked` (`forward`, `reverse`, `jsd`) of teacher and student, the mean over answer tokens."""
     kind, teacher_folder = asked.split(":", 1)
@@ -270,6 +295,7 @@ BY_HAND: dict[str, Callable[[Path, Sequence[dict[str, Any]], str], Figures]] = {
     "likelihood": likelihood,
     "rewards": rewards,
     "preferences": preferences,
+    "kto": kahneman_tversky,
     "distillation": distillation,
     "trl": trl_trainer,
 }

@@ -6,8 +6,9 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from hftune.tools.parity.plain import DIVERGENCES
-from hftune.tools.parity.rows import BITS, ByHand, Known, Row
+from hftune.tools.parity.flags import EACH_FOUR, HALVES, LORA, PADDED, QUARTERS, WHOLE, sft
+from hftune.tools.parity.papers import papers, trls
+from hftune.tools.parity.rows import BITS, Known, Row
 from hftune.tools.parity.runs import Run
 
 
@@ -16,18 +17,6 @@ def all_rows() -> list[Row]:
     return [row for make in (*_MADE_BY,) for row in make()]
 
 
-def sft(*flags: str, **more: object) -> Run:
-    """A run of SFT."""
-    return Run("sft", flags, **more)  # type: ignore[arg-type]
-
-
-WHOLE = ("--packing", "False", "--block_size", "256")
-"""PT: a text a row, uncut."""
-HALVES = ("--per_device_train_batch_size", "4", "--gradient_accumulation_steps", "2")
-QUARTERS = ("--per_device_train_batch_size", "2", "--gradient_accumulation_steps", "4")
-EACH_FOUR: tuple[str, ...] = ("--per_device_train_batch_size", "4")
-LORA = ("--use_peft", "--lora_rank", "4", "--target_modules", "all")
-PADDED = ("--padding_free", "False")
 TITLES = {"pt": "PT", "sft": "SFT", "rm": "RM", "dpo": "DPO", "distill": "distillation", "rl": "RL (GRPO)"}
 ZERO3 = ("--deepspeed", "zero3")
 SHARED = "A step shared out"
@@ -274,62 +263,6 @@ def merged() -> Iterator[Row]:
         sft("--max_steps", "1"),
         figures=("loss",),
     )
-
-
-PAPERS = "Losses by the papers, in a plain loop"
-_PAIRS = {
-    **{"sigmoid": "DPO", "hinge": "SLiC", "ipo": "IPO", "simpo": "SimPO", "cpo": "CPO", "orpo": "ORPO"},
-    **{"apo_zero": "APO-zero", "apo_down": "APO-down", "sppo_hard": "SPPO", "nca_pair": "NCA"},
-}
-_SMOOTH = ("--label_smoothing", "0.1")
-
-
-def papers() -> Iterator[Row]:
-    """All records in each step, one at a time, without padding."""
-    pt = Run("pt", WHOLE, few=True)
-    yield Row(PAPERS, "PT: mean over all tokens of the batch", pt, ByHand("likelihood", pt))
-    yield Row(
-        PAPERS, "SFT: mean over the answers' tokens of the batch", sft(few=True), ByHand("likelihood", sft(few=True))
-    )
-    two = sft(*EACH_FOUR, processes=2, few=True)
-    yield Row(PAPERS, "SFT: the same on 2 processes", two, ByHand("likelihood", sft(few=True)))
-    accumulated = sft(*QUARTERS, few=True)
-    yield Row(PAPERS, "SFT: the same, 4 × 2 accumulated", accumulated, ByHand("likelihood", sft(few=True)))
-    scored = Run("rm", few=True)
-    begun = Run("rm", ("--learning_rate", "0", "--max_steps", "1", *_PLAIN_SCORES), few=True)
-    yield Row(PAPERS, "RM: Bradley-Terry", scored, ByHand("rewards", begun, begun=True))
-    yield from _pairs()
-    for kind, beta in zip(DIVERGENCES, ("0", "1", "0.5"), strict=True):
-        run = Run("distill", ("--beta", beta), few=True)
-        yield Row(PAPERS, f"distillation: {kind}", run, ByHand("distillation", run, f"{kind}:{{teacher}}"))
-
-
-_PLAIN_SCORES = ("--normalize_scores", "False")
-
-
-def _pairs() -> Iterator[Row]:
-    for loss, title in _PAIRS.items():
-        run = Run("dpo", ("--loss_type", loss, "--beta", "0.1"), few=True)
-        yield Row(PAPERS, f"{title} (`{loss}`)", run, ByHand("preferences", run, loss))
-    # With another reference: where both models are one, its penalty has a kink, and rounding chooses the side.
-    run = Run("dpo", ("--loss_type", "dpop", "--beta", "0.1", "--ref_model", "{teacher}"), few=True)
-    yield Row(PAPERS, "DPO-Positive (`dpop`), another reference", run, ByHand("preferences", run, "dpop:{teacher}"))
-    for name, loss, title in (("smoothed", "sigmoid", "cDPO"), ("robust", "robust", "robust DPO")):
-        run = Run("dpo", ("--loss_type", loss, "--beta", "0.1", *_SMOOTH), few=True)
-        yield Row(PAPERS, title, run, ByHand("preferences", run, name))
-
-
-TRL = "TRL's own trainers"
-
-
-def trls() -> Iterator[Row]:
-    """TRL without hftune, on the same rows."""
-    yield Row(TRL, "SFT = TRL's SFTTrainer", sft(few=True), ByHand("trl", sft(few=True), "sft"))
-    for loss in ("sigmoid", "ipo", "hinge", "apo_zero", "sppo_hard"):
-        run = Run("dpo", ("--loss_type", loss, "--beta", "0.1"), few=True)
-        yield Row(TRL, f"DPO, {loss} = TRL's DPOTrainer", run, ByHand("trl", run, f"dpo:{loss}"))
-    begun = Run("rm", ("--learning_rate", "0", "--max_steps", "1", *_PLAIN_SCORES), few=True)
-    yield Row(TRL, "RM = TRL's RewardTrainer", Run("rm", few=True), ByHand("trl", begun, "rm", begun=True))
 
 
 RATES = "Learning rates by formula"

@@ -314,7 +314,7 @@ class Planner:
         # An adapter trains the head only where it is saved whole, or tied to embeddings that are.
         named = {"lm_head", "embed_tokens"} & {*(choice.adapter.lora_modules_to_save or [])}
         sizes = HeadSizes(
-            tokens=work.tokens_per_micro_step // choice.degrees.sequence,
+            tokens=work.scored_tokens // choice.degrees.sequence,
             hidden=config.hidden_size,
             words=config.vocab_size,
             hidden_bytes=profile.hidden_bytes,

@@ -68,6 +68,13 @@ class Work:
         """The tokens of one process, padding included."""
         return self.rows * self.tokens
 
+    @property
+    def scored_tokens(self) -> int:
+        """Those of them that the head sees: of drawn answers alone, where hftune's head scores them."""
+        if self.generation is None or self.head != ANSWERS:
+            return self.tokens_per_micro_step
+        return self.rows * self.generation.tokens
+
     def with_examples(self, examples: int) -> Work:
         """The same global batch in micro steps of another size, which must divide this one."""
         factor = self.examples // examples
@@ -122,7 +129,9 @@ def _head(training_args: StageArguments) -> str:
         return ANSWERS
     if isinstance(training_args, PTArguments | SFTArguments):
         return FULL_LOGITS if training_args.label_smoothing_factor else WEIGHTED
-    return FUSED
+    # A bonus for entropy takes TRL's head, which gives entropies a gradient.
+    bonus = getattr(training_args, "entropy_coef", 0.0) or getattr(training_args, "use_adaptive_entropy", False)
+    return ANSWERS if isinstance(training_args, RLFields) and not bonus else FUSED
 
 
 def _generation(training_args: StageArguments) -> Generation | None:

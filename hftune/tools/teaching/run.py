@@ -22,7 +22,7 @@ from hftune.arguments.distill import DistillArguments
 from hftune.arguments.run_arguments import RunArguments
 from hftune.checkpoints import manifest as manifests
 from hftune.data.encoders import make_encoder
-from hftune.data.sources import TokenizedSource
+from hftune.data.sources import TokenizedSource, concatenated
 from hftune.data.splits import load_sources
 from hftune.data.storage.cache import tokenizer_key
 from hftune.data.teaching.stored import ABOUT, shard_name
@@ -172,8 +172,10 @@ def _publish(
     say(f"targets in {folder}; train on them with run_distill.py --distill_mode offline --teacher_targets {folder}")
 
 
-def _described(found: list[TokenizedSource]) -> list[dict[str, Any]]:
-    return [{"files": part.files, "fingerprint": part.key[:16], **part.counts.to_dict()} for part in found]
+def _described(found: list[TokenizedSource]) -> dict[str, Any]:
+    """A split as the manifests of runs describe theirs: all that read manifests look for that."""
+    whole = concatenated(found)
+    return {"files": whole.files, "fingerprint": whole.key[:16], **whole.counts.to_dict()}
 
 
 def _link(file: Path, target: Path) -> None:

@@ -16,11 +16,15 @@ class GRPOTrainer(OnlineTrainer, trl.GRPOTrainer):
     _sampling: DynamicSampling | None = None
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        """Overrides TRL's: in training, groups of equal rewards may be replaced."""
+        """Overrides TRL's: in training, groups of equal rewards may be replaced; advantages may be scaled."""
         generate = super()._generate_and_score_completions
         output: dict[str, Any] = generate(inputs)
-        if not (self.args.dynamic_sampling and self.model.training):
-            return output
-        # Late: the constructor of TRL's trainer does not generate, and the sampler needs all of it.
-        self._sampling = self._sampling or DynamicSampling(self, generate)
-        return self._sampling.fill(output, len(inputs))
+        if self.args.dynamic_sampling and self.model.training:
+            # Late: the constructor of TRL's trainer does not generate, and the sampler needs all of it.
+            self._sampling = self._sampling or DynamicSampling(self, generate)
+            output = self._sampling.fill(output, len(inputs))
+        if self.args.normalize_advantages:
+            everyone = self.accelerator.gather(output["advantages"])
+            # As TRL's RLOO does.
+            output["advantages"] = (output["advantages"] - everyone.mean()) / (everyone.std() + 1e-4)
+        return output

@@ -111,3 +111,16 @@ def test_plain_ones_are_rendered_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found[1].text == f"{SECOND}<think>\n\n</think>\n\nh\n{END}".replace("a<", "e<").replace("b<", "f<").replace(
         "c<", "g<"
     )
+
+
+def test_the_argument_with_which_a_template_asks_as_it_writes_is_named() -> None:
+    """As a user types it: JSON has `false`."""
+    asking = (
+        "{% for m in messages %}{{ '<' + m.role + '>' + m.content + '<end>' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<assistant>' }}{% if think is not defined or think %}{{ '[hm]' }}"
+        "{% endif %}{% endif %}"
+    )
+    with pytest.raises(DataError) as problem:
+        rows(asking, [user("a"), assistant("b")], rewritten="refuse")
+    assert """--chat_template_kwargs '{"think": false}'""" in str(problem.value)
+    assert rows(asking.replace("not defined or think", "defined and think"), [user("a"), assistant("b")])

@@ -81,7 +81,7 @@ def test_a_backbone_reads_rows_with_padding_and_heads_find_their_row() -> None:
     model: Any = SimpleNamespace(config=config())
     embedded = torch.arange(5.0)[None, :, None]
     given = {
-        "input_ids": IDS, "inputs_embeds": embedded, "token_type_ids": None, "cu_seq_lens_q": BORDERS,
+        "input_ids": IDS, "inputs_embeds": embedded, "token_type_ids": IDS + 1, "cu_seq_lens_q": BORDERS,
         "cu_seq_lens_k": BORDERS, "max_length_q": 3, "max_length_k": 3, "position_ids": IDS, "use_cache": False,
         "labels": 1,
     }  # fmt: skip
@@ -95,7 +95,8 @@ def test_a_backbone_reads_rows_with_padding_and_heads_find_their_row() -> None:
     ]
     assert found["input_ids"].tolist() == [[4, 5, 3], [6, 7, 8]]
     assert found["inputs_embeds"][:, :, 0].tolist() == [[0, 1, 0], [2, 3, 4]]
-    assert found["attention_mask"].tolist() == [[1, 1, 0], [1, 1, 1]] and found["token_type_ids"] is None
+    assert found["attention_mask"].tolist() == [[1, 1, 0], [1, 1, 1]]
+    assert found["token_type_ids"].tolist() == [[5, 6, 0], [7, 8, 9]], "of other fillers than tokens have"
     states = torch.tensor([[[1.0], [2.0], [9.0]], [[3.0], [4.0], [5.0]]])
     row = [1.0, 2.0, 3.0, 4.0, 5.0]
     other = torch.zeros(7)

@@ -68,7 +68,8 @@ def test_structure_says_no_more_than_is_so(model_type: str, monkeypatch: pytest.
         given = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
         states = body_of(model)(**given, use_cache=False).last_hidden_state
         logits = model(**given, use_cache=False).logits
-        torch.testing.assert_close(shape(model.get_output_embeddings()(states)), logits.float(), rtol=1e-3, atol=1e-3)
+        apart = 1e-2 if model_type == "xlstm" else 1e-3  # its kernels compute in bfloat16
+        torch.testing.assert_close(shape(model.get_output_embeddings()(states)), logits.float(), rtol=apart, atol=apart)
 
 
 @pytest.mark.parametrize(("model_type", "full"), [("llama", False), ("llama4_text", False), ("bert", True)])

@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import LlamaForCausalLM
 
+from hftune.checkpoints.manifest import read_manifest
 from hftune.data.teaching.stored import StoredTargets
 from hftune.errors import UserError
 from hftune.publishing.folder import make_work
@@ -59,6 +60,8 @@ def test_what_is_stored_is_what_the_teacher_says(tiny_model: Path, tiny_data: Pa
         torch.testing.assert_close(log_probs, wanted.values, rtol=0, atol=1e-5)
         assert (ids == wanted.indices).float().mean() > 0.95  # near ties may change places
         lost.append(1 - log_probs.exp().sum(-1))
+    described = (read_manifest(tmp_path / "top") or {})["data"]["train"]
+    assert described["used"] == len(dataset) and described["files"]
     figures = stored.about["lost_mass"]
     assert 0 < figures["mean"] < figures["p99"] < 1 and abs(figures["mean"] - torch.cat(lost).mean()) < 0.1
 

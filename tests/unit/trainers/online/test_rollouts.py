@@ -203,3 +203,16 @@ def test_a_run_is_replayed_from_its_rewards(algorithm: str, tiny_model: Path, tm
         runs.append([logged(trainer, figure) for figure in ("loss", "reward", "grad_norm")])
     assert runs[0] == runs[1] and calls == 3
     assert logged(trainer, "rewards/shaky/kept") == [4.0, 4.0]
+
+
+def test_advantages_of_reinforce_plus_plus_are_scaled_over_the_batch(tiny_model: Path, tmp_path: Path) -> None:
+    """Rewards 0 2 | 1 1: less the means of their prompts -1 1 | 0 0, by their deviation 0.816."""
+
+    def by_place(prompts: list[Any], **_: Any) -> list[float]:
+        return [0.0, 2.0, 1.0, 1.0][: len(prompts)]
+
+    flags = (*SMALL, "--max_steps", "1", "--grpo_variant", "reinforce_plus_plus")
+    trainer = make_trainer(tiny_model, tmp_path, "grpo", by_place, *flags)
+    rows = [trainer.train_dataset[row] for row in (0, 0, 1, 1)]
+    advantages = trainer._generate_and_score_completions(rows)["advantages"]
+    assert advantages.tolist() == pytest.approx([-1.2247, 1.2247, 0.0, 0.0], abs=1e-3)

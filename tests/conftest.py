@@ -81,14 +81,21 @@ def netguard_log(workspace: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def run(workspace: Path, netguard_log: Path) -> Iterator[Callable[..., Finished]]:
+def starter() -> Iterator[WarmStarter]:
+    """Forks scripts from a process that has all imports; it starts with the first of them."""
+    found = WarmStarter()
+    yield found
+    found.stop()
+
+
+@pytest.fixture(scope="session")
+def run(workspace: Path, netguard_log: Path, starter: WarmStarter) -> Iterator[Callable[..., Finished]]:
     """Run `run_sft.py ...` under `launcher` with the network cut off.
 
     `bare`: on a PATH without a compiler. `warm`: without the launcher, forked from a process that has all imports
     (`tests/warm.py`), for tests whose point is not how a run starts. At the end of the session nothing must have
     reached for the network.
     """
-    starter = WarmStarter()
 
     def launch(
         script: str,
@@ -127,7 +134,6 @@ def run(workspace: Path, netguard_log: Path) -> Iterator[Callable[..., Finished]
         return Finished(finished.returncode, finished.stdout)
 
     yield launch
-    starter.stop()
     attempts = netguard_log.read_text() if netguard_log.exists() else ""
     assert not attempts, attempts
 

@@ -7,17 +7,22 @@ sets; only the launcher itself and twelve seconds of imports are left out. A lin
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import json
 import os
 import runpy
+import signal
 import subprocess
 import sys
 import tempfile
+import termios
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hftune.tools.parity.forks import fork_and_wait, import_everything
+from hftune.tools.parity.forks import fork, fork_and_wait, import_everything
 
 ROOT = Path(__file__).parents[1]
 
@@ -37,8 +42,6 @@ class WarmStarter:
         self, script: str, flags: tuple[str, ...], processes: int, environment: dict[str, str], limit: float
     ) -> tuple[int, str]:
         """Run it in so many processes; the exit code, and what all of them said."""
-        server = self.server = self.server or start_server(environment, self.root)
-        assert server.stdin and server.stdout
         with tempfile.NamedTemporaryFile("r", suffix=".log", errors="replace") as log:
             asked = {
                 "script": script,
@@ -48,11 +51,21 @@ class WarmStarter:
                 "log": log.name,
                 "limit": limit,
             }
-            server.stdin.write(json.dumps(asked) + "\n")
-            server.stdin.flush()
-            answer = server.stdout.readline()
-            assert answer, "the server that forks scripts has died"
-            return int(json.loads(answer)), log.read()
+            return self._ask(asked), log.read()
+
+    def at_terminal(self, terminal: str, script: str, flags: Sequence[str], environment: dict[str, str]) -> int:
+        """Start it in a session of its own at a terminal; the process id of what is the session's shell."""
+        asked = {"script": script, "flags": [*flags], "environment": environment, "terminal": terminal}
+        return self._ask(asked)
+
+    def _ask(self, asked: dict[str, Any]) -> int:
+        server = self.server = self.server or start_server(asked["environment"], self.root)
+        assert server.stdin and server.stdout
+        server.stdin.write(json.dumps(asked) + "\n")
+        server.stdin.flush()
+        answer = server.stdout.readline()
+        assert answer, "the server that forks scripts has died"
+        return int(json.loads(answer))
 
     def stop(self) -> None:
         """End the server."""
@@ -82,8 +95,12 @@ def serve() -> None:
     count_cores_once()
     for line in sys.stdin:
         asked = json.loads(line)
-        code = fork_and_wait(functools.partial(start, asked), Path(asked["log"]), asked["processes"], asked["limit"])
-        answers.write(f"{code}\n")
+        if terminal := asked.get("terminal"):
+            answer = fork(functools.partial(shell, asked), Path(terminal), 0, 1, 0)
+        else:
+            begin, log = functools.partial(start, asked), Path(asked["log"])
+            answer = fork_and_wait(begin, log, asked["processes"], asked["limit"])
+        answers.write(f"{answer}\n")
         answers.flush()
 
 
@@ -94,10 +111,35 @@ def count_cores_once() -> None:
     numa.get_numa_cores = functools.cache(numa.get_numa_cores)
 
 
+def shell(asked: dict[str, Any]) -> None:
+    """Be the shell of a session at a terminal: it hears no signal, starts the script, and stays when that has ended."""
+    os.setsid()
+    os.dup2(os.open(asked["terminal"], os.O_RDWR), 0)
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: None)
+    child = fork(functools.partial(start_there, asked), Path(asked["terminal"]), 0, 1, 0)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    os.write(1, f"EXIT CODE {code if code >= 0 else 128 - code}\n".encode())
+    while True:
+        time.sleep(1)
+
+
+def start_there(asked: dict[str, Any]) -> None:
+    """Run the script with the terminal's streams, and signals as Python sets them."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    sys.stdin = os.fdopen(0)
+    sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1) for number in (1, 2))
+    start(asked)
+
+
 def start(asked: dict[str, Any]) -> None:
     """Run the script as Python's command line does."""
     os.environ.update(asked["environment"])
-    sys.stdin = open(os.devnull)  # noqa: SIM115
+    if "terminal" not in asked:
+        sys.stdin = open(os.devnull)  # noqa: SIM115
     sys.argv = [asked["script"], *asked["flags"]]
     sys.path[0] = str((ROOT / asked["script"]).parent)
     runpy.run_path(str(ROOT / asked["script"]), run_name="__main__")

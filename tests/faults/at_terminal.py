@@ -12,11 +12,36 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Protocol
 
 import psutil
 
+from tests.warm import WarmStarter
+
 _SHELL = 'trap : INT TERM HUP; "$@"; echo "EXIT CODE $?"; while :; do sleep 1; done'
 """A shell that stays, so that nothing is ended because its terminal is closed. What it traps, its command does not."""
+
+
+class Shell(Protocol):
+    """What the command is started from."""
+
+    pid: int
+
+    def wait(self) -> object:
+        """Until it has ended."""
+
+
+class Forked:
+    """A shell that is the child of another process."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+
+    def wait(self) -> None:
+        """Until it has ended; its parent reaps it some time."""
+        with suppress(psutil.NoSuchProcess):
+            while psutil.Process(self.pid).status() != psutil.STATUS_ZOMBIE:
+                time.sleep(0.01)
 
 
 class AtTerminal:
@@ -26,20 +51,27 @@ class AtTerminal:
         command: Its words.
         folder: Where it runs.
         environment: All its variables.
+        warm: Forks the command, `python SCRIPT ...`, where a shell would start it.
     """
 
-    def __init__(self, command: Sequence[str], folder: Path, environment: dict[str, str]) -> None:
-        self.master, slave = pty.openpty()
+    def __init__(
+        self, command: Sequence[str], folder: Path, environment: dict[str, str], warm: WarmStarter | None = None
+    ) -> None:
+        self.master, self._slave = pty.openpty()
         self._said = bytearray()
-        self.shell = subprocess.Popen(
-            ["setsid", "-c", "bash", "-c", _SHELL, "bash", *command],
-            cwd=folder,
-            env=environment,
-            stdin=slave,
-            stdout=slave,
-            stderr=slave,
-        )
-        os.close(slave)
+        self.shell: Shell
+        if warm:
+            _, script, *flags = command
+            self.shell = Forked(warm.at_terminal(os.ttyname(self._slave), script, flags, environment))
+        else:
+            self.shell = subprocess.Popen(
+                ["setsid", "-c", "bash", "-c", _SHELL, "bash", *command],
+                cwd=folder,
+                env=environment,
+                stdin=self._slave,
+                stdout=self._slave,
+                stderr=self._slave,
+            )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
@@ -103,7 +135,8 @@ class AtTerminal:
         with suppress(ProcessLookupError):
             os.kill(self.shell.pid, signal.SIGKILL)
         self.shell.wait()
-        os.close(self.master)
+        for end in (self._slave, self.master):
+            os.close(end)
 
     def __enter__(self) -> AtTerminal:
         return self

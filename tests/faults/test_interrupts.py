@@ -6,90 +6,21 @@ import json
 import os
 import random
 import re
-import shlex
-import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from hftune.checkpoints.integrity import checkpoint_fault
 from hftune.checkpoints.resume import newest_whole
-from tests.conftest import NETGUARD, ROOT, free_port, without_launcher
 from tests.faults.at_terminal import AtTerminal
+from tests.faults.stages_at_terminal import DATA, LAUNCHERS, Terminal
 
-DATA = {"pt": "pt", "sft": "sft", "rm": "pairs", "dpo": "pairs", "rl": "prompts", "distill": "sft"}
-LAUNCHERS = {
-    "python": "python",
-    "deepspeed": "deepspeed --num_gpus 2 --master_port {port}",
-    "torchrun": "torchrun --nproc_per_node 2 --master_port {port}",
-    "launched deepspeed": "hftune launch deepspeed --num_gpus 2 --master_port {port}",
-    "launched torchrun": "hftune launch torchrun --nproc_per_node 2 --master_port {port}",
-}
 OWN = {"python": (75,), "deepspeed": (130,), "torchrun": (1,), "launched deepspeed": (75,), "launched torchrun": (75,)}
 """Exit codes: those of launchers that answer Ctrl-C themselves are theirs."""
 
 FIRST, LAST = (int(number) for number in os.environ.get("INTERRUPTS", "0-20").split("-"))
 """Which moments are tried: each is drawn for itself, so that they may be tried a few at a time."""
-
-
-@dataclass
-class Terminal:
-    """Starts stages at a terminal."""
-
-    model: Path
-    data: Path
-    folder: Path
-
-    def start(
-        self, launcher: str, stage: str, *flags: str, slow: str = "", script: str = "", piped: bool = False
-    ) -> AtTerminal:
-        """A stage that would run for a long time, unless flags say otherwise."""
-        words = LAUNCHERS[launcher].format(port=free_port()).split()
-        words += [script or "tests/faults/run_slowly.py"]
-        words += ["--model_name_or_path", str(self.model), "--train_file_dir", str(self.data / DATA[stage])]
-        words += ["--output_dir", str(self.folder / "out"), "--use_cpu", "True", "--report_to", "none"]
-        words += ["--per_device_train_batch_size", "2", "--logging_steps", "1", "--gradient_checkpointing", "False"]
-        words += ["--block_size", "32"] if stage == "pt" else []
-        if stage == "rl":
-            words += ["--reward_funcs", "tests/integration/reward_functions.py:count_digits", "--num_generations", "2"]
-            words += ["--max_completion_length", "4"]
-        if stage == "distill":
-            words += ["--teacher_model_name_or_path", str(self.model), "--hard_label_share", "0.5"]
-        words += ["--deepspeed", "ds_configs/zero2.json"] if launcher.endswith("deepspeed") else []
-        words += flags
-        if piped:
-            words = ["bash", "-c", f"{shlex.join(words)} 2>&1 | tee {self.folder}/tee; exit ${{PIPESTATUS[0]}}"]
-        return AtTerminal(words, ROOT, self.environment(slow, stage))
-
-    def environment(self, slow: str, stage: str) -> dict[str, str]:
-        """As `run` of tests/conftest.py has it."""
-        kept = without_launcher({name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"})
-        search = [str(NETGUARD), str(ROOT), os.environ.get("PYTHONPATH", "")]
-        return kept | {
-            "PYTHONPATH": os.pathsep.join(filter(None, search)),
-            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-            "CUDA_VISIBLE_DEVICES": "",
-            "COLUMNS": "160",
-            "SLOW": slow,
-            "STAGE": stage,
-        }
-
-    @property
-    def output(self) -> Path:
-        return self.folder / "out"
-
-    def status(self) -> str | None:
-        """What the manifest says; None without one."""
-        file = self.output / "hftune.json"
-        return json.loads(file.read_text())["status"] if file.exists() else None
-
-
-@pytest.fixture
-def terminal(tiny_model: Path, tiny_data: Path, tmp_path: Path, workspace: Path) -> Terminal:
-    """For one output folder."""
-    return Terminal(tiny_model, tiny_data, tmp_path)
 
 
 def own_lines(lines: list[str]) -> list[str]:
@@ -132,7 +63,8 @@ FAST = ("python", "deepspeed", "launched torchrun")
 def test_ctrl_c_saves_a_checkpoint(terminal: Terminal, launcher: str) -> None:
     if launcher == "launched torchrun" and not os.path.exists(f"/proc/{os.getpid()}/fd"):
         pytest.skip("ranks cannot reach the terminal here")
-    with terminal.start(launcher, "sft", "--num_train_epochs", "1000", slow="step=0.2") as seen:
+    flags, warm = ("--num_train_epochs", "1000"), launcher == "python"
+    with terminal.start(launcher, "sft", *flags, slow="step=0.2", warm=warm) as seen:
         assert seen.wait_until(lambda: seen.output.count("NOW step") > 6, 200), seen.output[-3000:]
         seen.ctrl_c()
         assert seen.wait(60) in OWN[launcher], seen.output[-3000:]
@@ -157,7 +89,8 @@ def test_ctrl_c_saves_a_checkpoint_though_tee_ends_first(terminal: Terminal, lau
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("launcher", ["python", pytest.param("launched torchrun", marks=pytest.mark.slow)])
 def test_the_second_ends_at_once(terminal: Terminal, launcher: str) -> None:
-    with terminal.start(launcher, "sft", "--num_train_epochs", "10", slow="step=300") as seen:
+    flags, warm = ("--num_train_epochs", "10"), launcher == "python"
+    with terminal.start(launcher, "sft", *flags, slow="step=300", warm=warm) as seen:
         assert seen.wait_until(lambda: "NOW step" in seen.output, 200), seen.output[-3000:]
         time.sleep(0.5)
         seen.ctrl_c()
@@ -172,43 +105,21 @@ def test_the_second_ends_at_once(terminal: Terminal, launcher: str) -> None:
 def test_an_evaluation_is_left_with_a_checkpoint(terminal: Terminal) -> None:
     flags = ["--validation_file_dir", str(terminal.data / "sft_eval"), "--eval_strategy", "steps", "--eval_steps", "3"]
     flags += ["--per_device_eval_batch_size", "1", "--save_strategy", "no", "--max_steps", "6"]
-    with terminal.start("python", "sft", *flags, slow="evaluation=1") as seen:
+    with terminal.start("python", "sft", *flags, slow="evaluation=1", warm=True) as seen:
         assert seen.wait_until(lambda: "NOW evaluation" in seen.output, 100), seen.output[-3000:]
         seen.ctrl_c()
         assert seen.wait(60) == 75 and stopped_well(terminal, seen, "python") == "checkpoint"
         assert (terminal.output / "checkpoint-3").is_dir() and "evaluation at step 3 is left out" in seen.output
     # The last one, after the result is written: what is left to do is done by the same command.
-    with terminal.start("python", "sft", *flags, "--resume_from_checkpoint", "auto", slow="evaluation=1") as seen:
+    flags += ["--resume_from_checkpoint", "auto"]
+    with terminal.start("python", "sft", *flags, slow="evaluation=1", warm=True) as seen:
         assert seen.wait_until(lambda: "NOW evaluation" in seen.output, 100), seen.output[-3000:]
         seen.ctrl_c()
         assert seen.wait(60) == 75 and stopped_well(terminal, seen, "python") == "checkpoint"
         assert (terminal.output / "checkpoint-6").is_dir()
-    with terminal.start("python", "sft", *flags, "--resume_from_checkpoint", "auto") as seen:
+    with terminal.start("python", "sft", *flags, warm=True) as seen:
         assert seen.wait(100) == 0 and terminal.status() == "complete"
         assert seen.output.count("NOW evaluation") == 1 and "NOW step" not in seen.output
-
-
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("launcher", ["python", "launched torchrun"])
-def test_a_small_run_and_a_refusal_are_a_few_lines(terminal: Terminal, launcher: str) -> None:
-    flags = ["--validation_file_dir", str(terminal.data / "sft_eval"), "--eval_strategy", "steps", "--eval_steps", "5"]
-    flags += ["--use_peft", "True"]
-    with terminal.start(launcher, "sft", *flags, "--max_steps", "10", script="run_sft.py") as seen:
-        assert seen.wait(200) == 0
-        assert len(seen.lines) <= 25, seen.lines
-        assert any("eval_loss" in line for line in seen.lines)
-    assert (terminal.output / "run.log").is_file()
-    assert (terminal.output / "run-rank1.log").is_file() == ("torchrun" in launcher)
-    assert "# out" in (terminal.output / "README.md").read_text(), "hftune's own card"
-    assert not (terminal.output / "checkpoint-10" / "README.md").exists(), "and no blank page of PEFT's"
-    evaluations = (terminal.output / "run.log").read_text().count("eval_loss")
-    assert evaluations == 3, "two, and the last words: the last evaluation is not made twice"
-    if launcher == "python":  # refusals of one process: `tests/integration/test_errors.py`
-        return
-    with terminal.start(launcher, "sft", "--max_steps", "10", script="run_sft.py") as seen:
-        assert seen.wait(200) == 2
-        assert len(seen.lines) <= 12 and seen.output.count("error: ") == 1, seen.lines
-        assert "already holds a finished run" in seen.output
 
 
 @pytest.mark.slow
@@ -219,7 +130,7 @@ def test_at_random_moments(terminal: Terminal, stage: str, launcher: str) -> Non
     """Moments of a whole run, each in a folder of its own; what is left is resumed twice."""
     steps = ["--max_steps", "12", "--save_steps", "3"]
     base = terminal.folder
-    whole = Terminal(terminal.model, terminal.data, base / "whole")
+    whole = Terminal(terminal.model, terminal.data, base / "whole", terminal.starter)
     with whole.start(launcher, stage, *steps, slow="step=0.1,save=0.3") as seen:
         began = time.monotonic()
         assert seen.wait_until(lambda: "NOW begin" in seen.output, 300), seen.output[-3000:]
@@ -229,7 +140,7 @@ def test_at_random_moments(terminal: Terminal, stage: str, launcher: str) -> Non
     found: dict[str, int] = {}
     for number in range(FIRST, LAST):
         chance = random.Random(f"{stage} {launcher} {number}")
-        one = Terminal(terminal.model, terminal.data, base / str(number))
+        one = Terminal(terminal.model, terminal.data, base / str(number), terminal.starter)
         with one.start(launcher, stage, *steps, slow="step=0.1,save=0.3") as seen:
             if number % 3:  # two thirds once it trains, in which little of the time is spent
                 seen.wait_until(lambda seen=seen: "NOW begin" in seen.output, 300)

@@ -38,7 +38,7 @@ def test_killed_runs_go_on(
     flags += ["--deepspeed", f"ds_configs/{config}.json"] if config else []
 
     asked = ["tests/faults/kill_often.py", str(kills), "7", str(processes), str(tmp_path), "run_sft.py"]
-    finished = run(*asked, *flags, timeout=3000).check()
+    finished = run(*asked, *flags, timeout=3000, warm=True).check()
     lines = [line for line in finished.output.splitlines() if line.startswith("RUN ")]
     reports = [json.loads(line.removeprefix("RUN ")) for line in lines]
     assert reports[-1]["code"] == 0, (tmp_path / "log").read_text()[-3000:]

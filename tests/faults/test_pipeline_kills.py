@@ -41,7 +41,7 @@ def test_a_killed_pipeline_comes_to_the_same(
 ) -> None:
     files = [write_pipeline(tmp_path / name, tiny_model, tiny_data, stages) for name in NAMES]
     asked = ("tests/faults/warm_pipeline.py", str(kills), "11", str(share), *map(str, files))
-    finished_all = run(*asked, timeout=7000).check()
+    finished_all = run(*asked, timeout=7000, warm=True).check()
     lines = [json.loads(line[4:]) for line in finished_all.output.splitlines() if line.startswith("RUN ")]
     reports = [line for line in lines if line["folder"] == "harmed"]
     assert lines[0]["code"] == 0 and reports[-1]["code"] == 0, lines

@@ -304,8 +304,7 @@ def loads(source: str) -> list[int]:
     for node in ast.walk(ast.parse(source)):
         if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
             continue
-        receiver = ast.unparse(node.func.value)
-        if node.func.attr not in ("from_pretrained", "from_config") or receiver in CODELESS:
+        if node.func.attr not in ("from_pretrained", "from_config") or ast.unparse(node.func.value) in CODELESS:
             continue
         said = {keyword.arg: keyword.value for keyword in node.keywords}.get("trust_remote_code")
         if said is None or (isinstance(said, ast.Constant) and said.value is not False):
@@ -328,15 +327,20 @@ def test_the_search_finds(source: str) -> None:
     assert loads(source) == [1]
 
 
-def _sources() -> list[Path]:
-    return [*(ROOT / "hftune").rglob("*.py"), *ROOT.glob("*.py"), *(ROOT / "examples").rglob("*.py")]
+def _sources(*words: str) -> list[Path]:
+    """Files with one of these words: of the others nothing has to be parsed."""
+    files = [*(ROOT / "hftune").rglob("*.py"), *ROOT.glob("*.py"), *(ROOT / "examples").rglob("*.py")]
+    return [file for file in files if any(word in file.read_text() for word in words)]
 
 
 def test_nothing_is_loaded_another_way() -> None:
-    assert not {str(file): lines for file in _sources() if (lines := loads(file.read_text()))}
+    assert not {
+        str(file): lines for file in _sources("from_pretrained", "from_config") if (lines := loads(file.read_text()))
+    }
     direct = [
         str(file.relative_to(ROOT))
-        for file in (ROOT / "hftune").rglob("*.py")
+        for file in _sources("from_pretrained", "from_config")
+        if file.is_relative_to(ROOT / "hftune")
         for node in ast.walk(ast.parse(file.read_text()))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
         if node.func.attr in ("from_pretrained", "from_config") and ast.unparse(node.func.value) not in CODELESS
@@ -349,7 +353,7 @@ def test_nothing_is_loaded_another_way() -> None:
 def test_nobody_reads_an_answer_from_the_standard_input() -> None:
     asking = [
         str(file)
-        for file in _sources()
+        for file in _sources("input", "readline", "getpass")
         for node in ast.walk(ast.parse(file.read_text()))
         if isinstance(node, ast.Call) and ast.unparse(node.func) in ("input", "sys.stdin.readline", "getpass.getpass")
     ]

@@ -32,6 +32,11 @@ GATE = {"loss": {"drop": 0.05}}
 GOOD = ("sft", "unchanged")
 BAD = ("shuffled", "template")
 STOPPED = 3
+SAYS = """\
+Each stage has the gate `loss: {drop: 0.05}`: SFT as it is; and three that start from its result: SFT that changes next
+to nothing (a learning rate of 1e-6), SFT with the answers of other records (shuffled), and SFT on records in which
+another tool's template was left, `### Human: ...` (template). The loss is that of a token; less before is the
+difference, with its interval."""
 
 
 def main() -> None:
@@ -146,7 +151,7 @@ def measured(folder: Path) -> dict[str, Any]:
 
 def report(found: dict[int, dict[str, dict[str, Any]]], options: argparse.Namespace) -> None:
     """The table, and the last line."""
-    lines = ["| stage | seed | loss | less before | the gate |", "| --- | ---: | ---: | ---: | --- |"]
+    lines = [SAYS, "", "| stage | seed | loss | less before | the gate |", "| --- | ---: | ---: | ---: | --- |"]
     for stage in (*GOOD, *BAD):
         for seed, stages in found.items():
             one = stages[stage]

@@ -30,21 +30,15 @@ def watch(steps: Steps, parts: list[dict[str, float]]) -> None:
 
     log = transformers.Trainer.log
 
+    # Every step is logged. TRL's online DPO has a step of its own, which does not call the Trainer's.
     def logged(self: Any, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         told = {name.partition("/")[2]: value for name, value in logs.items() if name.startswith("seconds/")}
         parts.extend([told] if told else [])
+        if "loss" in logs:
+            steps.append((time.perf_counter(), time.process_time(), float(logs["loss"])))
         log(self, logs, *args, **kwargs)
 
     transformers.Trainer.log = logged
-
-    original = transformers.Trainer.training_step
-
-    def step(self: Any, *args: Any, **kwargs: Any) -> Any:
-        loss = original(self, *args, **kwargs)
-        steps.append((time.perf_counter(), time.process_time(), float(loss.detach())))
-        return loss
-
-    transformers.Trainer.training_step = step
 
 
 def even_tokens(completions: list[Any], **columns: Any) -> list[float]:

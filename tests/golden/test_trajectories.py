@@ -48,8 +48,8 @@ MODES = {
 }
 QUICK = {("sft", "alone"), ("dpo", "zero2"), ("pt", "zero3")}
 EVERY = [(stage, mode) for stage in DATA for mode in MODES]
-LARGE = [("sft", "alone"), ("sft", "zero2")]
-"""With SmolLM2, of 135 million weights: these runs alone, of five steps each, for they take minutes."""
+LARGE = [("sft", "alone"), ("sft", "zero2"), ("sft", "zero3"), ("pt", "alone")]
+"""With SmolLM2, of 135 million weights: these runs alone, of five steps each, for they take one to two minutes."""
 
 Figures = dict[str, list[float]]
 

@@ -48,8 +48,9 @@ def chosen(fault: Fault, reached: dict[str, Reach]) -> tuple[list[str], float]:
     for file, reach in reached.items():
         lines = reach.lines.get(fault.file, {})
         at = _line(fault, lines)
-        names = {name for line, tests in lines.items() if at in (line, None) for name in tests}
-        tests = [test for test in reach.seconds if test in names or file in names]
+        # With all cases of a test: what the first one computed may be remembered by the others.
+        names = {name.split("[")[0] for line, tests in lines.items() if at in (line, None) for name in tests}
+        tests = [test for test in reach.seconds if test.split("[")[0] in names or file in names]
         found.append((Path(file).stem.removeprefix("test_") != stem, sum(map(reach.seconds.get, tests)), tests))
     picked, spent = [], 0.0
     for _, seconds, tests in sorted(found):

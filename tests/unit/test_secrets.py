@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from hftune import secret_names, secrets
 from hftune.secret_names import says_secret, variable_says_secret
-from hftune.secrets import command_without_secrets, redact, redacted, without_secrets
+from hftune.secrets import command_without_secrets, redact, redacted, spellings, without_secrets
 
 S = "pw/Q+7='\"<é x9Kzzz"
 
@@ -100,6 +100,20 @@ def test_names_of_none(name: str) -> None:
 )
 def test_variables(name: str, is_one: bool) -> None:
     assert variable_says_secret(name) is is_one
+
+
+def test_each_way_to_spell_a_secret_by_hand() -> None:
+    value = 'ä"b/ c\\'
+    assert {
+        value,
+        "%C3%A4%22b%2F%20c%5C", "%c3%a4%22b%2f%20c%5c", "%C3%A4%22b/%20c%5C", "%C3%A4%22b%2F+c%5C",
+        r"\u00e4\"b/ c\\", r"ä\"b/ c\\", r"\\u00e4\\\"b/ c\\\\",
+        "ä&quot;b/ c\\", "c3a422622f20635c", "C3A422622F20635C",
+        # Bytes c3 a4 22 62 2f 20 63 5c at the three places in a group, without what neighbours shape.
+        "w6QiYi8gY1", "OkImIvIGNc", "DpCJiLyBjX",
+    } <= spellings(value)  # fmt: skip
+    assert "a" * 20 in spellings(f"short\n  {'a' * 20} \nb"), "long lines of several are secrets of their own"
+    assert not {"short", "b"} & spellings(f"short\n  {'a' * 20} \nb")
 
 
 @pytest.mark.parametrize(

@@ -293,3 +293,18 @@ def test_checkpoints_of_an_earlier_run_are_renamed(tmp_path: Path) -> None:
     assert not any(folder.exists() for folder in folders) and newest_whole(tmp_path).folder is None
     assert checkpoint_fault(tmp_path / "checkpoint-20.replaced") is None
     assert len(list(tmp_path.glob("checkpoint-5.replaced*"))) == 2, "one that was there already stays"
+
+
+def test_a_checkpoint_whose_bytes_have_changed_is_not_resumed(tmp_path: Path) -> None:
+    """Of the same sizes, so that only reading them tells."""
+    older, newer = make(tmp_path, 5), make(tmp_path, 10)
+    file = newer / "model.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    assert checkpoint_fault(newer) is None
+    found = newest_whole(tmp_path)
+    assert found.folder == older
+    assert found.skipped == [(newer, "model.safetensors no longer holds what was written")]
+    assert "model.safetensors no longer holds what was written" in said(newer)
+    assert "no longer holds" not in said(older)

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from hftune.merging.verify import Answers, answer, compare
+from hftune.errors import ManifestError
+from hftune.merging import verify
+from hftune.merging.verify import Answers, Comparison, answer, compare, judge
 from tests.unit.data.helpers import CHATML, make_tokenizer
 
 
@@ -39,3 +45,63 @@ def test_a_template_that_takes_no_question_is_left_out(template: str) -> None:
     asked.chat_template = None
     assert all(map(torch.equal, said.logits, answer(model, asked, new_tokens=1).logits))
     assert said.logits[0].shape != answer(model, plain, new_tokens=1).logits[0].shape
+
+
+@pytest.mark.parametrize(
+    ("relative", "half", "fits"),
+    [(1e-4, False, True), (1.1e-4, False, False), (1e-1, True, True), (0.11, True, False), (float("nan"), True, False)],
+)
+def test_what_is_rounding(relative: float, half: bool, fits: bool) -> None:
+    said = Comparison(0.5, 0.25, 1.0, 1.0, relative)
+    if fits:
+        judge(said, half=half)
+        return
+    with pytest.raises(ManifestError, match="does not say what base"):
+        judge(said, half=half)
+
+
+def test_in_words_and_as_values() -> None:
+    scores = Comparison(0.5, 0.25, None, None)
+    assert str(scores) == "scores differ by 5.0e-01 at most, 2.5e-01 on average"
+    assert "same most likely token at 75.0%; same greedy answers: 50%" in str(Comparison(0.5, 0.25, 0.75, 0.5))
+    assert scores.to_dict() == {
+        "largest": 0.5, "mean": 0.25, "same_choice": None, "same_greedy": None, "relative": 0.0
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("parameters", "gigabytes", "why"),
+    [
+        (10**9, 64, "1.0 billion parameters; --verify True"),
+        (10**9 - 1, 64, None),
+        (10**8, 0.6, None),
+        (10**8, 0.59, "0.6 GB of memory are not there"),
+    ],
+)
+def test_what_is_too_large_to_compare(
+    monkeypatch: pytest.MonkeyPatch, parameters: int, gigabytes: float, why: str | None
+) -> None:
+    """Six bytes a parameter: in float32, and half as much again."""
+    monkeypatch.setattr(verify, "stored_tensors", lambda folder: {"a": SimpleNamespace(shape=(parameters, 1))})
+    free = SimpleNamespace(available=int(gigabytes * 1e9))
+    monkeypatch.setattr(verify.psutil, "virtual_memory", lambda: free)
+    found = verify._too_large(Path("there"))
+    assert found is None if why is None else why in str(found)
+
+
+@pytest.mark.parametrize(("shares", "asked"), [(True, True), (True, False), (False, True), (False, False)])
+def test_ties_are_those_of_the_config(shares: bool, asked: bool) -> None:
+    table, other = torch.zeros(3, 2), torch.zeros(3, 2)
+    config = SimpleNamespace(get_text_config=lambda: SimpleNamespace(tie_word_embeddings=asked))
+    model: Any = SimpleNamespace(
+        config=config,
+        get_input_embeddings=lambda: SimpleNamespace(weight=table),
+        get_output_embeddings=lambda: SimpleNamespace(weight=table if shares else other),
+    )
+    if shares == asked:
+        verify._check_ties(model)
+    else:
+        with pytest.raises(ManifestError, match="tied" if shares else "apart"):
+            verify._check_ties(model)
+    model.get_output_embeddings = lambda: None
+    verify._check_ties(model)

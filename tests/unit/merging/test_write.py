@@ -6,6 +6,7 @@ import json
 import os
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -175,3 +176,36 @@ def test_a_line_every_few_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(3):
         progress.advance(1_000_000_000)
     assert said == ["merged 2.0 of 4.0 GB (50%)"]
+
+
+def test_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(write.sys.stderr, "isatty", lambda: True, raising=False)
+    progress = Progress(10)
+    bar: Any = progress.bar
+    progress.advance(4)
+    progress.advance(2)
+    assert (bar.total, bar.n, progress.done) == (10, 6, 6) and bar.desc == "merging"
+    progress.close()
+    assert bar.disable, "closed"
+    monkeypatch.setattr(write.sys.stderr, "isatty", lambda: False, raising=False)
+    plain = Progress(10)
+    assert plain.bar is None
+    plain.close()
+
+
+@pytest.mark.parametrize(
+    ("results", "changed", "said"),
+    [
+        ([True, None, False, True], 2, "1 of 3 adapted tensors are the base's own after rounding"),
+        ([True, None], 1, ""),
+        ([False, None], 0, ""),
+    ],
+)
+def test_tensors_that_rounding_leaves_as_they_were(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, results: list[Any], changed: int, said: str
+) -> None:
+    notices: list[str] = []
+    monkeypatch.setattr(write, "notice", notices.append)
+    monkeypatch.setattr(write, "write_shards", lambda folder, shards, workers, advance: results)
+    assert write._write_weights(tmp_path, []) == changed
+    assert notices == ([said] if said else [])

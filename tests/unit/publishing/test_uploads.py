@@ -32,6 +32,22 @@ def test_a_model_and_nothing_else(tmp_path: Path) -> None:
     assert sorted(chosen.left_out) == sorted([*left, "adapter_model.safetensors", "checkpoint-5/"])
 
 
+NAMES = (
+    *("config.json", "generation_config.json", "adapter_config.json", "quantization_config.json", "tokenizer.json"),
+    *("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt"),
+    *("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "tekken.json", "chat_template.jinja"),
+    *("chat_template.json", "preprocessor_config.json", "processor_config.json", "README.md", "LICENSE", "LICENSE.md"),
+    *("LICENSE.txt", "NOTICE", "NOTICE.md", "NOTICE.txt", "model.safetensors", "adapter_model.safetensors"),
+    *("adapter_model-00002-of-00003.safetensors", "adapter_model.safetensors.index.json"),
+)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_file_that_a_model_may_need_is_known_by_name(name: str, tmp_path: Path) -> None:
+    write(tmp_path, name, f"{name}.orig", f"my_{name}")
+    assert files_to_upload(tmp_path).files == [name]
+
+
 def test_code_that_a_config_names_and_what_it_imports(tmp_path: Path) -> None:
     mapped = {"AutoModel": "modeling_x.X", "AutoTokenizer": ["other/repo--far.T", "tok.T"], "bad": "../up.X"}
     (tmp_path / "config.json").write_text(json.dumps({"auto_map": mapped}))

@@ -137,3 +137,25 @@ def test_how_far_logits_may_move() -> None:
     assert logit_tolerance(model, exact=True) == loose
     model.is_loaded_in_8bit = True  # type: ignore[assignment]
     assert logit_tolerance(model, exact=True) == int8
+
+
+@pytest.mark.parametrize(
+    ("compiles", "deep", "attention", "eagerly"),
+    [
+        (True, False, "sdpa", True),
+        (True, False, "flex_attention", False),
+        (True, True, "sdpa", False),
+        (False, False, "sdpa", False),
+    ],
+)
+def test_a_proof_compiles_nothing_but_kernels(
+    compiles: bool, deep: bool, attention: str, eagerly: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stances: list[str] = []
+    monkeypatch.setattr(torch.compiler, "set_stance", lambda stance: stances.append(stance) or nullcontext())
+    monkeypatch.setattr(packing_isolation, "asks_for_compiling", lambda config: config == "deep")
+    model: Any = SimpleNamespace(config=SimpleNamespace(_attn_implementation=attention), modules=lambda: [])
+    args = SimpleNamespace(torch_compile=compiles, ds_resolved="deep" if deep else "plain")
+    with packing_isolation.uncompiled_and_unrounded(model, args):
+        pass
+    assert stances == (["force_eager"] if eagerly else [])

@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 import transformers.trainer
+from safetensors.torch import save_file
 from torch import nn
 
 from hftune.checkpoints.engine_files import open_engine
 from hftune.checkpoints.engine_folder import engine_folder
 from hftune.checkpoints.sharded_state import from_optimizer
 from hftune.errors import ManifestError
-from hftune.trainers.resharding import check_pieces, fill_optimizer
+from hftune.trainers import resharding
+from hftune.trainers.resharding import (
+    OPTIMIZER,
+    SCHEDULER,
+    check_layout,
+    check_pieces,
+    fill_optimizer,
+    open_pieces,
+    reshard,
+)
 from tests.unit.checkpoints.zero_files import PARAMETERS, write
+from tests.unit.trainers.features import made_up
 
 
 def model_and_optimizer(seed: int) -> tuple[nn.Module, torch.optim.Optimizer, dict[torch.Tensor, str]]:
@@ -83,3 +96,77 @@ def test_what_is_trained_must_be_there(tmp_path: Path) -> None:
 def test_the_trainer_loads_through_one_function() -> None:
     """`ResumeMixin` stands in for it; a release that renames it must be seen here."""
     assert callable(transformers.trainer.deepspeed_load_checkpoint)
+
+
+def checkpoint_of(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, rates: list[float]) -> str:
+    """As a run without DeepSpeed writes it."""
+    save_file(model.state_dict(), folder / "model.safetensors")
+    torch.save(optimizer.state_dict(), folder / OPTIMIZER)
+    torch.save({"_last_lr": rates}, folder / SCHEDULER)
+    return str(folder)
+
+
+def run_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
+    return made_up.run(model=model, model_wrapped=model, optimizer=SimpleNamespace(optimizer=optimizer))
+
+
+def test_weights_states_and_rates_come_from_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(resharding, "notice", said.append)
+    model, optimizer, _ = model_and_optimizer(1)
+    step(model, optimizer)
+    folder = checkpoint_of(tmp_path, model, optimizer, [0.5, 0.25])
+    other, fresh, _ = model_and_optimizer(2)
+    reshard(run_of(other, fresh), folder)
+    for name, value in model.state_dict().items():
+        assert torch.equal(other.state_dict()[name], value), name
+    assert [group["lr"] for group in fresh.param_groups] == [0.5, 0.25]
+    found, wanted = fresh.state_dict()["state"], optimizer.state_dict()["state"]
+    for number, states in wanted.items():
+        assert all(torch.equal(found[number][key], value) for key, value in states.items()), number
+    assert len(said) == 1 and f"{folder} was written by" in said[0] and "with no DeepSpeed" in said[0]
+
+
+def test_a_checkpoint_that_lacks_a_trained_weight_is_refused(tmp_path: Path) -> None:
+    model, optimizer, names = model_and_optimizer(1)
+    step(model, optimizer)
+    folder = checkpoint_of(tmp_path, model, optimizer, [0.5, 0.25])
+    save_file(
+        {name: value for name, value in model.state_dict().items() if name != "1.bias"}, tmp_path / "model.safetensors"
+    )
+    with pytest.raises(ManifestError, match=r"no weights for 1 of 4 trained parameters \(1.bias"):
+        open_pieces(run_of(model, optimizer), folder, optimizer, names)
+
+
+def test_deepspeeds_file_without_zero_has_weights_buffers_aside_and_counts(tmp_path: Path) -> None:
+    model, optimizer, names = model_and_optimizer(1)
+    step(model, optimizer)
+    folder = tmp_path / "global_step1"
+    folder.mkdir()
+    (tmp_path / "latest").write_text("global_step1")
+    about = {"optimizer": optimizer.state_dict(), "module": model.state_dict(), "global_steps": 1, "global_samples": 4}
+    torch.save(about | {"skipped_steps": 0, "more": 1}, folder / "mp_rank_00_model_states.pt")
+    pieces = open_pieces(run_of(model, optimizer), str(tmp_path), optimizer, names)
+    assert pieces.counters == {"global_steps": 1, "global_samples": 4, "skipped_steps": 0}
+    for name, value in model.named_parameters():
+        assert torch.equal(pieces.read(name, "fp32", 0, value.numel()), value.detach().flatten()), name
+
+
+@pytest.mark.parametrize(
+    ("engine", "layout", "reason"),
+    [
+        (None, None, "whose layout is not known"),
+        ({"nvme": True, "mp": 1}, 2, "with the optimizer on NVMe"),
+        ({"nvme": False, "mp": 2}, 2, "with tensor parallel processes"),
+        ({"nvme": False, "mp": 1}, 2, ""),
+        (None, 0, ""),
+    ],
+)
+def test_what_cannot_be_resharded(monkeypatch: pytest.MonkeyPatch, engine: Any, layout: Any, reason: str) -> None:
+    monkeypatch.setattr(resharding.zero_state, "layout_of", lambda optimizer: layout)
+    made = engine and SimpleNamespace(zero_nvme_offload_optimizer=lambda: engine["nvme"], mp_world_size=engine["mp"])
+    if not reason:
+        check_layout(made, "optimizer", "there")
+        return
+    with pytest.raises(ManifestError, match=reason):
+        check_layout(made, "optimizer", "there")

@@ -22,8 +22,6 @@ from hftune.data.corpus.documents import Documents
 from hftune.errors import DataError
 from tests.unit.data.corpus.corpora import InMemory, write_corpus
 
-pytestmark = pytest.mark.long
-
 CORPORA = st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=25).filter(any), min_size=1, max_size=4)
 
 
@@ -94,6 +92,7 @@ def tokens_of(data: BlockDataset, blocks: list[int]) -> Counter[int]:
 WORLDS = st.tuples(st.integers(1, 8), st.integers(0, 4), st.integers(1, 3), st.integers(1, 3))
 
 
+@pytest.mark.long
 @settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.too_slow])
 @given(
     corpora=CORPORA,
@@ -218,6 +217,7 @@ def test_a_token_that_the_model_does_not_know_is_named() -> None:
         data[1]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("workers", [0, 1, 2])
 def test_a_real_dataloader_with_workers(tmp_path: Path, workers: int) -> None:
     lengths = [1 + number % 13 for number in range(400)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from itertools import accumulate, pairwise
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from hftune.models.attention import varlen
 from hftune.models.attention.segments import Segments, segments_attention
+from hftune.models.attention.shared_prompts import SharedPrompts
 from hftune.models.attention.varlen import varlen_attention
 
 SIGNATURE = inspect.signature(torch_varlen.varlen_attn)
@@ -38,14 +40,17 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> list[inspect.BoundArguments]:
 def by_the_book(query: Any, key: Any, value: Any, cu_seq_q: Any, cu_seq_k: Any, max_q: int, **more: Any) -> Any:
     """What the documentation of `varlen_attn` says: (tokens, heads, size), windows as (left, right)."""
     assert cu_seq_q.dtype == cu_seq_k.dtype == torch.int32
-    assert max_q == more["max_k"] == int(cu_seq_q.diff().max())
+    assert max_q == int(cu_seq_q.diff().max()) and more["max_k"] == int(cu_seq_k.diff().max())
     assert query.shape[1] == key.shape[1] or more["enable_gqa"]
     left, right = more["window_size"]
     assert right == 0
     out = []
-    for start, end in zip(cu_seq_q.tolist(), cu_seq_q.tolist()[1:], strict=False):
-        parts = [states[start:end].transpose(0, 1)[None] for states in (query, key, value)]
-        seen = torch.ones(end - start, end - start, dtype=torch.bool).tril()
+    borders = zip(*(pairwise(where.tolist()) for where in (cu_seq_q, cu_seq_k)), strict=True)
+    for (start, end), (first, last) in borders:
+        queries, keys = slice(start, end), slice(first, last)
+        parts = [s[at].transpose(0, 1)[None] for s, at in ((query, queries), (key, keys), (value, keys))]
+        # The last query sees the last key.
+        seen = torch.ones(end - start, last - first, dtype=torch.bool).tril((last - first) - (end - start))
         seen = seen if left < 0 else seen.triu(-left)
         out.append(scaled_dot_product_attention(*parts, attn_mask=seen, scale=more["scale"], enable_gqa=True)[0])
     return torch.cat([part.transpose(0, 1) for part in out])
@@ -95,6 +100,18 @@ def test_a_torch_without_grouped_queries_gets_repeated_keys(
     found = varlen_attention(torch.nn.Identity(), *given, runs(None))[0]
     assert kernel[0].arguments["key"].shape == (BATCH * TOKENS, HEADS, SIZE)
     torch.testing.assert_close(found, segments_attention(torch.nn.Identity(), *given, runs(None))[0])
+
+
+def test_answers_find_the_keys_of_their_prompt(kernel: list[inspect.BoundArguments]) -> None:
+    """A prompt of 2 with answers of 3 and 1, one of 4 with answers of 1 and 5: keys of runs are both together."""
+    shared = SharedPrompts((2, 4), ((3, 1), (1, 5)))
+    given = [part.transpose(1, 2).reshape(1, BATCH * TOKENS, -1, SIZE).transpose(1, 2) for part in inputs()]
+    lengths = tuple(shared.runs)
+    row = Segments(torch.tensor([0, *accumulate(lengths)], dtype=torch.int32), lengths)
+    found = varlen_attention(torch.nn.Identity(), *given, row, shared_prompts=shared)[0]
+    assert kernel[0].arguments["cu_seq_q"].tolist() == [0, 5, 6, 11, 16]
+    assert kernel[0].arguments["cu_seq_k"].tolist() == [0, 5, 8, 13, 22]
+    torch.testing.assert_close(found, segments_attention(torch.nn.Identity(), *given, row, shared_prompts=shared)[0])
 
 
 def test_borders_of_the_batch_count(kernel: list[inspect.BoundArguments]) -> None:

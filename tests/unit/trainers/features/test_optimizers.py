@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,10 +14,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hftune.arguments.entry import parse_arguments
 from hftune.data.splits import Splits
-from hftune.trainers.features.optimizers import Optimizers, is_8bit, lost_groups
+from hftune.trainers.features import optimizers
+from hftune.trainers.features.optimizers import Optimizers, is_8bit, lost_groups, renew_members
 from hftune.trainers.optimizers.muon import muon_class
 from hftune.trainers.optimizers.parameter_groups import Group
 from hftune.trainers.pt import PTTrainer
+from tests.unit.trainers.features import made_up
 
 
 @pytest.fixture
@@ -163,3 +166,35 @@ def test_options_are_handed_on() -> None:
     group = Group(0.1, 0.0, "", {"rank": 4}, [("w", weight)])
     assert group.as_dict() == {"params": [weight], "lr": 0.1, "weight_decay": 0.0, "rank": 4}
     assert group.elements == 4
+
+
+def test_options_of_upstreams_groups_and_of_experts_go_to_their_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """GaLore's groups come with a rank; experts with a factor of their own, which does not lose the rank."""
+    model = torch.nn.Linear(2, 2)
+    weight, bias = model.weight, model.bias
+    seen: list[Any] = []
+    asked = {"hftune.distributed.expert_parallel:expert_options": lambda model: {id(weight): {"share": 2.0}}}
+    monkeypatch.setattr(optimizers, "on_demand", asked.__getitem__)
+    monkeypatch.setattr(
+        optimizers, "parameter_groups", lambda model, args, decayed, options: seen.append(options) or []
+    )
+    args = {"optim": "galore_adamw", "expert_parallel_size": 2, "print_groups": False}
+    run = made_up.run(args=args, get_decay_parameter_names=lambda model: ["weight"])
+    groups = [{"params": [weight], "rank": 4}, {"params": [bias], "rank": 8, "scale": 1.0}]
+    chosen, kwargs = Optimizers().choose_optimizer(run, model, lambda: ("class", {"eps": 1.0, "params": groups}))
+    assert (chosen, kwargs) == ("class", {"eps": 1.0, "params": []})
+    assert seen == [{id(weight): {"rank": 4, "share": 2.0}, id(bias): {"rank": 8, "scale": 1.0}}]
+    args["expert_parallel_size"] = 1
+    Optimizers().choose_optimizer(
+        made_up.run(args=args, get_decay_parameter_names=lambda model: []), model, lambda: ("class", {})
+    )
+    assert seen[1] == {}
+
+
+def test_groups_find_the_parameters_that_came_in_the_place_of_theirs() -> None:
+    """As under tensor parallelism, which shards them after groups were made."""
+    model = torch.nn.Linear(2, 2)
+    made: Any = SimpleNamespace(members=[("bias", "old"), ("weight", "old")])
+    renew_members([made], model)
+    assert [name for name, _ in made.members] == ["bias", "weight"]
+    assert made.members[0][1] is model.bias and made.members[1][1] is model.weight

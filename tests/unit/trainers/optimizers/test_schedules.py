@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from hftune.arguments.entry import parse_arguments
 from hftune.errors import ArgumentError
-from hftune.trainers.optimizers.schedules import learning_rate_factor, make_schedule, wsd_factor
+from hftune.trainers.optimizers.schedules import learning_rate_factor, make_schedule, shape_options, wsd_factor
 
 STEPS, WARMUP, RATE, FLOOR = 40, 8, 2e-4, 0.1
 
@@ -224,3 +224,23 @@ def test_any_warm_up_stable_and_decay(warmup: int, stable: int, decay: int, styl
     down = factors[end - decay :]
     assert down == sorted(down, reverse=True) and down[-3:] == pytest.approx([0.0] * 3, abs=1e-12)
     assert down[:decay] == pytest.approx([STYLES[style](step / decay) for step in range(decay)], abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("kind", "flags", "wanted"),
+    [
+        ("polynomial", ["--power", "2"], {"more": 1, "power": 2.0}),
+        ("polynomial", ["--power", "2", "--lr_end", "1e-6"], {"more": 1, "power": 2.0, "lr_end": 1e-6}),
+        ("polynomial", ["--min_lr", "1e-5", "--lr_end", "1e-6"], {"more": 1, "lr_end": 0.0}),
+        ("cosine", ["--num_cycles", "1.5", "--power", "2"], {"more": 1, "num_cycles": 1.5}),
+        ("cosine_with_restarts", ["--num_cycles", "3"], {"more": 1, "num_cycles": 3}),
+        ("cosine_with_min_lr", ["--min_lr", "2e-5"], {"more": 1, "min_lr_rate": 0.1}),
+        ("linear", ["--num_cycles", "3", "--min_lr", "2e-5", "--power", "3"], {"more": 1}),
+    ],
+)
+def test_options_are_those_given_and_those_of_flags(kind: str, flags: list[str], wanted: dict[str, Any]) -> None:
+    args = training("--lr_scheduler_type", kind, "--lr_scheduler_kwargs", '{"more": 1}', *flags)
+    assert shape_options(args) == pytest.approx(wanted)
+    plain = training("--lr_scheduler_type", kind, *flags)
+    assert shape_options(plain) == pytest.approx({name: value for name, value in wanted.items() if name != "more"})
+    assert all(type(shape_options(args)[name]) is type(value) for name, value in wanted.items())

@@ -1,0 +1,125 @@
+"""How a base is loaded for peft: as training loaded it."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from hftune.errors import ArgumentError
+from hftune.merging import peft_model
+from hftune.merging.peft_model import _bitsandbytes, _is_renamed, _loading_options, _merge, _stretched, load_adapted
+from hftune.merging.tensors import Quantisation
+
+
+def inputs(**given: Any) -> Any:
+    plain = {
+        "base": SimpleNamespace(gguf_file=None, folder="b"),
+        "rope": {},
+        "scores": None,
+        "trust_remote_code": False,
+    }
+    return SimpleNamespace(**plain | given)
+
+
+def test_bits_as_in_training() -> None:
+    eight = _bitsandbytes(Quantisation(8, "nf4", False, "F32"))
+    assert eight.load_in_8bit and not eight.load_in_4bit
+    assert eight.llm_int8_skip_modules == ["lm_head", "score"]
+    for kind, nested, compute in (("nf4", True, "BF16"), ("fp4", False, "F32")):
+        four = _bitsandbytes(Quantisation(4, kind, nested, compute))
+        assert four.load_in_4bit and not four.load_in_8bit
+        assert (four.bnb_4bit_quant_type, four.bnb_4bit_use_double_quant) == (kind, nested)
+        assert four.bnb_4bit_compute_dtype == {"BF16": torch.bfloat16, "F32": torch.float32}[compute]
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        ({}, {}),
+        ({"scores": 2}, {"num_labels": 2}),
+        ({"base": SimpleNamespace(gguf_file="x.gguf", folder="b")}, {"gguf_file": "x.gguf"}),
+        (
+            {"base": SimpleNamespace(gguf_file="x.gguf", folder="b"), "scores": 1},
+            {"gguf_file": "x.gguf", "num_labels": 1},
+        ),
+    ],
+)
+def test_options_of_loading(given: dict[str, Any], wanted: dict[str, Any]) -> None:
+    assert _loading_options(inputs(**given)) == wanted
+
+
+@pytest.mark.parametrize("scores", [None, 3])
+def test_positions_of_training_stand_in_the_config_before_loading(
+    monkeypatch: pytest.MonkeyPatch, scores: int | None
+) -> None:
+    text = SimpleNamespace(max_position_embeddings=512, hidden_size=8)
+    config = SimpleNamespace(get_text_config=lambda: text, num_labels=1)
+    monkeypatch.setattr(peft_model, "_config", lambda inputs, options: config)
+    given = inputs(rope={"max_position_embeddings": 2048}, scores=scores)
+    assert _stretched(given, {}) is config is _loading_options(given)["config"]
+    assert text.max_position_embeddings == 2048 and text.hidden_size == 8
+    assert config.num_labels == (scores or 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "renamed"),
+    [
+        ("model.layers.0.mlp.experts.1.up_proj.lora_A.weight", True),
+        ("model.layers.0.q_proj.base_layer.weight", True),
+        ("lm_head.original_module.weight", True),
+        ("lm_head.modules_to_save.weight", True),
+        ("model.layers.0.q_proj.lora_A.weight", False),
+        ("model.expert.weight", False),
+    ],
+)
+def test_names_that_peft_changes(name: str, renamed: bool) -> None:
+    assert _is_renamed(name) is renamed
+
+
+class Adapted:
+    """A model with the adapter of a folder; what is asked of it goes into `calls`."""
+
+    def __init__(self, name: str, calls: list[Any]) -> None:
+        self.name, self.calls = name, calls
+        self.base_model = SimpleNamespace(set_adapter=lambda names: calls.append(("active", names)))
+
+    def merge_and_unload(self, *, safe_merge: bool) -> str:
+        assert safe_merge, "NaN must not get into the weights"
+        return f"{self.name} merged"
+
+    def load_adapter(self, folder: str, *, adapter_name: str) -> None:
+        self.calls.append((folder, adapter_name))
+
+    def eval(self) -> Adapted:
+        return self
+
+
+def test_adapters_below_are_folded_and_those_side_by_side_are_weighed(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Any] = []
+    monkeypatch.setattr(peft_model, "load_base", lambda plan, *, quantised: f"base {quantised}")
+    monkeypatch.setattr(peft_model, "load_adapter", lambda model, folder: Adapted(f"{model} + {folder}", calls))
+    monkeypatch.setattr(peft_model, "_weigh", lambda adapted, name, weight: calls.append((name, weight)))
+    one, two, three = (
+        SimpleNamespace(folder=name, weight=weight) for name, weight in (("a", 1.0), ("b", 0.5), ("c", 2.0))
+    )
+    plan: Any = SimpleNamespace(inputs=SimpleNamespace(levels=[[one], [two, three]]))
+    found: Any = load_adapted(plan, quantised=True)
+    assert found.name == "base True + a merged + b"
+    assert calls == [("c", "adapter1"), ("default", 0.5), ("adapter1", 2.0), ("active", ["default", "adapter1"])]
+    calls.clear()
+    alone: Any = load_adapted(SimpleNamespace(inputs=SimpleNamespace(levels=[[one]])))  # type: ignore[arg-type]
+    assert alone.name == "base False + a" and calls == [("default", 1.0)]
+
+
+def test_one_adapter_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peft_model, "load_adapter", lambda model, folder: Adapted(f"{model} + {folder}", []))
+    adapter: Any = SimpleNamespace(folder="a", config={"peft_type": "PREFIX_TUNING"})
+    model: Any = "base"
+    merged: Any = _merge(model, adapter)
+    assert merged == "base + a merged"
+    monkeypatch.setattr(peft_model, "load_adapter", lambda model, folder: object())
+    with pytest.raises(ArgumentError, match="of type PREFIX_TUNING cannot be merged"):
+        _merge(model, adapter)

@@ -53,3 +53,8 @@ def test_a_mixture_is_drawn_by_the_seed_of_the_data(monkeypatch: pytest.MonkeyPa
     run.args.train_sampling_strategy = "sequential"
     with pytest.raises(ArgumentError, match="order of their own"):
         feature.train_sampler(run, [])
+
+
+def test_a_loader_without_a_sampler_has_none() -> None:
+    assert innermost_sampler(SimpleNamespace()) is None is innermost_sampler(SimpleNamespace(batch_sampler=None))
+    RecordOrder().before_epoch(made_up.run(), Epoch(SimpleNamespace(), number=3, done=1))  # type: ignore[arg-type]

@@ -107,3 +107,13 @@ def test_rows_lose_their_labels() -> None:
     assert flat.tolist() == [[1, 2, -100, -100, -100]]
     ignore_rows(flat, 0, [2, 3])
     assert flat.tolist() == [[-100] * 5]
+
+
+def test_a_collator_that_keeps_lengths_is_known_by_the_one_within(monkeypatch: pytest.MonkeyPatch) -> None:
+    flat = FlatCollator()
+    run = made_up.run(args={"mesh": Mesh(world=2)}, _train_batch_size=2, data_collator=WithRows(flat))
+    monkeypatch.setattr(repeated_rows, "ranks", SimpleNamespace(rank=lambda: 1))
+    feature = RepeatedRows()
+    feature._records = 3
+    (batch,) = feature.batches(run, iter([WithRows(flat)([record(2), record(0)])]))
+    assert {int(label) for label in batch["labels"].flatten() if label != -100} == {3}

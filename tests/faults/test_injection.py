@@ -70,7 +70,7 @@ QUICK = ("merge", "export vllm", "export gguf", "consolidate", "vocab add", "tok
 # command meets each of them in the slow test.
 DEALT = ("one write without room", "faulty disk", "read-only from here on", "over quota")
 SOME = {name: ("killed", "full disk", DEALT[place % 4]) for place, name in enumerate(QUICK)}
-SOME |= dict.fromkeys(("score", *PAGES), ("killed", "faulty disk"))
+SOME |= dict.fromkeys(("score", "report", "export hub --card_only", "ask"), ("killed", "faulty disk"))
 SOME["sft"] = ("killed", "full disk")  # a stage takes seconds to start again
 SOME["sft resumed"] = ("killed",)
 

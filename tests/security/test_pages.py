@@ -106,7 +106,7 @@ def folder_of(tmp_path: Path, attack: str) -> Path:
     (tmp_path / "answers.json").write_text(json.dumps(answers))
     line = {"step": attack, "prompt": attack, "completion": attack, "rewards": {attack: 1.0}, "mode": "train"}
     (tmp_path / "completions.jsonl").write_text(json.dumps(line) + "\n")
-    about = {"files": [f"d/{attack}"], "rows": 3, "used": attack, "dropped": {attack: attack}, "truncated": attack}
+    about = {"files": [f"d/{attack}"], "rows": 3, "used": 2, "dropped": {attack: 1}, "truncated": 1}
     manifest = {
         "stage": "sft",
         "status": attack,
@@ -114,7 +114,7 @@ def folder_of(tmp_path: Path, attack: str) -> Path:
         "command": ["run_sft.py", attack],
         "arguments": {"training": {"learning_rate": attack, "seed": attack, "lr_scheduler_type": attack}},
         "base": {"name": attack},
-        "data": {"train": {**about, "tokens": attack, "trained_tokens": 3}},
+        "data": {"train": {**about, "tokens": 4, "trained_tokens": 3}},
         "metrics": {"eval_loss": 1.0, attack: 2.0},
         "notices": [attack],
         "verified": {"largest": attack, "mean": attack},

@@ -66,9 +66,10 @@ def fork_and_wait(work: Callable[[], object], log: Path, processes: int, limit: 
     began, failed_at, code = time.time(), 0.0, 0
     while running:
         child, status = os.waitpid(-1, os.WNOHANG)
-        running.discard(child)
-        if child and code == 0 and os.waitstatus_to_exitcode(status) != 0:
+        # This process may have other children, which others end.
+        if child in running and code == 0 and os.waitstatus_to_exitcode(status) != 0:
             code, failed_at = os.waitstatus_to_exitcode(status), time.time()
+        running.discard(child)
         if time.time() - began > limit:
             code, failed_at = code or 124, 1.0
         # Exit code 2 is a refusal, which rank 0 speaks alone; after a crash the others may still have words to say.

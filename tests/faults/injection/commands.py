@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer, LlamaConfig, LlamaForSequenceClassification
 
+from hftune.tools.schema.entry import NAMES, file_name
 from tests.faults.injection.bench import FREE, INTERRUPTED, OLD, Command, DryRun, Pages, Pipeline, Stage
 from tests.unit.checkpoints.zero_files import PARAMETERS
 from tests.unit.checkpoints.zero_files import write as write_zero
@@ -16,12 +17,14 @@ from tests.unit.merging.models import make_adapter
 
 RESULTS = (
     *("merge", "export vllm", "export gguf", "export ollama", "export vllm-lora", "export lora", "export quantized"),
-    *("consolidate", "vocab add", "vocab train", "tokenize", "score", "teach"),
+    *("consolidate", "vocab add", "vocab train", "tokenize", "score", "teach", "evaluate", "sample", "data check"),
 )
-PAGES = ("report", "export hub --card_only", "ask")
+PAGES = ("report", "export hub --card_only", "ask", "init", "schema")
 STAGES = ("sft", "sft resumed", "sft zero2", "sft zero3", "pt", "rm", "dpo", "rl", "distill")
 PIPELINES = ("pipeline run", "pipeline run --dry_run")
 STARTS: dict[str, tuple[str, ...]] = dict.fromkeys((*RESULTS, *PAGES, *STAGES, *PIPELINES), (FREE, OLD)) | {
+    "init": (FREE,),
+    "schema": (FREE,),
     "sft resumed": (INTERRUPTED,),
     "pipeline run --dry_run": (OLD,),
 }
@@ -42,6 +45,9 @@ _SHARES = {"sft zero2": (0, 2), "sft zero3": (1, 2)}
 _SHARES |= {name: (place, 5) for place, name in enumerate(("pt", "rm", "dpo", "rl", "distill"))}
 _QUICK = ["--use_cpu", "True", "--report_to", "none", "--per_device_train_batch_size", "2", "--save_total_limit", "1"]
 _OUT = ["--output_dir", "{out}"]
+_STARTED = ("README.md", "sft.yaml", ".hftune/sft.schema.json", "data/sft_eval/chat_eval.jsonl")
+_STARTED += tuple(f"data/sft/{name}" for name in ("chat.jsonl", "identity.jsonl", "tuning.json"))
+_SCHEMAS = tuple(map(file_name, NAMES))
 _PIPELINE = """model: {model}
 output_dir: {out}
 shared: {use_peft: true, lora_rank: 2, learning_rate: {rate}, max_steps: 1, per_device_train_batch_size: 2,
@@ -60,7 +66,7 @@ def table(model: Path, data: Path, folder: Path) -> dict[str, Command]:
         data: Records of every stage.
         folder: For what some of them read.
     """
-    found = _results(model, data, folder) | _pages(model, folder)
+    found = _results(model, data, folder) | _measurements(model, data) | _pages(model, folder)
     return found | _stages(model, data, folder) | _pipelines(model, data)
 
 
@@ -126,6 +132,30 @@ def _results(model: Path, data: Path, folder: Path) -> dict[str, Command]:
     }
 
 
+def _measurements(model: Path, data: Path) -> dict[str, Command]:
+    """What looks at models and data; parts that are finished wait next to the target."""
+    parts = (".out.partial", ".out.parts")
+    prompts = ["--model_name_or_path", str(model), "--train_file_dir", f"{data}/prompts"]
+    scored = ["--reward_funcs", "length", "--keep", "best", "--num_generations", "2", "--max_new_tokens", "2"]
+    return {
+        "evaluate": Command(
+            [
+                *("hftune", "evaluate", str(model), "--eval_tasks", "loss", "exact_match", "--max_new_tokens", "2"),
+                *("--validation_file_dir", f"{data}/sft_eval", "--use_cpu", *_OUT),
+            ],
+            earlier=["--max_eval_samples", "2"],
+            aside=parts,
+        ),
+        "sample": Command(
+            ["hftune", "sample", *prompts, *scored, "--use_cpu", *_OUT], earlier=["--seed", "7"], aside=parts
+        ),
+        "data check": Command(
+            ["hftune", "data", "check", f"{data}/sft", "--preprocessing_num_workers", "1", *_OUT],
+            earlier=["--against", f"{data}/sft_eval"],
+        ),
+    }
+
+
 def _pages(model: Path, folder: Path) -> dict[str, Command]:
     run = folder / "a-run"
     run.mkdir()
@@ -151,6 +181,8 @@ def _pages(model: Path, folder: Path) -> dict[str, Command]:
             owned=("answers.json", "hftune.json"),
             kind=Pages,
         ),
+        "init": Command(["hftune", "init", "sft", "{out}", "--model", "m"], owned=_STARTED, changing=(), kind=Pages),
+        "schema": Command(["hftune", "schema", "--output", "{out}"], owned=_SCHEMAS, changing=(), kind=Pages),
     }
 
 

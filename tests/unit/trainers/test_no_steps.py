@@ -58,7 +58,9 @@ def run_to_its_end(steps: int, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     )
     monkeypatch.setattr(stage, "save_result", lambda *given: saved.append("out"))
     monkeypatch.setattr(stage, "find_checkpoint", lambda args: None)
-    args: Any = SimpleNamespace(profile=False, output_dir="out", callbacks=None, early_stopping_patience=None)
+    args: Any = SimpleNamespace(
+        profile=False, output_dir="out", callbacks=None, early_stopping_patience=None, eval_tasks=None
+    )
     stop: Any = SimpleNamespace(stopped=False, agreed_signal=lambda: False)
     run: Any = SimpleNamespace(facts=SimpleNamespace(training_args=args, model_args=None))
     stage._train(run, trainer, None, {"data": {"train": {}}}, stop)

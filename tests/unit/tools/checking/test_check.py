@@ -182,7 +182,7 @@ def test_leaks_and_what_ancestors_were_trained_on(tmp_path: Path) -> None:
     base, top = tmp_path / "base", tmp_path / "top"
     # Only files are read that a manifest names: a folder could be all of the machine.
     made.write(tmp_path / "all" / "more.jsonl", GOOD[2])
-    named = [str(old), str(tmp_path / "gone.jsonl"), str(tmp_path / "all"), __file__, 7]
+    named = [str(old), str(tmp_path / "gone.jsonl"), str(tmp_path / "all"), __file__]
     for folder, files, parents in ((base, named, []), (top, [], [str(base)])):
         folder.mkdir()
         about = {"stage": "sft", "status": COMPLETE, "data": {"train": {"files": files, "rows": 2, "used": 2}}}
@@ -199,7 +199,7 @@ def test_leaks_and_what_ancestors_were_trained_on(tmp_path: Path) -> None:
         f"1 record(s) of the evaluation data cannot be read (first: {evaluation}:2)" in said for said in notices()
     )
     told = [said for said in notices() if "which is not compared" in said]
-    assert len(told) == 4 and "gone.jsonl, which" in told[0] and "all, which" in told[1]
+    assert len(told) == 3 and "gone.jsonl, which" in told[0] and "all, which" in told[1]
     summary, _ = checked(tmp_path / "p", data, "--ancestors", top, "--drop", "trained_before")
     assert summary["left_out"] == {"trained_before": 2}
 

@@ -204,8 +204,8 @@ class Pages(Bench):
             found, changes = now.get(name), name in self.command.changing
             assert found == before.get(name) or changes or found == self.reference[name], f"half of {name}"
             states.add("none" if found is None else "old" if found == before.get(name) else "new")
-        strange = {name.split("/")[0] for name in {*now} - {*before, *self.command.owned}}
-        assert all(re.fullmatch(r"\..*\.(partial|lock)", name) for name in strange), strange
+        strange = {*now} - {*before, *self.command.owned}
+        assert all(re.search(r"(^|/)\.[^/]*\.(partial|lock)(/|$)", name) for name in strange), strange
         if is_complete(out):
             found = manifest_of(out)
             assert not [*changed_files(out, found.get("files") or {}, whole=True)], "the manifest says something else"

@@ -151,7 +151,7 @@ def _measurements(model: Path, data: Path) -> dict[str, Command]:
         ),
         "data check": Command(
             ["hftune", "data", "check", f"{data}/sft", "--preprocessing_num_workers", "1", *_OUT],
-            earlier=["--against", f"{data}/sft_eval"],
+            earlier=["--against", f"{data}/sft"],
         ),
     }
 

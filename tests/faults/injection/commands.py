@@ -19,11 +19,11 @@ RESULTS = (
     *("merge", "export vllm", "export gguf", "export ollama", "export vllm-lora", "export lora", "export quantized"),
     *("consolidate", "vocab add", "vocab train", "tokenize", "score", "teach", "evaluate", "sample", "data check"),
 )
-PAGES = ("report", "export hub --card_only", "ask", "init", "schema")
+PAGES = ("report", "export hub --card_only", "ask", "schema")
 STAGES = ("sft", "sft resumed", "sft zero2", "sft zero3", "pt", "rm", "dpo", "rl", "distill")
 PIPELINES = ("pipeline run", "pipeline run --dry_run")
 STARTS: dict[str, tuple[str, ...]] = dict.fromkeys((*RESULTS, *PAGES, *STAGES, *PIPELINES), (FREE, OLD)) | {
-    "init": (FREE,),
+    "data check": (FREE,),
     "schema": (FREE,),
     "sft resumed": (INTERRUPTED,),
     "pipeline run --dry_run": (OLD,),
@@ -45,8 +45,6 @@ _SHARES = {"sft zero2": (0, 2), "sft zero3": (1, 2)}
 _SHARES |= {name: (place, 5) for place, name in enumerate(("pt", "rm", "dpo", "rl", "distill"))}
 _QUICK = ["--use_cpu", "True", "--report_to", "none", "--per_device_train_batch_size", "2", "--save_total_limit", "1"]
 _OUT = ["--output_dir", "{out}"]
-_STARTED = ("README.md", "sft.yaml", ".hftune/sft.schema.json", "data/sft_eval/chat_eval.jsonl")
-_STARTED += tuple(f"data/sft/{name}" for name in ("chat.jsonl", "identity.jsonl", "tuning.json"))
 _SCHEMAS = tuple(map(file_name, NAMES))
 _PIPELINE = """model: {model}
 output_dir: {out}
@@ -149,10 +147,7 @@ def _measurements(model: Path, data: Path) -> dict[str, Command]:
         "sample": Command(
             ["hftune", "sample", *prompts, *scored, "--use_cpu", *_OUT], earlier=["--seed", "7"], aside=parts
         ),
-        "data check": Command(
-            ["hftune", "data", "check", f"{data}/sft", "--preprocessing_num_workers", "1", *_OUT],
-            earlier=["--against", f"{data}/sft"],
-        ),
+        "data check": Command(["hftune", "data", "check", f"{data}/sft", "--preprocessing_num_workers", "1", *_OUT]),
     }
 
 
@@ -181,7 +176,6 @@ def _pages(model: Path, folder: Path) -> dict[str, Command]:
             owned=("answers.json", "hftune.json"),
             kind=Pages,
         ),
-        "init": Command(["hftune", "init", "sft", "{out}", "--model", "m"], owned=_STARTED, changing=(), kind=Pages),
         "schema": Command(["hftune", "schema", "--output", "{out}"], owned=_SCHEMAS, changing=(), kind=Pages),
     }
 

@@ -1,6 +1,6 @@
 # hftune for machines without a GPU: trying things out, tokenising, merging, exporting.
 #     docker build -f docker/cpu.Dockerfile -t hftune:cpu .
-#     docker run --rm -v "$PWD:/work" hftune:cpu hftune doctor /work/outputs
+#     docker run --rm -v "$PWD:/workspace" hftune:cpu hftune doctor /workspace/outputs
 # TORCH_INDEX: a package index with CPU builds of torch, a tenth of the size of those with CUDA.
 ARG BASE=python:3.11-slim
 FROM ${BASE}
@@ -26,5 +26,5 @@ RUN pip install '.[serve,math,sentencepiece]' -c constraints.txt
 ENV HOME=/home/hftune HFTUNE_CACHE=/home/hftune/cache
 RUN mkdir -p "$HFTUNE_CACHE" && chmod -R 1777 /home/hftune
 USER 1000
-WORKDIR /work
+WORKDIR /workspace
 CMD ["hftune", "--help"]

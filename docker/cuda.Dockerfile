@@ -1,6 +1,6 @@
 # hftune for NVIDIA GPUs, on one machine or as the image of a cluster's jobs.
 #     docker build -f docker/cuda.Dockerfile -t hftune:cuda .
-#     docker run --rm --gpus all --ipc host -v "$PWD:/work" hftune:cuda hftune sft --config /work/sft.yaml
+#     docker run --rm --gpus all --ipc host -v "$PWD:/workspace" hftune:cuda hftune sft --config /workspace/sft.yaml
 # BASE: CUDA as the torch of constraints.txt was built with, and its compiler, with which DeepSpeed makes its optimizers.
 ARG BASE=nvidia/cuda:13.0.2-devel-ubuntu24.04
 FROM ${BASE}
@@ -27,5 +27,5 @@ RUN pip install '.[gpu,serve,math,sentencepiece]' -c constraints.txt
 ENV HOME=/home/hftune HFTUNE_CACHE=/home/hftune/cache
 RUN mkdir -p "$HFTUNE_CACHE" && chmod -R 1777 /home/hftune
 USER 1000
-WORKDIR /work
+WORKDIR /workspace
 CMD ["hftune", "--help"]

@@ -47,11 +47,7 @@ def decide_answer_layout(
     if is_mixture(config):
         reason = "the routers of a mixture count the tokens of padded rows"
     if training_args.shared_prompts and reason:
-        raise ArgumentError(
-            f"answers cannot share a row with their prompt: {reason}",
-            place="--shared_prompts True",
-            fix="leave it out: rows are padded then",
-        )
+        raise _refused(f"answers cannot share a row with their prompt: {reason}", "rows are padded")
     if training_args.shared_prompts is None:
         training_args.shared_prompts = reason is None
         if reason:
@@ -69,14 +65,14 @@ def decide_conversation_layout(
     decide_padding_free(config, model_args, training_args)
     reason = _why_not_shared_in_packs(config, model_args, training_args)
     if training_args.shared_prompts and reason:
-        raise ArgumentError(
-            f"conversations cannot share their beginnings: {reason}",
-            place="--shared_prompts True",
-            fix="leave it out: each has a beginning of its own then",
-        )
+        raise _refused(f"conversations cannot share their beginnings: {reason}", "each has a beginning of its own")
     if training_args.shared_prompts is None:
         # Not for the price of a quicker attention: whether any conversations begin alike is not known yet.
         training_args.shared_prompts = reason is None and _attends_by_own(config, model_args, training_args)
+
+
+def _refused(cause: str, then: str) -> ArgumentError:
+    return ArgumentError(cause, place="--shared_prompts True", fix=f"leave it out: {then} then")
 
 
 def _why_not_shared_in_packs(config: PreTrainedConfig, model_args: ModelArguments, args: SFTArguments) -> str | None:

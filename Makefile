@@ -35,7 +35,7 @@ test: venv ## all tests but the slow and the GPU ones; those that start launcher
 	$(BIN)/python -m pytest tests/integration tests/faults -m "not slow and not gpu" -n 2 --dist loadfile --durations=15
 
 test-all: venv ## all tests but the GPU ones
-	$(BIN)/python -m pytest tests -m "not gpu" --durations=15
+	HFTUNE_EXAMPLES=fresh $(BIN)/python -m pytest tests -m "not gpu" --durations=15
 
 golden: venv ## write the trajectories of tests/golden anew, for a change that is meant to change numbers
 	HFTUNE_WRITE_GOLDEN=1 $(BIN)/python -m pytest tests/golden -q

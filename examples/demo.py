@@ -3,7 +3,7 @@
 python examples/demo.py                     hftune pipeline run examples/pipelines/demo.yaml, then hftune report
 python examples/demo.py --dry_run           everything on 8 records; what is not known here goes to the pipeline
 python examples/demo.py --output_dir DIR    keep the results somewhere else than in outputs/demo
-python examples/demo.py --write_docs        copy the report to docs/demo.md
+python examples/demo.py --write_docs        copy the report to docs/demo.md, and draw it
 
 Started again it resumes where it was interrupted, and skips what is finished.
 """
@@ -14,6 +14,7 @@ import argparse
 import os
 import shlex
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -27,7 +28,7 @@ def main() -> int:
     """Bring the model, run the pipeline, show what it came to. The pipeline's exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output_dir", type=Path, default=Path("outputs/demo"))
-    parser.add_argument("--write_docs", action="store_true", help="copy the report to docs/demo.md")
+    parser.add_argument("--write_docs", action="store_true", help="copy the report to docs/demo.md, and draw it")
     options, more = parser.parse_known_args()
     os.chdir(ROOT)
     from base_model import FOLDER, prepare_base
@@ -101,6 +102,7 @@ def write_docs(folder: Path, seconds: float | None) -> None:
     )
     text = f"{title}\n\n{note}\n\n<!-- report -->\n{rest}\n<!-- end of report -->\n"
     Path("docs/demo.md").write_text(text, encoding="utf-8")
+    subprocess.run([sys.executable, "docs/pictures/draw.py", "--only", "demo"], check=True)
 
 
 if __name__ == "__main__":

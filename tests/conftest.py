@@ -20,9 +20,11 @@ import pytest
 from hftune.tools.parity.models import make_tokenizer
 from tests.warm import WarmStarter
 
-# A busy machine is no reason to fail: properties are checked, not their speed.
-hypothesis.settings.register_profile("hftune", deadline=None)
-hypothesis.settings.load_profile("hftune")
+# A busy machine is no reason to fail: properties are checked, not their speed. The same examples each time, so that a
+# commit is not refused for what an older one brought; `make test-all` draws new ones.
+hypothesis.settings.register_profile("same", deadline=None, derandomize=True)
+hypothesis.settings.register_profile("fresh", deadline=None, print_blob=True)
+hypothesis.settings.load_profile(os.environ.get("HFTUNE_EXAMPLES", "same"))
 
 ROOT = Path(__file__).parents[1]
 NETGUARD = ROOT / "tests" / "netguard"

@@ -4,6 +4,7 @@ python benchmarks/distill.py --student SMOLLM2 --teacher SMOLLM2        hftune, 
    --medicalgpt FOLDER:PYTHON                                           its repository, and a Python that can run it
    --mode offline                                                       one of the two alone
    --quick                                                              fewer steps, one round
+   --write-docs                                                         the table goes into docs/distillation.md
 
 LoRA r=8 on all linears, float32, SDPA, micro batch 2, no accumulation, no recomputation, JSD with beta 0.5 at
 temperature 1. Offline, answers of the records are trained, and tokens are counted without padding; TRL's
@@ -18,6 +19,7 @@ import json
 import os
 import platform
 import random
+import re
 import statistics
 import subprocess
 import sys
@@ -26,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "distillation.md"
 SPEEDS, MEMORY = {"offline": 1.5, "on_policy": 1.0}, 0.6
 PEERS = {"offline": ("gkd", "medicalgpt"), "on_policy": ("trl", "gkd", "medicalgpt")}
 Figures = dict[str, Any]
@@ -74,26 +77,36 @@ def run(tool: str, mode: str, data: Path, options: argparse.Namespace) -> Figure
     return figures
 
 
-def report(mode: str, found: dict[str, list[Figures]]) -> dict[str, Any]:
+def report(mode: str, found: dict[str, list[Figures]]) -> tuple[str, dict[str, Any]]:
     """The table of a mode; its bars."""
     counted = "tokens" if mode == "offline" else "trained"
     speeds = {tool: [one[counted] / one["seconds"] for one in runs] for tool, runs in found.items()}
     middle = {tool: statistics.median(each) for tool, each in speeds.items()}
     memory = {tool: max(one["peak_mebibytes"] for one in runs) for tool, runs in found.items()}
-    print(f"{mode:>12} {'tokens/s':>9} {'(least - most)':>18} {'memory':>11}")
+    lines = [f"{mode:>12} {'tokens/s':>9} {'(least - most)':>18} {'memory':>11}"]
     for tool in found:
         spread = f"({min(speeds[tool]):.1f} - {max(speeds[tool]):.1f})"
-        print(f"{tool:>12} {middle[tool]:>9.1f} {spread:>18} {memory[tool]:>7,.0f} MiB")
+        lines.append(f"{tool:>12} {middle[tool]:>9.1f} {spread:>18} {memory[tool]:>7,.0f} MiB")
     others = [tool for tool in found if tool != "hftune"]
     if not others:
-        return {}
+        return "\n".join(lines), {}
     fastest, smallest = max(others, key=lambda tool: middle[tool]), min(others, key=lambda tool: memory[tool])
     speed, share = middle["hftune"] / middle[fastest], memory["hftune"] / memory[smallest]
-    print(f"hftune: {speed:.2f} x the fastest peer ({fastest}), {share:.2f} x the memory of the smallest ({smallest})")
-    return {
+    lines.append(f"hftune: {speed:.2f} x the fastest peer ({fastest}), {share:.2f} x the memory of {smallest}")
+    return "\n".join(lines), {
         f"{mode}_over_fastest_peer": {"value": speed, "bar": SPEEDS[mode], "holds": speed >= SPEEDS[mode]},
         f"{mode}_memory_of_smallest_peer": {"value": share, "bar": MEMORY, "holds": share <= MEMORY},
     }
+
+
+def write_docs(tables: dict[str, str], options: argparse.Namespace) -> None:
+    """Put the tables into the page, each mode in its place."""
+    page = PAGE.read_text(encoding="utf-8")
+    measured = f"{options.steps} steps, {options.rounds} rounds, {os.cpu_count()} cores"
+    for mode, table in tables.items():
+        text = f"<!-- {mode} -->\n\n```text\n{table}\n({measured})\n```\n\n<!-- end of {mode} -->"
+        page = re.sub(rf"(?ms)^<!-- {mode} -->.*^<!-- end of {mode} -->", lambda _, text=text: text, page)
+    PAGE.write_text(page, encoding="utf-8")
 
 
 def main() -> None:
@@ -110,20 +123,23 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--quick", action="store_true", help="fewer steps, one round")
+    parser.add_argument("--write-docs", action="store_true", help="put the tables into docs/distillation.md")
     parser.add_argument("--medicalgpt", metavar="FOLDER:PYTHON", help="its repository, and a Python that can run it")
     options = parser.parse_args()
     options.steps, options.warmup = options.steps or (4 if options.quick else 10), 1 if options.quick else 2
     if not options.medicalgpt:
         print("not measured, because no environment was given: medicalgpt")
+    options.rounds = 1 if options.quick else options.rounds
     figures: dict[str, Any] = {}
     bars: dict[str, Any] = {}
+    tables: dict[str, str] = {}
     with tempfile.TemporaryDirectory() as folder:
         data = Path(folder)
         write_records(data / "records.jsonl", options.data, options.student, options.records, options.max_length)
         for mode in options.mode or PEERS:
             peers = [tool for tool in PEERS[mode] if tool != "medicalgpt" or options.medicalgpt]
             found: dict[str, list[Figures]] = {tool: [] for tool in ("hftune", *peers)}
-            for _ in range(1 if options.quick else options.rounds):
+            for _ in range(options.rounds):
                 for tool in list(found):
                     one = run(tool, mode, data, options)
                     if one is None:
@@ -131,8 +147,12 @@ def main() -> None:
                         continue
                     found[tool].append(one)
                     print(f"# {mode} {tool}: {one}", file=sys.stderr)
-            figures[mode], more = found, report(mode, found)
+            figures[mode] = found
+            tables[mode], more = report(mode, found)
+            print(tables[mode])
             bars |= more
+    if options.write_docs:
+        write_docs(tables, options)
     machine = f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores"
     figures["threads"] = options.threads
     print(json.dumps({"benchmark": "distill", "machine": machine, "figures": figures, "bars": bars}))

@@ -65,3 +65,7 @@ def trls() -> Iterator[Row]:
         yield Row(TRL, f"DPO, {loss} = TRL's DPOTrainer", run, ByHand("trl", run, f"dpo:{loss}"))
     begun = Run("rm", ("--learning_rate", "0", "--max_steps", "1", *_PLAIN_SCORES), few=True)
     yield Row(TRL, "RM = TRL's RewardTrainer", Run("rm", few=True), ByHand("trl", begun, "rm", begun=True))
+    for algorithm in ("grpo", "rloo"):
+        run = Run("rl", ("--rl_algorithm", algorithm), few=True)
+        what = f"RL, {algorithm.upper()} = TRL's {algorithm.upper()}Trainer, answers drawn with the same seed"
+        yield Row(TRL, what, run, ByHand("trl", run, algorithm))

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from hftune.opening.files import read_bytes
 from hftune.opening.json_file import parse_json
-from hftune.tools.parity.models import STEPS, Figures
+from hftune.tools.parity.models import STEPS, Figures, uneven
 
 RATE, BETA, SMOOTHING = 1e-3, 0.1, 0.1
 Rows = list[tuple[list[int], list[int]]]
@@ -237,13 +237,15 @@ PAIRS: dict[str, Callable[..., torch.Tensor]] = {
 
 
 def trl_trainer(start: Path, records: Sequence[dict[str, Any]], asked: str) -> Figures:
-    """TRL's own trainer, with the rows as text and the whole batch in a step."""
+    """TRL's own trainer, with the rows as text and the whole batch in a step; answers that are drawn have its seed."""
     import tempfile
 
     import trl
     from datasets import Dataset
 
     kind, _, loss = asked.partition(":")
+    rows = [_ROWS[kind](each) for each in records]
+    made, configured, more = _TRL[kind](trl, loss)
     with tempfile.TemporaryDirectory() as output:
         shared: dict[str, Any] = {
             **{"output_dir": output, "learning_rate": RATE, "lr_scheduler_type": "constant", "max_steps": STEPS},
@@ -251,34 +253,45 @@ def trl_trainer(start: Path, records: Sequence[dict[str, Any]], asked: str) -> F
             **{"report_to": "none", "use_cpu": True, "gradient_checkpointing": False, "disable_tqdm": True},
             **{"weight_decay": 0.0, "warmup_steps": 0, "max_grad_norm": 1.0},
         }
-        tokenizer = AutoTokenizer.from_pretrained(start, trust_remote_code=False)
-        if kind == "sft":
-            rows = [
-                {"prompt": prompt_of(each["messages"][0]["content"]), "completion": each["messages"][1]["content"]}
-                for each in records
-            ]
-            args: Any = trl.SFTConfig(**shared, max_length=None)
-            made: Any = trl.SFTTrainer
-        elif kind == "dpo":
-            rows = [
-                {"prompt": prompt_of(each["conversations"][0]["value"]), "chosen": each["chosen"],
-                 "rejected": each["rejected"]}
-                for each in records
-            ]  # fmt: skip
-            args = trl.DPOConfig(**shared, max_length=None, loss_type=[loss], beta=BETA)
-            made = trl.DPOTrainer
-        else:
-            rows = [
-                {side: _turns(each["conversations"][0]["value"], each[side]) for side in ("chosen", "rejected")}
-                for each in records
-            ]
-            args = trl.RewardConfig(**shared, max_length=None)
-            made = trl.RewardTrainer
+        args = configured(**(shared | more))
         model = _scoring(start) if kind == "rm" else _causal(start)
-        trainer = made(model=model, args=args, train_dataset=Dataset.from_list(rows), processing_class=tokenizer)
+        rewarded = {"reward_funcs": uneven} if kind in _DRAWN else {}
+        tokenizer = AutoTokenizer.from_pretrained(start, trust_remote_code=False)
+        trainer = made(
+            model=model, args=args, train_dataset=Dataset.from_list(rows), processing_class=tokenizer, **rewarded
+        )
         trainer.train()
     steps = [entry for entry in trainer.state.log_history if "loss" in entry]
     return {name: [float(entry[name]) for entry in steps] for name in ("loss", "grad_norm")}
+
+
+_DRAWN = ("grpo", "rloo")
+# As `runs.py` asks hftune's runs for it; TRL's defaults otherwise.
+DRAWING: dict[str, Any] = {"num_generations": 4, "max_completion_length": 8, "beta": 0.05, "learning_rate": 1e-2}
+_TRL: dict[str, Callable[[Any, str], tuple[Any, Any, dict[str, Any]]]] = {
+    "sft": lambda trl, _: (trl.SFTTrainer, trl.SFTConfig, {"max_length": None}),
+    "dpo": lambda trl, loss: (
+        trl.DPOTrainer,
+        trl.DPOConfig,
+        {"max_length": None, "loss_type": [loss], "beta": BETA},
+    ),
+    "rm": lambda trl, _: (trl.RewardTrainer, trl.RewardConfig, {"max_length": None}),
+    "grpo": lambda trl, _: (trl.GRPOTrainer, trl.GRPOConfig, DRAWING),
+    "rloo": lambda trl, _: (trl.RLOOTrainer, trl.RLOOConfig, DRAWING),
+}
+_ROWS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    "sft": lambda each: {
+        "prompt": prompt_of(each["messages"][0]["content"]), "completion": each["messages"][1]["content"]
+    },
+    "dpo": lambda each: {
+        "prompt": prompt_of(each["conversations"][0]["value"]), "chosen": each["chosen"], "rejected": each["rejected"]
+    },
+    "rm": lambda each: {
+        side: _turns(each["conversations"][0]["value"], each[side]) for side in ("chosen", "rejected")
+    },
+    "grpo": lambda each: {"prompt": [{"role": "user", "content": each["prompt"]}]},
+    "rloo": lambda each: {"prompt": [{"role": "user", "content": each["prompt"]}]},
+}  # fmt: skip
 
 
 def _turns(question: str, answer: str) -> list[dict[str, str]]:

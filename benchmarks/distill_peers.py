@@ -61,7 +61,7 @@ def tokens_of(inputs: dict[str, Any]) -> tuple[int, int]:
     return tokens, int((inputs["labels"] != -100).sum())
 
 
-COMMON = {
+COMMON: dict[str, Any] = {
     "per_device_train_batch_size": 2,
     "gradient_accumulation_steps": 1,
     "learning_rate": 1e-4,
@@ -175,10 +175,12 @@ def main() -> None:
     parser.add_argument("--warmup", type=int, default=2)
     parser.add_argument("--max_length", type=int, default=512)
     parser.add_argument("--answer", type=int, default=64, help="tokens that the student draws at most")
+    parser.add_argument("--batch", type=int, default=2, help="rows of a micro batch")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--repository", type=Path, help="of a tool that is no package")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
+    COMMON["per_device_train_batch_size"] = options.batch
     steps: Steps = []
     watch(steps)
     TOOLS[options.tool](options)

@@ -78,18 +78,18 @@ def write_folder(name: str, folder: Path, model: str | None = None) -> None:
     """
     kind = KINDS[name]
     _check_model(model or "")
-    # Before the model is fetched; what is there is told as one.
-    contents = files_of(name, "")
-    _refuse_existing(folder, contents)
-    raise_together(filter(None, [writing_problem(folder, "FOLDER")]))
-    if model is None and name == "demo":
-        base = Path("base") / HUB_NAME.partition("/")[2]
-        say(f"model: {prepare_base(folder / base)}\n  in {folder / base}", flush=True)
-        model = str(base)
-    elif model is not None and Path(model).is_dir():
+    base = Path("base") / HUB_NAME.partition("/")[2]
+    brought = model is None and name == "demo"
+    if model is not None and Path(model).is_dir():
         # The command runs in the new folder.
         model = str(Path(model).resolve())
-    for path, text in files_of(name, model or HUB_NAME).items():
+    contents = files_of(name, str(base) if brought else model or HUB_NAME)
+    # Before the model is fetched; what is there is told as one.
+    _refuse_existing(folder, contents)
+    raise_together(filter(None, [writing_problem(folder, "FOLDER")]))
+    if brought:
+        say(f"model: {prepare_base(folder / base)}\n  in {folder / base}", flush=True)
+    for path, text in contents.items():
         with disk_errors(folder, "FOLDER"):
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
         with published_file(folder / path, flag="FOLDER") as stream:

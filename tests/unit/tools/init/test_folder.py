@@ -119,7 +119,7 @@ def test_what_a_killed_process_wrote_is_completed(base: list[Path], tmp_path: Pa
     write_folder("sft", tmp_path / "whole")
     names = [*files_of("sft", "")]
     written = {name: (tmp_path / "whole" / name).read_bytes() for name in names}
-    for reached in range(len(names)):
+    for reached in range(len(names) + 1):  # the last one: a disk that was full after its last file
         new = tmp_path / str(reached)
         for name in names[:reached]:
             (new / name).parent.mkdir(parents=True, exist_ok=True)

@@ -41,7 +41,7 @@ BAR = 0.5
 
 def run(script: str, folder: Path, given: dict[str, object]) -> dict:
     """The manifest of a run; one that is there with the same settings is not run again."""
-    asked = folder.with_suffix(".json")
+    asked = folder.with_name(f"{folder.name}.json")
     text = json.dumps([script, given], default=str)
     if not (asked.is_file() and asked.read_text() == text and (folder / "hftune.json").is_file()):
         flags = [word for name, value in given.items() for word in (f"--{name}", str(value))]

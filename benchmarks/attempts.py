@@ -22,7 +22,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PAGES = {"tests/security": "docs/security.md", "tests/faults": "docs/reliability.md"}
 _INTERRUPTS = re.compile(r"INTERRUPTS (\w+) ([\w ]+): (\{.*\})")
-_LINES = re.compile(r"LINES (\w+) (\w+): (\d+)")
+_LINES = re.compile(r"LINES (\w+) ([\w ]+): (\d+)")
 LEFT = ("checkpoint", "untouched", "complete")
 _TRIED = re.compile(r"^\| (\w+) \| ([\w ]+) \| \d+ \| (\d+) \| (\d+) \| (\d+) \|$", re.M)
 _FAULT = re.compile(r"FAULTS (.+?) \| (.+?) \| (free|old|interrupted) \| (\d+) \| (\d+) \| \[(.*)\](?: \| (\d+/\d+))?")

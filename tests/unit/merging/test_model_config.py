@@ -8,14 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 from transformers import AutoTokenizer
 
+from hftune.checkpoints.manifest import text_fingerprint
 from hftune.merging.adapters import Adapter
 from hftune.merging.inputs import BaseFolder, Inputs
 from hftune.merging.model_config import (
     copy_other_files,
     copy_tokenizer,
     describe_tokenizer,
+    pad_token_id,
     suppress_padding,
     write_config,
 )
@@ -116,4 +120,27 @@ def test_a_tokenizer_s_description(make_base: Callable, tmp_path: Path) -> None:
     (tmp_path / "chat_template.jinja").write_text("{{ messages }} another")
     after = describe_tokenizer(tmp_path)
     assert before and after and before["fingerprint"] == after["fingerprint"]
-    assert before["template_fingerprint"] != after["template_fingerprint"]
+    assert after["template_fingerprint"] == text_fingerprint("{{ messages }} another")
+    (tmp_path / "chat_template.jinja").unlink()
+    for template, read in (("{{ own }}", "{{ own }}"), (None, ""), ([{"name": "default", "template": "x"}], "")):
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+        one = describe_tokenizer(tmp_path)
+        assert one and one["template_fingerprint"] == text_fingerprint(read)
+
+
+def test_tokens_that_were_added_count(tmp_path: Path) -> None:
+    tokenizer = Tokenizer(WordLevel({"a": 0, "b": 1}))
+    tokenizer.add_special_tokens(["<pad>"])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    found = describe_tokenizer(tmp_path)
+    assert found is not None and found["tokens"] == 3
+
+
+def test_a_score_is_read_before_the_tokenizer_s_padding(make_base: Callable, tmp_path: Path) -> None:
+    base = make_base("llama")
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    tokenizer.pad_token = tokenizer.convert_ids_to_tokens(7)
+    tokenizer.save_pretrained(tmp_path)
+    assert pad_token_id(tmp_path) == 7
+    (tmp_path / "adapter_config.json").write_text('{"task_type": "SEQ_CLS"}')
+    assert written(tmp_path, {"model_type": "llama"}, scores=1)["pad_token_id"] == 7

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,8 +15,9 @@ from safetensors.torch import load_file, save_file
 from hftune.errors import UserError
 from hftune.merging.adapters import ADAPTER_WEIGHTS, Adapter
 from hftune.merging.inputs import BaseFolder, Inputs
-from hftune.merging.peft_model import load_adapted, load_adapter, load_base, write_with_peft
+from hftune.merging.peft_model import _bitsandbytes, load_adapted, load_adapter, load_base, write_with_peft
 from hftune.merging.plan import Plan
+from hftune.merging.tensors import Quantisation
 from tests.unit.merging.models import ATTENTION, IDS, adapted_logits, make_adapter, merged_logits
 
 
@@ -77,3 +80,55 @@ def test_an_adapter_that_cannot_be_merged(make_base: Callable, tmp_path: Path) -
     get_peft_model(load_base(plan(base)), config).save_pretrained(tmp_path / "prompt")
     with pytest.raises(UserError, match="of type PROMPT_TUNING cannot be merged"):
         write_with_peft(plan(base, [Adapter(tmp_path / "prompt")]), tmp_path / "merged", None)
+
+
+def test_a_base_is_loaded_as_it_is_unless_the_quantised_one_is_asked_for(make_base: Callable) -> None:
+    """In float32, whatever it is stored in; as training saw it, its linear layers are packed, the head is not."""
+    base = make_base("llama", dtype=torch.bfloat16)
+    trained = plan(base)
+    how = Quantisation(4, "nf4", True, "BF16")
+    quantised = Plan(replace(trained.inputs, quantised=how), unsupported="a test")
+    assert {parameter.dtype for parameter in load_base(quantised).parameters()} == {torch.float32}
+    assert {parameter.dtype for parameter in load_base(trained, quantised=True).parameters()} == {torch.float32}
+    found = load_base(quantised, quantised=True)
+    assert found.model.layers[0].mlp.up_proj.weight.dtype == torch.uint8
+    assert found.lm_head.weight.dtype == torch.bfloat16
+    assert not load_base(quantised).training
+
+
+def test_how_bitsandbytes_is_asked() -> None:
+    for bits, kind, nested in ((4, "nf4", True), (4, "fp4", False), (8, "None", False)):
+        made = _bitsandbytes(Quantisation(bits, kind, nested, "F16"))
+        assert (made.load_in_8bit, made.load_in_4bit) == (bits == 8, bits == 4)
+        if bits == 4:
+            assert (made.bnb_4bit_quant_type, made.bnb_4bit_use_double_quant) == (kind, nested)
+            assert made.bnb_4bit_compute_dtype == torch.float16
+        else:
+            assert made.llm_int8_skip_modules == ["lm_head", "score"]
+
+
+@pytest.mark.parametrize(("asked", "stored"), [(None, torch.bfloat16), ("float16", torch.float16)])
+def test_what_peft_s_way_writes(asked: str | None, stored: torch.dtype, make_base: Callable, tmp_path: Path) -> None:
+    """The base's dtype unless another is asked for, its cache on, and no scale of a reward model that it was."""
+    base = make_base("llama", dtype=torch.bfloat16)
+    adapter = Adapter(make_adapter(base, tmp_path / "adapter", target_modules=["q_proj"]))
+    here = tmp_path / "base"
+    shutil.copytree(base, here)
+    config = json.loads((base / "config.json").read_text())
+    (here / "config.json").write_text(json.dumps(config | {"use_cache": False, "reward_scale": {"mean": 1.0}}))
+    asked_for = replace(plan(here, [adapter]).inputs, dtype=asked)
+    assert write_with_peft(Plan(asked_for, unsupported="a test"), tmp_path / "merged", "60KB") == 2
+    found = json.loads((tmp_path / "merged" / "config.json").read_text())
+    assert found["use_cache"] is True and "reward_scale" not in found
+    files = sorted((tmp_path / "merged").glob("*.safetensors"))
+    assert {tensor.dtype for file in files for tensor in load_file(file).values()} == {stored}
+    assert len(files) > 1, "shards as small as was asked for"
+
+
+def test_the_adapter_s_own_scale_is_written(make_base: Callable, tmp_path: Path) -> None:
+    base = make_base("llama")
+    folder = make_adapter(base, tmp_path / "adapter", target_modules=["q_proj"])
+    (folder / "hftune.json").write_text(json.dumps({"reward_scale": {"mean": 2.0}}))
+    write_with_peft(plan(base, [Adapter(folder)]), tmp_path / "merged", None)
+    assert json.loads((tmp_path / "merged" / "config.json").read_text())["reward_scale"] == {"mean": 2.0}
+    assert len(list((tmp_path / "merged").glob("*.safetensors"))) == 1

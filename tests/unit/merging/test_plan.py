@@ -12,8 +12,12 @@ import torch
 
 from hftune.errors import UserError
 from hftune.merging.adapters import ADAPTER_WEIGHTS, PREFIX, Adapter
+from hftune.merging.changes import Changes
 from hftune.merging.inputs import BaseFolder, Inputs
-from hftune.merging.plan import Output, Plan, plan_merge
+from hftune.merging.plan import Output, Plan, _untie, plan_merge
+from hftune.merging.skeleton import StoredSlice
+from hftune.merging.tensors import ComputedTensor
+from hftune.merging.updates import replace
 from tests.unit.merging.models import store
 
 Q, K = "model.layers.0.self_attn.q_proj", "model.layers.0.self_attn.k_proj"
@@ -190,3 +194,41 @@ def test_a_reward_model_has_no_language_model_head(make_base: Callable, tmp_path
         and found["score.weight"].source is None
         and found["score.weight"].shape == (1, rows_of(base)[1])
     )
+
+
+def test_blending_a_tensor_that_the_base_only_ties(tied: Path, tmp_path: Path) -> None:
+    """A head without a tensor of its own is the embeddings'; one that the base does not have at all is new."""
+    rows, columns = rows_of(tied)
+    planned(tied, [adapter(tmp_path / "a", lora(HEAD, rows, columns), 0.5)])
+    score = {"score.weight": torch.randn(1, columns)} | lora(Q, columns, columns)
+    with pytest.raises(UserError, match=r"score\.weight is not in the base"):
+        planned(tied, [adapter(tmp_path / "b", score, 0.5, task_type="SEQ_CLS")], scores=1)
+
+
+class Pairs:
+    """A base whose config ties two heads to one embedding each; of some both are stored."""
+
+    def __init__(self, **values: float) -> None:
+        self.values, self.tied = values, {"head": "embed", "second head": "second embed"}
+
+    def slices(self, name: str) -> list[StoredSlice]:
+        return [StoredSlice(name)] if name.replace(" ", "_") in self.values else []
+
+    def source(self, name: str) -> ComputedTensor:
+        value = self.values[name.replace(" ", "_")]
+        return ComputedTensor(Path("there"), "F32", (1,), lambda: torch.tensor([value]))
+
+
+def test_tied_by_the_config_and_stored_apart(tmp_path: Path) -> None:
+    """What is stored twice with the same values is tied; with others it is apart; each pair is looked at."""
+    new = replace(store(tmp_path, {"new": torch.ones(1)})["new"])
+    changes = Changes([[(1.0, {"second head": [new]})]])
+    for values, untied in (
+        ({"embed": 1.0, "head": 1.0}, {"second head", "second embed"}),
+        ({"embed": 1.0, "head": 2.0}, {"head", "embed", "second head", "second embed"}),
+        ({"embed": 1.0}, {"second head", "second embed"}),
+    ):
+        base: Any = Pairs(**values)
+        assert _untie(base, changes, keep_tied=False) == untied
+    base = Pairs(embed=1.0, head=2.0)
+    assert _untie(base, Changes([]), keep_tied=False) == {"head", "embed"}

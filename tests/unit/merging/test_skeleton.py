@@ -82,3 +82,10 @@ def test_a_model_that_nobody_knows(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "no_such_model"}')
     with pytest.raises(ArgumentError, match="transformers cannot build the model of"):
         build_skeleton(tmp_path, trust_remote_code=False)
+
+
+def test_eight_bit_leaves_the_score_of_a_reward_model_whole(make_base: Callable) -> None:
+    model = build_skeleton(make_base("llama"), head="score", labels=1, trust_remote_code=False)
+    names = quantised_linears(model, eight_bit=True)
+    assert "score" not in names and "model.layers.1.self_attn.q_proj" in names
+    assert all(name.rsplit(".", 1)[-1].endswith("_proj") for name in names)

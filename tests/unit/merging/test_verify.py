@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
 
 from hftune.errors import ManifestError
 from hftune.merging import verify
@@ -105,3 +105,46 @@ def test_ties_are_those_of_the_config(shares: bool, asked: bool) -> None:
             verify._check_ties(model)
     model.get_output_embeddings = lambda: None
     verify._check_ties(model)
+
+
+def test_both_forms_of_a_quantised_base_are_compared_with_training(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Training says 1 and 2; this merge 1 and 3, the one into the other form of the base 1 and 6."""
+    said = {True: Answers([torch.tensor([[1.0, 6.0]])], [[1]]), False: Answers([torch.tensor([[1.0, 3.0]])], [[1]])}
+    written: list[Any] = []
+
+    def load(plan: Any, *, quantised: bool) -> Any:
+        assert quantised
+        return "as training saw it"
+
+    def write_other(plan: Any, folder: Path, size: str | None) -> None:
+        assert folder.is_dir() and folder.parent == tmp_path
+        written.append((plan, size))
+
+    monkeypatch.setattr(verify, "on_demand", lambda name: load)
+    monkeypatch.setattr(verify, "answer", lambda model, tokenizer: Answers([torch.tensor([[1.0, 2.0]])], [[1]]))
+    monkeypatch.setattr(verify, "write_model", write_other)
+    monkeypatch.setattr(verify, "plan_merge", lambda inputs, dequantise: (inputs, dequantise))
+    monkeypatch.setattr(verify, "_answers", lambda plan, folder, tokenizer: said[True])
+    for dequantise, own, other in ((True, "dequantized", "original"), (False, "original", "dequantized")):
+        plan: Any = SimpleNamespace(inputs="inputs", dequantise=dequantise)
+        found: Any = verify._compare_both_bases(plan, tmp_path, said[False], "tokenizer", "2GB")  # type: ignore[arg-type]
+        assert written.pop() == (("inputs", not dequantise), "2GB")
+        assert found["largest"] == found["merge_base"][own]["largest"] == 1.0
+        assert found["merge_base"][other]["largest"] == 4.0 and list(found["merge_base"]) == [own, other]
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("generates", [True, False])
+def test_only_a_causal_lm_gives_answers(generates: bool) -> None:
+    """As many tokens as are asked for, one answer a prompt; a reward model gives scores alone."""
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    tokenizer = make_tokenizer(CHATML)
+    config = LlamaConfig(vocab_size=len(tokenizer), num_labels=1, pad_token_id=0, eos_token_id=None, **sizes)
+    made = LlamaForCausalLM if generates else LlamaForSequenceClassification
+    said = answer(made(config).eval(), tokenizer, new_tokens=3)
+    assert len(said.logits) == len(verify.PROMPTS) and len(said.greedy) == len(verify.PROMPTS) * generates
+    for prompt, logits, greedy in zip(verify.PROMPTS, said.logits, said.greedy, strict=False):
+        assert len(greedy) == len(logits) + 3, prompt
+    assert all(logits.shape[-1] == (len(tokenizer) if generates else 1) for logits in said.logits)

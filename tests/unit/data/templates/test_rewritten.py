@@ -123,4 +123,8 @@ def test_the_argument_with_which_a_template_asks_as_it_writes_is_named() -> None
     with pytest.raises(DataError) as problem:
         rows(asking, [user("a"), assistant("b")], rewritten="refuse")
     assert """--chat_template_kwargs '{"think": false}'""" in str(problem.value)
+    refuses = "{% if think is defined and think %}{{ raise_exception('no') }}{% endif %}"
+    with pytest.raises(DataError) as problem:
+        rows(refuses + asking, [user("a"), assistant("b")], rewritten="refuse")
+    assert """--chat_template_kwargs '{"think": false}'""" in str(problem.value), "the other value is tried as well"
     assert rows(asking.replace("not defined or think", "defined and think"), [user("a"), assistant("b")])

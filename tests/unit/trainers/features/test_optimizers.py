@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from hftune.arguments.entry import parse_arguments
 from hftune.data.splits import Splits
 from hftune.trainers.features import optimizers
-from hftune.trainers.features.optimizers import Optimizers, is_8bit, lost_groups, renew_members
+from hftune.trainers.features.optimizers import Optimizers, is_8bit, lost_groups, optimizer_members, renew_members
 from hftune.trainers.optimizers.muon import muon_class
 from hftune.trainers.optimizers.parameter_groups import Group
 from hftune.trainers.pt import PTTrainer
@@ -50,7 +50,7 @@ def test_the_groups_reach_the_optimizer(trainer: Any, optim: str) -> None:
     assert {group["lr"] for group in optimizer.param_groups} > {1e-3}
 
 
-def test_lost_groups_are_noticed(trainer: Any) -> None:
+def test_lost_groups_are_noticed(trainer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     made = trainer()
     optimizer = made.create_optimizer()
     for name, value in (("lr", 1.0), ("weight_decay", 0.5)):
@@ -59,6 +59,10 @@ def test_lost_groups_are_noticed(trainer: Any) -> None:
         assert f"was given {name}" in str(lost_groups(made.features.one(Optimizers).groups, changed))
     changed.param_groups = optimizer.param_groups[:1]
     assert "was given 2 parameter groups and uses 1" in str(lost_groups(made.features.one(Optimizers).groups, changed))
+    groups = made.features.one(Optimizers).groups
+    monkeypatch.setattr(optimizers, "optimizer_members", lambda optimizer: optimizer_members(optimizer)[:1])
+    assert "was given 2 parameter groups" in str(lost_groups(groups, optimizer)), "as many settings, fewer members"
+    monkeypatch.undo()
     changed.param_groups = [{**optimizer.param_groups[0], "params": []}, *optimizer.param_groups[1:]]
     assert "other members" in str(lost_groups(made.features.one(Optimizers).groups, changed))
     made.optimizer.param_groups[0]["lr"] = 7.0

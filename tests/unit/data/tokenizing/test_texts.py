@@ -37,12 +37,12 @@ def test_without_packing_each_document_is_cut_on_its_own(chatml: PreTrainedToken
 
 
 def test_lone_tokens_are_counted(chatml: PreTrainedTokenizerFast) -> None:
-    rows = [row(text="abcde"), row(text="x")]
+    rows = [row(text="x"), row(text="abcde")]
     dataset, counts = tokenize_texts(rows, chatml, block_size=4, append_eos=False)
     assert [chatml.decode(ids) for ids in dataset["input_ids"]] == ["abcd"]
     assert (counts.used, counts.truncated, counts.dropped) == (1, 1, {"fewer than 2 tokens": 1})
     with pytest.raises(DataError, match="all 1 records were dropped"):
-        tokenize_texts(rows[1:], chatml, block_size=4, append_eos=False)
+        tokenize_texts(rows[:1], chatml, block_size=4, append_eos=False)
 
 
 def test_eos_is_not_doubled(chatml: PreTrainedTokenizerFast) -> None:

@@ -82,3 +82,16 @@ def test_what_was_too_short_is_read_again_a_quarter_longer(monkeypatch: pytest.M
     monkeypatch.setattr(encoder, "_is_final", lambda found, prefix: ends.append(len(prefix)) or False)
     ((_, covered),) = encoder(["x" * 20])
     assert ends == [8, 11, 14, 18] and covered == 20
+
+
+def test_what_a_cut_may_have_divided() -> None:
+    """Two words are left between what is kept and the cut; near a letter that opens an added token, its length more."""
+    encoder = PrefixEncoder(TOKENIZERS["bytes"], 2)
+    added = TOKENIZERS["bytes"].get_added_vocab()
+    assert encoder.longest == max(map(len, added)) and encoder.openings == {token[0] for token in added} == {"<"}
+    text = "a b c d e f g h i j k l m n o p q r s t u v w x y z"
+    final = [end for end in range(len(text)) if encoder._is_final(encoder._encode([text[:end]])[0], text[:end])]
+    assert final == list(range(final[0], len(text))) and final[0] == 7
+    opened = "a b c d e f <"
+    assert not encoder._is_final(encoder._encode([opened])[0], opened)
+    assert encoder._is_final(encoder._encode([opened.replace("<", ">")])[0], opened.replace("<", ">"))

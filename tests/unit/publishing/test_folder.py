@@ -304,6 +304,34 @@ def test_a_process_that_died_before_it_had_a_mark(out: Path, left: list[str]) ->
     assert seen(out)["weights"] == "new" and [*out.parent.iterdir()] == [out]
 
 
+@pytest.mark.parametrize("content", [b"\xff\xfe", b"readyready\n", b"ready\n and more", b"", b"READY\n"])
+def test_a_mark_that_is_none_of_ours(out: Path, content: bytes) -> None:
+    work = work_folder(out)
+    (work / RESULT).mkdir(parents=True)
+    (work / MARK).write_bytes(content)
+    assert not folders.is_ours(work) and not folders.is_ready(work)
+
+
+def test_names_are_durable_after_each_rename(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the exchange, of what is kept aside, and of what is completed later: the folder above is flushed."""
+    publish(out, "old")
+    order: list[str] = []
+    rename = os.rename
+    monkeypatch.setattr(folders, "flush", lambda place: order.append(f"flush {place.name}"))
+    monkeypatch.setattr(os, "rename", lambda a, b: (order.append(Path(b).name), rename(a, b)))
+    publish(out, overwrite=True)
+    assert order == ["replaced", "flush room", "out", "flush room", "discarded"]
+    work = interrupted(out, ready=True, moved=True, placed=False, old=None)
+    order.clear()
+    folders.recover(out)
+    assert order == ["out", "flush room", "discarded"] and not any(work.iterdir())
+    work = interrupted(out, ready=True, moved=True, placed=True, old=None)
+    (work / REPLACED / "thesis").write_text("mine")
+    order.clear()
+    folders.recover(out)
+    assert order == ["out.replaced", "flush room"]
+
+
 @pytest.mark.parametrize("call", range(1, 4))
 def test_a_rename_that_fails_brings_the_old_result_back(out: Path, monkeypatch: pytest.MonkeyPatch, call: int) -> None:
     publish(out, "old")

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from hftune.data.templates import turns
 from hftune.data.templates.rewritten import rows_of
 from hftune.data.templates.span_finder import SpanFinder
 from hftune.data.templates.turns import TurnFinder
@@ -128,3 +129,17 @@ def test_the_argument_with_which_a_template_asks_as_it_writes_is_named() -> None
         rows(refuses + asking, [user("a"), assistant("b")], rewritten="refuse")
     assert """--chat_template_kwargs '{"think": false}'""" in str(problem.value), "the other value is tried as well"
     assert rows(asking.replace("not defined or think", "defined and think"), [user("a"), assistant("b")])
+
+
+def test_where_nobody_asks_no_other_argument_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each one costs a rendering, and the fix is left out."""
+    tokenizer = make_tokenizer(TIGHT.replace("'<assistant><think>'", "'<assistant>Sure: '"))
+    tried: list[Any] = []
+    monkeypatch.setattr(turns, "names_read", lambda text: tried.append(text) or [])
+    finder = TurnFinder(PLAIN[:2], SpanFinder(tokenizer).render)
+    for proposes in (True, False):
+        tried.clear()
+        with pytest.raises(DataError, match="what would be trained is not what the model is asked") as problem:
+            finder.exact_span(1, proposes=proposes)
+        assert bool(tried) == bool(problem.value.fix) == proposes
+        assert finder.proposes is True, "as it was"

@@ -113,6 +113,7 @@ def test_last_turn_only() -> None:
         ("deepseek_r1_distill", [user("a"), assistant(THOUGHT + "b")], ["drops the reasoning of turn 2"]),
         ("qwen2_5", [user("a"), assistant("b", reasoning_content="hm")], ["drops the reasoning of turn 2"]),
         ("llama3", [user("a"), call("get", x=1)], ["drops the function call of turn 2"]),
+        ("llama3", [user("a"), {**call("get", x=1), "content": "said"}], ["drops the function call of turn 2"]),
         ("qwen3_5_nothink", [user("a"), assistant(THOUGHT + "b")], ["its own generation prompt", "turn 2"]),
         ("gemma", [SYSTEM, *TWO], ["refuses this conversation", "System role not supported"]),
         ("gemma", [user("a"), user("b"), assistant("c")], ["refuses", "user user assistant", "alternate"]),

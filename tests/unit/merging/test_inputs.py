@@ -206,3 +206,11 @@ def test_labels_of_a_reward_model(
     assert _labels(adapter) == labels
     base = BaseFolder("base", tmp_path)
     assert Inputs(base, {}, [[adapter]], tokenizer=tmp_path, scores=labels).head == head
+
+
+def test_a_gguf_base_brings_its_own_config(adapter: Path, tmp_path: Path) -> None:
+    (tmp_path / "bases").mkdir()
+    (tmp_path / "bases" / "model.gguf").write_bytes(b"GGUF")
+    inputs = read(adapter, base_model_name_or_path=str(tmp_path / "bases" / "model.gguf"))
+    assert inputs.config == {} and inputs.base.gguf_file == "model.gguf"
+    assert inputs.tokenizer == tmp_path / "bases", "nobody else has one"

@@ -12,6 +12,7 @@ import torch
 
 from hftune.arguments.merging import MergeArguments
 from hftune.errors import UserError
+from hftune.merging import inputs as inputs_module
 from hftune.merging.adapters import ADAPTER_WEIGHTS, PREFIX, Adapter
 from hftune.merging.inputs import BaseFolder, Inputs, _labels, find_base, find_tokenizer, read_inputs, with_rope
 from hftune.merging.tensors import Quantisation
@@ -208,9 +209,16 @@ def test_labels_of_a_reward_model(
     assert Inputs(base, {}, [[adapter]], tokenizer=tmp_path, scores=labels).head == head
 
 
-def test_a_gguf_base_brings_its_own_config(adapter: Path, tmp_path: Path) -> None:
+def test_a_gguf_base_brings_its_own_config(
+    adapter: Path, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "bases").mkdir()
     (tmp_path / "bases" / "model.gguf").write_bytes(b"GGUF")
+    looked: list[Any] = []
+    monkeypatch.setattr(inputs_module, "check_layers", lambda *given: looked.append(given))
     inputs = read(adapter, base_model_name_or_path=str(tmp_path / "bases" / "model.gguf"))
-    assert inputs.config == {} and inputs.base.gguf_file == "model.gguf"
+    assert looked == [] and inputs.config == {} and inputs.base.gguf_file == "model.gguf"
     assert inputs.tokenizer == tmp_path / "bases", "nobody else has one"
+    config = read(adapter).config
+    ((given, shapes, name, flag),) = looked
+    assert given == config and "lm_head.weight" in shapes and name == str(base) and flag.startswith("--base")

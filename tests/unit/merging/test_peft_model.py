@@ -128,6 +128,7 @@ def test_what_peft_s_way_writes(asked: str | None, stored: torch.dtype, make_bas
     files = sorted((tmp_path / "merged").glob("*.safetensors"))
     assert {tensor.dtype for file in files for tensor in load_file(file).values()} == {stored}
     assert len(files) > 1, "shards as small as was asked for"
+    assert not (tmp_path / "merged" / "tokenizer.json").exists(), "copied later, as it is"
 
 
 def test_the_adapter_s_own_scale_is_written(make_base: Callable, tmp_path: Path) -> None:

@@ -131,6 +131,27 @@ def test_what_peft_s_way_writes(asked: str | None, stored: torch.dtype, make_bas
     assert not (tmp_path / "merged" / "tokenizer.json").exists(), "copied later, as it is"
 
 
+@pytest.mark.parametrize("scores", [None, 1])
+def test_what_transformers_has_not_loaded_goes_along(
+    scores: int | None, make_base: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Layers that predict further on, say; a reward model is what was loaded. What the adapter changed is named."""
+    called: list[Any] = []
+    monkeypatch.setattr(peft_model, "complete", lambda *given, **options: called.append((given, options)))
+    base = make_base("llama")
+    task = {"task_type": "SEQ_CLS"} if scores else {}
+    adapter = Adapter(make_adapter(base, tmp_path / "adapter", target_modules=["q_proj"], **task))
+    inputs = replace(plan(base, [adapter]).inputs, scores=scores)
+    write_with_peft(Plan(inputs, unsupported="a test"), tmp_path / "merged", None)
+    if scores:
+        assert called == []
+        return
+    (((folder, source, model, changed), options),) = called
+    assert (folder, source, options) == (tmp_path / "merged", base, {"trust_remote_code": False})
+    assert changed == {f"model.layers.{number}.self_attn.q_proj.weight" for number in (0, 1)}
+    assert type(model).__name__ == "LlamaForCausalLM"
+
+
 def test_the_adapter_s_own_scale_is_written(make_base: Callable, tmp_path: Path) -> None:
     base = make_base("llama")
     folder = make_adapter(base, tmp_path / "adapter", target_modules=["q_proj"])

@@ -160,3 +160,20 @@ def test_a_tokenizer_that_is_nowhere_is_said(tmp_path: Path, monkeypatch: pytest
     (tmp_path / "empty" / "tokenizer.json").unlink()
     copy_tokenizer(tmp_path / "none", tmp_path / "empty")
     assert said == [f"there is no tokenizer in {tmp_path / 'none'}, so the merged model has none"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json"),
+        *("merges.txt", "vocab.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "tekken.json"),
+        *("chat_template.jinja", "chat_template.json"),
+    ],
+)
+def test_every_file_of_a_tokenizer_goes_along(name: str, tmp_path: Path) -> None:
+    (tmp_path / "from").mkdir()
+    (tmp_path / "to").mkdir()
+    for one in (name, "model.safetensors", f"my_{name}"):
+        (tmp_path / "from" / one).write_text(one)
+    copy_tokenizer(tmp_path / "from", tmp_path / "to")
+    assert [file.name for file in (tmp_path / "to").iterdir()] == [name]

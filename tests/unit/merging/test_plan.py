@@ -14,7 +14,7 @@ from hftune.errors import UserError
 from hftune.merging.adapters import ADAPTER_WEIGHTS, PREFIX, Adapter
 from hftune.merging.changes import Changes
 from hftune.merging.inputs import BaseFolder, Inputs
-from hftune.merging.plan import Output, Plan, _untie, plan_merge
+from hftune.merging.plan import Output, Plan, _dtype, _untie, plan_merge
 from hftune.merging.skeleton import StoredSlice
 from hftune.merging.tensors import ComputedTensor
 from hftune.merging.updates import replace
@@ -232,3 +232,12 @@ def test_tied_by_the_config_and_stored_apart(tmp_path: Path) -> None:
         assert _untie(base, changes, keep_tied=False) == untied
     base = Pairs(embed=1.0, head=2.0)
     assert _untie(base, Changes([]), keep_tied=False) == {"head", "embed"}
+
+
+@pytest.mark.parametrize(
+    ("own", "asked", "becomes"),
+    [(one, "F32", "F32") for one in ("F64", "F32", "F16", "BF16")]
+    + [("I64", "F32", "I64"), ("BOOL", "F32", "BOOL"), ("F16", None, "F16")],
+)
+def test_what_another_dtype_is_asked_of(own: str, asked: str | None, becomes: str) -> None:
+    assert _dtype(own, asked) == becomes

@@ -9,6 +9,7 @@ import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from hftune.data.templates.rendering import Renderer
+from hftune.data.templates.span_finder import SpanFinder
 from hftune.data.templates.spans import Span
 from hftune.data.templates.turns import TurnFinder
 from hftune.errors import DataError
@@ -243,3 +244,12 @@ def test_a_prompt_that_a_template_refuses_does_not_hide_the_next() -> None:
 def test_the_probe_is_no_part_of_the_text() -> None:
     assert finder(BARE, [user("a"), assistant("b")]).probe == "HFTUNE7PROBE"
     assert finder(BARE, [user("HFTUNE7PROBE"), assistant("HFTUNE8PROBE")]).probe == "HFTUNE9PROBE"
+
+
+def test_what_nobody_asks_for_is_off() -> None:
+    found = finder(BARE, [user("a"), assistant("b")])
+    assert (found.by_marks, found.proposes, found.empty_thoughts) == (False, True, "mask")
+    assert found.upto(2).proposes is True and found.trained_turns() == [1]
+    spans = SpanFinder(make_tokenizer(BARE))
+    assert not (spans.train_everything or spans.last_turn_only or spans.by_marks)
+    assert (spans.guard.mode, spans.rewritten) == ("split", "keep") and Span(0, 1).weight == 1.0

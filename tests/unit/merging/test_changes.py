@@ -115,6 +115,15 @@ def test_shapes(tensors: dict[str, torch.Tensor], words: str | None, base: BaseT
     found = adapter(tmp_path / "a", tensors)
     problems = [str(problem) for problem in misfits(found, updates_of(found, base), base, {})]
     assert len(problems) == (words is not None) and (words or "") in "".join(problems)
+    if words:
+        (problem,) = misfits(found, updates_of(found, base), base, {})
+        assert problem.cause.endswith(words), "one, and no more"
+
+
+def test_the_first_misfit_is_named_and_the_others_counted(base: BaseTensors, tmp_path: Path) -> None:
+    found = adapter(tmp_path / "a", {"q.weight": torch.ones(3, 2), "q.bias": torch.ones(5)} | lora("q", (1, 7), (4, 1)))
+    (problem,) = misfits(found, updates_of(found, base), base, {})
+    assert problem.cause.endswith("(and 2 more)") and "is [4] in the base and [5]" in problem.cause
 
 
 def test_levels_that_change_a_parameter(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import torch
 
 from hftune.arguments.merging import MergeArguments
 from hftune.errors import UserError
+from hftune.merging import inputs as inputs_module
 from hftune.merging.adapters import ADAPTER_WEIGHTS, PREFIX, Adapter
 from hftune.merging.inputs import BaseFolder, Inputs, _labels, find_base, find_tokenizer, read_inputs, with_rope
 from hftune.merging.tensors import Quantisation
@@ -175,8 +176,13 @@ def test_only_the_files_of_a_model_are_downloaded(monkeypatch: pytest.MonkeyPatc
     assert (found.name, found.folder) == ("owner/model", tmp_path)
     ((name, options),) = asked
     assert name == "owner/model" and options["revision"] == "v2"
-    assert {"*.safetensors", "*.json", "*.py"} <= {*options["allow_patterns"]}
-    assert {"original/*", "gguf/*"} <= {*options["ignore_patterns"]}
+    needed = ["model.safetensors", "config.json", "vocab.txt", "spiece.model", "chat_template.jinja", "modeling.py"]
+    others = ["consolidated.safetensors", "original/a.json", "onnx/a.json", "gguf/a.json", "a.bin", "a.gguf", "a.md"]
+    assert [
+        *huggingface_hub.utils.filter_repo_objects(
+            [*needed, *others], allow_patterns=options["allow_patterns"], ignore_patterns=options["ignore_patterns"]
+        )
+    ] == needed
     (tmp_path / "tokenizer_config.json").write_text("{}")
     assert find_tokenizer("owner/other", [], Path("base")) == tmp_path
     name, options = asked[1]
@@ -206,3 +212,18 @@ def test_labels_of_a_reward_model(
     assert _labels(adapter) == labels
     base = BaseFolder("base", tmp_path)
     assert Inputs(base, {}, [[adapter]], tokenizer=tmp_path, scores=labels).head == head
+
+
+def test_a_gguf_base_brings_its_own_config(
+    adapter: Path, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "bases").mkdir()
+    (tmp_path / "bases" / "model.gguf").write_bytes(b"GGUF")
+    looked: list[Any] = []
+    monkeypatch.setattr(inputs_module, "check_layers", lambda *given: looked.append(given))
+    inputs = read(adapter, base_model_name_or_path=str(tmp_path / "bases" / "model.gguf"))
+    assert looked == [] and inputs.config == {} and inputs.base.gguf_file == "model.gguf"
+    assert inputs.tokenizer == tmp_path / "bases", "nobody else has one"
+    config = read(adapter).config
+    ((given, shapes, name, flag),) = looked
+    assert given == config and "lm_head.weight" in shapes and name == str(base) and flag.startswith("--base")

@@ -287,6 +287,27 @@ def test_an_exchange_is_completed_or_taken_back(out: Path, ready: bool, there: s
     assert not any(work.iterdir()), "emptied; whoever holds it removes it"
 
 
+@pytest.mark.parametrize(
+    ("ready", "moved", "placed", "said"),
+    [
+        (False, False, False, ["removed {work}, left by"]),
+        (True, True, True, []),
+        (True, True, False, ["put in place the finished result of {out}"]),
+        (False, True, False, ["brought back the result of {out}"]),
+    ],
+)
+def test_what_recovering_says(
+    out: Path, ready: bool, moved: bool, placed: bool, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notices: list[str] = []
+    monkeypatch.setattr(folders, "notice", notices.append)
+    work = interrupted(out, ready=ready, moved=moved, placed=placed)
+    folders.recover(out)
+    assert [one.startswith(each.format(work=work, out=out)) for one, each in zip(notices, said, strict=True)] == [
+        True for _ in said
+    ]
+
+
 def test_a_replaced_folder_with_a_strangers_file_survives_recovery(out: Path) -> None:
     work = interrupted(out, ready=True, moved=True, placed=True)
     (work / REPLACED / "thesis").write_text("mine")

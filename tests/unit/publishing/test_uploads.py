@@ -63,7 +63,7 @@ def test_code_that_a_config_names_and_what_it_imports(tmp_path: Path) -> None:
 
 
 def test_an_export_is_uploaded_where_the_manifest_records_it(tmp_path: Path) -> None:
-    write(tmp_path, "m.gguf", "Modelfile")
+    write(tmp_path, "m.gguf", "Modelfile", ".hidden.gguf")
     (tmp_path / "hftune.json").write_text(json.dumps({"status": "complete", "written": record_written(tmp_path)}))
     write(tmp_path, "stray.gguf")
     assert files_to_upload(tmp_path).files == ["Modelfile", "m.gguf"]
@@ -93,12 +93,13 @@ def test_one_commit_after_all_files_were_looked_at(tmp_path: Path, monkeypatch: 
     with pytest.raises(ArgumentError, match="holds no weights to upload"):
         push_folder(tmp_path, "me/m", token=None, message="x")
     write(tmp_path, "model.safetensors")
-    (tmp_path / "README.md").write_text(f"made with {token}\n")
+    (tmp_path / "README.md").write_bytes(f"made with {token}\n".encode() + b"\xff no UTF-8")
     assert push_folder(tmp_path, "me/m", token=None, message="x", private=True) == "https://hub/me/m/commit/1"
     (repo, options), files = Api.made
     assert repo == "me/m" and options == {"private": True, "exist_ok": True}
     card = dict(files)["README.md"]
     assert token.encode() not in card and card.startswith(b"made with "), "a card loses its secret"
+    assert card.endswith(b"\n\xff no UTF-8"), "and nothing else"
     Api.made.clear()
     (tmp_path / "config.json").write_text(json.dumps({"note": token}))
     with pytest.raises(ArgumentError, match="holds a secret") as caught:

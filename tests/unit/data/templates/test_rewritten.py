@@ -67,6 +67,9 @@ def test_a_thought_that_the_prompt_opens(name: str, by_marks: bool) -> None:
     empty = "\n</think>\n\n"
     asked = [(f"{FIRST}<think>\n{empty}", f"b{END}"), (f"{SECOND}<think>\n{empty}", f"d{END}")]
     assert rows(template(name), PLAIN, by_marks=by_marks) == asked
+    # Rows follow the turns that are trained.
+    assert rows(template(name), [*PLAIN[:3], {**PLAIN[3], "weight": 0}], by_marks=by_marks) == asked[:1]
+    assert rows(template(name), [PLAIN[0], {**PLAIN[1], "weight": 0}, *PLAIN[2:]], by_marks=by_marks) == asked[1:]
     trained = [(f"{FIRST}<think>\n", f"{empty}b{END}"), (f"{SECOND}<think>\n", f"{empty}d{END}")]
     assert rows(template(name), PLAIN, by_marks=by_marks, empty_thoughts="train") == trained
     with pytest.raises(DataError, match="opens thoughts, so empty ones cannot be dropped"):

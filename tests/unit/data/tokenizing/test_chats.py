@@ -226,6 +226,8 @@ def test_each_setting_is_in_the_fingerprint(chatml: PreTrainedTokenizerFast) -> 
         "encoder": "chat", "max_length": 9, "train_on_inputs": False, "last_turn_only": False, "turn_weights": True,
         "by_marks": True, "borders_in_text": "split", "empty_thoughts": "mask", "rewritten_turns": "split",
     }  # fmt: skip
+    assert ChatEncoder(chatml, max_length=9).settings() == plain | {"turn_weights": False}, "off, if nobody asks"
+    assert ChatEncoder.row_length == "max_length" and hasattr(args, ChatEncoder.row_length)
     for flag, value, name in (
         ("--train_on_inputs", "True", "train_on_inputs"),
         ("--train_on_last_turn", "True", "last_turn_only"),

@@ -98,6 +98,13 @@ def test_what_the_flags_and_the_fingerprint_say(chatml: PreTrainedTokenizerFast)
     encoder = TextEncoder.from_arguments(chatml, args)
     assert encoder.settings() == {"encoder": "text", "piece": 9, "append_eos": True, "borders_in_text": "error"}
     assert encoder.without_limit().settings() == encoder.settings() | {"piece": None}
+    assert TextEncoder(chatml).settings() == encoder.settings() | {"piece": None, "borders_in_text": "split"}
+    assert hasattr(args, TextEncoder.row_length) and encoder.schema.names == [
+        "input_ids",
+        "labels",
+        "length",
+        "trained",
+    ]
     other = TextEncoder(chatml, block_size=9, append_eos=False)
     assert other.without_limit().settings() == {
         "encoder": "text", "piece": None, "append_eos": False, "borders_in_text": "split"

@@ -112,7 +112,7 @@ class Source:
                     yield Message(cause, fixes[0] if len(fixes) == 1 and _says_something(fixes[0]) else "")
 
     def texts(self, value: ast.expr, scopes: tuple[ast.AST, ...], depth: int = _DEPTH) -> list[str]:
-        """What an expression may say: a literal, both sides of a choice, what a name stands for; empty: unknown."""
+        """What an expression may say: a literal, both sides of a choice, what a name stands for; `{...}`: unknown."""
         if isinstance(value, ast.Constant) and isinstance(value.value, str):
             return [value.value]
         if isinstance(value, ast.JoinedStr):
@@ -120,15 +120,15 @@ class Source:
         if isinstance(value, ast.IfExp):
             return [text for side in (value.body, value.orelse) for text in self.texts(side, scopes, depth)]
         if isinstance(value, ast.BinOp):
-            left, right = (self.texts(side, scopes, depth) or [FILLED_IN] for side in (value.left, value.right))
+            left, right = (self.texts(side, scopes, depth) for side in (value.left, value.right))
             return [f"{one}{other}" for one in left for other in right]
         if isinstance(value, ast.Call) and _called(value) == "join" and isinstance(listed := value.args[0], ast.List):
             # Several lines: the first says what it is.
             return self.texts(listed.elts[0], scopes, depth)
         if isinstance(value, ast.Name) and depth:
             known = (self.texts(found, where, depth - 1) for found, where in self._stands_for(value.id, scopes))
-            return list(dict.fromkeys(text for texts in known for text in texts))
-        return []
+            return list(dict.fromkeys(text for texts in known for text in texts)) or [FILLED_IN]
+        return [FILLED_IN]
 
     def _part(self, part: ast.expr, scopes: tuple[ast.AST, ...]) -> str:
         """A part of an f-string: constants of the module as they are, other plain names in braces."""
@@ -139,7 +139,7 @@ class Source:
             return FILLED_IN
         known = [found for found, _ in self._stands_for(value.id, scopes)]
         constant = known[0] if len(known) == 1 else None
-        if isinstance(constant, ast.Constant):
+        if isinstance(constant, ast.Constant) and constant.value is not None:
             return str(constant.value)
         # A constant that is worked out tells nobody anything by its name.
         return f"{{{value.id}}}" if value.id.islower() and not value.id.startswith("_") else FILLED_IN

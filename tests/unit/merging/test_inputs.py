@@ -80,7 +80,7 @@ def test_every_missing_adapter_at_once(tmp_path: Path) -> None:
     with pytest.raises(UserError) as error:
         read(tmp_path / "one", tmp_path / "two")
     assert "one" in str(error.value) and "two" in str(error.value)
-    with pytest.raises(UserError, match="there is no adapter in None"):
+    with pytest.raises(UserError, match="no adapter was named"):
         read()
 
 

@@ -66,6 +66,21 @@ def test_a_helper_with_one_way_out_shows_it() -> None:
     assert list(Source(source).messages()) == [Message("too long", "cut it")]
 
 
+@pytest.mark.parametrize(
+    ("lines", "cause", "fix"),
+    [
+        # One of the ways out is only known when the error is made.
+        ('fix = "do it" if a else other()', "{name} is odd", ""),
+        ('fix = "do it"', "{name} is odd", "do it"),
+        ('name, fix = None, "do it"', "{name} is odd", "do it"),
+        ('name, fix = "it", join(["do it", *more])', "it is odd", "do it"),
+    ],
+)
+def test_what_is_assigned_before(lines: str, cause: str, fix: str) -> None:
+    source = f'def use(name):\n    {lines}\n    raise UserError(f"{{name}} is odd", fix=fix)\n'
+    assert list(Source(source).messages()) == [Message(cause, fix)]
+
+
 def test_classes_of_errors_are_found() -> None:
     assert {"UserError", "DataError", "GateFailed", "StageFailed", "Refused"} <= kinds()
     assert not {"Preempted", "ValueError"} & kinds()

@@ -115,6 +115,8 @@ def test_each_way_to_spell_a_secret_by_hand() -> None:
     } <= spellings(value)  # fmt: skip
     assert "a" * 20 in spellings(f"short\n  {'a' * 20} \nb"), "long lines of several are secrets of their own"
     assert not {"short", "b"} & spellings(f"short\n  {'a' * 20} \nb")
+    # Bytes of a variable that are no UTF-8 reach Python so.
+    assert {"ab\udcff/cd", "ab%3F/cd", "ab%3F%2Fcd"} <= spellings("ab\udcff/cd")
 
 
 @pytest.mark.parametrize(

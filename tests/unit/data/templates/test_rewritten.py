@@ -145,4 +145,5 @@ def test_where_nobody_asks_no_other_argument_is_tried(monkeypatch: pytest.Monkey
         with pytest.raises(DataError, match="what would be trained is not what the model is asked") as problem:
             finder.exact_span(1, proposes=proposes)
         assert bool(tried) == bool(problem.value.fix) == proposes
+        assert "give --rewritten_turns keep" in (problem.value.fix or "") or not proposes
         assert finder.proposes is True, "as it was"

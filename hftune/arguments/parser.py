@@ -166,7 +166,7 @@ class HftuneParser(TrlParser):
             try:
                 self.value_of(entry)
             except ArgumentError as problem:
-                yield ArgumentError(problem.cause, place=entry.place, fix=problem.fix)
+                yield problem.at(entry.place)
             else:
                 yield from self.out_of_range([entry])
 

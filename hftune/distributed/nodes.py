@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from hftune.distributed import ranks
-from hftune.errors import ArgumentError, UserError, raise_together
+from hftune.errors import ArgumentError, UserError, raise_together, sent, to_send
 
 
 def host() -> str:
@@ -58,8 +58,8 @@ def raise_on_all_ranks(problems: Iterable[UserError]) -> None:
     What is wrong on some machines only is said with their names, by every rank: rank 0's message is read first.
     """
     own = list(problems)
-    everyone = ranks.gathered_objects((host(), [(found.cause, found.place, found.fix) for found in own]))
-    where: dict[tuple[str, str | None, str | None], list[str]] = {}
+    everyone = ranks.gathered_objects((host(), [to_send(found) for found in own]))
+    where: dict[tuple[str, str | None, str | None, str], list[str]] = {}
     for name, said in everyone:
         for problem in said:
             where.setdefault(problem, []).append(name)
@@ -69,8 +69,8 @@ def raise_on_all_ranks(problems: Iterable[UserError]) -> None:
             raise_together(own)
         raise_together(
             found if len(names) == len(everyone) else _on_machines(found, names)
-            for (cause, place, fix), names in where.items()
-            for found in [ArgumentError(cause, place=place, fix=fix)]
+            for problem, names in where.items()
+            for found in [sent(*problem)]
         )
     except UserError as error:
         error.on_all_ranks = True
@@ -79,4 +79,4 @@ def raise_on_all_ranks(problems: Iterable[UserError]) -> None:
 
 def _on_machines(problem: ArgumentError, names: list[str]) -> ArgumentError:
     on = ", ".join(dict.fromkeys(names))
-    return ArgumentError(f"on {on}: {problem.cause}", place=problem.place, fix=problem.fix)
+    return sent(f"on {on}: {problem.cause}", problem.place, problem.fix, problem.made_in)

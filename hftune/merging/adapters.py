@@ -38,7 +38,7 @@ _KNOWN = {
 }
 # Initialisations that leave the base as it is. The others change it while peft loads the adapter, unless they were
 # converted when the adapter was saved (peft's `path_initial_model_for_weight_conversion`).
-_PLAIN_INITS = (True, False, None, "gaussian", "eva", "orthogonal")
+_PLAIN_INITS = (None, "gaussian", "eva", "orthogonal")
 
 
 @dataclass
@@ -153,7 +153,7 @@ class Adapter:
         kind = self.config.get("peft_type")
         if kind != "LORA":
             return f"it is of type {kind}"
-        init = self.config.get("init_lora_weights", True)
+        init = self.config.get("init_lora_weights")
         if init not in _PLAIN_INITS and not isinstance(init, bool):
             return f"it was initialised with {init}, which changes the base, and not converted to plain LoRA"
         if not self.tensors:

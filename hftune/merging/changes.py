@@ -170,5 +170,5 @@ def _module_misfit(module: AdaptedModule, shape: tuple[int, ...] | None, updates
         return
     shape = _shape_after(updates.get(module.weight, []), shape)
     # Sorted, since embeddings and Conv1D are the other way round.
-    if sorted((a.shape[-1], b.shape[0])) != sorted(shape) or a.shape[0] != b.shape[-1]:
+    if sorted((a.shape[1], b.shape[0])) != sorted(shape) or a.shape[0] != b.shape[1]:
         yield f"{module.name} is {list(shape)} in the base, its adapter has {list(b.shape)} x {list(a.shape)}"

@@ -207,7 +207,7 @@ def read_inputs(args: MergeArguments) -> Inputs:
 def _adapters_asked_for(args: MergeArguments) -> list[Adapter]:
     """The adapters of the command line with their weights."""
     if not args.adapters:
-        raise ArgumentError("there is no adapter in None", place=FLAG, fix="give a folder with adapter_config.json")
+        raise ArgumentError("no adapter was named", place=FLAG, fix="give a folder with adapter_config.json")
     weights = [1.0] * len(args.adapters)
     if args.adapter_weights:
         try:

@@ -114,7 +114,7 @@ def _manifest(args: MergeArguments, plan: Plan, folder: Path, changed: int) -> M
 
 def _is_tied(plan: Plan, config: dict[str, Any]) -> bool:
     if "tie_word_embeddings" in config or plan.outputs is None:
-        return bool(config.get("tie_word_embeddings", False))
+        return bool(config.get("tie_word_embeddings"))
     # Older configs leave out their architecture's default; what was written tells.
     return not any(output.name.endswith("lm_head.weight") for output in plan.outputs.tensors)
 

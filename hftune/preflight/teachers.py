@@ -13,7 +13,7 @@ from hftune.arguments.distill import DistillArguments
 from hftune.arguments.model import ModelArguments
 from hftune.checkpoints.adapter_chain import whole_chain
 from hftune.checkpoints.manifest import read_manifest
-from hftune.errors import ArgumentError, UserError
+from hftune.errors import UserError
 from hftune.models.adapters.saved_config import read_lora_config
 from hftune.models.loading.config import model_config
 from hftune.models.loading.dtype import weight_dtype
@@ -76,7 +76,7 @@ def errors_of_teacher(name: str) -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        raise ArgumentError(error.cause, place=f"{FLAG} {name}", fix=error.fix) from error
+        raise error.at(f"{FLAG} {name}") from error
 
 
 _known: dict[str, float] = {}

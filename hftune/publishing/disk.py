@@ -32,7 +32,6 @@ _FIXES = {
     errno.EBUSY: "name a folder below it: a mount point cannot be replaced",
     errno.EXDEV: "name a folder below it: a mount point cannot be replaced",
 }
-_FALLBACK = "check the folder, its disk and its permissions"
 # Libraries written in C++ and Rust give the operating system's words without its number.
 _WORDS = {os.strerror(number): number for number in (errno.ENOSPC, errno.EIO, errno.EROFS, errno.EDQUOT)}
 # numpy's `tofile` and torch.save say that less was written than was to be, and keep the reason for themselves; a disk
@@ -131,7 +130,7 @@ def disk_errors(target: Path | str, place: str = "--output_dir") -> Iterator[Non
         # A library may fail on a file that it reads, its cache for instance, while the target is fine.
         if isinstance(named, str) and not named.startswith(str(Path(target).resolve().parent)):
             cause = f"{named}: {os.strerror(number)}"  # not the target at all, but something that was read
-        raise ArgumentError(cause, place=place, fix=_FIXES.get(number, _FALLBACK)) from error
+        raise ArgumentError(cause, place=place, fix=_FIXES[number]) from error
 
 
 def writing_problem(folder: Path, place: str = "--output_dir") -> ArgumentError | None:

@@ -19,8 +19,6 @@ from hftune.publishing.ownership import work_folder
 from hftune.secrets import redact
 
 _MARK = re.compile(rb"<!-- hftune ([a-z]+) ([0-9a-f]{16}) -->\n\Z")
-# More than the longest mark: its kind has a dozen letters at most.
-_MARK_BYTES = 64
 
 
 def file_problems(
@@ -87,9 +85,9 @@ def is_marked(file: Path) -> bool:
     """Whether a page was written by `marked` and has not been edited since."""
     if not _is_regular(file):
         return False
-    # The mark is in the last bytes; a page that quotes one elsewhere is not marked by it.
+    # The mark ends the page; one that quotes a mark elsewhere is not marked by it.
     content = file.read_bytes()
-    found = _MARK.search(content, max(0, len(content) - _MARK_BYTES))
+    found = _MARK.search(content)
     return found is not None and _digest(content[: found.start()]) == found[2].decode()
 
 

@@ -159,7 +159,7 @@ def _content(file: Path) -> str | bytes:
     if file.suffix not in _TEXTS or file.stat().st_size > _LARGEST_TEXT:
         return str(file)
     # Bytes that are no UTF-8 survive the way to text and back.
-    text = file.read_bytes().decode("utf-8", errors="surrogateescape")
+    text = file.read_bytes().decode(errors="surrogateescape")
     clean = redact(text)
     if clean == text:
         return str(file)
@@ -169,7 +169,7 @@ def _content(file: Path) -> str | bytes:
             place=str(file),
             fix="take it out; nothing was uploaded",
         )
-    return clean.encode("utf-8", errors="surrogateescape")
+    return clean.encode(errors="surrogateescape")
 
 
 def _kind(path: Path) -> int:

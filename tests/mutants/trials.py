@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import os
 import shutil
@@ -44,12 +45,11 @@ class Trial:
 def chosen(fault: Fault, reached: dict[str, Reach]) -> tuple[list[str], float]:
     """The tests that reach a fault's line, those of the file with its name first, and the seconds that they take."""
     found = []
-    stem = Path(fault.file).stem
+    stem, met = Path(fault.file).stem, _lines(fault)
     for file, reach in reached.items():
         lines = reach.lines.get(fault.file, {})
-        at = _line(fault, lines)
         # With all cases of a test: what the first one computed may be remembered by the others.
-        names = {name.split("[")[0] for line, tests in lines.items() if at in (line, None) for name in tests}
+        names = {name.split("[")[0] for line, tests in lines.items() if met is None or line in met for name in tests}
         tests = [test for test in reach.seconds if test.split("[")[0] in names or file in names]
         found.append((Path(file).stem.removeprefix("test_") != stem, sum(map(reach.seconds.get, tests)), tests))
     picked, spent = [], 0.0
@@ -59,12 +59,13 @@ def chosen(fault: Fault, reached: dict[str, Reach]) -> tuple[list[str], float]:
     return picked, spent
 
 
-def _line(fault: Fault, lines: dict[str, list[str]]) -> str | None:
-    """The line where the fault is met: of a statement over several, one before; None: any, the import executes it."""
+def _lines(fault: Fault) -> set[str] | None:
+    """The lines where the fault is met, from where its statement begins; None: any, the import executes it."""
     if not fault.inside:
         return None
-    before = [int(line) for line in lines if int(line) <= fault.line]
-    return str(max(before, default=0))
+    statements = (node for node in ast.walk(ast.parse(fault.source)) if isinstance(node, ast.stmt))
+    begins = max(node.lineno for node in statements if node.lineno <= fault.line <= (node.end_lineno or 0))
+    return {str(line) for line in range(begins, fault.line + 1)}
 
 
 def import_libraries() -> None:

@@ -12,7 +12,7 @@ from types import ModuleType
 
 import pytest
 
-from hftune.errors import DataError
+from hftune.errors import UserError
 from tests.documents import ROOT, patches
 
 PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
@@ -67,7 +67,7 @@ def test_common_features_are_read_from_their_list(architecture: ModuleType) -> N
 
 
 def test_docstrings_are_found_without_importing(architecture: ModuleType) -> None:
-    assert architecture.docstring_of("hftune.errors", "DataError.at") == inspect.getdoc(DataError.at)
+    assert architecture.docstring_of("hftune.errors", "UserError.at") == inspect.getdoc(UserError.at)
     # A function of a module.
     assert architecture.docstring_of("hftune.arguments.entry", "parse_arguments")
 

@@ -88,3 +88,38 @@ def test_a_small_file_is_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     (tmp_path / "a").write_bytes(b"abcde")
     with pytest.raises(Damaged, match="more than 4 bytes"):
         read_text(tmp_path / "a")
+
+
+def test_what_is_no_longer_as_recorded(folder: Path) -> None:
+    """Each file is looked at, whatever was said of those before it; other times alone are no change."""
+    (folder / "c").write_bytes(b"four")
+    recorded = digests.record_files({"a": folder / "a", "sub/b": folder / "sub" / "b", "c": folder / "c"})
+    assert recorded["sub/b"] == [3, (folder / "sub" / "b").stat().st_mtime_ns, xxhash.xxh3_128_hexdigest(b"two")]
+    assert [*digests.changed_files(folder, recorded)] == []
+    os.utime(folder / "c", ns=(1, 1))
+    assert [*digests.changed_files(folder, recorded)] == []
+    (folder / "a").unlink()
+    (folder / "sub" / "b").write_bytes(b"longer")
+    (folder / "c").write_bytes(b"FOUR")
+    unsound = {"../a": recorded["c"], "/etc/passwd": recorded["c"], "half": [4, 1], "text": ["4", 1, "x"], "none": None}
+    found = [*digests.changed_files(folder, unsound | recorded)]
+    assert [one.rpartition(" has no sound record")[0] for one in found[:5]] == [f"'{name}'" for name in unsound]
+    assert found[5:] == [
+        f"{folder / 'a'} is gone", f"{folder / 'sub' / 'b'} has 6 bytes, not 3", f"{folder / 'c'} has other contents"
+    ]  # fmt: skip
+
+
+def test_the_same_size_and_time_are_trusted_unless_every_byte_is_read(folder: Path) -> None:
+    recorded = digests.record_files({"a": folder / "a"})
+    (folder / "a").write_bytes(b"ONE")
+    os.utime(folder / "a", ns=(recorded["a"][1],) * 2)
+    assert [*digests.changed_files(folder, recorded)] == []
+    assert [*digests.changed_files(folder, recorded, whole=True)] == [f"{folder / 'a'} has other contents"]
+
+
+def test_digests_are_in_the_order_of_the_files(tmp_path: Path) -> None:
+    files = [tmp_path / str(number) for number in range(9)]
+    for number, file in enumerate(files):
+        file.write_bytes(bytes([number]) * (number + 1))
+    for some in (files, files[:1], []):
+        assert digests.digests(some) == [digest(file) for file in some]

@@ -12,8 +12,17 @@ import pytest
 ROOT = Path(__file__).parents[2]
 FLOORS = [
     {
-        *("chat_templates", "child_processes", "constants", "digests", "errors", "hftune", "interrupts", "logging"),
-        *("on_demand", "opening", "path_hints", "secret_names", "secrets", "template_arguments", "terminal"),
+        *(
+            "chat_templates",
+            "child_processes",
+            "constants",
+            "digests",
+            "error_numbers",
+            "errors",
+            "hftune",
+            "interrupts",
+        ),
+        *("logging", "on_demand", "opening", "path_hints", "secret_names", "secrets", "template_arguments", "terminal"),
         *("user_cache", "visible", "weight_files"),
     },
     {"compat"},

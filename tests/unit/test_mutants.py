@@ -52,12 +52,17 @@ def test_tests_are_chosen_by_the_line() -> None:
     def at(**lines: list[str]) -> dict[str, dict[str, list[str]]]:
         return {"hftune/a.py": lines}
 
-    fault = faults.Fault("hftune/a.py", 7, "", "", "", True)
+    source = "def f(x):\n    if x:\n        return 1\n\n    y = (\n        x\n        + 1\n    )\n    return y\n"
+    fault = faults.Fault("hftune/a.py", 7, "", "", source, True)
+    before = ["b::1"]
     reached = {
-        "tests/unit/test_b.py": Reach("", {"b::1": 0.1, "b::2": 0.2}, at(**{"5": ["b::2"], "8": ["b::1"]})),
+        "tests/unit/test_b.py": Reach("", {"b::1": 0.1, "b::2": 0.2}, at(**{"3": before, "5": ["b::2"], "9": before})),
+        "tests/unit/test_e.py": Reach("", {"e::1": 0.1}, at(**{"2": ["e::1"], "3": ["e::1"]})),
         "tests/unit/test_a.py": Reach("", {"a::1": 0.3}, at(**{"7": ["tests/unit/test_a.py"]})),
         "tests/unit/test_c.py": Reach("", {"c::1": 0.1}, {"hftune/other.py": {"7": ["c::1"]}}),
         "tests/unit/test_d.py": Reach("", {"d::1": 99.0}, at(**{"7": ["d::1"]})),
     }
-    # That of the same name first, then the one that began a statement over lines 5 to 7; no more than time allows.
+    # That of the same name first, then the one that began the statement over lines 5 to 8; no more than time allows.
     assert trials.chosen(fault, reached) == (["a::1", "b::2"], 0.5)
+    imported = faults.Fault("hftune/a.py", 1, "", "", source, False)
+    assert trials.chosen(imported, reached)[0] == ["a::1", "e::1", "b::1", "b::2"], "an import executes it"

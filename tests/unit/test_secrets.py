@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote, quote_plus
 
 import pytest
@@ -114,6 +115,8 @@ def test_each_way_to_spell_a_secret_by_hand() -> None:
     } <= spellings(value)  # fmt: skip
     assert "a" * 20 in spellings(f"short\n  {'a' * 20} \nb"), "long lines of several are secrets of their own"
     assert not {"short", "b"} & spellings(f"short\n  {'a' * 20} \nb")
+    # Bytes of a variable that are no UTF-8 reach Python so.
+    assert {"ab\udcff/cd", "ab%3F/cd", "ab%3F%2Fcd"} <= spellings("ab\udcff/cd")
 
 
 @pytest.mark.parametrize(
@@ -451,3 +454,26 @@ def test_json_behind_the_name_of_a_class() -> None:
     secrets.forget()
     secrets.learn_config({"callbacks": [value]})
     assert secrets.redact("of-nobody-else-1234") == "***"
+
+
+def test_a_token_file_that_cannot_be_read_does_not_hide_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Too large, or not ours to read: the other one is read all the same."""
+    (tmp_path / "stored").write_text("hf_token = saved-token-2\n")
+    monkeypatch.setenv("HF_STORED_TOKENS_PATH", str(tmp_path / "stored"))
+    monkeypatch.setenv("HF_TOKEN_PATH", str(tmp_path / "token"))
+    (tmp_path / "token").write_bytes(b"x" * (1 << 17))
+    assert redact("saved-token-2") == "***"
+    (tmp_path / "token").write_text("saved-token-1")
+    read = Path.read_text
+
+    def closed(file: Path, **options: Any) -> str:
+        if file.name == "token":
+            raise PermissionError(13, "Permission denied")
+        return read(file, **options)
+
+    secrets._saved_tokens.cache_clear()
+    monkeypatch.setattr(Path, "read_text", closed)
+    assert redact("saved-token-1 saved-token-2") == "saved-token-1 ***"
+    secrets._saved_tokens.cache_clear()

@@ -119,7 +119,7 @@ class Translator:
         try:
             answer = function(Request(given, others, self.stage, *world))
         except ArgumentError as error:
-            outcome.problems.append(ArgumentError(error.cause, place=members[-1].place, fix=error.fix))
+            outcome.problems.append(error.at(members[-1].place))
             return Translated()
         unknown = [name for name, _ in answer.given if name not in self.known]
         if unknown:

@@ -341,9 +341,7 @@ class TurnFinder:
     def _switch(self, index: int) -> str:
         """The arguments with which the template would ask as it writes; "" for none, and where nobody asks."""
         # Several renderings for each name.
-        if not self.proposes:
-            return ""
-        for name in sorted(names_read(self.renderer.template)):
+        for name in sorted(names_read(self.renderer.template)) if self.proposes else ():
             for value in (True, False):
                 try:
                     other = self.renderer.given(self.renderer.own | {name: value})

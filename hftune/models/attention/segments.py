@@ -49,7 +49,9 @@ class Segments:
     def dense(self, rows: int, tokens: int) -> torch.Tensor:
         """The same as a mask of tokens by tokens: bool, (rows, 1, tokens, tokens)."""
         lengths = self.borders.diff()
-        run = torch.repeat_interleave(torch.arange(len(lengths), device=lengths.device), lengths).view(rows, 1, tokens)
+        runs = torch.arange(len(lengths), device=lengths.device)
+        # Without output_size the host waits for the GPU, to learn how long the result is.
+        run = torch.repeat_interleave(runs, lengths, output_size=rows * tokens).view(rows, 1, tokens)
         place = torch.arange(tokens, device=lengths.device)
         distance = place[:, None] - place[None, :]
         near = (distance >= 0) & (distance < (self.window or tokens))

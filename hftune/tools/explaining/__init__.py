@@ -1,1 +1,1 @@
-"""What an argument means, under any tool's name, and the pages of documentation that list them all."""
+"""What an argument means, under any tool's name, what an error means, and the pages that list them all."""

@@ -19,7 +19,7 @@ from typing import Any
 from hftune import child_processes
 from hftune.arguments.merging import MergeParser
 from hftune.arguments.names.translate import Entry
-from hftune.errors import ArgumentError, Preempted, UserError, raise_together
+from hftune.errors import ArgumentError, Preempted, UserError, raise_together, sent, to_send
 from hftune.on_demand import on_demand
 from hftune.stores.objects import is_url
 from hftune.tools.pipeline.exposed import exposures, say_variables_not_passed_on
@@ -66,7 +66,7 @@ def _asked_separately(steps: list[Step]) -> list[UserError]:
     if finished.returncode:
         raise RuntimeError(f"the arguments could not be checked:\n{finished.stderr}")
     # The last line: libraries may have printed others before it.
-    return [ArgumentError(**problem) for problem in json.loads(finished.stdout.splitlines()[-1])]
+    return [sent(*problem) for problem in json.loads(finished.stdout.splitlines()[-1])]
 
 
 def stage_problems(
@@ -130,7 +130,7 @@ def _group_problems(
 def _at(problem: UserError, places: dict[str, str]) -> UserError:
     """The problem with its place moved to the line of the first argument that it names."""
     lines = [place for name, place in places.items() if f"--{name}" in str(problem.place)]
-    return type(problem)(problem.cause, place=lines[0] if lines else problem.place, fix=problem.fix)
+    return problem.at(lines[0] if lines else problem.place)
 
 
 def merge_problems(step: Step) -> Iterator[UserError]:
@@ -168,7 +168,7 @@ def main() -> None:
     # Some libraries print on stdout when they are imported, which belongs to the answer.
     with contextlib.redirect_stdout(sys.stderr):
         found = [problem for entry in asked for problem in stage_problems(**entry)]
-    say(json.dumps([{"cause": problem.cause, "place": problem.place, "fix": problem.fix} for problem in found]))
+    say(json.dumps([to_send(problem) for problem in found]))
 
 
 if __name__ == "__main__":

@@ -66,3 +66,5 @@ def test_adapters_from_elsewhere_are_taken_as_given(tmp_path: Path) -> None:
     a = adapter(tmp_path / "a", [], manifest=False)
     b = adapter(tmp_path / "b", [], manifest=False, seed=1)
     assert problems(a, b) == "" and whole_chain([a, b]) == [a, b]
+    c = adapter(tmp_path / "c", [tmp_path / "b"], seed=2)
+    assert "c was trained on" in problems(a, b, c), "what is before it says nothing, and it says its own"

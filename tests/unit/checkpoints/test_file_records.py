@@ -13,6 +13,7 @@ from hftune.checkpoints.file_records import changed_input, is_model, record_inpu
 def test_a_result_is_what_the_next_stage_reads(tmp_path: Path) -> None:
     kept = {"config.json", "model.safetensors", "tokenizer.json"}
     left = {"hftune.json", "README.md", "trainer_state.json", "training_args.bin", "run.log", ".hidden", "samples.json"}
+    left |= {"answers.json", "report.html", "log.jsonl", "curve.png", "cache.lock"}
     for name in kept | left:
         (tmp_path / name).write_text("x")
     (tmp_path / "checkpoint-1").mkdir()

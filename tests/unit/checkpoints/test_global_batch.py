@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from hftune.checkpoints.global_batch import keep_global_batch, matching_accumulation
+from hftune.checkpoints.global_batch import _what_fits, keep_global_batch, matching_accumulation
 from hftune.checkpoints.integrity import TRAINER_STATE, write_record
 from hftune.checkpoints.resume import requested_checkpoint, resume_problems
 from hftune.distributed.mesh import Mesh
@@ -82,6 +82,14 @@ def test_what_cannot_fit_names_what_does(checkpoint: Path, micro: int, processes
     with pytest.raises(ArgumentError) as problem:
         matching_accumulation(args, COUNTED)
     assert "was made with 16 records a step" in str(problem.value) and words in str(problem.value)
+
+
+def test_a_dozen_numbers_are_enough() -> None:
+    assert _what_fits(120, 7).endswith(" 1, 2, 3, 4, 5, 6, 8, 10, 12, 15, 20, 24")
+    assert _what_fits(8, 1).count(", or ") == 3 and _what_fits(16, 1).count(", or ") == 3
+    assert _what_fits(12, 2) == "use " + ", or ".join(
+        f"--per_device_train_batch_size {micro} --gradient_accumulation_steps {6 // micro}" for micro in (6, 3, 2, 1)
+    )
 
 
 def test_generations_are_not_split_otherwise(checkpoint: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -85,3 +87,35 @@ def test_prefetching_is_reset_and_ended() -> None:
     for other in (SimpleNamespace(), SimpleNamespace(optimizer=SimpleNamespace())):  # without ZeRO-3
         zero.reset_fetch_order(other)
         zero.release_fetched(other)
+
+
+@pytest.mark.parametrize("write", [True, False])
+def test_deepspeed_gathers_what_it_has_partitioned(write: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is written is taken from rank 0; what is whole is left as it is."""
+    import deepspeed
+
+    asked: list[Any] = []
+
+    @contextmanager
+    def gather(parameters: list[torch.Tensor], modifier_rank: int | None) -> Iterator[None]:
+        asked.append(([*map(id, parameters)], modifier_rank))
+        yield
+
+    monkeypatch.setattr(deepspeed.zero, "GatheredParameters", gather)
+    whole, part = torch.zeros(1), partitioned([1.0], 1)
+    with zero.gathered([whole, part], write=write):
+        assert asked == [([id(part)], 0 if write else None)]
+    with zero.gathered([whole], write=write):
+        assert len(asked) == 1
+    with zero.gathered([part]):
+        assert asked[1] == ([id(part)], None), "to read, unless asked otherwise"
+
+
+def test_a_parameter_of_another_module_is_made_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    import deepspeed
+
+    known: list[object] = []
+    monkeypatch.setattr(deepspeed.zero, "register_external_parameter", lambda *given: known.append(given))
+    layer = torch.nn.Linear(1, 1)
+    zero.register_external_parameter(layer, layer.weight)
+    assert known == [(layer, layer.weight)]

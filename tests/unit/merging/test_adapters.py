@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from peft import LoraConfig
 
 from hftune.errors import ManifestError, UserError
 from hftune.merging.adapters import ADAPTER_WEIGHTS, PREFIX, Adapter, read_adapter
@@ -94,3 +96,23 @@ def test_an_adapter_without_values(tmp_path: Path) -> None:
         read_adapter(tmp_path, 1.0, "--peft_model_path")
     with pytest.raises(UserError, match="adapter"):
         read_adapter(tmp_path / "nowhere", 1.0, "--peft_model_path")
+
+
+OTHERS = {
+    *("alora_invocation_tokens", "arrow_config", "kasa_config", "layer_replication", "megatron_config"),
+    *("monteclora_config", "use_bdlora", "use_qalora", "velora_config"),
+}
+"""What peft's configs may say that changes what the saved tensors mean, in a way that hftune does not fold."""
+
+
+@pytest.mark.parametrize("name", sorted({field.name for field in fields(LoraConfig)} - {"peft_type"}))
+def test_every_setting_of_peft_is_known_or_left_to_it(name: str, tmp_path: Path) -> None:
+    made = adapter(tmp_path)
+    vars(made)["config"] = {"peft_type": "LORA", name: True}  # whatever kind of value it takes
+    found = made.unsupported()
+    assert found == (f"its config sets {name}" if name in OTHERS else None)
+
+
+@pytest.mark.parametrize("init", [True, False, None, "gaussian", "eva", "orthogonal"])
+def test_initialisations_that_leave_the_base_as_it_is(init: Any, tmp_path: Path) -> None:
+    assert adapter(tmp_path, init_lora_weights=init).unsupported() is None

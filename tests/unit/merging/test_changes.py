@@ -12,9 +12,9 @@ from torch import nn
 
 from hftune.errors import ManifestError
 from hftune.merging.adapters import ADAPTER_WEIGHTS, PREFIX, Adapter
-from hftune.merging.changes import Changes, misfits, updates_of
+from hftune.merging.changes import Changes, _misfit, misfits, updates_of
 from hftune.merging.skeleton import BaseTensors, Unsupported
-from hftune.merging.updates import replace
+from hftune.merging.updates import add_bias, replace
 from tests.unit.merging.models import store
 
 
@@ -115,6 +115,15 @@ def test_shapes(tensors: dict[str, torch.Tensor], words: str | None, base: BaseT
     found = adapter(tmp_path / "a", tensors)
     problems = [str(problem) for problem in misfits(found, updates_of(found, base), base, {})]
     assert len(problems) == (words is not None) and (words or "") in "".join(problems)
+    if words:
+        (problem,) = misfits(found, updates_of(found, base), base, {})
+        assert problem.cause.endswith(words), "one, and no more"
+
+
+def test_the_first_misfit_is_named_and_the_others_counted(base: BaseTensors, tmp_path: Path) -> None:
+    found = adapter(tmp_path / "a", {"q.weight": torch.ones(3, 2), "q.bias": torch.ones(5)} | lora("q", (1, 7), (4, 1)))
+    (problem,) = misfits(found, updates_of(found, base), base, {})
+    assert problem.cause.endswith("(and 2 more)") and "is [4] in the base and [5]" in problem.cause
 
 
 def test_levels_that_change_a_parameter(tmp_path: Path) -> None:
@@ -124,3 +133,19 @@ def test_levels_that_change_a_parameter(tmp_path: Path) -> None:
     assert changes.parameters() == ["a", "b"]
     assert changes.of("a") == [[(1.0, [new])], [(2.0, [other, new])]] and changes.of("c") == []
     assert changes.shape("a", (4, 2)) == (5, 2) and changes.shape("c", (4, 2)) == (4, 2)
+
+
+def test_each_update_of_a_parameter_is_looked_at(tmp_path: Path) -> None:
+    """One that keeps the shape says nothing of the next; embeddings may grow, and in rows alone."""
+    stored = store(
+        tmp_path, {"b": torch.ones(4), "w": torch.ones(4, 2), "long": torch.ones(5, 2), "wide": torch.ones(5, 3)}
+    )
+    keeps, same = add_bias(stored["b"], 1.0), replace(stored["w"])
+    for updates, before, problems in (
+        ([keeps, same, replace(stored["wide"])], (4, 2), 1),
+        ([keeps, replace(stored["long"]), replace(stored["wide"])], (4, 2), 1),
+        ([replace(stored["long"])], (6, 2), 1),
+        ([replace(stored["long"])], None, 0),
+        ([same], (4, 2), 0),
+    ):
+        assert len([*_misfit("w", updates, before)]) == problems

@@ -8,12 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from hftune.arguments.merging import MergeArguments
 from hftune.errors import UserError
-from hftune.merging.inputs import Inputs, find_base, find_tokenizer, read_inputs, with_rope
+from hftune.merging import inputs as inputs_module
+from hftune.merging.adapters import ADAPTER_WEIGHTS, PREFIX, Adapter
+from hftune.merging.inputs import BaseFolder, Inputs, _labels, find_base, find_tokenizer, read_inputs, with_rope
 from hftune.merging.tensors import Quantisation
-from tests.unit.merging.models import ATTENTION, make_adapter
+from tests.unit.merging.models import ATTENTION, make_adapter, store
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +80,7 @@ def test_every_missing_adapter_at_once(tmp_path: Path) -> None:
     with pytest.raises(UserError) as error:
         read(tmp_path / "one", tmp_path / "two")
     assert "one" in str(error.value) and "two" in str(error.value)
-    with pytest.raises(UserError, match="there is no adapter in None"):
+    with pytest.raises(UserError, match="no adapter was named"):
         read()
 
 
@@ -149,3 +152,78 @@ def test_whose_tokenizer(tmp_path: Path) -> None:
     (asked / "tokenizer_config.json").unlink()
     with pytest.raises(UserError, match="there is no tokenizer in"):
         find_tokenizer(str(asked), [first, last], base)
+
+
+def test_what_the_command_says_of_the_merged_model(adapter: Path) -> None:
+    asked = read(adapter, trust_remote_code=True, dtype="bfloat16")
+    assert asked.trust_remote_code is True and asked.dtype == "bfloat16"
+    assert read(adapter).trust_remote_code is False
+
+
+def test_only_the_files_of_a_model_are_downloaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A repository may hold the same weights in five formats."""
+    import huggingface_hub
+
+    asked: list[Any] = []
+
+    def download(name: str, **options: Any) -> str:
+        asked.append((name, options))
+        return str(tmp_path)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    found = find_base("owner/model", "v2")
+    assert (found.name, found.folder) == ("owner/model", tmp_path)
+    ((name, options),) = asked
+    assert name == "owner/model" and options["revision"] == "v2"
+    needed = ["model.safetensors", "config.json", "vocab.txt", "spiece.model", "chat_template.jinja", "modeling.py"]
+    others = ["consolidated.safetensors", "original/a.json", "onnx/a.json", "gguf/a.json", "a.bin", "a.gguf", "a.md"]
+    assert [
+        *huggingface_hub.utils.filter_repo_objects(
+            [*needed, *others], allow_patterns=options["allow_patterns"], ignore_patterns=options["ignore_patterns"]
+        )
+    ] == needed
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    assert find_tokenizer("owner/other", [], Path("base")) == tmp_path
+    name, options = asked[1]
+    assert name == "owner/other" and options["revision"] is None
+    assert "tokenizer.json" in options["allow_patterns"] and "*.safetensors" not in options["allow_patterns"]
+
+
+@pytest.mark.parametrize(
+    ("config", "manifest", "rows", "labels", "head"),
+    [
+        ({}, {}, None, None, "causal_lm"),
+        ({"task_type": "SEQ_CLS"}, {}, None, 1, "score"),
+        ({"task_type": "SEQ_CLS"}, {}, 3, 3, "score"),
+        ({"task_type": "TOKEN_CLS"}, {}, None, 2, "steps"),
+        ({}, {"head": "score"}, 1, 1, "score"),
+    ],
+)
+def test_labels_of_a_reward_model(
+    config: dict[str, Any], manifest: dict[str, Any], rows: int | None, labels: int | None, head: str, tmp_path: Path
+) -> None:
+    """As many as its head has rows; a head that was not saved is the one that transformers draws."""
+    saved = {} if rows is None else {f"{PREFIX}score.weight": torch.ones(rows, 4)}
+    store(tmp_path, saved | {f"{PREFIX}q.lora_A.weight": torch.ones(1, 1)}, ADAPTER_WEIGHTS)
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA"} | config))
+    (tmp_path / "hftune.json").write_text(json.dumps(manifest))
+    adapter = Adapter(tmp_path)
+    assert _labels(adapter) == labels
+    base = BaseFolder("base", tmp_path)
+    assert Inputs(base, {}, [[adapter]], tokenizer=tmp_path, scores=labels).head == head
+
+
+def test_a_gguf_base_brings_its_own_config(
+    adapter: Path, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "bases").mkdir()
+    (tmp_path / "bases" / "model.gguf").write_bytes(b"GGUF")
+    looked: list[Any] = []
+    monkeypatch.setattr(inputs_module, "check_layers", lambda *given: looked.append(given))
+    inputs = read(adapter, base_model_name_or_path=str(tmp_path / "bases" / "model.gguf"))
+    assert looked == [] and inputs.config == {} and inputs.base.gguf_file == "model.gguf"
+    assert inputs.tokenizer == tmp_path / "bases", "nobody else has one"
+    config = read(adapter).config
+    ((given, shapes, name, flag),) = looked
+    assert given == config and "lm_head.weight" in shapes and name == str(base) and flag.startswith("--base")

@@ -8,14 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 from transformers import AutoTokenizer
 
+from hftune.checkpoints.manifest import text_fingerprint
+from hftune.merging import model_config
 from hftune.merging.adapters import Adapter
 from hftune.merging.inputs import BaseFolder, Inputs
 from hftune.merging.model_config import (
     copy_other_files,
     copy_tokenizer,
     describe_tokenizer,
+    pad_token_id,
     suppress_padding,
     write_config,
 )
@@ -116,4 +121,59 @@ def test_a_tokenizer_s_description(make_base: Callable, tmp_path: Path) -> None:
     (tmp_path / "chat_template.jinja").write_text("{{ messages }} another")
     after = describe_tokenizer(tmp_path)
     assert before and after and before["fingerprint"] == after["fingerprint"]
-    assert before["template_fingerprint"] != after["template_fingerprint"]
+    assert after["template_fingerprint"] == text_fingerprint("{{ messages }} another")
+    (tmp_path / "chat_template.jinja").unlink()
+    for template, read in (("{{ own }}", "{{ own }}"), (None, ""), ([{"name": "default", "template": "x"}], "")):
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+        one = describe_tokenizer(tmp_path)
+        assert one and one["template_fingerprint"] == text_fingerprint(read)
+
+
+def test_tokens_that_were_added_count(tmp_path: Path) -> None:
+    tokenizer = Tokenizer(WordLevel({"a": 0, "b": 1}))
+    tokenizer.add_special_tokens(["<pad>"])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    found = describe_tokenizer(tmp_path)
+    assert found is not None and found["tokens"] == 3
+
+
+def test_a_score_is_read_before_the_tokenizer_s_padding(make_base: Callable, tmp_path: Path) -> None:
+    base = make_base("llama")
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    tokenizer.pad_token = tokenizer.convert_ids_to_tokens(7)
+    tokenizer.save_pretrained(tmp_path)
+    assert pad_token_id(tmp_path) == 7
+    (tmp_path / "adapter_config.json").write_text('{"task_type": "SEQ_CLS"}')
+    assert written(tmp_path, {"model_type": "llama"}, scores=1)["pad_token_id"] == 7
+
+
+def test_a_tokenizer_that_is_nowhere_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(model_config, "notice", said.append)
+    for name in ("none", "some", "empty", "saved"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "some" / "tokenizer.json").write_text("{}")
+    (tmp_path / "saved" / "tokenizer_config.json").write_text("{}")
+    copy_tokenizer(tmp_path / "some", tmp_path / "empty")
+    copy_tokenizer(tmp_path / "none", tmp_path / "saved")
+    assert said == [] and [file.name for file in (tmp_path / "empty").iterdir()] == ["tokenizer.json"]
+    (tmp_path / "empty" / "tokenizer.json").unlink()
+    copy_tokenizer(tmp_path / "none", tmp_path / "empty")
+    assert said == [f"there is no tokenizer in {tmp_path / 'none'}, so the merged model has none"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json"),
+        *("merges.txt", "vocab.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "tekken.json"),
+        *("chat_template.jinja", "chat_template.json"),
+    ],
+)
+def test_every_file_of_a_tokenizer_goes_along(name: str, tmp_path: Path) -> None:
+    (tmp_path / "from").mkdir()
+    (tmp_path / "to").mkdir()
+    for one in (name, "model.safetensors", f"my_{name}"):
+        (tmp_path / "from" / one).write_text(one)
+    copy_tokenizer(tmp_path / "from", tmp_path / "to")
+    assert [file.name for file in (tmp_path / "to").iterdir()] == [name]

@@ -12,8 +12,23 @@ import torch
 
 from hftune.errors import UserError
 from hftune.merging.adapters import ADAPTER_WEIGHTS, PREFIX, Adapter
+from hftune.merging.changes import Changes
 from hftune.merging.inputs import BaseFolder, Inputs
-from hftune.merging.plan import Output, Plan, plan_merge
+from hftune.merging.plan import (
+    Output,
+    Plan,
+    _dtype,
+    _needs_skeleton,
+    _tied_source,
+    _untie,
+    _usual_dtype,
+    _which,
+    plan_merge,
+)
+from hftune.merging.skeleton import BaseTensors, StoredSlice
+from hftune.merging.tensors import ComputedTensor, read_source
+from hftune.merging.updates import replace
+from hftune.weight_files import stored_tensors
 from tests.unit.merging.models import store
 
 Q, K = "model.layers.0.self_attn.q_proj", "model.layers.0.self_attn.k_proj"
@@ -190,3 +205,93 @@ def test_a_reward_model_has_no_language_model_head(make_base: Callable, tmp_path
         and found["score.weight"].source is None
         and found["score.weight"].shape == (1, rows_of(base)[1])
     )
+
+
+def test_blending_a_tensor_that_the_base_only_ties(tied: Path, tmp_path: Path) -> None:
+    """A head without a tensor of its own is the embeddings'; one that the base does not have at all is new."""
+    rows, columns = rows_of(tied)
+    planned(tied, [adapter(tmp_path / "a", lora(HEAD, rows, columns), 0.5)])
+    score = {"score.weight": torch.randn(1, columns)} | lora(Q, columns, columns)
+    with pytest.raises(UserError, match=r"score\.weight is not in the base"):
+        planned(tied, [adapter(tmp_path / "b", score, 0.5, task_type="SEQ_CLS")], scores=1)
+
+
+class Pairs:
+    """A base whose config ties two heads to one embedding each; of some both are stored."""
+
+    def __init__(self, **values: float) -> None:
+        self.values, self.tied = values, {"head": "embed", "second head": "second embed"}
+
+    def slices(self, name: str) -> list[StoredSlice]:
+        return [StoredSlice(name)] if name.replace(" ", "_") in self.values else []
+
+    def source(self, name: str) -> ComputedTensor:
+        value = self.values[name.replace(" ", "_")]
+        return ComputedTensor(Path("there"), "F32", (1,), lambda: torch.tensor([value]))
+
+
+def test_tied_by_the_config_and_stored_apart(tmp_path: Path) -> None:
+    """What is stored twice with the same values is tied; with others it is apart; each pair is looked at."""
+    new = replace(store(tmp_path, {"new": torch.ones(1)})["new"])
+    changes = Changes([[(1.0, {"second head": [new]})]])
+    for values, untied in (
+        ({"embed": 1.0, "head": 1.0}, {"second head", "second embed"}),
+        ({"embed": 1.0, "head": 2.0}, {"head", "embed", "second head", "second embed"}),
+        ({"embed": 1.0}, {"second head", "second embed"}),
+    ):
+        base: Any = Pairs(**values)
+        assert _untie(base, changes, keep_tied=False) == untied
+    base = Pairs(embed=1.0, head=2.0)
+    assert _untie(base, Changes([]), keep_tied=False) == {"head", "embed"}
+
+
+@pytest.mark.parametrize(
+    ("own", "asked", "becomes"),
+    [(one, "F32", "F32") for one in ("F64", "F32", "F16", "BF16")]
+    + [("I64", "F32", "I64"), ("BOOL", "F32", "BOOL"), ("F16", None, "F16")],
+)
+def test_what_another_dtype_is_asked_of(own: str, asked: str | None, becomes: str) -> None:
+    assert _dtype(own, asked) == becomes
+
+
+def test_who_was_trained_of_two_that_are_tied(tmp_path: Path) -> None:
+    new = replace(store(tmp_path, {"new": torch.ones(1)})["new"])
+
+    def said(*trained: str) -> str:
+        return _which(Changes([[(1.0, {name: [new] for name in trained})]]), "head", "embed")
+
+    assert said("head", "embed") == "embed and head each for itself"
+    assert said("head") == "head without embed" and said("embed") == "embed without head"
+
+
+def test_the_tensor_that_a_parameter_is_tied_to() -> None:
+    base: Any = Pairs(embed=1.0, second_head=2.0)
+    found = {name: _tied_source(base, name) for name in ("head", "embed", "second head", "second embed", "other")}
+    values = {name: None if source is None else read_source(source).item() for name, source in found.items()}
+    assert values == {"head": 1.0, "embed": None, "second head": None, "second embed": 2.0, "other": None}
+
+
+@pytest.mark.parametrize(
+    ("tensors", "config", "more", "needs"),
+    [
+        (lora(Q, 4, 4), {}, {}, False),
+        ({f"{K}.weight": torch.ones(2, 4)}, {}, {}, False),
+        (lora(HEAD, 4, 4), {}, {}, True),  # may be tied
+        (lora("model.layers.0.experts", 4, 4), {}, {}, True),  # stored under another name
+        (lora(Q, 4, 4) | lora(HEAD, 4, 4), {}, {}, True),
+        (lora(Q, 4, 4), {"fan_in_fan_out": True}, {}, True),
+        (lora(Q, 4, 4), {"target_parameters": ["x"]}, {}, True),
+        (lora(Q, 4, 4), {}, {"scores": 1}, True),
+    ],
+)
+def test_where_names_alone_do_not_tell(
+    tensors: dict[str, torch.Tensor], config: dict[str, Any], more: dict[str, Any], needs: bool, small: Path,
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    inputs = Inputs(BaseFolder("base", small), {}, [[adapter(tmp_path / "a", tensors, **config)]], small, **more)
+    assert _needs_skeleton(inputs, BaseTensors(dict(stored_tensors(small)))) is needs
+
+
+def test_a_new_head_has_the_dtype_of_the_weights(tmp_path: Path) -> None:
+    tensors = {"a.steps": torch.ones(1, dtype=torch.int64), "b": torch.ones(1).bfloat16()}
+    assert _usual_dtype(BaseTensors(dict(store(tmp_path, tensors)))) == "BF16"

@@ -89,6 +89,7 @@ def test_8_bit(make_base: Callable, tmp_path: Path) -> None:
     torch.testing.assert_close(merged["model.layers.1.mlp.down_proj.weight"], wanted, atol=1e-7, rtol=1e-6)
 
 
+@pytest.mark.long
 def test_verify_says_both_differences(make_base: Callable, tmp_path: Path) -> None:
     base = make_base("llama", tie_word_embeddings=False, **WIDE)
     adapter = make_adapter(base, tmp_path / "adapter", target_modules=ATTENTION)

@@ -28,8 +28,6 @@ from tests.unit.merging.models import (
 )
 from tests.unit.merging.test_exact import digests
 
-pytestmark = pytest.mark.long
-
 
 @pytest.fixture
 def base(make_base: Callable) -> Path:
@@ -319,6 +317,7 @@ def merge_in_a_child(adapter: Path, output: Path, die_at: int | None) -> int:
         return int.from_bytes(pipe.read(), "little")
 
 
+@pytest.mark.long
 def test_killed_at_twenty_random_points(base: Path, adapter: Path, tmp_path: Path) -> None:
     """What is in place is nothing or the whole result; the next merge removes what is left of a killed one."""
     points = merge_in_a_child(adapter, tmp_path / "reference", None)

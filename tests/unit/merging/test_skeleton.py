@@ -82,3 +82,44 @@ def test_a_model_that_nobody_knows(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "no_such_model"}')
     with pytest.raises(ArgumentError, match="transformers cannot build the model of"):
         build_skeleton(tmp_path, trust_remote_code=False)
+
+
+def test_eight_bit_leaves_the_score_of_a_reward_model_whole(make_base: Callable) -> None:
+    model = build_skeleton(make_base("llama"), head="score", labels=1, trust_remote_code=False)
+    names = quantised_linears(model, eight_bit=True)
+    assert "score" not in names and "model.layers.1.self_attn.q_proj" in names
+    assert all(name.rsplit(".", 1)[-1].endswith("_proj") for name in names)
+
+
+def operation(kind: str, dim: int) -> Any:
+    return type(kind, (), {"dim": dim})()
+
+
+MERGE, CONCATENATE = operation("MergeModulelist", 0), operation("Concatenate", 1)
+
+
+@pytest.mark.parametrize(
+    ("operations", "patterns", "targets", "found"),
+    [
+        ([MERGE, CONCATENATE], ["experts.*.w1.weight", "experts.*.w3.weight"], ["fused"], (13, 1, 2)),
+        ([MERGE, CONCATENATE], ["experts.*.w3.weight", "experts.*.w1.weight"], ["fused"], (13, 0, 2)),
+        ([MERGE], ["experts.*.w3.weight"], ["fused"], (13, 0, 1)),
+        ([MERGE], ["experts.*.w3.weight"], ["one", "two"], "MergeModulelist"),
+        ([CONCATENATE], ["experts.*.w3.weight"], ["fused"], "Concatenate"),
+        ([MERGE, operation("Concatenate", 0)], ["experts.*.w3.weight"], ["fused"], "MergeModulelist and Concatenate"),
+        ([operation("MergeModulelist", 1)], ["experts.*.w3.weight"], ["fused"], "MergeModulelist"),
+        ([MERGE], ["experts.w3.weight"], ["fused"], "MergeModulelist"),
+    ],
+)
+def test_which_expert_and_which_half(
+    operations: list[Any], patterns: list[str], targets: list[str], found: Any
+) -> None:
+    """Experts stacked along the first dimension, gate above up within each; every other way is noted by its name."""
+    name, base = "model.layers.4.moe.experts.13.w3.weight", BaseTensors({})
+    rule: Any = SimpleNamespace(operations=operations, source_patterns=patterns, target_patterns=targets)
+    pattern = next(one for one in patterns if "w3" in one)
+    _match_converted(base, name, "fused", pattern, rule)
+    if isinstance(found, str):
+        assert base.unsupported == {"fused": found} and base.converted == {}
+    else:
+        assert base.converted == {"fused": [StoredSlice(name, *found)]} and base.unsupported == {}

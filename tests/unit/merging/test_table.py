@@ -13,8 +13,6 @@ import torch
 from hftune.weight_files import weight_shapes
 from tests.unit.merging.models import ATTENTION, adapted_logits, make_adapter, merge, merged_logits, settings
 
-pytestmark = pytest.mark.long
-
 EXPERTS = {"target_modules": ["q_proj"], "target_parameters": ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]}
 BOTH = ["embed_tokens", "lm_head"]
 

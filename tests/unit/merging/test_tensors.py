@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from hftune.errors import ArgumentError, ManifestError
 from hftune.merging import tensors
-from hftune.merging.tensors import ComputedTensor, as_rows, dequantised, read_rows, read_source, read_tensor, scratch
+from hftune.merging.tensors import (
+    ComputedTensor,
+    Quantisation,
+    as_rows,
+    dequantised,
+    read_rows,
+    read_source,
+    read_tensor,
+    requantised,
+    scratch,
+)
 from hftune.weight_files import StoredTensor
 from tests.unit.merging.models import store
 
@@ -95,3 +107,79 @@ def test_a_tensor_of_the_base_in_its_own_shape(tmp_path: Path) -> None:
 def test_only_bitsandbytes_can_be_undone() -> None:
     with pytest.raises(ArgumentError, match="quantised by quanto"):
         dequantised({}, {"quantization_config": {"quant_method": "quanto"}}, "base")
+
+
+@pytest.mark.parametrize(("kind", "nested"), [("nf4", True), ("nf4", False), ("fp4", False)])
+def test_a_base_as_four_bits_left_it(kind: str, nested: bool, tmp_path: Path) -> None:
+    """What bitsandbytes makes of the weight in training's dtype, which each of the settings makes another."""
+    from bitsandbytes import functional
+
+    w = torch.randn(8, 64)
+    stored = store(tmp_path, {"w": w})["w"]
+    found = requantised(stored, Quantisation(4, kind, nested, "F16"))
+    assert (found.file, found.dtype, found.shape) == (stored.file, "F32", (8, 64))
+    options = {"compress_statistics": nested, "quant_type": kind}
+    wanted = functional.dequantize_4bit(*functional.quantize_4bit(w.half(), **options))
+    assert found.read().dtype == torch.float32 and torch.equal(found.read(), wanted.float())
+    others = [("nf4", True), ("nf4", False), ("fp4", False)]
+    for other in others:
+        if other != (kind, nested):
+            assert not torch.equal(requantised(stored, Quantisation(4, *other, "F16")).read(), found.read())
+
+
+def test_a_base_as_eight_bits_left_it(tmp_path: Path) -> None:
+    """Each row in 127 steps to its largest number: 127 of 127 and 31.6 of 127 become 1 and 32 / 127."""
+    stored = store(tmp_path, {"w": torch.tensor([[1.0, 31.6 / 127], [2.0, -1.0]])})["w"]
+    found = requantised(stored, Quantisation(8, "None", False, "F32")).read()
+    torch.testing.assert_close(found.float(), torch.tensor([[1.0, 32 / 127], [2.0, -128 / 127]]), atol=1e-3, rtol=0)
+
+
+def test_a_tensor_unpacked_by_what_lies_beside_it(tmp_path: Path) -> None:
+    """8 bit by the scales of rows over 127; 4 bit by bitsandbytes' own state, in float32 both."""
+    from bitsandbytes import functional
+
+    w = torch.randn(4, 64)
+    packed, state = functional.quantize_4bit(w, quant_type="fp4")
+    state_tensors = {f"four.weight.{name}": tensor for name, tensor in state.as_dict(packed=True).items()}
+    rows = torch.tensor([[127, -64], [1, 127]], dtype=torch.int8)
+    eight = {"eight.weight": rows, "eight.SCB": torch.tensor([2.0, 1.0])}
+    stored = store(tmp_path, {"four.weight": packed} | state_tensors | eight)
+    found = dequantised(stored, BITSANDBYTES, "base")
+    assert set(found) == {"four.weight", "eight.weight"}
+    assert torch.equal(read_source(found["four.weight"]), functional.dequantize_4bit(packed, state).float())
+    wanted = torch.tensor([[2.0, -128 / 127], [1 / 127, 1.0]])
+    torch.testing.assert_close(read_source(found["eight.weight"]).float(), wanted)
+
+
+@pytest.mark.parametrize(
+    ("config", "dtype"),
+    [
+        ({"dtype": "float16"}, "F16"),
+        ({"torch_dtype": "torch.float32"}, "F32"),
+        ({"text_config": {"dtype": "float32"}}, "F32"),
+        ({"dtype": None, "text_config": {"torch_dtype": "float16"}}, "F16"),
+        ({}, "BF16"),
+    ],
+)
+def test_the_dtype_that_packed_weights_get(config: dict[str, Any], dtype: str) -> None:
+    assert tensors._whole_dtype(config) == dtype
+
+
+def test_files_are_opened_once_and_closed(tmp_path: Path) -> None:
+    stored = store(tmp_path, {"w": torch.ones(2)})["w"]
+    file = tensors.open_file(stored.file)
+    assert tensors.open_file(stored.file) == file
+    tensors.close_files()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(file)
+    assert read_tensor(stored).tolist() == [1.0, 1.0]
+
+
+def test_scratch_of_a_large_tensor_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More than the limit would stay in memory until the thread ends; what fits is kept to the last byte."""
+    monkeypatch.setattr(tensors, "_SCRATCH_BYTES", 64)
+    for rows, kept in ((4, True), (5, False)):
+        purpose = f"of {rows}"
+        made = scratch(purpose, rows, 4, torch.float32)
+        assert (getattr(tensors._thread, purpose, None) is not None) == kept and made.shape == (rows, 4)
+    assert scratch("of 4", 4, 4, torch.float32).data_ptr() == scratch("of 4", 4, 4, torch.float32).data_ptr()

@@ -51,14 +51,15 @@ def test_dora(transposed: bool, tmp_path: Path) -> None:
     assert not update.additive and update.whole == transposed
 
 
-def test_experts(tmp_path: Path) -> None:
-    """E = 3 experts of (4, 2), r = 2: A is (E r, in), B is (out, r E) with the expert last."""
-    w, a, b = torch.randn(3, 4, 2), torch.randn(6, 2), torch.randn(4, 6)
+@pytest.mark.parametrize("count", [2, 3])
+def test_experts(count: int, tmp_path: Path) -> None:
+    """E experts of (4, 2), r = 2: A is (E r, in), B is (out, r E) with the expert last."""
+    w, a, b = torch.randn(count, 4, 2), torch.randn(2 * count, 2), torch.randn(4, 2 * count)
     stored = store(tmp_path, {"a": a, "b": b})
-    wanted = torch.stack([w[e] + b[:, [e, 3 + e]] @ a[2 * e : 2 * e + 2] for e in range(3)])
-    update = low_rank(stored["a"], stored["b"], 1.0, experts=3)
-    torch.testing.assert_close(applied([update], w).reshape(3, 4, 2), wanted)
-    torch.testing.assert_close(applied([update], w, step=3).reshape(3, 4, 2), wanted)
+    wanted = torch.stack([w[e] + b[:, [e, count + e]] @ a[2 * e : 2 * e + 2] for e in range(count)])
+    update = low_rank(stored["a"], stored["b"], 1.0, experts=count)
+    torch.testing.assert_close(applied([update], w).reshape(count, 4, 2), wanted)
+    torch.testing.assert_close(applied([update], w, step=3).reshape(count, 4, 2), wanted)
     # The second half of the rows of expert 1, as a checkpoint stores its up projection.
     half = StoredSlice("w", expert=1, part=1, parts=2)
     torch.testing.assert_close(applied([update], w[1, 2:], where=half), wanted[1, 2:])
@@ -71,13 +72,13 @@ def test_a_bias_is_added(tmp_path: Path) -> None:
 
 
 def test_replaced_whole_and_by_rows(tmp_path: Path) -> None:
-    stored = store(tmp_path, {"new": torch.randn(6, 4), "rows": torch.tensor([[1.0] * 4, [2.0] * 4])})
+    stored = store(tmp_path, {"new": torch.randn(6, 4), "rows": torch.tensor([[1.0] * 4, [2.0] * 4, [3.0] * 4])})
     new = replace(stored["new"])
     assert new.shape == (6, 4) and not new.additive
     assert torch.equal(applied([new], W, step=4), applied([new], W * 0))
     wanted = W.clone()
-    wanted[5], wanted[2] = 1.0, 2.0
-    assert torch.equal(applied([replace_rows([5, 2], stored["rows"])], W, step=4), wanted)
+    wanted[5], wanted[2], wanted[4] = 1.0, 2.0, 3.0  # 4 is the first row of the second block
+    assert torch.equal(applied([replace_rows([5, 2, 4], stored["rows"])], W, step=4), wanted)
 
 
 def test_an_expert_that_was_trained_whole(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
 
 from hftune.errors import ManifestError
 from hftune.merging import verify
@@ -105,3 +105,136 @@ def test_ties_are_those_of_the_config(shares: bool, asked: bool) -> None:
             verify._check_ties(model)
     model.get_output_embeddings = lambda: None
     verify._check_ties(model)
+
+
+def test_both_forms_of_a_quantised_base_are_compared_with_training(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Training says 1 and 2; this merge 1 and 3, the one into the other form of the base 1 and 6."""
+    said = {True: Answers([torch.tensor([[1.0, 6.0]])], [[1]]), False: Answers([torch.tensor([[1.0, 3.0]])], [[1]])}
+    written: list[Any] = []
+
+    def load(plan: Any, *, quantised: bool) -> Any:
+        assert quantised
+        return "as training saw it"
+
+    def write_other(plan: Any, folder: Path, size: str | None) -> None:
+        assert folder.is_dir() and folder.parent == tmp_path
+        written.append((plan, size))
+
+    monkeypatch.setattr(verify, "on_demand", lambda name: load)
+    monkeypatch.setattr(verify, "answer", lambda model, tokenizer: Answers([torch.tensor([[1.0, 2.0]])], [[1]]))
+    monkeypatch.setattr(verify, "write_model", write_other)
+    monkeypatch.setattr(verify, "plan_merge", lambda inputs, dequantise: (inputs, dequantise))
+    monkeypatch.setattr(verify, "_answers", lambda plan, folder, tokenizer: said[True])
+    for dequantise, own, other in ((True, "dequantized", "original"), (False, "original", "dequantized")):
+        plan: Any = SimpleNamespace(inputs="inputs", dequantise=dequantise)
+        found: Any = verify._compare_both_bases(plan, tmp_path, said[False], "tokenizer", "2GB")  # type: ignore[arg-type]
+        assert written.pop() == (("inputs", not dequantise), "2GB")
+        assert found["largest"] == found["merge_base"][own]["largest"] == 1.0
+        assert found["merge_base"][other]["largest"] == 4.0 and list(found["merge_base"]) == [own, other]
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("generates", [True, False])
+def test_only_a_causal_lm_gives_answers(generates: bool) -> None:
+    """As many tokens as are asked for, one answer a prompt; a reward model gives scores alone."""
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    tokenizer = make_tokenizer(CHATML)
+    config = LlamaConfig(vocab_size=len(tokenizer), num_labels=1, pad_token_id=0, eos_token_id=None, **sizes)
+    made = LlamaForCausalLM if generates else LlamaForSequenceClassification
+    said = answer(made(config).eval(), tokenizer, new_tokens=3)
+    assert len(said.logits) == len(verify.PROMPTS) and len(said.greedy) == len(verify.PROMPTS) * generates
+    for prompt, logits, greedy in zip(verify.PROMPTS, said.logits, said.greedy, strict=False):
+        assert len(greedy) == len(logits) + 3, prompt
+    assert all(logits.shape[-1] == (len(tokenizer) if generates else 1) for logits in said.logits)
+
+
+@pytest.mark.parametrize(
+    ("scores", "gguf", "beside"), [(None, None, {"w": (2, 3)}), (1, None, {}), (None, "model.gguf", {})]
+)
+def test_what_the_base_stores_for_others_needs_no_place(
+    scores: int | None, gguf: str | None, beside: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are no part of a language model there either; a reward model and a GGUF file are read whole."""
+    asked: list[Any] = []
+    monkeypatch.setattr(verify, "stored_tensors", lambda folder: {"w": SimpleNamespace(shape=(2, 3))})
+    monkeypatch.setattr(verify, "reload_strictly", lambda folder, **options: asked.append((folder, options)) or "model")
+    monkeypatch.setattr(verify, "answer", lambda model, tokenizer: (model, tokenizer))
+    base = SimpleNamespace(folder="base", gguf_file=gguf)
+    inputs = SimpleNamespace(base=base, scores=scores, head="the head", trust_remote_code=True)
+    plan: Any = SimpleNamespace(inputs=inputs)
+    assert verify._answers(plan, Path("there"), "tokenizer") == ("model", "tokenizer")  # type: ignore[arg-type, comparison-overlap]
+    assert asked == [(Path("there"), {"head": "the head", "trust_remote_code": True, "beside": beside})]
+
+
+@pytest.mark.parametrize("quantised", [None, "how"])
+@pytest.mark.parametrize("comparable", [True, False])
+@pytest.mark.parametrize("gguf", [None, "model.gguf"])
+def test_a_merge_is_compared_with_what_it_was_made_of(
+    quantised: Any, comparable: bool, gguf: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The merged model is loaded first, strictly, whatever comes after it; another template is a fault."""
+    order: list[Any] = []
+    templates = {Path("merged"): "t", Path("base"): "t"}
+
+    def pretrained(auto: Any, folder: Path, **options: Any) -> Any:
+        order.append((folder.name, options))
+        return SimpleNamespace(chat_template=templates[folder])
+
+    one = Answers([torch.tensor([[1.0, 2.0]])], [[1]])
+    monkeypatch.setattr(verify, "pretrained", pretrained)
+    monkeypatch.setattr(verify, "_answers", lambda plan, folder, tokenizer: order.append("merged") or one)
+    monkeypatch.setattr(verify, "_compare_both_bases", lambda plan, parent, *rest: ("both", parent, rest[-1]))
+    monkeypatch.setattr(verify, "on_demand", lambda name: lambda plan: "base + adapter")
+    monkeypatch.setattr(verify, "answer", lambda model, tokenizer: order.append(model) or one)
+    base = SimpleNamespace(folder=Path("base"), gguf_file=gguf)
+    inputs = SimpleNamespace(
+        base=base, tokenizer=Path("base"), trust_remote_code=True, comparable=comparable, quantised=quantised
+    )
+    plan: Any = SimpleNamespace(inputs=inputs, outputs=None)
+    found: Any = verify._compare_with_adapters(plan, Path("merged"), "2GB")
+    trusted = {"trust_remote_code": True}
+    asked = [("merged", trusted), ("base", trusted | ({"gguf_file": gguf} if gguf else {}))]
+    assert order[:3] == [*asked, "merged"]
+    if not comparable:
+        assert found is None and len(order) == 3
+    elif quantised:
+        assert found == ("both", Path("."), "2GB") and len(order) == 3
+    else:
+        assert order[3] == "base + adapter" and found["largest"] == 0.0
+    templates[Path("base")] = "other"
+    with pytest.raises(ManifestError, match="another chat template"):
+        verify._compare_with_adapters(plan, Path("merged"), None)
+
+
+@pytest.mark.parametrize(
+    ("asked", "tokenizer", "reason", "compared"),
+    [
+        ("auto", True, None, True), ("auto", True, "too large", False), ("true", True, "too large", True),
+        ("false", True, None, False), ("auto", False, None, False), ("true", False, None, False),
+    ],
+)  # fmt: skip
+def test_when_logits_are_compared(
+    asked: str, tokenizer: bool, reason: str | None, compared: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(verify, "notice", said.append)
+    monkeypatch.setattr(verify, "has_tokenizer", lambda folder: tokenizer)
+    monkeypatch.setattr(verify, "_too_large", lambda folder: reason)
+    monkeypatch.setattr(verify, "_compare_with_adapters", lambda plan, folder, size: {"size": size})
+    plan: Any = "plan"
+    found: Any = verify.verify_merge(plan, Path("there"), verify=asked, max_shard_size="2GB")
+    assert found == ({"size": "2GB"} if compared else None)
+    why = "--verify False" if asked == "false" else reason if tokenizer else "there is no tokenizer for the prompts"
+    assert [one.endswith(f"({why})") for one in said] == ([] if compared else [True])
+
+
+@pytest.mark.parametrize(
+    ("dtypes", "half"), [(None, True), (["F32"], False), (["F32", "BF16"], True), (["F16"], True), (["I64"], False)]
+)
+def test_what_was_rounded_to_16_bits(dtypes: list[str] | None, half: bool) -> None:
+    """What peft has saved may be in any dtype."""
+    tensors = dtypes and SimpleNamespace(tensors=[SimpleNamespace(dtype=dtype) for dtype in dtypes])
+    plan: Any = SimpleNamespace(outputs=tensors)
+    assert verify._is_half(plan) is half

@@ -19,8 +19,6 @@ from hftune.merging.updates import Fold
 from hftune.merging.verify import Answers, compare, judge, reload_strictly
 from tests.unit.merging.models import ATTENTION, make_adapter, merge, merged_logits, settings
 
-pytestmark = pytest.mark.long
-
 
 @pytest.fixture
 def adapter(make_base: Callable, tmp_path: Path) -> Path:
@@ -152,6 +150,7 @@ def test_without_a_tokenizer(make_base: Callable, tmp_path: Path) -> None:
     assert manifest["verified"] is None and any("no tokenizer for the prompts" in said for said in manifest["notices"])
 
 
+@pytest.mark.long
 def test_merging_starts_without_heavy_imports(adapter: Path, tmp_path: Path) -> None:
     """135 million parameters are merged in the time that transformers takes. TRL's parser alone takes 0.2 s."""
     code = (

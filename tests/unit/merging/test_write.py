@@ -16,8 +16,10 @@ from hftune.errors import ArgumentError, ManifestError
 from hftune.merging import write
 from hftune.merging.plan import Output
 from hftune.merging.skeleton import StoredSlice
+from hftune.merging.tensors import ComputedTensor
 from hftune.merging.updates import Change, replace
 from hftune.merging.write import Progress, lay_out, write_index, write_shards
+from hftune.weight_files import stored_tensors
 from tests.unit.merging.models import store
 
 
@@ -160,6 +162,16 @@ def test_large_sums_of_small_numbers_are_no_overflow(tmp_path: Path) -> None:
 
 
 def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "fits").mkdir()
+    for room, fits in ((8 + write._SPARE_BYTES, True), (7 + write._SPARE_BYTES, False)):
+        monkeypatch.setattr(write, "free_bytes", lambda folder, room=room: room)
+        monkeypatch.setattr(write, "write_shards", lambda *given: [])
+        if fits:
+            assert write._write_weights(tmp_path / "fits", lay_out([output("a", 2)], None)) == 0
+        else:
+            with pytest.raises(ArgumentError, match="left"):
+                write._write_weights(tmp_path / "fits", lay_out([output("a", 2)], None))
+    (tmp_path / "fits").rmdir()
     monkeypatch.setattr(write, "free_bytes", lambda folder: 10**6)
     with pytest.raises(ArgumentError, match=r"needs 0\.00 GB, the disk of .* has 0\.00 GB left"):
         write._write_weights(tmp_path, lay_out([output("a", 2)], None))
@@ -209,3 +221,87 @@ def test_tensors_that_rounding_leaves_as_they_were(
     monkeypatch.setattr(write, "write_shards", lambda folder, shards, workers, advance: results)
     assert write._write_weights(tmp_path, []) == changed
     assert notices == ([said] if said else [])
+
+
+@pytest.mark.parametrize(
+    ("columns", "whole", "computed", "steps"),
+    [(3, False, False, [6, 4]), (30, False, False, [1] * 10), (3, True, False, [10]), (3, False, True, [10])],
+)
+def test_rows_that_are_in_memory_at_once(
+    columns: int, whole: bool, computed: bool, steps: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Blocks of 20 elements, at least a row; all of what must be seen as a whole, or is computed."""
+    monkeypatch.setattr(write, "BLOCK_ELEMENTS", 20)
+    weight, seen = torch.randn(10, columns), []
+    stored: Any = store(tmp_path / "base", {"w": weight})["w"]
+    if computed:
+        stored = ComputedTensor(stored.file, "F32", (10, columns), lambda: weight.clone())
+
+    def apply(block: torch.Tensor, start: int, rows: int) -> torch.Tensor:
+        seen.append((start, rows, len(block)))
+        return block.add_(1)
+
+    change: Any = SimpleNamespace(load=lambda: apply, whole=whole)
+    made = Output("w", "F32", (10, columns), stored, change)
+    (tmp_path / "merged").mkdir()
+    assert write_shards(tmp_path / "merged", lay_out([made], None), 1, lambda count: None) == [True]
+    assert torch.equal(load_file(tmp_path / "merged" / "model.safetensors")["w"], weight + 1)
+    starts = [sum(steps[:number]) for number in range(len(steps))]
+    assert seen == [(start, rows, rows) for start, rows in zip(starts, steps, strict=True)]
+
+
+def test_rows_that_the_base_does_not_have(tmp_path: Path) -> None:
+    """Embeddings that grew while they were trained: a block that reaches beyond the base's rows has none of them."""
+    stored = store(tmp_path / "base", {"w": torch.arange(8.0).view(4, 2)})["w"]
+    made = Output("w", "F32", (6, 2), stored, None)
+    for first, count, rows in ((0, 4, [0.0, 6.0]), (2, 2, [4.0, 6.0]), (2, 3, None), (4, 2, None)):
+        found = write._source_rows(made, first, count)
+        assert (found is None) if rows is None else found is not None and found[[0, -1], 0].tolist() == rows
+    assert write._source_rows(Output("w", "F32", (6, 2), None), 0, 1) is None
+
+
+def test_a_base_that_ends_too_early(tmp_path: Path) -> None:
+    stored = store(tmp_path / "base", {"w": torch.ones(4, 4)})["w"]
+    with stored.file.open("r+b") as file:
+        file.truncate(stored.start + 10)
+    (tmp_path / "merged").mkdir()
+    with pytest.raises(ManifestError, match="ends too early"):
+        write_shards(tmp_path / "merged", lay_out([Output("w", "F32", (4, 4), stored)], None), 1, lambda count: None)
+
+
+def test_a_new_file_is_not_written_through_somebody_s(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").symlink_to(tmp_path / "victim")
+    with pytest.raises(FileExistsError):
+        write._begin(tmp_path / "model.safetensors", lay_out([output("a", 2)], None)[0])
+    assert not (tmp_path / "victim").exists()
+
+
+@pytest.mark.parametrize("rows", range(1, 9))
+def test_tensors_begin_where_eight_divides(rows: int, tmp_path: Path) -> None:
+    (shard,) = lay_out([output("a" * rows, rows), output("é", 1)], None)
+    file, starts = write._begin(tmp_path / "model.safetensors", shard)
+    os.close(file)
+    assert starts[0] % 8 == 0 and starts[1] == starts[0] + 4 * rows
+    size = (tmp_path / "model.safetensors").stat().st_size
+    assert size == starts[1] + 4 and (tmp_path / "model.safetensors").stat().st_mode & 0o777 == 0o644 & ~umask()
+    found = stored_tensors(tmp_path)
+    assert {name: (one.start, one.shape) for name, one in found.items()} == {
+        "a" * rows: (starts[0], (rows, 1)), "é": (starts[1], (1, 1))
+    }  # fmt: skip
+
+
+def umask() -> int:
+    now = os.umask(0)
+    os.umask(now)
+    return now
+
+
+def test_what_is_on_disk_is_what_was_planned(tmp_path: Path) -> None:
+    store(tmp_path, {"a": torch.ones(2, 1)})
+    write._check_written(tmp_path, lay_out([output("a", 2)], None))
+    for wrong in ([output("a", 3)], [output("b", 2)], [output("a", 2), output("b", 1)]):
+        with pytest.raises(AssertionError, match="other tensors than were planned"):
+            write._check_written(tmp_path, lay_out(wrong, None))
+    store(tmp_path, {"a": torch.ones(0, 1)})
+    with pytest.raises(AssertionError, match="holds empty tensors"):
+        write._check_written(tmp_path, lay_out([output("a", 0)], None))

@@ -29,13 +29,50 @@ def test_a_link_is_replaced_and_not_followed(tmp_path: Path) -> None:
     assert victim.read_text() == "mine" and not (tmp_path / "a.json").is_symlink()
 
 
-def test_permissions_follow_the_umask(tmp_path: Path) -> None:
-    before = os.umask(0o027)
+@pytest.mark.parametrize(("umask", "mode"), [(0o027, 0o640), (0o000, 0o666), (0o077, 0o600)])
+def test_permissions_follow_the_umask(tmp_path: Path, umask: int, mode: int) -> None:
+    before = os.umask(umask)
     try:
         write_file(tmp_path / "a", "x")
     finally:
         os.umask(before)
-    assert (tmp_path / "a").stat().st_mode & 0o777 == 0o640
+    assert (tmp_path / "a").stat().st_mode & 0o777 == mode
+
+
+@pytest.mark.parametrize("name", ["a.json", "x" * 200])
+def test_what_a_kill_leaves_of_a_file_is_known_by_its_name(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left: list[Path] = []
+    monkeypatch.setattr(disk.os, "replace", lambda aside, file: left.append(Path(aside)))
+    write_file(tmp_path / name, "x")
+    write_file(tmp_path / f"other {name}"[:200], "x")
+    disk.remove_partials(tmp_path / name)
+    assert not left[0].exists() and left[1].exists() and left[0].parent == tmp_path
+
+
+def test_flushed_upwards_and_never_through_a_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "below").mkdir()
+    for name in ("a", "below/b"):
+        (tmp_path / name).write_text("")
+    (tmp_path / "link").symlink_to("nowhere")
+    with pytest.raises(OSError, match="symbolic links"):
+        disk.flush(tmp_path / "link")
+    flushed: list[str] = []
+    monkeypatch.setattr(disk, "flush", lambda path: flushed.append(str(path.relative_to(tmp_path))))
+    disk.flush_tree(tmp_path)
+    assert flushed == ["below/b", "below", "a", "."]
+
+
+def test_a_handle_is_closed_though_the_disk_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[int] = []
+    monkeypatch.setattr(disk.os, "close", closed.append)
+    monkeypatch.setattr(disk.os, "fsync", lambda handle: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        disk.flush(tmp_path)
+    monkeypatch.undo()
+    assert len(closed) == 1
+    os.close(closed[0])
 
 
 @pytest.mark.parametrize("call", ["fsync", "replace"])
@@ -98,6 +135,13 @@ def test_other_errors_pass(error: Exception) -> None:
 def test_a_file_that_cannot_be_read_is_named_itself(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match=r"^/far/away: Permission denied"), disk_errors(tmp_path / "out"):
         raise PermissionError(errno.EACCES, "x", "/far/away")
+    with pytest.raises(ArgumentError, match="out cannot be written"), disk_errors(tmp_path / "out"):
+        raise PermissionError(errno.EACCES, "x", str(tmp_path / "out" / "below"))
+
+
+def test_the_room_of_a_disk_is_that_of_where_a_folder_would_be(tmp_path: Path) -> None:
+    assert abs(disk.free_bytes(tmp_path / "not" / "yet") - disk.free_bytes(tmp_path)) < 1 << 26
+    assert disk.free_bytes(tmp_path) > 0
 
 
 def test_where_nothing_can_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,6 +41,31 @@ def test_what_is_no_file_is_no_page_of_ours(tmp_path: Path, kind: str) -> None:
     assert page.read_text() == marked("x", "report")
 
 
+def test_an_output_is_flushed_before_it_has_its_name_and_the_name_after(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, order, replace = tmp_path / "out.jsonl", [], os.replace
+    monkeypatch.setattr(files, "flush", lambda folder: order.append(("folder", folder)))
+    monkeypatch.setattr(files.os, "fsync", lambda handle: order.append(os.readlink(f"/proc/self/fd/{handle}")))
+    monkeypatch.setattr(files.os, "replace", lambda a, b: (order.append("renamed"), replace(a, b)))
+    with published_file(out, flag="--output") as stream:
+        order.clear()
+        stream.write("ü\n")
+    assert [str(one).rpartition("/")[2] for one in order[:2]] == ["out.jsonl", "renamed"]
+    assert order[2] == ("folder", tmp_path) and out.read_bytes() == "ü\n".encode()
+
+
+def test_a_mark_ends_a_page(tmp_path: Path) -> None:
+    """It is found behind a page of any length, and not where one is quoted."""
+    file = tmp_path / "page"
+    for text in ("", "x", "x\n" * 1000, marked("quoted", "report")):
+        file.write_text(marked(text, "report"))
+        assert is_marked(file) and file.read_text().count("\n<!--") <= 2
+        file.write_text(marked(text, "report") + "\n")
+        assert not is_marked(file)
+    assert marked("a", "card") == marked("a\n", "card") != marked("a\n\n", "card")
+
+
 def test_an_output_appears_when_it_is_whole(tmp_path: Path) -> None:
     out = tmp_path / "below" / "out.jsonl"
     with published_file(out, flag="--output") as stream:

@@ -287,6 +287,27 @@ def test_an_exchange_is_completed_or_taken_back(out: Path, ready: bool, there: s
     assert not any(work.iterdir()), "emptied; whoever holds it removes it"
 
 
+@pytest.mark.parametrize(
+    ("ready", "moved", "placed", "said"),
+    [
+        (False, False, False, ["removed {work}, left by"]),
+        (True, True, True, []),
+        (True, True, False, ["put in place the finished result of {out}"]),
+        (False, True, False, ["brought back the result of {out}"]),
+    ],
+)
+def test_what_recovering_says(
+    out: Path, ready: bool, moved: bool, placed: bool, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notices: list[str] = []
+    monkeypatch.setattr(folders, "notice", notices.append)
+    work = interrupted(out, ready=ready, moved=moved, placed=placed)
+    folders.recover(out)
+    assert [one.startswith(each.format(work=work, out=out)) for one, each in zip(notices, said, strict=True)] == [
+        True for _ in said
+    ]
+
+
 def test_a_replaced_folder_with_a_strangers_file_survives_recovery(out: Path) -> None:
     work = interrupted(out, ready=True, moved=True, placed=True)
     (work / REPLACED / "thesis").write_text("mine")
@@ -302,6 +323,34 @@ def test_a_process_that_died_before_it_had_a_mark(out: Path, left: list[str]) ->
         (work / name).write_text("")
     publish(out)
     assert seen(out)["weights"] == "new" and [*out.parent.iterdir()] == [out]
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe", b"readyready\n", b"ready\n and more", b"", b"READY\n"])
+def test_a_mark_that_is_none_of_ours(out: Path, content: bytes) -> None:
+    work = work_folder(out)
+    (work / RESULT).mkdir(parents=True)
+    (work / MARK).write_bytes(content)
+    assert not folders.is_ours(work) and not folders.is_ready(work)
+
+
+def test_names_are_durable_after_each_rename(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the exchange, of what is kept aside, and of what is completed later: the folder above is flushed."""
+    publish(out, "old")
+    order: list[str] = []
+    rename = os.rename
+    monkeypatch.setattr(folders, "flush", lambda place: order.append(f"flush {place.name}"))
+    monkeypatch.setattr(os, "rename", lambda a, b: (order.append(Path(b).name), rename(a, b)))
+    publish(out, overwrite=True)
+    assert order == ["replaced", "flush room", "out", "flush room", "discarded"]
+    work = interrupted(out, ready=True, moved=True, placed=False, old=None)
+    order.clear()
+    folders.recover(out)
+    assert order == ["out", "flush room", "discarded"] and not any(work.iterdir())
+    work = interrupted(out, ready=True, moved=True, placed=True, old=None)
+    (work / REPLACED / "thesis").write_text("mine")
+    order.clear()
+    folders.recover(out)
+    assert order == ["out.replaced", "flush room"]
 
 
 @pytest.mark.parametrize("call", range(1, 4))

@@ -82,8 +82,10 @@ def test_what_may_be_replaced(tmp_path: Path) -> None:
     assert said(folder, overwrite=True) == said(tmp_path / "new") == ""
     (tmp_path / "empty").mkdir()
     assert said(tmp_path / "empty") == ""
-    for name in ("a", "b", "c", "d"):
+    for name in ("a", "b", "c"):
         (folder / name).write_text("mine")
+    assert str(output_problems(str(folder), overwrite=True, inputs=[])[0].cause).endswith("did not write: a, b, c")
+    (folder / "d").write_text("mine")
     message = said(folder, overwrite=True)
     assert "what hftune did not write: a, b, c and 1 more" in message
 

@@ -66,6 +66,19 @@ def test_the_manifest_goes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert [name for name in moved if name in ("hftune.json", "weights", "w")] == ["hftune.json", "w", "weights"]
 
 
+def test_the_manifest_is_durable_before_a_weight_moves_and_all_of_it_in_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(tmp_path, weights="new")
+    order, replace = [], os.replace
+    monkeypatch.setattr(result_files, "make_ready", lambda work: order.append("ready"))
+    monkeypatch.setattr(result_files, "flush", lambda folder: order.append(f"flush {folder.relative_to(tmp_path)}"))
+    monkeypatch.setattr(result_files.os, "replace", lambda a, b: (order.append(Path(b).name), replace(a, b)))
+    finish_result(tmp_path)
+    assert order[:5] == ["ready", "hftune.json", "flush .", "w", "weights"]
+    assert sorted(order[5:]) == ["flush .", "flush critic"]
+
+
 @pytest.mark.parametrize("moves", range(3))
 def test_a_move_that_was_cut_short_is_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moves: int) -> None:
     finished(tmp_path, weights="old")

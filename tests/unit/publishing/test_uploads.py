@@ -10,6 +10,7 @@ import huggingface_hub
 import pytest
 
 from hftune.errors import ArgumentError
+from hftune.publishing import uploads
 from hftune.publishing.ownership import record_written
 from hftune.publishing.uploads import files_to_upload, hub_errors, push_folder
 
@@ -62,7 +63,7 @@ def test_code_that_a_config_names_and_what_it_imports(tmp_path: Path) -> None:
 
 
 def test_an_export_is_uploaded_where_the_manifest_records_it(tmp_path: Path) -> None:
-    write(tmp_path, "m.gguf", "Modelfile")
+    write(tmp_path, "m.gguf", "Modelfile", ".hidden.gguf")
     (tmp_path / "hftune.json").write_text(json.dumps({"status": "complete", "written": record_written(tmp_path)}))
     write(tmp_path, "stray.gguf")
     assert files_to_upload(tmp_path).files == ["Modelfile", "m.gguf"]
@@ -70,6 +71,7 @@ def test_an_export_is_uploaded_where_the_manifest_records_it(tmp_path: Path) -> 
 
 class Api:
     made: ClassVar[list[Any]] = []
+    commits: ClassVar[list[Any]] = []
 
     def __init__(self, token: str | None) -> None:
         self.token = token
@@ -78,6 +80,7 @@ class Api:
         self.made.append((repo, options))
 
     def create_commit(self, repo: str, operations: list[Any], **options: Any) -> str:
+        self.commits.append((self.token, options))
         self.made.append([(one.path_in_repo, one.path_or_fileobj) for one in operations])
         return f"https://hub/{repo}/commit/1"
 
@@ -90,12 +93,13 @@ def test_one_commit_after_all_files_were_looked_at(tmp_path: Path, monkeypatch: 
     with pytest.raises(ArgumentError, match="holds no weights to upload"):
         push_folder(tmp_path, "me/m", token=None, message="x")
     write(tmp_path, "model.safetensors")
-    (tmp_path / "README.md").write_text(f"made with {token}\n")
+    (tmp_path / "README.md").write_bytes(f"made with {token}\n".encode() + b"\xff no UTF-8")
     assert push_folder(tmp_path, "me/m", token=None, message="x", private=True) == "https://hub/me/m/commit/1"
     (repo, options), files = Api.made
     assert repo == "me/m" and options == {"private": True, "exist_ok": True}
     card = dict(files)["README.md"]
     assert token.encode() not in card and card.startswith(b"made with "), "a card loses its secret"
+    assert card.endswith(b"\n\xff no UTF-8"), "and nothing else"
     Api.made.clear()
     (tmp_path / "config.json").write_text(json.dumps({"note": token}))
     with pytest.raises(ArgumentError, match="holds a secret") as caught:
@@ -107,3 +111,55 @@ def test_errors_of_the_way_there_are_one_message() -> None:
     with pytest.raises(ArgumentError, match="the Hub did not take me/m: no route") as caught, hub_errors("me/m", "--f"):
         raise OSError("no route\nto host")
     assert "hf auth login" in str(caught.value) and "to host" not in str(caught.value)
+
+
+def test_whose_commit_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(huggingface_hub, "HfApi", Api)
+    monkeypatch.setattr(Api, "commits", [])
+    secret = "hf_" + "a1B2" * 9
+    with pytest.raises(ArgumentError) as caught:
+        push_folder(tmp_path, "me/m", token=None, message="x")
+    assert caught.value.place == "--hub_model_id"
+    write(tmp_path, "model.safetensors")
+    push_folder(tmp_path, "me/m", token="mine", message=f"with {secret}", revision="next")
+    ((token, options),) = Api.commits
+    assert token == "mine" and options["revision"] == "next"
+    assert options["commit_message"].startswith("with ") and secret not in options["commit_message"]
+
+
+@pytest.mark.parametrize("name", ["vocab.json", "chat_template.jinja", "NOTICE.md", "vocab.txt", "own.py", "LICENSE"])
+def test_every_kind_of_text_is_searched(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Up to a size; weights are not."""
+    write(tmp_path, "model.safetensors")
+    (tmp_path / "config.json").write_text('{"auto_map": {"AutoModel": "own.Model"}}')
+    secret = "# hf_" + "a1B2" * 9
+    (tmp_path / name).write_text(secret)
+    with pytest.raises(ArgumentError, match="holds a secret") as caught:
+        uploads.what_to_upload(tmp_path, "me/m", "--flag")
+    assert caught.value.place == str(tmp_path / name)
+    monkeypatch.setattr(uploads, "_LARGEST_TEXT", len(secret))
+    with pytest.raises(ArgumentError, match="holds a secret"):
+        uploads.what_to_upload(tmp_path, "me/m", "--flag")
+    monkeypatch.setattr(uploads, "_LARGEST_TEXT", len(secret) - 1)
+    assert uploads.what_to_upload(tmp_path, "me/m", "--flag")[name] == str(tmp_path / name)
+    (tmp_path / name).unlink()
+    (tmp_path / "model.safetensors").write_text(secret)
+    assert uploads.what_to_upload(tmp_path, "me/m", "--flag")["model.safetensors"] == str(
+        tmp_path / "model.safetensors"
+    )
+
+
+@pytest.mark.parametrize(
+    ("left", "said"),
+    [
+        (0, ""),
+        (5, "; 5 other(s) do not belong there: 0.log, 1.log, 2.log, 3.log, 4.log"),
+        (7, "; 7 other(s) do not belong there: 0.log, 1.log, 2.log, 3.log, 4.log and 2 more"),
+    ],
+)
+def test_what_stays_is_said(left: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    notices: list[str] = []
+    monkeypatch.setattr(uploads, "notice", notices.append)
+    write(tmp_path, "model.safetensors", *(f"{number}.log" for number in range(left)))
+    uploads.what_to_upload(tmp_path, "me/m", "--flag")
+    assert notices == [f"1 files of {tmp_path} go to me/m{said}"]

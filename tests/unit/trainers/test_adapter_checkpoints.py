@@ -16,8 +16,6 @@ from hftune.models.adapters.preparation import add_adapter
 from hftune.trainers.stage_trainer import StageTrainer
 from tests.unit.models.adapting import load, logits
 
-pytestmark = pytest.mark.long
-
 ROWS = [{"input_ids": list(range(at, at + 12)), "labels": list(range(at, at + 12))} for at in range(3, 35)]
 
 

@@ -21,8 +21,6 @@ from hftune.preflight.facts import resolve
 from hftune.trainers.distill import DistillTrainer
 from hftune.trainers.distillation.loading import load_teachers
 
-pytestmark = pytest.mark.long
-
 
 def made(model: Path, teacher: Path, data: Path, folder: Path, *flags: str) -> DistillTrainer:
     """A trainer as the script makes it."""

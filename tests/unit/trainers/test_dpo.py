@@ -12,8 +12,6 @@ from datasets import Dataset
 
 from tests.unit.trainers.features.test_phases import stage_trainer
 
-pytestmark = pytest.mark.long
-
 TEXTS = {"prompt": "one", "chosen": " two three", "rejected": " four"}
 TRLS = {"rewards/chosen", "rewards/rejected", "rewards/accuracies", "rewards/margins", "logps/chosen", "entropy"}
 

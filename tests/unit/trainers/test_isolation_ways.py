@@ -159,3 +159,34 @@ def test_a_proof_compiles_nothing_but_kernels(
     with packing_isolation.uncompiled_and_unrounded(model, args):
         pass
     assert stances == (["force_eager"] if eagerly else [])
+
+
+@pytest.mark.parametrize(
+    ("device", "attention", "lengths"),
+    [
+        ("cpu", "sdpa", packing_isolation.SHORT),
+        ("cpu", "flex_attention", packing_isolation.LONG),
+        ("cuda", "sdpa", packing_isolation.LONG),
+    ],
+)
+@pytest.mark.parametrize("training", [True, False])
+def test_two_passes_with_another_first_document(
+    device: str, attention: str, lengths: Any, training: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In eval mode, of lengths that kernels cut into blocks where there are some; the mode is as it was afterwards."""
+    model, given, moved = nn.Linear(1, 1).train(training), [], [0.0]
+
+    def logits(model: Any, vocabulary: int, step: int, where: Any, read: Any, of: Any) -> torch.Tensor:
+        given.append((vocabulary, step, where, of, model.training))
+        return torch.tensor([1.0, -50.0 - moved[0] * step])
+
+    monkeypatch.setattr(packing_isolation, "_logits_of_second", logits)
+    for moved[0], sees in ((0.0, False), (0.015, False), (0.2, True)):  # 0.1 and 1.2 of 50: 0.2 % and 2.4 %
+        given.clear()
+        if sees:
+            with pytest.raises(ArgumentError, match=f"see each other in Linear with attention {attention}"):
+                packing_isolation.prove_isolation(model, 77, attention, torch.device(device))
+        else:
+            packing_isolation.prove_isolation(model, 77, attention, torch.device(device))
+        assert given == [(77, step, torch.device(device), lengths, False) for step in (1, 7)]
+        assert model.training is training

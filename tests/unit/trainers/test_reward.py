@@ -23,8 +23,6 @@ from hftune.preflight.facts import resolve
 from hftune.trainers.reward import RewardTrainer
 from hftune.trainers.rewards.held_out_pairs import pair_figures, pair_report
 
-pytestmark = pytest.mark.long
-
 WORDS = ["one", "two three", "four five six seven", "eight " * 12]
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
 import torch
 
 from hftune.data.batches.pairs import FlatPairCollator, PairCollator
@@ -16,6 +19,12 @@ def test_padded() -> None:
     batch = PairCollator(0)(PAIRS)
     assert batch["input_ids"].tolist() == [[1, 2, 9], [4, 9, 9], [3, 0, 0], [5, 6, 0]]
     assert batch["index"].tolist() == [4, 7] and batch["margin"].tolist() == [0.5, 1.0]
+
+
+@pytest.mark.parametrize("collator", [PairCollator(0), FlatPairCollator(9)])
+def test_margins_are_numbers_of_a_loss(collator: Any) -> None:
+    assert collator([{**pair, "margin": 1} for pair in PAIRS])["margin"].dtype == torch.float32
+    assert collator.loss_knows_fillers is True
 
 
 def test_flat() -> None:

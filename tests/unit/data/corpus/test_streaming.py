@@ -192,3 +192,10 @@ def test_a_real_dataloader_with_workers(workers: int) -> None:
         seen.update((example[ORIGIN].epoch, token) for example in batch for token in example["input_ids"].tolist())
     assert max(seen.values()) == 1
     assert {token for epoch, token in seen if epoch == 0} == set(range(120))
+
+
+def test_another_seed_is_another_order() -> None:
+    """Also of seeds of which only the lower 32 bits are used: -1 is the largest of them."""
+    orders = {seed: examples_of(stream_of(40, per_chunk=10, seed=seed), 40) for seed in (0, 1, 2, -1, 2**32 - 1)}
+    assert orders[-1] == orders[2**32 - 1]
+    assert len({str(order) for order in orders.values()}) == 4

@@ -110,3 +110,11 @@ def test_the_head_only_chooses_what_is_compared(monkeypatch: pytest.MonkeyPatch)
 def test_one_of_many_in_order() -> None:
     ids = np.arange(8)
     assert beginnings._common(ids, ids[:5]) == 5 and beginnings._common(ids, ids + (ids > 2)) == 3
+
+
+def test_no_documents_are_no_segments_of_whole_numbers() -> None:
+    """An empty list alone would become floats, with which nothing can be gathered."""
+    data = dataset_of([([], 0)])
+    found, offsets = shared_segments(IntColumn(data, "input_ids"), IntColumn(data, "labels"), 10)
+    arrays = (found.document, found.start, found.length, found.behind, offsets)
+    assert [(array.dtype, len(array)) for array in arrays] == [(np.dtype("int64"), size) for size in (0, 0, 0, 0, 1)]

@@ -8,6 +8,7 @@ import pytest
 
 from hftune.arguments.entry import parse_arguments
 from hftune.data.packing import settings as packing_module
+from hftune.data.packing.rows import PackStats
 from hftune.data.packing.settings import Packing, packing_by_split
 from hftune.errors import ArgumentError
 
@@ -67,3 +68,9 @@ def test_settings_of_what_is_not_done_are_said(
         *_, args = parse_arguments(stage, [*chosen, "--output_dir", "o"])
         packing_by_split(args, "max_length" if stage == "sft" else "block_size")
         assert sum(words in line for line in said) == len(said) == expected
+
+
+def test_what_nobody_asks_for_is_off() -> None:
+    assert Packing(9) == Packing(9, "bfd", cross_document_attention=False, shared_beginnings=False)
+    empty = PackStats(9).to_dict()
+    assert empty.pop("max_length") == 9 and not any(empty.values())

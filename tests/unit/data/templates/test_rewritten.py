@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from hftune.data.templates import turns
 from hftune.data.templates.rewritten import rows_of
 from hftune.data.templates.span_finder import SpanFinder
 from hftune.data.templates.turns import TurnFinder
@@ -66,6 +67,9 @@ def test_a_thought_that_the_prompt_opens(name: str, by_marks: bool) -> None:
     empty = "\n</think>\n\n"
     asked = [(f"{FIRST}<think>\n{empty}", f"b{END}"), (f"{SECOND}<think>\n{empty}", f"d{END}")]
     assert rows(template(name), PLAIN, by_marks=by_marks) == asked
+    # Rows follow the turns that are trained.
+    assert rows(template(name), [*PLAIN[:3], {**PLAIN[3], "weight": 0}], by_marks=by_marks) == asked[:1]
+    assert rows(template(name), [PLAIN[0], {**PLAIN[1], "weight": 0}, *PLAIN[2:]], by_marks=by_marks) == asked[1:]
     trained = [(f"{FIRST}<think>\n", f"{empty}b{END}"), (f"{SECOND}<think>\n", f"{empty}d{END}")]
     assert rows(template(name), PLAIN, by_marks=by_marks, empty_thoughts="train") == trained
     with pytest.raises(DataError, match="opens thoughts, so empty ones cannot be dropped"):
@@ -123,4 +127,23 @@ def test_the_argument_with_which_a_template_asks_as_it_writes_is_named() -> None
     with pytest.raises(DataError) as problem:
         rows(asking, [user("a"), assistant("b")], rewritten="refuse")
     assert """--chat_template_kwargs '{"think": false}'""" in str(problem.value)
+    refuses = "{% if think is defined and think %}{{ raise_exception('no') }}{% endif %}"
+    with pytest.raises(DataError) as problem:
+        rows(refuses + asking, [user("a"), assistant("b")], rewritten="refuse")
+    assert """--chat_template_kwargs '{"think": false}'""" in str(problem.value), "the other value is tried as well"
     assert rows(asking.replace("not defined or think", "defined and think"), [user("a"), assistant("b")])
+
+
+def test_where_nobody_asks_no_other_argument_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each one costs a rendering, and the fix is left out."""
+    tokenizer = make_tokenizer(TIGHT.replace("'<assistant><think>'", "'<assistant>Sure: '"))
+    tried: list[Any] = []
+    monkeypatch.setattr(turns, "names_read", lambda text: tried.append(text) or [])
+    finder = TurnFinder(PLAIN[:2], SpanFinder(tokenizer).render)
+    for proposes in (True, False):
+        tried.clear()
+        with pytest.raises(DataError, match="what would be trained is not what the model is asked") as problem:
+            finder.exact_span(1, proposes=proposes)
+        assert bool(tried) == bool(problem.value.fix) == proposes
+        assert "give --rewritten_turns keep" in (problem.value.fix or "") or not proposes
+        assert finder.proposes is True, "as it was"

@@ -16,8 +16,6 @@ from hftune.data.templates.turns import TurnFinder
 from hftune.errors import DataError
 from tests.unit.data.helpers import CHATML, TEMPLATES, assistant, call, make_tokenizer, slow_if_alike, template, user
 
-pytestmark = pytest.mark.long
-
 IMAGES = {"idefics3", "llava_next", "smolvlm", "diffusion_gemma"}
 NAMES = sorted(path.stem for path in TEMPLATES.glob("*.jinja") if path.stem.removesuffix("_training") not in IMAGES)
 CONVERSATIONS: list[list[dict[str, Any]]] = [

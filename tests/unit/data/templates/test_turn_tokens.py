@@ -62,7 +62,6 @@ def test_a_template_in_plain_text_has_no_border_tokens() -> None:
     assert "###" not in "".join(turn_tokens(tokenizer, Renderer(tokenizer)))
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("name", sorted(path.stem for path in TEMPLATES.glob("*.jinja")))
 def test_every_template_that_trl_ships_has_borders(name: str) -> None:
     tokenizer = make_tokenizer(template(name))

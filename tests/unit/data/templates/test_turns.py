@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
+from hftune.data.templates.rendering import Renderer
+from hftune.data.templates.span_finder import SpanFinder
+from hftune.data.templates.spans import Span
+from hftune.data.templates.turns import TurnFinder
 from hftune.errors import DataError
 from tests.unit.data.helpers import TEMPLATES, assistant, call, make_tokenizer, render_with_spans, template, user
 
@@ -113,6 +118,7 @@ def test_last_turn_only() -> None:
         ("deepseek_r1_distill", [user("a"), assistant(THOUGHT + "b")], ["drops the reasoning of turn 2"]),
         ("qwen2_5", [user("a"), assistant("b", reasoning_content="hm")], ["drops the reasoning of turn 2"]),
         ("llama3", [user("a"), call("get", x=1)], ["drops the function call of turn 2"]),
+        ("llama3", [user("a"), {**call("get", x=1), "content": "said"}], ["drops the function call of turn 2"]),
         ("qwen3_5_nothink", [user("a"), assistant(THOUGHT + "b")], ["its own generation prompt", "turn 2"]),
         ("gemma", [SYSTEM, *TWO], ["refuses this conversation", "System role not supported"]),
         ("gemma", [user("a"), user("b"), assistant("c")], ["refuses", "user user assistant", "alternate"]),
@@ -180,3 +186,70 @@ def test_an_untrained_end_of_text_behind_a_turn_is_refused() -> None:
     """A template without any terminator, and a user who writes one."""
     with pytest.raises(DataError, match=r"writes <\|endoftext\|> behind a turn"):
         spoken(None, [user("a"), assistant("b"), user("<|endoftext|>c"), assistant("d")], BARE)
+
+
+def finder(text: str, messages: list[dict[str, Any]]) -> TurnFinder:
+    return TurnFinder(messages, Renderer(make_tokenizer(text)))
+
+
+def test_white_space_of_a_content_is_its_own_up_to_where_it_ends_last() -> None:
+    """The same words may stand in the thoughts before it."""
+    found = finder(BARE, [user("a"), assistant("b \n")])
+    found.text = "xb \nyb \n  "
+    assert found._trimmed(1, 0, len(found.text)) == len("xb \nyb \n")
+    found.text = "xb \ny  "
+    assert found._trimmed(1, 0, len(found.text)) == len("xb \ny")
+    found.text = "b \n<|im_end|>  "
+    assert found._trimmed(1, 0, len(found.text)) == len("b \n<|im_end|>")
+    assert finder(BARE, [user("a"), assistant(" ")])._trimmed(1, 0, 2) == 1, "white space alone is nowhere"
+
+
+@pytest.mark.parametrize(
+    ("text", "after", "closes"),
+    [
+        (BARE, "next words", ""),
+        (template("qwen2_5"), "<|im_end|>\n<|im_start|>user", "<|im_end|>"),
+        (template("qwen2_5"), "<|eot_id|>", ""),
+    ],
+)
+def test_what_closes_a_turn(text: str, after: str, closes: str) -> None:
+    found = finder(text, [user("a"), assistant("b")])
+    upto = [user("a"), {"role": "assistant", "content": found.probe}]
+    assert found._terminator(upto, after) == len(closes)
+
+
+def test_a_mark_that_holds_what_the_prompt_gives() -> None:
+    """Trained is what is behind the prompt, unless that reaches to the end of the mark or is another text."""
+    found = finder(NO_PROMPT, [user("a"), assistant("b c")])
+    start = found.text.index("assistant")
+    whole = Span(start, found.text.index("c") + 1)
+    for given, begins in ((start + 11, start + 11), (whole.end, start), (whole.end + 1, start), (start - 2, start)):
+        found.beginnings[1, True] = found.text[:given]
+        assert found._marked(1, whole)[0] == begins
+    for other in (None, "another text"):
+        found.beginnings[1, True] = other
+        assert found._marked(1, whole)[0] == start
+
+
+def test_a_prompt_that_a_template_refuses_does_not_hide_the_next() -> None:
+    found = finder(template("qwen2_5"), [user("a"), assistant("b")])
+
+    def refuses(*given: Any, **options: Any) -> str:
+        raise DataError("no", fix="none")
+
+    found.thoughts = SimpleNamespace(off=[refuses, lambda said, tools, add_generation_prompt: f"{len(said)} asked"])
+    assert found.prompts_without_thoughts(1) == ["1 asked"]
+
+
+def test_the_probe_is_no_part_of_the_text() -> None:
+    assert finder(BARE, [user("a"), assistant("b")]).probe == "HFTUNE7PROBE"
+    assert finder(BARE, [user("HFTUNE7PROBE"), assistant("HFTUNE8PROBE")]).probe == "HFTUNE9PROBE"
+
+
+def test_what_nobody_asks_for_is_off() -> None:
+    found = finder(BARE, [user("a"), assistant("b")])
+    assert (found.by_marks, found.proposes, found.empty_thoughts) == (False, True, "mask")
+    assert found.upto(2).proposes is True and found.trained_turns() == [1]
+    spans = SpanFinder(make_tokenizer(BARE))
+    assert not (spans.train_everything or spans.last_turn_only or spans.by_marks)
+    assert (spans.guard.mode, spans.rewritten) == ("split", "keep") and Span(0, 1).weight == 1.0

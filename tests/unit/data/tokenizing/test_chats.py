@@ -10,9 +10,12 @@ import pytest
 from datasets import Dataset
 from transformers import PreTrainedTokenizerFast
 
+from hftune.arguments.entry import parse_arguments
 from hftune.constants import IGNORE_INDEX
 from hftune.data.readers.files import Row, find_files
+from hftune.data.templates.spans import Span, SpannedText
 from hftune.data.tokenizing.chats import ChatEncoder
+from hftune.data.tokenizing.counts import Counts
 from hftune.data.tokenizing.encoder import write_tokenised
 from hftune.errors import ArgumentError, DataError
 from tests.unit.data.helpers import (
@@ -193,3 +196,48 @@ def test_a_row_says_whether_its_record_begins_with_it(tmp_path: Path) -> None:
     counts = write_tokenised([ParsedChunk(records)], encoder, tmp_path)
     dataset = Dataset.load_from_disk(str(tmp_path))
     assert counts.used == 2 and dataset["begins"][:] == [True, False, True]
+
+
+def test_a_row_without_a_target_does_not_take_the_next_ones_with_it(chatml: PreTrainedTokenizerFast) -> None:
+    """Of a record's rows, and of records: what is left begins its record, and is counted."""
+    encoder, counts = ChatEncoder(chatml, max_length=4), Counts()
+    nothing, something = SpannedText("abcdef", []), SpannedText("xyzabc", [Span(1, 3)])
+    late = SpannedText("abcdefgh", [Span(5, 8)])
+    made = encoder.encode([[late], [nothing, something], [something, late]], counts)
+    assert [chatml.decode(ids) for ids in made["input_ids"]] == ["xyza", "xyza"]
+    assert made["begins"] == [True, True] and made["length"] == [4, 4] and made["trained"] == [2, 2]
+    assert (counts.used, counts.truncated, counts.tokens, counts.trained_tokens) == (2, 2, 8, 4)
+    assert counts.dropped == {"no trained token within max_length": 1}
+    assert [label != IGNORE_INDEX for label in made["labels"][0]] == [False, True, True, False]
+
+
+def test_weights_of_the_tokens_of_spans(chatml: PreTrainedTokenizerFast) -> None:
+    encoder = ChatEncoder(chatml, max_length=None, turn_weights=True)
+    text = SpannedText("abcdef", [Span(1, 3, 0.5), Span(4, 5, 2.0)])
+    made = encoder.encode([[text]], Counts())
+    assert made["loss_weights"][0].tolist() == [0.0, 0.5, 0.5, 0.0, 2.0, 0.0]
+
+
+def test_each_setting_is_in_the_fingerprint(chatml: PreTrainedTokenizerFast) -> None:
+    """Under names that folders of older versions have; what is cached with other settings is not taken."""
+    *_, args = parse_arguments("sft", ["--output_dir", "o", "--max_length", "9", "--turn_weights", "True"])
+    plain = ChatEncoder.from_arguments(chatml, args).settings()
+    assert plain == {
+        "encoder": "chat", "max_length": 9, "train_on_inputs": False, "last_turn_only": False, "turn_weights": True,
+        "by_marks": True, "borders_in_text": "split", "empty_thoughts": "mask", "rewritten_turns": "split",
+    }  # fmt: skip
+    assert ChatEncoder(chatml, max_length=9).settings() == plain | {"turn_weights": False}, "off, if nobody asks"
+    assert ChatEncoder.row_length == "max_length" and hasattr(args, ChatEncoder.row_length)
+    for flag, value, name in (
+        ("--train_on_inputs", "True", "train_on_inputs"),
+        ("--train_on_last_turn", "True", "last_turn_only"),
+        ("--turn_weights", "False", "turn_weights"),
+        ("--borders_in_text", "allow", "borders_in_text"),
+        ("--empty_thoughts", "train", "empty_thoughts"),
+        ("--rewritten_turns", "keep", "rewritten_turns"),
+        ("--max_length", "8", "max_length"),
+    ):
+        given = ["--output_dir", "o", "--max_length", "9", "--turn_weights", "True", flag, value]
+        other = ChatEncoder.from_arguments(chatml, parse_arguments("sft", given)[-1])
+        assert {key for key, one in other.settings().items() if one != plain[key]} == {name}
+        assert other.without_limit().settings() == other.settings() | {"max_length": None}

@@ -76,6 +76,13 @@ def test_a_token_in_two_spans_belongs_to_the_later() -> None:
     assert len(encoding) == 1 and span_of_tokens(encoding, [Span(0, 1), Span(2, 3)], 3).tolist() == [1]
 
 
+def test_only_ranges_of_no_width_are_widened() -> None:
+    """Up to where the ones before reach; a gap before a token with a range of its own is nobody's."""
+    assert widened([(0, 3), (5, 8)]) == [(0, 3), (5, 8)]
+    assert widened([(0, 3), (5, 5), (5, 8)]) == [(0, 3), (3, 5), (5, 8)]
+    assert widened([(0, 4), (1, 2), (3, 3), (6, 6)]) == [(0, 4), (1, 2), (3, 3), (4, 6)]
+
+
 def test_white_space_gets_its_range_back() -> None:
     trimmed, exact = make_tokenizer(trim_offsets=True), make_tokenizer()
     text = "<|im_end|>\n\nyou  \n x 🙂"

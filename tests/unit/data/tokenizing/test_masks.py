@@ -21,8 +21,6 @@ from tests.unit.data.helpers import (
     user,
 )
 
-pytestmark = pytest.mark.long
-
 IMAGES = {"idefics3", "llava_next", "smolvlm", "diffusion_gemma"}
 SMOLLM2 = (
     "{% for m in messages %}{% if loop.first and messages[0]['role'] != 'system' %}{{ '<|im_start|>system\n"

@@ -52,3 +52,46 @@ def test_little_more_is_read_than_is_wanted(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize("said", ["hello world, ", "鬱，"])
 def test_the_first_texts_are_not_read_by_a_guess(monkeypatch: pytest.MonkeyPatch, said: str) -> None:
     assert characters_read(monkeypatch, [said * 1000] * 16, rounds=1) < 1.6
+
+
+def test_guesses_by_hand() -> None:
+    """Sixteenths of a byte a character tell kinds of text; each has its density, of which a tenth is new each time."""
+    encoder = PrefixEncoder(TOKENIZERS["bytes"], 4)
+    assert [encoder._kind(text) for text in ("abcd", "鬱鬱鬱鬱", "ab鬱鬱", "abcd鬱鬱", "")] == [16, 48, 32, 16, 0]
+    encoder._learn("abcd", 2.0)
+    encoder._learn("abcd", 4.0)
+    encoder._learn("鬱鬱鬱鬱", 0.5)
+    assert encoder.density == pytest.approx({16: 2.2, 48: 0.5})
+    assert [encoder._expected(text) for text in ("xyz", "鬱鬱鬱鬱", "abc鬱", "a鬱鬱鬱")] == pytest.approx(
+        [2.2, 0.5, 2.2, 0.5]
+    )
+    # A tenth more than 4 tokens of 2.2 characters, and 16: 25; never beyond the end; short texts whole.
+    assert [encoder._reach("x" * length) for length in (3, 4, 5, 24, 25, 26, 99)] == [3, 4, 5, 24, 25, 25, 25]
+
+
+def test_the_first_guess_is_what_a_beginning_has() -> None:
+    encoder = PrefixEncoder(TOKENIZERS["bytes"], 8)
+    text = "hello world, how are you?"
+    (head,) = encoder._encode([text[:8]])
+    assert encoder._expected(text) == 8 / len(head) and encoder.density == {16: 8 / len(head)}
+
+
+def test_what_was_too_short_is_read_again_a_quarter_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    encoder, ends = PrefixEncoder(TOKENIZERS["bytes"], 4), []
+    monkeypatch.setattr(encoder, "_reach", lambda text: 8)
+    monkeypatch.setattr(encoder, "_is_final", lambda found, prefix: ends.append(len(prefix)) or False)
+    ((_, covered),) = encoder(["x" * 20])
+    assert ends == [8, 11, 14, 18] and covered == 20
+
+
+def test_what_a_cut_may_have_divided() -> None:
+    """Two words are left between what is kept and the cut; near a letter that opens an added token, its length more."""
+    encoder = PrefixEncoder(TOKENIZERS["bytes"], 2)
+    added = TOKENIZERS["bytes"].get_added_vocab()
+    assert encoder.longest == max(map(len, added)) and encoder.openings == {token[0] for token in added} == {"<"}
+    text = "a b c d e f g h i j k l m n o p q r s t u v w x y z"
+    final = [end for end in range(len(text)) if encoder._is_final(encoder._encode([text[:end]])[0], text[:end])]
+    assert final == list(range(final[0], len(text))) and final[0] == 7
+    opened = "a b c d e f <"
+    assert not encoder._is_final(encoder._encode([opened])[0], opened)
+    assert encoder._is_final(encoder._encode([opened.replace("<", ">")])[0], opened.replace("<", ">"))

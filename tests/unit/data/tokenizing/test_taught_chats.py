@@ -61,3 +61,21 @@ def test_a_cut_row_needs_less_of_the_teacher() -> None:
 def test_the_teacher_is_part_of_the_fingerprint() -> None:
     made = [TaughtChatEncoder(STUDENT, one, max_length=8).settings() for one in (TEACHER, family_tokenizer("llama3"))]
     assert made[0] != made[1]
+
+
+def test_whole_texts_are_read_as_the_student_reads_them() -> None:
+    """They have no answers whose places could be compared."""
+    encoder = TaughtChatEncoder(STUDENT, TEACHER, max_length=None, train_on_inputs=True)
+    (row,) = _rows(encoder, "hello", "hello user")
+    said = TEACHER.convert_tokens_to_string(TEACHER.convert_ids_to_tokens(list(row["teacher_input_ids"])))
+    assert "<|im_start|>" in said and "[INST]" not in said
+
+
+def test_the_teacher_is_asked_as_the_student_is() -> None:
+    options = {"last_turn_only": True, "by_marks": False, "borders_in_text": "allow", "empty_thoughts": "train"}
+    encoder = TaughtChatEncoder(STUDENT, TEACHER, max_length=None, **options)
+    finder = encoder.teacher_finder
+    assert finder is not None
+    asked = (finder.last_turn_only, finder.by_marks, finder.guard.mode, finder.empty_thoughts, finder.rewritten)
+    assert asked == (True, False, "allow", "train", "keep")
+    assert encoder.schema.names[-3:] == ["teacher_input_ids", "teacher_at", "teacher_prompt"]

@@ -82,6 +82,10 @@ def test_the_kernel_gets_what_it_should(
     # Windows count the token itself with transformers, and not with torch.
     assert kernel[0].arguments["window_size"] == (-1 if window is None else window - 1, 0)
     assert found.shape == (BATCH, TOKENS, HEADS, SIZE)
+    assert kernel[0].arguments["enable_gqa"] is True
+    as_many = [states(HEADS, seed) for seed in (1, 2, 3)]
+    varlen_attention(torch.nn.Identity(), *as_many, runs(window), scaling=scaling)
+    assert kernel[1].arguments["enable_gqa"] is False
     torch.testing.assert_close(found, expected)
     weight = torch.randn(found.shape, generator=torch.Generator().manual_seed(4))
     for one, other in zip(

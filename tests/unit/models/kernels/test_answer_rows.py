@@ -55,6 +55,7 @@ def test_padded_rows_by_hand() -> None:
     ids, mask, labels = batch(ROWS)
     rows = padded_rows(ids, mask, labels)
     assert torch.equal(rows.inputs["input_ids"], ids) and torch.equal(rows.inputs["attention_mask"], mask)
+    assert rows.inputs["use_cache"] is False, "nothing is generated"
     # A row is 5 tokens: labels 11 12 13 at places 2 3 4 of the first, 14 at 2 of the second, 15 16 of the third.
     assert rows.at.tolist() == [1, 2, 3, 6, 11, 12]
     assert rows.ids.tolist() == [11, 12, 13, 14, 15, 16]

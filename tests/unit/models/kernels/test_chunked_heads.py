@@ -49,3 +49,71 @@ def test_as_many_calls_as_the_process_with_most_tokens(
         assert float(nothing.detach()) == 0.0
         nothing.backward()
         assert head.weight.grad is not None and not head.weight.grad.any()
+
+
+def test_chunks_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At most three tokens a chunk of 4-byte logits, and chunks of one length as nearly as may be."""
+    monkeypatch.setattr(chunked_heads, "CHUNK_BYTES", {"cpu": 3 * 4 * WORDS})
+    for tokens, wanted in ((0, []), (1, [1]), (3, [3]), (4, [2, 2]), (7, [3, 3, 1]), (8, [3, 3, 2])):
+        hidden = torch.arange(float(tokens))[:, None]
+        parts = [hidden[part] for part in chunked_heads.chunk_slices(hidden, WORDS)]
+        assert [len(part) for part in parts] == wanted
+        assert not parts or torch.equal(torch.cat(parts), hidden)
+    monkeypatch.setattr(chunked_heads, "CHUNK_BYTES", {"cpu": 1})
+    assert len(chunked_heads.chunk_slices(torch.zeros(3, SIZE), WORDS)) == 3, "a token at least"
+
+
+@pytest.mark.parametrize(
+    "wanted", [(True, True, True), (True, False, False), (False, True, False), (False, False, True)]
+)
+@pytest.mark.parametrize("tokens", [2, 4])
+def test_gradients_that_are_added_up_have_the_digits_for_it(
+    tokens: int, wanted: tuple[bool, bool, bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of one chunk a weight's is in its own 16 bits, of several in 32; a bias's always; what is not wanted is None."""
+    monkeypatch.setattr(chunked_heads, "CHUNK_BYTES", {"cpu": 2 * 4 * WORDS})
+    hidden, weight = torch.ones(tokens, SIZE).bfloat16(), torch.ones(WORDS, SIZE).bfloat16()
+    found = chunked_heads.new_gradients(hidden, weight, torch.ones(WORDS).bfloat16(), wanted)
+    assert tuple(gradient is not None for gradient in found) == wanted
+    dtypes = (torch.bfloat16, torch.bfloat16 if tokens == 2 else torch.float32, torch.float32)
+    for gradient, dtype, like in zip(found, dtypes, (hidden, weight, torch.ones(WORDS)), strict=True):
+        assert gradient is None or (gradient.dtype, gradient.shape) == (dtype, like.shape)
+    assert all(not gradient.any() for gradient in found[1:] if gradient is not None), "added to"
+    assert chunked_heads.new_gradients(hidden, weight, None, (True, True, True))[2] is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_product_is_added(dtype: torch.dtype) -> None:
+    """1 + 2 * (3 * 5 + 4 * 6), in the total's own digits."""
+    total = torch.ones(1, 1)
+    chunked_heads.add_product(
+        total, torch.tensor([[3.0], [4.0]], dtype=dtype), torch.tensor([[5.0], [6.0]], dtype=dtype), alpha=2.0
+    )
+    assert total.item() == 79.0
+
+
+@pytest.mark.parametrize(("kept", "again"), [(4 * 4 * WORDS, False), (4 * 4 * WORDS - 1, True)])
+def test_logits_are_computed_again_where_they_are_many(kept: int, again: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chunked_heads, "KEPT_BYTES", kept)
+    used: list[Any] = []
+    monkeypatch.setattr(
+        chunked_heads, "checkpoint", lambda score, *given, use_reentrant: used.append(use_reentrant) or score(*given)
+    )
+    rows, _, _ = calls_of(monkeypatch, 4, 0, partitioned=False)
+    assert used == ([False] * len(rows) if again else [])
+    with torch.no_grad():
+        used.clear()
+        calls_of(monkeypatch, 4, 0, partitioned=False)
+        assert used == []
+
+
+def test_what_is_computed_in_16_bits() -> None:
+    weight = torch.ones(1)
+    assert chunked_heads.product_dtype(weight) == torch.float32
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert chunked_heads.product_dtype(weight) == torch.bfloat16
+        with chunked_heads.in_float32(weight.device):
+            assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.float32
+    assert chunked_heads.is_trained(torch.nn.Linear(1, 1))
+    assert not chunked_heads.is_trained(torch.nn.Linear(1, 1).requires_grad_(False))
+    assert chunked_heads.is_plain(torch.nn.Linear(1, 1)) and not chunked_heads.is_plain(torch.nn.Identity())

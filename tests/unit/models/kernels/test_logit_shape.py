@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from hftune.models.kernels.answer_projection import LogitShape
 
@@ -31,3 +33,24 @@ def test_by_the_config(fields: dict[str, Any], scale: float, softcap: float | No
     config: Any = SimpleNamespace(get_text_config=lambda: text)
     found = LogitShape.of(config)
     assert (found.scale, found.softcap) == (scale, softcap)
+
+
+@pytest.mark.parametrize(
+    ("scale", "softcap", "logit", "slope"),
+    [
+        (1.0, None, 2.0, 1.0),
+        (0.25, None, 0.5, 0.25),
+        (1.0, 4.0, 4 * math.tanh(0.5), 1 - math.tanh(0.5) ** 2),
+        (3.0, 4.0, 4 * math.tanh(1.5), 3 * (1 - math.tanh(1.5) ** 2)),
+    ],
+)
+def test_a_logit_by_hand(scale: float, softcap: float | None, logit: float, slope: float) -> None:
+    """Of 2: scaled, then capped; its slope is that of both."""
+    shape = LogitShape(scale, softcap)
+    raw = torch.tensor([2.0], dtype=torch.float64, requires_grad=True)
+    found = shape(raw)
+    assert found.dtype == torch.float32 and found.item() == pytest.approx(logit)
+    found.sum().backward()
+    assert raw.grad is not None and raw.grad.item() == pytest.approx(slope)
+    assert shape.slope(found.detach()).item() == pytest.approx(slope)
+    assert shape.plain is (scale == 1.0 and softcap is None)

@@ -149,3 +149,14 @@ def test_a_trial_leaves_random_numbers_as_they_are() -> None:
     add_scoring_head(add_fused_lm_head, model)
     assert torch.equal(torch.get_rng_state(), drawn)
     assert scoring_head._agrees(model, type(model).forward.__get__(model), model.model, 1.0)
+
+
+def test_trl_s_head_reads_the_states_that_it_is_given() -> None:
+    """Of which the model is asked no more; a fault there would be made good, in silence, by full logits."""
+    model, ids = tiny("llama"), torch.tensor([7, 8, 9])
+    states = torch.randn(3, model.config.hidden_size)
+    score = scoring_head._trl_scorer(add_fused_lm_head, model, TEMPERATURE, {"outputs": ("log_probs", "entropy")})
+    log_probs, entropy = score(states, ids)
+    expected = (model.lm_head(states).float() / TEMPERATURE).log_softmax(-1)
+    torch.testing.assert_close(log_probs, expected.gather(1, ids[:, None]).squeeze(1))
+    torch.testing.assert_close(entropy, -(expected.exp() * expected).sum(-1), rtol=1e-4, atol=1e-4)

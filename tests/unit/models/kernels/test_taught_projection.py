@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import bitsandbytes
@@ -12,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import Gemma2Config, Gemma2ForCausalLM, LlamaConfig, LlamaForCausalLM
 from trl.kernels.chunked_divergence import ChunkedDivergenceFunction
 
-from hftune.models.kernels import chunked_heads
+from hftune.models.kernels import answer_projection, chunked_heads, taught_projection
 from hftune.models.kernels.answer_head import add_answer_head
 from hftune.models.kernels.answer_projection import LogitShape
 from hftune.models.kernels.lessons import Divergence, Lesson, MixedTeachers, TeacherStates, TopTargets
@@ -327,3 +328,45 @@ def test_no_label_is_a_loss_of_zero_with_a_gradient_of_zero(targets: str, traine
     assert found.loss == 0 and len(found.divergence) == len(found.entropy) == len(found.log_probs) == 0
     assert all(one.grad is None or not one.grad.any() for one in student.parameters())
     assert student.model.layers[0].mlp.up_proj.weight.grad is not None, "other processes wait for it"
+
+
+@pytest.mark.parametrize(
+    ("student", "other", "partitioned", "by_module"),
+    [
+        ("plain", "plain", True, False),
+        ("plain", "module", True, True),
+        ("plain", "module", False, False),
+        ("module", "plain", False, True),
+    ],
+)
+def test_a_head_that_is_gathered_chunk_by_chunk_decides_for_all(
+    student: str, other: str, partitioned: bool, by_module: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Processes need as many chunks of it; one that is a weight alone is gathered once, for all chunks."""
+    made = {"plain": torch.nn.Linear(2, 3), "module": type("Other", (torch.nn.Linear,), {})(2, 3)}
+    monkeypatch.setattr(taught_projection.zero, "is_any_partitioned", lambda head: partitioned)
+    monkeypatch.setattr(taught_projection, "_by_module", lambda *given: "by module")
+    monkeypatch.setattr(taught_projection, "teach_head", lambda head: 1 / 0)
+    lesson: Any = SimpleNamespace(targets=SimpleNamespace(heads=[made["plain"], made[other]]))
+    hidden, ids, shape = torch.ones(1, 2), torch.zeros(1).long(), LogitShape()
+    if by_module:
+        assert taught_loss(made[student], hidden, ids, shape, 0, torch.ones(1), lesson) == "by module"
+    else:
+        with pytest.raises(ZeroDivisionError):
+            taught_loss(made[student], hidden, ids, shape, 0, torch.ones(1), lesson)
+
+
+def test_chunks_are_of_so_many_logits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the words of the vocabulary, not by the size of the states: memory follows them."""
+    asked: list[tuple[int, ...]] = []
+    cut = chunked_heads.chunk_slices
+    for module in (taught_projection, answer_projection):
+        monkeypatch.setattr(module, "chunk_slices", lambda states, words: asked.append((words,)) or cut(states, words))
+    student, teacher, hidden, states = heads()
+    lesson = Lesson(TeacherStates(states, teacher, LogitShape()), Divergence(0.5))
+    ids, factors = torch.zeros(TOKENS).long(), torch.ones(TOKENS)
+    taught_loss(student, hidden, ids, LogitShape(), 0, factors, lesson)
+    answer_projection.weighted_loss(student, hidden, ids, LogitShape(), 0, factors)
+    student.requires_grad_(False)
+    answer_projection.answer_log_probs(student, hidden, ids, LogitShape(), 0)
+    assert asked == [(WORDS,)] * 3

@@ -8,6 +8,7 @@ import pytest
 
 from hftune.arguments.names.table import tools
 from hftune.tools.explaining.__main__ import main
+from hftune.tools.explaining.error_pages import error_pages
 from hftune.tools.explaining.tool_pages import INDEX, PAGES, pages, tool_page
 
 ROOT = Path(__file__).parents[4]
@@ -55,5 +56,9 @@ def test_own_arguments_name_their_scripts(written: dict[str, str]) -> None:
 
 def test_pages_are_written_where_they_are_asked_for(tmp_path: Path, written: dict[str, str]) -> None:
     main(["--write-docs", str(tmp_path)])
-    assert {str(file.relative_to(tmp_path)) for file in tmp_path.rglob("*.md")} == {*written, "defaults.md"}
+    assert {str(file.relative_to(tmp_path)) for file in tmp_path.rglob("*.md")} == {
+        *written,
+        *error_pages(),
+        "defaults.md",
+    }
     assert (tmp_path / INDEX).read_text(encoding="utf-8") == written[INDEX]

@@ -104,11 +104,15 @@ def test_sums_are_means_over_all_processes_and_begin_anew() -> None:
     accelerator = SimpleNamespace(reduce=lambda value, how: {"sum": 3 * value}[how])
     assert sums.take(accelerator) == ({"entropy": 1.5, "mean_token_accuracy": 0.5}, 42)
     assert sums.take(accelerator) == ({"entropy": 0.0, "mean_token_accuracy": 0.0}, 0)
+    sums.take(SimpleNamespace(reduce=lambda value, how: torch.stack([value, torch.ones(4)]).sum(0)))
 
 
 def test_counts_of_an_interrupted_run_come_back() -> None:
     one, run = feature(), run_of(Model())
+    reduced: list[Any] = []
+    run.accelerator.reduce = lambda value, how: reduced.append((value.tolist(), value.dtype, how)) or 2 * value
     assert one.counts(run) == {"sums": None}
+    assert reduced == [([0.0] * 4, torch.float64, "sum")], "as many as another process has"
     one.sums["train"].sums = torch.tensor([1.0, 2.0, 3.0, 4.0], dtype=torch.float64)
     saved = one.counts(run)
     assert saved == {"sums": [2.0, 4.0, 6.0, 8.0]} and one.sums["train"].sums.tolist() == [1.0, 2.0, 3.0, 4.0]

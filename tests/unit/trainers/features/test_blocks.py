@@ -22,8 +22,6 @@ from hftune.trainers.pt import PTTrainer
 from tests.unit.data.corpus.corpora import write_corpus
 from tests.unit.data.helpers import make_tokenizer
 
-pytestmark = pytest.mark.long
-
 BLOCK = 4
 FLAGS = ["--use_cpu", "True", "--report_to", "none", "--save_strategy", "no", "--disable_tqdm", "True"]
 FLAGS += ["--gradient_checkpointing", "False", "--logging_steps", "1"]

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from hftune.arguments.entry import parse_arguments
 from hftune.data.splits import Splits
 from hftune.trainers.features import optimizers
-from hftune.trainers.features.optimizers import Optimizers, is_8bit, lost_groups, renew_members
+from hftune.trainers.features.optimizers import Optimizers, is_8bit, lost_groups, optimizer_members, renew_members
 from hftune.trainers.optimizers.muon import muon_class
 from hftune.trainers.optimizers.parameter_groups import Group
 from hftune.trainers.pt import PTTrainer
@@ -50,7 +50,7 @@ def test_the_groups_reach_the_optimizer(trainer: Any, optim: str) -> None:
     assert {group["lr"] for group in optimizer.param_groups} > {1e-3}
 
 
-def test_lost_groups_are_noticed(trainer: Any) -> None:
+def test_lost_groups_are_noticed(trainer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     made = trainer()
     optimizer = made.create_optimizer()
     for name, value in (("lr", 1.0), ("weight_decay", 0.5)):
@@ -59,6 +59,10 @@ def test_lost_groups_are_noticed(trainer: Any) -> None:
         assert f"was given {name}" in str(lost_groups(made.features.one(Optimizers).groups, changed))
     changed.param_groups = optimizer.param_groups[:1]
     assert "was given 2 parameter groups and uses 1" in str(lost_groups(made.features.one(Optimizers).groups, changed))
+    groups = made.features.one(Optimizers).groups
+    monkeypatch.setattr(optimizers, "optimizer_members", lambda optimizer: optimizer_members(optimizer)[:1])
+    assert "was given 2 parameter groups" in str(lost_groups(groups, optimizer)), "as many settings, fewer members"
+    monkeypatch.undo()
     changed.param_groups = [{**optimizer.param_groups[0], "params": []}, *optimizer.param_groups[1:]]
     assert "other members" in str(lost_groups(made.features.one(Optimizers).groups, changed))
     made.optimizer.param_groups[0]["lr"] = 7.0
@@ -198,3 +202,53 @@ def test_groups_find_the_parameters_that_came_in_the_place_of_theirs() -> None:
     renew_members([made], model)
     assert [name for name, _ in made.members] == ["bias", "weight"]
     assert made.members[0][1] is model.bias and made.members[1][1] is model.weight
+
+
+def test_options_of_8_bit_are_added_to_those_of_upstream(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = torch.nn.Linear(2, 2)
+    seen: list[Any] = []
+    by_group = lambda chosen, model: (f"{chosen} in 8 bit", {id(model.bias): {"optim_bits": 32}})  # noqa: E731
+    monkeypatch.setattr(optimizers, "on_demand", {"hftune.trainers.optimizers.eight_bit:by_group": by_group}.get)
+    monkeypatch.setattr(
+        optimizers, "parameter_groups", lambda model, args, decayed, options: seen.append((decayed, options)) or []
+    )
+    args = {"optim": "adamw_8bit", "expert_parallel_size": 1, "print_groups": False}
+    run = made_up.run(args=args, get_decay_parameter_names=lambda model: ["weight"])
+    groups = [{"params": [model.weight], "rank": 4}]
+    chosen, _ = Optimizers().choose_optimizer(run, model, lambda: ("adam", {"params": groups}))
+    assert chosen == "adam in 8 bit"
+    assert seen == [({"weight"}, {id(model.weight): {"rank": 4}, id(model.bias): {"optim_bits": 32}})]
+
+
+@pytest.mark.parametrize("tensor_parallel", [1, 2])
+@pytest.mark.parametrize("given", [None, "an optimizer"])
+def test_the_schedule_is_made_of_the_optimizer_that_is_used(
+    tensor_parallel: int, given: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once; under tensor parallelism of the parameters that came in the place of others."""
+    called: list[Any] = []
+    monkeypatch.setattr(optimizers, "renew_members", lambda groups, model: called.append((groups, model)))
+    monkeypatch.setattr(optimizers, "lost_groups", lambda groups, used: called.append(used))
+    monkeypatch.setattr(optimizers, "make_schedule", lambda args, used, steps: (used, steps))
+    feature = Optimizers()
+    feature.groups = ["a group"]  # type: ignore[list-item]
+    args = {"tensor_parallel_size": tensor_parallel}
+    run = made_up.run(args=args, model="model", optimizer="the run's", lr_scheduler=None)
+    used = given or "the run's"
+    assert feature.make_scheduler(run, 7, given) == (used, 7) == run.lr_scheduler
+    assert run._created_lr_scheduler is True
+    assert called == [*([(["a group"], "model")] if tensor_parallel == 2 else []), used]
+    run.lr_scheduler = "the user's"
+    assert feature.make_scheduler(run, 7, given) == "the user's"
+
+
+def test_the_weights_that_are_meant_are_saved_of_schedule_free_optimizers_alone() -> None:
+    asked: list[bool] = []
+    for name, optimizer, switched in (
+        ("schedule_free_adamw", SimpleNamespace(eval=lambda: asked.append(True)), True),
+        ("adamw_torch", SimpleNamespace(eval=lambda: asked.append(True)), False),
+        ("schedule_free_adamw", None, False),
+    ):
+        asked.clear()
+        Optimizers().before_save(made_up.run(args={"optim_name": name}, optimizer=optimizer))
+        assert bool(asked) == switched

@@ -23,8 +23,6 @@ from hftune.trainers.sft import SFTTrainer
 from tests.unit.data.corpus.streams import stream_of
 from tests.unit.data.helpers import make_tokenizer
 
-pytestmark = pytest.mark.long
-
 FLAGS = ["--use_cpu", "True", "--report_to", "none", "--save_strategy", "no", "--disable_tqdm", "True"]
 FLAGS += ["--gradient_checkpointing", "False", "--per_device_train_batch_size", "3", "--logging_steps", "1"]
 TRAINERS: dict[str, Any] = {"pt": PTTrainer, "sft": SFTTrainer}
@@ -96,6 +94,7 @@ def test_a_bad_record_is_said_in_its_own_words(workers: str, tmp_path: Path) -> 
     assert str(error.value) == "bad record\n  where: numbers.jsonl:18"
 
 
+@pytest.mark.long
 def test_dropped_records_are_said(tmp_path: Path) -> None:
     """Portions of 4: the first has one record without an example, the second a bad one; 6 are trained."""
     given = {"bad": frozenset({5}), "empty": frozenset({2}), "drop_bad_records": True}

@@ -139,6 +139,15 @@ def test_muon_scales(mode: str) -> None:
         assert lr * decay == pytest.approx(RATE * DECAY), name
 
 
+def test_what_muon_leaves_to_adam_is_told_so() -> None:
+    argv = ["--model_name_or_path", "m", "--output_dir", "o", "--optim", "muon", "--adam_beta1", "0.8"]
+    args = parse_arguments("sft", [*argv, "--adam_epsilon", "1e-7", "--muon_momentum", "0.7"])[3]
+    options = {group.rule: group.options for group in parameter_groups(llama(), args, set())}
+    assert options == {
+        "adam": {"use_muon": False, "betas": (0.8, 0.999), "eps": 1e-7}, "muon": {"use_muon": True, "momentum": 0.7}
+    }  # fmt: skip
+
+
 def test_stacked_experts_are_matrices() -> None:
     model = MixtralForCausalLM(MixtralConfig(**SMALL, num_local_experts=3))
     experts = {name: p for name, p in model.named_parameters() if p.ndim == 3}

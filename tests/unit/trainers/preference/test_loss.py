@@ -150,6 +150,9 @@ def test_rewards_are_what_losses_compare() -> None:
     for names in (["sigmoid"], ["sigmoid", "sft"], ["simpo", "sigmoid"]):
         chosen, rejected = pair_loss(loss_type=names).rewards(terms)
         assert (chosen.tolist(), rejected.tolist()) == ([-0.5, 0.5], [0.5, -0.5]) and not chosen.requires_grad
+    other = pair_loss(ref=([-2.0, -7.0], [-6.0, -3.0]))  # ratios -1 and 4, 2 and -1
+    chosen, rejected = other.rewards(other.terms(said(LOG_PROBS), batch()))
+    assert (chosen.tolist(), rejected.tolist()) == ([-0.5, 2.0], [1.0, -0.5])
     # Without a reference, log-probabilities a token: -3 / 2, -3 and -4, -4 / 3.
     chosen, rejected = pair_loss(loss_type=["simpo", "sft"]).rewards(terms)
     assert chosen.tolist() == [-0.75, -1.5] and rejected.tolist() == pytest.approx([-2.0, -2 / 3])

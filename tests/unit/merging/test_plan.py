@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from hftune.merging.plan import (
     Plan,
     _dtype,
     _needs_skeleton,
+    _new_vocab_size,
     _tied_source,
     _untie,
     _usual_dtype,
@@ -295,3 +297,11 @@ def test_where_names_alone_do_not_tell(
 def test_a_new_head_has_the_dtype_of_the_weights(tmp_path: Path) -> None:
     tensors = {"a.steps": torch.ones(1, dtype=torch.int64), "b": torch.ones(1).bfloat16()}
     assert _usual_dtype(BaseTensors(dict(store(tmp_path, tensors)))) == "BF16"
+
+
+def test_a_head_of_other_rows_is_the_base_s_affair_where_nobody_trained_the_embeddings() -> None:
+    base: Any = SimpleNamespace(embedding="embed", shape=lambda name: (4, 2))
+    head = Output("lm_head.weight", "F32", (9, 2), None)
+    assert _new_vocab_size(base, Changes([]), [head]) is None
+    base.embedding = None
+    assert _new_vocab_size(base, Changes([]), [head]) is None

@@ -185,7 +185,7 @@ def test_a_merge_is_compared_with_what_it_was_made_of(
     one = Answers([torch.tensor([[1.0, 2.0]])], [[1]])
     monkeypatch.setattr(verify, "pretrained", pretrained)
     monkeypatch.setattr(verify, "_answers", lambda plan, folder, tokenizer: order.append("merged") or one)
-    monkeypatch.setattr(verify, "_compare_both_bases", lambda plan, parent, *rest: ("both", parent, rest[-1]))
+    monkeypatch.setattr(verify, "_compare_both_bases", lambda plan, parent, *rest: ("both", parent, rest))
     monkeypatch.setattr(verify, "on_demand", lambda name: lambda plan: "base + adapter")
     monkeypatch.setattr(verify, "answer", lambda model, tokenizer: order.append(model) or one)
     base = SimpleNamespace(folder=Path("base"), gguf_file=gguf)
@@ -200,7 +200,9 @@ def test_a_merge_is_compared_with_what_it_was_made_of(
     if not comparable:
         assert found is None and len(order) == 3
     elif quantised:
-        assert found == ("both", Path("."), "2GB") and len(order) == 3
+        said, tokenizer, size = found[2]
+        assert found[:2] == ("both", Path(".")) and said is one and size == "2GB" and len(order) == 3
+        assert tokenizer.chat_template == "t"
     else:
         assert order[3] == "base + adapter" and found["largest"] == 0.0
     templates[Path("base")] = "other"

@@ -7,7 +7,8 @@ python benchmarks/gates.py --model MODEL --write-docs                      the t
 The pipeline is examples/pipelines/demo.yaml with PT of few steps and SFT of `--steps`, on its data, with its settings
 and evaluated on its held-out records. Behind SFT come three stages of SFT that each start from its result: one with a
 learning rate of 1e-6; one with the answers of the records exchanged at random; one with records that another tool's
-template has been written into. All four have the gate `loss: {drop: 0.05}`.
+template has been written into. All four have the gate `loss: {drop: 0.05}`. The last one does the loss no harm: it is
+shown what ROUGE of its answers says.
 """
 
 from __future__ import annotations
@@ -27,16 +28,21 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
 DEMO = ROOT / "examples" / "pipelines" / "demo.yaml"
+HELD_OUT = ROOT / "examples" / "data" / "sft_eval"
 PAGE = ROOT / "docs" / "evaluation.md"
 GATE = {"loss": {"drop": 0.05}}
 GOOD = ("sft", "unchanged")
-BAD = ("shuffled", "template")
+BAD = "shuffled"
+UNSEEN = "template"
+"""Bad as well, but not by what the gate measures."""
+ANSWERS = ("--eval_tasks", "rouge", "--max_new_tokens", "48")
 STOPPED = 3
 SAYS = """\
 Each stage has the gate `loss: {drop: 0.05}`: SFT as it is; and three that start from its result: SFT that changes next
 to nothing (a learning rate of 1e-6), SFT with the answers of other records (shuffled), and SFT on records in which
 another tool's template was left, `### Human: ...` (template). The loss is that of a token; less before is the
-difference, with its interval."""
+difference, with its interval. A gate sees what it measures: the template does no harm to the loss of clean records, but
+the model writes it into its answers, whose ROUGE falls; a gate `rouge: {drop: 0.01}` stops that."""
 
 
 def main() -> None:
@@ -67,16 +73,29 @@ def run(seed: int, folder: Path, options: argparse.Namespace) -> dict[str, dict[
     file = folder / "gates.yaml"
     file.write_text(yaml.safe_dump(pipeline(seed, folder, options), sort_keys=False))
     codes = {}
-    for stage in (*GOOD, *BAD):
+    for stage in (*GOOD, BAD, UNSEEN):
         # What is finished is skipped: each run ends with the gate of its last stage.
         parts = ["--to", stage] if stage == "sft" else ["--only", stage]
         codes[stage] = hftune("pipeline", "run", str(file), *parts)
         if codes[stage] not in (0, STOPPED):
             raise SystemExit(f"{stage} ended with {codes[stage]}, which is no verdict of a gate")
-    return {
+    found = {
         stage: {"stopped": code == STOPPED, **measured(folder / "out" / f"{stage}-evaluated")}
         for stage, code in codes.items()
     }
+    found[UNSEEN]["rouge"] = rouge(folder)
+    return found
+
+
+def rouge(folder: Path) -> dict[str, float]:
+    """ROUGE of the answers to the held-out records, less that of the stage before, with its interval."""
+    for stage, against in (("sft", ()), (UNSEEN, ("--against", str(folder / "sft-answers")))):
+        words = ["--models", str(folder / "out" / f"{stage}-merged"), "--validation_file_dir", str(HELD_OUT), *ANSWERS]
+        output = folder / f"{stage}-answers"
+        if not (output / "evaluation.json").is_file() and hftune("evaluate", *words, *against, "--output_dir", output):
+            raise SystemExit(f"the answers of {stage} were not evaluated")
+    (differences,) = json.loads((folder / f"{UNSEEN}-answers" / "evaluation.json").read_text())["differences"].values()
+    return dict(differences["rouge"])
 
 
 def pipeline(seed: int, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
@@ -136,10 +155,11 @@ def written(file: Path, conversations: Any) -> Path:
     return file
 
 
-def hftune(*words: str) -> int:
+def hftune(*words: str | Path) -> int:
     """The exit code of a command."""
-    print(f"\nhftune {' '.join(words)}", flush=True)
-    return subprocess.run([sys.executable, "-m", "hftune.cli", *words], cwd=ROOT, check=False).returncode
+    given = [str(word) for word in words]
+    print(f"\nhftune {' '.join(given)}", flush=True)
+    return subprocess.run([sys.executable, "-m", "hftune.cli", *given], cwd=ROOT, check=False).returncode
 
 
 def measured(folder: Path) -> dict[str, Any]:
@@ -152,25 +172,30 @@ def measured(folder: Path) -> dict[str, Any]:
 def report(found: dict[int, dict[str, dict[str, Any]]], options: argparse.Namespace) -> None:
     """The table, and the last line."""
     lines = [SAYS, "", "| stage | seed | loss | less before | the gate |", "| --- | ---: | ---: | ---: | --- |"]
-    for stage in (*GOOD, *BAD):
+    for stage in (*GOOD, BAD, UNSEEN):
         for seed, stages in found.items():
             one = stages[stage]
-            less = f"{one['less']['value']:+.3f} ({one['less']['low']:+.3f} - {one['less']['high']:+.3f})"
             verdict = "stops the pipeline" if one["stopped"] else "passed"
+            verdict += f"; ROUGE {within(one['rouge'])}" if "rouge" in one else ""
+            less = within(one["less"])
             lines.append(f"| {stage} | {seed} | {one['loss']:.3f} | {less} | {verdict} |")
     table = "\n".join(lines)
     print(f"\n{table}\n")
     if options.write_docs:
         write_docs(table)
-    caught = sum(stages[stage]["stopped"] for stages in found.values() for stage in BAD)
+    caught, planted = sum(stages[BAD]["stopped"] for stages in found.values()), len(found)
     alarms = sum(stages[stage]["stopped"] for stages in found.values() for stage in GOOD)
-    planted = len(BAD) * len(found)
     bars = {
         "bad_stages_stopped": {"value": caught, "bar": planted, "holds": caught == planted},
         "good_stages_stopped": {"value": alarms, "bar": 0, "holds": alarms == 0},
     }
     machine = f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores"
     print(json.dumps({"benchmark": "gates", "machine": machine, "figures": found, "bars": bars}))
+
+
+def within(found: dict[str, float]) -> str:
+    """A difference with its interval."""
+    return f"{found['value']:+.3f} ({found['low']:+.3f} - {found['high']:+.3f})"
 
 
 def write_docs(table: str) -> None:

@@ -159,11 +159,9 @@ def _last_evaluation(trainer: StageTrainer, manifest: manifests.Manifest) -> dic
     Raises:
         Preempted: A signal asked for an end; training is done.
     """
-    step, metrics = trainer.last_evaluation or (-1, {})
-    best = trainer.state.best_global_step if trainer.args.load_best_model_at_end else None
-    # The last step was evaluated already, unless better weights were loaded since.
-    if trainer.args.do_train and step == trainer.state.global_step and best in (None, 0, step):
-        return dict(metrics)
+    known = trainer.current_evaluation
+    if trainer.args.do_train and known is not None:
+        return known
     try:
         with phases.timed(phases.EVALUATION):
             found: dict[str, float] = trainer.evaluate()

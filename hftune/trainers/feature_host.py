@@ -57,9 +57,9 @@ class FeatureHost(Base):
     # What a script asks a trainer.
 
     @property
-    def last_evaluation(self) -> tuple[int, dict[str, float]] | None:
-        """Step and metrics of the last evaluation."""
-        return self.features.one(EvaluationFigures).last
+    def current_evaluation(self) -> dict[str, float] | None:
+        """Metrics of the last evaluation, where it measured the weights that are there after training."""
+        return self.features.one(EvaluationFigures).current(self)
 
     @property
     def train_seconds(self) -> float:

@@ -27,7 +27,7 @@ class Trainer:
         self.args = SimpleNamespace(**given, resume_from_checkpoint=None, **args)
         self.checkpoints = SimpleNamespace(wait=lambda: None)
         self.model, self.evaluated, self.saved = "model", 0, 0
-        self.last_evaluation: tuple[int, dict[str, float]] | None = (6, {"eval_loss": 1.0})
+        self.current_evaluation: dict[str, float] | None = {"eval_loss": 1.0}
 
     def evaluate(self) -> dict[str, float]:
         self.evaluated += 1
@@ -43,25 +43,14 @@ def test_the_last_evaluation_is_not_made_twice(tmp_path: Path) -> None:
     assert stage._last_evaluation(trainer, {}) == {"eval_loss": 1.0} and not trainer.evaluated
 
 
-@pytest.mark.parametrize("what", ["none", "earlier", "another is the best", "nothing is trained"])
+@pytest.mark.parametrize("what", ["none", "nothing is trained"])
 def test_it_is_made_where_the_weights_are_others(tmp_path: Path, what: str) -> None:
     trainer = Trainer(tmp_path)
     if what == "none":
-        trainer.last_evaluation = None
-    elif what == "earlier":
-        trainer.last_evaluation = (5, {"eval_loss": 1.0})
-    elif what == "another is the best":
-        trainer.args.load_best_model_at_end, trainer.state.best_global_step = True, 3
+        trainer.current_evaluation = None
     else:
         trainer.args.do_train = False
     assert stage._last_evaluation(trainer, {}) == {"eval_loss": 2.0} and trainer.evaluated == 1
-
-
-def test_the_best_at_the_last_step_is_what_was_evaluated(tmp_path: Path) -> None:
-    trainer = Trainer(tmp_path)
-    trainer.args.load_best_model_at_end, trainer.state.best_global_step = True, 6
-    stage._last_evaluation(trainer, {})
-    assert not trainer.evaluated
 
 
 def test_one_that_is_left_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,7 +59,7 @@ def test_one_that_is_left_ends_the_run(tmp_path: Path, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(Trainer, "evaluate", left)
     trainer = Trainer(tmp_path)
-    trainer.last_evaluation = None
+    trainer.current_evaluation = None
     with pytest.raises(Preempted, match="stopped at step 6, checkpoint-6 is saved"):
         stage._last_evaluation(trainer, {"stage": "sft"})
 

@@ -32,6 +32,12 @@ class EvaluationFigures(Feature):
             metrics[f"{prefix}_perplexity"] = perplexity(loss)
         self.last = (run.state.global_step, dict(metrics))
 
+    def current(self, run: Run) -> dict[str, float] | None:
+        """Metrics of the last evaluation, if it was made at this step and no better weights were loaded since."""
+        step, metrics = self.last or (-1, {})
+        best = run.state.best_global_step if run.args.load_best_model_at_end else None
+        return dict(metrics) if step == run.state.global_step and best in (None, 0, step) else None
+
 
 def perplexity(loss: float) -> float:
     """exp of a mean loss in nats a token."""

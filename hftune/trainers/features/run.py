@@ -94,6 +94,10 @@ class Run(Protocol):
     def compute_loss(self, model: Any, inputs: Inputs, return_outputs: bool = False) -> Any:
         """The loss of a batch with all that features add to it."""
 
+    @property
+    def current_evaluation(self) -> dict[str, float] | None:
+        """Of these weights, if they were evaluated."""
+
     def evaluate(self) -> dict[str, float]:
         """Metrics of all held-out records."""
 

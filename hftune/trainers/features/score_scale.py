@@ -68,7 +68,8 @@ class ScoreScale(Feature):
     def before_result(self, run: Run) -> None:
         """Measure the scale of the trained model's scores and store it in its config."""
         if run.eval_dataset is not None:
-            metrics = run.evaluate()
+            # The scores of an evaluation at the last step are still here.
+            metrics = run.current_evaluation or run.evaluate()
             self._known = (run.state.global_step, metrics)
             get_logger().info("%s", self._describe())
         if hasattr(run.model.config, FIELD):

@@ -77,10 +77,11 @@ def describe_pairs(report: dict[str, Any]) -> str:
     ]
     width = max(map(len, report["by_source"]))
     for source, part in report["by_source"].items():
-        lines.append(
-            f"  {source:{width}}  {part['pairs']:6} pairs, accuracy {part['accuracy']:.3f}, "
-            f"margin {part['margin']:.3f}, ECE {part['ece']:.3f}"
-        )
+        if len(report["by_source"]) > 1:  # of a single one the line above says it
+            lines.append(
+                f"  {source:{width}}  {part['pairs']:6} pairs, accuracy {part['accuracy']:.3f}, "
+                f"margin {part['margin']:.3f}, ECE {part['ece']:.3f}"
+            )
         lines += [f"  {'':{width}}    {side:8} |{bars(part[side])}|" for side in ("chosen", "rejected")]
     return "\n".join(lines)
 

@@ -23,6 +23,7 @@ def trained(feature: ScoreScale, scores: list[float], *, held_out: bool = True, 
         eval_dataset=records if held_out else None,
         train_dataset=records,
         asked=[],
+        current_evaluation=None,
     )
 
     def measure(*given: Any, metric_key_prefix: str = "eval") -> dict[str, float]:
@@ -52,6 +53,15 @@ def test_held_out_scores_give_the_scale_and_are_measured_once() -> None:
     assert feature.figures(run) == {"held_out": {"pairs": 2}, FIELD: getattr(run.model.config, FIELD)}
     run.state.global_step += 1
     assert feature.known_evaluation(run) is None, "of another step"
+
+
+def test_an_evaluation_of_these_weights_is_not_made_again() -> None:
+    feature = ScoreScale(lambda: "lines")
+    run = trained(feature, [1.0, 3.0])
+    run.current_evaluation = run.evaluate()
+    feature.before_result(run)
+    assert run.asked == ["eval"] and feature.known_evaluation(run) == {"eval_loss": 0.25}
+    assert getattr(run.model.config, FIELD)["mean"] == 2.0
 
 
 def test_training_records_where_none_are_held_out() -> None:

@@ -14,7 +14,6 @@ import argparse
 import os
 import shlex
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -89,6 +88,8 @@ def write_docs(folder: Path, seconds: float | None) -> None:
     """
     import torch
 
+    from hftune import child_processes
+
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     machine = f"{len(os.sched_getaffinity(0))} CPU cores, {memory / 2**30:.0f} GiB of memory"
     gpus = torch.cuda.device_count()
@@ -102,7 +103,7 @@ def write_docs(folder: Path, seconds: float | None) -> None:
     )
     text = f"{title}\n\n{note}\n\n<!-- report -->\n{rest}\n<!-- end of report -->\n"
     Path("docs/demo.md").write_text(text, encoding="utf-8")
-    subprocess.run([sys.executable, "docs/pictures/draw.py", "--only", "demo"], check=True)
+    child_processes.run(child_processes.python("docs/pictures/draw.py", "--only", "demo"), check=True)
 
 
 if __name__ == "__main__":

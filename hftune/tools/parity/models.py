@@ -71,6 +71,8 @@ FACTS = [
 ]
 """Questions and answers of several lengths."""
 REFUSED = "Great question! Well, {} Who knows."
+DRAWING: dict[str, Any] = {"num_generations": 4, "beta": 0.05, "max_completion_length": 8, "learning_rate": 1e-2}
+"""Of RL's runs, and of TRL's next to them."""
 FEW = 8
 """Records of the folders `NAME-few`: a batch of them all has the same records whatever their order."""
 

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from hftune.opening.files import read_bytes
 from hftune.opening.json_file import parse_json
-from hftune.tools.parity.models import STEPS, Figures, uneven
+from hftune.tools.parity.models import DRAWING, STEPS, Figures, uneven
 
 RATE, BETA, SMOOTHING = 1e-3, 0.1, 0.1
 Rows = list[tuple[list[int], list[int]]]
@@ -266,8 +266,6 @@ def trl_trainer(start: Path, records: Sequence[dict[str, Any]], asked: str) -> F
 
 
 _DRAWN = ("grpo", "rloo")
-# As `runs.py` asks hftune's runs for it; TRL's defaults otherwise.
-DRAWING: dict[str, Any] = {"num_generations": 4, "max_completion_length": 8, "beta": 0.05, "learning_rate": 1e-2}
 _TRL: dict[str, Callable[[Any, str], tuple[Any, Any, dict[str, Any]]]] = {
     "sft": lambda trl, _: (trl.SFTTrainer, trl.SFTConfig, {"max_length": None}),
     "dpo": lambda trl, loss: (

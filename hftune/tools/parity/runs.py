@@ -14,7 +14,7 @@ from typing import Any
 from hftune import child_processes
 from hftune.opening.json_file import read_json
 from hftune.tools.parity import forks
-from hftune.tools.parity.models import STEPS, Figures, make_data, make_model
+from hftune.tools.parity.models import DRAWING, STEPS, Figures, make_data, make_model
 from hftune.tools.reporting.stages import read_progress
 
 STOP = 2
@@ -22,8 +22,8 @@ DATA = {"pt": "pt", "sft": "sft", "rm": "pairs", "dpo": "pairs", "rl": "prompts"
 _OWN: dict[str, tuple[str, ...]] = {
     "pt": ("--block_size", "32"),
     "rl": (
-        *("--reward_funcs", "hftune.tools.parity.models:uneven", "--num_generations", "4", "--beta", "0.05"),
-        *("--max_completion_length", "8", "--learning_rate", "1e-2"),
+        *("--reward_funcs", "hftune.tools.parity.models:uneven"),
+        *(word for name, value in DRAWING.items() for word in (f"--{name}", str(value))),
     ),
     "distill": ("--teacher_model_name_or_path", "{teacher}", "--distill_mode", "offline"),
 }

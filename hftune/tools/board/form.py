@@ -253,7 +253,7 @@ def _launcher(kind: str, processes: str, problems: list[UserError]) -> Iterator[
     elif option := LAUNCHERS.get(kind):
         if processes and not (processes.isdecimal() and 1 <= int(processes) <= 4096):
             fix = "a whole number, or nothing for all devices"
-            problems.append(ArgumentError(f"{processes!r} is no number of processes", place="processes", fix=fix))
+            problems.append(ArgumentError(f"{processes!r} is not a number of processes", place="processes", fix=fix))
         yield "launcher", {kind: {option: int(processes)} if processes.isdecimal() else {}}
 
 

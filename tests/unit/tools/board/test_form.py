@@ -114,7 +114,7 @@ SECRET_FIELDS = ("model", "questions", "sft.run_name", "sft.train_file_dir")
         ({"model": " "}, "model is empty"),
         ({"stage": []}, "no stage is chosen"),
         ({"launcher": "rm"}, "unknown launcher"),
-        ({"processes": "many"}, "is no number of processes"),
+        ({"processes": "many"}, "is not a number of processes"),
         ({"sft.nonsense": "1"}, "sft has no argument 'nonsense'"),
         ({"sft.hub_token": "hf_x"}, "sft has no argument 'hub_token'"),
         ({"sft.output_dir": "/"}, "sft has no argument 'output_dir'"),

@@ -3,13 +3,15 @@
 python benchmarks/distill.py --student SMOLLM2 --teacher SMOLLM2        hftune, TRL's two trainers, in turns
    --medicalgpt FOLDER:PYTHON                                           its repository, and a Python that can run it
    --mode offline                                                       one of the two alone
+   --recompute                                                          activations recomputed, by each tool in its way
    --quick                                                              fewer steps, one round
    --write-docs                                                         the table goes into docs/distillation.md
 
-LoRA r=8 on all linears, float32, SDPA, micro batch `--batch`, no accumulation, no recomputation, JSD with beta 0.5 at
-temperature 1. Offline, answers of the records are trained, and tokens are counted without padding; TRL's
-DistillationTrainer has no such mode. On-policy the student draws `--answer` tokens at most, and the trained ones are
-counted. Time is from the end of the warm-up to the end of the last step, generation and the teacher included.
+LoRA r=8 on all linears, float32, SDPA, micro batch `--batch`, no accumulation, JSD with beta 0.5 at temperature 1,
+activations recomputed where `--recompute` asks for it. Offline, answers of the records are trained, and tokens are
+counted without padding; TRL's DistillationTrainer has no such mode. On-policy the student draws `--answer` tokens at
+most, and the trained ones are counted. Time is from the end of the warm-up to the end of the last step, generation and
+the teacher included.
 """
 
 from __future__ import annotations
@@ -63,6 +65,7 @@ def run(tool: str, mode: str, data: Path, options: argparse.Namespace) -> Figure
         command += ["--data", str(data), "--student", options.student, "--teacher", options.teacher, "--out", out]
         command += ["--steps", str(options.steps), "--warmup", str(options.warmup), "--answer", str(options.answer)]
         command += ["--max_length", str(options.max_length), "--batch", str(options.batch)]
+        command += ["--recompute"] * options.recompute
         environment = os.environ | {"OMP_NUM_THREADS": str(options.threads), "HF_HUB_OFFLINE": "1"}
         environment |= {"CUDA_VISIBLE_DEVICES": "", "HF_DATASETS_CACHE": f"{out}/datasets"}
         environment["TRL_EXPERIMENTAL_SILENCE"] = "1"
@@ -103,6 +106,7 @@ def write_docs(tables: dict[str, str], options: argparse.Namespace) -> None:
     """Put the tables into the page, each mode in its place."""
     page = PAGE.read_text(encoding="utf-8")
     rows = f"micro batch {options.batch}" + (f", {options.answer} tokens drawn" if "on_policy" in tables else "")
+    rows += ", activations recomputed" if options.recompute else ""
     measured = f"{rows}, {options.steps} steps, {options.rounds} rounds, {os.cpu_count()} cores"
     for mode, table in tables.items():
         text = f"<!-- {mode} -->\n\n```text\n{table}\n({measured})\n```\n\n<!-- end of {mode} -->"
@@ -122,6 +126,7 @@ def main() -> None:
     parser.add_argument("--max_length", type=int, default=512)
     parser.add_argument("--answer", type=int, default=64, help="tokens that the student draws at most")
     parser.add_argument("--batch", type=int, default=2, help="rows of a micro batch")
+    parser.add_argument("--recompute", action="store_true", help="as hftune and TRL do by default")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--quick", action="store_true", help="fewer steps, one round")

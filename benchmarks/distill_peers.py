@@ -85,7 +85,7 @@ def hftune(options: argparse.Namespace) -> None:
         "model_name_or_path": options.student, "teacher_model_name_or_path": options.teacher,
         "train_file_dir": options.data, "output_dir": options.out / "hftune", "use_peft": True, "lora_r": RANK,
         "lora_alpha": 16, "lora_target_modules": "all", "max_length": options.max_length, "max_steps": options.steps,
-        "gradient_checkpointing": False, "dtype": "float32", "beta": BETA, "distill_mode": options.mode,
+        "gradient_checkpointing": options.recompute, "dtype": "float32", "beta": BETA, "distill_mode": options.mode,
         "temperature": 1.0, "max_completion_length": options.answer,
     }  # fmt: skip
     os.environ["HFTUNE_CACHE"] = str(options.out / "cache")
@@ -120,8 +120,9 @@ def trl(options: argparse.Namespace) -> None:
     from trl import DistillationConfig, DistillationTrainer
 
     config = DistillationConfig(
-        **COMMON, output_dir=str(options.out), max_steps=options.steps, gradient_checkpointing=False, bf16=False,
-        use_cpu=True, beta=BETA, temperature=1.0, max_completion_length=options.answer,
+        **COMMON, output_dir=str(options.out), max_steps=options.steps, bf16=False,
+        gradient_checkpointing=options.recompute, use_cpu=True, beta=BETA, temperature=1.0,
+        max_completion_length=options.answer,
     )  # fmt: skip
     prompts = _records(options).map(lambda one: {"prompt": one["messages"][:-1]}, remove_columns=["messages"])
     DistillationTrainer(args=config, train_dataset=prompts, **_parts(options)).train()
@@ -132,9 +133,9 @@ def gkd(options: argparse.Namespace) -> None:
     from trl.experimental.gkd import GKDConfig, GKDTrainer
 
     config = GKDConfig(
-        **COMMON, output_dir=str(options.out), max_steps=options.steps, gradient_checkpointing=False, bf16=False,
-        use_cpu=True, beta=BETA, temperature=1.0, max_length=options.max_length, max_new_tokens=options.answer,
-        lmbda=float(options.mode == "on_policy"),
+        **COMMON, output_dir=str(options.out), max_steps=options.steps, bf16=False,
+        gradient_checkpointing=options.recompute, use_cpu=True, beta=BETA, temperature=1.0,
+        max_length=options.max_length, max_new_tokens=options.answer, lmbda=float(options.mode == "on_policy"),
     )  # fmt: skip
     # It draws a number from 0 to 1 and generates where that is not larger, so that 0 is offline but once in a lifetime.
     GKDTrainer(args=config, train_dataset=_records(options), **_parts(options)).train()
@@ -147,7 +148,7 @@ def medicalgpt(options: argparse.Namespace) -> None:
         "train_file_dir": options.data, "validation_file_dir": options.data, "use_peft": True, "lora_rank": RANK,
         "lora_alpha": 16, "lora_dropout": 0.0, "target_modules": "all", "torch_dtype": "float32",
         "max_prompt_length": options.max_length - options.answer, "max_new_tokens": options.answer,
-        "max_steps": options.steps, "output_dir": options.out / "out", "gradient_checkpointing": False,
+        "max_steps": options.steps, "output_dir": options.out / "out", "gradient_checkpointing": options.recompute,
         "do_train": True, "bf16": False, "device_map": "cpu", "teacher_device_map": "cpu", "eval_strategy": "no",
         "opd_beta": BETA, "opd_lambda": float(options.mode == "on_policy"), "temperature": 1.0,
         "cache_dir": options.out / "cache",
@@ -176,6 +177,7 @@ def main() -> None:
     parser.add_argument("--max_length", type=int, default=512)
     parser.add_argument("--answer", type=int, default=64, help="tokens that the student draws at most")
     parser.add_argument("--batch", type=int, default=2, help="rows of a micro batch")
+    parser.add_argument("--recompute", action="store_true", help="recompute activations, the default of hftune and TRL")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--repository", type=Path, help="of a tool that is no package")
     options = parser.parse_args()

@@ -197,8 +197,8 @@ def _put_stage_3(optimizer: Any, weights: list[Tensor], states: dict[int, dict[s
     optimizer.checkpoint_event_epilogue()
 
 
-# How a step is computed, which follows this run's device; rates come from the schedule, ids from this run's tensors.
-_OF_THE_MACHINE = ("params", "lr", "foreach", "fused", "capturable", "differentiable")
+# How a step is computed, which follows this run's device; rates come from the schedule.
+_OF_THE_MACHINE = ("lr", "foreach", "fused", "capturable", "differentiable")
 
 
 def _groups(state: dict[str, Any], then: Groups) -> list[dict[str, Any]]:

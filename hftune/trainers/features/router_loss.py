@@ -116,8 +116,11 @@ class RouterLoss(Feature):
     since the last log and over ranks.
     """
 
+    # Factors of the two losses, known once the model is.
+    _balance_by: float
+    _z_by: float
+
     def __init__(self) -> None:
-        self._balance_by, self._z_by = 0.0, 0.0
         self._listener: RouterListener | None = None
         self._listens_to_sharded = False
         self._passes: list[_Pass] | None = None  # of the loss that is being computed

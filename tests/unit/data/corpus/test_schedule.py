@@ -65,3 +65,13 @@ def test_a_schedule_crosses_its_stretches() -> None:
     assert len(set(places)) == len(places)
     for block in (39_999, 0, 20_000, 4096, 4095, 8192, 1):
         assert again.locate(block) == places[block]
+
+
+@settings(deadline=None)
+@given(shares=st.lists(st.integers(1, 9), min_size=2, max_size=5), stretch=st.integers(1, 7))
+def test_how_many_blocks_are_sorted_at_once_changes_nothing(shares: list[int], stretch: int) -> None:
+    """With stretches of a few blocks a stretch often begins or ends a block beside its multiple."""
+    short, usual = Schedule(shares), Schedule(shares)
+    short.STRETCH = stretch
+    for block in range(60):
+        assert (short.locate(block), short.before(block)) == (usual.locate(block), usual.before(block))

@@ -173,6 +173,12 @@ def test_portions_without_an_example_are_passed_over() -> None:
     assert stream.progress.totals()["dropped"] == 4
 
 
+def test_an_epoch_may_end_without_an_example() -> None:
+    """As long as any of its portions gave one."""
+    stream = stream_of(12, empty=frozenset(range(4, 12)), seed=None)
+    assert [example["input_ids"][0].item() // 4 for example in islice(stream, 10)] == [0, 1, 2, 3, 0, 1, 2, 3, 0, 1]
+
+
 def test_changed_data_are_refused() -> None:
     state = stream_of(8).state(Progress())
     stream_of(8).resume(state)

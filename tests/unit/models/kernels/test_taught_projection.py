@@ -370,3 +370,16 @@ def test_chunks_are_of_so_many_logits(monkeypatch: pytest.MonkeyPatch) -> None:
     student.requires_grad_(False)
     answer_projection.answer_log_probs(student, hidden, ids, LogitShape(), 0)
     assert asked == [(WORDS,)] * 3
+
+
+def test_what_a_frozen_head_tells_of_each_token() -> None:
+    """As much as is asked for, as where it is trained."""
+    student, _, hidden, _ = heads()
+    ids, factors = torch.zeros(TOKENS).long(), torch.ones(TOKENS)
+    for trained in (True, False):
+        student.requires_grad_(trained)
+        told = [
+            len(answer_projection.weighted_loss(student, hidden, ids, LogitShape(), detail, factors)[1])
+            for detail in (0, 1, 2)
+        ]
+        assert told == [1, 3, 5]

@@ -105,6 +105,10 @@ def test_sums_are_means_over_all_processes_and_begin_anew() -> None:
     assert sums.take(accelerator) == ({"entropy": 1.5, "mean_token_accuracy": 0.5}, 42)
     assert sums.take(accelerator) == ({"entropy": 0.0, "mean_token_accuracy": 0.0}, 0)
     sums.take(SimpleNamespace(reduce=lambda value, how: torch.stack([value, torch.ones(4)]).sum(0)))
+    # The mean of a single token is its own value.
+    sums.add(AnswerOutput(entropy=torch.tensor([3.0]), is_top1=torch.tensor([True])), torch.tensor(2))
+    alone = SimpleNamespace(reduce=lambda value, how: value)
+    assert sums.take(alone) == ({"entropy": 3.0, "mean_token_accuracy": 1.0}, 2)
 
 
 def test_counts_of_an_interrupted_run_come_back() -> None:

@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+from hftune.arguments.preference import DPOArguments
 from hftune.trainers.losses.divergences import F_DIVERGENCES, desensitised, scores
 from hftune.trainers.losses.reference_free import log1mexp
 from hftune.trainers.losses.table import LOSSES, combined
@@ -167,3 +168,14 @@ def test_a_step_raises_the_margin(name: str) -> None:
     step = -policy.grad
     sizes = int(made.chosen_tokens.sum())
     assert step[:sizes].sum() - step[sizes:].sum() > 0
+
+
+def test_which_losses_reward_an_average_over_tokens() -> None:
+    """Those without a reference that their papers state by length; of all others logged rewards are sums."""
+    assert {name for name, loss in LOSSES.items() if loss.average} == {"simpo", "cpo_simpo", "odds_ratio", "orpo"}
+
+
+def test_numbers_of_the_losses_are_those_of_the_command() -> None:
+    """`Settings` says so of its defaults."""
+    asked = DPOArguments(output_dir="out", report_to="none")
+    assert Settings() == Settings(**{name: getattr(asked, name) for name in Settings.__dataclass_fields__})

@@ -112,3 +112,19 @@ def test_a_torch_optimizer_is_told_the_names() -> None:
     assert torch.equal(pieces.read("a", "exp_avg", 2, 3), torch.arange(3.0, 6.0))
     with pytest.raises(ManifestError, match=r"groups of \[2, 1\] parameters, this run's has \[3\]"):
         from_optimizer(state, [["a", "b", "c"]], weights)
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_parameters_that_were_not_trained(tmp_path: Path, world: int) -> None:
+    """ZeRO-3 keeps a part of each on every rank, the last of which is padded."""
+    checkpoint, whole = write(tmp_path, 3, world), torch.arange(5.0)
+    size = -(-len(whole) // world)
+    padded = torch.nn.functional.pad(whole, (0, size * world - len(whole)))
+    for rank in range(world):
+        file = checkpoint / "global_step1" / f"zero_pp_rank_{rank}_mp_rank_00_model_states.pt"
+        about = torch.load(file, weights_only=False)
+        about |= {"frozen_param_shapes": {"f": whole.shape}}
+        about |= {"frozen_param_fragments": {"f": padded[rank * size : (rank + 1) * size]}}
+        torch.save(about, file)
+    frozen = opened(checkpoint).frozen
+    assert list(frozen) == ["f"] and torch.equal(frozen["f"](), whole)

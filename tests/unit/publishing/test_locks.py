@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hftune.errors import ArgumentError
-from hftune.publishing.locks import acquire_lock, release_lock
+from hftune.publishing.locks import acquire_lock, lock_folder, release_lock
 
 
 def test_a_second_writer_is_refused_until_the_first_ends(tmp_path: Path) -> None:
@@ -31,3 +31,10 @@ def test_something_else_under_the_locks_name(tmp_path: Path, kind: str) -> None:
     with pytest.raises(ArgumentError, match="is in the way"):
         acquire_lock(lock, "out")
     assert not other.exists() or other.read_text() == "mine"
+
+
+def test_the_lock_of_an_output_folder(tmp_path: Path) -> None:
+    """By its name other versions of hftune know that somebody is at work."""
+    held = lock_folder(tmp_path / "out")
+    assert [entry.name for entry in (tmp_path / "out").iterdir()] == [".hftune.lock"]
+    release_lock(held)

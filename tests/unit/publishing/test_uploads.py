@@ -52,6 +52,8 @@ def test_every_file_that_a_model_may_need_is_known_by_name(name: str, tmp_path: 
 def test_code_that_a_config_names_and_what_it_imports(tmp_path: Path) -> None:
     mapped = {"AutoModel": "modeling_x.X", "AutoTokenizer": ["other/repo--far.T", "tok.T"], "bad": "../up.X"}
     (tmp_path / "config.json").write_text(json.dumps({"auto_map": mapped}))
+    # What is not there is passed by.
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"auto_map": {"AutoTokenizer": ["gone.T", None]}}))
     (tmp_path / "modeling_x.py").write_text(
         "from .inner import A\nfrom . import beneath\nimport os\nfrom torch import nn\n"
     )

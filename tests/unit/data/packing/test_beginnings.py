@@ -51,6 +51,13 @@ def test_the_rows_of_a_conversation_hang_on_the_last_one() -> None:
     assert groups_of(rows, capacity=18) == [[(1, 0, 10), (0, 3, 4)], [(2, 0, 12)]], "what does not fit stands alone"
 
 
+def test_a_third_that_shares_less_joins_where_that_saves_a_token_more() -> None:
+    """5 tokens of the second are saved without the third, 3 and 3 with it."""
+    first, second = [1, 2, 3, 4, 5, 6, 90], [1, 2, 3, 4, 5, 6, 7, 80]
+    assert groups_of([(first, 6), (second, 7)]) == [[(1, 0, 8), (0, 5, 2)]]
+    assert groups_of([(first, 6), (second, 7), ([1, 2, 3, 9, 9, 70], 5)]) == [[(2, 0, 6), (0, 3, 4), (1, 3, 5)]]
+
+
 def test_what_shares_too_little_stands_alone() -> None:
     assert groups_of([([1, 2, 3, 4, 5], 4), ([1, 2, 9, 4, 5], 4)]) == [[(0, 0, 5)], [(1, 0, 5)]]
     # Four are the same, but the third one is trained already.

@@ -86,6 +86,10 @@ def numbered(prompt: int, chosen: int, rejected: int) -> Pair:
     return Pair(np.arange(prompt), np.arange(100, 100 + chosen), np.arange(200, 200 + rejected), None)
 
 
+def test_a_pair_has_no_source_unless_it_is_said() -> None:
+    assert numbered(1, 1, 1).source == ""
+
+
 @settings(max_examples=300, deadline=None)
 @given(
     st.tuples(*[st.integers(1, 20)] * 3),

@@ -164,3 +164,6 @@ def test_weights_follow_their_turns() -> None:
 def test_all_of_a_conversation_is_one_span() -> None:
     found = SpanFinder(make_tokenizer(), train_everything=True)([user("a"), assistant("b")])
     assert found.spans == [Span(0, len(found.text))]
+    tokenizer, tools = make_tokenizer(template("qwen2_5")), [{"type": "function", "function": {"name": "look_up"}}]
+    found = SpanFinder(tokenizer, train_everything=True)([user("a"), assistant("b")], tools)
+    assert "look_up" in found.text and found.spans == [Span(0, len(found.text))]

@@ -82,6 +82,15 @@ def test_no_label_is_a_loss_of_zero_with_a_gradient_of_zero() -> None:
     assert all(one.grad is None or not one.grad.any() for one in model.parameters())
 
 
+def test_a_call_without_places_is_the_models_own() -> None:
+    model, ids = tiny("llama", tied=False), torch.randint(0, WORDS, (1, 6))
+    wanted = model(ids, torch.ones_like(ids)).logits
+    add_answer_head(model)
+    assert torch.equal(model(ids, torch.ones_like(ids)).logits, wanted)
+    # Ids alone say nothing: which logits they are for is not known.
+    assert torch.equal(model(ids, answer_ids=ids[0]).logits, wanted)
+
+
 def test_16_bit_gradients_of_the_head_add_up_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(chunked_heads.CHUNK_BYTES, "cpu", 4 * WORDS)
     model = tiny("llama", tied=False).bfloat16()

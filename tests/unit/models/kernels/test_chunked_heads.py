@@ -120,9 +120,7 @@ def test_what_is_computed_in_16_bits() -> None:
 
 
 @pytest.mark.parametrize(("tokens", "kept"), [(3, torch.bfloat16), (4, torch.float32)])
-def test_sums_over_several_chunks_are_float32(
-    monkeypatch: pytest.MonkeyPatch, tokens: int, kept: torch.dtype
-) -> None:
+def test_sums_over_several_chunks_are_float32(monkeypatch: pytest.MonkeyPatch, tokens: int, kept: torch.dtype) -> None:
     """A 16-bit weight's gradient; chunks are of logits, as wide as the vocabulary."""
     monkeypatch.setattr(chunked_heads, "CHUNK_BYTES", {"cpu": 3 * 4 * WORDS})
     hidden, weight = torch.zeros(tokens, SIZE), torch.zeros(WORDS, SIZE, dtype=torch.bfloat16)

@@ -383,3 +383,6 @@ def test_what_a_frozen_head_tells_of_each_token() -> None:
             for detail in (0, 1, 2)
         ]
         assert told == [1, 3, 5]
+    hidden.requires_grad_()
+    log_probs, *figures = answer_projection.answer_log_probs(student, hidden, ids, LogitShape(), 2)
+    assert log_probs.requires_grad and not any(figure.requires_grad for figure in figures)

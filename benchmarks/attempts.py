@@ -24,7 +24,7 @@ PAGES = {"tests/security": "docs/security.md", "tests/faults": "docs/reliability
 _INTERRUPTS = re.compile(r"INTERRUPTS (\w+) ([\w ]+): (\{.*\})")
 _LINES = re.compile(r"LINES (\w+) ([\w ]+): (\d+)")
 LEFT = ("checkpoint", "untouched", "complete")
-_TRIED = re.compile(r"^\| (\w+) \| ([\w ]+) \| \d+ \| (\d+) \| (\d+) \| (\d+) \|$", re.M)
+_TRIED = re.compile(r"^\| (\w+) \| ([a-z ]+) \| \d+ \| (\d+) \| (\d+) \| (\d+) \|$", re.M)
 _FAULT = re.compile(r"FAULTS (.+?) \| (.+?) \| (free|old|interrupted) \| (\d+) \| (\d+) \| \[(.*)\](?: \| (\d+/\d+))?")
 
 

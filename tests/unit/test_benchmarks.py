@@ -160,3 +160,13 @@ def test_tables_go_between_their_marks(monkeypatch: pytest.MonkeyPatch, tmp_path
     publish.write_readmes()
     found = [(tmp_path / name).read_text() for name in publish.READMES]
     assert found == [f"before\n<!-- peers -->\nnew {number}\n<!-- /peers -->\nafter\n" for number in (0, 1)]
+
+
+def test_a_table_that_is_added_to_is_read_from_the_page_as_it_was_written() -> None:
+    """Of no log it is the page's own; the page has other tables of stages and launchers."""
+    attempts = importlib.import_module("attempts")
+    page = (BENCHMARKS.parent / "docs/reliability.md").read_text(encoding="utf-8")
+    table = attempts.interrupts_table(page, "")
+    assert table in page and table.count("\n") > 10
+    more = attempts.interrupts_table(page, "INTERRUPTS sft torchrun: {'untouched': 2, 'complete': 1}")
+    assert more != table and len(more.splitlines()) == len(table.splitlines())

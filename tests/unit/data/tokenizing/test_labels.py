@@ -79,6 +79,7 @@ def test_a_token_in_two_spans_belongs_to_the_later() -> None:
 def test_only_ranges_of_no_width_are_widened() -> None:
     """Up to where the ones before reach; a gap before a token with a range of its own is nobody's."""
     assert widened([(0, 3), (5, 8)]) == [(0, 3), (5, 8)]
+    assert widened([(1, 1), (1, 3)]) == [(0, 1), (1, 3)], "in front of the first word"
     assert widened([(0, 3), (5, 5), (5, 8)]) == [(0, 3), (3, 5), (5, 8)]
     assert widened([(0, 4), (1, 2), (3, 3), (6, 6)]) == [(0, 4), (1, 2), (3, 3), (4, 6)]
 

@@ -14,6 +14,7 @@ from transformers.masking_utils import (
     sliding_window_causal_mask_function,
 )
 
+from hftune.models.attention import segments
 from hftune.models.attention.segments import Segments, segments_attention, segments_mask
 
 BATCH, TOKENS, HEADS, KEY_HEADS, SIZE = 2, 12, 4, 2, 8
@@ -174,3 +175,27 @@ def test_queries_and_keys_follow_the_values_dtype(more: dict[str, Any]) -> None:
         assert segments_attention(module, *mixed, mask, **more)[0].dtype == torch.bfloat16
     out = segments_attention(torch.nn.Identity(), *mixed, runs, **more)[0]
     torch.testing.assert_close(out.float(), expected, atol=0.03, rtol=0.03)
+
+
+class OnGPU(torch.Tensor):
+    """A tensor that says that it is on a GPU."""
+
+    is_cuda = True
+
+
+@pytest.mark.parametrize(
+    ("dtype", "masked", "wanted"),
+    [(torch.float32, False, HEADS), (torch.bfloat16, True, HEADS), (torch.bfloat16, False, KEY_HEADS)],
+)
+def test_keys_are_repeated_for_a_gpus_kernels_that_know_no_groups(
+    dtype: torch.dtype, masked: bool, wanted: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[Any] = []
+    sdpa = segments.scaled_dot_product_attention
+    monkeypatch.setattr(segments, "scaled_dot_product_attention", lambda *a, **k: given.append(a) or sdpa(*a, **k))
+    query, key, value = (states(heads, seed=heads).detach().to(dtype) for heads in (HEADS, KEY_HEADS, KEY_HEADS))
+    seen = torch.ones(TOKENS, TOKENS, dtype=torch.bool).tril() if masked else None
+    softmax = segments._Softmax(0.0, None, None, None)
+    found = softmax.of(query.as_subclass(OnGPU), key, value, seen)
+    assert [part.shape[1] for part in given[0][1:3]] == [wanted, wanted]
+    torch.testing.assert_close(found.as_subclass(torch.Tensor), softmax.of(query, key, value, seen))

@@ -167,6 +167,16 @@ def test_without_a_trial_the_structure_decides(model_type: str, alone: bool, mon
     assert answer_head._head_is_all(model, model.forward, LogitShape.of(model.config)) is alone
 
 
+@pytest.mark.parametrize("lacks", ["body", "head"])
+def test_a_model_without_a_body_or_a_head_has_no_head_alone(lacks: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny("llama", tied=False)
+    if lacks == "body":
+        monkeypatch.setattr(answer_head, "body_of", lambda whole: whole)
+    else:
+        monkeypatch.setattr(model, "get_output_embeddings", lambda: None)
+    assert answer_head._head_is_all(model, model.forward, LogitShape.of(model.config)) is False
+
+
 @pytest.mark.parametrize("own", [True, False])
 def test_the_trial_leaves_the_model_as_it_is(own: bool) -> None:
     model = model_class("mixtral")(tiny_config("mixtral")).train()

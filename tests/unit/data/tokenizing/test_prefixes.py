@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers.processors import TemplateProcessing
 
 from hftune.data.tokenizing.prefixes import PrefixEncoder
 from tests.unit.data.tokenizing.tokenizers import TEXTS, TOKENIZERS
@@ -20,6 +23,18 @@ def test_first_tokens_are_those_of_the_whole_text(name: str, texts: list[str], l
         whole = tokenizer.backend_tokenizer.encode(text, add_special_tokens=False)
         assert encoding.ids[:length] == whole.ids[:length]
         assert covered == len(text) or len(encoding) > length
+
+
+@pytest.mark.parametrize("length", [None, 3])
+def test_a_tokenizer_that_begins_texts_by_itself_begins_none_here(length: int | None) -> None:
+    """A template has written the special tokens of a text."""
+    tokenizer = copy.deepcopy(TOKENIZERS["bytes"])
+    backend = tokenizer.backend_tokenizer
+    first = backend.id_to_token(0)
+    backend.post_processor = TemplateProcessing(single=f"{first} $A", special_tokens=[(first, 0)])
+    assert backend.encode("ab").ids[0] == 0 and len(backend.encode("ab")) == 3
+    ((found, covered),) = PrefixEncoder(tokenizer, length)(["ab"])
+    assert (found.ids, covered) == (backend.encode("ab", add_special_tokens=False).ids, 2)
 
 
 def test_long_texts_are_not_read_to_their_end() -> None:

@@ -186,6 +186,8 @@ def test_an_untrained_end_of_text_behind_a_turn_is_refused() -> None:
     """A template without any terminator, and a user who writes one."""
     with pytest.raises(DataError, match=r"writes <\|endoftext\|> behind a turn"):
         spoken(None, [user("a"), assistant("b"), user("<|endoftext|>c"), assistant("d")], BARE)
+    with pytest.raises(DataError, match=r"writes <\|endoftext\|> behind a turn"):
+        spoken(None, [user("a"), assistant("b"), user("\n <|endoftext|>c"), assistant("d")], BARE)
 
 
 def finder(text: str, messages: list[dict[str, Any]]) -> TurnFinder:

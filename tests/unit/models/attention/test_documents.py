@@ -10,9 +10,10 @@ import pytest
 import torch
 from torch import nn
 
-from hftune.models.attention.documents import Documents, Row, _filler, _Hooks, documents_of
+from hftune.models.attention.documents import Documents, Row, _filler, _Hooks, documents_of, isolate_documents
 from hftune.models.attention.isolation import ATTENTION, BACKBONE, MIXERS
 from hftune.models.attention.shared_prompts import SharedPrompts
+from tests.table.tiny import model_class, tiny_config
 
 BORDERS = torch.tensor([0, 2, 5], dtype=torch.int32)
 IDS = torch.tensor([[4, 5, 6, 7, 8]])
@@ -152,3 +153,15 @@ def test_who_has_documents() -> None:
     assert documents_of(model) is model.hftune_documents
     model.hftune_documents = "something else"  # type: ignore[assignment]
     assert documents_of(model) is None
+
+
+def test_a_pass_that_fails_is_over_as_well() -> None:
+    """What is called next has no borders of the row before."""
+    model: Any = model_class("llama")(tiny_config("llama"))
+    isolate_documents(model, ATTENTION)
+    documents = documents_of(model)
+    assert documents is not None
+    model.model.layers[0].register_forward_hook(lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError), torch.no_grad():
+        model(input_ids=IDS, cu_seq_lens_q=BORDERS, cu_seq_lens_k=BORDERS, max_length_q=3, max_length_k=3)
+    assert documents.row is None

@@ -177,6 +177,16 @@ def test_a_model_without_a_body_or_a_head_has_no_head_alone(lacks: str, monkeypa
     assert answer_head._head_is_all(model, model.forward, LogitShape.of(model.config)) is False
 
 
+def test_the_trial_gives_ids_to_a_model_that_looks_at_them_itself() -> None:
+    class Looks(LlamaForCausalLM):
+        def forward(self, input_ids: torch.Tensor, **kwargs: Any) -> Any:
+            assert input_ids.shape == kwargs["attention_mask"].shape
+            return super().forward(input_ids=input_ids, **kwargs)
+
+    model = Looks(LlamaConfig(**SIZES))
+    assert answer_head._head_is_all(model, model.forward, LogitShape.of(model.config))
+
+
 @pytest.mark.parametrize("own", [True, False])
 def test_the_trial_leaves_the_model_as_it_is(own: bool) -> None:
     model = model_class("mixtral")(tiny_config("mixtral")).train()

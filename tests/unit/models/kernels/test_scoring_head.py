@@ -72,15 +72,20 @@ def test_structure_says_no_more_than_is_so(model_type: str, monkeypatch: pytest.
         torch.testing.assert_close(shape(model.get_output_embeddings()(states)), logits.float(), rtol=apart, atol=apart)
 
 
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
 @pytest.mark.parametrize(("model_type", "full"), [("llama", False), ("llama4_text", False), ("bert", True)])
-def test_full_logits_only_where_need_be(model_type: str, full: bool) -> None:
+def test_full_logits_only_where_need_be(model_type: str, full: bool, temperature: float) -> None:
     model, ids = tiny(model_type), torch.arange(5, 14)[None]
-    add_scoring_head(add_fused_lm_head, model)
+    add_scoring_head(add_fused_lm_head, model, temperature)
+    asked: list[Any] = []
+    body_of(model).register_forward_pre_hook(lambda body, args, kwargs: asked.append(kwargs), with_kwargs=True)
     projected: list[int] = []
     model.get_output_embeddings().register_forward_hook(lambda head, given, out: projected.append(given[0].shape[-2]))
     labels = ids.masked_fill(torch.arange(9) < 4, -100)
-    model(input_ids=ids, attention_mask=torch.ones_like(ids), labels=labels, fused_lm_head=True)
+    given = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "output_attentions": False}
+    model(**given, labels=labels, fused_lm_head=True)
     assert projected == [9 if full else 5]
+    assert asked[0]["output_attentions"] is False, "what is asked of the model is asked of its body"
 
 
 def test_a_lora_of_the_head_counts() -> None:

@@ -133,7 +133,8 @@ def test_equals_trl(beta: float, temperature: float, bias: bool) -> None:
 @pytest.mark.parametrize("beta", [0.0, 0.5, 1.0])
 @pytest.mark.parametrize("kind", [torch.nn.Linear, type("Other", (torch.nn.Linear,), {})])
 @pytest.mark.parametrize("words", [WORDS - 9, WORDS, WORDS + 9])
-def test_all_tokens_of_a_teacher_are_the_teacher(beta: float, kind: Any, words: int) -> None:
+@pytest.mark.parametrize("share", [0.0, 0.2])
+def test_all_tokens_of_a_teacher_are_the_teacher(beta: float, kind: Any, words: int, share: float) -> None:
     """k = vocabulary: offline equals online, also where one side is padded."""
     student, teacher, hidden, states = heads(kind=kind, words=words)
     ids, factors = torch.randint(0, WORDS, (TOKENS,)), torch.rand(TOKENS)
@@ -143,7 +144,7 @@ def test_all_tokens_of_a_teacher_are_the_teacher(beta: float, kind: Any, words: 
     offline = TopTargets(top.indices, top.values, words)
     found = []
     for targets in (online, offline):
-        how = Divergence(beta, 2.0, 0.2)
+        how = Divergence(beta, 2.0, share)
         loss, columns = taught_loss(student, hidden, ids, LogitShape(), 1, factors, Lesson(targets, how))
         loss.backward()
         found.append((loss, *columns.values(), *gradients(hidden, student)))
@@ -383,6 +384,9 @@ def test_what_a_frozen_head_tells_of_each_token() -> None:
             for detail in (0, 1, 2)
         ]
         assert told == [1, 3, 5]
-    hidden.requires_grad_()
+    nothing = [
+        len(answer_projection.answer_log_probs(student, hidden[:0], ids[:0], LogitShape(), n)) for n in (0, 1, 2)
+    ]
+    assert nothing == told, "of no token as many columns, which are empty"
     log_probs, *figures = answer_projection.answer_log_probs(student, hidden, ids, LogitShape(), 2)
     assert log_probs.requires_grad and not any(figure.requires_grad for figure in figures)

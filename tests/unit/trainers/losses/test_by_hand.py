@@ -179,3 +179,14 @@ def test_numbers_of_the_losses_are_those_of_the_command() -> None:
     """`Settings` says so of its defaults."""
     asked = DPOArguments(output_dir="out", report_to="none")
     assert Settings() == Settings(**{name: getattr(asked, name) for name in Settings.__dataclass_fields__})
+
+
+def test_which_losses_look_at_the_reference() -> None:
+    """All others are trained without one in memory."""
+    without = {"sft", "simpo", "cpo", "cpo_simpo", "odds_ratio", "orpo"}
+    assert {name for name, loss in LOSSES.items() if not loss.reference} == without
+
+
+def test_an_offset_without_scores_is_none() -> None:
+    plain, asked = (pair(Settings(beta=BETA, offset_alpha=alpha)) for alpha in (0.0, 0.5))
+    assert LOSSES["sigmoid"].of(asked).tolist() == LOSSES["sigmoid"].of(plain).tolist()

@@ -92,8 +92,8 @@ def parsed() -> argparse.Namespace:
 
 
 def note_reach(jobs: int, folders: list[str]) -> None:
-    """Run the test files that have changed since their reach was noted."""
-    known = {file: noted.digest for file, noted in reach.load().items()}
+    """Run the test files that have changed, or of which a core file has, since their reach was noted."""
+    known = {file: noted.digest for file, noted in reach.load().items() if not noted.is_stale}
     places = [faults.ROOT / folder for folder in folders]
     found = {file for place in places for file in ([place] if place.is_file() else place.rglob("test_*.py"))}
     files = sorted(str(file.relative_to(faults.ROOT)) for file in found)

@@ -10,7 +10,7 @@ import json
 import os
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -32,16 +32,23 @@ class Reach:
         digest: Of the test file, when this was noted.
         seconds: By test, in the order of the file; those that failed are not here.
         lines: By core file and line, the tests, or the name of the file for all of them.
+        sources: Digests of these core files: where one changes, its lines have other numbers.
     """
 
     digest: str
     seconds: dict[str, float]
     lines: dict[str, dict[str, list[str]]]
+    sources: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether one of the files has changed since."""
+        return any(digest_of(file) != digest for file, digest in self.sources.items())
 
 
-def digest_of(test_file: str) -> str:
-    """Tells whether a test file has changed."""
-    file = ROOT / test_file
+def digest_of(name: str) -> str:
+    """Tells whether a file has changed."""
+    file = ROOT / name
     return hashlib.sha256(file.read_bytes()).hexdigest()[:16] if file.exists() else ""
 
 
@@ -107,7 +114,9 @@ class Noting:
                 for test, spent in self._seconds.items()
                 if test.startswith(f"{file}::") and test not in self._failed
             }
-            noted = {"file": file, "digest": digest_of(file), "seconds": seconds, "lines": lines[file]}
+            sources = {core: digest_of(core) for core in lines[file]}
+            noted = {"file": file, "digest": digest_of(file), "sources": sources}
+            noted |= {"seconds": seconds, "lines": lines[file]}
             (FOLDER / f"{file.replace(os.sep, '+')}.json").write_text(json.dumps(noted))
 
 

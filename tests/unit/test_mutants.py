@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("mutmut", reason="for developers: the extra `dev`")
 
-from tests.mutants import faults, trials
+from tests.mutants import faults, reach, trials
 from tests.mutants.reach import Reach
 
 
@@ -66,3 +66,14 @@ def test_tests_are_chosen_by_the_line() -> None:
     assert trials.chosen(fault, reached) == (["a::1", "b::2"], 0.5)
     imported = faults.Fault("hftune/a.py", 1, "", "", source, False)
     assert trials.chosen(imported, reached)[0] == ["a::1", "e::1", "b::1", "b::2"], "an import executes it"
+
+
+def test_what_tests_reach_is_noted_again_where_lines_have_other_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reach, "ROOT", tmp_path)
+    (tmp_path / "core.py").write_text("a = 1\n")
+    noted = Reach("", {}, {"core.py": {"1": ["t"]}}, {"core.py": reach.digest_of("core.py")})
+    assert not noted.is_stale
+    (tmp_path / "core.py").write_text("\na = 1\n")
+    assert noted.is_stale

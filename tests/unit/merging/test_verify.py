@@ -47,6 +47,22 @@ def test_a_template_that_takes_no_question_is_left_out(template: str) -> None:
     assert said.logits[0].shape != answer(model, plain, new_tokens=1).logits[0].shape
 
 
+@pytest.mark.parametrize("fault", [TypeError("no images"), ValueError("no images"), RuntimeError("no images")])
+def test_a_model_that_cannot_be_asked(fault: Exception) -> None:
+    """As one that reads no plain text, or lacks a kernel: one message, with the way without."""
+    tokenizer = make_tokenizer(CHATML)
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), **sizes)).eval()
+
+    def fail(*args: Any, **kwargs: Any) -> None:
+        raise fault
+
+    model.model.register_forward_pre_hook(fail)
+    with pytest.raises(ManifestError, match=r"LlamaForCausalLM fails in transformers .*no images") as error:
+        answer(model, tokenizer)
+    assert "--verify False" in str(error.value)
+
+
 @pytest.mark.parametrize(
     ("relative", "half", "fits"),
     [(1e-4, False, True), (1.1e-4, False, False), (1e-1, True, True), (0.11, True, False), (float("nan"), True, False)],

@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerFast
 from hftune.chat_templates import GENERAL, shipped, text_of, tokens_of
 from hftune.data.templates.proposals import TemplateProposals, fitting_templates, require_chat_template
 from hftune.data.templates.rendering import Renderer
+from hftune.data.templates.turns import TurnFinder
 from hftune.errors import DataError
 from tests.unit.data.helpers import assistant, call, make_tokenizer, render_with_spans, template, user
 
@@ -42,6 +43,15 @@ def test_the_template_that_is_named_writes_the_record(name: str | None, messages
     text, spans = render_with_spans(messages, tokenizer)
     trained = "".join(text[start:end] for start, end in spans)
     assert "get" in trained if messages is WITH_CALL else "hm" in trained
+
+
+def test_a_template_that_loses_the_tools_is_not_named() -> None:
+    """It is tried with the record's tools, which it must write."""
+    tools = [{"type": "function", "function": {"name": "get", "description": "d", "parameters": {}}}]
+    finder = TurnFinder([user("a"), assistant("b")], Renderer(make_tokenizer(template("qwen2_5"))), tools)
+    refuses = "{% if tools %}{{ raise_exception('no tools') }}{% endif %}" + str(template("qwen2_5"))
+    assert finder._found_with(make_tokenizer(template("qwen2_5"))) is True
+    assert finder._found_with(make_tokenizer(refuses)) is False
 
 
 def test_only_templates_of_known_tokens_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

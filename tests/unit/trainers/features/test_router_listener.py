@@ -122,3 +122,24 @@ def test_a_sharded_router_is_heard_by_its_gate(listener: RouterListener) -> None
 )
 def test_who_divides_by_accumulated_batches(run: dict[str, Any], counted: int | None, is_mean: bool) -> None:
     assert is_mean_over_accumulation(SimpleNamespace(**run), counted) is is_mean  # type: ignore[arg-type]
+
+
+def test_slices_of_rows_add_up_to_the_rows(model: Any, listener: RouterListener) -> None:
+    """Two processes with halves of the same rows: the mean of their losses is that of the whole rows."""
+    halves = [_Pass(None), _Pass(None)]
+    logits = torch.randn(8, 4, generator=torch.Generator().manual_seed(0))
+    whole = _Pass(None)
+    for one, part in zip([whole, *halves], (logits, logits[:4], logits[4:]), strict=True):
+        one.logits.append(part)
+        one.chosen.append(part.topk(2, dim=-1).indices)
+    exact = listener.losses([whole])
+    sums: list[list[torch.Tensor]] = [[], []]
+    for number, half in enumerate(halves):  # what each would send
+        group: Any = SimpleNamespace(size=2, sum=lambda value, number=number: sums[number].append(value) or value)
+        listener.losses([half], group)
+    found = []
+    for half in halves:
+        totals = iter([first + second for first, second in zip(*sums, strict=True)])
+        found.append(listener.losses([half], SimpleNamespace(size=2, sum=lambda value, t=totals: next(t))))  # type: ignore[arg-type]
+    for kind in (0, 1):
+        torch.testing.assert_close((found[0][kind] + found[1][kind]) / 2, exact[kind])

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -18,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.mutants.faults import ROOT, Fault
+from tests.mutants.faults import ROOT, Fault, groups
 from tests.mutants.reach import Reach
 
 MOST_SECONDS = 40.0
@@ -43,29 +45,68 @@ class Trial:
 
 
 def chosen(fault: Fault, reached: dict[str, Reach]) -> tuple[list[str], float]:
-    """The tests that reach a fault's line, those of the file with its name first, and the seconds that they take."""
-    found = []
-    stem, met = Path(fault.file).stem, _lines(fault)
-    for file, reach in reached.items():
-        lines = reach.lines.get(fault.file, {})
-        # With all cases of a test: what the first one computed may be remembered by the others.
-        names = {name.split("[")[0] for line, tests in lines.items() if met is None or line in met for name in tests}
-        tests = [test for test in reach.seconds if test.split("[")[0] in names or file in names]
-        found.append((Path(file).stem.removeprefix("test_") != stem, sum(map(reach.seconds.get, tests)), tests))
-    picked, spent = [], 0.0
-    for _, seconds, tests in sorted(found):
+    """The tests that meet a fault, those of the file with its name first, and the seconds that they take."""
+    if fault.inside:
+        found = _meeting({fault.file: _lines(fault)}, reached)
+    else:
+        # A test that looks at a constant itself reaches no line of its file.
+        found = _meeting(_uses(fault), reached, whole=True) or _meeting({fault.file: None}, reached, whole=True)
+    stem, picked, spent = Path(fault.file).stem, [], 0.0
+    for _, seconds, tests in sorted((Path(file).stem.removeprefix("test_") != stem, *rest) for file, *rest in found):
         if spent + seconds <= MOST_SECONDS or not picked:
             picked, spent = picked + tests, spent + seconds
     return picked, spent
 
 
-def _lines(fault: Fault) -> set[str] | None:
-    """The lines where the fault is met, from where its statement begins; None: any, the import executes it."""
-    if not fault.inside:
-        return None
-    statements = (node for node in ast.walk(ast.parse(fault.source)) if isinstance(node, ast.stmt))
-    begins = max(node.lineno for node in statements if node.lineno <= fault.line <= (node.end_lineno or 0))
-    return {str(line) for line in range(begins, fault.line + 1)}
+def _meeting(
+    met: dict[str, set[str] | None], reached: dict[str, Reach], *, whole: bool = False
+) -> list[tuple[str, float, list[str]]]:
+    """Test files with tests that reach such lines (None: any) of core files: their seconds, and these tests or all."""
+    found = []
+    for file, reach in reached.items():
+        # With all cases of a test: what the first one computed may be remembered by the others.
+        names = {
+            name.split("[")[0]
+            for core, wanted in met.items()
+            for line, tests in reach.lines.get(core, {}).items()
+            if wanted is None or line in wanted
+            for name in tests
+        }
+        tests = [test for test in reach.seconds if test.split("[")[0] in names or file in names or (names and whole)]
+        if tests:
+            found.append((file, sum(map(reach.seconds.get, tests)), tests))
+    return found
+
+
+def _lines(fault: Fault) -> set[str]:
+    """The lines where the fault is met, from where its statement begins."""
+    return {str(line) for line in range(_statement(fault).lineno, fault.line + 1)}
+
+
+def _uses(fault: Fault) -> dict[str, set[str] | None]:
+    """By file, the lines that name what an import executes: a constant, a field of a class, a function's default."""
+    statement = _statement(fault)
+    targets = getattr(statement, "targets", [getattr(statement, "target", None)])
+    names = [node.id for target in targets if target for node in ast.walk(target) if isinstance(node, ast.Name)]
+    names = names or [name for name in [getattr(statement, "name", "")] if name]
+    # Of what has no name, such as a call at the import, every line of the file is a use.
+    named = re.compile(rf"\b(?:{'|'.join(names)})\b" if names else "")
+    return {
+        file: {str(number) for number, line in enumerate(lines, 1) if named.search(line)}
+        for file, lines in {**(_core_lines() if names else {}), fault.file: fault.source.splitlines()}.items()
+    }
+
+
+def _statement(fault: Fault) -> ast.stmt:
+    """The innermost one that holds a fault."""
+    statements = [node for node in ast.walk(ast.parse(fault.source)) if isinstance(node, ast.stmt)]
+    around = [node for node in statements if node.lineno <= fault.line <= (node.end_lineno or 0)]
+    return max(around, key=lambda node: node.lineno)
+
+
+@functools.cache
+def _core_lines() -> dict[str, list[str]]:
+    return {file: (ROOT / file).read_text().splitlines() for group in groups().values() for file in group["files"]}
 
 
 def import_libraries() -> None:

@@ -48,7 +48,7 @@ def test_what_is_left_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
     }
 
 
-def test_tests_are_chosen_by_the_line() -> None:
+def test_tests_are_chosen_by_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
     def at(**lines: list[str]) -> dict[str, dict[str, list[str]]]:
         return {"hftune/a.py": lines}
 
@@ -64,8 +64,19 @@ def test_tests_are_chosen_by_the_line() -> None:
     }
     # That of the same name first, then the one that began the statement over lines 5 to 8; no more than time allows.
     assert trials.chosen(fault, reached) == (["a::1", "b::2"], 0.5)
-    imported = faults.Fault("hftune/a.py", 1, "", "", source, False)
-    assert trials.chosen(imported, reached)[0] == ["a::1", "e::1", "b::1", "b::2"], "an import executes it"
+    # What an import executes is met where its name stands, in whichever file.
+    source = "LEAST = 3\n\n\ndef f(x=1):\n    return x\n\n\ny = f() + LEAST\n"
+    monkeypatch.setattr(trials, "_core_lines", lambda: {"hftune/other.py": [*[""] * 6, "z = a.LEAST"]})
+    reached["tests/unit/test_a.py"] = Reach("", {"a::1": 0.3}, at(**{"8": ["a::1"], "9": ["a::1"]}))
+    constant, default = (faults.Fault("hftune/a.py", line, "", "", source, False) for line in (1, 4))
+    assert trials.chosen(constant, reached)[0] == ["a::1", "c::1"]
+    assert trials.chosen(default, reached)[0] == ["a::1"]
+    # All tests of such a file, and of any that reaches the file where nothing names it.
+    monkeypatch.setattr(trials, "_core_lines", lambda: {})
+    reached["tests/unit/test_a.py"] = Reach("", {"a::1": 0.3, "a::2": 0.1}, at(**{"8": ["a::1"]}))
+    assert trials.chosen(constant, reached)[0] == ["a::1", "a::2"]
+    del reached["tests/unit/test_a.py"]
+    assert trials.chosen(constant, reached)[0] == ["e::1", "b::1", "b::2"]
 
 
 def test_what_tests_reach_is_noted_again_where_lines_have_other_numbers(

@@ -121,6 +121,8 @@ _SLIDING_HEADS |= {"qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 1
 _DOTS = {"per_layer_config": {2: _SLIDING_HEADS}}
 _ROPE = {"rope_type": "default", "rope_theta": 1e4}
 _ROPES = {kind: _ROPE for kind in ("sliding_attention", "full_attention")}
+_STEP = {"layer_types": ["sliding_attention", "full_attention"], "num_hidden_layers": 2, "sliding_window": 8}
+_STEP |= {"rope_parameters": _ROPES}
 _SPARSE = {"indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 8}
 _SPARSE |= {"head_dim": 8, "indexer_budget": 64, "indexer_compress_ratio": 4}
 EXCEPTIONS: dict[str, dict[str, Any]] = {
@@ -162,6 +164,7 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
     "molmo2": {"adapter_config": {"vision_feature_layer": [1, 0]}},
     # Its positions in two factors want all rows to be as long as the product of both.
     "reformer": {"axial_pos_embds": False},
+    "step3p7": {"text_config": _STEP},
     # Its tied weights are those of the second shared layer and after, so there must be two.
     "zamba": {"layers_block_type": ["linear_attention", "hybrid"] * 2, "num_hidden_layers": 4},
 }

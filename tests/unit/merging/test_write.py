@@ -305,3 +305,12 @@ def test_what_is_on_disk_is_what_was_planned(tmp_path: Path) -> None:
     store(tmp_path, {"a": torch.ones(0, 1)})
     with pytest.raises(AssertionError, match="holds empty tensors"):
         write._check_written(tmp_path, lay_out([output("a", 0)], None))
+
+
+def test_a_long_tensor_is_copied_in_many_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(write, "_COPY_BYTES", 8)
+    source = store(tmp_path, {"a": torch.arange(8.0)}, "a.safetensors")["a"]
+    target = tmp_path / "copy"
+    with target.open("wb") as file:
+        write._copy(source, file.fileno(), 5)
+    assert target.read_bytes()[5:] == torch.arange(8.0).numpy().tobytes()

@@ -39,6 +39,20 @@ def blind(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(modeling_llama, "create_causal_mask", without_positions)
 
 
+def test_what_may_compute_in_16_bits_may_be_off_by_as_much() -> None:
+    """Logits that move by a hundredth: float32 alone moves by less, and so a mask leaks."""
+    model = torch.nn.Linear(1, 1)
+
+    def read(_: Any, inputs: dict[str, Any]) -> torch.Tensor:
+        logits = torch.ones(1, inputs["input_ids"].shape[1], 2)
+        return logits + 0.01 * (inputs["input_ids"][0, 1] - inputs["input_ids"][0, 0] == 7)
+
+    prove_isolation(model, 256, "sdpa", CPU, read)
+    prove_isolation(model, 256, "sdpa", CPU, read, autocast=True)
+    with pytest.raises(ArgumentError, match="see each other"):
+        prove_isolation(model, 256, "sdpa", CPU, read, autocast=False)
+
+
 @pytest.mark.parametrize("attention", ["eager", "sdpa", SEGMENTS])
 def test_apart(tiny_model: Path, attention: str) -> None:
     model = AutoModelForCausalLM.from_pretrained(tiny_model, attn_implementation=attention).train()

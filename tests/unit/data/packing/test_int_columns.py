@@ -23,3 +23,10 @@ def test_a_slice_of_a_file_begins_where_it_begins() -> None:
     column = IntColumn(type(to_dataset({}))(table), "input_ids")
     assert column.lengths.tolist() == [1, 3]
     assert column.gather(np.array([0, 1]), np.array([0, 1]), np.array([1, 2])).tolist() == [3, 5, 6]
+
+
+def test_a_column_of_nothing() -> None:
+    empty = np.zeros(0, dtype=np.int64)
+    column = IntColumn(to_dataset({"input_ids": [[1]]}).select([]), "input_ids")
+    for found in (column.lengths, column.begin, column.chunk, column.gather(empty, empty, empty)):
+        assert found.tolist() == []

@@ -265,3 +265,22 @@ def test_what_two_texts_begin_with(left: str, right: str) -> None:
     assert left.startswith(shared) and right.startswith(shared)
     following = left[len(shared) :][:1], right[len(shared) :][:1]
     assert following[0] != following[1] or following == ("", ""), "no more of them is alike"
+
+
+MARKED = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' %}{% generation %}{{ m.content }}"
+    "{% endgeneration %}{% else %}{{ m.content }}{% endif %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def test_what_a_template_marks_is_its_turns_and_the_terminator_behind() -> None:
+    said = [user("a"), assistant("b"), user("c"), assistant("d")]
+    found = TurnFinder(said, Renderer(make_tokenizer(MARKED)), by_marks=True)
+    assert {index: found.text[mark.start : mark.end] for index, mark in found._marks().items()} == {1: "b", 3: "d"}
+    assert [found.text[span.start : span.end] for span in found.spans()] == ["b<|im_end|>", "d<|im_end|>"]
+    assert found.upto(2).by_marks is True and finder(MARKED, said)._marks() == {}
+
+
+def test_turns_that_touch_do_not_overlap() -> None:
+    assert spoken(None, [user("a"), assistant("b"), assistant("c")], BARE) == ["b", "c"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -89,3 +89,23 @@ def _softmax_shares(logits: torch.Tensor) -> torch.Tensor:
 def _sigmoid_shares(logits: torch.Tensor) -> torch.Tensor:
     scores = logits.float().sigmoid()
     return scores / scores.sum(dim=-1, keepdim=True)
+
+
+def gather_experts_at_once(model: nn.Module) -> int:
+    """Have ZeRO-3 gather a layer's experts when the layer calls them, not as each is called; how many layers.
+
+    Which experts a process calls depends on its tokens, and ZeRO-3 wants the same calls on all of them. Those whose
+    weights are stacked and computed in one call need nothing.
+    """
+    from deepspeed.utils import set_z3_leaf_module  # takes seconds, and is needed only where ZeRO-3 is at work
+
+    found = [module for name, module in model.named_modules() if name.split(".")[-1] == "experts"]
+    # An activation function is called by each, too, but alone it has nothing to gather.
+    several = [module for module in found if len(list(module.children())) > 1 or _has_weights(module.children())]
+    for module in several:
+        set_z3_leaf_module(module, True)
+    return len(several)
+
+
+def _has_weights(modules: Iterable[nn.Module]) -> bool:
+    return any(True for module in modules for _ in module.parameters())

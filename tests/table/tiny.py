@@ -481,4 +481,6 @@ def tiny_checkpoint(model_type: str, folder: Path, **changes: Any) -> Path:
         model = model_class(model_type)(config).float()
     model.save_pretrained(folder)
     tiny_tokenizer().save_pretrained(folder)
+    if model_type == "qwen2_5_omni":  # the voices of its talker are a file of their own, which it wants when it loads
+        torch.save({}, folder / "spk_dict.pt")
     return folder

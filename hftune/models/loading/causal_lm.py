@@ -25,13 +25,14 @@ from hftune.compat.bitsandbytes_patches import keep_differentiable
 from hftune.constants import STEP_LABELS
 from hftune.distributed import zero
 from hftune.distributed.ds_config import live_config
+from hftune.errors import ArgumentError
 from hftune.logging import notice
 from hftune.models.attention.choice import report_attention
 from hftune.models.attention.documents import isolate_documents
 from hftune.models.attention.isolation import isolation_method
 from hftune.models.attention.names import registered
 from hftune.models.classes import causal_class
-from hftune.models.experts import is_mixture
+from hftune.models.experts import gather_experts_at_once, is_mixture
 from hftune.models.loading.build import Build, decide_build
 from hftune.models.loading.config import file_options
 from hftune.models.loading.from_pretrained import from_config, pretrained
@@ -101,6 +102,8 @@ def build_model(
         keep_differentiable(model)
     if training_args.fp8:
         on_demand("hftune.models.kernels.float8:train_in_float8")(model, training_args)
+    if is_deepspeed_zero3_enabled():
+        gather_experts_at_once(model)
     if training_args.flat_batches:
         isolate_documents(model, isolation_method(config, causal_class(config))[0])
     report_attention(model, model_args, training_args)
@@ -130,6 +133,16 @@ def _from_pretrained(
     except OSError as error:
         name = str(model_args.model_name_or_path)
         raise cannot_load(name, error, "--model_name_or_path", "model", offline=model_args.offline) from error
+    except (RuntimeError, LookupError, ValueError) as error:
+        if not is_deepspeed_zero3_enabled() or isinstance(error, torch.OutOfMemoryError):
+            raise
+        # Some architectures draw or convert whole weights while they are loaded, of which each process has a part.
+        raise ArgumentError(
+            f"transformers cannot load {config.model_type} partitioned: {type(error).__name__}: "
+            f"{str(error).splitlines()[0] if str(error) else 'no words'}",
+            place="--deepspeed",
+            fix="use --deepspeed zero2, which loads it whole",
+        ) from error
     finally:
         hf_logging.set_verbosity(level)
     if model_args.gguf_file:

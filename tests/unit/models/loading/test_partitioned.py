@@ -1,0 +1,51 @@
+"""What transformers cannot load while ZeRO-3 takes its parameters apart is one message, with the way out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from hftune.arguments.model import ModelArguments
+from hftune.errors import ArgumentError
+from hftune.models.loading import causal_lm
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        (IndexError("tuple index out of range"), "IndexError: tuple index out of range"),
+        (ValueError("not enough values\nto unpack"), "ValueError: not enough values"),
+        (RuntimeError(), "RuntimeError: no words"),
+    ],
+)
+def test_a_model_that_cannot_be_taken_apart(fault: Exception, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    args = ModelArguments(model_name_or_path="m", offline=True)
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise fault
+
+    monkeypatch.setattr(causal_lm, "pretrained", fail)
+    monkeypatch.setattr(causal_lm, "packed_checkpoint", lambda _: None)
+    with pytest.raises(type(fault)):
+        causal_lm._from_pretrained(AutoModelForCausalLM, LlamaConfig(), args, {})
+    monkeypatch.setattr(causal_lm, "is_deepspeed_zero3_enabled", lambda: True)
+    with pytest.raises(ArgumentError) as error:
+        causal_lm._from_pretrained(AutoModelForCausalLM, LlamaConfig(), args, {})
+    assert error.value.cause == f"transformers cannot load llama partitioned: {said}"
+    assert error.value.place == "--deepspeed" and "zero2" in str(error.value.fix)
+
+
+def test_memory_that_is_not_there_is_no_fault_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    args = ModelArguments(model_name_or_path="m", offline=True)
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise torch.OutOfMemoryError("no memory")
+
+    monkeypatch.setattr(causal_lm, "pretrained", fail)
+    monkeypatch.setattr(causal_lm, "packed_checkpoint", lambda _: None)
+    monkeypatch.setattr(causal_lm, "is_deepspeed_zero3_enabled", lambda: True)
+    with pytest.raises(torch.OutOfMemoryError):
+        causal_lm._from_pretrained(AutoModelForCausalLM, LlamaConfig(), args, {})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,8 +22,10 @@ from hftune.models.loading import causal_lm
         (RuntimeError(), "RuntimeError: no words"),
     ],
 )
-def test_a_model_that_cannot_be_taken_apart(fault: Exception, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    args = ModelArguments(model_name_or_path="m", offline=True)
+def test_a_model_that_cannot_be_taken_apart(
+    fault: Exception, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    args = ModelArguments(model_name_or_path=str(tmp_path))
 
     def fail(*_: Any, **__: Any) -> None:
         raise fault
@@ -38,8 +41,8 @@ def test_a_model_that_cannot_be_taken_apart(fault: Exception, said: str, monkeyp
     assert error.value.place == "--deepspeed" and "zero2" in str(error.value.fix)
 
 
-def test_memory_that_is_not_there_is_no_fault_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    args = ModelArguments(model_name_or_path="m", offline=True)
+def test_memory_that_is_not_there_is_no_fault_of_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    args = ModelArguments(model_name_or_path=str(tmp_path))
 
     def fail(*_: Any, **__: Any) -> None:
         raise torch.OutOfMemoryError("no memory")

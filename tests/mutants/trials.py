@@ -50,7 +50,7 @@ def chosen(fault: Fault, reached: dict[str, Reach]) -> tuple[list[str], float]:
         found = _meeting({fault.file: _lines(fault)}, reached)
     else:
         # A test that looks at a constant itself reaches no line of its file.
-        found = _meeting(_uses(fault), reached, whole=True) or _meeting({fault.file: None}, reached, whole=True)
+        found = _meeting({**_uses(fault), fault.file: None}, reached, whole=True)
     stem, picked, spent = Path(fault.file).stem, [], 0.0
     for _, seconds, tests in sorted((Path(file).stem.removeprefix("test_") != stem, *rest) for file, *rest in found):
         if spent + seconds <= MOST_SECONDS or not picked:
@@ -84,16 +84,17 @@ def _lines(fault: Fault) -> set[str]:
 
 
 def _uses(fault: Fault) -> dict[str, set[str] | None]:
-    """By file, the lines that name what an import executes: a constant, a field of a class, a function's default."""
+    """By core file, the lines that name what an import executes: a constant, a field of a class, a default."""
     statement = _statement(fault)
     targets = getattr(statement, "targets", [getattr(statement, "target", None)])
     names = [node.id for target in targets if target for node in ast.walk(target) if isinstance(node, ast.Name)]
     names = names or [name for name in [getattr(statement, "name", "")] if name]
-    # Of what has no name, such as a call at the import, every line of the file is a use.
-    named = re.compile(rf"\b(?:{'|'.join(names)})\b" if names else "")
+    if not names:
+        return {}  # a call at the import, say
+    named = re.compile(rf"\b(?:{'|'.join(names)})\b")
     return {
         file: {str(number) for number, line in enumerate(lines, 1) if named.search(line)}
-        for file, lines in {**(_core_lines() if names else {}), fault.file: fault.source.splitlines()}.items()
+        for file, lines in _core_lines().items()
     }
 
 

@@ -67,16 +67,11 @@ def test_tests_are_chosen_by_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
     # What an import executes is met where its name stands, in whichever file.
     source = "LEAST = 3\n\n\ndef f(x=1):\n    return x\n\n\ny = f() + LEAST\n"
     monkeypatch.setattr(trials, "_core_lines", lambda: {"hftune/other.py": [*[""] * 6, "z = a.LEAST"]})
-    reached["tests/unit/test_a.py"] = Reach("", {"a::1": 0.3}, at(**{"8": ["a::1"], "9": ["a::1"]}))
+    reached["tests/unit/test_a.py"] = Reach("", {"a::1": 0.3, "a::2": 0.1}, at(**{"8": ["a::1"], "9": ["a::1"]}))
     constant, default = (faults.Fault("hftune/a.py", line, "", "", source, False) for line in (1, 4))
-    assert trials.chosen(constant, reached)[0] == ["a::1", "c::1"]
-    assert trials.chosen(default, reached)[0] == ["a::1"]
-    # All tests of such a file, and of any that reaches the file where nothing names it.
-    monkeypatch.setattr(trials, "_core_lines", lambda: {})
-    reached["tests/unit/test_a.py"] = Reach("", {"a::1": 0.3, "a::2": 0.1}, at(**{"8": ["a::1"]}))
-    assert trials.chosen(constant, reached)[0] == ["a::1", "a::2"]
-    del reached["tests/unit/test_a.py"]
-    assert trials.chosen(constant, reached)[0] == ["e::1", "b::1", "b::2"]
+    # All tests of a file that reaches its own file, whose name comes first, or such a line.
+    assert trials.chosen(constant, reached)[0] == ["a::1", "a::2", "c::1", "e::1", "b::1", "b::2"]
+    assert trials.chosen(default, reached)[0] == ["a::1", "a::2", "e::1", "b::1", "b::2"]
 
 
 def test_what_tests_reach_is_noted_again_where_lines_have_other_numbers(

@@ -477,9 +477,3 @@ def test_a_token_file_that_cannot_be_read_does_not_hide_the_next(
     monkeypatch.setattr(Path, "read_text", closed)
     assert redact("saved-token-1 saved-token-2") == "saved-token-1 ***"
     secrets._saved_tokens.cache_clear()
-
-
-@pytest.mark.parametrize("token", TOKENS, ids=lambda token: token[:12])
-def test_each_form_has_a_mark(token: str) -> None:
-    """Texts without any mark are not searched (`hftune data check`)."""
-    assert any(mark in token for mark in secret_names.MARKS)

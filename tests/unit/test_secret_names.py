@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from hftune.secret_names import may_be_secret, says_secret, surely_secret, variable_says_secret
+from hftune.secret_names import MARKS, may_be_secret, says_secret, surely_secret, variable_says_secret
+from tests.unit.test_secrets import TOKENS
 
 
 def words(text: str) -> list[str]:
@@ -93,3 +94,9 @@ def test_how_a_secret_is_written(word: str) -> None:
 @pytest.mark.parametrize("word", words("url uri endpoint"))
 def test_webhooks_are_addresses_that_let_in(word: str) -> None:
     assert variable_says_secret(f"SLACK_WEBHOOK_{word.upper()}")
+
+
+@pytest.mark.parametrize("token", TOKENS, ids=lambda token: token[:12])
+def test_each_form_has_a_mark(token: str) -> None:
+    """Texts without any mark are not searched (`hftune data check`)."""
+    assert any(mark in token for mark in MARKS)

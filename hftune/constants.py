@@ -48,6 +48,9 @@ sysexits.h. Start the run again with `--resume_from_checkpoint auto`."""
 PROCESSOR_FILES = "*processor_config.json"
 """What makes images, videos and sounds into inputs of a model of several parts: a pattern of file names."""
 
+VOICES_FILE = "spk_dict.pt"
+"""The voices of Qwen2.5-Omni's talker, without which transformers loads none of the model. It is copied, never read."""
+
 TASK_TYPES = {"causal_lm": "CAUSAL_LM", "score": "SEQ_CLS", "steps": "TOKEN_CLS"}
 """What a model ends with, in the manifest's word and in peft's: a language model's head, one score a conversation (an
 outcome reward model), two classes a step, wrong and right (a process reward model)."""

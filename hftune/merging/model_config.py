@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from hftune.checkpoints.manifest import text_fingerprint
-from hftune.constants import PROCESSOR_FILES, REWARD_SCALE_FIELD, STEP_LABELS
+from hftune.constants import PROCESSOR_FILES, REWARD_SCALE_FIELD, STEP_LABELS, VOICES_FILE
 from hftune.logging import notice
 from hftune.merging.inputs import TOKENIZER_FILES, Inputs, has_tokenizer
 from hftune.merging.plan import Outputs
@@ -92,8 +92,8 @@ def copy_tokenizer(source: Path, target: Path) -> None:
 
 
 def copy_other_files(base: Path, target: Path, *, generates: bool, sees: bool = True) -> None:
-    """Generation and processor configs, and the code of a model that comes with its own."""
-    patterns = [*([PROCESSOR_FILES] if sees else []), *(["generation_config.json"] if generates else [])]
+    """Generation and processor configs, voices, and the code of a model that comes with its own."""
+    patterns = [*([PROCESSOR_FILES, VOICES_FILE] if sees else []), *(["generation_config.json"] if generates else [])]
     config = base / "config.json"
     own_code = config.is_file() and "auto_map" in read_json(config, finite=False)
     found = sorted(file for pattern in patterns for file in base.glob(pattern))

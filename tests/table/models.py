@@ -243,7 +243,7 @@ def keep(name: str, base: Path, *folders: Path) -> None:
     own = [key for key, one in model.named_modules() if type(getattr(one, "config", None)) is text]
     own += [key for key, one in model.named_modules() if one is model.get_output_embeddings()]
     # A model within a model has its head next to its text.
-    own += [f"{key.rpartition('.')[0]}.lm_head" for key in own if "." in key]
+    own += [f"{'.'.join(key.split('.')[:count])}.lm_head" for key in own for count in range(1, key.count(".") + 1)]
     for folder in filter(Path.is_dir, folders):
         after = stored_tensors(folder)
         # An adapter that trained tied weights each for itself unties them, which the merge says.

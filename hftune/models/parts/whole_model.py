@@ -20,7 +20,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.initialization import no_init_weights
 
-from hftune.constants import PROCESSOR_FILES
+from hftune.constants import PROCESSOR_FILES, VOICES_FILE
 from hftune.distributed import zero
 from hftune.errors import ManifestError
 from hftune.logging import notice
@@ -36,8 +36,8 @@ from hftune.weight_files import INDEX_NAME, WEIGHTS_NAME, StoredTensor, stored_t
 _FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _BLOCK = 1 << 26
 """Bytes read at once."""
-_PROCESSORS = (PROCESSOR_FILES, "chat_template.json")
-"""Files of what makes images and sounds into inputs; those of the tokenizer are saved with it."""
+_PROCESSORS = (PROCESSOR_FILES, "chat_template.json", VOICES_FILE)
+"""Files of what makes images and sounds into inputs, and of voices; those of the tokenizer are saved with it."""
 _OF_SAVING = {"architectures", "dtype", "torch_dtype", "transformers_version", "use_cache", "_name_or_path"}
 """Fields of a config that say how it was saved, not what model it is of."""
 

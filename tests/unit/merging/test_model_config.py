@@ -98,9 +98,11 @@ def test_files_that_go_along(tmp_path: Path) -> None:
         (base / name).write_text(name)
     (base / "additional_chat_templates" / "tools.jinja").write_text("tools")
     (base / "config.json").write_text("{}")
+    (base / "spk_dict.pt").write_text("voices")
     copy_tokenizer(base, merged)
     copy_other_files(base, merged, generates=False)
     names = {"tokenizer.json", "chat_template.jinja", "processor_config.json", "additional_chat_templates"}
+    names |= {"spk_dict.pt"}
     assert {file.name for file in merged.iterdir()} == names
     assert (merged / "additional_chat_templates" / "tools.jinja").read_text() == "tools"
     (merged / "processor_config.json").write_text("merged")  # peft's way of merging has saved one

@@ -41,6 +41,7 @@ def make_base(name: str, folder: Path) -> Path:
 @pytest.mark.parametrize("name", [*WHOLE, "further head"])
 def test_all_of_the_base_is_there(name: str, tmp_path: Path) -> None:
     base, folder = make_base(name, tmp_path / "base"), tmp_path / "out"
+    (base / "spk_dict.pt").write_bytes(b"voices, which nobody reads")
     model = train_alone(base, folder)
     frozen = "model.norm.weight"
     trained = {key for key, _ in model.named_parameters() if key != frozen}
@@ -58,6 +59,7 @@ def test_all_of_the_base_is_there(name: str, tmp_path: Path) -> None:
     assert json.loads((folder / "config.json").read_text()) == json.loads((base / "config.json").read_text())
     processors = {file.name for file in base.glob("*processor_config.json")}
     assert processors == {file.name for file in folder.glob("*processor_config.json")}
+    assert (folder / "spk_dict.pt").read_bytes() == (base / "spk_dict.pt").read_bytes()
     assert kept.nbytes == sum(before[key].nbytes for key in kept.tensors)
 
 

@@ -213,25 +213,40 @@ def stored_prefixes(model: PreTrainedModel, stored: Mapping[str, Shape | None]) 
                 votes[prefix] += 1
     if not votes:
         return {}
-    # Of equal ones the shortest, which is the model's own or none at all.
-    best = min(votes, key=lambda prefix: (-votes[prefix], prefix != own, len(prefix), prefix))
+    heads = _stored_heads(own, parameters, stored)
+    every = set().union(*heads.values())
+
+    def order(prefix: str) -> tuple[Any, ...]:
+        # Of equal ones that with its head next to it (a talker as large as the thinker has none), then the shortest,
+        # which is the model's own or none at all.
+        near = max((_common(head, prefix) for head in every), default=0)
+        return -votes[prefix], prefix != own, -near, len(prefix), prefix
+
+    best = min(votes, key=order)
     found = {} if best in ("", own) else {best: own}
-    # What is not in the decoder: the head, stored next to it or above.
-    for module in sorted({name.split(".")[0] for name in parameters if not name.startswith(own)}):
-        leaves = {name: shape for name, shape in parameters.items() if name.startswith(f"{module}.")}
-        heads = [
-            prefix
-            for name, shape in stored.items()
-            for prefix, rest in _splits(name)
-            if rest in leaves and shape in (None, leaves[rest])
-        ]
-        if heads and best not in ("", own):
-            nearest = max(set(heads), key=lambda prefix: (_common(prefix, best), -len(prefix), prefix))
+    # The head is stored next to the decoder or above.
+    for module, prefixes in heads.items():
+        if prefixes and best not in ("", own):
+            nearest = max(prefixes, key=lambda prefix: (_common(prefix, best), -len(prefix), prefix))
             if nearest:
                 found[f"{nearest}{module}."] = f"{module}."
     # The class's own rules may know such a prefix and have others for the head (Inkling 2). One layer stands for all.
     kinds = {re.sub(r"\d+", "#", name): name for name in stored}.values() if found else ()
     return {} if found and len(_placed(model, kinds, {})) > len(_placed(model, kinds, found)) else found
+
+
+def _stored_heads(own: str, parameters: Mapping[str, Shape], stored: Mapping[str, Shape | None]) -> dict[str, set[str]]:
+    """By module that is not in the decoder (the head), under which prefixes tensors of its names and shapes are."""
+    found: dict[str, set[str]] = {}
+    for module in sorted({name.split(".")[0] for name in parameters if not name.startswith(own)}):
+        leaves = {name: shape for name, shape in parameters.items() if name.startswith(f"{module}.")}
+        found[module] = {
+            prefix
+            for name, shape in stored.items()
+            for prefix, rest in _splits(name)
+            if rest in leaves and shape in (None, leaves[rest])
+        }
+    return found
 
 
 def _placed(model: PreTrainedModel, stored: Iterable[str], prefixes: Mapping[str, str]) -> set[str]:

@@ -67,6 +67,12 @@ OWN = ("model.embed_tokens.weight", "model.layers.0.norm.weight", "lm_head.weigh
             "talker.model.embed_tokens.weight talker.lm_head.weight",
             {"thinker.model.": "model.", "thinker.lm_head.": "lm_head."},
         ),
+        # One that is as large as the text, with a head of another kind.
+        (
+            "thinker.model.embed_tokens.weight thinker.model.layers.0.norm.weight thinker.lm_head.weight "
+            "talker.model.embed_tokens.weight talker.model.layers.0.norm.weight talker.codec_head.weight",
+            {"thinker.model.": "model.", "thinker.lm_head.": "lm_head."},
+        ),
         ("a.weight b.weight", {}),
     ],
 )

@@ -196,7 +196,7 @@ def answer(model: PreTrainedModel | PeftModel, tokenizer: PreTrainedTokenizerBas
             # Every other prompt as chat, and the others plain: a wrong template would hide in either alone.
             text = _in_template(tokenizer, prompt) if tokenizer.chat_template and number % 2 == 0 else prompt
             inputs = tokenizer(text, return_tensors="pt", return_token_type_ids=False)
-            with _runs_of(model):
+            with _reporting_faults(model):
                 said.logits.append(model(**inputs).logits[0].float())
                 if generates:
                     ids = model.generate(
@@ -207,7 +207,7 @@ def answer(model: PreTrainedModel | PeftModel, tokenizer: PreTrainedTokenizerBas
 
 
 @contextmanager
-def _runs_of(model: PreTrainedModel | PeftModel) -> Iterator[None]:
+def _reporting_faults(model: PreTrainedModel | PeftModel) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, TypeError, ValueError, AttributeError, LookupError) as error:

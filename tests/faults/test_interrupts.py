@@ -32,7 +32,7 @@ def own_lines(lines: list[str]) -> list[str]:
     launcher = r"(\S*/bin/(deepspeed|torchrun)\"|<frozen runpy>.*\n(.*<frozen runpy>.*\n)*File \"\S*/deepspeed/)"
     text = re.sub(r"Traceback \(most recent call last\):\nFile \"" + launcher + r"[\s\S]*?"
                   r"^(KeyboardInterrupt|[\w.]*SignalException.*)\n?", "", text, flags=re.M)  # fmt: skip
-    # DeepSpeed's handler ends Python from wherever it is, which may be what Python does at its own end.
+    # DeepSpeed's signal handler calls sys.exit, also while Python is shutting down, which prints a traceback.
     text = re.sub(
         r"^Exception ignored in [\s\S]*?deepspeed/launcher/launch\.py[\s\S]*?^SystemExit: 1\n?", "", text, flags=re.M
     )

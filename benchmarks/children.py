@@ -212,7 +212,15 @@ def _remove_left(folder: Path) -> None:
 def begin() -> None:
     """Use one GPU; and have SIGTERM end this process as an exception does, so that folders and processes go with it."""
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")  # where a process sees several, hftune wants a launcher
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    signal.signal(signal.SIGTERM, _end)
+
+
+def _end(*_: object) -> None:
+    """Processes first: whoever waits for one of them, in whichever thread, is then free to end."""
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            child.kill()
+    sys.exit(128 + signal.SIGTERM)
 
 
 class Found:

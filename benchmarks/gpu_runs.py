@@ -194,7 +194,12 @@ def _without_gpu(run: Run) -> str | None:
         "zero2_bf16_states": "not in bf16",
         "zero3_bf16_states": "not in bf16",
     }
-    return "there is no GPU" if "paged_adamw_8bit" in run.extra else configs.get(run.engine)
+    extra = {
+        "paged_adamw_8bit": "there is no GPU",
+        "flex_attention": "flex_attention has no backward pass",
+        "--fp16": "does not train in fp16 on this CPU",
+    }
+    return next((extra[flag] for flag in run.extra if flag in extra), configs.get(run.engine))
 
 
 def brevity(completions: list[Any], **_: Any) -> list[float]:

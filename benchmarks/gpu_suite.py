@@ -3,9 +3,10 @@
 python benchmarks/gpu_suite.py --output gpu.json           what fits into 9 minutes; the same again goes on from there
 python benchmarks/gpu_suite.py --parts runs                one of them: tests, deepspeed, runs, speed, memory
 python benchmarks/gpu_suite.py --parts speed --only '1b-*' these runs, cases or test files alone
-python benchmarks/gpu_suite.py --parts runs --share 1/3    every third run: three such at once keep one GPU busy
+python benchmarks/gpu_suite.py --parts runs --at-once 12   so many runs beside each other: most of a run is imports
 python benchmarks/gpu_suite.py --list                      names of all runs, and why some must be refused here
 python benchmarks/gpu_suite.py --quick                     two steps of a tiny model, on any machine
+python benchmarks/gpu_suite.py --publish gpu.json          what it found, on any machine, into docs/benchmarks.md
 
 Nothing is downloaded: the model has SmolLM2-135M's sizes and random weights, and the records are generated. Each stage
 is run by its own script. The last line is JSON. `--output` is written after every run, case and test file: whatever
@@ -23,6 +24,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,6 +35,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 import children  # noqa: E402
 from gpu_runs import Run, machine_here, plan, refusal  # noqa: E402
 from made_up import make_in_own_process  # noqa: E402
+from publish import publish, section  # noqa: E402
 
 RUN_CAP = 180.0
 """Seconds that a run may take: most of it is imports, and the compiling of one or two."""
@@ -57,20 +60,32 @@ class Suite(NamedTuple):
     found: children.Found
     folder: Path
 
-    def each(self, part: str, names: Iterable[str], run: Callable[[str], dict[str, Any]]) -> None:
+    def each(self, part: str, names: Iterable[str], run: Callable[[str], dict[str, Any]], at_once: int = 1) -> None:
         """Run what is left to do of a part, keep each result at once, and say for what no time was left."""
         known = self.found.cases(part)
         todo = children.to_do(names, known, self.options.only)
         self.found.cases("skipped").pop(part, None)
-        for number, name in enumerate(todo):
-            if self.clock.left < ENOUGH:
-                self.found.figures["skipped"][part] = todo[number:]
-                print(f"no time left for: {', '.join(todo[number:])}", flush=True)
-                break
-            known[name] = result = run(name)
-            children.say(name, result)
-            self.judge(name, result)
-            self.found.keep()
+        late: list[str] = []
+        with ThreadPoolExecutor(at_once) as pool:
+            runs = {
+                pool.submit(lambda name=name: run(name) if self.clock.left >= ENOUGH else None): name for name in todo
+            }
+            for done in as_completed(runs):
+                name, result = runs[done], done.result()
+                if result is None:
+                    late.append(name)
+                    continue
+                known[name] = result
+                children.say(name, result)
+                self.judge(name, result)
+                self.found.keep()
+        if late:
+            self.found.figures["skipped"][part] = [name for name in todo if name in late]
+            print(f"no time left for: {', '.join(self.found.figures['skipped'][part])}", flush=True)
+
+    def in_time(self, run: Callable[[str], dict[str, Any]], name: str) -> dict[str, Any] | None:
+        """Its result; None where it would begin too late."""
+        return run(name) if self.clock.left >= ENOUGH else None
 
     def judge(self, name: str, result: dict[str, Any]) -> None:
         """A bar: the exit code. What was cut short by the suite's own end has none."""
@@ -119,29 +134,30 @@ def _test_files() -> list[Path]:
 
 def run_runs(suite: Suite) -> None:
     """Every script with every method and engine."""
-    share, shares = (int(number) for number in suite.options.share.split("/"))
-    by_name = {run.name: run for run in plan(quick=suite.options.quick)[share - 1 :: shares]}
+    by_name = {run.name: run for run in plan(quick=suite.options.quick)}
     shape = "tiny" if suite.options.quick else "smollm2-135m"
-    suite.each("runs", by_name, lambda name: train(suite, by_name[name], shape))
+    unmade = make_in_own_process(shape, suite.folder, suite.clock)
+    if unmade:
+        suite.found.cases("skipped")["runs"] = unmade["failed"]
+        suite.found.bars["runs"] = {"value": "no model", "bar": "a model", "holds": False}
+        return
+    suite.each("runs", by_name, lambda name: train(suite, by_name[name], shape), suite.options.at_once)
 
 
 def train(suite: Suite, run: Run, shape: str) -> dict[str, Any]:
     """One run of a script: how it ended, its losses, its speed and its memory."""
-    out, quick = suite.folder / "out", suite.options.quick
-    unmade = make_in_own_process(shape, suite.folder, suite.clock)
-    if unmade:
-        return {"exit": None, **unmade}
+    own, quick = suite.folder / run.name, suite.options.quick
+    own.mkdir(exist_ok=True)  # what DeepSpeed offloads to a disk goes there too
+    out = own / "out"
     rows = (4 if quick else 16) if run.stage == "rl" else (2 if quick else 8)
     steps = 2 if quick else 10 if run.stage == "rl" else 20
     command = [sys.executable, f"run_{run.stage}.py", "--output_dir", str(out)]
     command += ["--dummy_data", "64" if quick else "512", "--max_steps", str(steps), "--logging_steps", "1"]
     command += ["--per_device_train_batch_size", str(rows), "--save_strategy", "no", "--disable_tqdm", "True"]
-    command += ["--report_to", "none", *run.flags(str(suite.folder), str(suite.folder / shape))]
+    command += ["--report_to", "none", *run.flags(str(own), str(suite.folder / shape))]
     ended = suite.clock.run(command, children.environment(suite.folder), RUN_CAP)
     result = judged(run, ended, out)
-    shutil.rmtree(out, ignore_errors=True)
-    for offloaded in suite.folder.glob("zero_stage_3*"):  # DeepSpeed's, on a disk
-        shutil.rmtree(offloaded, ignore_errors=True)
+    shutil.rmtree(own, ignore_errors=True)
     return result
 
 
@@ -219,6 +235,28 @@ def machine() -> str:
     return f"{torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}, torch {torch.__version__}"
 
 
+def table(figures: dict[str, Any]) -> str:
+    """What ended, a line each; what was never begun, or cut off by the end of the time, is left out."""
+    lines = [f"{'run, test file or case':<84} exit  wanted   peak GB   loss, first and last"]
+    for name, one in {**figures.get("tests", {}), **figures.get("deepspeed", {}), **figures.get("runs", {})}.items():
+        if "cut" in one:
+            continue
+        losses = f"{one['first_loss']:.4g} {one['last_loss']:.4g}" if "first_loss" in one else one.get("said", "")
+        peak = f"{one['peak_gigabytes']:.2f}" if "peak_gigabytes" in one else ""
+        lines.append(f"{name:<84} {one['exit']!s:>4} {one.get('expected', 0):>7} {peak:>9}   {losses}".rstrip())
+    speed = figures.get("speed", {}).get("figures", {})
+    how = {"hftune": "recomputes what memory has no room for"}  # train_tools.py
+    beside = {
+        f"{kind} of 8 billion weights, {tool} ({how.get(tool, 'recomputes all')})": one
+        for kind, tools in speed.get("tools", {}).items()
+        for tool, one in tools.items()
+    }
+    for name, one in {**speed.get("cases", {}), **beside}.items():
+        if "tokens_per_second" in one:
+            lines.append(f"{name:<84} {one['tokens_per_second']:,.0f} tokens/s, {one['peak_gigabytes']:.1f} GB")
+    return "\n".join(lines)
+
+
 def arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -226,7 +264,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=9.0, help="start nothing after this time; the end is 1 later")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="always in this order")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="runs, cases and test files, also as 'sft-full-*'")
-    parser.add_argument("--share", default="1/1", metavar="K/N", help="of the runs, the K-th of every N")
+    parser.add_argument("--at-once", type=int, default=1, metavar="N", help="of the runs: speeds mean nothing then")
+    parser.add_argument(
+        "--publish", type=Path, metavar="FILE", help="put what an --output holds into the page, and end"
+    )
     parser.add_argument("--list", action="store_true", help="name the runs and end")
     parser.add_argument("--quick", action="store_true")
     return parser.parse_args()
@@ -239,6 +280,11 @@ def main() -> int:
         for run in plan(quick=options.quick):
             reason = refusal(run, machine_here())
             print(run.name, f"(to be refused: {reason})" if reason else "")
+        return 0
+    if options.publish:
+        result = json.loads(options.publish.read_text(encoding="utf-8"))
+        flags = ["--output", options.publish.name]
+        publish("gpu_suite", section("gpu_suite", flags, table(result["figures"]), result, here=False))
         return 0
     children.begin()
     found = children.Found(options.output, "gpu_suite", machine(), quick=options.quick)

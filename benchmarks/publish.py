@@ -96,18 +96,17 @@ def main() -> int:
     return 0
 
 
-def section(name: str, flags: list[str], table: str, result: dict) -> str:
-    """One benchmark's part of the page; paths of the machine are left out."""
+def section(name: str, flags: list[str], table: str, result: dict, *, here: bool = True) -> str:
+    """One benchmark's part of the page; paths of the machine are left out. `here`: measured on this one."""
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
+    where = result["machine"] + (f", {memory:.0f} GiB of memory" if here else "")
     bars = [
         f"| {bar} | {_number(found['value'])} | {_number(found['bar'])} | {'yes' if found['holds'] else 'no'} |"
         for bar, found in result["bars"].items()
     ]
     held = "\n".join(["| bar | measured | wanted | holds |", "| --- | ---: | ---: | --- |", *bars]) if bars else ""
     asked = " ".join(["python", f"benchmarks/{name}.py", *flags])
-    return (
-        f"## {name}\n\n`{asked}` on {result['machine']}, {memory:.0f} GiB of memory:\n\n```\n{table}\n```\n\n{held}\n"
-    )
+    return f"## {name}\n\n`{asked}` on {where}:\n\n```\n{table}\n```\n\n{held}\n"
 
 
 def _number(value: object) -> str:

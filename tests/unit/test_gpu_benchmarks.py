@@ -7,9 +7,10 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -145,8 +146,6 @@ def test_no_two_runs_share_a_name(gpu_runs: ModuleType) -> None:
     names = [run.name for run in gpu_runs.plan()]
     assert len({*names}) == len(names) == 73
     assert names[:4] == [f"sft-{method}-plain" for method in ("full", "lora", "qlora4", "qlora8")]
-    shares = [gpu_runs.plan()[share::3] for share in range(3)]
-    assert sorted(run.name for share in shares for run in share) == sorted(names)
 
 
 @pytest.mark.long
@@ -257,6 +256,52 @@ def test_what_another_benchmark_found_is_taken_over_as_it_comes(
     assert kept["figures"]["speed"]["figures"]["cases"] == {"one": {"tokens": 1}}
     assert "RuntimeError: so" in kept["figures"]["speed"]["failed"]
     assert kept["bars"]["speed-one"]["holds"] and not kept["bars"]["speed"]["holds"]
+
+
+@pytest.mark.parametrize("at_once", [1, 2])
+def test_runs_beside_each_other_until_the_time_is_up(children: ModuleType, tmp_path: Path, at_once: int) -> None:
+    """Two that wait for each other end where both run; what would begin too late is named."""
+    import gpu_suite
+
+    meeting = threading.Barrier(at_once)
+    clock = SimpleNamespace(left=99.0)
+    found = children.Found(tmp_path / "all.json", "gpu_suite", "m", quick=True)
+    suite = gpu_suite.Suite(SimpleNamespace(only=None), clock, found, tmp_path)
+
+    def run(name: str) -> dict[str, Any]:
+        meeting.wait(20)
+        if name == "bad":
+            clock.left = 1.0
+        return {"exit": int(name == "bad")}
+
+    names = ["good", "bad", "late"] if at_once == 2 else ["bad", "late"]
+    suite.each("runs", names, run, at_once)
+    kept = json.loads((tmp_path / "all.json").read_text())
+    assert set(kept["figures"]["runs"]) == {*names} - {"late"} and not kept["bars"]["bad"]["holds"]
+    assert found.figures["skipped"]["runs"] == ["late"]
+
+
+def test_what_was_found_elsewhere_is_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import gpu_suite
+    import publish
+
+    monkeypatch.setattr(publish, "PAGE", tmp_path / "page.md")
+    runs = {
+        "sft-full-plain": {"exit": 0, "expected": 0, "peak_gigabytes": 7.5, "first_loss": 9.0, "last_loss": 8.5},
+        "sft-cut": {"exit": None, "cut": True, "failed": "stopped"},
+    }
+    sides = {"lora": {"trl": {"tokens_per_second": 4619.5, "peak_gigabytes": 22.2}}}
+    speed = {"figures": {"cases": {"1b": {"failed": "so"}}, "tools": sides}}
+    file = tmp_path / "gpu.json"
+    found = {"machine": "1 x GPU", "figures": {"runs": runs, "speed": speed}, "bars": {}}
+    file.write_text(json.dumps(found))
+    monkeypatch.setattr(sys, "argv", ["gpu_suite.py", "--publish", str(file)])
+    assert gpu_suite.main() == 0
+    page = publish.PAGE.read_text()
+    lines = [line.split() for line in page.splitlines()]
+    assert ["sft-full-plain", "0", "0", "7.50", "9", "8.5"] in lines
+    assert "trl (recomputes all)" in page and "4,620 tokens/s, 22.2 GB" in page
+    assert "cut" not in page and "1b" not in page and "on 1 x GPU:" in page
 
 
 @pytest.mark.slow

@@ -18,7 +18,14 @@ from hftune.models.attention.isolation import (
     refuse_attention,
 )
 from hftune.models.attention.machine import Machine, this_machine
-from hftune.models.attention.names import MAX_HEAD_SIZE, SEGMENTS, ULYSSES, VARLEN, whole_row_attention
+from hftune.models.attention.names import (
+    MAX_HEAD_SIZE,
+    MIN_FLEX_HEAD_SIZE,
+    SEGMENTS,
+    ULYSSES,
+    VARLEN,
+    whole_row_attention,
+)
 from hftune.models.classes import causal_class
 from hftune.models.layer_values import attention_layers, head_size
 
@@ -115,28 +122,26 @@ def choose_attention(config: PreTrainedConfig, model_class: type[PreTrainedModel
     # Without SDPA an architecture has soft caps, which its config says, or attention sinks, which no config field does.
     sinks = not model_class._supports_sdpa and not softcap
     dropout = bool(getattr(text, "attention_dropout", 0.0))
-    size = max(map(head_size, attention_layers(config)), default=0)
+    sizes = [head_size(layer) for layer in attention_layers(config)]
+    flex = machine.major and machine.flex and model_class._supports_flex_attn and not dropout
+    flex = flex and min(sizes, default=0) >= MIN_FLEX_HEAD_SIZE
     version = _flash_version(machine)
     # What both FlashAttention and torch's own take.
-    flash = machine.half and not softcap and not sinks and size <= MAX_HEAD_SIZE
+    flash = machine.half and not softcap and not sinks and max(sizes, default=0) <= MAX_HEAD_SIZE
     if version and flash and model_class._supports_flash_attn:
         return f"flash_attention_{version}", f"FlashAttention {version} is installed"
     # Under torch.compile the functions of hftune would break the graph at every layer: they read lengths from tensors.
     if machine.compiled and not sinks:
-        return _compiled(model_class, machine, dropout)
+        if flex:
+            return "flex_attention", "the model is compiled"
+        # Both with a dense mask of tokens by tokens.
+        return ("sdpa" if model_class._supports_sdpa else "eager"), "the model is compiled"
     if machine.varlen and flash and not dropout:
         return VARLEN, "torch's own FlashAttention, all documents in a call"
     # Not with sinks: GPT-OSS keeps its position ids from its mask (transformers 5.23), which only our own makes good.
-    if machine.major and machine.flex and model_class._supports_flex_attn and not dropout and not sinks:
+    if flex and not sinks:
         return "flex_attention", "soft caps or float32, which FlashAttention does not take"
     return SEGMENTS, "SDPA, a document at a time"
-
-
-def _compiled(model_class: type[PreTrainedModel], machine: Machine, dropout: bool) -> tuple[str, str]:
-    if machine.major and machine.flex and model_class._supports_flex_attn and not dropout:
-        return "flex_attention", "the model is compiled"
-    # Both with a dense mask of tokens by tokens.
-    return ("sdpa" if model_class._supports_sdpa else "eager"), "the model is compiled"
 
 
 def _flash_version(machine: Machine) -> int | None:

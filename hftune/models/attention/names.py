@@ -16,6 +16,9 @@ ULYSSES = "hftune_ulysses"
 MAX_HEAD_SIZE = 256
 """What torch's FlashAttention goes up to."""
 
+MIN_FLEX_HEAD_SIZE = 16
+"""What torch's FlexAttention begins with on a GPU (2.11 to 2.13)."""
+
 _OWN = {
     SEGMENTS: "hftune.models.attention.segments:segments_attention",
     VARLEN: "hftune.models.attention.varlen:varlen_attention",

@@ -75,5 +75,7 @@ def run_all_reduce(command: list[str], processes: int, patience: float = PATIENC
         last = [line for line in output.splitlines() if line.strip()][-1:] or ["it said nothing"]
         fix = next((fix for sign, fix in HINTS.items() if sign in output), "set NCCL_DEBUG=INFO and try again")
         return Finding(TOPIC, f"{processes} processes did not meet: {last[0][:200]}", WRONG, fix)
+    if said["processes"] == 1:
+        return Finding(TOPIC, f"a process of DeepSpeed's launcher started, with {said['backend']}", FINE)
     rate = f"{said['bytes'] / 2**20:.0f} MiB all-reduced at {said['bytes_per_second'] / 1e9:.1f} GB/s"
     return Finding(TOPIC, f"{said['processes']} processes met by {said['backend']}, {rate}", FINE)

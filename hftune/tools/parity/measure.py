@@ -49,6 +49,8 @@ def measure(row: Row, lab: Lab) -> Outcome:
     needed = max(run.processes for run in runs_of(row))
     if lab.gpus and needed > lab.gpus:
         return Outcome(row, tolerance, problem=f"needs {needed} GPUs", left_out=True)
+    if lab.gpus and row.found.stage == "rl" and isinstance(row.wanted, ByHand):
+        return Outcome(row, tolerance, problem="a GPU draws other answers than the processor beside it", left_out=True)
     try:
         found, wanted = lab.figures(row.found), _wanted(row, lab)
     except RunFailed as failed:

@@ -77,8 +77,8 @@ class Lab:
 
     def __init__(self, folder: Path, gpus: int = 0) -> None:
         self.folder, self.gpus = folder.resolve(), gpus
-        # Before forks hide the GPUs from this process, and from all that is started by it.
-        self.devices = os.environ.get("CUDA_VISIBLE_DEVICES")
+        # Before forks hide the GPUs from this process, from DeepSpeed in it, and from all that it starts.
+        self.environment = dict(os.environ)
         self._made: dict[str, Path | RunFailed] = {}
         make_data(self.folder / "data")
 
@@ -154,7 +154,11 @@ class Lab:
         return output
 
     def _words(self, run: Run) -> list[str]:
-        where = [*COMMON, *_OWN.get(run.stage, ()), *(("--use_cpu", "True") if not self.gpus else ()), *run.flags]
+        device: tuple[str, ...] = () if self.gpus else ("--use_cpu", "True")
+        if self.gpus and run.stage == "rl":
+            # Rounded to bf16 in two ways, two runs draw different answers, which have nothing in common.
+            device = ("--bf16", "False", "--tf32", "False")
+        where = [*COMMON, *_OWN.get(run.stage, ()), *device, *run.flags]
         return [str(self._place(word)) if word.startswith("{") and word.endswith("}") else word for word in where]
 
     def _place(self, word: str) -> Path | str:
@@ -198,8 +202,9 @@ class Lab:
             words = [script.removeprefix("run_").removesuffix(".py"), *how, *words]
         elif script != "hftune":
             words = ["merge", *words]
-        devices = (self.devices or ",".join(map(str, range(self.gpus)))).split(",")[:processes]
-        variables = child_processes.environment() | {"CUDA_VISIBLE_DEVICES": ",".join(devices)}
+        visible = self.environment.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(self.gpus)))
+        devices = ",".join(visible.split(",")[:processes])
+        variables = child_processes.environment(self.environment) | {"CUDA_VISIBLE_DEVICES": devices}
         with log.open("w", encoding="utf-8") as stream:
             command = child_processes.python("-m", "hftune.cli", *words)
             return child_processes.run(command, env=variables, stdout=stream, stderr=child_processes.STDOUT).returncode

@@ -43,7 +43,8 @@ def reproduced(folder: Path, output: Path, steps: int | None, tolerance: float, 
     now = steps_of(read_progress(output))
     same, said = verdict(before, now, tolerance)
     say("\n".join([f"{folder} and {output}: {said[0]}", *said[1:]]))
-    _say_what_is_different([*changed, *environment(manifest, read_manifest(output) or {})], same=same)
+    made = read_manifest(output) or {}
+    _say_what_is_different([*changed, *environment(manifest, made)], made, same=same)
     return same
 
 
@@ -84,9 +85,11 @@ def start(stage: str, manifest: Manifest, words: list[str]) -> None:
         raise ArgumentError(cause, place=f"hftune {stage}", fix="see above; arguments can be added behind the folder")
 
 
-def _say_what_is_different(found: list[str], *, same: bool) -> None:
+def _say_what_is_different(found: list[str], now: Manifest, *, same: bool) -> None:
     if found:
         say("different now, without an effect on these numbers:" if same else "different now:")
         say("\n".join(f"  {line}" for line in found))
+    elif not same and "gpu" in (now.get("machine") or {}):
+        say("a GPU adds up in any order, so that last bits differ: --tolerance 1e-2 compares without them")
     elif not same:
         say("nothing that a manifest records is different: see what the run's own code, or the machine, does")

@@ -64,6 +64,16 @@ def test_what_kernels_cannot_do_is_left_to_us() -> None:
     assert choose_attention(config, causal_class(config), HOPPER)[0] == expected
 
 
+@pytest.mark.parametrize(("size", "compiled", "expected"), [
+    (16, False, "flex_attention"), (14, False, SEGMENTS), (16, True, "flex_attention"), (14, True, "eager"),
+])  # fmt: skip
+def test_heads_that_flex_attention_does_not_take(size: int, compiled: bool, expected: str) -> None:
+    """On a GPU it compiles for 16 and more alone, seen on an H200."""
+    config = transformers.Gemma2Config(head_dim=size)
+    machine = without(HOPPER, compiled=compiled)
+    assert choose_attention(config, causal_class(config), machine)[0] == expected
+
+
 def test_both_parts_are_known_to_transformers() -> None:
     for name in (SEGMENTS, VARLEN):
         assert name in AttentionInterface() and name in AttentionMaskInterface()

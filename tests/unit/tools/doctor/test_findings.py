@@ -173,6 +173,21 @@ def test_processes_that_do_not_meet() -> None:
     assert hangs.level == WRONG and "nothing within 0.5 s" in hangs.said
 
 
+@pytest.mark.parametrize(
+    ("processes", "expected"),
+    [
+        (1, "a process of DeepSpeed's launcher started, with nccl"),
+        (2, "2 processes met by nccl, 64 MiB all-reduced at 5.0 GB/s"),
+    ],
+)
+def test_processes_that_meet(processes: int, expected: str) -> None:
+    """One alone sends nothing, and has no speed."""
+    met = {"processes": processes, "backend": "nccl", "bytes": 64 * 2**20, "bytes_per_second": 5e9}
+    code = f"import sys, pathlib; pathlib.Path(sys.argv[-1]).write_text({json.dumps(met)!r})"
+    found = launching.run_all_reduce([sys.executable, "-c", code], processes)
+    assert (found.level, found.said) == (FINE, expected)
+
+
 def test_without_a_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launching.sys, "executable", "/nowhere/python")
     monkeypatch.setattr(launching.child_processes, "program", lambda name: None)

@@ -80,6 +80,11 @@ def test_on_gpus() -> None:
     assert measure(two, lab).left_out and "needs 2 GPUs" in measure(two, lab).problem  # type: ignore[arg-type]
     resumed = Row("Group", "resumed", Run("sft", after=Run("sft", (), 2)), ONE)
     assert measure(resumed, lab).left_out  # type: ignore[arg-type]
+    for stage, left_out in (("rl", True), ("sft", False)):
+        run = Run(stage, ("--seed", "2"))
+        lab.known[run] = lab.known[ONE]
+        by_hand = Row("Group", "TRL's", run, ByHand("trl", OTHER, "grpo"))
+        assert measure(by_hand, lab).left_out == left_out  # type: ignore[arg-type]
 
 
 def test_formulas_and_losses_by_hand() -> None:

@@ -272,7 +272,7 @@ def test_runs_beside_each_other_until_the_time_is_up(children: ModuleType, tmp_p
         meeting.wait(20)
         if name == "bad":
             clock.left = 1.0
-        return {"exit": int(name == "bad")}
+        return {"exit": 1, "failed": "so"} if name == "bad" else {"exit": 0}
 
     names = ["good", "bad", "late"] if at_once == 2 else ["bad", "late"]
     suite.each("runs", names, run, at_once)

@@ -32,6 +32,9 @@ def own_lines(lines: list[str]) -> list[str]:
     launcher = r"(\S*/bin/(deepspeed|torchrun)\"|<frozen runpy>.*\n(.*<frozen runpy>.*\n)*File \"\S*/deepspeed/)"
     text = re.sub(r"Traceback \(most recent call last\):\nFile \"" + launcher + r"[\s\S]*?"
                   r"^(KeyboardInterrupt|[\w.]*SignalException.*)\n?", "", text, flags=re.M)  # fmt: skip
+    # A process's first instants, in which Python itself and then the module that listens are loaded.
+    begin = r"Traceback \(most recent call last\):\n.*\nfrom hftune\.errors import run_script\n"
+    text = re.sub(begin + r"[\s\S]*?^KeyboardInterrupt\n?", "", text, flags=re.M)
     # DeepSpeed's signal handler calls sys.exit, also while Python is shutting down, which prints a traceback.
     text = re.sub(
         r"^Exception ignored in [\s\S]*?deepspeed/launcher/launch\.py[\s\S]*?^SystemExit: 1\n?", "", text, flags=re.M

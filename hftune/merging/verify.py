@@ -126,7 +126,7 @@ def _compare_both_bases(
     trained = answer(on_demand(_LOAD)(plan, quantised=True), tokenizer)
     own = compare(trained, said)
     other_plan = plan_merge(plan.inputs, dequantise=not plan.dequantise)
-    with tempfile.TemporaryDirectory(dir=parent, prefix="other-") as other:
+    with tempfile.TemporaryDirectory(dir=parent) as other:
         write_model(other_plan, Path(other), max_shard_size)
         compared = compare(trained, _answers(other_plan, Path(other), tokenizer))
     names = ("dequantized", "original") if plan.dequantise else ("original", "dequantized")

@@ -133,11 +133,8 @@ class TurnFinder:
         if self.text.startswith(prompt) and len(prompt) <= start:
             # Between the prompt and the turn: white space; a header, where a template has no generation prompt at all;
             # or empty thoughts, of which a model is given the whole where thinking is off.
-            return (
-                len(prompt) == start
-                or not (self.text[len(prompt) : start].strip() and self.renderer.asks)
-                or self.thoughts.end(self.text, len(prompt)) == start
-            )
+            between = self.text[len(prompt) : start].strip()
+            return not (between and self.renderer.asks) or self.thoughts.end(self.text, len(prompt)) == start
         return any(self.text[:start] == other for other in self.prompts_without_thoughts(index))
 
     def prompts_without_thoughts(self, index: int) -> list[str]:

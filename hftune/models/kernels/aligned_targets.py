@@ -137,7 +137,7 @@ def sorted_distance(student: torch.Tensor, teacher: torch.Tensor) -> torch.Tenso
 
     The universal logit distillation loss (arXiv:2402.12030, eq. 2); the smaller vocabulary is filled up with zeros.
     """
-    own, theirs = (each.softmax(dim=1).sort(dim=1, descending=True).values for each in (student, teacher))
+    own, theirs = (each.softmax(dim=1).sort(descending=True).values for each in (student, teacher))
     width = max(own.shape[1], theirs.shape[1])
     own, theirs = (pad(each, (0, width - each.shape[1])) for each in (own, theirs))
     return (own - theirs).abs().sum(dim=1)

@@ -48,7 +48,7 @@ def test_the_manifest(base: Path, adapter: Path, tmp_path: Path) -> None:
     # q, v and o of two layers.
     assert (
         found["changed_tensors"] == 6
-        and 0 < found["wall_seconds"] < 600
+        and 0 <= found["wall_seconds"] < 600
         and found["hftune"] == found["versions"]["hftune"]
     )
     assert found["arguments"]["peft_model_path"] == str(adapter)
@@ -118,3 +118,16 @@ def test_a_language_model_alone_if_asked(
         assert place.parent.parent == tmp_path
     else:
         assert len(called) == 1
+
+
+def test_what_is_read_is_not_replaced(
+    base: Path, adapter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The base and every adapter are known to what publishes the result."""
+    known: list[list[Path]] = []
+    publish = merging.published_folder
+    monkeypatch.setattr(
+        merging, "published_folder", lambda *given, inputs, **how: known.append(inputs) or publish(*given, **how)
+    )
+    merge(adapter, tmp_path / "merged")
+    assert known == [[base, adapter]]

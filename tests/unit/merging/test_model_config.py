@@ -179,3 +179,10 @@ def test_every_file_of_a_tokenizer_goes_along(name: str, tmp_path: Path) -> None
         (tmp_path / "from" / one).write_text(one)
     copy_tokenizer(tmp_path / "from", tmp_path / "to")
     assert [file.name for file in (tmp_path / "to").iterdir()] == [name]
+
+
+@pytest.mark.parametrize(("kind", "made"), [("reward", "SequenceClassification"), ("steps", "TokenClassification")])
+@pytest.mark.parametrize(("model_type", "name"), [("llama", "Llama"), ("granite", "Granite")])
+def test_the_class_of_a_reward_model(model_type: str, name: str, kind: str, made: str) -> None:
+    """transformers has none for Granite: the one that hftune makes of the decoder is named as its own would be."""
+    assert model_config._classifier({"model_type": model_type}, kind) == f"{name}For{made}"

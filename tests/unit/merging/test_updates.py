@@ -129,6 +129,7 @@ def test_the_same(tmp_path: Path) -> None:
         assert not is_same(low_rank(a, b, 1.0), other)
     assert not is_same([(1.0, [replace(a)])], [(0.5, [replace(a)])])
     assert not is_same([replace(a)], [])
+    assert not is_same([replace(a)], replace(a)) and not is_same(replace(a), [replace(a)])
     assert not is_same(replace_rows([1], a), replace_rows([2], a))
 
 

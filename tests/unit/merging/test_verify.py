@@ -80,6 +80,7 @@ def test_in_words_and_as_values() -> None:
     scores = Comparison(0.5, 0.25, None, None)
     assert str(scores) == "scores differ by 5.0e-01 at most, 2.5e-01 on average"
     assert "same most likely token at 75.0%; same greedy answers: 50%" in str(Comparison(0.5, 0.25, 0.75, 0.5))
+    assert str(Comparison(0.5, 0.25, 0.75, None)).startswith("scores differ")
     assert scores.to_dict() == {
         "largest": 0.5, "mean": 0.25, "same_choice": None, "same_greedy": None, "relative": 0.0
     }  # fmt: skip
@@ -256,3 +257,13 @@ def test_what_was_rounded_to_16_bits(dtypes: list[str] | None, half: bool) -> No
     tensors = dtypes and SimpleNamespace(tensors=[SimpleNamespace(dtype=dtype) for dtype in dtypes])
     plan: Any = SimpleNamespace(outputs=tensors)
     assert verify._is_half(plan) is half
+
+
+def test_what_does_not_load_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Every kind of transformers' report that is not empty; what only the base has a place for is no fault."""
+    info = {"missing_keys": {"b", "a"}, "unexpected_keys": {"x", "kept"}, "mismatched_keys": set(), "error_msgs": []}
+    monkeypatch.setattr(verify, "pretrained", lambda auto, folder, **options: ("model", info))
+    monkeypatch.setattr(verify, "on_demand", lambda name: lambda *given: {"kept"})
+    with pytest.raises(ManifestError) as raised:
+        verify.reload_strictly(tmp_path)
+    assert "{'missing_keys': ['a', 'b'], 'unexpected_keys': ['x']}" in str(raised.value)

@@ -96,7 +96,7 @@ def test_every_byte_in_blocks_and_in_small_writes(tmp_path: Path, monkeypatch: p
     """Linux writes at most 2 GiB at once, which a large vocabulary exceeds in float32."""
     pwrite = os.pwrite
     short = SimpleNamespace(**{name: getattr(os, name) for name in dir(os) if not name.startswith("__")})
-    short.pwrite = lambda file, view, at: pwrite(file, memoryview(view)[:500], at)
+    short.pwrite = lambda file, view, at: pwrite(file, memoryview(view)[:50], at)
     monkeypatch.setattr(write, "os", short)
     monkeypatch.setattr(write, "BLOCK_ELEMENTS", 20)
     check(*merged(tmp_path))
@@ -314,3 +314,19 @@ def test_a_long_tensor_is_copied_in_many_calls(tmp_path: Path, monkeypatch: pyte
     with target.open("wb") as file:
         write._copy(source, file.fileno(), 5)
     assert target.read_bytes()[5:] == torch.arange(8.0).numpy().tobytes()
+
+
+def test_workers_share_the_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch's own threads in each of them would be as many again."""
+    seen: list[int] = []
+    write_tensor = write._write_tensor
+    monkeypatch.setattr(
+        write, "_write_tensor", lambda *given: seen.append(torch.get_num_threads()) or write_tensor(*given)
+    )
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        merged(tmp_path)
+    finally:
+        torch.set_num_threads(before)
+    assert seen == [1] * 4

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from datasets import concatenate_datasets
+from datasets import Dataset, Features, Sequence, Value, concatenate_datasets
 
 from hftune.data.packing.int_columns import IntColumn
 from tests.unit.data.helpers import to_dataset
@@ -23,6 +23,14 @@ def test_a_slice_of_a_file_begins_where_it_begins() -> None:
     column = IntColumn(type(to_dataset({}))(table), "input_ids")
     assert column.lengths.tolist() == [1, 3]
     assert column.gather(np.array([0, 1]), np.array([0, 1]), np.array([1, 2])).tolist() == [3, 5, 6]
+
+
+def test_values_keep_their_type() -> None:
+    """What is gathered is not widened, nor cut."""
+    long = 2**40
+    column = IntColumn(Dataset.from_dict({"n": [[long], [2]]}, Features({"n": Sequence(Value("int64"))})), "n")
+    found = column.gather(np.array([1, 0]), np.array([0, 0]), np.array([1, 1]))
+    assert found.tolist() == [2, long] and found.dtype == np.int64
 
 
 def test_a_column_of_nothing() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -147,3 +148,14 @@ def test_where_nobody_asks_no_other_argument_is_tried(monkeypatch: pytest.Monkey
         assert bool(tried) == bool(problem.value.fix) == proposes
         assert "give --rewritten_turns keep" in (problem.value.fix or "") or not proposes
         assert finder.proposes is True, "as it was"
+
+
+@pytest.mark.parametrize("earlier", [True, False])
+def test_whether_a_turn_is_asked_otherwise_since_another_follows(earlier: bool) -> None:
+    finder: Any = SimpleNamespace(
+        text="<user>a<end>b<end>", beginning=lambda index, prompt: "<user>a<end>Sure: ", _switch=lambda index: "",
+        _is_earlier=lambda index: earlier, _fix_for=lambda what, otherwise: otherwise,
+    )  # fmt: skip
+    said = str(TurnFinder._inexact(finder, 1, 12))
+    assert "turn 2 (assistant) with 'Sure: ' where it writes 'b<end>'" in said
+    assert ("as it rewrites earlier turns" in said) == earlier

@@ -9,6 +9,7 @@ from hftune.constants import IGNORE_INDEX
 from hftune.data.readers.files import Row
 from hftune.data.tokenizing.counts import Counts
 from hftune.data.tokenizing.taught_chats import TaughtChatEncoder
+from tests.unit.data.helpers import template
 from tests.unit.data.templates.turn_token_families import family_tokenizer
 
 STUDENT, TEACHER = family_tokenizer("chatml", "bytes"), family_tokenizer("mistral", "pieces")
@@ -79,3 +80,40 @@ def test_the_teacher_is_asked_as_the_student_is() -> None:
     asked = (finder.last_turn_only, finder.by_marks, finder.guard.mode, finder.empty_thoughts, finder.rewritten)
     assert asked == (True, False, "allow", "train", "keep")
     assert encoder.schema.names[-3:] == ["teacher_input_ids", "teacher_at", "teacher_prompt"]
+
+
+THOUGHTS = ("hello", "<think>\nhe\n</think>\n\nuser", "er", "<think>\nhe\n</think>\n\nhello")
+
+
+def thinking() -> Any:
+    """A student whose template drops the thoughts of earlier turns: each answer is a row of its own."""
+    student = copy.deepcopy(STUDENT)
+    student.chat_template = template("qwen3")
+    return student
+
+
+def test_each_row_of_a_conversation_has_its_own_answers_in_the_teachers_text() -> None:
+    """A template that writes the last answer in another way gives the student a row for each; the teacher one text."""
+    rows = _rows(TaughtChatEncoder(thinking(), TEACHER, max_length=None), *THOUGHTS)
+    assert len(rows) == 2
+    said = [TEACHER.convert_ids_to_tokens(list(row["teacher_input_ids"])) for row in rows]
+    assert said[1][: len(said[0])] == said[0] and len(said[1]) > len(said[0])
+    places = [[int(at) for at in row["teacher_at"] if at >= 0] for row in rows]
+    assert places[0][-1] == len(said[0]) - 1 and said[0][places[0][-2]] == "u"
+    assert places[1][0] >= len(said[0]) and said[1][places[1][-2]] == "h"
+
+
+def test_without_a_template_each_row_is_respelled() -> None:
+    teacher = copy.deepcopy(TEACHER)
+    teacher.chat_template = None
+    rows = _rows(TaughtChatEncoder(thinking(), teacher, max_length=None), *THOUGHTS)
+    ends = [[int(at) for at in row["teacher_at"] if at >= 0] for row in rows]
+    assert [one[-1] + 1 for one in ends] == [len(row["teacher_input_ids"]) for row in rows], "each in its own text"
+
+
+def test_the_order_of_a_tokenizers_keys_is_no_other_tokenizer(monkeypatch: Any) -> None:
+    made = []
+    for state in ({"a": 1, "b": 2}, {"b": 2, "a": 1}):
+        monkeypatch.setattr("hftune.data.tokenizing.taught_chats.tokenizer_state", lambda _, state=state: state)
+        made.append(TaughtChatEncoder(STUDENT, TEACHER, max_length=8).settings()["teacher"])
+    assert made[0] == made[1]

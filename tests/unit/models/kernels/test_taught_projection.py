@@ -390,3 +390,20 @@ def test_what_a_frozen_head_tells_of_each_token() -> None:
     assert nothing == told, "of no token as many columns, which are empty"
     log_probs, *figures = answer_projection.answer_log_probs(student, hidden, ids, LogitShape(), 2)
     assert log_probs.requires_grad and not any(figure.requires_grad for figure in figures)
+
+
+def test_a_chunk_that_only_another_process_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under ZeRO-3 this one projects a token that is made up, whose loss and gradient are 0."""
+    student, teacher, hidden, states = heads(kind=type("Other", (torch.nn.Linear,), {}))
+    lesson = Lesson(TeacherStates(states, teacher, LogitShape()), Divergence(0.5))
+    ids, factors = torch.randint(0, WORDS, (TOKENS,)), torch.rand(TOKENS)
+    wanted, _ = taught_loss(student, hidden, ids, LogitShape(), 1, factors, lesson)
+    wanted.backward()
+    expected = gradients(hidden, student)
+    monkeypatch.setattr(chunked_heads.zero, "is_any_partitioned", lambda module: True)
+    monkeypatch.setattr(chunked_heads.ranks, "max_over_ranks", lambda count: 50 * count)
+    loss, columns = taught_loss(student, hidden, ids, LogitShape(), 1, factors, lesson)
+    loss.backward()
+    same(loss, wanted)
+    same(gradients(hidden, student), expected)
+    assert all(len(column) == TOKENS for column in columns.values())

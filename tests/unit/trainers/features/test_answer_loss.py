@@ -142,7 +142,8 @@ def test_predictions_are_the_labels_where_they_are_right(sliced: bool) -> None:
     run = run_of(Model(training=False))
     run._prepare_inputs, run.compute_loss_context_manager = dict, nullcontext
     output = AnswerOutput(is_top1=torch.tensor([True, False, True]))
-    run.compute_loss = lambda model, given, return_outputs: (torch.tensor(2.0, requires_grad=True), output)
+    computed = torch.tensor(2.0, requires_grad=True)
+    run.compute_loss = lambda model, given, return_outputs: (computed, output) if return_outputs else computed
     found = feature().make_prediction(run, None, inputs, loss_only=False)
     assert found is not None
     loss, predicted, labels = found

@@ -134,3 +134,16 @@ def test_reentrant_recomputation_gives_routers_no_gradient(
     plan = SimpleNamespace(takes_routers=takes)
     feature, _, _ = built(recomputation=plan, gradient_checkpointing_kwargs=kwargs, router_aux_loss_coef=asked)
     assert feature._balance_by == coefficient
+
+
+@pytest.mark.parametrize(("balance", "z", "routers", "listens"), [
+    (0.1, 0.0, 2, True), (0.0, 0.1, 2, True), (0.0, 0.0, 2, False), (0.1, 0.1, 0, False),
+])  # fmt: skip
+def test_who_listens(monkeypatch: pytest.MonkeyPatch, balance: float, z: float, routers: int, listens: bool) -> None:
+    """Either loss needs a listener, and a model with routers."""
+    feature, _, _ = built(router_aux_loss_coef=balance, moe_z_loss_coef=z)
+    made = SimpleNamespace(routers=["a router"] * routers)
+    monkeypatch.setattr(router_loss, "RouterListener", lambda model: made)
+    monkeypatch.setattr(router_loss, "plain_model", lambda model: model)
+    feature.on_built(run_of())
+    assert feature._listener is (made if listens else None)

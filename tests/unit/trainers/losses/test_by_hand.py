@@ -12,7 +12,7 @@ from hftune.trainers.losses.divergences import F_DIVERGENCES, desensitised, scor
 from hftune.trainers.losses.reference_free import log1mexp
 from hftune.trainers.losses.table import LOSSES, combined
 from hftune.trainers.losses.terms import Settings, Terms
-from hftune.trainers.losses.unpaired import apo_zero_unpaired, kto
+from hftune.trainers.losses.unpaired import apo_zero_unpaired, kto, of_answers
 from tests.unit.trainers.losses.batches import per_token, terms
 
 
@@ -120,6 +120,9 @@ def test_kto_weights_and_labels() -> None:
     assert kto(ratios, good, 0.4, settings).tolist() == pytest.approx(expected)
     expected = [2 * (1 - s(0.5)), 3 * s(0.5)]
     assert apo_zero_unpaired(ratios, good, settings).tolist() == pytest.approx(expected)
+    kl = torch.tensor(0.4)
+    assert of_answers("apo_zero_unpaired", ratios, good, kl, settings).tolist() == pytest.approx(expected)
+    assert torch.equal(of_answers("kto", ratios, good, kl, settings), kto(ratios, good, kl, settings))
 
 
 def test_length_desensitised() -> None:

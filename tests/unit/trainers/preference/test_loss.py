@@ -145,6 +145,14 @@ def test_metrics_of_training() -> None:
     })  # fmt: skip
 
 
+def test_a_tie_is_no_right_answer() -> None:
+    """As at the first step of every run with a reference, which policy and reference begin as one."""
+    made = pair_loss(ref=([-3.0, -3.0], [-4.0, -4.0]))
+    loss_of(made)
+    found = measured(made)
+    assert found["rewards/margins"] == found["rewards/accuracies"] == 0.0
+
+
 def test_rewards_are_what_losses_compare() -> None:
     terms = pair_loss().terms(said(LOG_PROBS), batch())
     for names in (["sigmoid"], ["sigmoid", "sft"], ["simpo", "sigmoid"]):

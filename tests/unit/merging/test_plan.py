@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from hftune.errors import UserError
+from hftune.merging import plan as planning
 from hftune.merging.adapters import ADAPTER_WEIGHTS, PREFIX, Adapter
 from hftune.merging.changes import Changes
 from hftune.merging.inputs import BaseFolder, Inputs
@@ -27,7 +28,7 @@ from hftune.merging.plan import (
     _which,
     plan_merge,
 )
-from hftune.merging.skeleton import BaseTensors, StoredSlice
+from hftune.merging.skeleton import BaseTensors, StoredSlice, Unsupported
 from hftune.merging.tensors import ComputedTensor, read_source
 from hftune.merging.updates import replace
 from hftune.weight_files import stored_tensors
@@ -305,3 +306,17 @@ def test_a_head_of_other_rows_is_the_base_s_affair_where_nobody_trained_the_embe
     assert _new_vocab_size(base, Changes([]), [head]) is None
     base.embedding = None
     assert _new_vocab_size(base, Changes([]), [head]) is None
+
+
+def test_what_only_the_models_own_names_show_is_merged_by_peft(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The configs say nothing against it; the tensors do."""
+    inputs: Any = SimpleNamespace(base=SimpleNamespace(unsupported=None), adapters=[])
+    asked: list[Any] = []
+
+    def unsupported(*given: Any, **how: Any) -> Any:
+        raise Unsupported("a reason")
+
+    monkeypatch.setattr(planning, "_plan_outputs", unsupported)
+    monkeypatch.setattr(planning, "_not_with_peft", lambda *given, **how: asked.append((given, how)) or [])
+    assert plan_merge(inputs, dequantise=True) == Plan(inputs, True, unsupported="a reason")
+    assert asked == [((inputs, "a reason"), {"dequantise": True})]

@@ -9,6 +9,7 @@ from hftune.constants import IGNORE_INDEX
 from hftune.data.readers.files import Row
 from hftune.data.tokenizing.counts import Counts
 from hftune.data.tokenizing.taught_chats import TaughtChatEncoder
+from hftune.errors import DataError
 from tests.unit.data.helpers import template
 from tests.unit.data.templates.turn_token_families import family_tokenizer
 
@@ -117,3 +118,14 @@ def test_the_order_of_a_tokenizers_keys_is_no_other_tokenizer(monkeypatch: Any) 
         monkeypatch.setattr("hftune.data.tokenizing.taught_chats.tokenizer_state", lambda _, state=state: state)
         made.append(TaughtChatEncoder(STUDENT, TEACHER, max_length=8).settings()["teacher"])
     assert made[0] == made[1]
+
+
+def test_what_the_teachers_template_refuses_is_read_in_the_students_text(monkeypatch: Any) -> None:
+    def refuse(*given: Any) -> Any:
+        raise DataError("roles must alternate")
+
+    encoder = TaughtChatEncoder(STUDENT, TEACHER, max_length=None)
+    monkeypatch.setattr(encoder.teacher_finder, "rows", refuse)
+    (row,) = _rows(encoder, "hello", "hello user")
+    said = TEACHER.convert_tokens_to_string(TEACHER.convert_ids_to_tokens(list(row["teacher_input_ids"])))
+    assert "<|im_start|>" in said and "[INST]" not in said

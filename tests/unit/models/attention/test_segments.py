@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -199,3 +200,12 @@ def test_keys_are_repeated_for_a_gpus_kernels_that_know_no_groups(
     found = softmax.of(query.as_subclass(OnGPU), key, value, seen)
     assert [part.shape[1] for part in given[0][1:3]] == [wanted, wanted]
     torch.testing.assert_close(found.as_subclass(torch.Tensor), softmax.of(query, key, value, seen))
+
+
+def test_a_dense_mask_knows_no_shared_prompts() -> None:
+    """They say themselves that a row of no runs is not theirs."""
+    query, asked = torch.randn(1, HEADS, 4, SIZE), []
+    shared: Any = SimpleNamespace(check=asked.append)
+    mask = torch.ones(1, 1, 4, 4, dtype=torch.bool)
+    segments_attention(torch.nn.Module(), query, query, query, mask, scaling=1.0, shared_prompts=shared)
+    assert asked == [()]

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hftune.models.kernels import chunked_heads
 from hftune.models.kernels.aligned_targets import (
     AlignedTargets,
     AlignedTeacher,
@@ -86,7 +87,7 @@ def test_one_vocabulary_on_both_sides_is_the_plain_divergence(beta: float, tempe
 
 def test_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
-    hidden, head = torch.randn(5, 4), torch.nn.Linear(4, 3)
+    hidden, head = torch.randn(5, 4), (plain := torch.nn.Linear(4, 3))
     states = TeacherStates(torch.randn(3, 4), torch.nn.Linear(4, 3), LogitShape())
     targets = AlignedTargets(states, ids([0, -1, 1, -1, 2]), ids([True, False, True]), PAIRING)
     lesson = Lesson(targets, Divergence(0.5))
@@ -99,6 +100,11 @@ def test_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hftune.models.kernels.taught_projection.chunk_slices", lambda *_: cut)
     torch.testing.assert_close(run(), whole)
     assert whole.item() > 0
+    # As a head that is called as a module does: labels of its tokens, and all groups.
+    head = type("Other", (torch.nn.Linear,), {})(4, 3)
+    head.load_state_dict(plain.state_dict())
+    monkeypatch.setitem(chunked_heads.CHUNK_BYTES, "cpu", 4 * 3 * 2)
+    torch.testing.assert_close(run(), whole)
 
 
 def test_a_batch_without_labels() -> None:

@@ -154,8 +154,9 @@ def test_all_tokens_of_a_teacher_are_the_teacher(beta: float, kind: Any, words: 
 
 
 @pytest.mark.parametrize("temperature", [1.0, 2.0])
-def test_several_teachers_are_the_mean_of_their_probabilities(temperature: float) -> None:
-    student, first, hidden, states = heads()
+@pytest.mark.parametrize("kind", [torch.nn.Linear, type("Other", (torch.nn.Linear,), {})])
+def test_several_teachers_are_the_mean_of_their_probabilities(temperature: float, kind: Any) -> None:
+    student, first, hidden, states = heads(kind=kind)
     second, others = torch.nn.Linear(16, WORDS + 5), torch.randn(TOKENS, 16)
     each = [TeacherStates(states, first, LogitShape()), TeacherStates(others, second, LogitShape(2.0))]
     chances = [

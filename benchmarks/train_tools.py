@@ -166,7 +166,9 @@ def hftune(options: argparse.Namespace, folder: Path) -> None:
         "packing": options.packing,
         "overwrite_cache": True,
     }
-    if options.cuda:  # as `--activation_checkpointing auto` has it: what memory has no room for is computed again
+    if options.recompute:  # all of it, as other tools do on a GPU
+        arguments["gradient_checkpointing"] = True
+    elif options.cuda:  # as `--activation_checkpointing auto` has it: what memory has no room for is computed again
         del arguments["gradient_checkpointing"]
         arguments["activation_checkpointing"] = "auto"
     if options.bits == 4:
@@ -365,6 +367,7 @@ def main() -> None:
     parser.add_argument("--packing", action="store_true")
     parser.add_argument("--cuda", action="store_true", help="bf16 on a GPU, activations recomputed; else float32 here")
     parser.add_argument("--bits", type=int, choices=(4, 16), default=16, help="of the frozen base")
+    parser.add_argument("--recompute", action="store_true", help="all activations, of hftune")
     options, options.more = parser.parse_known_args()
     watch = Watch(options.pad_id)
     watch.install()

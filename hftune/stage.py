@@ -208,8 +208,11 @@ def _train(
     if stop.stopped:
         raise _stopped(trainer, manifest)
     check_trained(trainer.state.global_step)
-    # What was taken apart for training (experts, fused layers) is put together again.
-    trainer.before_saving()
+    try:
+        # What was taken apart for training (experts, fused layers) is put together again.
+        trainer.before_saving()
+    except EvaluationStopped:  # of a reward model, whose scores are measured here
+        raise _stopped(trainer, manifest) from None
     # The Trainer switches the cache off for training; generation from what is saved wants it.
     trainer.model.config.use_cache = True
     save_result(trainer, manifest, run.facts.model_args)

@@ -129,6 +129,20 @@ def test_an_evaluation_is_left_with_a_checkpoint(terminal: Terminal) -> None:
         assert seen.output.count("NOW evaluation") == 1 and "NOW step" not in seen.output
 
 
+@pytest.mark.timeout(600)
+def test_scores_of_a_reward_model_are_left_with_a_checkpoint(terminal: Terminal) -> None:
+    """After the last step training records are scored: training is over, and nothing is published yet."""
+    flags = ["--save_strategy", "no", "--max_steps", "2", "--resume_from_checkpoint", "auto"]
+    with terminal.start("python", "rm", *flags, slow="scoring=1", warm=True) as seen:
+        assert seen.wait_until(lambda: "NOW scoring" in seen.output, 100), seen.output[-3000:]
+        seen.ctrl_c()
+        assert seen.wait(60) == 75 and stopped_well(terminal, seen, "python") == "checkpoint"
+        assert (terminal.output / "checkpoint-2").is_dir() and not (terminal.output / "model.safetensors").exists()
+    with terminal.start("python", "rm", *flags, warm=True) as seen:
+        assert seen.wait(100) == 0 and terminal.status() == "complete"
+        assert seen.output.count("NOW scoring") == 1 and "NOW step" not in seen.output
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("launcher", LAUNCHERS)

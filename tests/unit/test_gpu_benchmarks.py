@@ -326,3 +326,22 @@ def test_a_killed_suite_leaves_what_was_finished(tmp_path: Path) -> None:
     kept = json.loads(file.read_text())
     assert again.returncode == 0 and kept["complete"]
     assert [*kept["figures"]["runs"]] == ["sft-lora-plain-packing", "sft-qlora8-zero3"]
+
+
+def test_memory_is_compared_where_all_recompute() -> None:
+    """What hftune has room for it keeps, which is its speed; what peers compute again it computes again beside them."""
+    import gpu_speed
+
+    beside = {
+        "hftune": {"tokens_per_second": 9000.0, "peak_gigabytes": 60.0},
+        "hftune-recomputing": {"tokens_per_second": 6000.0, "peak_gigabytes": 20.0},
+        "trl": {"tokens_per_second": 4000.0, "peak_gigabytes": 25.0},
+        "llamafactory": {"tokens_per_second": 5000.0, "peak_gigabytes": None},
+        "unsloth": {"failed": "so"},
+    }
+    found = {name: (bar["value"], bar["holds"]) for name, bar in gpu_speed.bars_of_tools({"lora": beside}).items()}
+    assert found == {
+        "lora: speed over the best of the others": (1.8, True),
+        "lora: speed over the best of the others, all recomputing": (1.2, True),
+        "lora: memory over the smallest peer's, all recomputing": (0.8, True),
+    }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hftune.secret_names import MARKS, may_be_secret, says_secret, surely_secret, variable_says_secret
+from hftune.secret_names import MARKS, SHAPES, may_be_secret, says_secret, surely_secret, variable_says_secret
 from tests.unit.test_secrets import TOKENS
 
 
@@ -100,3 +100,9 @@ def test_webhooks_are_addresses_that_let_in(word: str) -> None:
 def test_each_form_has_a_mark(token: str) -> None:
     """Texts without any mark are not searched (`hftune data check`)."""
     assert any(mark in token for mark in MARKS)
+
+
+@pytest.mark.parametrize("token", [token for token in TOKENS if "@" not in token], ids=lambda token: token[:12])
+def test_forms_by_themselves(token: str) -> None:
+    """Not only since a word before them says what they are."""
+    assert SHAPES.fullmatch(token)

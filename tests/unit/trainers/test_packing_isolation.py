@@ -21,7 +21,7 @@ from hftune.arguments.entry import parse_arguments
 from hftune.data.splits import Splits
 from hftune.errors import ArgumentError
 from hftune.models.attention.segments import SEGMENTS
-from hftune.trainers.packing_isolation import prove_isolation, uncompiled_and_unrounded
+from hftune.trainers.packing_isolation import _inner, prove_isolation, uncompiled_and_unrounded
 from hftune.trainers.sft import SFTTrainer
 from tests.unit.data.helpers import pack, to_dataset
 
@@ -152,3 +152,10 @@ def test_a_proof_compiles_nothing(tiny_model: Path) -> None:
     with uncompiled_and_unrounded(model, args):
         compiled(input_ids=ids)
     assert counter.frame_count > 0
+
+
+def test_the_model_inside() -> None:
+    base = SimpleNamespace()
+    adapted = SimpleNamespace(get_base_model=lambda: base)
+    for model in (base, adapted, SimpleNamespace(module=base), SimpleNamespace(module=adapted)):
+        assert _inner(model) is base

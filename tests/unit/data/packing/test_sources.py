@@ -41,7 +41,8 @@ def test_the_first_rows_are_counted_for_themselves(tmp_path: Path) -> None:
     first = limit_packed_rows(packed, 1)
     assert len(first.dataset) == 1 and first.key != packed.key
     assert (first.counts.tokens, first.counts.trained_tokens) == (5, 4)
-    assert first.counts.packing is not None
+    assert first.counts.packing is not None and packed.counts.packing is not None
+    assert set(first.counts.packing) == {*packed.counts.packing, "of"}
     assert {name: first.counts.packing[name] for name in ("packs", "of", "fill", "tokens", "trained_tokens")} == {
         **{"packs": 1, "of": 2, "fill": 1.0, "tokens": 5, "trained_tokens": 4}
     }

@@ -142,6 +142,9 @@ def test_masked_statistics_are_torchs(batch: dict) -> None:
     kept = batch["values"][batch["mask"].bool()]
     torch.testing.assert_close(masked_mean(batch["values"], batch["mask"]), kept.mean(), **TIGHT)
     torch.testing.assert_close(masked_var(batch["values"], batch["mask"]), kept.var(), **TIGHT)
+    one = torch.zeros_like(batch["mask"])
+    one[0, 0] = 1
+    assert masked_mean(batch["values"], one) == batch["values"][0, 0]
 
 
 def test_estimators_of_kl_have_its_mean() -> None:

@@ -93,7 +93,7 @@ class AtTerminal:
     @property
     def code(self) -> int | None:
         """The exit code of the command; None while it runs."""
-        found = re.search(r"^(?:\^C)*EXIT CODE (\d+)", self.output, re.MULTILINE)
+        found = re.search(r"EXIT CODE (\d+)", self.output)  # also behind a progress bar without its line's end
         return int(found[1]) if found else None
 
     def ctrl_c(self) -> None:

@@ -66,10 +66,9 @@ class Suite(NamedTuple):
         todo = children.to_do(names, known, self.options.only)
         self.found.cases("skipped").pop(part, None)
         late: list[str] = []
-        with ThreadPoolExecutor(at_once) as pool:
-            runs = {
-                pool.submit(lambda name=name: run(name) if self.clock.left >= ENOUGH else None): name for name in todo
-            }
+        pool = ThreadPoolExecutor(at_once)
+        try:
+            runs = {pool.submit(self.in_time, run, name): name for name in todo}
             for done in as_completed(runs):
                 name, result = runs[done], done.result()
                 if result is None:
@@ -79,6 +78,8 @@ class Suite(NamedTuple):
                 children.say(name, result)
                 self.judge(name, result)
                 self.found.keep()
+        finally:
+            pool.shutdown(cancel_futures=True)  # after SIGTERM no other run may begin
         if late:
             self.found.figures["skipped"][part] = [name for name in todo if name in late]
             print(f"no time left for: {', '.join(self.found.figures['skipped'][part])}", flush=True)

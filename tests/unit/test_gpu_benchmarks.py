@@ -281,6 +281,29 @@ def test_runs_beside_each_other_until_the_time_is_up(children: ModuleType, tmp_p
     assert found.figures["skipped"]["runs"] == ["late"]
 
 
+def test_after_a_signal_no_other_run_begins(
+    children: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import gpu_suite
+
+    def end(*_: Any) -> None:
+        raise SystemExit(143)
+
+    begun: list[str] = []
+    again = threading.Event()
+
+    def run(name: str) -> dict[str, Any]:
+        begun.append(name)
+        return {"exit": 0} if name == "first" or again.wait(1) else {"exit": 1}
+
+    monkeypatch.setattr(children, "say", end)
+    found = children.Found(tmp_path / "all.json", "gpu_suite", "m", quick=True)
+    suite = gpu_suite.Suite(SimpleNamespace(only=None), SimpleNamespace(left=99.0), found, tmp_path)
+    with pytest.raises(SystemExit):
+        suite.each("runs", ["first", "second", "third", "fourth"], run)
+    assert begun in (["first"], ["first", "second"]), "the second may have begun before the signal"
+
+
 def test_what_was_found_elsewhere_is_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import gpu_suite
     import publish

@@ -18,6 +18,9 @@ from hftune.tools.reproducing.trust import untrusted
 from hftune.tools.watching.view import SHAPES
 from hftune.visible import say
 
+_ROUNDING = 0.01
+"""Relative: what sums in another order may make of a figure on a GPU, in bf16 and over some steps."""
+
 
 def reproduced(folder: Path, output: Path, steps: int | None, tolerance: float, rest: list[str]) -> bool:
     """Whether a run gives what it gave; says so, or which step differs first and what is different now.
@@ -44,7 +47,8 @@ def reproduced(folder: Path, output: Path, steps: int | None, tolerance: float, 
     same, said = verdict(before, now, tolerance)
     say("\n".join([f"{folder} and {output}: {said[0]}", *said[1:]]))
     made = read_manifest(output) or {}
-    _say_what_is_different([*changed, *environment(manifest, made)], made, same=same)
+    rounding = "gpu" in (made.get("machine") or {}) and not same and verdict(before, now, _ROUNDING)[0]
+    _say_what_is_different([*changed, *environment(manifest, made)], same=same, rounding=rounding)
     return same
 
 
@@ -85,11 +89,11 @@ def start(stage: str, manifest: Manifest, words: list[str]) -> None:
         raise ArgumentError(cause, place=f"hftune {stage}", fix="see above; arguments can be added behind the folder")
 
 
-def _say_what_is_different(found: list[str], now: Manifest, *, same: bool) -> None:
+def _say_what_is_different(found: list[str], *, same: bool, rounding: bool) -> None:
     if found:
         say("different now, without an effect on these numbers:" if same else "different now:")
         say("\n".join(f"  {line}" for line in found))
-    elif not same and "gpu" in (now.get("machine") or {}):
-        say("a GPU adds up in any order, so that last bits differ: --tolerance 1e-2 compares without them")
+    elif rounding:
+        say(f"a GPU adds up in any order, so that last bits differ: --tolerance {_ROUNDING:g} compares without them")
     elif not same:
         say("nothing that a manifest records is different: see what the run's own code, or the machine, does")

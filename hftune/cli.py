@@ -41,6 +41,7 @@ from hftune.arguments.scripts import stage_of
 from hftune.arguments.stage_table import STAGES
 from hftune.child_processes import forget_working_folder
 from hftune.errors import ArgumentError, did_you_mean, run_tool
+from hftune.logging import quiet_libraries
 from hftune.on_demand import on_demand
 from hftune.visible import say
 
@@ -98,6 +99,7 @@ def main() -> None:
     """Run the subcommand that the command line names."""
     # First of all: a downloaded folder that is worked in may hold a yaml.py, which the tools' imports would run.
     forget_working_folder()
+    quiet_libraries()  # before a tool imports any of them
     run_tool(lambda: dispatch(sys.argv[1:]))
 
 

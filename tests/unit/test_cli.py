@@ -54,3 +54,12 @@ def test_no_tool_is_imported_before_it_is_asked_for() -> None:
     code = "import sys, hftune.cli; print(*(name for name in sys.modules if name.startswith('hftune.tools.')), 'end')"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "end"
+
+
+def test_a_refusal_of_a_tool_that_imports_much_is_all_that_is_said() -> None:
+    # torchao's log of kernels it cannot load, and torch's of its enums, stood before it.
+    asked = [sys.executable, "-c", "from hftune.cli import main; main()", "export", "ggfu"]
+    done = subprocess.run(asked, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    lines = [line for line in (done.stdout + done.stderr).splitlines() if line]
+    assert [line.strip().partition(":")[0] for line in lines] == ["error", "to do"]

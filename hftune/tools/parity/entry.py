@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from hftune import child_processes
 from hftune.constants import SHIPPED
-from hftune.errors import ArgumentError
+from hftune.errors import ArgumentError, did_you_mean
 from hftune.visible import say
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ hftune parity --list                       the rows, without running any
 
 On a machine with GPUs, runs compute in bf16 on them, and tolerances are those of bf16; rows for more processes than
 there are GPUs are left out. `CUDA_VISIBLE_DEVICES= hftune parity` asks the processor. Exit code 1: a row fails."""
+_FLAGS = ("--only", "--list", "--work", "--write-docs")
 _COUNT = "import torch; print(torch.cuda.device_count())"
 
 
@@ -125,7 +126,8 @@ def taken(argv: Sequence[str]) -> tuple[list[str], str | None, bool, bool]:
         elif name == "--work":
             work = value or None
         elif name not in ("--list", "--write-docs") or equals or not word.startswith("--"):
-            raise ArgumentError(f"`hftune parity` has no {word}", fix="hftune parity --help")
+            fix = f"{did_you_mean(word.partition('=')[0], _FLAGS)} hftune parity --help".strip()
+            raise ArgumentError(f"`hftune parity` has no {word}", fix=fix)
     if "--work" in argv and work is None:
         raise ArgumentError("--work needs a folder", place="--work", fix="--work parity-runs")
     return only, work, "--list" in argv, "--write-docs" in argv

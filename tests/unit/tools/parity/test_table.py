@@ -139,6 +139,8 @@ def test_the_command_line() -> None:
     for words in (["--onl", "x"], ["x"], ["--list=1"], ["--list", "x"], ["--work"]):
         with pytest.raises(Exception, match=r"hftune parity|--work"):
             taken(words)
+    with pytest.raises(Exception, match=r"did you mean --only\? hftune parity --help"):
+        taken(["--onyl=x"])
 
 
 def test_patterns_choose_rows(capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pty
 import re
+import select
 import signal
 import subprocess
 import threading
@@ -72,6 +73,7 @@ class AtTerminal:
                 stdout=self._slave,
                 stderr=self._slave,
             )
+        self._closing = threading.Event()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
@@ -135,6 +137,9 @@ class AtTerminal:
         with suppress(ProcessLookupError):
             os.kill(self.shell.pid, signal.SIGKILL)
         self.shell.wait()
+        # A reader that is still at it would read on from whatever opens next under the descriptor's number.
+        self._closing.set()
+        self._reader.join()
         for end in (self._slave, self.master):
             os.close(end)
 
@@ -146,5 +151,6 @@ class AtTerminal:
 
     def _read(self) -> None:
         with suppress(OSError):
-            while data := os.read(self.master, 1 << 16):
-                self._said += data
+            while not self._closing.is_set():
+                if select.select([self.master], [], [], 0.1)[0]:
+                    self._said += os.read(self.master, 1 << 16)

@@ -28,6 +28,7 @@ from hftune.merging.inputs import (
     with_rope,
 )
 from hftune.merging.tensors import Quantisation
+from hftune.models.vocabulary.growth import Growth
 from tests.unit.merging.models import ATTENTION, make_adapter, store
 
 
@@ -173,6 +174,20 @@ def test_positions_of_a_chain_are_those_of_all_its_runs(adapter: Path, base: Pat
         inputs = read(upper)
         assert inputs.rope == {"rope_parameters": stretched, "max_positions": positions}
         assert inputs.config["rope_parameters"] == stretched and inputs.config["max_positions"] == positions
+
+
+def test_a_vocabulary_grows_once_in_a_chain(tmp_path: Path) -> None:
+    """Before the first run that says so: those upon it begin with its rows."""
+    first, later = (Growth(base_rows=4, base_tokens=4, rows=rows, ids=[4]) for rows in (5, 8))
+
+    def grown(*growths: Growth | None) -> Growth | None:
+        folders = [tmp_path / str(number) for number in range(len(growths))]
+        for folder, growth in zip(folders, growths, strict=True):
+            folder.mkdir(exist_ok=True)
+            write_manifest(folder, kind="adapter", vocabulary={"growth": growth and growth.to_json()})
+        return Inputs(BaseFolder("b", tmp_path), {}, [[Adapter(folder)] for folder in folders], tmp_path).growth
+
+    assert grown(None) is None and grown(None, first, later) == first
 
 
 def test_a_scale_holds_for_one_whole_adapter(adapter: Path, base: Path) -> None:

@@ -73,6 +73,7 @@ def test_a_model_that_sees(tmp_path: Path) -> None:
     assert found["text_config"] == {"dtype": "bfloat16", "vocab_size": 8, "tie_word_embeddings": False}
     assert found["dtype"] == "bfloat16" and "vocab_size" not in found
     assert config["text_config"] == text_config, "the base's own"
+    assert written(tmp_path, {"text_config": {"vocab_size": 5}}) == {"text_config": {"vocab_size": 5}}
 
 
 @pytest.mark.parametrize(
@@ -138,6 +139,9 @@ def test_files_that_go_along(tmp_path: Path) -> None:
     copy_other_files(base, merged, generates=True)
     assert {file.name for file in merged.iterdir()} == names | {"generation_config.json", "own.py"}
     assert (merged / "processor_config.json").read_text() == "merged"
+    (tmp_path / "text only").mkdir()
+    copy_other_files(base, tmp_path / "text only", generates=True, sees=False)
+    assert {file.name for file in (tmp_path / "text only").iterdir()} == {"generation_config.json", "own.py"}
 
 
 def test_a_tokenizer_s_description(make_base: Callable, tmp_path: Path) -> None:

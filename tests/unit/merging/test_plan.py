@@ -130,6 +130,9 @@ def test_peft_s_way_and_what_it_does_not_have(small: Path, tmp_path: Path) -> No
         planned(small, [adapter(tmp_path / "b", lora(Q, 4, 4), 0.5, peft_type="LOHA")])
     with pytest.raises(UserError, match="--merge_base dequantized cannot be used"):
         plan_merge(plan.inputs, dequantise=True)
+    good = [[adapter(tmp_path / "c", lora(Q, 4, 4))]]
+    other = plan_merge(Inputs(BaseFolder("base", small, "it is in other files"), {}, good, tokenizer=small))
+    assert other.outputs is None and other.unsupported == "it is in other files"
 
 
 def test_an_empty_base(small: Path, tmp_path: Path) -> None:
@@ -196,6 +199,19 @@ def test_what_else_is_trained_leaves_the_tie(tied: Path, tmp_path: Path) -> None
     plan = planned(tied, [adapter(tmp_path / "a", norm)])
     assert plan.outputs is not None and plan.outputs.tied is None and f"{HEAD}.weight" not in outputs(plan)
     assert [name for name, output in outputs(plan).items() if output.change] == ["model.norm.weight"]
+
+
+def test_names_are_those_of_the_base_s_whole_config(
+    tied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A language model may be a part of what the folder holds."""
+    asked: list[Path] = []
+    match = planning.match_names
+    monkeypatch.setattr(
+        planning, "match_names", lambda base, model, folder: asked.append(folder) or match(base, model, folder)
+    )
+    planned(tied, [adapter(tmp_path / "a", {"model.norm.weight": torch.ones(rows_of(tied)[1])})])
+    assert asked == [tied]
 
 
 def test_a_head_that_is_stored_although_it_is_tied(tied: Path, tmp_path: Path) -> None:

@@ -26,6 +26,8 @@ def test_differences_by_hand() -> None:
     assert result.same_choice == 0.5  # the second position prefers another token
     assert result.same_greedy == 0.5
     assert "50%" in str(result)
+    same = compare(before, before)
+    assert (same.largest, same.same_choice, same.same_greedy) == (0.0, 1.0, 1.0)
 
 
 def test_a_reward_model_has_no_greedy_answers() -> None:

@@ -164,7 +164,7 @@ def read_inputs(args: MergeArguments) -> Inputs:
     below = [str(adapter.folder) for each in levels[:-1] for adapter in each]
     for adapter in level:
         problems += chain_problems([*below, str(adapter.folder)], FLAG)
-        problems += check_recorded_base(str(base.folder if Path(name).is_dir() else name), str(adapter.folder), FLAG)
+        problems += check_recorded_base(name, str(adapter.folder), FLAG)
     if args.merge_base == "dequantized" and not manifest.get("quantisation"):
         problems += [
             ArgumentError(

@@ -47,18 +47,18 @@ def write_config(inputs: Inputs, outputs: Outputs, folder: Path) -> None:
         if outputs.vocab_size is not None and ("vocab_size" in part or len(texts) == 1):
             part["vocab_size"] = outputs.vocab_size
     if inputs.scores is not None:
-        _describe_head(merged, texts[-1], inputs)
+        _describe_head(merged, texts[-1], inputs, inputs.scores)
     text = json.dumps(merged, indent=2, ensure_ascii=False) + "\n"
-    (folder / "config.json").write_text(text, encoding="utf-8")
+    (folder / "config.json").write_bytes(text.encode())
 
 
-def _describe_head(config: dict[str, Any], text_config: dict[str, Any], inputs: Inputs) -> None:
+def _describe_head(config: dict[str, Any], text_config: dict[str, Any], inputs: Inputs, labels: int) -> None:
     """What plain transformers needs to load a reward model and to name its scores."""
     # A score is read at the last token that is not this one.
     text_config["pad_token_id"] = pad_token_id(inputs.tokenizer, trust_remote_code=inputs.trust_remote_code)
     config["architectures"] = [_classifier(config, inputs.head)]
     steps = inputs.head == "steps"
-    names = STEP_LABELS if steps else [f"LABEL_{label}" for label in range(inputs.scores or 0)]
+    names = STEP_LABELS if steps else [f"LABEL_{label}" for label in range(labels)]
     config["id2label"] = {str(label): name for label, name in enumerate(names)}
     config["label2id"] = {name: label for label, name in enumerate(names)}
 
@@ -77,7 +77,7 @@ def _classifier(config: dict[str, Any], head: str) -> str:
         made = reward_class(language_config(AutoConfig.for_model(config["model_type"])), steps=head == "steps")
         assert made is not None, "it was trained"
         return made.__name__
-    return found if isinstance(found, str) else found[0]
+    return str(found)
 
 
 def copy_tokenizer(source: Path, target: Path) -> None:
@@ -107,7 +107,7 @@ def suppress_padding(folder: Path, growth: Growth) -> None:
     file, last = folder / "generation_config.json", max([growth.base_tokens - 1, *growth.ids])
     if last + 1 < growth.rows and file.is_file():
         config = read_json(file, finite=False) | {"suppress_tokens": [*range(last + 1, growth.rows)]}
-        file.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        file.write_bytes((json.dumps(config, indent=2) + "\n").encode())
 
 
 def describe_tokenizer(folder: Path) -> dict[str, Any] | None:
@@ -128,12 +128,12 @@ def describe_tokenizer(folder: Path) -> dict[str, Any] | None:
 def _chat_template(folder: Path) -> str:
     """The chat template that transformers would read; empty where there is none."""
     if (folder / "chat_template.jinja").is_file():
-        return (folder / "chat_template.jinja").read_text(encoding="utf-8")
+        return (folder / "chat_template.jinja").read_bytes().decode()
     template = _tokenizer_config(folder).get("chat_template")
     return template if isinstance(template, str) else ""
 
 
-def pad_token_id(folder: Path, *, trust_remote_code: bool = False) -> int | None:
+def pad_token_id(folder: Path, *, trust_remote_code: bool) -> int | None:
     """The tokenizer's pad token as an id; None where it has none."""
     if _tokenizer_config(folder).get("pad_token") is None:
         return None

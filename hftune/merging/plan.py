@@ -74,7 +74,7 @@ class Plan:
     """
 
     inputs: Inputs
-    dequantise: bool = False
+    dequantise: bool
     outputs: Outputs | None = None
     unsupported: str | None = None
 
@@ -232,7 +232,7 @@ def _same_values(base: BaseTensors, target: str, source: str) -> bool:
 def _share_updates(changes: Changes, source: str, target: str, *, keep_tied: bool) -> None:
     """Give the tied parameter the updates that peft gives it: single rows always, others if it was told to."""
     for _, updates in chain.from_iterable(changes.levels):
-        mine = updates.get(source, [])
+        mine = updates.get(source)
         if mine and (keep_tied or all(update.key[0] == ROWS for update in mine)):
             # peft has the matrices of the head transposed; on the one weight of both they are the same update.
             updates[target] = mine

@@ -47,9 +47,7 @@ VERIFY_PARAMETERS = 1_000_000_000
 """Above this many, logits are compared on demand only: it takes longer than the merge."""
 
 
-def verify_merge(
-    plan: Plan, folder: Path, *, verify: str = "auto", max_shard_size: str | None = None
-) -> dict[str, Any] | None:
+def verify_merge(plan: Plan, folder: Path, *, verify: str, max_shard_size: str | None) -> dict[str, Any] | None:
     """Compare with base + adapter where that was asked for, or costs little.
 
     Args:
@@ -268,7 +266,7 @@ def reload_strictly(
     folder: Path,
     *,
     head: str = "causal_lm",
-    trust_remote_code: bool = False,
+    trust_remote_code: bool,
     beside: Mapping[str, tuple[int, ...]] | None = None,
 ) -> Any:
     """The merged model as plain transformers loads it, in float32; of several parts the language model.

@@ -149,7 +149,7 @@ def _drawn(folder: Path) -> Any:
 
 
 def _plan(folder: Path) -> Any:
-    return Plan(Inputs(BaseFolder(str(folder), folder), config={}, levels=[], tokenizer=folder))
+    return Plan(Inputs(BaseFolder(str(folder), folder), config={}, levels=[], tokenizer=folder), dequantise=False)
 
 
 def _asked(folder: Path) -> Any:
@@ -174,10 +174,10 @@ LOADERS: dict[str, Callable[[Path], Any]] = {
     "hftune plan": _planned,
     "the merge's skeleton": lambda folder: skeleton.build_skeleton(folder, trust_remote_code=False),
     "peft's merge": lambda folder: peft_model.load_base(_plan(folder)),
-    "a merge's verification": verify.reload_strictly,
+    "a merge's verification": lambda folder: verify.reload_strictly(folder, trust_remote_code=False),
     "an export's comparison": compared.load,
     "its tokenizer in a comparison": lambda folder: compared.logits_of(_Model(), folder),
-    "a pad token": model_config.pad_token_id,
+    "a pad token": lambda folder: model_config.pad_token_id(folder, trust_remote_code=False),
     "extracting a LoRA": lambda folder: extract._is_tied(folder, False),
     "a reward's head": lambda folder: loading.reward_head(str(folder)),
     "a reward model": lambda folder: loading.load_reward_model(str(folder), torch.float32),

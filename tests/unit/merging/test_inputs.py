@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +13,22 @@ import pytest
 import torch
 
 from hftune.arguments.merging import MergeArguments
+from hftune.checkpoints.manifest import finish_manifest
 from hftune.errors import UserError
 from hftune.merging import inputs as inputs_module
 from hftune.merging.adapters import ADAPTER_WEIGHTS, PREFIX, Adapter
-from hftune.merging.inputs import BaseFolder, Inputs, _labels, find_base, find_tokenizer, read_inputs, with_rope
+from hftune.merging.inputs import (
+    BaseFolder,
+    Inputs,
+    _labels,
+    find_base,
+    find_tokenizer,
+    read_config,
+    read_inputs,
+    with_rope,
+)
 from hftune.merging.tensors import Quantisation
+from hftune.models.vocabulary.growth import Growth
 from tests.unit.merging.models import ATTENTION, make_adapter, store
 
 
@@ -80,14 +93,42 @@ def test_every_missing_adapter_at_once(tmp_path: Path) -> None:
     with pytest.raises(UserError) as error:
         read(tmp_path / "one", tmp_path / "two")
     assert "one" in str(error.value) and "two" in str(error.value)
-    with pytest.raises(UserError, match="no adapter was named"):
+    with pytest.raises(UserError, match="no adapter was named") as error:
         read()
+    assert error.value.place == "--peft_model_path"
 
 
-def test_adapters_below(base: Path, adapter: Path, tmp_path: Path) -> None:
+def test_what_is_wrong_is_said_at_once(adapter: Path, base: Path, tmp_path: Path) -> None:
+    """An output that holds something else, a base of other weights, a quantisation that there was not."""
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "mine.txt").write_text("mine")
+    write_manifest(adapter, base={"name": str(base), "fingerprint": "another"})
+    with pytest.raises(UserError) as error:
+        read(adapter, output_dir=str(tmp_path / "taken"), merge_base="dequantized")
+    for words in ("mine.txt", "trained on other weights", "names no quantisation"):
+        assert words in str(error.value)
+
+
+@pytest.mark.parametrize(("adapters", "weights", "said"), [(1, None, 0), (2, None, 1), (2, "1,1", 0), (1, "2", 0)])
+def test_adapters_whose_weights_nobody_gave_are_said(
+    adapters: int, weights: str | None, said: int, adapter: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notices: list[str] = []
+    monkeypatch.setattr(inputs_module, "notice", notices.append)
+    read(*[adapter] * adapters, adapter_weights=weights)
+    assert [one.startswith(f"{adapters} adapters are added with weight 1") for one in notices] == [True] * said
+
+
+def test_adapters_below(base: Path, adapter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(inputs_module, "notice", said.append)
+    read(adapter)
+    assert said == []
     upper = make_adapter(base, tmp_path / "upper", target_modules=ATTENTION)
     write_manifest(upper, base={"name": str(base), "adapters": [str(adapter)]})
-    assert [[one.folder for one in level] for level in read(upper).levels] == [[adapter], [upper]]
+    levels = read(upper, adapter_weights="0.5").levels
+    assert [[(one.folder, one.weight) for one in level] for level in levels] == [[(adapter, 1.0)], [(upper, 0.5)]]
+    assert [one.endswith(f"{adapter}, merged first") for one in said] == [True]
     with pytest.raises(UserError, match="trained on different adapters"):
         read(upper, adapter)
 
@@ -101,10 +142,13 @@ def test_dequantising_needs_a_quantised_run(adapter: Path, base: Path) -> None:
         ({"fp16": True}, {"dtype": "auto"}, "F16"),
         ({}, {"dtype": "bfloat16"}, "BF16"),
         ({}, {}, "F32"),
+        (None, None, "F32"),
     ):
-        arguments = {"training": training, "model": model}
+        arguments = {"training": training, "model": model} if training is not None else {}
         write_manifest(adapter, base={"name": str(base)}, quantisation=how, arguments=arguments)
         assert read(adapter, merge_base="dequantized").quantised == Quantisation(4, "nf4", True, compute)
+    write_manifest(adapter, base={"name": str(base)}, quantisation=how)
+    assert read(adapter).quantised == Quantisation(4, "nf4", True, "F32")
 
 
 def test_positions_of_training(adapter: Path, base: Path) -> None:
@@ -119,6 +163,33 @@ def test_positions_of_training(adapter: Path, base: Path) -> None:
     }
 
 
+def test_positions_of_a_chain_are_those_of_all_its_runs(adapter: Path, base: Path, tmp_path: Path) -> None:
+    """What a later one says counts; what it does not say stays."""
+    stretched = {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}
+    write_manifest(adapter, base={"name": str(base)}, rope={"rope_parameters": stretched, "max_positions": 1024})
+    upper = make_adapter(base, tmp_path / "upper", target_modules=ATTENTION)
+    below = {"name": str(base), "adapters": [str(adapter)]}
+    for later, positions in (({"max_positions": 2048}, 2048), ({}, 1024)):
+        write_manifest(upper, base=below, rope=later)
+        inputs = read(upper)
+        assert inputs.rope == {"rope_parameters": stretched, "max_positions": positions}
+        assert inputs.config["rope_parameters"] == stretched and inputs.config["max_positions"] == positions
+
+
+def test_a_vocabulary_grows_once_in_a_chain(tmp_path: Path) -> None:
+    """Before the first run that says so: those upon it begin with its rows."""
+    first, later = (Growth(base_rows=4, base_tokens=4, rows=rows, ids=[4]) for rows in (5, 8))
+
+    def grown(*growths: Growth | None) -> Growth | None:
+        folders = [tmp_path / str(number) for number in range(len(growths))]
+        for folder, growth in zip(folders, growths, strict=True):
+            folder.mkdir(exist_ok=True)
+            write_manifest(folder, kind="adapter", vocabulary={"growth": growth and growth.to_json()})
+        return Inputs(BaseFolder("b", tmp_path), {}, [[Adapter(folder)] for folder in folders], tmp_path).growth
+
+    assert grown(None) is None and grown(None, first, later) == first
+
+
 def test_a_scale_holds_for_one_whole_adapter(adapter: Path, base: Path) -> None:
     write_manifest(adapter, base={"name": str(base)}, reward_scale={"mean": 1.0})
     assert read(adapter).reward_scale == {"mean": 1.0}
@@ -130,14 +201,40 @@ def test_what_peft_can_weigh(base: Path, adapter: Path, tmp_path: Path) -> None:
     whole = make_adapter(base, tmp_path / "whole", target_modules=ATTENTION, modules_to_save=["lm_head"])
     assert read(adapter, adapter).comparable and read(whole).comparable
     assert not read(whole, adapter_weights="0.5").comparable and not read(adapter, whole).comparable
+    dora = make_adapter(base, tmp_path / "dora", target_modules=ATTENTION, use_dora=True)
+    assert read(dora).comparable and not read(dora, adapter_weights="0.5").comparable
 
 
-def test_bases_that_only_transformers_reads(tmp_path: Path) -> None:
+def test_bases_that_only_transformers_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "model.gguf").write_bytes(b"GGUF")
     found = find_base(str(tmp_path / "model.gguf"))
     assert (found.folder, found.gguf_file) == (tmp_path, "model.gguf") and "GGUF" in str(found.unsupported)
     assert find_base(str(tmp_path), gguf_file="model.gguf").gguf_file == "model.gguf"
     assert find_base(str(tmp_path)).unsupported == "it has no safetensors files"
+    (tmp_path / "model.bin").write_bytes(b"")
+    monkeypatch.setattr(inputs_module, "_download", lambda *asked: tmp_path / "downloaded")
+    for name in ("owner/gone.gguf", str(tmp_path / "model.bin")):
+        other = find_base(name)
+        assert (other.name, other.folder, other.gguf_file) == (name, tmp_path / "downloaded", None)
+
+
+def test_every_byte_of_a_base_is_compared_with_what_was_written(tmp_path: Path) -> None:
+    """Also where a file has kept its size and its time."""
+    weights = store(tmp_path, {"a": torch.zeros(4)})["a"].file
+    finish_manifest(tmp_path, {"status": "complete"})
+    assert find_base(str(tmp_path)).unsupported is None
+    before, content = weights.stat(), weights.read_bytes()
+    weights.write_bytes(content[:-1] + b"\1")
+    os.utime(weights, ns=(before.st_atime_ns, before.st_mtime_ns))
+    with pytest.raises(UserError, match="is not as hftune wrote it"):
+        find_base(str(tmp_path))
+
+
+def test_sizes_that_no_base_has_are_said_of_the_flag_that_named_it(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"num_hidden_layers": 10**9}))
+    with pytest.raises(UserError, match="num_hidden_layers is 1000000000") as error:
+        read_config(tmp_path)
+    assert "--base_model_name_or_path" in str(error.value)
 
 
 def test_whose_tokenizer(tmp_path: Path) -> None:
@@ -160,7 +257,10 @@ def test_what_the_command_says_of_the_merged_model(adapter: Path) -> None:
     assert read(adapter).trust_remote_code is False
 
 
-def test_only_the_files_of_a_model_are_downloaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize("silent", [True, False])
+def test_only_the_files_of_a_model_are_downloaded(
+    silent: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """A repository may hold the same weights in five formats."""
     import huggingface_hub
 
@@ -171,11 +271,12 @@ def test_only_the_files_of_a_model_are_downloaded(monkeypatch: pytest.MonkeyPatc
         return str(tmp_path)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("hftune.models.loading.hub.hub_is_silent", lambda name: silent and "owner/" in name)
     found = find_base("owner/model", "v2")
     assert (found.name, found.folder) == ("owner/model", tmp_path)
     ((name, options),) = asked
     assert name == "owner/model" and options["revision"] == "v2"
+    assert options["local_files_only"] is silent, "a Hub that does not answer is not waited for"
     needed = ["model.safetensors", "config.json", "vocab.txt", "spiece.model", "chat_template.jinja", "modeling.py"]
     others = ["consolidated.safetensors", "original/a.json", "onnx/a.json", "gguf/a.json", "a.bin", "a.gguf", "a.md"]
     assert [
@@ -188,6 +289,20 @@ def test_only_the_files_of_a_model_are_downloaded(monkeypatch: pytest.MonkeyPatc
     name, options = asked[1]
     assert name == "owner/other" and options["revision"] is None
     assert "tokenizer.json" in options["allow_patterns"] and "*.safetensors" not in options["allow_patterns"]
+
+
+def test_what_cannot_be_downloaded_is_named_with_its_flag(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def download(name: str, **options: Any) -> str:
+        raise OSError("no such repository")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    for find, flag in (
+        (lambda: find_base("owner/model"), "--base_model_name_or_path"),
+        (lambda: find_tokenizer("owner/model", [], tmp_path), "--tokenizer_path"),
+    ):
+        with pytest.raises(UserError, match="owner/model") as error:
+            find()
+        assert error.value.place == flag
 
 
 @pytest.mark.parametrize(
@@ -224,6 +339,10 @@ def test_a_gguf_base_brings_its_own_config(
     inputs = read(adapter, base_model_name_or_path=str(tmp_path / "bases" / "model.gguf"))
     assert looked == [] and inputs.config == {} and inputs.base.gguf_file == "model.gguf"
     assert inputs.tokenizer == tmp_path / "bases", "nobody else has one"
+    trained = {"model": {"gguf_file": "model.gguf"}}
+    write_manifest(adapter, base={"name": str(tmp_path / "bases")}, arguments=trained)
+    assert read(adapter).base == replace(inputs.base, name=str(tmp_path / "bases"))
+    (adapter / "hftune.json").unlink()
     config = read(adapter).config
     ((given, shapes, name, flag),) = looked
     assert given == config and "lm_head.weight" in shapes and name == str(base) and flag.startswith("--base")

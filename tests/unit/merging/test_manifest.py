@@ -55,7 +55,7 @@ def test_a_base_on_this_disk_is_known_by_its_weights_and_one_of_a_hub_by_its_nam
 def test_what_it_is_made_of(tmp_path: Path, of: Any) -> None:
     base = SimpleNamespace(name="b", folder=tmp_path)
     plan = plan_of(tmp_path, base, last={"stage": "dpo", "vocabulary": {"new_tokens": [["<x>"]]}})
-    found = of(plan, vocab_size=11, tie_word_embeddings=True, dtype="bfloat16")
+    found = of(plan, vocab_size=11, tie_word_embeddings=True, dtype="bfloat16", limit=float("inf"))
     assert found["parents"] == [
         {"folder": str(tmp_path / "adapter"), "fingerprint": f"print of {tmp_path / 'adapter'}", "weight": 0.5}
     ]

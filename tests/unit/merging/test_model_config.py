@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from tokenizers.models import WordLevel
 from transformers import AutoTokenizer
 
 from hftune.checkpoints.manifest import text_fingerprint
+from hftune.errors import ManifestError
 from hftune.merging import model_config
 from hftune.merging.adapters import Adapter
 from hftune.merging.inputs import BaseFolder, Inputs
@@ -44,6 +46,12 @@ def test_what_merging_leaves_alone(tmp_path: Path) -> None:
     assert written(tmp_path, config | gone) == config
 
 
+def test_a_config_that_nothing_changes_is_that_of_the_base_byte_for_byte(make_base: Callable, tmp_path: Path) -> None:
+    file = make_base("llama") / "config.json"
+    written(tmp_path, json.loads(file.read_text()))
+    assert (tmp_path / "config.json").read_bytes().strip() == file.read_bytes().strip()
+
+
 def test_what_merging_changes(tmp_path: Path) -> None:
     outputs = Outputs([], tied=False, vocab_size=8)
     (tmp_path / "hftune.json").write_text(json.dumps({"reward_scale": {"mean": 2}}))
@@ -54,14 +62,18 @@ def test_what_merging_changes(tmp_path: Path) -> None:
         "tie_word_embeddings": False,
         "reward_scale": {"mean": 2},
     }
+    assert written(tmp_path, {}, Outputs([], vocab_size=8))["vocab_size"] == 8, "also where the base does not say it"
 
 
 def test_a_model_that_sees(tmp_path: Path) -> None:
-    config = {"dtype": "float32", "text_config": {"dtype": "float32", "vocab_size": 5}}
+    packed = {"quantization_config": {"quant_method": "gptq"}}
+    text_config = {"dtype": "float32", "vocab_size": 5, **packed}
+    config = {"dtype": "float32", "text_config": dict(text_config)}
     found = written(tmp_path, config, Outputs([], tied=False, vocab_size=8), dtype="bfloat16")
     assert found["text_config"] == {"dtype": "bfloat16", "vocab_size": 8, "tie_word_embeddings": False}
     assert found["dtype"] == "bfloat16" and "vocab_size" not in found
-    assert config["text_config"] == {"dtype": "float32", "vocab_size": 5}
+    assert config["text_config"] == text_config, "the base's own"
+    assert written(tmp_path, {"text_config": {"vocab_size": 5}}) == {"text_config": {"vocab_size": 5}}
 
 
 @pytest.mark.parametrize(
@@ -90,6 +102,23 @@ def test_rows_of_padding_are_not_sampled(tmp_path: Path) -> None:
     assert json.loads(file.read_text()) == {"top_k": 3, "suppress_tokens": [6, 7]}
 
 
+@pytest.mark.parametrize(
+    ("tokens", "ids", "rows", "suppressed"),
+    [(4, [4, 5], 7, [6]), (3, [], 5, [3, 4]), (3, [], 4, [3]), (3, [], 3, None), (4, [1], 6, [4, 5])],
+)
+def test_the_last_token_is_the_last_that_may_be_sampled(
+    tokens: int, ids: list[int], rows: int, suppressed: list[int] | None, tmp_path: Path
+) -> None:
+    """One of the base's or a new one. What else is said of generation, infinity among it, stays line by line."""
+    file = tmp_path / "generation_config.json"
+    file.write_text('{\n  "top_k": 3,\n  "top_p": Infinity\n}\n')  # laid out as transformers does
+    before = file.read_text().splitlines()
+    suppress_padding(tmp_path, Growth(base_rows=4, base_tokens=tokens, rows=rows, ids=ids))
+    assert json.loads(file.read_text()).get("suppress_tokens") == suppressed
+    after = [line.rstrip(",") for line in file.read_text().splitlines()]
+    assert [line.rstrip(",") for line in before if line.rstrip(",") not in after] == []
+
+
 def test_files_that_go_along(tmp_path: Path) -> None:
     base, merged = tmp_path / "base", tmp_path / "merged"
     (base / "additional_chat_templates").mkdir(parents=True)
@@ -97,7 +126,7 @@ def test_files_that_go_along(tmp_path: Path) -> None:
     for name in ("tokenizer.json", "chat_template.jinja", "generation_config.json", "processor_config.json", "own.py"):
         (base / name).write_text(name)
     (base / "additional_chat_templates" / "tools.jinja").write_text("tools")
-    (base / "config.json").write_text("{}")
+    (base / "config.json").write_text('{"limit": Infinity}')  # as Python writes it
     (base / "spk_dict.pt").write_text("voices")
     copy_tokenizer(base, merged)
     copy_other_files(base, merged, generates=False)
@@ -106,10 +135,13 @@ def test_files_that_go_along(tmp_path: Path) -> None:
     assert {file.name for file in merged.iterdir()} == names
     assert (merged / "additional_chat_templates" / "tools.jinja").read_text() == "tools"
     (merged / "processor_config.json").write_text("merged")  # peft's way of merging has saved one
-    (base / "config.json").write_text('{"auto_map": {}}')
+    (base / "config.json").write_text('{"auto_map": {}, "limit": Infinity}')
     copy_other_files(base, merged, generates=True)
     assert {file.name for file in merged.iterdir()} == names | {"generation_config.json", "own.py"}
     assert (merged / "processor_config.json").read_text() == "merged"
+    (tmp_path / "text only").mkdir()
+    copy_other_files(base, tmp_path / "text only", generates=True, sees=False)
+    assert {file.name for file in (tmp_path / "text only").iterdir()} == {"generation_config.json", "own.py"}
 
 
 def test_a_tokenizer_s_description(make_base: Callable, tmp_path: Path) -> None:
@@ -126,9 +158,14 @@ def test_a_tokenizer_s_description(make_base: Callable, tmp_path: Path) -> None:
     assert after["template_fingerprint"] == text_fingerprint("{{ messages }} another")
     (tmp_path / "chat_template.jinja").unlink()
     for template, read in (("{{ own }}", "{{ own }}"), (None, ""), ([{"name": "default", "template": "x"}], "")):
-        (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+        said = {"chat_template": template, "model_max_length": float("inf")}
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(said))
         one = describe_tokenizer(tmp_path)
         assert one and one["template_fingerprint"] == text_fingerprint(read)
+    (tmp_path / "tokenizer.json").write_text("{")
+    with pytest.raises(ManifestError) as error:
+        describe_tokenizer(tmp_path)
+    assert error.value.place == str(tmp_path / "tokenizer.json")
 
 
 def test_tokens_that_were_added_count(tmp_path: Path) -> None:
@@ -144,9 +181,26 @@ def test_a_score_is_read_before_the_tokenizer_s_padding(make_base: Callable, tmp
     tokenizer = AutoTokenizer.from_pretrained(base)
     tokenizer.pad_token = tokenizer.convert_ids_to_tokens(7)
     tokenizer.save_pretrained(tmp_path)
-    assert pad_token_id(tmp_path) == 7
+    assert pad_token_id(tmp_path, trust_remote_code=False) == 7
     (tmp_path / "adapter_config.json").write_text('{"task_type": "SEQ_CLS"}')
     assert written(tmp_path, {"model_type": "llama"}, scores=1)["pad_token_id"] == 7
+
+
+@pytest.mark.parametrize("trusted", [True, False])
+def test_code_of_a_tokenizer_s_own_runs_where_it_is_trusted(
+    trusted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+
+    def pretrained(auto: Any, folder: Path, **options: Any) -> Any:
+        asked.append((auto, folder, options))
+        return SimpleNamespace(pad_token_id=7)
+
+    monkeypatch.setattr(model_config, "pretrained", pretrained)
+    (tmp_path / "adapter_config.json").write_text('{"task_type": "SEQ_CLS"}')
+    (tmp_path / "tokenizer_config.json").write_text('{"pad_token": "<pad>"}')
+    assert written(tmp_path, {"model_type": "llama"}, scores=1, trust_remote_code=trusted)["pad_token_id"] == 7
+    assert asked == [(AutoTokenizer, tmp_path, {"trust_remote_code": trusted})]
 
 
 def test_a_tokenizer_that_is_nowhere_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from peft import PeftModelForCausalLM
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
@@ -28,7 +29,7 @@ from tests.unit.merging.models import ATTENTION, IDS, adapted_logits, make_adapt
 
 def plan(base: Path, *levels: list[Adapter]) -> Plan:
     config = json.loads((base / "config.json").read_text())
-    return Plan(Inputs(BaseFolder("the base", base), config, list(levels), tokenizer=base), unsupported="a test")
+    return Plan(Inputs(BaseFolder("the base", base), config, list(levels), tokenizer=base), False, unsupported="a test")
 
 
 def test_weights_of_adapters_side_by_side(make_base: Callable, tmp_path: Path) -> None:
@@ -92,7 +93,7 @@ def test_a_base_is_loaded_as_it_is_unless_the_quantised_one_is_asked_for(make_ba
     base = make_base("llama", dtype=torch.bfloat16)
     trained = plan(base)
     how = Quantisation(4, "nf4", True, "BF16")
-    quantised = Plan(replace(trained.inputs, quantised=how), unsupported="a test")
+    quantised = Plan(replace(trained.inputs, quantised=how), False, unsupported="a test")
     assert {parameter.dtype for parameter in load_base(quantised).parameters()} == {torch.float32}
     assert {parameter.dtype for parameter in load_base(trained, quantised=True).parameters()} == {torch.float32}
     found = load_base(quantised, quantised=True)
@@ -122,7 +123,7 @@ def test_what_peft_s_way_writes(asked: str | None, stored: torch.dtype, make_bas
     config = json.loads((base / "config.json").read_text())
     (here / "config.json").write_text(json.dumps(config | {"use_cache": False, "reward_scale": {"mean": 1.0}}))
     asked_for = replace(plan(here, [adapter]).inputs, dtype=asked)
-    assert write_with_peft(Plan(asked_for, unsupported="a test"), tmp_path / "merged", "60KB") == 2
+    assert write_with_peft(Plan(asked_for, False, unsupported="a test"), tmp_path / "merged", "60KB") == 2
     found = json.loads((tmp_path / "merged" / "config.json").read_text())
     assert found["use_cache"] is True and "reward_scale" not in found
     files = sorted((tmp_path / "merged").glob("*.safetensors"))
@@ -142,7 +143,7 @@ def test_what_transformers_has_not_loaded_goes_along(
     task = {"task_type": "SEQ_CLS"} if scores else {}
     adapter = Adapter(make_adapter(base, tmp_path / "adapter", target_modules=["q_proj"], **task))
     inputs = replace(plan(base, [adapter]).inputs, scores=scores)
-    write_with_peft(Plan(inputs, unsupported="a test"), tmp_path / "merged", None)
+    write_with_peft(Plan(inputs, False, unsupported="a test"), tmp_path / "merged", None)
     if scores:
         assert called == []
         return
@@ -216,6 +217,7 @@ def test_an_adapter_of_a_causal_lm_below_a_reward_model(make_base: Callable, tmp
     reward = AutoModelForSequenceClassification.from_pretrained(base, num_labels=1)
     adapted = load_adapter(reward, adapter)
     assert not adapted.training and hasattr(adapted.get_base_model(), "score")
+    assert isinstance(load_adapter(load_base(plan(base)), adapter), PeftModelForCausalLM)
     tensors = load_file(adapter / ADAPTER_WEIGHTS)
     name = next(name for name in tensors if "q_proj" in name)
     extra = {name.replace("layers.0", f"layers.{number}"): tensors[name].clone() for number in (8, 9)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +11,16 @@ import torch
 
 from hftune.errors import ArgumentError
 from hftune.merging import peft_model
-from hftune.merging.peft_model import _bitsandbytes, _is_renamed, _loading_options, _merge, _stretched, load_adapted
+from hftune.merging.peft_model import (
+    _bitsandbytes,
+    _is_renamed,
+    _loading_options,
+    _merge,
+    _stretched,
+    load_adapted,
+    load_base,
+    write_with_peft,
+)
 from hftune.merging.tensors import Quantisation
 
 
@@ -112,6 +122,127 @@ def test_adapters_below_are_folded_and_those_side_by_side_are_weighed(monkeypatc
     calls.clear()
     alone: Any = load_adapted(SimpleNamespace(inputs=SimpleNamespace(levels=[[one]])))  # type: ignore[arg-type]
     assert alone.name == "base False + a" and calls == [("default", 1.0)]
+
+
+@pytest.mark.parametrize(
+    ("given", "packed", "wanted"),
+    [
+        ({}, None, [("AutoModelForCausalLM", {"dtype": torch.float32})]),
+        (
+            {"head": "score", "scores": 2}, None,
+            [("AutoModelForSequenceClassification", {"dtype": torch.float32, "num_labels": 2})],
+        ),
+        (
+            {"head": "score", "scores": 2}, "packed",
+            [("AutoConfig", {"num_labels": 2}), ("AutoModelForSequenceClassification", {"dtype": torch.float32})],
+        ),
+        (
+            {"base": SimpleNamespace(gguf_file="x.gguf", folder="b")}, "packed",
+            [("AutoModelForCausalLM", {"dtype": torch.float32, "gguf_file": "x.gguf"}), "dtype of GGUF"],
+        ),
+        (
+            {"head": "score", "scores": 2, "quantised": Quantisation(8, "None", False, "BF16")}, None,
+            [(
+                "AutoModelForSequenceClassification",
+                {"dtype": torch.bfloat16, "num_labels": 2, "quantization_config": 8, "device_map": {"": "cpu"}},
+            )],
+        ),
+    ],
+)  # fmt: skip
+def test_who_loads_a_base_and_with_what(
+    given: dict[str, Any], packed: str | None, wanted: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """transformers, or hftune where the weights are packed; a GGUF file is nothing else. Code is trusted as asked."""
+    asked: list[Any] = []
+    model = SimpleNamespace(eval=lambda: "ready")
+
+    def pretrained(auto: Any, folder: str, *, trust_remote_code: bool, **options: Any) -> Any:
+        assert folder == "b" and trust_remote_code
+        asked.append((auto.__name__, options))
+        return model
+
+    def load_packed(auto: Any, config: Any, found: str, options: dict[str, Any]) -> Any:
+        assert found == "packed" and options.pop("trust_remote_code") and config is model
+        asked.append((auto.__name__, options))
+        return model, None
+
+    monkeypatch.setattr(peft_model, "pretrained", pretrained)
+    monkeypatch.setattr(peft_model, "load_packed", load_packed)
+    monkeypatch.setattr(peft_model, "packed_checkpoint", lambda folder: packed)
+    monkeypatch.setattr(peft_model, "_bitsandbytes", lambda how: how.bits)
+    monkeypatch.setattr(peft_model, "drop_quantisation", lambda config: None)
+    monkeypatch.setattr(peft_model, "keep_differentiable", lambda model: None)
+    monkeypatch.setattr(peft_model, "forget_gguf", lambda model: asked.append("dtype of GGUF"))
+    own = {"head": "causal_lm", "quantised": None, "growth": None, "trust_remote_code": True}
+    plan: Any = SimpleNamespace(inputs=inputs(**own | given), outputs=None)
+    loaded: Any = load_base(plan, quantised=True)
+    assert loaded == "ready" and asked == wanted
+
+
+class Written(torch.nn.Linear):
+    """A model whose saving is noted."""
+
+    def __init__(self) -> None:
+        super().__init__(2, 2)
+        self.config, self.saved = SimpleNamespace(), []  # type: ignore[var-annotated]
+
+    def save_pretrained(self, folder: Path, *, max_shard_size: str) -> None:
+        self.saved.append((folder, max_shard_size, self.weight.dtype))
+
+
+def written(folder: Path, monkeypatch: pytest.MonkeyPatch, model: Written | None = None, **given: Any) -> Written:
+    model = model or Written()
+    monkeypatch.setattr(peft_model, "load_base", lambda plan: model)
+    own = {"base": SimpleNamespace(gguf_file=None, folder=folder), "adapters": [], "reward_scale": None}
+    own |= {"dtype": None, "config": {}, "tokenizer": folder}
+    plan: Any = SimpleNamespace(inputs=inputs(**own | given), unsupported="a test")
+    assert write_with_peft(plan, folder / "merged", None) == 0
+    return model
+
+
+@pytest.mark.parametrize(
+    ("asked", "config", "stored"),
+    [
+        (None, {}, torch.float32),
+        (None, {"torch_dtype": "bfloat16"}, torch.bfloat16),
+        (None, {"dtype": "torch.float16", "torch_dtype": "bfloat16"}, torch.float16),
+        ("float64", {"dtype": "float16"}, torch.float64),
+    ],
+)
+def test_a_dtype_is_the_one_asked_for_or_the_base_s_under_either_name(
+    asked: str | None, config: dict[str, Any], stored: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = written(tmp_path, monkeypatch, dtype=asked, config=config)
+    assert found.saved == [(tmp_path / "merged", "5GB", stored)]
+
+
+@pytest.mark.parametrize(
+    ("gguf", "own", "saved"), [("x.gguf", False, True), ("x.gguf", True, False), (None, False, False)]
+)
+def test_a_tokenizer_that_lies_in_a_gguf_file_is_made_of_it(
+    gguf: str | None, own: bool, saved: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless the adapter has one, or the base has files that are copied."""
+    made: list[Any] = []
+
+    def pretrained(auto: Any, folder: Path, **options: Any) -> Any:
+        made.append((auto.__name__, folder, options))
+        return SimpleNamespace(save_pretrained=made.append)
+
+    monkeypatch.setattr(peft_model, "pretrained", pretrained)
+    base = SimpleNamespace(gguf_file=gguf, folder=tmp_path)
+    tokenizer = tmp_path / "adapter" if own else tmp_path
+    written(tmp_path, monkeypatch, base=base, tokenizer=tokenizer, trust_remote_code=True)
+    options = {"gguf_file": "x.gguf", "trust_remote_code": True}
+    assert made == ([("AutoTokenizer", tmp_path, options), tmp_path / "merged"] if saved else [])
+
+
+def test_nothing_is_folded_into_packed_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Written()
+    model.quantization_method = "gptq"  # type: ignore[assignment]
+    with pytest.raises(ArgumentError, match="stored quantised"):
+        written(tmp_path, monkeypatch, model)
+    assert model.saved == []
 
 
 def test_one_adapter_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:

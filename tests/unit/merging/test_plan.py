@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from hftune.errors import UserError
 from hftune.merging import plan as planning
@@ -29,7 +30,7 @@ from hftune.merging.plan import (
     plan_merge,
 )
 from hftune.merging.skeleton import BaseTensors, StoredSlice, Unsupported
-from hftune.merging.tensors import ComputedTensor, read_source
+from hftune.merging.tensors import ComputedTensor, Quantisation, read_source
 from hftune.merging.updates import replace
 from hftune.weight_files import stored_tensors
 from tests.unit.merging.models import store
@@ -118,6 +119,8 @@ def test_blending_needs_a_tensor_in_the_base(small: Path, tmp_path: Path) -> Non
     planned(small, [adapter(tmp_path / "a", grown)])
     with pytest.raises(UserError, match="cannot be blended"):
         planned(small, [adapter(tmp_path / "b", grown, 0.5)])
+    with pytest.raises(UserError, match="cannot be blended"):
+        planned(small, [adapter(tmp_path / "c", lora(Q, 4, 4)), adapter(tmp_path / "d", grown)])
 
 
 def test_peft_s_way_and_what_it_does_not_have(small: Path, tmp_path: Path) -> None:
@@ -127,6 +130,9 @@ def test_peft_s_way_and_what_it_does_not_have(small: Path, tmp_path: Path) -> No
         planned(small, [adapter(tmp_path / "b", lora(Q, 4, 4), 0.5, peft_type="LOHA")])
     with pytest.raises(UserError, match="--merge_base dequantized cannot be used"):
         plan_merge(plan.inputs, dequantise=True)
+    good = [[adapter(tmp_path / "c", lora(Q, 4, 4))]]
+    other = plan_merge(Inputs(BaseFolder("base", small, "it is in other files"), {}, good, tokenizer=small))
+    assert other.outputs is None and other.unsupported == "it is in other files"
 
 
 def test_an_empty_base(small: Path, tmp_path: Path) -> None:
@@ -183,8 +189,63 @@ def test_both_trained_whole_alike_and_not(tied: Path, tmp_path: Path) -> None:
     values = torch.randn(rows_of(tied))
     alike = planned(tied, [adapter(tmp_path / "a", {f"{EMBED}.weight": values, f"{HEAD}.weight": values.clone()})])
     assert alike.outputs is not None and alike.outputs.tied is None and f"{HEAD}.weight" not in outputs(alike)
+    assert alike.outputs.vocab_size is None, "as many rows as before"
     apart = planned(tied, [adapter(tmp_path / "b", {f"{EMBED}.weight": values, f"{HEAD}.weight": values + 1})])
     assert apart.outputs is not None and apart.outputs.tied is False and outputs(apart)[f"{HEAD}.weight"].new
+
+
+def test_what_else_is_trained_leaves_the_tie(tied: Path, tmp_path: Path) -> None:
+    norm = {"model.norm.weight": torch.ones(rows_of(tied)[1])}
+    plan = planned(tied, [adapter(tmp_path / "a", norm)])
+    assert plan.outputs is not None and plan.outputs.tied is None and f"{HEAD}.weight" not in outputs(plan)
+    assert [name for name, output in outputs(plan).items() if output.change] == ["model.norm.weight"]
+
+
+def test_names_are_those_of_the_base_s_whole_config(
+    tied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A language model may be a part of what the folder holds."""
+    asked: list[Path] = []
+    match = planning.match_names
+    monkeypatch.setattr(
+        planning, "match_names", lambda base, model, folder: asked.append(folder) or match(base, model, folder)
+    )
+    planned(tied, [adapter(tmp_path / "a", {"model.norm.weight": torch.ones(rows_of(tied)[1])})])
+    assert asked == [tied]
+
+
+def test_a_head_that_is_stored_although_it_is_tied(tied: Path, tmp_path: Path) -> None:
+    """Every tensor is written once, under the name that it has."""
+    (tmp_path / "config.json").write_bytes((tied / "config.json").read_bytes())
+    stored = load_file(tied / "model.safetensors")
+    store(tmp_path, stored | {f"{HEAD}.weight": stored[f"{EMBED}.weight"].clone()})
+    plan = planned(tmp_path, [adapter(tmp_path / "a", lora(HEAD, *rows_of(tied)))])
+    assert plan.outputs is not None and plan.outputs.tied is False
+    names = [output.name for output in plan.outputs.tensors]
+    assert sorted(names) == sorted({*stored, f"{HEAD}.weight"}) and not any(one.new for one in plan.outputs.tensors)
+
+
+def test_a_head_of_its_own_has_the_dtype_of_the_embeddings(tied: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes((tied / "config.json").read_bytes())
+    stored = load_file(tied / "model.safetensors")
+    store(tmp_path, stored | {f"{EMBED}.weight": stored[f"{EMBED}.weight"].bfloat16()})
+    found = outputs(planned(tmp_path, [adapter(tmp_path / "a", lora(HEAD, *rows_of(tied)))]))
+    assert found[f"{HEAD}.weight"].dtype == "BF16" and found["model.norm.weight"].dtype == "F32"
+
+
+def test_what_has_no_place_in_the_model(tied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A causal LM keeps it; a reward model is written without, and says so."""
+    said: list[str] = []
+    monkeypatch.setattr(planning, "notice", said.append)
+    columns = rows_of(tied)[1]
+    norm, score = {"model.norm.weight": torch.ones(columns)}, {"score.weight": torch.randn(1, columns)}
+    reward = adapter(tmp_path / "b", score, task_type="SEQ_CLS")
+    assert "score.weight" in outputs(planned(tied, [reward], scores=1)) and said == []
+    (tmp_path / "config.json").write_bytes((tied / "config.json").read_bytes())
+    store(tmp_path, load_file(tied / "model.safetensors") | {"extra.weight": torch.ones(2)})
+    assert "extra.weight" in outputs(planned(tmp_path, [adapter(tmp_path / "a", norm)])) and said == []
+    assert "extra.weight" not in outputs(planned(tmp_path, [reward], scores=1))
+    assert said == ["a reward model has no extra.weight; not written"]
 
 
 def test_a_grown_vocabulary(make_base: Callable, tmp_path: Path) -> None:
@@ -236,14 +297,15 @@ class Pairs:
 def test_tied_by_the_config_and_stored_apart(tmp_path: Path) -> None:
     """What is stored twice with the same values is tied; with others it is apart; each pair is looked at."""
     new = replace(store(tmp_path, {"new": torch.ones(1)})["new"])
-    changes = Changes([[(1.0, {"second head": [new]})]])
-    for values, untied in (
-        ({"embed": 1.0, "head": 1.0}, {"second head", "second embed"}),
-        ({"embed": 1.0, "head": 2.0}, {"head", "embed", "second head", "second embed"}),
-        ({"embed": 1.0}, {"second head", "second embed"}),
+    everything = {"head", "embed", "second head", "second embed"}
+    for trained, values, untied in (
+        ("second head", {"embed": 1.0, "head": 1.0}, {"second head", "second embed"}),
+        ("second head", {"embed": 1.0, "head": 2.0}, everything),
+        ("second head", {"embed": 1.0}, {"second head", "second embed"}),
+        ("head", {"second_embed": 1.0, "second_head": 2.0}, everything),
     ):
-        base: Any = Pairs(**values)
-        assert _untie(base, changes, keep_tied=False) == untied
+        base: Any = Pairs(**values)  # type: ignore[arg-type]
+        assert _untie(base, Changes([[(1.0, {trained: [new]})]]), keep_tied=False) == untied
     base = Pairs(embed=1.0, head=2.0)
     assert _untie(base, Changes([]), keep_tied=False) == {"head", "embed"}
 
@@ -306,6 +368,44 @@ def test_a_head_of_other_rows_is_the_base_s_affair_where_nobody_trained_the_embe
     assert _new_vocab_size(base, Changes([]), [head]) is None
     base.embedding = None
     assert _new_vocab_size(base, Changes([]), [head]) is None
+
+
+@pytest.mark.parametrize("head", ["lm_head.weight", "model.embed_out.weight"])
+def test_a_head_has_as_many_rows_as_the_embeddings(head: str, tmp_path: Path) -> None:
+    """Six of embeddings that were four; other tensors may have any."""
+    base: Any = SimpleNamespace(embedding="embed", shape=lambda name: (4, 2))
+    grown, same = (replace(store(tmp_path, {"new": torch.ones(rows, 2)})["new"]) for rows in (6, 4))
+    other = Output("other.weight", "F32", (5, 2), None)
+
+    def rows(update: Any, of_head: int) -> int | None:
+        changes = Changes([[(1.0, {"embed": [update]})]])
+        return _new_vocab_size(base, changes, [other, Output(head, "F32", (of_head, 2), None)])
+
+    assert rows(grown, 6) == 6 and rows(same, 4) is None
+    with pytest.raises(UserError, match=f"6 embeddings, and {head} would have 4 rows"):
+        rows(grown, 4)
+
+
+def test_experts_that_were_trained_whole_keep_their_shapes_on_disk(tmp_path: Path) -> None:
+    """In memory they are one parameter, on disk one tensor each."""
+    stored = store(tmp_path, {f"experts.{number}": torch.ones(3, 2) for number in range(2)})
+    slices = [StoredSlice(f"experts.{number}", expert=number) for number in range(2)]
+    base: Any = SimpleNamespace(stored=stored, slices=lambda name: slices)
+    new = replace(store(tmp_path / "adapter", {"new": torch.ones(2, 3, 2)})["new"])
+    found = list(planning._changed(base, Changes([[(1.0, {"experts": [new]})]]), "experts", None))
+    assert [(one.name, one.shape, one.new) for one in found] == [(f"experts.{n}", (3, 2), False) for n in range(2)]
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_the_layers_that_training_quantised_are_read_as_it_saw_them(bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In 8 bit they are others than in 4."""
+    named = {True: ["a"], False: ["b"]}
+    monkeypatch.setattr(planning, "quantised_linears", lambda model, *, eight_bit: named[eight_bit])
+    monkeypatch.setattr(planning, "requantised", lambda source, how: (source, how.bits))
+    stored = {"a.weight": "a", "b.weight": "b"}
+    base: Any = SimpleNamespace(skeleton=None, stored=stored, slices=lambda name: [StoredSlice(name)])
+    planning._requantise(base, Quantisation(bits, "nf4", False, "F32"))
+    assert stored == ({"a.weight": ("a", 8), "b.weight": "b"} if bits == 8 else {"a.weight": "a", "b.weight": ("b", 4)})
 
 
 def test_what_only_the_models_own_names_show_is_merged_by_peft(monkeypatch: pytest.MonkeyPatch) -> None:

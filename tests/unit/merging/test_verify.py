@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
 
 from hftune.errors import ManifestError
 from hftune.merging import verify
@@ -25,6 +26,8 @@ def test_differences_by_hand() -> None:
     assert result.same_choice == 0.5  # the second position prefers another token
     assert result.same_greedy == 0.5
     assert "50%" in str(result)
+    same = compare(before, before)
+    assert (same.largest, same.same_choice, same.same_greedy) == (0.0, 1.0, 1.0)
 
 
 def test_a_reward_model_has_no_greedy_answers() -> None:
@@ -124,6 +127,18 @@ def test_ties_are_those_of_the_config(shares: bool, asked: bool) -> None:
     verify._check_ties(model)
 
 
+@pytest.mark.parametrize("shares", [True, False])
+def test_a_config_that_says_nothing_of_ties_has_none(shares: bool) -> None:
+    table, other = SimpleNamespace(weight=torch.zeros(3, 2)), SimpleNamespace(weight=torch.zeros(3, 2))
+    model: Any = SimpleNamespace(
+        config=SimpleNamespace(get_text_config=SimpleNamespace),
+        get_input_embeddings=lambda: table,
+        get_output_embeddings=lambda: table if shares else other,
+    )
+    with pytest.raises(ManifestError, match="tied") if shares else nullcontext():
+        verify._check_ties(model)
+
+
 def test_both_forms_of_a_quantised_base_are_compared_with_training(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -165,6 +180,24 @@ def test_only_a_causal_lm_gives_answers(generates: bool) -> None:
     for prompt, logits, greedy in zip(verify.PROMPTS, said.logits, said.greedy, strict=False):
         assert len(greedy) == len(logits) + 3, prompt
     assert all(logits.shape[-1] == (len(tokenizer) if generates else 1) for logits in said.logits)
+
+
+def test_every_other_prompt_is_a_question_and_answers_are_the_most_likely_ones() -> None:
+    """Also of a model that samples unless it is told not to; sixteen tokens unless another number is asked for."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    tokenizer = make_tokenizer(CHATML)
+    config = LlamaConfig(vocab_size=len(tokenizer), eos_token_id=None, initializer_range=1.0, **sizes)
+    model = LlamaForCausalLM(config).eval()
+    model.generation_config.update(do_sample=True, temperature=9.0)
+    said = answer(model, tokenizer)
+    for number, (prompt, logits, greedy) in enumerate(zip(verify.PROMPTS, said.logits, said.greedy, strict=True)):
+        question = f"<|im_start|>user\n{prompt}<|im_end|>\n<|im_start|>assistant\n"
+        ids = tokenizer(question if number % 2 == 0 else prompt)["input_ids"]
+        assert greedy[: len(ids)] == ids and len(logits) == len(ids) and len(greedy) == len(ids) + 16
+        with torch.no_grad():
+            likely = model(torch.tensor([greedy])).logits[0].argmax(-1).tolist()
+        assert greedy[len(ids) :] == likely[len(ids) - 1 : -1]
 
 
 @pytest.mark.parametrize(
@@ -262,8 +295,24 @@ def test_what_was_rounded_to_16_bits(dtypes: list[str] | None, half: bool) -> No
 def test_what_does_not_load_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Every kind of transformers' report that is not empty; what only the base has a place for is no fault."""
     info = {"missing_keys": {"b", "a"}, "unexpected_keys": {"x", "kept"}, "mismatched_keys": set(), "error_msgs": []}
-    monkeypatch.setattr(verify, "pretrained", lambda auto, folder, **options: ("model", info))
-    monkeypatch.setattr(verify, "on_demand", lambda name: lambda *given: {"kept"})
+    asked: list[Any] = []
+    monkeypatch.setattr(
+        verify, "pretrained", lambda *given, **options: asked.append((given, options)) or ("model", info)
+    )
+
+    def on_demand(name: str) -> Any:
+        return (lambda folder: ("whole", folder)) if name.endswith("whole_config") else without_place
+
+    def without_place(model: str, beside: dict[str, Any], whole: Any) -> set[str]:
+        assert (model, whole) == ("model", ("whole", tmp_path))
+        return {*beside}
+
+    monkeypatch.setattr(verify, "on_demand", on_demand)
     with pytest.raises(ManifestError) as raised:
-        verify.reload_strictly(tmp_path)
+        verify.reload_strictly(tmp_path, trust_remote_code=True, beside={"kept": (2,), "other": (3,)})
     assert "{'missing_keys': ['a', 'b'], 'unexpected_keys': ['x']}" in str(raised.value)
+    options = {"output_loading_info": True, "trust_remote_code": True, "dtype": torch.float32}
+    assert asked == [((AutoModelForCausalLM, tmp_path), options)]
+    info["unexpected_keys"] = {"x", "kept"}
+    with pytest.raises(ManifestError, match="'unexpected_keys': \\['kept', 'x'\\]"):
+        verify.reload_strictly(tmp_path, trust_remote_code=True)

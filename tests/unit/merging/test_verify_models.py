@@ -129,11 +129,11 @@ def test_left_over_and_missing_weights(make_base: Callable, tmp_path: Path) -> N
     stored = load_file(tmp_path / "model.safetensors")
     save_file(stored | {"model.extra.weight": torch.ones(2)}, tmp_path / "model.safetensors", {"format": "pt"})
     with pytest.raises(ManifestError, match=r"model\.extra\.weight"):
-        reload_strictly(tmp_path)
+        reload_strictly(tmp_path, trust_remote_code=False)
     del stored["model.norm.weight"]
     save_file(stored, tmp_path / "model.safetensors", {"format": "pt"})
     with pytest.raises(ManifestError, match=r"model\.norm\.weight"):
-        reload_strictly(tmp_path)
+        reload_strictly(tmp_path, trust_remote_code=False)
 
 
 def test_large_models_are_checked_without_logits(

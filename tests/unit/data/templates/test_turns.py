@@ -15,7 +15,16 @@ from hftune.data.templates.span_finder import SpanFinder
 from hftune.data.templates.spans import Span
 from hftune.data.templates.turns import TurnFinder, _parts, common_start
 from hftune.errors import DataError
-from tests.unit.data.helpers import TEMPLATES, assistant, call, make_tokenizer, render_with_spans, template, user
+from tests.unit.data.helpers import (
+    CHATML,
+    TEMPLATES,
+    assistant,
+    call,
+    make_tokenizer,
+    render_with_spans,
+    template,
+    user,
+)
 
 SYSTEM = {"role": "system", "content": "Be brief."}
 RESULT = {"role": "tool", "name": "get", "content": '{"t": 20}'}
@@ -90,6 +99,10 @@ LLAMA2 = (
     "{% else %}{{ m.content + eos_token }}{% endif %}{% endfor %}"
 )
 CLOSING = NO_PROMPT.replace("m.content", "m.content + ('' if m.content.endswith('!') else '[END]')")
+OPENED = (
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
 BARE = "{% for m in messages %}{{ m.content }}{% endfor %}"
 
 
@@ -225,6 +238,9 @@ def test_white_space_of_a_content_is_its_own_up_to_where_it_ends_last() -> None:
         (template("qwen2_5"), "<|eot_id|>", ""),
         (template("phi3"), "<|end|>\n<|user|>\nb", "<|end|>"),
         (CLOSING, "[END]\nuser: b", "[END]"),
+        (CLOSING + "{{ eos_token + '\n' }}", "[END]\nuser: b", "[END]"),
+        # Only the opener of the next turn, whoever speaks.
+        (OPENED, "<|im_start|>user\nb", ""),
     ],
 )
 def test_what_closes_a_turn(text: str, after: str, closes: str) -> None:
@@ -255,6 +271,21 @@ def test_a_prompt_that_a_template_refuses_does_not_hide_the_next() -> None:
     found.tools = TOOLS
     found.thoughts = SimpleNamespace(off=[refuses, lambda *given, **options: f"{given} {options}"])
     assert found.prompts_without_thoughts(1) == [f"{([user('a')], TOOLS)} {{'add_generation_prompt': True}}"]
+
+
+def test_a_prompt_without_thoughts_is_exact_if_it_is_all_that_is_written() -> None:
+    other = CHATML.replace("assistant\n", "assistant\nSure: ")
+    found = finder(other, [user("a"), assistant("b")])
+    start = found.text.rindex("b")
+    assert not found.text.startswith(str(found.beginning(1, prompt=True)))
+    for prompts, exact in (
+        ([found.text[:start]], True),
+        (["x", found.text[:start]], True),
+        (["x"], False),
+        ([], False),
+    ):
+        found.prompts_without_thoughts = lambda index, prompts=prompts: prompts  # type: ignore[method-assign]
+        assert found._is_exact(1, start) is exact
 
 
 def test_a_part_is_found_as_the_whole_is() -> None:

@@ -178,8 +178,8 @@ class TurnFinder:
 
     def _check_ends(self, spans: list[Span]) -> None:
         """An end of text right behind a turn is the turn's own: without it a model does not learn to stop."""
-        eos = str(self.renderer.tokenizer.eos_token or "\0")
-        if any(self.text[span.end :].lstrip().startswith(eos) for span in spans):
+        eos = self.renderer.tokenizer.eos_token
+        if eos and any(self.text[span.end :].lstrip().startswith(str(eos)) for span in spans):
             raise DataError(
                 f"this chat template writes {eos} behind a turn, and it cannot be told whether it ends the turn",
                 fix="Take it out of the record, or give another template with --chat_template.",
@@ -190,9 +190,9 @@ class TurnFinder:
         """The turn as the template marks it, with its terminator, which a mark may leave out."""
         self._check_nothing_lost(index, self.text[mark.start : mark.end])
         # TRL's templates mark headers and opened thoughts too, which inference gives the model.
-        prompt = self.beginning(index, prompt=True) or ""
-        given = len(prompt) if self.text.startswith(prompt) else 0
-        start = max(mark.start, given) if given < mark.end else mark.start
+        start, prompt = mark.start, self.beginning(index, prompt=True)
+        if prompt is not None and self.text.startswith(prompt) and len(prompt) < mark.end:
+            start = max(start, len(prompt))
         try:
             _, end = self._bounds(index)
         except DataError:
@@ -267,7 +267,7 @@ class TurnFinder:
 
     def _terminator(self, upto: list[Message], after: str) -> int:
         """How many characters of `after`, the text that follows a turn's body, still belong to that turn."""
-        closing = (self._rendered_or_none(upto) or "").rpartition(self.probe)[2]
+        closing = self._behind_probe(upto)
         eos = str(self.renderer.tokenizer.eos_token or "")
         # Phi-3 closes the last turn with <|end|> and EOS, all others with <|end|> alone.
         for candidate in (closing.rstrip(), closing.rstrip().removesuffix(eos).rstrip()):
@@ -275,11 +275,14 @@ class TurnFinder:
                 return len(candidate)
         # An earlier turn is closed by another token than the last one (gpt-oss). It is the turn's own if a further
         # token that opens a turn follows it whoever speaks next; a template that closes no turn has only the opener.
-        following = (self._rendered_or_none(upto, prompt=True) or "").rpartition(self.probe)[2]
-        shared = common_start(after, following)
+        shared = common_start(after, self._behind_probe(upto, prompt=True))
         known = [token for token in self.renderer.tokenizer.get_added_vocab() if token and shared.startswith(token)]
-        token = max(known, key=len, default="")
+        token = max(known, default="")  # the longest, as all of them begin alike
         return len(token) if shared[len(token) :].strip() else 0
+
+    def _behind_probe(self, messages: list[Message], *, prompt: bool = False) -> str:
+        """What is written behind the probe that a part of the conversation holds; nothing where that is refused."""
+        return (self._rendered_or_none(messages, prompt=prompt) or "").rpartition(self.probe)[2]
 
     def _trimmed(self, index: int, start: int, end: int) -> int:
         """`end` without white space after the terminator, but never inside the content itself."""
@@ -289,9 +292,9 @@ class TurnFinder:
         if closed.endswith(self.renderer.special_texts):
             return start + len(closed)
         content = self.messages[index]["content"]
-        found = body.rfind(content) if content.strip() else -1
-        content_end = found + len(content) if found >= 0 else 0
-        return start + max(len(body.rstrip()), content_end)
+        if content.strip() and content in body:
+            return start + max(len(closed), body.rindex(content) + len(content))
+        return start + len(closed)
 
     def _check_nothing_lost(self, index: int, body: str) -> None:
         """Everything the turn says must be in its span; templates drop reasoning and calls they do not know."""

@@ -52,12 +52,10 @@ def token_range(encoding: Encoding, span: Span, covered: int) -> tuple[int, int]
     if first is None or last is None:
         return None
     # Several tokens may stand for one character, such as an emoji's bytes.
-    while last + 1 < len(encoding):
-        following = encoding.token_to_chars(last + 1)
-        if following is None or following[0] >= span.end or following[0] == following[1]:
-            break
-        last += 1
-    return first, last + 1
+    end = last + 1
+    while (following := encoding.token_to_chars(end)) and following[0] < min(span.end, following[1]):
+        end += 1
+    return first, end
 
 
 def tokens_of(encoding: Encoding, span: Span, covered: int) -> tuple[int, int]:

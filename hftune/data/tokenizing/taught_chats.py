@@ -15,7 +15,6 @@ from hftune.data.alignment.aligner import Aligner
 from hftune.data.readers.files import Row
 from hftune.data.records.conversations import to_conversation
 from hftune.data.storage.cache import tokenizer_state
-from hftune.data.templates.rewritten import KEEP
 from hftune.data.templates.span_finder import SpanFinder
 from hftune.data.templates.spans import SpannedText
 from hftune.data.tokenizing.chats import ChatEncoder
@@ -47,7 +46,8 @@ class TaughtChatEncoder(ChatEncoder):
         super().__init__(tokenizer, **options)
         self.teacher, self.aligner = teacher, Aligner(tokenizer, teacher)
         finder = self.finder
-        # Whole texts have no answers whose places could be compared; the teacher reads what the student reads.
+        # Whole texts have no answers whose places could be compared; the teacher reads what the student reads. Else it
+        # reads one text that holds all answers, in whatever rows the student's are: a finder keeps rewritten turns.
         self.teacher_finder = (
             SpanFinder(
                 teacher,
@@ -55,7 +55,6 @@ class TaughtChatEncoder(ChatEncoder):
                 by_marks=finder.by_marks,
                 borders_in_text=finder.guard.mode,
                 empty_thoughts=finder.empty_thoughts,
-                rewritten=KEEP,  # one text that holds all answers, in whatever rows the student's are
             )
             if teacher.chat_template and not finder.train_everything
             else None

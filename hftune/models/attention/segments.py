@@ -49,9 +49,8 @@ class Segments:
     def dense(self, rows: int, tokens: int) -> torch.Tensor:
         """The same as a mask of tokens by tokens: bool, (rows, 1, tokens, tokens)."""
         lengths = self.borders.diff()
-        runs = torch.arange(len(lengths), device=lengths.device)
         # Without output_size the host waits for the GPU, to learn how long the result is.
-        run = torch.repeat_interleave(runs, lengths, output_size=rows * tokens).view(rows, 1, tokens)
+        run = torch.repeat_interleave(lengths, output_size=rows * tokens).view(rows, 1, tokens)
         place = torch.arange(tokens, device=lengths.device)
         distance = place[:, None] - place[None, :]
         near = (distance >= 0) & (distance < (self.window or tokens))
@@ -252,7 +251,7 @@ class _Softmax:
         # The least finite number, not -inf: a row without anything to see gives a mean and not NaN.
         scores = scores.masked_fill(~seen, torch.finfo(scores.dtype).min)
         if self.sinks is not None:
-            sink = self.sinks.to(scores.dtype).view(1, -1, 1, 1).expand(*scores.shape[:3], 1)
+            sink = self.sinks.to(scores.dtype).view(-1, 1, 1).expand(*scores.shape[:3], 1)
             scores = torch.cat([scores, sink], dim=-1)
         weights = scores.softmax(dim=-1, dtype=torch.float32).to(value.dtype)
         return drop(weights[..., :keys], self.dropout) @ value

@@ -86,6 +86,44 @@ def numbered(prompt: int, chosen: int, rejected: int) -> Pair:
     return Pair(np.arange(prompt), np.arange(100, 100 + chosen), np.arange(200, 200 + rejected), None)
 
 
+def test_a_limit_that_leaves_nothing_is_refused() -> None:
+    """Two tokens of both, one of either."""
+    limits = Limits(2, 1, 1)
+    assert (limits.total, limits.prompt, limits.completion) == (2, 1, 1)
+    for flag, sizes in (("length", (1,)), ("prompt_length", (2, 0)), ("completion_length", (2, 1, 0))):
+        with pytest.raises(ArgumentError) as problem:
+            Limits(*sizes)
+        assert problem.value.place == f"--max_{flag}"
+
+
+@pytest.mark.parametrize("too_long", ["cut", "cut_prompt", "cut_answer", "drop"])
+def test_margin_and_source_stay_with_a_pair(too_long: str) -> None:
+    pair = Pair(np.arange(9), np.arange(2), np.arange(3), 0.5, "a file")
+    found = truncated_pair(pair, Limits(20, 12, 9, too_long), 0, Counts())
+    assert found is not None and (found.margin, found.source) == (0.5, "a file")
+
+
+@pytest.mark.parametrize(
+    ("sizes", "limits", "lengths"),
+    [
+        # The prompt gives way to the answers, but keeps half; then they give way to it.
+        ((12, 9, 5), (15,), (7, 8, 5)),
+        ((12, 9, 5), (18,), (9, 9, 5)),
+        ((12, 9, 5), (20,), (11, 9, 5)),
+        ((12, 9, 5), (9,), (4, 5, 5)),
+        ((3, 9, 5), (9,), (3, 6, 5)),
+        ((12, 9, 5), (3,), (1, 2, 2)),
+        ((12, 9, 5), (2,), (1, 1, 1)),
+        ((12, 9, 5), (99, 4, 6), (4, 6, 5)),
+        ((12, 9, 5), (15, None, 3), (12, 3, 3)),
+        ((12, 9, 5), (15, 2, None), (2, 9, 5)),
+    ],
+)
+def test_both_give_way(sizes: tuple[int, ...], limits: tuple[Any, ...], lengths: tuple[int, ...]) -> None:
+    found = truncated_pair(numbered(*sizes), Limits(*limits), 0, Counts())
+    assert found is not None and (len(found.prompt), len(found.chosen), len(found.rejected)) == lengths
+
+
 def test_a_pair_has_no_source_unless_it_is_said() -> None:
     assert numbered(1, 1, 1).source == ""
 

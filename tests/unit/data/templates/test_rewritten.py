@@ -135,6 +135,28 @@ def test_the_argument_with_which_a_template_asks_as_it_writes_is_named() -> None
     assert rows(asking.replace("not defined or think", "defined and think"), [user("a"), assistant("b")])
 
 
+ASKING = (
+    "{% for m in messages %}{{ '<' + m.role + '>' + (said or '') * (m.role == 'assistant') + m.content + '<end>' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<assistant>' }}ASKED{% endif %}"
+)
+
+
+@pytest.mark.parametrize("fits", ["true", "false"])
+def test_only_an_argument_that_asks_as_the_template_writes_is_named(fits: str) -> None:
+    """Of both values the one that does, and none that changes the prompt to something else."""
+    asked = f"{{% if think is not defined %}}[hm]{{% elif think != {fits} %}}[oh]{{% endif %}}"
+    with pytest.raises(DataError, match=r"with '\[hm\]' where it writes 'b<end>'") as problem:
+        rows(ASKING.replace("ASKED", asked), [user("a"), assistant("b")], rewritten="refuse")
+    assert f"""--chat_template_kwargs '{{"think": {fits}}}'""" in str(problem.value)
+
+
+def test_an_argument_that_changes_nothing_is_not_named() -> None:
+    same = ASKING.replace("ASKED", "{% if think %}{% endif %}").replace("(said or '')", "'Sure: '")
+    with pytest.raises(DataError, match="what would be trained is not what the model is asked") as problem:
+        rows(same, [user("a"), assistant("b")], rewritten="refuse")
+    assert "think" not in str(problem.value) and "give --rewritten_turns keep" in str(problem.value.fix)
+
+
 def test_where_nobody_asks_no_other_argument_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each one costs a rendering, and the fix is left out."""
     tokenizer = make_tokenizer(TIGHT.replace("'<assistant><think>'", "'<assistant>Sure: '"))
@@ -153,9 +175,11 @@ def test_where_nobody_asks_no_other_argument_is_tried(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("earlier", [True, False])
 def test_whether_a_turn_is_asked_otherwise_since_another_follows(earlier: bool) -> None:
     finder: Any = SimpleNamespace(
-        text="<user>a<end>b<end>", beginning=lambda index, prompt: "<user>a<end>Sure: ", _switch=lambda index: "",
+        text="<user>a<end>abcdefghijklmnopqrstuvwxyz", beginning=lambda index, prompt: "<user>a<end>Sure: ",
+        _switch=lambda index: "",
         _is_earlier=lambda index: earlier, _fix_for=lambda what, otherwise: otherwise,
     )  # fmt: skip
     said = str(TurnFinder._inexact(finder, 1, 12))
-    assert "turn 2 (assistant) with 'Sure: ' where it writes 'b<end>'" in said
-    assert ("as it rewrites earlier turns" in said) == earlier
+    assert "turn 2 (assistant) with 'Sure: ' where it writes 'abcdefghijklmnopqrst'" in said
+    why = ", as it rewrites earlier turns" if earlier else ""
+    assert f"in the conversation{why}: what would be trained" in said

@@ -116,7 +116,7 @@ def test_each_kind_is_analysed_once(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "TurnFinder", Counting)
     finder = SpanFinder(make_tokenizer())
     for number in range(5):
-        finder([user(f"{number}"), assistant(f"n {number}")])
+        finder([user(f"{number}"), assistant(f"n {number}", weight=number / 2)])
         finder([user("a"), assistant("b"), user(f"{number}"), assistant("x")])
     assert calls == [2, 4]
 

@@ -13,9 +13,18 @@ from transformers.utils.chat_template_utils import render_jinja_template
 from hftune.data.templates.rendering import Renderer
 from hftune.data.templates.span_finder import SpanFinder
 from hftune.data.templates.spans import Span
-from hftune.data.templates.turns import TurnFinder, common_start
+from hftune.data.templates.turns import TurnFinder, _parts, common_start
 from hftune.errors import DataError
-from tests.unit.data.helpers import TEMPLATES, assistant, call, make_tokenizer, render_with_spans, template, user
+from tests.unit.data.helpers import (
+    CHATML,
+    TEMPLATES,
+    assistant,
+    call,
+    make_tokenizer,
+    render_with_spans,
+    template,
+    user,
+)
 
 SYSTEM = {"role": "system", "content": "Be brief."}
 RESULT = {"role": "tool", "name": "get", "content": '{"t": 20}'}
@@ -89,6 +98,11 @@ LLAMA2 = (
     "{% for m in messages %}{% if m.role == 'user' %}[INST] {{ m.content }} [/INST] "
     "{% else %}{{ m.content + eos_token }}{% endif %}{% endfor %}"
 )
+CLOSING = NO_PROMPT.replace("m.content", "m.content + ('' if m.content.endswith('!') else '[END]')")
+OPENED = (
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
 BARE = "{% for m in messages %}{{ m.content }}{% endfor %}"
 
 
@@ -101,6 +115,8 @@ BARE = "{% for m in messages %}{{ m.content }}{% endfor %}"
         (LLAMA2, TWO, ["First 🙂.<|endoftext|>", "第二\n\n done<|endoftext|>"]),
         # No terminator: white space at the end is the turn's own.
         (BARE, [user("a"), assistant("b \n"), user("c"), assistant("d\n")], ["b \n", "d\n"]),
+        # What closes a turn depends on what it says.
+        (CLOSING, [user("a!"), assistant("b!"), user("c"), assistant("d")], ["b!", "d[END]"]),
     ],
 )
 def test_templates_without_a_generation_prompt(text: str, messages: list[dict[str, Any]], expected: list[str]) -> None:
@@ -126,11 +142,13 @@ def test_last_turn_only() -> None:
         ("gemma", [user("a"), user("b"), assistant("c")], ["refuses", "user user assistant", "alternate"]),
         ("deepseekv3", [user("a"), call("get", x=1)], ["refuses", "concatenate"]),
         ("smolvlm", TWO, ["drops the content"]),
+        # Nothing is there that could be trained.
+        (None, [user("a"), assistant("")], ["turn 2 (assistant) cannot be located exactly"]),
     ],
 )  # fmt: skip
-def test_refused(name: str, messages: list[dict[str, Any]], words: list[str]) -> None:
+def test_refused(name: str | None, messages: list[dict[str, Any]], words: list[str]) -> None:
     with pytest.raises(DataError) as caught:
-        spoken(name, messages)
+        spoken(name, messages, BARE)
     assert not [word for word in words if word not in str(caught.value)], str(caught.value)
     assert caught.value.fix
 
@@ -190,6 +208,10 @@ def test_an_untrained_end_of_text_behind_a_turn_is_refused() -> None:
         spoken(None, [user("a"), assistant("b"), user("<|endoftext|>c"), assistant("d")], BARE)
     with pytest.raises(DataError, match=r"writes <\|endoftext\|> behind a turn"):
         spoken(None, [user("a"), assistant("b"), user("\n <|endoftext|>c"), assistant("d")], BARE)
+    without = make_tokenizer(BARE)
+    without.eos_token = None
+    text, spans = render_with_spans([user("a"), assistant("b"), user("None"), assistant("d")], without)
+    assert [text[start:end] for start, end in spans] == ["b", "d"]
 
 
 def finder(text: str, messages: list[dict[str, Any]]) -> TurnFinder:
@@ -214,6 +236,11 @@ def test_white_space_of_a_content_is_its_own_up_to_where_it_ends_last() -> None:
         (BARE, "next words", ""),
         (template("qwen2_5"), "<|im_end|>\n<|im_start|>user", "<|im_end|>"),
         (template("qwen2_5"), "<|eot_id|>", ""),
+        (template("phi3"), "<|end|>\n<|user|>\nb", "<|end|>"),
+        (CLOSING, "[END]\nuser: b", "[END]"),
+        (CLOSING + "{{ eos_token + '\n' }}", "[END]\nuser: b", "[END]"),
+        # Only the opener of the next turn, whoever speaks.
+        (OPENED, "<|im_start|>user\nb", ""),
     ],
 )
 def test_what_closes_a_turn(text: str, after: str, closes: str) -> None:
@@ -241,8 +268,55 @@ def test_a_prompt_that_a_template_refuses_does_not_hide_the_next() -> None:
     def refuses(*given: Any, **options: Any) -> str:
         raise DataError("no", fix="none")
 
-    found.thoughts = SimpleNamespace(off=[refuses, lambda said, tools, add_generation_prompt: f"{len(said)} asked"])
-    assert found.prompts_without_thoughts(1) == ["1 asked"]
+    found.tools = TOOLS
+    found.thoughts = SimpleNamespace(off=[refuses, lambda *given, **options: f"{given} {options}"])
+    assert found.prompts_without_thoughts(1) == [f"{([user('a')], TOOLS)} {{'add_generation_prompt': True}}"]
+
+
+def test_a_prompt_without_thoughts_is_exact_if_it_is_all_that_is_written() -> None:
+    other = CHATML.replace("assistant\n", "assistant\nSure: ")
+    found = finder(other, [user("a"), assistant("b")])
+    start = found.text.rindex("b")
+    assert not found.text.startswith(str(found.beginning(1, prompt=True)))
+    for prompts, exact in (
+        ([found.text[:start]], True),
+        (["x", found.text[:start]], True),
+        (["x"], False),
+        ([], False),
+    ):
+        found.prompts_without_thoughts = lambda index, prompts=prompts: prompts  # type: ignore[method-assign]
+        assert found._is_exact(1, start) is exact
+
+
+def test_a_part_is_found_as_the_whole_is() -> None:
+    renderer = Renderer(make_tokenizer(template("qwen2_5")))
+    whole = TurnFinder(WITH_CALL, renderer, TOOLS, by_marks=True, proposes=False, empty_thoughts="train")
+    part = whole.upto(2)
+    assert part.messages == WITH_CALL[:2] and part.renderer is renderer and part.tools is TOOLS
+    assert (part.by_marks, part.proposes, part.empty_thoughts) == (True, False, "train")
+    assert part.beginnings is whole.beginnings and part.prompted is whole.prompted, "rendered once"
+
+
+@pytest.mark.parametrize(
+    ("message", "parts"),
+    [
+        (assistant(" b \n"), [("content", "b")]),
+        (assistant(""), []),
+        (assistant("<think>\nhm\n</think>\n\nb"), [("reasoning", "hm"), ("content", "b")]),
+        (assistant("hm</think>b"), [("reasoning", "hm"), ("content", "b")]),
+        (assistant("<think>hm"), [("content", "<think>hm")]),
+        # Of several marks the last ones.
+        (assistant("<think>one</think>two</think>b"), [("reasoning", "one</think>two"), ("content", "b")]),
+        (assistant("<think>one<think>two</think>b"), [("reasoning", "two"), ("content", "b")]),
+        (assistant("b", reasoning_content=" so "), [("reasoning", "so"), ("content", "b")]),
+        (assistant("b", reasoning_content=None, tool_calls=None), [("content", "b")]),
+        ({**call("get", x=1), "content": "b"}, [("content", "b"), ("function call", "get")]),
+        ({**call("get"), "tool_calls": [*call("get")["tool_calls"], *call("put")["tool_calls"]]},
+         [("function call", "get"), ("function call", "put")]),
+    ],
+)  # fmt: skip
+def test_what_a_turn_says(message: dict[str, Any], parts: list[tuple[str, str]]) -> None:
+    assert _parts(message) == parts
 
 
 def test_the_probe_is_no_part_of_the_text() -> None:
@@ -279,7 +353,14 @@ def test_what_a_template_marks_is_its_turns_and_the_terminator_behind() -> None:
     found = TurnFinder(said, Renderer(make_tokenizer(MARKED)), by_marks=True)
     assert {index: found.text[mark.start : mark.end] for index, mark in found._marks().items()} == {1: "b", 3: "d"}
     assert [found.text[span.start : span.end] for span in found.spans()] == ["b<|im_end|>", "d<|im_end|>"]
-    assert found.upto(2).by_marks is True and finder(MARKED, said)._marks() == {}
+    assert finder(MARKED, said)._marks() == {}
+    # A mark is not shortened: what is marked behind the terminator is trained.
+    longer = MARKED.replace("{% endgeneration %}", "<|im_end|>\n{% endgeneration %}").replace(
+        "{% endif %}<|im_end|>\n", "<|im_end|>\n{% endif %}", 1
+    )
+    whole = TurnFinder(said, Renderer(make_tokenizer(longer)), by_marks=True)
+    assert whole.text == found.text
+    assert [whole.text[span.start : span.end] for span in whole.spans()] == ["b<|im_end|>\n", "d<|im_end|>\n"]
 
 
 def test_turns_that_touch_do_not_overlap() -> None:

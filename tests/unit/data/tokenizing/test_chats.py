@@ -6,8 +6,10 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from datasets import Dataset
+from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
 from hftune.arguments.entry import parse_arguments
@@ -209,6 +211,37 @@ def test_a_row_without_a_target_does_not_take_the_next_ones_with_it(chatml: PreT
     assert (counts.used, counts.truncated, counts.tokens, counts.trained_tokens) == (2, 2, 8, 4)
     assert counts.dropped == {"no trained token within max_length": 1}
     assert [label != IGNORE_INDEX for label in made["labels"][0]] == [False, True, True, False]
+    assert {made[name][0].dtype for name in ("input_ids", "labels")} == {np.dtype(np.int32)}
+
+
+def test_a_record_is_truncated_if_one_of_its_rows_is(chatml: PreTrainedTokenizerFast) -> None:
+    encoder = ChatEncoder(chatml, max_length=4)
+    long, short = SpannedText("xyzabc", [Span(1, 3)]), SpannedText("xyza", [Span(1, 3)])
+    for record, truncated in (([long, short], 1), ([short, long], 1), ([short, short], 0), ([long, long, short], 1)):
+        counts = Counts()
+        assert encoder.encode([record], counts)["begins"] == [True, *[False] * (len(record) - 1)]
+        assert (counts.truncated, counts.rewritten, counts.rewritten_rows) == (truncated, 1, len(record))
+
+
+def test_the_length_that_a_dropped_record_needs_is_that_of_its_text() -> None:
+    """Templates write special tokens themselves: the tokenizer's own are not counted."""
+    tokenizer = make_tokenizer()
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="<bos> $A", special_tokens=[("<bos>", tokenizer.bos_token_id)]
+    )
+    counts = Counts()
+    ChatEncoder(tokenizer, max_length=4).encode([[SpannedText("abcdefgh", [Span(5, 8)])]], counts)
+    assert counts.shortest_dropped == 8
+
+
+@pytest.mark.parametrize("weight", [0.5, 2.0])
+def test_a_weight_wants_its_flag(chatml: PreTrainedTokenizerFast, weight: float) -> None:
+    record = row(3, messages=[user("a"), assistant("b", weight=weight), user("c"), assistant("d")])
+    with pytest.raises(DataError, match=f"a turn has the weight {weight}") as problem:
+        ChatEncoder(chatml, max_length=None).parse(record)
+    assert str(problem.value.place).endswith(":3")
+    (found,) = ChatEncoder(chatml, max_length=None, turn_weights=True).parse(record)
+    assert [span.weight for span in found.spans] == [weight, 1.0]
 
 
 def test_weights_of_the_tokens_of_spans(chatml: PreTrainedTokenizerFast) -> None:
@@ -216,6 +249,7 @@ def test_weights_of_the_tokens_of_spans(chatml: PreTrainedTokenizerFast) -> None
     text = SpannedText("abcdef", [Span(1, 3, 0.5), Span(4, 5, 2.0)])
     made = encoder.encode([[text]], Counts())
     assert made["loss_weights"][0].tolist() == [0.0, 0.5, 0.5, 0.0, 2.0, 0.0]
+    assert made["loss_weights"][0].dtype == np.float32
 
 
 def test_each_setting_is_in_the_fingerprint(chatml: PreTrainedTokenizerFast) -> None:

@@ -73,6 +73,7 @@ def test_guesses_by_hand() -> None:
     """Sixteenths of a byte a character tell kinds of text; each has its density, of which a tenth is new each time."""
     encoder = PrefixEncoder(TOKENIZERS["bytes"], 4)
     assert [encoder._kind(text) for text in ("abcd", "鬱鬱鬱鬱", "ab鬱鬱", "abcd鬱鬱", "")] == [16, 48, 32, 16, 0]
+    assert encoder._kind("a") == encoder._kind("a\ud800") == 16, "of a single character; half a pair is one, too"
     encoder._learn("abcd", 2.0)
     encoder._learn("abcd", 4.0)
     encoder._learn("鬱鬱鬱鬱", 0.5)
@@ -82,6 +83,10 @@ def test_guesses_by_hand() -> None:
     )
     # A tenth more than 4 tokens of 2.2 characters, and 16: 25; never beyond the end; short texts whole.
     assert [encoder._reach("x" * length) for length in (3, 4, 5, 24, 25, 26, 99)] == [3, 4, 5, 24, 25, 25, 25]
+    # Two tokens a character: a text of 40 is read whole, as most have fewer.
+    encoder = PrefixEncoder(TOKENIZERS["bytes"], 40)
+    encoder._learn("鬱", 0.5)
+    assert [encoder._reach("鬱" * length) for length in (39, 40, 41, 99)] == [39, 40, 38, 38]
 
 
 def test_the_first_guess_is_what_a_beginning_has() -> None:
@@ -89,6 +94,16 @@ def test_the_first_guess_is_what_a_beginning_has() -> None:
     text = "hello world, how are you?"
     (head,) = encoder._encode([text[:8]])
     assert encoder._expected(text) == 8 / len(head) and encoder.density == {16: 8 / len(head)}
+    # Also where it is a single token.
+    short = PrefixEncoder(TOKENIZERS["bytes"], 4)
+    assert short._expected("user user") == 4.0 and short.density == {16: 4.0}
+
+
+def test_what_is_read_is_learnt_from() -> None:
+    for text, density in (("you", {16: 3.0}), ("you you you", {16: 11 / 3}), ("", {0: 0.0})):
+        encoder = PrefixEncoder(TOKENIZERS["bytes"], 40)
+        encoder([text])
+        assert encoder.density == pytest.approx(density)
 
 
 def test_what_was_too_short_is_read_again_a_quarter_longer(monkeypatch: pytest.MonkeyPatch) -> None:

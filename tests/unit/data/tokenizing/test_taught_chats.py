@@ -7,6 +7,7 @@ from typing import Any
 
 from hftune.constants import IGNORE_INDEX
 from hftune.data.readers.files import Row
+from hftune.data.templates.spans import Span, SpannedText
 from hftune.data.tokenizing.counts import Counts
 from hftune.data.tokenizing.taught_chats import TaughtChatEncoder
 from hftune.errors import DataError
@@ -125,7 +126,22 @@ def test_what_the_teachers_template_refuses_is_read_in_the_students_text(monkeyp
         raise DataError("roles must alternate")
 
     encoder = TaughtChatEncoder(STUDENT, TEACHER, max_length=None)
-    monkeypatch.setattr(encoder.teacher_finder, "rows", refuse)
-    (row,) = _rows(encoder, "hello", "hello user")
-    said = TEACHER.convert_tokens_to_string(TEACHER.convert_ids_to_tokens(list(row["teacher_input_ids"])))
-    assert "<|im_start|>" in said and "[INST]" not in said
+    # Nor with an answer less, or one more: whose places are whose?
+    two = [Span(0, 1), Span(1, 2)]
+    for rows in (refuse, lambda *_: [SpannedText("ab", [])], lambda *_: [SpannedText("ab", two)]):
+        monkeypatch.setattr(encoder.teacher_finder, "rows", rows)
+        (row,) = _rows(encoder, "hello", "hello user")
+        said = TEACHER.convert_tokens_to_string(TEACHER.convert_ids_to_tokens(list(row["teacher_input_ids"])))
+        assert "<|im_start|>" in said and "[INST]" not in said
+
+
+def test_the_teacher_is_told_what_the_record_brings(monkeypatch: Any) -> None:
+    """Its tools, and its arguments for the template."""
+    student = copy.deepcopy(STUDENT)
+    student.chat_template += "{% if now %}{% endif %}"
+    encoder, given = TaughtChatEncoder(student, TEACHER, max_length=None), []
+    monkeypatch.setattr(encoder.teacher_finder, "rows", lambda *said: given.append(said) or [SpannedText("", [])])
+    said = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    tools, arguments = [{"type": "function", "function": {"name": "get"}}], {"now": "today"}
+    encoder.parse(Row({"messages": said, "tools": tools, "chat_template_kwargs": arguments}, "data.jsonl", 1))
+    assert given == [(said, tools, arguments)]

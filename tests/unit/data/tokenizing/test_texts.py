@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
 from hftune.arguments.entry import parse_arguments
@@ -41,8 +42,9 @@ def test_lone_tokens_are_counted(chatml: PreTrainedTokenizerFast) -> None:
     dataset, counts = tokenize_texts(rows, chatml, block_size=4, append_eos=False)
     assert [chatml.decode(ids) for ids in dataset["input_ids"]] == ["abcd"]
     assert (counts.used, counts.truncated, counts.dropped) == (1, 1, {"fewer than 2 tokens": 1})
-    with pytest.raises(DataError, match="all 1 records were dropped"):
+    with pytest.raises(DataError, match="all 1 records were dropped") as problem:
         tokenize_texts(rows[:1], chatml, block_size=4, append_eos=False)
+    assert problem.value.place == "--train_file_dir"
 
 
 def test_eos_is_not_doubled(chatml: PreTrainedTokenizerFast) -> None:
@@ -87,9 +89,9 @@ def test_blocks_by_hand(
     chatml: PreTrainedTokenizerFast, size: int | None, length: int, blocks: list[int], truncated: int
 ) -> None:
     """In order; a lone token at the end is left out, which is counted where something else stays."""
-    counts = Counts()
+    counts = Counts(truncated=7)
     found = TextEncoder(chatml, block_size=size)._blocks(np.arange(length), counts)
-    assert [len(block) for block in found] == blocks and counts.truncated == truncated
+    assert [len(block) for block in found] == blocks and counts.truncated == 7 + truncated
     assert [int(one) for block in found for one in block] == list(range(sum(blocks)))
 
 
@@ -109,6 +111,16 @@ def test_what_the_flags_and_the_fingerprint_say(chatml: PreTrainedTokenizerFast)
     assert other.without_limit().settings() == {
         "encoder": "text", "piece": None, "append_eos": False, "borders_in_text": "split"
     }  # fmt: skip
+
+
+def test_documents_begin_as_the_tokenizer_begins_texts() -> None:
+    tokenizer = make_tokenizer()
+    first = tokenizer.bos_token_id
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single=f"{tokenizer.bos_token} $A", special_tokens=[(tokenizer.bos_token, first)]
+    )
+    made = TextEncoder(tokenizer).encode(["ab", "c"], Counts())
+    assert [tokenizer.decode(ids) for ids in made["input_ids"]] == [f"<bos>ab{EOS}", f"<bos>c{EOS}"]
 
 
 def test_where_a_refused_text_is(chatml: PreTrainedTokenizerFast) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from types import SimpleNamespace
 from typing import Any
 
@@ -82,7 +83,7 @@ def test_runs_are_the_dense_mask(case: str, extra: str) -> None:
     real = arguments.get("attention_mask", torch.ones(BATCH, TOKENS, dtype=torch.bool))
     torch.testing.assert_close(mask.dense(BATCH, TOKENS)[:, 0][real], dense[:, 0][real])
 
-    more: dict[str, Any] = {"scaling": 0.7} if extra == "scaling" else {}
+    more: dict[str, Any] = {"scaling": 0.7} if extra in ("scaling", "both") else {}
     more |= {"softcap": 0.5} if extra in ("softcap", "both") else {}
     more |= {"s_aux": torch.tensor([0.3, -1.0, 2.0, 0.0], requires_grad=True)} if extra in ("sinks", "both") else {}
     inputs = [states(HEADS, seed=1), states(KEY_HEADS, seed=2), states(KEY_HEADS, seed=3)]
@@ -98,13 +99,22 @@ def test_runs_are_the_dense_mask(case: str, extra: str) -> None:
         torch.testing.assert_close(ours, expected, atol=2e-6, rtol=1e-5)
 
 
+# What SDPA's own `is_causal` does not say, so that transformers' function must be asked as well.
+ASKED = {"allow_is_causal_skip": False}
 DENSE: dict[str, tuple[int, int, dict[str, Any]]] = {
     # name: (queries, keys, arguments)
     "one more token with a cache": (1, TOKENS, {"q_offset": TOKENS - 1}),
-    "holes in the padding": (TOKENS, TOKENS, {"attention_mask": torch.tensor([[1, 0] * 6, [1] * 12]).bool()}),
-    "both ways": (TOKENS, TOKENS, {"mask_function": lambda batch, head, query, key: query >= key - 3}),
-    "a function for vmap": (TOKENS, TOKENS, {"use_vmap": True, "allow_is_causal_skip": False}),
-}
+    "a window behind a cache": (1, 4, {"q_offset": 11, "kv_offset": 8, "local_size": 3,
+                                       "mask_function": sliding_window_causal_mask_function(3)}),
+    "a cache with room": (4, TOKENS, ASKED),
+    "as many tokens as the cache has": (TOKENS, TOKENS, {"q_offset": 3, **ASKED}),
+    "holes in the padding": (TOKENS, TOKENS, {"attention_mask": torch.tensor([[1, 0] + [1] * 10, [1] * 12]).bool()}),
+    "the next token as well": (TOKENS, TOKENS, {"mask_function": lambda batch, head, query, key: query >= key - 1,
+                                                **ASKED}),
+    # Of single numbers: it cannot be asked for all places at once.
+    "a function for vmap": (TOKENS, TOKENS, {"mask_function": lambda *at: torch.stack([at[2], -at[3]]).sum() >= 0,
+                                             "use_vmap": True, **ASKED}),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("extra", ["plain", "softcap"])
@@ -118,8 +128,8 @@ def test_what_runs_cannot_say_gets_a_dense_mask(case: str, extra: str) -> None:
     if mask is not None:
         torch.testing.assert_close(mask, expected)
     query = states(HEADS, seed=1)[:, :, -queries:]
-    key, value = states(KEY_HEADS, seed=2), states(KEY_HEADS, seed=3)
-    more: dict[str, Any] = {"softcap": 0.5} if extra == "softcap" else {}
+    key, value = (states(KEY_HEADS, seed=seed)[:, :, -keys:] for seed in (2, 3))
+    more: dict[str, Any] = {"scaling": 0.7} | ({"softcap": 0.5} if extra == "softcap" else {})
     module = torch.nn.Identity()
     module.num_key_value_groups = HEADS // KEY_HEADS
     out = segments_attention(module, query, key, value, mask, **more)[0]
@@ -153,10 +163,13 @@ def test_a_bias_by_position_is_added() -> None:
 def test_attention_dropout_drops() -> None:
     inputs = [states(HEADS, seed=1), states(KEY_HEADS, seed=2), states(KEY_HEADS, seed=3)]
     runs = segments_mask(BATCH, TOKENS, TOKENS, mask_function=packed(causal_mask_function))
-    for more in ({}, {"softcap": 50.0}):
+    assert isinstance(runs, Segments)
+    module = torch.nn.Identity()
+    module.num_key_value_groups = HEADS // KEY_HEADS
+    for mask, more in itertools.product((runs, runs.dense(BATCH, TOKENS)), ({}, {"softcap": 50.0})):
         torch.manual_seed(0)
-        out = segments_attention(torch.nn.Identity(), *inputs, runs, dropout=0.5, **more)[0]
-        sure = segments_attention(torch.nn.Identity(), *inputs, runs, **more)[0]
+        out = segments_attention(module, *inputs, mask, dropout=0.5, **more)[0]
+        sure = segments_attention(module, *inputs, mask, **more)[0]
         assert not torch.allclose(out, sure)
         # The first token of a document has one weight, which is kept and doubled, or dropped.
         first = out[0, 5] / sure[0, 5]

@@ -45,6 +45,7 @@ check: lint ## lint and the quick unit tests, for before a commit
 
 lint: venv ## ruff, formatting and types, changing nothing
 	$(BIN)/ruff check .
+	$(BIN)/ruff check --isolated --preview --select PLW1514 --target-version py311 hftune # UTF-8 on every machine
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy hftune $(SCRIPTS)
 

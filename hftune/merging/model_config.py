@@ -49,7 +49,7 @@ def write_config(inputs: Inputs, outputs: Outputs, folder: Path) -> None:
     if inputs.scores is not None:
         _describe_head(merged, texts[-1], inputs, inputs.scores)
     text = json.dumps(merged, indent=2, ensure_ascii=False) + "\n"
-    (folder / "config.json").write_bytes(text.encode())
+    (folder / "config.json").write_text(text, encoding="utf-8")
 
 
 def _describe_head(config: dict[str, Any], text_config: dict[str, Any], inputs: Inputs, labels: int) -> None:
@@ -107,7 +107,7 @@ def suppress_padding(folder: Path, growth: Growth) -> None:
     file, last = folder / "generation_config.json", max([growth.base_tokens - 1, *growth.ids])
     if last + 1 < growth.rows and file.is_file():
         config = read_json(file, finite=False) | {"suppress_tokens": [*range(last + 1, growth.rows)]}
-        file.write_bytes((json.dumps(config, indent=2) + "\n").encode())
+        file.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
 def describe_tokenizer(folder: Path) -> dict[str, Any] | None:
@@ -128,7 +128,7 @@ def describe_tokenizer(folder: Path) -> dict[str, Any] | None:
 def _chat_template(folder: Path) -> str:
     """The chat template that transformers would read; empty where there is none."""
     if (folder / "chat_template.jinja").is_file():
-        return (folder / "chat_template.jinja").read_bytes().decode()
+        return (folder / "chat_template.jinja").read_text(encoding="utf-8")
     template = _tokenizer_config(folder).get("chat_template")
     return template if isinstance(template, str) else ""
 

@@ -24,6 +24,9 @@ HERE = Path(__file__).parent
 # What these are given is said, or only read by type checkers.
 _SPEAKING = frozenset(("cast", "notice", "say", "warn", "debug", "info", "TypeVar"))
 
+# Invariants, as `assert` is one: lengths that are equal, and UTF-8, which is how this machine reads and writes anyhow.
+_INVARIANT = frozenset(("strict", "encoding"))
+
 
 @dataclass(frozen=True)
 class Fault:
@@ -126,8 +129,8 @@ def _nodes(node: cst.CSTNode, inside: bool) -> Iterator[tuple[cst.CSTNode, bool]
         return
     if isinstance(node, cst.Call) and (_last_name(node.func) in _SPEAKING or _last_name(node.func).endswith("Error")):
         return
-    if isinstance(node, cst.Arg) and node.keyword is not None and node.keyword.value == "strict":
-        return  # an invariant, as `assert` is
+    if isinstance(node, cst.Arg) and _keyword(node) in _INVARIANT:
+        return
     if isinstance(node, cst.If) and _last_name(node.test) == "TYPE_CHECKING":
         return
     if isinstance(node, cst.Expr) and isinstance(node.value, (cst.SimpleString, cst.ConcatenatedString)):
@@ -152,10 +155,12 @@ def _changed(node: cst.CSTNode) -> Iterator[tuple[str, cst.CSTNode]]:
 
 def _argument_went(before: cst.Call, after: cst.Call) -> bool:
     """Whether an argument is left out, and none that states an invariant."""
-    strict = [
-        sum(arg.keyword is not None and arg.keyword.value == "strict" for arg in call.args) for call in (before, after)
-    ]
-    return len(before.args) != len(after.args) and strict[0] == strict[1]
+    stated = [sum(_keyword(arg) in _INVARIANT for arg in call.args) for call in (before, after)]
+    return len(before.args) != len(after.args) and stated[0] == stated[1]
+
+
+def _keyword(argument: cst.Arg) -> str:
+    return argument.keyword.value if argument.keyword is not None else ""
 
 
 def _not(test: cst.BaseExpression) -> cst.BaseExpression:

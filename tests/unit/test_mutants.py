@@ -39,7 +39,8 @@ def test_what_is_left_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
     """Words for people, types, invariants and what no test could miss; a condition is turned round."""
     (tmp_path / "a.py").write_text(
         'def f(x: int | None = None) -> int:\n    """Words."""\n    assert x != 1\n    if x:\n'
-        '        notice("no words")\n        raise ValueError(f"{x + 1}")\n    return list(zip(x, strict=True))\n'
+        '        notice("no words")\n        raise ValueError(f"{x + 1}")\n    x.open(encoding="utf-8")\n'
+        "    return list(zip(x, strict=True))\n"
     )
     monkeypatch.setattr(faults, "ROOT", tmp_path)
     assert {(fault.before, fault.after) for fault in faults.draw(["a.py"], 20, 0)} == {

@@ -224,5 +224,5 @@ def _compute(*what: Any) -> None:
 def _as_python(script: str, words: Sequence[str]) -> None:
     """In a fork: what Python's command line does with a script, or the command of hftune."""
     os.environ.update({"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"})
-    sys.stdin = open(os.devnull)  # noqa: SIM115
+    sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115
     child_processes.become(script, words)

@@ -111,7 +111,7 @@ def _may_hide(argv: list[str]) -> bool:
 
 def _code_of_ranks(log: Path) -> int | None:
     """The exit code of the first process that failed, as torchrun prints it; None without one."""
-    found = _EXIT_CODE.findall(log.read_text(errors="replace"))
+    found = _EXIT_CODE.findall(log.read_text(encoding="utf-8", errors="replace"))
     if not found:
         return None
     code = int(found[-1])
@@ -120,7 +120,7 @@ def _code_of_ranks(log: Path) -> int | None:
 
 def _show_what_no_rank_said(log: Path, code: int) -> None:
     """Print errors of the launcher itself, and of processes that ended before they could print."""
-    text = log.read_text(errors="replace")
+    text = log.read_text(encoding="utf-8", errors="replace")
     # torchrun's own traceback says that a process failed, which is known: what matters is before it.
     end = _OF_TORCHRUN.search(text)
     lines = failure.last_words(text[: end.start()] if end else text, _LINES)

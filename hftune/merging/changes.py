@@ -106,7 +106,7 @@ def _parameter_of(adapter: Adapter, module: AdaptedModule, base: BaseTensors) ->
         own = [f"{module.name}.{name}" for name, _ in found.named_parameters(recurse=False)]
         targeted = [name for name in own if any(name == key or name.endswith(f".{key}") for key in asked)]
         # peft wraps a module once per parameter, in the order of its parameters, so the last one is outermost.
-        if targeted and module.depth < len(targeted):
+        if module.depth < len(targeted):
             return targeted[len(targeted) - 1 - module.depth]
     return _in_base(module.weight, base)
 

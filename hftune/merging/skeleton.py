@@ -82,7 +82,7 @@ class BaseTensors:
 
     def _names(self, wanted: torch.nn.Module | None) -> list[str]:
         assert self.skeleton is not None
-        return [name for name, module in self.skeleton.named_modules() if wanted is not None and module is wanted]
+        return [name for name, module in self.skeleton.named_modules() if module is wanted]
 
     def module(self, name: str) -> torch.nn.Module | None:
         """A module by its name; None where there is none, or no skeleton."""

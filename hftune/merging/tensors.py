@@ -261,10 +261,8 @@ def _quant_state(name: str, tensors: dict[str, StoredTensor]) -> dict[str, Store
 
 def _is_quant_state(name: str, tensors: dict[str, StoredTensor]) -> bool:
     """Whether a tensor only unpacks another one."""
-    module = name.rsplit(".", 1)[0]
-    return name.endswith((".SCB", ".weight_format")) or (
-        module.split(".weight")[0] + ".weight" in tensors and (".weight." in name)
-    )
+    module, inside, _ = name.rpartition(".weight.")
+    return name.endswith((".SCB", ".weight_format")) or (bool(inside) and f"{module}.weight" in tensors)
 
 
 def _unpacked_shape(name: str, stored: StoredTensor, state: dict[str, StoredTensor]) -> tuple[int, ...]:

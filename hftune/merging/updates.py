@@ -90,7 +90,7 @@ def low_rank(
         left, right = read_float(b), read_float(a)
         if experts > 1:
             left = left.reshape(left.shape[0], -1, experts)[:, :, expert]
-            right = right.reshape(experts, -1, right.shape[-1])[expert]
+            right = right.reshape(experts, -1, right.shape[1])[expert]
         if transposed:
             left, right = right.T, left.T
         rows = left.shape[0] // where.parts
@@ -161,7 +161,7 @@ def replace(stored: StoredTensor) -> Update:
     def load(where: StoredSlice, shape: tuple[int, ...]) -> Apply:
         found = read_tensor(stored).float()
         if where.expert is not None:
-            found = found[where.expert].chunk(where.parts, dim=0)[where.part]
+            found = found[where.expert].chunk(where.parts)[where.part]
         values = found.reshape(-1, found.shape[-1]) if found.ndim > 1 else found.reshape(-1, 1)
         return lambda block, start, rows: values[start : start + rows].clone()  # later updates overwrite it
 

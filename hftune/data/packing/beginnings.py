@@ -47,7 +47,7 @@ def shared_segments(ids: IntColumn, labels: IntColumn, capacity: int) -> tuple[S
 def _head(ids: IntColumn, number: int) -> int:
     """The same for documents that begin alike, or by a rare chance; a short document is like no other."""
     if ids.lengths[number] <= LEAST:
-        return -1 - number
+        return number
     return xxhash.xxh3_64_intdigest(ids.of(number)[:LEAST].tobytes())
 
 
@@ -55,7 +55,9 @@ class _Group:
     """Documents of a row that share their beginnings with the last of them."""
 
     def __init__(self, first: int) -> None:
-        self.members, self.shared = [first], [0]
+        self.members: list[int] = [first]
+        # Of all members but the last.
+        self.shared: list[int] = []
 
     @property
     def documents(self) -> list[int]:
@@ -65,7 +67,7 @@ class _Group:
     @property
     def behind(self) -> list[int]:
         """How many tokens of the whole document stand before what there is of each of `documents`."""
-        return [0, *self.shared[:-1]]
+        return [0, *self.shared]
 
 
 def _groups(numbers: list[int], ids: IntColumn, labels: IntColumn, capacity: int) -> list[_Group]:
@@ -81,7 +83,7 @@ def _groups(numbers: list[int], ids: IntColumn, labels: IntColumn, capacity: int
         # A conversation's last row holds the earlier ones; another conversation may share the system prompt alone.
         if min(shared) >= LEAST and sum(shared) > sum(group.shared) and tokens <= capacity:
             group.members.append(number)
-            group.shared = [*shared, 0]
+            group.shared = shared
         else:
             groups.append(_Group(number))
     return groups

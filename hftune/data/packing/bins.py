@@ -104,8 +104,7 @@ def best_fit_decreasing(lengths: IntArray, capacity: int) -> Bins:
             bin_of[order[placed : placed + taken]] = np.repeat(bins, each)[:taken]
             full, rest = divmod(taken, each)
             rooms.put(room - each * size, bins[:full])
-            if rest:
-                rooms.put(room - rest * size, bins[full:])
+            rooms.put(room - rest * size, bins[full:])
             placed += taken
     return _in_order(bin_of)
 

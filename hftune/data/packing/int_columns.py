@@ -19,7 +19,7 @@ class IntColumn:
         chunks = dataset.data.column(name).chunks
         # Arrow's offsets are int32 within a chunk; sums over chunks need 64 bits.
         offsets = [chunk.offsets.to_numpy().astype(np.int64) for chunk in chunks]
-        self.values: list[np.ndarray] = [chunk.values.to_numpy(zero_copy_only=True) for chunk in chunks]
+        self.values: list[np.ndarray] = [chunk.values.to_numpy() for chunk in chunks]
         self.lengths: IntArray = _joined([np.diff(part) for part in offsets])
         # Where each document lies: number of the chunk, first token in it.
         self.chunk: IntArray = np.repeat(np.arange(len(chunks)), [len(part) - 1 for part in offsets])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ import pytest
 import torch
 from peft import LoraConfig
 
+from hftune.checkpoints.file_records import record_result
+from hftune.constants import MANIFEST_NAME
 from hftune.errors import ManifestError, UserError
 from hftune.merging.adapters import ADAPTER_WEIGHTS, PREFIX, Adapter, read_adapter
 from tests.unit.merging.models import store
@@ -54,12 +57,14 @@ def test_scales(tmp_path: Path) -> None:
         1.5,
     ]
     assert adapter(tmp_path / "2", lora_alpha=6, use_rslora=True).scale("q", 4) == 3
+    assert adapter(tmp_path / "3").scale("q", 4) == 2, "peft's own alpha is 8"
 
 
 def test_token_rows(tmp_path: Path) -> None:
     assert adapter(tmp_path / "1", trainable_token_indices=[3, 5]).token_rows("model.embed_tokens") == [3, 5]
     by_name = adapter(tmp_path / "2", trainable_token_indices={"embed_tokens": [7]})
-    assert by_name.token_rows("model.embed_tokens") == [7] and by_name.token_rows("lm_head") is None
+    assert by_name.token_rows("model.embed_tokens") == by_name.token_rows("embed_tokens") == [7]
+    assert by_name.token_rows("lm_head") is None and adapter(tmp_path / "3").token_rows("embed_tokens") == []
 
 
 @pytest.mark.parametrize(
@@ -82,6 +87,9 @@ def test_convolutions_and_pickles_are_peft_s(tmp_path: Path) -> None:
     store(tmp_path, {"conv.lora_A.weight": torch.ones(1, 1, 3)}, ADAPTER_WEIGHTS)
     (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA"}')
     assert "3 dimensions" in str(Adapter(tmp_path).unsupported())
+    # Experts that were trained in full have three as well.
+    store(tmp_path, {"experts.up": torch.ones(1, 1, 3), "q.lora_A.weight": torch.ones(1, 1)}, ADAPTER_WEIGHTS)
+    assert Adapter(tmp_path).unsupported() is None
     (tmp_path / ADAPTER_WEIGHTS).unlink()
     assert ADAPTER_WEIGHTS in str(Adapter(tmp_path).unsupported())
 
@@ -116,3 +124,23 @@ def test_every_setting_of_peft_is_known_or_left_to_it(name: str, tmp_path: Path)
 @pytest.mark.parametrize("init", [True, False, None, "gaussian", "eva", "orthogonal"])
 def test_initialisations_that_leave_the_base_as_it_is(init: Any, tmp_path: Path) -> None:
     assert adapter(tmp_path, init_lora_weights=init).unsupported() is None
+
+
+def test_an_adapter_counts_as_it_is_told(tmp_path: Path) -> None:
+    made = adapter(tmp_path)
+    assert made.weight == 1.0 and read_adapter(tmp_path, 0.5, "--peft_model_path").weight == 0.5
+    assert made.manifest == {}, "it is from elsewhere"
+
+
+def test_a_file_that_is_not_the_one_that_was_written(tmp_path: Path) -> None:
+    """Of the size and the time that it had: every byte is read."""
+    adapter(tmp_path)
+    (tmp_path / MANIFEST_NAME).write_text(json.dumps({"files": record_result(tmp_path)}))
+    read_adapter(tmp_path, 1.0, "--peft_model_path")
+    weights = tmp_path / ADAPTER_WEIGHTS
+    before = weights.stat()
+    store(tmp_path, {f"{PREFIX}q.lora_A.weight": torch.zeros(1, 1)}, ADAPTER_WEIGHTS)
+    assert weights.stat().st_size == before.st_size
+    os.utime(weights, ns=(before.st_atime_ns, before.st_mtime_ns))
+    with pytest.raises(UserError, match="is not as hftune wrote it"):
+        read_adapter(tmp_path, 1.0, "--peft_model_path")

@@ -9,21 +9,23 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from transformers.pytorch_utils import Conv1D
 
 from hftune.errors import ManifestError
-from hftune.merging.adapters import ADAPTER_WEIGHTS, PREFIX, Adapter
-from hftune.merging.changes import Changes, _misfit, misfits, updates_of
+from hftune.merging.adapters import ADAPTER_WEIGHTS, PREFIX, AdaptedModule, Adapter
+from hftune.merging.changes import Changes, _misfit, _module_misfit, misfits, updates_of
 from hftune.merging.skeleton import BaseTensors, Unsupported
-from hftune.merging.updates import add_bias, replace
+from hftune.merging.updates import add_bias, grow_rows, replace
+from hftune.models.vocabulary.growth import Growth
 from tests.unit.merging.models import store
 
 
 class Experts(nn.Module):
-    """Three experts of (4, 2) and (2, 4)."""
+    """Two experts of (4, 2) and (2, 4)."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.gate_up_proj, self.down_proj = nn.Parameter(torch.zeros(3, 4, 2)), nn.Parameter(torch.zeros(3, 2, 4))
+        self.gate_up_proj, self.down_proj = nn.Parameter(torch.zeros(2, 4, 2)), nn.Parameter(torch.zeros(2, 2, 4))
 
 
 class Model(nn.Module):
@@ -52,15 +54,48 @@ def lora(name: str, a: tuple[int, int], b: tuple[int, int]) -> dict[str, torch.T
 
 def test_which_parameter_of_two(base: BaseTensors, tmp_path: Path) -> None:
     """peft wraps a module once per parameter: the last one is outermost."""
-    tensors = lora("experts.base_layer", (6, 2), (4, 6)) | lora("experts", (6, 4), (2, 6))
+    tensors = lora("experts.base_layer", (4, 2), (4, 4)) | lora("experts", (4, 4), (2, 4))
     asked = ["experts.gate_up_proj", "experts.down_proj"]
     found = updates_of(adapter(tmp_path / "a", tensors, target_parameters=asked), base)
-    assert {name: (update.key[1].shape, update.key[3:5]) for name, (update,) in found.items()} == {
-        "experts.gate_up_proj": ((6, 2), (2.0, 3)),  # alpha 4 over r = 6 / 3 experts
-        "experts.down_proj": ((6, 4), (2.0, 3)),
+    assert {name: (update.key[1].shape, update.key[3:6]) for name, (update,) in found.items()} == {
+        "experts.gate_up_proj": ((4, 2), (2.0, 2, False)),  # alpha 4 over r = 4 / 2 experts
+        "experts.down_proj": ((4, 4), (2.0, 2, False)),
     }
-    one = updates_of(adapter(tmp_path / "b", lora("experts", (6, 4), (2, 6)), target_parameters=asked[1:]), base)
+    one = updates_of(adapter(tmp_path / "b", lora("experts", (4, 4), (2, 4)), target_parameters=["down_proj"]), base)
     assert list(one) == ["experts.down_proj"]
+    for number, names in enumerate((asked[:1], ["other"])):  # two adapters around a module for one parameter, or none
+        odd = adapter(tmp_path / f"odd {number}", lora("experts.base_layer", (4, 2), (4, 4)), target_parameters=names)
+        with pytest.raises(ManifestError, match=r"which has no experts\.weight"):
+            updates_of(odd, base)
+
+
+def test_patterns_name_parameters_where_peft_wraps_them_and_modules_elsewhere(
+    base: BaseTensors, tmp_path: Path
+) -> None:
+    tensors = lora("experts", (4, 2), (4, 4)) | lora("q", (2, 2), (4, 2))
+    config = {"target_parameters": ["experts.gate_up_proj"], "alpha_pattern": {"experts.gate_up_proj": 6, "q": 8}}
+    found = updates_of(adapter(tmp_path / "a", tensors, **config), base)
+    assert {name: update.key[3] for name, (update,) in found.items()} == {"experts.gate_up_proj": 3.0, "q.weight": 4.0}
+    # One that is for no parameter is for the module, whatever else the adapter wraps.
+    config["alpha_pattern"] = {"experts": 6, "q.weight": 8}
+    found = updates_of(adapter(tmp_path / "b", tensors, **config), base)
+    assert {name: update.key[3] for name, (update,) in found.items()} == {"experts.gate_up_proj": 2.0, "q.weight": 2.0}
+
+
+def test_which_weights_are_the_other_way_round(base: BaseTensors, tmp_path: Path) -> None:
+    """Embeddings; experts that transformers marks; and a Conv1D, by its class alone."""
+    skeleton: Any = base.skeleton
+    tensors = lora("experts", (4, 4), (2, 4)) | lora("q", (1, 2), (4, 1))
+    asked = {"target_parameters": ["experts.gate_up_proj"]}
+    for mark, kind, transposed in ((True, nn.Linear, (True, False)), (False, Conv1D, (False, True))):
+        skeleton.experts.is_transposed = skeleton.q.is_transposed = mark
+        skeleton.q.__class__ = kind
+        found = updates_of(adapter(tmp_path / str(mark), tensors, **asked), base)
+        assert tuple(update.key[5] for (update,) in found.values()) == transposed
+    embedding = {"q.lora_embedding_A": torch.ones(1, 4), "q.lora_embedding_B": torch.ones(2, 1)}
+    skeleton.q.__class__ = nn.Linear
+    (update,) = updates_of(adapter(tmp_path / "c", embedding), base)["q.weight"]
+    assert update.key[5]
 
 
 def test_matrices_bias_and_replaced_parameters(base: BaseTensors, tmp_path: Path) -> None:
@@ -120,10 +155,32 @@ def test_shapes(tensors: dict[str, torch.Tensor], words: str | None, base: BaseT
         assert problem.cause.endswith(words), "one, and no more"
 
 
-def test_the_first_misfit_is_named_and_the_others_counted(base: BaseTensors, tmp_path: Path) -> None:
-    found = adapter(tmp_path / "a", {"q.weight": torch.ones(3, 2), "q.bias": torch.ones(5)} | lora("q", (1, 7), (4, 1)))
+@pytest.mark.parametrize("more", [1, 2])
+def test_the_first_misfit_is_named_and_the_others_counted(more: int, base: BaseTensors, tmp_path: Path) -> None:
+    wrong = {"q.bias": torch.ones(5)} | lora("q", (1, 7), (4, 1))
+    found = adapter(tmp_path / "a", wrong | ({"q.weight": torch.ones(3, 2)} if more == 2 else {}))
     (problem,) = misfits(found, updates_of(found, base), base, {})
-    assert problem.cause.endswith("(and 2 more)") and "is [4] in the base and [5]" in problem.cause
+    assert problem.cause.endswith(f"(and {more} more)") and "is [4] in the base and [5]" in problem.cause
+
+
+@pytest.mark.parametrize(("rows", "problems"), [(4, 1), (6, 0), (7, 0)])
+def test_what_had_grown_before_is_measured_as_it_was_then(
+    rows: int, problems: int, base: BaseTensors, tmp_path: Path
+) -> None:
+    """Six rows of the base's four: an adapter may bring more, and not the four that were there before."""
+    grown = {"q.weight": [grow_rows(Growth(4, 4, 6, [4, 5], "mean"), (4, 2))]}
+    for name, tensors in (("whole", {"q.weight": torch.ones(rows, 2)}), ("lora", lora("q", (1, 2), (rows, 1)))):
+        found = adapter(tmp_path / name, tensors)
+        wrong = [*misfits(found, updates_of(found, base), base, grown)]
+        assert len(wrong) == (problems if name == "whole" else int(rows != 6))
+
+
+def test_matrices_that_have_nothing_to_be_compared_with(tmp_path: Path) -> None:
+    stored = store(tmp_path, {"a": torch.ones(1, 9), "b": torch.ones(9, 1)})
+    both = {"lora_A": stored["a"], "lora_B": stored["b"]}
+    for tensors, shape in ((both, None), (both, (2, 4, 2)), ({"lora_A": both["lora_A"]}, (4, 2)), ({}, (4, 2))):
+        assert not [*_module_misfit(AdaptedModule("q", 0, tensors), shape, {})]
+    assert [*_module_misfit(AdaptedModule("q", 0, both), (4, 2), {})]
 
 
 def test_levels_that_change_a_parameter(tmp_path: Path) -> None:

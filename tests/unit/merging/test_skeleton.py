@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from hftune.errors import ArgumentError
+from hftune.merging import skeleton
 from hftune.merging.skeleton import (
     BaseTensors,
     StoredSlice,
@@ -51,8 +52,10 @@ def test_experts_that_are_one_parameter_in_memory(make_base: Callable) -> None:
 
 
 def test_a_reward_model_leaves_the_head(make_base: Callable) -> None:
-    _, unused = read(make_base("llama"), head="score", labels=1)
-    assert unused == ["lm_head.weight"]
+    base, unused = read(make_base("llama"), head="score", labels=3)
+    assert unused == ["lm_head.weight"] and base.heads == []
+    shape = base.shape("score.weight")
+    assert shape is not None and shape[0] == 3
 
 
 def test_a_conversion_that_is_not_known_is_peft_s() -> None:
@@ -84,6 +87,15 @@ def test_a_model_that_nobody_knows(tmp_path: Path) -> None:
         build_skeleton(tmp_path, trust_remote_code=False)
 
 
+def test_code_of_a_model_runs_where_that_is_asked_for_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bool] = []
+    for name in ("pretrained", "from_config"):
+        monkeypatch.setattr(skeleton, name, lambda *_, trust_remote_code=None: asked.append(trust_remote_code))
+    for trusted in (True, False):
+        build_skeleton(tmp_path, trust_remote_code=trusted)
+    assert asked == [True, True, False, False]
+
+
 def test_eight_bit_leaves_the_score_of_a_reward_model_whole(make_base: Callable) -> None:
     model = build_skeleton(make_base("llama"), head="score", labels=1, trust_remote_code=False)
     names = quantised_linears(model, eight_bit=True)
@@ -109,6 +121,10 @@ MERGE, CONCATENATE = operation("MergeModulelist", 0), operation("Concatenate", 1
         ([MERGE, operation("Concatenate", 0)], ["experts.*.w3.weight"], ["fused"], "MergeModulelist and Concatenate"),
         ([operation("MergeModulelist", 1)], ["experts.*.w3.weight"], ["fused"], "MergeModulelist"),
         ([MERGE], ["experts.w3.weight"], ["fused"], "MergeModulelist"),
+        ([MERGE], [".experts.*.w3.weight"], ["fused"], (13, 0, 1)),
+        ([MERGE], ["moe.experts.*.w3"], ["fused"], "MergeModulelist"),
+        ([MERGE], ["moe.experts....w3.weight"], ["fused"], "MergeModulelist"),
+        ([type("Transpose", (), {})()], ["experts.*.w3.weight"], ["fused"], "Transpose"),
     ],
 )
 def test_which_expert_and_which_half(

@@ -37,6 +37,10 @@ def test_any_rows_of_any_shape(tmp_path: Path) -> None:
     assert torch.equal(read_rows(stored["w"], 4), w.view(6, 4)[4:])
     assert torch.equal(read_rows(stored["vector"], 1, 2, reuse=True).flatten(), vector[1:3])
     assert torch.equal(read_tensor(stored["w"]), w)
+    # What is read anew stays as it is; what is not lies in the same memory each time.
+    first, again = read_rows(stored["w"], 0, 2), read_rows(stored["w"], 0, 2, reuse=True)
+    assert read_rows(stored["w"], 3, 2).data_ptr() != first.data_ptr() and torch.equal(first, again)
+    assert read_rows(stored["w"], 4, 2, reuse=True).data_ptr() == again.data_ptr() and torch.equal(first, w[0, :2])
 
 
 def test_a_read_may_give_less_than_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,7 +90,32 @@ def test_what_unpacks_a_tensor_is_no_tensor_of_the_model(tmp_path: Path) -> None
     assert dequantised(stored, {}, "base") == stored
 
 
-@pytest.mark.parametrize("said", ['{"shape": [6, -4]}', '{"shape": [6, 1e9]}', '{"shape": 24}', "{}"])
+@pytest.mark.parametrize("dtype", ["U8", "I8", "BF16", "F16", "F32"])
+def test_four_bits_are_packed_as_any_dtype(dtype: str, tmp_path: Path) -> None:
+    """As `bnb_4bit_quant_storage` said; sizes from 1 on, and below 2 to the 40."""
+    shape = [1, (1 << 40) - 1]
+    state = torch.tensor(list(json.dumps({"shape": shape}).encode()), dtype=torch.uint8)
+    name = "a.weight.b.weight"  # of a module that is in one of such a name
+    packed = {name: torch.zeros(2, 1, dtype=tensors.DTYPES[dtype]), f"{name}.absmax": torch.ones(1)}
+    stored = store(tmp_path, packed | {f"{name}.{tensors._QUANT_STATE}nf4": state})
+    found = dequantised(stored, BITSANDBYTES, "base")
+    assert {name: one.shape for name, one in found.items()} == {name: tuple(shape)}
+
+
+def test_names_that_only_look_like_what_unpacks_a_tensor(tmp_path: Path) -> None:
+    """Without the weight that they would unpack, and of a module whose name is much like it."""
+    names = ("a.weight.absmax", "b.weights.x", "b.weight", "c.SCB.bias")
+    found = dequantised(store(tmp_path, {name: torch.ones(1) for name in names}), BITSANDBYTES, "base")
+    assert set(found) == set(names)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        *('{"shape": [6, -4]}', '{"shape": [6, 0]}', '{"shape": [6, 1e9]}', f'{{"shape": [6, {1 << 40}]}}'),
+        *('{"shape": 24}', "{}"),
+    ],
+)
 def test_a_shape_that_is_none(said: str, tmp_path: Path) -> None:
     state = torch.tensor(list(said.encode()), dtype=torch.uint8)
     stored = store(
@@ -183,3 +212,10 @@ def test_scratch_of_a_large_tensor_is_not_kept(monkeypatch: pytest.MonkeyPatch) 
         made = scratch(purpose, rows, 4, torch.float32)
         assert (getattr(tensors._thread, purpose, None) is not None) == kept and made.shape == (rows, 4)
     assert scratch("of 4", 4, 4, torch.float32).data_ptr() == scratch("of 4", 4, 4, torch.float32).data_ptr()
+
+
+def test_what_can_be_folded_into() -> None:
+    """Every kind of float but those of eight bits, in which a step is larger than most updates."""
+    assert {tensors.DTYPES[name] for name in tensors.FLOATS} == {
+        dtype for dtype in tensors.DTYPES.values() if dtype.is_floating_point and dtype.itemsize > 1
+    }

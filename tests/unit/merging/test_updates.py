@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hftune.merging.skeleton import StoredSlice
-from hftune.merging.updates import Change, Update, add_bias, grow_rows, is_same, low_rank, replace, replace_rows
+from hftune.merging.updates import Change, Fold, Update, add_bias, grow_rows, is_same, low_rank, replace, replace_rows
 from hftune.models.vocabulary.growth import Growth
 from tests.unit.merging.models import store
 
@@ -60,9 +60,11 @@ def test_experts(count: int, tmp_path: Path) -> None:
     update = low_rank(stored["a"], stored["b"], 1.0, experts=count)
     torch.testing.assert_close(applied([update], w).reshape(count, 4, 2), wanted)
     torch.testing.assert_close(applied([update], w, step=3).reshape(count, 4, 2), wanted)
-    # The second half of the rows of expert 1, as a checkpoint stores its up projection.
-    half = StoredSlice("w", expert=1, part=1, parts=2)
-    torch.testing.assert_close(applied([update], w[1, 2:], where=half), wanted[1, 2:])
+    # Halves of the rows of an expert, as a checkpoint stores its gate and up projections.
+    for expert, part in ((0, 0), (1, 1)):
+        rows = slice(2 * part, 2 * part + 2)
+        half = StoredSlice("w", expert=expert, part=part, parts=2)
+        torch.testing.assert_close(applied([update], w[expert, rows], where=half), wanted[expert, rows])
 
 
 def test_a_bias_is_added(tmp_path: Path) -> None:
@@ -79,6 +81,16 @@ def test_replaced_whole_and_by_rows(tmp_path: Path) -> None:
     wanted = W.clone()
     wanted[5], wanted[2], wanted[4] = 1.0, 2.0, 3.0  # 4 is the first row of the second block
     assert torch.equal(applied([replace_rows([5, 2, 4], stored["rows"])], W, step=4), wanted)
+
+
+def test_replaced_whatever_its_shape(tmp_path: Path) -> None:
+    """A vector is one column, experts lie one below the other; and what comes after does not change what is read."""
+    tensors = {"vector": torch.randn(6), "experts": torch.randn(3, 4, 2)}
+    for name, tensor in store(tmp_path, tensors).items():
+        load = Change([[(1.0, [replace(tensor)])]], WHOLE, tensor.shape).load()
+        wanted = tensors[name].reshape(-1, 2 if name == "experts" else 1)
+        rows = len(wanted)
+        assert torch.equal(load(None, 0, rows).mul_(2), 2 * wanted) and torch.equal(load(None, 0, rows), wanted)
 
 
 def test_an_expert_that_was_trained_whole(tmp_path: Path) -> None:
@@ -116,17 +128,20 @@ def test_a_small_difference_is_not_lost_in_a_large_weight(tmp_path: Path) -> Non
 
 
 def test_the_same(tmp_path: Path) -> None:
-    stored = store(tmp_path, {"a": A, "b": B, "copy of a": A.clone(), "m": torch.ones(6)})
+    more = {"other": A + 1, "half": A.half(), "m": torch.ones(6)}
+    stored = store(tmp_path, {"a": A.half().float(), "b": B, "copy of a": A.half().float()} | more)
     a, b, copy, m = (stored[name] for name in ("a", "b", "copy of a", "m"))
+    other, half = stored["other"], stored["half"]
     assert is_same([(1.0, [low_rank(a, b, 1.0)])], [(1.0, [low_rank(copy, b, 1.0)])])
-    for other in (
+    assert is_same(a, copy) and not is_same(a, other) and not is_same(a, half) and not is_same(a, b)
+    for another in (
         low_rank(a, b, 2.0),
         low_rank(a, b, 1.0, magnitude=m),
         low_rank(b, b, 1.0),
         replace(a),
         add_bias(a, 1.0),
     ):
-        assert not is_same(low_rank(a, b, 1.0), other)
+        assert not is_same(low_rank(a, b, 1.0), another)
     assert not is_same([(1.0, [replace(a)])], [(0.5, [replace(a)])])
     assert not is_same([replace(a)], [])
     assert not is_same([replace(a)], replace(a)) and not is_same(replace(a), [replace(a)])
@@ -142,3 +157,13 @@ def test_which_updates_take_blocks_and_which_add_the_same(tmp_path: Path) -> Non
     assert not any(update.whole for update in (lora, bias, dora, whole, rows))
     assert [update.additive for update in (lora, bias, dora, whole, rows)] == [True, True, False, False, False]
     assert [update.shape for update in (lora, bias, dora, whole, rows)] == [None, None, None, (6,), None]
+
+
+def test_a_magnitude_is_one_a_row_unless_it_is_one_a_column() -> None:
+    """(3, 4) and (0, 2), to which nothing is added, at a length of 10 each; by column they are (3, 0) and (4, 2)."""
+    block, nothing = torch.tensor([[3.0, 4.0], [0.0, 2.0]]), torch.zeros(2, 1)
+    tens = torch.full((2,), 10.0)
+    by_row = Fold(nothing, nothing.T, 1.0, magnitude=tens)(block.clone(), 0, 2)
+    assert by_row.tolist() == [[6.0, 8.0], [0.0, 10.0]]
+    by_column = Fold(nothing, nothing.T, 1.0, magnitude=tens, by_column=True)(block.clone(), 0, 2)
+    torch.testing.assert_close(by_column, torch.tensor([[10.0, 40 / 20**0.5], [0.0, 20 / 20**0.5]]))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -57,9 +59,11 @@ def test_the_base_s_files(tmp_path: Path) -> None:
 def test_the_index(tmp_path: Path) -> None:
     shards = lay_out([output("b", 2), output("a", 3)], "8")
     write_index(tmp_path, shards)
-    found = json.loads((tmp_path / "model.safetensors.index.json").read_text())
-    assert found["metadata"] == {"total_parameters": 5, "total_size": 20}
-    assert list(found["weight_map"]) == ["a", "b"]
+    text = (tmp_path / "model.safetensors.index.json").read_text()
+    assert json.loads(text)["metadata"] == {"total_parameters": 5, "total_size": 20}
+    files = {"a": "model-00002-of-00002.safetensors", "b": "model-00001-of-00002.safetensors"}
+    assert json.loads(text)["weight_map"] == files and list(json.loads(text)["weight_map"]) == ["a", "b"]
+    assert text == json.dumps(json.loads(text), indent=2, sort_keys=True) + "\n", "as transformers writes it"
     (tmp_path / "one").mkdir()
     write_index(tmp_path / "one", shards[:1])
     assert not list((tmp_path / "one").iterdir())
@@ -96,7 +100,7 @@ def test_every_byte_in_blocks_and_in_small_writes(tmp_path: Path, monkeypatch: p
     """Linux writes at most 2 GiB at once, which a large vocabulary exceeds in float32."""
     pwrite = os.pwrite
     short = SimpleNamespace(**{name: getattr(os, name) for name in dir(os) if not name.startswith("__")})
-    short.pwrite = lambda file, view, at: pwrite(file, memoryview(view)[:50], at)
+    short.pwrite = lambda file, view, at: pwrite(file, memoryview(view)[:20], at)
     monkeypatch.setattr(write, "os", short)
     monkeypatch.setattr(write, "BLOCK_ELEMENTS", 20)
     check(*merged(tmp_path))
@@ -121,9 +125,12 @@ def test_the_disk_writes_while_tensors_are_computed(
     monkeypatch.setattr(write, "_FLUSH_BYTES", limit)
     for name in ("fdatasync", "fsync"):
         monkeypatch.setattr(os, name, lambda file, name=name: called.append(name))
-    (tmp_path / "merged").mkdir()
-    write_shards(tmp_path / "merged", lay_out(outputs, None), 1, lambda count: None)
-    assert called == ["fdatasync"] * times + ["fsync"]
+    for folder in ("merged", "on macOS"):
+        called.clear()
+        (tmp_path / folder).mkdir()
+        write_shards(tmp_path / folder, lay_out(outputs, None), 1, lambda count: None)
+        assert called == ["fdatasync" if folder == "merged" else "fsync"] * times + ["fsync"]
+        monkeypatch.delattr(os, "fdatasync", raising=False)
 
 
 def test_an_error_of_the_disk_is_not_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,13 +197,25 @@ def test_a_line_every_few_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     assert said == ["merged 2.0 of 4.0 GB (50%)"]
 
 
+@pytest.mark.parametrize(("later", "lines"), [(10.0, []), (10.5, ["merged 0.0 of 0.0 GB (100%)"])])
+def test_a_line_after_more_than_ten_seconds(later: float, lines: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    logger = SimpleNamespace(info=lambda text, *values: said.append(text % values))
+    monkeypatch.setattr(write, "get_logger", lambda: logger)
+    seconds = iter([3.0, *[3.0 + later] * 2])
+    monkeypatch.setattr(write.time, "monotonic", lambda: next(seconds))
+    Progress(1).advance(1)
+    assert said == lines
+
+
 def test_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(write.sys.stderr, "isatty", lambda: True, raising=False)
     progress = Progress(10)
     bar: Any = progress.bar
     progress.advance(4)
     progress.advance(2)
-    assert (bar.total, bar.n, progress.done) == (10, 6, 6) and bar.desc == "merging"
+    assert (bar.total, bar.n, progress.done) == (10, 6, 6)
+    assert (bar.desc, bar.unit, bar.unit_scale) == ("merging", "B", True), "1.5GB, not 1500000000"
     progress.close()
     assert bar.disable, "closed"
     monkeypatch.setattr(write.sys.stderr, "isatty", lambda: False, raising=False)
@@ -225,24 +244,30 @@ def test_tensors_that_rounding_leaves_as_they_were(
 
 @pytest.mark.parametrize(
     ("columns", "whole", "computed", "steps"),
-    [(3, False, False, [6, 4]), (30, False, False, [1] * 10), (3, True, False, [10]), (3, False, True, [10])],
+    [
+        (1, False, False, [20, 5]),
+        (3, False, False, [6, 6, 6, 6, 1]),
+        (30, False, False, [1] * 25),
+        (3, True, False, [25]),
+        (3, False, True, [25]),
+    ],
 )
 def test_rows_that_are_in_memory_at_once(
     columns: int, whole: bool, computed: bool, steps: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Blocks of 20 elements, at least a row; all of what must be seen as a whole, or is computed."""
     monkeypatch.setattr(write, "BLOCK_ELEMENTS", 20)
-    weight, seen = torch.randn(10, columns), []
+    weight, seen = torch.randn(25, columns), []
     stored: Any = store(tmp_path / "base", {"w": weight})["w"]
     if computed:
-        stored = ComputedTensor(stored.file, "F32", (10, columns), lambda: weight.clone())
+        stored = ComputedTensor(stored.file, "F32", (25, columns), lambda: weight.clone())
 
     def apply(block: torch.Tensor, start: int, rows: int) -> torch.Tensor:
         seen.append((start, rows, len(block)))
         return block.add_(1)
 
     change: Any = SimpleNamespace(load=lambda: apply, whole=whole)
-    made = Output("w", "F32", (10, columns), stored, change)
+    made = Output("w", "F32", (25, columns), stored, change)
     (tmp_path / "merged").mkdir()
     assert write_shards(tmp_path / "merged", lay_out([made], None), 1, lambda count: None) == [True]
     assert torch.equal(load_file(tmp_path / "merged" / "model.safetensors")["w"], weight + 1)
@@ -307,9 +332,15 @@ def test_what_is_on_disk_is_what_was_planned(tmp_path: Path) -> None:
         write._check_written(tmp_path, lay_out([output("a", 0)], None))
 
 
-def test_a_long_tensor_is_copied_in_many_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("inside_the_kernel", [True, False])
+def test_a_long_tensor_is_copied_in_many_calls(
+    inside_the_kernel: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not inside_the_kernel:  # as on macOS
+        monkeypatch.delattr(os, "copy_file_range", raising=False)
     monkeypatch.setattr(write, "_COPY_BYTES", 8)
-    source = store(tmp_path, {"a": torch.arange(8.0)}, "a.safetensors")["a"]
+    # Something lies behind it, which is not copied.
+    source = store(tmp_path, {"a": torch.arange(8.0), "b": torch.ones(9)}, "a.safetensors")["a"]
     target = tmp_path / "copy"
     with target.open("wb") as file:
         write._copy(source, file.fileno(), 5)
@@ -330,3 +361,82 @@ def test_workers_share_the_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     finally:
         torch.set_num_threads(before)
     assert seen == [1] * 4
+
+
+@pytest.mark.parametrize(
+    ("system", "workers"),
+    [
+        ({"sched_getaffinity": lambda process: {0, 3, 5} if process == 0 else {0}, "cpu_count": lambda: 64}, 3),
+        ({"sched_getaffinity": lambda process: set(range(20)), "cpu_count": lambda: 64}, 8),
+        ({"cpu_count": lambda: 5}, 5),
+        ({"cpu_count": lambda: None}, 1),
+    ],
+)
+def test_a_worker_a_core(system: Any, workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many as this process may use, where the system says that; and no more than eight."""
+    seen: list[int] = []
+    monkeypatch.setattr(write, "os", SimpleNamespace(**system))
+    monkeypatch.setattr(write, "free_bytes", lambda folder: 10**12)
+    monkeypatch.setattr(write, "write_shards", lambda folder, shards, number, advance: seen.append(number) or [])
+    write._write_weights(tmp_path, [])
+    assert seen == [workers]
+
+
+def test_a_file_is_what_safetensors_writes(tmp_path: Path) -> None:
+    """Byte by byte: the same header, which transformers asks for, without a space but the padding behind it."""
+    tensors = {"a": torch.randn(3, 1), "b.weight": torch.randn(2, 3, 1), "é": torch.randn(5)}
+    stored = store(tmp_path / "base", tensors)
+    outputs = [Output(name, "F32", tuple(tensor.shape), stored[name]) for name, tensor in tensors.items()]
+    (tmp_path / "merged").mkdir()
+    write_shards(tmp_path / "merged", lay_out(outputs, None), 1, lambda count: None)
+    assert (tmp_path / "merged" / "model.safetensors").read_bytes() == stored["a"].file.read_bytes()
+
+
+def test_numbers_of_other_kinds_are_not_looked_at() -> None:
+    """They have no infinity, or no sum that torch knows."""
+    output = Output("w", "F8_E4M3", (1, 2), None)
+    assert write._round(torch.tensor([[1.0, 2.0]]), output).float().tolist() == [[1.0, 2.0]]
+
+
+def test_after_an_error_nothing_more_is_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of fifty tensors the third fails: what waits is neither computed nor flushed."""
+    flushes_wait = threading.Event()
+
+    class Pool(ThreadPoolExecutor):
+        """Its jobs, but for the first three of tensors, wait until it is told to stop."""
+
+        def __init__(self, *given: Any, **named: Any) -> None:
+            super().__init__(*given, **named)
+            self.stopping, self.begun, self.asked = threading.Event(), 0, 0
+            pools.append(self)
+
+        def submit(self, job: Any, *given: Any) -> Any:
+            def waiting() -> Any:
+                self.begun += 1
+                if self is pools[1] or self.begun > 3:
+                    self.stopping.wait(60)
+                elif self.begun == 3:
+                    flushes_wait.wait(60)
+                    raise OSError("broken")
+                return job(*given)
+
+            self.asked += 1
+            if self is pools[1] and self.asked == 2:
+                flushes_wait.set()
+            return super().submit(waiting)
+
+        def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+            super().shutdown(wait=False, cancel_futures=cancel_futures)
+            self.stopping.set()
+            super().shutdown()
+
+    pools: list[Pool] = []
+    base = store(tmp_path / "base", {f"{number}": torch.ones(1) for number in range(50)})
+    outputs = [Output(name, "F32", (1,), tensor) for name, tensor in base.items()]
+    monkeypatch.setattr(write, "ThreadPoolExecutor", Pool)
+    monkeypatch.setattr(write, "_FLUSH_BYTES", 0)
+    (tmp_path / "merged").mkdir()
+    with pytest.raises(OSError, match="broken"):
+        write_shards(tmp_path / "merged", lay_out(outputs, None), 1, lambda count: None)
+    computing, flushing = pools
+    assert computing.begun <= 4 and flushing.begun <= 1

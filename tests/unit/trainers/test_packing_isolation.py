@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +22,7 @@ from hftune.arguments.entry import parse_arguments
 from hftune.data.splits import Splits
 from hftune.errors import ArgumentError
 from hftune.models.attention.segments import SEGMENTS
+from hftune.trainers import packing_isolation
 from hftune.trainers.packing_isolation import _inner, prove_isolation, uncompiled_and_unrounded
 from hftune.trainers.sft import SFTTrainer
 from tests.unit.data.helpers import pack, to_dataset
@@ -58,6 +60,69 @@ def test_apart(tiny_model: Path, attention: str) -> None:
     model = AutoModelForCausalLM.from_pretrained(tiny_model, attn_implementation=attention).train()
     prove_isolation(model, 256, attention, CPU)
     assert model.training
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_model_is_left_as_it_was(training: bool) -> None:
+    model, seen = torch.nn.Dropout().train(training), []
+
+    def read(given: torch.nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
+        seen.append(given.training)
+        return torch.ones(1, inputs["input_ids"].shape[1], 2)
+
+    prove_isolation(model, 256, "sdpa", CPU, read)
+    assert seen == [False, False] and model.training == training
+
+
+@pytest.mark.parametrize("vocabulary", [12, 9000])
+def test_what_the_two_documents_are(vocabulary: int) -> None:
+    """The second stays as it is, the first becomes another; of the middle of a vocabulary, where that is large."""
+    rows: list[list[int]] = []
+
+    def read(_: Any, inputs: dict[str, Any]) -> torch.Tensor:
+        rows.append(inputs["input_ids"][0].tolist())
+        assert inputs["position_ids"][0].tolist() == [*range(8), *range(16)]
+        assert "labels" not in inputs, "a loss is not wanted"
+        return torch.ones(1, 24, 2)
+
+    prove_isolation(torch.nn.Linear(1, 1), vocabulary, "sdpa", CPU, read)
+    (first, second), (before, after) = ([row[:8] for row in rows], [row[8:] for row in rows])
+    assert before == after and first != second
+    assert all(0 <= token < vocabulary for row in rows for token in row)
+    if vocabulary == 9000:
+        assert all(9000 // 4 < token < 3 * 9000 // 4 for row in rows for token in row)
+        assert all(len(set(document)) == len(document) for document in (first, second, after))
+        assert all(one != other for one, other in zip(first[1:], second[1:], strict=True))
+
+
+@pytest.mark.parametrize(
+    ("attention", "device", "tokens"),
+    [("sdpa", "cpu", 24), ("flex_attention", "cpu", 256), ("sdpa", "meta", 256)],
+)
+def test_kernels_in_blocks_get_more_than_a_block(attention: str, device: str, tokens: int) -> None:
+    seen: list[tuple[str, int]] = []
+
+    def read(_: Any, inputs: dict[str, Any]) -> torch.Tensor:
+        seen.append((inputs["input_ids"].device.type, inputs["input_ids"].shape[1]))
+        return torch.ones(1, inputs["input_ids"].shape[1], 2)
+
+    prove_isolation(torch.nn.Linear(1, 1), 256, attention, torch.device(device), read)
+    assert seen == [(device, tokens)] * 2
+
+
+@pytest.mark.parametrize("place", [8, 23])
+def test_one_token_of_the_second_document_is_enough(place: int) -> None:
+    """Its first or its last one; of logits that are all small, too."""
+    for scale, others in ((1.0, 0.0), (1e-3, 1.0)):
+
+        def read(_: Any, inputs: dict[str, Any], scale: float = scale, others: float = others) -> torch.Tensor:
+            logits = torch.full((1, 24, 2), scale)
+            logits[0, :8] = others  # those of the first document are not looked at
+            logits[0, place] *= 1 + 0.1 * (inputs["input_ids"][0, 1] - inputs["input_ids"][0, 0] == 7)
+            return logits
+
+        with pytest.raises(ArgumentError, match="see each other"):
+            prove_isolation(torch.nn.Linear(1, 1), 256, "sdpa", CPU, read)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -122,17 +187,18 @@ def test_what_rounds_more_may_move_more(tiny_model: Path) -> None:
     """bf16; and LLM.int8() lets a column with an outlier in one document change how all are rounded."""
     model = AutoModelForCausalLM.from_pretrained(tiny_model)
 
-    def refused(share: float, autocast: bool = True) -> bool:
+    def refused(share: float, autocast: bool = True, device: torch.device = CPU) -> bool:
         """Whether it is, where the second document's numbers move by this share with the first one."""
         numbers = iter([1.0, 1.0 + share])
         try:
-            prove_isolation(model, 256, "sdpa", CPU, lambda *_: torch.full((1, 24, 1), next(numbers)), autocast)
+            prove_isolation(model, 256, "sdpa", device, lambda *_: torch.full((1, 256, 1), next(numbers)), autocast)
         except ArgumentError:
             return True
         return False
 
     assert [refused(share) for share in (0.01, 0.04, 0.1)] == [False, True, True]
     assert [refused(share, autocast=False) for share in (0.001, 0.004, 0.01)] == [False, True, True]
+    assert not refused(0.01, autocast=False, device=torch.device("meta")), "kernels of a GPU round"
     model.to(torch.bfloat16)
     assert not refused(0.004, autocast=False)
     model.is_loaded_in_8bit = True
@@ -159,3 +225,14 @@ def test_the_model_inside() -> None:
     adapted = SimpleNamespace(get_base_model=lambda: base)
     for model in (base, adapted, SimpleNamespace(module=base), SimpleNamespace(module=adapted)):
         assert _inner(model) is base
+
+
+def test_as_much_as_logits_may_move(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By half of the largest one, say, and not by more."""
+    monkeypatch.setattr(packing_isolation, "TOLERANCE", 0.5)
+    for moved, refused in ((1.5, False), (0.5, False), (1.5001, True), (0.4999, True)):
+        numbers = iter([1.0, moved])
+        with pytest.raises(ArgumentError, match="see each other") if refused else nullcontext():
+            prove_isolation(
+                torch.nn.Linear(1, 1), 9, "sdpa", CPU, lambda *_, of=numbers: torch.full((1, 24, 1), next(of))
+            )

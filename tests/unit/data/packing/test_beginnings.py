@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hftune.constants import IGNORE_INDEX
-from hftune.data.packing import beginnings
+from hftune.data.packing import beginnings, rows
 from hftune.data.packing.beginnings import shared_segments
 from hftune.data.packing.int_columns import IntColumn
 from tests.unit.data.helpers import pack, to_dataset
@@ -24,6 +24,7 @@ Labelled = list[tuple[list[int], int]]
 @pytest.fixture(autouse=True)
 def short_beginnings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(beginnings, "LEAST", LEAST)
+    monkeypatch.setattr(rows, "TOKENS_AT_ONCE", 20)
 
 
 def dataset_of(documents: Labelled) -> Any:
@@ -65,7 +66,16 @@ def test_what_shares_too_little_stands_alone() -> None:
     assert groups_of([([1, 2, 3, 4, 5], 4), ([1, 2, 3, 4, 6], 1)]) == [[(1, 0, 5), (0, 3, 2)]], "the whole one may be"
     # Not next to each other.
     assert [*map(len, groups_of([([1, 2, 3, 4, 5], 4), ([9] * 5, 4), ([1, 2, 3, 4, 5], 4)]))] == [1, 1, 1]
-    assert groups_of([([1, 2, 3], 1), ([1, 2, 3], 1)]) == [[(0, 0, 3)], [(1, 0, 3)]], "as short as a beginning"
+    for shorter in ([1, 2, 3, 4, 5], 4), ([1, 2, 3], 1):
+        alone = [[(0, 0, len(shorter[0]))], [(1, 0, 3)]]
+        assert groups_of([shorter, ([1, 2, 3], 1)]) == alone, "as short as a beginning"
+
+
+def test_what_is_not_trained_keeps_its_last_token() -> None:
+    """Of four that are the same, three stand before the last one, which nothing but the document's end needs."""
+    untrained = [1, 2, 3, 4, 5]
+    assert groups_of([(untrained, 5), ([1, 2, 3, 4, 6], 4)]) == [[(1, 0, 5), (0, 3, 2)]]
+    assert groups_of([(untrained[:4], 4), ([1, 2, 3, 4, 6], 4)]) == [[(0, 0, 4)], [(1, 0, 5)]]
 
 
 def test_conversations_do_not_give_up_their_own_rows_for_a_system_prompt() -> None:
@@ -88,10 +98,10 @@ def test_conversations_do_not_give_up_their_own_rows_for_a_system_prompt() -> No
 )
 def test_nothing_is_lost(shapes: list[tuple[int, list[int], int]], capacity: int) -> None:
     documents = [([*range(10, 10 + same), *own], min(first, same + len(own) - 1)) for same, own, first in shapes]
-    rows, stats = pack(dataset_of(documents), capacity, shared_beginnings=True)
+    packed, stats = pack(dataset_of(documents), capacity, shared_beginnings=True)
     plain, before = pack(dataset_of(documents), capacity)
     found, whole = [], []
-    for row in rows:
+    for row in packed:
         assert len(row["input_ids"]) <= capacity and sum(row["seq_lengths"]) == len(row["input_ids"])
         at = 0
         for length, behind in zip(row["seq_lengths"], row["shared_tokens"], strict=True):

@@ -51,6 +51,12 @@ def test_best_fit_by_hand() -> None:
     assert as_lists(bins) == [[0, 3], [1, 4], [2]]
 
 
+def test_ties_stay_in_their_order() -> None:
+    """Each 5 meets the next 4, however many there are."""
+    bins = best_fit_decreasing(np.array([5, 4] * 50), 9)
+    assert as_lists(bins) == [[2 * number, 2 * number + 1] for number in range(50)]
+
+
 def test_a_length_above_the_capacity_is_our_own_mistake() -> None:
     with pytest.raises(AssertionError, match="from 1 to capacity"):
         best_fit_decreasing(np.array([11]), 10)

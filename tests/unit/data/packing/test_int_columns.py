@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pyarrow as pa
 from datasets import Dataset, Features, Sequence, Value, concatenate_datasets
 
 from hftune.data.packing.int_columns import IntColumn
@@ -35,6 +36,11 @@ def test_values_keep_their_type() -> None:
 
 def test_a_column_of_nothing() -> None:
     empty = np.zeros(0, dtype=np.int64)
-    column = IntColumn(to_dataset({"input_ids": [[1]]}).select([]), "input_ids")
-    for found in (column.lengths, column.begin, column.chunk, column.gather(empty, empty, empty)):
-        assert found.tolist() == []
+    table = to_dataset({"input_ids": [[1]]}).data.table
+    no_chunks = type(to_dataset({}))(pa.table({"input_ids": pa.chunked_array([], table.schema.field(0).type)}))
+    assert not no_chunks.data.column("input_ids").chunks
+    for dataset in (to_dataset({"input_ids": [[1]]}).select([]), no_chunks):
+        column = IntColumn(dataset, "input_ids")
+        for found in (column.lengths, column.begin, column.chunk):
+            assert found.tolist() == [] and found.dtype == np.int64, "with which one can count"
+        assert column.gather(empty, empty, empty).dtype == np.int32

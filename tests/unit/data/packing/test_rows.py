@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from datasets import Dataset
 from hypothesis import HealthCheck, given, settings
@@ -13,6 +14,7 @@ from transformers import AutoTokenizer
 from examples.base_model import prepare_base
 from hftune.constants import IGNORE_INDEX
 from hftune.data.packing import rows as packing_module
+from hftune.data.packing.bins import Bins, Segments
 from hftune.data.packing.settings import STRATEGIES, Packing
 from hftune.data.readers.files import find_files
 from hftune.errors import DataError
@@ -88,6 +90,16 @@ def test_the_same_whatever_is_held_in_memory(strategy: str, lengths: list[int], 
     assert again[1] == expected[1]
 
 
+def test_what_is_held_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At most ten tokens at once, or one row that is longer."""
+    monkeypatch.setattr(packing_module, "TOKENS_AT_ONCE", 10)
+    lengths = np.array([4, 5, 1, 1, 12, 3, 7, 10, 1])
+    plain, whole = np.zeros_like(lengths), np.arange(len(lengths))
+    bins = Bins(whole, np.array([0, 1, 3, 4, 5, 6, 7, 8, 9]))  # the second row is of two documents
+    found = [*packing_module._portions(Segments(whole, plain, lengths, plain), bins)]
+    assert found == [(0, 2), (2, 3), (3, 4), (4, 6), (6, 7), (7, 8)]
+
+
 def test_rows_by_hand() -> None:
     rows, stats = pack(documents([3, 5, 4, 1]), 6, "bfd")
     assert rows.to_dict() == {
@@ -124,6 +136,14 @@ def test_rows_without_a_target_are_left_out_and_counted() -> None:
     assert (stats.packs, stats.tokens, stats.untrained_tokens) == (1, 5, 1)
     with pytest.raises(DataError, match="no token to train"):
         pack(documents([5], trained=False), 5)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_of_no_documents_there_are_no_rows(strategy: str) -> None:
+    segments, bins = packing_module.plan(np.zeros(0, dtype=np.int64), 5, strategy)
+    assert len(segments.length) == 0 and bins.offsets.tolist() == [0]
+    with pytest.raises(DataError, match="no token to train"):
+        pack(documents([]), 5, strategy)
 
 
 def test_an_overlong_document_is_split_only_where_asked() -> None:

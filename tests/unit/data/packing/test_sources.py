@@ -30,19 +30,23 @@ def test_packing_is_cached_under_its_settings(tmp_path: Path) -> None:
     # From the cache: nothing is read of what is given.
     again = packed_source(source([1], Counts()), Packing(5, "wrapped"), args)
     assert again.dataset.to_dict() == packed.dataset.to_dict() and again.counts == changed
+    assert list(tmp_path.iterdir()), "in the folder that is asked for"
     for other in (Packing(6, "wrapped"), Packing(5, "bfd"), Packing(5, "wrapped", cross_document_attention=True)):
         assert packed_source(records, other, args).dataset.to_dict() != packed.dataset.to_dict()
+    # Made again where that is asked for.
+    before, args = packed.dataset.to_dict(), DataArguments(data_cache_dir=str(tmp_path), overwrite_cache=True)
+    assert packed_source(source([1, 4], Counts()), Packing(5, "wrapped"), args).dataset.to_dict() != before
 
 
 def test_the_first_rows_are_counted_for_themselves(tmp_path: Path) -> None:
-    """Rows of 5, 5 and 1 tokens: the first two hold ten, of which the first of each document is not trained."""
-    packed = packed_source(source([5, 5, 1], Counts()), Packing(5), DataArguments(data_cache_dir=str(tmp_path)))
-    assert limit_packed_rows(packed, 3) is packed
-    first = limit_packed_rows(packed, 1)
-    assert len(first.dataset) == 1 and first.key != packed.key
-    assert (first.counts.tokens, first.counts.trained_tokens) == (5, 4)
+    """Rows of 5, 4 and 4 tokens, of which the first of each is not trained, in a room of 6 each."""
+    packed = packed_source(source([5, 4, 4], Counts()), Packing(6), DataArguments(data_cache_dir=str(tmp_path)))
+    assert limit_packed_rows(packed, 4) is packed and limit_packed_rows(packed, 3) is packed
+    first = limit_packed_rows(packed, 2)
+    assert len(first.dataset) == 2 and first.key != packed.key
+    assert (first.counts.tokens, first.counts.trained_tokens) == (9, 7)
     assert first.counts.packing is not None and packed.counts.packing is not None
     assert set(first.counts.packing) == {*packed.counts.packing, "of"}
     assert {name: first.counts.packing[name] for name in ("packs", "of", "fill", "tokens", "trained_tokens")} == {
-        **{"packs": 1, "of": 2, "fill": 1.0, "tokens": 5, "trained_tokens": 4}
+        **{"packs": 2, "of": 3, "fill": 0.75, "tokens": 9, "trained_tokens": 7}
     }

@@ -197,7 +197,7 @@ def write_index(folder: Path, shards: list[Shard]) -> None:
         "weight_map": dict(sorted(where.items())),
     }
     # Sorted and indented as transformers writes it, so that the same merge gives the same bytes.
-    (folder / INDEX_NAME).write_bytes(json.dumps(index, indent=2).encode() + b"\n")
+    (folder / INDEX_NAME).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
 
 
 # --- their bytes -----------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from torch._dynamo.testing import CompileCounter
 from transformers import Gemma2Config, Gemma2ForCausalLM, LlamaConfig, LlamaForCausalLM
 
@@ -80,7 +81,7 @@ def test_no_label_is_a_loss_of_zero_with_a_gradient_of_zero() -> None:
     none = torch.zeros(0, dtype=torch.long)
     found = model(input_ids=torch.zeros(1, 4).long(), answer_at=none, answer_ids=none, answer_factors=none.float())
     found.loss.backward()
-    assert found.loss == 0
+    assert found.loss == 0 and len(found.log_probs) == len(found.entropy) == 0
     assert all(one.grad is None or not one.grad.any() for one in model.parameters())
 
 
@@ -241,6 +242,8 @@ def test_what_a_trial_gives_in_the_place_of_a_body() -> None:
         said = model.model(input_ids=ids)
         assert torch.equal(said.last_hidden_state, states) and said.router_logits is None
         assert not hasattr(said, "__cuda_array_interface__"), "no protocol is spoken"
+    with torch.device("meta"), answer_head.made_up_states(model, model.model) as (ids, states):
+        assert ids.device.type == states.device.type == "cpu", "as the model is, whatever the default"
     away = tiny("llama", tied=False).to("meta", torch.bfloat16)
     with answer_head.made_up_states(away, away.model) as (ids, states):
         assert ids.device.type == states.device.type == "meta" and states.dtype == torch.bfloat16
@@ -299,8 +302,24 @@ def test_how_far_a_trial_may_be_off(size: float) -> None:
         (lambda logits: 1.05 * logits, False),
         (lambda logits: logits[..., :-1], False),
         (lambda logits: logits[..., :1], False),
+        (lambda logits: logits @ logits, False),  # raises, as layers do that want states of another kind
     ):
         found = answer_head._try_head(
             model, model.forward, model.model, lambda states, change=change: change(model.lm_head(states))
         )
         assert found is fits
+
+
+def test_a_lora_of_the_head_counts_and_learns() -> None:
+    adapted = get_peft_model(tiny("llama", tied=False), LoraConfig(target_modules=["lm_head"], r=2)).eval()
+    matrices = adapted.base_model.model.lm_head
+    torch.nn.init.normal_(matrices.lora_B["default"].weight)
+    ids, at, factors = torch.randint(0, WORDS, (1, 9)), torch.arange(8), torch.rand(8)
+    expected = -(adapted(input_ids=ids).logits[0, :-1].log_softmax(-1)[at, ids[0, 1:]] * factors).sum()
+    expected.backward()
+    wanted = gradients(adapted)
+    add_answer_head(adapted.get_base_model())
+    loss = adapted(input_ids=ids, answer_at=at, answer_ids=ids[0, 1:], answer_factors=factors).loss
+    loss.backward()
+    torch.testing.assert_close(loss, expected)
+    torch.testing.assert_close(gradients(adapted), wanted, rtol=1e-4, atol=1e-5)

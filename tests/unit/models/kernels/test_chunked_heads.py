@@ -51,6 +51,9 @@ def test_as_many_calls_as_the_process_with_most_tokens(
     assert len(rows) == calls
     own = [at for at in rows if at is not None]
     assert [place for at in own for place in range(*at)] == list(range(tokens)), "in order, each once"
+    if not tokens and not elsewhere:
+        single, _, _ = calls_of(monkeypatch, 0, 0, partitioned, chunk=1)
+        assert single == [None], "one token, where nobody has any"
     if len(own) < calls:
         assert float(nothing.detach()) == 0.0
         nothing.backward()

@@ -228,6 +228,11 @@ def test_how_far_a_trial_may_be_off(size: float, temperature: float) -> None:
 
         assert scoring_head._agrees(model, scaled, model.model, temperature) is fits
 
+    def misfit(**given: Any) -> Any:
+        raise ValueError("states of another kind")
+
+    assert scoring_head._agrees(model, misfit, model.model, temperature) is False
+
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_trial_gathers_what_is_not_below_the_body(tied: bool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,7 +240,7 @@ def test_a_trial_gathers_what_is_not_below_the_body(tied: bool, monkeypatch: pyt
 
     class Looks(LlamaForCausalLM):
         def forward(self, **given: Any) -> Any:
-            assert given["use_cache"] is False
+            assert given.get("use_cache") is False
             return super().forward(**given)
 
     model = Looks(tiny_config("llama"))

@@ -451,3 +451,22 @@ def test_a_chunk_that_only_another_process_has_of_labels_alone(monkeypatch: pyte
     assert all(len(column) == TOKENS for column in columns)
     for one, other in zip(*found, strict=True):
         same(one, other)
+
+
+@pytest.mark.parametrize("head", ["trained", "frozen", "module"])
+def test_labels_alone_of_logits_that_are_capped(head: str) -> None:
+    """Loss and gradients as from full logits, of which many lie where the cap bends them."""
+    student, _, hidden, _ = heads(
+        bias=True, kind=type("Other", (torch.nn.Linear,), {}) if head == "module" else torch.nn.Linear
+    )
+    student.requires_grad_(head != "frozen")
+    shape, ids, factors = LogitShape(1.5, 4.0), torch.randint(0, WORDS, (TOKENS,)), torch.rand(TOKENS)
+    log_probs = shape(student(hidden)).log_softmax(-1).gather(1, ids[:, None]).squeeze(1)
+    wanted = -(log_probs * factors).sum()
+    wanted.backward()
+    of_full = gradients(hidden, student)
+    loss, columns = answer_projection.weighted_loss(student, hidden, ids, shape, 2, factors)
+    loss.backward()
+    same(loss, wanted)
+    same(columns[0], log_probs)
+    same(gradients(hidden, student), of_full)

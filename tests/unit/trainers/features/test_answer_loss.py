@@ -187,3 +187,13 @@ def test_what_belongs_to_the_next_label() -> None:
     assert next_tokens(inputs).tolist() == [[NO, 7, NO], [8, 9, NO]]
     assert next_values(inputs, "w", -1.0).tolist() == [[2.0, 3.0, -1.0], [5.0, 6.0, -1.0]]
     assert next_values(inputs | {"shift_labels": 0}, "w", -1.0) is inputs["w"], "slices come shifted"
+
+
+def test_sums_are_kept_where_the_model_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    taught: list[Any] = []
+    monkeypatch.setattr("hftune.trainers.features.answer_loss.add_answer_head", taught.append)
+    run, one = run_of(Model(), device=torch.device("meta")), AnswerLoss(measures_tokens=True)
+    monkeypatch.setattr("hftune.trainers.features.answer_loss.plain_model", lambda model: ("plain", model))
+    one.on_built(run)
+    assert taught == [("plain", run.model)]
+    assert {mode: sums.device.type for mode, sums in one.sums.items()} == {"train": "meta", "eval": "meta"}

@@ -100,8 +100,8 @@ class AlignedTargets:
         return replace(self, group=self.group[rows])
 
     def made_up(self) -> AlignedTargets:
-        """Of one token at which no group begins."""
-        return replace(self, states=self.states.made_up(), group=self.group.new_full((1,), -1), alike=self.alike[:0])
+        """Of one token at which no group begins, so that none is read."""
+        return replace(self, group=self.group.new_full((1,), -1))
 
 
 def outcomes(log_probs: torch.Tensor, ids: torch.Tensor, size: int, *, others: bool) -> torch.Tensor:

@@ -175,7 +175,8 @@ def made_up_states(model: Any, body: torch.nn.Module) -> Iterator[tuple[torch.Te
     head, ids = model.get_output_embeddings(), torch.arange(1, _PROBED + 1, device=model.device)[None]
     width = getattr(head, "in_features", None) or model.config.get_text_config().hidden_size
     # From a generator of its own: a run's random numbers stay what they are.
-    states = torch.randn((1, _PROBED, width), generator=torch.Generator().manual_seed(0)).to(model.device, model.dtype)
+    drawn = torch.randn((1, _PROBED, width), generator=torch.Generator().manual_seed(0), device="cpu")
+    states = drawn.to(model.device, model.dtype)
     # The body itself is not run: its layers may share rows with other processes, or ask for borders of a real row.
     with method_replaced(body, "forward", lambda *args, **kwargs: _States(last_hidden_state=states)):
         yield ids, states

@@ -81,7 +81,7 @@ class LogitShape:
 
 @torch.compiler.disable
 def answer_log_probs(
-    head: torch.nn.Module, hidden: torch.Tensor, targets: torch.Tensor, shape: LogitShape, detail: int = 2
+    head: torch.nn.Module, hidden: torch.Tensor, targets: torch.Tensor, shape: LogitShape, detail: int
 ) -> Columns:
     """The columns from hidden states (tokens, size) and targets (tokens,); the first has a gradient."""
     if is_plain(head) and not (is_trained(head) and torch.is_grad_enabled()):
@@ -139,9 +139,9 @@ class _Chunk:
     def of(cls, raw: torch.Tensor, ids: torch.Tensor, shape: LogitShape, detail: int) -> _Chunk:
         """From what the head gave, (tokens, vocabulary), and targets (tokens,)."""
         logits = shape(raw)
-        top = logits.amax(dim=-1)
+        top = logits.amax(dim=1)
         powers = (logits - top[:, None]).exp_()
-        total = powers.sum(dim=-1)
+        total = powers.sum(dim=1)
         at_target = logits.gather(1, ids[:, None])
         # Autocast would compute products with 16 bits, which is not enough for sums over a vocabulary.
         with in_float32(logits.device):
@@ -165,11 +165,11 @@ def _measured(logits: torch.Tensor, dtype: torch.dtype, ids: torch.Tensor, parts
         # sum of p * logit without a third tensor of this size
         entropy = normaliser - torch.linalg.vecdot(powers, logits) / total
         # In 16 bits several tokens often share the largest logit.
-        is_top1 = at_target == top if dtype == torch.float32 else logits.argmax(dim=-1) == ids
+        is_top1 = at_target == top if dtype == torch.float32 else logits.argmax(dim=1) == ids
         columns += [entropy, is_top1]
     if detail > 1:
         squares = torch.linalg.vecdot(powers, powers) / total.square()
-        columns += [logits.mean(dim=-1), squares.log()]
+        columns += [logits.mean(dim=1), squares.log()]
     return tuple(columns)
 
 
@@ -293,7 +293,7 @@ def _by_module(
     def score(part: torch.Tensor, rows: slice | None) -> Columns:
         ids = targets.new_zeros(1) if rows is None else targets[rows]
         raw = head(part)
-        log_probs = shape(raw).log_softmax(dim=-1).gather(1, ids[:, None]).squeeze(1)
+        log_probs = shape(raw).log_softmax(dim=1).gather(1, ids[:, None]).squeeze(1)
         if not detail:
             return (log_probs,)
         with torch.no_grad():
@@ -309,6 +309,6 @@ def _joined(found: list[Columns], hidden: torch.Tensor, detail: int) -> Columns:
     """The columns of all chunks; empty ones where a batch has no answer."""
     if not found:
         # Sums of no hidden states: of length 0, with a gradient that leads to the model.
-        none = hidden.sum(dim=-1).float()
+        none = hidden.sum(dim=1).float()
         return (none, none.detach(), none.detach().bool(), none.detach(), none.detach())[: 1 + 2 * detail]
     return tuple(torch.cat(column) for column in zip(*found, strict=True))

@@ -118,7 +118,7 @@ def through_module(
     for part in hidden.tensor_split(chunks) if chunks else ():
         rows = slice(start, start := start + len(part)) if len(part) else None
         if rows is None:
-            part = hidden.new_zeros(1, hidden.shape[-1])
+            part = hidden.new_zeros(1, hidden.shape[1])
         columns = checkpoint(score, part, rows, use_reentrant=False) if again else score(part, rows)
         if rows is not None:
             found.append(columns)

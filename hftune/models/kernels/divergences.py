@@ -57,7 +57,7 @@ def taught(
     columns: list[torch.Tensor] = []
     label = own.gather(1, ids[:, None]).squeeze(1) if detail or share else None
     if detail and label is not None:
-        top1 = label == own.amax(dim=-1) if exact else own.argmax(dim=-1) == ids
+        top1 = label == own.amax(dim=1) if exact else own.argmax(dim=1) == ids
         columns = [label, -vecdot(own_chances, own), top1]
     sure = bool(detail) or how.max_teacher_entropy is not None
     if isinstance(teacher, AlignedTeacher):
@@ -120,13 +120,13 @@ def diverge_at_top(
     tiny = torch.finfo(student.dtype).tiny
     # Exactly 0 where a token is known, so that the rest is that of the others however small it is.
     rest = chances.scatter_add(1, at, -chances.gather(1, at).mul(present))
-    own = rest.sum(dim=-1, keepdim=True).clamp_(min=tiny)
+    own = rest.sum(dim=1, keepdim=True).clamp_(min=tiny)
     known = teacher.log_probs.to(student.dtype).masked_fill(~present, FLOOR)
     # What a sum of probabilities leaves of 1 is known no better than to float32's precision.
-    left = (1 - known.exp().sum(dim=-1, keepdim=True)).clamp_(min=torch.finfo(torch.float32).eps)
-    left = left.masked_fill(present.sum(dim=-1, keepdim=True) >= student.shape[1], tiny)
-    outcomes = torch.cat([student.gather(1, at).masked_fill(~present, FLOOR), own.log()], dim=-1)
-    divergence, entropy, slope = diverge(outcomes, outcomes.exp(), torch.cat([known, left.log()], dim=-1), beta, sure)
+    left = (1 - known.exp().sum(dim=1, keepdim=True)).clamp_(min=torch.finfo(torch.float32).eps)
+    left = left.masked_fill(present.sum(dim=1, keepdim=True) >= student.shape[1], tiny)
+    outcomes = torch.cat([student.gather(1, at).masked_fill(~present, FLOOR), own.log()], dim=1)
+    divergence, entropy, slope = diverge(outcomes, outcomes.exp(), torch.cat([known, left.log()], dim=1), beta, sure)
     # The gradient of the last outcome is shared out as its probability is.
     spread = rest.mul_(slope[:, -1:] / own)
     return divergence, entropy, spread.scatter_add_(1, at, slope[:, :-1].mul(present))

@@ -36,7 +36,7 @@ class Divergence:
         max_teacher_entropy: Nats, of the teacher at `temperature`; a token of which it is less sure has weight 0.
     """
 
-    beta: float = 1.0
+    beta: float
     temperature: float = 1.0
     hard_label_share: float = 0.0
     max_teacher_entropy: float | None = None
@@ -78,10 +78,10 @@ class TeacherStates:
         if not is_plain(self.head):
             # A module of its own, which ZeRO-3 gathers as it is called, under autocast as its states were computed.
             device = self.hidden.device.type
-            enabled, dtype = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
+            enabled = torch.is_autocast_enabled(device)
 
             def by_module(rows: slice) -> torch.Tensor:
-                with torch.autocast(device, dtype, enabled=enabled):
+                with torch.autocast(device, enabled=enabled):
                     return self.shape(self.head(self.hidden[rows]))[:, :widest].clamp(min=FLOOR)
 
             yield by_module
@@ -104,7 +104,7 @@ class TeacherStates:
 
     def made_up(self) -> TeacherStates:
         """Of one token that a batch without labels projects all the same."""
-        return replace(self, hidden=self.hidden.new_zeros(1, self.hidden.shape[-1]))
+        return replace(self, hidden=self.hidden.new_zeros(1, self.hidden.shape[1]))
 
 
 @dataclass(frozen=True)
@@ -178,7 +178,7 @@ class TopTargets:
         """Over the first `widest` tokens of a vocabulary at most: of others none is here, and the rest sums to 1."""
         width = min(widest, self.vocabulary or widest)
         beyond = self.ids >= width
-        lost = self.log_probs.masked_fill(~beyond, -torch.inf).exp().sum(-1, keepdim=True).clamp(max=1 - 1e-6)
+        lost = self.log_probs.masked_fill(~beyond, -torch.inf).exp().sum(1, keepdim=True).clamp(max=1 - 1e-6)
         return TopTargets(self.ids.masked_fill(beyond, -1), self.log_probs - torch.log1p(-lost), width)
 
     def part(self, rows: slice) -> TopTargets:
@@ -187,7 +187,7 @@ class TopTargets:
 
     def made_up(self) -> TopTargets:
         """Of one token of which nothing is known."""
-        ids = self.ids.new_full((1, max(self.ids.shape[-1], 1)), -1)
+        ids = self.ids.new_full((1, 1), -1)
         return replace(self, ids=ids, log_probs=torch.zeros_like(ids, dtype=torch.float32))
 
 
@@ -231,4 +231,4 @@ class Lesson:
 
 def tempered(logits: torch.Tensor, temperature: float) -> torch.Tensor:
     """Log-probabilities of logits, or of other log-probabilities, (tokens, vocabulary)."""
-    return torch.log_softmax(logits if temperature == 1.0 else logits / temperature, dim=-1)
+    return torch.log_softmax(logits if temperature == 1.0 else logits / temperature, dim=1)

@@ -150,7 +150,7 @@ def _agrees(model: Any, original: Callable[..., Any], body: torch.nn.Module, tem
             found = model(**given, labels=ids, fused_lm_head=True).log_probs
     except MISFITS:
         return False
-    expected = logits.log_softmax(dim=-1).gather(2, ids[:, 1:, None]).squeeze(2)
+    expected = logits.log_softmax(dim=2).gather(2, ids[:, 1:, None]).squeeze(2)
     return bool((found - expected).abs().max() <= 2 * ROUNDED * logits.abs().max())
 
 
@@ -171,8 +171,8 @@ def _from_logits(model: Any, original: Callable[..., Any], temperature: float) -
         targets = labels[:, 1:]
         mask = targets != IGNORE_INDEX
         logits = original(*args, **{**kwargs, "use_cache": False}).logits[:, :-1][mask].float() / temperature
-        log_probs = logits.log_softmax(dim=-1)
-        each = log_probs.gather(1, targets[mask][:, None]).squeeze(1), -(log_probs.exp() * log_probs).sum(dim=-1)
+        log_probs = logits.log_softmax(dim=1)
+        each = log_probs.gather(1, targets[mask][:, None]).squeeze(1), -(log_probs.exp() * log_probs).sum(dim=1)
         # Connected to the model even where no label is valid, so that every process has a gradient.
         return Scores(*(column.new_zeros(mask.shape).masked_scatter(mask, column) for column in each))
 

@@ -104,7 +104,7 @@ class RouterListener:
         logits = logits.reshape(-1, logits.shape[-1])
         # Routers give logits, weights and the experts chosen; what they choose may be biased or limited to groups.
         named = isinstance(output, tuple) and len(output) == 3 and not output[2].is_floating_point()
-        chosen = output[2].reshape(len(logits), -1) if named else logits.topk(self.top_k, dim=-1).indices
+        chosen = output[2].reshape(len(logits), -1) if named else logits.topk(self.top_k, dim=1).indices
         self.passes[-1].logits.append(logits)
         self.passes[-1].chosen.append(chosen)
 

@@ -12,7 +12,7 @@ F_DIVERGENCES = ("reverse_kl", "forward_kl", "js_divergence", "alpha_divergence"
 _MAX_EXPONENT = {torch.float16: 11.0, torch.bfloat16: 80.0, torch.float32: 80.0, torch.float64: 700.0}
 
 
-def scores(ratios: torch.Tensor, divergence: str = "reverse_kl", alpha: float = 0.5) -> torch.Tensor:
+def scores(ratios: torch.Tensor, divergence: str, alpha: float) -> torch.Tensor:
     """f'(u) of u = pi / pi_ref: what stands for the log ratio where f-DPO replaces the reverse KL (arXiv:2309.16240).
 
     Additive constants that cancel between the two answers are kept, so that all are 0 at u = 1 but for the

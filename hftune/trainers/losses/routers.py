@@ -31,13 +31,13 @@ def balance_loss(
     Returns:
         A float32 scalar. Its gradient goes through `shares` alone.
     """
-    experts = shares.shape[-1]
+    experts = shares.shape[1]
     shares = shares.float()
     weights = torch.ones(len(shares), device=shares.device) if mask is None else mask.float()
     total = weights.sum()
     hits = torch.zeros(experts, device=shares.device)
     # Counts of a choice have no gradient: it flows through the probabilities alone.
-    hits = hits.index_add(0, chosen.reshape(-1), weights.repeat_interleave(chosen.shape[-1]))
+    hits = hits.index_add(0, chosen.reshape(-1), weights.repeat_interleave(chosen.shape[1]))
     probability = (shares * weights[:, None]).sum(dim=0)
     if over is not None:
         size, whole = over
@@ -60,7 +60,7 @@ def z_loss(logits: torch.Tensor, mask: torch.Tensor | None = None, over: tuple[i
     Returns:
         A float32 scalar.
     """
-    squares = torch.logsumexp(logits.float(), dim=-1).square()
+    squares = torch.logsumexp(logits.float(), dim=1).square()
     weights = torch.ones_like(squares) if mask is None else mask.float()
     size, whole = over or (1, None)
     total = weights.sum() if whole is None else whole(weights.sum())

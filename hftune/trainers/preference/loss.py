@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import nn
 
@@ -158,7 +156,8 @@ class PairLoss:
             metrics.add(name, numbers)
         lengths = inputs["answer_lengths"]
         first, total = inputs["chosen_total"], len(inputs["answer_ids"])
-        counts = torch.repeat_interleave(_ones(lengths, _kept(inputs, 2)), lengths, output_size=total)
+        kept = inputs[FILLER].logical_not().repeat(2) if FILLER in inputs else torch.ones_like(lengths)
+        counts = torch.repeat_interleave(kept, lengths, output_size=total)
         assert outputs.entropy is not None and outputs.mean_logits is not None and outputs.is_top1 is not None
         metrics.add("entropy", outputs.entropy, counts)
         metrics.add("logits/chosen", outputs.mean_logits[:first], counts[:first])
@@ -168,7 +167,7 @@ class PairLoss:
     def rewards(self, terms: Terms) -> tuple[torch.Tensor, torch.Tensor]:
         """Implicit rewards of both answers, (B,): what the losses compare, times beta."""
         beta = self.run.args.beta
-        kinds = [LOSSES[name] for name in self.run.args.loss_type if name != "sft"]
+        kinds = [LOSSES[name] for name in self.run.args.loss_type]
         # With several losses, rewards follow the one that has a reference.
         if any(kind.average for kind in kinds) and not any(kind.reference for kind in kinds):
             chosen, rejected = terms.averages
@@ -194,16 +193,6 @@ def likelihoods(outputs: AnswerOutput, inputs: Inputs) -> torch.Tensor:
     return weights[inputs[FILLER].logical_not()] if FILLER in inputs else weights
 
 
-def _kept(inputs: Inputs, times: int) -> Any:
-    return inputs[FILLER].logical_not().repeat(times) if FILLER in inputs else slice(None)
-
-
 def settings_of(args: DPOArguments) -> Settings:
     """The numbers of the losses."""
     return Settings(**{name: getattr(args, name) for name in Settings.__dataclass_fields__})
-
-
-def _ones(lengths: torch.Tensor, kept: Any) -> torch.Tensor:
-    counts = torch.zeros(len(lengths), device=lengths.device)
-    counts[kept] = 1
-    return counts

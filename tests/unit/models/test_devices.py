@@ -12,7 +12,6 @@ from hftune.models.attention.segments import Segments, _places, _Softmax
 from hftune.models.attention.shared_prompts import SharedPrompts
 from hftune.trainers.losses.divergences import desensitised
 from hftune.trainers.losses.routers import balance_loss, z_loss
-from hftune.trainers.preference.loss import _ones
 
 META = torch.device("meta")
 
@@ -35,7 +34,6 @@ MADE: dict[str, Callable[[], Any]] = {
     "answers of which a part counts": lambda: answers(ld_alpha=0.5),
     "balance of routers": lambda: balance_loss(floats(4, 3), numbers(0, 1, 2, 0)[:, None]),
     "z-loss": lambda: z_loss(floats(4, 3)),
-    "counts": lambda: _ones(numbers(2, 3), slice(None)),
     "band": lambda: Segments(numbers(0, 5).int(), (5,), window=2).band(5),
     "dense mask": lambda: Segments(numbers(0, 2, 5).int(), (2, 3)).dense(1, 5),
     "places": lambda: torch.cat([one.flatten() for one in _places(2, 5, META)]),

@@ -24,7 +24,6 @@ from hftune.models.kernels.taught_projection import taught_loss
 from hftune.trainers.losses.divergences import desensitised
 from hftune.trainers.losses.routers import balance_loss, z_loss
 from hftune.trainers.ppo.maths import token_rewards
-from hftune.trainers.preference.loss import _ones
 from tests.table.tiny import model_class, tiny_config
 from tests.unit.data.batches.test_sequence_slices import row as row_of_two
 from tests.unit.trainers.features import test_answer_loss as answer_loss
@@ -118,7 +117,6 @@ CASES: dict[str, Callable[[], Any]] = {
     "routers": routers,
     "rewards of tokens": rewarded,
     "answers of a length": lambda: lambda: desensitised(per_token, LENGTHS, LENGTHS - 1, 0.5),
-    "pairs that count": lambda: lambda: _ones(LENGTHS, slice(1)),
     "borders of documents": lambda: (
         lambda: list(Row(torch.tensor([0, 2, 5], device=CPU), whole=False).for_kernels.values())
     ),

@@ -16,6 +16,7 @@ from hftune.models.kernels.aligned_targets import (
     Pairing,
     aligned_losses,
     diverge_aligned,
+    generalised_divergence,
     outcomes,
     sorted_distance,
 )
@@ -62,6 +63,32 @@ def test_losses_by_hand() -> None:
     leaf = student.clone().requires_grad_()
     aligned_losses(leaf.log_softmax(1), teacher, 0.0).sum().backward()
     torch.testing.assert_close(slope, leaf.grad)
+
+
+def test_columns_that_are_no_tokens_say_nothing() -> None:
+    """Of heads that are padded: the student has 3 tokens of 4 columns, the teacher 4 of 5."""
+    pairing = Pairing(ids([0, 2]), ids([1, 0]), True, (3, 4), (0.25, 2.0))
+    student = _logs([0.2, 0.3, 0.4, 0.1], [0.3, 0.15, 0.15, 0.4])
+    theirs = _logs([0.3, 0.4, 0.1, 0.1, 0.1], [0.4, 0.1, 0.1, 0.2, 0.2])
+    teacher = AlignedTeacher(theirs, ids([True, True]), ids([True, False]), pairing)
+    # 2/9, 4/9 and 3/9 against 4/9, 3/9 and 2/9; sorted 1/2, 1/4, 1/4, 0 against 4/8, 2/8, 1/8, 1/8.
+    forward = 4 / 9 * math.log(2) + 3 / 9 * math.log(3 / 4) + 2 / 9 * math.log(2 / 3)
+    assert aligned_losses(student, teacher, 0.0).tolist() == pytest.approx([0.25 * forward, 2.0 * 0.25])
+
+
+def test_probabilities_that_underflow() -> None:
+    """Where both have no chance at all, a middle has none either; the divergence stays a number."""
+    both = torch.tensor([[0.0, -500.0]])
+    assert generalised_divergence(both, both, 0.5).tolist() == [0.0]
+
+
+def test_all_of_a_teacher_s_vocabulary_is_read() -> None:
+    states = TeacherStates(torch.zeros(2, 100), torch.nn.Identity(), LogitShape())
+    targets = AlignedTargets(states, ids([-1, 0, -1, 1]), ids([True, False]), PAIRING)
+    with targets.opened(3, 1.0) as said:
+        found = said(slice(2, 4))
+    torch.testing.assert_close(found.log_probs, torch.full((1, 100), -math.log(100)))
+    assert found.begins.tolist() == [False, True] and found.alike.tolist() == [False]
 
 
 @given(st.sampled_from([0.0, 0.3, 1.0]), st.sampled_from([1.0, 2.0]), st.sampled_from([0.0, 0.4]))

@@ -6,12 +6,15 @@ from typing import Any
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from torch._dynamo.testing import CompileCounter
 from transformers import Gemma2Config, Gemma2ForCausalLM, LlamaConfig, LlamaForCausalLM
 
+from hftune.models.heads import body_of
 from hftune.models.kernels import answer_head, chunked_heads
 from hftune.models.kernels.answer_head import add_answer_head
 from hftune.models.kernels.answer_projection import LogitShape
+from hftune.models.kernels.lessons import Divergence, Lesson
 from tests.table.tiny import model_class, tiny_config
 
 WORDS = 97
@@ -78,8 +81,62 @@ def test_no_label_is_a_loss_of_zero_with_a_gradient_of_zero() -> None:
     none = torch.zeros(0, dtype=torch.long)
     found = model(input_ids=torch.zeros(1, 4).long(), answer_at=none, answer_ids=none, answer_factors=none.float())
     found.loss.backward()
-    assert found.loss == 0
+    assert found.loss == 0 and len(found.log_probs) == len(found.entropy) == 0
     assert all(one.grad is None or not one.grad.any() for one in model.parameters())
+
+
+@pytest.mark.parametrize("lesson", [False, True])
+def test_a_batch_without_labels_projects_one_token(lesson: bool) -> None:
+    """Other processes wait at the head; more than one token would be work for nothing."""
+    model, none = tiny("llama", tied=False), torch.zeros(0, dtype=torch.long)
+    add_answer_head(model)
+    given = {"input_ids": torch.zeros(1, 4).long(), "answer_at": none, "answer_ids": none}
+    lessons = {"answer_teacher": Lesson(model(**given, answer_states=True), Divergence(0.5))}
+    projected: list[Any] = []
+    model.lm_head.register_forward_pre_hook(lambda head, states: projected.append(tuple(states[0].shape)))
+    model(**given, answer_factors=none.float(), **(lessons if lesson else {}))
+    assert projected == [(1, 32)]
+
+
+@pytest.mark.parametrize("model_type", ["llama", "bert"])
+def test_rows_may_be_given_by_place_and_are_not_cached(model_type: str) -> None:
+    model = model_class(model_type)(tiny_config(model_type)).eval()
+    ids = torch.randint(5, 250, (1, 9))
+    log_probs = model(ids, use_cache=False).logits[0].float().log_softmax(-1)
+    add_answer_head(model)
+    asked: list[Any] = []
+    body_of(model).register_forward_pre_hook(lambda body, args, given: asked.append(given), with_kwargs=True)
+    at = torch.arange(8)
+    found = model(ids, answer_at=at, answer_ids=ids[0, 1:], use_cache=True).log_probs
+    torch.testing.assert_close(found, log_probs[at, ids[0, 1:]], rtol=1e-5, atol=1e-5)
+    assert asked[-1]["use_cache"] is False, "nothing is generated"
+
+
+@pytest.mark.parametrize("model_type", ["llama", "bert"])
+def test_places_count_in_rows_without_virtual_tokens(model_type: str) -> None:
+    """An adapter has put some before each row: the first 3 of 9 here."""
+    model = model_class(model_type)(tiny_config(model_type)).eval()
+    ids = torch.randint(5, 250, (2, 9))
+    log_probs = model(input_ids=ids, use_cache=False).logits[:, 3:].reshape(12, -1).float().log_softmax(-1)
+    add_answer_head(model)
+    at = torch.tensor([0, 5, 6, 11])
+    found = model(input_ids=ids, answer_at=at, answer_ids=at + 7, answer_width=6).log_probs
+    torch.testing.assert_close(found, log_probs[at, at + 7], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("head", ["trained", "frozen", "module"])
+def test_of_tokens_that_share_the_largest_logit_in_16_bits_one_is_the_most_likely(head: str) -> None:
+    model = tiny("llama", tied=False).bfloat16()
+    if head == "module":
+        model.lm_head = type("Head", (torch.nn.Linear,), {})(32, WORDS, bias=False, dtype=torch.bfloat16)
+    torch.nn.init.zeros_(model.lm_head.weight)
+    model.lm_head.requires_grad_(head != "frozen")
+    add_answer_head(model)
+    every = torch.arange(WORDS)
+    found = model(
+        input_ids=torch.ones(1, WORDS).long(), answer_at=every, answer_ids=every, answer_factors=every.float()
+    )
+    assert int(found.is_top1.sum()) == 1
 
 
 def test_a_call_without_places_is_the_models_own() -> None:
@@ -167,6 +224,31 @@ def test_without_a_trial_the_structure_decides(model_type: str, alone: bool, mon
     assert answer_head._head_is_all(model, model.forward, LogitShape.of(model.config)) is alone
 
 
+@pytest.mark.parametrize("field", ["unpadded_vocab_size", "ngram"])
+def test_a_structure_that_says_too_little(field: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By fields of those whose logits or states are others, whatever is next to their body; None says nothing."""
+    model = tiny("llama", tied=False)
+    monkeypatch.setattr(answer_head.zero, "is_partitioned", lambda parameter: True)
+    for value, alone in ((None, True), (2, False)):
+        setattr(model.config, field, value)
+        assert answer_head._head_is_all(model, model.forward, LogitShape.of(model.config)) is alone
+
+
+def test_what_a_trial_gives_in_the_place_of_a_body() -> None:
+    """A row of ids with as many states; of all else that a body may return, nothing."""
+    model = tiny("llama", tied=False)
+    with answer_head.made_up_states(model, model.model) as (ids, states):
+        assert ids.shape == states.shape[:2] == (1, ids.shape[1]) and ids.shape[1] > 1
+        said = model.model(input_ids=ids)
+        assert torch.equal(said.last_hidden_state, states) and said.router_logits is None
+        assert not hasattr(said, "__cuda_array_interface__"), "no protocol is spoken"
+    with torch.device("meta"), answer_head.made_up_states(model, model.model) as (ids, states):
+        assert ids.device.type == states.device.type == "cpu", "as the model is, whatever the default"
+    away = tiny("llama", tied=False).to("meta", torch.bfloat16)
+    with answer_head.made_up_states(away, away.model) as (ids, states):
+        assert ids.device.type == states.device.type == "meta" and states.dtype == torch.bfloat16
+
+
 @pytest.mark.parametrize("lacks", ["body", "head"])
 def test_a_model_without_a_body_or_a_head_has_no_head_alone(lacks: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny("llama", tied=False)
@@ -180,7 +262,7 @@ def test_a_model_without_a_body_or_a_head_has_no_head_alone(lacks: str, monkeypa
 def test_the_trial_gives_ids_to_a_model_that_looks_at_them_itself() -> None:
     class Looks(LlamaForCausalLM):
         def forward(self, input_ids: torch.Tensor, **kwargs: Any) -> Any:
-            assert input_ids.shape == kwargs["attention_mask"].shape
+            assert input_ids.shape == kwargs["attention_mask"].shape and kwargs["use_cache"] is False
             return super().forward(input_ids=input_ids, **kwargs)
 
     model = Looks(LlamaConfig(**SIZES))
@@ -208,3 +290,36 @@ def test_the_trial_leaves_the_model_as_it_is(own: bool) -> None:
 def test_heads_of_16_bits_are_the_head_alone() -> None:
     model = model_class("llama")(tiny_config("llama")).to(torch.bfloat16)
     assert answer_head._head_is_all(model, model.forward, LogitShape.of(model.config))
+
+
+@pytest.mark.parametrize("size", [1e-3, 9.0])
+def test_how_far_a_trial_may_be_off(size: float) -> None:
+    """By a share of the largest logit, as rounding is; of another shape it is no trial at all."""
+    model = tiny("llama", tied=False)
+    torch.nn.init.normal_(model.lm_head.weight, std=size)
+    for change, fits in (
+        (lambda logits: 1.01 * logits, True),
+        (lambda logits: 1.05 * logits, False),
+        (lambda logits: logits[..., :-1], False),
+        (lambda logits: logits[..., :1], False),
+        (lambda logits: logits @ logits, False),  # raises, as layers do that want states of another kind
+    ):
+        found = answer_head._try_head(
+            model, model.forward, model.model, lambda states, change=change: change(model.lm_head(states))
+        )
+        assert found is fits
+
+
+def test_a_lora_of_the_head_counts_and_learns() -> None:
+    adapted = get_peft_model(tiny("llama", tied=False), LoraConfig(target_modules=["lm_head"], r=2)).eval()
+    matrices = adapted.base_model.model.lm_head
+    torch.nn.init.normal_(matrices.lora_B["default"].weight)
+    ids, at, factors = torch.randint(0, WORDS, (1, 9)), torch.arange(8), torch.rand(8)
+    expected = -(adapted(input_ids=ids).logits[0, :-1].log_softmax(-1)[at, ids[0, 1:]] * factors).sum()
+    expected.backward()
+    wanted = gradients(adapted)
+    add_answer_head(adapted.get_base_model())
+    loss = adapted(input_ids=ids, answer_at=at, answer_ids=ids[0, 1:], answer_factors=factors).loss
+    loss.backward()
+    torch.testing.assert_close(loss, expected)
+    torch.testing.assert_close(gradients(adapted), wanted, rtol=1e-4, atol=1e-5)

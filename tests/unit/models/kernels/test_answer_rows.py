@@ -68,6 +68,9 @@ def test_a_batch_without_an_answer_is_a_row_all_the_same() -> None:
     column = rows.spread(rows.pick(states).sum(-1))
     column.sum().backward()
     assert column.shape == (1, 1) and states.grad is not None and not states.grad.any()
+    # However long the row: its first token and its last one.
+    longer = shared_rows(*batch([([5, 6, 7, 8], []), ([5, 9], [])]))
+    assert longer.inputs["input_ids"].tolist() == [[5, 8]] and longer.mask.shape == (2, 3)
 
 
 def test_an_answer_without_a_prompt_leaves_rows_padded() -> None:
@@ -94,12 +97,15 @@ def test_states_are_those_of_padded_rows(model_type: str) -> None:
     given = batch(ROWS)
     padded = states_of(model(model_type, "sdpa"), given)
     made = model(model_type, SEGMENTS)
+    assert rows_to_score(made, *given).inputs["input_ids"].tolist() == [[5, 6, 11, 12, 13, 15, 16, 7, 14]]
     torch.testing.assert_close(states_of(made, given), padded, rtol=1e-4, atol=1e-5)
     # A model that cannot share prompts gets a copy before each answer.
     made.hftune_documents.copies_prompts = True
     rows = rows_to_score(made, *given)
     assert rows.inputs["input_ids"].tolist() == [[5, 6, 11, 12, 13, 5, 6, 15, 16, 7, 14]]
     torch.testing.assert_close(states_of(made, given), padded, rtol=1e-4, atol=1e-5)
+    alone = torch.tensor([[5, 6]]), torch.tensor([[0, 1]]), torch.tensor([[-100, 6]])
+    assert rows_to_score(made, *alone).inputs["input_ids"].tolist() == [[5, 6]], "without a prompt none is copied"
 
 
 def test_a_model_that_reads_documents_as_padded_rows_gets_such() -> None:

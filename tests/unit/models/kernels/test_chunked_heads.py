@@ -13,19 +13,23 @@ from hftune.models.kernels.chunked_heads import through_module
 WORDS, SIZE = 5, 3
 
 
-def calls_of(monkeypatch: pytest.MonkeyPatch, tokens: int, elsewhere: int, partitioned: bool) -> tuple[Any, ...]:
+def calls_of(
+    monkeypatch: pytest.MonkeyPatch, tokens: int, elsewhere: int, partitioned: str | bool, chunk: int = 2 * 4 * WORDS
+) -> tuple[Any, ...]:
     """Rows of each call, all columns, and what is added, for chunks of two tokens."""
-    monkeypatch.setattr(chunked_heads, "CHUNK_BYTES", {"cpu": 2 * 4 * WORDS})
-    monkeypatch.setattr(chunked_heads.zero, "is_any_partitioned", lambda module: partitioned)
+    monkeypatch.setattr(chunked_heads, "CHUNK_BYTES", {"cpu": chunk})
+    head, other, rows = torch.nn.Linear(SIZE, WORDS), torch.nn.Linear(1, 1), []
+    gathered = {"own": [head], "other": [other], True: [head, other], False: []}[partitioned]
+    monkeypatch.setattr(chunked_heads.zero, "is_any_partitioned", lambda module: any(module is one for one in gathered))
     monkeypatch.setattr(chunked_heads.ranks, "max_over_ranks", lambda count: max(count, elsewhere))
-    head, rows = torch.nn.Linear(SIZE, WORDS), []
     hidden = torch.randn(tokens, SIZE, generator=torch.Generator().manual_seed(0)).requires_grad_()
 
     def score(part: torch.Tensor, at: slice | None) -> tuple[torch.Tensor, ...]:
         rows.append(at and (at.start, at.stop))
+        assert at is not None or part.shape == (1, SIZE), "one token is made up"
         return (head(part).sum(-1),)
 
-    columns, nothing = through_module(head, hidden, score)
+    columns, nothing = through_module(head, hidden, score, other)
     wanted = head(hidden).sum(-1)
     assert torch.equal(torch.cat([column for (column,) in columns]) if columns else wanted[:0], wanted)
     return rows, nothing, head
@@ -35,16 +39,21 @@ def test_all_tokens_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     rows, nothing, _ = calls_of(monkeypatch, 4, 9, partitioned=False)
     assert rows == [(0, 2), (2, 4)] and nothing == 0.0
     assert calls_of(monkeypatch, 0, 9, partitioned=False)[0] == []
+    assert calls_of(monkeypatch, 2, 9, partitioned=False, chunk=1)[0] == [(0, 1), (1, 2)], "a token at least"
 
 
 @pytest.mark.parametrize(("tokens", "elsewhere", "calls"), [(2, 9, 5), (0, 3, 2), (0, 0, 1), (4, 4, 2)])
+@pytest.mark.parametrize("partitioned", ["own", "other", True])
 def test_as_many_calls_as_the_process_with_most_tokens(
-    monkeypatch: pytest.MonkeyPatch, tokens: int, elsewhere: int, calls: int
+    monkeypatch: pytest.MonkeyPatch, tokens: int, elsewhere: int, calls: int, partitioned: Any
 ) -> None:
-    rows, nothing, head = calls_of(monkeypatch, tokens, elsewhere, partitioned=True)
+    rows, nothing, head = calls_of(monkeypatch, tokens, elsewhere, partitioned)
     assert len(rows) == calls
     own = [at for at in rows if at is not None]
     assert [place for at in own for place in range(*at)] == list(range(tokens)), "in order, each once"
+    if not tokens and not elsewhere:
+        single, _, _ = calls_of(monkeypatch, 0, 0, partitioned, chunk=1)
+        assert single == [None], "one token, where nobody has any"
     if len(own) < calls:
         assert float(nothing.detach()) == 0.0
         nothing.backward()
@@ -128,3 +137,32 @@ def test_sums_over_several_chunks_are_float32(monkeypatch: pytest.MonkeyPatch, t
     assert of_weight is not None and (of_weight.dtype, of_weight.shape) == (kept, weight.shape)
     assert of_hidden is not None and of_hidden.shape == hidden.shape
     assert of_bias is not None and (of_bias.dtype, of_bias.shape) == (torch.float32, (WORDS,))
+
+
+@pytest.mark.parametrize(("device", "tokens"), [("cpu", 64), ("cuda", 512), ("meta", 512)])
+def test_how_large_a_chunk_is(device: str, tokens: int) -> None:
+    """32 MiB of logits on a CPU, 256 MiB elsewhere: here 2^17 words, of 4 bytes each."""
+    states: Any = type("States", (), {"device": torch.device(device), "__len__": lambda self: 2 * tokens})()
+    assert chunked_heads.chunk_slices(states, 2**17) == [slice(0, tokens), slice(tokens, 2 * tokens)]
+
+
+@pytest.mark.parametrize(("tokens", "again"), [(1024, False), (1025, True)])
+def test_heads_of_which_nothing_is_known_are_thought_to_have_65536_words(
+    tokens: int, again: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their logits are kept up to 256 MiB, and come in chunks of 256 MiB where no other size is known."""
+    used: list[bool] = []
+    monkeypatch.setattr(chunked_heads, "checkpoint", lambda score, *given, **_: used.append(True) or score(*given))
+    sizes = []
+    hidden = torch.empty(tokens, SIZE, device="meta")
+    through_module(torch.nn.Identity(), hidden, lambda part, rows: sizes.append(len(part)) or (part.sum(1),))
+    assert used == [True, True] * again and sizes == ([513, 512] if again else [1024])
+
+
+def test_a_head_is_taught_once() -> None:
+    """Else each step would put another function around it."""
+    head = torch.nn.Linear(SIZE, WORDS)
+    chunked_heads.teach_head(head)
+    taught = vars(head)["forward"]
+    chunked_heads.teach_head(head)
+    assert vars(head)["forward"] is taught

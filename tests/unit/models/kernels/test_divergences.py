@@ -93,6 +93,12 @@ def test_unsure_teachers_are_not_heeded(beta: float, share: float) -> None:
     logits, ids, _ = made()
     found = taught(logits.detach(), ids, given, Divergence(beta, 1.0, share, middle), 0)
     assert 0 < int((found.losses == 0).sum()) < TOKENS and bool(found.columns[0].all()), "the column says all"
+    # One that is exactly as unsure as may be is heeded.
+    given = teacher.log_softmax(-1)
+    entropies = taught(logits.detach(), ids, given.clone(), Divergence(beta), 1).columns[1]
+    limit = float(entropies.median())
+    found = taught(logits.detach(), ids, given.clone(), Divergence(beta, 1.0, share, limit), 1)
+    assert (found.losses != 0).tolist() == (entropies <= limit).tolist()
 
 
 @pytest.mark.parametrize("beta", [0.0, 0.5, 1.0])
@@ -169,3 +175,13 @@ def test_a_rest_too_small_for_the_sum_of_the_known_is_no_infinite_divergence() -
         found = taught(logits, torch.tensor([0]), TopTargets(top.indices, top.values).within(4), Divergence(beta), 1)
         assert found.losses.isfinite().all() and found.slope.isfinite().all()
         assert found.losses.item() < 20
+
+
+def test_which_token_is_the_most_likely() -> None:
+    """In 16 bits several often share the largest logit, of which one is."""
+    every, teacher = torch.arange(5), torch.zeros(5, 5).log_softmax(-1)
+    shared = taught(torch.zeros(5, 5), every, teacher.clone(), Divergence(0.0), 1, exact=False).columns[4]
+    assert int(shared.sum()) == 1
+    for exact in (True, False):
+        top1 = taught(torch.arange(5.0).repeat(5, 1), every, teacher.clone(), Divergence(0.0), 1, exact).columns[4]
+        assert top1.tolist() == [False] * 4 + [True]

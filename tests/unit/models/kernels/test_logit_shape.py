@@ -21,6 +21,10 @@ from hftune.models.kernels.answer_projection import LogitShape
         ({"logits_scaling": 8.0, "model_type": "hyperclovax"}, 8.0, None),
         ({"logits_scaling": None, "dim_model_base": 16, "hidden_size": 64}, 0.25, None),
         ({"dim_model_base": None, "logits_mup_width_multiplier": 4.0}, 0.25, None),
+        ({"logit_scale": 3.0, "logits_scaling": 8.0, "dim_model_base": 16, "hidden_size": 64}, 3.0, None),
+        ({"logit_scale": None, "output_multiplier": 0.25, "logits_mup_width_multiplier": 8.0}, 0.25, None),
+        ({"lm_head_multiplier": 0.75}, 0.75, None),
+        ({"dim_model_base": 16, "hidden_size": 64, "logits_mup_width_multiplier": 8.0}, 0.25, None),
         (
             {"logits_scaling": 2.0, "dim_model_base": 16, "hidden_size": 64, "logits_mup_width_multiplier": 4.0},
             0.5,
@@ -40,6 +44,7 @@ def test_by_the_config(fields: dict[str, Any], scale: float, softcap: float | No
     [
         (1.0, None, 2.0, 1.0),
         (0.25, None, 0.5, 0.25),
+        (2.0, None, 4.0, 2.0),
         (1.0, 4.0, 4 * math.tanh(0.5), 1 - math.tanh(0.5) ** 2),
         (3.0, 4.0, 4 * math.tanh(1.5), 3 * (1 - math.tanh(1.5) ** 2)),
     ],

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, LlamaForCausalLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from trl.trainer.utils import add_fused_lm_head
 
+from hftune.models.attention.documents import documents_of
+from hftune.models.attention.names import SEGMENTS, registered
 from hftune.models.heads import body_of
 from hftune.models.kernels import answer_head, scoring_head
 from hftune.models.kernels.answer_projection import LogitShape
@@ -73,7 +77,9 @@ def test_structure_says_no_more_than_is_so(model_type: str, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
-@pytest.mark.parametrize(("model_type", "full"), [("llama", False), ("llama4_text", False), ("bert", True)])
+@pytest.mark.parametrize(
+    ("model_type", "full"), [("llama", False), ("llama4_text", False), ("bert", True), ("gemma2", False)]
+)
 def test_full_logits_only_where_need_be(model_type: str, full: bool, temperature: float) -> None:
     model, ids = tiny(model_type), torch.arange(5, 14)[None]
     add_scoring_head(add_fused_lm_head, model, temperature)
@@ -84,8 +90,10 @@ def test_full_logits_only_where_need_be(model_type: str, full: bool, temperature
     labels = ids.masked_fill(torch.arange(9) < 4, -100)
     given = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "output_attentions": False}
     model(**given, labels=labels, fused_lm_head=True)
-    assert projected == [9 if full else 5]
+    # Logits that are capped before they are divided are for TRL's head, which takes the weight alone.
+    assert projected == ([] if model_type == "gemma2" and temperature != 1.0 else [9 if full else 5])
     assert asked[0]["output_attentions"] is False, "what is asked of the model is asked of its body"
+    assert asked[0]["use_cache"] is False, "nothing is generated"
 
 
 def test_a_lora_of_the_head_counts() -> None:
@@ -165,3 +173,80 @@ def test_trl_s_head_reads_the_states_that_it_is_given() -> None:
     expected = (model.lm_head(states).float() / TEMPERATURE).log_softmax(-1)
     torch.testing.assert_close(log_probs, expected.gather(1, ids[:, None]).squeeze(1))
     torch.testing.assert_close(entropy, -(expected.exp() * expected).sum(-1), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("model_type", ["llama", "bert"])
+@pytest.mark.parametrize("has_head", [True, False])
+def test_what_holds_where_nothing_else_is_asked_for(model_type: str, has_head: bool) -> None:
+    """Temperature 1, no shared prompts; without `fused_lm_head` labels are the model's own. A head may be hidden."""
+    model, ids = tiny(model_type), torch.arange(5, 14)[None]
+    given = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    plain = model(**given, labels=ids)
+    expected = plain.logits[:, :-1].log_softmax(-1).gather(2, ids[:, 1:, None]).squeeze(2)
+    if not has_head:
+        model.get_output_embeddings = lambda: None
+    add_scoring_head(add_fused_lm_head, model)
+    found = model(**given, labels=ids, fused_lm_head=True).log_probs
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(model(**given, labels=ids).loss, plain.loss)
+    assert documents_of(model) is None
+
+
+def test_rows_share_prompts_where_that_is_asked_for() -> None:
+    model = AutoModelForCausalLM.from_config(tiny_config("llama"), attn_implementation=registered(SEGMENTS))
+    add_scoring_head(add_fused_lm_head, model, shares_prompts=True)
+    documents = documents_of(model)
+    assert documents is not None
+    add_scoring_head(add_fused_lm_head, model, shares_prompts=True)
+    assert documents_of(model) is documents, "a policy has been taught already"
+
+
+def test_a_head_in_32_bits_is_trl_s() -> None:
+    """Of a model of 16 bits; its own would round each logit."""
+    model, ids = tiny("llama").bfloat16(), torch.arange(5, 14)[None]
+    given = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    torch.nn.init.normal_(model.lm_head.weight, std=1.0)
+    states = model.model(**given, use_cache=False).last_hidden_state[0, :-1].float()
+    log_probs = (states @ model.lm_head.weight.float().T).log_softmax(-1)
+    add_scoring_head(add_fused_lm_head, model, cast_lm_head_to_fp32=True)
+    found = model(**given, labels=ids, fused_lm_head=True).log_probs[0]
+    torch.testing.assert_close(found, log_probs.gather(1, ids[0, 1:, None]).squeeze(1), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("size", [1e-3, 9.0])
+@pytest.mark.parametrize("temperature", [1.0, 2.0])
+def test_how_far_a_trial_may_be_off(size: float, temperature: float) -> None:
+    """By a share of the largest logit, as rounding is."""
+    model = tiny("llama")
+    torch.nn.init.normal_(model.lm_head.weight, std=size)
+    original = model.forward
+    add_scoring_head(add_fused_lm_head, model, temperature)
+    for factor, fits in ((1.02, True), (1.4, False)):
+
+        def scaled(factor: float = factor, **given: Any) -> Any:
+            return SimpleNamespace(logits=factor * original(**given).logits)
+
+        assert scoring_head._agrees(model, scaled, model.model, temperature) is fits
+
+    def misfit(**given: Any) -> Any:
+        raise ValueError("states of another kind")
+
+    assert scoring_head._agrees(model, misfit, model.model, temperature) is False
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_trial_gathers_what_is_not_below_the_body(tied: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under ZeRO-3: the head, even where the body has it too; the body itself is not run. Nothing is generated."""
+
+    class Looks(LlamaForCausalLM):
+        def forward(self, **given: Any) -> Any:
+            assert given.get("use_cache") is False
+            return super().forward(**given)
+
+    model = Looks(tiny_config("llama"))
+    if tied:
+        model.lm_head.weight = model.model.embed_tokens.weight
+    gathered: list[Any] = []
+    monkeypatch.setattr(scoring_head.zero, "gathered", lambda those: gathered.append(list(those)) or nullcontext())
+    add_scoring_head(add_fused_lm_head, model)
+    assert [id(one) for one in gathered[0]] == [id(model.lm_head.weight)]

@@ -268,6 +268,32 @@ def test_unsure_tokens_and_evaluation() -> None:
     same(loss, columns["divergence"][entropies <= entropies.median()].sum())
 
 
+@pytest.mark.parametrize("kind", [torch.nn.Linear, type("Other", (torch.nn.Linear,), {})])
+def test_an_evaluation_computes_no_slopes(kind: Any) -> None:
+    class Shape(LogitShape):
+        def slope(self, logits: torch.Tensor) -> torch.Tensor:
+            raise AssertionError("nobody asked")
+
+    student, teacher, hidden, states = heads(kind=kind)
+    lesson = Lesson(TeacherStates(states, teacher, LogitShape()), Divergence(0.5))
+    with torch.no_grad():
+        loss, _ = taught_loss(student, hidden, torch.zeros(TOKENS).long(), Shape(2.0), 0, torch.ones(TOKENS), lesson)
+    assert loss.item() > 0
+
+
+@pytest.mark.parametrize("kind", [torch.nn.Linear, type("Other", (torch.nn.Linear,), {})])
+def test_a_head_that_is_trained_alone(kind: Any) -> None:
+    student, teacher, hidden, states = heads(kind=kind)
+    lesson = Lesson(TeacherStates(states, teacher, LogitShape()), Divergence(0.5))
+    ids, factors = torch.zeros(TOKENS).long(), torch.ones(TOKENS)
+    found = []
+    for read in (hidden, hidden.detach()):
+        taught_loss(student, read, ids, LogitShape(), 0, factors, lesson)[0].backward()
+        found.append(student.weight.grad.clone())
+        student.weight.grad = None
+    same(found[1], found[0])
+
+
 SIZES: dict[str, Any] = {"intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
 
 
@@ -380,10 +406,11 @@ def test_what_a_frozen_head_tells_of_each_token() -> None:
     ids, factors = torch.zeros(TOKENS).long(), torch.ones(TOKENS)
     for trained in (True, False):
         student.requires_grad_(trained)
-        told = [
-            len(answer_projection.weighted_loss(student, hidden, ids, LogitShape(), detail, factors)[1])
-            for detail in (0, 1, 2)
-        ]
+        told = []
+        for detail in (0, 1, 2):
+            loss, columns = answer_projection.weighted_loss(student, hidden, ids, LogitShape(), detail, factors)
+            told.append(len(columns))
+            same(loss, -columns[0].sum())
         assert told == [1, 3, 5]
     nothing = [
         len(answer_projection.answer_log_probs(student, hidden[:0], ids[:0], LogitShape(), n)) for n in (0, 1, 2)
@@ -408,3 +435,38 @@ def test_a_chunk_that_only_another_process_has(monkeypatch: pytest.MonkeyPatch) 
     same(loss, wanted)
     same(gradients(hidden, student), expected)
     assert all(len(column) == TOKENS for column in columns.values())
+
+
+def test_a_chunk_that_only_another_process_has_of_labels_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same without a teacher."""
+    student, _, hidden, _ = heads(kind=type("Other", (torch.nn.Linear,), {}))
+    ids, factors = torch.randint(0, WORDS, (TOKENS,)), torch.rand(TOKENS)
+    found = []
+    for most in (1, 50):
+        monkeypatch.setattr(chunked_heads.zero, "is_any_partitioned", lambda module, most=most: most > 1)
+        monkeypatch.setattr(chunked_heads.ranks, "max_over_ranks", lambda count, most=most: most * count)
+        loss, columns = answer_projection.weighted_loss(student, hidden, ids, LogitShape(), 2, factors)
+        loss.backward()
+        found.append([loss, *columns, *gradients(hidden, student)])
+    assert all(len(column) == TOKENS for column in columns)
+    for one, other in zip(*found, strict=True):
+        same(one, other)
+
+
+@pytest.mark.parametrize("head", ["trained", "frozen", "module"])
+def test_labels_alone_of_logits_that_are_capped(head: str) -> None:
+    """Loss and gradients as from full logits, of which many lie where the cap bends them."""
+    student, _, hidden, _ = heads(
+        bias=True, kind=type("Other", (torch.nn.Linear,), {}) if head == "module" else torch.nn.Linear
+    )
+    student.requires_grad_(head != "frozen")
+    shape, ids, factors = LogitShape(1.5, 4.0), torch.randint(0, WORDS, (TOKENS,)), torch.rand(TOKENS)
+    log_probs = shape(student(hidden)).log_softmax(-1).gather(1, ids[:, None]).squeeze(1)
+    wanted = -(log_probs * factors).sum()
+    wanted.backward()
+    of_full = gradients(hidden, student)
+    loss, columns = answer_projection.weighted_loss(student, hidden, ids, shape, 2, factors)
+    loss.backward()
+    same(loss, wanted)
+    same(columns[0], log_probs)
+    same(gradients(hidden, student), of_full)

@@ -17,16 +17,16 @@ from hftune.trainers.distillation.taught_loss import TaughtLoss
 from tests.unit.trainers.features import made_up
 
 NO = IGNORE_INDEX
-# Student's ids 2 and 3 write what the teacher's 20 and 30 write; the student has 6 tokens, the teacher 40.
+# Student's ids 2 and 3 write what the teacher's 20 and 30 write; the student has 60 tokens, the teacher 40.
 SHARED: Any = SimpleNamespace(
-    student_ids=np.array([2, 3]), teacher_ids=np.array([20, 30]), others=True, sizes=(6, 40), share=0.75
+    student_ids=np.array([2, 3]), teacher_ids=np.array([20, 30]), others=True, sizes=(60, 40), share=0.75
 )
 BATCH = {
-    "input_ids": torch.tensor([[1, 2, 3, 4]]),
-    "labels": torch.tensor([[NO, 2, 3, 4]]),
-    # 3 goes on in the group that 2 began; 4 begins another.
+    "input_ids": torch.tensor([[1, 2, 3, 50]]),
+    "labels": torch.tensor([[NO, 2, 3, 50]]),
+    # 3 goes on in the group that 2 began; 50 begins another.
     "teacher_at": torch.tensor([[-1, 1, -1, 3]]),
-    "teacher_input_ids": torch.tensor([[9, 20, 8, 5]]),
+    "teacher_input_ids": torch.tensor([[9, 20, 8, 1]]),
     "teacher_attention_mask": torch.tensor([[1, 1, 1, 1]]),
     "teacher_prompt": torch.tensor([1]),
 }
@@ -51,7 +51,7 @@ def loss_of(teachers: Any, shared_weight: float | None = None, split_weight: flo
 )
 def test_what_a_difference_weighs(given: Any, weights: Any) -> None:
     pairing = loss_of(Teachers(), *given).pairing
-    assert pairing.weights == weights and pairing.sizes == (6, 40) and pairing.others is True
+    assert pairing.weights == weights and pairing.sizes == (60, 40) and pairing.others is True
     assert (pairing.student_ids.tolist(), pairing.teacher_ids.tolist()) == ([2, 3], [20, 30])
 
 
@@ -66,14 +66,14 @@ def test_the_teacher_is_asked_before_the_first_token_of_each_group(monkeypatch: 
     monkeypatch.setattr(TaughtLoss, "make_loss", plain)
     assert loss.make_loss(run, None, BATCH, 5) == ("the loss", 5)
     assert sorted(given) == ["input_ids", "labels"], "what the teacher reads does not go to the student"
-    # Labels 2, 3 and 4 are predicted at places 0, 1 and 2.
+    # Labels 2, 3 and 50 are predicted at places 0, 1 and 2.
     (lesson,) = loss.more(run, given, torch.tensor([0, 1, 2])).values()
-    assert teachers.at == [0, 2], "where 20 and 5 are predicted"
+    assert teachers.at == [0, 2], "where 20 and 1 are predicted"
     assert teachers.row["input_ids"] is BATCH["teacher_input_ids"]
     assert teachers.row["attention_mask"] is BATCH["teacher_attention_mask"]
     targets = lesson.targets
     assert targets.group.tolist() == [0, -1, 1]
-    assert targets.alike.tolist() == [True, False], "20 is how the teacher writes 2; the student's 4 is its own"
+    assert targets.alike.tolist() == [True, False], "20 is how the teacher writes 2; the student's 50 is its own"
     assert targets.pairing is loss.pairing and len(targets.states.hidden) == 2
 
 

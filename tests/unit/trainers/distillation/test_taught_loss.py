@@ -24,6 +24,6 @@ def test_tokens_that_the_student_drew_are_no_labels(drawing: bool, training: boo
     loss = TaughtLoss(SimpleNamespace(), ARGS, drawn)  # type: ignore[arg-type]
     run = made_up.run(model=torch.nn.Linear(1, 1).train(training))
     found = loss.minimised(run)
-    assert found.hard_label_share == share
+    assert found.hard_label_share == share and loss.measures_tokens
     assert (found.beta, found.temperature, found.max_teacher_entropy) == (0.5, 2.0, 3.0)
     assert TaughtLoss(SimpleNamespace(), ARGS).minimised(run).hard_label_share == 0.25  # type: ignore[arg-type]

@@ -77,6 +77,10 @@ def test_factors() -> None:
     # The count is that of 4 processes, of which 2 at a time share matrices; gradients are means over them.
     assert made(BATCH, 6, processes=4, tp=2)["answer_factors"].tolist() == pytest.approx([2 / 6] * 3)
     assert made(BATCH, processes=4)["answer_factors"].tolist() == pytest.approx([1 / 3] * 3), "of this process alone"
+    alone = made(BATCH, 6, processes=4, average_tokens_across_devices=False)
+    assert alone["answer_factors"].tolist() == pytest.approx([1 / 6] * 3)
+    single = BATCH | {"labels": torch.tensor([[NO, NO, 7], [NO, NO, NO]])}
+    assert made(single)["answer_factors"].tolist() == [1.0]
     weighted = BATCH | {"loss_weights": torch.tensor([[9.0, 9.0, 0.5], [9.0, 2.0, 0.0]])}
     found = made(weighted, 2)
     assert found["answer_factors"].tolist() == [0.25, 1.0, 0.0] and "loss_weights" not in found
@@ -94,6 +98,8 @@ def test_detail_where_somebody_reads_it() -> None:
         assert told.pop("eval" if training else "train") is None
         # Entropies 0 + 1 + 2, two of three right, and the mask's 5 tokens.
         assert (told[mode].tolist() if measures else told[mode]) == ([3.0, 2.0, 3.0, 5.0] if measures else None)
+    whole = {name: value for name, value in BATCH.items() if name != "attention_mask"}
+    assert made(whole)["sums"]["train"].sums.tolist() == [3.0, 2.0, 3.0, 6.0], "without a mask all tokens are read"
 
 
 def test_sums_are_means_over_all_processes_and_begin_anew() -> None:
@@ -104,6 +110,9 @@ def test_sums_are_means_over_all_processes_and_begin_anew() -> None:
     accelerator = SimpleNamespace(reduce=lambda value, how: {"sum": 3 * value}[how])
     assert sums.take(accelerator) == ({"entropy": 1.5, "mean_token_accuracy": 0.5}, 42)
     assert sums.take(accelerator) == ({"entropy": 0.0, "mean_token_accuracy": 0.0}, 0)
+    asked: list[torch.dtype] = []
+    sums.take(SimpleNamespace(reduce=lambda value, how: asked.append(value.dtype) or value))
+    assert asked == [torch.float64], "as another process has that read tokens"
     sums.take(SimpleNamespace(reduce=lambda value, how: torch.stack([value, torch.ones(4)]).sum(0)))
     # The mean of a single token is its own value.
     sums.add(AnswerOutput(entropy=torch.tensor([3.0]), is_top1=torch.tensor([True])), torch.tensor(2))
@@ -120,6 +129,7 @@ def test_counts_of_an_interrupted_run_come_back() -> None:
     one.sums["train"].sums = torch.tensor([1.0, 2.0, 3.0, 4.0], dtype=torch.float64)
     saved = one.counts(run)
     assert saved == {"sums": [2.0, 4.0, 6.0, 8.0]} and one.sums["train"].sums.tolist() == [1.0, 2.0, 3.0, 4.0]
+    saved["sums"][3] = 2.0**30 + 1  # tokens of a long run, more than 32 bits hold
     other = feature()
     other.resume_counts(run, saved)
     assert other.sums["train"].sums.tolist() == saved["sums"]
@@ -177,3 +187,13 @@ def test_what_belongs_to_the_next_label() -> None:
     assert next_tokens(inputs).tolist() == [[NO, 7, NO], [8, 9, NO]]
     assert next_values(inputs, "w", -1.0).tolist() == [[2.0, 3.0, -1.0], [5.0, 6.0, -1.0]]
     assert next_values(inputs | {"shift_labels": 0}, "w", -1.0) is inputs["w"], "slices come shifted"
+
+
+def test_sums_are_kept_where_the_model_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    taught: list[Any] = []
+    monkeypatch.setattr("hftune.trainers.features.answer_loss.add_answer_head", taught.append)
+    run, one = run_of(Model(), device=torch.device("meta")), AnswerLoss(measures_tokens=True)
+    monkeypatch.setattr("hftune.trainers.features.answer_loss.plain_model", lambda model: ("plain", model))
+    one.on_built(run)
+    assert taught == [("plain", run.model)]
+    assert {mode: sums.device.type for mode, sums in one.sums.items()} == {"train": "meta", "eval": "meta"}

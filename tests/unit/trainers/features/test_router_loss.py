@@ -66,7 +66,9 @@ def test_upstream_s_losses_are_off_while_the_trainer_is_made() -> None:
     assert after.args.router_aux_loss_coef is None and after.config.router_aux_loss_coef == 0.02
     assert feature._balance_by == 0.02, "the model's own coefficient, where none was asked for"
     assert built(router_aux_loss_coef=0.5)[0]._balance_by == 0.5
-    assert built(LlamaConfig(), router_aux_loss_coef=0.5)[1].asked is None, "a dense model has none in TRL's eyes"
+    dense, seen, _ = built(LlamaConfig())
+    assert seen.asked is None and dense._balance_by == 0.0, "a dense model has none, in TRL's eyes as well"
+    assert built(LlamaConfig(), router_aux_loss_coef=0.5)[1].asked is None
 
 
 @pytest.mark.parametrize(("counted", "steps"), [(None, 1), (128, 4)])
@@ -77,6 +79,8 @@ def test_what_is_added(counted: int | None, steps: int) -> None:
         pass
     found = feature.after_loss(run, torch.tensor(1.0), counted)
     assert found.item() == pytest.approx(1 + (0.1 * 2 + 0.01 * 3) / steps)
+    feature.before_log(run, of_an_evaluation := {"eval_loss": 1.0})
+    assert of_an_evaluation == {"eval_loss": 1.0}
     feature.before_log(run, logs)
     assert logs == {"loss": 1.0, "aux_loss": 2.0, "z_loss": 3.0}
     feature.before_log(run, other := {"loss": 1.0})
@@ -106,6 +110,9 @@ def test_routers_of_sharded_experts_are_listened_to_once(monkeypatch: pytest.Mon
     feature.before_optimizer(run)
     feature.before_optimizer(run)
     assert feature._listener.routers == [1, 2]  # type: ignore[union-attr]
+    whole = listening()
+    whole.before_optimizer(run_of(args={"expert_parallel_size": 1}))
+    assert whole._listener.routers == []  # type: ignore[union-attr]
 
 
 def test_a_config_of_experts_without_a_layer_that_has_any() -> None:

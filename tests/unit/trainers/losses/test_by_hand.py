@@ -80,6 +80,7 @@ def test_worked_by_hand(case: str) -> None:
     made = pair(Settings(beta=BETA, **options), kl=0.4)
     found = combined(made, [case.split()[0]], [1.0], None).over(torch.tensor([1.0, 4.0]))
     assert float(found) == pytest.approx(expected, abs=1e-6)
+    assert combined(made, ["sigmoid"], [1.0], None).of_tokens is None, "what tokens have no part in is no sum of zeros"
 
 
 def test_all_are_worked_by_hand() -> None:
@@ -91,6 +92,7 @@ def test_offset() -> None:
     settings = Settings(beta=BETA, offset_alpha=2.0)
     assert float(LOSSES["sigmoid"].of(pair(settings, [math.e]))) == pytest.approx(-LOG(s(1 - 2)), abs=1e-5)
     assert float(LOSSES["sigmoid"].of(pair(settings, [1.0]))) == pytest.approx(-LOG(s(1)), abs=1e-5)
+    assert LOSSES["sigmoid"].of(pair(settings, [0.0])).isfinite().all(), "two answers may have the same score"
 
 
 def test_dpop_penalises_chosen_answers_that_became_less_likely() -> None:
@@ -148,9 +150,18 @@ def test_scores_are_derivatives_of_f(kind: str) -> None:
     torch.testing.assert_close(scores(u.detach().log(), kind, alpha), slope)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_scores_of_ratios_that_overflow_are_finite(dtype: torch.dtype) -> None:
+    ratios = torch.tensor([1e4, 2.0], dtype=dtype, requires_grad=True)
+    found = scores(ratios, "alpha_divergence", 2.0)
+    found.sum().backward()
+    assert found.isfinite().all() and ratios.grad is not None and ratios.grad.isfinite().all()
+    assert found[1].item() == pytest.approx(math.exp(2.0) - 1, rel=1e-2), "u - 1"
+
+
 def test_an_unknown_divergence() -> None:
     with pytest.raises(ValueError, match="no divergence"):
-        scores(torch.zeros(1), "kl")
+        scores(torch.zeros(1), "kl", 0.5)
 
 
 def test_log1mexp_near_zero_and_far_away() -> None:
@@ -160,6 +171,9 @@ def test_log1mexp_near_zero_and_far_away() -> None:
     assert found[:3].tolist() == pytest.approx(expected)
     found.sum().backward()
     assert torch.isfinite(found).all() and torch.isfinite(x.grad).all()
+    # In float32 each side has one formula that keeps its digits.
+    ends = log1mexp(torch.tensor([-1e-6, -20.0]))
+    assert ends.tolist() == pytest.approx([expected[0], -math.exp(-20.0)], rel=1e-5, abs=0.0)
 
 
 @pytest.mark.parametrize("name", [name for name in LOSSES if name not in ("exo_pair", "sppo_hard", "ipo", "discopop")])

@@ -99,15 +99,17 @@ def test_no_gradient_where_the_ratio_is_clipped() -> None:
 
 def test_value_loss_takes_the_larger_error(batch: dict) -> None:
     values, old, returns = batch["values"], batch["old"], batch["rewards"]
-    losses, _ = value_losses(values, old, returns, clip=0.2)
-    for value, before, wanted, found in zip(
-        *(tensor.flatten().tolist() for tensor in (values, old, returns, losses)), strict=True
+    old = torch.where(torch.arange(7) < 2, values + 0.1, old)  # some are near enough
+    losses, larger = value_losses(values, old, returns, clip=0.2)
+    for value, before, wanted, found, was_larger in zip(
+        *(tensor.flatten().tolist() for tensor in (values, old, returns, losses, larger)), strict=True
     ):
         near = min(max(value, before - 0.2), before + 0.2)
         assert found == pytest.approx(max((value - wanted) ** 2, (near - wanted) ** 2) / 2, abs=1e-6)
+        assert was_larger is ((near - wanted) ** 2 > (value - wanted) ** 2)
     plain, clipped = value_losses(values, old, returns, clip=None)
     torch.testing.assert_close(plain, (values - returns) ** 2 / 2)
-    assert not clipped.any()
+    assert clipped.dtype == larger.dtype == torch.bool and not clipped.any()
 
 
 def test_whitening_is_over_tokens_and_over_ranks(batch: dict) -> None:
@@ -143,8 +145,13 @@ def test_masked_statistics_are_torchs(batch: dict) -> None:
     torch.testing.assert_close(masked_mean(batch["values"], batch["mask"]), kept.mean(), **TIGHT)
     torch.testing.assert_close(masked_var(batch["values"], batch["mask"]), kept.var(), **TIGHT)
     one = torch.zeros_like(batch["mask"])
+    assert masked_mean(batch["values"], one) == masked_var(batch["values"], one) == 0, "of no token"
     one[0, 0] = 1
     assert masked_mean(batch["values"], one) == batch["values"][0, 0]
+    assert masked_var(batch["values"], one) == 0
+    two = torch.tensor([[1, 0, 1]])
+    assert masked_var(torch.tensor([[3.0, 9.0, 7.0]]), two) == 8.0, "2^2 + 2^2, over one less than two"
+    assert whiten(torch.tensor([[3.0, 9.0, 3.0]]), two).tolist() == [[0.0] * 3], "what is equal is 0"
 
 
 def test_estimators_of_kl_have_its_mean() -> None:
@@ -176,6 +183,11 @@ def test_the_coefficient_follows_the_target() -> None:
     assert controller.beta == pytest.approx(0.1 * (1 + 0.2 * 0.1))
     controller.update(5.4, 100)  # 10 % below
     assert controller.beta == pytest.approx(0.102 * (1 - 0.1 * 0.1))
+    controller.update(math.nan, 100)  # a step without an answer
+    assert controller.beta == pytest.approx(0.102 * (1 - 0.1 * 0.1))
+    controller.beta = 0.1
+    controller.update(0.0, 100)  # the error of -1 is clipped to -0.2
+    assert controller.beta == pytest.approx(0.1 * (1 - 0.2 * 0.1))
     fixed = KLController(0.1, None, 1000)
     fixed.update(100.0, 1000)
     assert fixed.beta == 0.1
@@ -186,6 +198,7 @@ def test_explained_variance() -> None:
     assert explained_variance(returns, returns, mask) == pytest.approx(1.0)
     assert explained_variance(torch.full((1, 4), 5.0), returns, mask) == pytest.approx(0.0)
     assert math.isnan(explained_variance(returns, torch.ones(1, 4), mask)), "nothing to explain"
+    assert explained_variance(returns / 2, returns / 2, mask) == 1.0, "however little it is"
 
 
 def test_a_bandit_finds_the_closed_form_optimum() -> None:

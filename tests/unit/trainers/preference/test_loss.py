@@ -151,6 +151,10 @@ def test_a_tie_is_no_right_answer() -> None:
     loss_of(made)
     found = measured(made)
     assert found["rewards/margins"] == found["rewards/accuracies"] == 0.0
+    # Of single answers, -3 and -4 (good), -3 and -4 (bad): a reward of 0 is none, as is right for the bad two.
+    single = pair_loss(ref=([-3.0, -3.0], [-4.0, -4.0]), loss_type=["apo_zero_unpaired"])
+    loss_of(single, **LABELS)
+    assert measured(single)["rewards/accuracies"] == 0.5
 
 
 def test_rewards_are_what_losses_compare() -> None:
@@ -295,11 +299,26 @@ def test_single_answers_of_kto_have_its_estimate() -> None:
     assert measured(made)["kl"] == 0.5
 
 
+def test_a_step_waits_for_no_value() -> None:
+    """Here none can be read, as on a GPU each reading would wait for it."""
+
+    def away(given: dict[str, Any]) -> dict[str, Any]:
+        return {name: value.to("meta") if isinstance(value, torch.Tensor) else value for name, value in given.items()}
+
+    made = pair_loss(loss_type=["sigmoid", "sft"], ld_alpha=0.5)
+    made.figures = PairFigures(torch.device("meta"))
+    outputs = AnswerOutput(**away(vars(said(LOG_PROBS))))
+    loss, _ = made.loss(lambda **given: outputs, away(batch()))  # type: ignore[arg-type]
+    assert loss.device.type == made.figures.seen_tokens.device.type == "meta"
+
+
 def test_a_model_gets_rows_and_borders_and_nothing_else() -> None:
     given: list[dict[str, Any]] = []
     model: Any = lambda **inputs: given.append(inputs)  # noqa: E731
-    forward_answers(model, batch(cu_seq_lens_q=1, max_length_q=2, use_cache=False, label=3, answer_at=4))
-    assert sorted(given[0]) == ["answer_at", "answer_ids", "cu_seq_lens_q", "input_ids", "max_length_q", "use_cache"]
+    borders = {"cu_seq_lens_q": 1, "max_length_q": 2}
+    rows = {"answer_at": 4, "attention_mask": 5, "position_ids": 6, "shared_prompts": 7, "use_cache": False}
+    forward_answers(model, batch(label=3, **borders, **rows))
+    assert sorted(given[0]) == sorted([*borders, *rows, "answer_ids", "input_ids"])
 
 
 def test_numbers_are_those_of_the_arguments() -> None:

@@ -151,7 +151,7 @@ def test_only_an_argument_that_asks_as_the_template_writes_is_named(fits: str) -
 
 
 def test_an_argument_that_changes_nothing_is_not_named() -> None:
-    same = ASKING.replace("ASKED", "{% if think %}{% endif %}").replace("(said or '')", "'Sure: '")
+    same = ASKING.replace("ASKED", "[hm]{% if think %}{% endif %}")
     with pytest.raises(DataError, match="what would be trained is not what the model is asked") as problem:
         rows(same, [user("a"), assistant("b")], rewritten="refuse")
     assert "think" not in str(problem.value) and "give --rewritten_turns keep" in str(problem.value.fix)

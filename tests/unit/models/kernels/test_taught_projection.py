@@ -470,3 +470,13 @@ def test_labels_alone_of_logits_that_are_capped(head: str) -> None:
     same(loss, wanted)
     same(columns[0], log_probs)
     same(gradients(hidden, student), of_full)
+
+
+@pytest.mark.parametrize("kind", [torch.nn.Linear, type("Other", (torch.nn.Linear,), {})])
+def test_of_tokens_that_share_the_largest_logit_in_16_bits_one_is_the_most_likely(kind: Any) -> None:
+    student, teacher, hidden, states = heads(kind=kind)
+    torch.nn.init.zeros_(student.bfloat16().weight)
+    lesson = Lesson(TeacherStates(states, teacher, LogitShape()), Divergence(0.5))
+    read, ids = hidden.detach().bfloat16(), torch.arange(TOKENS)
+    _, columns = taught_loss(student, read, ids, LogitShape(), 1, torch.ones(TOKENS), lesson)
+    assert int(columns["is_top1"].sum()) == 1

@@ -272,6 +272,10 @@ def test_single_answers() -> None:
     assert loss_of(made, **LABELS, **{FILLER: filler}) == pytest.approx((1 - s(-0.5) + s(0.5)) / 2)
     found = measured(made, "eval")
     assert (found["logps/chosen"], found["logps/rejected"], made.figures.seen_tokens) == (-3.0, -3.0, 0)
+    apart = pair_loss(loss_type=["apo_zero_unpaired"])
+    loss_of(apart, label=torch.tensor([True, True, False, False]), paired=False)
+    found = measured(apart)
+    assert (found["logps/chosen"], found["logps/rejected"]) == (-3.0, -4.0)
     right = pair_loss(loss_type=["apo_zero_unpaired"], ref=([-4.0, -2.0], [-3.0, -5.0]))
     loss_of(right, **LABELS)
     assert measured(right)["rewards/accuracies"] == 1.0

@@ -224,16 +224,32 @@ def _run(main: Callable[[], None], stop_code: int, stopped: str) -> None:
         # What a signal breaks in a library (a pipe, a collective) was broken on purpose: no traceback.
         if interrupts.stop_signal() and not interrupts.deferring():
             _stop(stopped, stop_code)
-        # Looking whether there is such a file raises already, wherever an argument may name one.
-        if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
-            cause = f"a name is longer than the system takes: {shown(error.filename)}"
-            _refuse(ArgumentError(cause, fix="give a shorter one"))
+        if (refusal := _no_path(error)) is not None:
+            _refuse(refusal)
         _fail(error)
     except interrupts.Interrupted:
         _stop(stopped, stop_code)
     finally:
         terminal.release()
         interrupts.stop_listening()
+
+
+def _no_path(error: Exception) -> ArgumentError | None:
+    """The message for a name that can be no path; None for an error of another kind.
+
+    Looking whether there is such a file raises already, wherever an argument may name one.
+    """
+    # Path.resolve turns ELOOP into a RuntimeError of Python's own.
+    found = error.__context__ if type(error) is RuntimeError else error
+    if not isinstance(found, OSError):
+        return None
+    if found.errno == errno.ENAMETOOLONG:
+        cause = f"a name is longer than the system takes: {shown(found.filename)}"
+        return ArgumentError(cause, fix="give a shorter one")
+    if found.errno == errno.ELOOP:
+        cause = f"a link leads back to itself: {shown(found.filename, 300)}"
+        return ArgumentError(cause, fix="name what it should lead to, or remove it")
+    return None
 
 
 def _stop(words: str, code: int) -> None:

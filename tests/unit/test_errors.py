@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -43,6 +44,15 @@ def test_a_name_that_is_too_long_is_one_message() -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 2 and "error: a name is longer than the system takes: xxx" in done.stderr
     assert "Traceback" not in done.stderr and "\x1b" not in done.stderr
+
+
+def test_a_link_that_leads_to_itself_is_one_message(tmp_path: Path) -> None:
+    """`hftune data check LINK` ended in a traceback of pathlib's."""
+    (tmp_path / "loop").symlink_to("loop")
+    program = f"from pathlib import Path; from hftune.errors import run_tool; run_tool(Path('{tmp_path}/loop').resolve)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 2 and f"error: a link leads back to itself: {tmp_path}/loop" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_a_data_error_travels_between_processes_whole() -> None:

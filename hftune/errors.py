@@ -224,7 +224,7 @@ def _run(main: Callable[[], None], stop_code: int, stopped: str) -> None:
         # What a signal breaks in a library (a pipe, a collective) was broken on purpose: no traceback.
         if interrupts.stop_signal() and not interrupts.deferring():
             _stop(stopped, stop_code)
-        if (refusal := _no_path(error)) is not None:
+        if (refusal := _of_the_system(error)) is not None:
             _refuse(refusal)
         _fail(error)
     except interrupts.Interrupted:
@@ -234,10 +234,10 @@ def _run(main: Callable[[], None], stop_code: int, stopped: str) -> None:
         interrupts.stop_listening()
 
 
-def _no_path(error: Exception) -> ArgumentError | None:
-    """The message for a name that can be no path; None for an error of another kind.
+def _of_the_system(error: Exception) -> ArgumentError | None:
+    """The message for what the system may answer anywhere; None for an error of another kind.
 
-    Looking whether there is such a file raises already, wherever an argument may name one.
+    Looking whether there is such a file raises already, wherever an argument may name one; printing may fill a disk.
     """
     # Path.resolve turns ELOOP into a RuntimeError of Python's own.
     found = error.__context__ if type(error) is RuntimeError else error
@@ -249,7 +249,19 @@ def _no_path(error: Exception) -> ArgumentError | None:
     if found.errno == errno.ELOOP:
         cause = f"a link leads back to itself: {shown(found.filename, 300)}"
         return ArgumentError(cause, fix="name what it should lead to, or remove it")
+    if found.errno in (errno.ENOSPC, errno.EDQUOT):
+        where = shown(found.filename, 300) if found.filename else "where the output goes"
+        return ArgumentError(f"{where}: {os.strerror(found.errno)}", fix="make room on the disk, or use another one")
+    if found.errno == errno.ENOENT and not _has_working_folder():
+        return ArgumentError("the working folder has been removed", fix="change to a folder that is there")
     return None
+
+
+def _has_working_folder() -> bool:
+    try:
+        return bool(os.getcwd())
+    except FileNotFoundError:
+        return False
 
 
 def _stop(words: str, code: int) -> None:

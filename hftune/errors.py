@@ -15,6 +15,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import NoReturn, Self
 
 from hftune import error_numbers, interrupts, terminal
@@ -279,7 +280,8 @@ def _refuse(error: UserError) -> None:
         time.sleep(_OTHERS_WAIT)
     who = f"[rank {rank}] " if rank != 0 else ""
     if not error.on_all_ranks or os.environ.get("LOCAL_RANK", "0") == "0":
-        say(f"\n{who}error: {message_with_number(error)}\n", file=terminal.err(), flush=True)
+        with suppress(OSError):  # `> log 2>&1` on the full disk that is the error: the exit code says it
+            say(f"\n{who}error: {message_with_number(error)}\n", file=terminal.err(), flush=True)
     # Skip interpreter teardown: collectives of ranks that stopped elsewhere must not hold this one back.
     _exit(error.exit_code)
 

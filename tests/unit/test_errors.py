@@ -59,6 +59,7 @@ def test_a_link_that_leads_to_itself_is_one_message(tmp_path: Path) -> None:
     ("around", "words"),
     [
         ("hftune explain lora_rank > /dev/full", "error: where the output goes: No space left on device"),
+        ("hftune explain lora_rank > /dev/full 2>&1", ""),
         ("mkdir gone; cd gone; rmdir ../gone; hftune watch . --once", ""),
         ("mkdir gone; cd gone; rmdir ../gone; hftune init sft", ""),
         ("PYTHONIOENCODING=ascii hftune explain HF107 --language zh > said", None),

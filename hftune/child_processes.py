@@ -103,7 +103,10 @@ def forget_working_folder() -> None:
 
     The folder stays where it is hftune's own, or where PYTHONPATH names it in full.
     """
-    here = os.path.realpath(os.getcwd())
+    try:
+        here = os.path.realpath(os.getcwd())
+    except FileNotFoundError:  # removed meanwhile: nothing can be imported from it
+        return
     search = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     named = {os.path.realpath(entry) for entry in search if os.path.isabs(entry)}
     # A checkout is worked in, and who names a folder in full means its modules.

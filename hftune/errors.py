@@ -15,6 +15,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import NoReturn, Self
 
 from hftune import error_numbers, interrupts, terminal
@@ -224,16 +225,44 @@ def _run(main: Callable[[], None], stop_code: int, stopped: str) -> None:
         # What a signal breaks in a library (a pipe, a collective) was broken on purpose: no traceback.
         if interrupts.stop_signal() and not interrupts.deferring():
             _stop(stopped, stop_code)
-        # Looking whether there is such a file raises already, wherever an argument may name one.
-        if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
-            cause = f"a name is longer than the system takes: {shown(error.filename)}"
-            _refuse(ArgumentError(cause, fix="give a shorter one"))
+        if (refusal := _of_the_system(error)) is not None:
+            _refuse(refusal)
         _fail(error)
     except interrupts.Interrupted:
         _stop(stopped, stop_code)
     finally:
         terminal.release()
         interrupts.stop_listening()
+
+
+def _of_the_system(error: Exception) -> ArgumentError | None:
+    """The message for what the system may answer anywhere; None for an error of another kind.
+
+    Looking whether there is such a file raises already, wherever an argument may name one; printing may fill a disk.
+    """
+    # Path.resolve turns ELOOP into a RuntimeError of Python's own.
+    found = error.__context__ if type(error) is RuntimeError else error
+    if not isinstance(found, OSError):
+        return None
+    if found.errno == errno.ENAMETOOLONG:
+        cause = f"a name is longer than the system takes: {shown(found.filename)}"
+        return ArgumentError(cause, fix="give a shorter one")
+    if found.errno == errno.ELOOP:
+        cause = f"a link leads back to itself: {shown(found.filename, 300)}"
+        return ArgumentError(cause, fix="name what it should lead to, or remove it")
+    if found.errno in (errno.ENOSPC, errno.EDQUOT):
+        where = shown(found.filename, 300) if found.filename else "where the output goes"
+        return ArgumentError(f"{where}: {os.strerror(found.errno)}", fix="make room on the disk, or use another one")
+    if found.errno == errno.ENOENT and not _has_working_folder():
+        return ArgumentError("the working folder has been removed", fix="change to a folder that is there")
+    return None
+
+
+def _has_working_folder() -> bool:
+    try:
+        return bool(os.getcwd())
+    except FileNotFoundError:
+        return False
 
 
 def _stop(words: str, code: int) -> None:
@@ -251,7 +280,8 @@ def _refuse(error: UserError) -> None:
         time.sleep(_OTHERS_WAIT)
     who = f"[rank {rank}] " if rank != 0 else ""
     if not error.on_all_ranks or os.environ.get("LOCAL_RANK", "0") == "0":
-        say(f"\n{who}error: {message_with_number(error)}\n", file=terminal.err(), flush=True)
+        with suppress(OSError):  # `> log 2>&1` on the full disk that is the error: the exit code says it
+            say(f"\n{who}error: {message_with_number(error)}\n", file=terminal.err(), flush=True)
     # Skip interpreter teardown: collectives of ranks that stopped elsewhere must not hold this one back.
     _exit(error.exit_code)
 

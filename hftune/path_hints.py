@@ -37,7 +37,8 @@ def nearest_path(path: str) -> str:
         # A slip of upper and lower case is no distance at all.
         alike = {name.lower(): name for name in names}
         close = difflib.get_close_matches(part.lower(), alike, n=1)
-        if not close:
+        # The nearest one may be a link that leads nowhere, such as the very name that is not there.
+        if not close or not os.path.exists(found / alike[close[0]]):
             return ""
         found = found / alike[close[0]]
     start = "./" if path.startswith("./") else ""
@@ -53,6 +54,12 @@ def path_hint(path: str, what: str) -> str:
     plain = path.strip(_QUOTES)
     if plain != path and Path(plain).expanduser().exists():
         return f"did you mean {plain}? The quotes around it are no quotes to the shell"
+    expanded = Path(path).expanduser()
+    dead = next(
+        (part for part in (expanded, *expanded.parents) if part.is_symlink() and not os.path.exists(part)), None
+    )
+    if dead is not None:
+        return f"{dead} is a link to {shown(os.readlink(dead), 300)}, which is not there: name another path, or mend it"
     near = nearest_path(path)
     if near:
         return f"did you mean {near}?"

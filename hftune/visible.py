@@ -41,8 +41,13 @@ def _spelt(found: re.Match[str]) -> str:
 def say(text: object = "", *, end: str = "\n", file: TextIO | None = None, flush: bool = False) -> None:
     """Print a text without secrets, with what is hidden in it spelt out: the only way in which hftune prints."""
     stream = file or terminal.out()
+    shown = visible(redact(str(text)))
     with terminal.readers_may_leave(stream):
-        print(visible(redact(str(text))), end=end, file=stream, flush=flush)
+        try:
+            print(shown, end=end, file=stream, flush=flush)
+        except UnicodeEncodeError as error:  # an output that is not UTF-8: LC_ALL=de_DE.ISO-8859-1
+            spelt = shown.encode(error.encoding, "backslashreplace").decode(error.encoding)
+            print(spelt, end=end, file=stream, flush=flush)
 
 
 def hide_in_tracebacks() -> None:

@@ -29,11 +29,15 @@ _FIXES = {
     errno.EEXIST: "a file stands where a folder is needed: name another folder",
     errno.ELOOP: "a link stands where a folder or file is needed: name another folder, or take the link away",
     errno.EISDIR: "a folder stands where a file is needed: choose another name",
+    errno.EFBIG: "`ulimit -f` or the file system takes no file so large: raise it, or name a folder on another disk",
+    errno.ESTALE: "the network disk has changed below this process: mount it again, or name a folder on another one",
+    errno.ENOTCONN: "the network disk is gone: mount it again, or name a folder on another one",
     errno.EBUSY: "name a folder below it: a mount point cannot be replaced",
     errno.EXDEV: "name a folder below it: a mount point cannot be replaced",
 }
 # Libraries written in C++ and Rust give the operating system's words without its number.
-_WORDS = {os.strerror(number): number for number in (errno.ENOSPC, errno.EIO, errno.EROFS, errno.EDQUOT)}
+_SAID = (errno.ENOSPC, errno.EIO, errno.EROFS, errno.EDQUOT, errno.EFBIG, errno.ESTALE, errno.ENOTCONN)
+_WORDS = {os.strerror(number): number for number in _SAID}
 # numpy's `tofile` and torch.save say that less was written than was to be, and keep the reason for themselves; a disk
 # without room is the common one.
 _CUT_SHORT = re.compile(

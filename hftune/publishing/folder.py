@@ -24,7 +24,16 @@ from filelock import FileLock
 
 from hftune.errors import ArgumentError, raise_together
 from hftune.logging import notice
-from hftune.publishing.disk import disk_errors, flush, flush_tree, free_name, is_plain_folder, lexists, write_file
+from hftune.publishing.disk import (
+    disk_errors,
+    flush,
+    flush_tree,
+    free_name,
+    is_plain_folder,
+    lexists,
+    write_file,
+    writing_problem,
+)
 from hftune.publishing.locks import LOCK_SECONDS, acquire_lock, busy_error, release_lock
 from hftune.publishing.ownership import (
     ATTEMPTS,
@@ -74,7 +83,11 @@ def _locked(work: Path, target: Path | str, flag: str) -> FileLock:
     """Make the work folder and take its lock; its last holder may remove it in between, and then it is made again."""
     until = time.monotonic() + LOCK_SECONDS
     while True:
-        work.mkdir(parents=True, exist_ok=True)
+        try:
+            work.mkdir(parents=True, exist_ok=True)
+        except FileNotFoundError:  # as /proc answers, which takes no files
+            raise_together(filter(None, [writing_problem(work.parent, flag)]))
+            raise
         try:
             return acquire_lock(work / LOCK, target, flag)
         except FileNotFoundError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -43,6 +44,36 @@ def test_a_name_that_is_too_long_is_one_message() -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 2 and "error: a name is longer than the system takes: xxx" in done.stderr
     assert "Traceback" not in done.stderr and "\x1b" not in done.stderr
+
+
+def test_a_link_that_leads_to_itself_is_one_message(tmp_path: Path) -> None:
+    """`hftune data check LINK` ended in a traceback of pathlib's."""
+    (tmp_path / "loop").symlink_to("loop")
+    program = f"from pathlib import Path; from hftune.errors import run_tool; run_tool(Path('{tmp_path}/loop').resolve)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 2 and f"error: a link leads back to itself: {tmp_path}/loop" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("around", "words"),
+    [
+        ("hftune explain lora_rank > /dev/full", "error: where the output goes: No space left on device"),
+        ("hftune explain lora_rank > /dev/full 2>&1", ""),
+        ("mkdir gone; cd gone; rmdir ../gone; hftune watch . --once", ""),
+        ("mkdir gone; cd gone; rmdir ../gone; hftune init sft", ""),
+        ("PYTHONIOENCODING=ascii hftune explain HF107 --language zh > said", None),
+    ],
+)
+def test_whatever_the_shell_gives(tmp_path: Path, around: str, words: str | None) -> None:
+    """A full disk behind the output, a working folder that is gone, an output that is not UTF-8: no traceback."""
+    hftune = Path(sys.executable).with_name("hftune")
+    shell = ["bash", "-c", around.replace("hftune", str(hftune), 1)]
+    done = subprocess.run(shell, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == (0 if words is None else 2), done.stderr
+    assert "Traceback" not in done.stderr and (words or "") in done.stderr
+    if words is None:
+        assert "\\u" in (tmp_path / "said").read_text()
 
 
 def test_a_data_error_travels_between_processes_whole() -> None:

@@ -100,3 +100,13 @@ def test_names_that_may_be_on_the_hub(here: Path, monkeypatch: pytest.MonkeyPatc
     assert (local.cause, local.fix) == ("there is no folder ./outputs/r", "did you mean ./outputs/rm?")
     inside = cannot_load("outputs/rm", OSError("no file named model"), "--model_name_or_path", "model")
     assert inside.cause == "no model could be loaded from outputs/rm: no file named model"
+
+
+def test_a_link_that_leads_nowhere_is_named(here: Path) -> None:
+    """It proposed the very path that was not there."""
+    (here / "outputs" / "latest").symlink_to("gone")
+    (here / "loop").symlink_to("loop")
+    assert nearest_path("outputs/latest") == nearest_path("outputs/lates") == ""
+    for path in ("outputs/latest", "outputs/latest/checkpoint-5", str(here / "outputs" / "latest")):
+        assert "outputs/latest is a link to gone, which is not there" in path_hint(path, "a folder")
+    assert path_hint("loop", "a folder").startswith("loop is a link to loop, which is not there")

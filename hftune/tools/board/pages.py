@@ -16,11 +16,11 @@ from hftune.tools.board.pipelines import ACTIONS, Pipeline
 from hftune.tools.reporting.history import StageSummary
 from hftune.tools.reporting.lineage import parents_of
 from hftune.tools.reporting.page import html_charts, html_details, html_origin, html_table
+from hftune.tools.reporting.shapes import SHAPES
 from hftune.tools.reporting.stages import Points, Stage, curves_of, read_texts, with_speed
 from hftune.tools.reporting.svg import chart
 from hftune.tools.reporting.tables import Section
 from hftune.tools.watching.runs import FINISHED, RUNNING, SILENT, Watched, last_words, tail
-from hftune.tools.watching.view import SHAPES
 from hftune.visible import clock, html, progress_figures
 
 Fields = Mapping[str, Sequence[str]]

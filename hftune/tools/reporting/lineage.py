@@ -11,6 +11,7 @@ from hftune.checkpoints.file_records import changed_input
 from hftune.checkpoints.manifest import COMPLETE, Manifest, read_manifest
 from hftune.digests import changed_files
 from hftune.errors import ManifestError
+from hftune.tools.reporting.shapes import written_by_hftune
 from hftune.tools.reporting.stages import ASKED, EVALUATED
 from hftune.weight_files import fingerprint
 
@@ -98,11 +99,15 @@ def _trace(name: str, role: str, known: dict[str, Origin], within: tuple[str, ..
         found = known[name]
         return Origin(name, role, found.manifest, list(found.faults), found.parents)
     manifest = read_manifest(name) or {}
-    origin = Origin(name, role, manifest, list(_own_faults(name, manifest)))
+    with written_by_hftune(name, "the manifest or the files"):
+        origin = Origin(name, role, manifest, list(_own_faults(name, manifest)))
+        # Whoever shows or counts it must find what it reads.
+        origin.to_dict(), [*_details(origin)]
+        parents = list(parents_of(manifest))
     if name in within:  # a folder that was replaced by what was made from it
         origin.faults.append("it was made from itself: the folder has been used again")
         return origin
-    for parent, what, expected in parents_of(manifest):
+    for parent, what, expected in parents:
         traced = _trace(parent, what, known, (*within, name))
         traced.faults += _other_weights(parent, expected)
         origin.parents.append(traced)

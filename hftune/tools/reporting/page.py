@@ -18,6 +18,7 @@ from hftune.tools.reporting.answers import (
     reward_section,
 )
 from hftune.tools.reporting.evaluations import capabilities, capability_charts
+from hftune.tools.reporting.shapes import written_by_hftune
 from hftune.tools.reporting.stages import ASKED, EVALUATED, UNTRAINED, Points, Stage, read_stages
 from hftune.tools.reporting.style import CSS
 from hftune.tools.reporting.svg import chart, short
@@ -36,11 +37,13 @@ def write_pages(folder: str | Path) -> tuple[Path, Path]:
         ManifestError: There is nothing to report.
     """
     folder = Path(folder)
-    stages, evaluations = _apart(_asked_first(read_stages(folder)))
-    title = f"{folder.resolve().name}: {' → '.join(_title(stage) for stage in stages if _trained(stage)) or 'merge'}"
     written = folder / f"{NAME}.html", folder / f"{NAME}.md"
-    # Both are made before one is written: an error leaves the old pair as it is.
-    pages = html_page(title, stages, evaluations), markdown_page(title, stages, evaluations)
+    with written_by_hftune(folder):
+        stages, evaluations = _apart(_asked_first(read_stages(folder)))
+        path = " → ".join(_title(stage) for stage in stages if _trained(stage)) or "merge"
+        title = f"{folder.resolve().name}: {path}"
+        # Both are made before one is written: an error leaves the old pair as it is.
+        pages = html_page(title, stages, evaluations), markdown_page(title, stages, evaluations)
     for file, text in zip(written, pages, strict=True):
         write_page(file, text, "report")
     return written

@@ -16,6 +16,7 @@ from hftune.opening.files import read_bytes
 from hftune.opening.json_file import LARGE, parse_json, read_json
 from hftune.secrets import command_without_secrets
 from hftune.tools.reporting.history import StageSummary, read_history, series, summary
+from hftune.tools.reporting.shapes import written_by_hftune
 
 PROGRESS, ANSWERS, COMPLETIONS = "progress.jsonl", "answers.json", "completions.jsonl"
 ASKED = "answers"
@@ -114,10 +115,11 @@ def _read(folder: Path, top: Path) -> Stage:
     manifest = read_manifest(folder) or {}
     history = read_history(folder)
     name = folder.name if folder == top else str(folder.relative_to(top))
-    stage = Stage(name, folder, manifest, summary(manifest, history))
-    # It has memory and speed as well, and survives a kill: the Trainer writes its own log only when it saves.
-    stage.curves = curves_of(read_progress(folder) or history)
-    read_texts(stage)
+    with written_by_hftune(folder):
+        stage = Stage(name, folder, manifest, summary(manifest, history))
+        # It has memory and speed as well, and survives a kill: the Trainer writes its own log only when it saves.
+        stage.curves = curves_of(read_progress(folder) or history)
+        read_texts(stage)
     return stage
 
 

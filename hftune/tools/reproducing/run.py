@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from hftune import child_processes
 from hftune.checkpoints.manifest import Manifest, read_manifest
 from hftune.errors import ArgumentError, ManifestError, raise_together
+from hftune.tools.reporting.shapes import written_by_hftune
 from hftune.tools.reporting.stages import read_progress
 from hftune.tools.reproducing.again import changed_inputs, stage_of_run, words_again
 from hftune.tools.reproducing.compare import environment, steps_of, verdict
 from hftune.tools.reproducing.trust import untrusted
-from hftune.tools.watching.view import SHAPES
 from hftune.visible import say
 
 _ROUNDING = 0.01
@@ -33,7 +31,7 @@ def reproduced(folder: Path, output: Path, steps: int | None, tolerance: float, 
     assert manifest is not None, "`stage_of_run` has seen it"
     if output.resolve() == folder.resolve():
         raise ArgumentError("the new run needs a folder of its own", place="--output_dir", fix="name another folder")
-    with _shapes(folder):
+    with written_by_hftune(folder, "the manifest or the log", "copy the folder again; nothing was started"):
         before = steps_of(lines := read_progress(folder))
         words = words_again(manifest, lines, folder, output, steps, rest) if before else []
         changed = changed_inputs(manifest, words)
@@ -50,16 +48,6 @@ def reproduced(folder: Path, output: Path, steps: int | None, tolerance: float, 
     rounding = "gpu" in (made.get("machine") or {}) and not same and verdict(before, now, _ROUNDING)[0]
     _say_what_is_different([*changed, *environment(manifest, made)], same=same, rounding=rounding)
     return same
-
-
-@contextmanager
-def _shapes(folder: Path) -> Iterator[None]:
-    """Turn what reading ends in where the files have another shape than hftune writes into one message."""
-    try:
-        yield
-    except SHAPES as error:
-        cause = f"the manifest or the log of {folder} has another shape than those that hftune writes"
-        raise ManifestError(cause, place=str(folder), fix="copy the folder again; nothing was started") from error
 
 
 def _processes(manifest: Manifest) -> int:

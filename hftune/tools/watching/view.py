@@ -16,6 +16,7 @@ from hftune.opening.json_file import parse_json, read_json
 from hftune.secrets import redact
 from hftune.tools.reporting.answers import rewards_of, said
 from hftune.tools.reporting.page import spark
+from hftune.tools.reporting.shapes import SHAPES
 from hftune.tools.reporting.stages import ANSWERS, COMPLETIONS, PROGRESS, Points, curves_of, with_speed
 from hftune.tools.reporting.svg import short
 from hftune.tools.watching.runs import FINISHED, RUNNING, SILENT, STOPPED, UNREADABLE, Watched, last_words, tail
@@ -25,8 +26,6 @@ _BAR = 16
 _COLOURS = {RUNNING: "green", FINISHED: "cyan", STOPPED: "yellow", SILENT: "yellow", UNREADABLE: "red"}
 _SAID, _LETTERS = 2, 600
 _LINES = 6
-SHAPES = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
-"""What reading raises where a file is JSON of another shape than hftune writes: somebody else's file of the name."""
 
 
 def view(runs: Sequence[Watched]) -> Group:

@@ -103,6 +103,10 @@ def test_contents_are_flushed_before_the_rename_and_the_folder_after_it(
     "error, words",
     [
         (OSError(errno.ENOSPC, "x"), "No space left on device"),
+        (OSError(errno.EFBIG, "x"), "File too large"),  # `ulimit -f`, and FAT's limit of 4 GiB
+        (SafetensorError("I/O error: File too large (os error 27)"), "File too large"),
+        (OSError(errno.ENOTCONN, "x"), "Transport endpoint is not connected"),  # s3fs, sshfs, gcsfuse have died
+        (OSError(errno.ESTALE, "x"), "Stale file handle"),
         (OSError(errno.EROFS, "x"), "Read-only file system"),
         (OSError(errno.EDQUOT, "x"), "quota"),
         (PermissionError(errno.EACCES, "x"), "Permission denied"),

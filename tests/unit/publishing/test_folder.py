@@ -397,3 +397,10 @@ def test_a_folder_that_others_always_remove_again_is_busy(tmp_path: Path, monkey
     with pytest.raises(ArgumentError, match="another process is writing to"), published_folder(tmp_path / "out"):
         pytest.fail("it was not locked")
     assert len(tried) > 1
+
+
+def test_a_folder_that_takes_no_files_is_one_message() -> None:
+    """As /proc answers, and a folder that is removed at the same moment: ENOENT, which ended in a traceback."""
+    work, target = Path("/proc/self/.report.html.partial"), "/proc/self/report.html"
+    with pytest.raises(ArgumentError, match="/proc/self cannot be written"), folders.work_folder_locked(work, target):
+        pass

@@ -11,6 +11,7 @@ import pytest
 
 from hftune.checkpoints.manifest import COMPLETE, write_manifest
 from hftune.errors import ManifestError
+from hftune.tools.reporting.entry import lineage
 from hftune.tools.reporting.lineage import draw, trace
 from hftune.weight_files import fingerprint
 from tests.unit.tools.pipeline.files import finish, model, steps
@@ -90,3 +91,12 @@ def test_as_json(road: Path) -> None:
 def test_a_folder_of_something_else(tmp_path: Path) -> None:
     with pytest.raises(ManifestError, match=r"no hftune\.json"):
         trace(tmp_path)
+
+
+@pytest.mark.parametrize("wrong", ['"parents": [{"role": "adapter"}]', '"kind": "merged", "verified": 3'])
+@pytest.mark.parametrize("flags", [[], ["--json"]])
+def test_a_manifest_of_another_shape_is_one_message(tmp_path: Path, wrong: str, flags: list[str]) -> None:
+    """Somebody else's folder, or an edited one: it ended in a traceback, or a figure that is none was shown."""
+    (tmp_path / "hftune.json").write_text(f'{{"stage": "merge", "status": "complete", {wrong}}}')
+    with pytest.raises(ManifestError, match="have another shape than those that hftune writes"):
+        lineage([str(tmp_path), *flags])

@@ -125,6 +125,28 @@ def test_speed_is_that_between_logs(pipeline: Path) -> None:
     assert [line.get("tokens_per_second") for line in read_progress(pipeline / "sft")] == [None, None, 32.0]
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("samples.json", "[7]"),
+        ("samples.json", '[[["user", false, 1]]]'),
+        ("progress.jsonl", '{"step": 1, "tokens": 2}\n{"step": 2, "tokens": 3}\n'),
+        ("progress.jsonl", '{"step": Infinity, "loss": 3}\n'),
+        ("completions.jsonl", '{"mode": "train"}\n'),
+        ("answers.json", '{"questions": 1, "answers": [2]}'),
+        ("hftune.json", '{"stage": "sft", "status": "complete", "command": [0.5]}'),
+    ],
+)
+def test_files_of_another_shape_are_one_message(pipeline: Path, name: str, text: str) -> None:
+    """It ended in a traceback; the old pages stay."""
+    write_pages(pipeline)
+    old = (pipeline / "report.html").read_bytes()
+    (pipeline / "sft" / name).write_text(text)
+    with pytest.raises(ManifestError, match="have another shape than those that hftune writes"):
+        write_pages(pipeline)
+    assert (pipeline / "report.html").read_bytes() == old
+
+
 def test_nothing_to_report(tmp_path: Path) -> None:
     with pytest.raises(ManifestError, match=r"no hftune\.json"):
         write_pages(tmp_path)

@@ -4,8 +4,10 @@ python benchmarks/distill.py --student SMOLLM2 --teacher SMOLLM2        hftune, 
    --medicalgpt FOLDER:PYTHON                                           its repository, and a Python that can run it
    --mode offline                                                       one of the two alone
    --recompute                                                          activations recomputed, by each tool in its way
+   --peers trl                                                          beside these alone
    --quick                                                              fewer steps, one round
-   --write-docs                                                         the table goes into docs/distillation.md
+   --write-docs                                                         the table goes into docs/distillation.md, with
+                                                                        --recompute into a place of its own there
 
 LoRA r=8 on all linears, float32, SDPA, micro batch `--batch`, no accumulation, JSD with beta 0.5 at temperature 1,
 activations recomputed where `--recompute` asks for it. Offline, answers of the records are trained, and tokens are
@@ -109,8 +111,9 @@ def write_docs(tables: dict[str, str], options: argparse.Namespace) -> None:
     rows += ", activations recomputed" if options.recompute else ""
     measured = f"{rows}, {options.steps} steps, {options.rounds} rounds, {os.cpu_count()} cores"
     for mode, table in tables.items():
-        text = f"<!-- {mode} -->\n\n```text\n{table}\n({measured})\n```\n\n<!-- end of {mode} -->"
-        page = re.sub(rf"(?ms)^<!-- {mode} -->.*^<!-- end of {mode} -->", lambda _, text=text: text, page)
+        mark = f"{mode}, recomputed" if options.recompute else mode
+        text = f"<!-- {mark} -->\n\n```text\n{table}\n({measured})\n```\n\n<!-- end of {mark} -->"
+        page = re.sub(rf"(?ms)^<!-- {mark} -->.*^<!-- end of {mark} -->", lambda _, text=text: text, page)
     PAGE.write_text(page, encoding="utf-8")
 
 
@@ -131,6 +134,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--quick", action="store_true", help="fewer steps, one round")
     parser.add_argument("--write-docs", action="store_true", help="put the tables into docs/distillation.md")
+    parser.add_argument("--peers", nargs="+", choices=["trl", "gkd", "medicalgpt"], help="left out: all")
     parser.add_argument("--medicalgpt", metavar="FOLDER:PYTHON", help="its repository, and a Python that can run it")
     options = parser.parse_args()
     options.steps, options.warmup = options.steps or (4 if options.quick else 10), 1 if options.quick else 2
@@ -144,7 +148,7 @@ def main() -> None:
         data = Path(folder)
         write_records(data / "records.jsonl", options.data, options.student, options.records, options.max_length)
         for mode in options.mode or PEERS:
-            peers = [tool for tool in PEERS[mode] if tool != "medicalgpt" or options.medicalgpt]
+            peers = [tool for tool in options.peers or PEERS[mode] if tool != "medicalgpt" or options.medicalgpt]
             found: dict[str, list[Figures]] = {tool: [] for tool in ("hftune", *peers)}
             for _ in range(options.rounds):
                 for tool in list(found):

@@ -181,9 +181,11 @@ def _match_converted(base: BaseTensors, name: str, target: str, pattern: str, ru
     operations = [(type(operation).__name__, getattr(operation, "dim", None)) for operation in rule.operations]
     # Experts stacked along the first dimension, and gate above up within each: how every MoE of transformers 5 does it.
     fused = [("MergeModulelist", 0), ("Concatenate", 1)]
+    # Some of transformers' patterns (DeepSeek-V4, Kimi-Linear) escape dots, most do not.
+    plain = pattern.replace(r"\.", ".")
     # Only the end of the name is what the pattern describes: renamings may have changed what is before it.
-    end = "." + ".".join(name.split(".")[-len(pattern.strip(".").split(".")) :])
-    index = re.search(pattern.replace(".", r"\.").replace("*", r"(\d+)"), end)
+    end = "." + ".".join(name.split(".")[-len(plain.strip(".").split(".")) :])
+    index = re.search(plain.replace(".", r"\.").replace("*", r"(\d+)"), end)
     if index is None or operations not in (fused, fused[:1]) or len(rule.target_patterns) != 1:
         base.unsupported[target] = " and ".join(kind for kind, _ in operations)
         return

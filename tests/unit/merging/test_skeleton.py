@@ -122,6 +122,7 @@ MERGE, CONCATENATE = operation("MergeModulelist", 0), operation("Concatenate", 1
         ([operation("MergeModulelist", 1)], ["experts.*.w3.weight"], ["fused"], "MergeModulelist"),
         ([MERGE], ["experts.w3.weight"], ["fused"], "MergeModulelist"),
         ([MERGE], [".experts.*.w3.weight"], ["fused"], (13, 0, 1)),
+        ([MERGE], [r"\.experts.*.w3.weight"], ["fused"], (13, 0, 1)),
         ([MERGE], ["moe.experts.*.w3"], ["fused"], "MergeModulelist"),
         ([MERGE], ["moe.experts....w3.weight"], ["fused"], "MergeModulelist"),
         ([type("Transpose", (), {})()], ["experts.*.w3.weight"], ["fused"], "Transpose"),

@@ -145,3 +145,13 @@ def test_the_teacher_is_told_what_the_record_brings(monkeypatch: Any) -> None:
     tools, arguments = [{"type": "function", "function": {"name": "get"}}], {"now": "today"}
     encoder.parse(Row({"messages": said, "tools": tools, "chat_template_kwargs": arguments}, "data.jsonl", 1))
     assert given == [(said, tools, arguments)]
+
+
+def test_of_three_rows_the_last_has_the_third_answer(monkeypatch: Any) -> None:
+    encoder = TaughtChatEncoder(STUDENT, TEACHER, max_length=None)
+    monkeypatch.setattr(encoder.finder, "rows", lambda *_: [SpannedText("a", [Span(0, 1)]) for _ in range(3)])
+    spans = [Span(at, at + 1) for at in range(3)]
+    monkeypatch.setattr(encoder.teacher_finder, "rows", lambda *_: [SpannedText("xyz", spans)])
+    said = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    parsed = encoder.parse(Row({"messages": said}, "data.jsonl", 1))
+    assert [one.teacher.spans for one in parsed] == [[span] for span in spans]

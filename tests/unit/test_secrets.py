@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from hftune import secret_names, secrets
 from hftune.secret_names import says_secret, variable_says_secret
-from hftune.secrets import command_without_secrets, redact, redacted, spellings, without_secrets
+from hftune.secrets import MASK, command_without_secrets, masked, redact, redacted, spellings, without_secrets
 
 S = "pw/Q+7='\"<é x9Kzzz"
 
@@ -477,3 +477,8 @@ def test_a_token_file_that_cannot_be_read_does_not_hide_the_next(
     monkeypatch.setattr(Path, "read_text", closed)
     assert redact("saved-token-1 saved-token-2") == "saved-token-1 ***"
     secrets._saved_tokens.cache_clear()
+
+
+def test_what_says_nothing_is_not_masked() -> None:
+    """An empty text tells who reads a log that nothing was given."""
+    assert masked({"a": "", "b": None, "c": [False, "x", 1]}) == {"a": "", "b": None, "c": [False, MASK, MASK]}

@@ -107,3 +107,16 @@ def test_a_pattern_of_places_is_looked_up_in_the_order_of_the_epoch() -> None:
     looked_up.set_epoch(2)
     assert list(looked_up) == drawn(MixtureSampler(Mixture((3,)), 0), 2)
     assert next(iter(BatchSampler(looked_up, 2, False))) == list(looked_up)[:2]
+
+
+def test_each_seed_has_orders_of_its_own() -> None:
+    """A negative one as well, which stands for no other."""
+    orders = {tuple(drawn(MixtureSampler(Mixture((20, 20)), seed), 0)) for seed in (0, 1, -1, 2**31)}
+    assert len(orders) == 4
+
+
+def test_each_source_has_an_order_of_its_own() -> None:
+    """Sources in the same order, as translations of each other are, do not give the same records to an epoch."""
+    order = drawn(MixtureSampler(Mixture((40, 40), (1, 1), 40), seed=0), 0)
+    first, second = {at for at in order if at < 40}, {at - 40 for at in order if at >= 40}
+    assert len(first) == len(second) == 20 and first != second

@@ -148,7 +148,8 @@ def main() -> None:
         data = Path(folder)
         write_records(data / "records.jsonl", options.data, options.student, options.records, options.max_length)
         for mode in options.mode or PEERS:
-            peers = [tool for tool in options.peers or PEERS[mode] if tool != "medicalgpt" or options.medicalgpt]
+            asked = [tool for tool in PEERS[mode] if tool in (options.peers or PEERS[mode])]
+            peers = [tool for tool in asked if tool != "medicalgpt" or options.medicalgpt]
             found: dict[str, list[Figures]] = {tool: [] for tool in ("hftune", *peers)}
             for _ in range(options.rounds):
                 for tool in list(found):

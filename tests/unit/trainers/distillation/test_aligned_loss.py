@@ -24,7 +24,7 @@ SHARED: Any = SimpleNamespace(
 BATCH = {
     "input_ids": torch.tensor([[1, 2, 3, 50]]),
     "labels": torch.tensor([[NO, 2, 3, 50]]),
-    # 3 goes on in the group that 2 began; 50 begins another.
+    # 3 continues the group that 2 began; 50 begins another.
     "teacher_at": torch.tensor([[-1, 1, -1, 3]]),
     "teacher_input_ids": torch.tensor([[9, 20, 8, 1]]),
     "teacher_attention_mask": torch.tensor([[1, 1, 1, 1]]),

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from hftune.errors import ManifestError
+from hftune.errors import ManifestError, shown
 
 SHAPES = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 """What reading raises where a file is JSON of another shape than hftune writes: somebody else's file of the name."""
@@ -24,5 +24,7 @@ def written_by_hftune(
     try:
         yield
     except SHAPES as error:
-        cause = f"{what} of {folder} have another shape than those that hftune writes"
+        # With what went wrong: it may as well be a fault of hftune's own, which nobody could tell from the rest.
+        found = f"{type(error).__name__}: {shown(error)}"
+        cause = f"{what} of {folder} have another shape than those that hftune writes ({found})"
         raise ManifestError(cause, place=str(folder), fix=fix) from error

@@ -6,6 +6,7 @@ python benchmarks/rollouts.py --model SMOLLM2                        hftune and 
    --before FOLDER:PYTHON                                            another version of hftune as well: TRL has no PPO
    --quick                                                           fewer steps, one round
    --write-docs                                                      the table goes into docs/rl.md
+   --cuda                                                            on a GPU, in bfloat16; memory is the GPU's
 
 LoRA r=8 on all linears, float32, one process, 16 answers of at most 64 tokens a step: 8 a prompt for GRPO and RLOO, 2
 for online DPO, 1 for PPO (which goes over them 4 times) and distillation (whose teacher is as large as the student).
@@ -18,7 +19,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -29,7 +29,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 BARS = {"grpo": 2.0, "rloo": 1.8, "ppo": 1.8, "online_dpo": 1.5, "distill": 1.0}
 MEMORY = 0.6
-START, END = "<!-- rollouts -->", "<!-- end of rollouts -->"
+PLACES = {False: "rollouts", True: "rollouts on a GPU"}
+"""Marks in the page, with and without --cuda."""
 Figures = dict[str, Any]
 
 
@@ -55,11 +56,15 @@ def run(tool: str, algorithm: str, data: Path, options: argparse.Namespace) -> F
     with tempfile.TemporaryDirectory() as out:
         command = [python, str(Path(__file__).with_name("rollouts_peers.py")), name, "--algorithm", algorithm, *more]
         command += ["--data", str(data), "--model", options.model, "--out", out, "--steps", str(options.steps)]
+        command += ["--cuda"] if options.cuda else []
         command += ["--answers", str(options.answers), "--group", str(options.group), "--tokens", str(options.tokens)]
         environment = os.environ | {"OMP_NUM_THREADS": str(options.threads), "HF_HUB_OFFLINE": "1"}
-        environment |= {"CUDA_VISIBLE_DEVICES": "", "HF_DATASETS_CACHE": f"{out}/datasets"}
+        environment |= {} if options.cuda else {"CUDA_VISIBLE_DEVICES": ""}
+        environment |= {"HF_DATASETS_CACHE": f"{out}/datasets"}
         environment |= {"TRL_EXPERIMENTAL_SILENCE": "1", "HFTUNE_CACHE": f"{out}/cache"}
-        environment["PYTHONPATH"] = str(ROOT) if tool == "hftune" else ""
+        # Packages of this interpreter may come from there, too.
+        paths = ([str(ROOT)] if tool == "hftune" else []) + ([os.environ.get("PYTHONPATH", "")] if options.cuda else [])
+        environment["PYTHONPATH"] = os.pathsep.join(paths)
         done = subprocess.run(command, env=environment, cwd=out, capture_output=True, text=True, check=False)
     if done.returncode and tool != "hftune":
         print(f"{tool} is left out of {algorithm}, it failed: {done.stderr.strip().splitlines()[-1][:200]}")
@@ -115,11 +120,21 @@ def part_table(figures: dict[str, Any]) -> list[str]:
     return lines
 
 
-def write_docs(table: str) -> None:
+def write_docs(table: str, place: str) -> None:
     """Between the marks of the English page."""
+    start, end = f"<!-- {place} -->", f"<!-- end of {place} -->"
     file = ROOT / "docs" / "rl.md"
-    before, _, rest = file.read_text(encoding="utf-8").partition(START)
-    file.write_text(f"{before}{START}\n{table}\n{END}{rest.partition(END)[2]}", encoding="utf-8")
+    before, _, rest = file.read_text(encoding="utf-8").partition(start)
+    file.write_text(f"{before}{start}\n{table}\n{end}{rest.partition(end)[2]}", encoding="utf-8")
+
+
+def machine(*, cuda: bool) -> str:
+    """In words."""
+    if not cuda:
+        return f"{os.cpu_count()} CPU cores"
+    import torch
+
+    return f"{torch.cuda.get_device_name(0)}, torch {torch.__version__}"
 
 
 def main() -> None:
@@ -137,6 +152,7 @@ def main() -> None:
     parser.add_argument("--trl", metavar="PYTHON", help="of an environment with TRL; left out: this one")
     parser.add_argument("--before", metavar="FOLDER:PYTHON", help="another version of hftune")
     parser.add_argument("--quick", action="store_true", help="fewer steps, one round")
+    parser.add_argument("--cuda", action="store_true")
     parser.add_argument("--write-docs", action="store_true", help="put the table into docs/rl.md")
     options = parser.parse_args()
     options.steps = options.steps or (3 if options.quick else 5)
@@ -162,11 +178,13 @@ def main() -> None:
     table = "\n".join(["", HEAD, *lines, "", "Seconds of hftune's steps, by part:", "", *part_table(figures)])
     print(table)
     figures["threads"] = options.threads
-    machine = f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores"
     if options.write_docs:
-        options_said = " ".join(sys.argv[1:]).replace(options.model, "SMOLLM2").replace(" --write-docs", "")
-        write_docs(f"`python benchmarks/rollouts.py {options_said}`, on {os.cpu_count()} CPU cores:\n{table}")
-    print(json.dumps({"benchmark": "rollouts", "machine": machine, "figures": figures, "bars": bars}))
+        options_said = " ".join(sys.argv[1:]).replace(options.model, "MODEL").replace(" --write-docs", "")
+        said = f"`python benchmarks/rollouts.py {options_said}`, on {machine(cuda=options.cuda)}:"
+        write_docs(f"{said}\n{table}", PLACES[options.cuda])
+    print(
+        json.dumps({"benchmark": "rollouts", "machine": machine(cuda=options.cuda), "figures": figures, "bars": bars})
+    )
 
 
 if __name__ == "__main__":

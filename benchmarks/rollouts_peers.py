@@ -53,13 +53,22 @@ def parts_of(logged: list[dict[str, float]], passes: int) -> dict[str, float]:
     return {name: sum(one.get(name, 0.0) for one in logged) / len(logged) * passes for name in sorted(names)}
 
 
+def peak_mebibytes(*, cuda: bool) -> float:
+    """Of this process, or of what it has had on the GPU."""
+    if not cuda:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    import torch
+
+    return torch.cuda.max_memory_allocated() / 2**20
+
+
 def common(options: argparse.Namespace) -> dict[str, Any]:
     """What both tools call by the same names."""
     return {
         "gradient_accumulation_steps": 1, "learning_rate": 1e-4, "lr_scheduler_type": "constant",
         "save_strategy": "no", "report_to": "none", "seed": 42, "logging_steps": 1,
         "max_steps": options.steps * PASSES.get(options.algorithm, 1),
-        "gradient_checkpointing": False, "bf16": False, "use_cpu": True, "disable_tqdm": True,
+        "gradient_checkpointing": False, "bf16": options.cuda, "use_cpu": not options.cuda, "disable_tqdm": True,
         "per_device_train_batch_size": options.answers,
     }  # fmt: skip
 
@@ -69,7 +78,8 @@ def hftune(options: argparse.Namespace) -> None:
     arguments = common(options) | {
         "model_name_or_path": options.model, "train_file_dir": options.data / "prompts",
         "output_dir": options.out / "hftune",
-        "use_peft": True, "lora_r": 8, "lora_alpha": 16, "lora_target_modules": "all", "dtype": "float32",
+        "use_peft": True, "lora_r": 8, "lora_alpha": 16, "lora_target_modules": "all",
+        "dtype": "bfloat16" if options.cuda else "float32",
         "max_completion_length": options.tokens,
     }  # fmt: skip
     script = "run_rl.py"
@@ -96,7 +106,8 @@ def trl(options: argparse.Namespace) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     def model() -> Any:
-        return AutoModelForCausalLM.from_pretrained(options.model, dtype=torch.float32, attn_implementation="sdpa")
+        dtype = torch.bfloat16 if options.cuda else torch.float32
+        return AutoModelForCausalLM.from_pretrained(options.model, dtype=dtype, attn_implementation="sdpa")
 
     data = load_dataset("json", data_files=str(options.data / "prompts" / "prompts.jsonl"), split="train")
     data = data.map(lambda row: {"prompt": [{"role": "user", "content": row["prompt"]}]})
@@ -139,6 +150,7 @@ def main() -> None:
     parser.add_argument("--answers", type=int, default=16, help="of a step")
     parser.add_argument("--group", type=int, default=8, help="answers to a prompt, of GRPO and RLOO")
     parser.add_argument("--tokens", type=int, default=64, help="of an answer at most")
+    parser.add_argument("--cuda", action="store_true", help="in bfloat16")
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--warmup", type=int, default=1)
     parser.add_argument("--out", type=Path, required=True)
@@ -159,7 +171,7 @@ def main() -> None:
         "processor_seconds": ends[-1][1] - ends[options.warmup - 1][1],
         "parts": parts_of(parts[options.warmup * passes :], passes),
         "losses": [loss for *_, loss in steps],
-        "peak_mebibytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "peak_mebibytes": peak_mebibytes(cuda=options.cuda),
     }
     print(json.dumps(figures))
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ from transformers.generation import (
 
 from hftune.compat.installing import method_replaced
 from hftune.distributed import phases, zero
+from hftune.models.recorded_decoding import RecordedPass, can_be_recorded
 from hftune.models.token_draws import Draws, LogProbs, head_in_pieces, random_state
 
 ROOM = 64
@@ -169,18 +171,14 @@ def _draw(
     rows = len(input_ids)
     says = LogProbs(generation_config, rows)
     cache = inputs.pop("past_key_values")
-    cache.layers = [GrowingLayer() if type(layer) is DynamicLayer else layer for layer in cache.layers]
+    records = can_be_recorded(model, cache.layers)
+    cache.layers = [GrowingLayer() if type(each) is DynamicLayer and not records else each for each in cache.layers]
     mask, positions = inputs.get("attention_mask"), inputs["position_ids"]
-    first, prompt_of = _each_once(input_ids, mask)
-    before = phases.now().name
-    phases.enter(phases.PROMPTS)
-    numbers = random_state(input_ids.device)
-    logits = _pass(model, input_ids[first], None if mask is None else mask[first], positions[first], cache)
-    drops = not torch.equal(numbers, random_state(input_ids.device))
+    logits, drops = _read_prompts(model, input_ids, mask, positions, cache)
     exact = _is_float32(model) and not drops
-    cache.batch_select_indices(prompt_of)
-    logits, positions = logits[prompt_of], positions[:, -1:]
-    phases.enter(before)
+    positions = positions[:, -1:]
+    run = partial(_pass, model, cache=cache)
+    recorded = RecordedPass(run, cache, generation_config.max_length) if records and not drops else None
     padding = generation_config.pad_token_id
     # Others may keep something of each row (a penalty for repetition keeps its prompt's length).
     shrinks = all(type(each) in ROW_BY_ROW for each in (*logits_processor, *stopping_criteria))
@@ -204,18 +202,33 @@ def _draw(
         positions = positions + 1
         if mask is not None:
             mask = torch.cat([mask, mask.new_ones((len(mask), 1))], dim=-1)
-        if shrinks and left <= FEWER * len(here):
+        if shrinks and left <= FEWER * len(here) and (recorded is None or recorded.begins_anew(input_ids)):
             kept = open_.nonzero().squeeze(1)
             done.append((here[~open_], input_ids[~open_]))
             cache.batch_select_indices(kept)
             here, input_ids, positions, open_ = (each[kept] for each in (here, input_ids, positions, open_))
             mask = None if mask is None else mask[kept]
         draws.begin()
-        logits = _pass(model, input_ids[:, -1:], mask, positions, cache)
+        logits = recorded(input_ids, mask, positions) if recorded else run(input_ids[:, -1:], mask, positions)
     whole = _whole([*done, (here, input_ids)], rows, padding)
     if exact:
         drawn.batches.append((whole, says.together()))
     return whole
+
+
+def _read_prompts(
+    model: Any, input_ids: torch.Tensor, mask: torch.Tensor | None, positions: torch.Tensor, cache: Any
+) -> tuple[torch.Tensor, bool]:
+    """Logits behind each prompt (rows, vocabulary), each read once, and whether dropout has drawn random numbers."""
+    before = phases.now().name
+    phases.enter(phases.PROMPTS)
+    first, prompt_of = _each_once(input_ids, mask)
+    numbers = random_state(input_ids.device)
+    logits = _pass(model, input_ids[first], None if mask is None else mask[first], positions[first], cache)
+    drops = not torch.equal(numbers, random_state(input_ids.device))
+    cache.batch_select_indices(prompt_of)
+    phases.enter(before)
+    return logits[prompt_of], drops
 
 
 def _is_float32(model: torch.nn.Module) -> bool:

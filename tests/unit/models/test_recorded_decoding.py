@@ -1,0 +1,198 @@
+"""Steps of decoding over a cache of a fixed size, as they are recorded on a GPU (tests/gpu records them)."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from transformers import GenerationConfig
+from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
+
+from hftune.models import decoding, recorded_decoding
+from hftune.models.decoding import GrowingLayer, decoding_together
+from hftune.models.recorded_decoding import FixedLayer, can_be_recorded
+from tests.unit.models.test_decoding import OPTIONS, EndsOften, config, drawn, prompts, tiny, watched
+
+
+@pytest.fixture
+def recordings(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Everything is recorded, by a stand-in that runs the pass again; here are the uses of each recording."""
+    uses: list[int] = []
+
+    def record(run: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
+        result: list[torch.Tensor] = []
+        uses.append(0)
+
+        def replay() -> torch.Tensor:
+            uses[-1] += 1
+            again = run()
+            # A graph writes where it wrote before.
+            result.append(again) if not result else result[0].copy_(again)
+            return result[0]
+
+        return replay
+
+    monkeypatch.setattr(decoding, "can_be_recorded", lambda model, layers: True)
+    monkeypatch.setattr(recorded_decoding, "record", record)
+    return uses
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=["plain", "top_k", "repetition", "greedy"])
+@pytest.mark.parametrize("model_type", ["llama", "gemma", "gpt2", "qwen3"])
+def test_draws_what_transformers_draws(model_type: str, options: dict[str, Any], recordings: list[int]) -> None:
+    model = tiny(model_type)
+    for given in (prompts(), {"input_ids": torch.tensor([[5, 6, 7]] * 4)}):
+        expected = drawn(model, given, config(**options))
+        with decoding_together(model) as kept:
+            assert torch.equal(drawn(model, given, config(**options)), expected)
+        assert kept.batches
+    # Of 12 tokens the first is the prompts' and the second a usual pass.
+    assert recordings == [10, 10]
+
+
+def test_answers_that_have_ended_leave_with_the_cache_that_is_full(
+    recordings: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recorded_decoding, "ROOM", 4)
+    model = tiny("llama")
+    model.lm_head = EndsOften(model.lm_head)
+    options = config(max_new_tokens=20)
+    expected = drawn(model, prompts(), options)
+    shapes = watched(model)
+    with decoding_together(model):
+        assert torch.equal(drawn(model, prompts(), options), expected)
+    rows = [rows for rows, _ in shapes[1:]]
+    changes = [at for at in range(1, len(rows)) if rows[at] != rows[at - 1]]
+    assert changes and all(at % 5 == 0 for at in changes)
+    assert len(recordings) == -(-len(rows) // 5) and max(recordings) == 4
+
+
+def test_a_cache_has_room_for_what_may_be_drawn_and_no_more(recordings: list[int]) -> None:
+    sizes = []
+    model = tiny("llama")
+    made = FixedLayer.__init__
+
+    def noted(self: FixedLayer, keys: torch.Tensor, values: torch.Tensor, tokens: int) -> None:
+        made(self, keys, values, tokens)
+        sizes.append((keys.shape[2], tokens))
+
+    with pytest.MonkeyPatch.context() as patch, decoding_together(model):
+        patch.setattr(FixedLayer, "__init__", noted)
+        drawn(model, prompts(), config(max_new_tokens=9))
+    assert set(sizes) == {(4, 13)} and recorded_decoding.ROOM > 13
+
+
+def test_a_fixed_layer_keeps_what_there_was_and_picks_rows() -> None:
+    keys = torch.randn(3, 2, 5, 4)
+    layer = FixedLayer(keys, -keys, 8)
+    assert layer.keys.shape == (3, 2, 8, 4) and int(layer.get_seq_length()) == 5
+    assert torch.equal(layer.keys[:, :, :5], keys) and torch.equal(layer.values[:, :, :5], -keys)
+    layer.batch_select_indices(torch.tensor([2, 0]))
+    assert torch.equal(layer.keys[:, :, :5], keys[[2, 0]]) and torch.equal(layer.values[:, :, :5], -keys[[2, 0]])
+
+
+def test_float32_weights_under_autocast(recordings: list[int]) -> None:
+    """As weights are trained in full: keys come in float32, values in 16 bits, and all are kept in float32."""
+    model = cast_to_bfloat16(tiny("llama"))
+    greedy = config(do_sample=False)
+    expected = drawn(model, prompts(), greedy)
+    with decoding_together(model):
+        assert torch.equal(drawn(model, prompts(), greedy), expected)
+    assert recordings == [10]
+    layer = FixedLayer(torch.randn(1, 2, 3, 4), torch.randn(1, 2, 3, 4).bfloat16(), 5)
+    assert layer.values.dtype == torch.float32
+
+
+def cast_to_bfloat16(model: Any) -> Any:
+    """The model, with a forward pass under autocast."""
+    forward, device = model.forward, model.device.type
+
+    def cast(*args: Any, **kwargs: Any) -> Any:
+        with torch.autocast(device, torch.bfloat16):
+            return forward(*args, **kwargs)
+
+    cast.__signature__ = inspect.signature(forward)  # type: ignore[attr-defined]
+    model.forward = cast
+    return model
+
+
+class OnAGPU:
+    """What is asked of a model, as a GPU would have it."""
+
+    _can_compile_fullgraph = True
+
+    def __init__(self, *devices: str) -> None:
+        self.devices = devices or ("cuda:0",)
+
+    def parameters(self) -> list[Any]:
+        """All there is to know of them."""
+        return [type("Parameter", (), {"device": torch.device(device)}) for device in self.devices]
+
+
+def test_what_launches_the_same_kernels_is_recorded() -> None:
+    layers = [DynamicLayer()]
+    assert can_be_recorded(OnAGPU(), layers)
+    assert not can_be_recorded(OnAGPU("cpu"), layers)
+    assert not can_be_recorded(OnAGPU("cuda:0", "cuda:1"), layers)
+    assert not can_be_recorded(OnAGPU(), [DynamicLayer(), DynamicSlidingWindowLayer(sliding_window=4)])
+    assert not can_be_recorded(tiny("llama"), DynamicCache().layers or layers)
+    quantised, experts = OnAGPU(), OnAGPU()
+    quantised.quantization_method = "bitsandbytes"  # type: ignore[attr-defined]
+    experts._can_compile_fullgraph = False
+    assert not can_be_recorded(quantised, layers) and not can_be_recorded(experts, layers)
+    quantised.is_loaded_in_4bit = True  # type: ignore[attr-defined]
+    assert can_be_recorded(quantised, layers)
+
+
+def test_nothing_is_recorded_under_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: device == "cuda")
+    assert not can_be_recorded(OnAGPU(), [DynamicLayer()])
+
+
+def test_what_cannot_be_recorded_is_drawn_without(recordings: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(run: Any) -> Any:
+        raise RuntimeError("CUDA error: operation not permitted\nFor debugging consider")
+
+    monkeypatch.setattr(recorded_decoding, "record", fails)
+    said = []
+    monkeypatch.setattr(recorded_decoding, "notice", said.append)
+    model = tiny("llama")
+    expected = drawn(model, prompts(), config())
+    with decoding_together(model):
+        assert torch.equal(drawn(model, prompts(), config()), expected)
+    (line,) = said
+    assert line.endswith("could not be recorded (CUDA error: operation not permitted)")
+
+
+def test_with_dropout_nothing_is_recorded(recordings: list[int]) -> None:
+    model = tiny("llama", attention_dropout=0.3).train()
+    with decoding_together(model):
+        assert drawn(model, prompts(), config()).shape == (6, 16)
+    assert not recordings
+
+
+def test_every_token_is_a_sign_of_life(recordings: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    alive = []
+    monkeypatch.setattr(recorded_decoding.phases, "keep_alive", lambda: alive.append(1))
+    model = tiny("llama")
+    with decoding_together(model):
+        drawn(model, prompts(), GenerationConfig(max_new_tokens=6, do_sample=False, pad_token_id=0, eos_token_id=None))
+    assert len(alive) == 5 and recordings == [4]
+
+
+def test_on_a_cpu_a_cache_grows() -> None:
+    model = tiny("llama")
+    seen = []
+    layer_made = GrowingLayer.__init__
+
+    def noted(self: GrowingLayer) -> None:
+        layer_made(self)
+        seen.append(self)
+
+    with pytest.MonkeyPatch.context() as patch, decoding_together(model):
+        patch.setattr(GrowingLayer, "__init__", noted)
+        drawn(model, prompts(), config())
+    assert len(seen) == model.config.num_hidden_layers

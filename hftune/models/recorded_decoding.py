@@ -136,19 +136,13 @@ def record(run: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
     Raises:
         RuntimeError: The pass waits for the GPU, say.
     """
-    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    graph = torch.cuda.CUDAGraph()
     numbers = torch.cuda.default_generators[torch.cuda.current_device()]
     before = numbers.clone_state()
-    torch.cuda.synchronize()
     try:
-        with torch.cuda.stream(stream):
-            # Not `torch.cuda.graph`: it would hand all unused memory back first, for which the next step waits.
-            # Other threads (of a process group, of a data loader) may ask the GPU something meanwhile.
-            graph.capture_begin(capture_error_mode="thread_local")
-            try:
-                result = run()
-            finally:
-                graph.capture_end()
+        # Other threads (of a process group, of a data loader) may ask the GPU something meanwhile.
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            result = run()
     except RuntimeError:
         # After a recording that failed these numbers would be refused as being recorded still (torch 2.11).
         numbers.graphsafe_set_state(before)

@@ -118,8 +118,10 @@ class StageArguments(
             raise ArgumentError("NVMe offload without DeepSpeed", place="--nvme_path", fix="add --deepspeed zero3_nvme")
         self.check_parallel_sizes()
         launch.tell_libraries(use_cpu=self.use_cpu, deepspeed=self.deepspeed is not None)
-        # --do_eval alone means evaluation alone; an --eval_strategy, from which transformers infers it, does not.
-        self.do_train = self.do_train or not self.do_eval  # type: ignore[has-type]  # of TrainingArguments
+        # --do_eval alone means evaluation alone, as --do_train False does; an --eval_strategy, from which transformers
+        # infers it, does not.
+        refused = "do_train" in self._given
+        self.do_train = self.do_train or not (self.do_eval or refused)  # type: ignore[has-type]  # of TrainingArguments
         asked = self.use_cpu
         if ranks.planned_world() is not None:
             # A plan, whose devices are not here: transformers would refuse what they could do.

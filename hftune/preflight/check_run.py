@@ -32,6 +32,7 @@ RULES_OF_ALL = (
     "hftune.preflight.rules.sharing:check_sharing",
     "hftune.preflight.rules.tiling:check_tiling",
     "hftune.preflight.rules.resume:check_resume",
+    "hftune.preflight.rules.resume_settings:check_resumed_settings",
     "hftune.preflight.rules.model:check_model",
 )
 

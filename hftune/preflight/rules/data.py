@@ -31,7 +31,12 @@ def check_data_flags(data_args: DataArguments, training_args: StageArguments) ->
     if len(given) != 1:
         cause = f"{len(given)} kinds of training data at once" if given else "no training data was named"
         flags = ", ".join(f"--{name}" for name in given) or "--train_file_dir"
-        fix = "keep one of them" if given else "add --train_file_dir with a file or folder of records, or a Hub name"
+        named = "add --train_file_dir with a file or folder of records, or a Hub name"
+        if not training_args.do_train:
+            named += (
+                ", which is read and not trained; or hftune evaluate MODEL --eval_tasks loss --validation_file_dir DATA"
+            )
+        fix = "keep one of them" if given else named
         yield ArgumentError(cause, place=flags, fix=fix)
     yield from check_sources(data_args)
     # A tokenised folder may hold a split of its own, which is not known before it is opened.
@@ -41,7 +46,7 @@ def check_data_flags(data_args: DataArguments, training_args: StageArguments) ->
     if evaluates and not held_out:
         yield ArgumentError(
             "evaluation was asked for, but no records are held out",
-            place="--eval_strategy" if training_args.do_train else "--do_eval, without --do_train",
+            place="--eval_strategy" if training_args.do_train else "--do_eval or --do_train False",
             fix="give --validation_file_dir, or --validation_split_percentage 5",
         )
 

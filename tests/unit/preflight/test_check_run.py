@@ -28,7 +28,12 @@ def test_nothing_to_say(tiny_model: Path) -> None:
         ([], {"train_file_dir": None}, ["no training data", "--train_file_dir"]),
         ([], {"validation_file_dir": "nowhere"}, ["no file or folder nowhere", "--validation_file_dir"]),
         (["--eval_strategy", "steps"], {}, ["no records are held out", "--validation_split_percentage 5"]),
-        (["--do_eval", "True"], {}, ["no records are held out", "--do_eval, without --do_train"]),
+        (
+            ["--do_eval", "True"],
+            {"train_file_dir": None, "validation_file_dir": "."},
+            ["no training", "hftune evaluate"],
+        ),
+        (["--do_eval", "True"], {}, ["no records are held out", "--do_eval or --do_train False"]),
         ([], {"train_file_dir": "tests,nowhere.jsonl#5"}, ["no file or folder nowhere.jsonl", "--train_file_dir"]),
         ([], {"train_file_dir": ".#zero"}, ["'zero' after # is not a number of records", "--train_file_dir"]),
         ([], {"train_file_dir": ".,tests", "train_dataset_prob": "1"}, ["1 weights for 2 sources"]),

@@ -1,0 +1,131 @@
+"""Rules about resuming: the run trains what the checkpoint was written of. Without them it ends while it loads, or not.
+
+The manifest in a checkpoint says which stage, adapter and optimizer wrote it. One of another tool has none, and is
+asked by its weights alone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from hftune.checkpoints.integrity import checkpoint_fault
+from hftune.checkpoints.manifest import read_manifest
+from hftune.errors import ArgumentError, ManifestError, UserError
+from hftune.models.loading.packed_weights import whole_shapes
+from hftune.preflight.bases import check_adapter_fits
+from hftune.preflight.facts import Facts
+from hftune.weight_files import weight_shapes
+
+_FLAG = "--resume_from_checkpoint"
+
+_ADAPTER = (
+    "lora_r", "lora_alpha", "lora_target_modules", "target_regex", "exclude_modules", "layers_to_transform",
+    "lora_target_parameters", "rank_pattern", "alpha_pattern", "trainable_token_indices", "lora_modules_to_save",
+    "lora_bias", "use_rslora", "use_dora", "train_new_tokens_only",
+)  # fmt: skip
+_FREEZING = (
+    "freeze_parameters", "freeze_parameters_regex", "freeze_parameters_ratio", "trainable_parameters",
+    "trainable_parameters_regex", "freeze_trainable_layers", "freeze_trainable_modules", "freeze_extra_modules",
+)  # fmt: skip
+_OPTIMIZER = (
+    "rl_algorithm",
+    "critic",
+    "optim",
+    "optim_target_modules",
+    "loraplus_lr_ratio",
+    "layerwise_lr_decay_bound",
+)
+
+_ADAMW = {"adamw_torch", "adamw_torch_fused", "adamw_apex_fused", "adamw_torch_xla"}
+"""They keep the same state."""
+
+
+def check_resumed_settings(facts: Facts) -> Iterator[UserError]:
+    """Problems of resuming from a whole checkpoint with another stage, adapter, optimizer or model."""
+    folder = facts.checkpoint.folder
+    # What is not whole, or not there, has a rule of its own.
+    if folder is None or not folder.is_dir() or checkpoint_fault(folder) is not None:
+        return
+    manifest = read_manifest(folder) or {}
+    warm = f"to begin with its weights, in another --output_dir: --warm_start {folder}"
+    stage = manifest.get("stage") or facts.stage
+    if stage != facts.stage:
+        yield ArgumentError(
+            f"{folder} is a checkpoint of {stage}, and this is {facts.stage}: its steps, optimizer and position in the "
+            "data are those of other training",
+            place=_FLAG,
+            fix=f"resume it with run_{stage}.py; or {warm}",
+        )
+        return
+    is_adapter, adapts = (folder / "adapter_config.json").is_file(), facts.adapter_args.use_peft
+    if is_adapter != adapts and (is_adapter or manifest):
+        kinds = {True: "an adapter", False: "all weights"}
+        yield ArgumentError(
+            f"{folder} was written by a run that trains {kinds[is_adapter]}, and this one trains {kinds[adapts]}",
+            place=f"{_FLAG}, --use_peft",
+            fix=f"add --use_peft; or {warm}" if is_adapter else f"leave out --use_peft; or {warm}",
+        )
+        return
+    other = {f"--{name}": f"{_shown(then)} (now {_shown(now)})" for name, then, now in _changed(facts, manifest)}
+    if other:
+        said = ", ".join(f"{flag} {values}" for flag, values in other.items())
+        yield ArgumentError(
+            f"{folder} was written with {said}: its state is of other parameters",
+            place=", ".join([_FLAG, *other]),
+            fix=f"resume with what it was written with; or {warm}",
+        )
+        return
+    yield from _another_model(facts, folder, is_adapter=is_adapter)
+
+
+def _changed(facts: Facts, manifest: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """Arguments that decide which parameters are trained, and what is kept for each: name, value then, value now."""
+    adapter_args, recorded = facts.adapter_args, manifest.get("arguments") or {}
+    # An adapter that is trained further brings its own settings.
+    adapter = () if adapter_args.peft_path else _ADAPTER
+    names = {"adapter": adapter if adapter_args.use_peft else _FREEZING, "training": _OPTIMIZER}
+    for group, now in (("adapter", adapter_args), ("training", facts.training_args)):
+        then = recorded.get(group) or {}
+        for name in names[group]:
+            # As a manifest has it: tuples and enumerations are lists and words there.
+            value = json.loads(json.dumps(getattr(now, name, None), default=str))
+            if name in then and _kind(name, then[name]) != _kind(name, value):
+                yield name, then[name], value
+
+
+def _kind(name: str, value: Any) -> Any:
+    """A value, by what it means for the state that is kept."""
+    if name == "optim":
+        plain = str(value).removeprefix("paged_")
+        return "adamw" if plain in _ADAMW else plain
+    if isinstance(value, list):
+        return sorted("all" if one == "all-linear" else str(one) for one in value)
+    return value
+
+
+def _shown(value: Any) -> str:
+    return "none" if value is None else " ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _another_model(facts: Facts, folder: Path, *, is_adapter: bool) -> Iterator[UserError]:
+    """A problem where the checkpoint's weights are of another model than --model_name_or_path."""
+    base = facts.model_args.model_name_or_path
+    if not base or facts.adapter_args.peft_path or not Path(base).is_dir():
+        return  # on the Hub, or several adapters on each other: compared where they are loaded
+    if is_adapter:
+        yield from check_adapter_fits(base, str(folder), _FLAG)
+        return
+    shapes, stored = whole_shapes(base), weight_shapes(folder)
+    # Rows of a vocabulary may have been added: what a row is made of stays.
+    wrong = [name for name in shapes.keys() & stored.keys() if shapes[name][1:] != stored[name][1:]]
+    if wrong:
+        name = min(wrong)
+        yield ManifestError(
+            f"{folder} is of another model than {base}: {name} is {stored[name]} there and {shapes[name]} here"
+            + (f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""),
+            place=f"{_FLAG}, --model_name_or_path",
+            fix="give the model that the checkpoint was trained from",
+        )

@@ -1,0 +1,171 @@
+"""A run resumes what the checkpoint was written of: the same stage, adapter, optimizer and model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM
+
+from hftune.arguments.entry import parse_arguments
+from hftune.checkpoints.manifest import write_manifest
+from hftune.preflight.facts import resolve
+from hftune.preflight.rules.resume_settings import check_resumed_settings
+from hftune.weight_files import fingerprint
+
+pytestmark = pytest.mark.long
+
+LORA = ["--use_peft", "--lora_r", "8", "--target_modules", "all"]
+
+
+def said(model: Path, folder: Path, *flags: str, stage: str = "sft") -> list[str]:
+    argv = ["--model_name_or_path", str(model), "--output_dir", "out-that-is-not-there", "--train_file_dir", "."]
+    argv += ["--resume_from_checkpoint", str(folder), *flags]
+    return [str(problem) for problem in check_resumed_settings(resolve(stage, parse_arguments(stage, argv)))]
+
+
+def checkpoint(model: Path, folder: Path, *flags: str, stage: str = "sft", base: Path | None = None) -> Path:
+    """What a run with these flags leaves: weights or an adapter, a state, and a manifest of its arguments."""
+    argv = ["--model_name_or_path", str(model), "--output_dir", "out", "--train_file_dir", ".", *flags]
+    arguments = parse_arguments(stage, argv)
+    network = AutoModelForCausalLM.from_pretrained(model)
+    if arguments.adapter.use_peft:
+        network = get_peft_model(network, LoraConfig(r=arguments.adapter.lora_r, target_modules="all-linear"))
+    network.save_pretrained(folder)
+    (folder / "trainer_state.json").write_text('{"global_step": 2, "epoch": 1.0}')
+    (folder / "optimizer.pt").touch()
+    recorded = {name: vars(getattr(arguments, name)) for name in ("adapter", "training")}
+    trained_on = {"name": str(base or model), "fingerprint": fingerprint(base or model)}
+    write_manifest(
+        folder, {"stage": stage, "arguments": json.loads(json.dumps(recorded, default=str)), "base": trained_on}
+    )
+    return folder
+
+
+@pytest.fixture
+def full(tiny_model: Path, tmp_path: Path) -> Path:
+    return checkpoint(tiny_model, tmp_path / "checkpoint-2")
+
+
+@pytest.fixture
+def lora(tiny_model: Path, tmp_path: Path) -> Path:
+    return checkpoint(tiny_model, tmp_path / "checkpoint-2", *LORA)
+
+
+def test_the_same_command_resumes(tiny_model: Path, full: Path, tmp_path: Path) -> None:
+    assert said(tiny_model, full) == []
+    # What may change while a run stands still.
+    others = ["--learning_rate", "1e-3", "--max_steps", "9", "--optim", "adamw_torch", "--lora_r", "99"]
+    assert said(tiny_model, full, *others) == []
+    adapter = checkpoint(tiny_model, tmp_path / "lora", *LORA)
+    assert said(tiny_model, adapter, *LORA, "--lora_dropout", "0.1", "--freeze_trainable_layers", "1") == []
+    assert said(tiny_model, adapter, *LORA[:3], "--target_modules", "all-linear") == []
+
+
+def test_another_stage_is_refused(tiny_model: Path, full: Path, lora: Path) -> None:
+    (problem,) = said(tiny_model, full, stage="dpo")
+    assert "is a checkpoint of sft, and this is dpo" in problem and "resume it with run_sft.py" in problem
+    assert f"--warm_start {full}" in problem
+    # Distillation shares the rules of SFT, and nothing of its steps.
+    (problem,) = said(tiny_model, lora, *LORA, "--teacher_model_name_or_path", str(tiny_model), stage="distill")
+    assert "is a checkpoint of sft, and this is distill" in problem
+
+
+def test_an_adapter_does_not_become_whole_weights(tiny_model: Path, tmp_path: Path) -> None:
+    full, lora = checkpoint(tiny_model, tmp_path / "full"), checkpoint(tiny_model, tmp_path / "lora", *LORA)
+    (problem,) = said(tiny_model, lora)
+    assert "a run that trains an adapter, and this one trains all weights" in problem and "add --use_peft" in problem
+    (problem,) = said(tiny_model, full, *LORA)
+    assert "trains all weights, and this one trains an adapter" in problem and "leave out --use_peft" in problem
+
+
+@pytest.mark.parametrize(
+    ("flags", "parts"),
+    [
+        (["--use_peft", "--lora_r", "4"], ["--lora_r 8 (now 4)"]),
+        ([*LORA, "--lora_alpha", "3"], ["--lora_alpha 16 (now 3)", "where: --resume_from_checkpoint, --lora_alpha\n"]),
+        ([*LORA[:3], "--target_modules", "q_proj", "v_proj"], ["--lora_target_modules all (now q_proj v_proj)"]),
+        ([*LORA, "--use_dora"], ["--use_dora False (now True)"]),
+        ([*LORA, "--modules_to_save", "lm_head"], ["--lora_modules_to_save none (now lm_head)"]),
+        ([*LORA, "--optim", "adafactor"], ["--optim adamw_torch_fused (now adafactor)"]),
+        ([*LORA, "--loraplus_lr_ratio", "4", "--use_rslora"], ["--loraplus_lr_ratio none (now 4.0)", "--use_rslora"]),
+    ],
+)
+def test_what_the_state_is_of_stays(tiny_model: Path, lora: Path, flags: list[str], parts: list[str]) -> None:
+    (problem,) = said(tiny_model, lora, *flags)
+    for part in [*parts, "its state is of other parameters", "resume with what it was written with"]:
+        assert part in problem
+
+
+def test_what_was_frozen_stays_frozen(tiny_model: Path, full: Path) -> None:
+    (problem,) = said(tiny_model, full, "--freeze_parameters", "model.embed_tokens")
+    assert "--freeze_parameters none (now model.embed_tokens)" in problem
+
+
+def test_paged_optimizers_keep_the_same_state(tiny_model: Path, tmp_path: Path) -> None:
+    folder = checkpoint(tiny_model, tmp_path / "checkpoint-2", "--optim", "adamw_8bit")
+    assert said(tiny_model, folder, "--optim", "paged_adamw_8bit") == []
+    assert "--optim adamw_8bit (now adamw_torch)" in said(tiny_model, folder, "--optim", "adamw_torch")[0]
+
+
+def test_an_adapter_that_is_trained_further_brings_its_settings(tiny_model: Path, lora: Path, tmp_path: Path) -> None:
+    further = checkpoint(tiny_model, tmp_path / "further", *LORA)
+    assert said(tiny_model, further, "--peft_path", str(lora), "--lora_r", "4") == []
+
+
+def test_another_model_is_refused(tiny_model: Path, full: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    config = AutoModelForCausalLM.from_pretrained(tiny_model).config
+    config.intermediate_size *= 2
+    AutoModelForCausalLM.from_config(config).save_pretrained(other)
+    (problem,) = said(other, full)
+    assert f"is of another model than {other}" in problem and "down_proj" in problem and "more)" in problem
+    # A vocabulary that has grown is no other model.
+    grown = AutoModelForCausalLM.from_pretrained(tiny_model)
+    grown.resize_token_embeddings(grown.config.vocab_size + 8)
+    grown.save_pretrained(full)
+    assert said(tiny_model, full) == []
+
+
+def test_an_adapter_resumes_on_its_base_alone(tiny_model: Path, lora: Path, tmp_path: Path) -> None:
+    same_shapes = tmp_path / "other"
+    other = AutoModelForCausalLM.from_pretrained(tiny_model)
+    with torch.no_grad():
+        other.get_input_embeddings().weight.add_(1)
+    other.save_pretrained(same_shapes)
+    (problem,) = said(same_shapes, lora, *LORA)
+    assert "trained on other weights than those" in problem
+
+
+def test_a_checkpoint_of_another_tool_is_asked_by_its_weights(tiny_model: Path, tmp_path: Path) -> None:
+    full, lora = checkpoint(tiny_model, tmp_path / "full"), checkpoint(tiny_model, tmp_path / "lora", *LORA)
+    for folder in (full, lora):
+        (folder / "hftune.json").unlink()
+    assert said(tiny_model, full) == said(tiny_model, lora, *LORA) == said(tiny_model, full, "--optim", "sgd") == []
+    assert "trains an adapter, and this one trains all weights" in said(tiny_model, lora)[0]
+
+
+def test_what_is_not_whole_has_a_rule_of_its_own(tiny_model: Path, full: Path, tmp_path: Path) -> None:
+    (full / "trainer_state.json").unlink()
+    assert said(tiny_model, full, stage="dpo") == said(tiny_model, tmp_path / "nowhere") == []
+
+
+def test_an_old_manifest_says_less(tiny_model: Path, full: Path) -> None:
+    write_manifest(full, {"status": "checkpoint"})
+    assert said(tiny_model, full, "--optim", "sgd", stage="sft") == []
+    write_manifest(full, {"stage": "sft", "arguments": {"training": None, "adapter": {}}})
+    assert said(tiny_model, full, "--optim", "sgd") == []
+
+
+def args_of(*flags: str) -> Any:
+    return parse_arguments("sft", ["--output_dir", "out", *flags]).training
+
+
+def test_training_that_is_refused_by_name_is_not_done() -> None:
+    assert args_of().do_train and args_of("--eval_strategy", "steps").do_train and args_of("--do_train").do_train
+    assert not args_of("--do_eval").do_train and not args_of("--do_train", "False").do_train
+    assert args_of("--do_eval", "--do_train").do_train

@@ -13,6 +13,7 @@ from typing import Any, NoReturn, get_args, get_origin, get_type_hints
 from trl import TrlParser
 
 from hftune import terminal
+from hftune.arguments.choices import JSON_OBJECTS, choices_of
 from hftune.arguments.names.row import Row
 from hftune.arguments.names.table import table
 from hftune.arguments.names.translate import COMMAND_LINE, Entry, Outcome, Translator
@@ -58,6 +59,11 @@ class HftuneParser(TrlParser):
             self.done_by_hftune |= DONE_BY_HFTUNE.get(name, {})
         for name in (f.name for cls in self.dataclass_types for f in fields(cls) if get_origin(f.type) is dict):
             self.known[name].type = _json_object  # `dict` itself takes no string
+        for name in self.known.keys() & set(JSON_OBJECTS):
+            self.known[name].type = _json_object
+        for name, choices in choices_of(stage).items():
+            if name in self.known and self.known[name].choices is None:
+                self.known[name].choices = choices
         # Annotations are texts; `bool | None` is a switch as well, for which argparse wants a value.
         self.switches = {f.name for cls in self.dataclass_types for f in fields(cls) if "bool" in str(f.type)}
         self.numbers = numbers_of(self.dataclass_types)
@@ -106,7 +112,7 @@ class HftuneParser(TrlParser):
         before = GIVEN_NAMES.set(frozenset(entry.name for entry in entries))
         try:
             return tuple(self.parse_args_into_dataclasses(args=self._flat(entries), look_for_args_file=False))
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, OSError) as error:
             raise on_demand("hftune.arguments.parse_errors:class_error")(error, self.known, COMMAND_LINE) from error
         finally:
             GIVEN_NAMES.reset(before)

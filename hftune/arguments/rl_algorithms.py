@@ -98,6 +98,9 @@ class GRPOArguments(_RLStage, trl.GRPOConfig):
     def __post_init__(self) -> None:
         if self.grpo_variant is not None:
             self._follow_paper(self.grpo_variant)
+        # Words of a command line; TRL knows those of Python.
+        scale = str(vars(self)["scale_rewards"])
+        self.scale_rewards = {"True": "group", "False": "none"}.get(scale, scale)
         super().__post_init__()
 
     def _follow_paper(self, variant: str) -> None:

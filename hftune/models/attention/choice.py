@@ -16,6 +16,7 @@ from hftune.models.attention.isolation import (
     has_attention,
     isolation_method,
     refuse_attention,
+    refuse_unknown,
 )
 from hftune.models.attention.machine import Machine, this_machine
 from hftune.models.attention.names import (
@@ -43,7 +44,8 @@ def attention_for(config: PreTrainedConfig, model_args: ModelArguments, training
     padding-free), transformers chooses.
 
     Raises:
-        ArgumentError: Documents side by side, and an attention that would let them see each other.
+        ArgumentError: An attention that nobody knows, that cannot run here, or that would let documents side by side
+            see each other.
     """
     machine = this_machine(training_args, dtype=model_args.dtype)
     if training_args.sequence_parallel_size > 1:
@@ -51,6 +53,8 @@ def attention_for(config: PreTrainedConfig, model_args: ModelArguments, training
         notice(f"attention: {ULYSSES}, which is {inner} over whole rows, for a share of the heads a process")
         return ULYSSES
     asked = model_args.attn_implementation or (_flash(machine) if model_args.flash_attn else None)
+    if asked is not None:
+        refuse_unknown(asked, machine)
     if not training_args.flat_batches:
         return asked
     model_class = causal_class(config)

@@ -6,8 +6,9 @@ import inspect
 import sys
 
 from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from hftune.errors import ArgumentError
+from hftune.errors import ArgumentError, did_you_mean, shown
 from hftune.models.attention.machine import Machine
 from hftune.models.attention.names import SEGMENTS, VARLEN
 
@@ -23,6 +24,11 @@ ATTENTION_ARGUMENTS |= {"softcap", "s_aux", "position_bias", "sliding_window"}
 
 OWN_MASKS = ("doge",)
 """Architectures whose attention adds to its mask, and so wants one of tokens by tokens."""
+
+_KNOWN = (
+    "flash_attention_2", "flash_attention_3", "flash_attention_4", "flex_attention", "sdpa", "eager", SEGMENTS, VARLEN,
+)  # fmt: skip
+"""They keep documents apart."""
 
 ATTENTION, MIXERS, BACKBONE = "attention", "mixers", "backbone"
 """What keeps documents apart; see `models/attention/documents.py`."""
@@ -85,26 +91,40 @@ def _own_attention(config: PreTrainedConfig, model_class: type[PreTrainedModel])
     return f"its attention takes more than masks ({', '.join(sorted(more))})" if more else None
 
 
+def refuse_unknown(asked: str, machine: Machine) -> None:
+    """Refuse an attention that transformers does not know, or that cannot run here.
+
+    Raises:
+        ArgumentError: Naming those there are.
+    """
+    # Also kernels of the Hub with that word in their name, OWNER/NAME.
+    if "flash" in asked and (not machine.major or not machine.half):
+        raise ArgumentError(
+            f"{asked} needs a GPU and half precision",
+            place="--attn_implementation",
+            fix=f"add --bf16 on a GPU, or leave the flag out ({SEGMENTS} is used)",
+        )
+    if asked not in _KNOWN and asked not in ALL_ATTENTION_FUNCTIONS.valid_keys() and "/" not in asked:
+        raise ArgumentError(
+            f"there is no attention {shown(asked)}",
+            place="--attn_implementation",
+            fix=f"{did_you_mean(asked, _KNOWN)} one of: {', '.join(_KNOWN)}; or leave the flag out".strip(),
+        )
+
+
 def refuse_attention(asked: str, machine: Machine) -> None:
     """Refuse an attention that is not known to keep documents apart, or that cannot run here.
 
     Raises:
         ArgumentError: Naming those that do.
     """
-    # Also kernels of the Hub with that word in their name, which take the borders of documents alike.
-    flash = "flash" in asked
-    if flash and (not machine.major or not machine.half):
-        raise ArgumentError(
-            f"{asked} needs a GPU and half precision",
-            place="--attn_implementation",
-            fix=f"add --bf16 on a GPU, or leave the flag out ({SEGMENTS} is used)",
-        )
-    if not flash and asked not in ("eager", "sdpa", "flex_attention", SEGMENTS, VARLEN):
+    refuse_unknown(asked, machine)
+    # Kernels of the Hub with that word in their name take the borders of documents alike.
+    if "flash" not in asked and asked not in _KNOWN:
         raise ArgumentError(
             f"{asked} is not known to keep packed documents apart",
             place="--attn_implementation",
-            fix="leave the flag out, or give flash_attention_2, flash_attention_3, flash_attention_4, flex_attention, "
-            f"sdpa, eager, {SEGMENTS} or {VARLEN}",
+            fix=f"leave the flag out, or give one of: {', '.join(_KNOWN)}",
         )
 
 

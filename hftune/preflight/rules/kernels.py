@@ -7,12 +7,13 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
+from accelerate.utils import DynamoBackend
 
 from hftune.arguments.adapter import AdapterArguments
 from hftune.arguments.model import ModelArguments
 from hftune.arguments.training import StageArguments
 from hftune.distributed import ranks
-from hftune.errors import ArgumentError, UserError
+from hftune.errors import ArgumentError, UserError, shown
 from hftune.preflight.decisions import kept_from_liger
 from hftune.preflight.facts import Facts, World
 
@@ -22,6 +23,18 @@ def check_kernels(facts: Facts) -> Iterator[UserError]:
     yield from check_processes(facts.world)
     yield from check_device(facts.model_args, facts.training_args)
     yield from check_liger(facts.adapter_args, facts.training_args)
+    yield from check_compiler(facts.training_args)
+
+
+def check_compiler(training_args: StageArguments) -> Iterator[UserError]:
+    """A problem of a backend that accelerate does not know; it asks when the model is prepared."""
+    backend, known = training_args.torch_compile_backend, [one.value for one in DynamoBackend]
+    if backend is not None and backend.upper() not in known:
+        yield ArgumentError(
+            f"there is no backend {shown(backend)}",
+            place="--torch_compile_backend",
+            fix=f"one of: {', '.join(known).lower()}; or leave it out (inductor)",
+        )
 
 
 def check_processes(world: World) -> Iterator[UserError]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from hftune.arguments.entry import parse_arguments
@@ -40,6 +42,47 @@ def test_values(flags: list[str], cause: str, fix: str) -> None:
     assert problem.cause == cause
     assert str(problem.fix).startswith(fix)
     assert problem.place == "command line"
+
+
+@pytest.mark.parametrize(
+    ("stage", "flags", "fix"),
+    [
+        ("sft", ["--torch_compile_mode", "max"], "one of: default, reduce-overhead, max-autotune, "),
+        ("dpo", ["--f_divergence_type", "kl"], "one of: reverse_kl, forward_kl, js_divergence, alpha_divergence"),
+        ("rl", ["--importance_sampling_level", "tokens"], "did you mean --importance_sampling_level token?"),
+        ("rl", ["--loss_type", "dapp"], "did you mean --loss_type dapo?"),
+        ("rl", ["--multi_objective_aggregation", "x"], "one of: sum_then_normalize, normalize_then_sum"),
+        ("rl", ["--scale_rewards", "nine"], "did you mean --scale_rewards none?"),
+        ("rl", ["--generation_kwargs", "nope"], "write --generation_kwargs '{"),
+        (
+            "rl",
+            ["--transformers_continuous_batching_config", "0"],
+            "write --transformers_continuous_batching_config '{",
+        ),
+        ("rl", ["--pad_to_multiple_of", "0"], "give a number in this range"),
+        ("sft", ["--accelerator_config", "nowhere.json"], "change the value that is named"),
+    ],
+)
+def test_what_upstream_would_find_out_in_the_middle_of_a_run(stage: str, flags: list[str], fix: str) -> None:
+    problem = refused(*flags, stage=stage)
+    assert flags[1] in problem.cause
+    assert str(problem.fix).startswith(fix)
+
+
+def test_words_of_upstream_are_taken() -> None:
+    def taken(*flags: str, stage: str = "rl") -> Any:
+        return parse_arguments(stage, [*GOOD, *flags]).training
+
+    assert taken("--scale_rewards", "False").scale_rewards == "none"
+    assert taken("--scale_rewards", "True").scale_rewards == taken().scale_rewards == "group"
+    assert taken("--scale_rewards", "batch").scale_rewards == "batch"
+    assert taken("--loss_type", "cispo", "--importance_sampling_level", "token").loss_type == "cispo"
+    assert taken("--generation_kwargs", '{"min_new_tokens": 2}').generation_kwargs == {"min_new_tokens": 2}
+    assert taken("--pad_to_multiple_of", "auto").pad_to_multiple_of is None
+    assert taken("--pad_to_multiple_of", "8").pad_to_multiple_of == 8
+    # Another algorithm's own words.
+    assert taken("--rl_algorithm", "online_dpo", "--loss_type", "ipo").loss_type == "ipo"
+    assert taken("--loss_type", "hinge", stage="dpo").loss_type == ["hinge"]
 
 
 @pytest.mark.parametrize(

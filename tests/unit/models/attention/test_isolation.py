@@ -15,6 +15,7 @@ from hftune.models.attention.isolation import (
     has_attention,
     isolation_method,
     refuse_attention,
+    refuse_unknown,
 )
 from hftune.models.attention.machine import Machine
 from hftune.models.attention.segments import SEGMENTS
@@ -78,6 +79,8 @@ def test_code_that_comes_with_a_model_cannot_be_checked() -> None:
     [
         ("flash_attention_2", Machine(half=True), "needs a GPU and half precision"),
         ("flash_attention_3", without(HOPPER, half=False), "needs a GPU and half precision"),
+        ("sdppa", HOPPER, "there is no attention sdppa"),
+        ("paged|eager", HOPPER, "not known to keep packed documents apart"),
         ("someone/kernel", HOPPER, "not known to keep packed documents apart"),
     ],
 )
@@ -90,3 +93,14 @@ def test_attentions_that_are_asked_for_and_cannot_work(asked: str, machine: Mach
 @pytest.mark.parametrize("asked", ["sdpa", "eager", "flex_attention", "flash_attention_2", SEGMENTS, VARLEN])
 def test_attentions_that_may_be_asked_for(asked: str) -> None:
     refuse_attention(asked, HOPPER)
+    refuse_unknown(asked, HOPPER)
+
+
+def test_where_each_row_is_a_document_any_attention_may_be_asked_for() -> None:
+    refuse_unknown("someone/kernel", HOPPER)
+    refuse_unknown("paged|eager", HOPPER)
+    with pytest.raises(ArgumentError, match="there is no attention nope") as caught:
+        refuse_unknown("nope", HOPPER)
+    assert "sdpa, eager, hftune_segments" in str(caught.value)
+    with pytest.raises(ArgumentError, match="needs a GPU and half precision"):
+        refuse_unknown("flash_attention_2", Machine(half=True))

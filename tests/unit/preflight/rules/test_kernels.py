@@ -7,7 +7,7 @@ import pytest
 from hftune.arguments.entry import parse_arguments
 from hftune.preflight.decisions import LIGER_LOSSES, LIGER_MLPS, keep_own_layers
 from hftune.preflight.rules import kernels
-from hftune.preflight.rules.kernels import check_device, check_liger
+from hftune.preflight.rules.kernels import check_compiler, check_device, check_liger
 
 
 def checked(*flags: str, stage: str = "sft", gpu: bool = True) -> tuple[str, dict[str, bool] | None]:
@@ -33,6 +33,16 @@ def test_the_loss_stays_ours(liger: None, stage: str) -> None:
 def test_mlps_that_are_ours_stay(liger: None, flags: tuple[str, ...]) -> None:
     problem, config = checked(*flags)
     assert not problem and config == dict.fromkeys([*LIGER_LOSSES, *LIGER_MLPS], False)
+
+
+def test_a_compiler_that_nobody_knows() -> None:
+    def said(*flags: str) -> list[str]:
+        given = ["--model_name_or_path", "m", "--output_dir", "o", "--torch_compile", *flags]
+        return [str(problem) for problem in check_compiler(parse_arguments("sft", given).training)]
+
+    assert said() == said("--torch_compile_backend", "aot_eager") == []
+    (problem,) = said("--torch_compile_backend", "nope")
+    assert "there is no backend nope" in problem and "one of: no, eager, aot_eager, inductor" in problem
 
 
 def test_what_is_given_is_kept_or_refused(liger: None) -> None:

@@ -1,0 +1,25 @@
+"""Which words inherited arguments take: upstream says so in its help, and finds out in the middle of a run."""
+
+from __future__ import annotations
+
+_EVERYWHERE = {
+    "torch_compile_mode": ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs", "lite"),
+}
+_OF_STAGE = {
+    "dpo": {"f_divergence_type": ("reverse_kl", "forward_kl", "js_divergence", "alpha_divergence")},
+    "rl": {
+        "importance_sampling_level": ("token", "sequence"),
+        "loss_type": ("grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo", "vespo"),
+        "multi_objective_aggregation": ("sum_then_normalize", "normalize_then_sum"),
+        # The last two are older names of the first and the third.
+        "scale_rewards": ("group", "batch", "none", "True", "False"),
+    },
+}
+
+JSON_OBJECTS = ("generation_kwargs", "transformers_continuous_batching_config")
+"""Texts that upstream takes for an object of JSON if they begin like one."""
+
+
+def choices_of(stage: str) -> dict[str, tuple[str, ...]]:
+    """The words that arguments of a stage take, by their names (TRL 1.16, torch 2.13)."""
+    return _EVERYWHERE | _OF_STAGE.get(stage, {})

@@ -127,7 +127,7 @@ _NAMES = {
     "[0, 1e30]": "critic_learning_rate learning_rate lr_end max_grad_norm min_lr",
     "[0, 1000]": "num_fewshot weight_decay",
     "[0, 1]": """
-        adam_epsilon freeze_parameters_ratio gamma hard_label_share lam ld_alpha min_p on_policy_share
+        freeze_parameters_ratio gamma hard_label_share lam ld_alpha min_p on_policy_share
         ref_model_mixup_alpha top_entropy_quantile
     """,
     "[0, 1)": """
@@ -135,7 +135,8 @@ _NAMES = {
         lora_dropout muon_momentum sgd_momentum
     """,
     "[0, 0.5)": "label_smoothing",
-    "(0, 1]": "layerwise_lr_decay_bound top_p vllm_gpu_memory_utilization",
+    # An embedding that no batch has used has a gradient of 0, which Adam would divide by an epsilon of 0.
+    "(0, 1]": "adam_epsilon layerwise_lr_decay_bound top_p vllm_gpu_memory_utilization",
     "[0, 100)": "validation_split_percentage",
 }
 

@@ -60,6 +60,22 @@ class NanGuard(Feature):
             raise self._fault(run, "the gradient is not finite", {})
         self._last_norm = norm
 
+    def before_save(self, run: Run) -> None:
+        """A checkpoint is not written of weights that the step just made has broken.
+
+        Raises:
+            UserError: A trained weight is NaN or infinite on this rank.
+        """
+        self._look_at_weights(run)
+
+    def before_result(self, run: Run) -> None:
+        """Nor is a result: after the last step no loss would tell.
+
+        Raises:
+            UserError: A trained weight is NaN or infinite on this rank.
+        """
+        self._look_at_weights(run)
+
     def after_evaluate(self, run: Run, metrics: dict[str, float], prefix: str) -> None:
         """Say that a held-out loss is NaN or infinite."""
         loss = metrics.get(f"{prefix}_loss")
@@ -77,6 +93,11 @@ class NanGuard(Feature):
             if not math.isfinite(value):
                 raise self._fault(run, f"the loss is {value}", inputs, ended=ended)
 
+    def _look_at_weights(self, run: Run) -> None:
+        broken = list(broken_parameters(run.model, trained=True))
+        if broken:
+            raise self._fault(run, f"weights are NaN or infinite ({', '.join(broken[:3])})", {})
+
     def _fault(self, run: Run, what: str, inputs: Mapping[str, Any], *, ended: bool = True) -> UserError:
         # The Trainer counts a step when it has ended.
         begun = run.state.global_step + (0 if ended else 1)
@@ -92,7 +113,7 @@ class NanGuard(Feature):
 
     def _way_out(self, run: Run) -> str:
         # DeepSpeed has made its step with these gradients already: only what is frozen still tells of the base.
-        broken = list(broken_parameters(run.model, frozen_alone=run.is_deepspeed_enabled))
+        broken = list(broken_parameters(run.model, trained=False if run.is_deepspeed_enabled else None))
         if broken and not run.state.global_step and self._last_norm is None:
             return f"the base has weights that are NaN or infinite ({', '.join(broken[:3])}): get it anew"
         lower = "lower --learning_rate, or raise --warmup_steps"
@@ -117,10 +138,14 @@ def describe_batch(inputs: Any, tokenizer: Any) -> Iterator[str]:
         yield f"a batch of {' x '.join(map(str, ids.shape))} tokens that begins with {shown(text)!r}"
 
 
-def broken_parameters(model: torch.nn.Module, *, frozen_alone: bool = False) -> Iterator[str]:
-    """Names of parameters with a value that is NaN or infinite; of ZeRO-3's, this rank's part is looked at."""
+def broken_parameters(model: torch.nn.Module, *, trained: bool | None = None) -> Iterator[str]:
+    """Names of parameters with a value that is NaN or infinite; of ZeRO-3's, this rank's part is looked at.
+
+    Args:
+        trained: Those that are trained, or frozen, alone.
+    """
     for name, parameter in model.named_parameters():
-        if frozen_alone and parameter.requires_grad:
+        if trained not in (None, parameter.requires_grad):
             continue
         values = zero.local_values(parameter)
         if values.is_floating_point() and not values.isfinite().all():

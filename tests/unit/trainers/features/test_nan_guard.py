@@ -13,7 +13,7 @@ from hftune import logging
 from hftune.arguments.entry import parse_arguments
 from hftune.data.splits import Splits
 from hftune.errors import UserError
-from hftune.trainers.features.nan_guard import describe_batch
+from hftune.trainers.features.nan_guard import broken_parameters, describe_batch
 from hftune.trainers.pt import PTTrainer
 from hftune.trainers.sft import SFTTrainer
 from tests.unit.data.helpers import to_dataset
@@ -71,6 +71,55 @@ def test_a_gradient_that_is_no_number(
         trainer.train()
     assert "step 2 of 3" in str(raised.value)
     assert checkpoints(tmp_path) == ["checkpoint-1"]
+
+
+def breaks_at_its_end(trainer: Any, name: str, step: int) -> None:
+    """The optimizer's step of this number makes a weight NaN, and no loss will tell."""
+    make = trainer.create_optimizer
+
+    def create(*args: Any) -> Any:
+        optimizer = make(*args)
+        steps = iter(range(1, 9))
+
+        def after(*args: Any) -> None:
+            if next(steps) == step:
+                trainer.model.get_parameter(name).data.view(-1)[3] = float("nan")
+
+        optimizer.register_step_post_hook(after)
+        return optimizer
+
+    trainer.create_optimizer = create
+
+
+@pytest.mark.parametrize("name", ["model.embed_tokens.weight", "model.norm.weight"])
+def test_weights_that_the_step_before_a_checkpoint_broke(tiny_model: Path, tmp_path: Path, name: str) -> None:
+    trainer = trainer_for("pt", tiny_model, tmp_path)
+    breaks_at_its_end(trainer, name, 2)
+    with pytest.raises(UserError, match=rf"weights are NaN or infinite \({name}\)") as raised:
+        trainer.train()
+    assert "step 2 of 3" in str(raised.value) and "lower --learning_rate" in str(raised.value)
+    assert checkpoints(tmp_path) == ["checkpoint-1"]
+
+
+def test_weights_that_the_last_step_broke(tiny_model: Path, tmp_path: Path) -> None:
+    trainer = trainer_for("sft", tiny_model, tmp_path, "--save_strategy", "no")
+    breaks_at_its_end(trainer, "model.norm.weight", 3)
+    trainer.train()
+    with pytest.raises(UserError, match="weights are NaN or infinite") as raised:
+        trainer.before_saving()
+    assert "step 3 of 3" in str(raised.value)
+
+
+def test_a_frozen_weight_is_the_base_s_own_affair(tiny_model: Path, tmp_path: Path) -> None:
+    """Rows of an embedding that nobody uses may hold anything."""
+    trainer = trainer_for("sft", tiny_model, tmp_path)
+    trainer.model.model.norm.weight.requires_grad_(False)
+    with torch.no_grad():
+        trainer.model.model.norm.weight[0] = float("inf")
+    assert list(broken_parameters(trainer.model)) == ["model.norm.weight"]
+    assert list(broken_parameters(trainer.model, trained=False)) == ["model.norm.weight"]
+    assert list(broken_parameters(trainer.model, trained=True)) == []
+    trainer.before_saving()
 
 
 @pytest.mark.parametrize("half", [True, False])

@@ -5,9 +5,14 @@ from __future__ import annotations
 _EVERYWHERE = {
     "torch_compile_mode": ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs", "lite"),
 }
-_OF_STAGE = {
+_CACHES = ("dynamic", "static", "offloaded", "offloaded_static", "quantized", "paged")
+# Older names of the others, which transformers still takes.
+_CACHES += ("sliding_window", "hybrid", "hybrid_chunked", "offloaded_hybrid", "offloaded_hybrid_chunked")
+_OF_STAGE: dict[str, dict[str, tuple[str, ...]]] = {
+    "distill": {"cache_implementation": _CACHES},
     "dpo": {"f_divergence_type": ("reverse_kl", "forward_kl", "js_divergence", "alpha_divergence")},
     "rl": {
+        "cache_implementation": _CACHES,
         "importance_sampling_level": ("token", "sequence"),
         "loss_type": ("grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo", "vespo"),
         "multi_objective_aggregation": ("sum_then_normalize", "normalize_then_sum"),
@@ -21,5 +26,5 @@ JSON_OBJECTS = ("generation_kwargs", "transformers_continuous_batching_config")
 
 
 def choices_of(stage: str) -> dict[str, tuple[str, ...]]:
-    """The words that arguments of a stage take, by their names (TRL 1.16, torch 2.13)."""
+    """The words that arguments of a stage take, by their names (TRL 1.16, transformers 5.23, torch 2.13)."""
     return _EVERYWHERE | _OF_STAGE.get(stage, {})

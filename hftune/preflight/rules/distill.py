@@ -22,6 +22,12 @@ def check_distillation(facts: Facts[DistillArguments]) -> Iterator[UserError]:
         yield from _check_teacher(facts, name)
     yield from _check_loss(facts.training_args)
     yield from _check_parallel(facts)
+    if facts.model_args.adds_tokens:
+        yield ArgumentError(
+            "a teacher has nothing to say of tokens that it does not know",
+            place="--add_tokens, --add_special_tokens",
+            fix="leave them out; or add them to both (`hftune vocab add`), and train the teacher first",
+        )
 
 
 def check_teachers(args: DistillArguments) -> Iterator[UserError]:

@@ -7,7 +7,7 @@ import importlib.util
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from transformers import GenerationConfig, PreTrainedConfig
+from transformers import PreTrainedConfig
 
 from hftune.arguments.adapter import AdapterArguments
 from hftune.arguments.model import ModelArguments
@@ -106,10 +106,6 @@ def _check_generation(args: StageArguments) -> Iterator[UserError]:
     if args.temperature == 0:
         cause = "at temperature 0 all answers to a prompt are the same, and there is nothing to compare"
         yield ArgumentError(cause, place="--temperature 0", fix="give a number above 0")
-    try:
-        GenerationConfig(cache_implementation=args.cache_implementation)
-    except ValueError as error:
-        yield ArgumentError(str(error), place="--cache_implementation", fix="give one of these, or leave it out")
     if args.use_vllm and importlib.util.find_spec("vllm") is None:
         yield ArgumentError(
             "vLLM is not installed",

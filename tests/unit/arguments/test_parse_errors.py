@@ -50,6 +50,8 @@ def test_values(flags: list[str], cause: str, fix: str) -> None:
         ("sft", ["--torch_compile_mode", "max"], "one of: default, reduce-overhead, max-autotune, "),
         ("dpo", ["--f_divergence_type", "kl"], "one of: reverse_kl, forward_kl, js_divergence, alpha_divergence"),
         ("rl", ["--importance_sampling_level", "tokens"], "did you mean --importance_sampling_level token?"),
+        ("rl", ["--cache_implementation", "statik"], "did you mean --cache_implementation static?"),
+        ("distill", ["--cache_implementation", "nope"], "one of: dynamic, static, offloaded, "),
         ("rl", ["--loss_type", "dapp"], "did you mean --loss_type dapo?"),
         ("rl", ["--multi_objective_aggregation", "x"], "one of: sum_then_normalize, normalize_then_sum"),
         ("rl", ["--scale_rewards", "nine"], "did you mean --scale_rewards none?"),

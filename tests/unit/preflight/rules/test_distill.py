@@ -33,6 +33,8 @@ def test_a_teacher_that_fits(tiny_model: Path, tiny_teacher: Path) -> None:
         (("--temperature", "0"), "--temperature", "temperature"),
         (("--label_smoothing_factor", "0.1"), "--loss_type", "divergence"),
         (("--loss_type", "dft"), "--loss_type", "divergence"),
+        (("--add_tokens", "<ref>"), "--add_tokens", "tokens that it does not know"),
+        (("--add_special_tokens", "<ref>"), "--add_tokens", "tokens that it does not know"),
     ],
 )
 def test_what_is_refused(flags: tuple[str, ...], place: str, says: str, tiny_model: Path, tiny_teacher: Path) -> None:

@@ -36,7 +36,6 @@ def test_nothing_to_say(tiny_model: Path, algorithm: str) -> None:
     [
         ("ppo", [], ["RL needs a reward", "--reward_model_path"]),
         ("online_dpo", [*FUNCTION, "--temperature", "0"], ["all answers to a prompt are the same", "above 0"]),
-        ("grpo", [*FUNCTION, "--cache_implementation", "nope"], ["nope", "static", "--cache_implementation"]),
         ("grpo", [*FUNCTION, "--reward_weights", "1", "2"], ["2 weights for 1 rewards"]),
         ("grpo", [*FUNCTION, "--use_vllm"], ["vLLM is not installed", "leave it out"]),
         ("grpo", [*FUNCTION, *HELD_OUT, "--per_device_eval_batch_size", "2"], ["answered 8 times each", "2 answers"]),

@@ -36,11 +36,16 @@ def check_model_folder(model_args: ModelArguments) -> Iterator[UserError]:
         )
     # A GGUF file carries its config within itself.
     elif folder.is_dir() and not (folder / "config.json").is_file() and not model_args.gguf_file:
-        yield ArgumentError(
-            f"{name} has no config.json, so it is no model folder",
-            place="--model_name_or_path",
-            fix=_models_below(folder) or "give a folder with config.json, weights and tokenizer, or a Hub name",
-        )
+        yield no_model_in(folder)
+
+
+def no_model_in(folder: Path) -> ArgumentError:
+    """The error for a folder without a config, which names models below it."""
+    return ArgumentError(
+        f"{folder} has no config.json, so it is no model folder",
+        place="--model_name_or_path",
+        fix=_models_below(folder) or "give a folder with config.json, weights and tokenizer, or a Hub name",
+    )
 
 
 def _models_below(folder: Path) -> str:

@@ -93,6 +93,8 @@ class Translator:
             outcome.problems.append(
                 ArgumentError(f"--{name} cannot be used: {reason}", place=entry.place, fix=_leave_out(name))
             )
+        elif name in self.done_by_hftune and name.endswith("_kwargs"):
+            return  # no is what it comes to anyway, and no object of JSON
         elif row is not None and row.verdict in (REFUSED, NO_EFFECT):
             _refuse_or_ignore(entry, row, outcome)
         elif name in self.known:

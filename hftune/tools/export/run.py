@@ -15,6 +15,7 @@ from hftune.logging import get_logger
 from hftune.models.loading.config_sizes import check_config
 from hftune.models.loading.from_pretrained import pretrained
 from hftune.models.loading.layer_numbers import check_layers
+from hftune.preflight.model_folder import no_model_in
 from hftune.publishing.folder import published_folder
 from hftune.publishing.ownership import output_problems
 from hftune.secrets import without_secrets
@@ -83,6 +84,8 @@ def check_export(args: ExportArguments) -> Iterator[UserError]:
             place="--model_name_or_path",
             fix=f"merge it first: python merge_peft_adapter.py --peft_model_path {folder} --output_dir MERGED{serves}",
         )
+    elif not (folder / "config.json").is_file() and not isinstance(args, HubArguments):
+        yield no_model_in(folder)
     elif "score.weight" in weight_shapes(folder) and isinstance(args, GgufArguments | QuantisedArguments):
         yield ArgumentError(f"{folder} is a reward model", place="--model_name_or_path", fix="give a causal LM")
     else:

@@ -35,10 +35,13 @@ class Asked:
 def rows_of(path: str, flag: str, most: int | None) -> list[tuple[Row, str]]:
     """The records of a file or folder, each with its source: the name of its file.
 
+    Args:
+        most: So many at most; None or -1: all.
+
     Raises:
         DataError: One cannot be read.
     """
-    return list(islice(_rows(path, flag), most))
+    return list(islice(_rows(path, flag), None if most == -1 else most))
 
 
 def _rows(path: str, flag: str) -> Iterator[tuple[Row, str]]:

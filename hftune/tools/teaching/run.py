@@ -99,6 +99,9 @@ def check_teaching(args: DistillArguments) -> Iterator[UserError]:
         yield ArgumentError("each process of hftune teach has a whole teacher", place="--deepspeed", fix=fix)
     if args.teacher_targets:
         yield ArgumentError("this is what hftune teach writes", place="--teacher_targets", fix="leave it out")
+    if args.top_k is not None and args.top_k < 0:
+        fix = f"give a number above 0; left out it is {DEFAULT_K}"
+        yield ArgumentError("no tokens of a teacher would be stored", place=f"--top_k {args.top_k}", fix=fix)
     if args.packing and args.packing_strategy != "bfd":
         fix = "use --packing_strategy bfd, or leave out --packing: targets do not depend on it"
         yield ArgumentError("this packing cuts records, and a teacher reads them whole", place="--packing", fix=fix)

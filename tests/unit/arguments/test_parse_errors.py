@@ -82,6 +82,9 @@ def test_words_of_upstream_are_taken() -> None:
     assert taken("--generation_kwargs", '{"min_new_tokens": 2}').generation_kwargs == {"min_new_tokens": 2}
     assert taken("--pad_to_multiple_of", "auto").pad_to_multiple_of is None
     assert taken("--pad_to_multiple_of", "8").pad_to_multiple_of == 8
+    # What hftune does itself may be refused by a word.
+    assert taken("--model_init_kwargs", "0").model_init_kwargs is None
+    assert taken("--dataset_kwargs", "none", stage="sft").dataset_kwargs is None
     # Another algorithm's own words.
     assert taken("--rl_algorithm", "online_dpo", "--loss_type", "ipo").loss_type == "ipo"
     assert taken("--loss_type", "hinge", stage="dpo").loss_type == ["hinge"]

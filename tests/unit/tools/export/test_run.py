@@ -188,6 +188,14 @@ def test_an_adapter_is_refused(tmp_path: Path) -> None:
         export(GgufArguments(model_name_or_path=str(tmp_path), output_dir=str(tmp_path / "out")))
 
 
+def test_a_folder_without_a_model_is_refused(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "answers.json").write_text("{}")
+    with pytest.raises(UserError, match="has no config"):
+        export(GgufArguments(model_name_or_path=str(tmp_path), output_dir=str(tmp_path / "out")))
+    with pytest.raises(UserError, match="give "):
+        export(GgufArguments(model_name_or_path=str(model.parent), output_dir=str(tmp_path / "out")))
+
+
 def test_to_the_hub(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The upload itself is the library's; what it is asked to take, and what not, is ours."""
     manifest = {

@@ -161,8 +161,7 @@ def is_number(entry: Field[Any]) -> bool:
 
 def numbers_of(classes: Iterable[Any]) -> dict[str, Field[Any]]:
     """The fields of dataclasses that hold numbers, by their names."""
-    # argparse's class has made a text of what may be a number or a word.
-    return {entry.name: entry for cls in classes for entry in fields(cls) if is_number(entry) or entry.name in RANGES}
+    return {entry.name: entry for cls in classes for entry in fields(cls) if is_number(entry)}
 
 
 def out_of_range(entry: Field[Any], values: Iterable[object], place: str) -> Iterator[ArgumentError]:

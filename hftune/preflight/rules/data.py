@@ -21,6 +21,14 @@ def check_data(facts: Facts) -> Iterator[UserError]:
     yield from check_tokenized(facts.data_args, facts.training_args)
     yield from check_streaming(facts.data_args, facts.training_args)
     yield from check_turn_weights(facts.training_args)
+    # A number or a word, of which argparse makes a text: no range is looked at.
+    multiple = getattr(facts.training_args, "pad_to_multiple_of", None)
+    if multiple is not None and multiple < 1:
+        yield ArgumentError(
+            "no length is a multiple of that",
+            place=f"--pad_to_multiple_of {multiple}",
+            fix="give a number from 1, or auto",
+        )
 
 
 def check_data_flags(data_args: DataArguments, training_args: StageArguments) -> Iterator[UserError]:

@@ -61,7 +61,6 @@ def test_values(flags: list[str], cause: str, fix: str) -> None:
             ["--transformers_continuous_batching_config", "0"],
             "write --transformers_continuous_batching_config '{",
         ),
-        ("rl", ["--pad_to_multiple_of", "0"], "give a number in this range"),
         ("sft", ["--accelerator_config", "nowhere.json"], "change the value that is named"),
     ],
 )

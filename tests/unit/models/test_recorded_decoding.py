@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +15,7 @@ from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingW
 
 from hftune.models import decoding, recorded_decoding
 from hftune.models.decoding import GrowingLayer, decoding_together
-from hftune.models.recorded_decoding import FixedLayer, can_be_recorded
+from hftune.models.recorded_decoding import FixedLayer, can_be_recorded, record
 from tests.unit.models.test_decoding import OPTIONS, EndsOften, config, drawn, prompts, tiny, watched
 
 
@@ -165,6 +167,45 @@ def test_what_cannot_be_recorded_is_drawn_without(recordings: list[int], monkeyp
         assert torch.equal(drawn(model, prompts(), config()), expected)
     (line,) = said
     assert line.endswith("could not be recorded (CUDA error: operation not permitted)")
+
+
+class Cuda:
+    """What `record` asks of torch.cuda, written down."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.said: list[Any] = []
+        self.numbers = SimpleNamespace(clone_state=lambda: "before", graphsafe_set_state=self.said.append)
+        monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: SimpleNamespace(replay=lambda: self.said.append("replay")))
+        monkeypatch.setattr(torch.cuda, "graph", self.graph)
+        monkeypatch.setattr(torch.cuda, "default_generators", [None, self.numbers])
+        monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+
+    @contextmanager
+    def graph(self, graph: Any, capture_error_mode: str) -> Iterator[None]:
+        """Others may use the GPU meanwhile."""
+        assert graph.replay is not None and capture_error_mode == "thread_local"
+        self.said.append("recording")
+        yield
+        self.said.append("recorded")
+
+
+def test_a_recording_is_replayed_into_the_same_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda, logits = Cuda(monkeypatch), torch.zeros(2)
+    replay = record(lambda: logits)
+    assert cuda.said == ["recording", "recorded"]
+    assert replay() is logits and replay() is logits
+    assert cuda.said[2:] == ["replay", "replay"]
+
+
+def test_after_a_recording_that_failed_numbers_can_be_drawn_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = Cuda(monkeypatch)
+
+    def waits() -> torch.Tensor:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    with pytest.raises(RuntimeError, match="not permitted"):
+        record(waits)
+    assert cuda.said == ["recording", "before"]
 
 
 def test_with_dropout_nothing_is_recorded(recordings: list[int]) -> None:

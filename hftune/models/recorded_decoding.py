@@ -16,9 +16,13 @@ from transformers.cache_utils import DynamicLayer, StaticLayer
 
 from hftune.distributed import phases
 from hftune.logging import notice
+from hftune.models.attention.names import SEGMENTS, VARLEN
 
 ROOM = 256
 """Tokens that are drawn with one recording: more would have each token read more of the cache that is empty."""
+
+_MASKED = {"eager", "sdpa", SEGMENTS, VARLEN}
+"""Attentions to which a mask says how much of a cache is there."""
 
 Pass = Callable[[torch.Tensor, torch.Tensor | None, torch.Tensor], torch.Tensor]
 
@@ -56,6 +60,9 @@ def can_be_recorded(model: Any, layers: list[Any]) -> bool:
     # Of bitsandbytes, 8 bits look at the activations to find what to multiply apart.
     quantised = getattr(model, "quantization_method", None) is not None
     if not model._can_compile_fullgraph or (quantised and not getattr(model, "is_loaded_in_4bit", False)):
+        return False
+    # FlashAttention takes no mask, and would read what is behind the last token.
+    if not {model.config._attn_implementation, model.config.get_text_config()._attn_implementation} <= _MASKED:
         return False
     if torch.is_autocast_enabled("cuda"):
         return False  # weights in 16 bits would be kept, and lost between two tokens

@@ -14,8 +14,10 @@ from transformers import GenerationConfig
 from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
 from hftune.models import decoding, recorded_decoding
+from hftune.models.attention.names import SEGMENTS, VARLEN
 from hftune.models.decoding import GrowingLayer, decoding_together
 from hftune.models.recorded_decoding import FixedLayer, can_be_recorded, record
+from tests.table.tiny import tiny_config
 from tests.unit.models.test_decoding import OPTIONS, EndsOften, config, drawn, prompts, tiny, watched
 
 
@@ -126,8 +128,10 @@ class OnAGPU:
 
     _can_compile_fullgraph = True
 
-    def __init__(self, *devices: str) -> None:
+    def __init__(self, *devices: str, attention: str = "sdpa") -> None:
         self.devices = devices or ("cuda:0",)
+        self.config = tiny_config("llama")
+        self.config._attn_implementation = attention
 
     def parameters(self) -> list[Any]:
         """All there is to know of them."""
@@ -147,6 +151,26 @@ def test_what_launches_the_same_kernels_is_recorded() -> None:
     assert not can_be_recorded(quantised, layers) and not can_be_recorded(experts, layers)
     quantised.is_loaded_in_4bit = True  # type: ignore[attr-defined]
     assert can_be_recorded(quantised, layers)
+
+
+@pytest.mark.parametrize(
+    ("attention", "masked"),
+    [
+        *((name, True) for name in ("sdpa", "eager", SEGMENTS, VARLEN)),
+        *((name, False) for name in ("flash_attention_2", "flash_attention_3", "flex_attention", "someone/kernel")),
+    ],
+)
+def test_what_takes_no_mask_would_read_behind_the_last_token(attention: str, masked: bool) -> None:
+    assert can_be_recorded(OnAGPU(attention=attention), [DynamicLayer()]) is masked
+
+
+def test_the_part_that_writes_is_asked_too() -> None:
+    model = OnAGPU()
+    model.config = tiny_config("gemma3")
+    model.config._attn_implementation = "sdpa"
+    assert can_be_recorded(model, [DynamicLayer()])
+    model.config.get_text_config()._attn_implementation = "flash_attention_2"
+    assert not can_be_recorded(model, [DynamicLayer()])
 
 
 def test_nothing_is_recorded_under_autocast(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -158,8 +158,9 @@ def _in_the_way(file: Path, content: bytes) -> bool:
 
 
 def _refuse_existing(folder: Path, contents: dict[str, str]) -> None:
-    if lexists(folder) and not folder.is_dir():
-        raise ArgumentError(f"{folder} is no folder", place="FOLDER", fix="choose another name")
+    for place in (folder, *folder.parents):
+        if lexists(place) and not place.is_dir():
+            raise ArgumentError(f"{place} is no folder", place="FOLDER", fix="choose another name")
     # `data` may be a file: what is below it cannot be made either.
     there = [path for path, text in contents.items() if _in_the_way(folder / path, text.encode())]
     if there:

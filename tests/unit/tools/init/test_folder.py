@@ -103,6 +103,10 @@ def test_a_file_is_no_folder(base: list[Path], tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match="is no folder"):
         write_folder("demo", tmp_path / "file")
     assert base == []
+    (tmp_path / "loop").symlink_to("loop")
+    for name in ("file", "loop"):
+        with pytest.raises(ArgumentError, match=f"{tmp_path / name} is no folder"):
+            write_folder("sft", tmp_path / name / "below" / "it")
 
 
 @pytest.mark.parametrize(

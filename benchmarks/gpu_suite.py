@@ -1,7 +1,7 @@
 """All that wants a GPU: kernels against each other, every stage with every method, speeds and memory.
 
 python benchmarks/gpu_suite.py --output gpu.json           what fits into 9 minutes; the same again goes on from there
-python benchmarks/gpu_suite.py --parts runs                one of them: tests, deepspeed, runs, speed, memory
+python benchmarks/gpu_suite.py --parts runs                one of them: tests, deepspeed, runs, rollouts, speed, memory
 python benchmarks/gpu_suite.py --parts speed --only '1b-*' these runs, cases or test files alone
 python benchmarks/gpu_suite.py --parts runs --at-once 12   so many runs beside each other: most of a run is imports
 python benchmarks/gpu_suite.py --list                      names of all runs, and why some must be refused here
@@ -41,6 +41,7 @@ RUN_CAP = 180.0
 """Seconds that a run may take: most of it is imports, and the compiling of one or two."""
 TEST_CAP = 300.0
 """Seconds of a file of tests."""
+ROLLOUTS = ("grpo", "rloo", "online_dpo")
 ENOUGH = 20.0
 """Seconds without which no file of tests, run or benchmark is begun."""
 
@@ -137,12 +138,44 @@ def run_runs(suite: Suite) -> None:
     """Every script with every method and engine."""
     by_name = {run.name: run for run in plan(quick=suite.options.quick)}
     shape = "tiny" if suite.options.quick else "smollm2-135m"
+    if is_made(suite, "runs", shape):
+        suite.each("runs", by_name, lambda name: train(suite, by_name[name], shape), suite.options.at_once)
+
+
+def run_rollouts(suite: Suite) -> None:
+    """RL beside TRL, an algorithm a process."""
+    shape = "tiny" if suite.options.quick else "llama-3.2-1b"
+    if is_made(suite, "rollouts", shape):
+        suite.each("rollouts", ROLLOUTS, lambda name: beside_trl(suite, name, shape))
+
+
+def is_made(suite: Suite, part: str, shape: str) -> bool:
+    """Whether there is a model of that shape now; where not, the part is skipped."""
     unmade = make_in_own_process(shape, suite.folder, suite.clock)
     if unmade:
-        suite.found.cases("skipped")["runs"] = unmade["failed"]
-        suite.found.bars["runs"] = {"value": "no model", "bar": "a model", "holds": False}
-        return
-    suite.each("runs", by_name, lambda name: train(suite, by_name[name], shape), suite.options.at_once)
+        suite.found.cases("skipped")[part] = unmade["failed"]
+        suite.found.bars[part] = {"value": "no model", "bar": "a model", "holds": False}
+    return not unmade
+
+
+def beside_trl(suite: Suite, algorithm: str, shape: str) -> dict[str, Any]:
+    """Steps of hftune and of TRL in turns; bars are those of `rollouts.py`."""
+    command = [sys.executable, "benchmarks/rollouts.py", "--quick", "--algorithm", algorithm]
+    command += ["--model", str(suite.folder / shape), *(["--cuda"] if machine_here().gpu else [])]
+    sizes = (4, 2, 4) if suite.options.quick else (64, 8, 128)
+    for name, size in zip(("answers", "group", "tokens"), sizes, strict=True):
+        command += [f"--{name}", str(size)]
+    ended = suite.clock.run(command, children.environment(suite.folder), TEST_CAP)
+    result = {"exit": ended.code, "expected": 0, "seconds": round(ended.seconds, 1)}
+    if ended.code != 0:
+        return result | ended.failure
+    told = json.loads(ended.out.splitlines()[-1])
+    if not suite.options.quick:
+        suite.found.bars |= told["bars"]
+    of_tools = {tool: runs[-1] for tool, runs in told["figures"][algorithm].items()}
+    return result | {
+        f"{tool}_seconds_a_step": round(one["seconds"] / one["steps"], 3) for tool, one in of_tools.items()
+    }
 
 
 def train(suite: Suite, run: Run, shape: str) -> dict[str, Any]:
@@ -222,6 +255,7 @@ PARTS: dict[str, Callable[[Suite], None]] = {
     "tests": run_kernels,
     "deepspeed": run_deepspeed,
     "runs": run_runs,
+    "rollouts": run_rollouts,
     "speed": lambda suite: run_other(suite, "speed", "gpu_speed"),
     "memory": lambda suite: run_other(suite, "memory", "memory"),
 }
@@ -245,6 +279,9 @@ def table(figures: dict[str, Any]) -> str:
         losses = f"{one['first_loss']:.4g} {one['last_loss']:.4g}" if "first_loss" in one else one.get("said", "")
         peak = f"{one['peak_gigabytes']:.2f}" if "peak_gigabytes" in one else ""
         lines.append(f"{name:<84} {one['exit']!s:>4} {one.get('expected', 0):>7} {peak:>9}   {losses}".rstrip())
+    for name, one in figures.get("rollouts", {}).items():
+        seconds = ", ".join(f"{tool} {one[f'{tool}_seconds_a_step']:.2f}" for tool in ("hftune", "trl"))
+        lines.append(f"{f'{name}, seconds a step':<84} {one['exit']!s:>4} {one['expected']:>7}           {seconds}")
     speed = figures.get("speed", {}).get("figures", {})
     how = {"hftune": "recomputes what memory has no room for"}  # train_tools.py
     beside = {

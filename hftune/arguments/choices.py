@@ -5,7 +5,7 @@ from __future__ import annotations
 _EVERYWHERE = {
     "torch_compile_mode": ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs", "lite"),
 }
-_CACHES = ("dynamic", "static", "offloaded", "offloaded_static", "quantized", "paged")
+_CACHES: tuple[str, ...] = ("dynamic", "static", "offloaded", "offloaded_static", "quantized", "paged")
 # Older names of the others, which transformers still takes.
 _CACHES += ("sliding_window", "hybrid", "hybrid_chunked", "offloaded_hybrid", "offloaded_hybrid_chunked")
 _OF_STAGE: dict[str, dict[str, tuple[str, ...]]] = {

@@ -280,7 +280,8 @@ def table(figures: dict[str, Any]) -> str:
         peak = f"{one['peak_gigabytes']:.2f}" if "peak_gigabytes" in one else ""
         lines.append(f"{name:<84} {one['exit']!s:>4} {one.get('expected', 0):>7} {peak:>9}   {losses}".rstrip())
     for name, one in figures.get("rollouts", {}).items():
-        seconds = ", ".join(f"{tool} {one[f'{tool}_seconds_a_step']:.2f}" for tool in ("hftune", "trl"))
+        told = {tool: one.get(f"{tool}_seconds_a_step") for tool in ("hftune", "trl")}
+        seconds = ", ".join(f"{tool} {value:.2f}" for tool, value in told.items() if value is not None)
         lines.append(f"{f'{name}, seconds a step':<84} {one['exit']!s:>4} {one['expected']:>7}           {seconds}")
     speed = figures.get("speed", {}).get("figures", {})
     how = {"hftune": "recomputes what memory has no room for"}  # train_tools.py

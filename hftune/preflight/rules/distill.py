@@ -31,8 +31,10 @@ def check_distillation(facts: Facts[DistillArguments]) -> Iterator[UserError]:
 
 
 def check_teachers(args: DistillArguments) -> Iterator[UserError]:
-    """Problems of how teachers are named and weighed."""
+    """Problems of how teachers are named, asked and weighed."""
     yield from _check_server(args)
+    if args.temperature <= 0:
+        yield ArgumentError("no distribution has this temperature", place="--temperature", fix="give a number above 0")
     if not (args.teachers or args.teacher_targets or args.teacher_server_url):
         yield ArgumentError(
             "no teacher was named",
@@ -133,8 +135,6 @@ def _check_teacher(facts: Facts[DistillArguments], name: str) -> Iterator[UserEr
 
 
 def _check_loss(args: DistillArguments) -> Iterator[UserError]:
-    if args.temperature <= 0:
-        yield ArgumentError("no distribution has this temperature", place="--temperature", fix="give a number above 0")
     if args.loss_type not in (None, "nll") or args.label_smoothing_factor:
         yield ArgumentError(
             "the loss is the divergence from the teacher",

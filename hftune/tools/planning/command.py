@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import dataclass
 
 from hftune.arguments.entry import parse_arguments
@@ -123,7 +124,7 @@ def take_own(argv: list[str]) -> tuple[Question, list[str]]:
         else:
             rest.append(token)
     nodes = given.get("--nodes", "1")
-    if not nodes.isdigit():
+    if not re.fullmatch("[1-9][0-9]{0,5}", nodes):
         raise ArgumentError(f"{nodes!r} is not a number of machines", place="--nodes", fix="give 1 or more")
     return Question(given.get("--gpus"), int(nodes), "--json" in given), rest
 

@@ -153,8 +153,9 @@ def test_devices() -> None:
     assert take_own(["--gpus=H100", "--x", "1", "--nodes", "3", "--json"])[1] == ["--x", "1"]
     with pytest.raises(ArgumentError, match="needs a value"):
         take_own(["--gpus", "--json"])
-    with pytest.raises(ArgumentError, match="not a number of machines"):
-        take_own(["--nodes", "many"])
+    for nodes in ("many", "0", "00", "-1", "\N{SUPERSCRIPT TWO}", "9" * 5000):
+        with pytest.raises(ArgumentError, match="not a number of machines"):
+            take_own(["--nodes", nodes])
 
 
 def test_steps(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -107,7 +108,7 @@ def parse_size(text: str) -> int:
     """
     unit = next((unit for unit in sorted(_UNITS, key=len, reverse=True) if text.upper().endswith(unit)), None)
     number = text[: -len(unit)].strip() if unit else text
-    if not number.isdigit() or not int(number):
+    if not re.fullmatch("[0-9]{1,15}", number) or not int(number):
         raise ArgumentError(f"{text!r} is no size", place="--max_shard_size", fix="write 5GB, 500MB or 2GiB")
     return int(number) * (_UNITS[unit] if unit else 1)
 

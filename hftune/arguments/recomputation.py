@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -230,7 +231,8 @@ def numbered(text: str) -> set[int]:
     found: set[int] = set()
     for piece in text.replace(" ", "").split(","):
         first, dash, last = piece.partition("-")
-        if not first.isdigit() or (dash and not last.isdigit()):
+        # No model has a million layers, of which the set would have to be made.
+        if not all(re.fullmatch("[0-9]{1,6}", number) for number in (first, *([last] if dash else []))):
             raise ArgumentError(
                 f"{text!r} names no layers", place=_WHICH, fix="write 0-3,7 or 'not 0,1' or a share such as 1/3"
             )

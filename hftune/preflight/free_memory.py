@@ -64,7 +64,7 @@ def _number(file: Path) -> int | None:
         text = file.read_text(encoding="utf-8").strip()
     except OSError:
         return None
-    return int(text) if text.isdigit() else None
+    return int(text) if text.isdecimal() else None
 
 
 def _droppable(stat: Path) -> int:

@@ -50,7 +50,7 @@ def test_sizes(text: str, size: int) -> None:
     assert parse_size(text) == size
 
 
-@pytest.mark.parametrize("text", ["", "GB", "0GB", "1.5GB", "-1MB", "5TB"])
+@pytest.mark.parametrize("text", ["", "GB", "0GB", "1.5GB", "-1MB", "5TB", "\N{SUPERSCRIPT TWO}", "9" * 5000])
 def test_no_sizes(text: str) -> None:
     with pytest.raises(ArgumentError, match="is no size"):
         parse_size(text)

@@ -86,7 +86,7 @@ def hftune_defaults(stage: str, given: Mapping[str, str], known: Collection[str]
 def _steps(given: Mapping[str, str]) -> float:
     """The steps of a run where they were given; of others enough for any share."""
     steps = given.get("max_steps", "-1")
-    return float(steps) if steps.isdigit() else math.inf
+    return float(steps) if steps.isdecimal() else math.inf
 
 
 # --- a command line of MedicalGPT's ---------------------------------------------------------------------------------

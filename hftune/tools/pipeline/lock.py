@@ -53,7 +53,7 @@ def _acquire(handle: int, file: Path, patience: float) -> None:
             return
         except BlockingIOError:
             holder = os.pread(handle, 32, 0).decode(errors="replace").strip()
-            alive = holder.isdigit() and _runs(int(holder))
+            alive = holder.isdecimal() and _runs(int(holder))
             if alive or time.monotonic() > until:
                 raise ArgumentError(
                     f"another `hftune pipeline` works in this folder (process {holder or 'unknown'})",

@@ -114,4 +114,4 @@ def _first(*values: float | None) -> float | None:
 
 def _checkpoint_step(state: Path) -> int:
     number = state.parent.name.rpartition("-")[2]
-    return int(number) if number.isdigit() else -1
+    return int(number) if number.isdecimal() else -1

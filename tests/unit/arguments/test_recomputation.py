@@ -86,6 +86,8 @@ def test_the_plan_chooses_the_layers(tmp_path: Path, share: str, plan: Recomputa
         (("--gradient_checkpointing_kwargs", '{"every_n_layers": -1}'), "give 1 or more"),
         (("--activation_checkpointing_every", "2", "--activation_checkpointing_layers", "0"), "two ways"),
         (("--activation_checkpointing_layers", "first"), "names no layers"),
+        (("--activation_checkpointing_layers", "\N{SUPERSCRIPT TWO}"), "names no layers"),
+        (("--activation_checkpointing_layers", "0-99999999999"), "names no layers"),
         (("--activation_checkpointing_layers", "3/2"), "no share"),
         (("--gradient_checkpointing_kwargs", '{"reentrant": true}'), "takes no reentrant"),
         (("--gradient_checkpointing_kwargs", "reentrant"), "not valid JSON"),

@@ -156,6 +156,7 @@ def resolve_ds_config(
     """
     resolved, changes = copy.deepcopy(config), []
     zero = resolved.setdefault("zero_optimization", {})
+    zero.setdefault("stage", 0)  # DeepSpeed's own default, which accelerate looks up when weights are saved
     # accelerate refuses to gather weights for saving without it (`Accelerator.get_state_dict`).
     if zero_stage(resolved) == 3 and not zero.get("stage3_gather_16bit_weights_on_model_save"):
         zero["stage3_gather_16bit_weights_on_model_save"] = True

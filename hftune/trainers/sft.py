@@ -39,7 +39,7 @@ class SFTTrainer(StageTrainer, trl.SFTTrainer):
     ) -> None:
         self._streams = isinstance(data.train, IterableDataset)
         # TRL would tokenise the records a second time.
-        args.dataset_kwargs = {"skip_prepare_dataset": True}
+        args.dataset_kwargs = {**(args.dataset_kwargs or {}), "skip_prepare_dataset": True}
         super().__init__(
             model=model,
             args=args,

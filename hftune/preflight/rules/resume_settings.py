@@ -6,8 +6,8 @@ asked by its weights alone.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -90,8 +90,8 @@ def _changed(facts: Facts, manifest: dict[str, Any]) -> Iterator[tuple[str, Any,
     for group, now in (("adapter", adapter_args), ("training", facts.training_args)):
         then = recorded.get(group) or {}
         for name in names[group]:
-            # As a manifest has it: tuples and enumerations are lists and words there.
-            value = json.loads(json.dumps(getattr(now, name, None), default=str))
+            value = getattr(now, name, None)
+            value = value.value if isinstance(value, Enum) else value
             if name in then and _kind(name, then[name]) != _kind(name, value):
                 yield name, then[name], value
 
@@ -101,13 +101,13 @@ def _kind(name: str, value: Any) -> Any:
     if name == "optim":
         plain = str(value).removeprefix("paged_")
         return "adamw" if plain in _ADAMW else plain
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return sorted("all" if one == "all-linear" else str(one) for one in value)
     return value
 
 
 def _shown(value: Any) -> str:
-    return "none" if value is None else " ".join(map(str, value)) if isinstance(value, list) else str(value)
+    return "none" if value is None else " ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
 def _another_model(facts: Facts, folder: Path, *, is_adapter: bool) -> Iterator[UserError]:

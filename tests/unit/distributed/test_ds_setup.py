@@ -121,6 +121,14 @@ def test_zero3_weights_are_always_gathered_for_saving() -> None:
     assert json.dumps(given) == '{"zero_optimization": {"stage": 3}}', "the given config is left alone"
 
 
+@pytest.mark.parametrize("given", [{}, {"zero_optimization": {}}, {"zero_optimization": {"overlap_comm": True}}])
+def test_a_stage_that_is_left_out_is_written_down(given: dict[str, Any]) -> None:
+    """accelerate asks for it when a checkpoint is saved, and a run ended there."""
+    resolved, changes = resolve_ds_config(given, has_compiler=True, on_cpu=True)
+    assert resolved["zero_optimization"] == {"stage": 0, **given.get("zero_optimization", {})}
+    assert not changes
+
+
 def test_offload_without_a_compiler() -> None:
     given = {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}
     resolved, changes = resolve_ds_config(given, has_compiler=False, on_cpu=True)

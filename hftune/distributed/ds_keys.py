@@ -47,6 +47,13 @@ MICRO, STEPS, CLIPPING = "train_micro_batch_size_per_gpu", "gradient_accumulatio
 NUMBERS = (CLIPPING, "train_batch_size", MICRO, STEPS)
 
 
+FILLED_IN = frozenset([
+    "stage", "device", "nvme_path", "reduce_bucket_size", "stage3_prefetch_bucket_size",
+    "stage3_param_persistence_threshold", "stage3_gather_16bit_weights_on_model_save", "zero_hpz_partition_size",
+])  # fmt: skip
+"""Of zero_optimization, what may be "auto" (transformers 5.23, accelerate 1.15, hftune)."""
+
+
 def check_keys(config: DsConfig) -> Iterator[ArgumentError]:
     """Problems of keys that were removed, are misspelt, or stand at the wrong level."""
     zero = config.get("zero_optimization")
@@ -73,6 +80,12 @@ def check_types(config: DsConfig) -> Iterator[ArgumentError]:
             yield ArgumentError(
                 f'"{key}" is {_shown(block)}', place=f"--deepspeed: {key}", fix=f'write "{key}": {{...}} with its keys'
             )
+        elif key != "zero_optimization" and block.get("enabled", "auto") not in (True, False, "auto"):
+            yield ArgumentError(
+                f'"{key}.enabled" is {_shown(block["enabled"])}',
+                place=f"--deepspeed: {key}.enabled",
+                fix='write true or false, or "auto", which is what --bf16 and --fp16 say',
+            )
     for key in NUMBERS:
         value = config.get(key, "auto")
         if value != "auto" and (isinstance(value, bool) or not isinstance(value, int | float)):
@@ -81,6 +94,7 @@ def check_types(config: DsConfig) -> Iterator[ArgumentError]:
             )
     if isinstance(config.get("zero_optimization", {}), dict):
         yield from _zero_types(config.get("zero_optimization", {}))
+        yield from _never_filled_in(config.get("zero_optimization", {}), "zero_optimization")
 
 
 def check_combinations(config: DsConfig) -> Iterator[ArgumentError]:
@@ -174,6 +188,19 @@ def _zero_types(zero: dict[str, Any]) -> Iterator[ArgumentError]:
                 f"{keys or 'zero_optimization'} is {_shown(fault.get('input'))}: {fault['msg'].lower()}",
                 place=f"--deepspeed: zero_optimization{'.' if keys else ''}{keys}",
                 fix=f"take {keys or 'the block'} out, so that DeepSpeed's default counts, or write such a value",
+            )
+
+
+def _never_filled_in(block: Mapping[str, Any], place: str) -> Iterator[ArgumentError]:
+    """Keys with an "auto" that neither the Trainer nor hftune replaces: accelerate stops there, with a model loaded."""
+    for key, value in block.items():
+        if isinstance(value, Mapping):
+            yield from _never_filled_in(value, f"{place}.{key}")
+        elif value == "auto" and key not in FILLED_IN:
+            yield ArgumentError(
+                f'"{key}" is "auto", and nothing fills it in',
+                place=f"--deepspeed: {place}.{key}",
+                fix="write its value, or take it out, so that DeepSpeed's default counts",
             )
 
 

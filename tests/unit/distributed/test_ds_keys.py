@@ -38,6 +38,16 @@ FAULTS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         {"zero_optimization": {"stage": 3, "offload_param": {"device": "disk"}}},
         ("offload_param.device", "'disk'"),
     ),
+    "a word for a switch": ({"bf16": {"enabled": "yes"}}, ("bf16.enabled", "'yes'", '"auto"')),
+    "nothing for a switch": ({"fp16": {"enabled": None}}, ("fp16.enabled", "None")),
+    "nobody's auto": (
+        {"zero_optimization": {"stage": 2, "overlap_comm": "auto"}},
+        ("zero_optimization.overlap_comm", '"auto", and nothing fills it in'),
+    ),
+    "nobody's auto within": (
+        {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu", "pin_memory": "auto"}}},
+        ("zero_optimization.offload_optimizer.pin_memory", "nothing fills it in"),
+    ),
     "both precisions": ({"fp16": {"enabled": True}, "bf16": {"enabled": True}}, ("fp16 and bf16 at once",)),
     "offload of weights below stage 3": (
         {"zero_optimization": {"stage": 2, "offload_param": {"device": "cpu"}}},

@@ -110,6 +110,22 @@ def test_weights_that_the_last_step_broke(tiny_model: Path, tmp_path: Path) -> N
     assert "step 3 of 3" in str(raised.value)
 
 
+def test_what_the_base_came_with_loses_no_step(tiny_model: Path, tmp_path: Path) -> None:
+    """A row of a token that no record has: every loss is good, and so is all that was trained."""
+    trainer = trainer_for("sft", tiny_model, tmp_path)
+    rows = trainer.model.model.embed_tokens  # apart from the head, which would see all of them
+    rows.weight = torch.nn.Parameter(rows.weight.detach().clone())
+    with torch.no_grad():
+        rows.weight[-1] = float("inf")
+    trainer.train()
+    trainer.before_saving()
+    assert checkpoints(tmp_path) == ["checkpoint-1", "checkpoint-2", "checkpoint-3"]
+    with torch.no_grad():
+        trainer.model.model.norm.weight[0] = float("nan")
+    with pytest.raises(UserError, match=r"weights are NaN or infinite \(model.norm.weight\)"):
+        trainer.before_saving()
+
+
 def test_a_frozen_weight_is_the_base_s_own_affair(tiny_model: Path, tmp_path: Path) -> None:
     """Rows of an embedding that nobody uses may hold anything."""
     trainer = trainer_for("sft", tiny_model, tmp_path)

@@ -41,9 +41,10 @@ RUN_CAP = 180.0
 """Seconds that a run may take: most of it is imports, and the compiling of one or two."""
 TEST_CAP = 300.0
 """Seconds of a file of tests."""
-ROLLOUTS = ("grpo", "rloo", "online_dpo")
 ENOUGH = 20.0
 """Seconds without which no file of tests, run or benchmark is begun."""
+ROLLOUTS = ("grpo", "rloo", "online_dpo")
+"""Algorithms of `rollouts.py` that TRL has as well."""
 
 
 class Suite(NamedTuple):

@@ -25,6 +25,7 @@ _MASKED = {"eager", "sdpa", SEGMENTS, VARLEN}
 """Attentions to which a mask says how much of a cache is there."""
 
 Pass = Callable[[torch.Tensor, torch.Tensor | None, torch.Tensor], torch.Tensor]
+"""From ids (rows, 1), mask (rows, tokens of the whole cache) and positions (rows, 1) to logits (rows, vocabulary)."""
 
 
 class FixedLayer(StaticLayer):
@@ -55,7 +56,7 @@ def can_be_recorded(model: Any, layers: list[Any]) -> bool:
 
     Args:
         model: Without an adapter around it.
-        layers: Of its cache, after the prompts.
+        layers: Of its cache, before the prompts are read.
     """
     # Of bitsandbytes, 8 bits look at the activations to find what to multiply apart.
     quantised = getattr(model, "quantization_method", None) is not None
@@ -76,7 +77,7 @@ class RecordedPass:
     The first pass with a cache is a usual one: libraries make what they make once, and see a cache of this size.
 
     Args:
-        run: The pass, from ids (rows, 1), mask (rows, tokens of the whole cache) and positions (rows, 1) to logits.
+        run: The pass, with this cache.
         cache: After the prompts; its layers are replaced by a `FixedLayer` each.
         longest: Tokens of a prompt and its answer at most.
     """

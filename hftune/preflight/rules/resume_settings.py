@@ -1,7 +1,7 @@
-"""Rules about resuming: the run trains what the checkpoint was written of. Without them it ends while it loads, or not.
+"""Rules about resuming: stage, adapter, optimizer and model are those that wrote the checkpoint.
 
-The manifest in a checkpoint says which stage, adapter and optimizer wrote it. One of another tool has none, and is
-asked by its weights alone.
+With others a run ends in the middle of loading, or trains on with a state that is not its own. The manifest in a
+checkpoint says which stage, adapter and optimizer wrote it. One of another tool has none, and is asked by its weights.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _FREEZING = (
     "freeze_parameters", "freeze_parameters_regex", "freeze_parameters_ratio", "trainable_parameters",
     "trainable_parameters_regex", "freeze_trainable_layers", "freeze_trainable_modules", "freeze_extra_modules",
 )  # fmt: skip
-_OPTIMIZER = (
+_TRAINING = (
     "rl_algorithm",
     "critic",
     "optim",
@@ -38,6 +38,7 @@ _OPTIMIZER = (
     "loraplus_lr_ratio",
     "layerwise_lr_decay_bound",
 )
+"""With these, arguments that decide which parameters are trained, and what is kept for each."""
 
 _ADAMW = {"adamw_torch", "adamw_torch_fused", "adamw_apex_fused", "adamw_torch_xla"}
 """They keep the same state."""
@@ -86,7 +87,7 @@ def _changed(facts: Facts, manifest: dict[str, Any]) -> Iterator[tuple[str, Any,
     adapter_args, recorded = facts.adapter_args, manifest.get("arguments") or {}
     # An adapter that is trained further brings its own settings.
     adapter = () if adapter_args.peft_path else _ADAPTER
-    names = {"adapter": adapter if adapter_args.use_peft else _FREEZING, "training": _OPTIMIZER}
+    names = {"adapter": adapter if adapter_args.use_peft else _FREEZING, "training": _TRAINING}
     for group, now in (("adapter", adapter_args), ("training", facts.training_args)):
         then = recorded.get(group) or {}
         for name in names[group]:

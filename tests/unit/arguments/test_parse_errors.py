@@ -84,7 +84,7 @@ def test_words_of_upstream_are_taken() -> None:
     # What hftune does itself may be refused by a word.
     assert taken("--model_init_kwargs", "0").model_init_kwargs is None
     assert taken("--dataset_kwargs", "none", stage="sft").dataset_kwargs is None
-    # Another algorithm's own words.
+    # online_dpo has choices of its own for this name.
     assert taken("--rl_algorithm", "online_dpo", "--loss_type", "ipo").loss_type == "ipo"
     assert taken("--loss_type", "hinge", stage="dpo").loss_type == ["hinge"]
 

@@ -13,7 +13,6 @@ hftune export gguf|ollama|quantized|vllm|lora|hub --model_name_or_path MODEL --o
 hftune launch deepspeed|torchrun|python ...      a command under its launcher, quietly; Ctrl-C saves a checkpoint
 hftune pipeline run|plan|check PIPELINE.yaml      all stages from one file; resumes after anything
 hftune lineage FOLDER      from the base to this model: data, arguments, merges, and whether it all still holds
-hftune reproduce FOLDER [--steps N]      the run of a folder once more: the first step that differs, and why
 hftune report FOLDER      curves, counts, answers and commands of a stage or a pipeline on one page
 hftune watch FOLDER [--once]      how the runs of a folder do: steps, curves, time left, last answers
 hftune board [FOLDER ...]      a local page in the browser: live curves, comparison, pipelines started from a form
@@ -67,7 +66,6 @@ COMMANDS = {
     "pipeline": "hftune.tools.pipeline.command:main",
     "lineage": "hftune.tools.reporting.entry:lineage",
     "report": "hftune.tools.reporting.entry:report",
-    "reproduce": "hftune.tools.reproducing.entry:reproduce",
     "watch": "hftune.tools.watching.entry:watch",
     "board": "hftune.tools.board.entry:board",
     "schema": "hftune.tools.schema.entry:schema",
@@ -76,6 +74,8 @@ COMMANDS = {
     "doctor": "hftune.tools.doctor.command:main",
 }
 """Each takes the words behind its name; imported when it is asked for."""
+REMOVED = {"reproduce": "`hftune lineage FOLDER` says whether what made it still holds; its own command runs it again"}
+"""Subcommands that there were, and what stands in their place."""
 ARGUMENTS = {
     "merge": "hftune.arguments.merging:MergeArguments",
     "vocab": "hftune.tools.vocabulary.arguments:VocabArguments",
@@ -118,6 +118,8 @@ def dispatch(argv: list[str]) -> None:
     if stage := stage_of(argv[0]):
         on_demand(START)(stage, argv[1:])
         return
+    if argv[0] in REMOVED:
+        raise ArgumentError(f"`hftune {argv[0]}` was removed", fix=REMOVED[argv[0]])
     if argv[0] not in COMMANDS:
         names = [*STAGES, *COMMANDS]
         fix = f"{did_you_mean(argv[0], names, written='`hftune {}`')} one of: {', '.join(names)}".strip()

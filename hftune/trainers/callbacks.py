@@ -35,15 +35,3 @@ class EarlyStopping(EarlyStoppingCallback):
         if control.should_training_stop and not before:
             count, name = self.early_stopping_patience_counter, args.metric_for_best_model
             notice(f"stopped early, at step {state.global_step}: {name} was no better in {count} evaluations")
-
-
-class StopAt(TrainerCallback):
-    """Ends training after a step, with the schedule of a whole run: `hftune reproduce --steps` asks for it."""
-
-    def __init__(self, step: int) -> None:
-        self.step = step
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Once it is reached; what ends there is logged and saved as after any last step."""
-        if state.global_step >= self.step:
-            control.should_training_stop = True

@@ -21,6 +21,7 @@ from hftune.errors import ArgumentError
             r"there is no `hftune previev`\n  to do: did you mean `hftune preview`\? one of: pt, .*preview, ",
         ),
         (["quux"], r"there is no `hftune quux`\n  to do: one of: pt, sft, .*merge, "),
+        (["reproduce", "outputs/sft"], r"`hftune reproduce` was removed\n  to do: `hftune lineage FOLDER` says "),
         (["--hub_token=x"], r"there is no `hftune --hub_token`\n"),
     ],
 )

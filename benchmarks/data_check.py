@@ -6,10 +6,12 @@ python benchmarks/data_check.py --data FOLDER --write-docs     the table goes in
 
 Of the records of the folder with 20 words or more, one in five is kept as evaluation data, the others are the data to
 check. Into these are planted: edited copies of records of their own, edited records of the evaluation data, and their
-questions with another answer. Edits: capitals; other punctuation; 5 to 10 % of the words replaced by others of the
-corpus; a sentence of another record appended. Other records that are called a copy or a leak are false alarms, unless
-a text of theirs is one of the other side's but for a fifth of its characters (difflib): sample data asks some questions
-twice. For speed and memory, records of conversations and pairs are repeated with their words in another order.
+questions with another answer. Edits: capitals; other punctuation; 5 to 10 % of the words (of copies 1 to 2 %) replaced
+by others of the corpus; a sentence of another record appended. Copies are of records of 80 words or more, and are made
+once more where all records stand behind one instruction and have the same answer. Other records
+that are called a copy or a leak are false alarms, unless a text of theirs is one of the other side's but for a fifth of
+its characters (difflib): sample data asks some questions twice.
+For speed and memory, records of conversations and pairs are repeated with their words in another order.
 """
 
 from __future__ import annotations
@@ -39,7 +41,11 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "data_check.md"
 FOUND, FALSE, GROWTH, SPEED = 0.95, 0.01, 0.10, 2000
 EDITS = ("case", "punctuation", "words", "appended")
-_FEWEST = 20
+_FEWEST, _FEWEST_OF_COPIES = 20, 80
+_INSTRUCTION = (
+    "You are given a text which somebody wrote for others to read. Read it with care, decide how the person who wrote "
+    "it felt at that time, and then answer with one word of these two and nothing else at all: positive, negative."
+)
 _WORD = re.compile(r"[\u3400-\u9fff\u3040-\u30ff]|[^\W\u3400-\u9fff\u3040-\u30ff]+")
 # Values that are no prose: edited, they would be no calls any more.
 _CALLS = ("function_call", "observation", "tool", "tool_calls")
@@ -125,11 +131,11 @@ class Editor:
             for sentence in re.findall(r"[^.!?。！？\n]{20,80}[.!?。！？]", text):
                 self.sentences[is_chinese(sentence)].append(sentence)
 
-    def __call__(self, value: dict[str, Any], how: str) -> dict[str, Any]:
+    def __call__(self, value: dict[str, Any], how: str, most: float = 0.10) -> dict[str, Any]:
         """A record with all texts edited in one way; a sentence is appended to the last one."""
         if how == "appended":
             return self._appended(value)
-        share = self.rng.uniform(0.05, 0.10)
+        share = self.rng.uniform(most / 2, most)
         edits = {"case": str.upper, "punctuation": punctuated, "words": lambda text: self._replaced(text, share)}
         return changed(value, edits[how])
 
@@ -177,8 +183,10 @@ def quality(records: list[dict[str, Any]], seed: int, folder: Path, options: arg
     edit = Editor(map(prose, records), seed)
     answers = [text for text in map(prose, own) if len(text) > 200]
     planted: list[tuple[str, str, dict[str, Any]]] = []
-    for name, chosen in (("copy", rng.sample(own, len(own) // 4)), ("leak", held)):
-        planted += [(name, how, edit(value, how)) for value in chosen for how in EDITS]
+    long = [value for value in own if len(_WORD.findall(prose(value))) >= _FEWEST_OF_COPIES]
+    copied = rng.sample(long, len(long) // 4)
+    for name, chosen, most in (("copy", copied, 0.02), ("leak", held, 0.10)):
+        planted += [(name, how, edit(value, how, most)) for value in chosen for how in EDITS]
     for value in held:
         asked = question_of(value)
         if asked is not None:
@@ -204,9 +212,34 @@ def quality(records: list[dict[str, Any]], seed: int, folder: Path, options: arg
                 if called:
                     real = any(alike(own[number], other) for other in among)
                     false[f"{name}, not planted" if real else f"false {name}"] += 1
+    found |= behind_one_instruction(own, copied, held, edit, folder / "behind", options)
     names = ("false copies", "false leaks", "copies, not planted", "leaks, not planted")
     found |= {name: false[name] / (len(own) * len(EDITS)) for name in names}
     return found | {"planted": float(len(planted)), "own": float(len(own))}
+
+
+def behind_one_instruction(
+    own: list[dict[str, Any]],
+    copied: list[dict[str, Any]],
+    held: list[dict[str, Any]],
+    edit: Editor,
+    folder: Path,
+    options: argparse.Namespace,
+) -> dict[str, float]:
+    """The shares of edited copies that were found, and of other records that were called copies."""
+    asked = [*map(prose, own), *(prose(edit(value, "words", 0.02)) for value in copied)]
+    records = [{"prompt": f"{_INSTRUCTION}\n{text}", "completion": "positive"} for text in asked]
+    lines = check_planted(records, held, [], folder, options)
+    called = {number for number, kinds in lines.items() if kinds & _COPIES}
+    false = [
+        number
+        for number in called & {*range(len(own))}
+        if not any(alike(own[number], other) for other in own[:number] + own[number + 1 :])
+    ]
+    return {
+        "copy, words, behind one instruction": len(called - {*range(len(own))}) / len(copied),
+        "false copies behind one instruction": len(false) / len(own),
+    }
 
 
 def alike(one: dict[str, Any], other: dict[str, Any]) -> bool:
@@ -347,7 +380,7 @@ def quality_rows(found: dict[str, list[float]]) -> tuple[Rows, dict[str, Bar]]:
         rows.append((name, f"{min(found[name]):.1%} - {max(found[name]):.1%}", wanted))
     planted = [values for name, values in found.items() if "," in name and "not planted" not in name]
     least = min(sum(seed) / len(planted) for seed in zip(*planted, strict=True))
-    most = max(max(found[name]) for name in ("false copies", "false leaks"))
+    most = max(max(found[name]) for name in found if name.startswith("false"))
     rows.append(("all that was planted, the worst seed", f"{least:.1%}", f">= {FOUND:.0%}"))
     return rows, {"found": (least, FOUND, least >= FOUND), "false_alarms": (most, FALSE, most <= FALSE)}
 

@@ -12,7 +12,7 @@ SECRET, PERSONAL, LOSS = "secret", "personal", "high_loss"
 KINDS: dict[str, tuple[str, bool]] = {
     UNUSABLE: ("cannot be read, or trained by no stage", True),
     DUPLICATE: ("equal to an earlier record", True),
-    NEAR: ("nearly equal to an earlier record", True),
+    NEAR: ("nearly equal to an earlier record", False),
     CONTRADICTION: ("judged both ways", True),
     LEAK: ("holds a record of the evaluation data", True),
     TRAINED: ("trained already, by an ancestor of the model", False),

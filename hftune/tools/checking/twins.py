@@ -1,8 +1,12 @@
 """Records that are equal, nearly equal, or judged both ways, found among the numbers of the store.
 
 Nearly equal are records whose signatures agree in a share of numbers that estimates a Jaccard similarity of at least
-`SIMILAR`; candidates are those that agree in a whole band. Within a group that shares a band each is compared with the
-first and with the few before it: the time grows with the records, also where all of them are alike.
+`SIMILAR`, of what they do not share with many others: an instruction that stands before each review of a data set makes
+no two reviews alike. A number that many records have in one place of the signature is that of a shared shingle; where
+the smaller one of two records' numbers is such, the place says nothing about the rest of their texts, and is left out.
+
+Candidates agree in what a band has of other numbers. Within a group that shares it each is compared with the first and
+with the few before it: the time grows with the records, also where all of them are alike.
 """
 
 from __future__ import annotations
@@ -15,8 +19,17 @@ import numpy as np
 from hftune.tools.checking.shingles import BANDS, ROWS
 from hftune.tools.checking.store import Store
 
-SIMILAR = 0.42
-"""One word in ten changed leaves 0.57 of three-word shingles, give or take what chance does to short texts."""
+SIMILAR = 0.8
+"""One word in fifty changed leaves 0.89 of three-word shingles, give or take 0.04 for the signature."""
+
+SHARED, SHARED_BY = 0.05, 20
+"""A shingle that more than this share of the records has, and at least so many, is no sign that two are alike."""
+
+_SAMPLE = 1 << 15
+# Of places that are left: fewer say too little.
+_FEWEST_PLACES = 8
+# Of numbers of a band that only few records have: one alone is shared by chance.
+_FEWEST_TELLING = 2
 
 # Fewer shingles are alike by chance.
 _FEWEST = 4
@@ -50,10 +63,14 @@ def find_twins(store: Store) -> Twins:
     near = np.full(store.count, NONE, np.uint32)
     similarity = np.zeros(store.count, np.float32)
     compared = np.flatnonzero((about["shingles"] >= _FEWEST) & (equal == NONE))
+    shared = [_shared(store.band(band)[compared]) for band in range(BANDS)]
     for band in range(BANDS):
         numbers = np.asarray(store.band(band))[compared]
-        for later, earlier in _candidates(numbers, compared, near):
-            agreed = _agreement(store, later, earlier)
+        common = _is_shared(numbers, shared[band])
+        telling = (~common).sum(axis=1) >= _FEWEST_TELLING
+        numbers[common] = 0
+        for later, earlier in _candidates(numbers[telling], compared[telling], near):
+            agreed = _agreement(store, shared, later, earlier)
             good = agreed >= SIMILAR
             near[later[good]], similarity[later[good]] = earlier[good], agreed[good]
     return Twins(equal, near, similarity)
@@ -98,13 +115,28 @@ def _hashed(numbers: np.ndarray) -> np.ndarray:
     return total
 
 
-def _agreement(store: Store, left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """The share of numbers in which the signatures of pairs of records agree."""
-    agreed = np.zeros(len(left), np.float32)
+def _shared(numbers: np.ndarray) -> list[np.ndarray]:
+    """Of each column of a band the numbers that many records have, estimated from a sample."""
+    sample = numbers[:: max(1, len(numbers) // _SAMPLE)]
+    found = [np.unique(column, return_counts=True) for column in sample.T]
+    return [values[counts > max(SHARED_BY, SHARED * len(sample))] for values, counts in found]
+
+
+def _is_shared(numbers: np.ndarray, shared: list[np.ndarray]) -> np.ndarray:
+    """(n, ROWS) bool: whether many records have a number."""
+    return np.stack([np.isin(column, values) for column, values in zip(numbers.T, shared, strict=True)], axis=1)
+
+
+def _agreement(store: Store, shared: list[list[np.ndarray]], left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """The share of places in which the signatures of pairs of records agree, of those that are no shared shingle's."""
+    agreed, places = np.zeros((2, len(left)), np.float32)
     for band in range(BANDS):
-        numbers = store.band(band)
-        agreed += (numbers[left] == numbers[right]).sum(axis=1)
-    return agreed / (BANDS * ROWS)
+        one, other = store.band(band)[left], store.band(band)[right]
+        # The smaller number is that of a shingle of both texts together, drawn at random.
+        own = ~_is_shared(np.minimum(one, other), shared[band])
+        agreed += ((one == other) & own).sum(axis=1)
+        places += own.sum(axis=1)
+    return np.where(places >= _FEWEST_PLACES, agreed / np.maximum(places, 1), 0)
 
 
 def contradictions(store: Store) -> Iterator[tuple[int, int]]:

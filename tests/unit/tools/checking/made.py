@@ -31,8 +31,8 @@ def conversation(rng: random.Random, *, words: int = 40, chinese: bool = False) 
     return {"messages": [{"role": "user", "content": asked}, {"role": "assistant", "content": said}]}
 
 
-def edited(rng: random.Random, text: str, how: str) -> str:
-    """A text with another case, other punctuation, a tenth of its words replaced, or a sentence more."""
+def edited(rng: random.Random, text: str, how: str, *, one_in: int = 10) -> str:
+    """A text with another case, other punctuation, one word in so many replaced, or a sentence more."""
     if how == "case":
         return text.upper()
     if how == "punctuation":
@@ -40,7 +40,7 @@ def edited(rng: random.Random, text: str, how: str) -> str:
     if how == "appended":
         return f"{text} {sentence(rng, 8, chinese=text[0] > '一')}"
     parts = text.split() if " " in text else list(text)
-    for place in rng.sample(range(len(parts)), max(1, len(parts) // 10)):
+    for place in rng.sample(range(len(parts)), max(1, len(parts) // one_in)):
         parts[place] = rng.choice(CHINESE if parts[place] > "一" else ENGLISH)
     return (" " if " " in text else "").join(parts)
 

@@ -125,7 +125,7 @@ def test_counts_of_a_source(tmp_path: Path) -> None:
 def test_judgements_are_left_to_the_user() -> None:
     """What may be wanted, or is found by words, is told and kept."""
     kept = {kind for kind, (_, dropped) in KINDS.items() if not dropped}
-    assert kept == {"trained_before", "cut_off", "refusal", "boilerplate", "personal", "high_loss"}
+    assert kept == {"trained_before", "cut_off", "refusal", "boilerplate", "personal", "high_loss", "near_duplicate"}
 
 
 def test_kinds_that_are_kept_or_dropped(tmp_path: Path) -> None:
@@ -145,15 +145,20 @@ def test_one_of_several_alike_stays(tmp_path: Path) -> None:
     secret = {"prompt": GOOD[0]["messages"][0]["content"], "completion": f"{text} hf_{'aB3' * 10}"}
     clean = {"prompt": GOOD[0]["messages"][0]["content"], "completion": f"{text} More."}
     data = made.write(tmp_path / "d.jsonl", secret, clean, clean, secret)
-    summary, found = checked(tmp_path / "o", data)
+    summary, found = checked(tmp_path / "o", data, "--drop", "near_duplicate")
     kinds = [(kind, line) for kind, _, line, _ in found]
     assert kinds == [("secret", 1), ("secret", 4), ("near_duplicate", 2), ("duplicate", 3), ("duplicate", 4)]
     assert json.loads((tmp_path / "o" / "kept" / "d.jsonl").read_text()) == clean
     # An equal one of what is near to a record that stays is as near.
     near = {"prompt": GOOD[0]["messages"][0]["content"], "completion": f"{text} Less."}
     data = made.write(tmp_path / "e.jsonl", clean, near, near)
-    summary, _ = checked(tmp_path / "p", data)
+    summary, _ = checked(tmp_path / "p", data, "--drop", "near_duplicate")
     assert summary["kept"] == 1 and summary["left_out"] == {"near_duplicate": 1, "duplicate": 1}
+    # What is nearly equal is a judgement: told, and left out only when asked.
+    summary, found = checked(tmp_path / "q", data)
+    assert summary["left_out"] == {"duplicate": 1} and ("near_duplicate", 2) in [
+        (kind, one) for kind, _, one, _ in found
+    ]
 
 
 def test_pairs_that_contradict_each_other(tmp_path: Path) -> None:

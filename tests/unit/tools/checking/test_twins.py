@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -35,11 +36,11 @@ def stored(folder: Path, texts: list[str], part: int = 7, **columns: list[int]) 
 
 def test_edited_records_are_found_and_others_are_not(tmp_path: Path) -> None:
     rng = random.Random(7)
-    originals = [made.sentence(rng, rng.randrange(25, 120), chinese=bool(number % 3 == 0)) for number in range(150)]
+    originals = [made.sentence(rng, rng.randrange(80, 160), chinese=bool(number % 3 == 0)) for number in range(150)]
     copies = [(number, how) for number in range(0, 120, 2) for how in made.EDITS]
     # Chinese has no case: that copy would be equal.
     copies = [(number, how) for number, how in copies if how != "case" or originals[number].isascii()]
-    texts = [*originals, *(made.edited(rng, originals[number], how) for number, how in copies)]
+    texts = [*originals, *(made.edited(rng, originals[number], how, one_in=50) for number, how in copies)]
     found = find_twins(stored(tmp_path / "s", texts))
     assert (found.near[: len(originals)] == NONE).all() and (found.equal == NONE).all()
     twin = found.near[len(originals) :]
@@ -51,6 +52,21 @@ def test_edited_records_are_found_and_others_are_not(tmp_path: Path) -> None:
         assert one in (NONE, number) or sources[one - len(originals)] == number
     assert (found.similarity[len(originals) :][twin != NONE] >= twins.SIMILAR).all()
     assert (found.similarity[: len(originals)] == 0).all()
+
+
+@pytest.mark.parametrize("words", [15, 40, 200])
+def test_an_instruction_that_all_records_share_makes_none_alike(tmp_path: Path, words: int) -> None:
+    """Different reviews behind one instruction, and answers of one word, are different; edited ones are found."""
+    rng = random.Random(words)
+    asked = made.sentence(rng, words)
+    reviews = [f"{made.sentence(rng, rng.randrange(15, 60))}" for _ in range(1000)]
+    copied = [review for review in reviews if len(review.split()) > 40][:100]
+    copies = [made.edited(rng, review, "words", one_in=60) for review in copied]
+    found = find_twins(stored(tmp_path / "s", [f"{asked} {text} positive" for text in (*reviews, *copies)], 300))
+    assert (found.near[:1000] == NONE).all()
+    right = [reviews.index(review) == one for review, one in zip(copied, found.near[1000:].tolist(), strict=True)]
+    # Behind 200 words few numbers of a signature are left.
+    assert sum(right) >= {15: 95, 40: 90, 200: 60}[words]
 
 
 def test_equal_records_have_the_first_one_as_their_twin(tmp_path: Path) -> None:
@@ -77,11 +93,12 @@ def test_records_that_are_all_alike_cost_no_more(tmp_path: Path, monkeypatch: py
     for count in (100, 400):
         pairs = []
 
-        def counted(store: Store, left: np.ndarray, right: np.ndarray, pairs: list[int] = pairs) -> np.ndarray:
-            pairs.append(len(left))
-            return agreement(store, left, right)
+        def counted(*given: Any, pairs: list[int] = pairs) -> np.ndarray:
+            pairs.append(len(given[-1]))
+            return agreement(*given)
 
         monkeypatch.setattr(twins, "_agreement", counted)
+        monkeypatch.setattr(twins, "SHARED", 1.0)
         texts = [f"{base} {number}" for number in range(count)]
         found = find_twins(stored(tmp_path / f"s{count}", texts))
         monkeypatch.undo()

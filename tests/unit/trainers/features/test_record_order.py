@@ -6,6 +6,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from torch.utils.data import RandomSampler
+from transformers.trainer_pt_utils import BatchRebalanceSampler, LengthGroupedSampler
+from trl.trainer.utils import RepeatSampler
 
 from hftune.errors import ArgumentError
 from hftune.trainers.features import record_order
@@ -37,6 +41,47 @@ def test_the_sampler_below_all_wrappers_is_told_its_epoch(depth: int) -> None:
     assert innermost_sampler(loader(sampler, depth)) is sampler
     RecordOrder().before_epoch(made_up.run(), Epoch(loader(sampler, depth), number=3, done=1))
     assert sampler.epoch == 3
+
+
+GROUPED = "group_by_length"
+
+
+def orders(strategy: str, processes: int, epochs: tuple[int, ...], **args: Any) -> list[list[Any]]:
+    """What transformers' and TRL's samplers give in these epochs, batches joined, on so many processes."""
+    lengths = [(7 * number) % 13 + 1 for number in range(24)]
+    rows = 8 // processes
+    sampler: Any = {
+        GROUPED: lambda: LengthGroupedSampler(rows, lengths=lengths),
+        "random": lambda: RandomSampler(lengths),
+        "prompts": lambda: RepeatSampler(lengths, mini_repeat_count=2, batch_size=2, shuffle=True, seed=1),
+        "batch_rebalance": lambda: BatchRebalanceSampler(lengths, 8, processes, 1, drop_last=True),
+    }[strategy]()
+    batches = sampler if strategy == "batch_rebalance" else SimpleNamespace(sampler=sampler)
+    run = made_up.run(args=args, get_total_train_batch_size=lambda args: 8)
+    found = []
+    for number in epochs:
+        RecordOrder().before_epoch(run, Epoch(loader_of(batches), number, done=0))
+        found.append(list(sampler))
+    return found
+
+
+def loader_of(batches: Any) -> Any:
+    """As accelerate wraps them for several processes, and again to skip some."""
+    return SimpleNamespace(batch_sampler=SimpleNamespace(batch_sampler=SimpleNamespace(batch_sampler=batches)))
+
+
+@pytest.mark.parametrize("strategy", [GROUPED, "random", "prompts", "batch_rebalance"])
+def test_an_epoch_s_order_depends_on_seed_and_number_alone(strategy: str) -> None:
+    torch.manual_seed(0)
+    first, second, third = orders(strategy, 1, (0, 1, 2))
+    torch.manual_seed(1)
+    assert orders(strategy, 1, (2,)) == [third] and first != second != third
+    assert orders(strategy, 1, (2,), data_seed=8) != [third]
+    assert orders(strategy, 1, (2,), seed=99, data_seed=7) == [third]
+
+
+def test_length_groups_are_the_same_for_any_number_of_processes() -> None:
+    assert orders(GROUPED, 1, (0, 1)) == orders(GROUPED, 4, (0, 1))
 
 
 def test_without_a_mixture_the_trainer_draws() -> None:

@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from transformers.conversion_mapping import get_checkpoint_conversion_mapping
+from transformers.core_model_loading import WeightRenaming, rename_source_key
+
 from hftune.checkpoints.adapter_chain import check_recorded_base
 from hftune.errors import ManifestError, UserError
 from hftune.models.loading.packed_weights import whole_shapes
+from hftune.opening.model_files import read_checked
 from hftune.path_hints import not_an_adapter
 from hftune.weight_files import weight_shapes
 
@@ -30,7 +34,7 @@ def check_adapter_fits(base: str, adapter: str, flag: str) -> Iterator[UserError
 
 def _shape_problems(base: str, adapter: str, flag: str) -> Iterator[UserError]:
     """A problem that names the first LoRA matrix whose module the base lacks, or has in another shape."""
-    base_shapes = whole_shapes(base)
+    base_shapes = _by_module(base, whole_shapes(base))
     if not base_shapes:
         return  # on the Hub, or in another format: peft compares when it loads
     wrong = list(_misfits(base_shapes, weight_shapes(adapter)))
@@ -41,6 +45,15 @@ def _shape_problems(base: str, adapter: str, flag: str) -> Iterator[UserError]:
             place=flag,
             fix="give the model that the adapter was trained on",
         )
+
+
+def _by_module(base: str, stored: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    """Shapes under the names on disk, and under those that transformers gives modules while it reads (Mixtral's)."""
+    if not stored:
+        return stored
+    rules = get_checkpoint_conversion_mapping(read_checked(Path(base) / "config.json").get("model_type")) or []
+    renamings = [rule for rule in rules if isinstance(rule, WeightRenaming)]
+    return stored | {rename_source_key(name, renamings, [])[0]: shape for name, shape in stored.items()}
 
 
 def _misfits(base: dict[str, tuple[int, ...]], adapter: dict[str, tuple[int, ...]]) -> Iterator[str]:

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
+from transformers import AutoModelForCausalLM
 
 from hftune.preflight.bases import check_adapter_fits
+from tests.architectures import make_model
 
 SIZES = {"q_proj": (6, 4), "down_proj": (4, 8)}
 
@@ -65,3 +67,14 @@ def test_experts_are_left_to_peft_and_a_base_elsewhere_is_not_compared(tmp_path:
 def test_a_folder_without_an_adapter(tmp_path: Path) -> None:
     (problem,) = said(base(tmp_path / "base"), str(tmp_path))
     assert "adapter" in problem and "--peft_path" in problem
+
+
+@pytest.mark.parametrize("name", ["mixtral", "qwen3_moe"])
+def test_modules_that_have_another_name_on_disk_are_found(tmp_path: Path, name: str) -> None:
+    """Mixtral's files say `block_sparse_moe.gate` where the model says `mlp.gate`."""
+    model = make_model(name, tmp_path / "base")
+    parameters = dict(AutoModelForCausalLM.from_pretrained(model).named_parameters())
+    router = "mlp.gate"
+    experts, size = parameters[f"model.layers.0.{router}.weight"].shape
+    assert said(str(model), adapter(tmp_path / "fits", **{router: (experts, size)})) == []
+    assert said(str(model), adapter(tmp_path / "other", **{router: (experts, size + 1)})) != []

@@ -21,7 +21,9 @@ from hftune.distributed import nodes, ranks
 from hftune.errors import ArgumentError
 from hftune.weight_files import INDEX_NAME, weight_files
 
-_OWN = re.compile(r"(rng_state_\d+\.pth|_optim_states\.pt|zero_pp_rank_\d+_mp_rank_\d+_model_states\.pt)$")
+_OWN = re.compile(
+    r"((rng_state_\d+\.pth|answers_\d+\.pt)|(_optim_states|zero_pp_rank_\d+_mp_rank_\d+_model_states)\.pt)$"
+)
 """What each process writes for itself."""
 
 _SHARD = re.compile(r"zero_pp_rank_(\d+)_mp_rank_(\d+)_optim_states\.pt$")

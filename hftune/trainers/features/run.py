@@ -60,8 +60,11 @@ class Run(Protocol):
     _total_train_tokens: int
     _tp_size: int
 
-    # Of TRL's trainers that generate: the micro batch in a batch of answers, samples, and what rewards are asked with.
+    # Of TRL's trainers that generate: micro batches so far, those of the answers at hand, how often each is trained,
+    # samples, and what rewards are asked with.
     _step: int
+    _buffered_inputs: list[Inputs] | None
+    num_iterations: int
     _logs: dict[str, Any]
     _tokenizer: Any
     eos_token_ids: list[int]
@@ -69,6 +72,8 @@ class Run(Protocol):
     num_generations: int
     max_completion_length: int
     mask_truncated_completions: bool
+
+    rollout: Inputs | None  # of `OnlineTrainer`
 
     def upstream_sampler(self, dataset: Any) -> Any:
         """What the upstream trainer draws the records of a data set with."""

@@ -20,6 +20,7 @@ from hftune.models.decoding import Drawn, decoding_together
 from hftune.models.kernels.fused_lora import adapters_held
 from hftune.models.kernels.scoring_head import add_scoring_head
 from hftune.models.vocabulary.size import predicted_rows
+from hftune.trainers.features.answer_round import AnswerRound
 from hftune.trainers.features.completions import Completions
 from hftune.trainers.features.feature import Feature
 from hftune.trainers.features.part_seconds import PartSeconds
@@ -41,17 +42,20 @@ class OnlineTrainer(StageTrainer):
         scores: Weighted sums of the rewards of the last batch of answers, (completions of all ranks,); NaN where no
             function had an opinion.
         drawn: The last answers with their log-probabilities as they were drawn; None once these are used.
+        rollout: The answers of all micro batches, where an algorithm deals them anew in each iteration.
     """
 
     scores: torch.Tensor
     drawn: Drawn | None = None
+    rollout: dict[str, Any] | None = None
     processing_class: Any
     _keeper: Any = None  # stands for the tokenizer where prompts are encoded
 
     def make_features(self, model: Any, args: StageArguments) -> list[Feature]:
         """Before all others: prompts have an order, guards a state, answers a file of their own."""
         self.guards = RewardGuards()
-        return [PromptOrder(), self.guards, Completions(), PartSeconds(), *super().make_features(model, args)]
+        own = [PromptOrder(), AnswerRound(), self.guards, Completions(), PartSeconds()]
+        return [*own, *super().make_features(model, args)]
 
     def build_upstream(self, **kwargs: Any) -> None:
         """TRL's constructor adds heads that give log-probabilities: only where they are the model's own."""

@@ -68,19 +68,18 @@ class RolloutTrainer(OnlineTrainer, trl.RLOOTrainer):
     """
 
     has_critic = False
-    _rollout: Batch | None = None
 
     def _prepare_inputs(self, generation_batch: Any) -> Batch:
         """Overrides TRL's: the micro-batch that is due; new answers where the last ones have been gone through."""
         if not self.model.training:
             return self._generate_and_score_completions(generation_batch)
         steps = self.args.steps_per_generation
-        if self._rollout is None or self._step % (steps * self.num_iterations) == 0:
-            self._rollout = self._generate_and_score_completions(generation_batch)
+        if self.rollout is None or self._step % (steps * self.num_iterations) == 0:
+            self.rollout = self._generate_and_score_completions(generation_batch)
             # Else the last answers, shuffled, would be trained once more.
             self._buffered_inputs = None
         if self._buffered_inputs is None or self._step % steps == 0:
-            self._buffered_inputs = split_tensor_dict(shuffle_sequence_dict(self._rollout), steps)
+            self._buffered_inputs = split_tensor_dict(shuffle_sequence_dict(self.rollout), steps)
         return self._buffered_inputs[self._step % steps]
 
     def answer(self, inputs: list[dict[str, Any]]) -> Answers:

@@ -1,0 +1,80 @@
+"""A run that stops between steps which share their answers goes on with these answers."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hftune.trainers.features.answer_round import AnswerRound
+from tests.unit.trainers.features import made_up
+from tests.unit.trainers.rl_runs import logged, make_trainer
+
+FLAGS = ("--max_steps", "4", "--num_generations", "2", "--per_device_train_batch_size", "4", "--learning_rate", "1e-2")
+FLAGS += ("--max_completion_length", "6", "--num_iterations", "2", "--save_steps", "3", "--save_strategy", "steps")
+
+
+def count_vowels(completions: list[Any], **columns: Any) -> list[float]:
+    return [sum(letter in "aeiou" for letter in answer[0]["content"]) for answer in completions]
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "flags"),
+    [
+        ("grpo", ()),
+        ("rloo", ("--use_peft", "--lora_r", "4")),
+        ("ppo", ("--num_iterations", "1", "--steps_per_generation", "2")),
+        ("online_dpo", ()),
+    ],
+)
+def test_a_run_stopped_within_a_round_trains_the_rest_of_it(
+    tiny_model: Path, tmp_path: Path, algorithm: str, flags: tuple[str, ...]
+) -> None:
+    whole = make_trainer(tiny_model, tmp_path / "whole", algorithm, count_vowels, *FLAGS, *flags)
+    whole.train()
+    torch.manual_seed(5)
+    resumed = make_trainer(tiny_model, tmp_path / "resumed", algorithm, count_vowels, *FLAGS, *flags)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-3"))
+    for name in ("loss", "grad_norm"):
+        assert logged(resumed, name)[3] == pytest.approx(logged(whole, name)[3], rel=1e-6), name
+    assert (tmp_path / "whole" / "checkpoint-3" / "answers_0.pt").is_file()
+
+
+def run_at(step: int, **args: Any) -> Any:
+    args = {"gradient_accumulation_steps": 3, "steps_per_generation": 3, "per_device_train_batch_size": 2} | args
+    answers = [{"ids": torch.arange(2) + number, "pixels": None} for number in range(3)]
+    return made_up.run(args=args, num_iterations=2, _step=step, _buffered_inputs=answers, rollout=None)
+
+
+def saved_at(folder: Path, steps: int) -> None:
+    (folder / "trainer_state.json").write_text(f'{{"global_step": {steps}}}')
+    AnswerRound().save_state(run_at(3 * steps), folder)
+
+
+def test_between_rounds_nothing_is_saved_and_the_place_is_counted(tmp_path: Path) -> None:
+    saved_at(tmp_path, 4)
+    assert not (tmp_path / "answers_0.pt").exists()
+    run = run_at(0)
+    run._buffered_inputs = None
+    AnswerRound().before_train(run, str(tmp_path))
+    assert (run._step, run._buffered_inputs) == (12, None)
+    AnswerRound().before_train(run, None)
+    assert run._step == 12, "a fresh run counts by itself"
+
+
+def test_answers_for_other_batches_are_drawn_anew_and_that_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    saved_at(tmp_path, 3)
+    for other in ({}, {"per_device_train_batch_size": 4}):
+        run = run_at(0, **other)
+        run._buffered_inputs = None
+        with caplog.at_level(logging.INFO, "hftune"):
+            AnswerRound().before_train(run, str(tmp_path))
+        assert (run._step, run._buffered_inputs is None) == (9, bool(other))
+        assert ("new answers are drawn" in caplog.text) == bool(other)
+        if not other:
+            assert [batch["ids"].tolist() for batch in run._buffered_inputs] == [[0, 1], [1, 2], [2, 3]]

@@ -15,6 +15,7 @@ from hftune.arguments.training import StageArguments
 from hftune.data.mixture import Mixture
 from hftune.data.packing.settings import Packing, packing_by_split
 from hftune.data.readers.specs import parse_sources
+from hftune.data.shared_records import say_shared_files, say_shared_records
 from hftune.data.sources import (
     TokenizedSource,
     concatenated,
@@ -26,6 +27,7 @@ from hftune.data.sources import (
 )
 from hftune.data.tokenizing.counts import Counts
 from hftune.data.tokenizing.encoder import Encoder, without_counts
+from hftune.distributed import ranks
 from hftune.errors import ArgumentError
 from hftune.logging import get_logger
 from hftune.on_demand import on_demand
@@ -61,14 +63,12 @@ Sources = dict[str, list[TokenizedSource]]
 
 def load_data(encoder: Encoder, data_args: DataArguments, training_args: StageArguments) -> Splits:
     """What a run trains on: records tokenised ahead, a stream, or the blocks of tokenised folders (pre-training)."""
-    makes_blocks = encoder.row_length == "block_size"
-    if makes_blocks and data_args.tokenized:
-        found: Splits = on_demand(_ON_DEMAND["blocks"])(encoder, data_args, training_args)
-        return found
-    if data_args.streaming:
-        found = on_demand(_ON_DEMAND["streaming"])(encoder, data_args, training_args)
-        return found
-    return load_splits(encoder, data_args, training_args)
+    makes_blocks = encoder.row_length == "block_size" and data_args.tokenized
+    if not makes_blocks and not data_args.streaming:
+        return load_splits(encoder, data_args, training_args)
+    found: Splits = on_demand(_ON_DEMAND["blocks" if makes_blocks else "streaming"])(encoder, data_args, training_args)
+    say_shared_files(*(found.about.get(name, {}).get("files", []) for name in ("train", "eval")))
+    return found
 
 
 def load_splits(encoder: Encoder, data_args: DataArguments, training_args: StageArguments) -> Splits:
@@ -81,6 +81,8 @@ def load_splits(encoder: Encoder, data_args: DataArguments, training_args: Stage
     packing = packing_by_split(training_args, encoder.row_length) if encoder.row_length else {}
     # Tokenised one by one, joined after that: a source keeps its cache entry when another one is added.
     sources = load_sources(encoders_by_split(encoder, packing), data_args, training_args.seed)
+    if "eval" in sources and ranks.is_main():
+        say_shared_records(*([part.dataset for part in sources[name]] for name in ("train", "eval")))
     weights = _weights(data_args)
     # Packed as one, so that the rows of small sources are filled up by others; by weights each source is drawn alone,
     # and its rows must hold no other.

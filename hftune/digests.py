@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,10 @@ Record = list[Any]
 _CHUNK = 1 << 22
 # More than a disk needs, and what a network drive rewards.
 _THREADS = 8
+# Nanoseconds; far above the grain of any file system's time stamps.
+_SETTLED = 2 * 10**9
+_seen: dict[tuple[int, ...], str] = {}
+"""Digests by the state of a file."""
 # What hftune writes about a cache is kilobytes; a larger file is none of ours.
 _MAX_TEXT = 64 << 20
 
@@ -43,12 +48,28 @@ def digest(file: Path) -> str:
     return state.hexdigest()
 
 
-def digests(files: list[Path]) -> list[str]:
-    """Of many files; xxhash lets go of the interpreter, so several are read at once."""
+def digests(files: list[Path], *, once: bool = False) -> list[str]:
+    """Of many files; xxhash lets go of the interpreter, so several are read at once.
+
+    Args:
+        once: What this process has read before, and the system calls unchanged, is not read again.
+    """
+    read = _digest_once if once else digest
     if len(files) < 2:
-        return [digest(file) for file in files]
+        return [read(file) for file in files]
     with ThreadPoolExecutor(_THREADS) as pool:
-        return list(pool.map(digest, files))
+        return list(pool.map(read, files))
+
+
+def _digest_once(file: Path) -> str:
+    now = file.stat()
+    # With the time of the inode, which no program sets: contents may be replaced and their own time set back.
+    state = now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns, now.st_ctime_ns
+    found = _seen.get(state) or digest(file)
+    # As git's index has it: after a change of a moment ago the next one may show in no time stamp.
+    if time.time_ns() - now.st_ctime_ns > _SETTLED:
+        _seen[state] = found
+    return found
 
 
 # --- records of files, which a quick look trusts where size and time are unchanged ---
@@ -67,21 +88,24 @@ def record_files(files: dict[str, Path]) -> dict[str, Record]:
     }
 
 
-def changed_files(folder: Path, recorded: dict[str, Record], *, whole: bool = False) -> Iterator[str]:
+def changed_files(folder: Path, recorded: Mapping[str, Record | None], *, whole: bool = False) -> Iterator[str]:
     """What is no longer as recorded, a phrase a file.
 
     Args:
         folder: What the recorded names are relative to.
-        recorded: From `record_files`.
+        recorded: From `record_files`; null for a file that is not compared.
         whole: Read every byte, also where size and time are unchanged.
     """
+    read: dict[Path, str] = {}
     for name, record in recorded.items():
         file = folder / name
+        if record is None:
+            continue  # whoever changed the file has said so
         # A record may come from a downloaded folder: a name that leads out of it would have other files read.
         if not _is_record(record) or Path(name).is_absolute() or ".." in Path(name).parts:
             yield f"{shown(ascii(name))} has no sound record"
             continue
-        size, time, text = record
+        size, written, text = record
         if not file.is_file():
             yield f"{file} is gone"
             continue
@@ -89,7 +113,10 @@ def changed_files(folder: Path, recorded: dict[str, Record], *, whole: bool = Fa
         if now.st_size != size:
             yield f"{file} has {now.st_size} bytes, not {size}"
         # Size and time are looked at first: a cache of 100 GB is opened at every start.
-        elif (whole or now.st_mtime_ns != time) and digest(file) != text:
+        elif whole or now.st_mtime_ns != written:
+            read[file] = text
+    for file, now_text in zip(read, digests([*read], once=True), strict=True):
+        if now_text != read[file]:
             yield f"{file} has other contents"
 
 

@@ -74,7 +74,7 @@ def altered_files(folder: Path, *, top: bool = False) -> list[str]:
     if top:
         recorded = {name: text for name, text in recorded.items() if Path(name).suffix in _RESULT and "/" not in name}
     found = [name for name in recorded if (folder / name).is_file()]
-    now = digests([folder / name for name in found])
+    now = digests([folder / name for name in found], once=True)
     return [name for name, digest in zip(found, now, strict=True) if digest != recorded[name]]
 
 

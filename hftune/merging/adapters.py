@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from hftune.checkpoints.folder_checks import folder_problems
+from hftune.checkpoints.folder_checks import check_recorded
 from hftune.checkpoints.manifest import Manifest, read_manifest
 from hftune.errors import ManifestError, raise_together
 from hftune.opening.model_files import read_checked
@@ -178,7 +178,7 @@ def read_adapter(folder: str | Path, weight: float, flag: str) -> Adapter:
     path = Path(folder)
     if not (path / CONFIG_NAME).is_file():
         raise not_an_adapter(folder, flag)
-    raise_together(folder_problems(path, flag, whole=True))
+    raise_together(check_recorded(path, flag))
     file = path / ADAPTER_WEIGHTS
     if file.is_file():
         header = read_header(file)

@@ -13,7 +13,7 @@ import torch
 
 from hftune.arguments.merging import MergeArguments
 from hftune.checkpoints.adapter_chain import chain_problems, check_recorded_base
-from hftune.checkpoints.folder_checks import folder_problems
+from hftune.checkpoints.folder_checks import check_recorded
 from hftune.constants import REWARD_SCALE_FIELD, STEP_LABELS
 from hftune.errors import ArgumentError, ManifestError, UserError, raise_together
 from hftune.logging import notice
@@ -317,7 +317,7 @@ def find_base(name: str, revision: str | None = None, gguf_file: str | None = No
     if path.is_dir():
         folder = path
         # Every byte is compared with the manifest's digests: all of them are about to be read anyhow.
-        raise_together(folder_problems(folder, BASE_FLAG, whole=True))
+        raise_together(check_recorded(folder, BASE_FLAG))
     else:
         folder = _download(name, revision, BASE_FLAG, _BASE_FILES)
     if gguf_file:

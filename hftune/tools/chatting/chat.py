@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from hftune.checkpoints.folder_checks import check_recorded
 from hftune.checkpoints.manifest import read_manifest
 from hftune.data.records.messages import Message
 from hftune.data.records.tool_calls import parse_tools
@@ -51,7 +52,7 @@ def chat(args: ChatArguments) -> None:
         for name in names
         for problem in check_talker(name, "--models", fix, trust_remote_code=args.trust_remote_code)
     )
-    raise_together(_no_adapters(args.adapter or []))
+    raise_together(_check_adapters(args.adapter or []))
     speakers = []
     for name in names:
         talker = load_talker(name, args, adapters=args.adapter or [])
@@ -62,11 +63,13 @@ def chat(args: ChatArguments) -> None:
     Chat(speakers, args, patient=at_terminal).run(lines())
 
 
-def _no_adapters(folders: list[str]) -> Iterator[UserError]:
+def _check_adapters(folders: list[str]) -> Iterator[UserError]:
     for folder in folders:
         if not (Path(folder) / "adapter_config.json").is_file():
             fix = "name folders of adapters, the one next to the model first"
             yield ArgumentError(f"there is no adapter in {folder}", place="--adapter", fix=fix)
+        else:
+            yield from check_recorded(folder, "--adapter")
 
 
 def system_of(name: str, args: ChatArguments) -> str | None:

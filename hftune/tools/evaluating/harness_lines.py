@@ -18,8 +18,10 @@ def lines_of_results(found: Mapping[str, Any]) -> Iterator[Line]:
         for sample in samples:
             known = {name: sample[name] for name in sample["metrics"] if isinstance(sample[name], int | float)}
             scores = {_name(task, name, sample["filter"]): float(value) for name, value in known.items()}
+            record = f"{task}:{sample['doc_id']}:{sample['filter']}"
             yield {
-                "record": f"{task}:{sample['doc_id']}:{sample['filter']}",
+                "record": record,
+                "digest": sample.get("doc_hash", record),
                 "source": task,
                 "scores": scores,
                 "responses": sample["filtered_resps"],

@@ -32,7 +32,7 @@ def _judged(work: Work, parts: Parts, task: str, judge: Any, part: str) -> Itera
     records = [(work.asked[place], line["answer"]) for place, line in zip(work.of(part), answers, strict=True)]
     for line, score in zip(answers, judge(records), strict=True):
         if score is not None:
-            yield {"record": line["record"], "source": line["source"], "scores": {task: score}}
+            yield {name: line[name] for name in ("record", "digest", "source")} | {"scores": {task: score}}
 
 
 def _by_reward_model(args: EvaluateArguments) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,9 +21,9 @@ RECORDS = "records.jsonl"
 """The file of a folder of `hftune evaluate` with its records."""
 
 Line = Mapping[str, Any]
-"""Of one record: `model`, `record`, `source`, `weight` (1 where it is missing) and `scores` by task."""
+"""Of one record: `model`, `record`, `digest`, `source`, `weight` (1 where it is missing) and `scores` by task."""
 Scores = dict[str, tuple[float, float]]
-"""Of one task: record to score and weight."""
+"""Of one task: a record's digest, numbered where several records are alike, to score and weight."""
 
 
 def is_evaluation(folder: str) -> bool:
@@ -53,6 +54,7 @@ def lines_of(folder: str) -> list[Line]:
 def _is_line(line: Line) -> bool:
     """Whether a line has the form of a record's: the folder may have come from anywhere."""
     scores, texts = line.get("scores"), [line.get(name) for name in ("model", "record", "source")]
+    texts.append(line.get("digest", ""))
     if not isinstance(scores, dict) or not all(isinstance(text, str) for text in texts):
         return False
     weight = line.get("weight", 1)
@@ -65,11 +67,15 @@ def by_task(lines: Iterable[Line]) -> dict[str, Scores]:
     lines = list(lines)
     several = len({line["source"] for line in lines if "loss" in line["scores"]}) > 1
     found: dict[str, Scores] = {}
+    alike: Counter[tuple[str, str]] = Counter()
     for line in lines:
+        # By contents: a record is the same wherever it lies, and another one may lie in its place.
+        known = line.get("digest", line["record"])
         for task, score in line["scores"].items():
             names = [task, f"{task}/{line['source']}"] if several and task == "loss" else [task]
             for name in names:
-                found.setdefault(name, {})[line["record"]] = float(score), float(line.get("weight", 1))
+                alike[name, known] += 1
+                found.setdefault(name, {})[f"{known} {alike[name, known]}"] = float(score), float(line.get("weight", 1))
     return found
 
 
@@ -106,10 +112,15 @@ def differences_of(ours: Mapping[str, Scores], theirs: Mapping[str, Scores]) -> 
     """The difference of each task that both have of the same records."""
     found = {}
     for task in ours:
-        shared = [record for record in ours[task] if record in theirs.get(task, {})]
+        there = theirs.get(task, {})
+        shared = [record for record in ours[task] if record in there]
+        if there and not len(shared) == len(there) == len(ours[task]):
+            told = "the difference is over those" if shared else "there is no difference to take"
+            counts = f"{len(shared)} of {len(ours[task])} records here and of {len(there)} there are the same"
+            notice(f"{task}: {counts}: {told}")
         if not shared:
             continue
-        pairs = [(ours[task][record], theirs[task][record]) for record in shared]
+        pairs = [(ours[task][record], there[record]) for record in shared]
         if any(one[0][1] != one[1][1] for one in pairs):
             notice(f"{task}: the models have other tokens, and losses of other tokens do not compare")
             continue

@@ -10,6 +10,7 @@ from typing import Any
 
 from hftune.arguments.evaluating import OWN_TASKS, EvaluateArguments
 from hftune.checkpoints import manifest as manifests
+from hftune.checkpoints.folder_checks import check_recorded_whole
 from hftune.checkpoints.inputs import record_inputs
 from hftune.distributed import launch, ranks
 from hftune.errors import ArgumentError, UserError, did_you_mean, raise_together
@@ -68,6 +69,7 @@ def check_evaluate(args: EvaluateArguments) -> Iterator[UserError]:
     for name in dict.fromkeys([*(args.models or []), *compared]):
         fix = "give language models; --reward_model_path scores answers"
         yield from check_talker(name, "--models", fix, trust_remote_code=args.trust_remote_code)
+    yield from check_recorded_whole(args.reward_model_path, "--reward_model_path")
     if not args.eval_tasks:
         yield ArgumentError("nothing to measure", place="--eval_tasks", fix="--eval_tasks loss exact_match")
     yield from _check_tasks(args)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 from hftune.arguments.evaluating import ANSWER_TASKS, OF_ANSWERS, EvaluateArguments
+from hftune.checkpoints.manifest import text_fingerprint
 from hftune.data.readers.base import Row
 from hftune.tools.evaluating.results import is_evaluation
 from hftune.tools.talking.answering import Question
@@ -77,6 +79,8 @@ class Work:
         ]
 
     def named(self, place: int) -> dict[str, Any]:
-        """A record's name and source."""
+        """A record's name and source, and a digest by which another evaluation knows it again."""
         row, source = self.rows[place]
-        return {"record": f"{source}:{row.line}", "source": source}
+        # `default`: Parquet has dates and decimals.
+        digest = text_fingerprint(json.dumps(row.value, sort_keys=True, default=str))
+        return {"record": f"{source}:{row.line}", "digest": digest, "source": source}

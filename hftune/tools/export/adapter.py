@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from transformers import AutoTokenizer
 
 from hftune.checkpoints.adapter_chain import recorded_chain
-from hftune.checkpoints.folder_checks import folder_problems
+from hftune.checkpoints.folder_checks import check_recorded
 from hftune.errors import ArgumentError, UserError
 from hftune.logging import get_logger, notice
 from hftune.merging.adapters import ADAPTER_WEIGHTS, PREFIX, AdaptedModule, Adapter, read_adapter
@@ -47,7 +47,7 @@ def check_served_adapter(folder: Path, args: ServedAdapterArguments) -> Iterator
             f"the adapter in {folder} names no base", place="--base_model_name_or_path", fix="name its base"
         )
         return
-    yield from folder_problems(base, "--base_model_name_or_path")
+    yield from check_recorded(base, "--base_model_name_or_path")
     yield from check_adapter_fits(base, str(folder), "--base_model_name_or_path")
     if reasons := list(_reasons(adapter, base)):
         yield ArgumentError(

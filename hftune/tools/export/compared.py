@@ -90,7 +90,12 @@ def logits_of(model: Any, tokenizer_folder: Path, trust_remote_code: bool = Fals
     tokenizer = pretrained(AutoTokenizer, tokenizer_folder, trust_remote_code=trust_remote_code)
     with torch.no_grad():
         ids = [torch.tensor([tokenizer(text).input_ids], device=model.device) for text in TEXTS]
-        return [model(input_ids=row).logits[0].float().cpu() for row in ids]
+        logits = [model(input_ids=row).logits[0].float().cpu() for row in ids]
+    # Of NaN the likeliest token is always the first, and no distance is too large.
+    if any(row.isnan().any() for row in logits):
+        cause = f"{model.config._name_or_path or tokenizer_folder} gives logits that are NaN"
+        raise UserError(cause, place="--verify", fix="take a checkpoint from before its weights broke")
+    return logits
 
 
 def distance(before: list[torch.Tensor], after: list[torch.Tensor]) -> dict[str, float]:

@@ -9,7 +9,7 @@ from typing import Any
 from transformers import AutoTokenizer
 
 from hftune.checkpoints import manifest as manifests
-from hftune.checkpoints.folder_checks import folder_problems
+from hftune.checkpoints.folder_checks import check_recorded
 from hftune.errors import ArgumentError, UserError, raise_together
 from hftune.logging import get_logger
 from hftune.models.loading.config_sizes import check_config
@@ -65,7 +65,7 @@ def _model_problems(folder: Path) -> Iterator[UserError]:
 def check_export(args: ExportArguments) -> Iterator[UserError]:
     """Problems of an export: no full model is named, or the output has no name or would replace something."""
     folder = Path(args.model_name_or_path or "")
-    yield from folder_problems(folder, "--model_name_or_path", whole=not isinstance(args, HubArguments))
+    yield from check_recorded(folder, "--model_name_or_path")
     if not args.model_name_or_path or not folder.is_dir():
         yield ArgumentError(
             f"there is no folder {args.model_name_or_path}",
@@ -162,7 +162,7 @@ def _extract(folder: Path, aside: Path, args: ExtractArguments) -> dict[str, Any
             place="--base_model_name_or_path",
             fix="name the model that training began with",
         )
-    raise_together(folder_problems(base, "--base_model_name_or_path", whole=True))
+    raise_together(check_recorded(base, "--base_model_name_or_path"))
     found = extract_lora(Path(base), folder, args.lora_r, keep_other_changes=args.keep_other_changes)
     scores = "score.weight" in weight_shapes(folder)
     save_extracted(found, aside, base, args.lora_r, scores=scores, trust_remote_code=args.trust_remote_code)

@@ -13,6 +13,7 @@ import torch
 from hftune.arguments.asking import JUDGE_KEY
 from hftune.arguments.sampling import SERVER_KEY, SampleArguments
 from hftune.checkpoints import manifest as manifests
+from hftune.checkpoints.folder_checks import check_recorded_whole
 from hftune.checkpoints.inputs import record_inputs
 from hftune.distributed import launch, ranks
 from hftune.errors import ArgumentError, DataError, UserError, raise_together
@@ -81,12 +82,7 @@ def check_sample(args: SampleArguments) -> Iterator[UserError]:
         yield from check_talker(name, where, fix, trust_remote_code=args.trust_remote_code)
     if not args.train_file_dir:
         yield ArgumentError("there are no prompts", place=_PROMPTS, fix=f"{_PROMPTS} FILE_OR_FOLDER")
-    if args.reward_model_path or args.reward_funcs:
-        yield from check_rewards(args.reward_funcs or [], args.reward_model_path or [])
-    elif not args.judge_url:
-        where = "--reward_model_path, --reward_funcs, --judge_url"
-        fix = "--reward_model_path OUTPUT_OF_RUN_RM, --reward_funcs accuracy, or --judge_url http://host:port"
-        yield ArgumentError("nothing scores the answers", place=where, fix=fix)
+    yield from _check_scorers(args)
     if args.keep == "threshold" and args.threshold is None:
         yield ArgumentError("what is the least score that is kept?", place="--threshold", fix="--threshold 0.5")
     least = 2 if args.keep == "pairs" else 1
@@ -99,6 +95,17 @@ def check_sample(args: SampleArguments) -> Iterator[UserError]:
         yield ArgumentError("no folder for the data", place="--output_dir", fix="--output_dir outputs/sampled")
     else:
         yield from output_problems(args.output_dir, overwrite=args.overwrite_output_dir, inputs=[])
+
+
+def _check_scorers(args: SampleArguments) -> Iterator[UserError]:
+    if args.reward_model_path or args.reward_funcs:
+        yield from check_rewards(args.reward_funcs or [], args.reward_model_path or [])
+        for path in args.reward_model_path or []:
+            yield from check_recorded_whole(path, "--reward_model_path")
+    elif not args.judge_url:
+        where = "--reward_model_path, --reward_funcs, --judge_url"
+        fix = "--reward_model_path OUTPUT_OF_RUN_RM, --reward_funcs accuracy, or --judge_url http://host:port"
+        yield ArgumentError("nothing scores the answers", place=where, fix=fix)
 
 
 def _plan(args: SampleArguments, prompts: Sequence[Asked]) -> dict[str, Any]:

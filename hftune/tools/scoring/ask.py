@@ -16,6 +16,7 @@ from typing import Any
 
 from hftune.arguments.asking import AskArguments
 from hftune.checkpoints import manifest as manifests
+from hftune.checkpoints.folder_checks import check_recorded_whole
 from hftune.checkpoints.inputs import record_inputs
 from hftune.data.readers.files import chunks, find_files
 from hftune.data.records.messages import Message
@@ -81,6 +82,7 @@ def check_ask(args: AskArguments) -> Iterator[UserError]:
     for name in args.models or []:
         fix = "give language models; --reward_model_path scores their answers"
         yield from check_talker(name, "--models", fix, trust_remote_code=args.trust_remote_code)
+    yield from check_recorded_whole(args.reward_model_path, "--reward_model_path")
     if not args.questions and not args.question_file:
         yield ArgumentError("there are no questions", place="--questions", fix='--questions "Who are you?"')
     if args.output_dir:

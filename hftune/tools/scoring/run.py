@@ -13,6 +13,7 @@ from typing import Any, TextIO
 
 import torch
 
+from hftune.checkpoints.folder_checks import check_recorded_whole
 from hftune.checkpoints.reward_scale import RewardScale, read_scale
 from hftune.data.preferences.scoring import CHOSEN, REJECTED, Scored, ScoringEncoder
 from hftune.data.readers.base import Row
@@ -86,6 +87,7 @@ def check_score(args: ScoreArguments) -> Iterator[UserError]:
         yield ArgumentError("no file was named", place="--input", fix="hftune score FILE --model FOLDER")
     if not args.model:
         yield ArgumentError("no reward model was named", place="--model", fix="give an output folder of run_rm.py")
+    yield from check_recorded_whole(args.model, "--model")
     if args.output:
         yield from file_problems(
             Path(args.output),

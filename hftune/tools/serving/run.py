@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from hftune.checkpoints.folder_checks import check_recorded_whole
 from hftune.child_processes import program
 from hftune.errors import ArgumentError, UserError, raise_together, shown
 from hftune.logging import get_logger, notice
@@ -73,6 +74,7 @@ def check_serve(args: ServeArguments) -> Iterator[UserError]:
     fix = "serve a language model, and give this one as --reward_model"
     for name in [args.model, *filter(None, adapters_of(args).values())]:
         yield from check_talker(name, "--model", fix, trust_remote_code=args.trust_remote_code)
+    yield from check_recorded_whole(args.reward_model, "--reward_model")
     yield from _check_backend(args)
     if args.api_key is not None and not re.fullmatch(r"[!-~]+", args.api_key):
         fix = "letters, digits and signs of ASCII, without spaces"

@@ -19,6 +19,7 @@ from hftune.arguments.asking import TalkerFields
 from hftune.checkpoints import manifest as manifests
 from hftune.checkpoints.adapter_chain import chain_problems, check_recorded_base, whole_chain
 from hftune.checkpoints.file_records import is_model
+from hftune.checkpoints.folder_checks import check_recorded_whole
 from hftune.checkpoints.template_arguments import give_recorded
 from hftune.distributed import ranks
 from hftune.errors import ArgumentError, UserError, raise_together
@@ -26,10 +27,12 @@ from hftune.models.adapters.folding import fold_adapters
 from hftune.models.adapters.saved_config import read_lora_config
 from hftune.models.loading.config_sizes import check_config
 from hftune.models.loading.from_pretrained import pretrained
+from hftune.models.loading.layer_numbers import check_layers
 from hftune.models.vocabulary.grown_model import grow_as_recorded
 from hftune.path_hints import cannot_load
 from hftune.tools.talking.ends import ends_of
 from hftune.trainers.rewards.loading import reward_head
+from hftune.weight_files import weight_shapes
 
 
 @dataclass
@@ -53,7 +56,7 @@ class Talker:
 
 
 def check_talker(name: str, flag: str, fix: str, *, trust_remote_code: bool) -> Iterator[UserError]:
-    """What is wrong with a folder that should talk, before anything is loaded.
+    """What is wrong with a folder that should talk, and with what it lies upon, before anything is loaded.
 
     Args:
         fix: What to do where it is a reward model.
@@ -62,7 +65,10 @@ def check_talker(name: str, flag: str, fix: str, *, trust_remote_code: bool) -> 
         return
     if not is_model(Path(name)):
         yield ArgumentError(f"there is no model in {name}", place=flag, fix="give a model or an adapter")
-    elif _scores(name, flag, trust_remote_code):
+        return
+    problems = list(check_recorded_whole(name, flag))
+    yield from problems
+    if not problems and _scores(name, flag, trust_remote_code):
         yield ArgumentError(f"{name} is a reward model and says nothing", place=flag, fix=fix)
 
 
@@ -103,7 +109,7 @@ def load_talker(name: str, how: TalkerFields, flag: str = "--models", adapters: 
         name = adapters[-1]
     # Before transformers reads them: a config with absurd sizes would fill the memory.
     for folder in {name, base}:
-        check_config(folder, flag)
+        check_layers(check_config(folder, flag), weight_shapes(folder), folder, flag)
     level = transformers_logging.get_verbosity()
     # Reports on loading and advice on sampling would be printed for every model.
     transformers_logging.set_verbosity_error()

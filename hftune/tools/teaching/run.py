@@ -21,6 +21,7 @@ from transformers import PreTrainedTokenizerBase
 from hftune.arguments.distill import DistillArguments
 from hftune.arguments.run_arguments import RunArguments
 from hftune.checkpoints import manifest as manifests
+from hftune.checkpoints.folder_checks import check_recorded_whole
 from hftune.data.encoders import make_encoder
 from hftune.data.sources import TokenizedSource, concatenated
 from hftune.data.splits import load_sources
@@ -94,6 +95,8 @@ def teach(arguments: RunArguments[DistillArguments], argv: list[str]) -> None:
 def check_teaching(args: DistillArguments) -> Iterator[UserError]:
     """What is wrong with the arguments of the command itself."""
     yield from check_teachers(args)
+    for name in args.teachers:
+        yield from check_recorded_whole(name, "--teacher_model_name_or_path")
     if args.deepspeed is not None:
         fix = "leave it out; --teacher_load_in_4bit or --teacher_dtype bfloat16 make a teacher smaller"
         yield ArgumentError("each process of hftune teach has a whole teacher", place="--deepspeed", fix=fix)

@@ -11,7 +11,7 @@ from typing import Any
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from hftune.checkpoints import manifest as manifests
-from hftune.checkpoints.folder_checks import folder_problems
+from hftune.checkpoints.folder_checks import check_recorded
 from hftune.errors import ArgumentError, raise_together
 from hftune.logging import get_logger, notice
 from hftune.models.loading.config_sizes import check_config
@@ -52,7 +52,7 @@ def load_base_tokenizer(args: VocabArguments, *, named: bool = False) -> PreTrai
         raise ArgumentError("no model was named", place="--model_name_or_path", fix="give a folder or a Hub name")
     check_config(name)
     flag = "--tokenizer_name_or_path" if name == args.tokenizer_name_or_path else "--model_name_or_path"
-    raise_together(folder_problems(name, flag))
+    raise_together(check_recorded(name, flag))
     try:
         return pretrained(AutoTokenizer, name, trust_remote_code=args.trust_remote_code)
     except (OSError, ValueError) as error:

@@ -35,6 +35,7 @@ def parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Parts:
         lines = [
             {
                 "record": f"a.jsonl:{n + 1}",
+                "digest": f"{n}",
                 "source": "a.jsonl",
                 "answer": {"role": "assistant", "content": f"{model}{n}"},
             }
@@ -70,8 +71,8 @@ def test_a_judge_compares_with_the_records_own_answer(parts: Parts, tmp_path: Pa
         assert len(asked.requests) == 8, "what is there is not asked again"
     for model, value in ((0, 0.0), (1, 1.0)):
         assert parts.read([f"{model}-judge-0", f"{model}-judge-2"]) == [
-            {"record": "a.jsonl:1", "source": "a.jsonl", "scores": {"judge": value}},
-            {"record": "a.jsonl:3", "source": "a.jsonl", "scores": {"judge": value}},
+            {"record": "a.jsonl:1", "digest": "0", "source": "a.jsonl", "scores": {"judge": value}},
+            {"record": "a.jsonl:3", "digest": "2", "source": "a.jsonl", "scores": {"judge": value}},
         ]
     assert not parts.has("0-reward-0"), "it was not asked for"
 

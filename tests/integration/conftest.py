@@ -22,6 +22,7 @@ LAUNCHERS = {
     "torchrun": ("torchrun --nproc_per_node 2", [], 2),
     "single": ("python", [], 1),
     "bare_offload": ("deepspeed --num_gpus 2", ["--deepspeed", "ds_configs/zero2_offload.json"], 2),
+    "zero1": ("deepspeed --num_gpus 2", ["--deepspeed", "ds_configs/zero1.json"], 2),
     "zero0": ("deepspeed --num_gpus 2", ["--deepspeed", "ds_configs/zero0.json"], 2),
     "one_zero0": ("deepspeed --num_gpus 1", ["--deepspeed", "ds_configs/zero0.json"], 1),
     "one_zero2": ("deepspeed --num_gpus 1", ["--deepspeed", "ds_configs/zero2.json"], 1),

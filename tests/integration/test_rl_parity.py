@@ -8,6 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from transformers import LlamaForCausalLM
+
+from tests.conftest import tiny_config, tiny_tokenizer
 
 STEPS = 5
 FIGURES = ("loss", "grad_norm", "reward", "kl")
@@ -73,6 +77,54 @@ def test_zero3_on_two_processes_is_as_one(stage_run: Callable, algorithm: str) -
     alone, other = (stage_run("rl", "full", mode, flags(algorithm)) for mode in ("single", "zero3"))
     check_says_something(alone.folder)
     check_same(alone.folder, other.folder)
+
+
+@pytest.fixture(scope="module")
+def untied_model(workspace: Path) -> Path:
+    """As `tiny_model`, with a head of its own."""
+    tokenizer = tiny_tokenizer()
+    torch.manual_seed(0)
+    folder = workspace / "tiny-untied"
+    LlamaForCausalLM(tiny_config(tokenizer, tie_word_embeddings=False)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+CUT = (
+    *("--max_completion_length", "4", "--mask_truncated_completions", "--top_k", "1", "--max_steps", "2"),
+    *("--gradient_checkpointing", "True"),  # without, torch looks for parameters that a process has not used
+    *("--reward_funcs", "tests.integration.cut_answers:even_tokens", "--beta", "0.05"),
+)
+
+
+def cells(algorithm: str, *modes: str) -> list[Any]:
+    """A mode with each kind of head: the first of them is quick."""
+    pairs = [(algorithm, mode, tied) for mode in modes for tied in (False, True)]
+    quick = {("grpo", "torchrun", False), ("grpo", "zero3", True), ("ppo", "torchrun", False)}
+    return [pytest.param(*pair, marks=() if pair in quick else pytest.mark.slow) for pair in pairs]
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "mode", "tied"),
+    [cell for name in ("grpo", "rloo", "ppo") for cell in cells(name, "torchrun", "zero0", "zero1", "zero2", "zero3")],
+)
+def test_a_process_whose_answers_are_all_cut(
+    stage_run: Callable, monkeypatch: pytest.MonkeyPatch, workspace: Path, untied_model: Path,
+    algorithm: str, mode: str, tied: bool,
+) -> None:  # fmt: skip
+    """It has nothing to score, and calls the head with the others. Of PPO's answers one in four trains."""
+    monkeypatch.setenv("CUT_ANSWERS", "1,2,3" if algorithm == "ppo" else "2,3")
+    group = ("--num_generations", "1") if algorithm == "ppo" else ("--num_generations", "2")
+    given = ("--rl_algorithm", algorithm, *group, *CUT, *(() if tied else ("--model_name_or_path", str(untied_model))))
+    parts = ("--per_device_train_batch_size", "1", "--gradient_accumulation_steps", "2") if algorithm == "ppo" else ()
+    alone, other = (
+        stage_run("rl", "full", where, flags, workspace / f"cut-{algorithm}-{where}-{tied}")
+        for where, flags in (("single", given), (mode, (*given, *parts)))
+    )
+    found, wanted = figures(other.folder), figures(alone.folder)
+    assert min(wanted["grad_norm"]) > 1e-3
+    for name in FIGURES:
+        assert found[name] == pytest.approx(wanted[name], **TOLERANCE), name
 
 
 @pytest.mark.slow

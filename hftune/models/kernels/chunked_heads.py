@@ -105,20 +105,22 @@ def through_module(
     """
     # A head that peft has wrapped may not say its size: 65536 rows are assumed, which only decides how long chunks are.
     vocabulary = int(getattr(head, "out_features", 0) or 2**16)
-    most = len(hidden)
+    # Without a token of its own a process calls the head all the same: reducing its gradient is collective.
+    most = max(len(hidden), 1)
     if any(map(zero.is_any_partitioned, (head, *others))):
         # Each call gathers weights, and each backward pass of one: all processes need as many.
-        most = max(ranks.max_over_ranks(most), 1)
+        most = ranks.max_over_ranks(most)
     # Logits of a trained head are kept where they are small, since computing them twice is half of the work again.
     again = torch.is_grad_enabled() and 4 * most * vocabulary > KEPT_BYTES
     chunks = -(-most // max(1, CHUNK_BYTES.get(hidden.device.type, 2**28) // (4 * vocabulary)))
     found: list[Columns] = []
     nothing: torch.Tensor | float = 0.0
     start = 0
-    for part in hidden.tensor_split(chunks) if chunks else ():
+    for part in hidden.tensor_split(chunks):
         rows = slice(start, start := start + len(part)) if len(part) else None
         if rows is None:
-            part = hidden.new_zeros(1, hidden.shape[1])
+            # With a gradient: without one ZeRO-3 has no moment in the backward pass to give the weights away again.
+            part = hidden.new_zeros(1, hidden.shape[1]).requires_grad_(hidden.requires_grad)
         columns = checkpoint(score, part, rows, use_reentrant=False) if again else score(part, rows)
         if rows is not None:
             found.append(columns)

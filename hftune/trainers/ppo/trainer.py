@@ -102,14 +102,14 @@ class PPOTrainer(RolloutTrainer):
             advantages = whiten(advantages, mask, reduce=self.sum_over_ranks)
         pieces = self.args.steps_per_generation if self.model.training else 1
         # The mean of micro batches over the whole batch: sums divided by it weigh tokens alike.
-        count = self.sum_over_ranks(mask.sum().float()) / (pieces * ranks.world_size())
+        count = self.sum_over_ranks(mask.sum().float()).clamp(min=1) / (pieces * ranks.world_size())
         return answers.tokens() | {
             "mask": mask,
             "logps": answers.logps,
             "values": answers.values,
             "advantages": advantages,
             "returns": returns,
-            "tokens": count.clamp(min=1),
+            "tokens": count,
         }
 
     def _compute_loss(self, model: Any, inputs: Batch) -> torch.Tensor:

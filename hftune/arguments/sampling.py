@@ -71,6 +71,12 @@ class SampleArguments(TalkerFields):
     threshold: float | None = field(
         default=None, metadata={"help": "Least score that is kept; with pairs the least difference of the two scores."}
     )
+    keep_all: bool = field(
+        default=False,
+        metadata={
+            "help": "Keep answers whatever they score, and cut ones: to try what comes after, as a dry run does."
+        },
+    )
     output_dir: str | None = field(
         default=None,
         metadata={

@@ -1,6 +1,6 @@
 """`hftune pipeline run PIPELINE.yaml` whose stages are forks; run_sft.py may be given less than it needs.
 
-python tests/faults/warm_runner.py PIPELINE.yaml [memory=BYTES]
+python tests/faults/warm_runner.py PIPELINE.yaml [memory=BYTES] [force=STAGE]
 
 Not a test: see test_pipeline_faults.py.
 """
@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 
 from hftune.errors import run_script
-from hftune.tools.pipeline.runner import Runner
+from hftune.tools.pipeline.runner import Choice, Runner
 from hftune.tools.pipeline.spec import read_spec
 from hftune.tools.pipeline.steps import steps_of
 from tests.faults.warm_pipeline import Forked, warm_start
@@ -34,7 +34,9 @@ def main() -> None:
 
         return warm_start(command, env, log, limit)
 
-    Runner(Path(str(spec.output_dir.value)), start=start, check=lambda steps: None).run(steps_of(spec))
+    Runner(Path(str(spec.output_dir.value)), start=start, check=lambda steps: None).run(
+        steps_of(spec), Choice(force=tuple(filter(None, limits.get("force", "").split(","))))
+    )
 
 
 if __name__ == "__main__":

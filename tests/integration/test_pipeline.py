@@ -118,7 +118,15 @@ def test_stopped_hurt_finished_and_left_alone(file: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_a_dry_run(file: Path, tmp_path: Path) -> None:
+def test_a_dry_run(file: Path, tiny_data: Path, tmp_path: Path) -> None:
+    # Two tokens of an answer are cut, and score nothing: the stage after this one has data all the same.
+    file.write_text(
+        file.read_text()
+        + f"""
+  drawn: {{script: sample, launcher: python, train_file_dir: {tiny_data}/sft, reward_funcs: format, keep: pairs}}
+  dpo: {{launcher: python, train_file_dir: "${{stages.drawn.data}}", use_peft: true, max_length: 64}}
+"""
+    )
     output, _ = (running := start(file, "--dry_run")).communicate(timeout=400)
     assert running.returncode == 0 and "found nothing wrong" in output, output
     assert not (tmp_path / "out").exists() and not (tmp_path / "out.dry_run").exists()

@@ -41,6 +41,9 @@ def _small(step: Step, made: dict[str, str]) -> Step:
     if step.script in COMMANDS:
         arguments |= {"max_new_tokens": ["2"]}
         arguments |= {name: [str(RECORDS)] for name in _FEWER.get(step.script, ())}
+        if step.script == SAMPLE:
+            # Answers of two tokens are all cut, and score alike: what trains on them would have no record.
+            arguments["keep_all"] = ["True"]
     elif step.trains:
         small = dict(_SMALL)
         if step.script == "rl":

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shlex
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -31,7 +32,7 @@ from hftune.tools.pipeline.lock import locked
 from hftune.tools.pipeline.progress import Follower, Screen
 from hftune.tools.pipeline.state import AGAIN, DAMAGED, DONE, RESUME, START, State, damage, state_of
 from hftune.tools.pipeline.step import COMMANDS, Step
-from hftune.visible import clock
+from hftune.visible import clock, say
 
 LOGS, PREVIOUS = "logs", "previous"
 _LOOK_SECONDS = 0.2
@@ -82,6 +83,14 @@ class Choice:
         return "*" in self.force or step.stage in self.force
 
 
+def agree(question: str) -> bool:
+    """Ask a user at a terminal for a yes; False where there is none."""
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return False
+    say(f"{question} [y/N]", end=" ", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
 @dataclass
 class Runner:
     """Runs the steps of a pipeline in its folder.
@@ -92,6 +101,7 @@ class Runner:
         start: Starts a command; tests give one that needs no launcher.
         check: Asks the scripts' parsers before the first step starts.
         ignore_gates: Go on after a stage that hurt a capability more than its gate allows.
+        agree: Asks the user a question; False: no, or nobody is there.
     """
 
     folder: Path
@@ -99,6 +109,7 @@ class Runner:
     start: Start = processes.start
     check: Callable[[Sequence[Step]], None] = check_steps
     ignore_gates: bool = False
+    agree: Callable[[str], bool] = agree
     _signals: int = 0
     _checked: bool = False
 
@@ -115,6 +126,7 @@ class Runner:
         before, chosen = choice.split(steps)
         with locked(self.folder), self._listening(), disk_errors(self.folder, "output_dir"):
             _must_be_complete(before)
+            self._ask([step for step in chosen if step.trains and not choice.forces(step)])
             done = 0
             for number, step in enumerate(chosen, start=1):
                 title = f"[{number}/{len(chosen)}] {step.name}"
@@ -122,7 +134,7 @@ class Runner:
                     raise Preempted(f"stopped before {step.name}; the same command resumes")
                 # Read just before the step: what has run since may have changed its inputs.
                 state = state_of(step)
-                if choice.forces(step) and state.verdict != START:
+                if choice.forces(step) and state.verdict not in (START, AGAIN):
                     state = State(AGAIN, ("it was asked for (--force)",))
                 if state.verdict == DONE:
                     done += 1
@@ -140,6 +152,22 @@ class Runner:
                 self._run_step(step, state, title, steps)
                 self._gate(step)
             self.screen.say(f"finished: {_result(chosen)}" + (" (nothing had changed)" if done == len(chosen) else ""))
+
+    def _ask(self, steps: list[Step]) -> None:
+        """Ask before what was trained is trained again for another reason than that a stage before it is."""
+        states = [(step, state_of(step)) for step in steps]
+        again = [(step, state) for step, state in states if state.verdict == AGAIN and _is_trained(step.folder)]
+        if not again:
+            return
+        told = "; ".join(f"{step.name} ({'; '.join(_few(state.reasons))})" for step, state in again)
+        if not self.agree(f"{told}: train again, from step 0, with all that is made from it?"):
+            stages = " ".join(dict.fromkeys(step.stage for step, _ in again))
+            raise ArgumentError(
+                f"what is trained already is not what the file says now: {told}",
+                place=str(self.folder),
+                fix=f"--force {stages} to train again (the former result is kept in {PREVIOUS}/), --from a later stage "
+                "to go on from the result as it is, or undo the change",
+            )
 
     def _gate(self, step: Step) -> None:
         """Stop, or say that it would, where an evaluation does not open the gates of its stage."""
@@ -270,6 +298,11 @@ def set_aside(folder: Path, pipeline: Path) -> Path:
     # Within the pipeline's folder, so on one disk: atomic, and no copy of the weights.
     os.rename(folder, free)
     return free
+
+
+def _is_trained(folder: Path) -> bool:
+    """Whether there is a result, or a checkpoint: hours of somebody's machine."""
+    return is_complete(folder) or any(folder.glob("checkpoint-*"))
 
 
 def _must_be_complete(before: list[Step]) -> None:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import hftune
 from hftune.arguments.merging import parse_merge_arguments
 from hftune.arguments.raw_arguments import given_on_command_line
 from hftune.checkpoints.file_records import changed_input
@@ -26,9 +25,22 @@ HUB_TOKENS = ("hub_token", "push_to_hub_token", "hf_hub_token")
 _WITHOUT_EFFECT = {
     *HUB_TOKENS,
     *("resume_from_checkpoint", "overwrite_output_dir", "local_rank", "disable_tqdm", "report_to", "run_name"),
-    *("save_total_limit", "async_save", "preprocessing_num_workers", "ignore_memory_check", "preview"),
+    *(
+        "save_total_limit",
+        "save_only_model",
+        "async_save",
+        "preprocessing_num_workers",
+        "ignore_memory_check",
+        "preview",
+    ),
+    *("logging_steps", "logging_strategy", "logging_first_step", "log_level", "log_level_replica", "hang_timeout"),
+    *("dataloader_num_workers", "dataloader_pin_memory", "dataloader_persistent_workers", "dataloader_prefetch_factor"),
+    *("profile", "profile_step_start", "profile_step_end", "push_to_hub", "hub_model_id", "hub_strategy"),
 }
 """Arguments that change nothing of what a stage learns."""
+
+_OF_CHECKPOINTS = {"save_steps", "save_strategy"}
+"""Without effect as well, unless the result is chosen among the checkpoints."""
 
 
 @dataclass(frozen=True)
@@ -72,9 +84,7 @@ def damage(folder: Path) -> list[str]:
 
 
 def changes(step: Step, manifest: Manifest) -> Iterator[str]:
-    """Reasons why a result is not that of the step as it is now: other code, arguments, parents or data."""
-    if manifest.get("hftune") != hftune.__version__:
-        yield f"it was made by hftune {manifest.get('hftune')}, this is {hftune.__version__}"
+    """Reasons why a result is not that of the step as it is now: other arguments, parents or data."""
     if step.script == MERGE:
         yield from _other_merge(step, manifest)
         return
@@ -105,7 +115,9 @@ def _other_merge(step: Step, manifest: Manifest) -> Iterator[str]:
 
 
 def _as_given(argv: list[str]) -> dict[str, list[Any]]:
-    return {name: values for name, values in given_on_command_line(argv) if name not in _WITHOUT_EFFECT}
+    given = dict(given_on_command_line(argv))
+    without = _WITHOUT_EFFECT if "load_best_model_at_end" in given else _WITHOUT_EFFECT | _OF_CHECKPOINTS
+    return {name: values for name, values in given.items() if name not in without}
 
 
 def _differences(then: dict[str, list[Any]], now: dict[str, list[Any]]) -> Iterator[str]:

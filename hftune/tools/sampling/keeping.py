@@ -18,8 +18,8 @@ def kept(keep: str, asked: Mapping[str, Any], answers: Answers, threshold: float
         asked: `messages`, and `tools` where some are offered.
         threshold: See `--threshold`.
     """
-    # An answer that was cut teaches to end nowhere.
-    scored = [one for one in answers if one["score"] is not None and one["ended"]]
+    # An answer that was cut teaches to end nowhere, one without a word nothing: no stage reads it.
+    scored = [one for one in answers if one["score"] is not None and one["ended"] and _says_something(one["message"])]
     return list(_WAYS[keep](asked, scored, threshold)) if scored else []
 
 
@@ -57,6 +57,22 @@ def _conversation(asked: Mapping[str, Any], answer: Mapping[str, Any]) -> Record
 
 def _tools(asked: Mapping[str, Any]) -> Record:
     return {"tools": asked["tools"]} if asked.get("tools") else {}
+
+
+def whatever_they_score(answers: Answers) -> Answers:
+    """The answers as if all had ended, each with a lower score than the one before: any way keeps some of them."""
+    return [
+        {"message": {"content": f"{number}", **_filled(one["message"])}, "ended": True, "score": -float(number)}
+        for number, one in enumerate(answers)
+    ]
+
+
+def _filled(message: Mapping[str, Any]) -> Record:
+    return {name: value for name, value in message.items() if value}
+
+
+def _says_something(message: Mapping[str, Any]) -> bool:
+    return bool(message.get("tool_calls") or str(message.get("content") or "").strip())
 
 
 _WAYS: dict[str, Callable[[Mapping[str, Any], Answers, float | None], Iterator[Record]]] = {

@@ -25,7 +25,7 @@ from hftune.publishing.ownership import output_problems
 from hftune.secrets import command_without_secrets, without_secrets
 from hftune.tools.resumable.parts import Line, Parts, json_lines, parts_of
 from hftune.tools.sampling.judging import ScoringJudge
-from hftune.tools.sampling.keeping import kept
+from hftune.tools.sampling.keeping import Record, kept, whatever_they_score
 from hftune.tools.talking.answering import Answer, Answerer, Question
 from hftune.tools.talking.chat_server import ChatServer
 from hftune.tools.talking.loading import check_talker, load_talker
@@ -110,7 +110,7 @@ def _check_scorers(args: SampleArguments) -> Iterator[UserError]:
 
 def _plan(args: SampleArguments, prompts: Sequence[Asked]) -> dict[str, Any]:
     """All that decides what is in the parts."""
-    without = {"output_dir", "overwrite_output_dir", "use_cpu", "keep", "threshold"}
+    without = {"output_dir", "overwrite_output_dir", "use_cpu", "keep", "keep_all", "threshold"}
     models = [args.model_name_or_path, *(args.reward_model_path or [])]
     return {
         "settings": without_secrets({name: value for name, value in vars(args).items() if name not in without}),
@@ -200,12 +200,18 @@ def _by_model(scorer: AnswerScorer, records: Sequence[Asked], said: Sequence[Any
     return scorer([[*one.prompt.messages, message] for one, message in zip(records, said, strict=True)])
 
 
+def _kept(args: SampleArguments, prompt: dict[str, Any], answers: list[dict[str, Any]]) -> list[Record]:
+    if args.keep_all:
+        return kept(args.keep, prompt, whatever_they_score(answers), float("-inf"))
+    return kept(args.keep, prompt, answers, args.threshold)
+
+
 def _publish(
     args: SampleArguments, argv: list[str], prompts: Sequence[Asked], lines: Sequence[Line], began: float
 ) -> dict[str, int]:
     shown = [{"messages": one.prompt.messages, "tools": one.tools, "origin": one.prompt.origin} for one in prompts]
     pairs = list(zip(shown, lines, strict=True))
-    records = [one for prompt, line in pairs for one in kept(args.keep, prompt, line["answers"], args.threshold)]
+    records = [one for prompt, line in pairs for one in _kept(args, prompt, line["answers"])]
     answers = [answer for line in lines for answer in line["answers"]]
     counts = {"prompts": len(prompts), "answers": len(answers), "cut": sum(not one["ended"] for one in answers)}
     counts |= {"without_score": sum(one["score"] is None for one in answers), "kept": len(records)}

@@ -24,7 +24,7 @@ from hftune.tools.pipeline import processes
 from hftune.tools.pipeline.exposed import with_quiet_token
 from hftune.tools.pipeline.lock import locked
 from hftune.tools.pipeline.progress import Screen
-from hftune.tools.pipeline.runner import Choice, Runner, StageFailed, command_of, shown
+from hftune.tools.pipeline.runner import Choice, Runner, StageFailed, agree, command_of, shown
 from hftune.tools.pipeline.step import Step
 from tests.unit.tools.pipeline.files import finish, model, steps
 
@@ -55,6 +55,8 @@ class Bench:
         self.started: list[str] = []
         self.fails: dict[str, tuple[int, str]] = {}
         self.said = io.StringIO()
+        self.asked: list[str] = []
+        self.agrees = True
 
     @property
     def steps(self) -> list[Step]:
@@ -75,11 +77,16 @@ class Bench:
             finish(step)
         return Ended(code)
 
+    def agree(self, question: str) -> bool:
+        self.asked.append(question)
+        return self.agrees
+
     def run(self, choice: Choice | None = None) -> list[str]:
         """Names of the steps that were started."""
         self.started = []
         screen = Screen(Console(file=self.said, width=200, highlight=False, markup=False, soft_wrap=True))
         runner = Runner(self.folder / "out", screen, start=self.start, check=lambda steps: None)
+        runner.agree = self.agree
         runner.run(self.steps, choice or Choice())
         return self.started
 
@@ -101,6 +108,45 @@ def test_what_has_not_changed_is_skipped(bench: Bench) -> None:
     assert "sft: runs again, since learning_rate was 1e-3, is 2e-3" in bench.said.getvalue()
     former = read_manifest(bench.folder / "out" / "previous" / "sft")
     assert former is not None and "1e-3" in former["command"], "the former result is kept"
+
+
+def test_what_is_trained_is_asked_about_before_it_is_trained_again(bench: Bench) -> None:
+    bench.run()
+    bench.agrees = False
+    assert bench.run() == [] and bench.asked == []
+    bench.lr = "2e-3"
+    with pytest.raises(
+        ArgumentError, match=r"not what the file says now: sft .learning_rate was 1e-3, is 2e-3"
+    ) as told:
+        bench.run()
+    assert bench.started == [] and "--force sft to train again" in told.value.render()
+    assert bench.asked == [
+        "sft (learning_rate was 1e-3, is 2e-3): train again, from step 0, with all that is made from it?"
+    ]
+    assert bench.run(Choice(force=("sft",))) == ["sft", "merge sft"] and len(bench.asked) == 1
+    # That a stage before it is trained again needs no question of its own.
+    assert bench.run(Choice(force=("pt",)))[0] == "pt" and len(bench.asked) == 1
+    # An interrupted one is asked about, too; where nothing was saved, nothing is lost.
+    bench.lr = "3e-3"
+    finish(next(step for step in bench.steps if step.name == "sft"), "running")
+    bench.lr = "4e-3"
+    assert bench.run() == ["sft", "merge sft"] and len(bench.asked) == 1
+    bench.lr = "5e-3"
+    finish(next(step for step in bench.steps if step.name == "sft"), "running")
+    (bench.folder / "out" / "sft" / "checkpoint-2").mkdir()
+    bench.lr = "6e-3"
+    with pytest.raises(ArgumentError, match="learning_rate was 5e-3, is 6e-3"):
+        bench.run()
+
+
+def test_nobody_at_a_terminal_agrees_to_nothing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+    typed = io.StringIO("yes\n\nn\n")
+    monkeypatch.setattr("sys.stdin", typed)
+    assert not agree("again?") and typed.tell() == 0
+    for stream in (typed, sys.stderr):
+        monkeypatch.setattr(stream, "isatty", lambda: True, raising=False)
+    assert [agree("again?") for _ in range(3)] == [True, False, False]
+    assert capsys.readouterr().err == "again? [y/N] " * 3
 
 
 def test_what_a_kill_left_at_a_finished_step_goes(bench: Bench) -> None:

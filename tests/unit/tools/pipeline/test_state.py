@@ -43,6 +43,7 @@ def test_from_nothing_to_finished(made: list[Step]) -> None:
         (", learning_rate: 2e-3", "learning_rate was 1e-3, is 2e-3"),
         (", seed: 1", "seed 1 is new"),
         (", save_total_limit: 2, report_to: none", None),
+        (", logging_steps: 5, save_steps: 7, hang_timeout: 60, dataloader_num_workers: 2", None),
     ],
 )
 def test_arguments(made: list[Step], tmp_path: Path, more: str, reason: str | None) -> None:
@@ -52,6 +53,16 @@ def test_arguments(made: list[Step], tmp_path: Path, more: str, reason: str | No
     )
     state = state_of(steps(tmp_path, text)[0])
     assert state.reasons == ((reason,) if reason else ()) and state.verdict == (AGAIN if reason else DONE)
+
+
+@pytest.mark.parametrize("chosen", [False, True])
+def test_how_often_is_saved_matters_where_the_best_checkpoint_is_taken(
+    made: list[Step], tmp_path: Path, chosen: bool
+) -> None:
+    more = ", load_best_model_at_end: true" if chosen else ""
+    finish(steps(tmp_path, _text(tmp_path, f"{more}, save_steps: 5"))[0])
+    state = state_of(steps(tmp_path, _text(tmp_path, f"{more}, save_steps: 7"))[0])
+    assert state.reasons == (("save_steps was 5, is 7",) if chosen else ())
 
 
 def test_data(made: list[Step], tmp_path: Path) -> None:
@@ -79,11 +90,9 @@ def test_parents(made: list[Step], tmp_path: Path) -> None:
     assert state_of(merge).reasons[0] == f"the adapter in {sft.folder} is another one"
 
 
-def test_code(made: list[Step], monkeypatch: pytest.MonkeyPatch) -> None:
-    finish(made[0])
-    monkeypatch.setattr("hftune.__version__", "99")
-    (reason,) = state_of(made[0]).reasons
-    assert "made by hftune" in reason and "this is 99" in reason
+def test_another_version_trains_nothing_again(made: list[Step]) -> None:
+    finish(made[0], hftune="0.0.1")
+    assert state_of(made[0]).verdict == DONE
 
 
 def test_a_result_that_was_altered_is_no_reason_to_train_again(made: list[Step]) -> None:

@@ -9,7 +9,7 @@ import pytest
 from hftune.data.readers.base import Row
 from hftune.data.records.conversations import to_conversation
 from hftune.data.records.preferences import to_preference
-from hftune.tools.sampling.keeping import kept
+from hftune.tools.sampling.keeping import kept, whatever_they_score
 
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {}}}
 ASKED: dict[str, Any] = {"messages": [{"role": "user", "content": "Why?"}], "tools": None}
@@ -31,6 +31,23 @@ ANSWERS = [
 
 def texts(keep: str, threshold: float | None = None, answers: list[dict[str, Any]] = ANSWERS) -> list[str]:
     return [record["messages"][-1]["content"] for record in kept(keep, ASKED, answers, threshold)]
+
+
+@pytest.mark.parametrize("keep, count", [("best", 1), ("threshold", 3), ("pairs", 1)])
+def test_a_dry_run_keeps_what_a_run_would_not(keep: str, count: int) -> None:
+    answers = [said("", 0.0), said("cut", 0.0, ended=False), said("x", None)]
+    assert kept(keep, ASKED, answers, 0.5) == []
+    records = kept(keep, ASKED, whatever_they_score(answers), float("-inf"))
+    assert len(records) == count
+    for number, record in enumerate(records):
+        read = to_preference if keep == "pairs" else to_conversation
+        assert read(Row(record, "a", number + 1))
+
+
+def test_an_answer_without_a_word_is_no_record() -> None:
+    """It scored best: no stage reads it."""
+    assert texts("best", answers=[said(" ", 2.0), said("b", 1.0)]) == ["b"]
+    assert kept("pairs", ASKED, [said("a", 1.0), said("", 0.0)], None) == []
 
 
 def test_the_best_answer_is_a_record_of_sft() -> None:

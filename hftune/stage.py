@@ -18,21 +18,23 @@ from hftune.arguments.run_arguments import RunArguments
 from hftune.arguments.training import StageArguments
 from hftune.checkpoints import manifest as manifests
 from hftune.checkpoints.file_records import record_result
+from hftune.checkpoints.history import HISTORY, same_records, with_history
 from hftune.checkpoints.model_card import model_card
 from hftune.checkpoints.resume import (
     find_checkpoint,
     remove_leftovers,
-    rename_old_checkpoints,
+    rename_earlier_run,
     report_nothing_left,
     restore_checkpoints,
     starts_fresh,
+    steps_done,
 )
 from hftune.constants import LOG_NAME, SAMPLES_NAME
 from hftune.data.preview import preview, text_samples
 from hftune.data.splits import Splits
 from hftune.distributed import phases, ranks, watchdog
-from hftune.errors import ArgumentError, Preempted, UserError
-from hftune.logging import get_logger, notices
+from hftune.errors import ArgumentError, Preempted, UserError, shown
+from hftune.logging import get_logger, notice, notices
 from hftune.models.adapters.initialisation import check_same_initialisation
 from hftune.on_demand import on_demand
 from hftune.preflight.check_run import check_run
@@ -40,7 +42,9 @@ from hftune.preflight.facts import Facts, Training, resolve
 from hftune.publishing.disk import disk_errors, lexists, write_file
 from hftune.publishing.files import is_marked, write_page
 from hftune.trainers.features.batch_digests import BatchDigests
+from hftune.trainers.features.completions import COMPLETIONS_NAME
 from hftune.trainers.preemption import EvaluationStopped, PreemptionCallback
+from hftune.trainers.progress import NAME as PROGRESS_NAME
 from hftune.trainers.progress import ProgressFile, use_progress_line
 from hftune.trainers.result import lock_output, remove_new_folder_on_failure, save_result, unlock_output
 from hftune.trainers.run_manifest import describe_result, describe_run
@@ -188,6 +192,7 @@ def _train(
     if resume:
         report_nothing_left(args, resume)
         check_same_initialisation(trainer.model, resume)
+        manifest.update(_resumed(args, manifest, Path(resume)))
     # Each checkpoint carries it, so that whoever takes one up knows what made it.
     trainer.checkpoints.manifest = manifest | {"status": manifests.CHECKPOINT}
     # In this order: signals are noted before the first file is written.
@@ -222,6 +227,35 @@ def _train(
     return result.metrics
 
 
+def _resumed(args: StageArguments, manifest: manifests.Manifest, checkpoint: Path) -> manifests.Manifest:
+    """The manifest with the legs before the checkpoint; what is another one now is said.
+
+    Raises:
+        ArgumentError: The records are others, and nobody has asked for that.
+    """
+    then = manifests.read_manifest(checkpoint)
+    if then is None:  # of another tool
+        return manifest
+    found = with_history(manifest, then, steps_done(checkpoint)[0])
+    if not same_records(then, manifest):
+        files = {
+            name: ", ".join(one["data"]["train"]["files"][:3]) for name, one in (("then", then), ("now", manifest))
+        }
+        cause = f"{checkpoint} was trained on other records than this run has ({files['then']}; now {files['now']})"
+        if not args.resume_anyway:
+            raise ArgumentError(
+                cause,
+                place="--resume_from_checkpoint, and what names and shapes the training data",
+                fix="resume with the data it was made with; or begin with its weights, in another --output_dir: "
+                f"--warm_start {checkpoint}; or add --resume_anyway, which records both",
+            )
+        notice(f"{cause}, and is resumed all the same")
+    changed = found[HISTORY][-1]["changed"]
+    if changed:
+        notice(f"{checkpoint} was made with other arguments: {shown(', '.join(f'--{one}' for one in changed), 300)}")
+    return found
+
+
 class _Begin(TrainerCallback):
     """Calls a function when training begins: what comes before may be stopped, and leaves nothing."""
 
@@ -244,7 +278,7 @@ def _begin(
         with suppress(ArgumentError):
             remove_leftovers(Path(str(args.output_dir)))
     if anew and ranks.is_main():
-        rename_old_checkpoints(Path(str(args.output_dir)))
+        rename_earlier_run(Path(str(args.output_dir)), (PROGRESS_NAME, COMPLETIONS_NAME))
     if not manifests.is_complete(args.output_dir):
         # A finished result keeps its manifest until the new one replaces it (`save_result`).
         _write(args, manifest)

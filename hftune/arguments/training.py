@@ -70,6 +70,13 @@ class StageArguments(
             "else of it; --resume_from_checkpoint resumes with everything."
         },
     )
+    resume_anyway: bool = field(
+        default=False,
+        metadata={
+            "help": "Resume also with other data, rate, schedule, order or length than the checkpoint's; the manifest "
+            "holds both."
+        },
+    )
     async_save: bool = field(
         default=False,
         metadata={"help": "Go on training while a written checkpoint is checked, flushed to the disk and published."},

@@ -18,7 +18,7 @@ from hftune.weight_files import fingerprint
 # Written into the same folder by the Trainer and by reports; they change without the model changing.
 _NOT_A_RESULT = {MANIFEST_NAME, "trainer_state.json", "training_args.bin", "samples.json", "answers.json"}
 _NOTES = {".md", ".html", ".log", ".jsonl", ".png", ".lock"}
-"""Suffixes of what people read, and may edit: a model card, a report, logs."""
+"""Suffixes of what people read, and may edit: a model card, a report, logs (`progress.jsonl.replaced`, too)."""
 
 
 def result_files(folder: Path) -> dict[str, Path]:
@@ -27,7 +27,7 @@ def result_files(folder: Path) -> dict[str, Path]:
         file.name: file
         for file in sorted(folder.iterdir())
         if file.is_file() and not file.name.startswith(".")
-        if file.name not in _NOT_A_RESULT and file.suffix not in _NOTES
+        if file.name not in _NOT_A_RESULT and _NOTES.isdisjoint(file.suffixes)
     }
 
 

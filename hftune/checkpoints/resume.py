@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -193,12 +193,16 @@ def unfinished_problems(args: StageArguments) -> Iterator[UserError]:
     )
 
 
-def rename_old_checkpoints(output_dir: Path) -> None:
-    """Rename the checkpoints of an earlier run, so that nothing takes them for those of the run that starts."""
-    for folder in checkpoints(output_dir):
-        kept = free_name(folder.with_name(f"{folder.name}{REPLACED}"))
-        folder.rename(kept)
-        notice(f"{folder} of an earlier run is now {kept.name}")
+def rename_earlier_run(output_dir: Path, logs: Iterable[str]) -> None:
+    """Rename the checkpoints and logs of an earlier run, so that nothing takes them for those of the run that starts.
+
+    Args:
+        logs: Names of the files to which a run appends.
+    """
+    for place in (*checkpoints(output_dir), *filter(lexists, (output_dir / name for name in logs))):
+        kept = free_name(place.with_name(f"{place.name}{REPLACED}"))
+        place.rename(kept)
+        notice(f"{place} of an earlier run is now {kept.name}")
 
 
 def _programs(folder: Path) -> Iterator[UserError]:

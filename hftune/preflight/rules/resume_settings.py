@@ -1,12 +1,13 @@
-"""Rules about resuming: stage, adapter, optimizer and model are those that wrote the checkpoint.
+"""Rules about resuming: stage, adapter, optimizer, model and the settings of training are those of the checkpoint.
 
-With others a run ends in the middle of loading, or trains on with a state that is not its own. The manifest in a
-checkpoint says which stage, adapter and optimizer wrote it. One of another tool has none, and is asked by its weights.
+With another stage, adapter or optimizer a run ends in the middle of loading, or trains on with a state that is not its
+own. With another rate, order or length it trains on, and is neither the run that was interrupted nor the one that was
+asked for. The manifest in a checkpoint says what wrote it. One of another tool has none, and is asked by its weights.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 from hftune.checkpoints.integrity import checkpoint_fault
 from hftune.checkpoints.manifest import read_manifest
 from hftune.errors import ArgumentError, ManifestError, UserError
+from hftune.logging import notice
 from hftune.models.loading.packed_weights import whole_shapes
 from hftune.preflight.bases import check_adapter_fits
 from hftune.preflight.facts import Facts
@@ -39,6 +41,26 @@ _TRAINING = (
     "layerwise_lr_decay_bound",
 )
 """With these, arguments that decide which parameters are trained, and what is kept for each."""
+
+_COURSE = {
+    "model": ("rope_scaling", "rope_factor", "add_tokens", "add_special_tokens", "pad_vocab_to_multiple_of"),
+    "data": ("train_dataset_prob", "mix_strategy", "num_samples_each_epoch", "weights", "logical_shards"),
+    "training": (
+        "learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "weight_decay",
+        "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm", "label_smoothing_factor", "neftune_noise_alpha",
+        "seed", "data_seed", "train_sampling_strategy", "dataloader_drop_last",
+        "max_length", "block_size", "packing", "packing_strategy", "cross_document_attention", "train_on_inputs",
+        "train_on_last_turn", "turn_weights", "router_aux_loss_coef", "moe_z_loss_coef",
+        "loss_type", "beta", "label_smoothing", "simpo_gamma", "offset_alpha", "ref_model", "distill_mode",
+        "num_generations", "max_completion_length", "num_iterations", "steps_per_generation", "temperature",
+        "epsilon", "epsilon_high", "scale_rewards", "mask_truncated_completions",
+        "reward_funcs", "reward_weights", "reward_model_path",
+    ),
+}  # fmt: skip
+"""Arguments that decide what the steps that are left compute: with others they would not be those of the same run."""
+
+_IN_STATE = ("learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon")
+"""Of these a run that resumes has the checkpoint's values, which come with the states of optimizer and schedule."""
 
 _ADAMW = {"adamw_torch", "adamw_torch_fused", "adamw_apex_fused", "adamw_torch_xla"}
 """They keep the same state."""
@@ -70,31 +92,55 @@ def check_resumed_settings(facts: Facts) -> Iterator[UserError]:
             fix=f"add --use_peft; or {warm}" if is_adapter else f"leave out --use_peft; or {warm}",
         )
         return
-    other = {f"--{name}": f"{_shown(then)} (now {_shown(now)})" for name, then, now in _changed(facts, manifest)}
-    if other:
-        said = ", ".join(f"{flag} {values}" for flag, values in other.items())
+    # An adapter that is trained further brings its own settings.
+    adapter = () if facts.adapter_args.peft_path else _ADAPTER
+    state = {"adapter": adapter if facts.adapter_args.use_peft else _FREEZING, "training": _TRAINING}
+    if other := _changed(facts, manifest, state):
         yield ArgumentError(
-            f"{folder} was written with {said}: its state is of other parameters",
+            f"{folder} was written with {_said(other)}: its state is of other parameters",
             place=", ".join([_FLAG, *other]),
             fix=f"resume with what it was written with; or {warm}",
         )
         return
+    yield from _another_course(facts, folder, _changed(facts, manifest, _COURSE), warm)
     yield from _another_model(facts, folder, is_adapter=is_adapter)
 
 
-def _changed(facts: Facts, manifest: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    """Arguments that decide which parameters are trained, and what is kept for each: name, value then, value now."""
-    adapter_args, recorded = facts.adapter_args, manifest.get("arguments") or {}
-    # An adapter that is trained further brings its own settings.
-    adapter = () if adapter_args.peft_path else _ADAPTER
-    names = {"adapter": adapter if adapter_args.use_peft else _FREEZING, "training": _TRAINING}
-    for group, now in (("adapter", adapter_args), ("training", facts.training_args)):
-        then = recorded.get(group) or {}
-        for name in names[group]:
-            value = getattr(now, name, None)
+def _another_course(facts: Facts, folder: Path, other: dict[str, tuple[Any, Any]], warm: str) -> Iterator[UserError]:
+    """A problem where the steps that are left would be computed otherwise; said where that is asked for."""
+    if other and facts.training_args.resume_anyway:
+        kept = [flag for flag in other if flag.removeprefix("--") in _IN_STATE]
+        notice(
+            f"{folder} was written with {_said(other)}, and is resumed all the same"
+            + (f"; {', '.join(kept)} of the checkpoint stays, which the optimizer's state brings" if kept else "")
+        )
+    elif other:
+        yield ArgumentError(
+            f"{folder} was written with {_said(other)}: the steps that are left would not be those of that run",
+            place=", ".join([_FLAG, *other]),
+            fix=f"resume with what it was written with; or {warm}; or add --resume_anyway, which records both",
+        )
+
+
+def _changed(
+    facts: Facts, manifest: dict[str, Any], names: Mapping[str, tuple[str, ...]]
+) -> dict[str, tuple[Any, Any]]:
+    """Of these arguments, by group, those with other values than the manifest's: flag to value then, value now."""
+    found = {}
+    for group, own in names.items():
+        given, then = getattr(facts.arguments, group), (manifest.get("arguments") or {}).get(group) or {}
+        for name in own:
+            value = getattr(given, name, None)
             value = value.value if isinstance(value, Enum) else value
-            if name in then and _kind(name, then[name]) != _kind(name, value):
-                yield name, then[name], value
+            # The default of one follows from --max_steps, which may be raised.
+            follows = name == "warmup_steps" and name not in facts.training_args.given
+            if name in then and not follows and _kind(name, then[name]) != _kind(name, value):
+                found[f"--{name}"] = (then[name], value)
+    return found
+
+
+def _said(other: dict[str, tuple[Any, Any]]) -> str:
+    return ", ".join(f"{flag} {_shown(then)} (now {_shown(now)})" for flag, (then, now) in other.items())
 
 
 def _kind(name: str, value: Any) -> Any:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hftune.checkpoints.file_records import changed_input
+from hftune.checkpoints.history import HISTORY, same_records
 from hftune.checkpoints.manifest import COMPLETE, Manifest, read_manifest
 from hftune.digests import changed_files
 from hftune.errors import ManifestError
@@ -71,6 +72,10 @@ class Origin:
             "settings": settings(self.manifest),
             "metrics": metrics(self.manifest),
             "verified": self.manifest.get("verified"),
+            "before_resuming": [
+                {"until_step": leg.get("until_step"), "trained_on": trained_on(leg), "changed": leg.get("changed")}
+                for leg in self.manifest.get(HISTORY) or []
+            ],
             "faults": self.faults,
             "parents": [parent.to_dict() for parent in self.parents],
         }
@@ -152,9 +157,11 @@ def _own_faults(name: str, manifest: Manifest) -> Iterator[str]:
         yield f"it was not finished (status {manifest.get('status')})"
     # `whole`: every byte is read, since size and time also stay where a file was edited on purpose.
     yield from changed_files(Path(name), manifest.get("files") or {}, whole=True)
-    for path, recorded in (manifest.get("inputs") or {}).items():
-        if "files" in recorded:  # models are parents and checked as such
-            yield from changed_input(path, recorded, whole=True)
+    # Of the legs before it was resumed, too. What several legs read is said once, by `all_faults`.
+    for leg in (*(manifest.get(HISTORY) or []), manifest):
+        for path, recorded in (leg.get("inputs") or {}).items():
+            if "files" in recorded:  # models are parents and checked as such
+                yield from changed_input(path, recorded, whole=True)
 
 
 def trained_on(manifest: Manifest) -> list[dict[str, Any]]:
@@ -233,6 +240,8 @@ def _details(origin: Origin) -> Iterator[str]:
     manifest = origin.manifest
     for split in trained_on(manifest):
         yield _records(split)
+    for leg in manifest.get(HISTORY) or []:
+        yield from (f"until step {leg.get('until_step')}: {line}" for line in _other_leg(leg, manifest))
     shown = [f"{name} {value}" for name, value in settings(manifest).items()]
     if shown:
         yield ", ".join(shown)
@@ -244,6 +253,16 @@ def _details(origin: Origin) -> Iterator[str]:
         yield f"verified: differs from base + adapter by {verified['largest']:.1e} at most"
     for fault in origin.faults:
         yield f"! {fault}"
+
+
+def _other_leg(leg: Manifest, manifest: Manifest) -> Iterator[str]:
+    """What was otherwise before a run was resumed: its records, and the settings that a line shows."""
+    if not same_records(leg, manifest):
+        yield from (_records(split) for split in trained_on(leg) if split["split"] == "train")
+    changed = leg.get("changed") or {}
+    other = [f"{name} {changed[name][0]} (then {changed[name][1]})" for name in _SETTINGS if name in changed]
+    if other:
+        yield ", ".join(other)
 
 
 def _records(split: dict[str, Any]) -> str:
@@ -262,7 +281,8 @@ def _summary(origin: Origin) -> Iterator[str]:
     if members:
         yield f"{origin.name} was trained on:"
     for member in members:
-        for split in trained_on(member.manifest):
+        legs = [leg for leg in member.manifest.get(HISTORY) or [] if not same_records(leg, member.manifest)]
+        for split in (split for leg in (*legs, member.manifest) for split in trained_on(leg)):
             if split["split"] == "train":
                 files = ", ".join(split["files"] or ["generated records"])
                 yield f"  {member.manifest['stage']:<4} {files}: {split.get('used') or 0:,} records"

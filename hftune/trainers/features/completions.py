@@ -20,11 +20,6 @@ class Completions(Feature):
     def __init__(self) -> None:
         self._shown = -1  # the step whose answers were written last
 
-    def before_train(self, run: Run, checkpoint: str | None) -> None:
-        """A fresh run begins its samples anew."""
-        if ranks.is_main() and checkpoint is None:
-            (Path(str(run.args.output_dir)) / COMPLETIONS_NAME).unlink(missing_ok=True)
-
     def after_log(self, run: Run, logs: dict[str, float]) -> None:
         """TRL has just put the rewards of all ranks together."""
         # An evaluation logs at the same step, and TRL keeps the answers of training until the next batch.

@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from hftune.checkpoints.file_records import result_files
 from hftune.checkpoints.integrity import RECORD_NAME, TRAINER_STATE, checkpoint_fault, read_record, write_record
 from hftune.checkpoints.resume import (
     PARTIAL,
@@ -18,7 +19,7 @@ from hftune.checkpoints.resume import (
     newest_whole,
     remove_leftovers,
     remove_old,
-    rename_old_checkpoints,
+    rename_earlier_run,
     restore_checkpoints,
     resume_problems,
     steps_done,
@@ -285,14 +286,17 @@ def test_a_checkpoint_that_is_not_there(tmp_path: Path) -> None:
     )
 
 
-def test_checkpoints_of_an_earlier_run_are_renamed(tmp_path: Path) -> None:
+def test_checkpoints_and_logs_of_an_earlier_run_are_renamed(tmp_path: Path) -> None:
     """Nothing is lost, and `auto` does not take them for those of the run that begins."""
     folders = [make(tmp_path, step) for step in (5, 20)]
     (tmp_path / "checkpoint-5.replaced").mkdir()
-    rename_old_checkpoints(tmp_path)
+    (tmp_path / "progress.jsonl").write_text("old")
+    rename_earlier_run(tmp_path, ["progress.jsonl", "completions.jsonl"])
     assert not any(folder.exists() for folder in folders) and newest_whole(tmp_path).folder is None
     assert checkpoint_fault(tmp_path / "checkpoint-20.replaced") is None
     assert len(list(tmp_path.glob("checkpoint-5.replaced*"))) == 2, "one that was there already stays"
+    assert (tmp_path / "progress.jsonl.replaced").read_text() == "old" and not (tmp_path / "progress.jsonl").exists()
+    assert result_files(tmp_path) == {}, "logs are no result"
 
 
 def test_a_checkpoint_whose_bytes_have_changed_is_not_resumed(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 from hftune.arguments.entry import parse_arguments
 from hftune.checkpoints.manifest import write_manifest
 from hftune.preflight.facts import resolve
-from hftune.preflight.rules.resume_settings import check_resumed_settings
+from hftune.preflight.rules.resume_settings import _COURSE, _IN_STATE, check_resumed_settings
 from hftune.weight_files import fingerprint
 
 pytestmark = pytest.mark.long
@@ -38,7 +38,7 @@ def checkpoint(model: Path, folder: Path, *flags: str, stage: str = "sft", base:
     network.save_pretrained(folder)
     (folder / "trainer_state.json").write_text('{"global_step": 2, "epoch": 1.0}')
     (folder / "optimizer.pt").touch()
-    recorded = {name: vars(getattr(arguments, name)) for name in ("adapter", "training")}
+    recorded = {name: vars(getattr(arguments, name)) for name in ("model", "data", "adapter", "training")}
     trained_on = {"name": str(base or model), "fingerprint": fingerprint(base or model)}
     write_manifest(
         folder, {"stage": stage, "arguments": json.loads(json.dumps(recorded, default=str)), "base": trained_on}
@@ -59,7 +59,7 @@ def lora(tiny_model: Path, tmp_path: Path) -> Path:
 def test_the_same_command_resumes(tiny_model: Path, full: Path, tmp_path: Path) -> None:
     assert said(tiny_model, full) == []
     # What may change while a run stands still.
-    others = ["--learning_rate", "1e-3", "--max_steps", "9", "--optim", "adamw_torch", "--lora_r", "99"]
+    others = ["--logging_steps", "1", "--max_steps", "9", "--optim", "adamw_torch", "--lora_r", "99"]
     assert said(tiny_model, full, *others) == []
     adapter = checkpoint(tiny_model, tmp_path / "lora", *LORA)
     assert said(tiny_model, adapter, *LORA, "--lora_dropout", "0.1", "--freeze_trainable_layers", "1") == []
@@ -99,6 +99,41 @@ def test_what_the_state_is_of_stays(tiny_model: Path, lora: Path, flags: list[st
     (problem,) = said(tiny_model, lora, *flags)
     for part in [*parts, "its state is of other parameters", "resume with what it was written with"]:
         assert part in problem
+
+
+@pytest.mark.parametrize(
+    ("flags", "parts"),
+    [
+        (["--learning_rate", "1e-3"], ["--learning_rate 2e-05 (now 0.001)"]),
+        (["--lr_scheduler_type", "constant", "--data_seed", "3"], ["(now constant)", "--data_seed none (now 3)"]),
+        (["--warmup_steps", "9"], ["--warmup_steps 0.03 (now 9"]),
+        (["--max_length", "99"], ["(now 99)", "where: --resume_from_checkpoint, --max_length\n"]),
+        (["--rope_scaling", "linear", "--rope_factor", "2"], ["--rope_scaling none (now linear)", "--rope_factor"]),
+        (["--num_samples_each_epoch", "7"], ["--num_samples_each_epoch none (now 7)"]),
+    ],
+)
+def test_what_the_steps_that_are_left_compute_stays(
+    tiny_model: Path, full: Path, monkeypatch: pytest.MonkeyPatch, flags: list[str], parts: list[str]
+) -> None:
+    (problem,) = said(tiny_model, full, *flags)
+    for part in [*parts, "would not be those of that run", f"--warm_start {full}", "--resume_anyway"]:
+        assert part in problem
+    monkeypatch.setattr("hftune.logging._notices", told := [])
+    assert said(tiny_model, full, *flags, "--resume_anyway") == []
+    (line,) = (line for line in told if "is resumed all the same" in line)
+    assert parts[0] in line and ("of the checkpoint stays" in line) == (flags[0] == "--learning_rate")
+
+
+def test_every_argument_that_is_compared_is_one() -> None:
+    known = {name for stage in ("pt", "sft", "rm", "dpo", "rl", "distill") for name in names_of(stage)}
+    assert {name for own in _COURSE.values() for name in own} <= known
+    assert {*_IN_STATE} <= {*_COURSE["training"]}
+
+
+def names_of(stage: str) -> set[str]:
+    argv = ["--model_name_or_path", "none", "--output_dir", "out", "--train_file_dir", ".", "--use_cpu", "True"]
+    more = ["--teacher_model_name_or_path", "none"] if stage == "distill" else []
+    return {name for group in parse_arguments(stage, [*argv, *more]) for name in vars(group)}
 
 
 def test_what_was_frozen_stays_frozen(tiny_model: Path, full: Path) -> None:

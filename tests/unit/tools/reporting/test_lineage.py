@@ -6,9 +6,11 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from hftune.checkpoints.inputs import record_inputs
 from hftune.checkpoints.manifest import COMPLETE, write_manifest
 from hftune.errors import ManifestError
 from hftune.tools.reporting.entry import lineage
@@ -39,6 +41,30 @@ def test_the_chain_is_drawn(road: Path) -> None:
     assert text.endswith("all fingerprints hold") and "eval_loss 1.5" in text and "rm.jsonl" not in text
     told = text[text.index("was trained on") :]
     assert told.index("pt.jsonl") < told.index("sft.jsonl")
+
+
+def test_the_legs_of_a_resumed_run_are_shown_and_checked(road: Path) -> None:
+    first, second = road / "first.jsonl", road / "second.jsonl"
+
+    def leg(file: Path) -> dict[str, Any]:
+        file.write_text(file.name)
+        about = {"train": {"files": [str(file)], "fingerprint": file.name, "rows": 3, "used": 3}}
+        return {"data": about, "inputs": record_inputs(["--train_file_dir", str(file)])}
+
+    before = leg(first) | {"until_step": 4, "changed": {"learning_rate": [0.1, 0.2], "save_steps": [1, 2]}}
+    about = {"stage": "sft", "status": COMPLETE, "kind": "full", "history": [before], **leg(second)}
+    (road / "resumed").mkdir()
+    write_manifest(road / "resumed", about)
+    text = draw(trace(road / "resumed"))
+    assert f"until step 4: train: {first} (3 of 3 records)" in text
+    assert "until step 4: learning_rate 0.1 (then 0.2)\n" in text and text.endswith("all fingerprints hold")
+    told = text[text.index("was trained on") :]
+    assert f"{first}: 3 records" in told and f"{second}: 3 records" in told
+    assert trace(road / "resumed").to_dict()["before_resuming"][0]["until_step"] == 4
+    first.write_text("other")
+    assert any(str(first) in fault for fault in trace(road / "resumed").all_faults())
+    write_manifest(road / "resumed", about | {"history": [before | {"data": about["data"]}]})
+    assert draw(trace(road / "resumed")).count(str(second)) == 2, "the same records are shown once"
 
 
 def test_answers_come_from_the_models_that_were_asked(road: Path) -> None:

@@ -34,15 +34,6 @@ def test_the_first_answers_of_a_step_are_written_once(tmp_path: Path) -> None:
     assert {(row["step"], row["mode"]) for row in rows} == {(3, "train")}
 
 
-def test_a_fresh_run_begins_anew_and_a_resumed_one_does_not(tmp_path: Path) -> None:
-    file = tmp_path / COMPLETIONS_NAME
-    file.write_text("old")
-    Completions().before_train(run_with(tmp_path), "checkpoint-1")
-    assert file.read_text() == "old"
-    Completions().before_train(run_with(tmp_path), None)
-    assert not file.exists()
-
-
 def test_trained_tokens_are_those_of_all_steps(tmp_path: Path) -> None:
     run = run_with(tmp_path)
     run.args.world_size, run.args.gradient_accumulation_steps = 2, 3

@@ -1,0 +1,53 @@
+"""What a manifest keeps of the legs before, and when two legs train the same records."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from hftune.checkpoints.history import changed_arguments, same_records, with_history
+from hftune.checkpoints.manifest import read_manifest, write_manifest
+
+
+def manifest(rate: float = 1e-3, **more: Any) -> dict[str, Any]:
+    arguments = {"training": {"learning_rate": rate, "output_dir": Path("out"), "resume_from_checkpoint": rate}}
+    return {"command": ["run_sft.py", str(rate)], "stage": "sft", "arguments": arguments, "world_size": 1, **more}
+
+
+def written(folder: Path, about: dict[str, Any]) -> dict[str, Any]:
+    write_manifest(folder, about)
+    found = read_manifest(folder)
+    assert found is not None
+    return found
+
+
+def test_legs_are_kept_oldest_first(tmp_path: Path) -> None:
+    first = written(tmp_path / "1", manifest())
+    second = written(tmp_path / "2", with_history(manifest(2e-3), first, 4))
+    third = with_history(manifest(2e-3), second, 6)
+    assert [leg["until_step"] for leg in third["history"]] == [4, 6]
+    assert [leg["command"][1] for leg in third["history"]] == ["0.001", "0.002"]
+    assert [leg["changed"] for leg in third["history"]] == [{"learning_rate": [1e-3, 2e-3]}, {}]
+    assert "arguments" not in third["history"][0] and third["command"] == ["run_sft.py", "0.002"]
+    assert changed_arguments({}, manifest()) == {}, "of an earlier version"
+
+
+def data(fingerprint: str, contents: str = "c", tokens: int = 9, file: str = "data/a.jsonl") -> dict[str, Any]:
+    path, name = file.split("/")
+    return {
+        "data": {"train": {"fingerprint": fingerprint, "files": [file], "rows": 3, "tokens": tokens}},
+        "inputs": {path: {"files": {name: [1, 2, contents]}}, "model": {"model": "m"}},
+    }
+
+
+def test_the_same_records() -> None:
+    then = data("f")
+    assert same_records({}, then), "a checkpoint that does not say"
+    assert same_records(then, data("f", "other", 8)), "one fingerprint: nothing else is asked"
+    assert same_records(then, data("g")), "another version of hftune"
+    assert same_records(then, data("g", file="moved/b.jsonl")), "by what they hold"
+    assert not same_records(then, data("g", "other")) and not same_records(then, data("g", tokens=8))
+    alone = data("g") | {"inputs": {"data/a.jsonl": {"files": {"a.jsonl": [1, 2, "c"]}}}}
+    assert same_records(then, alone), "a file that was named"
+    unknown = {**data("g"), "inputs": {}}
+    assert not same_records(then, unknown) and same_records(unknown, unknown | data("h", "z") | {"inputs": {}})

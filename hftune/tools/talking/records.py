@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -62,8 +63,10 @@ def asked(row: Row) -> Asked:
     """
     prompt = to_prompt(row)
     column = next((name for name in REFERENCES if prompt.extra.get(name) is not None), None)
-    right = str(prompt.extra[column]) if column else _last_answer(row)
-    return Asked(prompt, right, fields.tools(row))
+    right = prompt.extra[column] if column else _last_answer(row)
+    # Of several right answers `accuracy` reads the list again.
+    right = json.dumps(right, ensure_ascii=False) if isinstance(right, list) else right
+    return Asked(prompt, None if right is None else str(right), fields.tools(row))
 
 
 def _last_answer(row: Row) -> str | None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
+from hftune.data.readers.strict_json import Malformed, loads
 from hftune.errors import ArgumentError
 from hftune.logging import notice
+from hftune.trainers.rewards.final_answer import candidates, marked
+from hftune.trainers.rewards.same_answer import has_math_verify, same_answer
 
 REFERENCES = ("answer", "solution", "ground_truth", "target", "reference_answer")
 """Columns that hold the right answer, in the order in which they are looked for."""
@@ -18,16 +21,14 @@ SHORT, LONG = 16, 256
 
 _THINKS = re.compile(r"^\s*<think>.+?</think>\s*\S.*$", re.DOTALL)
 _THINKS_AND_ANSWERS = re.compile(r"^\s*<think>.+?</think>\s*<answer>.+?</answer>\s*$", re.DOTALL)
-_NUMBER = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?(?:/\d+)?%?")
-_TAGGED = (re.compile(r"<answer>(.*?)</answer>", re.DOTALL), re.compile(r"####\s*(.+)"))
 
 
 def accuracy(completions: list[Any], **columns: Any) -> list[float | None]:
     """1 where the final answer of a completion is the right one, else 0; None where no right answer is known.
 
-    The right answer is in a column of `REFERENCES`; of a worked solution its final answer counts. With the package
-    math-verify two expressions are compared as mathematics (1/2 is 0.5); without it as text, once spaces, thousands
-    separators and the like are gone, numbers by their value.
+    The right answer is in a column of `REFERENCES`, as it is written or as a solution whose final answer is marked; of
+    several texts each is right. With the package math-verify expressions are compared as mathematics; without it only
+    what is certainly equal counts (`same_answer`), and a notice says so.
 
     Raises:
         ArgumentError: The data have none of these columns.
@@ -40,11 +41,31 @@ def accuracy(completions: list[Any], **columns: Any) -> list[float | None]:
             place="--reward_funcs accuracy",
             fix='add it to the records, as in {"prompt": ..., "answer": "42"}',
         )
-    equal = _mathematically if _has_math_verify() else _literally
+    if not has_math_verify():
+        notice(
+            "accuracy: without math-verify only answers that are certainly equal count (texts, numbers, lists), not "
+            r"\sqrt{8} for 2\sqrt{2}; pip install 'hftune[math]' for more"
+        )
     return [
-        None if right is None else float(equal(str(right), text))
+        None if right is None else float(_is_right(right, text))
         for right, text in zip(columns[column], map(text_of, completions), strict=True)
     ]
+
+
+def _is_right(right: Any, text: str) -> bool:
+    return any(same_answer(one, given) for one in _right_answers(right) for given in candidates(text))
+
+
+def _right_answers(right: Any) -> list[str]:
+    """The right answers of a record: texts of a list are different ways to be right, numbers of a list one answer."""
+    if isinstance(right, str) and right.startswith('["'):
+        # Skywork-OR1 and others write a list into a text.
+        with suppress(Malformed):
+            right = loads(right.encode())
+    if not isinstance(right, list | tuple):
+        return [marked(str(right))]
+    whole = ", ".join(map(str, right))
+    return [*map(marked, right), whole] if all(isinstance(one, str) for one in right) else [f"[{whole}]", whole]
 
 
 def follows_format(completions: list[Any], prompts: Sequence[Any] = (), **columns: Any) -> list[float]:
@@ -97,8 +118,6 @@ follows_format.__name__, fits_length.__name__ = "format", "length"  # what the l
 
 def builtin_reward(name: str, longest: int) -> Callable[..., Sequence[float | None]]:
     """The function of a name in `BUILTIN_REWARDS`; `longest`: tokens of an answer at most."""
-    if name == "accuracy" and not _has_math_verify():
-        notice("--reward_funcs accuracy: answers are compared as text and by number; pip install math-verify for more")
     functions: dict[str, Any] = {"accuracy": accuracy, "format": follows_format, "length": fits_length}
     functions["overlong"] = overlong_penalty(longest)
     return functions[name]
@@ -107,67 +126,3 @@ def builtin_reward(name: str, longest: int) -> Callable[..., Sequence[float | No
 def text_of(completion: Any) -> str:
     """A completion as text: its last message where it is a conversation."""
     return completion if isinstance(completion, str) else str(completion[-1].get("content") or "")
-
-
-def final_answer(text: str) -> str:
-    r"""What a worked solution comes to: in \boxed{}, in <answer>, behind ####, else its last number, else all of it."""
-    boxed = _boxed(text)
-    if boxed is not None:
-        return boxed
-    for pattern in _TAGGED:
-        if found := pattern.findall(text):
-            return str(found[-1])
-    numbers = _NUMBER.findall(text)
-    return numbers[-1] if numbers else text
-
-
-def _boxed(text: str) -> str | None:
-    r"""The content of the last \boxed{...}, braces inside it counted."""
-    start = text.rfind("\\boxed{")
-    if start < 0:
-        return None
-    depth, first = 1, start + len("\\boxed{")
-    for place in range(first, len(text)):
-        depth += {"{": 1, "}": -1}.get(text[place], 0)
-        if depth == 0:
-            return text[first:place]
-    return None
-
-
-def _literally(right: str, text: str) -> bool:
-    wanted, given = _plain(final_answer(right)), _plain(final_answer(text))
-    # 1/2 and 0.5 are the same; a number and a word are not.
-    numbers = _value(wanted), _value(given)
-    if None not in numbers:
-        return numbers[0] == numbers[1]
-    return wanted == given or (not _NUMBER.search(wanted) and _plain(right) == _plain(text))
-
-
-def _plain(text: str) -> str:
-    return re.sub(r"[\s$]|(?<=\d),(?=\d{3})|[.%]+$", "", text.strip()).casefold()
-
-
-def _value(text: str) -> float | None:
-    """A number, or a fraction of two."""
-    top, _, bottom = text.partition("/")
-    try:
-        return float(top) / float(bottom or 1)
-    except (ValueError, ZeroDivisionError):
-        return None
-
-
-def _has_math_verify() -> bool:
-    return importlib.util.find_spec("math_verify") is not None
-
-
-def _mathematically(right: str, text: str) -> bool:
-    from math_verify import parse, verify
-
-    # No timeouts: math-verify sets them by signals, which only the main thread may use.
-    gold, given = (parse(_in_dollars(part), parsing_timeout=None) for part in (right, text))
-    return bool(gold and given and verify(gold, given, timeout_seconds=None)) or _literally(right, text)
-
-
-def _in_dollars(text: str) -> str:
-    """A bare final answer as mathematics, which is what math-verify looks for."""
-    return f"${final_answer(text)}$"

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from hftune.tools.talking.records import rows_of
+from hftune.data.readers.base import Row
+from hftune.tools.evaluating.answer_scores import Said, scores
+from hftune.tools.talking.records import asked, rows_of
 
 
 @pytest.mark.parametrize(("most", "there"), [(None, 3), (-1, 3), (2, 2), (9, 3)])
@@ -17,3 +19,16 @@ def test_so_many_at_most(tmp_path: Path, most: int | None, there: int) -> None:
     found = rows_of(str(tmp_path), "--train_file_dir", most)
     assert [row.value["messages"][0]["content"] for row, _ in found] == [str(number) for number in range(there)]
     assert {source for _, source in found} == {"a.jsonl"}
+
+
+@pytest.mark.parametrize(("answer", "text"), [(42, "42"), (["NYC", "纽约"], '["NYC", "纽约"]'), ("4", "4"), (0, "0")])
+def test_the_right_answer_of_a_record(answer: object, text: str) -> None:
+    record = {"prompt": [{"role": "user", "content": "?"}], "answer": answer}
+    assert asked(Row(record, "a.jsonl", 1)).right == text
+
+
+def test_each_of_several_right_answers_is_right() -> None:
+    record = {"prompt": [{"role": "user", "content": "?"}], "answer": ["NYC", "New York"]}
+    right = asked(Row(record, "a.jsonl", 1)).right
+    said = ["The answer is New York.", "The answer is Boston."]
+    assert [scores(["math"], Said(one), right, None)["math"] for one in said] == [1.0, 0.0]

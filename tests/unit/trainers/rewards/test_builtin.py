@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+from typing import Any
+
 import pytest
 
 from hftune.arguments.defaults.medicalgpt import ASKS_FOR_TAGS
 from hftune.arguments.rl_fields import BUILTIN_REWARDS
 from hftune.errors import ArgumentError
-from hftune.trainers.rewards.builtin import accuracy, builtin_reward, final_answer, fits_length, follows_format
-
-
-@pytest.mark.parametrize(
-    ("text", "answer"),
-    [
-        (r"So \boxed{\frac{1}{2}} it is, not 7.", r"\frac{1}{2}"),
-        ("3 + 4 = 7\n#### 7", "7"),
-        ("<think>maybe 3</think><answer>Paris</answer>", "Paris"),
-        ("First 3, then 12.", "12"),
-        ("no idea", "no idea"),
-    ],
-)
-def test_the_final_answer(text: str, answer: str) -> None:
-    assert final_answer(text) == answer
+from hftune.logging import notices
+from hftune.trainers.rewards.builtin import accuracy, builtin_reward, fits_length, follows_format
 
 
 @pytest.mark.parametrize(
@@ -36,9 +26,24 @@ def test_the_final_answer(text: str, answer: str) -> None:
         ("Paris", "London", 0.0),
         ("7", "seventeen", 0.0),
         (None, "42", None),
+        (42, "42", 1.0),
+        (42.0, r"\boxed{42}", 1.0),
+        (1e-07, r"\boxed{0.0000001}", 1.0),
+        (True, "True", 1.0),
+        # Texts of a list are ways to be right, or all of them; numbers of a list are one answer, in order.
+        (["NYC", "New York City"], "The answer is NYC.", 1.0),
+        (["NYC", "New York City"], "The answer is New York City.", 1.0),
+        (["NYC"], "The answer is LA.", 0.0),
+        (["1", "2"], r"\boxed{1, 2}", 1.0),
+        (r'["\\frac{1}{2}"]', r"\boxed{\frac{1}{2}}", 1.0),
+        ('["not JSON', '["not JSON', 1.0),
+        ([1, 2, 3], "[1, 2, 3]", 1.0),
+        ([1, 2, 3], r"\boxed{1, 2, 3}", 1.0),
+        ([1, 2, 3], "[3, 2, 1]", 0.0),
+        ([1, 2, 3], "3", 0.0),
     ],
 )
-def test_accuracy(right: str | None, said: str, reward: float | None) -> None:
+def test_accuracy(right: Any, said: str, reward: float | None) -> None:
     assert accuracy([[{"role": "assistant", "content": said}]], answer=[right]) == [reward]
     assert accuracy([said], solution=[right]) == [reward]
 
@@ -46,6 +51,12 @@ def test_accuracy(right: str | None, said: str, reward: float | None) -> None:
 def test_accuracy_without_right_answers_is_refused() -> None:
     with pytest.raises(ArgumentError, match="no record has a right answer"):
         accuracy(["42"], prompts=["?"])
+
+
+def test_what_is_not_compared_without_math_verify_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "math_verify", None)
+    assert accuracy([r"\boxed{\sqrt{8}}"], answer=[r"2\sqrt{2}"]) == [0.0]
+    assert any("only answers that are certainly equal count" in line for line in notices())
 
 
 def test_format() -> None:

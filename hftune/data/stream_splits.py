@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import Any
 
 import numpy as np
 
@@ -24,23 +22,25 @@ from hftune.data.storage.cache import fingerprint
 from hftune.data.tokenizing.counts import Counts
 from hftune.data.tokenizing.encoder import Encoder
 from hftune.distributed import ranks
-from hftune.errors import DataError
 from hftune.logging import notice
 
 
 @dataclass(frozen=True)
 class StreamEncoder:
-    """Rows to examples, at most one each; rows that cannot be used raise, or are left out with `drop`."""
+    """A row to its examples: none where nothing of it can be trained, several where its encoder makes several."""
 
     encoder: Encoder
     columns: dict[str, str]
-    drop: bool
 
-    def __call__(self, rows: list[Row]) -> list[Columns]:
-        """input_ids, labels and whatever lists of numbers the encoder makes, int32."""
-        parsed = list(self._parsed(rows))
-        counts = Counts(rows=len(rows))
-        made = self.encoder.encode(parsed, counts)
+    def __call__(self, row: Row) -> list[Columns]:
+        """input_ids, labels and whatever lists of numbers the encoder makes, int32.
+
+        Raises:
+            DataError: The row cannot be used.
+        """
+        parsed = self.encoder.parse(apply_columns(row, self.columns) if self.columns else row)
+        counts = Counts(rows=1)
+        made = self.encoder.encode([parsed], counts)
         if counts.bordered:
             _say_once(str(self.encoder.settings()["borders_in_text"]))
         for what in take_unread():
@@ -48,14 +48,6 @@ class StreamEncoder:
         # Counts such as `length` are for summing up ahead of a run; the trainer takes columns of tokens only.
         names = [name for name, values in made.items() if values and isinstance(values[0], np.ndarray)]
         return [{name: made[name][number] for name in names} for number in range(len(made["input_ids"]))]
-
-    def _parsed(self, rows: list[Row]) -> Iterator[Any]:
-        for row in rows:
-            try:
-                yield self.encoder.parse(apply_columns(row, self.columns) if self.columns else row)
-            except DataError:
-                if not self.drop:
-                    raise
 
 
 @cache
@@ -90,11 +82,13 @@ def open_stream(encoder: Encoder, data_args: DataArguments, training_args: Stage
     )
     train = StreamingDataset(
         partial(chunks, files),
-        StreamEncoder(used, parse_columns(data_args.columns), drop),
+        StreamEncoder(used, parse_columns(data_args.columns)),
         settings,
         # Processes that share one row (tensor, sequence parallel) must read the same part of the stream.
         rank=training_args.mesh.data_rank(ranks.rank()),
         world=training_args.data_parallel_size,
+        # One by one where blocks are joined from them: the ranks' shares of tokens are most alike then.
+        group=1 if settings.block_size else training_args.per_device_train_batch_size,
         drop_bad_records=drop,
     )
     about = {"train": {"files": [str(file) for file in files], "fingerprint": settings.data[:16], "streamed": True}}

@@ -19,7 +19,7 @@ TOKENS = 240
 def test_stopped_on_two_processes_and_gone_on_with(
     run: Callable, tiny_model: Path, tmp_path: Path, launcher: str
 ) -> None:
-    """60 records in portions of 4. Two processes train 5 steps of 2 x 3; then the 30 that are left are trained in steps
+    """60 records in windows of 4. Two processes train 5 steps of 2 x 3; then the 30 that are left are trained in steps
     of 3 by one process, or, as ZeRO's checkpoints want the same world, in 5 steps of 2 x 3 again."""
     zero = launcher.startswith("deepspeed")
     config = ["--deepspeed", "ds_configs/zero3.json"] if zero else []
@@ -46,8 +46,4 @@ def test_stopped_on_two_processes_and_gone_on_with(
     recorded = Counter(int(token) for file in tmp_path.glob("record.*") for token in file.read_text().split())
     assert sum(recorded.values()) == TOKENS
     assert f"trained tokens: {60 * 3}" in finished.output
-    if zero:
-        # Two processes end the epoch within a portion (16 tokens) of each other, and the earlier one begins the next.
-        assert len(recorded) >= TOKENS - 16 and max(recorded.values()) <= 2
-    else:
-        assert set(recorded.values()) == {1}
+    assert set(recorded.values()) == {1}

@@ -1,31 +1,34 @@
-"""Raw records tokenised while training: no cache, no waiting, and still every record once an epoch.
+"""Raw records tokenised while training: no cache, no waiting, and every record once an epoch.
 
-Files are cut into portions of neighbouring records. What becomes of a portion (tokenised, shuffled, joined into blocks
-where asked) depends on its number and epoch alone, so that any worker of any rank may do it, and the place of an
-example is three numbers: epoch, portion, example. Each example carries them, and the trainer writes down those that
-were *trained*, not those that were fetched. On resuming, in any world, the portions that are not done are
-assigned again; only the portions under way are tokenised once more.
+Records have positions: those of an epoch in the order of the files, shuffled within windows of neighbouring ones,
+epoch after epoch. What stands at a position depends on (seed, epoch, window) alone; groups of neighbouring positions
+go to the ranks in turn. So the ranks need not talk to each other, and how many workers a rank has changes nothing:
+they tokenise its records, which come back in order, and the rank itself makes batches or blocks of them.
 
-Against tokenised folders (`blocks.py`) it costs the tokenising while training, mixes only records of one portion,
-leaves a short block at the end of each portion, knows no length, and which examples share a step depends on the
-world. Every worker looks for the boundaries of all portions, but parses and tokenises only its own.
+Each example carries where its rank stands once it is trained, and the trainer writes down those that were *trained*,
+not those that were fetched. A checkpoint holds that place of each rank. On resuming in the same world every rank goes
+on behind its own; in another one what is left is dealt anew.
+
+Against tokenised folders (`blocks.py`) it costs the tokenising while training, mixes only records of one window, knows
+no length, and which blocks share a step depends on the world. Every worker reads all records, but tokenises only its
+own; where records give no example, or one gives several, ranks do not end an epoch in the same step.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
-from itertools import count, islice
-from typing import Any
+from itertools import chain, count, islice
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch.utils.data import get_worker_info
+from torch.utils.data import DataLoader, get_worker_info
 
 from hftune.constants import IGNORE_INDEX
-from hftune.data.corpus.progress import Origin, Progress, from_dict
+from hftune.data.corpus.progress import End, Origin, Progress, Trained, Window
 from hftune.data.permutation import permutation
-from hftune.data.readers.base import Chunk, Row
+from hftune.data.readers.base import Chunk, Row, RowOrError
 from hftune.errors import DataError
 
 ORIGIN = "stream_origin"
@@ -33,17 +36,20 @@ ORIGIN = "stream_origin"
 
 STATE_KIND = "stream"
 
+_TOGETHER = 16
+"""Records that a worker hands over at once."""
+
 Columns = dict[str, np.ndarray]
 
 
 @dataclass(frozen=True)
 class StreamSettings:
-    """What decides which examples a portion gives. Must not change when a run resumes.
+    """What decides which example stands where. Must not change when a run resumes.
 
     Attributes:
         data: A fingerprint of the files, the tokenizer and all that `encode` depends on.
-        seed: Of the order of the examples in a portion; None keeps that of the files.
-        chunks: Chunks a portion.
+        seed: Of the order of the records in a window; None keeps that of the files.
+        chunks: Chunks a window.
         block_size: Join examples into blocks of so many tokens; None: leave them as they are.
     """
 
@@ -53,78 +59,110 @@ class StreamSettings:
     block_size: int | None = None
 
 
+class Record(NamedTuple):
+    """A record of the stream, tokenised; without an example if it was dropped."""
+
+    window: Window
+    position: int
+    examples: list[Columns]
+
+
 class StreamingDataset(torch.utils.data.IterableDataset[dict[str, Any]]):
-    """This process's (and DataLoader worker's) share of an endless stream of examples.
+    """This process's share of an endless stream of examples. For a DataLoader without workers: it has its own.
 
     Args:
         chunks: Gives all chunks of an epoch, the same ones in the same order each time; picklable where workers are
             spawned.
-        encode: Rows to int32 columns (input_ids, labels, ...), at most one example a row, in their order; picklable
-            likewise. A row without an example counts as dropped.
+        encode: A row to its examples, each of int32 columns (input_ids, labels, ...); picklable likewise. A row without
+            an example counts as dropped.
         settings: See there.
         rank: Of this process.
         world: Number of processes.
+        group: Neighbouring records that go to one rank. With as many as a micro batch has, and an example each, a step
+            has the same records in any world.
         drop_bad_records: Count bad records and continue; otherwise the first one ends the run.
+
+    Attributes:
+        loading: Options of the DataLoader that reads and tokenises (`num_workers`, `prefetch_factor`, ...).
     """
 
     def __init__(
         self,
         chunks: Callable[[], Iterable[Chunk]],
-        encode: Callable[[list[Row]], list[Columns]],
+        encode: Callable[[Row], list[Columns]],
         settings: StreamSettings,
         *,
         rank: int = 0,
         world: int = 1,
+        group: int = 1,
         drop_bad_records: bool = False,
     ) -> None:
         self.chunks, self.encode, self.settings = chunks, encode, settings
-        self.rank, self.world = rank, world
+        self.rank, self.world, self.group = rank, world, group
         self.drop_bad_records = drop_bad_records
+        self.loading: dict[str, Any] = {}
         self.progress = Progress()
+        self._earlier: list[Trained] = []  # by other worlds
+        self._resumed = {"dropped": 0, "tokens": 0}
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        """Examples: the columns of `encode`, or of `join_examples`, and ORIGIN, an `Origin`.
+        """Examples: the columns of `encode`, or blocks, and ORIGIN, an `Origin`.
 
         Raises:
-            DataError: A bad record, or no example in all that this worker was given.
+            DataError: A bad record, or no example in all that a worker was given.
         """
-        # The DataLoader has no sampler for endless data; each worker of each rank takes its share by counting.
-        worker = get_worker_info()
-        workers = 1 if worker is None else worker.num_workers
-        share, shares = self.rank * workers + (0 if worker is None else worker.id), self.world * workers
-        assigned, fruitless, dropped = 0, 0, 0
-        for epoch in count(self._first_epoch()):
-            portions = 0
-            for number, portion in enumerate(self._portions()):
-                portions += 1
-                # Before counting, so that after resuming in another world the rest is shared evenly.
-                if self.progress.is_done(epoch, number):
-                    continue
-                assigned += 1
-                # Assigned across the ends of epochs: with fewer portions than workers none of them waits for ever.
-                if (assigned - 1) % shares != share:
-                    continue
-                examples, lost = self._examples(epoch, number, portion)
-                dropped += lost
-                yield from self._with_origins(examples, epoch, number, dropped)
-                # Rows dropped since the last example travel with the next one, so that a portion without any is
-                # counted as well.
-                fruitless, dropped = (0, 0) if examples else (fruitless + 1, dropped)
-            # A whole epoch without an example would repeat for ever, without a step and without a word.
-            if portions == 0 or fruitless >= portions:
-                raise DataError(
-                    f"no record of the data gives an example ({dropped} rows were dropped)" if portions else "no data",
-                    place="--streaming",
-                    fix="Look at the data with `hftune preview`.",
-                )
+        records = chain.from_iterable(DataLoader(_Tokenised(self), batch_size=None, collate_fn=list, **self.loading))
+        size = self.settings.block_size
+        return self._singly(records) if size is None else self._blocks(records, size)
 
-    def state(self, progress: Progress) -> dict[str, Any]:
+    def tokenised(self) -> Iterator[list[Record]]:
+        """The records of this rank that were not trained yet, some at a time; in a worker, those of its turns.
+
+        Raises:
+            DataError: See `__iter__`.
+        """
+        worker = get_worker_info()
+        turn, workers = (0, 1) if worker is None else (worker.id, worker.num_workers)
+        turns, fruitless, begun = count(), 0, None
+        for window, rows in self._windows():
+            if window.number == 0:
+                # A whole epoch without an example would repeat for ever, without a step and without a word.
+                if begun is not None and fruitless >= window.start - begun:
+                    cause = f"no record of the data gives an example ({fruitless} rows were dropped)"
+                    raise DataError(cause, place="--streaming", fix="Look at the data with `hftune preview`.")
+                begun = window.start
+            own = [at for at in range(window.start, window.start + len(rows)) if self._is_left(at)]
+            for first in range(0, len(own), _TOGETHER):
+                if next(turns) % workers == turn:
+                    places = own[first : first + _TOGETHER]
+                    found = [Record(window, at, self._examples(rows[at - window.start])) for at in places]
+                    fruitless = 0 if any(record.examples for record in found) else fruitless + len(found)
+                    yield found
+
+    def state(self, everyone: list[Progress]) -> dict[str, Any]:
         """What a checkpoint must hold, as plain values for JSON.
 
         Args:
-            progress: Of all ranks together (`hftune.data.corpus.progress.merged`).
+            everyone: The progress of all ranks, in their order.
         """
-        return {"kind": STATE_KIND, "settings": asdict(self.settings), **progress.to_dict()}
+        window = min(progress.window for progress in everyone)
+        # What every rank has left behind is trained, whoever it was dealt to.
+        trained = [one for one in self._earlier if max(one.ends) > End(window.start)]
+        trained.append(Trained(self.group, [progress.end for progress in everyone]))
+        return {
+            "kind": STATE_KIND,
+            "settings": asdict(self.settings),
+            "window": window,
+            "trained": [asdict(one) for one in trained],
+            "totals": self.totals(everyone),
+        }
+
+    def totals(self, everyone: list[Progress]) -> dict[str, int]:
+        """Records dropped and tokens trained by all ranks, from the beginning of the run on."""
+        return {
+            "dropped": self._resumed["dropped"] + sum(progress.dropped for progress in everyone),
+            "tokens": self._resumed["tokens"] + sum(progress.tokens for progress in everyone),
+        }
 
     def resume(self, state: dict[str, Any]) -> None:
         """Resume with what was not trained when `state` was taken.
@@ -139,79 +177,128 @@ class StreamingDataset(torch.utils.data.IterableDataset[dict[str, Any]]):
                 place="--resume_from_checkpoint",
                 fix="Give the same files, tokenizer, lengths and seed, or start anew from the checkpoint's weights.",
             )
-        self.progress = from_dict(state)
+        self._resumed = dict(state["totals"])
+        self._earlier = [Trained(one["group"], [End(*end) for end in one["ends"]]) for one in state["trained"]]
+        self.progress = Progress(Window(*state["window"]))
+        last = self._earlier[-1]
+        if (last.group, len(last.ends)) == (self.group, self.world):
+            self.progress.end = self._earlier.pop().ends[self.rank]
 
-    def _first_epoch(self) -> int:
-        """The first epoch that anything was trained of. It may be done; seeing that takes a look at its boundaries."""
-        begun = {epoch for epoch, _ in self.progress.begun} | set(self.progress.done)
-        return min(begun, default=0)
+    def _windows(self) -> Iterator[tuple[Window, list[RowOrError]]]:
+        """The windows from the one at hand on, each with its records in their order."""
+        first = self.progress.window
+        start = first.start
+        for epoch in count(first.epoch):
+            chunks = iter(self.chunks())
+            for number in count():
+                portion = list(islice(chunks, self.settings.chunks))
+                if not portion:
+                    break
+                if (epoch, number) < first[:2]:
+                    continue
+                rows = self._shuffled([row for chunk in portion for row in chunk.rows()], epoch, number)
+                yield Window(epoch, number, start), rows
+                start += len(rows)
+            if number == 0:
+                raise DataError("no data", place="--streaming", fix="Look at the data with `hftune preview`.")
 
-    def _portions(self) -> Iterator[list[Chunk]]:
-        chunks = iter(self.chunks())
-        while portion := list(islice(chunks, self.settings.chunks)):
-            yield portion
+    def _shuffled(self, rows: list[RowOrError], epoch: int, window: int) -> list[RowOrError]:
+        if self.settings.seed is None:
+            return rows
+        # SeedSequence takes no negative numbers.
+        return [rows[place] for place in permutation(len(rows), self.settings.seed & 0xFFFFFFFF, epoch, window)]
 
-    def _examples(self, epoch: int, number: int, portion: list[Chunk]) -> tuple[list[Columns], int]:
-        """What a portion gives, and how many of its rows were dropped."""
-        rows, bad = [], 0
-        for row in (row for chunk in portion for row in chunk.rows()):
-            if isinstance(row, Row):
-                rows.append(row)
-            elif self.drop_bad_records:
-                bad += 1
-            else:
+    def _is_left(self, position: int) -> bool:
+        """Whether this rank has yet to train a record."""
+        own = position // self.group % self.world == self.rank
+        return own and all(position >= end.position for end in self._ends(position))
+
+    def _begun(self, position: int) -> int:
+        """How much of a record was trained already."""
+        return max((end.begun for end in self._ends(position) if end.position == position), default=0)
+
+    def _ends(self, position: int) -> list[End]:
+        """How far those who were dealt this record came."""
+        return [self.progress.end, *(one.end(position) for one in self._earlier)]
+
+    def _examples(self, row: RowOrError) -> list[Columns]:
+        """What a record gives; nothing if it is dropped."""
+        try:
+            if isinstance(row, DataError):
                 raise row
-        examples = self.encode(rows) if rows else []
-        dropped = bad + len(rows) - len(examples)
-        if self.settings.seed is not None:
-            # SeedSequence takes no negative numbers.
-            seed = self.settings.seed & 0xFFFFFFFF
-            examples = [examples[place] for place in permutation(len(examples), seed, epoch, number)]
-        # After shuffling: blocks hold documents of the whole portion then, not neighbours in the file.
-        if self.settings.block_size is not None:
-            examples = join_examples(examples, self.settings.block_size)
-        return examples, dropped
+            return self.encode(row)
+        except DataError:
+            if not self.drop_bad_records:
+                raise
+            return []
 
-    def _with_origins(
-        self, examples: list[Columns], epoch: int, portion: int, dropped: int
-    ) -> Iterator[dict[str, Any]]:
-        """The examples of a portion that were not trained yet, each with its origin."""
-        for number in range(self.progress.begun.get((epoch, portion), 0), len(examples)):
-            example, last = examples[number], int(number == len(examples) - 1)
-            # The first label is never trained: nothing comes before it.
-            tokens = int((example["labels"][1:] != IGNORE_INDEX).sum())
-            origin = Origin(epoch, portion, number, last, dropped, tokens)
-            # A copy: the arrays are views of a batch, which a worker's shared memory would carry along as a whole.
-            columns = {name: torch.tensor(np.asarray(column)) for name, column in example.items()}
-            yield {**columns, ORIGIN: origin}
+    def _singly(self, records: Iterable[Record]) -> Iterator[dict[str, Any]]:
+        """Every example as it is."""
+        dropped = 0
+        for window, position, examples in records:
+            dropped += not examples
+            for number in range(self._begun(position), len(examples)):
+                end = _end(position, number + 1, len(examples))
+                yield _with_origin(examples[number], window, end, dropped)
+                dropped = 0
+
+    def _blocks(self, records: Iterable[Record], size: int) -> Iterator[dict[str, Any]]:
+        """Examples one after the other, cut into blocks of `size` tokens, over the ends of windows and epochs."""
+        pieces: list[Columns] = []
+        room, dropped = size, 0
+        for window, position, examples in records:
+            dropped += not examples
+            lengths = [len(example["input_ids"]) for example in examples]
+            begun, before = self._begun(position), 0
+            for example, length in zip(examples, lengths, strict=True):
+                at = min(max(begun - before, 0), length)
+                while at < length:
+                    cut = min(at + room, length)
+                    pieces.append({name: column[at:cut] for name, column in example.items()})
+                    room, at = room - (cut - at), cut
+                    if not room:
+                        end = _end(position, before + at, sum(lengths))
+                        yield _with_origin(join_pieces(pieces), window, end, dropped)
+                        pieces, room, dropped = [], size, 0
+                before += length
 
 
-def join_examples(examples: list[Columns], block_size: int) -> list[Columns]:
-    """Examples one after the other, cut into blocks, in which nothing needs to be seen or predicted across a boundary.
+class _Tokenised(torch.utils.data.IterableDataset[list[Record]]):
+    """The records of a rank, for the workers of its DataLoader."""
+
+    def __init__(self, stream: StreamingDataset) -> None:
+        self.stream = stream
+
+    def __iter__(self) -> Iterator[list[Record]]:
+        return self.stream.tokenised()
+
+
+def _end(position: int, trained: int, of: int) -> End:
+    """Where a rank stands with so much of a record trained."""
+    return End(position + 1) if trained == of else End(position, trained)
+
+
+def _with_origin(example: Columns, window: Window, end: End, dropped: int) -> dict[str, Any]:
+    # The first label is never trained: nothing comes before it.
+    tokens = int((example["labels"][1:] != IGNORE_INDEX).sum())
+    # A copy: the arrays may be views of a batch.
+    columns = {name: torch.tensor(np.asarray(column)) for name, column in example.items()}
+    return {**columns, ORIGIN: Origin(window, end, dropped, tokens)}
+
+
+def join_pieces(pieces: list[Columns]) -> Columns:
+    """Pieces of examples as one, in which nothing needs to be seen or predicted across a boundary.
 
     Args:
-        examples: input_ids and labels of one length each.
-        block_size: Tokens a block; the last one is as short as it comes out.
+        pieces: input_ids, labels and what else there is a token, each at least one token long.
 
     Returns:
-        int32 input_ids, labels (IGNORE_INDEX for the first token of each piece), position_ids (from 0 in each piece)
-        and seq_lengths, the tokens of each piece. A last block of a single token, which trains nothing, is left out.
+        The columns, with labels IGNORE_INDEX for the first token of each piece; int32 position_ids (from 0 in each
+        piece); and seq_lengths, the tokens of each piece.
     """
-    filled = [example for example in examples if len(example["input_ids"])]
-    if not filled:
-        return []
-    ids = np.concatenate([example["input_ids"] for example in filled]).astype(np.int32, copy=False)
-    labels = np.concatenate([example["labels"] for example in filled]).astype(np.int32, copy=False)
-    lengths = [len(example["input_ids"]) for example in filled]
-    # Where a document begins, and where a block cuts one: in both places nothing before it is seen.
-    starts = np.union1d(np.cumsum([0, *lengths[:-1]]), np.arange(0, len(ids), block_size))
-    labels[starts] = IGNORE_INDEX
-    positions = np.arange(len(ids), dtype=np.int32) - np.repeat(starts, np.diff([*starts, len(ids)])).astype(np.int32)
-    blocks = []
-    for begin in range(0, len(ids), block_size):
-        end = min(begin + block_size, len(ids))
-        inside = starts[(starts >= begin) & (starts < end)]
-        sizes = np.diff([*inside, end]).astype(np.int32)
-        cut = {"input_ids": ids[begin:end], "labels": labels[begin:end], "position_ids": positions[begin:end]}
-        blocks.append({**cut, "seq_lengths": sizes})
-    return blocks[:-1] if len(blocks[-1]["input_ids"]) < 2 else blocks
+    columns = {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}
+    lengths = np.array([len(piece["input_ids"]) for piece in pieces], dtype=np.int32)
+    starts = np.cumsum(lengths, dtype=np.int32) - lengths
+    columns["labels"][starts] = IGNORE_INDEX
+    positions = np.arange(lengths.sum(), dtype=np.int32) - np.repeat(starts, lengths)
+    return {**columns, "position_ids": positions, "seq_lengths": lengths}

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader
 
-from hftune.data.corpus.progress import Progress, merged
+from hftune.data.corpus.progress import Progress
 from hftune.data.corpus.streaming import ORIGIN, StreamingDataset
 from hftune.distributed import ranks
 from hftune.errors import ArgumentError
@@ -44,7 +44,7 @@ class Streams(Feature):
     def after_train(self, run: Run) -> None:
         """Say what the stream had to drop."""
         if isinstance(run.train_dataset, StreamingDataset):
-            dropped = progress_of(run).totals()["dropped"]
+            dropped = run.train_dataset.totals(progress_of(run))["dropped"]
             if dropped:
                 notice(f"{dropped} records of the stream gave no example and were dropped")
 
@@ -54,14 +54,17 @@ class Streams(Feature):
             return None
         args = run.args
         check_world(run)
+        # Workers tokenise; batches are cut here, so that they are the same with any number of workers.
+        run.train_dataset.loading = {
+            "num_workers": args.dataloader_num_workers,
+            "prefetch_factor": args.dataloader_prefetch_factor,
+            "multiprocessing_context": args.dataloader_multiprocessing_context,
+        }
         return DataLoader(
             run.train_dataset,
             batch_size=run._train_batch_size,
             collate_fn=WithOrigins(run.data_collator),
-            num_workers=args.dataloader_num_workers,
             pin_memory=args.dataloader_pin_memory and not args.use_cpu,
-            prefetch_factor=args.dataloader_prefetch_factor,
-            multiprocessing_context=args.dataloader_multiprocessing_context,
         )
 
     def before_step(self, run: Run, model: Any, inputs: Inputs) -> None:
@@ -74,11 +77,11 @@ class Streams(Feature):
             run.train_dataset.progress.record(self._origins)
 
     def save_state(self, run: Run, folder: Path) -> None:
-        """How far the stream has been trained; all ranks know a part."""
+        """How far the stream has been trained; each rank knows its own part."""
         if isinstance(run.train_dataset, StreamingDataset):
-            progress = progress_of(run)
+            everyone = progress_of(run)
             if ranks.is_main():
-                text = json.dumps(run.train_dataset.state(progress), indent=1)
+                text = json.dumps(run.train_dataset.state(everyone), indent=1)
                 (folder / LOADER_STATE_NAME).write_text(text, encoding="utf-8")
 
     def before_log(self, run: Run, logs: dict[str, float]) -> None:
@@ -90,7 +93,7 @@ class Streams(Feature):
         """Tokens with a loss so far; every rank must ask. None for other data."""
         if not isinstance(run.train_dataset, StreamingDataset):
             return None
-        return int(progress_of(run).totals()["tokens"])
+        return int(run.train_dataset.totals(progress_of(run))["tokens"])
 
 
 def check_world(run: Run) -> None:
@@ -104,15 +107,15 @@ def check_world(run: Run) -> None:
         )
 
 
-def progress_of(run: Run) -> Progress:
-    """What all ranks have trained of a stream; every rank must ask."""
+def progress_of(run: Run) -> list[Progress]:
+    """How far every rank of a stream is, in their order; every rank must ask."""
     own: Progress = run.train_dataset.progress
     if not ranks.is_distributed():
-        return own
+        return [own]
     everyone: list[Any] = [None] * ranks.world_size()
     dist.all_gather_object(everyone, own)
     # Processes of a group have noted the same.
-    return merged(everyone[:: run.args.mesh.sharing])
+    return everyone[:: run.args.mesh.sharing]
 
 
 class WithOrigins:

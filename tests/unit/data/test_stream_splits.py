@@ -14,6 +14,7 @@ from hftune.data.corpus.streaming import StreamingDataset
 from hftune.data.splits import load_data
 from hftune.data.stream_splits import StreamEncoder
 from hftune.data.tokenizing.chats import ChatEncoder
+from hftune.data.tokenizing.texts import TextEncoder
 from hftune.errors import DataError
 from hftune.logging import notices
 from tests.unit.data.helpers import assistant, row, user
@@ -21,25 +22,26 @@ from tests.unit.data.helpers import assistant, row, user
 TALK = [user("q"), assistant("a")]
 
 
-def test_rows_become_columns_of_numbers(chatml: PreTrainedTokenizerFast) -> None:
-    encode = StreamEncoder(ChatEncoder(chatml, max_length=None), {"messages": "talk"}, drop=False)
-    (example,) = encode([row(talk=TALK)])
+def test_a_row_becomes_columns_of_numbers(chatml: PreTrainedTokenizerFast) -> None:
+    encode = StreamEncoder(ChatEncoder(chatml, max_length=None), {"messages": "talk"})
+    (example,) = encode(row(talk=TALK))
     assert set(example) == {"input_ids", "labels"}
     assert all(isinstance(column, np.ndarray) and column.dtype == np.int32 for column in example.values())
     assert chatml.decode(example["input_ids"]).endswith("a<|im_end|>\n")
 
 
-def test_bad_rows_stop_or_are_left_out(chatml: PreTrainedTokenizerFast) -> None:
-    encoder, rows = ChatEncoder(chatml, max_length=None), [row(nothing=1), row(messages=TALK)]
+def test_a_row_gives_none_one_or_several_examples(chatml: PreTrainedTokenizerFast) -> None:
     with pytest.raises(DataError):
-        StreamEncoder(encoder, {}, drop=False)(rows)
-    assert len(StreamEncoder(encoder, {}, drop=True)(rows)) == 1
+        StreamEncoder(ChatEncoder(chatml, max_length=None), {})(row(nothing=1))
+    assert StreamEncoder(ChatEncoder(chatml, max_length=2), {})(row(messages=TALK)) == []
+    blocks = StreamEncoder(TextEncoder(chatml, block_size=4), {})(row(text="a b c d e f g h"))
+    assert [len(block["input_ids"]) for block in blocks][:2] == [4, 4]
 
 
 def test_what_is_not_read_is_said_once(chatml: PreTrainedTokenizerFast) -> None:
-    encode = StreamEncoder(ChatEncoder(chatml, max_length=None), {}, drop=False)
+    encode = StreamEncoder(ChatEncoder(chatml, max_length=None), {})
     for _ in range(2):
-        encode([row(messages=[TALK[0], {**TALK[1], "asides": "because"}])])
+        encode(row(messages=[TALK[0], {**TALK[1], "asides": "because"}]))
     assert notices().count('not read: "asides" of a turn of assistant, in records of the stream') == 1
 
 

@@ -31,11 +31,11 @@ class Numbers:
             )
 
 
-def encode(rows: list[Row], empty: frozenset[int] = frozenset()) -> list[dict[str, np.ndarray]]:
+def encode(row: Row, empty: frozenset[int] = frozenset()) -> list[dict[str, np.ndarray]]:
     """Record n is the tokens 4n to 4n + 3; records in `empty` give no example."""
-    kept = [row.value["number"] for row in rows if row.value["number"] not in empty]
-    columns = [np.arange(4 * number, 4 * number + 4, dtype=np.int32) for number in kept]
-    return [{"input_ids": ids, "labels": ids.copy()} for ids in columns]
+    number = row.value["number"]
+    ids = np.arange(4 * number, 4 * number + 4, dtype=np.int32)
+    return [] if number in empty else [{"input_ids": ids, "labels": ids.copy()}]
 
 
 def numbers(count: int, per_chunk: int, bad: frozenset[int] = frozenset()) -> list[Numbers]:
@@ -53,7 +53,7 @@ def stream_of(
     empty: frozenset[int] = frozenset(),
     **given: object,
 ) -> StreamingDataset:
-    """A stream of `count` records in portions of `chunks` chunks of `per_chunk`."""
+    """A stream of `count` records in windows of `chunks` chunks of `per_chunk`."""
     settings = StreamSettings("the same data", seed, chunks, block_size)
     source = partial(numbers, count, per_chunk, bad)
     return StreamingDataset(source, partial(encode, empty=empty), settings, **given)  # type: ignore[arg-type]

@@ -11,29 +11,19 @@ import pytest
 import torch
 
 from hftune import logging
-from hftune.data.corpus.progress import Origin, Progress
-from hftune.data.corpus.streaming import ORIGIN, StreamingDataset
+from hftune.data.corpus.progress import End, Origin, Progress, Window
+from hftune.data.corpus.streaming import ORIGIN
 from hftune.distributed import ranks
 from hftune.errors import ArgumentError, ManifestError
 from hftune.trainers.features import streams
 from hftune.trainers.features.loader_state import LOADER_STATE_NAME
 from hftune.trainers.features.streams import Streams, WithOrigins, check_world, progress_of
+from tests.unit.data.corpus.streams import stream_of
 from tests.unit.trainers.features import made_up
 
 
-class Stream(StreamingDataset):
-    def __init__(self) -> None:
-        self.progress, self.resumed = Progress(), []
-
-    def state(self, progress: Progress) -> dict[str, Any]:
-        return {"kind": "stream", **progress.to_dict()}
-
-    def resume(self, state: dict[str, Any]) -> None:
-        self.resumed.append(state["done"])
-
-
-def origin(portion: int, **changes: int) -> Origin:
-    return Origin(**{"epoch": 0, "portion": portion, "example": 0, "last": 1, "dropped": 0, "tokens": 5} | changes)
+def origin(position: int, *, begun: int = 0, dropped: int = 0, tokens: int = 5) -> Origin:
+    return Origin(Window(), End(position, begun), dropped, tokens)
 
 
 def run_of(dataset: Any = None, *, total: int = 4, **args: Any) -> Any:
@@ -41,7 +31,7 @@ def run_of(dataset: Any = None, *, total: int = 4, **args: Any) -> Any:
         "gradient_accumulation_steps": 2, "tensor_parallel_size": 1, "dataloader_num_workers": 0, "use_cpu": False,
         "dataloader_pin_memory": True, "dataloader_prefetch_factor": None, "dataloader_multiprocessing_context": None,
     }  # fmt: skip
-    run = made_up.run(train_dataset=dataset or Stream(), _train_batch_size=2, args=given | args)
+    run = made_up.run(train_dataset=dataset or stream_of(8), _train_batch_size=2, args=given | args)
     run.data_collator = lambda features: {"ids": [one["ids"] for one in features]}
     run.get_total_train_batch_size = lambda args: total
     return run
@@ -66,11 +56,11 @@ def test_other_data_are_left_alone(tmp_path: Path) -> None:
 
 def test_a_micro_batch_is_noted_once_it_is_trained() -> None:
     feature, run = Streams(), run_of()
-    inputs = {"ids": [1], ORIGIN: [origin(3), origin(4, tokens=2, last=0, example=6)]}
+    inputs = {"ids": [1], ORIGIN: [origin(3), origin(4, tokens=2, begun=6)]}
     feature.before_step(run, None, inputs)
     assert inputs == {"ids": [1]} and feature.trained_tokens(run) == 0
     feature.after_step(run, inputs, torch.zeros(()))
-    assert feature.trained_tokens(run) == 7 and run.train_dataset.progress.begun == {(0, 4): 7}
+    assert feature.trained_tokens(run) == 7 and run.train_dataset.progress.end == (4, 6)
     feature.before_step(run, None, {"ids": [2]})
     feature.after_step(run, inputs, torch.zeros(()))
     assert feature.trained_tokens(run) == 7, "of the batch at hand, which says nothing"
@@ -81,14 +71,16 @@ def test_a_checkpoint_has_it_and_a_run_resumes_from_it(tmp_path: Path, monkeypat
     run.train_dataset.progress.record([origin(3), origin(4)])
     feature.save_state(run, tmp_path)
     saved = json.loads((tmp_path / LOADER_STATE_NAME).read_text())
-    assert saved == {"kind": "stream", "done": {"0": [[3, 4]]}, "begun": [], "totals": {"dropped": 0, "tokens": 10}}
+    assert saved == run.train_dataset.state([run.train_dataset.progress]) | {
+        "window": [0, 0, 0], "trained": [{"group": 1, "ends": [[4, 0]]}], "totals": {"dropped": 0, "tokens": 10}
+    }  # fmt: skip
     (tmp_path / "trainer_state.json").write_text('{"global_step": 9}')
     other = run_of()
     feature.before_train(other, None)
-    assert other.train_dataset.resumed == [] and other.args.ignore_data_skip is False
+    assert other.train_dataset.progress == Progress() and other.args.ignore_data_skip is False
     feature.before_train(other, str(tmp_path))
-    assert other.train_dataset.resumed == [{"0": [[3, 4]]}] and other.args.ignore_data_skip is True
-    (tmp_path / LOADER_STATE_NAME).write_text('{"kind": "stream"}')
+    assert other.train_dataset.progress.end == (4, 0) and other.args.ignore_data_skip is True
+    (tmp_path / LOADER_STATE_NAME).write_text(json.dumps({name: saved[name] for name in ("kind", "settings")}))
     with pytest.raises(ManifestError, match="is no state of the data"):
         feature.before_train(run_of(), str(tmp_path))
     monkeypatch.setattr(ranks, "is_main", lambda: False)
@@ -119,9 +111,9 @@ def test_the_loader(use_cpu: bool, pin: bool, monkeypatch: pytest.MonkeyPatch) -
     assert Streams().make_train_loader(run) == "loader"
     ((dataset, options),) = given
     assert dataset is run.train_dataset and options.pop("collate_fn").collator is run.data_collator
-    assert options == {
-        "batch_size": 2, "num_workers": 3, "pin_memory": pin, "prefetch_factor": 5, "multiprocessing_context": None
-    }  # fmt: skip
+    assert options == {"batch_size": 2, "pin_memory": pin}
+    # Its workers are the stream's own: batches are cut from what comes back in order.
+    assert dataset.loading == {"num_workers": 3, "prefetch_factor": 5, "multiprocessing_context": None}
     assert run_of(dataloader_pin_memory=False).args.dataloader_pin_memory is False
 
 
@@ -149,8 +141,7 @@ def test_all_processes_know_a_part(monkeypatch: pytest.MonkeyPatch) -> None:
         everyone[:] = [own, own, other, other]
 
     monkeypatch.setattr(streams.dist, "all_gather_object", gather)
-    found = progress_of(run)
-    assert found.totals()["tokens"] == 8 and found.done == {0: {1, 2}}
+    assert progress_of(run) == [own, other]
     assert Streams().trained_tokens(run) == 8
 
 

@@ -77,11 +77,11 @@ def test_a_stream_is_trained_once_an_epoch_across_a_stop(stage: str, workers: st
 
 
 def test_the_checkpoint_says_what_was_trained(tmp_path: Path) -> None:
-    """Portions of 4 records in the order of the files: after 9 of them two are done, and one example of the third."""
+    """Windows of 4 records in the order of the files: after 9 of them two are done, and one record of the third."""
     saving = ["--save_strategy", "steps", "--save_steps", "3", "--max_steps", "3", "--dataloader_num_workers", "1"]
     trainer_on("pt", tmp_path, *saving, seed=None).train()
     state = json.loads((tmp_path / "checkpoint-3" / LOADER_STATE_NAME).read_text())
-    assert (state["done"], state["begun"]) == ({"0": [[0, 1]]}, [[0, 2, 1]])
+    assert (state["window"], state["trained"]) == ([0, 2, 8], [{"group": 1, "ends": [[9, 0]]}])
     assert state["totals"] == {"dropped": 0, "tokens": 9 * 3}
 
 
@@ -96,7 +96,7 @@ def test_a_bad_record_is_said_in_its_own_words(workers: str, tmp_path: Path) -> 
 
 @pytest.mark.long
 def test_dropped_records_are_said(tmp_path: Path) -> None:
-    """Portions of 4: the first has one record without an example, the second a bad one; 6 are trained."""
+    """Windows of 4: the first has one record without an example, the second a bad one; 6 are trained."""
     given = {"bad": frozenset({5}), "empty": frozenset({2}), "drop_bad_records": True}
     trainer_on("pt", tmp_path, "--max_steps", "2", **given).train()
     assert "2 records of the stream gave no example and were dropped" in notices()

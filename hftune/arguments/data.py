@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hftune.errors import ArgumentError
-from hftune.logging import notice
 from hftune.template_arguments import FLAG, TemplateArguments, parse_arguments
 
 # ERNIEKit's words for the same.
@@ -213,7 +212,5 @@ class DataArguments:
                 place="--mix_strategy",
                 fix="Give --train_dataset_prob, such as 0.8,0.2; or --mix_strategy concat.",
             )
-        if asked == "concat" and weighted:
-            notice("--train_dataset_prob has no effect: --mix_strategy concat takes all records")
         # Set here, so that the manifest and the fingerprint of the cache say what was done, not None.
         self.mix_strategy = asked or ("over" if weighted else "concat")

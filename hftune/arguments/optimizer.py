@@ -129,15 +129,11 @@ class OptimizerArguments:
             self.optim = MUON
 
     def _take_sgd_momentum(self, optim: str) -> None:
-        if self.sgd_momentum is None:
-            return
-        if optim == OptimizerNames.SGD:
+        if self.sgd_momentum is not None and optim == OptimizerNames.SGD:
             given = self.optim_args or ""
             # --optim_args may say it too; what was given by name counts.
             others = [part for part in given.split(",") if part and not part.startswith("momentum=")]
             self.optim_args: str | None = ",".join([*others, f"momentum={self.sgd_momentum}"])
-        else:
-            notice(f"--sgd_momentum has no effect: --optim is {optim}")
 
     @property
     def schedule(self) -> str:

@@ -19,6 +19,7 @@ RULES_OF_ALL = (
     "hftune.preflight.rules.machines:check_machines",
     "hftune.preflight.rules.folders:check_folders",
     "hftune.preflight.rules.contents:check_contents",
+    "hftune.preflight.rules.without_effect:check_without_effect",
     "hftune.preflight.rules.hub:check_hub",
     "hftune.preflight.rules.trackers:check_trackers",
     "hftune.preflight.rules.callbacks:check_callbacks",

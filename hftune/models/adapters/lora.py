@@ -56,7 +56,7 @@ def add_lora(model: PreTrainedModel, adapter_args: AdapterArguments, training_ar
     # What was drawn while loading differs by ZeRO stage; the random half of a fresh adapter must not.
     set_seed(training_args.seed)
     if adapter_args.continued_adapter:
-        _report_ignored_flags(adapter_args, read_lora_config(adapter_args.continued_adapter))
+        _report_ignored_flags(adapter_args, training_args.given, read_lora_config(adapter_args.continued_adapter))
         adapted = load_adapter(
             model, adapter_args.continued_adapter, is_trainable=True, autocast_adapter_dtype=autocast
         )
@@ -91,13 +91,12 @@ def _gather_for_adapters(adapted: PeftModel) -> None:
                 zero.register_external_parameter(magnitude, module.get_base_layer().weight)
 
 
-def _report_ignored_flags(adapter_args: AdapterArguments, config: LoraConfig) -> None:
+def _report_ignored_flags(adapter_args: AdapterArguments, given: frozenset[str], config: LoraConfig) -> None:
     """Say which flags mean nothing because the adapter that is trained further has fixed them."""
-    defaults = AdapterArguments()
     for flag, name in _FIXED_BY_ADAPTER.items():
-        given, fixed = getattr(adapter_args, flag), getattr(config, name)
-        if given not in (getattr(defaults, flag), fixed):
-            notice(f"--{flag} {given} has no effect: the adapter that is continued has {fixed}")
+        asked, fixed = getattr(adapter_args, flag), getattr(config, name)
+        if flag in given and asked != fixed:
+            notice(f"--{flag} {asked} has no effect: the adapter that is continued has {fixed}")
     for flag in _NOT_READ:
-        if getattr(adapter_args, flag) != getattr(defaults, flag):
+        if flag in given:
             notice(f"--{flag} has no effect: the adapter that is continued knows its modules")

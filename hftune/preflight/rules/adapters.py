@@ -17,7 +17,6 @@ from hftune.checkpoints.adapter_chain import chain_problems
 from hftune.checkpoints.manifest import read_manifest
 from hftune.constants import TASK_TYPES
 from hftune.errors import ArgumentError, ManifestError, UserError
-from hftune.logging import notice
 from hftune.models.adapters.preparation import fuses_lora
 from hftune.models.adapters.saved_config import read_lora_config
 from hftune.preflight.bases import check_adapter_fits
@@ -32,7 +31,6 @@ _NEED_DATA = ("eva", "corda", "lora_ga", "loftq")
 def check_adapters(facts: Facts) -> Iterator[UserError]:
     """Problems of adapters and freezing; names are looked up only where the flags are consistent."""
     model_args, adapter_args, training_args = facts.model_args, facts.adapter_args, facts.training_args
-    say_idle_flags(adapter_args)
     # What the flags say by themselves comes first: names are looked up on a skeleton, which takes a while.
     found = [*check_freezing_flags(adapter_args), *check_lora_numbers(adapter_args)]
     if adapter_args.use_peft:
@@ -150,13 +148,6 @@ def check_freezing_flags(adapter_args: AdapterArguments) -> Iterator[UserError]:
             place="--trainable_parameters / --trainable_parameters_regex",
             fix="add --freeze_parameters_ratio 1 to train nothing else",
         )
-    outside = adapter_args.freeze_extra_modules or adapter_args.freeze_trainable_modules != ["all"]
-    if outside and adapter_args.freeze_trainable_layers is None:
-        yield ArgumentError(
-            "no layers are named",
-            place="--freeze_extra_modules / --freeze_trainable_modules",
-            fix="add --freeze_trainable_layers 2",
-        )
 
 
 def check_chain(
@@ -164,8 +155,6 @@ def check_chain(
 ) -> Iterator[UserError]:
     """Problems of the adapters to continue or to fold: missing, of another base or order, or not fit for this stage."""
     folders = adapter_args.adapter_chain
-    if adapter_args.create_new_adapter and not folders:
-        yield ArgumentError("no adapter was named", place="--create_new_adapter", fix="name some with --peft_path")
     if not folders or not model_args.model_name_or_path:
         return
     for folder in folders:
@@ -251,16 +240,6 @@ def check_rope(config: PreTrainedConfig, adapter_args: AdapterArguments) -> Iter
                 place="--rope_scaling",
                 fix=f"give the same: --rope_scaling '{json.dumps(recorded['rope_parameters'])}'",
             )
-
-
-def say_idle_flags(adapter_args: AdapterArguments) -> None:
-    """Log which flags of adapters have no effect because there is no adapter."""
-    if adapter_args.use_peft:
-        return
-    defaults = AdapterArguments()
-    for name in ("target_regex", "exclude_modules", "layers_to_transform", "lora_target_parameters", "use_dora"):
-        if getattr(adapter_args, name) != getattr(defaults, name):
-            notice(f"--{name} has no effect without --use_peft")
 
 
 def _precomputes(training_args: StageArguments) -> bool:

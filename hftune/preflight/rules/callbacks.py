@@ -32,12 +32,6 @@ def check_callbacks(facts: Facts) -> Iterator[UserError]:
         yield from _check_tasks(facts)
     if args.early_stopping_patience is not None:
         yield from _check_stopping(args)
-    elif args.early_stopping_threshold:
-        yield ArgumentError(
-            "nothing stops early, so that its threshold would have no effect",
-            place="--early_stopping_threshold",
-            fix="add --early_stopping_patience 3, for instance",
-        )
 
 
 def _check_stopping(args: Any) -> Iterator[UserError]:

@@ -145,9 +145,6 @@ def check_streaming(data_args: DataArguments, training_args: StageArguments) -> 
 def check_tokenized(data_args: DataArguments, training_args: StageArguments) -> Iterator[UserError]:
     """Problems of options next to tokenised folders; only pre-training mixes several."""
     if not data_args.tokenized:
-        idle = [name for name in ("weights", "validation_tokenized_dir") if getattr(data_args, name)]
-        for name in idle:
-            yield ArgumentError("it goes with --tokenized_dir", place=f"--{name}", fix="give --tokenized_dir, too")
         return
     for name in ("validation_file_dir", "validation_split_percentage"):
         if getattr(data_args, name):

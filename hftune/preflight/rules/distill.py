@@ -55,10 +55,6 @@ def _check_server(args: DistillArguments) -> Iterator[UserError]:
     """An address that is none, and what a server is not asked for."""
     url = args.teacher_server_url
     if not url:
-        if args.teacher_top_k:
-            cause = "a teacher that is loaded says all tokens, which are compared a chunk at a time"
-            fix = f"leave it out; it is for a teacher behind {SERVER}"
-            yield ArgumentError(cause, place="--teacher_top_k", fix=fix)
         return
     try:
         split_address(url, SERVER)
@@ -85,9 +81,6 @@ def _check_targets(facts: Facts[DistillArguments]) -> Iterator[UserError]:
     """Stored targets that are damaged, or of which this run's tokens, answers or distributions are others."""
     args = facts.training_args
     if not args.teacher_targets:
-        if args.drop_untaught:
-            fix = "add --teacher_targets FOLDER, or leave it out"
-            yield ArgumentError("there are no stored targets", place="--drop_untaught", fix=fix)
         return
     if args.teachers:
         fix = "leave one of them out"

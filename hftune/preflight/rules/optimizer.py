@@ -86,7 +86,6 @@ def check_optimizer(facts: Facts) -> Iterator[UserError]:
     yield from check_muon(training_args)
     yield from check_low_rank(adapter_args, training_args)
     yield from check_optim_args(training_args)
-    yield from check_group_rates(adapter_args, training_args)
 
 
 def check_installed(optim: str) -> Iterator[UserError]:
@@ -197,19 +196,6 @@ def check_optim_args(training_args: StageArguments) -> Iterator[UserError]:
         elif part and name not in known:
             fix = f"it takes {', '.join(known)}" if known else "leave it out; --adam_beta1 and others are flags"
             yield ArgumentError(f"{optim} does not take {name}", place="--optim_args", fix=fix)
-
-
-def check_group_rates(adapter_args: AdapterArguments, training_args: StageArguments) -> Iterator[UserError]:
-    """Problems of LoRA+ without an adapter, and of its rate for embeddings without LoRA+."""
-    ratio, embedding = training_args.loraplus_lr_ratio, training_args.loraplus_lr_embedding
-    if ratio is not None and not adapter_args.use_peft:
-        yield ArgumentError("LoRA+ is for adapters", place="--loraplus_lr_ratio", fix="add --use_peft, or leave it out")
-    if embedding is not None and ratio is None:
-        yield ArgumentError(
-            "a rate for adapters on embeddings is a part of LoRA+",
-            place="--loraplus_lr_embedding",
-            fix="add --loraplus_lr_ratio 16, or leave it out",
-        )
 
 
 def _by_start(table: dict[str, Entry], optim: str) -> Entry | None:

@@ -8,7 +8,6 @@ from hftune.arguments.preference import (
     A_TOKEN,
     DIFFERENCES_OF_SCORES,
     LOSS_TYPES,
-    SMOOTHED,
     SORTED,
     UNPAIRED,
     DPOArguments,
@@ -59,27 +58,14 @@ def _check_losses(args: DPOArguments) -> Iterator[UserError]:
 def _check_numbers(args: DPOArguments) -> Iterator[UserError]:
     """Problems of numbers that have no meaning for a loss, or that no loss reads."""
     kinds = set(args.loss_type)
-    smoothing = args.label_smoothing
     # One row a number: whether it is wrong, the cause, the flag, the way out.
     rules: list[tuple[bool, str, str, str]] = [
         (not args.beta, "beta 0", "--beta", "give a number above 0"),
         (
-            "exo_pair" in kinds and not smoothing,
+            "exo_pair" in kinds and not args.label_smoothing,
             "exo_pair needs a label smoothing above 0",
             "--label_smoothing",
             "give 1e-3, as its paper does",
-        ),
-        (
-            bool(smoothing) and not kinds & (SMOOTHED | {"robust"}),
-            f"{' '.join(args.loss_type)} has no label smoothing",
-            "--label_smoothing",
-            f"leave it out, or use one of: {', '.join(sorted(SMOOTHED))}",
-        ),
-        (
-            bool(args.offset_alpha) and "sigmoid" not in kinds,
-            f"{' '.join(args.loss_type)} takes no offset",
-            "--offset_alpha",
-            "leave it out, or use --loss_type sigmoid",
         ),
         (
             args.normalize_logps and bool(kinds & A_TOKEN),

@@ -6,16 +6,11 @@ from collections.abc import Iterator
 
 from hftune.arguments.reward import RMArguments
 from hftune.errors import ArgumentError, UserError
-from hftune.logging import notice
 from hftune.preflight.facts import Facts
-
-# Of the other kind of reward model: what the flag does there, by its name.
-_OUTCOME_ONLY = ("score_difference", "score_difference_scale", "center_rewards_coefficient", "max_prompt_length")
-_PROCESS_ONLY = ("step_separator", "train_on_last_step_only")
 
 
 def check_reward(facts: Facts[RMArguments]) -> Iterator[UserError]:
-    """Problems of numbers out of range; a notice on flags of the other kind of reward model."""
+    """Problems of numbers out of range, and of what the trainers cannot do."""
     training_args = facts.training_args
     if training_args.label_smoothing >= 0.5:  # --label_smoothing_factor means the same, and takes more
         yield ArgumentError(
@@ -39,13 +34,3 @@ def check_reward(facts: Facts[RMArguments]) -> Iterator[UserError]:
             place="--eval_do_concat_batches False",
             fix="leave it out",
         )
-    _say_idle(training_args)
-
-
-def _say_idle(training_args: RMArguments) -> None:
-    process = training_args.reward_kind == "process"
-    # A value that equals its default may have been given: it changes nothing, and is not worth a word.
-    fields = type(training_args).__dataclass_fields__
-    for name in _OUTCOME_ONLY if process else _PROCESS_ONLY:
-        if getattr(training_args, name) != fields[name].default:
-            notice(f"--{name} has no effect with --reward_kind {training_args.reward_kind}")

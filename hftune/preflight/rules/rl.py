@@ -21,8 +21,6 @@ from hftune.models.loading.config import model_config
 from hftune.path_hints import looks_local, missing_folder
 from hftune.preflight.facts import Facts
 
-_UNREAD_BY_ONLINE_DPO = ("epsilon", "epsilon_high", "normalize_advantages", "mask_truncated_completions")
-
 
 def check_rl(facts: Facts) -> Iterator[UserError]:
     """Problems of run_rl.py."""
@@ -199,10 +197,6 @@ def _check_online_dpo(args: OnlineDPOArguments) -> Iterator[UserError]:
             place="--per_device_train_batch_size",
             fix=f"give a multiple of {args.num_generations}",
         )
-    defaults = {entry.name: entry.default for entry in dataclasses.fields(args)}
-    if given := [name for name in _UNREAD_BY_ONLINE_DPO if getattr(args, name) != defaults[name]]:
-        flags = ", ".join(f"--{name}" for name in given)
-        yield ArgumentError("DPO's loss has none of these", place=flags, fix="leave them out")
 
 
 def check_reference(

@@ -66,8 +66,6 @@ def check_unread_flags(args: StageArguments) -> Iterator[UserError]:
         for name, readers in READ_BY.items()
         if getattr(args, name) not in (None, HARMLESS[name]) and kind not in readers
     ]
-    if args.lr_wsd_decay_steps is not None and kind != WSD:
-        unread.append("lr_wsd_decay_steps")
     if kind in REACTING:
         unread += [name for name in ("warmup_steps", "lr_decay_steps") if getattr(args, name)]
     for name in unread:

@@ -53,8 +53,9 @@ def _small(step: Step, made: dict[str, str]) -> Step:
         # Taken out before ours are put in, which some of them would contradict.
         arguments = {name: values for name, values in arguments.items() if name not in _OTHER_NAMES}
         arguments |= {name: [value] for name, value in small.items()}
-        if "streaming" in arguments or "tokenized_dir" in arguments:
-            arguments.pop("max_eval_samples")
+        held_out = {"validation_file_dir", "validation_split_percentage"} & arguments.keys()
+        if "streaming" in arguments or "tokenized_dir" in arguments or not held_out:
+            arguments.pop("max_eval_samples")  # refused where no records are held out
     # What two steps have made of a model would open no gate.
     return replace(step, arguments=arguments, folder=Path(made[str(step.folder)]), gates=())
 

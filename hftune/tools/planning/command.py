@@ -18,6 +18,7 @@ from hftune.preflight.facts import Facts, resolve
 from hftune.preflight.memory import Free
 from hftune.preflight.model_folder import check_model_folder
 from hftune.preflight.rules.quantisation import check_quantised_base, say_read_whole
+from hftune.preflight.rules.without_effect import check_without_effect
 from hftune.tools.planning.candidates import combinations, single_changes, ways
 from hftune.tools.planning.clusters import Cluster, cluster_here, cluster_of
 from hftune.tools.planning.counting import steps_of
@@ -88,7 +89,7 @@ def _facts(stage: str, given: RunArguments[StageArguments]) -> Facts[StageArgume
             place="--model_name_or_path",
             fix="plan for a model of transformers' own with such sizes",
         )
-    raise_together(list(facts.problems))
+    raise_together([*facts.problems, *check_without_effect(facts)])
     assert facts.build is not None and facts.config is not None, "without a config there is a problem"
     packed = packed_checkpoint(facts.model_args.model_name_or_path)
     if packed is not None and packed.stored:

@@ -10,7 +10,6 @@ from transformers.training_args import OptimizerNames
 
 from hftune.arguments.entry import parse_arguments
 from hftune.errors import ArgumentError
-from hftune.logging import notices
 
 
 def training(*flags: str, stage: str = "sft") -> Any:
@@ -60,11 +59,6 @@ def test_every_stage_takes_them(stage: str) -> None:
     args = training("--optim", "muon", "--lr_scheduler_type", "cosine", "--min_lr", "1e-7", stage=stage)
     assert (args.optim, args.schedule, args.min_lr) == ("muon", "cosine", 1e-7)
     assert args.to_dict()["optim"] == "muon"
-
-
-def test_what_changes_nothing_is_said() -> None:
-    training("--optim", "adamw_torch", "--sgd_momentum", "0.9")
-    assert "--sgd_momentum has no effect: --optim is adamw_torch" in notices()
 
 
 @pytest.mark.parametrize(

@@ -31,13 +31,13 @@ def test_flags_that_a_saved_adapter_overrules_are_named(
 ) -> None:
     heard: list[str] = []
     monkeypatch.setattr(lora, "notice", heard.append)
-    _, adapter_args, training_args = arguments(tiny_model)
+    _, adapter_args, training_args = arguments(tiny_model, "--lora_r", "4")
     add_lora(load(tiny_model), adapter_args, training_args).save_pretrained(tmp_path)
-    flags = ("--peft_path", str(tmp_path), "--lora_alpha", "64", "--lora_target_modules", "q_proj")
+    flags = ("--peft_path", str(tmp_path), "--lora_r", "8", "--lora_alpha", "64", "--lora_target_modules", "q_proj")
     _, adapter_args, training_args = arguments(tiny_model, *flags)
     add_lora(load(tiny_model), adapter_args, training_args)
     said = [line for line in heard if "has no effect" in line]
-    assert [line.split()[0] for line in said] == ["--lora_alpha", "--lora_target_modules"], said
+    assert [line.split()[0] for line in said] == ["--lora_r", "--lora_alpha", "--lora_target_modules"], said
 
 
 @pytest.mark.parametrize(

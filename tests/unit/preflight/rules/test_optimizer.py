@@ -81,8 +81,6 @@ def test_nothing_to_say(flags: list[str]) -> None:
         (["--optim", "sgd", "--optim_args", "momentun=0.9"], "it takes momentum, dampening, nesterov"),
         (["--optim", "sgd", "--optim_args", "weight_decay=0.1"], "use --weight_decay"),
         (["--optim", "sgd", "--optim_args", "momentum"], "has no value"),
-        (["--loraplus_lr_ratio", "16"], "LoRA+ is for adapters"),
-        (["--use_peft", "--loraplus_lr_embedding", "1e-5"], "a part of LoRA+"),
         (["--min_lr", "1e-3"], "not between 0 and the learning rate"),
         (["--lr_scheduler_type", "constant", "--min_lr", "1e-5"], "never comes down"),
         (["--lr_scheduler_type", "cosine_with_min_lr"], "add --min_lr"),
@@ -99,7 +97,6 @@ def test_nothing_to_say(flags: list[str]) -> None:
         ),
         (["--lr_scheduler_type", "linear", "--num_cycles", "2"], "linear does not read --num_cycles"),
         (["--lr_scheduler_type", "cosine", "--power", "2"], "cosine does not read --power"),
-        (["--lr_scheduler_type", "linear", "--lr_wsd_decay_steps", "10"], "linear does not read --lr_wsd_decay_steps"),
         (
             ["--lr_scheduler_type", "greedy", "--eval_strategy", "steps", "--warmup_steps", "5"],
             "greedy does not read --warmup_steps",

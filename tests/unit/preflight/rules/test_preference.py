@@ -45,8 +45,6 @@ def test_what_fits_together(losses: tuple[str, ...], args: dict[str, Any]) -> No
         (("aot",), {"use_weighting": True}, "sorted answers would get the weights of other pairs"),
         (("sigmoid",), {"beta": 0.0}, "beta 0"),
         (("exo_pair",), {}, "exo_pair needs a label smoothing above 0"),
-        (("hinge",), {"label_smoothing": 0.1}, "hinge has no label smoothing"),
-        (("hinge",), {"offset_alpha": 1.0}, "hinge takes no offset"),
         (("simpo",), {"normalize_logps": True}, "simpo divides by the length of an answer already"),
         (("ipo",), {"sync_ref_model": True, "precompute_ref_log_probs": True}, "cannot be computed before it"),
         (("orpo",), {"needs_reference": False, "sync_ref_model": True}, "no loss looks at a reference"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from hftune import logging
 from hftune.arguments.entry import parse_arguments
 from hftune.arguments.reward import RMArguments
 from hftune.preflight.facts import Facts, resolve
@@ -36,16 +35,3 @@ def test_fine() -> None:
 def test_smoothing_under_the_trainers_name() -> None:
     made = facts("--label_smoothing_factor", "0.2").training_args
     assert (made.label_smoothing, made.label_smoothing_factor) == (0.2, 0.0)
-
-
-@pytest.mark.parametrize(
-    "flags, idle",
-    [
-        (("--reward_kind", "process", "--center_rewards_coefficient", "0.1"), "center_rewards_coefficient"),
-        (("--train_on_last_step_only", "True"), "train_on_last_step_only"),
-    ],
-)
-def test_flags_of_the_other_kind_are_said(flags: tuple[str, ...], idle: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logging, "_notices", [])
-    assert not list(check_reward(facts(*flags)))
-    assert any(idle in said for said in logging.notices())

@@ -46,7 +46,7 @@ def test_nothing_to_say(tiny_model: Path, algorithm: str) -> None:
         ("ppo", [*FUNCTION, "--kl_target", "6", "--beta", "0"], ["--kl_target"]),
         ("online_dpo", [*FUNCTION, "--num_generations", "1"], ["makes no pair"]),
         ("online_dpo", [*FUNCTION, "--beta", "0"], ["DPO divides by beta"]),
-        ("online_dpo", [*FUNCTION, "--epsilon", "0.1"], ["--epsilon", "leave them out"]),
+        ("online_dpo", [*FUNCTION, "--epsilon", "0.1"], ["--epsilon", "leave it out"]),
         (
             "online_dpo",
             [*FUNCTION, "--num_generations", "4", *SMALL_BATCH],

@@ -50,7 +50,6 @@ def test_what_fits_together(schedule: str, args: dict[str, Any]) -> None:
         ("cosine", {"min_lr": 1e-4, "lr_scheduler_kwargs": {"min_lr": 1e-4}}, "the lowest rate is given twice"),
         ("linear", {"power": 2.0}, "linear does not read --power"),
         ("cosine", {"lr_end": 1e-5}, "cosine does not read --lr_end"),
-        ("cosine", {"lr_wsd_decay_steps": 5}, "does not read --lr_wsd_decay_steps"),
         ("greedy", {"warmup_steps": 5, "optim_name": "x"}, "greedy does not read --warmup_steps"),
         ("polynomial", {"min_lr": 1e-4, "lr_end": 1e-5}, "the end is given twice"),
         ("polynomial", {"lr_end": 1e-3}, "which is not below the learning rate"),

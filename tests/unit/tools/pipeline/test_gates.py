@@ -117,6 +117,12 @@ def test_what_a_dry_run_evaluates_opens_no_gate(tmp_path: Path) -> None:
     assert small.arguments["against"] == [f"{tmp_path}/small/pt-evaluated"]
 
 
+def test_a_dry_run_limits_held_out_records_where_there_are_some(tmp_path: Path) -> None:
+    trained = [step for step in in_small(steps(tmp_path, EVALUATED), Path("out"), tmp_path / "small") if step.trains]
+    held_out = {step.name: "validation_file_dir" in step.arguments for step in trained}
+    assert {step.name: "max_eval_samples" in step.arguments for step in trained} == held_out and trained
+
+
 def test_an_evaluation_has_a_launcher_of_its_own(tmp_path: Path) -> None:
     """That of the stages starts none: left out, it is one process."""
     stages = EVALUATED.replace("evaluate:", "launcher: {torchrun: {nproc_per_node: 4}}\nevaluate:")

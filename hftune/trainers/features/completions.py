@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -59,10 +60,15 @@ def write_samples(run: Run, file: Path) -> None:
                 "mode": "train" if run.model.training else "eval",
                 "prompt": prompt,
                 "completion": as_rewarded(completion),
-                "rewards": {name: values[index] for name, values in columns.items() if index < len(values)},
-                "advantage": advantage,
+                "rewards": {name: _known(values[index]) for name, values in columns.items() if index < len(values)},
+                "advantage": _known(advantage),
             }
             stream.write(json.dumps(row, ensure_ascii=False, default=str) + "\n")
+
+
+def _known(value: float) -> float | None:
+    """None for NaN, which stands for an answer without a reward and is no JSON."""
+    return None if math.isnan(value) else value
 
 
 def as_rewarded(completion: Any) -> Any:

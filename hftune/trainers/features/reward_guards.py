@@ -58,13 +58,13 @@ class RewardGuards(Feature):
             (folder / STATE_NAME).write_text(json.dumps(self.drift.state()), encoding="utf-8")
 
     def measure(
-        self, run: Run, rewards: torch.Tensor, weighted: torch.Tensor, prompts: list[Any], ids: list[list[int]]
+        self, run: Run, rewards: torch.Tensor, scores: torch.Tensor, prompts: list[Any], ids: list[list[int]]
     ) -> None:
         """Look at a batch of answers.
 
         Args:
             rewards: (completions of all ranks, functions).
-            weighted: Their weighted sums, (completions of all ranks,).
+            scores: Their weighted sums, (completions of all ranks,); NaN where no function had an opinion.
             prompts: This rank's.
             ids: This rank's answers.
         """
@@ -72,7 +72,7 @@ class RewardGuards(Feature):
         distinct = torch.tensor([distinct_ngrams(one) for one in ids], device=run.accelerator.device)
         metrics["completions/distinct_3"].append(run.accelerator.gather(distinct).mean().item())
         if run.model.training:
-            self._notice_equal_rewards(run, rewards, weighted, prompts, ids)
+            self._notice_equal_rewards(run, rewards, scores, prompts, ids)
         if run.mask_truncated_completions and not share_ended(run, ids):
             # Neither a gradient nor an error would come of it.
             notice(
@@ -80,20 +80,20 @@ class RewardGuards(Feature):
                 "--mask_truncated_completions trains on none that is cut: such steps train nothing"
             )
 
-    def compare(self, run: Run, weighted: torch.Tensor, judged: torch.Tensor) -> None:
-        """Log what judges say, (completions of all ranks, judges), and how far rewards have run ahead of them."""
+    def compare(self, run: Run, scores: torch.Tensor, judged: torch.Tensor) -> None:
+        """Log what judges say, (completions of all ranks, judges), and how far scores have run ahead of them."""
         metrics = run._metrics["train" if run.model.training else "eval"]
         for column, name in enumerate(self.names):
             metrics[f"judge/{name}/mean"].append(judged[:, column].nanmean().item())
-        metrics["judge/drift"].append(self.drift.measure(weighted.tolist(), judged.nanmean(dim=1).tolist()))
+        metrics["judge/drift"].append(self.drift.measure(scores.tolist(), judged.nanmean(dim=1).tolist()))
 
     def _notice_equal_rewards(
-        self, run: Run, rewards: torch.Tensor, weighted: torch.Tensor, prompts: list[Any], ids: list[list[int]]
+        self, run: Run, rewards: torch.Tensor, scores: torch.Tensor, prompts: list[Any], ids: list[list[int]]
     ) -> None:
         """Say that nothing is learned: there is neither a gradient nor an error."""
         group = run.num_generations if run.num_generations > 1 else len(rewards)  # PPO: one answer a prompt
         said = self.alike.measure(
-            groups_that_differ(weighted, group),
+            groups_that_differ(scores, group),
             means=dict(zip(run.reward_func_names, rewards.nanmean(dim=0).tolist(), strict=True)),
             asked=any(isinstance(prompt, list) and prompt[0]["role"] == "system" for prompt in prompts),
             cut=1.0 - share_ended(run, ids),

@@ -125,13 +125,26 @@ class OnlineTrainer(StageTrainer):
         weighted = (rewards * self.reward_weights.to(rewards.device)).nansum(dim=1)
         # Where none has an opinion, 0 would be a reward like any other.
         self.scores = weighted.masked_fill(rewards.isnan().all(dim=1), torch.nan)
-        self.guards.measure(self, rewards, weighted, prompts, ids)
+        self.guards.measure(self, rewards, self.scores, prompts, ids)
         if self.guards.judges[0]:
             phases.enter(phases.REWARDS)
             with self._judges_in_place_of_rewards():
                 judged = super()._calculate_rewards(inputs, prompts, completions, ids)
-            self.guards.compare(self, weighted, judged)
+            self.guards.compare(self, self.scores, judged)
         return rewards
+
+    def own_scores(self, rows: int) -> torch.Tensor:
+        """This rank's part of `scores`, of a batch of so many rows a rank."""
+        return self.scores[self.accelerator.process_index * rows :][:rows]
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> Any:
+        """Overrides TRL's: of one scored answer a prompt has a deviation of NaN, and teaches as little as with 0."""
+        output = super()._generate_and_score_completions(inputs)
+        mode, number = ("train", self.num_generations) if self.model.training else ("eval", self.num_generations_eval)
+        lacking = (~self.scores.isnan()).view(-1, number).sum(dim=1) < 2
+        alike = self._metrics[mode]["frac_reward_zero_std"]
+        alike[-1] = min(1.0, alike[-1] + lacking.float().mean().item())
+        return output
 
     @contextmanager
     def _judges_in_place_of_rewards(self) -> Iterator[None]:

@@ -27,10 +27,11 @@ def pair_losses(chosen: torch.Tensor, rejected: torch.Tensor, *, beta: float, ki
 def best_and_worst(scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Places (prompts,) of the highest and lowest scores (prompts, answers), and whether they differ.
 
-    Two answers with the same score say nothing about which is better; of a tie the first is taken.
+    Two answers with the same score say nothing about which is better; of a tie the first is taken. NaN is no score.
     """
-    best, worst = scores.argmax(dim=1), scores.argmin(dim=1)
-    return best, worst, scores.amax(dim=1) > scores.amin(dim=1)
+    highest, best = scores.nan_to_num(nan=-torch.inf).max(dim=1)
+    lowest, worst = scores.nan_to_num(nan=torch.inf).min(dim=1)
+    return best, worst, highest > lowest
 
 
 class OnlineDPOTrainer(RolloutTrainer):
@@ -47,12 +48,9 @@ class OnlineDPOTrainer(RolloutTrainer):
         """Pairs: (pairs, 2, ...) of chosen and rejected, all answers of a prompt being on one rank."""
         answers = self.answer(inputs)
         number = self.num_generations if self.model.training else self.num_generations_eval
-        # Without an opinion on one of its answers a prompt makes no pair.
-        scores = answers.scores.masked_fill(~answers.scored, float("nan")).view(-1, number)
-        known = ~scores.isnan().any(dim=1)
-        # argmax takes a NaN for the largest; such prompts are left out by `known`.
-        best, worst, differ = best_and_worst(scores.nan_to_num())
-        counts = (differ & known).float()
+        scores = answers.scores.masked_fill(~answers.scored, torch.nan).view(-1, number)
+        best, worst, differ = best_and_worst(scores)
+        counts = differ.float()
         rows = torch.arange(len(scores), device=scores.device) * number
         pairs = torch.stack([rows + best, rows + worst], dim=1)
         self._log_pairs(answers, scores, counts)
@@ -87,8 +85,7 @@ class OnlineDPOTrainer(RolloutTrainer):
 
     def _log_pairs(self, answers: Answers, scores: torch.Tensor, counts: torch.Tensor) -> None:
         metrics = self._metrics["train" if self.model.training else "eval"]
-        centred = (scores - scores.nanmean(dim=1, keepdim=True)).nan_to_num()
-        self.note(answers, centred.flatten())
+        self.note(answers, (scores - scores.nanmean(dim=1, keepdim=True)).flatten())
         metrics["frac_reward_zero_std"].append(1 - self.accelerator.gather(counts).mean().item())
         if answers.ref_logps is not None:
             log_ratio = (answers.logps - answers.ref_logps) * answers.completion_mask

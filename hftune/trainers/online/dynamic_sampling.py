@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import torch
@@ -50,18 +50,27 @@ def take_rows(batches: list[Batch], rows: list[Row], padding: int) -> Batch:
     return taken
 
 
+def logged_columns(logs: Mapping[str, Any]) -> dict[str, Any]:
+    """The columns of TRL's (1.16) table of answers, a value an answer of all ranks, by their names."""
+    nested = {f"{kind}/{name}": column for kind in ("rewards", "extra") for name, column in logs[kind].items()}
+    return {name: logs[name] for name in ("prompt", "completion", "advantages")} | nested
+
+
 class SamplingRun(Protocol):
     """What is needed of a trainer of TRL's that answers in groups."""
 
     args: GRPOArguments
     accelerator: Any
     num_generations: int
-    scores: torch.Tensor
     train_dataset: Any
     record_order: RecordOrder
     _metrics: dict[str, Any]
+    _logs: dict[str, Any]
     _step: int
     _tokenizer: Any
+
+    def own_scores(self, rows: int) -> torch.Tensor:
+        """Of this process's last answers, so many rows."""
 
 
 class DynamicSampling:
@@ -73,7 +82,7 @@ class DynamicSampling:
 
     Args:
         run: The trainer.
-        generate: Its way from rows to a scored batch, which leaves `run.scores`.
+        generate: Its way from rows to a scored batch, which leaves `run.own_scores`, and its answers in the log.
     """
 
     def __init__(self, run: SamplingRun, generate: Callable[[list[dict[str, Any]]], Batch]) -> None:
@@ -83,10 +92,11 @@ class DynamicSampling:
     def fill(self, output: Batch, rows: int) -> Batch:
         """A batch of `rows` rows of this process with its groups replaced; every rank must call it."""
         batches, places, uniform = [output], list(self._rows_by_group(0, rows)), self._uniform_groups(rows)
-        rounds, found = 1, len(uniform)
+        rounds, found, shown = 1, len(uniform), [self._shown(rows)]
         while (missing := self._most_missing(uniform)) and rounds < self.run.args.max_sampling_rounds:
             fresh = self._other_rows(missing, rounds)
             batches.append(self.generate(fresh))
+            shown.append(self._shown(len(fresh)))
             # The scores of the batch that was just made.
             still = set(self._uniform_groups(len(fresh)))
             groups = self._rows_by_group(len(batches) - 1, len(fresh))
@@ -97,11 +107,29 @@ class DynamicSampling:
         self._note_rounds(rounds, found, len(uniform), len(places))
         if len(batches) == 1:
             return output
-        merged = take_rows(batches, [row for group in places for row in group], self.run._tokenizer.pad_token_id)
+        chosen = [row for group in places for row in group]
+        merged = take_rows(batches, chosen, self.run._tokenizer.pad_token_id)
+        self._show(shown, chosen)
         # TRL divides by the tokens of the whole batch, which has other answers now.
         mask = merged["completion_mask"] * merged.get("tool_mask", 1)
         merged["num_items_in_batch"] = self.run.accelerator.gather(mask.sum()).sum()
         return merged
+
+    def _shown(self, rows: int) -> dict[str, list[Any]]:
+        """What the log holds of the last answers, of so many rows a process."""
+        count = rows * self.run.accelerator.num_processes
+        return {name: list(column)[-count:] for name, column in logged_columns(self.run._logs).items()}
+
+    def _show(self, shown: list[dict[str, list[Any]]], chosen: list[Row]) -> None:
+        """Put those answers of all batches into the log that are trained on."""
+        accelerator = self.run.accelerator
+        sizes = [len(batch["prompt"]) // accelerator.num_processes for batch in shown]
+        own = [(batch, accelerator.process_index * sizes[batch] + row) for batch, row in chosen]
+        everyone = accelerator.gather(torch.tensor(own, device=accelerator.device)).tolist()
+        for name, column in logged_columns(self.run._logs).items():
+            column.clear()
+            # A function need not log its columns with every batch.
+            column.extend(shown[batch][name][place] if name in shown[batch] else None for batch, place in everyone)
 
     def _rows_by_group(self, batch: int, rows: int) -> list[list[Row]]:
         number = self.run.num_generations
@@ -109,8 +137,7 @@ class DynamicSampling:
 
     def _uniform_groups(self, rows: int) -> list[int]:
         """Groups of this process's last answers whose rewards are all alike."""
-        first = self.run.accelerator.process_index * rows
-        differ = groups_that_differ(self.run.scores[first : first + rows], self.run.num_generations)
+        differ = groups_that_differ(self.run.own_scores(rows), self.run.num_generations)
         return [group for group, differs in enumerate(differ) if not differs]
 
     def _most_missing(self, uniform: list[int]) -> int:

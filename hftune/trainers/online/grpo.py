@@ -17,14 +17,28 @@ class GRPOTrainer(OnlineTrainer, trl.GRPOTrainer):
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         """Overrides TRL's: in training, groups of equal rewards may be replaced; advantages may be scaled."""
-        generate = super()._generate_and_score_completions
-        output: dict[str, Any] = generate(inputs)
+        output = self._answers(inputs)
         if self.args.dynamic_sampling and self.model.training:
             # Late: the constructor of TRL's trainer does not generate, and the sampler needs all of it.
-            self._sampling = self._sampling or DynamicSampling(self, generate)
+            self._sampling = self._sampling or DynamicSampling(self, self._answers)
             output = self._sampling.fill(output, len(inputs))
+        scored = output.pop("scored")
         if self.args.normalize_advantages:
-            everyone = self.accelerator.gather(output["advantages"])
-            # As TRL's RLOO does.
-            output["advantages"] = (output["advantages"] - everyone.mean()) / (everyone.std() + 1e-4)
+            everyone = self.accelerator.gather(output["advantages"])[self.accelerator.gather(scored)]
+            # As TRL's RLOO does; of one answer there is no deviation.
+            scaled = (output["advantages"] - everyone.mean()) / (everyone.std().nan_to_num() + 1e-4)
+            output["advantages"] = scaled.masked_fill(~scored, 0.0)
+            self._show_advantages(self.accelerator.gather(output["advantages"]).tolist())
         return output
+
+    def _answers(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        """TRL's batch, and which of its answers (rows,) have a reward."""
+        output: dict[str, Any] = super()._generate_and_score_completions(inputs)
+        return output | {"scored": ~self.own_scores(len(inputs)).isnan()}
+
+    def _show_advantages(self, scaled: list[float]) -> None:
+        """Put those into the log that are trained on, in place of TRL's."""
+        shown = self._logs["advantages"]
+        for _ in scaled:
+            shown.pop()
+        shown.extend(scaled)

@@ -135,7 +135,7 @@ class RolloutTrainer(OnlineTrainer, trl.RLOOTrainer):
         )
 
     def note(self, answers: Answers, advantages: torch.Tensor) -> None:
-        """Put rewards and samples into the log; `advantages` (B,) are shown with each sample."""
+        """Put rewards and samples into the log; `advantages` (B,) are shown with each sample, NaN for none."""
         mode = "train" if self.model.training else "eval"
         for column, name in enumerate(self.reward_func_names):
             given = answers.rewards[:, column]

@@ -97,9 +97,10 @@ class PPOTrainer(RolloutTrainer):
         advantages, returns = gae(
             rewards, answers.values, answers.completion_mask, gamma=self.args.gamma, lam=self.args.lam
         )
-        self._log_rollout(answers, rewards, returns, mask)
         if self.args.normalize_advantages:
             advantages = whiten(advantages, mask, reduce=self.sum_over_ranks)
+        self.note(answers, advantages[:, 0].masked_fill(~mask.bool().any(dim=1), torch.nan))
+        self._log_rollout(answers, rewards, returns, mask)
         pieces = self.args.steps_per_generation if self.model.training else 1
         # The mean of micro batches over the whole batch: sums divided by it weigh tokens alike.
         count = self.sum_over_ranks(mask.sum().float()).clamp(min=1) / (pieces * ranks.world_size())
@@ -149,7 +150,6 @@ class PPOTrainer(RolloutTrainer):
         """Rewards, KL to the reference, and how much of the returns the critic foresaw; moves the KL coefficient."""
         mode = "train" if self.model.training else "eval"
         metrics, written = self._metrics[mode], answers.completion_mask
-        self.note(answers, (returns - answers.values)[:, 0] if answers.values is not None else answers.scores)
         if answers.ref_logps is not None:
             log_ratio = (answers.logps - answers.ref_logps) * written
             metrics["kl"].append(masked_mean(log_ratio, written, self.sum_over_ranks).item())
@@ -160,7 +160,7 @@ class PPOTrainer(RolloutTrainer):
             if mode == "train":
                 self.controller.update(per_answer.mean().item(), len(per_answer))
         # What is maximised: scores less the penalty for KL.
-        total = self.accelerator.gather((rewards * written).sum(dim=1))
+        total = self.accelerator.gather((rewards * written).sum(dim=1))[self.accelerator.gather(answers.scored)]
         metrics["reward_with_kl"].append(total.mean().item())
         assert answers.values is not None, "the critic listens"
         metrics["explained_variance"].append(explained_variance(answers.values, returns, mask, self.sum_over_ranks))

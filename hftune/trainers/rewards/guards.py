@@ -61,6 +61,8 @@ def _likely(means: Mapping[str, float], asked: bool, cut: float, limit: int) -> 
         begin = "begin with a model that was trained to write it"
         ask = 'no prompt asks for it: --system_prompt "..." does, or a "system" text in the records'
         causes.append(f"no answer has the form <think>...</think> and then the answer: {begin if asked else ask}")
+    if all(map(math.isnan, means.values())):
+        causes.append("no reward function scores an answer (each gives None): see which columns of the data it needs")
     if not causes:
         causes.append("the prompts are too hard or too easy for this model: give others, or raise --num_generations")
     return f"Likely: {'; '.join(causes)}"
@@ -80,10 +82,16 @@ class Drift:
     first: dict[str, tuple[float, float]] = field(default_factory=dict)
 
     def measure(self, reward: Sequence[float], judge: Sequence[float]) -> float:
-        """Drift of a batch; NaN where either has nothing to say."""
-        found = {"reward": _mean_and_std(reward), "judge": _mean_and_std(judge)}
-        if any(math.isnan(mean) for mean, _ in found.values()):
+        """Drift of a batch, over the answers that both have scored; NaN where there are none.
+
+        Args:
+            reward, judge: One an answer, NaN where it has none.
+        """
+        both = [pair for pair in zip(reward, judge, strict=True) if not any(map(math.isnan, pair))]
+        if not both:
             return math.nan
+        rewards, judged = zip(*both, strict=True)
+        found = {"reward": _mean_and_std(rewards), "judge": _mean_and_std(judged)}
         # The first batch is where both are still the base's; a checkpoint keeps it.
         self.first = self.first or found
         gained = {name: (found[name][0] - mean) / max(std, 1e-6) for name, (mean, std) in self.first.items()}
@@ -95,8 +103,5 @@ class Drift:
 
 
 def _mean_and_std(values: Sequence[float]) -> tuple[float, float]:
-    known = [value for value in values if not math.isnan(value)]
-    if not known:
-        return math.nan, math.nan
-    mean = sum(known) / len(known)
-    return mean, math.sqrt(sum((value - mean) ** 2 for value in known) / len(known))
+    mean = sum(values) / len(values)
+    return mean, math.sqrt(sum((value - mean) ** 2 for value in values) / len(values))

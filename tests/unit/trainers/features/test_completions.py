@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -32,6 +33,15 @@ def test_the_first_answers_of_a_step_are_written_once(tmp_path: Path) -> None:
         ("b", "B", {"length": 0.0}, -0.5),
     ]
     assert {(row["step"], row["mode"]) for row in rows} == {(3, "train")}
+
+
+def test_an_answer_without_a_reward_is_null(tmp_path: Path) -> None:
+    """NaN is no JSON."""
+    answers = {"prompt": ["a"], "completion": ["A"], "advantages": [math.nan], "rewards": {"length": [math.nan]}}
+    Completions().after_log(run_with(tmp_path, **answers), {})
+    text = (tmp_path / COMPLETIONS_NAME).read_text()
+    assert "NaN" not in text
+    assert json.loads(text)["rewards"] == {"length": None} and json.loads(text)["advantage"] is None
 
 
 def test_trained_tokens_are_those_of_all_steps(tmp_path: Path) -> None:

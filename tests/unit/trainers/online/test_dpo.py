@@ -24,6 +24,27 @@ def test_the_best_and_the_worst() -> None:
     assert best.tolist() == [1, 0] and worst.tolist() == [0, 0] and differ.tolist() == [True, False]
 
 
+def test_an_answer_without_a_score_is_neither_the_best_nor_the_worst() -> None:
+    nan = math.nan
+    best, worst, differ = best_and_worst(torch.tensor([[nan, 3.0, 2.0], [-1.0, nan, -5.0], [nan, 1.0, nan], [nan] * 3]))
+    assert best[:2].tolist() == [1, 0] and worst[:2].tolist() == [2, 2]
+    assert differ.tolist() == [True, True, False, False]
+
+
+def test_a_prompt_with_an_unscored_answer_still_makes_a_pair(tiny_model: Path, tmp_path: Path) -> None:
+    def not_the_first(completion_ids: list[list[int]], **_: Any) -> list[float | None]:
+        return [None if place % 4 == 0 else float(place) for place in range(len(completion_ids))]
+
+    flags = ("--per_device_train_batch_size", "8", "--max_completion_length", "5", "--num_generations", "4")
+    trainer = make_trainer(tiny_model, tmp_path, "online_dpo", not_the_first, *flags)
+    trainer.model.train()
+    rows = [{"prompt": [{"role": "user", "content": text}]} for text in PROMPTS[:2] for _ in range(4)]
+    batch = trainer._generate_and_score_completions(rows)
+    assert batch["counts"].tolist() == [1.0, 1.0]
+    shown = list(trainer._logs["advantages"])
+    assert math.isnan(shown[0]) and shown[1:4] == [-1.0, 0.0, 1.0]
+
+
 def test_pairs_are_of_one_prompt_and_ties_train_nothing(tiny_model: Path, tmp_path: Path) -> None:
     def two_sorts(completion_ids: list[list[int]], prompts: list[Any], **_: Any) -> list[float]:
         tie = prompts[0]

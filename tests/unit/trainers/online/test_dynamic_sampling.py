@@ -79,6 +79,12 @@ def test_dull_prompts_are_replaced(tiny_model: Path, tmp_path: Path) -> None:
     padding = trainer.processing_class.pad_token_id
     assert (batch["prompt_ids"][batch["prompt_mask"] == 0] == padding).all()
     assert (batch["prompt_mask"][:, -1] == 1).all(), "padded on the left"
+    # What is shown is what is trained on.
+    assert [prompt[-1]["content"] for prompt in trainer._logs["prompt"]] == [text for text in found for _ in range(4)]
+    assert list(trainer._logs["advantages"]) == pytest.approx(batch["advantages"].tolist())
+    said = [answer[0]["content"] for answer in trainer._logs["completion"]]
+    assert said == trainer.processing_class.batch_decode(batch["completion_ids"], skip_special_tokens=True)
+    assert not {1.0} & {*trainer._logs["rewards"]["two_are_dull"]}
     metrics = trainer._metrics["train"]
     assert metrics["dynamic_sampling/replaced"] == [0.5] and metrics["dynamic_sampling/alike"] == [0.0]
     assert metrics["dynamic_sampling/rounds"][0] > 1

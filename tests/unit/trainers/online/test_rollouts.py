@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +107,11 @@ def test_answers_that_no_function_scores_train_nothing(tiny_model: Path, tmp_pat
     batch = trainer._generate_and_score_completions(rows)
     assert batch["mask"].any(dim=1).tolist() == [False, True, False, True]
     assert not batch["advantages"][~batch["mask"].bool()].any()
+    shown = trainer._logs["advantages"]
+    assert [math.isnan(value) for value in shown] == [True, False, True, False]
+    assert [shown[1], shown[3]] == pytest.approx(batch["advantages"][1::2, 0].tolist()), "as they are trained on"
+    # Policy and reference are one model still: the reward of a scored answer is all there is.
+    assert trainer._metrics["train"]["reward_with_kl"] == [pytest.approx(1.0)]
 
 
 def test_too_few_prompts_are_refused(tiny_model: Path, tmp_path: Path) -> None:
@@ -216,3 +222,22 @@ def test_advantages_of_reinforce_plus_plus_are_scaled_over_the_batch(tiny_model:
     rows = [trainer.train_dataset[row] for row in (0, 0, 1, 1)]
     advantages = trainer._generate_and_score_completions(rows)["advantages"]
     assert advantages.tolist() == pytest.approx([-1.2247, 1.2247, 0.0, 0.0], abs=1e-3)
+
+
+@pytest.mark.parametrize("variant", ["grpo", "reinforce_plus_plus"])
+def test_an_answer_without_a_score_is_in_no_figure(variant: str, tiny_model: Path, tmp_path: Path) -> None:
+    """Rewards 0 2 | None 1: less the means of their prompts -1 1 | 0, of deviation 1; the second teaches nothing."""
+
+    def by_place(prompts: list[Any], **_: Any) -> list[float | None]:
+        return [0.0, 2.0, None, 1.0][: len(prompts)]
+
+    flags = (*SMALL, "--max_steps", "1", "--grpo_variant", variant)
+    trainer = make_trainer(tiny_model, tmp_path, "grpo", by_place, *flags)
+    trainer.model.train()
+    rows = [trainer.train_dataset[row] for row in (0, 0, 1, 1)]
+    advantages = trainer._generate_and_score_completions(rows)["advantages"].tolist()
+    own = 2**-0.5 if variant == "grpo" else 1.0
+    assert advantages == pytest.approx([-own, own, 0.0, 0.0], abs=1e-3)
+    assert list(trainer._logs["advantages"]) == pytest.approx(advantages)
+    metrics = trainer._metrics["train"]
+    assert metrics["reward"] == [1.0] and metrics["frac_reward_zero_std"] == [0.5]

@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from functools import cache, partial
+from pathlib import Path
 
 import numpy as np
+import xxhash
 
 from hftune.arguments.data import DataArguments
 from hftune.arguments.training import StageArguments
 from hftune.data.corpus.streaming import Columns, StreamingDataset, StreamSettings
 from hftune.data.packing.settings import packing_by_split
+from hftune.data.readers.base import unreadable
 from hftune.data.readers.columns import apply_columns, parse_columns
 from hftune.data.readers.files import Row, chunks
 from hftune.data.readers.hub import data_files
 from hftune.data.readers.specs import parse_sources
 from hftune.data.records.unread import take_unread
-from hftune.data.sources import concatenated
+from hftune.data.sources import concatenated, record_settings
 from hftune.data.splits import Splits, encoders_by_split, load_sources, pack_sources
 from hftune.data.storage.cache import fingerprint
 from hftune.data.tokenizing.counts import Counts
 from hftune.data.tokenizing.encoder import Encoder
 from hftune.distributed import ranks
+from hftune.errors import ArgumentError
 from hftune.logging import notice
+from hftune.opening.files import open_file
+
+_SAMPLE = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -50,6 +58,23 @@ class StreamEncoder:
         return [{name: made[name][number] for name in names} for number in range(len(made["input_ids"]))]
 
 
+def _sample(file: Path) -> str:
+    """A file's size, and a digest of what it begins and ends with: all of it would be read by every rank before step 1.
+
+    Raises:
+        DataError: It cannot be read.
+    """
+    try:
+        with open_file(file) as stream:
+            size = os.fstat(stream.fileno()).st_size
+            digest = xxhash.xxh3_128(stream.read(_SAMPLE))
+            stream.seek(max(0, size - _SAMPLE))
+            digest.update(stream.read(_SAMPLE))
+    except OSError as error:
+        raise unreadable(file, str(error.strerror or error)).error from error
+    return f"{''.join(file.suffixes).lower()} {size} {digest.hexdigest()}"
+
+
 @cache
 def _say_once(mode: str) -> None:
     """A stream counts nothing ahead, so what is said once a process is that there are some."""
@@ -65,18 +90,26 @@ def open_stream(encoder: Encoder, data_args: DataArguments, training_args: Stage
     """An endless stream over the training files; held-out records are tokenised ahead, as they always are.
 
     Raises:
+        ArgumentError: A number of records of a source.
         DataError: A source that is not there; a record that cannot be used is found while training.
     """
     assert encoder.row_length is not None, "preflight lets only stages with input_ids stream"
     packing = packing_by_split(training_args, encoder.row_length)
     flag = "--dataset_name" if data_args.dataset_name else "--train_file_dir"
     specs = parse_sources(str(data_args.dataset_name or data_args.train_file_dir), flag=flag)
+    for spec in specs:
+        if spec.take is not None:
+            raise ArgumentError(
+                "a stream has all records of a source, as they come",
+                place=f"--streaming, {flag} {spec.path}#{spec.take}",
+                fix="leave the number out (--max_steps says how long to train), or --streaming",
+            )
     files = [file for spec in specs for file in data_files(spec.path, flag)]
     drop = data_args.on_bad_record == "drop"
     # Blocks are joined from whole documents where packing may cut them.
     used = encoder.without_limit() if "train" in packing and packing["train"].cuts else encoder
     settings = StreamSettings(
-        data=fingerprint(files, encoder.tokenizer, encoder=used.settings(), drop=drop, columns=data_args.columns),
+        data=fingerprint([], encoder.tokenizer, samples=[*map(_sample, files)], **record_settings(used, data_args)),
         seed=training_args.seed if training_args.data_seed is None else training_args.data_seed,
         block_size=packing["train"].max_length if "train" in packing else None,
     )

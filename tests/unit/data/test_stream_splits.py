@@ -10,12 +10,13 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from hftune.arguments.entry import parse_arguments
+from hftune.data import stream_splits
 from hftune.data.corpus.streaming import StreamingDataset
 from hftune.data.splits import load_data
 from hftune.data.stream_splits import StreamEncoder
 from hftune.data.tokenizing.chats import ChatEncoder
 from hftune.data.tokenizing.texts import TextEncoder
-from hftune.errors import DataError
+from hftune.errors import ArgumentError, DataError
 from hftune.logging import notices
 from tests.unit.data.helpers import assistant, row, user
 
@@ -58,3 +59,34 @@ def test_only_training_records_are_streamed(chatml: PreTrainedTokenizerFast, tmp
     stream = iter(found.train)
     asked = {chatml.decode(next(stream)["input_ids"]).split("\n")[1] for _ in range(5)}
     assert asked == {f"train {number}<|im_end|>" for number in range(5)}
+
+
+def open_on(path: str, tokenizer: PreTrainedTokenizerFast) -> StreamingDataset:
+    flags = ["--streaming", "--max_steps", "3", "--output_dir", "o", "--train_file_dir", path]
+    _, data_args, _, args = parse_arguments("sft", flags)
+    return load_data(ChatEncoder(tokenizer, max_length=64), data_args, args).train  # type: ignore[return-value]
+
+
+def test_a_number_of_records_is_refused(chatml: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    file = tmp_path / "train.jsonl"
+    file.write_text(json.dumps({"messages": TALK}))
+    with pytest.raises(ArgumentError, match="a stream has all records") as error:
+        open_on(f"{file}#1,{file}", chatml)
+    assert str(error.value.place) == f"--streaming, --train_file_dir {file}#1"
+
+
+def test_data_are_told_apart_without_reading_them_all(
+    chatml: PreTrainedTokenizerFast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By their size, beginning and end: the middle of a large file is not read before the first step."""
+    monkeypatch.setattr(stream_splits, "_SAMPLE", 8)
+    file = tmp_path / "train.jsonl"
+    keys = set()
+    for text in ("0123456789_middle_0123456789", "0123456789_MIDDLE_0123456789"):
+        file.write_text(text)
+        keys.add(open_on(str(file), chatml).settings.data)
+    assert len(keys) == 1
+    for text in ("x123456789_middle_0123456789", "0123456789_middle_012345678x", "0123456789_middle__0123456789"):
+        file.write_text(text)
+        keys.add(open_on(str(file), chatml).settings.data)
+    assert len(keys) == 4

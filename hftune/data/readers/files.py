@@ -29,6 +29,7 @@ from hftune.data.readers.base import (
     is_compressed,
     unreadable,
 )
+from hftune.data.readers.split_names import files_of_split, separate_split
 from hftune.errors import DataError
 from hftune.logging import notice
 from hftune.on_demand import on_demand
@@ -90,28 +91,34 @@ def find_files(path: str, flag: str, *, say: bool = True) -> list[Path]:
     """The data files at `path` (a file, or a folder searched recursively), sorted by name.
 
     Hidden files and folders (a name that starts with a dot) are left out; files that are no data are left out with a
-    notice. Of a folder that `datasets` saved, the files are those that it lists. Links to files and folders are
-    followed, even out of the folder: that is how people gather data.
+    notice. Of a folder that `datasets` saved, the files are those that it lists. Of one whose names tell splits, they
+    are those of the training split (`split_names`). Links to files and folders are followed, even out of the folder:
+    that is how people gather data.
 
     Args:
-        path: File or folder; `~` is expanded.
+        path: File or folder, or FOLDER@SPLIT; `~` is expanded.
         flag: The flag that gave the path, such as `--train_file_dir`; errors name it.
         say: Say what is left out.
 
     Raises:
-        DataError: Nothing there, no file with a known suffix, an empty file, or a saved dictionary of several splits;
-            a name for data behind which there is no file that can be read to its end.
+        DataError: Nothing there, no file with a known suffix, an empty file, no such split, or a saved dictionary of
+            splits of which none is for training; a name for data behind which there is no file that can be read to its
+            end.
     """
-    root = Path(path).expanduser()
+    root, split = separate_split(path)
     if not os.path.exists(root):
         raise DataError(f"{path} does not exist", place=flag, fix=f"Give a folder or a file ({_ACCEPTED}).")
     try:
-        seen = _data_of(root, flag) if root.is_dir() else [root]
+        seen = _data_of(root) if root.is_dir() else [root]
     except OSError as error:
         cause = f"cannot read {path}: {error.strerror or error}"
         raise DataError(cause, place=flag, fix=UNREADABLE_FIX, kind="unreadable file") from error
     # By the whole name: `a.jsonl.gz` ends with a suffix of two parts.
     files = [file for file in seen if file.name.lower().endswith(SUFFIXES)]
+    left_out = [file for file in seen if file not in set(files)]
+    if root.is_dir() and files:
+        files = files_of_split(files, root, split, flag, say=say)
+        _check_splits(root, files, flag)
     # A file that was named is refused whatever its suffix; in a folder only what looks like data matters.
     _refuse_unreadable([root] if seen == [root] else files, flag)
     if not files:
@@ -125,7 +132,7 @@ def find_files(path: str, flag: str, *, say: bool = True) -> list[Path]:
         if file.stat().st_size == 0:
             raise DataError(f"{file} is empty (0 bytes)", place=flag, fix="Remove it or fill it.", kind="empty file")
     if say:
-        _say_what_is_left_out([file for file in seen if file not in set(files)], path)
+        _say_what_is_left_out(left_out, path)
     return files
 
 
@@ -157,9 +164,8 @@ def _no_file(file: Path) -> str:
     return kind or ("" if os.access(file, os.R_OK) else "a file that you may not read")
 
 
-def _data_of(root: Path, flag: str) -> list[Path]:
+def _data_of(root: Path) -> list[Path]:
     """All visible files of a folder but metadata, in one fixed order."""
-    _check_splits(root, flag)
     visible = _visible_files(root)
     # Of a saved data set only its own list tells the data from what later calls of `map` have left.
     listed = {folder: _listed_files(folder) for folder in {file.parent for file in visible if file.name == _STATE}}
@@ -213,13 +219,11 @@ def _listed_files(folder: Path) -> set[str] | None:
         return None
 
 
-def _check_splits(root: Path, flag: str) -> None:
-    """A saved dictionary of splits is not one data set: its test split must not be trained by accident."""
-    if not (root / _SPLITS).is_file():
-        return
-    splits = sorted(folder.name for folder in root.iterdir() if (folder / _STATE).is_file())
+def _check_splits(root: Path, files: list[Path], flag: str) -> None:
+    """A saved dictionary of splits is not one data set, and their names do not say which is for training."""
+    splits = sorted({file.parent.name for file in files})
     # A dictionary with one split is that split.
-    if len(splits) > 1:
+    if len(splits) > 1 and (root / _SPLITS).is_file():
         raise DataError(
             f"{root} holds the splits {', '.join(splits)}",
             place=flag,

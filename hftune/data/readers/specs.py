@@ -7,6 +7,7 @@ import os
 import re
 from dataclasses import dataclass
 
+from hftune.data.readers.split_names import separate_split
 from hftune.errors import ArgumentError, shown
 
 _TAKE = re.compile(r"#([^#\s,/]*)$")
@@ -99,9 +100,9 @@ def _exists(text: str) -> bool:
 
 
 def path_exists(text: str) -> bool:
-    """Whether there is a file or folder of this name, `~` expanded; a text too long to be one is none."""
+    """Whether there is a file or folder of this name, or of FOLDER@SPLIT; a text too long to be one is none."""
     # Path.exists would raise for a long list of sources: more than 255 letters are no name.
-    return os.path.exists(os.path.expanduser(text))
+    return os.path.exists(separate_split(text)[0])
 
 
 def _take(text: str, flag: str) -> tuple[str, int | None]:

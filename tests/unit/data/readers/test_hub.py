@@ -49,7 +49,7 @@ def test_a_folder_read_by_datasets_gives_rows(tmp_path: Path, monkeypatch: pytes
         download(HubName("owner/name", split="dev"), FLAG, cache_dir=str(tmp_path / "cache"))
     assert caught.value.place == FLAG
     # A path that is there is read as it is, not through the library.
-    assert [file.name for file in data_files("owner/name", FLAG)] == ["test.jsonl", "train.jsonl"]
+    assert [file.name for file in data_files("owner/name", FLAG)] == ["train.jsonl"]
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,8 @@ ANSWER_TASKS = ("exact_match", "math", "bleu", "chrf", "rouge", "json", "tool_ca
 """Tasks that compare a generated answer with the record's, or look at its form."""
 OF_ANSWERS = ("reward", "judge")
 """Tasks that score answers by another model."""
+COMPARED_TASKS = (*(task for task in ANSWER_TASKS if task not in ("json", "tool_calls")), "judge")
+"""Tasks that compare a generated answer with the record's."""
 OWN_TASKS = ("loss", *ANSWER_TASKS, *OF_ANSWERS)
 """Tasks on the records of `--validation_file_dir`; all others are lm-eval's."""
 

@@ -161,7 +161,7 @@ def test_a_judge_that_gives_no_verdict_is_told_of() -> None:
         patch.setattr("hftune.tools.evaluating.judging.notice", notices.append)
         patch.setattr(chat_server, "_SIDE_BY_SIDE", 1)
         judge = Judge(ChatServer(asked.url, "--judge_url", "t", "NO_KEY"))
-        assert judge([([{"role": "user", "content": "Q"}], "A", "B")] * 2) == [1.0, 0.5]
+        assert judge([([{"role": "user", "content": "Q"}], "A", "B")] * 2) == [0.5, 0.5]
     assert notices == ["3 of 4 answers of the judge hold no verdict; each counts as a tie"]
 
 

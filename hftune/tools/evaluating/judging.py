@@ -25,7 +25,12 @@ neither their order nor their length counts.
 {second}
 
 End with one line: "Verdict: A", "Verdict: B", or "Verdict: tie"."""
-_VERDICT = re.compile(r"verdict\W*(A|B|tie)\b", re.IGNORECASE)
+# A small "a" may be an article, as in "a tie": it names an answer only where nothing but a mark follows.
+_VERDICT = re.compile(
+    r"(?i:verdict)\W*(?:(?i:is|it is|it's|an?|the|answer|response|option)\W+)*?"
+    r"((?i:tie|draw)\b|[ABab](?=[^\w\s]|\s*$|\s+(?i:is|wins|because|since)\b))",
+    re.MULTILINE,
+)
 _TOKENS = 1024
 
 
@@ -58,14 +63,12 @@ class Judge:
 def verdict(text: str) -> str:
     """`a`, `b` or `tie`: the last that a judge says; `tie` where it says none."""
     found = _VERDICT.findall(text)
-    return str(found[-1]).lower() if found else "tie"
+    return str(found[-1]).lower().replace("draw", "tie") if found else "tie"
 
 
 def outcome(ours_first: str, ours_second: str) -> float:
-    """1 where an answer wins in both places, or wins in one and ties in the other; 0.5 for a tie; else 0."""
-    points = {"a": 1, "b": -1, "tie": 0}
-    total = points[ours_first] - points[ours_second]
-    return 1.0 if total > 0 else 0.0 if total < 0 else 0.5
+    """1 where an answer wins in both places, 0 where it loses in both; else 0.5."""
+    return {("a", "b"): 1.0, ("b", "a"): 0.0}.get((ours_first, ours_second), 0.5)
 
 
 def _question(messages: Sequence[Message], first: str, second: str) -> Question:

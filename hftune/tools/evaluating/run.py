@@ -8,13 +8,13 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from hftune.arguments.evaluating import OWN_TASKS, EvaluateArguments
+from hftune.arguments.evaluating import COMPARED_TASKS, OWN_TASKS, EvaluateArguments
 from hftune.checkpoints import manifest as manifests
 from hftune.checkpoints.folder_checks import check_recorded_whole
 from hftune.checkpoints.inputs import record_inputs
 from hftune.distributed import launch, ranks
 from hftune.errors import ArgumentError, UserError, did_you_mean, raise_together
-from hftune.logging import get_logger, notices
+from hftune.logging import get_logger, notice, notices
 from hftune.on_demand import on_demand
 from hftune.publishing.disk import write_file
 from hftune.publishing.folder import published_folder
@@ -50,6 +50,7 @@ def evaluate(args: EvaluateArguments, argv: list[str]) -> dict[str, Any]:
     raise_together(check_evaluate(args))
     launch.meet_for_objects()
     work = Work(args)
+    raise_together(_check_records(work))
     with parts_of(str(args.output_dir), _plan(work)) as parts:
         for number, model in enumerate(work.models):
             _measure(work, parts, number, model)
@@ -96,6 +97,19 @@ def _check_tasks(args: EvaluateArguments) -> Iterator[UserError]:
         yield ArgumentError("no reward model was named", place="--reward_model_path", fix=fix)
     if "judge" in tasks and not args.judge_url:
         yield ArgumentError("no judge was named", place="--judge_url", fix="--judge_url http://host:port")
+
+
+def _check_records(work: Work) -> Iterator[UserError]:
+    """Tasks that the records have nothing for; where only some have, a notice."""
+    lacking = dict.fromkeys(COMPARED_TASKS, ("answers", [one for one in work.asked if one.right is None]))
+    lacking["tool_calls"] = "tools", [one for one in work.asked if not one.tools]
+    for task in work.tasks:
+        what, without = lacking.get(task, ("", []))
+        if without and len(without) == len(work.asked):
+            fix = f"leave {task} out of --eval_tasks, or add {what} to the records"
+            yield ArgumentError(f"{task} needs records with {what}, and none has", place=FLAG, fix=fix)
+        elif without:
+            notice(f"{task}: {len(without)} of {len(work.asked)} records are without {what}, and not in the figure")
 
 
 def _plan(work: Work) -> dict[str, Any]:

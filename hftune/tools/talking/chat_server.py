@@ -59,6 +59,8 @@ class ChatServer:
         Raises:
             ArgumentError: It is away, refuses one, or its answer cannot be used.
         """
+        if not questions:
+            return []
         ask = functools.partial(self._answer, body={"model": self.name, "max_tokens": max_new_tokens, **options})
         with ThreadPool(min(len(questions), _SIDE_BY_SIDE)) as pool:
             return pool.map(ask, questions)

@@ -19,6 +19,19 @@ from tests.answering import server
         ("Verdict: A? No.\nVerdict: tie", "tie"),
         ("I cannot say", "tie"),
         ("Verdict: Apple", "tie"),
+        ("Verdict: a tie", "tie"),
+        ("Verdict: A tie.", "tie"),
+        ("Verdict: it is a tie", "tie"),
+        ("verdict: tie", "tie"),
+        ("Verdict: a draw", "tie"),
+        ("Verdict: a clear win for nobody", "tie"),
+        ("Verdict: A and B are alike", "tie"),
+        ("verdict: a", "a"),
+        ("Verdict: Answer A.", "a"),
+        ("Verdict: **A** (clearer)", "a"),
+        ("Verdict: [[B]]", "b"),
+        ("Verdict: B is better", "b"),
+        ("The verdict is: B", "b"),
     ],
 )
 def test_the_last_verdict_counts(text: str, said: str) -> None:
@@ -32,8 +45,11 @@ def test_the_last_verdict_counts(text: str, said: str) -> None:
         ("b", "a", 0),
         ("a", "a", 0.5),
         ("tie", "tie", 0.5),
-        ("a", "tie", 1),
-        ("tie", "a", 0),
+        # A verdict that changes with the order is a tie.
+        ("a", "tie", 0.5),
+        ("tie", "a", 0.5),
+        ("tie", "b", 0.5),
+        ("b", "tie", 0.5),
         ("b", "b", 0.5),
     ],
 )
@@ -56,3 +72,9 @@ def test_a_judge_that_likes_the_first_place_has_no_say() -> None:
     body = asked.requests[0][1]
     assert len(asked.requests) == 6 and body["temperature"] == 0 and body["model"] == "j"
     assert "system: Be brief.\nuser: " in body["messages"][0]["content"]
+
+
+def test_no_questions_ask_nobody() -> None:
+    with server(lambda path, body: (500, {})) as asked:
+        assert Judge(ChatServer(asked.url, "--judge_url", None, "HFTUNE_JUDGE_API_KEY"))([]) == []
+    assert asked.requests == []

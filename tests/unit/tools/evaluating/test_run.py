@@ -19,6 +19,7 @@ from hftune.data.tokenizing.chats import ChatEncoder
 from hftune.data.tokenizing.counts import Counts
 from hftune.digests import changed_files
 from hftune.errors import ArgumentError
+from hftune.logging import notices
 from hftune.tools.evaluating import work as work_module
 from hftune.tools.evaluating.losses import RecordLosses
 
@@ -36,6 +37,8 @@ RECORDS = [
     },
     {"prompt": "What is 1 plus 1?", "response": "2"},
 ]
+
+JUDGE = ("--judge_url", "http://localhost:1")
 
 
 @pytest.fixture(scope="module")
@@ -171,3 +174,29 @@ def test_everything_that_is_wrong_is_said_at_once(data: Path, tmp_path: Path) ->
         dispatch(["evaluate", "--eval_tasks", "exact_mach", "loss"])
     for said in ("no model was named", "did you mean exact_match?", "no held-out records", "no folder for the results"):
         assert said in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("task", "record", "needed"),
+    [
+        ("judge", {"prompt": "Why?"}, "answers"),
+        ("exact_match", {"prompt": "Why?"}, "answers"),
+        ("math", {"prompt": "Why?"}, "answers"),
+        ("tool_calls", RECORDS[0], "tools"),
+    ],
+)
+def test_a_task_that_the_records_have_nothing_for(
+    task: str, record: dict[str, Any], needed: str, tiny_model: Path, tmp_path: Path
+) -> None:
+    """`judge` on bare prompts ended in a traceback, the others without a figure and without a word."""
+    (tmp_path / "a.jsonl").write_text(json.dumps(record) + "\n")
+    with pytest.raises(ArgumentError, match=f"{task} needs records with {needed}, and none has"):
+        evaluated(tmp_path / "out", tmp_path / "a.jsonl", "--models", tiny_model, "--eval_tasks", task, *JUDGE)
+
+
+def test_records_that_a_task_leaves_out_are_counted(tiny_model: Path, tmp_path: Path) -> None:
+    records = [{"prompt": "Why?"}, {"prompt": "What is 1 plus 1?", "answer": "2"}]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    found = evaluated(tmp_path / "out", tmp_path / "a.jsonl", "--models", tiny_model, "--eval_tasks", "exact_match")
+    assert found["models"][str(tiny_model)]["exact_match"]["records"] == 1
+    assert "exact_match: 1 of 2 records are without answers, and not in the figure" in notices()

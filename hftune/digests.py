@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,22 +40,24 @@ class Damaged(ValueError):
     """Something is not as it was written; the words say what."""
 
 
-def digest(file: Path) -> str:
-    """128 bits of XXH3 over a file, in hex; reads about as fast as memory does."""
+def digest(file: Path, moved: Callable[[], None] = lambda: None) -> str:
+    """128 bits of XXH3 over a file, in hex; reads about as fast as memory does. `moved` is called for each chunk."""
     state = xxhash.xxh3_128()
     with open_file(file) as stream:
         while chunk := stream.read(_CHUNK):
             state.update(chunk)
+            moved()
     return state.hexdigest()
 
 
-def digests(files: list[Path], *, once: bool = False) -> list[str]:
+def digests(files: list[Path], *, once: bool = False, moved: Callable[[], None] = lambda: None) -> list[str]:
     """Of many files; xxhash lets go of the interpreter, so several are read at once.
 
     Args:
         once: What this process has read before, and the system calls unchanged, is not read again.
+        moved: Called while files are read, by several threads.
     """
-    read = _digest_once if once else digest
+    read = _digest_once if once else partial(digest, moved=moved)
     if len(files) < 2:
         return [read(file) for file in files]
     with ThreadPoolExecutor(_THREADS) as pool:

@@ -300,9 +300,8 @@ def _stopped(trainer: StageTrainer, manifest: manifests.Manifest) -> Preempted:
     # Where the best weights were loaded they are not those of the last step any more.
     if not there and not args.load_best_model_at_end and step:
         trainer.save_checkpoint()
-        trainer.checkpoints.wait()
         there = True
-    ranks.barrier()
+    trainer.checkpoints.wait_together()
     if not manifests.is_complete(args.output_dir):
         _write(args, manifest | {"status": manifests.INTERRUPTED, "steps": step, "notices": notices()})
     ranks.barrier()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,13 @@ TRAINER_STATE = "trainer_state.json"
 _RESULT = {".safetensors", ".json", ".jinja", ".txt", ".model"}
 
 
-def write_record(folder: Path, about: dict[str, Any]) -> None:
+def write_record(folder: Path, about: dict[str, Any], moved: Callable[[], None] = lambda: None) -> None:
     """Write down every file of a checkpoint with its size and a digest, and flush all of it to the disk.
 
     Args:
         folder: A checkpoint to which nothing will be added.
         about: What else to remember: step, world size, ZeRO stage.
+        moved: Called while files are flushed and read, which may take minutes.
     """
     files = {
         str(file.relative_to(folder)): file.stat().st_size
@@ -34,8 +36,8 @@ def write_record(folder: Path, about: dict[str, Any]) -> None:
         if file.is_file() and file.name != RECORD_NAME
     }
     # The record says that everything else is there, so everything else is on the disk before it is written.
-    flush_tree(folder)
-    contents = dict(zip(files, digests([folder / name for name in files]), strict=True))
+    flush_tree(folder, moved)
+    contents = dict(zip(files, digests([folder / name for name in files], moved=moved), strict=True))
     write_file(folder / RECORD_NAME, json.dumps({**about, "files": files, "digests": contents}, indent=2) + "\n")
 
 

@@ -9,7 +9,7 @@ import secrets
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -55,13 +55,14 @@ def flush(path: Path) -> None:
         os.close(handle)
 
 
-def flush_tree(folder: Path) -> None:
-    """Flush every file and folder of a tree, the folder itself last."""
+def flush_tree(folder: Path, moved: Callable[[], None] = lambda: None) -> None:
+    """Flush every file and folder of a tree, the folder itself last; `moved` is called after each file."""
     # Upwards: a folder's own entry is flushed after what it names.
     for root, _, files in os.walk(folder, topdown=False):
         for name in files:
             if not os.path.islink(os.path.join(root, name)):
                 flush(Path(root) / name)
+                moved()
         flush(Path(root))
 
 

@@ -25,7 +25,7 @@ class Trainer:
         self.state = SimpleNamespace(global_step=step, best_global_step=None)
         given = {"output_dir": str(output), "do_train": True, "load_best_model_at_end": False}
         self.args = SimpleNamespace(**given, resume_from_checkpoint=None, **args)
-        self.checkpoints = SimpleNamespace(wait=lambda: None)
+        self.checkpoints = SimpleNamespace(wait_together=lambda: None)
         self.model, self.evaluated, self.saved = "model", 0, 0
         self.current_evaluation: dict[str, float] | None = {"eval_loss": 1.0}
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from hftune.checkpoints.exported_names import exported_name
 from hftune.checkpoints.integrity import TRAINER_STATE, added_files, checkpoint_fault, write_record
 from hftune.checkpoints.manifest import Manifest, write_manifest
 from hftune.checkpoints.resume import PARTIAL, delete_discarded, discard, remove_leftovers, remove_old
-from hftune.distributed import nodes, ranks, zero
+from hftune.distributed import nodes, phases, ranks, zero
 from hftune.logging import get_logger, notice
 from hftune.models.adapters.initialisation import initial_factors, split_plain_lora
 from hftune.models.loading.own_weights import tensors_by_parameter
@@ -22,6 +22,9 @@ from hftune.publishing.disk import flush, free_name, lexists
 from hftune.publishing.folder import make_work
 from hftune.trainers.features.feature import Feature
 from hftune.trainers.features.run import Run
+
+_LOOK = 1.0
+"""Seconds between two looks of the processes at the one that publishes a checkpoint."""
 
 
 class Checkpoints(Feature):
@@ -39,15 +42,14 @@ class Checkpoints(Feature):
         # One thread, which reads and renames files that nothing writes any more and never talks to other processes.
         self._publisher = ThreadPoolExecutor(1, thread_name_prefix="hftune-publisher")
         self._published: Future[None] | None = None
+        self._moves = 0  # counts what that thread does: who waits for it knows that it is at work
         self._work: Path | None = None  # where the Trainer writes while a checkpoint is made
         self._several_places: bool | None = None  # machines write into folders of their own; None: not asked yet
 
     @contextmanager
     def checkpointing(self, run: Run) -> Iterator[None]:
         """Have the Trainer write into a folder of its own, check that and rename it."""
-        self.wait()
-        if run.args.async_save:
-            ranks.barrier()  # on each machine a process clears up what it takes for leftovers
+        self.wait_together()  # on each machine a process clears up what it takes for leftovers
         output = Path(str(run.args.output_dir))
         # Asked once: the answer takes a file written by one machine and looked for by the others.
         if self._several_places is None:
@@ -66,7 +68,7 @@ class Checkpoints(Feature):
         if ranks.is_main() or (self._several_places and ranks.local_rank() == 0):
             self.publish(run, output, name)
         if not run.args.async_save:
-            ranks.barrier()
+            self.wait_together()
 
     def checkpoint_parent(self, run: Run) -> Path | None:
         """The folder for work in progress."""
@@ -91,8 +93,7 @@ class Checkpoints(Feature):
         The Trainer would load the engine's own state into the live engine, which needs the optimizer's memory again and
         fails with the checkpoints of adapters.
         """
-        self.wait()
-        ranks.barrier()
+        self.wait_together()
         if not run.is_deepspeed_enabled:
             return False
         best = Path(str(run.state.best_model_checkpoint))
@@ -115,6 +116,21 @@ class Checkpoints(Feature):
         if published is not None:
             published.result()
 
+    def wait_together(self) -> None:
+        """As `wait`, for all ranks, which must call it: none hangs as long as the one that publishes is at work."""
+        before = None
+        while True:
+            wait([self._published] if self._published else [], timeout=_LOOK)
+            here = self._published is None or self._published.done()
+            everyone = ranks.gathered_objects((here, self._moves))
+            if all(done for done, _ in everyone):
+                break
+            if everyone != before:
+                phases.keep_alive()
+            before = everyone
+        self.wait()
+        ranks.barrier()  # an error of the one is not overtaken by the others' next step
+
     def publish(self, run: Run, output: Path, name: str) -> None:
         """Check, rename and tidy: once on a file system that machines share, on each where they do not."""
         # What a resumed run must know of the world that wrote it, before it opens a file of DeepSpeed's.
@@ -130,15 +146,15 @@ class Checkpoints(Feature):
         limit, best = run.args.save_total_limit, run.state.best_model_checkpoint
 
         def job() -> None:
-            publish_checkpoint(output / PARTIAL / name, output / name, about)
+            publish_checkpoint(output / PARTIAL / name, output / name, about, self._move)
             remove_leftovers(output)
             remove_old(output, limit, best)
 
-        if not run.args.async_save:
-            job()
-            return
         # The next checkpoint waits for this one before it begins, so that there is one job at a time.
         self._published = self._publisher.submit(job)
+
+    def _move(self) -> None:
+        self._moves += 1
 
     @contextmanager
     def _writing_into(self, folder: Path) -> Iterator[None]:
@@ -208,9 +224,11 @@ def load_exported(model: Any, tensors: dict[str, Any]) -> list[str]:
     return missing
 
 
-def publish_checkpoint(aside: Path, final: Path, about: dict[str, Any]) -> None:
+def publish_checkpoint(
+    aside: Path, final: Path, about: dict[str, Any], moved: Callable[[], None] = lambda: None
+) -> None:
     """Give a checkpoint its name once it is whole; what had that name before is replaced, or kept if it is not ours."""
-    write_record(aside, about)
+    write_record(aside, about, moved)
     fault = checkpoint_fault(aside)
     # Not an error for the user: what is checked was written a moment ago, by this run.
     assert fault is None, f"the checkpoint just written is not whole: {fault}"

@@ -30,6 +30,7 @@ class NanGuard(Feature):
         self._losses: list[tuple[torch.Tensor, Inputs]] = []
         self._last_norm: float | None = None
         self._broken_before: set[str] = set()
+        self._looked_at: int | None = None  # the step whose weights were found whole
 
     def before_train(self, run: Run, checkpoint: str | None) -> None:
         """What the base came with is not training's doing: a row for a token that nobody uses may hold anything."""
@@ -71,7 +72,9 @@ class NanGuard(Feature):
         Raises:
             UserError: A trained weight is NaN or infinite on this rank.
         """
-        self._look_at_weights(run)
+        # A checkpoint saves its weights by themselves as well, and a result has been looked at: once a step is enough.
+        if self._looked_at != run.state.global_step:
+            self._look_at_weights(run)
 
     def before_result(self, run: Run) -> None:
         """Nor is a result: after the last step no loss would tell.
@@ -102,6 +105,7 @@ class NanGuard(Feature):
         broken = [name for name in broken_parameters(run.model, trained=True) if name not in self._broken_before]
         if broken:
             raise self._fault(run, f"weights are NaN or infinite ({', '.join(broken[:3])})", {})
+        self._looked_at = run.state.global_step
 
     def _fault(self, run: Run, what: str, inputs: Mapping[str, Any], *, ended: bool = True) -> UserError:
         # The Trainer counts a step when it has ended.
@@ -118,7 +122,7 @@ class NanGuard(Feature):
 
     def _way_out(self, run: Run) -> str:
         # DeepSpeed has made its step with these gradients already: only what is frozen still tells of the base.
-        broken = list(broken_parameters(run.model, trained=False if run.is_deepspeed_enabled else None))
+        broken = broken_parameters(run.model, trained=False if run.is_deepspeed_enabled else None)
         if broken and not run.state.global_step and self._last_norm is None:
             return f"the base has weights that are NaN or infinite ({', '.join(broken[:3])}): get it anew"
         lower = "lower --learning_rate, or raise --warmup_steps"
@@ -143,15 +147,20 @@ def describe_batch(inputs: Any, tokenizer: Any) -> Iterator[str]:
         yield f"a batch of {' x '.join(map(str, ids.shape))} tokens that begins with {shown(text)!r}"
 
 
-def broken_parameters(model: torch.nn.Module, *, trained: bool | None = None) -> Iterator[str]:
+def broken_parameters(model: torch.nn.Module, *, trained: bool | None = None) -> list[str]:
     """Names of parameters with a value that is NaN or infinite; of ZeRO-3's, this rank's part is looked at.
 
     Args:
         trained: Those that are trained, or frozen, alone.
     """
-    for name, parameter in model.named_parameters():
-        if trained not in (None, parameter.requires_grad):
-            continue
-        values = zero.local_values(parameter)
-        if values.is_floating_point() and not values.isfinite().all():
-            yield name
+    asked = {name: one for name, one in model.named_parameters() if trained in (None, one.requires_grad)}
+    values = {name: zero.local_values(parameter) for name, parameter in asked.items()}
+    whole = {name: one.isfinite().all() for name, one in values.items() if one.is_floating_point()}
+    # A device is waited for once, not for each parameter; those that are offloaded are on another one.
+    devices = {one.device for one in whole.values()}
+    broken = set()
+    for device in devices:
+        names = [name for name, one in whole.items() if one.device == device]
+        flags = torch.stack([whole[name] for name in names]).tolist()
+        broken |= {name for name, flag in zip(names, flags, strict=True) if not flag}
+    return [name for name in whole if name in broken]

@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import nn
 
-from hftune import logging
-from hftune.checkpoints.integrity import TRAINER_STATE, read_record
+from hftune import digests, logging
+from hftune.checkpoints.integrity import RECORD_NAME, TRAINER_STATE, read_record
 from hftune.checkpoints.resume import PARTIAL, checkpoints
-from hftune.distributed import nodes, ranks
+from hftune.distributed import nodes, phases, ranks
 from hftune.publishing.folder import is_ours
 from hftune.trainers.features import checkpoints as feature_module
 from hftune.trainers.features.checkpoints import (
@@ -114,12 +114,31 @@ def test_every_process_waits_where_the_others_do(tmp_path: Path, monkeypatch: py
     waits: list[int] = []
     monkeypatch.setattr(ranks, "barrier", lambda: waits.append(1))
     save(Checkpoints(), run_of(tmp_path), tmp_path)
-    # After the work folder is made, after all have written, after it is published.
-    assert len(waits) == 3
+    # Before leftovers are cleared up, after the work folder is made, after all have written, after it is published.
+    assert len(waits) == 4
     feature = Checkpoints()
     save(feature, run_of(tmp_path, 5, async_save=True), tmp_path)
     feature.wait()
-    assert len(waits) == 6, "before leftovers are cleared up, and not after what another thread does"
+    assert len(waits) == 7, "not after what another thread does"
+
+
+def test_who_waits_for_a_checkpoint_is_no_hang_as_long_as_it_moves_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two looks find the other process at work, one finds that it stands still, the last that it is done."""
+    answers = iter([(False, 1), (False, 2), (False, 2), (True, 3)])
+    alive: list[int] = []
+    monkeypatch.setattr(ranks, "gathered_objects", lambda own: [own, next(answers)])
+    monkeypatch.setattr(phases, "keep_alive", lambda: alive.append(1))
+    Checkpoints().wait_together()
+    assert len(alive) == 2 and next(answers, None) is None
+
+
+def test_publishing_shows_that_it_moves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(digests, "_CHUNK", 4)
+    folder, moves = make(tmp_path, 4, record=False), []
+    publish_checkpoint(folder, tmp_path / "checkpoint-5", {}, lambda: moves.append(1))
+    files = [file for file in (tmp_path / "checkpoint-5").iterdir() if file.name != RECORD_NAME]
+    chunks = sum(-(-file.stat().st_size // 4) for file in files)
+    assert len(moves) == len(files) + chunks, "each file that is flushed, and each chunk that is read"
 
 
 def test_places_are_asked_for_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,10 +51,10 @@ def test_training_goes_on_while_a_checkpoint_is_published(
     trainer, seen = _trainer(tiny_model, tmp_path, "--async_save", "True")
     publish, waited = checkpoints.publish_checkpoint, []
 
-    def publish_late(aside: Path, final: Path, about: dict[str, Any]) -> None:
+    def publish_late(aside: Path, final: Path, about: dict[str, Any], *more: Any) -> None:
         if final.name == "checkpoint-2":
             waited.append(seen.third.wait(60))
-        publish(aside, final, about)
+        publish(aside, final, about, *more)
 
     monkeypatch.setattr(checkpoints, "publish_checkpoint", publish_late)
     trainer.train()
@@ -78,10 +78,10 @@ def test_a_full_disk_ends_the_run(tiny_model: Path, tmp_path: Path, monkeypatch:
     trainer, seen = _trainer(tiny_model, tmp_path, "--async_save", "True")
     publish = checkpoints.publish_checkpoint
 
-    def fails(aside: Path, final: Path, about: dict[str, Any]) -> None:
+    def fails(aside: Path, final: Path, about: dict[str, Any], *more: Any) -> None:
         if final.name == name:
             raise OSError(28, "No space left on device")
-        publish(aside, final, about)
+        publish(aside, final, about, *more)
 
     monkeypatch.setattr(checkpoints, "publish_checkpoint", fails)
     with pytest.raises(OSError, match="No space left"):

@@ -13,6 +13,7 @@ from hftune import logging
 from hftune.arguments.entry import parse_arguments
 from hftune.data.splits import Splits
 from hftune.errors import UserError
+from hftune.trainers.features import nan_guard
 from hftune.trainers.features.nan_guard import broken_parameters, describe_batch
 from hftune.trainers.pt import PTTrainer
 from hftune.trainers.sft import SFTTrainer
@@ -108,6 +109,18 @@ def test_weights_that_the_last_step_broke(tiny_model: Path, tmp_path: Path) -> N
     with pytest.raises(UserError, match="weights are NaN or infinite") as raised:
         trainer.before_saving()
     assert "step 3 of 3" in str(raised.value)
+
+
+def test_weights_are_looked_at_once_a_checkpoint(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer, looks = trainer_for("sft", tiny_model, tmp_path), []
+    monkeypatch.setattr(nan_guard, "broken_parameters", lambda model, **which: looks.append(1) or [])
+    trainer.train()
+    assert len(looks) == 1 + len(checkpoints(tmp_path)) == 4, "what the base came with, and each checkpoint"
+    trainer.before_saving()
+    trainer.save_model()
+    assert len(looks) == 5, "the result, though it is written after that"
 
 
 def test_what_the_base_came_with_loses_no_step(tiny_model: Path, tmp_path: Path) -> None:

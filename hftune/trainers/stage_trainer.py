@@ -136,6 +136,14 @@ class StageTrainer(FeatureHost):
         self.features.call_reversed(Feature.after_step, self, inputs, loss.detach())
         return loss
 
+    def _prepare_input(self, data: Any) -> Any:
+        """Overrides `Trainer._prepare_input`: numbers of a batch keep their precision.
+
+        Under DeepSpeed in bf16 the Trainer (transformers 5.23) rounds all of them for models that take numbers: a
+        reference's log-probability of -300 would be off by up to 1, as would margins, weights and targets.
+        """
+        return data.to(self.args.device) if isinstance(data, torch.Tensor) else super()._prepare_input(data)
+
     def compute_loss(
         self, model: Any, inputs: Inputs, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:

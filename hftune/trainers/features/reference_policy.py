@@ -218,7 +218,8 @@ class ReferencePolicy(Feature):
             weights,
             data_fingerprint(dataset, columns),
             f"{self.run.args.ld_alpha} {self.run.args.normalize_logps}",
-            str(self.run.accelerator.mixed_precision),
+            # DeepSpeed computes in 16 bits throughout, autocast has sums and norms in float32.
+            f"{self.run.accelerator.mixed_precision} {self.run.is_deepspeed_enabled}",
         )
         key = xxhash.xxh3_128_hexdigest("\0".join(about).encode())
         return add_reference_columns(dataset, key, lambda: self.compute(dataset, name))

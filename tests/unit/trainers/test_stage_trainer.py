@@ -71,6 +71,20 @@ def test_a_disk_that_is_full_as_the_trainer_is_made_is_one_message(tmp_path: Pat
         Full(model=None, args=args)
 
 
+def test_numbers_of_a_batch_are_not_rounded_under_deepspeed() -> None:
+    """transformers casts them to the engine's dtype: in bf16 a log-probability of -123.3 would be -123.5."""
+    trainer = object.__new__(SFTTrainer)
+    config = SimpleNamespace(dtype=lambda: torch.bfloat16)
+    plugin = SimpleNamespace(hf_ds_config=config)
+    trainer.args = SimpleNamespace(device="cpu")
+    trainer.is_deepspeed_enabled = True
+    trainer.accelerator = SimpleNamespace(state=SimpleNamespace(deepspeed_plugin=plugin))
+    batch = {"ref_chosen_logps": torch.tensor([-123.317]), "kl": {"weights": [torch.tensor(0.1)]}, "rows": 1}
+    moved = trainer._prepare_inputs(batch)
+    assert moved["ref_chosen_logps"].item() == pytest.approx(-123.317) and moved["rows"] == 1
+    assert moved["kl"]["weights"][0].dtype == torch.float32
+
+
 @cache
 def overridden() -> set[tuple[str, str]]:
     """Class that a private method comes from, and its name, of all that hftune's trainers override."""

@@ -51,6 +51,17 @@ def test_what_is_trained_is_in_float32_and_computes(
             assert parameter.grad is not None and parameter.grad.dtype == torch.float32, name
 
 
+def test_under_deepspeed_nothing_casts(tiny_model: Path) -> None:
+    """Its engine makes all weights of one dtype: inputs in float32 would not fit a head in bf16."""
+    argv = ["--model_name_or_path", str(tiny_model), "--output_dir", "o", "--use_peft", "--dtype", "bfloat16"]
+    model_args, _, adapter_args, training_args = parse_arguments("rm", argv)
+    training_args.deepspeed = "zero2"
+    tokenizer = load_tokenizer(model_args, training_args)
+    model = load_reward_model(model_args, adapter_args, training_args, tokenizer)
+    model = add_adapter(model, adapter_args, training_args).bfloat16()
+    assert model(IDS).logits.dtype == torch.bfloat16
+
+
 def test_a_reward_models_head_is_in_float32_by_default(tiny_model: Path) -> None:
     kept = built(tiny_model, "rm", "--use_peft")
     low = built(tiny_model, "rm", "--use_peft", "--train_in_float32", "False")

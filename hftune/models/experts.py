@@ -63,6 +63,8 @@ def is_mixture(config: PreTrainedConfig) -> bool:
 def router_shares(config: PreTrainedConfig) -> Callable[[torch.Tensor], torch.Tensor] | None:
     """From router logits (tokens, experts) to shares of each expert that add up to 1; None where that is not known."""
     text = config.get_text_config()
+    if text.model_type == "doge":  # scores of two halves of an expert's number
+        return None
     if text.model_type in SIGMOID_ROUTERS:
         return _sigmoid_shares
     if text.model_type in SOFTMAX_ROUTERS or hasattr(text, "router_aux_loss_coef"):
@@ -70,16 +72,19 @@ def router_shares(config: PreTrainedConfig) -> Callable[[torch.Tensor], torch.Te
     return None
 
 
-def routers_of(model: nn.Module) -> list[nn.Module]:
-    """The routers of a model, in the order of its layers: the modules whose logits transformers can record."""
-    classes: list[type] = []
+def routers_of(model: nn.Module) -> dict[nn.Module, int]:
+    """The routers of a model, in the order of its layers, and which of their outputs are logits.
+
+    They are the modules whose logits transformers can record.
+    """
+    places: dict[type, int] = {}
     for module in model.modules():
         recorder: Any = (getattr(module, "_can_record_outputs", None) or {}).get("router_logits")
         if isinstance(recorder, OutputRecorder):
-            classes.append(recorder.target_class)
+            places[recorder.target_class] = recorder.index
         elif isinstance(recorder, type):
-            classes.append(recorder)
-    return [module for module in model.modules() if isinstance(module, tuple(classes))] if classes else []
+            places[recorder] = 0
+    return {module: place for module in model.modules() for kind, place in places.items() if isinstance(module, kind)}
 
 
 def _softmax_shares(logits: torch.Tensor) -> torch.Tensor:

@@ -14,6 +14,7 @@ from hftune.models.experts import routers_of
 from hftune.trainers.features.router_loss import RouterListener
 from tests.architectures import MIXTURES_OF_EXPERTS, make_model
 from tests.parity.stages import METHODS, STAGES, losses, run_stage
+from tests.table.tiny import tiny_config
 
 AUX, Z = 0.5, 0.1
 WITH = ("--router_aux_loss_coef", str(AUX), "--moe_z_loss_coef", str(Z))
@@ -93,10 +94,13 @@ def test_the_models_own_coefficient_counts_and_is_kept(
         assert AutoModelForCausalLM.from_pretrained(tmp_path / stage).config.router_aux_loss_coef == 0.001
 
 
-@pytest.mark.parametrize("name", MIXTURES_OF_EXPERTS)
+@pytest.mark.parametrize("name", [*MIXTURES_OF_EXPERTS, "llama4_text"])
 def test_routers_are_heard(name: str, tmp_path: Path) -> None:
     """Padding left out, one pass a forward pass with gradients, recomputed ones not twice; the balance is right."""
-    model = AutoModelForCausalLM.from_pretrained(make_model(name, tmp_path)).train()
+    if name == "llama4_text":  # whose routers give scores, and logits behind them
+        model = AutoModelForCausalLM.from_config(tiny_config(name), attn_implementation="sdpa").train()
+    else:
+        model = AutoModelForCausalLM.from_pretrained(make_model(name, tmp_path)).train()
     model.gradient_checkpointing_enable({"use_reentrant": False})
     listener = RouterListener(model)
     ids = torch.randint(3, 200, (3, 16), generator=torch.Generator().manual_seed(0))
@@ -111,6 +115,9 @@ def test_routers_are_heard(name: str, tmp_path: Path) -> None:
     (balance + z + output.loss).backward()
     assert len(passes[0].logits) == len(routers_of(model)), "the backward pass was heard"
     assert all(router.weight.grad.abs().sum() > 0 for router in routers_of(model))
-    if name in ("mixtral", "qwen3_moe"):
-        own = load_balancing_loss_func(tuple(passes[0].logits), 4, 2, mask)
+    if name in ("mixtral", "qwen3_moe", "llama4_text"):
+        own = load_balancing_loss_func(tuple(passes[0].logits), 4, listener.top_k, mask)
         torch.testing.assert_close(balance, own)
+    if name == "llama4_text":
+        said = model(input_ids=ids, attention_mask=mask, output_router_logits=True).router_logits
+        torch.testing.assert_close(tuple(passes[0].logits), tuple(one.reshape(-1, 4) for one in said))

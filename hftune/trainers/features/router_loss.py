@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -52,8 +53,8 @@ class RouterListener:
         self.shares = shares
         model.register_forward_pre_hook(self._begin, with_kwargs=True)
         self.routers = routers_of(model)
-        for router in self.routers:
-            router.register_forward_hook(self._keep_scores)
+        for router, place in self.routers.items():
+            router.register_forward_hook(partial(self._keep_scores, place=place))
 
     def listen_to_sharded(self, router: Any) -> None:
         """Listen to a router of AutoEP's, which took the place of another and gives scores in the place of logits."""
@@ -97,14 +98,15 @@ class RouterListener:
                 mask = shared.counts.to(kwargs["input_ids"].device)[None]
             self.passes.append(_Pass(mask if isinstance(mask, torch.Tensor) and mask.dim() == 2 else None))
 
-    def _keep_scores(self, router: Any, args: Any, output: Any) -> None:
+    def _keep_scores(self, router: Any, args: Any, output: Any, place: int = 0) -> None:
         if not self.passes or not torch.is_grad_enabled():
             return
-        logits = output[0] if isinstance(output, tuple) else output
+        logits = output[place] if isinstance(output, tuple) else output
         logits = logits.reshape(-1, logits.shape[-1])
         # Routers give logits, weights and the experts chosen; what they choose may be biased or limited to groups.
         named = isinstance(output, tuple) and len(output) == 3 and not output[2].is_floating_point()
-        chosen = output[2].reshape(len(logits), -1) if named else logits.topk(self.top_k, dim=1).indices
+        # Detached: a layer that is computed again is not heard, and has to keep as many tensors for its gradient.
+        chosen = output[2].reshape(len(logits), -1) if named else logits.detach().topk(self.top_k, dim=1).indices
         self.passes[-1].logits.append(logits)
         self.passes[-1].chosen.append(chosen)
 
@@ -137,6 +139,9 @@ class RouterLoss(Feature):
         self._z_by = float(args.moe_z_loss_coef)
         if asked is None and self._balance_by and _recomputes_reentrantly(args):
             notice("the model's own load-balancing loss is off: reentrant checkpointing gives it no gradient")
+            self._balance_by = 0.0
+        if own and router_shares(plain.config) is None:
+            notice("the model's own load-balancing loss is off: how its routers score experts is not known to hftune")
             self._balance_by = 0.0
         if hasattr(text, "output_router_logits"):
             text.output_router_logits = False

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, MixtralConfig
+from transformers import DogeConfig, LlamaConfig, MixtralConfig
 
 from hftune.errors import ArgumentError
 from hftune.trainers.features import router_loss
@@ -69,6 +69,7 @@ def test_upstream_s_losses_are_off_while_the_trainer_is_made() -> None:
     dense, seen, _ = built(LlamaConfig())
     assert seen.asked is None and dense._balance_by == 0.0, "a dense model has none, in TRL's eyes as well"
     assert built(LlamaConfig(), router_aux_loss_coef=0.5)[1].asked is None
+    assert built(DogeConfig(is_moe=True))[0]._balance_by == 0.0, "its routers score halves of an expert's number"
 
 
 @pytest.mark.parametrize(("counted", "steps"), [(None, 1), (128, 4)])

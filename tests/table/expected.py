@@ -77,18 +77,18 @@ def _saved(module: str) -> set[str]:
 
 
 def _all(model: Plain, *more: str) -> set[str]:
-    """`all`: every linear module but the head.
+    """`all`: every linear module but the head, and the stacked experts of a mixture, not its routers.
 
-    In a mixture peft takes the names of what were linear modules in transformers 4 for the stacked experts and the
-    router that they have become, and adapts no other module of these names. The two stacks of a layer are wrapped one
-    around the other.
+    In a mixture peft takes the names of what were linear modules in transformers 4 for the stacked experts that they
+    have become, so that no other module of these names is adapted. The two stacks of a layer are wrapped one around
+    the other.
     """
     if not model.experts:
         return _lora(model.linears, *more)
     taken = ("gate_proj", "up_proj", "down_proj", "gate")
     names = _lora({name for name in model.linears if not name.endswith(taken)}, *more)
     stacks = {f"{name}{inner}" for name in model.experts for inner in ("", ".base_layer")}
-    return names | _lora(stacks | model.routers, *more)
+    return names | _lora(stacks, *more)
 
 
 def _ending(model: Plain, *ends: str) -> set[str]:

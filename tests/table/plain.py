@@ -36,7 +36,6 @@ class Plain:
         linears: Modules that multiply by a matrix, without the head.
         head: The module of the head: `lm_head` or `score`.
         experts: Modules whose parameters stack the experts of a mixture.
-        routers: Modules that choose among experts.
         layers: Number of decoder layers.
         undecayed: Parameters that weight decay leaves alone: biases and the weights of norms.
         tied: Whether the head is the embeddings.
@@ -46,7 +45,6 @@ class Plain:
     linears: frozenset[str]
     head: str
     experts: frozenset[str]
-    routers: frozenset[str]
     layers: int
     undecayed: frozenset[str]
     tied: bool
@@ -75,9 +73,6 @@ def plain(architecture: str, *, scores: bool) -> Plain:
         ),
         head=head,
         experts=frozenset(name for name in modules if name.endswith(".experts")),
-        routers=frozenset(
-            name for name in modules if f"{name.rpartition('.')[0]}.experts" in modules and name.endswith(".gate")
-        ),
         layers=config.num_hidden_layers,
         undecayed=frozenset(n for n in names if n.endswith(".bias") or n.rpartition(".")[0] in norms),
         tied=not scores and f"{head}.weight" not in names,

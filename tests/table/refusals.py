@@ -118,7 +118,7 @@ RULES: tuple[Rule, ...] = (
         lambda cell: cell.method in ("pissa", "olora") and _adapts_experts(cell),
     ),
     Rule(
-        "peft cannot make this adapter",
+        "neither DoRA nor dropout",
         "In a mixture `all` adapts the stacked experts, for which peft has no DoRA.",
         lambda cell: cell.method == "dora" and _adapts_experts(cell),
     ),

@@ -14,8 +14,9 @@ from hftune.compat.bitsandbytes_patches import keep_differentiable
 from hftune.distributed import zero
 from hftune.logging import notice
 from hftune.models.adapters.folding import fold_adapters, load_adapter
-from hftune.models.adapters.lora_config import inject, lora_config, report_targets
+from hftune.models.adapters.lora_config import inject, lora_config
 from hftune.models.adapters.new_token_rows import new_rows_config, register_missing_bias
+from hftune.models.adapters.parameter_report import report_targets
 from hftune.models.adapters.saved_config import read_lora_config
 from hftune.on_demand import on_demand
 

@@ -10,22 +10,20 @@ from typing import Any
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from peft.tuners.lora.layer import ParamWrapper
-from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
-from peft.utils.other import AuxiliaryTrainingWrapper
+from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from hftune.arguments.adapter import AdapterArguments
 from hftune.constants import TASK_TYPES
 from hftune.errors import ArgumentError
-from hftune.logging import notice
 from hftune.models.adapters.adaptable import unadaptable, without_effect
 from hftune.models.adapters.freezing import modules_to_unfreeze
 from hftune.models.adapters.new_token_rows import new_rows_with_lora
 from hftune.models.adapters.saved_config import usable_quantisers
 from hftune.models.blocks import decoder_list
-from hftune.models.experts import expert_count
+from hftune.models.experts import expert_count, routers_of
 from hftune.models.heads import head_of
 
 LINEAR = (torch.nn.Linear, Conv1D)
@@ -33,7 +31,9 @@ ADAPTABLE = (*LINEAR, torch.nn.Embedding)
 
 
 def lora_config(model: PreTrainedModel, adapter_args: AdapterArguments) -> LoraConfig:
-    """The peft config for what was asked; `all` is every linear but the head; a reward model's head is trained whole.
+    """The peft config for what was asked; a reward model's head is trained whole.
+
+    `all` is every linear but the head and the routers of a mixture of experts, whose stacked experts count as linears.
 
     Only names and shapes of the model are read, so that a model on the meta device will do.
 
@@ -64,7 +64,7 @@ def _config(
         lora_dropout=adapter_args.lora_dropout,
         target_modules=targets,
         exclude_modules=excluded_modules(model, adapter_args.exclude_modules, every=targets == "all-linear"),
-        target_parameters=target_parameters(model, adapter_args.lora_target_parameters),
+        target_parameters=target_parameters(model, adapter_args),
         modules_to_save=to_save or None,
         trainable_token_indices=new_rows_with_lora(
             model, to_save, _token_indices(model, adapter_args.trainable_token_indices)
@@ -102,34 +102,6 @@ def adapted_parameters(model: torch.nn.Module) -> list[str]:
     ]
 
 
-def report_targets(adapted: PeftModel, args: AdapterArguments) -> None:
-    """Say what `all` means for this model where it is not every linear module but the head."""
-    # The experts of a mixture were linear modules once (transformers 4). peft 0.21 adapts the parameters that they have
-    # become, and the router, under the names of those modules, and then no other module of these names.
-    parameters = sorted({_below_layer(name) for name in adapted_parameters(adapted.base_model.model)})
-    if parameters:
-        notice("parameters adapted in addition to linear modules: " + ", ".join(parameters))
-    if args.lora_target_modules != ["all"] or args.target_regex is not None or args.layers_to_transform is not None:
-        return
-    model = adapted.base_model.model
-    every = [*_all_linear(model), *unadaptable(model)]
-    left = [name for name in every if not _is_part_of_adapter(adapted, name)]
-    left = [name for name in left if not any(ends_with(name, out) for out in args.exclude_modules or [])]
-    if left:
-        names = sorted({re.sub(r"\.\d+\.", ".*.", name) for name in left})
-        notice(f"{len(left)} linear modules get no adapter: " + ", ".join(names))
-    # What an adapter wraps has its parameter's name extended.
-    fused = sorted({_below_layer(name) for name in experts(model) if "base_layer" not in name and "lora_" not in name})
-    if fused:
-        notice(f"experts get no adapter: {', '.join(fused)}; --lora_target_parameters {' '.join(fused)} adapts them")
-
-
-def _is_part_of_adapter(adapted: PeftModel, name: str) -> bool:
-    parts = name.split(".")
-    owners = (adapted.base_model.model.get_submodule(".".join(parts[:end])) for end in range(1, len(parts) + 1))
-    return any(isinstance(owner, (BaseTunerLayer, AuxiliaryTrainingWrapper)) for owner in owners)
-
-
 def target_modules(model: PreTrainedModel, args: AdapterArguments) -> str | list[str]:
     """What peft should adapt: "all-linear" or names.
 
@@ -145,9 +117,13 @@ def target_modules(model: PreTrainedModel, args: AdapterArguments) -> str | list
     elif asked == ["default"]:
         chosen = _of_architecture(model)
     elif asked in (["all"], ["all-linear"]):
-        if args.layers_to_transform is None:
+        if args.layers_to_transform is None and not _takes_for_experts(model, every="all-linear"):
             return "all-linear"
-        chosen = _all_linear(model)
+        chosen = all_linear(model)
+        of_experts = _takes_for_experts(model, every=[name.rsplit(".", 1)[-1] for name in chosen])
+        chosen = [name for name in chosen if name.rsplit(".", 1)[-1] not in of_experts]
+        if args.layers_to_transform is None:
+            return _shortened(model, chosen)
     else:
         chosen = _known(model, asked, "--lora_target_modules", ADAPTABLE)
         _refuse_without_effect(model, chosen, args.exclude_modules, "--lora_target_modules")
@@ -155,6 +131,17 @@ def target_modules(model: PreTrainedModel, args: AdapterArguments) -> str | list
             return asked
     # Layers are picked here: peft takes neither `all` nor a regex together with layers.
     return _in_layers(model, chosen, args.layers_to_transform) if args.layers_to_transform is not None else chosen
+
+
+def _takes_for_experts(model: PreTrainedModel, *, every: str | list[str]) -> set[str]:
+    """Those of target names for which peft would adapt stacked experts or routers, and no module of that name.
+
+    They were modules once (transformers 4), and peft 0.21 goes by their names of then.
+    """
+    config = LoraConfig(target_modules=every)
+    convert_peft_config_for_transformers(config, model, None)
+    left = config.target_modules or ()
+    return set() if left == every else {*([every] if isinstance(every, str) else every)} - {*left}
 
 
 def _refuse_without_effect(model: PreTrainedModel, chosen: list[str], excluded: list[str] | None, flag: str) -> None:
@@ -193,7 +180,7 @@ def excluded_modules(model: PreTrainedModel, asked: list[str] | None, *, every: 
     """Names of `--exclude_modules`, each of which must be there; of `all` also those that no adapter can change."""
     if asked:
         _known(model, asked, "--exclude_modules", torch.nn.Module)
-    left_out = unadaptable(model) if every else []
+    left_out = [*unadaptable(model), *_linear_routers(model)] if every else []
     return [*(asked or []), *_shortened(model, left_out)] or None
 
 
@@ -207,9 +194,10 @@ def _shortened(model: PreTrainedModel, names: list[str]) -> list[str]:
     return meant
 
 
-def target_parameters(model: PreTrainedModel, asked: list[str] | None) -> list[str] | None:
-    """Names of `--lora_target_parameters`: matrices, or experts of shape (experts, in, out) or (experts, out, in)."""
-    for wanted in asked or []:
+def target_parameters(model: PreTrainedModel, args: AdapterArguments) -> list[str] | None:
+    """Names of `--lora_target_parameters`, and of `all` the experts: (experts, in, out) or (experts, out, in)."""
+    asked = args.lora_target_parameters or []
+    for wanted in asked:
         found = {name: parameter for name, parameter in model.named_parameters() if ends_with(name, wanted)}
         if not found or any(len(_shape(parameter)) not in (2, 3) for parameter in found.values()):
             stacked = sorted({_below_layer(name) for name in experts(model)})
@@ -218,7 +206,31 @@ def target_parameters(model: PreTrainedModel, asked: list[str] | None) -> list[s
                 place="--lora_target_parameters",
                 fix="name experts: " + ", ".join(stacked) if stacked else "use --lora_target_modules",
             )
-    return asked
+    return list(dict.fromkeys([*asked, *_experts_of_all(model, args)])) or None
+
+
+def _experts_of_all(model: PreTrainedModel, args: AdapterArguments) -> list[str]:
+    """The stacked experts that `all` adapts, by names below a layer, or whole ones where layers were named.
+
+    Raises:
+        ArgumentError: An option that peft has for modules alone.
+    """
+    if args.target_regex is not None or args.lora_target_modules not in (["all"], ["all-linear"]):
+        return []
+    owners = {name: name.rpartition(".")[0] for name in experts(model)}
+    meant = [name for name, owner in owners.items() if not any(ends_with(owner, o) for o in args.exclude_modules or [])]
+    plain = {"lora_dropout": 0.0, "use_dora": False}
+    odd = [f"--{name}" for name, value in plain.items() if getattr(args, name) != value]
+    if meant and odd:
+        raise ArgumentError(
+            "adapters of stacked experts have neither DoRA nor dropout",
+            place=", ".join(odd),
+            fix="leave it out, or leave the experts out: --exclude_modules "
+            + " ".join(sorted({owners[name].rsplit(".", 1)[-1] for name in meant})),
+        )
+    if args.layers_to_transform is not None:
+        return _in_layers(model, meant, args.layers_to_transform) if meant else []
+    return list(dict.fromkeys(map(_below_layer, meant)))
 
 
 def modules_to_save(model: PreTrainedModel, args: AdapterArguments) -> list[str]:
@@ -312,10 +324,18 @@ def compiled(regex: str, flag: str) -> re.Pattern[str]:
         raise ArgumentError(f"{regex!r} is no regular expression: {error}", place=flag, fix=fix) from error
 
 
-def _all_linear(model: PreTrainedModel) -> list[str]:
-    head, left_out = {id(model.get_output_embeddings()), id(getattr(model, "score", None))}, set(unadaptable(model))
+def all_linear(model: PreTrainedModel) -> list[str]:
+    """Names of the linear modules that `all` adapts: not the head, no router, none that no adapter can change."""
+    head = {id(model.get_output_embeddings()), id(getattr(model, "score", None))}
+    left_out = {*unadaptable(model), *_linear_routers(model)}
     linear = [(name, module) for name, module in model.named_modules() if isinstance(module, LINEAR)]
     return [name for name, module in linear if id(module) not in head and name not in left_out]
+
+
+def _linear_routers(model: PreTrainedModel) -> list[str]:
+    """Names of routers that are linear modules: which experts see a token is changed only where it is asked for."""
+    routers = {id(part) for router in routers_of(model) for part in router.modules()}
+    return [name for name, module in model.named_modules() if isinstance(module, LINEAR) and id(module) in routers]
 
 
 def _in_layers(model: PreTrainedModel, names: list[str], layers: list[int]) -> list[str]:

@@ -85,7 +85,7 @@ def _try_adapter(model: PreTrainedModel, adapter_args: AdapterArguments) -> Iter
         yield ArgumentError(
             f"{parameters[0].removeprefix('base_model.model.')} is no module, and only modules can begin so",
             place=f"--init_lora_weights {adapter_args.init_lora_weights}",
-            fix="name the modules of the attention: --lora_target_modules q_proj,k_proj,v_proj,o_proj",
+            fix="leave the experts out: --exclude_modules experts; or use --init_lora_weights true or gaussian",
         )
 
 

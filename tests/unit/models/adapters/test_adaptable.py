@@ -7,11 +7,16 @@ from typing import Any
 import pytest
 import torch
 from peft import get_peft_model
+from peft.tuners.lora.layer import LoraLayer
 from torch import nn
 
 from hftune.arguments.adapter import AdapterArguments
+from hftune.errors import ArgumentError
+from hftune.logging import notices
 from hftune.models.adapters.adaptable import unadaptable
-from hftune.models.adapters.lora_config import lora_config
+from hftune.models.adapters.lora_config import adapted_parameters, experts, inject, lora_config
+from hftune.models.adapters.parameter_report import report_targets
+from hftune.models.experts import routers_of
 from tests.table.tiny import model_class, tiny_config
 
 
@@ -43,3 +48,48 @@ def test_a_router_that_returns_two_tensors() -> None:
 def test_a_linear_of_another_class_that_only_projects() -> None:
     assert unadaptable(model_of("falcon")) == []
     assert unadaptable(nn.Sequential(nn.Linear(2, 2))) == []
+
+
+MIXTURES = ("mixtral", "qwen3_moe", "gpt_oss", "llama4_text", "granitemoe", "jamba")
+ALL = {"use_peft": True, "lora_target_modules": ["all"]}
+
+
+@pytest.mark.parametrize("model_type", MIXTURES)
+def test_all_means_experts_and_no_routers_in_every_mixture(model_type: str) -> None:
+    model = model_of(model_type)
+    stacked, routers = set(experts(model)), routers_of(model)
+    linear = {name for name, module in model.named_modules() if type(module) is nn.Linear}
+    linear -= {"lm_head", *unadaptable(model)}
+    linear = {name for name in linear if not any(model.get_submodule(name) in router.modules() for router in routers)}
+    assert stacked and routers
+    adapted = inject(model, lora_config(model, AdapterArguments(**ALL)))
+    names = {name for name, _ in adapted.base_model.model.named_modules()}
+    assert {one.replace(".base_layer", "") for one in adapted_parameters(adapted.base_model.model)} == stacked
+    assert {name.removesuffix(".lora_A") for name in names if name.endswith(".lora_A")} >= linear
+    assert not any(isinstance(part, LoraLayer) for router in routers for part in router.modules())
+
+
+def test_layers_and_exclusions_hold_for_experts_too() -> None:
+    model = model_of("gpt_oss")
+    picked = lora_config(model, AdapterArguments(**ALL, layers_to_transform=[1])).target_parameters
+    assert {*picked} == {"model.layers.1.mlp.experts.gate_up_proj", "model.layers.1.mlp.experts.down_proj"}
+    for option in ({}, {"lora_dropout": 0.1}, {"use_dora": True}):
+        config = lora_config(model, AdapterArguments(**ALL, exclude_modules=["experts"], **option))
+        assert not config.target_parameters
+    for option in ({"lora_dropout": 0.1}, {"use_dora": True}):
+        with pytest.raises(ArgumentError, match="neither DoRA nor dropout"):
+            lora_config(model, AdapterArguments(**ALL, **option))
+
+
+def test_a_router_is_adapted_where_it_is_named() -> None:
+    model = model_of("qwen3_moe")
+    args = AdapterArguments(**ALL, lora_target_parameters=["mlp.gate.weight"])
+    adapted = inject(model, lora_config(model, args))
+    assert "model.layers.0.mlp.gate.weight" in adapted_parameters(adapted.base_model.model)
+
+
+def test_modules_with_an_adapter_are_counted_by_kind() -> None:
+    model, args = model_of("mixtral"), AdapterArguments(**ALL)
+    report_targets(inject(model, lora_config(model, args)), args)
+    assert "modules with an adapter: attention 8, experts 4" in notices()
+    assert "2 linear modules get no adapter: model.layers.*.mlp.gate" in notices()

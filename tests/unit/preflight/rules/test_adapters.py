@@ -113,8 +113,9 @@ def test_nothing_is_loaded(tmp_path: Path) -> None:
     "flags, part",
     [
         ([], ""),
-        (["--use_dora"], "peft cannot make this adapter"),
-        (["--lora_dropout", "0.1"], "peft cannot make this adapter"),
+        (["--use_dora"], "leave the experts out: --exclude_modules experts"),
+        (["--use_dora", "--lora_dropout", "0.1", "--exclude_modules", "experts"], ""),
+        (["--lora_dropout", "0.1"], "neither DoRA nor dropout"),
         (["--init_lora_weights", "pissa"], "only modules can begin so"),
         (ZERO3, ""),
         (["--target_modules", "q_proj", "--use_dora"], ""),
@@ -128,7 +129,7 @@ def test_nothing_is_loaded(tmp_path: Path) -> None:
     ],
 )
 def test_mixtures_of_experts(tmp_path: Path, flags: list[str], part: str) -> None:
-    """peft adapts experts and router where all linear modules are asked for; not every variant can do that."""
+    """`all` adapts experts as well; not every variant can do that."""
     Qwen3MoeConfig(
         vocab_size=64, hidden_size=32, moe_intermediate_size=16, num_hidden_layers=1, num_experts=4, head_dim=16
     ).save_pretrained(tmp_path)

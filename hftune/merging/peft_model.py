@@ -139,19 +139,19 @@ def load_adapter(model: PreTrainedModel, folder: Path) -> PeftModel:
     Raises:
         ManifestError: With what peft says.
     """
-    try:
-        config = PeftConfig.from_pretrained(str(folder))
-        if config.task_type == "CAUSAL_LM" and hasattr(model, "score"):
-            config.task_type = None  # peft's class for causal LMs wants a model that generates
-        with reporting_damage(folder):
+    with reporting_damage(folder):
+        try:
+            config = PeftConfig.from_pretrained(str(folder))
+            if config.task_type == "CAUSAL_LM" and hasattr(model, "score"):
+                config.task_type = None  # peft's class for causal LMs wants a model that generates
             adapted = PeftModel.from_pretrained(model, str(folder), config=config).eval()
-    except (ValueError, RuntimeError, KeyError, TypeError) as error:
-        text = " ".join(str(error).split())
-        raise ManifestError(
-            f"peft cannot load the adapter in {folder}: {text[:300]}",
-            place=FLAG,
-            fix="give the base that it was trained on, or an adapter that fits",
-        ) from error
+        except (ValueError, RuntimeError, KeyError, TypeError) as error:
+            text = " ".join(str(error).split())
+            raise ManifestError(
+                f"peft cannot load the adapter in {folder}: {text[:300]}",
+                place=FLAG,
+                fix="give the base that it was trained on, or an adapter that fits",
+            ) from error
     _check_all_used(adapted, folder)
     return adapted
 

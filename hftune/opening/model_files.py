@@ -41,7 +41,7 @@ _ADAPTER: Kinds = {
     "lora_alpha": _NUMBER,
     "lora_dropout": _NUMBER,
     **dict.fromkeys(("rank_pattern", "alpha_pattern"), dict),
-    **dict.fromkeys(("target_modules", "exclude_modules"), (list, str)),
+    **dict.fromkeys(("target_modules", "exclude_modules", "layers_pattern"), (list, str)),
     "modules_to_save": [str],
     "target_parameters": [str],
     "trainable_token_indices": (list, dict),
@@ -96,6 +96,9 @@ KINDS: dict[str, Kinds] = {
 }
 """Names to the kinds of some of their keys, each of which may also be absent or null; `[kind]` is a list of it,
 a dict an object of such keys, or of any with `EACH`."""
+
+_INNERMOST = re.compile(r"\(([^()]*)\)([*+{]?)")
+_IN_A_ROW = re.compile(r"(?:.(?:[*+?]|\{[\d,]+\})[?+]?){4}")
 
 REQUIRED = {
     "trainer_state.json": ("global_step",),
@@ -155,9 +158,11 @@ def _faults(found: dict[str, Any], kinds: Kinds, required: tuple[str, ...] = ())
 
 def _pattern_faults(config: dict[str, Any]) -> Iterator[str]:
     """Regular expressions of an adapter, which peft compiles as they are, and the numbers that belong to them."""
-    for name in ("target_modules", "exclude_modules"):
-        if isinstance(config.get(name), str):
-            yield from (f"{name}{fault}" for fault in _expression_faults(config[name]))
+    for name in ("target_modules", "exclude_modules", "layers_pattern"):
+        said = config.get(name)
+        # Names in a list are compared as they are, but for those of layers.
+        texts = [said] if isinstance(said, str) else said if name == "layers_pattern" and isinstance(said, list) else ()
+        yield from (f"{name}{fault}" for text in texts for fault in _expression_faults(str(text)))
     for name in ("rank_pattern", "alpha_pattern"):
         patterns = config.get(name)
         for pattern, value in patterns.items() if isinstance(patterns, dict) else ():
@@ -170,6 +175,21 @@ def _expression_faults(text: str) -> Iterator[str]:
         re.compile(text)
     except (re.error, RecursionError, OverflowError) as error:
         yield f" {shown(ascii(text), 40)} is no regular expression: {shown(error, 80)}"
+        return
+    if _is_endless(text):
+        yield f" {shown(ascii(text), 40)} may take for ever to match: repetitions of repetitions, or many in a row"
+
+
+def _is_endless(expression: str) -> bool:
+    """Whether matching a name may take exponentially many steps, by the two forms that such expressions have."""
+    # Escapes and classes are one character each, and what follows `(?` repeats nothing.
+    text = re.sub(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]", "x", expression)
+    text = re.sub(r"\(\?(?:P?<\w+>|<?[=!]|[a-zA-Z-]*:?)", "(", text)
+    while group := _INNERMOST.search(text):
+        if group[2] and re.search(r"[*+?{|]", group[1]):
+            return True
+        text = text[: group.start()] + group[1] + text[group.end(1) + 1 :]
+    return _IN_A_ROW.search(text) is not None
 
 
 def _faults_of(value: Any, kind: Any) -> Iterator[str]:

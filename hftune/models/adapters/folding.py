@@ -29,17 +29,16 @@ def load_adapter(
     if config.task_type == "CAUSAL_LM" and hasattr(model, "score"):
         # peft's class for causal LMs wants a model that generates; a reward model does not.
         config.task_type = None
-    with warnings.catch_warnings(record=True) as said, usable_quantisers():
+    with warnings.catch_warnings(record=True) as said, reporting_damage(folder), usable_quantisers():
         warnings.simplefilter("always")  # also those that this process has seen before
         try:
-            with reporting_damage(folder):
-                adapted = PeftModel.from_pretrained(
-                    model,
-                    folder,
-                    config=config,
-                    is_trainable=is_trainable,
-                    autocast_adapter_dtype=autocast_adapter_dtype,
-                )
+            adapted = PeftModel.from_pretrained(
+                model,
+                folder,
+                config=config,
+                is_trainable=is_trainable,
+                autocast_adapter_dtype=autocast_adapter_dtype,
+            )
         except (ValueError, RuntimeError) as error:
             first = str(error).strip().splitlines()
             raise ArgumentError(

@@ -13,8 +13,9 @@ import peft
 from peft import LoraConfig, PeftConfig
 from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING
 
-from hftune.errors import ArgumentError
+from hftune.errors import ArgumentError, shown
 from hftune.logging import notice
+from hftune.models.loading.from_pretrained import reporting_damage
 from hftune.opening.model_files import read_checked
 from hftune.path_hints import not_an_adapter
 
@@ -63,15 +64,21 @@ def read_adapter_config(folder: str | Path, flag: str = "--peft_path") -> PeftCo
     unknown = {name: value for name, value in values.items() if name not in known | _NOT_READ}
     said = {name: value for name, value in unknown.items() if value not in _NOTHING}
     if said:
-        shown = ", ".join(f"{name} = {json.dumps(value)}" for name, value in sorted(said.items()))
+        held = ", ".join(f"{name} = {json.dumps(value)}" for name, value in sorted(said.items()))
         raise ArgumentError(
-            f"the adapter uses what peft {peft.__version__} does not know: {shown}",
+            f"the adapter uses what peft {peft.__version__} does not know: {held}",
             place=f"{flag}: {file}",
             fix="install the peft that it was made with" + _written_by(values),
         )
     if unknown:
         notice(f"{file}: fields of a newer peft that were not used are left out: {', '.join(sorted(unknown))}")
-    return config_class(**{name: value for name, value in values.items() if name in known})
+    try:
+        with reporting_damage(file):
+            return config_class(**{name: value for name, value in values.items() if name in known})
+    except ValueError as error:
+        cause = f"peft {peft.__version__} refuses the adapter's config: {shown(error, 160)}"
+        fix = "save the adapter again" + _written_by(values)
+        raise ArgumentError(cause, place=f"{flag}: {file}", fix=fix) from error
 
 
 def read_lora_config(folder: str | Path, flag: str = "--peft_path") -> LoraConfig:
@@ -86,6 +93,13 @@ def read_lora_config(folder: str | Path, flag: str = "--peft_path") -> LoraConfi
             f"the adapter in {folder} is of the kind {config.peft_type}",
             place=flag,
             fix="only LoRA adapters are continued; merge this one with peft and start from the result",
+        )
+    # aLoRA waits for its invocation tokens, arrow chooses among experts: neither is one sum for all tokens.
+    for named in (name for name in ("alora_invocation_tokens", "arrow_config") if getattr(config, name, None)):
+        raise ArgumentError(
+            f"the adapter in {folder} acts on some tokens and not on others ({named})",
+            place=flag,
+            fix="use it with peft itself: it can be neither continued here nor folded into its base",
         )
     start = config.init_lora_weights
     if isinstance(start, str) and start.lower().startswith(CHANGES_BASE):

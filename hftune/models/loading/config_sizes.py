@@ -1,4 +1,4 @@
-"""Whether the sizes in a config.json are those of a model at all, looked at before anything is built from it.
+"""Whether what a config.json says can be a model's at all, looked at before anything is built from it.
 
 transformers makes a list of one entry a layer as it reads a config, and a skeleton one module: of 10^9 layers neither
 ends.
@@ -39,13 +39,21 @@ def check_config(name: str | Path | None, flag: str = "--model_name_or_path") ->
     """The config.json of a local folder, looked at; nothing of a name on the Hub, which is not there yet.
 
     Raises:
-        ArgumentError: It is no JSON object, or holds sizes that no model has: all of them in one message.
+        ArgumentError: It is no JSON object, holds sizes that no model has (all of them in one message), or names
+            kernels of the Hub.
     """
     file = Path(name or "") / "config.json"
     if not name or not file.is_file():
         return {}
     config = read_checked(file, error=ArgumentError, fix="copy or download the model again")
     check_sizes(config, str(file), flag)
+    kernels = [*_foreign_kernels(config, "", 0)]
+    if kernels:
+        raise ArgumentError(
+            f"config.json names code of others that would be downloaded and run: {'; '.join(kernels)}",
+            place=f"{file} ({flag})",
+            fix="take it out of config.json; --attn_implementation chooses an implementation",
+        )
     return config
 
 
@@ -62,6 +70,16 @@ def check_sizes(config: Mapping[str, Any], place: str, flag: str = "--model_name
             place=f"{place} ({flag})",
             fix="copy or download the model again",
         )
+
+
+def _foreign_kernels(config: Mapping[str, Any], within: str, depth: int) -> Iterator[str]:
+    """Implementations that are named as a repository's, which transformers fetches where it finds `kernels`."""
+    for name, value in config.items():
+        if isinstance(value, Mapping) and depth < _DEEP:
+            yield from _foreign_kernels(value, f"{within}{name}.", depth + 1)
+        # One for each part of a model has the part's name, below that of all.
+        elif "_implementation" in f"{within}{name}" and "/" in str(value):
+            yield f"{within}{name} is {shown(value)}"
 
 
 def _implausible(config: Mapping[str, Any], within: str, depth: int) -> Iterator[str]:

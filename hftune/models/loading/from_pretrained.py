@@ -24,37 +24,42 @@ LANGUAGE_MODELS = (
     "AutoModelForTokenClassification",
 )
 """Classes that take the language model alone of a checkpoint of several parts."""
-_DESCRIPTIONS = ("AutoConfig", "AutoTokenizer", "GenerationConfig")
-"""Classes that make nothing but objects of what files say."""
+_OF_SHAPE = (AssertionError, AttributeError, LookupError, NotImplementedError, TypeError)
+"""What Python and libraries raise of a config's or a tokenizer's values that nobody looked at before."""
 _REFUSED = ("trust_remote_code=True", "execute custom code")
 """What transformers' errors say where code was not allowed to run."""
 
 
 @contextmanager
-def reporting_damage(name: str | Path | None, *, descriptions: bool = False) -> Iterator[None]:
-    """In the block, what a library raises of damaged files becomes the one message.
+def reporting_damage(name: str | Path | None, *, shapes: bool = True) -> Iterator[None]:
+    """In the block, what a library raises of damaged files, or of files of another shape, becomes the one message.
 
     Args:
         name: Of the folder or file.
-        descriptions: Only configs and tokenizers are read, whose values of other kinds end in errors of Python's.
+        shapes: Also what is raised of values that the files should not hold.
 
     Raises:
-        ManifestError: The files are damaged, or weights are a program.
+        ManifestError: The files are damaged, weights are a program, or the libraries here cannot use what they say.
     """
     from huggingface_hub.errors import StrictDataclassError
     from safetensors import SafetensorError
 
-    damaged: tuple[type[Exception], ...] = (EOFError, SafetensorError, StrictDataclassError, UnpicklingError)
-    if descriptions:
-        damaged += (TypeError, LookupError, AttributeError)
+    damaged = (EOFError, SafetensorError, StrictDataclassError, UnpicklingError)
     try:
         yield
     except Exception as error:
-        # The tokenizers package, written in Rust, has one exception for everything: Exception itself.
-        if type(error) is not Exception and not isinstance(error, damaged):
-            raise
         said = shown(error, 160) or type(error).__name__
-        raise ManifestError(f"{name} cannot be read: {said}", place=str(name), fix=_FIX) from error
+        # The tokenizers package, written in Rust, has one exception for everything: Exception itself.
+        if type(error) is Exception or isinstance(error, damaged):
+            raise ManifestError(f"{name} cannot be read: {said}", place=str(name), fix=_FIX) from error
+        if isinstance(error, ImportError):
+            cause = f"{name} needs a package that is not here: {said}"
+            raise ManifestError(cause, place=str(name), fix="install it, or give a model that needs none") from error
+        # RuntimeError itself: its kinds are of devices, memory and connections.
+        if shapes and (type(error) is RuntimeError or isinstance(error, _OF_SHAPE)):
+            cause = f"the files of {name} have another shape than is read here: {type(error).__name__}: {said}"
+            raise ManifestError(cause, place=str(name), fix=_FIX) from error
+        raise
 
 
 def pretrained(auto: Any, name: str | Path | None, *, trust_remote_code: bool, **given: Any) -> Any:
@@ -69,15 +74,21 @@ def pretrained(auto: Any, name: str | Path | None, *, trust_remote_code: bool, *
         ArgumentError: It cannot be loaded without running its own code.
         ManifestError: Its files are damaged.
     """
+    # Here: merging starts without transformers.
+    from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
+
     never_ask_about_code()
     if "local_files_only" not in given and hub_is_silent(name):
         given["local_files_only"] = True
     try:
-        with reporting_damage(name, descriptions=getattr(auto, "__name__", "") in _DESCRIPTIONS):
+        # Under ZeRO-3 the same errors come of architectures that cannot be loaded in parts, which the caller says.
+        with reporting_damage(name, shapes=not is_deepspeed_zero3_enabled()):
             trusted = bool(trust_remote_code)
             if getattr(auto, "__name__", "") in LANGUAGE_MODELS:
                 load = on_demand("hftune.models.parts.loading:load_language_model")
-                return load(auto, name, given, trust_remote_code=trusted)
+                loaded = load(auto, name, given, trust_remote_code=trusted)
+                _check_quantised(loaded[0] if isinstance(loaded, tuple) else loaded, name)
+                return loaded
             return auto.from_pretrained(name, trust_remote_code=trusted, **given)
     except ValueError as error:
         _explain(error, name)
@@ -96,6 +107,18 @@ def from_config(auto: Any, config: Any, *, trust_remote_code: bool, **given: Any
     except ValueError as error:
         _explain(error, getattr(config, "_name_or_path", "") or "the config")
         raise
+
+
+def _check_quantised(model: Any, name: str | Path | None) -> None:
+    """Refuse packed weights that were read as if they were whole: transformers only warns of a method it lacks."""
+    from hftune.models.loading.packed_formats import describe, stored_quantisation
+
+    how = stored_quantisation(model.config)
+    if how is not None and getattr(model, "hf_quantizer", None) is None:
+        cause = f"{name} is quantised by {describe(how)}, which transformers does not know"
+        raise ManifestError(
+            cause, place=str(name), fix="give the weights from before, or the transformers it was made with"
+        )
 
 
 def _explain(error: ValueError, name: str | Path | None) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.core_model_loading import WeightConverter, rename_source_key
 
+from hftune.errors import ArgumentError
 from hftune.logging import notice
 from hftune.models.loading.layer_numbers import beyond_last, mismatch_error
 from hftune.models.loading.packed_weights import whole_shapes
@@ -119,6 +120,23 @@ def check_loaded(info: Mapping[str, Any], model: PreTrainedModel, name: str, *, 
     )
     if found:
         raise mismatch_error(found.describe(), name, flag)
+
+
+def check_finite(model: PreTrainedModel, name: str, flag: str) -> None:
+    """Look at every weight of a model that is to answer or to score: of NaN no answer can be drawn.
+
+    Raises:
+        ArgumentError: One is NaN or infinite. Rows of the embedding alone may be, which no token need have.
+    """
+    inputs, outputs = model.get_input_embeddings(), model.get_output_embeddings()
+    own_rows = getattr(inputs, "weight", None) is not getattr(outputs, "weight", None)
+    for weight, parameter in model.named_parameters():
+        if own_rows and parameter is getattr(inputs, "weight", None):
+            continue
+        # What is on the disk or packed has no values to look at here.
+        if not parameter.is_meta and parameter.dtype.itemsize > 1 and not parameter.isfinite().all():
+            cause = f"{weight} of {name} holds values that are NaN or infinite"
+            raise ArgumentError(cause, place=flag, fix="take a checkpoint from before its weights broke")
 
 
 def find_mismatch(

@@ -28,6 +28,7 @@ from hftune.models.adapters.saved_config import read_lora_config
 from hftune.models.loading.config_sizes import check_config
 from hftune.models.loading.from_pretrained import pretrained
 from hftune.models.loading.layer_numbers import check_layers
+from hftune.models.loading.stored_weights import check_finite
 from hftune.models.vocabulary.grown_model import grow_as_recorded
 from hftune.path_hints import cannot_load
 from hftune.tools.talking.ends import ends_of
@@ -136,6 +137,7 @@ def load_talker(name: str, how: TalkerFields, flag: str = "--models", adapters: 
     # First the rows of added tokens, with which the adapter was trained.
     grow_as_recorded(model, folders)
     model = fold_adapters(model, folders)
+    check_finite(model, name, flag)
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     sampling = copy.deepcopy(model.generation_config)

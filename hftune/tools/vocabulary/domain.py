@@ -51,7 +51,7 @@ def _fast(file: Path) -> PreTrainedTokenizerBase:
     # Another JSON would come back as an error of the Rust parser that names no file.
     if "model" not in content:
         raise ArgumentError(f"{file} is no tokenizer.json", place=FLAG, fix="give a file that `tokenizers` wrote")
-    with reporting_damage(file, descriptions=True):
+    with reporting_damage(file):
         return PreTrainedTokenizerFast(tokenizer_file=str(file))
 
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import copy
 
 from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 
 from hftune.arguments.distill import DistillArguments
 from hftune.arguments.model import ModelArguments
 from hftune.models.adapters.folding import fold_adapters
 from hftune.models.loading.causal_lm import build_model
+from hftune.models.loading.stored_weights import check_finite
 from hftune.models.vocabulary.grown_model import grow_as_recorded
-from hftune.preflight.teachers import TeacherSource, errors_of_teacher, teacher_arguments, teacher_source
+from hftune.preflight.teachers import FLAG, TeacherSource, errors_of_teacher, teacher_arguments, teacher_source
 
 
 def load_teachers(model_args: ModelArguments, training_args: DistillArguments) -> list[PreTrainedModel]:
@@ -31,6 +33,8 @@ def _load(source: TeacherSource, model_args: ModelArguments, training_args: Dist
         model = build_model(AutoModelForCausalLM, own_args, adapter_args, training_args, None)
         grow_as_recorded(model, list(source.adapters))
         model = fold_adapters(model, source.adapters)
+        if not is_deepspeed_zero3_enabled():
+            check_finite(model, source.name, FLAG)
     model.requires_grad_(False)
     model.config.use_cache = False
     return model.eval()

@@ -27,7 +27,8 @@ from hftune.models.adapters.folding import fold_adapters
 from hftune.models.adapters.saved_config import read_lora_config
 from hftune.models.loading.config_sizes import check_config
 from hftune.models.loading.from_pretrained import pretrained
-from hftune.models.loading.stored_weights import check_loaded
+from hftune.models.loading.layer_numbers import check_layers
+from hftune.models.loading.stored_weights import check_finite, check_loaded
 from hftune.models.vocabulary.grown_model import grow_as_recorded
 from hftune.path_hints import cannot_load
 from hftune.preflight.rules.rl import check_rewards
@@ -37,6 +38,7 @@ from hftune.trainers.rewards.builtin import builtin_reward
 from hftune.trainers.rewards.kept import KeptRewards
 from hftune.trainers.rewards.score_batches import StepReward
 from hftune.trainers.rewards.waiting import Patience, watched
+from hftune.weight_files import weight_shapes
 
 RewardSource: TypeAlias = PreTrainedModel | Callable[..., Sequence[float | None]]
 Rewards: TypeAlias = tuple[list[RewardSource], list[PreTrainedTokenizerBase | None]]
@@ -191,21 +193,13 @@ def load_reward_model(
     head = reward_head(path, flag, trust_remote_code=trust_remote_code)
     auto: Any = getattr(transformers, AUTO_CLASSES[head])
     labels = len(STEP_LABELS) if head == "steps" else 1
-    tokenizer = pretrained(AutoTokenizer, path, trust_remote_code=trust_remote_code)
+    try:
+        tokenizer = pretrained(AutoTokenizer, path, trust_remote_code=trust_remote_code)
+        model = _whole_model(auto, path, flag, num_labels=labels, dtype=dtype, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError) as error:
+        raise cannot_load(path, error, flag, "reward model") from error
     give_recorded(tokenizer, path, template_arguments)
-    with no_partitioning():
-        if (Path(path) / "adapter_config.json").is_file():
-            base = (read_manifest(path) or {}).get("base", {}).get("name")
-            base = base or read_lora_config(path, flag).base_model_name_or_path
-            folders = whole_chain([path])
-            notice(f"{', '.join(folders)}: a reward model as an adapter; folded into {base} in memory")
-            model = _from_base(auto, base, num_labels=labels, dtype=dtype, trust_remote_code=trust_remote_code)
-            grow_as_recorded(model, folders)
-            model = fold_adapters(model, folders)
-        else:
-            options: dict[str, Any] = {"dtype": dtype, "trust_remote_code": trust_remote_code}
-            model, info = pretrained(auto, path, num_labels=labels, output_loading_info=True, **options)
-            check_loaded(info, model, path, flag=flag, scores=False)  # its head as well: it was trained
+    check_finite(model, path, flag)
     # TRL pads conversations to score them, and transformers looks for pads to find the last token.
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
@@ -213,6 +207,24 @@ def load_reward_model(
     # It is never trained, and no gradients are kept for it.
     model.requires_grad_(False)
     return model.eval(), tokenizer
+
+
+def _whole_model(auto: Any, path: str, flag: str, **given: Any) -> PreTrainedModel:
+    """The model in a folder; of an adapter folded into its base."""
+    with no_partitioning():
+        if not (Path(path) / "adapter_config.json").is_file():
+            check_layers(check_config(path, flag), weight_shapes(path), path, flag)
+            model, info = pretrained(auto, path, output_loading_info=True, **given)
+            check_loaded(info, model, path, flag=flag, scores=False)  # its head as well: it was trained
+            return model
+        base = (read_manifest(path) or {}).get("base", {}).get("name")
+        base = base or read_lora_config(path, flag).base_model_name_or_path
+        folders = whole_chain([path])
+        notice(f"{', '.join(folders)}: a reward model as an adapter; folded into {base} in memory")
+        check_layers(check_config(base, flag), weight_shapes(base), base, flag)
+        model = _from_base(auto, base, **given)
+        grow_as_recorded(model, folders)
+        return fold_adapters(model, folders)
 
 
 def _from_base(auto: Any, base: str, **given: Any) -> PreTrainedModel:

@@ -112,6 +112,8 @@ class StageArguments(
         # fp16 is asked for where bf16 is not there; both at once transformers refuses.
         if self.bf16 is None:
             self.bf16 = not self.fp16 and not self.use_cpu and launch.supports_bf16()
+        elif self.bf16 and not self.use_cpu:
+            launch.check_bf16()
         # Before transformers, which reads JSON of this field with an error of its own.
         self.chat_template_kwargs = self.template_arguments
         self.resolve_recomputation()

@@ -17,7 +17,7 @@ import torch
 
 from hftune.compat import accelerate_patches, deepspeed_patches
 from hftune.distributed import op_builder, ranks, watchdog
-from hftune.errors import exit_hooks
+from hftune.errors import ArgumentError, exit_hooks
 from hftune.logging import get_logger, notice, quiet_libraries
 
 _PATIENCE = 30.0
@@ -33,9 +33,24 @@ def has_accelerator() -> bool:
 
 
 def supports_bf16() -> bool:
-    """Whether the accelerator computes in bf16."""
+    """Whether the accelerator computes in bf16; emulating it, as before compute capability 8.0, does not count."""
     imagined = ranks.planned_world()
-    return torch.cuda.is_bf16_supported() if imagined is None else imagined.bf16
+    # By default torch says yes to emulation, which is far slower than float16 and float32.
+    return torch.cuda.is_bf16_supported(including_emulation=False) if imagined is None else imagined.bf16
+
+
+def check_bf16() -> None:
+    """Refuse bf16 on GPUs that would emulate it.
+
+    Raises:
+        ArgumentError: They are such, here or where a plan is made for.
+    """
+    if (torch.cuda.is_available() or ranks.planned_world() is not None) and not supports_bf16():
+        raise ArgumentError(
+            "this GPU emulates bf16, far slower than it computes in float16 (compute capability below 8.0)",
+            place="--bf16",
+            fix="use --fp16, or leave it out for float32",
+        )
 
 
 def has_async_io() -> bool:

@@ -14,6 +14,7 @@ import torch
 
 from hftune import child_processes
 from hftune.distributed import op_builder
+from hftune.distributed.launch import supports_bf16
 from hftune.models.attention.machine import has_varlen
 from hftune.preflight.free_memory import cgroup_free
 from hftune.tools.doctor.findings import NOTE, WRONG, Finding
@@ -79,9 +80,7 @@ def gpus() -> Gpus:
         seen.append(Gpu(about.name, (about.major, about.minor), total, free))
     pairs = [(one, other) for one in range(count) for other in range(one + 1, count)]
     no_peer_access = [pair for pair in pairs if not torch.cuda.can_device_access_peer(*pair)]
-    # By default torch says yes as well where bf16 is emulated, which is far slower than float16.
-    bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
-    return Gpus(driver, torch.version.cuda, None, seen, no_peer_access, bf16, has_varlen(), visible)
+    return Gpus(driver, torch.version.cuda, None, seen, no_peer_access, supports_bf16(), has_varlen(), visible)
 
 
 def _driver() -> str | None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from hftune.distributed import launch
 from hftune.errors import ArgumentError, did_you_mean
 from hftune.preflight.devices import DEVICES, GIB, Device, known_gpu
 from hftune.preflight.free_memory import free_memory
@@ -88,5 +89,5 @@ def cluster_here(nodes: int = 1) -> Cluster:
         threads = torch.get_num_threads()
         return Cluster(Device("CPU", free.host, CPU_TFLOPS_A_CORE * threads, 50.0, major=0), 1, nodes, free.host)
     # What is free has this process's own context taken off already, where it has one.
-    here = replace(known_gpu(), memory=free.device, bf16=torch.cuda.is_bf16_supported())
+    here = replace(known_gpu(), memory=free.device, bf16=launch.supports_bf16())
     return Cluster(here, count, nodes, free.host)

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import os
 import time
+from types import SimpleNamespace
 
 import pytest
+import torch
 
-from hftune.distributed import launch
+from hftune.arguments.entry import parse_arguments
+from hftune.distributed import launch, ranks
+from hftune.errors import ArgumentError
+from hftune.tools.doctor.devices import gpus
+from hftune.tools.planning.clusters import cluster_here
 
 
 def test_who_waits_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -32,3 +38,39 @@ def test_no_figures_for_the_makers_of_mlflow(given: str | None, then: str, monke
         monkeypatch.delenv("MLFLOW_DISABLE_TELEMETRY")
     launch.prepare_environment()
     assert os.environ["MLFLOW_DISABLE_TELEMETRY"] == then
+
+
+@pytest.mark.parametrize("major", [7, 8])
+def test_emulated_bf16_is_none_in_a_run_a_plan_and_the_doctor(major: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """T4 and V100 (7.x) emulate it, slowly; torch says yes to them unless it is asked about emulation."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    about = SimpleNamespace(major=major, minor=5, name="Tesla T4", total_memory=16 * 2**30)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: about)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (major, 5))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device=0: (8 * 2**30, 16 * 2**30))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    native = major >= 8
+    assert launch.supports_bf16() == native
+    assert cluster_here().device.bf16 == native and gpus().bf16 == native
+    if not native:
+        with pytest.raises(ArgumentError, match="this GPU emulates bf16"):
+            launch.check_bf16()
+    else:
+        launch.check_bf16()
+
+
+@pytest.mark.parametrize(
+    ("bf16", "given", "expected"), [(False, [], False), (True, [], True), (True, ["--bf16"], True)]
+)
+def test_bf16_by_default_where_the_gpu_computes_in_it(bf16: bool, given: list[str], expected: bool) -> None:
+    with ranks.planning_for(ranks.PlannedWorld(1, 1, on_cpu=False, bf16=bf16, major=7)):
+        assert parse_arguments("sft", ["--output_dir", "o", *given]).training.bf16 == expected
+
+
+def test_bf16_that_a_planned_gpu_emulates_is_refused() -> None:
+    with (
+        ranks.planning_for(ranks.PlannedWorld(1, 1, on_cpu=False, bf16=False, major=7)),
+        pytest.raises(ArgumentError, match="use --fp16"),
+    ):
+        parse_arguments("sft", ["--output_dir", "o", "--bf16"])

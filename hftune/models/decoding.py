@@ -21,6 +21,7 @@ from transformers.generation import (
     EosTokenCriteria,
     MaxLengthCriteria,
     MinPLogitsWarper,
+    SuppressTokensLogitsProcessor,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
@@ -36,6 +37,7 @@ ROOM = 64
 
 ROW_BY_ROW = (
     TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper, MinPLogitsWarper, MaxLengthCriteria, EosTokenCriteria,
+    SuppressTokensLogitsProcessor,
 )  # fmt: skip
 """What may be called with some of the rows."""
 

@@ -16,6 +16,7 @@ from hftune.data.batches.collators import causal_collator
 from hftune.data.splits import Splits
 from hftune.data.tokenizing.chats import ChatEncoder
 from hftune.data.tokenizing.taught_chats import TaughtChatEncoder
+from hftune.models.vocabulary.size import token_rows
 from hftune.on_demand import on_demand
 from hftune.trainers.distillation.aligned import COLUMNS, AlignedAnswers, AlignedCollator, AlignedLoss
 from hftune.trainers.distillation.on_policy import OnPolicyAnswers
@@ -95,12 +96,15 @@ class DistillTrainer(StageTrainer, TokenRows):
     ) -> None:
         self._streams = isinstance(data.train, IterableDataset)
         stored = args.teacher_targets
+        self.aligner = encoder.aligner if isinstance(encoder, TaughtChatEncoder) else None
         self.teachers: Teachers | StoredTeacher | ServerTeacher
         if args.teacher_server_url:
             self.teachers = ServerTeacher(teacher_server(args))
+        elif stored:
+            self.teachers = StoredTeacher(stored)
         else:
-            self.teachers = StoredTeacher(stored) if stored else Teachers(teachers, args.teacher_shares)
-        self.aligner = encoder.aligner if isinstance(encoder, TaughtChatEncoder) else None
+            # A teacher with tokens of its own is compared by those.
+            self.teachers = Teachers(teachers, args.teacher_shares, None if self.aligner else token_rows(tokenizer))
         super().__init__(
             model=model,
             args=args,

@@ -50,11 +50,13 @@ class TeacherStates:
         hidden: (tokens, size) of the teacher.
         head: Its projection; `torch.nn.Identity` where `hidden` are logits.
         shape: What it does to logits.
+        vocabulary: Rows of the head that tokens have; None: all of them.
     """
 
     hidden: torch.Tensor
     head: torch.nn.Module
     shape: LogitShape
+    vocabulary: int | None = None
 
     @property
     def heads(self) -> tuple[torch.nn.Module, ...]:
@@ -70,7 +72,7 @@ class TeacherStates:
     @contextmanager
     def opened(self, widest: int, temperature: float) -> Iterator[LogProbsOf]:
         """Give log-probabilities in the block, over the first `widest` tokens of the vocabulary at most."""
-        with self._logits_opened(widest) as logits_of:
+        with self._logits_opened(min(widest, self.vocabulary or widest)) as logits_of:
             yield lambda rows: tempered(logits_of(rows), temperature)
 
     @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hftune.constants import MANIFEST_NAME
 from hftune.models.vocabulary.growth import Growth, new_tokens, spans
@@ -27,6 +27,24 @@ def predicted_rows(model: PreTrainedModel) -> int:
     """Token ids, from 0, that a model both reads and predicts: Mllama's embeddings have rows that its head lacks."""
     head, rows = _own_matrix(model.get_output_embeddings()), vocabulary_rows(model)
     return rows if getattr(head, "weight", None) is None else min(rows, _rows(head))
+
+
+def token_rows(tokenizer: PreTrainedTokenizerBase) -> int:
+    """Rows from 0 on that tokens have; with holes among their ids, more than there are tokens."""
+    return max(tokenizer.get_vocab().values()) + 1
+
+
+def forbid_rows_without_token(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Keep ids that no token has from being drawn: rows that only fill up the head, and holes.
+
+    By the generation config, which every way of generating with transformers reads, and which is saved with the model.
+    """
+    config = getattr(model, "generation_config", None)
+    if config is None:
+        return
+    unknown = {*range(predicted_rows(model))}.difference(tokenizer.get_vocab().values())
+    if unknown:
+        config.suppress_tokens = sorted(unknown.union(config.suppress_tokens or ()))
 
 
 def _rows(matrix: Any) -> int:

@@ -9,7 +9,7 @@ from hftune.arguments.model import ModelArguments
 from hftune.arguments.training import StageArguments
 from hftune.errors import ArgumentError
 from hftune.models.vocabulary.growth import Growth, new_tokens
-from hftune.models.vocabulary.size import manifest_of, vocabulary_rows
+from hftune.models.vocabulary.size import forbid_rows_without_token, manifest_of, token_rows, vocabulary_rows
 from hftune.on_demand import on_demand
 
 
@@ -30,14 +30,14 @@ def fit_to_tokenizer(
     if model_args.grows or adapter_args.adapter_chain:
         grow_for_run = on_demand("hftune.models.vocabulary.growing:grow_for_run")
         grow_for_run(model, tokenizer, model_args, adapter_args, training_args)
-    # With holes among the ids the highest one is not `len(tokenizer) - 1`.
-    rows, highest = vocabulary_rows(model), max(tokenizer.get_vocab().values())
+    rows, highest = vocabulary_rows(model), token_rows(tokenizer) - 1
     if highest >= rows:
         raise ArgumentError(
             f"the tokenizer has ids up to {highest} ({len(tokenizer)} tokens), the model has {rows} embeddings",
             place="--tokenizer_name_or_path",
             fix="use the tokenizer that belongs to the model, or add --resize_vocab if this one extends it",
         )
+    forbid_rows_without_token(model, tokenizer)
     # What `--train_new_tokens_only` trains: new tokens of this run, else those of the runs before it.
     growth: Growth | None = getattr(model, "vocabulary_growth", None)
     model.trained_token_ids = (

@@ -30,6 +30,7 @@ from hftune.models.loading.from_pretrained import pretrained
 from hftune.models.loading.layer_numbers import check_layers
 from hftune.models.loading.stored_weights import check_finite
 from hftune.models.vocabulary.grown_model import grow_as_recorded
+from hftune.models.vocabulary.size import forbid_rows_without_token
 from hftune.path_hints import cannot_load
 from hftune.tools.talking.ends import ends_of
 from hftune.trainers.rewards.loading import reward_head
@@ -140,6 +141,7 @@ def load_talker(name: str, how: TalkerFields, flag: str = "--models", adapters: 
     check_finite(model, name, flag)
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
+    forbid_rows_without_token(model, tokenizer)
     sampling = copy.deepcopy(model.generation_config)
     # They mean nothing to greedy answers, and transformers warns of each that is set.
     for setting in ("temperature", "top_p", "top_k"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,11 +22,12 @@ class Teachers(Feature):
     Args:
         models: In evaluation mode.
         shares: Of each in the mixture of what they say.
+        vocabulary: Rows of their heads that tokens have; None: all of them.
     """
 
-    def __init__(self, models: list[PreTrainedModel], shares: list[float]) -> None:
+    def __init__(self, models: list[PreTrainedModel], shares: list[float], vocabulary: int | None) -> None:
         self.models: list[Any] = list(models)
-        self.shares = shares
+        self.shares, self.vocabulary = shares, vocabulary
 
     def on_built(self, run: Run) -> None:
         """Place them where and as this run computes."""
@@ -43,7 +45,8 @@ class Teachers(Feature):
         """
         inputs = {name: value for name, value in inputs.items() if name not in OF_LABELS}
         with run.accelerator.autocast():
-            said = [model(**inputs, answer_at=at, answer_states=True) for model in self.models]
+            states = [model(**inputs, answer_at=at, answer_states=True) for model in self.models]
+        said = [replace(each, vocabulary=self.vocabulary) for each in states]
         return said[0] if len(said) == 1 else MixedTeachers(said, self.shares)
 
     @staticmethod

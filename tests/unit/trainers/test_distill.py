@@ -46,6 +46,7 @@ def test_the_loss_is_trls_and_a_plain_loops(
     flags = ("--beta", str(beta), "--temperature", "1.5", "--padding_free", flat)
     trainer = made(tiny_model, tiny_teacher, tiny_data, tmp_path, *flags)
     assert isinstance(trainer, trl.DistillationTrainer)
+    assert trainer.teachers.vocabulary == len(trainer.processing_class), "rows of tokens alone are compared"
     records = [trainer.train_dataset[0], trainer.train_dataset[1]]
     batch = trainer._prepare_inputs(trainer.data_collator(records))
     loss = trainer.compute_loss(trainer.model, batch)

@@ -65,6 +65,14 @@ def test_logits_that_are_minus_infinity() -> None:
     assert found.isfinite().all() and found.exp().tolist()[0] == pytest.approx([0.0, 0.5, 0.5])
 
 
+def test_rows_of_the_head_that_no_token_has() -> None:
+    """Nothing is learnt of them, however likely they are: the shares are those among tokens."""
+    teacher = TeacherStates(torch.tensor([[1.0, 3.0, 96.0]]).log(), torch.nn.Identity(), LogitShape(), vocabulary=2)
+    for widest in (2, 3):
+        with teacher.opened(widest, 1.0) as log_probs_of:
+            assert log_probs_of(slice(None)).exp().tolist()[0] == pytest.approx([0.25, 0.75])
+
+
 @pytest.mark.parametrize("temperature", [1.0, 2.0])
 def test_several_teachers_by_hand(temperature: float) -> None:
     """0.25 * (1/4, 3/4) + 0.75 * (4/5, 1/5): the first knows two tokens alone. Roots of the odds at temperature 2."""

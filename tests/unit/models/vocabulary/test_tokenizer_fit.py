@@ -8,7 +8,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from transformers import LlamaConfig, LlamaForCausalLM
+import torch
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 from hftune.constants import MANIFEST_NAME
 from hftune.errors import ArgumentError
@@ -52,6 +53,16 @@ def test_ids_without_a_row_are_refused(tmp_path: Path) -> None:
     fit(tmp_path, {"a": 0, "z": 9})
     with pytest.raises(ArgumentError, match=r"ids up to 10 \(2 tokens\), the model has 10 embeddings"):
         fit(tmp_path, {"a": 0, "z": 10})
+
+
+def test_rows_that_no_token_has_are_not_drawn(tmp_path: Path) -> None:
+    """Behind the last token, and holes; the model's biases would have each answer be of these alone."""
+    model = fit(tmp_path, {"a": 0, "b": 1, "c": 3, "d": 6})
+    model.lm_head.bias = torch.nn.Parameter(torch.tensor([0.0, 0, 9, 0, 9, 9, 0, 9, 9, 9]))
+    for config in (None, GenerationConfig(do_sample=True, top_k=0, eos_token_id=99)):  # TRL gives one of its own
+        found = model.generate(torch.tensor([[0, 1]]), max_new_tokens=20, generation_config=config)
+        assert found.shape[1] == 22 and set(found[0].tolist()) <= {0, 1, 3, 6}
+    assert fit(tmp_path, {str(n): n for n in range(10)}).generation_config.suppress_tokens is None
 
 
 def test_a_run_that_adds_nothing_imports_nothing(tmp_path: Path, imported: list[str]) -> None:

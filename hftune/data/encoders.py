@@ -10,6 +10,7 @@ from transformers import PreTrainedTokenizerBase
 from hftune.arguments.data import DataArguments
 from hftune.arguments.stage_table import base_stage
 from hftune.arguments.training import StageArguments
+from hftune.data.readers.columns import apply_columns, parse_columns
 from hftune.data.readers.files import Row, chunks
 from hftune.data.readers.hub import data_files
 from hftune.data.readers.specs import parse_sources
@@ -66,4 +67,6 @@ def _has_labels(data_args: DataArguments) -> bool:
     rows = (row for chunk in chunks(data_files(spec.path, "--train_file_dir")) for row in chunk.rows())
     # Bad records are passed over here: whoever tokenises them says what is wrong.
     first = next((row for row in rows if isinstance(row, Row)), None)
-    return first is not None and any(name in first.value for name in LABELS)
+    return first is not None and any(
+        name in apply_columns(first, parse_columns(data_args.columns)).value for name in LABELS
+    )

@@ -52,7 +52,6 @@ def load_source(
 
     Raises:
         DataError: A file or record that cannot be used, with file and line; or nothing left.
-        ArgumentError: `--columns` names what no record has.
     """
     files = data_files(path, flag)
     key, check = watched(files, encoder, data_args, limit if seed is None or limit < 0 else [limit, seed])
@@ -140,7 +139,7 @@ def cached_source(
         notice(describe_rewritten(counts))
     for line in describe_unread(counts.unread):
         notice(line)
-    return TokenizedSource(encoder.finish(dataset), counts, files, key)
+    return TokenizedSource(dataset, counts, files, key)
 
 
 def _chunks(files: list[Path], limit: int, seed: int | None) -> Iterator[Chunk]:
@@ -270,6 +269,18 @@ def _sum(dataset: Dataset, column: str) -> int:
 
 
 # --- several of them ------------------------------------------------------------------------------------------------
+
+
+def finished(parts: Sequence[TokenizedSource], encoder: Encoder) -> list[TokenizedSource]:
+    """The parts of a split as the encoder finishes them together: which columns there are all of its records decide."""
+    if len(parts) == 1:
+        return [replace(parts[0], dataset=encoder.finish(parts[0].dataset))]
+    whole = encoder.finish(concatenate_datasets([part.dataset for part in parts]))
+    ends = np.cumsum([0, *(len(part.dataset) for part in parts)]).tolist()
+    return [
+        replace(part, dataset=whole.select(range(begin, end)))
+        for part, (begin, end) in zip(parts, pairwise(ends), strict=True)
+    ]
 
 
 def concatenated(parts: Sequence[TokenizedSource]) -> TokenizedSource:

@@ -14,12 +14,14 @@ from hftune.arguments.data import DataArguments
 from hftune.arguments.training import StageArguments
 from hftune.data.mixture import Mixture
 from hftune.data.packing.settings import Packing, packing_by_split
+from hftune.data.readers.columns import check_columns, parse_columns
 from hftune.data.readers.specs import parse_sources
 from hftune.data.shared_records import say_shared_files, say_shared_records
 from hftune.data.sources import (
     TokenizedSource,
     concatenated,
     draw_records,
+    finished,
     limit_source,
     limit_sources,
     load_source,
@@ -131,11 +133,23 @@ def load_sources(
 
     Raises:
         DataError: A file or record that cannot be used, with file and line; or nothing left.
+        ArgumentError: `--columns` names what no record has.
     """
-    limits = record_limits(data_args)
     if data_args.tokenized_dir:
+        limits = record_limits(data_args)
         found = on_demand(_ON_DEMAND["tokenized_dir"])(Path(data_args.tokenized_dir), encoders)
         return {name: [limit_source(part, limits[name])] for name, part in found.items()}
+    sources = _read(encoders, data_args, seed, only)
+    # A stream looks at its own records while it trains.
+    if only is None:
+        met = {name for parts in sources.values() for part in parts for name in part.counts.columns}
+        check_columns(parse_columns(data_args.columns), met)
+    return {name: finished(parts, encoders[name]) for name, parts in sources.items()}
+
+
+def _read(encoders: dict[str, Encoder], data_args: DataArguments, seed: int, only: str | None) -> Sources:
+    """See `load_sources`; which columns a split has is not decided yet."""
+    limits = record_limits(data_args)
     if data_args.validation_file_dir is None and data_args.validation_split_percentage > 0:
         return _drawn(encoders, data_args, seed)
     sources = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -35,7 +36,7 @@ _OFFERED = ("tools", "functions")
 class PromptEncoder(Encoder):
     """Prompts for RL. A prompt that is too long is dropped and counted: cut messages would ask something else.
 
-    Columns prompt (a list of messages), and every other column that all rows have.
+    Columns prompt (a list of messages), and every other column that a row has: None where others lack it.
 
     Args:
         max_prompt_length: Tokens of the rendered prompt with its generation prompt; None is no limit.
@@ -126,26 +127,25 @@ class PromptEncoder(Encoder):
         return columns
 
     def finish(self, dataset: Dataset) -> Dataset:
-        """The columns that all prompts have."""
+        """The columns that prompts have."""
         pairs = zip(dataset["record"][:], dataset["origin"][:], strict=True)
         read = ((json.loads(record), origin) for record, origin in pairs)
         return _prompt_columns([Prompt(messages, extra, origin) for (messages, extra), origin in read])
 
 
 def _prompt_columns(prompts: list[Prompt]) -> Dataset:
-    """The prompts and the columns that all of them have."""
-    names = list(dict.fromkeys(name for prompt in prompts for name in prompt.extra))
-    shared = [name for name in names if all(name in prompt.extra for prompt in prompts)]
-    if len(shared) < len(names):
-        left_out = ", ".join(name for name in names if name not in shared)
-        notice(f"columns that not every row has are left out: {left_out}")
+    """The prompts and the columns that any of them has, None where it is missing."""
+    have = Counter(name for prompt in prompts for name in prompt.extra)
+    partial = [f"{name} ({number} of {len(prompts)})" for name, number in have.items() if number < len(prompts)]
+    if partial:
+        notice(f"columns that not every prompt has are None for the others: {', '.join(partial)}")
     if offered := sum(any(prompt.extra.get(name) for name in _OFFERED) for prompt in prompts):
         notice(
             f"{offered} of {len(prompts)} prompts offer tools, which the model is not shown: in RL it calls functions "
-            "of --tools; reward functions get what all records have"
+            "of --tools; reward functions get them"
         )
     columns: dict[str, list[Any]] = {"prompt": [prompt.messages for prompt in prompts]}
-    columns |= {name: [prompt.extra[name] for prompt in prompts] for name in shared}
+    columns |= {name: [prompt.extra.get(name) for prompt in prompts] for name in have}
     return Dataset.from_dict(columns, features=Features({name: _feature(values) for name, values in columns.items()}))
 
 

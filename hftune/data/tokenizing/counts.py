@@ -13,7 +13,7 @@ from hftune.data.templates.respelled_tokenizer import FLAG, turn_tokens_in
 from hftune.errors import ArgumentError, DataError, UserError
 
 _IF_ANY = frozenset(
-    ("bordered", "borders", "cut", "packing", "rewritten", "rewritten_rows", "shortest_dropped", "unread")
+    ("bordered", "borders", "columns", "cut", "packing", "rewritten", "rewritten_rows", "shortest_dropped", "unread")
 )
 
 
@@ -42,6 +42,8 @@ class Counts:
     packing: dict[str, Any] | None = None
     """`PackStats` and the settings, where the rows are packed."""
 
+    columns: list[str] = field(default_factory=list)
+    """Those of `--columns`, in the data's words, that a record has."""
     unread: Unread = field(default_factory=dict)
     """What records hold that is not read."""
     shortest_dropped: int = 0
@@ -91,6 +93,7 @@ class Counts:
                 mine[name] = mine.get(name, 0) + number
         # The first of each reason wins, as chunks are added in order.
         self.examples = other.examples | self.examples
+        self.columns = sorted({*self.columns, *other.columns})
         self.unread = added(self.unread, other.unread)
         self.shortest_dropped = _least(self.shortest_dropped, other.shortest_dropped)
 

@@ -19,7 +19,7 @@ from datasets import Dataset
 from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
-from hftune.data.readers.columns import apply_columns, check_columns, columns_found
+from hftune.data.readers.columns import apply_columns, columns_found
 from hftune.data.readers.files import Chunk, Row
 from hftune.data.records.unread import take_unread
 from hftune.data.tokenizing.counts import Counts
@@ -83,7 +83,6 @@ def write_tokenised(
     on_bad_record: str = "error",
     columns: Mapping[str, str] | None = None,
     progress: bool = False,
-    renamed: set[str] | None = None,
 ) -> Counts:
     """Encode all chunks into `folder`, in the layout of `Dataset.save_to_disk`.
 
@@ -92,32 +91,26 @@ def write_tokenised(
         on_bad_record: "error", or "drop" to count them and continue.
         columns: From `parse_columns`.
         progress: Show a bar on stderr if it takes longer than two seconds.
-        renamed: Gets those of `columns` that records have, and none is missed: they may be in other chunks.
 
     Returns:
         What became of the records. `used` may be 0.
 
     Raises:
         DataError: A record that cannot be used, unless they are dropped.
-        ArgumentError: `columns` names what no record has.
     """
-    counts, met = Counts(), set() if renamed is None else renamed
+    counts = Counts()
     # A partial of a module's function: it reaches the workers by forking, and its encoder with it.
     encode = partial(_encode_chunk, encoder=encoder, drop=on_bad_record == "drop", columns=columns or {})
 
     def batches() -> Iterator[pa.RecordBatch]:
         with tqdm(unit=" records", desc="tokenising", delay=2, disable=not progress) as bar:
-            for payload, found, seen in map_in_order(encode, chunks, workers):
+            for payload, found in map_in_order(encode, chunks, workers):
                 counts.add(found)
-                met.update(seen)
                 bar.update(found.rows)
                 # Serialised by the worker: one buffer travels between the processes, and no object for each column.
                 yield pa.ipc.read_record_batch(payload, encoder.schema)
 
     write_batches(folder, encoder.schema, batches())
-    # Only now is it known that no record had the column; what was written goes with the folder.
-    if renamed is None:
-        check_columns(columns or {}, met)
     return counts
 
 
@@ -135,10 +128,8 @@ def without_counts(dataset: Dataset) -> Dataset:
     return dataset.remove_columns([name for name in ("trained", "begins") if name in dataset.column_names])
 
 
-def _encode_chunk(
-    chunk: Chunk, encoder: Encoder, drop: bool, columns: Mapping[str, str]
-) -> tuple[pa.Buffer, Counts, set[str]]:
-    """A chunk as a serialised record batch, what became of its records, and which of `columns` they have."""
+def _encode_chunk(chunk: Chunk, encoder: Encoder, drop: bool, columns: Mapping[str, str]) -> tuple[pa.Buffer, Counts]:
+    """A chunk as a serialised record batch, and what became of its records."""
     take_unread()  # of what was read for another purpose
     # Parsed first, encoded together: tokenizers are quickest on many texts at once.
     counts, parsed = Counts(), []
@@ -156,8 +147,8 @@ def _encode_chunk(
             if not drop:
                 raise
             counts.drop(error.kind, error)
-    counts.unread = take_unread()
-    return _record_batch(encoder.encode(parsed, counts), encoder.schema).serialize(), counts, renamed
+    counts.unread, counts.columns = take_unread(), sorted(renamed)
+    return _record_batch(encoder.encode(parsed, counts), encoder.schema).serialize(), counts
 
 
 def _record_batch(columns: dict[str, list[Any]], schema: pa.Schema) -> pa.RecordBatch:

@@ -88,7 +88,7 @@ def _check_form(about: dict[str, Any]) -> None:
     if not (type(number) is type(of) is int and 1 <= number <= of):
         raise Damaged(f"part {shown(number)} of {shown(of)}")
     for source in [*about["sources"]]:
-        texts = [source["key"], source["tokenizer"], *source["columns"], *source["contents"], *{**source["settings"]}]
+        texts = [source["key"], source["tokenizer"], *source["contents"], *{**source["settings"]}]
         if not all(isinstance(text, str) for text in texts):
             raise Damaged(f"{INDEX} holds other values than texts where names are needed")
         if any(Path(name).is_absolute() or ".." in Path(name).parts for name in source["contents"]):

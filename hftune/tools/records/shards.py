@@ -104,9 +104,9 @@ def write_part(folder: Path, shard: Shard, sources: list[Source]) -> Counts:
     total, kept = Counts(), []
     # Two sources may be the same files (`a#500,a#20`).
     for number, source in enumerate({source.key: source for source in sources}.values()):
-        into, renamed = folder / RECORDS / str(number), set[str]()
+        into = folder / RECORDS / str(number)
         into.mkdir(parents=True)
-        counts = _write(into, shard, source, renamed)
+        counts = _write(into, shard, source)
         source.check()
         total.add(counts)
         kept.append(
@@ -114,7 +114,6 @@ def write_part(folder: Path, shard: Shard, sources: list[Source]) -> Counts:
                 "key": source.key,
                 "settings": source.settings(),
                 "tokenizer": tokenizer_key(source.encoder.tokenizer),
-                "columns": sorted(renamed),
                 "counts": counts.to_dict(),
                 "contents": contents(into),
             }
@@ -124,7 +123,7 @@ def write_part(folder: Path, shard: Shard, sources: list[Source]) -> Counts:
     return total
 
 
-def _write(folder: Path, shard: Shard, source: Source, renamed: set[str]) -> Counts:
+def _write(folder: Path, shard: Shard, source: Source) -> Counts:
     # Counted first: finding the borders of chunks is quick, and equal ranges need their number.
     begin, end = shard.range(sum(1 for _ in chunks(source.files)))
     return write_tokenised(
@@ -135,7 +134,6 @@ def _write(folder: Path, shard: Shard, source: Source, renamed: set[str]) -> Cou
         on_bad_record=source.data_args.on_bad_record,
         columns=parse_columns(source.data_args.columns),
         progress=True,
-        renamed=renamed,
     )
 
 
@@ -150,13 +148,12 @@ def join_parts(folders: list[str], sources: list[Source]) -> None:
     raise_together(_incomplete(parts))
     by_key = {source.key: source for source in sources}
     raise_together(_others(parts, by_key))
-    for key, source in by_key.items():
-        _join(key, source, parts)
+    joined = [_join(key, source, parts) for key, source in by_key.items()]
+    columns = parse_columns(sources[0].data_args.columns)
+    check_columns(columns, {name for counts in joined for name in counts.columns})
 
 
-def _join(key: str, source: Source, parts: list[Part]) -> None:
-    columns = parse_columns(source.data_args.columns)
-    check_columns(columns, {name for part in parts for name in part.source(key)["columns"]})
+def _join(key: str, source: Source, parts: list[Part]) -> Counts:
     counts = Counts()
     for part in parts:
         part.check(key, source.encoder.schema, len(source.encoder.tokenizer))
@@ -170,6 +167,7 @@ def _join(key: str, source: Source, parts: list[Part]) -> None:
         return counts
 
     cached(key, write, cache_dir=source.data_args.data_cache_dir, overwrite=source.data_args.overwrite_cache)
+    return counts
 
 
 def _incomplete(parts: list[Part]) -> Iterator[DataError]:

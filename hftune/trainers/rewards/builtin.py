@@ -33,9 +33,9 @@ def accuracy(completions: list[Any], **columns: Any) -> list[float | None]:
     Raises:
         ArgumentError: The data have none of these columns.
     """
-    column = next((name for name in REFERENCES if columns.get(name) is not None), None)
+    found = [columns[name] for name in REFERENCES if columns.get(name) is not None]
     # Not a reward of 0: training would continue, and learn nothing.
-    if column is None:
+    if not found:
         raise ArgumentError(
             f"no record has a right answer: looked for {', '.join(REFERENCES)}",
             place="--reward_funcs accuracy",
@@ -46,9 +46,11 @@ def accuracy(completions: list[Any], **columns: Any) -> list[float | None]:
             "accuracy: without math-verify only answers that are certainly equal count (texts, numbers, lists), not "
             r"\sqrt{8} for 2\sqrt{2}; pip install 'hftune[math]' for more"
         )
+    # Of each record the first that it has: records of several sources may call it otherwise.
+    rights = [next((right for right in given if right is not None), None) for given in zip(*found, strict=True)]
     return [
         None if right is None else float(_is_right(right, text))
-        for right, text in zip(columns[column], map(text_of, completions), strict=True)
+        for right, text in zip(rights, map(text_of, completions), strict=True)
     ]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from transformers import PreTrainedTokenizerFast
@@ -19,6 +20,7 @@ from hftune.data.preferences.step_encoder import StepEncoder
 from hftune.data.splits import load_splits
 from hftune.data.tokenizing.chats import ChatEncoder
 from hftune.data.tokenizing.texts import TextEncoder
+from hftune.errors import ArgumentError
 from hftune.models.loading.tokenizer import load_tokenizer
 
 LABELLED = [{"prompt": f"question {number}", "completion": "b", "label": number % 2 == 0} for number in range(4)]
@@ -70,3 +72,54 @@ def test_dpo_takes_what_was_tokenised_for_it(tiny_model: Path, tmp_path: Path, r
         encoder = make_encoder("dpo", load_tokenizer(model_args, args), args, data_args)
         found.append(load_splits(encoder, data_args, args).train.to_dict())
     assert found[0] == found[1] and ("kl_ids" in found[0]) == (loss == "kto")
+
+
+def asked(number: int, **more: Any) -> dict[str, Any]:
+    return {"prompt": f"question {number}", **more}
+
+
+PAIR = {"chosen": "b", "rejected": "c"}
+MIXED = {
+    "rm, one with margins": ("rm", "", [asked(0, **PAIR, margin=1.5)], [asked(1, **PAIR)]),
+    "dpo, one with scores": ("dpo", "--offset_alpha 1.0", [asked(0, **PAIR, margin=1.5)], [asked(1, **PAIR)]),
+    "kto": ("dpo", "--loss_type kto", [asked(0, **PAIR)], [asked(1, chosen="d", rejected="e")]),
+    "rl, answers of two types": ("rl", "", [asked(0, answer="4")], [asked(1, answer=5)]),
+    "rl, rewarded in two ways": ("rl", "", [asked(0, answer="4")], [asked(1, tests=["x"])]),
+    "sft, one renamed": ("sft", "--columns response=said", [asked(0, said="b")], [asked(1, response="c")]),
+    "labels, renamed": (
+        "dpo", "--loss_type kto --columns label=good", [asked(0, completion="b", good=True)],
+        [asked(1, completion="c", label=False)],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("stage", "flags", "first", "second"), MIXED.values(), ids=MIXED)
+def test_two_sources_are_what_one_folder_of_both_is(
+    chatml: PreTrainedTokenizerFast, tmp_path: Path, stage: str, flags: str, first: list, second: list
+) -> None:
+    """Which columns there are is decided by all records together, not by each source before they are joined."""
+    files = [tmp_path / "data" / name for name in ("a.jsonl", "b.jsonl")]
+    files[0].parent.mkdir()
+    for file, records in zip(files, (first, second), strict=True):
+        file.write_text("".join(json.dumps(record) + "\n" for record in records))
+    found = []
+    for given in (str(files[0].parent), ",".join(map(str, files))):
+        argv = ["--output_dir", "o", "--use_cpu", "True", "--data_cache_dir", str(tmp_path / "cache"), *flags.split()]
+        _, data_args, _, args = parse_arguments(
+            stage, [*argv, "--train_file_dir", given, "--validation_file_dir", given]
+        )
+        splits = load_splits(make_encoder(stage, chatml, args, data_args), data_args, args)
+        assert splits.evaluation is not None
+        found.append([dataset.to_dict() for dataset in (splits.train, splits.evaluation)])
+    assert found[0] == found[1] and len(found[0][0]) > 1
+
+
+def test_a_column_that_no_source_has_is_refused(chatml: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps(asked(0, response="b")) + "\n")
+    argv = ["--output_dir", "o", "--columns", "system=said", "--data_cache_dir", str(tmp_path / "cache")]
+    argv += ["--train_file_dir", f"{tmp_path}/a.jsonl,{tmp_path}/b.jsonl"]
+    _, data_args, _, args = parse_arguments("sft", argv)
+    for _ in range(2):  # the second time from the cache
+        with pytest.raises(ArgumentError, match="no record has the column said"):
+            load_splits(make_encoder("sft", chatml, args, data_args), data_args, args)

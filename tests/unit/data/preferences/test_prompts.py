@@ -9,6 +9,7 @@ from transformers import PreTrainedTokenizerFast
 
 from hftune.data.preferences.prompts import PromptEncoder
 from hftune.errors import DataError
+from hftune.logging import notices
 from tests.unit.data.helpers import (
     make_tokenizer,
     prompts_dataset,
@@ -18,10 +19,11 @@ from tests.unit.data.helpers import (
 )
 
 
-def test_prompts_keep_the_columns_that_all_rows_have(chatml: PreTrainedTokenizerFast) -> None:
+def test_prompts_keep_every_column(chatml: PreTrainedTokenizerFast) -> None:
     rows = [row(question="a", answer="1", level=3), row(prompt=[user("b")], answer="2")]
     dataset, counts = prompts_dataset(rows, chatml, max_prompt_length=None)
-    assert dataset.to_dict() == {"prompt": [[user("a")], [user("b")]], "answer": ["1", "2"]}
+    assert dataset.to_dict() == {"prompt": [[user("a")], [user("b")]], "answer": ["1", "2"], "level": [3, None]}
+    assert notices()[-1] == "columns that not every prompt has are None for the others: level (1 of 2)"
     # <|im_start|> user \n a <|im_end|> \n <|im_start|> assistant \n
     assert (counts.rows, counts.used, counts.tokens, counts.trained_tokens) == (2, 2, 18, 0)
 

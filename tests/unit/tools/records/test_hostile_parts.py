@@ -44,7 +44,7 @@ INDEXES: dict[str, Change] = {
     "a source is a list": lambda about: about.update(sources=[[]]),
     "key is a list": put("key", [1]),
     "tokenizer is a list": put("tokenizer", ["x"]),
-    "columns hold lists": put("columns", [[1]]),
+    "columns hold lists": count("columns", [[1]]),
     "settings are a text": put("settings", "abc"),
     "contents lead out": put("contents", {"../../../a.jsonl": [1, "x"]}),
     "contents are absolute": put("contents", {"/etc/passwd": [1, "x"]}),

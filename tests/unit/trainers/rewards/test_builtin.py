@@ -48,6 +48,11 @@ def test_accuracy(right: Any, said: str, reward: float | None) -> None:
     assert accuracy([said], solution=[right]) == [reward]
 
 
+def test_each_record_has_its_right_answer_in_a_column_of_its_own() -> None:
+    answers = {"answer": ["4", None, None], "solution": ["5", "5", None]}
+    assert accuracy(["4", "5", "6"], **answers) == [1.0, 1.0, None]
+
+
 def test_accuracy_without_right_answers_is_refused() -> None:
     with pytest.raises(ArgumentError, match="no record has a right answer"):
         accuracy(["42"], prompts=["?"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +42,19 @@ def named_code(name: str, flag: str, what: str = "function", hint: str = "") -> 
                 raise ImportError(f"{shown(where)} is no name of a module")
             module = importlib.import_module(where)
         return getattr(module, attribute)
-    # Errors that the module's own code raises are its author's, and come with their traceback.
     except (ImportError, FileNotFoundError, AttributeError) as error:
         upper = what.upper()
         fix = f"write {flag} FILE.py:{upper}, of a file that is there and a {what} in it, or MODULE:{upper}"
         raise ArgumentError(f"{name} cannot be loaded: {error}", place=flag, fix=fix) from error
+    except Exception as error:  # the module is its author's, and may raise anything
+        cause = f"{where} raised {type(error).__name__}: {shown(error)}"
+        raise ArgumentError(cause, place=f"{flag} ({line_of(error, where)})", fix="mend it") from error
+
+
+def line_of(error: BaseException, file: str) -> str:
+    """`file:line` of the line in a file of the user's that an error came from; else of the last line that it passed."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if Path(frame.filename).resolve() == Path(file).resolve()] or frames[-1:]
+    # A file that is no Python has not run.
+    where = (error.filename, error.lineno) if isinstance(error, SyntaxError) else (own[-1].filename, own[-1].lineno)
+    return "{}:{}".format(*where)

@@ -32,6 +32,7 @@ from hftune.tools.talking.loading import check_talker, load_talker
 from hftune.tools.talking.records import Asked, asked, rows_of
 from hftune.trainers.rewards.answer_scorer import AnswerScorer
 from hftune.trainers.rewards.loading import load_function
+from hftune.trainers.rewards.waiting import Patience, watched
 from hftune.visible import say
 from hftune.weight_files import fingerprint
 
@@ -168,7 +169,8 @@ def _score(args: SampleArguments, prompts: Sequence[Asked], parts: Parts, names:
     ranks.barrier()
     common: dict[str, Any] = {"use_cpu": args.use_cpu, "trust_remote_code": args.trust_remote_code}
     scorers: list[Callable[..., Sequence[float | None]]] = [
-        partial(_by_function, load_function(name, args.max_new_tokens)) for name in args.reward_funcs or []
+        partial(_by_function, watched(load_function(name, args.max_new_tokens), Patience()))
+        for name in args.reward_funcs or []
     ]
     for path in args.reward_model_path or []:
         scorer = AnswerScorer(path, borders_in_text=args.borders_in_text, **common)

@@ -37,7 +37,7 @@ from hftune.trainers.online.guarded_tokenizer import guarded_tokenizer
 from hftune.trainers.rewards.builtin import builtin_reward
 from hftune.trainers.rewards.kept import KeptRewards
 from hftune.trainers.rewards.score_batches import StepReward
-from hftune.trainers.rewards.waiting import Patience, watched
+from hftune.trainers.rewards.waiting import Patience, check_signature, watched
 from hftune.weight_files import weight_shapes
 
 RewardSource: TypeAlias = PreTrainedModel | Callable[..., Sequence[float | None]]
@@ -111,7 +111,10 @@ def _load(
         tokenizers.append(tokenizer)
     for name in functions:
         function = load_function(name, training_args.max_completion_length)
-        sources.append(function if name in BUILTIN_REWARDS else watched(function, patience))
+        if name not in BUILTIN_REWARDS:
+            check_signature(function, "--reward_funcs")
+            function = watched(function, patience)
+        sources.append(function)
         tokenizers.append(None)
     return sources, tokenizers
 

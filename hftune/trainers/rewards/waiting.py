@@ -15,15 +15,16 @@ import traceback
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from hftune.errors import UserError, shown
+from hftune.arguments.named_code import line_of
+from hftune.errors import ArgumentError, UserError, shown
 from hftune.logging import notice
 from hftune.trainers.rewards.kept import KeptRewards, Reward, code_of, key_of, rows_of
 
 PAUSE, LONGEST_PAUSE = 1.0, 30.0
 """Seconds before a second try; twice as many before each further one, up to this."""
+_GIVEN = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,12 @@ def watched(function: Callable[..., Any], patience: Patience) -> Callable[..., A
 
     @functools.wraps(function)
     def ask(**given: Any) -> list[Reward]:
-        values = looked_at(function(**given), len(given["prompts"]))
+        try:
+            values = looked_at(function(**given), len(given["prompts"]))
+        except UserError:
+            raise
+        except Exception as error:  # the function is the user's, and may raise anything
+            raise _refused(function, _told(error, function)) from error
         if isinstance(values, str):
             raise _refused(function, values)
         _count(function, given, values)
@@ -115,7 +121,7 @@ class WaitingReward:
         if not coming.done():
             return f"has not answered in {self.patience.timeout:g} s"
         if (error := coming.exception()) is not None:
-            return _told(error)
+            return _told(error, self.function)
         return looked_at(coming.result(), count)
 
 
@@ -152,11 +158,38 @@ def _begun(function: Callable[..., Any], given: dict[str, Any]) -> Future[Any]:
     return coming
 
 
-def _told(error: BaseException) -> str:
+def check_signature(function: Callable[..., Any], flag: str) -> None:
+    """That a function takes what TRL calls it with.
+
+    Raises:
+        ArgumentError: It has no place for it, whatever the data hold.
+    """
+    try:
+        inspect.signature(function).bind_partial(**dict.fromkeys(_GIVEN))
+    except TypeError:
+        raise ArgumentError(
+            f"the reward function {_name(function)} does not take all that it is called with: {', '.join(_GIVEN)} and "
+            "the columns of the data",
+            place=f"{flag} ({_defined(function)})",
+            fix=f"add **columns: def {_name(function)}(prompts, completions, **columns)",
+        ) from None
+    except ValueError:
+        return  # written in C: nobody knows
+
+
+def _told(error: BaseException, function: Callable[..., Any]) -> str:
     """An error of a function, and the line of the user's code that raised it."""
-    frames = traceback.extract_tb(error.__traceback__)
-    at = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
-    return f"raised {type(error).__name__}: {shown(error)}{at}"
+    at = _defined(function)
+    file, _, _ = at.rpartition(":")
+    inside = any(frame.filename == file for frame in traceback.extract_tb(error.__traceback__))
+    return f"raised {type(error).__name__}: {shown(error, 200)} ({line_of(error, file) if inside else at})"
+
+
+def _defined(function: Callable[..., Any]) -> str:
+    """`file:line` where a function begins; of one that is not written in Python its name."""
+    code = inspect.unwrap(function) if inspect.isroutine(function) else type(function).__call__
+    found = getattr(code, "__code__", None)
+    return _name(function) if found is None else f"{found.co_filename}:{found.co_firstlineno}"
 
 
 def _count(function: Callable[..., Any], given: dict[str, Any], values: list[Reward]) -> None:
@@ -175,13 +208,11 @@ def _log(given: dict[str, Any], name: str, value: float) -> None:
 
 def _refused(function: Callable[..., Any], found: str, tries: int = 1) -> UserError:
     often = f", as the last of {tries} tries" if tries > 1 else ""
-    code = inspect.unwrap(function) if inspect.isroutine(function) else type(function)
-    file = Path(inspect.getfile(code)) if inspect.isroutine(code) and not inspect.isbuiltin(code) else None
     return UserError(
         f"the reward function {_name(function)} {found}{often}",
-        place=f"--reward_funcs{f' ({file})' if file else ''}",
-        fix="mend it, or let it be asked again: --reward_retries 3, --reward_timeout 60; with --reward_cache FOLDER no "
-        "reward that it has given is asked for twice",
+        place=f"--reward_funcs ({_defined(function)})",
+        fix='mend it: prompts and completions are lists of messages (the text is completion[-1]["content"]), columns '
+        "of the data lists of values. Or let it be asked again: --reward_retries 3, --reward_timeout 60",
     )
 
 

@@ -50,7 +50,21 @@ def test_a_hint_comes_first() -> None:
         named_code("lods", "--x", hint="did you mean loads?")
 
 
-def test_errors_of_the_code_itself_keep_their_traceback(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text("1 / 0\n")
-    with pytest.raises(ZeroDivisionError):
-        named_code(f"{tmp_path}/mine.py:Mine", "--x")
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("x = 1\n1 / 0\n", "raised ZeroDivisionError: division by zero\n  where: --x ({file}:2)"),
+        ("import json\njson.loads('')\n", "raised JSONDecodeError: .*\n  where: --x ({file}:2)"),
+        ("def f(:\n", "raised SyntaxError: .*\n  where: --x ({file}:1)"),
+    ],
+)
+def test_an_error_of_the_code_itself_has_its_line(
+    text: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(text)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ArgumentError) as refused:
+        named_code("mine.py:Mine", "--x")
+    start, _, end = said.format(file=file).partition(".*")
+    assert start in str(refused.value) and end in str(refused.value)

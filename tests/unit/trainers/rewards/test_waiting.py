@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hftune.errors import UserError
+from hftune.arguments.named_code import named_code
+from hftune.errors import ArgumentError, UserError
 from hftune.logging import notices
 from hftune.trainers.rewards import waiting
 from hftune.trainers.rewards.kept import KeptRewards
-from hftune.trainers.rewards.waiting import Patience, WaitingReward, looked_at, watched
+from hftune.trainers.rewards.waiting import Patience, WaitingReward, check_signature, looked_at, watched
 
 GIVEN = {"prompts": ["a", "b", "c"], "completions": ["x", "y", "z"], "answer": [1, 2, 3], "trainer_state": object()}
 
@@ -99,6 +101,66 @@ def test_one_that_always_fails_is_refused_with_its_line() -> None:
     with pytest.raises(UserError, match="broken raised KeyError") as refused:
         asked(broken, Patience(retries=2))
     assert "the last of 3 tries" in str(refused.value) and "test_waiting.py:" in str(refused.value)
+
+
+USERS = """import json
+
+def no_columns(prompts, completions):
+    return [0.0] * len(completions)
+
+def as_text(completions, **columns):
+    return [float(answer.strip() == "4") for answer in completions]
+
+def inside_a_library(completions, **columns):
+    return [json.loads("no JSON") for _ in completions]
+
+def other_columns(completions, solution, **columns):
+    return [0.0] * len(completions)
+
+class Called:
+    def __call__(self, completions, **columns):
+        return [1 / 0]
+
+called = Called()
+"""
+
+
+@pytest.mark.parametrize("patience", [Patience(), Patience(retries=1)])
+@pytest.mark.parametrize(
+    ("name", "said", "line"),
+    [
+        ("no_columns", "raised TypeError: no_columns() got an unexpected keyword argument", 3),
+        ("as_text", "raised AttributeError: 'list' object has no attribute 'strip'", 7),
+        ("inside_a_library", "raised JSONDecodeError", 10),
+        ("other_columns", "missing 1 required positional argument: 'solution'", 12),
+        ("called", "raised ZeroDivisionError", 17),
+    ],
+)
+def test_an_error_in_a_function_is_three_lines_with_its_own(
+    name: str, said: str, line: int, patience: Patience, tmp_path: Path
+) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(USERS)
+    function = watched(named_code(f"{file}:{name}", "--reward_funcs"), patience)
+    given = GIVEN | {"completions": [[{"role": "assistant", "content": "4"}]] * 3}
+    with pytest.raises(UserError) as refused:
+        asyncio.run(function(**given)) if patience else function(**given)
+    text = str(refused.value)
+    assert said in text and f"({file}:{line})" in text and text.count("\n") == 2
+    assert 'the text is completion[-1]["content"]' in text
+
+
+def test_one_that_cannot_be_called_is_refused_before_anything_loads(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(USERS)
+    named = {name: named_code(f"{file}:{name}", "--x") for name in ("no_columns", "as_text", "other_columns", "called")}
+    with pytest.raises(ArgumentError, match="does not take all that it is called with: prompts, ") as refused:
+        check_signature(named["no_columns"], "--judge_reward")
+    assert f"--judge_reward ({file}:3)" in str(refused.value)
+    assert "def no_columns(prompts, completions, **columns)" in str(refused.value)
+    for name in ("as_text", "other_columns", "called"):
+        check_signature(named[name], "--x")
+    check_signature(math.hypot, "--x")
 
 
 def test_one_that_hangs_is_named_and_asked_again() -> None:

@@ -19,6 +19,19 @@ QUANTISED = ("zero_quantized_weights", "zero_quantized_gradients", "zero_quantiz
 """What of ZeRO++ sends quantised values."""
 
 
+_OF_OTHER_LOOPS = {
+    "hybrid_engine": (
+        "DeepSpeed's hybrid engine draws answers in a loop of its own",
+        "remove it",
+    ),
+    "data_efficiency": ("DeepSpeed's data sampling needs a loader of its own, and the Trainer has one", "remove it"),
+    "autotuning": (
+        "DeepSpeed's autotuner ends a run after some steps",
+        "remove it",
+    ),
+}
+
+
 @dataclass(frozen=True)
 class Setting:
     """The run that a config is for.
@@ -112,6 +125,10 @@ def _refused_blocks(config: DsConfig, zero: Mapping[str, Any]) -> Iterator[Argum
             "zero_optimization.zenflow",
             'remove it; "offload_optimizer" alone works (ds_configs/zero2_offload.json)',
         )
+    for key, (cause, fix) in _OF_OTHER_LOOPS.items():
+        block = config.get(key)
+        if isinstance(block, Mapping) and _is_enabled(block):
+            yield _error(cause, f"{key}.enabled", fix)
     checkpoint, datastates = config.get("checkpoint"), config.get("datastates_ckpt")
     writers = {
         ("FastPersist", "checkpoint.writer"): isinstance(checkpoint, Mapping) and checkpoint.get("writer"),
@@ -123,6 +140,11 @@ def _refused_blocks(config: DsConfig, zero: Mapping[str, Any]) -> Iterator[Argum
             key,
             "remove it; save less often (--save_steps) or without the optimizer (--save_only_model)",
         )
+
+
+def _is_enabled(block: Mapping[str, Any]) -> bool:
+    """Whether it is, or a part of it, which DeepSpeed asks by itself."""
+    return bool(block.get("enabled")) or any(_is_enabled(part) for part in block.values() if isinstance(part, Mapping))
 
 
 def _hpz(zero: Mapping[str, Any], setting: Setting) -> Iterator[ArgumentError]:

@@ -6,10 +6,14 @@ DeepSpeed ignores an unknown key at the top level, and meets a wrong one below i
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hftune.distributed.ds_config import DsConfig
 from hftune.errors import ArgumentError, did_you_mean
+from hftune.secret_names import says_secret
+
+if TYPE_CHECKING:
+    import pydantic
 
 # Removed from DeepSpeed 0.19; each would raise deep inside the engine, after the model has loaded.
 REMOVED_KEYS = {
@@ -44,7 +48,12 @@ TOP_KEYS = frozenset([
 
 
 MICRO, STEPS, CLIPPING = "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping"
-NUMBERS = (CLIPPING, "train_batch_size", MICRO, STEPS)
+FILLED_IN_NUMBERS = (CLIPPING, "train_batch_size", MICRO, STEPS)
+NUMBERS = (*FILLED_IN_NUMBERS, "steps_per_print", "gradient_predivide_factor")
+# Top-level keys whose values other rules read.
+_SAID_ELSEWHERE = frozenset(
+    [*FILLED_IN_NUMBERS, "zero_optimization", "fp16", "bf16", "optimizer", "scheduler", "tensor_parallel", "checkpoint"]
+)
 
 
 FILLED_IN = frozenset([
@@ -94,7 +103,12 @@ def check_types(config: DsConfig) -> Iterator[ArgumentError]:
             )
     if isinstance(config.get("zero_optimization", {}), dict):
         yield from _zero_types(config.get("zero_optimization", {}))
-        yield from _never_filled_in(config.get("zero_optimization", {}), "zero_optimization")
+        yield from _never_filled_in(config.get("zero_optimization", {}), "zero_optimization.")
+    others = {key: value for key, value in config.items() if key in TOP_KEYS and key not in _SAID_ELSEWHERE}
+    yield from _never_filled_in(others)
+    for key, value in others.items():
+        if value != "auto":
+            yield from _unreadable(key, value)
 
 
 def check_combinations(config: DsConfig) -> Iterator[ArgumentError]:
@@ -182,26 +196,46 @@ def _zero_types(zero: dict[str, Any]) -> Iterator[ArgumentError]:
     try:
         DeepSpeedZeroConfig(**given)
     except pydantic.ValidationError as error:
-        for fault in error.errors():
-            keys = ".".join(str(part) for part in fault["loc"])
-            yield ArgumentError(
-                f"{keys or 'zero_optimization'} is {_shown(fault.get('input'))}: {fault['msg'].lower()}",
-                place=f"--deepspeed: zero_optimization{'.' if keys else ''}{keys}",
-                fix=f"take {keys or 'the block'} out, so that DeepSpeed's default counts, or write such a value",
-            )
+        yield from _faults(error, "zero_optimization")
 
 
-def _never_filled_in(block: Mapping[str, Any], place: str) -> Iterator[ArgumentError]:
+def _faults(error: pydantic.ValidationError, block: str) -> Iterator[ArgumentError]:
+    for fault in error.errors():
+        keys = ".".join(str(part) for part in fault["loc"])
+        yield ArgumentError(
+            f"{keys or block} is {_shown(fault.get('input'))}: {fault['msg'].lower()}",
+            place=f"--deepspeed: {'.'.join(filter(None, (block, keys)))}",
+            fix=f"take {keys or 'the block'} out, so that DeepSpeed's default counts, or write such a value",
+        )
+
+
+def _never_filled_in(block: Mapping[str, Any], place: str = "") -> Iterator[ArgumentError]:
     """Keys with an "auto" that neither the Trainer nor hftune replaces: accelerate stops there, with a model loaded."""
     for key, value in block.items():
         if isinstance(value, Mapping):
-            yield from _never_filled_in(value, f"{place}.{key}")
+            yield from _never_filled_in(value, f"{place}{key}.")
         elif value == "auto" and key not in FILLED_IN:
             yield ArgumentError(
                 f'"{key}" is "auto", and nothing fills it in',
-                place=f"--deepspeed: {place}.{key}",
+                place=f"--deepspeed: {place}{key}",
                 fix="write its value, or take it out, so that DeepSpeed's default counts",
             )
+
+
+def _unreadable(key: str, value: Any) -> Iterator[ArgumentError]:
+    """A problem of a block that DeepSpeed itself cannot read, which would end a run with the model loaded."""
+    import pydantic
+    from deepspeed.runtime.config import DeepSpeedConfig, DeepSpeedConfigError
+
+    if isinstance(value, Mapping):  # hftune takes secrets out that DeepSpeed does not know
+        value = {name: inner for name, inner in value.items() if not says_secret(str(name))}
+    try:
+        DeepSpeedConfig({MICRO: 1, STEPS: 1, key: value})
+    except pydantic.ValidationError as error:
+        yield from _faults(error, "")
+    except (DeepSpeedConfigError, ValueError, TypeError, AttributeError, LookupError, AssertionError):
+        fix = f"take {key} out, so that DeepSpeed's default counts, or write what it has there"
+        yield ArgumentError(f'DeepSpeed cannot read "{key}": {_shown(value)}', place=f"--deepspeed: {key}", fix=fix)
 
 
 def _without_auto(block: dict[str, Any]) -> dict[str, Any]:

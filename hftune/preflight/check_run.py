@@ -22,6 +22,7 @@ RULES_OF_ALL = (
     "hftune.preflight.rules.without_effect:check_without_effect",
     "hftune.preflight.rules.hub:check_hub",
     "hftune.preflight.rules.trackers:check_trackers",
+    "hftune.preflight.rules.trackers:check_monitors",
     "hftune.preflight.rules.callbacks:check_callbacks",
     "hftune.preflight.rules.data:check_data",
     "hftune.preflight.rules.quantisation:check_quantisation",

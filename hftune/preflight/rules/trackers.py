@@ -50,6 +50,15 @@ def check_trackers(facts: Facts) -> Iterator[UserError]:
             )
 
 
+def check_monitors(facts: Facts) -> Iterator[UserError]:
+    """Problems of monitors in a DeepSpeed config, which would end in a traceback once the model is loaded."""
+    config = facts.training_args.ds_resolved or {}
+    for key, name in {"tensorboard": "tensorboard", "wandb": "wandb", "comet": "comet_ml"}.items():
+        if config.get(key, {}).get("enabled") and not _is_installed(name):
+            fix = f"pip install {PACKAGES[name][1]}; or take it out: hftune keeps all figures in trainer_state.json"
+            yield ArgumentError(f"{name} is not installed", place=f"--deepspeed: {key}.enabled", fix=fix)
+
+
 def _is_installed(name: str) -> bool:
     found = importlib.util.find_spec(PACKAGES[name][0])
     return found is not None or (name == "tensorboard" and importlib.util.find_spec("tensorboardX") is not None)

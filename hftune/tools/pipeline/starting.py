@@ -14,8 +14,8 @@ from typing import Any
 
 from hftune import child_processes, terminal
 from hftune.arguments.raw_arguments import given_in_file, take_config
-from hftune.errors import ArgumentError, did_you_mean
-from hftune.tools.pipeline.launchers import Launcher
+from hftune.errors import ArgumentError, did_you_mean, raise_together
+from hftune.tools.pipeline.launchers import Launcher, too_many
 from hftune.tools.pipeline.launching import run_quietly
 from hftune.tools.pipeline.runner import shown
 from hftune.visible import say
@@ -29,6 +29,7 @@ HELP = """hftune {stage} runs run_{stage}.py, with its arguments and these:
                     CUDA_VISIBLE_DEVICES which GPUs to use, else deepspeed
   --hostfile FILE   the machines, for deepspeed
 """
+_DIGITS = 9  # Python reads no number of thousands
 OWN = ("nproc", "nodes", "launcher", "hostfile")
 _HELP = {"-h", "--help"}
 _CPU = {"use_cpu", "no_cuda"}
@@ -104,7 +105,7 @@ def _number(name: str, given: Mapping[str, str]) -> int | None:
     text = given.get(name)
     if text is None:
         return None
-    if not text.isdecimal() or int(text) < 1:
+    if not text.isdecimal() or len(text) > _DIGITS or int(text) < 1:
         raise ArgumentError(f"--{name} takes a whole number, not {text!r}", place=f"--{name}", fix="give 1 or more")
     return int(text)
 
@@ -140,7 +141,11 @@ def choose(given: Start, variables: Mapping[str, str], *, on_cpu: bool = False) 
         several = "torchrun" if _chosen_devices(variables) else "deepspeed"
         kind = several if processes > 1 else "none"
     options = {"deepspeed": _deepspeed, "torchrun": _torchrun, "srun": _srun}
-    return Launcher("python") if kind == "none" else Launcher(kind, options[kind](given, nodes, processes, variables))
+    launcher = (
+        Launcher("python") if kind == "none" else Launcher(kind, options[kind](given, nodes, processes, variables))
+    )
+    raise_together(too_many(launcher, "--nproc"))
+    return launcher
 
 
 def _kind(given: Start, nodes: int, variables: Mapping[str, str]) -> str | None:

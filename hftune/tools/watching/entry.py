@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from hftune.errors import ArgumentError
@@ -30,9 +31,12 @@ def watch(argv: list[str]) -> None:
         return
     folders, once, every = _taken(argv)
     for folder in folders:
-        if not Path(folder).is_dir():
+        if not os.path.isdir(Path(folder)):
             fix = path_hint(folder, "the output folder of a stage or of a pipeline")
             raise ArgumentError(f"there is no folder {folder}", place="hftune watch", fix=fix)
+        if not os.access(folder, os.R_OK | os.X_OK):
+            fix = "make it readable for you (ls -ld shows whose it is), or name another folder"
+            raise ArgumentError(f"{folder} cannot be read", place="hftune watch", fix=fix)
     # Here: the help page needs no rich.
     from hftune.tools.watching.following import follow, show
 

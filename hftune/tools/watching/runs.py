@@ -190,7 +190,7 @@ def _places(top: Path) -> Iterator[Path]:
     left, seen, found = [(top, DEPTH)], 0, 0
     while left and found < _MOST_RUNS:
         folder, depth = left.pop()
-        if any((folder / name).is_file() for name in (MANIFEST_NAME, PROGRESS)):
+        if any(os.path.isfile(folder / name) for name in (MANIFEST_NAME, PROGRESS)):  # not where it may not be looked
             # What lies within a result (checkpoints) belongs to it.
             found += 1
             yield folder

@@ -93,6 +93,7 @@ def test_its_own_flags_are_taken_out(argv: list[str], given: Start, rest: list[s
     [
         (["--nproc"], "--nproc needs a value"),
         (["--nodes", "--x"], "--nodes needs a value"),
+        (["--nproc", "9" * 5000], "--nproc takes a whole number"),
         (["--nproc", "0"], "--nproc takes a whole number, not '0'"),
         (["--nodes", "two"], "--nodes takes a whole number, not 'two'"),
         (["--launcher", "torchrum"], "there is no launcher torchrum\n.*\n.*did you mean torchrun"),
@@ -220,3 +221,10 @@ def test_devices_are_counted_where_nobody_says_how_many(monkeypatch: pytest.Monk
     for count, wanted in ((0, 1), (3, 3)):
         monkeypatch.setattr(torch.accelerator, "device_count", lambda count=count: count)
         assert starting._devices_here(False) == wanted
+
+
+@pytest.mark.parametrize("launcher", ["deepspeed", "torchrun"])
+def test_more_processes_than_fit_are_not_started(launcher: str) -> None:
+    with pytest.raises(ArgumentError, match="no memory for 100000 processes"):
+        choose(Start(nproc=100000, launcher=launcher), {})
+    assert choose(Start(nproc=16, launcher=launcher), {}).processes == (16, 16)

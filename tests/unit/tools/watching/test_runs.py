@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from hftune.checkpoints.manifest import COMPLETE, INTERRUPTED
+from hftune.errors import ArgumentError
 from hftune.tools.watching import runs as watching
+from hftune.tools.watching.entry import watch
 from hftune.tools.watching.runs import Runs, last_words, tail
 from tests.unit.tools.watching.files import log_line, write_run
 
@@ -149,3 +151,21 @@ def test_manifests_are_read_as_long_as_they_are_small_together(tmp_path: Path, m
     # Room again: what was left out is read.
     (next(run for run in runs if not run.fault).folder / "hftune.json").unlink()
     assert [run.fault for run in found.read()] == [""] * 3
+
+
+def test_a_folder_that_may_not_be_looked_into_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the system's calls: the owner of the tests may be one for whom permissions do not count."""
+    write_run(tmp_path / "a", 1)
+    write_run(tmp_path / "closed" / "b", 1)
+    look = os.stat
+
+    def stat(path: str | Path, **how: object) -> os.stat_result:
+        if "closed/" in os.fspath(path):
+            raise PermissionError(13, os.strerror(13), str(path))
+        return look(path, **how)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(os, "stat", stat)
+    assert names(tmp_path) == ["a"]
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with pytest.raises(ArgumentError, match="cannot be read"):
+        watch([str(tmp_path), "--once"])

@@ -17,7 +17,6 @@ from hftune.arguments.defaults.recipe import recipe
 from hftune.arguments.run_arguments import RunArguments
 from hftune.arguments.training import StageArguments
 from hftune.checkpoints import manifest as manifests
-from hftune.checkpoints.file_records import record_result
 from hftune.checkpoints.history import HISTORY, same_records, with_history
 from hftune.checkpoints.model_card import model_card
 from hftune.checkpoints.resume import (
@@ -40,7 +39,8 @@ from hftune.on_demand import on_demand
 from hftune.preflight.check_run import check_run
 from hftune.preflight.facts import Facts, Training, resolve
 from hftune.publishing.disk import disk_errors, lexists, write_file
-from hftune.publishing.files import is_marked, write_page
+from hftune.publishing.files import write_page
+from hftune.publishing.ownership import is_written
 from hftune.trainers.features.batch_digests import BatchDigests
 from hftune.trainers.features.completions import COMPLETIONS_NAME
 from hftune.trainers.preemption import EvaluationStopped, PreemptionCallback
@@ -146,7 +146,6 @@ def _finish_run(run: Run, trainer: StageTrainer, data: Splits, stop: PreemptionC
     manifest["status"] = manifests.COMPLETE
     if args.do_train and ranks.is_main():
         _write_card(args, manifest)
-        manifest["files"] = record_result(str(args.output_dir))
     _write(args, manifest)
     ranks.barrier()
     # Past the last collective; an upload may take longer than any step.
@@ -337,7 +336,9 @@ def check_trained(steps: int) -> None:
 def _write(args: StageArguments, manifest: manifests.Manifest) -> None:
     if ranks.is_main():
         assert args.output_dir is not None
-        manifests.write_manifest(args.output_dir, manifest)
+        # What lies there of a result before stays recorded as hftune's until a new one takes its place.
+        known = (manifests.read_manifest(args.output_dir) or {}).get("files")
+        manifests.write_manifest(args.output_dir, ({"files": known} if known else {}) | manifest)
 
 
 def _write_samples(args: StageArguments, trainer: StageTrainer, data: Splits) -> None:
@@ -351,8 +352,10 @@ def _write_samples(args: StageArguments, trainer: StageTrainer, data: Splits) ->
 def _write_card(args: StageArguments, manifest: manifests.Manifest) -> None:
     """A short README.md; one that somebody else has written there stays."""
     file = Path(str(args.output_dir)) / "README.md"
-    if not lexists(file) or is_marked(file):
-        write_page(file, model_card(manifest, file.resolve().parent.name), "card")
+    if lexists(file) and not is_written(file):
+        notice(f"{file} is left as it is: hftune did not write it, or it was edited since")
+    else:
+        write_page(file, model_card(manifest, file.resolve().parent.name))
 
 
 def _say_goodbye(run: Run, manifest: manifests.Manifest) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import codecs
 import contextlib
 import fcntl
+import io
 import os
 import re
 import shutil
@@ -20,6 +21,8 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any, TextIO, cast
+
+from hftune.opening.own_file import open_own
 
 SHOW_ALL = "HFTUNE_SHOW_ALL"
 """Variable: 1 leaves the output of libraries where it is, which a debugger needs."""
@@ -123,7 +126,8 @@ class Capture:
             with contextlib.suppress(OSError):  # a disk that takes no log is told of by what needs it more
                 file.parent.mkdir(parents=True, exist_ok=True)
                 # Line by line, so that a killed run leaves its last words.
-                self.file = file.open("a", encoding="utf-8", errors="backslashreplace", buffering=1)
+                stream = open_own(file)
+                self.file = io.TextIOWrapper(stream, "utf-8", errors="backslashreplace", line_buffering=True)
                 self.file.write(f"--- {time.strftime('%Y-%m-%d %H:%M:%S %z')}\n")
                 self.file.writelines(f"{line}\n" for line in self.lines)
 

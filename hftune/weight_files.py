@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -37,6 +38,11 @@ class StoredTensor:
     shape: tuple[int, ...]
     start: int
     nbytes: int
+
+
+def is_model(folder: Path) -> bool:
+    """Whether a folder holds a model or an adapter."""
+    return any(os.path.isfile(folder / name) for name in ("config.json", "adapter_config.json"))
 
 
 def weight_files(folder: str | Path) -> list[Path]:

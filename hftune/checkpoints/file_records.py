@@ -13,7 +13,7 @@ from typing import Any
 
 from hftune.constants import MANIFEST_NAME
 from hftune.digests import Record, changed_files, record_files
-from hftune.weight_files import fingerprint
+from hftune.weight_files import fingerprint, is_model
 
 # Written into the same folder by the Trainer and by reports; they change without the model changing.
 _NOT_A_RESULT = {MANIFEST_NAME, "trainer_state.json", "training_args.bin", "samples.json", "answers.json"}
@@ -62,11 +62,6 @@ def changed_input(path: str, recorded: dict[str, Any], *, whole: bool = False) -
         return
     yield from changed_files(place if place.is_dir() else place.parent, files, whole=whole)
     yield from (f"{place / name} is new" for name in sorted(set(_files_of(place)) - set(files)))
-
-
-def is_model(folder: Path) -> bool:
-    """Whether a folder holds a model or an adapter."""
-    return any((folder / name).is_file() for name in ("config.json", "adapter_config.json"))
 
 
 def _files_of(place: Path) -> dict[str, Path]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,9 @@ from hftune.arguments.names.table import table
 from hftune.arguments.raw_arguments import given_in_file, given_on_command_line, take_config
 from hftune.checkpoints.file_records import record_input
 from hftune.distributed.ds_config import config_file
+from hftune.errors import ManifestError
+from hftune.opening.json_file import read_json
+from hftune.publishing.ownership import read_own_manifest
 from hftune.stores.located import origins
 
 READ = {
@@ -23,6 +28,9 @@ READ = {
 }
 """Arguments that name what a result depends on. The value of another, such as `--lr_scheduler_type linear`, may be the
 name of a folder by chance."""
+
+_READ_BY_COMMANDS = READ - {"include_path"} | {"ancestors", "checkpoint", "files", "input", "model", "questions"}
+"""Of parsed arguments, those of tools as well; in the folder of somebody's code all else may lie."""
 
 _NAMED_BY_OTHERS = {"sft_model_path"}
 """Names of other tools that are translated into one of those; an alias is looked up in the table."""
@@ -51,6 +59,37 @@ def paths_of(argv: list[str]) -> Iterator[str]:
                 yield from _paths(name, value)
 
 
+def inputs_of(*arguments: object) -> list[Path]:
+    """The existing files and folders that parsed arguments name to be read, with what adapters among them lie upon."""
+    given = [(name, value) for group in arguments for name, value in vars(group).items() if name in _READ_BY_COMMANDS]
+    found = [
+        path
+        for name, value in given
+        for each in (value if isinstance(value, list | tuple) else [value])
+        # Sources have commas or blanks between them, and a name may hold a blank.
+        for text in ((each, ",".join(each.split())) if isinstance(each, str) else [each])
+        for path in _paths(name, text)
+    ]
+    # By os.path, which takes a question of a thousand letters, too.
+    named = dict.fromkeys(map(os.path.expanduser, [*found, *(path for folder in found for path in _below(folder))]))
+    return [Path(name) for name in named if os.path.exists(name)]
+
+
+def _below(folder: str) -> Iterator[str]:
+    """Base and adapters under an adapter, as its manifest and its config have them."""
+    config = os.path.join(folder, "adapter_config.json")
+    if os.path.isfile(config):
+        base = (read_own_manifest(Path(folder)) or {}).get("base")
+        adapters = base.get("adapters") if isinstance(base, dict) else None
+        named = [
+            base.get("name") if isinstance(base, dict) else None,
+            *(adapters if isinstance(adapters, list) else []),
+        ]
+        with suppress(ManifestError):  # said by who loads it
+            named.append(read_json(config).get("base_model_name_or_path"))
+        yield from (name for name in named if isinstance(name, str))
+
+
 def names_a_path(name: str) -> bool:
     """Whether an argument, under hftune's or another tool's name, is one of `READ`."""
     # A translated name may lead to one argument, or by its value to several.
@@ -68,10 +107,13 @@ def _paths(name: str, value: object) -> Iterator[str]:
     for part in value.split(","):
         # `FILE#500` takes 500 records of a file, `rewards.py:score` a function of it.
         text = part.strip().partition("#")[0]
+        folder, _, _ = text.rpartition("@")
+        if not os.path.exists(text) and os.path.isdir(os.path.expanduser(folder)):
+            text = folder  # of FOLDER@SPLIT
         file, _, _ = text.rpartition(":")
         if name == "deepspeed" and not Path(text).exists() and (config := config_file(text)):
             yield str(config)  # `--deepspeed zero2` means a file of hftune's
-        elif text and ("/" in text or Path(text).is_file() or Path(text).is_dir()):
+        elif text and ("/" in text or os.path.exists(text)):
             yield file if file.endswith(".py") else text
         elif file.endswith(".py"):
             yield file

@@ -14,6 +14,7 @@ import torch
 from hftune.arguments.merging import MergeArguments
 from hftune.checkpoints.adapter_chain import chain_problems, check_recorded_base
 from hftune.checkpoints.folder_checks import check_recorded
+from hftune.checkpoints.inputs import inputs_of
 from hftune.constants import REWARD_SCALE_FIELD, STEP_LABELS
 from hftune.errors import ArgumentError, ManifestError, UserError, raise_together
 from hftune.logging import notice
@@ -24,7 +25,7 @@ from hftune.models.loading.layer_numbers import check_layers
 from hftune.models.vocabulary.growth import Growth, recorded_growth
 from hftune.opening.folders import unsafe_entries
 from hftune.path_hints import cannot_load
-from hftune.publishing.ownership import output_problems
+from hftune.publishing.places import check_place
 from hftune.weight_files import weight_files, weight_shapes
 
 FLAG, BASE_FLAG = "--peft_model_path", "--base_model_name_or_path"
@@ -160,7 +161,8 @@ def read_inputs(args: MergeArguments) -> Inputs:
     base = find_base(name, adapter_config.get("revision"), used.get("gguf_file"))
     folders = [adapter.folder for each in levels for adapter in each]
     # From here on all that is wrong is said at once; nothing has been written and no weight been read.
-    problems = output_problems(args.output_dir, overwrite=args.overwrite_output_dir, inputs=[base.folder, *folders])
+    read = [*inputs_of(args), base.folder, *folders]
+    problems = check_place(args.output_dir, read, overwrite=args.overwrite_output_dir)
     below = [str(adapter.folder) for each in levels[:-1] for adapter in each]
     for adapter in level:
         problems += chain_problems([*below, str(adapter.folder)], FLAG)

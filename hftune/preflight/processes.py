@@ -11,10 +11,9 @@ import xxhash
 
 from hftune.arguments.run_arguments import RunArguments
 from hftune.arguments.training import StageArguments
-from hftune.checkpoints.file_records import is_model
 from hftune.distributed import ranks
 from hftune.distributed.process_facts import process_facts as about_this_process
-from hftune.weight_files import fingerprint
+from hftune.weight_files import fingerprint, is_model
 
 ProcessFacts = dict[str, Any]
 

@@ -28,6 +28,8 @@ _FIXES = {
     errno.ENOTDIR: "a file stands where a folder is needed: name another folder",
     errno.EEXIST: "a file stands where a folder is needed: name another folder",
     errno.ELOOP: "a link stands where a folder or file is needed: name another folder, or take the link away",
+    errno.EMLINK: "it has a second name (a hard link), under which it would change as well: copy it, or name another",
+    errno.ENXIO: "what has this name is no file: move it away",
     errno.EISDIR: "a folder stands where a file is needed: choose another name",
     errno.EFBIG: "`ulimit -f` or the file system takes no file so large: raise it, or name a folder on another disk",
     errno.ESTALE: "the network disk has changed below this process: mount it again, or name a folder on another one",

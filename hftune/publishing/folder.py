@@ -35,14 +35,8 @@ from hftune.publishing.disk import (
     writing_problem,
 )
 from hftune.publishing.locks import LOCK_SECONDS, acquire_lock, busy_error, release_lock
-from hftune.publishing.ownership import (
-    ATTEMPTS,
-    SECONDS_BETWEEN_ATTEMPTS,
-    foreign_files,
-    output_problems,
-    place_problems,
-    work_folder,
-)
+from hftune.publishing.ownership import foreign_files, work_folder
+from hftune.publishing.places import ATTEMPTS, SECONDS_BETWEEN_ATTEMPTS, check_place
 
 MARK, RESULT, REPLACED = "hftune.work", "result", "replaced"
 _DISCARDED, LOCK = "discarded", ".lock"
@@ -111,13 +105,13 @@ def published_folder(
         ArgumentError: The target holds something else, another process writes to it, or the disk does not take it.
     """
     # Before anything is made: the work folder stands next to the target.
-    raise_together(place_problems(str(output), inputs=list(inputs), flag=flag))
+    raise_together(check_place(output, inputs, overwrite=overwrite, flag=flag))
     target = Path(output).resolve()
     work = work_folder(target)
     with work_folder_locked(work, output, flag):
         recover(target)
         # What is there is looked at now that nobody else changes it.
-        raise_together(output_problems(str(output), overwrite=overwrite, inputs=list(inputs), flag=flag))
+        raise_together(check_place(output, inputs, overwrite=overwrite, flag=flag))
         try:
             yield begin_work(work)
             # Within the `try`: an exchange that fails half-way is taken back like an error of the command.

@@ -1,30 +1,45 @@
-"""Who owns a folder: a finished result of hftune, to the last file, or something that must not be removed.
+"""Whose a file or folder is: hftune wrote it, and it is as it was written, or it must not be replaced.
 
-A result's manifest records every file of its folder (`written`: name to size, time and digest). Only a folder that
-holds these files as they were written, and nothing else, may be replaced. One that a person has added a file to, or
-edited one in, is theirs.
+A result's manifest records every file of its folder (`written`: name to size, time and digest). A file that stands
+alone (scores, answers, a report, a model card) has a line in `.hftune.written` alongside it: its digest and its name.
+What has neither, or has been edited since, is somebody's.
 """
 
 from __future__ import annotations
 
 import os
-import time
+import stat
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from hftune.constants import MANIFEST_NAME
-from hftune.digests import Record, changed_files, record_files
-from hftune.errors import ArgumentError, ManifestError, UserError
+from hftune.constants import LOG_NAME, MANIFEST_NAME
+from hftune.digests import Damaged, Record, changed_files, digest, read_text, record_files
+from hftune.errors import ManifestError
 from hftune.opening.json_file import LARGE, read_json
-from hftune.publishing.disk import lexists
+from hftune.opening.own_file import open_own
 
 WRITTEN = "written"
 """The key of a manifest under which every other file of the folder is recorded."""
 
+WRITTEN_NAME = ".hftune.written"
+"""The file with a line for each content of a file that stands alone: digest and name."""
+
 COMPLETE = "complete"
-_SHOWN = 3
-ATTEMPTS, SECONDS_BETWEEN_ATTEMPTS = 4, 0.05
-"""How often, and after how many seconds, what other processes may be changing is looked at again."""
+# Of the manifest of a run's own folder; a checkpoint has another.
+_OF_A_RUN = ("running", "interrupted", COMPLETE)
+
+_RESULT = (
+    *("*.safetensors", "*.safetensors.index.json", "*config.json", "*.jinja", "tokenizer*", "special_tokens_map.json"),
+    *("vocab*", "merges.txt", "added_tokens.json", "*.model"),
+)
+_STATE = (
+    *("completions.jsonl", "progress.jsonl", "trainer_state.json", "training_args.bin", "samples.json", "README.md"),
+    *("critic", "profile", MANIFEST_NAME),
+)
+_IN_PLACE = (LOG_NAME, LOG_NAME.replace(".", "-rank*."), *_STATE[:4])
+# What a run writes into its output folder under these names: the result, which its manifest records; what else it makes
+# anew; and of both what is opened under its own name. Folders of trackers never replace anything.
 
 
 def work_folder(target: Path) -> Path:
@@ -48,103 +63,90 @@ def foreign_files(folder: Path) -> list[str]:
     if manifest is None or manifest.get("status") != COMPLETE:
         return files or ([] if not any(folder.iterdir()) else ["folders"])
     recorded = recorded_files(manifest)
-    found = [name for name in files if name != MANIFEST_NAME and name not in recorded]
-    for name in files:
-        record = recorded.get(name)
-        # A link in a file's place is not the file that was written, whatever it points at.
-        if record is not None and (os.path.islink(folder / name) or any(changed_files(folder, {name: record}))):
-            found.append(f"{name} (changed after it was written)")
-    return sorted(found)
+    own = {MANIFEST_NAME, WRITTEN_NAME}
+    found = [name for name in files if name not in own and not _is_as_recorded(folder, name, recorded)]
+    return sorted(f"{name} (changed after it was written)" if name in recorded else name for name in found)
+
+
+def foreign_of_run(folder: Path) -> list[str]:
+    """What a run would replace, or add to, in its output folder and hftune did not write, as `foreign_files` has it.
+
+    Checkpoints stay, and logs, to which a run adds; so these may be anybody's, but no links.
+    """
+    manifest = read_own_manifest(folder) or {}
+    ours, recorded = manifest.get("status") in _OF_A_RUN, recorded_files(manifest)
+    found = []
+    for entry in sorted(folder.iterdir()):
+        name = entry.name
+        if _matches(name, _RESULT):
+            found += [] if ours and _is_as_recorded(folder, name, recorded) else [name]
+        elif _matches(name, _STATE) and (entry.is_symlink() or not ours):
+            found.append(name)
+    return found + not_added_to(folder, _IN_PLACE)
+
+
+def not_added_to(folder: Path, patterns: tuple[str, ...]) -> list[str]:
+    """What in a folder has the name of a file that is added to, and is a link, no file, or one with a second name."""
+    named = {name: os.lstat(folder / name) for name in sorted(os.listdir(folder)) if _matches(name, patterns)}
+    return [name for name, about in named.items() if not stat.S_ISREG(about.st_mode) or about.st_nlink > 1]
+
+
+def is_of_run(name: str) -> bool:
+    """Whether a run replaces, or removes, what has this name in its output folder."""
+    return _matches(name, (*_RESULT, *_STATE)) or is_part_of_run(name)
+
+
+def is_part_of_run(name: str) -> bool:
+    """Whether a run makes, and removes, folders of this name in its output folder."""
+    return _matches(name, ("checkpoint-*", "critic", "profile", ".partial", ".*.partial"))
+
+
+def _matches(name: str, patterns: tuple[str, ...]) -> bool:
+    return any(fnmatch(name, pattern) for pattern in patterns)
+
+
+def is_written(file: Path) -> bool:
+    """Whether hftune wrote a file, and nobody changed it since; a link is nothing that hftune writes."""
+    return _is_as_recorded(file.parent, file.name, recorded_files(read_own_manifest(file.parent) or {}))
+
+
+def _is_as_recorded(folder: Path, name: str, recorded: dict[str, Record]) -> bool:
+    file = folder / name
+    if not stat.S_ISREG(os.lstat(file).st_mode):
+        return False
+    if name in recorded:
+        return not any(changed_files(folder, {name: recorded[name]}))
+    lines = [line for line in _lines(file.parent) if line.endswith(_line(file, ""))]
+    return bool(lines) and _line(file, digest(file)) in lines  # read only where it could be
+
+
+def write_down(file: Path, content: Path) -> None:
+    """Record that hftune writes the content of another file under a file's name; called before it has the name.
+
+    Raises:
+        OSError: The disk does not take it, or something else has the record's name.
+    """
+    # A line is added and none is changed: processes that write different files need no lock, and a process that dies
+    # before the file has its name leaves the digest of the file before in the record.
+    with open_own(file.parent / WRITTEN_NAME) as stream:
+        stream.write(f"{_line(file, digest(content))}\n".encode())
+
+
+def _line(file: Path, found: str) -> str:
+    return f"{found}  {file.name!a}"
+
+
+def _lines(folder: Path) -> list[str]:
+    record = folder / WRITTEN_NAME
+    try:
+        return [] if record.is_symlink() else read_text(record).splitlines()
+    except (Damaged, OSError):
+        return []
 
 
 def recorded_files(manifest: dict[str, Any]) -> dict[str, Record]:
     """The files that a manifest records; those of earlier versions record weights, configs and tokenizer only."""
     return dict(manifest.get(WRITTEN) or manifest.get("files") or {})
-
-
-def output_problems(
-    output: str | None, *, overwrite: bool, inputs: list[Path], flag: str = "--output_dir"
-) -> list[UserError]:
-    """Problems of putting a result in place at `output`; empty where it can be.
-
-    Args:
-        output: The folder that was asked for; it becomes a new folder, or replaces a finished result.
-        overwrite: Whether replacing a finished result was asked for.
-        inputs: Folders and files that are read; none of them may be the output, or lie in it.
-        flag: What names the output.
-    """
-    problems = place_problems(output, inputs=inputs, flag=flag)
-    if problems:
-        return problems
-    folder = Path(str(output)).resolve()
-    for _ in range(ATTEMPTS):
-        problems = _content_problems(str(output), folder, overwrite, flag)
-        if not problems or not lexists(work_folder(folder)):
-            break
-        time.sleep(SECONDS_BETWEEN_ATTEMPTS)  # in the middle of another process's exchange nothing looks whole
-    return problems
-
-
-def place_problems(output: str | None, *, inputs: list[Path], flag: str = "--output_dir") -> list[UserError]:
-    """Problems of the place `output` itself, whatever it holds: its name, and what user and command use it for.
-
-    Args:
-        output: The folder that was asked for.
-        inputs: What is read.
-        flag: What names the output.
-    """
-    if not output:
-        return [ArgumentError("no output folder was named", place=flag, fix=f"add {flag} FOLDER")]
-    try:
-        folder = Path(output).resolve()
-        os.lstat(work_folder(folder) if folder.name else folder)
-    except FileNotFoundError:
-        pass
-    except (OSError, RuntimeError, ValueError) as error:  # a name too long, links in a circle, a zero byte
-        what = getattr(error, "strerror", None) or str(error)
-        return [ArgumentError(f"{output!r} cannot be a folder: {what}", place=flag, fix="choose another name")]
-    # Replacing a folder removes what it held, also what is only read.
-    held = [path for path in inputs if folder == path.resolve() or folder in path.resolve().parents]
-    if held:
-        return [ArgumentError(f"{output} holds {held[0]}, which is read", place=flag, fix="choose another folder")]
-    here = Path.cwd()
-    if folder == here or folder in here.parents or folder == Path.home().resolve():
-        what = "the working directory" if folder == here else "your home" if folder == Path.home() else "a folder above"
-        return [ArgumentError(f"{output} is {what}", place=flag, fix=f"name a new folder below it: {output}/NAME")]
-    if lexists(folder) and not folder.is_dir():
-        return [ArgumentError(f"{output} is no folder", place=flag, fix="choose another name")]
-    if os.path.ismount(folder):
-        return [ArgumentError(f"{output} is a mount point", place=flag, fix=f"name a folder below it: {output}/NAME")]
-    return []
-
-
-def _content_problems(output: str, folder: Path, overwrite: bool, flag: str) -> list[UserError]:
-    if not folder.is_dir():
-        return []
-    try:
-        if not any(folder.iterdir()):
-            return []
-        foreign = foreign_files(folder)
-    except OSError as error:
-        return [ArgumentError(f"{output} cannot be read: {error.strerror}", place=flag, fix="choose another folder")]
-    if foreign:
-        more = f" and {len(foreign) - _SHOWN} more" if len(foreign) > _SHOWN else ""
-        return [
-            ArgumentError(
-                f"{output} already holds what hftune did not write: {', '.join(foreign[:_SHOWN])}{more}",
-                place=flag,
-                fix="choose another folder; nothing but a finished result of hftune's is ever replaced",
-            )
-        ]
-    if not overwrite:
-        return [
-            ArgumentError(
-                f"{output} already holds a finished result",
-                place=flag,
-                fix="choose another folder, or add --overwrite_output_dir, which replaces it",
-            )
-        ]
-    return []
 
 
 def _files(folder: Path) -> list[str]:

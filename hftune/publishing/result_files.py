@@ -8,6 +8,7 @@ the middle leaves a work folder that says `ready`, and the next start moves the 
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,16 @@ def recover_result(folder: Path) -> None:
         _move_in(work, folder)
     else:
         _remove(work)
+
+
+def complete_result(folder: Path) -> None:
+    """Put in place what a process that was killed had left ready, where no other is at work there.
+
+    Called before a folder is checked: between two results its files are of both.
+    """
+    if is_ready(folder / WORK):
+        with suppress(ArgumentError, OSError), folder_lock(folder):  # said by who writes there
+            recover_result(folder)
 
 
 def tidy_result(folder: Path) -> None:

@@ -30,6 +30,7 @@ from transformers.trainer_utils import has_length
 
 from hftune import terminal
 from hftune.logging import get_logger
+from hftune.opening.own_file import open_own
 from hftune.visible import clock, figures, progress_figures
 
 NAME = "progress.jsonl"
@@ -82,7 +83,7 @@ class ProgressFile(TrainerCallback):
         file = Path(str(args.output_dir)) / NAME
         file.parent.mkdir(parents=True, exist_ok=True)
         # One write a line: a run that is killed leaves whole lines, and at most one cut off at the end.
-        with file.open("ab") as stream:
+        with open_own(file) as stream:
             stream.write((before if stream.tell() else b"") + json.dumps(line).encode() + b"\n")
 
     def _tokens(self, state: TrainerState, logs: dict[str, Any]) -> float | None:

@@ -11,6 +11,7 @@ from peft import PeftModel
 
 from hftune import interrupts
 from hftune.arguments.model import ModelArguments
+from hftune.checkpoints.file_records import record_result
 from hftune.checkpoints.manifest import Manifest, write_manifest
 from hftune.distributed import nodes, ranks
 from hftune.errors import ArgumentError, exit_hooks
@@ -74,7 +75,7 @@ def save_result(trainer: Any, manifest: Manifest, model_args: ModelArguments) ->
 
     Args:
         trainer: A Trainer whose training has ended.
-        manifest: Of the run, not complete yet; gets what was kept of the base.
+        manifest: Of the run, not complete yet; gets what was kept of the base, and the records of the files.
         model_args: What was loaded.
     """
     output = Path(str(trainer.args.output_dir))
@@ -91,6 +92,8 @@ def save_result(trainer: Any, manifest: Manifest, model_args: ModelArguments) ->
             if not isinstance(trainer.model, PeftModel):  # an adapter is saved without any part of its base
                 keep_other_parts = on_demand("hftune.trainers.whole_result:keep_other_parts")
                 manifest |= keep_other_parts(trainer, result_folder(output), model_args)
+            # By it a start after a kill knows these files as hftune's.
+            manifest["files"] = record_result(result_folder(output))
             write_manifest(result_folder(output), manifest)
         finish_result(output)
     ranks.barrier()

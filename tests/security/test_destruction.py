@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from hftune.arguments.merging import MergeArguments
+from hftune.checkpoints.manifest import finish_manifest
 from hftune.cli import dispatch
 from hftune.digests import digest
 from hftune.errors import ArgumentError, UserError
@@ -155,3 +157,55 @@ def test_a_result_of_ours_is_replaced_where_that_was_said(
     changed = {name for name, found in everything(out).items() if first.get(name) != found}
     assert changed <= {"hftune.json", "train/state.json"} and everything(out).keys() == first.keys()
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["all", "out"]
+
+
+READING = {
+    "evaluate": ("evaluate {base} --eval_tasks loss --validation_file_dir {data}", "base data"),
+    "evaluate an adapter": ("evaluate {adapter} --eval_tasks loss --validation_file_dir {data}", "adapter base"),
+    "evaluate with rewards": (
+        "evaluate {base} --eval_tasks reward --reward_model_path {other} --validation_file_dir {data}",
+        "other",
+    ),
+    "compare": ("evaluate {base} --eval_tasks loss --validation_file_dir {data} --against {other}", "other"),
+    "sample": ("sample {base} --train_file_dir {data} --reward_funcs length", "base data"),
+    "sample with rewards": ("sample {base} --train_file_dir {data} --reward_model_path {other}", "other"),
+    "teach": (
+        "teach --model_name_or_path {base} --teacher_model_name_or_path {other} --train_file_dir {data} --use_cpu",
+        "base other data",
+    ),
+    "data check": ("data check {data} --model {base}", "base data"),
+    "tokenize": ("tokenize run_sft --model_name_or_path {base} --train_file_dir {data} --use_cpu", "base data"),
+    "vocab": ("vocab add --model_name_or_path {base} --add_tokens <new> --tokenizer_only", "base"),
+    "export": ("export gguf --model_name_or_path {base}", "base"),
+    "export an adapter": (
+        "export vllm-lora --model_name_or_path {adapter} --base_model_name_or_path {base}",
+        "adapter base",
+    ),
+    "extract": ("export lora --model_name_or_path {other} --base_model_name_or_path {base}", "base other"),
+}
+
+
+@pytest.mark.parametrize("command", READING)
+def test_no_finished_result_is_replaced_by_what_reads_it(
+    command: str, inputs: dict[str, Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Its manifest allows it to be replaced, and the flag asks for that; under any of its names."""
+    data, other = tmp_path / "all" / "data", tmp_path / "all" / "other"
+    data.mkdir()
+    record = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
+    (data / "a.jsonl").write_text(json.dumps(record) + "\n")
+    shutil.copytree(inputs["base"], other)
+    places = {"base": inputs["base"], "adapter": inputs["adapter"], "data": data, "other": other}
+    for place in places.values():
+        finish_manifest(place, {"status": "complete", "base": {"name": str(inputs["base"])}})
+    words, read = READING[command]
+    argv = words.format(**places).split()
+    before = everything(tmp_path / "all")
+    for name in read.split():
+        link = tmp_path / "link"
+        link.symlink_to(places[name])
+        for output in (places[name], link, tmp_path / "all" / ".." / places[name].relative_to(tmp_path)):
+            with pytest.raises(UserError, match="is read"):
+                dispatch([*argv, "--output_dir", str(output), "--overwrite_output_dir"])
+        link.unlink()
+    assert everything(tmp_path / "all") == before

@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 from hftune.arguments.adapter import AdapterArguments
 from hftune.arguments.model import ModelArguments
 from hftune.arguments.training import StageArguments
-from hftune.checkpoints.manifest import is_complete, read_manifest
+from hftune.checkpoints.inputs import inputs_of
+from hftune.checkpoints.manifest import read_manifest
 from hftune.checkpoints.resume import work_folder_in_the_way
-from hftune.constants import MANIFEST_NAME
+from hftune.distributed.ds_config import DsConfig
 from hftune.errors import ArgumentError, UserError
 from hftune.preflight.facts import Facts
 from hftune.preflight.model_folder import check_model_folder
-from hftune.publishing.disk import free_bytes, lexists, writing_problem
+from hftune.publishing.disk import free_bytes, writing_problem
+from hftune.publishing.ownership import is_of_run
+from hftune.publishing.places import RUN, check_place
 from hftune.weight_files import weight_files
-
-# What a run writes into its output folder under these names. Checkpoints, logs and the folders of trackers never
-# replace anything.
-_OF_A_RUN = (
-    *("*.safetensors", "*.safetensors.index.json", "*config.json", "*.jinja", "tokenizer*", "special_tokens_map.json"),
-    *("vocab*", "merges.txt", "added_tokens.json", "training_args.bin", "trainer_state.json", "samples.json"),
-    *("README.md", "completions.jsonl", "progress.jsonl", "critic", "profile"),
-)
-
 
 # Bytes of logs, manifest and tokenizer, whatever is trained.
 _LEAST_ROOM = 1 << 24
@@ -34,7 +29,7 @@ def check_folders(facts: Facts) -> Iterator[UserError]:
     """Problems of the model's folder, and of the output folder."""
     yield from check_model_folder(facts.model_args)
     yield from check_no_reward_model(facts.model_args, facts.training_args)
-    yield from check_output_folder(facts.training_args)
+    yield from check_output_folder(facts)
     yield from check_room(facts.model_args, facts.adapter_args, facts.training_args)
 
 
@@ -51,36 +46,48 @@ def check_no_reward_model(model_args: ModelArguments, training_args: StageArgume
         )
 
 
-def check_output_folder(training_args: StageArguments) -> Iterator[UserError]:
-    """Problems of the output folder: not named, not writable, a finished run, or files of others in it."""
-    if not training_args.output_dir:
+def check_output_folder(facts: Facts) -> Iterator[UserError]:
+    """Problems of the output folder: not named, not writable, read by the run, a finished run, or files of others."""
+    args = facts.training_args
+    if not args.output_dir:
         fix = "add --output_dir with a folder for the result, such as outputs/sft"
         yield ArgumentError("no output folder was named", place="--output_dir", fix=fix)
         return
-    folder = Path(training_args.output_dir)
-    problem = writing_problem(folder)
+    problem = writing_problem(Path(args.output_dir))
     if problem is not None:
         yield problem
         return
-    if is_complete(folder) and not training_args.overwrite_output_dir:
-        yield ArgumentError(
-            f"{training_args.output_dir} already holds a finished run (see its {MANIFEST_NAME})",
-            place="--output_dir",
-            fix="choose another folder, or add --overwrite_output_dir to replace it",
-        )
-    # Also with --overwrite_output_dir, which is for results of hftune's.
-    foreign = _in_the_way(folder)
-    work = work_folder_in_the_way(folder)
+    yield from check_place(args.output_dir, inputs_of(*facts.arguments), kind=RUN, overwrite=args.overwrite_output_dir)
+    work = work_folder_in_the_way(Path(args.output_dir))
     if work is not None:
         # Said now: a checkpoint that cannot be written would end the run hours later.
-        foreign.append(work.name)
-    if foreign:
-        yield ArgumentError(
-            f"{training_args.output_dir} holds {', '.join(foreign[:3])}, which a run would replace and hftune did not "
-            "write",
-            place="--output_dir",
-            fix="choose another folder, such as " + str(folder / "run"),
-        )
+        yield ArgumentError(f"{work} is in the way, and hftune did not make it", place=str(work), fix="move it away")
+    yield from _check_deepspeed_files(args)
+
+
+def _check_deepspeed_files(training_args: StageArguments) -> Iterator[UserError]:
+    """Problems of what DeepSpeed itself would write: only below the output folder, beside what a run has."""
+    output = Path(str(training_args.output_dir)).resolve()
+    for key, path in _written_by_deepspeed(training_args.ds_resolved or {}):
+        place = Path(path).resolve()
+        if output not in place.parents or is_of_run(place.relative_to(output).parts[0]):
+            yield ArgumentError(
+                f"DeepSpeed would write to {path}, where other things may be",
+                place=f"--deepspeed: {key}",
+                fix=f'"{key.rpartition(".")[2]}": "{output / "deepspeed"}", or another name of its own below {output}',
+            )
+
+
+def _written_by_deepspeed(config: DsConfig) -> Iterator[tuple[str, str]]:
+    """Keys of a config that ds_keys has found sound, and where what they ask for is written."""
+    for monitor in ("tensorboard", "csv_monitor"):
+        block = config.get(monitor) or {}
+        if block.get("enabled"):
+            name = block.get("job_name", "DeepSpeedJobName")
+            yield f"{monitor}.output_path", os.path.join(block.get("output_path", ""), name)
+    profiler = config.get("flops_profiler") or {}
+    if profiler.get("enabled") and profiler.get("output_file"):
+        yield "flops_profiler.output_file", str(profiler["output_file"])
 
 
 def check_room(
@@ -103,10 +110,3 @@ def check_room(
             place="--output_dir",
             fix="make room, or name a folder on another disk; checkpoints with the optimizer's state need more",
         )
-
-
-def _in_the_way(folder: Path) -> list[str]:
-    """Files of the kinds that a run leaves, in a folder that has no manifest of a run; checkpoints may be continued."""
-    if not folder.is_dir() or lexists(folder / MANIFEST_NAME):
-        return []
-    return sorted(entry.name for entry in folder.iterdir() if any(entry.match(kind) for kind in _OF_A_RUN))

@@ -20,6 +20,7 @@ from hftune.logging import notice
 from hftune.models.loading.config import model_config
 from hftune.path_hints import looks_local, missing_folder
 from hftune.preflight.facts import Facts
+from hftune.publishing.places import REWARDS, check_place
 
 
 def check_rl(facts: Facts) -> Iterator[UserError]:
@@ -30,6 +31,7 @@ def check_rl(facts: Facts) -> Iterator[UserError]:
     yield from check_rewards(args.reward_funcs or [], models)
     yield from _check_weights(args)
     yield from _check_patience(args)
+    yield from _check_reward_cache(args)
     yield from _check_generation(args)
     if data_args.validation_file_dir or data_args.validation_split_percentage > 0:
         yield from _check_evaluation(args)
@@ -97,6 +99,12 @@ def _check_patience(args: RLFields) -> Iterator[UserError]:
             place=", ".join(f"--{name}" for name in given),
             fix="leave it out, or give --reward_funcs FILE.py:FUNCTION",
         )
+
+
+def _check_reward_cache(args: RLFields) -> Iterator[UserError]:
+    """Problems of the files of rewards, to which a run adds."""
+    if args.reward_cache:
+        yield from check_place(args.reward_cache, kind=REWARDS, flag="--reward_cache")
 
 
 def _check_generation(args: StageArguments) -> Iterator[UserError]:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import re
 import signal
-import stat
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import psutil
 import xxhash
@@ -20,9 +19,10 @@ import yaml
 from hftune import child_processes
 from hftune.constants import PREEMPTED_EXIT_CODE
 from hftune.errors import ArgumentError, UserError
-from hftune.opening.files import open_file, read_bytes
-from hftune.opening.yaml_file import MAX_BYTES, read_yaml
-from hftune.publishing.disk import disk_errors, lexists
+from hftune.opening.files import open_file
+from hftune.opening.own_file import open_own
+from hftune.opening.yaml_file import read_yaml
+from hftune.publishing.disk import disk_errors
 from hftune.publishing.files import published_file
 
 ACTIONS = {"run": "Start", "plan": "Plan", "check": "Check", "stop": "Stop"}
@@ -32,7 +32,6 @@ NAME = re.compile(r"[\w][\w.-]{0,63}", re.ASCII)
 _LOCK = "hftune.lock"
 # Of files that lie there, and bytes of one: the form writes far less, and who else writes there must not slow it down.
 _MOST, _LARGEST = 200, 16 << 10
-_MARK = re.compile(rb"\A# Written by `hftune board` ([0-9a-f]{16})\n")
 
 
 @dataclass
@@ -132,9 +131,8 @@ class Pipelines:
             fix = f"letters, digits, `-`, `_` and `.`, at most 64, and not {FOLDER}"
             raise ArgumentError(f"{name!r} cannot be the name of a pipeline", place="name", fix=fix)
         file = self.place / f"{name}.yaml"
-        if self.place.is_symlink() or (lexists(file) and not _is_ours(file)):
-            fix = "choose another name"
-            raise ArgumentError(f"{file} was not written by the board, or was edited since", place="name", fix=fix)
+        if self.place.is_symlink():
+            raise _is_a_link(self.place)
         earlier = self._known.get(file)
         if earlier is not None and earlier.runner() is not None:
             raise ArgumentError(f"{name} runs", place="name", fix="stop it first, or choose another name")
@@ -144,7 +142,7 @@ class Pipelines:
         with disk_errors(self.top, "FOLDER"):
             self.place.mkdir(exist_ok=True)
         with published_file(file, flag="name") as stream:
-            stream.write(f"# Written by `hftune board` {xxhash.xxh3_64_hexdigest(body.encode())}\n{body}")
+            stream.write(f"# Written by `hftune board`\n{body}")
         return next(found for found in self.all() if found.file == file)
 
     def act(self, pipeline: Pipeline, action: str) -> None:
@@ -176,20 +174,18 @@ class Pipelines:
         pipeline.action = action
 
 
-def _log(folder: Path, file: Path) -> Any:
-    """The log of a command, emptied; a link of its name is not followed, a file with two names not emptied."""
+def _log(folder: Path, file: Path) -> BinaryIO:
+    """The log of a command, emptied."""
     if folder.is_symlink():
-        raise ArgumentError(f"{folder} is a link", place="FOLDER", fix="move it away: the board writes there")
+        raise _is_a_link(folder)
     folder.mkdir(exist_ok=True)
-    # For reading as well, and without waiting: a pipe opens at once, and is refused below.
-    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    stream = os.fdopen(os.open(file, flags, 0o666), "r+b", buffering=0)
-    about = os.fstat(stream.fileno())
-    if not stat.S_ISREG(about.st_mode) or about.st_nlink != 1:
-        stream.close()
-        raise ArgumentError(f"{file} is no log of the board's", place="FOLDER", fix="move it away")
+    stream = open_own(file)
     stream.truncate(0)
     return stream
+
+
+def _is_a_link(folder: Path) -> ArgumentError:
+    return ArgumentError(f"{folder} is a link", place="FOLDER", fix="move it away: the board writes there")
 
 
 def holder(lock: Path) -> int | None:
@@ -227,14 +223,6 @@ def _is_small(file: Path) -> bool:
     with suppress(OSError):
         return file.stat().st_size <= _LARGEST
     return False
-
-
-def _is_ours(file: Path) -> bool:
-    if file.is_symlink() or not file.is_file():
-        return False
-    content = read_bytes(file, limit=MAX_BYTES)
-    found = _MARK.match(content)
-    return found is not None and xxhash.xxh3_64_hexdigest(content[found.end() :]) == found[1].decode()
 
 
 def content_of(file: Path) -> dict[str, Any]:

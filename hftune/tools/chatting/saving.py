@@ -13,6 +13,7 @@ from hftune.data.records.conversations import to_conversation
 from hftune.errors import ArgumentError, DataError
 from hftune.opening.files import read_bytes
 from hftune.opening.json_file import LIMIT, parse_json
+from hftune.opening.own_file import open_own
 from hftune.publishing.disk import disk_errors, flush
 from hftune.secrets import redacted
 
@@ -35,17 +36,13 @@ def append_record(file: Path, record: dict[str, Any]) -> int:
         )
     line = (json.dumps(redacted(record), ensure_ascii=False) + "\n").encode("utf-8", "replace")
     with disk_errors(file, _PLACE):
-        # Not through a link, and never emptied.
-        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | getattr(os, "O_NONBLOCK", 0)
-        handle = os.open(file, flags, 0o666)
-        try:
+        with open_own(file) as stream:
+            handle = stream.fileno()
             # Of two chats that save into one file.
             fcntl.flock(handle, fcntl.LOCK_EX)
             content = read_bytes(file, limit=LIMIT, error=ArgumentError)
             count = _records(content, file)
             _append(handle, (b"\n" if content and not content.endswith(b"\n") else b"") + line, len(content))
-        finally:
-            os.close(handle)
         flush(file.absolute().parent)
     return count + 1
 

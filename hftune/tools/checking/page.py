@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from hftune.publishing.files import write_page
+from hftune.publishing.disk import write_file
+from hftune.secrets import redact
 from hftune.tools.checking.findings import KINDS
 from hftune.tools.checking.result import Result
 from hftune.tools.checking.sources import Source
@@ -64,7 +65,7 @@ def write_report(folder: Path, result: Result) -> None:
     title = f"Data check: {', '.join(Path(source.name).name for source in result.checked)}"
     sections = [_sources(result), _contents(result), _kinds(result), *_losses(result), *_examples(result)]
     body = f"<h1>{html(title)}</h1><p>{html(_left_out(result))}</p>" + "".join(map(html_table, sections))
-    write_page(folder / REPORT, html_document(title, body), "check")
+    write_file(folder / REPORT, redact(html_document(title, body)))
 
 
 def _sources(result: Result) -> Section:

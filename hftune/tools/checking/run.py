@@ -13,6 +13,7 @@ import numpy as np
 from tqdm.auto import tqdm
 
 from hftune.checkpoints import manifest as manifests
+from hftune.checkpoints.inputs import inputs_of
 from hftune.data.readers.base import Chunk
 from hftune.data.readers.columns import check_columns, parse_columns
 from hftune.data.storage.work_folder import work_folder
@@ -20,7 +21,7 @@ from hftune.data.tokenizing.workers import default_workers, map_in_order
 from hftune.errors import ArgumentError, UserError, raise_together
 from hftune.logging import notice
 from hftune.publishing.folder import published_folder
-from hftune.publishing.ownership import output_problems
+from hftune.publishing.places import check_place
 from hftune.secrets import command_without_secrets
 from hftune.tools.checking import findings
 from hftune.tools.checking.arguments import DataCheckArguments
@@ -113,13 +114,7 @@ def check_arguments(args: DataCheckArguments) -> Iterator[UserError]:
         fix = "give the language model"
         yield from check_talker(args.model, "--model", fix, trust_remote_code=args.trust_remote_code)
     if args.output_dir:
-        inputs = [Path(path).expanduser() for path in args.files or []]
-        yield from output_problems(args.output_dir, overwrite=args.overwrite_output_dir, inputs=inputs)
-        within = [path for path in inputs if path.resolve() in Path(args.output_dir).resolve().parents]
-        if within:
-            # The next check, and a run, would take what this one writes for data.
-            cause = f"{args.output_dir} lies in {within[0]}, which is the data"
-            yield ArgumentError(cause, place="--output_dir", fix="choose a folder outside of it")
+        yield from check_place(args.output_dir, inputs_of(args), overwrite=args.overwrite_output_dir)
 
 
 def _dropped_kinds(args: DataCheckArguments) -> set[str]:

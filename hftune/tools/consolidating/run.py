@@ -18,6 +18,7 @@ from torch import Tensor
 from hftune.checkpoints.engine_files import open_engine
 from hftune.checkpoints.engine_folder import engine_folder
 from hftune.checkpoints.exported_names import exported_name
+from hftune.checkpoints.inputs import inputs_of
 from hftune.checkpoints.manifest import COMPLETE, Manifest, finish_manifest, library_versions, read_manifest
 from hftune.checkpoints.sharded_state import WEIGHTS, ShardedState
 from hftune.errors import ArgumentError, ManifestError, UserError, raise_together
@@ -27,7 +28,7 @@ from hftune.opening.folders import copy_file, unsafe_entries
 from hftune.opening.torch_file import check_torch_files
 from hftune.path_hints import missing_folder
 from hftune.publishing.folder import published_folder
-from hftune.publishing.ownership import output_problems
+from hftune.publishing.places import check_place
 from hftune.trainers.whole_result import saved_skeleton, whole_base
 from hftune.weight_files import fingerprint, weight_files, weight_shapes
 
@@ -102,7 +103,7 @@ def check_consolidation(args: ConsolidateArguments) -> Iterator[UserError]:
         yield ArgumentError(
             f"{args.max_shard_size!r} is no size", place="--max_shard_size", fix="write 5GB or 500MB (KB, MB, GB, TB)"
         )
-    yield from output_problems(args.output_dir, overwrite=args.overwrite_output_dir, inputs=[folder])
+    yield from check_place(args.output_dir, inputs_of(args), overwrite=args.overwrite_output_dir)
 
 
 def _manifest(checkpoint: Path, args: ConsolidateArguments) -> Manifest:

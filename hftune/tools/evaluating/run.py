@@ -11,14 +11,14 @@ from typing import Any
 from hftune.arguments.evaluating import COMPARED_TASKS, OWN_TASKS, EvaluateArguments
 from hftune.checkpoints import manifest as manifests
 from hftune.checkpoints.folder_checks import check_recorded_whole
-from hftune.checkpoints.inputs import record_inputs
+from hftune.checkpoints.inputs import inputs_of, record_inputs
 from hftune.distributed import launch, ranks
 from hftune.errors import ArgumentError, UserError, did_you_mean, raise_together
 from hftune.logging import get_logger, notice, notices
 from hftune.on_demand import on_demand
 from hftune.publishing.disk import write_file
 from hftune.publishing.folder import published_folder
-from hftune.publishing.ownership import output_problems
+from hftune.publishing.places import check_place
 from hftune.secrets import command_without_secrets, without_secrets
 from hftune.tools.evaluating.answer_scores import Said, missing_libraries, scores
 from hftune.tools.evaluating.judged_answers import judge_answers
@@ -77,7 +77,7 @@ def check_evaluate(args: EvaluateArguments) -> Iterator[UserError]:
     if not args.output_dir:
         yield ArgumentError("no folder for the results", place="--output_dir", fix="--output_dir outputs/evaluation")
     else:
-        yield from output_problems(args.output_dir, overwrite=args.overwrite_output_dir, inputs=[])
+        yield from check_place(args.output_dir, inputs_of(args), overwrite=args.overwrite_output_dir)
 
 
 def _check_tasks(args: EvaluateArguments) -> Iterator[UserError]:

@@ -23,7 +23,7 @@ def write_card(folder: Path, name: str) -> Path:
             fix="give a folder of hftune",
         )
     file = folder / "README.md"
-    write_page(file, model_card(manifest, name, lineage(manifest)), "card")
+    write_page(file, model_card(manifest, name, lineage(manifest)))
     return file
 
 

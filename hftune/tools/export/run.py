@@ -10,6 +10,7 @@ from transformers import AutoTokenizer
 
 from hftune.checkpoints import manifest as manifests
 from hftune.checkpoints.folder_checks import check_recorded
+from hftune.checkpoints.inputs import inputs_of
 from hftune.errors import ArgumentError, UserError, raise_together
 from hftune.logging import get_logger
 from hftune.models.loading.config_sizes import check_config
@@ -17,7 +18,7 @@ from hftune.models.loading.from_pretrained import pretrained
 from hftune.models.loading.layer_numbers import check_layers
 from hftune.preflight.model_folder import no_model_in
 from hftune.publishing.folder import published_folder
-from hftune.publishing.ownership import output_problems
+from hftune.publishing.places import check_place
 from hftune.secrets import without_secrets
 from hftune.tools.export.arguments import (
     ExportArguments,
@@ -44,7 +45,7 @@ def export(args: ExportArguments) -> dict[str, Any]:
     if isinstance(args, HubArguments):
         return _publish(folder, args)
     output = Path(str(args.output_dir))
-    with published_folder(output, overwrite=args.overwrite_output_dir, inputs=_inputs(folder, args)) as aside:
+    with published_folder(output, overwrite=args.overwrite_output_dir, inputs=inputs_of(args)) as aside:
         figures = _write(folder, aside, args)
         # Inside the block: an error here leaves nothing published. The manifest comes last, when all files are there.
         check_distance(figures, str(figures.get("type", figures.get("dtype"))))
@@ -100,13 +101,7 @@ def check_export(args: ExportArguments) -> Iterator[UserError]:
             place=f"--max_shard_size {args.max_shard_size}",
             fix="leave it out",
         )
-    yield from output_problems(args.output_dir, overwrite=args.overwrite_output_dir, inputs=_inputs(folder, args))
-
-
-def _inputs(folder: Path, args: ExportArguments) -> list[Path]:
-    """The local folders that an export reads, which its output must not replace."""
-    base = getattr(args, "base_model_name_or_path", None)
-    return [folder, *([Path(base)] if base else [])]
+    yield from check_place(args.output_dir, inputs_of(args), overwrite=args.overwrite_output_dir)
 
 
 def _write(folder: Path, aside: Path, args: ExportArguments) -> dict[str, Any]:

@@ -12,8 +12,7 @@ from pathlib import Path
 from hftune.constants import SHIPPED
 from hftune.errors import ArgumentError, raise_together, shown
 from hftune.opening.files import open_file
-from hftune.publishing.disk import disk_errors, lexists, writing_problem
-from hftune.publishing.files import published_file
+from hftune.publishing.disk import disk_errors, lexists, write_file, writing_problem
 from hftune.secrets import redact
 from hftune.tools.init.base_model import HUB_NAME, prepare_base
 from hftune.tools.init.readme import README
@@ -91,9 +90,7 @@ def write_folder(name: str, folder: Path, model: str | None = None) -> None:
         say(f"model: {prepare_base(folder / base)}\n  in {folder / base}", flush=True)
     for path, text in contents.items():
         with disk_errors(folder, "FOLDER"):
-            (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        with published_file(folder / path, flag="FOLDER") as stream:
-            stream.write(text)
+            write_file(folder / path, text)
     there = f"cd {shlex.quote(str(folder))} && " if folder != Path(".") else ""
     say(f"wrote {len(contents)} files; what they are is in {folder / 'README.md'}. Next:\n  {there}{kind.command}")
 
@@ -162,7 +159,8 @@ def _refuse_existing(folder: Path, contents: dict[str, str]) -> None:
         if lexists(place) and not place.is_dir():
             raise ArgumentError(f"{place} is no folder", place="FOLDER", fix="choose another name")
     # `data` may be a file: what is below it cannot be made either.
-    there = [path for path, text in contents.items() if _in_the_way(folder / path, text.encode())]
+    links = [path for path in contents for above in Path(path).parents if above.name and os.path.islink(folder / above)]
+    there = links or [path for path, text in contents.items() if _in_the_way(folder / path, text.encode())]
     if there:
         more = f" and {len(there) - 3} more" if len(there) > 3 else ""
         raise ArgumentError(

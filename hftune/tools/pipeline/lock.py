@@ -13,6 +13,7 @@ import psutil
 
 from hftune.errors import ArgumentError
 from hftune.logging import notice
+from hftune.opening.own_file import open_own
 from hftune.publishing.disk import disk_errors
 
 NAME = "hftune.lock"
@@ -33,16 +34,19 @@ def locked(folder: Path, patience: float = _PATIENCE) -> Iterator[None]:
     with disk_errors(folder, "output_dir"):
         folder.mkdir(parents=True, exist_ok=True)
         # Not truncated: who waits reads the holder's number in it.
-        handle = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
-    try:
+        stream = open_own(file)
+    # The file stays: with it removed two runners could lock different files of one name.
+    with stream:
+        handle = stream.fileno()
         _acquire(handle, file, patience)
+        if os.pread(handle, 32, 0).strip(b"0123456789\n"):
+            raise ArgumentError(
+                f"{file} is in the way, and hftune did not make it", place=str(file), fix="move it away"
+            )
         with disk_errors(folder, "output_dir"):
             os.ftruncate(handle, 0)
             os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
         yield
-    finally:
-        # The file stays: with it removed two runners could lock different files of one name.
-        os.close(handle)
 
 
 def _acquire(handle: int, file: Path, patience: float) -> None:

@@ -21,6 +21,7 @@ from typing import BinaryIO, NoReturn, Protocol
 import psutil
 
 from hftune import child_processes
+from hftune.opening.own_file import open_own
 
 # Of <linux/prctl.h>; Python has no names for them.
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
@@ -84,7 +85,7 @@ def start(command: Sequence[str], env: Mapping[str, str], log: Path | None) -> S
     # What is buffered at the fork would be printed twice, by either process.
     sys.stdout.flush()
     sys.stderr.flush()
-    with log.open("ab") if log is not None else contextlib.nullcontext() as stream:
+    with open_own(log) if log is not None else contextlib.nullcontext() as stream:
         pid = os.fork()
         if pid:
             return SupervisedProcess(pid)

@@ -209,6 +209,8 @@ class Runner:
     def _execute(self, step: Step, title: str) -> tuple[int, Path, int]:
         """Start a step and wait for it; returns its exit code, its log, and where in the log it begins."""
         log = self.folder / LOGS / f"{step.name.replace('/', '_').replace(' ', '-')}.log"
+        if log.parent.is_symlink():
+            raise ArgumentError(f"{log.parent} is a link", place="output_dir", fix="move it away")
         log.parent.mkdir(parents=True, exist_ok=True)
         step = with_quiet_token(step.with_port())
         command = command_of(step)

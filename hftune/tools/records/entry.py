@@ -15,7 +15,8 @@ def preview(argv: list[str]) -> None:
     """Samples and counts of what a script would train on; with --as-served, whether servers ask so."""
     own = [word for word in argv if word.replace("_", "-") == "--as-served"]
     argv = [word for word in argv if word not in own]
-    encoder, data_args, training_args = _encoder(argv, "preview")
+    encoder, arguments = _encoder(argv, "preview")
+    data_args, training_args = arguments.data, arguments.training
     if own:
         from hftune.tools.records.as_served import check_served
 
@@ -41,22 +42,24 @@ def tokenize(argv: list[str]) -> None:
     """
     command = ["hftune", "tokenize", *argv]
     shard, parts, argv = take_own(argv)
-    encoder, data_args, training_args = _encoder(argv, "tokenize")
+    encoder, arguments = _encoder(argv, "tokenize")
+    data_args, training_args = arguments.data, arguments.training
     from hftune.checkpoints import manifest as manifests
+    from hftune.checkpoints.inputs import inputs_of
     from hftune.data.packing.settings import packing_by_split
     from hftune.data.sources import concatenated
     from hftune.data.splits import describe, encoders_by_split, load_sources
     from hftune.data.tokenized_folder import save_tokenised
     from hftune.errors import raise_together
     from hftune.publishing.folder import published_folder
-    from hftune.publishing.ownership import output_problems
+    from hftune.publishing.places import check_place
     from hftune.secrets import command_without_secrets
     from hftune.tools.records import shards
 
     folder, overwrite = training_args.output_dir, training_args.overwrite_output_dir
     # Before hours of tokenising, which would be lost.
-    inputs = [Path(part) for part in parts]
-    raise_together(output_problems(folder, overwrite=overwrite, inputs=inputs))
+    inputs = [*inputs_of(*arguments), *map(Path, parts)]
+    raise_together(check_place(folder, inputs, overwrite=overwrite))
     packing = packing_by_split(training_args, encoder.row_length) if encoder.row_length else {}
     encoders = encoders_by_split(encoder, packing)
     if parts:
@@ -76,12 +79,13 @@ def tokenize(argv: list[str]) -> None:
     say(done)
 
 
-def _encoder(argv: list[str], command: str) -> tuple[Any, Any, Any]:
-    """The encoder of the script that `argv` names, its data arguments and its training arguments."""
+def _encoder(argv: list[str], command: str) -> tuple[Any, Any]:
+    """The encoder of the script that `argv` names, and its arguments."""
     stage, argv = take_script(argv, command)
     from hftune.arguments.entry import parse_arguments
 
-    model_args, data_args, adapter_args, training_args = parse_arguments(stage, argv)
+    arguments = parse_arguments(stage, argv)
+    model_args, data_args, adapter_args, training_args = arguments
 
     # After parsing: a wrong command is refused before seconds of imports.
     from hftune.data.encoders import make_encoder
@@ -95,4 +99,4 @@ def _encoder(argv: list[str], command: str) -> tuple[Any, Any, Any]:
     if base_stage(stage) != "pt":
         take_template_arguments(model_args, adapter_args, training_args)
     encoder = make_encoder(stage, load_tokenizer(model_args, training_args), training_args, data_args)
-    return encoder, data_args, training_args
+    return encoder, arguments

@@ -45,7 +45,7 @@ def write_pages(folder: str | Path) -> tuple[Path, Path]:
         # Both are made before one is written: an error leaves the old pair as it is.
         pages = html_page(title, stages, evaluations), markdown_page(title, stages, evaluations)
     for file, text in zip(written, pages, strict=True):
-        write_page(file, text, "report")
+        write_page(file, text)
     return written
 
 

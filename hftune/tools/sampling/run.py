@@ -14,14 +14,14 @@ from hftune.arguments.asking import JUDGE_KEY
 from hftune.arguments.sampling import SERVER_KEY, SampleArguments
 from hftune.checkpoints import manifest as manifests
 from hftune.checkpoints.folder_checks import check_recorded_whole
-from hftune.checkpoints.inputs import record_inputs
+from hftune.checkpoints.inputs import inputs_of, record_inputs
 from hftune.distributed import launch, ranks
 from hftune.errors import ArgumentError, DataError, UserError, raise_together
 from hftune.logging import get_logger, notices
 from hftune.preflight.rules.rl import check_rewards
 from hftune.publishing.disk import write_file
 from hftune.publishing.folder import published_folder
-from hftune.publishing.ownership import output_problems
+from hftune.publishing.places import check_place
 from hftune.secrets import command_without_secrets, without_secrets
 from hftune.tools.resumable.parts import Line, Parts, json_lines, parts_of
 from hftune.tools.sampling.judging import ScoringJudge
@@ -95,7 +95,7 @@ def check_sample(args: SampleArguments) -> Iterator[UserError]:
     if not args.output_dir:
         yield ArgumentError("no folder for the data", place="--output_dir", fix="--output_dir outputs/sampled")
     else:
-        yield from output_problems(args.output_dir, overwrite=args.overwrite_output_dir, inputs=[])
+        yield from check_place(args.output_dir, inputs_of(args), overwrite=args.overwrite_output_dir)
 
 
 def _check_scorers(args: SampleArguments) -> Iterator[UserError]:

@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
-
-import xxhash
 
 from hftune import __version__
 from hftune.arguments.entry import kept
 from hftune.arguments.scripts import stage_of
 from hftune.arguments.stage_table import STAGES
-from hftune.errors import ArgumentError, UserError, did_you_mean, raise_together
-from hftune.opening.files import read_bytes
-from hftune.opening.json_file import LIMIT
+from hftune.errors import ArgumentError, did_you_mean, raise_together
 from hftune.publishing.disk import disk_errors, writing_problem
-from hftune.publishing.files import file_problems, published_file
+from hftune.publishing.files import published_file
+from hftune.publishing.places import FILE, check_place
 from hftune.visible import say
 
 HELP = """JSON Schema (draft 2020-12) of the YAML files that hftune reads, for editors, forms and agents.
@@ -33,8 +27,6 @@ The first line of a YAML file says where an editor finds its schema, seen from t
 
 PIPELINE = "pipeline"
 NAMES = (*STAGES, "merge", PIPELINE)
-_WRITTEN = "Written by `hftune schema`"
-_MARK = re.compile(rf'"\$comment": "{_WRITTEN}, hftune [^",]+, ([0-9a-f]{{16}})"')
 
 
 def schema(argv: list[str]) -> None:
@@ -89,7 +81,9 @@ def write_schemas(files: dict[Path, str]) -> None:
     """
     folders = {file.parent for file in files}
     raise_together(filter(None, [writing_problem(folder, "--output") for folder in folders]))
-    raise_together(problem for file in files for problem in _in_the_way(file))
+    raise_together(
+        problem for file in files for problem in check_place(file, kind=FILE, overwrite=True, flag="--output")
+    )
     for file, name in files.items():
         with disk_errors(file, "--output"):
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -97,23 +91,10 @@ def write_schemas(files: dict[Path, str]) -> None:
             stream.write(schema_text(name))
 
 
-def _in_the_way(file: Path) -> Iterator[UserError]:
-    return file_problems(file, overwrite=True, written_by_us=_is_ours, flag="--output", overwrite_flag="")
-
-
-def _is_ours(file: Path) -> bool:
-    """Whether a file is as hftune wrote it: one with a line of the user's own is the user's."""
-    with suppress(UserError):
-        text = read_bytes(file, limit=LIMIT).decode("utf-8", "replace")
-        found = _MARK.search(text)
-        return found is not None and _digest(text[: found.start(1)] + text[found.end(1) :]) == found[1]
-    return False
-
-
 def schema_text(name: str) -> str:
     """The schema of a stage's file, of `merge` or of a pipeline's, as JSON."""
     own = [file.stat().st_mtime_ns for file in sorted(Path(__file__).parent.glob("*.py"))]
-    return kept("schema", [name, *map(str, own)], lambda: _signed(_made(name)))
+    return kept("schema", [name, *map(str, own)], lambda: _as_json(_made(name)))
 
 
 def _made(name: str) -> dict[str, Any]:
@@ -125,15 +106,8 @@ def _made(name: str) -> dict[str, Any]:
     return {"title": title, **(pipeline_schema() if name == PIPELINE else stage_schema(name))}
 
 
-def _signed(schema: dict[str, Any]) -> str:
-    """A schema as JSON, with a comment by which hftune recognises it, unedited."""
+def _as_json(schema: dict[str, Any]) -> str:
     from hftune.tools.schema.stages import DRAFT
 
-    comment = f"{_WRITTEN}, hftune {__version__}, "
-    text = json.dumps({"$schema": DRAFT, "$comment": comment, **schema}, ensure_ascii=False, indent=1) + "\n"
-    return text.replace(comment, comment + _digest(text), 1)
-
-
-def _digest(text: str) -> str:
-    """Of a schema without this very digest in it."""
-    return xxhash.xxh3_64_hexdigest(text.encode())
+    comment = f"Written by `hftune schema`, hftune {__version__}"
+    return json.dumps({"$schema": DRAFT, "$comment": comment, **schema}, ensure_ascii=False, indent=1) + "\n"

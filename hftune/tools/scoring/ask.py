@@ -17,19 +17,19 @@ from typing import Any
 from hftune.arguments.asking import AskArguments
 from hftune.checkpoints import manifest as manifests
 from hftune.checkpoints.folder_checks import check_recorded_whole
-from hftune.checkpoints.inputs import record_inputs
+from hftune.checkpoints.inputs import inputs_of, record_inputs
 from hftune.data.readers.files import chunks, find_files
 from hftune.data.records.messages import Message
 from hftune.data.records.prompts import Prompt, to_prompt
 from hftune.data.records.unread import describe_unread, take_unread
 from hftune.data.tokenizing.counts import Counts, describe_turn_tokens
 from hftune.digests import record_files
-from hftune.errors import ArgumentError, DataError, ManifestError, UserError, raise_together
+from hftune.errors import ArgumentError, DataError, UserError, raise_together
 from hftune.logging import get_logger, notice, notices
-from hftune.opening.json_file import LARGE, read_json
 from hftune.publishing.disk import disk_errors, write_file
-from hftune.publishing.files import file_problems, published_file
-from hftune.publishing.result_files import begin_result, finish_result
+from hftune.publishing.files import published_file
+from hftune.publishing.places import FILE, check_place
+from hftune.publishing.result_files import begin_result, complete_result, finish_result
 from hftune.secrets import command_without_secrets, without_secrets
 from hftune.tools.reporting.stages import ANSWERS, ASKED
 from hftune.tools.talking.answering import answer_ids
@@ -59,6 +59,8 @@ def ask(args: AskArguments, argv: list[str]) -> dict[str, Any]:
         DataError: A prompt that cannot be read.
     """
     began = time.time()
+    if args.output_dir:
+        complete_result(Path(args.output_dir))
     raise_together(check_ask(args))
     prompts = list(_prompts(args))
     # Answers are kept by name: a model that is named twice is asked once.
@@ -88,18 +90,8 @@ def check_ask(args: AskArguments) -> Iterator[UserError]:
     if args.output_dir:
         # Asking again replaces the answers before; asking is cheap, and the questions are in the file.
         file = Path(args.output_dir) / ANSWERS
-        yield from file_problems(
-            file, overwrite=True, written_by_us=_are_answers, flag="--output_dir", overwrite_flag=""
-        )
-
-
-def _are_answers(file: Path) -> bool:
-    """Whether a file is an `answers.json` of an earlier `hftune ask`."""
-    try:
-        found = read_json(file, limit=LARGE, finite=False)
-    except ManifestError:
-        return False
-    return {"questions", "answers"} <= found.keys()
+        read = [path for path in inputs_of(args) if path.is_file()]  # into a model's folder its answers belong
+        yield from check_place(file, read, kind=FILE, overwrite=True)
 
 
 def _prompts(args: AskArguments) -> Iterator[Prompt]:
@@ -203,9 +195,9 @@ def _write(folder: Path, found: dict[str, Any], args: AskArguments, argv: list[s
         with disk_errors(folder):
             aside = begin_result(folder)
             write_file(aside / ANSWERS, text)
+            manifest["files"] = record_files({ANSWERS: aside / ANSWERS})
             # RUNNING until all files have their places: a kill in between is seen.
             manifests.write_manifest(aside, manifest | {"status": manifests.RUNNING})
-            manifest["files"] = record_files({ANSWERS: aside / ANSWERS})
             finish_result(folder)
             manifests.write_manifest(folder, manifest)
     finally:

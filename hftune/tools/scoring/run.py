@@ -14,24 +14,23 @@ from typing import Any, TextIO
 import torch
 
 from hftune.checkpoints.folder_checks import check_recorded_whole
+from hftune.checkpoints.inputs import inputs_of
 from hftune.checkpoints.reward_scale import RewardScale, read_scale
 from hftune.data.preferences.scoring import CHOSEN, REJECTED, Scored, ScoringEncoder
 from hftune.data.readers.base import Row
 from hftune.data.readers.files import chunks, find_files
 from hftune.data.records.unread import describe_unread, take_unread
 from hftune.data.tokenizing.counts import Counts, describe_turn_tokens
-from hftune.errors import ArgumentError, DataError, ManifestError, UserError, raise_together
+from hftune.errors import ArgumentError, DataError, UserError, raise_together
 from hftune.logging import get_logger, notice
-from hftune.opening.json_file import parse_json
-from hftune.publishing.files import file_problems, published_file
+from hftune.publishing.files import published_file
+from hftune.publishing.places import FILE, check_place
 from hftune.tools.scoring.arguments import ScoreArguments
 from hftune.trainers.rewards.loading import load_reward_model, reward_head, step_separator
 from hftune.trainers.rewards.score_batches import run_batches
 
 WINDOW = 1024
 """Records in memory at a time; those are batched by length."""
-# Bytes read of a file of unknown origin to see whether its first line has a score.
-_LONGEST_RECORD = 1 << 24
 
 
 def score(args: ScoreArguments) -> dict[str, float]:
@@ -89,10 +88,11 @@ def check_score(args: ScoreArguments) -> Iterator[UserError]:
         yield ArgumentError("no reward model was named", place="--model", fix="give an output folder of run_rm.py")
     yield from check_recorded_whole(args.model, "--model")
     if args.output:
-        yield from file_problems(
-            Path(args.output),
+        yield from check_place(
+            args.output,
+            inputs_of(args),
+            kind=FILE,
             overwrite=args.overwrite_output,
-            written_by_us=_are_scores,
             flag="--output",
             overwrite_flag="--overwrite_output",
         )
@@ -118,17 +118,6 @@ def _good_rows(
 def _opened(output: str | None) -> AbstractContextManager[TextIO]:
     """A stream for the scores: a file that is published once it is whole, or standard output."""
     return nullcontext(sys.stdout) if output is None else published_file(Path(output), flag="--output")
-
-
-def _are_scores(file: Path) -> bool:
-    """Whether a file is an output of `hftune score`: its first record has a score."""
-    with file.open("rb") as stream:
-        line = stream.readline(_LONGEST_RECORD)
-    try:
-        record = parse_json(line or b"{}", str(file), finite=False)
-    except ManifestError:
-        return False
-    return any(name.startswith("score") for name in record)
 
 
 def scores_of(found: list[Scored], scale: RewardScale | None) -> dict[str, Any]:

@@ -18,7 +18,6 @@ from transformers.utils import logging as transformers_logging
 from hftune.arguments.asking import TalkerFields
 from hftune.checkpoints import manifest as manifests
 from hftune.checkpoints.adapter_chain import chain_problems, check_recorded_base, whole_chain
-from hftune.checkpoints.file_records import is_model
 from hftune.checkpoints.folder_checks import check_recorded_whole
 from hftune.checkpoints.template_arguments import give_recorded
 from hftune.distributed import ranks
@@ -34,7 +33,7 @@ from hftune.models.vocabulary.size import forbid_rows_without_token
 from hftune.path_hints import cannot_load
 from hftune.tools.talking.ends import ends_of
 from hftune.trainers.rewards.loading import reward_head
-from hftune.weight_files import weight_shapes
+from hftune.weight_files import is_model, weight_shapes
 
 
 @dataclass

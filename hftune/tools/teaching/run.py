@@ -22,6 +22,7 @@ from hftune.arguments.distill import DistillArguments
 from hftune.arguments.run_arguments import RunArguments
 from hftune.checkpoints import manifest as manifests
 from hftune.checkpoints.folder_checks import check_recorded_whole
+from hftune.checkpoints.inputs import inputs_of
 from hftune.data.encoders import make_encoder
 from hftune.data.sources import TokenizedSource, concatenated
 from hftune.data.splits import load_sources
@@ -40,7 +41,7 @@ from hftune.preflight.rules.data import check_data_flags
 from hftune.preflight.rules.distill import check_teachers
 from hftune.publishing.disk import disk_errors
 from hftune.publishing.folder import clear_work, published_folder, work_folder_locked
-from hftune.publishing.ownership import output_problems
+from hftune.publishing.places import check_place
 from hftune.secrets import command_without_secrets
 from hftune.tools.resumable.parts import begin_parts
 from hftune.tools.teaching.shards import LostMass, Work, divide, is_whole, new_shard, write_index
@@ -58,7 +59,14 @@ def teach(arguments: RunArguments[DistillArguments], argv: list[str]) -> None:
         UserError: What is wrong with the arguments, together; a record that cannot be used; or the disk.
     """
     model_args, data_args, adapter_args, args = arguments
-    raise_together([*check_model_folder(model_args), *check_data_flags(data_args, args), *check_teaching(args)])
+    raise_together(
+        [
+            *check_model_folder(model_args),
+            *check_data_flags(data_args, args),
+            *check_teaching(args),
+            *check_place(args.output_dir, inputs_of(*arguments), overwrite=args.overwrite_output_dir),
+        ]
+    )
     args.join_process_group()
     take_template_arguments(model_args, adapter_args, args)
     tokenizer = load_tokenizer(model_args, args)
@@ -108,7 +116,6 @@ def check_teaching(args: DistillArguments) -> Iterator[UserError]:
     if args.packing and args.packing_strategy != "bfd":
         fix = "use --packing_strategy bfd, or leave out --packing: targets do not depend on it"
         yield ArgumentError("this packing cuts records, and a teacher reads them whole", place="--packing", fix=fix)
-    yield from output_problems(args.output_dir, overwrite=args.overwrite_output_dir, inputs=[])
 
 
 def _sources(encoder: Encoder, arguments: RunArguments[DistillArguments]) -> dict[str, list[TokenizedSource]]:

@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 
 from hftune.checkpoints import manifest as manifests
 from hftune.checkpoints.folder_checks import check_recorded
+from hftune.checkpoints.inputs import inputs_of
 from hftune.errors import ArgumentError, raise_together
 from hftune.logging import get_logger, notice
 from hftune.models.loading.config_sizes import check_config
@@ -94,10 +95,9 @@ def write_result(
     Raises:
         ArgumentError: No output folder, or one that holds a finished result.
     """
-    # The output must not replace what it is made from.
-    named = (args.model_name_or_path, args.tokenizer_name_or_path, args.domain_tokenizer, args.train_file_dir)
-    inputs = [Path(name) for name in named if name and Path(name).exists()]
-    with published_folder(str(args.output_dir or ""), overwrite=args.overwrite_output_dir, inputs=inputs) as aside:
+    with published_folder(
+        str(args.output_dir or ""), overwrite=args.overwrite_output_dir, inputs=inputs_of(args)
+    ) as aside:
         _fill(aside, args, command, make(aside), base)
     return Path(str(args.output_dir))
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hftune.distributed import ranks
+from hftune.opening.own_file import open_own
 from hftune.trainers.features.feature import Feature
 from hftune.trainers.features.run import Run
 
@@ -51,7 +52,7 @@ def write_samples(run: Run, file: Path) -> None:
     rows = zip(logs["prompt"], logs["completion"], logs["advantages"], strict=False)
     # RL logs before anything else is written where evaluation comes first.
     file.parent.mkdir(parents=True, exist_ok=True)
-    with file.open("a", encoding="utf-8") as stream:
+    with open_own(file) as stream:
         for index, (prompt, completion, advantage) in enumerate(rows):
             if index == run.args.sample_completions:
                 break
@@ -63,7 +64,7 @@ def write_samples(run: Run, file: Path) -> None:
                 "rewards": {name: _known(values[index]) for name, values in columns.items() if index < len(values)},
                 "advantage": _known(advantage),
             }
-            stream.write(json.dumps(row, ensure_ascii=False, default=str) + "\n")
+            stream.write((json.dumps(row, ensure_ascii=False, default=str) + "\n").encode())
 
 
 def _known(value: float) -> float | None:

@@ -15,6 +15,7 @@ from hftune.digests import digest
 from hftune.distributed import ranks
 from hftune.errors import ManifestError
 from hftune.opening.files import open_regular
+from hftune.opening.own_file import open_own
 
 Reward = float | None
 """None: the function has no opinion."""
@@ -55,7 +56,7 @@ class KeptRewards:
         self._known.update(rewards)
         # "nan" for no opinion: a number in every line. `repr` gives the same number again.
         lines = [f"{key}\t{math.nan if value is None else value!r}\t{name}\n" for key, value in rewards.items()]
-        with self._file.open("ab") as stream:
+        with open_own(self._file) as stream:
             # What a killed process left of a line is closed, and skipped by whoever reads.
             if stream.tell() and not _ends_whole(self._file):
                 stream.write(b"\n")

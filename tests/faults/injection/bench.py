@@ -12,7 +12,7 @@ from typing import Any
 
 from hftune.checkpoints.integrity import checkpoint_fault
 from hftune.digests import changed_files, digest
-from hftune.publishing.ownership import foreign_files
+from hftune.publishing.ownership import WRITTEN_NAME, foreign_files
 from tests.faults.injection.server import KILL, Injector
 
 VICTIM, WORDS = "thesis.tex", "years of work"
@@ -53,10 +53,19 @@ class Command:
 
 
 def contents(place: Path) -> dict[str, str]:
-    """Digests of all files of a folder, hidden ones too, or of a file; empty for nothing."""
+    """Digests of all files of a folder, hidden ones too, or of a file; empty for nothing.
+
+    But the record of what hftune wrote, which grows with each attempt.
+    """
     if place.is_file():
         return {"": digest(place)}
-    return {str(file.relative_to(place)): digest(file) for file in sorted(place.rglob("*")) if file.is_file()}
+    files = (file for file in sorted(place.rglob("*")) if file.is_file() and file.name != WRITTEN_NAME)
+    return {str(file.relative_to(place)): digest(file) for file in files}
+
+
+def names(room: Path) -> list[str]:
+    """What a folder holds beside the record of what hftune wrote there."""
+    return sorted(entry.name for entry in room.iterdir() if entry.name != WRITTEN_NAME)
 
 
 def manifest_of(out: Path) -> dict[str, Any]:
@@ -101,6 +110,8 @@ class Bench:
         if start == OLD:
             place = shutil.copytree if self.older.is_dir() else shutil.copy2
             place(self.older, out)  # times differ, digests do not
+            if self.older.is_file():
+                shutil.copy2(self.older.with_name(WRITTEN_NAME), room)
         elif self.command.into:
             shutil.copytree(self.command.into, out)
         return out
@@ -153,7 +164,7 @@ class Bench:
     def others_untouched(self, room: Path, *more: str) -> None:
         """Somebody's file is as it was, and nothing was added that has no place in the documentation."""
         assert (room / VICTIM).read_text() == WORDS
-        found = {entry.name for entry in room.iterdir()} - {VICTIM, "out", *self.command.aside, *more}
+        found = {*names(room)} - {VICTIM, "out", *self.command.aside, *more}
         assert not found, found
 
     def judge(self, out: Path, before: dict[str, str], start: str) -> str:
@@ -174,7 +185,7 @@ class Bench:
         code, _ = self.injector.run(self.command.at(out, *more), out.parent)
         assert code == 0, f"after call {number}:\n{self.injector.said[-3000:]}"
         assert self.judge(out, {}, start) == "new", f"after call {number}"
-        assert sorted(entry.name for entry in out.parent.iterdir()) == ["out", VICTIM]
+        assert names(out.parent) == ["out", VICTIM]
 
 
 class Pages(Bench):
@@ -217,7 +228,7 @@ class Pages(Bench):
         assert self.kept(out) == self.reference
         expected = {*contents(self.command.into or Path("/nowhere")), *self.command.owned}
         assert {*contents(out)} == expected, f"after call {number}"
-        assert sorted(entry.name for entry in out.parent.iterdir()) == ["out", VICTIM]
+        assert names(out.parent) == ["out", VICTIM]
 
 
 class Stage(Bench):
@@ -247,8 +258,12 @@ class Stage(Bench):
         return [*self.RESUME] if start == INTERRUPTED else super().words(start)
 
     def kept(self, out: Path) -> dict[str, str]:
-        """Checkpoints are looked at by themselves; in hidden folders is what is not published yet."""
-        return {name: file for name, file in super().kept(out).items() if not name.startswith((".", "checkpoint-"))}
+        """Checkpoints are looked at by themselves; in hidden folders is what is not published yet, and a fresh start
+        renames logs."""
+        found = super().kept(out).items()
+        return {
+            name: file for name, file in found if not name.startswith((".", "checkpoint-")) and ".replaced" not in name
+        }
 
     def judge(self, out: Path, before: dict[str, str], start: str) -> str:
         self.others_untouched(out.parent)
@@ -281,9 +296,9 @@ class Stage(Bench):
             code, _ = self.injector.run(self.command.at(out, *self.RESUME), out.parent)
         assert code == 0, f"after call {number}:\n{self.injector.said[-3000:]}"
         assert self.judge(out, {}, FREE) == "new", f"after call {number}"
-        hidden = [str(path.relative_to(out)) for path in out.rglob(".*")]
+        hidden = [str(path.relative_to(out)) for path in out.rglob(".*") if path.name != WRITTEN_NAME]
         assert not hidden, f"after call {number}: {hidden}"
-        assert sorted(entry.name for entry in out.parent.iterdir()) == ["out", VICTIM]
+        assert names(out.parent) == ["out", VICTIM]
 
 
 CHECKPOINT = ("rename", "/out/checkpoint-1")
@@ -324,9 +339,9 @@ class Pipeline(Bench):
         code, _ = self.injector.run(self.command.at(out), out.parent)
         assert code == 0, f"after call {number}:\n{self.injector.said[-3000:]}"
         assert self.judge(out, {}, start) in ("new", "untouched"), f"after call {number}"
-        hidden = [str(path.relative_to(out)) for path in out.rglob(".*")]
+        hidden = [str(path.relative_to(out)) for path in out.rglob(".*") if path.name != WRITTEN_NAME]
         assert not hidden, f"after call {number}: {hidden}"
-        assert sorted(entry.name for entry in out.parent.iterdir()) == ["out", "pipeline.yaml", VICTIM]
+        assert names(out.parent) == ["out", "pipeline.yaml", VICTIM]
 
 
 class DryRun(Pipeline):

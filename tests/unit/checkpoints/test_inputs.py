@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from dataclasses import fields
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from hftune.checkpoints.inputs import READ, paths_of, record_inputs
+from hftune.checkpoints.inputs import READ, inputs_of, paths_of, record_inputs
+from hftune.checkpoints.manifest import write_manifest
 from tests.unit.arguments.test_ranges import CLASSES
 
 _OTHERS = """
@@ -88,3 +90,32 @@ def test_the_file_of_a_callback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     Path("mine.py").touch()
     argv = ["--callbacks", 'mine.py:Mine{"a": "b,c", "d": 1}', "mine.py:Other", "transformers:EarlyStoppingCallback"]
     assert [*paths_of(argv)] == ["mine.py", "mine.py"]
+
+
+def test_what_parsed_arguments_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files and folders that are there, and what adapters lie upon; no texts, however long, and no names of the Hub."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("base", "below", "adapter", "plain", "data", "code"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "q.txt").write_text("")
+    (tmp_path / "adapter" / "adapter_config.json").write_text('{"base_model_name_or_path": ""}')
+    (tmp_path / "plain" / "adapter_config.json").write_text('{"base_model_name_or_path": "base"}')
+    write_manifest(tmp_path / "adapter", {"base": {"name": str(tmp_path / "base"), "adapters": ["below"]}})
+
+    def read(**values: object) -> set[str]:
+        return {path.resolve().name for path in inputs_of(SimpleNamespace(), SimpleNamespace(**values))}
+
+    assert read(peft_path="adapter,data", other="code", include_path="code") == {"adapter", "data", "base", "below"}
+    assert read(models=["plain", "owner/name", "zero2"], questions=["q.txt", "Why? " * 500, "1/2"]) == {
+        *("plain", "base", "q.txt"),
+    }
+    assert read(train_file_dir="~/data#5,gone", model=None, deepspeed={"a": 1}) == {"data"}
+    assert read(train_file_dir="data@train", validation_file_dir="~/code@test") == {"data", "code"}
+    (tmp_path / "my data").mkdir()
+    assert read(train_file_dir="data code") == {"data", "code"} and "my data" in read(train_file_dir="my data#3")
+    for manifest in ({"base": "x"}, {"base": {"adapters": 5, "name": 7}}):
+        write_manifest(tmp_path / "adapter", manifest)
+        assert read(model="adapter") == {"adapter"}
+    (tmp_path / "plain" / "adapter_config.json").write_text("{")
+    assert read(model="plain") == {"plain"}

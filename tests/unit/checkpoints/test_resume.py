@@ -16,12 +16,12 @@ from hftune.checkpoints.integrity import RECORD_NAME, TRAINER_STATE, checkpoint_
 from hftune.checkpoints.resume import (
     PARTIAL,
     FoundCheckpoint,
-    fault_of,
     newest_whole,
     remove_leftovers,
     remove_old,
     rename_earlier_run,
     restore_checkpoints,
+    resume_problems,
     steps_done,
 )
 from hftune.constants import MANIFEST_NAME
@@ -252,7 +252,7 @@ def test_a_deletion_that_is_cut_short_is_finished_later(
 
 
 def said(folder: Path) -> str:
-    return "\n".join(str(problem) for problem in FoundCheckpoint(folder, fault=fault_of(folder)).problems)
+    return "\n".join(str(problem) for problem in resume_problems(FoundCheckpoint(folder)))
 
 
 def test_an_output_folder_is_no_checkpoint(tmp_path: Path) -> None:
@@ -312,3 +312,11 @@ def test_a_checkpoint_whose_bytes_have_changed_is_not_resumed(tmp_path: Path) ->
     assert found.skipped == [(newer, "model.safetensors no longer holds what was written")]
     assert "model.safetensors no longer holds what was written" in said(newer)
     assert "no longer holds" not in said(older)
+
+
+def test_a_link_to_a_checkpoint_is_never_deleted(tmp_path: Path) -> None:
+    """Somebody resumes from another run's; what it holds is that run's."""
+    other = make(tmp_path / "other", 1)
+    make(tmp_path, 2)
+    (tmp_path / "checkpoint-1").symlink_to(other)
+    assert remove_old(tmp_path, 1, None) == [] and checkpoint_fault(other) is None

@@ -14,7 +14,8 @@ from hftune.errors import ArgumentError
 from hftune.publishing import folder as folders
 from hftune.publishing.folder import LOCK, MARK, REPLACED, RESULT, begin_work, make_ready, published_folder, work_folder
 from hftune.publishing.locks import acquire_lock, release_lock
-from hftune.publishing.ownership import foreign_files, output_problems
+from hftune.publishing.ownership import foreign_files
+from hftune.publishing.places import check_place
 
 
 def publish(output: Path, content: str = "new", **options: bool) -> None:
@@ -144,7 +145,7 @@ def test_what_cannot_be_listed_is_refused(out: Path, monkeypatch: pytest.MonkeyP
         return scan(path)
 
     monkeypatch.setattr(os, "scandir", closed)
-    problems = output_problems(str(out), overwrite=True, inputs=[])
+    problems = check_place(out, overwrite=True)
     assert [str(problem).count("cannot be read: Permission denied") for problem in problems] == [1]
 
 
@@ -182,7 +183,7 @@ def test_places_that_hold_more_than_a_result(tmp_path: Path, monkeypatch: pytest
     monkeypatch.chdir(here)
     place = os.path.expanduser(place.replace("{model}", str(model)))
     for overwrite in (False, True):
-        assert output_problems(place, overwrite=overwrite, inputs=[model]), place
+        assert check_place(place, [model], overwrite=overwrite), place
 
 
 @pytest.mark.parametrize("name", ["a\0b", "x" * 300, "file", "file/below", "circle/out"])

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hftune.constants import MANIFEST_NAME
-from hftune.publishing import ownership
 from hftune.publishing.ownership import (
+    WRITTEN_NAME,
     foreign_files,
-    output_problems,
-    place_problems,
+    foreign_of_run,
+    is_written,
     read_own_manifest,
     record_written,
-    work_folder,
+    write_down,
 )
 
 
@@ -27,10 +28,6 @@ def finished(folder: Path, **more: Any) -> Path:
     manifest = {"status": "complete", "written": record_written(folder), **more}
     (folder / MANIFEST_NAME).write_text(json.dumps(manifest))
     return folder
-
-
-def said(output: Path | str | None, *, overwrite: bool = False, inputs: list[Path] | None = None) -> str:
-    return "\n".join(map(str, output_problems(output and str(output), overwrite=overwrite, inputs=inputs or [])))
 
 
 def test_a_finished_result_has_nothing_foreign(tmp_path: Path) -> None:
@@ -76,45 +73,70 @@ def test_folders_alone_are_somebodys(tmp_path: Path) -> None:
     assert foreign_files(tmp_path / "out") == ["folders"]
 
 
-def test_what_may_be_replaced(tmp_path: Path) -> None:
-    folder = finished(tmp_path / "out")
-    assert "already holds a finished result" in said(folder) and "--overwrite_output_dir" in said(folder)
-    assert said(folder, overwrite=True) == said(tmp_path / "new") == ""
-    (tmp_path / "empty").mkdir()
-    assert said(tmp_path / "empty") == ""
-    for name in ("a", "b", "c"):
+def test_a_file_that_stands_alone_is_known_by_its_digest(tmp_path: Path) -> None:
+    file, other = tmp_path / "scores.jsonl", tmp_path / "other"
+    file.write_text("1")
+    assert not is_written(file), "nothing says so"
+    write_down(file, file)
+    assert is_written(file)
+    file.write_text("2")
+    assert not is_written(file), "edited"
+    other.write_text("1")
+    assert not is_written(other), "under another name"
+    file.write_text("1")
+    assert is_written(file), "an edit taken back"
+    file.rename(other)
+    file.symlink_to(other)
+    assert not is_written(file), "a link"
+
+
+@pytest.mark.parametrize("kind", ["link", "second name", "pipe"])
+def test_a_record_of_somebodys_is_neither_believed_nor_added_to(tmp_path: Path, kind: str) -> None:
+    file, theirs, record = tmp_path / "a", tmp_path / "theirs", tmp_path / WRITTEN_NAME
+    file.write_text("1")
+    write_down(file, file)
+    record.rename(theirs)
+    if kind == "link":
+        record.symlink_to(theirs)
+        assert not is_written(file)
+    elif kind == "pipe":
+        os.mkfifo(record)
+        assert not is_written(file), "nobody waits for a writer"
+    else:
+        os.link(theirs, record)
+    before = theirs.read_text()
+    with pytest.raises(OSError):
+        write_down(file, file)
+    assert theirs.read_text() == before
+
+
+def test_what_a_run_may_not_replace(tmp_path: Path) -> None:
+    folder = finished(tmp_path / "run")
+    assert foreign_of_run(folder) == []
+    (folder / "config.json").write_text("[]")
+    (folder / "adapter_config.json").write_text("{}")
+    assert foreign_of_run(folder) == ["adapter_config.json", "config.json"], "edited, and added"
+    for name in ("notes.txt", "run.log", "checkpoint-1"):
         (folder / name).write_text("mine")
-    assert str(output_problems(str(folder), overwrite=True, inputs=[])[0].cause).endswith("did not write: a, b, c")
-    (folder / "d").write_text("mine")
-    message = said(folder, overwrite=True)
-    assert "what hftune did not write: a, b, c and 1 more" in message
+    (folder / "README.md").write_text("mine")
+    assert foreign_of_run(folder) == ["adapter_config.json", "config.json"], "it leaves these, or adds to them"
 
 
-def test_another_process_is_given_the_time_of_an_exchange(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While its work folder is there, what looks foreign is looked at again."""
-    folder = finished(tmp_path / "out")
-    (folder / "new.txt").write_text("half way")
-    work_folder(folder).mkdir()
-    monkeypatch.setattr(ownership.time, "sleep", lambda _: (folder / "new.txt").unlink(missing_ok=True))
-    assert said(folder, overwrite=True) == ""
-    (folder / "new.txt").write_text("stays")
-    work_folder(folder).rmdir()
-    assert "new.txt" in said(folder, overwrite=True), "without one it is looked at once"
+@pytest.mark.parametrize("status", ["checkpoint", None, "mine"])
+def test_only_a_runs_own_folder_is_a_runs(tmp_path: Path, status: str | None) -> None:
+    folder = finished(tmp_path / "run", status=status)
+    (folder / "trainer_state.json").write_text("{}")
+    assert foreign_of_run(folder) == ["config.json", MANIFEST_NAME, "trainer_state.json"]
 
 
-def test_places_that_cannot_be_an_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "file").write_text("")
-    (tmp_path / "circle").symlink_to(tmp_path / "circle")
-    (tmp_path / "in" / "model").mkdir(parents=True)
-
-    def at(output: str | None, *inputs: Path) -> str:
-        return "\n".join(map(str, place_problems(output, inputs=list(inputs), flag="--to")))
-
-    assert "no output folder was named" in at(None) and "add --to FOLDER" in at("")
-    assert "is the working directory" in at(".") and "is a folder above" in at("..")
-    assert "is no folder" in at("file") and "cannot be a folder" in at("x" * 300) and "cannot be a folder" in at("a\0b")
-    assert f"in holds {tmp_path / 'in' / 'model'}, which is read" in at("in", tmp_path / "in" / "model")
-    assert "which is read" in at("in/model", tmp_path / "in" / "model")
-    assert at("in/other", tmp_path / "in" / "model") == ""
-    assert "is a mount point" in at("/proc")
+@pytest.mark.parametrize("status", ["complete", "running", "interrupted"])
+@pytest.mark.parametrize("name", ["progress.jsonl", "run.log", "run-rank1.log", "trainer_state.json", "critic"])
+def test_a_run_follows_no_link(tmp_path: Path, name: str, status: str) -> None:
+    folder, theirs = finished(tmp_path / "run", status=status), tmp_path / "theirs"
+    theirs.write_text("mine")
+    (folder / name).symlink_to(theirs)
+    assert foreign_of_run(folder).count(name) >= 1
+    (folder / name).unlink()
+    if name != "critic":
+        os.link(theirs, folder / name)
+        assert foreign_of_run(folder) == [name], "what is written there would stand in theirs"

@@ -15,7 +15,14 @@ from hftune.publishing import result_files
 from hftune.publishing.folder import make_work
 from hftune.publishing.locks import OUTPUT_LOCK, folder_lock
 from hftune.publishing.ownership import work_folder
-from hftune.publishing.result_files import WORK, begin_result, finish_result, recover_result, tidy_result
+from hftune.publishing.result_files import (
+    WORK,
+    begin_result,
+    complete_result,
+    finish_result,
+    recover_result,
+    tidy_result,
+)
 
 
 def finished(folder: Path, **files: str) -> None:
@@ -175,3 +182,22 @@ def test_a_result_that_somebody_writes_is_not_tidied(tmp_path: Path, monkeypatch
     with folder_lock(tmp_path), pytest.raises(ArgumentError, match="another process is writing"):
         tidy_result(tmp_path)
     assert (tmp_path / WORK).is_dir()
+
+
+def test_a_result_that_a_kill_left_half_in_place_is_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between two results the files of a folder are of both, and would look like somebody's."""
+    finished(tmp_path, weights="old")
+    fill(tmp_path, weights="new")
+    complete_result(tmp_path)
+    assert (tmp_path / "weights").read_text() == "old" and (tmp_path / WORK).is_dir(), "it was not whole"
+    monkeypatch.setattr(result_files, "flush", lambda folder: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        finish_result(tmp_path)
+    monkeypatch.undo()
+    assert (tmp_path / "weights").read_text() == "old" and (read_manifest(tmp_path) or {})["status"] == "running"
+    with folder_lock(tmp_path):
+        monkeypatch.setattr("hftune.publishing.locks.OUTPUT_SECONDS", 0.01)
+        complete_result(tmp_path)
+        assert (tmp_path / WORK).is_dir(), "another process is at work"
+    complete_result(tmp_path)
+    assert (tmp_path / "weights").read_text() == "new" and not (tmp_path / WORK).exists()

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import shutil
 from pathlib import Path
 
 import pytest
 
+from hftune.checkpoints.file_records import record_result
 from hftune.checkpoints.manifest import write_manifest
 from hftune.publishing.folder import make_work
 from tests.unit.preflight.said import problems
@@ -26,9 +29,40 @@ def test_a_finished_folder_is_kept(tiny_model: Path, tmp_path: Path) -> None:
 def test_files_of_somebody_else_are_kept(tiny_model: Path, tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("mine")
     for flags in ([], ["--overwrite_output_dir"]):
-        assert f"holds {name}, which a run would replace" in problems(tiny_model, *flags, output_dir=tmp_path)
-    write_manifest(tmp_path, {"status": "running"})
-    assert problems(tiny_model, output_dir=tmp_path) == "", "a run of hftune's that did not end"
+        assert f"hftune did not write: {name}" in problems(tiny_model, *flags, output_dir=tmp_path)
+
+
+@pytest.mark.parametrize("status", ["running", "interrupted", "complete"])
+def test_a_manifest_speaks_for_the_files_that_it_records_alone(tiny_model: Path, tmp_path: Path, status: str) -> None:
+    (tmp_path / "config.json").write_text("mine")
+    flags = ["--overwrite_output_dir"]
+    write_manifest(tmp_path, {"status": status})
+    assert "hftune did not write: config.json" in problems(tiny_model, *flags, output_dir=tmp_path)
+    write_manifest(tmp_path, {"status": status, "files": record_result(tmp_path)})
+    assert problems(tiny_model, *flags, output_dir=tmp_path) == "", "a run of hftune's"
+
+
+def test_a_run_writes_over_nothing_that_it_reads(tiny_model: Path, tmp_path: Path) -> None:
+    """Whatever flags are given: model, adapters, records, and what else an argument names."""
+    model, data = tmp_path / "model", tmp_path / "data"
+    shutil.copytree(tiny_model, model)
+    write_manifest(model, {"status": "complete", "files": record_result(model)})
+    shutil.copytree(model, model / "checkpoint-2")
+    (model / "checkpoint-2" / "trainer_state.json").write_text('{"global_step": 2}')
+    (data / "below").mkdir(parents=True)
+    for flags, output in [
+        ([], model),
+        (["--warm_start", model], model),
+        (["--peft_path", model], model),
+        (["--warm_start", model / "checkpoint-2"], model),
+        (["--train_file_dir", data], data),
+        (["--train_file_dir", data], data / "below"),
+        (["--validation_file_dir", data], data),
+        ([], model / "checkpoint-2"),
+        ([], model / "checkpoint-7"),
+    ]:
+        said = problems(model, "--overwrite_output_dir", *map(str, flags), output_dir=output)
+        assert "which is read" in said or "is part of the run" in said, (flags, output, said)
 
 
 @pytest.mark.parametrize("status", [None, "running"])
@@ -42,7 +76,7 @@ def test_a_work_folder_of_somebody_else_is_said_before_training(
     shutil.rmtree(tmp_path / ".partial")
     (tmp_path / ".partial").mkdir()
     (tmp_path / ".partial" / "thesis").write_text("mine")
-    assert "holds .partial, which a run would replace" in problems(tiny_model, output_dir=tmp_path)
+    assert ".partial is in the way, and hftune did not make it" in problems(tiny_model, output_dir=tmp_path)
 
 
 @pytest.mark.parametrize("name", ["train.log", "nohup.out", "notes.txt", "checkpoint-5/model.safetensors", "runs/a"])
@@ -79,3 +113,49 @@ def test_a_reward_model_is_not_trained_to_write(tiny_model: Path, tmp_path: Path
     message = problems(reward)
     refused = f"{reward} is a reward model" in message and f"give --model_name_or_path {tiny_model};" in message
     assert refused == (head != "causal_lm")
+
+
+DEEPSPEED = {
+    "flops_profiler.output_file": {"flops_profiler": {"enabled": True, "output_file": "{}"}},
+    "csv_monitor.output_path": {"csv_monitor": {"enabled": True, "output_path": "{}", "job_name": "."}},
+    "tensorboard.output_path": {"tensorboard": {"enabled": True, "output_path": "{}"}},
+}
+
+
+@pytest.mark.parametrize("key", DEEPSPEED)
+def test_deepspeed_writes_below_the_output_folder_alone(tiny_model: Path, tmp_path: Path, key: str) -> None:
+    out = tmp_path / "out"
+
+    def said(path: Path | str) -> str:
+        config = json.dumps({"zero_optimization": {"stage": 0}, **DEEPSPEED[key]}).replace("{}", str(path))
+        return problems(tiny_model, "--deepspeed", config, output_dir=out)
+
+    assert said(out / "deepspeed" / "x") == ""
+    for path in (tmp_path / "thesis.txt", out / ".." / "x", "x", out / "config.json", out / "checkpoint-3" / "x"):
+        assert f"--deepspeed: {key}" in said(path), path
+
+
+def test_a_monitor_of_deepspeeds_without_a_folder(tiny_model: Path, tmp_path: Path) -> None:
+    """It would write into the working folder."""
+    for block in ({"enabled": True}, {"enabled": True, "output_path": str(tmp_path / "out"), "job_name": "../../x"}):
+        config = json.dumps({"csv_monitor": block})
+        said = problems(tiny_model, "--deepspeed", config, output_dir=tmp_path / "out")
+        assert "--deepspeed: csv_monitor.output_path" in said
+    config = json.dumps({"csv_monitor": {"enabled": False, "output_path": "/x"}, "flops_profiler": {"enabled": True}})
+    assert problems(tiny_model, "--deepspeed", config, output_dir=tmp_path / "out") == ""
+
+
+@pytest.mark.parametrize(
+    "monitor, package", [("wandb", "wandb"), ("comet", "comet_ml"), ("tensorboard", "tensorboard")]
+)
+def test_a_monitor_of_deepspeeds_without_its_package(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, monitor: str, package: str
+) -> None:
+    """`import` would end the run with the model loaded."""
+    found = importlib.util.find_spec
+    hidden = (package, "tensorboardX")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if name in hidden else found(name, *more))
+    for enabled in (True, False):
+        config = json.dumps({monitor: {"enabled": enabled}, "zero_optimization": {"stage": 0}})
+        said = problems(tiny_model, "--deepspeed", config, output_dir=tmp_path / "out")
+        assert (f"{package} is not installed" in said) == enabled

@@ -67,7 +67,7 @@ def test_written_and_changed(tmp_path: Path) -> None:
         made.write("first", CONTENT)
     (tmp_path / "secret").write_text("kept")
     (tmp_path / "board" / "second.yaml").symlink_to(tmp_path / "secret")
-    with pytest.raises(ArgumentError, match="was not written by the board"):
+    with pytest.raises(ArgumentError, match="hftune did not write it"):
         made.write("second", CONTENT)
     assert (tmp_path / "secret").read_text() == "kept" and one.file.read_text().endswith("# mine\n")
     assert [found.name for found in made.all()] == ["first"], "a link is none"

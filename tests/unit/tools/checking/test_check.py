@@ -264,7 +264,7 @@ def test_without_a_folder_only_a_summary(tmp_path: Path, capsys: pytest.CaptureF
         (["check", "gone.jsonl"], "gone.jsonl does not exist"),
         (["check", "d.jsonl", "--drop", "spam"], "--drop"),
         (["check", "d.jsonl", "--output_dir", "."], "holds d.jsonl, which is read"),
-        (["check", ".", "--output_dir", "out"], "lies in ., which is the data"),
+        (["check", ".", "--output_dir", "out"], "lies in ., which is read"),
         (["check", "d.jsonl", "--columns", "text=body"], "no record has the column body"),
         (["check", "d.jsonl", "--against", "bad.jsonl"], "no format"),
         (["check", "d.jsonl", "--ancestors", "."], "has no hftune.json"),

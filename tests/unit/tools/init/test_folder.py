@@ -151,3 +151,13 @@ def test_a_place_where_nothing_can_be_written(
     with pytest.raises(ArgumentError, match="FOLDER"):
         write_folder("demo", Path(place))
     assert base == [], "nothing is fetched"
+
+
+@pytest.mark.parametrize("name", [".hftune", "data"])
+def test_nothing_is_written_through_a_link(tmp_path: Path, name: str) -> None:
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new" / name).symlink_to(tmp_path / "theirs")
+    with pytest.raises(ArgumentError, match="would be replaced: nothing was written"):
+        write_folder("sft", tmp_path / "new")
+    assert [*(tmp_path / "theirs").iterdir()] == []

@@ -233,6 +233,23 @@ def test_a_damaged_result_stops_what_would_build_on_it(bench: Bench) -> None:
     assert bench.run() == ["sft", "merge sft"]
 
 
+@pytest.mark.parametrize("kind", ["link", "second name", "mine", "pipe"])
+def test_a_lock_of_somebodys_is_neither_emptied_nor_waited_for(tmp_path: Path, kind: str) -> None:
+    lock, theirs = tmp_path / "hftune.lock", tmp_path / "theirs"
+    theirs.write_text("mine")
+    if kind == "link":
+        lock.symlink_to(theirs)
+    elif kind == "second name":
+        os.link(theirs, lock)
+    elif kind == "pipe":
+        os.mkfifo(lock)
+    else:
+        lock.write_text("mine")
+    with pytest.raises(ArgumentError), locked(tmp_path):
+        pass
+    assert theirs.read_text() == "mine" and (kind != "mine" or lock.read_text() == "mine")
+
+
 def test_one_runner_at_a_time(tmp_path: Path) -> None:
     with locked(tmp_path), pytest.raises(ArgumentError, match=f"process {os.getpid()}"), locked(tmp_path):
         pass

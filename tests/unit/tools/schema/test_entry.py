@@ -9,6 +9,7 @@ import pytest
 
 from hftune.cli import dispatch
 from hftune.errors import ArgumentError
+from hftune.publishing.ownership import WRITTEN_NAME
 from hftune.tools.schema import entry
 
 
@@ -35,7 +36,9 @@ def test_it_writes_one_and_replaces_its_own(tmp_path: Path, capsys: pytest.Captu
 
 def test_it_writes_all(tmp_path: Path) -> None:
     dispatch(["schema", "--output", f"{tmp_path}/all"])
-    assert {file.name for file in (tmp_path / "all").iterdir()} == {f"{name}.schema.json" for name in entry.NAMES}
+    written = {f"{name}.schema.json" for name in entry.NAMES}
+    assert {file.name for file in (tmp_path / "all").iterdir()} == {WRITTEN_NAME, *written}
+    dispatch(["schema", "--output", f"{tmp_path}/all"])
 
 
 def test_a_schema_that_was_edited_is_the_users(tmp_path: Path) -> None:
@@ -45,7 +48,7 @@ def test_a_schema_that_was_edited_is_the_users(tmp_path: Path) -> None:
     file.write_text(edited)
     with pytest.raises(ArgumentError, match="hftune did not write it"):
         dispatch(["schema", "sft", "--output", str(file)])
-    assert file.read_text() == edited and [*tmp_path.iterdir()] == [file]
+    assert file.read_text() == edited and {*tmp_path.iterdir()} == {file, tmp_path / WRITTEN_NAME}
 
 
 @pytest.mark.parametrize("place", ["/dev/null/a/b.json", "/proc/1/x/y.json", "link/y.json"])

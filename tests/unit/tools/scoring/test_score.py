@@ -16,6 +16,7 @@ from hftune.cli import dispatch
 from hftune.data.preferences.scoring import ScoringEncoder
 from hftune.errors import ArgumentError, DataError, UserError
 from hftune.logging import notices
+from hftune.publishing.ownership import WRITTEN_NAME
 from hftune.tools.scoring.arguments import ScoreArguments
 from hftune.tools.scoring.run import score
 from hftune.trainers.rewards.loading import load_rewards
@@ -49,7 +50,7 @@ def scored(model: Path, records: list[dict[str, Any]], folder: Path, **settings:
     file, output = folder / "in.jsonl", folder / "out.jsonl"
     file.write_text("".join(json.dumps(record) + "\n" for record in records))
     score(ScoreArguments(input=str(file), model=str(model), output=str(output), overwrite_output=True, **settings))
-    assert sorted(os.listdir(folder)) == ["in.jsonl", "out.jsonl"]
+    assert sorted(os.listdir(folder)) == [WRITTEN_NAME, "in.jsonl", "out.jsonl"]
     return [json.loads(line) for line in output.read_text().splitlines()]
 
 
@@ -114,8 +115,15 @@ def test_errors_before_anything_loads(models: dict[str, Path], tiny_model: Path,
     file.write_text(json.dumps(CHAT) + "\n")
     with pytest.raises(UserError, match="no reward model was named"):
         dispatch(["score", str(file)])
-    with pytest.raises(UserError, match="is there already"):
-        dispatch(["score", str(file), "--model", str(models["score"]), "--output", str(file)])
+    command = ["score", str(file), "--model", str(models["score"]), "--overwrite_output", "--output"]
+    os.link(file, tmp_path / "second")
+    (tmp_path / "link").symlink_to(file)
+    for output in (file, tmp_path / "second", tmp_path / "link"):
+        with pytest.raises(UserError, match="is read"):
+            dispatch([*command, str(output)])
+    (tmp_path / "scores.jsonl").write_text('{"score": 1.0}\n')
+    with pytest.raises(UserError, match="hftune did not write it"):
+        dispatch([*command, str(tmp_path / "scores.jsonl")])
     with pytest.raises(ArgumentError, match="has no score head"):
         dispatch(["score", str(file), "--model", str(tiny_model)])
 

@@ -111,7 +111,7 @@ def test_what_cannot_be_taught_is_refused_together(tiny_model: Path, tiny_data: 
     argv = teaching(tiny_model, tiny_data, tmp_path, "--packing", "--packing_strategy", "wrapped")
     (tmp_path / "thesis.txt").write_text("mine")
     with pytest.raises(UserError) as error:
-        teach([*argv, "--teacher_targets", str(tmp_path), "--top_k", "-1", "--temperature", "0"])
+        teach([*argv, "--teacher_targets", str(tiny_data), "--top_k", "-1", "--temperature", "0"])
     said = str(error.value.render())
     for words in (
         "--top_k -1",

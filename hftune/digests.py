@@ -82,10 +82,10 @@ def _is_record(record: Any) -> bool:
     return isinstance(record, list) and list(map(type, record)) == [int, int, str]
 
 
-def record_files(files: dict[str, Path]) -> dict[str, Record]:
-    """Records of files under names."""
+def record_files(files: dict[str, Path], *, once: bool = False) -> dict[str, Record]:
+    """Records of files under names; `once` as for `digests`."""
     found = {name: file.stat() for name, file in files.items()}
-    hashes = digests(list(files.values()))
+    hashes = digests(list(files.values()), once=once)
     return {
         name: [stat.st_size, stat.st_mtime_ns, text] for (name, stat), text in zip(found.items(), hashes, strict=True)
     }

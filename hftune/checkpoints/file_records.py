@@ -43,7 +43,8 @@ def record_input(path: str) -> dict[str, Any] | None:
     if is_model(place):
         return {"model": fingerprint(place)}
     if place.is_dir() or place.is_file():
-        return {"files": record_files(_files_of(place))}
+        # Training data have been read for the key of their cache.
+        return {"files": record_files(_files_of(place), once=True)}
     return None
 
 

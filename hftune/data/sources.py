@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.compute as pc
@@ -24,6 +25,7 @@ from hftune.data.tokenizing.counts import Counts, all_dropped, describe_rewritte
 from hftune.data.tokenizing.encoder import Encoder, write_tokenised
 from hftune.data.tokenizing.workers import default_workers
 from hftune.distributed import ranks
+from hftune.distributed.waiting import once_a_machine
 from hftune.errors import DataError
 from hftune.logging import notice
 
@@ -68,6 +70,8 @@ def watched(
 ) -> tuple[str, Callable[[bool], None]]:
     """The key of the records of some files, and what refuses files that have changed since (True: by every byte).
 
+    Every rank must ask: one process of a machine reads them.
+
     Args:
         records: Which of them: so many, or so many drawn with a seed; -1 for all.
 
@@ -77,7 +81,8 @@ def watched(
     # Before the first byte is read: what changes from here on is noticed.
     states = _states(files)
     name = partial(fingerprint, files, encoder.tokenizer, **record_settings(encoder, data_args), records=records)
-    key = name()
+    # The files of a machine are the same for all of its processes.
+    key = once_a_machine(partial(name, once=True))
 
     def check(again: bool) -> None:
         # The key says what the files held before; what is stored under it must have been made of that.
@@ -109,7 +114,7 @@ def _changed(files: list[Path]) -> DataError:
     )
 
 
-def record_settings(encoder: Encoder, data_args: DataArguments) -> dict[str, object]:
+def record_settings(encoder: Encoder, data_args: DataArguments) -> dict[str, Any]:
     """What decides how records become rows, for the key of a cache."""
     return {"encoder": encoder.settings(), "on_bad_record": data_args.on_bad_record, "columns": data_args.columns}
 

@@ -26,27 +26,27 @@ from hftune.data.readers.base import UNREADABLE_FIX
 from hftune.data.storage.arrow_folder import open_folder
 from hftune.data.storage.work_folder import work_folder
 from hftune.data.tokenizing.counts import Counts
-from hftune.digests import Contents, Damaged, check_contents, contents, read_text, sealed, unsealed
+from hftune.digests import Contents, Damaged, check_contents, contents, digests, read_text, sealed, unsealed
 from hftune.distributed import ranks
 from hftune.errors import DataError
 from hftune.logging import get_logger
-from hftune.opening.files import open_file
 from hftune.template_arguments import arguments_of
 from hftune.user_cache import cache_folder, private_folder
 
 _CONTENTS = "contents.json"
-_CHUNK = 1 << 22
 
 
-def fingerprint(files: list[Path], tokenizer: PreTrainedTokenizerBase, **settings: Any) -> str:
+def fingerprint(files: list[Path], tokenizer: PreTrainedTokenizerBase, *, once: bool = False, **settings: Any) -> str:
     """128 bits in hex over the files' contents (not their names), the tokenizer, the settings and this room's code.
 
     XXH3, which reads as fast as memory does: a key to find things by, not a defence against forgery.
 
+    Args:
+        once: As for `digests`: what this process has read before, and the system calls unchanged, is not read again.
+
     Raises:
         DataError: A file cannot be read.
     """
-    digest = xxhash.xxh3_128()
     about = {
         "hftune": hftune.__version__,
         "code": _code_state(),
@@ -54,22 +54,16 @@ def fingerprint(files: list[Path], tokenizer: PreTrainedTokenizerBase, **setting
         "settings": settings,
     }
     # `default=str`: settings may hold paths and other plain values.
-    digest.update(json.dumps(about, sort_keys=True, default=str).encode())
-    for file in files:
-        try:
-            _add_file(digest, file)
-        except OSError as error:
-            cause = f"cannot read the file: {error.strerror or error}"
-            raise DataError(cause, place=str(file), fix=UNREADABLE_FIX, kind="unreadable file") from error
+    digest = xxhash.xxh3_128(json.dumps(about, sort_keys=True, default=str).encode())
+    try:
+        for file, contents_ in zip(files, digests(files, once=once), strict=True):
+            # The suffix decides how a file is read.
+            digest.update(f"\0{''.join(file.suffixes).lower()} {contents_}\0".encode())
+    except OSError as error:
+        cause = f"cannot read the file: {error.strerror or error}"
+        place = str(error.filename or ", ".join(map(str, files[:3])))
+        raise DataError(cause, place=place, fix=UNREADABLE_FIX, kind="unreadable file") from error
     return digest.hexdigest()
-
-
-def _add_file(digest: xxhash.xxh3_128, file: Path) -> None:
-    with open_file(file) as stream:
-        # The suffix decides how a file is read; the size tells two files from one with the same bytes.
-        digest.update(f"\0{''.join(file.suffixes).lower()} {os.fstat(stream.fileno()).st_size}\0".encode())
-        while chunk := stream.read(_CHUNK):
-            digest.update(chunk)
 
 
 @functools.cache

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,8 @@ from hftune.checkpoints.exported_names import exported_name
 from hftune.checkpoints.integrity import TRAINER_STATE, added_files, checkpoint_fault, write_record
 from hftune.checkpoints.manifest import Manifest, write_manifest
 from hftune.checkpoints.resume import PARTIAL, delete_discarded, discard, remove_leftovers, remove_old
-from hftune.distributed import nodes, phases, ranks, zero
+from hftune.distributed import nodes, ranks, zero
+from hftune.distributed.waiting import wait_for_all
 from hftune.logging import get_logger, notice
 from hftune.models.adapters.initialisation import initial_factors, split_plain_lora
 from hftune.models.loading.own_weights import tensors_by_parameter
@@ -22,9 +23,6 @@ from hftune.publishing.disk import flush, free_name, lexists
 from hftune.publishing.folder import make_work
 from hftune.trainers.features.feature import Feature
 from hftune.trainers.features.run import Run
-
-_LOOK = 1.0
-"""Seconds between two looks of the processes at the one that publishes a checkpoint."""
 
 
 class Checkpoints(Feature):
@@ -118,16 +116,7 @@ class Checkpoints(Feature):
 
     def wait_together(self) -> None:
         """As `wait`, for all ranks, which must call it: none hangs as long as the one that publishes is at work."""
-        before = None
-        while True:
-            wait([self._published] if self._published else [], timeout=_LOOK)
-            here = self._published is None or self._published.done()
-            everyone = ranks.gathered_objects((here, self._moves))
-            if all(done for done, _ in everyone):
-                break
-            if everyone != before:
-                phases.keep_alive()
-            before = everyone
+        wait_for_all(self._published, lambda: self._moves)
         self.wait()
         ranks.barrier()  # an error of the one is not overtaken by the others' next step
 

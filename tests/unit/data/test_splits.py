@@ -12,8 +12,11 @@ import pyarrow as pa
 import pytest
 from datasets import Dataset
 
+from hftune import digests
 from hftune.arguments.data import DataArguments
 from hftune.arguments.entry import parse_arguments
+from hftune.checkpoints.inputs import record_inputs
+from hftune.data import sources
 from hftune.data.mixture import Mixture
 from hftune.data.packing.rows import PackStats
 from hftune.data.readers.files import Row
@@ -75,6 +78,29 @@ def test_folders_limits_and_cache(tmp_path: Path) -> None:
     assert splits.about["train"]["used"] == 4 and splits.about["train"]["files"] == [str(tmp_path / "train.jsonl")]
     arguments.max_train_samples = 5
     assert numbers_of(load_splits(Numbers(), arguments, SimpleNamespace(seed=0)).train) == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("local_rank", [0, 1])
+def test_records_are_read_for_their_key_once_a_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, local_rank: int
+) -> None:
+    """Once tokenised, a start reads them for the key and for the manifest's record of them, both in one reading."""
+    file = write(tmp_path / "train.jsonl", range(10))
+    arguments = DataArguments(train_file_dir=file, data_cache_dir=str(tmp_path / "cache"))
+    load_splits(Numbers(), arguments, SimpleNamespace(seed=0))
+    read: list[Path] = []
+    usual = digests.digest
+    monkeypatch.setattr(digests, "digest", lambda file, **more: (read.append(file), usual(file, **more))[1])
+    monkeypatch.setattr(digests, "_SETTLED", -1)
+    monkeypatch.setattr(sources, "once_a_machine", lambda ask: ask() if local_rank == 0 else "the first one's")
+    monkeypatch.setattr(
+        sources, "cached_source", lambda key, *more: sources.TokenizedSource(Dataset.from_dict({}), Counts(), [], key)
+    )
+    found = sources.load_source(file, "--train_file_dir", Numbers(), arguments)
+    assert (found.key == "the first one's") == (local_rank == 1)
+    if local_rank == 0:
+        record_inputs(["--train_file_dir", file])
+    assert read.count(Path(file)) == (1 if local_rank == 0 else 0)
 
 
 def taken_by_datasets(count: int, number: int, seed: int) -> list[int]:

@@ -14,7 +14,7 @@ from torch import nn
 from hftune import digests, logging
 from hftune.checkpoints.integrity import RECORD_NAME, TRAINER_STATE, read_record
 from hftune.checkpoints.resume import PARTIAL, checkpoints
-from hftune.distributed import nodes, phases, ranks
+from hftune.distributed import nodes, ranks
 from hftune.publishing.folder import is_ours
 from hftune.trainers.features import checkpoints as feature_module
 from hftune.trainers.features.checkpoints import (
@@ -120,16 +120,6 @@ def test_every_process_waits_where_the_others_do(tmp_path: Path, monkeypatch: py
     save(feature, run_of(tmp_path, 5, async_save=True), tmp_path)
     feature.wait()
     assert len(waits) == 7, "not after what another thread does"
-
-
-def test_who_waits_for_a_checkpoint_is_no_hang_as_long_as_it_moves_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two looks find the other process at work, one finds that it stands still, the last that it is done."""
-    answers = iter([(False, 1), (False, 2), (False, 2), (True, 3)])
-    alive: list[int] = []
-    monkeypatch.setattr(ranks, "gathered_objects", lambda own: [own, next(answers)])
-    monkeypatch.setattr(phases, "keep_alive", lambda: alive.append(1))
-    Checkpoints().wait_together()
-    assert len(alive) == 2 and next(answers, None) is None
 
 
 def test_publishing_shows_that_it_moves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

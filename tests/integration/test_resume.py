@@ -137,6 +137,15 @@ def test_another_world_and_another_stage(legs: Callable[..., dict[str, Leg]]) ->
         assert sum(whole.records[2].values()) == RECORDS % BATCH
 
 
+def test_length_groups_in_the_second_epoch_and_another_world(legs: Callable[..., dict[str, Leg]]) -> None:
+    """Their order is the second epoch's, and the same for two processes."""
+    flags = [*METHODS["full"], "--train_sampling_strategy", "group_by_length"]
+    found = legs({"whole": (World("plain", 1), flags), "two": (World("plain", 2), [*flags, "FROM:whole"])})
+    check_same(found["two"], found["whole"], "two")
+    epochs = [sum((found["whole"].records[step] for step in steps), Counter()) for steps in ((0, 1, 2), (3, 4, 5))]
+    assert epochs[0] == epochs[1] and found["whole"].records[0] != found["whole"].records[3]
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("method", METHODS)

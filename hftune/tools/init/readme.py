@@ -52,7 +52,9 @@ hftune chat outputs/sft-merged
 With two GPUs it starts two processes; `--deepspeed zero2` shards the optimizer over them.
 
 Your own data: put files with conversations (JSONL, JSON, CSV, Parquet) into `data/sft`, in place of those that are
-there. A record is a line such as this one; the forms of ShareGPT, Alpaca and others are recognised.
+there. A record is a line such as this one; the forms of ShareGPT, Alpaca and others are recognised. Of the
+records 5 % are held out (`validation_split_percentage`). Rate, schedule and epochs are hftune's for what is trained
+(`hftune explain learning_rate`); `max_length` and the batch are yours to fit, which `hftune plan` helps with.
 
 ```json
 {{{{"messages": [{{{{"role": "user", "content": "Hi!"}}}}, {{{{"role": "assistant", "content": "Hello."}}}}]}}}}

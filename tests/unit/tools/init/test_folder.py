@@ -45,7 +45,7 @@ def test_all_that_a_folder_names_is_in_it(
     assert [*found.iter_errors(yaml.safe_load(text))] == [] and not found.is_valid({"learning_rat": 1})
     if kind == "sft":
         groups = parse_stage("sft", ["--config", "sft.yaml"])
-        paths = [groups.data.train_file_dir, groups.data.validation_file_dir]
+        paths = [groups.data.train_file_dir]
     else:
         steps = steps_of(read_spec(Path(KINDS[kind].file)))
         paths = [value for step in steps for name in step.arguments if "file" in name for value in step.arguments[name]]
@@ -54,6 +54,24 @@ def test_all_that_a_folder_names_is_in_it(
     assert KINDS[kind].command in readme and not re.search(r"\{\{|\{\w+\}", readme.replace("{NAME}", ""))
     for record in re.findall(r"^\{.*\}$", readme, re.MULTILINE):
         json.loads(record)
+
+
+@pytest.mark.parametrize("kind", ["sft", "pipeline"])
+def test_what_a_user_fills_has_no_rate_length_or_evaluation_data_of_the_demo(kind: str) -> None:
+    files = files_of(kind, "M")
+    text = files[KINDS[kind].file]
+    assert "learning_rate:" not in text and "validation_split_percentage: 5" in text
+    assert "max_length: 1024" in text and "max_length: 256" not in text
+    assert not [path for path in files if "_eval" in path]
+
+
+def test_a_folder_for_conversations_trains_as_the_defaults_say(
+    base: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_folder("sft", Path("."))
+    args = parse_stage("sft", ["--config", "sft.yaml"]).training
+    assert (args.learning_rate, args.num_train_epochs, args.max_length, args.eval_strategy) == (2e-4, 3, 1024, "steps")
 
 
 def test_the_demo_brings_its_model_and_knows_its_devices(

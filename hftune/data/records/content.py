@@ -23,7 +23,13 @@ _REASONING = {
 }
 _CALLS = ("tool_call", "tool_use")
 _RESULT = "tool_result"
-_MEDIA = ("image", "audio", "video", "document", "file")
+_MEDIA = {
+    "image": "an image",
+    "audio": "sound",
+    "video": "film",
+    "document": "a document",
+    "file": "a file",
+}
 # Thoughts that their provider keeps to itself: there is nothing to train.
 _HIDDEN = ("redacted_thinking", "reasoning.encrypted")
 
@@ -134,9 +140,16 @@ def _call(part: dict[str, Any]) -> Any:
 
 
 def _not_text(value: Any, origin: str, where: str) -> DataError:
+    found = f"{type(value).__name__}: {shown(value)}"
+    for part in value if isinstance(value, list) else [value]:
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind is not None and _part(part, _TEXTS | _REASONING) is None:
+            medium = next((medium for medium in _MEDIA if medium in str(kind)), None)
+            found = f"a part of the type {shown(kind)}" + (f" ({_MEDIA[medium]})" if medium else "")
+            break
     return DataError(
-        f"{where} must be text, found {type(value).__name__}: {shown(value)}",
+        f"{where} must be text, found {found}",
         place=origin,
-        fix="Write a string; images, audio and other values are not read.",
+        fix="Write a string, or parts of text; images, audio, video and files are not read yet: remove such records.",
         kind=NOT_TEXT,
     )

@@ -71,6 +71,7 @@ CONVERSATIONS = (
     Format("instruction and response", ("instruction", "response")),
     Format("question and response", ("question", "response")),
     Format("input and output", ("input", "output")),
+    Format("question and answer", ("question", "answer")),
 )
 PAIRS = (
     Format("chosen and rejected", ("chosen", "rejected")),

@@ -10,7 +10,7 @@ from typing import Any
 from hftune.data.readers.base import Row
 from hftune.data.records import fields
 from hftune.data.records.content import NOT_TEXT
-from hftune.data.records.formats import pair_format, refuse_media, unknown_format
+from hftune.data.records.formats import TURNS, pair_format, refuse_media, unknown_format
 from hftune.data.records.messages import BAD_WEIGHT, Message, parse_messages, without_weight
 from hftune.errors import DataError, shown
 from hftune.template_arguments import TemplateArguments
@@ -89,7 +89,12 @@ def _parts(row: Row) -> tuple[list[Message] | None, list[Message], list[Message]
     prompt = fields.prompt(row)
     if prompt is None and _is_dialogue(value[good]) and _is_dialogue(value[bad]):
         return None, _dialogue(row, good), _dialogue(row, bad)
-    return prompt, _answer(row, good, prompt), _answer(row, bad, prompt)
+    chosen, rejected = _answer(row, good, prompt), _answer(row, bad, prompt)
+    if prompt and prompt[-1]["role"] == "assistant" and chosen[0]["role"] != "assistant":
+        # UltraFeedback's `messages` are the better conversation once more, next to the prompt as text.
+        others = {key: part for key, part in value.items() if key not in {known.keys[0] for known in TURNS}}
+        prompt = fields.prompt(Row(others, row.file, row.line))
+    return prompt, chosen, rejected
 
 
 def _answer(row: Row, key: str, prompt: list[Message] | None) -> list[Message]:

@@ -54,3 +54,21 @@ def test_parts_are_told_apart() -> None:
     assert put == {"type": "function", "function": {"name": "put", "arguments": {}}}
     with pytest.raises(DataError, match="turn must be text"):
         split([{"type": "audio", "data": "x"}], "f:1", "turn")
+
+
+@pytest.mark.parametrize(
+    ("part", "words"),
+    [
+        ({"type": "image_url", "image_url": {"url": "x"}}, "a part of the type image_url (an image)"),
+        ({"type": "input_audio", "input_audio": {}}, "a part of the type input_audio (sound)"),
+        ({"type": "video", "value": "x.mp4"}, "a part of the type video (film)"),
+        ({"type": "input_file", "file_id": "f"}, "a part of the type input_file (a file)"),
+        ({"type": "quiz", "value": "x"}, "a part of the type quiz"),
+    ],
+)
+@pytest.mark.parametrize("read", [text_of, split])
+def test_a_part_that_is_not_read_says_what_it_is(read: Any, part: dict[str, Any], words: str) -> None:
+    """Behind text that is, whoever speaks; both OpenAI's parts and LLaMA-Factory's."""
+    with pytest.raises(DataError) as caught:
+        read([{"type": "text", "text": "a"}, {"type": "text", "value": "b"}, part], "f:1", "messages[0]")
+    assert caught.value.cause == f"messages[0] must be text, found {words}"

@@ -85,6 +85,7 @@ def only_calls(name: str, **arguments: Any) -> dict[str, Any]:
         ({"input": "Q", "output": "A"}, UA),
         ({"instruction": "Q", "response": "A"}, UA),
         ({"question": "Q", "response": "A"}, UA),
+        ({"question": "Q", "answer": "A"}, UA),
         # OpenAI: calls before 2024, and without arguments.
         ({"messages": [user("Q"),
                        {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": ""}},

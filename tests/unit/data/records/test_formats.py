@@ -33,11 +33,11 @@ REFUSED: list[tuple[Any, dict[str, Any], list[str]]] = [
     # Data for another script says so.
     (to_text, {"conversations": HG}, ["run_sft.py", "conversations", '"text"']),
     (to_text, {"prompt": "Q", "chosen": "C", "rejected": "R"}, ["run_rm.py or run_dpo.py"]),
-    (to_text, {"question": "Q", "answer": "A"}, ["run_rl.py"]),
+    (to_text, {"question": "Q", "answer": "A"}, ["run_sft.py"]),
     (to_conversation, {"text": "t"}, ["run_pt.py", "its keys: text"]),
     (to_conversation, {"conversations": HG[:1], "chosen": "C", "rejected": "R"}, ["run_rm.py or run_dpo.py"]),
     (to_conversation, {"question": "Q", "response_chosen": "C", "response_rejected": "R"}, ["run_dpo.py"]),
-    (to_conversation, {"question": "Q", "answer": "A"}, ["run_rl.py"]),
+    (to_conversation, {"problem": "Q", "answer": "A"}, ["run_rl.py"]),
     (to_preference, {"conversations": HG}, ["run_sft.py", "chosen", "run_rm.py and run_dpo.py"]),
     (to_preference, {"text": "t"}, ["run_pt.py"]),
     (to_prompt, {"text": "t"}, ["run_pt.py", '"prompt"']),
@@ -193,11 +193,11 @@ def test_samples(samples: Path) -> None:
 @pytest.mark.parametrize(
     ("value", "flag"),
     [
-        ({"questoin": "a", "anser": "b"}, "Add --columns question=questoin response=anser. "),
+        ({"questoin": "a", "anser": "b"}, "Add --columns question=questoin answer=anser. "),
         ({"prompt_": "a", "completions": "b"}, "Add --columns "),
         ({"alpha": "a", "omega": "b"}, ""),
         ({"questoin": "a"}, ""),
-        ({"questoin": "a", "anser": "b", "third": "c"}, ""),
+        ({"questoin": "a", "said": "b", "third": "c"}, ""),
     ],
 )
 def test_keys_that_are_like_known_ones_can_be_renamed(value: dict[str, str], flag: str) -> None:

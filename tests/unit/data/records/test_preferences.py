@@ -29,6 +29,12 @@ PAIRS: list[tuple[dict[str, Any], list[dict[str, Any]], float | None]] = [
     ({"chosen": [*Q, *C], "rejected": [*Q, *R]}, Q, None),
     ({"prompt": "Q", "chosen": [*Q, *C], "rejected": [*Q, *R]}, Q, None),
     ({"prompt": "Q", "chosen": [SYSTEM, *Q, *C], "rejected": [SYSTEM, *Q, *R]}, [SYSTEM, *Q], None),
+    # UltraFeedback as published, and with several turns.
+    ({"prompt": "Q", "prompt_id": "1", "chosen": [*Q, *C], "rejected": [*Q, *R], "messages": [*Q, *C],
+      "score_chosen": 8.5, "score_rejected": 7.0}, Q, 1.5),
+    ({"prompt": "Q", "chosen": [user("H"), assistant("A"), *Q, *C], "rejected": [user("H"), assistant("A"), *Q, *R],
+      "messages": [user("H"), assistant("A"), *Q, *C]}, [user("H"), assistant("A"), *Q], None),
+    ({"chosen": [*Q, *C], "rejected": [*Q, *R], "conversations": [*Q, *C]}, Q, None),
     # Strings of numbers, as CSV has them.
     ({"prompt": "Q", "chosen": "C", "rejected": "R", "margin": "2"}, Q, 2.0),
     ({"prompt": "Q", "chosen": "C", "rejected": "R", "chosen_score": 3, "rejected_score": 1}, Q, 2.0),

@@ -24,6 +24,8 @@ from tests.unit.data.test_preview import TURNS
         ({"question": "Q", "answer": "A"}, "run_rl.py",
          'question, because it has "question"; for the reward functions: answer'),
         ({"question": "Q", "answer": "A"}, "run_sft.py",
+         'question and answer, because it has "question" and "answer"'),
+        ({"problem": "Q", "answer": "A"}, "run_sft.py",
          "no format that run_sft.py reads; it looks like data for run_rl.py (prompts without an answer to learn)"),
         ({"messages": [*Q, *C], "rejected_response": "R"}, "run_dpo.py",
          'messages and rejected_response, because it has "messages" and "rejected_response"'),

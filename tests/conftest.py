@@ -110,7 +110,6 @@ def run(workspace: Path, netguard_log: Path, starter: WarmStarter) -> Iterator[C
     ) -> Finished:
         environment = without_launcher({name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"})
         environment |= {
-            "HFTUNE_CACHE": str(workspace / "cache"),
             "HF_HOME": str(workspace / "hf"),
             "HFTUNE_NETGUARD_LOG": str(netguard_log),
             "PYTHONPATH": os.pathsep.join(filter(None, [str(NETGUARD), str(ROOT), os.environ.get("PYTHONPATH")])),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -87,6 +88,20 @@ def test_perplexity_is_that_of_the_loss(start: Callable) -> None:
     for stage in ("pt", "sft"):
         metrics = start(stage, "full", "zero2").manifest["metrics"]
         assert metrics["eval_perplexity"] == pytest.approx(torch.tensor(metrics["eval_loss"]).exp().item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("mode", ["zero1", "zero3"])
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_a_reference_computed_before_training_is_the_policy_at_first(
+    stage_run: Callable, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, method: str, mode: str
+) -> None:
+    """In 16 bits, too; and the engine that computed it leaves the one that trains alone."""
+    monkeypatch.setenv("HFTUNE_CACHE", str(tmp_path))
+    flags = ("--precompute_ref_log_probs", "True", "--bf16", "True")
+    folder = stage_run("dpo", method, mode, flags).folder
+    history = json.loads((folder / "trainer_state.json").read_text())["log_history"]
+    assert [history[0][f"rewards/{name}"] for name in ("chosen", "rejected")] == pytest.approx([0, 0], abs=1e-5)
+    assert history[0]["loss"] == pytest.approx(0.6931, abs=1e-4)
 
 
 @pytest.mark.parametrize("launched", [False, pytest.param(True, marks=pytest.mark.slow)])

@@ -188,7 +188,10 @@ class ReferencePolicy(Feature):
             run.eval_dataset = {
                 name: self._with_reference(dataset, weights, name) for name, dataset in run.eval_dataset.items()
             }
-        self._engine = None
+        if self._engine is not None:
+            # Its hooks would stay on the modules, and under ZeRO-3 follow the training engine's passes as their own.
+            self._engine.destroy()
+            self._engine = None
         run.ref_model = None  # its memory is for training
 
     def add_to_others(self, dataset: Dataset, name: str) -> Dataset:

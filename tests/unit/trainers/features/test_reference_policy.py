@@ -120,9 +120,13 @@ def test_it_is_computed_once(said: list[str], monkeypatch: pytest.MonkeyPatch) -
     run.train_dataset, run.eval_dataset, run.ref_model = records, {"a": records, "b": records}, PLAIN
     feature = ReferencePolicy(run)
     feature.kind = PRECOMPUTED
+    # Its hooks would follow the passes of the engine that trains.
+    destroyed: list[bool] = []
+    feature._engine = SimpleNamespace(destroy=lambda: destroyed.append(True))
     feature.before_evaluate(run)
     feature.before_train(run, None)
     assert asked == ["train", "a", "b"] and run.ref_model is None, "its memory is for training"
+    assert destroyed == [True] and feature._engine is None
     assert SimpleNamespace(**run.eval_dataset).a.column_names == ["ref_logps"]
 
 

@@ -88,7 +88,7 @@ class RewardTrainer(StageTrainer, trl.RewardTrainer):
         losses = self.pair_losses(chosen, rejected, difference) * kept
         loss = losses.sum() / (kept.sum() if num_items_in_batch is None else num_items_in_batch)
         if self.model.training:
-            self._count(inputs, chosen.detach(), rejected.detach())
+            self._count(inputs, chosen.detach(), rejected.detach(), kept > 0)
         return (loss, torch.stack([chosen, rejected], dim=1)) if return_outputs else loss
 
     def conversation_scores(self, model: Any, inputs: Inputs) -> torch.Tensor:
@@ -151,20 +151,32 @@ class RewardTrainer(StageTrainer, trl.RewardTrainer):
             model(**inputs)
         return heard[-1]
 
-    def _count(self, inputs: Inputs, chosen: torch.Tensor, rejected: torch.Tensor) -> None:
-        """What TRL logs of training batches, under its names, over all ranks, in one exchange."""
+    def _count(self, inputs: Inputs, chosen: torch.Tensor, rejected: torch.Tensor, kept: torch.Tensor) -> None:
+        """What TRL logs of training batches, under its names, over all ranks, in one exchange.
+
+        Args:
+            kept: Which pairs count, (pairs,), bool; the others only fill up the last batch of an epoch.
+        """
         tokens = inputs["attention_mask"].sum() if "attention_mask" in inputs else inputs["input_ids"].numel()
+        chosen, rejected = chosen[kept].double(), rejected[kept].double()
         scores = torch.cat([chosen, rejected])
+        none = scores.new_full((1,), torch.inf)  # a process may have no pair that counts
+        mine = [torch.as_tensor(tokens, device=scores.device).double(), kept.sum().double(), scores.sum() / 2]
+        mine += [(chosen > rejected).double().sum(), (chosen - rejected).sum()]
+        mine += [torch.cat([scores, none]).min(), torch.cat([scores, -none]).max()]
         # One exchange for all of them: each would wait for the device.
-        mine = [torch.as_tensor(tokens, device=scores.device).float(), scores.min(), scores.mean(), scores.max()]
-        mine += [(chosen > rejected).float().mean(), (chosen - rejected).mean()]
-        counted, low, mean, high, accuracy, margin = self.accelerator.gather(torch.stack(mine)[None]).T.cpu()
-        self._total_train_tokens += int(counted.sum()) // self._tp_size
-        self._metrics["train"]["num_tokens"] = [self._total_train_tokens]
-        found = {"min_reward": low.min(), "mean_reward": mean.mean(), "max_reward": high.max()}
-        found |= {"accuracy": accuracy.mean(), "margin": margin.mean()}
-        for name, value in found.items():
-            self._metrics["train"][name].append(float(value))
+        *sums, low, high = self.accelerator.gather(torch.stack(mine)[None]).T.cpu()
+        read, pairs, *totals = (float(each.sum()) for each in sums)
+        metrics = self._metrics["train"]
+        self._total_train_tokens += int(read) // self._tp_size
+        metrics["num_tokens"] = [self._total_train_tokens]
+        if not pairs:
+            return
+        metrics["min_reward"].append(float(low.min()))
+        metrics["max_reward"].append(float(high.max()))
+        for name, total in zip(("mean_reward", "accuracy", "margin"), totals, strict=True):
+            # Once a pair: TRL logs the mean of all that is here, and batches have unlike many.
+            metrics[name] += [total / pairs] * int(pairs)
 
 
 def _kept(inputs: Inputs) -> torch.Tensor:

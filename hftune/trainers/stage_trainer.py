@@ -239,12 +239,19 @@ class StageTrainer(FeatureHost):
         preparing = self.features.having(Feature.evaluation_data)
         if not preparing:
             return super().get_eval_dataloader(eval_dataset)
-        dataset = self.eval_dataset if eval_dataset is None else eval_dataset
-        if isinstance(dataset, str):
-            dataset = self.eval_dataset[dataset]  # one of several, by its name
+        given: Any = self.eval_dataset
+        name = eval_dataset if isinstance(eval_dataset, str) else None
+        dataset = given if eval_dataset is None else given[name] if name else eval_dataset
         for feature in preparing:
             dataset = feature.evaluation_data(self, dataset)
-        return super().get_eval_dataloader(dataset)
+        if name is None:
+            return super().get_eval_dataloader(dataset)
+        # By its name: with workers that stay, the Trainer keeps a loader of each of several, and one of all others.
+        self.eval_dataset = {**given, name: dataset}
+        try:
+            return super().get_eval_dataloader(name)
+        finally:
+            self.eval_dataset = given
 
     # Evaluation.
 

@@ -177,22 +177,29 @@ def read_progress(folder: Path) -> list[dict[str, Any]]:
 
 
 def with_speed(logged: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Lines of a progress file with the tokens per second between them."""
+    """Lines of a progress file with the tokens per second between them, where the run has not logged its own."""
     lines: list[dict[str, Any]] = []
     before: dict[str, Any] | None = None
     for line in logged:
         # A run that was resumed: the time since the last line is not training.
         if line.get("began"):
             before = None
-        tokens, speed = line.get("tokens"), None
-        if before is not None and tokens is not None and before.get("tokens") is not None:
-            seconds = line["time"] - before["time"]
-            # Counts of earlier versions began anew where a run was resumed.
-            more = seconds > 0 and line["step"] > before["step"] and tokens >= before["tokens"]
-            speed = (tokens - before["tokens"]) / seconds if more else None
-        lines.append({**line, **({"tokens_per_second": speed} if speed is not None else {})})
+        if before is not None and line.get("tokens") is None and line["step"] == before["step"]:
+            # The line of an evaluation, from whose end on the next steps are trained.
+            line = {**line, "tokens": before.get("tokens")}
+        speed = None if before is None else _speed(before, line)
+        lines.append({**({} if speed is None else {"tokens_per_second": speed}), **line})
         before = line
     return lines
+
+
+def _speed(before: dict[str, Any], line: dict[str, Any]) -> float | None:
+    """Tokens a second between two lines; None where that is not known, or the time is an evaluation's."""
+    if "loss" not in line or line.get("tokens") is None or before.get("tokens") is None:
+        return None
+    seconds, more = line["time"] - before["time"], line["tokens"] - before["tokens"]
+    # Counts of earlier versions began anew where a run was resumed.
+    return more / seconds if seconds > 0 and more >= 0 and line["step"] > before["step"] else None
 
 
 def _lines(file: Path, limit: int = LARGE) -> Iterator[dict[str, Any]]:

@@ -47,10 +47,9 @@ class HeldOutLoss(Feature):
         # Every rank has as many batches, which `evaluation_data` sees to: shapes agree.
         losses, tokens = run.accelerator.reduce(sums, "sum").T.tolist()
         self.tokens_per_batch = tuple(tokens)
-        # The prefix may have the name of one of several data sets in it.
-        for name in metrics:
-            if name.endswith("_loss") and sum(tokens):
-                metrics[name] = sum(losses) / sum(tokens)
+        # The Trainer's own alone: metrics of the user's may end in the same word.
+        if f"{prefix}_loss" in metrics and sum(tokens):
+            metrics[f"{prefix}_loss"] = sum(losses) / sum(tokens)
 
     def counts_labels(self, run: Run) -> bool:
         """In training. A held-out batch's loss is the mean over its own tokens on its own rank.

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from hftune.constants import IGNORE_INDEX
 from hftune.distributed import zero
 from hftune.models.experts import expert_count, experts_per_token
 from hftune.models.layer_values import attention_layers, head_size
@@ -23,14 +24,16 @@ from hftune.trainers.progress import peak_memory
 class Cost:
     """Floating-point operations of training: forward, to the inputs and, where trained, to the weights.
 
-    Recomputed activations do not count (arXiv:2204.02311, appendix B). The head counts for every token.
+    Recomputed activations do not count (arXiv:2204.02311, appendix B).
 
     Args:
         per_token: 2 for each weight and pass (arXiv:2001.08361, section 2.1); of experts those that a token is sent to.
+        per_label: Of the head, which is applied to what predicts a label alone.
         per_square: For each squared length of a document: causal attention, both ways.
     """
 
     per_token: float
+    per_label: float
     per_square: float
 
     @classmethod
@@ -39,24 +42,29 @@ class Cost:
         plain: PreTrainedModel = plain_model(model)
         experts, chosen = expert_count(plain.config), experts_per_token(plain.config)
         head = plain.get_output_embeddings()
-        embeddings = {id(one) for one in plain.get_input_embeddings().parameters()}
-        embeddings -= {id(one) for one in head.parameters()} if head is not None else set()
-        total = 0.0
+        of_head = {id(one) for one in head.parameters()} if head is not None else set()
+        embeddings = {id(one) for one in plain.get_input_embeddings().parameters()} - of_head
+        total = {True: 0.0, False: 0.0}  # of the head, and of all else
         for parameter in model.parameters():
             if id(parameter) in embeddings or len(getattr(parameter, "ds_shape", parameter.shape)) < 2:
                 continue
             stacked = len(getattr(parameter, "ds_shape", parameter.shape)) == 3
             share = chosen / experts if experts and stacked else 1.0
-            total += share * zero.full_numel(parameter) * (6 if parameter.requires_grad else 4)
+            passes = 6 if parameter.requires_grad else 4
+            total[id(parameter) in of_head] += share * zero.full_numel(parameter) * passes
         width = sum(head_size(layer) * layer.num_attention_heads for layer in attention_layers(plain.config))
-        return cls(total, 6.0 * width)
+        return cls(total[False], total[True], 6.0 * width)
+
+    def of_batches(self, tokens: float, squares: float, labels: float) -> float:
+        """Of all tokens, the squared lengths of their documents, and all labels."""
+        return self.per_token * tokens + self.per_square * squares + self.per_label * labels
 
 
 class Meter:
     """What went through the model since it was last read. Adding waits for no device."""
 
     def __init__(self, device: torch.device) -> None:
-        self.sums = torch.zeros(2, dtype=torch.float64, device=device)
+        self.sums = torch.zeros(3, dtype=torch.float64, device=device)
         self.all_tokens = 0.0
         self.began: float | None = None
 
@@ -67,16 +75,22 @@ class Meter:
             self.began = self.began or time.perf_counter()
             lengths = lengths.double()
             # A batch of a stream is on the CPU until the Trainer's own step.
-            self.sums += torch.stack([lengths.sum(), lengths.square().sum()]).to(self.sums.device, non_blocking=True)
+            sums = torch.stack([lengths.sum(), lengths.square().sum(), _labels_of(inputs).to(lengths)])
+            self.sums += sums.to(self.sums.device, non_blocking=True)
 
-    def take(self, accelerator: Any) -> tuple[float, float, float]:
-        """Tokens and squared lengths of all processes, and seconds; every rank must ask, with something counted."""
+    def pause(self, seconds: float) -> None:
+        """Leave out seconds in which something else was done."""
+        if self.began is not None:
+            self.began += seconds
+
+    def take(self, accelerator: Any) -> tuple[tuple[float, float, float], float]:
+        """Tokens, squared lengths and labels of all processes, and seconds; every rank must ask, with some counted."""
         assert self.began is not None
-        tokens, squares = accelerator.reduce(self.sums, "sum").tolist()
+        tokens, squares, labels = accelerator.reduce(self.sums, "sum").tolist()
         seconds = time.perf_counter() - self.began
         self.sums, self.began = torch.zeros_like(self.sums), None
         self.all_tokens += tokens
-        return tokens, squares, seconds
+        return (tokens, squares, labels), seconds
 
 
 def lengths_of(inputs: Mapping[str, Any]) -> torch.Tensor | None:
@@ -91,6 +105,14 @@ def lengths_of(inputs: Mapping[str, Any]) -> torch.Tensor | None:
     return None
 
 
+def _labels_of(inputs: Mapping[str, Any]) -> torch.Tensor:
+    """Tokens of a batch that the head predicts, a scalar: labels, or the answers of pairs."""
+    if isinstance(ids := inputs.get("answer_ids"), torch.Tensor):
+        return torch.tensor(len(ids))
+    labels = inputs.get("shift_labels", inputs.get("labels"))
+    return (labels != IGNORE_INDEX).sum() if isinstance(labels, torch.Tensor) else torch.tensor(0)
+
+
 class Speed(Feature):
     """Logs `tokens_per_second`, over all processes and without evaluation and saving, and `mfu`.
 
@@ -101,6 +123,7 @@ class Speed(Feature):
     def __init__(self) -> None:
         self._meter: Meter | None = None
         self._cost: Cost | None = None
+        self._evaluates_since = 0.0
 
     def before_train(self, run: Run, checkpoint: str | None) -> None:
         """What a token costs is counted before processes share matrices or experts."""
@@ -112,6 +135,15 @@ class Speed(Feature):
             self._meter = Meter(run.args.device)
         self._meter.add(inputs)
 
+    def before_evaluate(self, run: Run) -> None:
+        """What follows is no training."""
+        self._evaluates_since = time.perf_counter()
+
+    def after_evaluate(self, run: Run, metrics: dict[str, float], prefix: str) -> None:
+        """Leave the evaluation out."""
+        if self._meter is not None:
+            self._meter.pause(time.perf_counter() - self._evaluates_since)
+
     def before_log(self, run: Run, logs: dict[str, float]) -> None:
         """The speed, next to the training loss."""
         if self._meter is None:
@@ -119,11 +151,12 @@ class Speed(Feature):
         args = run.args
         copies = args.world_size // args.data_parallel_size  # processes which see the same rows
         if "loss" in logs and self._meter.began is not None:
-            tokens, squares, seconds = self._meter.take(run.accelerator)
+            counts, seconds = self._meter.take(run.accelerator)
+            tokens = counts[0]
             logs["tokens_per_second"] = round(tokens / copies / seconds, 1)
             tflops = known_gpu().tflops if args.device.type == "cuda" else None
             if tflops is not None and self._cost is not None:
-                work = self._cost.per_token * tokens + self._cost.per_square * squares
+                work = self._cost.of_batches(*counts)
                 logs["mfu"] = round(work / copies / seconds / (tflops * 1e12 * args.world_size), 4)
         if "train_runtime" in logs:
             logs["train_peak_memory_gb"] = round(peak_memory() / 1e9, 3)

@@ -14,6 +14,7 @@ from transformers import AutoModelForSequenceClassification
 
 from hftune.arguments.entry import parse_arguments
 from hftune.checkpoints.reward_scale import read_scale
+from hftune.constants import FILLER
 from hftune.data.preferences.reward_pairs import RewardPairEncoder
 from hftune.data.splits import Splits, load_splits
 from hftune.models.adapters.preparation import add_adapter
@@ -114,6 +115,33 @@ def test_held_out_figures_are_over_all_pairs(
     right = scores[[source == "right" for source in data.train["source"]]]
     assert made.scores.report["by_source"]["right"]["margin"] == pytest.approx(pair_figures(right)["margin"], abs=1e-5)
     assert ("left" in made.describe() and "▁" in made.describe()) or "█" in made.describe()
+
+
+def test_training_figures_are_means_over_pairs(tiny_model: Path, pairs: Path, tmp_path: Path) -> None:
+    """Of batches of three, three, three and two pairs, with weights that stay; one that only fills up counts not."""
+    flags = ("--learning_rate", "0", "--num_train_epochs", "1", "--logging_strategy", "epoch", "--eval_strategy", "no")
+    made, data = trainer(tiny_model, pairs, tmp_path, *flags, "--disable_dropout", "True")
+    made.train()
+    scores = by_hand(made.model, data)
+    (logged,) = [entry for entry in made.state.log_history if "accuracy" in entry]
+    wanted = pair_figures(scores)
+    assert logged["accuracy"] == pytest.approx(wanted["accuracy"], abs=1e-6)
+    assert logged["margin"] == pytest.approx(wanted["margin"], abs=1e-4)
+    assert logged["mean_reward"] == pytest.approx(scores.mean(), abs=1e-4)
+    batch = made.data_collator([data.train[number] for number in range(3)])
+    batch[FILLER] = torch.tensor([False, True, False])
+    made._metrics["train"].clear()
+    made.compute_loss(made.model.train(), batch)
+    assert len(made._metrics["train"]["margin"]) == 2
+    assert made._metrics["train"]["margin"][0] == pytest.approx(
+        (scores[[0, 2], 0] - scores[[0, 2], 1]).mean(), abs=1e-4
+    )
+    assert made._metrics["train"]["min_reward"] == [pytest.approx(scores[[0, 2]].min(), abs=1e-4)]
+    batch = made.data_collator([data.train[0]])
+    batch[FILLER] = torch.tensor([True])
+    made._metrics["train"].clear()
+    made.compute_loss(made.model, batch, num_items_in_batch=torch.tensor(1.0))
+    assert list(made._metrics["train"]) == ["num_tokens"]
 
 
 def by_hand(model: Any, data: Splits) -> np.ndarray:

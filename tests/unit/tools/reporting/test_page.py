@@ -15,7 +15,7 @@ import pytest
 from hftune.checkpoints.manifest import COMPLETE, write_manifest
 from hftune.errors import ManifestError
 from hftune.tools.reporting.page import spark, write_pages
-from hftune.tools.reporting.stages import read_progress, read_stages
+from hftune.tools.reporting.stages import read_progress, read_stages, with_speed
 from hftune.tools.reporting.svg import chart, short, ticks
 
 NASTY = "<script>alert(1)</script> & | ```"
@@ -119,6 +119,16 @@ def test_speed_is_that_between_logs(pipeline: Path) -> None:
     steps, speeds = stage.curves["Tokens per second"]["tokens/s"]
     assert steps[0] == 2 and set(speeds) == {32.0}
     file = pipeline / "sft" / "progress.jsonl"
+    # 4 steps of 32 tokens a second, then an evaluation of 50 seconds, which has no tokens of its own or those so far.
+    lines = [
+        {"step": 4, "time": 10.0, "tokens": 100, "loss": 0.5},
+        {"step": 4, "time": 60.0, "tokens": None, "eval_loss": 0.5},
+        {"step": 6, "time": 62.0, "tokens": 164, "loss": 0.5},
+        {"step": 7, "time": 90.0, "tokens": 196, "eval_loss": 0.5},
+        {"step": 8, "time": 91.0, "tokens": 228, "loss": 0.5},
+        {"step": 9, "time": 99.0, "tokens": 260, "loss": 0.5, "tokens_per_second": 33.0},
+    ]
+    assert [line.get("tokens_per_second") for line in with_speed(lines)] == [None, None, 32.0, None, 32.0, 33.0]
     again = {"began": True, "step": 10, "time": 900.0, "tokens": 640}
     later = {"step": 11, "time": 902.0, "tokens": 704, "loss": 0.5}
     file.write_text(file.read_text().splitlines()[5] + "\n" + json.dumps(again) + "\n" + json.dumps(later) + "\n")
@@ -130,7 +140,7 @@ def test_speed_is_that_between_logs(pipeline: Path) -> None:
     [
         ("samples.json", "[7]"),
         ("samples.json", '[[["user", false, 1]]]'),
-        ("progress.jsonl", '{"step": 1, "tokens": 2}\n{"step": 2, "tokens": 3}\n'),
+        ("progress.jsonl", '{"step": 1, "tokens": 2}\n{"step": 2, "tokens": 3, "loss": 1}\n'),
         ("progress.jsonl", '{"step": Infinity, "loss": 3}\n'),
         ("completions.jsonl", '{"mode": "train"}\n'),
         ("answers.json", '{"questions": 1, "answers": [2]}'),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -10,7 +11,8 @@ from peft import LoraConfig, get_peft_model
 from torch.overrides import TorchFunctionMode
 from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
 
-from hftune.trainers.features.speed import Cost, Meter, lengths_of
+from hftune.trainers.features.speed import Cost, Meter, Speed, lengths_of
+from tests.unit.trainers.features import made_up
 
 SIZES: dict[str, Any] = {
     "vocab_size": 50,
@@ -26,7 +28,8 @@ LAYERS = 3 * (16 * 16 * 2 + 16 * 8 * 2 + 3 * 16 * 24)
 
 def test_operations_of_full_training() -> None:
     cost = Cost.of(LlamaForCausalLM(LlamaConfig(**SIZES)))
-    assert cost.per_token == 6 * (LAYERS + 50 * 16)  # the head, and not the embeddings
+    assert cost.per_token == 6 * LAYERS  # not the embeddings
+    assert cost.per_label == 6 * 50 * 16
     # Three passes of two products, half of them masked, a multiplication and an addition each.
     assert cost.per_square == 3 * 3 * 2 * 2 * 16 / 2
 
@@ -36,11 +39,12 @@ def test_operations_of_an_adapter_and_of_experts() -> None:
         LlamaForCausalLM(LlamaConfig(**{**SIZES, "tie_word_embeddings": True})),
         LoraConfig(r=2, target_modules=["q_proj"]),
     )
-    assert Cost.of(tied).per_token == 4 * (LAYERS + 50 * 16) + 6 * 3 * 2 * (16 + 16)
+    assert Cost.of(tied).per_token == 4 * LAYERS + 6 * 3 * 2 * (16 + 16)
+    assert Cost.of(tied).per_label == 4 * 50 * 16
     config = MixtralConfig(**SIZES, num_local_experts=4, num_experts_per_tok=2)
     attention, expert, router = 16 * 16 * 2 + 16 * 8 * 2, 3 * 16 * 24, 16 * 4
     found = Cost.of(MixtralForCausalLM(config)).per_token
-    assert found == 6 * (3 * (attention + 2 * expert + router) + 50 * 16)
+    assert found == 6 * 3 * (attention + 2 * expert + router)
 
 
 @pytest.mark.parametrize(
@@ -66,10 +70,22 @@ def test_a_meter_starts_anew_when_it_is_read() -> None:
     meter.add({"prompts": ["a"]})
     assert meter.began is None
     meter.add({"input_ids": torch.zeros(2, 3)})
-    meter.add({"input_ids": torch.zeros(1, 4)})
-    tokens, squares, seconds = meter.take(Alone())
-    assert (tokens, squares) == (10, 2 * 9 + 16) and seconds > 0
-    assert meter.began is None and meter.all_tokens == 10 and not meter.sums.any()
+    meter.add({"input_ids": torch.zeros(1, 4), "labels": torch.tensor([[-100, -100, 5, 6]])})
+    meter.add({"input_ids": torch.zeros(1, 4), "answer_ids": torch.tensor([4, 5, 6])})
+    counts, seconds = meter.take(Alone())
+    assert counts == (14, 2 * 9 + 16 + 16, 2 + 3) and seconds > 0
+    assert Cost(2.0, 10.0, 0.5).of_batches(*counts) == 2 * 14 + 10 * 5 + 0.5 * 50
+    assert meter.began is None and meter.all_tokens == 14 and not meter.sums.any()
+
+
+def test_an_evaluation_between_two_logs_is_no_training() -> None:
+    speed, run = Speed(), made_up.run()
+    speed.before_step(run, None, {"input_ids": torch.zeros(2, 3)})
+    speed.before_evaluate(run)
+    time.sleep(0.2)
+    speed.after_evaluate(run, {}, "eval")
+    speed.before_log(run, logs := {"loss": 1.0})
+    assert logs["tokens_per_second"] > 6 / 0.2
 
 
 class OneDevice(TorchFunctionMode):

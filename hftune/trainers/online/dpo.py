@@ -73,13 +73,8 @@ class OnlineDPOTrainer(RolloutTrainer):
         mask = flat["completion_mask"]
         ratios = ((logps.float() - flat["ref_logps"]) * mask).sum(dim=1).view(-1, 2)
         losses = pair_losses(ratios[:, 0], ratios[:, 1], beta=self.beta, kind=self.args.loss_type)
-        metrics = self._metrics["train" if self.model.training else "eval"]
-        entropy = torch.stack([(entropies.detach() * mask).sum(), mask.sum().float()])
-        means = torch.stack([(losses.detach() * counts).sum(), ((ratios[:, 0] > ratios[:, 1]) * counts).sum()])
-        both = self.sum_over_ranks(torch.cat([entropy, means, counts.sum()[None]])).tolist()
-        metrics["entropy"].append(both[0] / max(both[1], 1.0))
-        if both[4]:
-            metrics["rewards/accuracies"].append(both[3] / both[4])
+        self.log_means({"entropy": entropies}, mask)
+        self.log_means({"rewards/accuracies": (ratios[:, 0] > ratios[:, 1]).float()}, counts)
         # `counts` is 0 for pairs whose answers scored alike: they stay in the graph and add nothing.
         return (losses * counts).sum() / inputs["pairs"]
 
@@ -89,7 +84,5 @@ class OnlineDPOTrainer(RolloutTrainer):
         metrics["frac_reward_zero_std"].append(1 - self.accelerator.gather(counts).mean().item())
         if answers.ref_logps is not None:
             log_ratio = (answers.logps - answers.ref_logps) * answers.completion_mask
-            sums = torch.stack([log_ratio.sum(), answers.completion_mask.sum().float()])
-            total, tokens = self.sum_over_ranks(sums).tolist()
-            metrics["kl"].append(total / max(tokens, 1.0))
+            self.log_means({"kl": log_ratio}, answers.completion_mask)
             metrics["kl_sequence"].append(self.accelerator.gather(log_ratio.sum(dim=1)).mean().item())

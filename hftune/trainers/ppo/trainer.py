@@ -20,7 +20,6 @@ from hftune.trainers.ppo.maths import (
     explained_variance,
     gae,
     kl_estimate,
-    masked_mean,
     policy_losses,
     token_rewards,
     value_losses,
@@ -128,23 +127,12 @@ class PPOTrainer(RolloutTrainer):
         )
         value, value_clipped = value_losses(values, inputs["values"], inputs["returns"], clip=args.cliprange_value)
         losses = policy + args.vf_coef * value - args.entropy_coef * entropies
-        self._log_step(
-            mask,
-            policy_loss=policy,
-            value_loss=value,
-            entropy=entropies,
-            approx_kl=kl_estimate(inputs["logps"], logps.float(), "k3"),
-            ratio=(logps - inputs["logps"]).exp(),
-            **{"clip_ratio/policy": clipped.float(), "clip_ratio/value": value_clipped.float()},
-        )
+        figures = {"policy_loss": policy, "value_loss": value, "entropy": entropies}
+        figures |= {"clip_ratio/policy": clipped.float(), "clip_ratio/value": value_clipped.float()}
+        figures["approx_kl"] = kl_estimate(inputs["logps"], logps.float(), "k3")
+        figures["ratio"] = (logps - inputs["logps"]).exp()
+        self.log_means(figures, mask)
         return (losses * mask).sum() / inputs["tokens"]
-
-    def _log_step(self, mask: torch.Tensor, **values: torch.Tensor) -> None:
-        """Means over the tokens of a micro-batch of all ranks."""
-        mode = "train" if self.model.training else "eval"
-        for name, value in values.items():
-            mean = masked_mean(value.detach().float(), mask, self.sum_over_ranks)
-            self._metrics[mode][name].append(mean.item())
 
     def _log_rollout(self, answers: Answers, rewards: torch.Tensor, returns: torch.Tensor, mask: torch.Tensor) -> None:
         """Rewards, KL to the reference, and how much of the returns the critic foresaw; moves the KL coefficient."""
@@ -152,7 +140,7 @@ class PPOTrainer(RolloutTrainer):
         metrics, written = self._metrics[mode], answers.completion_mask
         if answers.ref_logps is not None:
             log_ratio = (answers.logps - answers.ref_logps) * written
-            metrics["kl"].append(masked_mean(log_ratio, written, self.sum_over_ranks).item())
+            self.log_means({"kl": log_ratio}, written)
             per_answer = self.accelerator.gather(log_ratio.sum(dim=1))
             metrics["kl_sequence"].append(per_answer.mean().item())
             metrics["beta"].append(self.controller.beta)

@@ -61,3 +61,26 @@ def test_pairs_are_of_one_prompt_and_ties_train_nothing(tiny_model: Path, tmp_pa
     assert sums[1, 0] > sums[1, 1]
     # Policy and reference are the same model still: the loss is log 2.
     assert trainer._compute_loss(trainer.model, batch).item() == pytest.approx(math.log(2), abs=1e-5)
+
+
+def test_figures_do_not_depend_on_the_cut_into_micro_batches(tiny_model: Path, tmp_path: Path) -> None:
+    """Two pairs, of which the second trains nothing: alone it has no accuracy, and half of the entropy."""
+
+    def first_prompt(completion_ids: list[list[int]], **_: Any) -> list[float]:
+        return [float(place) if place < 4 else 0.0 for place in range(len(completion_ids))]
+
+    flags = ("--per_device_train_batch_size", "8", "--max_completion_length", "5", "--num_generations", "4")
+    trainer = make_trainer(tiny_model, tmp_path, "online_dpo", first_prompt, *flags)
+    trainer.model.train()
+    rows = [{"prompt": [{"role": "user", "content": text}]} for text in PROMPTS[:2] for _ in range(4)]
+    batch = trainer._generate_and_score_completions(rows)
+    batch["completion_mask"][1, :, 1:] = 0
+    found = []
+    for places in ([slice(0, 2)], [slice(0, 1), slice(1, 2)]):
+        trainer._metrics["train"].clear()  # as a log does
+        for place in places:
+            piece = {name: tensor if tensor.dim() == 0 else tensor[place] for name, tensor in batch.items()}
+            with torch.no_grad():
+                trainer._compute_loss(trainer.model, piece)
+        found.append([trainer._metrics["train"][name] for name in ("entropy", "rewards/accuracies")])
+    assert found[1][0] == pytest.approx(found[0][0], rel=1e-5) and found[1][1] == found[0][1]

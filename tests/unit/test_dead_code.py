@@ -28,7 +28,7 @@ ASKED_FOR = {
         ("prompt_mask", "state_values", "split_documents", "untrained_tokens", "shared_tokens", "TRAIN"), "as a key"
     ),
     # by tests: a figure to compare with, a state to begin with
-    **dict.fromkeys(("BYTES", "F_DIVERGENCES", "forget", "side_by_side", "teacher_entropy"), "by tests"),
+    **dict.fromkeys(("BYTES", "F_DIVERGENCES", "forget", "side_by_side"), "by tests"),
 }
 """What vulture cannot see a use of, and who asks for it."""
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from hftune.arguments.training import StageArguments
+from hftune.logging import notice
 from hftune.models.kernels.lessons import Divergence, Lesson
 from hftune.trainers.distillation.on_policy import OnPolicyAnswers
 from hftune.trainers.distillation.server_teacher import ServerTeacher
@@ -33,6 +34,7 @@ class TaughtLoss(AnswerLoss):
     ) -> None:
         super().__init__(measures_tokens=True)
         self.teachers, self.drawn = teachers, drawn
+        self._sure: torch.Tensor | None = None  # of the tokens since the last log: those of a sure teacher, and all
         self.divergence = Divergence(args.beta, args.temperature, args.hard_label_share, args.max_teacher_entropy)
 
     def more(self, run: Run, inputs: Inputs, at: torch.Tensor) -> dict[str, Any]:
@@ -43,3 +45,25 @@ class TaughtLoss(AnswerLoss):
         """The divergence of this step or evaluation."""
         own = self.drawn is not None and self.drawn.drawing and run.model.training
         return replace(self.divergence, hard_label_share=0.0) if own else self.divergence
+
+    def make_loss(self, run: Run, model: Any, inputs: Inputs, counted: Any) -> tuple[torch.Tensor, Any] | None:
+        """Overrides `AnswerLoss.make_loss`: tokens that `--max_teacher_entropy` leaves in are counted."""
+        made, limit = super().make_loss(run, model, inputs, counted), self.divergence.max_teacher_entropy
+        if made is not None and limit is not None and run.model.training:
+            sure = made[1].teacher_entropy.detach() <= limit
+            counts = torch.stack([sure.sum(), torch.full_like(sure.sum(), len(sure))])
+            self._sure = counts if self._sure is None else self._sure + counts
+        return made
+
+    def before_log(self, run: Run, logs: dict[str, float]) -> None:
+        """The share of tokens that were trained; every rank."""
+        if self._sure is None or not run.model.training:
+            return
+        sure, tokens = run.accelerator.reduce(self._sure, "sum").tolist()
+        self._sure = None
+        run._metrics["train"]["teacher_sure"] = [sure / max(tokens, 1)]
+        if tokens and not sure:
+            notice(
+                f"--max_teacher_entropy {self.divergence.max_teacher_entropy:g} left no token of {tokens} between two "
+                "logs: the loss is 0 and nothing is learned; raise it (teacher_sure in the log is the share it leaves)"
+            )

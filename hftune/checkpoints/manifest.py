@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import platform
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,9 @@ from hftune.publishing.ownership import WRITTEN, record_written
 from hftune.secrets import redacted
 
 Manifest = dict[str, Any]
+
+STARTED_IN = "started_in"
+"""The key of the folder, relative to the result, in which the command ran: its paths are relative to that."""
 
 RUNNING, INTERRUPTED, CHECKPOINT, COMPLETE = "running", "interrupted", "checkpoint", "complete"
 """Status of a folder: in work, or left behind by a process that was killed; stopped on demand, with a checkpoint; a
@@ -42,9 +46,21 @@ def read_manifest(folder: str | Path | None) -> Manifest | None:
 def write_manifest(folder: str | Path, manifest: Manifest) -> Path:
     """Write the manifest alongside the weights, durably, whole or not at all; without any secret."""
     file = Path(folder) / MANIFEST_NAME
+    if manifest.get("inputs"):
+        # One that is written again elsewhere keeps its own; a run's is another one in each of its folders.
+        manifest = {STARTED_IN: os.path.relpath(os.getcwd(), os.path.abspath(folder)), **manifest}
     # `default=str`: arguments hold paths and enumerations.
     write_file(file, json.dumps(redacted(manifest), indent=2, ensure_ascii=False, default=str) + "\n")
     return file
+
+
+def from_here(path: str, folder: str | Path, manifest: Manifest) -> str:
+    """A path that the manifest of a folder names, as it is reached from here; as it is where nothing is there."""
+    started = manifest.get(STARTED_IN)
+    if not isinstance(started, str) or Path(path).is_absolute():
+        return path
+    found = os.path.relpath(os.path.join(os.path.abspath(folder), started, path))
+    return path if not os.path.exists(found) or os.path.realpath(found) == os.path.realpath(path) else found
 
 
 def finish_manifest(folder: Path, manifest: Manifest) -> Manifest:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -12,6 +13,9 @@ from hftune.secret_names import says_secret
 from hftune.secrets import redact
 from hftune.tools.pipeline.names import check_name
 from hftune.tools.pipeline.yaml_positions import Positioned
+
+_MOST = 1000
+"""Combinations; of nine lists of nine values it would be 387 million."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +66,11 @@ def combinations(matrix: Positioned | None, problems: list[UserError]) -> list[C
     problems += [
         ArgumentError("an empty list makes no combination", place=child.place, fix="name values") for child in empty
     ]
+    number = math.prod(len(child.value) for child in lists.values())
+    if number > _MOST:
+        cause = f"the lists of matrix make {number:,} combinations, each of which runs all stages"
+        problems.append(ArgumentError(cause, place=next(iter(lists.values())).place, fix=f"{_MOST:,} at most"))
+        return [Combination()]
     if named:
         return [Combination(child.value, name) for name, child in named.items()]
     return [

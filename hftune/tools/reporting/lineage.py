@@ -9,7 +9,7 @@ from typing import Any
 
 from hftune.checkpoints.file_records import changed_input
 from hftune.checkpoints.history import HISTORY, same_records
-from hftune.checkpoints.manifest import COMPLETE, Manifest, read_manifest
+from hftune.checkpoints.manifest import COMPLETE, Manifest, from_here, read_manifest
 from hftune.digests import changed_files
 from hftune.errors import ManifestError
 from hftune.tools.reporting.shapes import written_by_hftune
@@ -108,7 +108,7 @@ def _trace(name: str, role: str, known: dict[str, Origin], within: tuple[str, ..
         origin = Origin(name, role, manifest, list(_own_faults(name, manifest)))
         # Whoever shows or counts it must find what it reads.
         origin.to_dict(), [*_details(origin)]
-        parents = list(parents_of(manifest))
+        parents = [(from_here(parent, name, manifest), *rest) for parent, *rest in parents_of(manifest)]
     if name in within:  # a folder that was replaced by what was made from it
         origin.faults.append("it was made from itself: the folder has been used again")
         return origin
@@ -161,7 +161,7 @@ def _own_faults(name: str, manifest: Manifest) -> Iterator[str]:
     for leg in (*(manifest.get(HISTORY) or []), manifest):
         for path, recorded in (leg.get("inputs") or {}).items():
             if "files" in recorded:  # models are parents and checked as such
-                yield from changed_input(path, recorded, whole=True)
+                yield from changed_input(from_here(path, name, manifest), recorded, whole=True)
 
 
 def trained_on(manifest: Manifest) -> list[dict[str, Any]]:

@@ -150,13 +150,16 @@ def _draw(args: SampleArguments, prompts: Sequence[Asked], parts: Parts, names: 
 def _drawn(args: SampleArguments, prompts: Sequence[Asked], answer: Answers, part: str) -> Iterator[Line]:
     own = _of(part, prompts)
     # By the part, so that any process draws the same answers.
-    torch.manual_seed(args.seed + int(part.rpartition("-")[2]))
+    start = int(part.rpartition("-")[2])
+    torch.manual_seed(args.seed + start)
+    # A server draws by a seed of its own for each answer.
+    given = {"seed": args.seed + start * args.num_generations} if args.server_url else {}
     questions = [
         Question(one.prompt.messages, one.tools, one.prompt.template_arguments, one.prompt.origin)
         for one in own
         for _ in range(args.num_generations)
     ]
-    found = answer(questions, max_new_tokens=args.max_new_tokens)
+    found = answer(questions, max_new_tokens=args.max_new_tokens, **given)
     for number in range(len(own)):
         group = found[number * args.num_generations :][: args.num_generations]
         yield {"answers": [{"message": one.message, "ended": one.ended} for one in group]}

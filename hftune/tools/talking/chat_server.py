@@ -50,10 +50,13 @@ class ChatServer:
             raise self.server.error(f"it serves {len(names)} models: {shown(', '.join(names), 200)}", "name one")
         return names[0]
 
-    def __call__(self, questions: Sequence[Question], *, max_new_tokens: int, **options: Any) -> list[Answer]:
+    def __call__(
+        self, questions: Sequence[Question], *, max_new_tokens: int, seed: int | None = None, **options: Any
+    ) -> list[Answer]:
         """An answer to each question; they are asked side by side.
 
         Args:
+            seed: Of the first, those after it count on: the same question asked twice gets two answers.
             options: Of the request, such as `temperature`.
 
         Raises:
@@ -61,9 +64,10 @@ class ChatServer:
         """
         if not questions:
             return []
-        ask = functools.partial(self._answer, body={"model": self.name, "max_tokens": max_new_tokens, **options})
+        body = {"model": self.name, "max_tokens": max_new_tokens, **options}
+        bodies = [body if seed is None else {**body, "seed": seed + at} for at in range(len(questions))]
         with ThreadPool(min(len(questions), _SIDE_BY_SIDE)) as pool:
-            return pool.map(ask, questions)
+            return pool.starmap(self._answer, zip(questions, bodies, strict=True))
 
     def _answer(self, question: Question, body: dict[str, Any]) -> Answer:
         body = {**body, "messages": question.messages, **({"tools": question.tools} if question.tools else {})}

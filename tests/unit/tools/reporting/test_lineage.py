@@ -126,3 +126,25 @@ def test_a_manifest_of_another_shape_is_one_message(tmp_path: Path, wrong: str, 
     (tmp_path / "hftune.json").write_text(f'{{"stage": "merge", "status": "complete", {wrong}}}')
     with pytest.raises(ManifestError, match=r"have another shape than those that hftune writes \(\w+Error: \S"):
         lineage([str(tmp_path), *flags])
+
+
+def test_from_another_folder_than_the_run_was_started_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Paths of a manifest are relative to where its command was started, wherever somebody asks."""
+    work, output = tmp_path / "work", tmp_path / "work" / "outputs" / "sft"
+    output.mkdir(parents=True)
+    (work / "a.jsonl").write_text("a")
+    model(work / "base")
+    monkeypatch.chdir(work)
+    base = {"name": "base", "fingerprint": fingerprint("base")}
+    about = {"stage": "sft", "status": COMPLETE, "base": base, "inputs": record_inputs(["--train_file_dir", "a.jsonl"])}
+    write_manifest("outputs/sft", about)
+    assert trace("outputs/sft").all_faults() == [] and "base: base" in draw(trace("outputs/sft"))
+    for place, folder in ((tmp_path, "work/outputs/sft"), (output, ".")):
+        monkeypatch.chdir(place)
+        assert trace(folder).all_faults() == []
+    monkeypatch.chdir(tmp_path)
+    (work / "a.jsonl").write_text("b")
+    assert any("work/a.jsonl has other contents" in fault for fault in trace("work/outputs/sft").all_faults())
+    work.rename(tmp_path / "moved")
+    (tmp_path / "moved" / "a.jsonl").write_text("a")
+    assert trace("moved/outputs/sft").all_faults() == []

@@ -142,6 +142,7 @@ def test_a_server_answers(prompts: Path, tmp_path: Path) -> None:
         records = sampled(tmp_path / "o", prompts, *flags, "--num_generations", 2)
     assert [one["messages"][-1]["content"] for one in records] == [f"What is {a} plus 1? 0.5" for a in (0, 1)]
     bodies = [body for path, body, _ in asked.requests if path.endswith("/chat/completions")]
+    assert sorted(body["seed"] for body in bodies) == [*range(42, 48)], "every answer has its own"
     assert len(bodies) == 6 and all(body["model"] == "served" and body["max_tokens"] == 12 for body in bodies)
 
 

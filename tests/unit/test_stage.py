@@ -10,7 +10,7 @@ import pytest
 
 from hftune import stage
 from hftune.checkpoints.manifest import INTERRUPTED, is_complete, read_manifest, write_manifest
-from hftune.errors import Preempted
+from hftune.errors import ArgumentError, Preempted
 from hftune.publishing.folder import make_work
 from hftune.trainers.preemption import EvaluationStopped
 from hftune.trainers.result import remove_new_folder_on_failure
@@ -132,3 +132,40 @@ def test_what_a_killed_run_left_goes_when_training_begins(
 
 def test_neither_training_nor_evaluation_is_an_error() -> None:
     assert "--do_eval" in stage.nothing_to_do().render()
+
+
+def recorded(records: str, rate: float = 0.1) -> dict[str, Any]:
+    data = {"train": {"fingerprint": records, "files": [f"{records}.jsonl"]}}
+    return {"data": data, "arguments": {"training": {"learning_rate": rate, "save_steps": 1}}, "command": ["x"]}
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    write_manifest(tmp_path, recorded("first"))
+    (tmp_path / "trainer_state.json").write_text('{"global_step": 4}')
+    return tmp_path
+
+
+def test_a_resumed_run_keeps_its_history_and_says_what_is_otherwise(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hftune.logging._notices", said := [])
+    args: Any = SimpleNamespace(resume_anyway=False)
+    found = stage._resumed(args, recorded("first"), checkpoint)
+    assert [leg["until_step"] for leg in found["history"]] == [4] and said == []
+    found = stage._resumed(args, recorded("first", 0.2), checkpoint)
+    assert found["history"][0]["changed"] == {"learning_rate": [0.1, 0.2]}
+    assert said == [f"{checkpoint} was made with other arguments: --learning_rate"]
+    (checkpoint / "hftune.json").unlink()
+    assert stage._resumed(args, recorded("second"), checkpoint) == recorded("second"), "of another tool"
+
+
+def test_other_records_are_refused_or_recorded(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hftune.logging._notices", said := [])
+    args: Any = SimpleNamespace(resume_anyway=False)
+    with pytest.raises(ArgumentError, match=r"other records than this run has \(first.jsonl; now second.jsonl\)") as no:
+        stage._resumed(args, recorded("second"), checkpoint)
+    assert f"--warm_start {checkpoint}" in str(no.value) and "--resume_anyway" in str(no.value)
+    args.resume_anyway = True
+    found = stage._resumed(args, recorded("second"), checkpoint)
+    assert found["history"][0]["data"]["train"]["files"] == ["first.jsonl"] and "is resumed all the same" in said[0]

@@ -1,8 +1,9 @@
-"""The answers that several steps share: a checkpoint between these steps holds those that are still to be trained."""
+"""What RL has in memory between two steps: answers that are still to be trained, and figures that no log has yet."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from accelerate.utils import send_to_device
@@ -18,7 +19,8 @@ from hftune.trainers.features.run import Run
 class AnswerRound(Feature):
     """A round: `steps_per_generation` micro batches of answers, trained `num_iterations` times.
 
-    TRL's trainers (1.16) keep them in memory alone, and draw others when they resume within a round.
+    TRL's trainers (1.16) keep both in memory alone: they would draw other answers when they resume within a round, and
+    log the means of the steps from there on.
     """
 
     def before_train(self, run: Run, checkpoint: str | None) -> None:
@@ -27,10 +29,11 @@ class AnswerRound(Feature):
             return
         # TRL counts from 0 in each process.
         run._step = steps_done(Path(checkpoint))[0] * run.args.gradient_accumulation_steps
-        if _round_is_over(run):
-            return
         file = _file(Path(checkpoint))
         saved = load_torch(file) if file.is_file() else {}
+        run._metrics["train"].update(saved.get("metrics", {}))
+        if _round_is_over(run):
+            return
         # Every process draws, or none: to generate is a collective.
         if ranks.all_agree(saved.get("shape") == _shape(run)):
             run._buffered_inputs = send_to_device(saved["batches"], run.args.device)
@@ -42,10 +45,13 @@ class AnswerRound(Feature):
             )
 
     def save_state(self, run: Run, folder: Path) -> None:
-        """This process's answers, where the next step trains some of them."""
+        """This process's answers, where the next step trains some of them, and its figures."""
+        saved: dict[str, Any] = {
+            "metrics": {name: [*values] for name, values in run._metrics["train"].items() if values}
+        }
         if not _round_is_over(run):
-            saved = {"shape": _shape(run), "batches": run._buffered_inputs, "rollout": run.rollout}
-            torch.save(saved, _file(folder))
+            saved |= {"shape": _shape(run), "batches": run._buffered_inputs, "rollout": run.rollout}
+        torch.save(saved, _file(folder))
 
 
 def _round_is_over(run: Run) -> bool:

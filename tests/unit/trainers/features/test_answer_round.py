@@ -42,10 +42,32 @@ def test_a_run_stopped_within_a_round_trains_the_rest_of_it(
     assert (tmp_path / "whole" / "checkpoint-3" / "answers_0.pt").is_file()
 
 
+def test_figures_that_no_log_has_yet_are_kept(tiny_model: Path, tmp_path: Path) -> None:
+    """Logged every second step: the checkpoint after the third holds a step that no log has."""
+    flags = (*FLAGS, "--num_iterations", "1", "--logging_steps", "2")
+    whole = make_trainer(tiny_model, tmp_path / "whole", "grpo", count_vowels, *flags)
+    whole.train()
+    resumed = make_trainer(tiny_model, tmp_path / "resumed", "grpo", count_vowels, *flags)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-3"))
+    (then,), (now,) = (
+        [one for one in each.state.log_history if one["step"] == 4 and "loss" in one] for each in (whole, resumed)
+    )
+    names = [name for name in then if not any(word in name for word in ("time", "second", "mfu", "memory"))]
+    assert {"reward", "completions/mean_length", "entropy"} <= {*names}
+    assert {name: now[name] for name in names} == pytest.approx({name: then[name] for name in names}, nan_ok=True)
+
+
 def run_at(step: int, **args: Any) -> Any:
     args = {"gradient_accumulation_steps": 3, "steps_per_generation": 3, "per_device_train_batch_size": 2} | args
     answers = [{"ids": torch.arange(2) + number, "pixels": None} for number in range(3)]
-    return made_up.run(args=args, num_iterations=2, _step=step, _buffered_inputs=answers, rollout=None)
+    return made_up.run(
+        args=args,
+        num_iterations=2,
+        _step=step,
+        _buffered_inputs=answers,
+        rollout=None,
+        _metrics={"train": {"reward": [1.5], "kl": []}},
+    )
 
 
 def saved_at(folder: Path, steps: int) -> None:
@@ -53,13 +75,12 @@ def saved_at(folder: Path, steps: int) -> None:
     AnswerRound().save_state(run_at(3 * steps), folder)
 
 
-def test_between_rounds_nothing_is_saved_and_the_place_is_counted(tmp_path: Path) -> None:
+def test_between_rounds_no_answers_are_saved_and_the_place_is_counted(tmp_path: Path) -> None:
     saved_at(tmp_path, 4)
-    assert not (tmp_path / "answers_0.pt").exists()
     run = run_at(0)
-    run._buffered_inputs = None
+    run._buffered_inputs, run._metrics = None, {"train": {}}
     AnswerRound().before_train(run, str(tmp_path))
-    assert (run._step, run._buffered_inputs) == (12, None)
+    assert (run._step, run._buffered_inputs) == (12, None) and run._metrics["train"] == {"reward": [1.5]}
     AnswerRound().before_train(run, None)
     assert run._step == 12, "a fresh run counts by itself"
 

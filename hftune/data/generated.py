@@ -18,4 +18,5 @@ def generated_source(encoder: Encoder, data_args: DataArguments) -> TokenizedSou
     key = fingerprint(
         [], encoder.tokenizer, **record_settings(encoder, data_args), records=[data_args.dummy_data, kind]
     )
-    return cached_source(key, partial(dummy_chunks, data_args.dummy_data, kind), encoder, data_args, [FILE])
+    read = partial(dummy_chunks, data_args.dummy_data, kind)
+    return cached_source(key, read, encoder, data_args, [FILE], "--dummy_data")

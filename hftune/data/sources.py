@@ -60,9 +60,9 @@ def load_source(
     # Processes on several machines have each read the files; with other keys they would train on other records.
     if len(set(ranks.gathered_objects(key))) > 1:
         raise _changed(files)
-    return cached_source(
-        key, partial(_chunks, files, limit, seed), encoder, data_args, [str(file) for file in files], check
-    )
+    names = [str(file) for file in files]
+    read = partial(_chunks, files, limit, seed)
+    return cached_source(key, read, encoder, data_args, names, f"{flag} {path}", check)
 
 
 def watched(
@@ -125,13 +125,19 @@ def cached_source(
     encoder: Encoder,
     data_args: DataArguments,
     files: list[str],
+    named: str,
     check: Callable[[bool], None] = lambda again: None,
 ) -> TokenizedSource:
-    """Rows from the cache, written there first if they are not in it; `check` looks at the files at both ends."""
+    """Rows from the cache, written there first if they are not in it.
+
+    Args:
+        named: The flag and the value that gave the records, for errors.
+        check: Looks at the files at both ends.
+    """
 
     def write(folder: Path) -> Counts:
         check(False)  # while another process was waited for, they may have changed
-        counts = _write(folder, read, encoder, data_args)
+        counts = _write(folder, read, encoder, data_args, named)
         check(True)  # not before the last worker has read its last record
         return counts
 
@@ -153,7 +159,9 @@ def _chunks(files: list[Path], limit: int, seed: int | None) -> Iterator[Chunk]:
     return first_rows(chunks(files), limit) if seed is None else sampled_rows(partial(chunks, files), limit, seed)
 
 
-def _write(folder: Path, read: Callable[[], Iterator[Chunk]], encoder: Encoder, data_args: DataArguments) -> Counts:
+def _write(
+    folder: Path, read: Callable[[], Iterator[Chunk]], encoder: Encoder, data_args: DataArguments, named: str
+) -> Counts:
     """Tokenise into a folder of the cache.
 
     Raises:
@@ -169,7 +177,7 @@ def _write(folder: Path, read: Callable[[], Iterator[Chunk]], encoder: Encoder, 
         progress=ranks.is_main(),
     )
     if not counts.used:
-        raise all_dropped(counts, encoder.length_flag)
+        raise all_dropped(counts, encoder.length_flag, named)
     return counts
 
 

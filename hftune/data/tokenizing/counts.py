@@ -149,17 +149,23 @@ def describe_rewritten(counts: Counts) -> str:
     )
 
 
-def all_dropped(counts: Counts, flag: str) -> DataError:
-    """The error for a dataset of which nothing is left."""
+def all_dropped(counts: Counts, flag: str, source: str = "") -> DataError:
+    """The error for a dataset of which nothing is left.
+
+    Args:
+        flag: What to raise where records were too long.
+        source: The flag and the path that gave the records.
+    """
     reasons = ", ".join(f"{number} x {reason}" for reason, number in counts.dropped.items()) or "there were none"
-    cause = f"all {counts.rows} records were dropped: {reasons}"
+    held_out = "held-out " if source.startswith("--validation_file_dir") else ""
+    cause = f"all {counts.rows} {held_out}records were dropped: {reasons}"
     # Only records that could not be read have an example; those that were too long have a length to propose.
     if counts.dropped and counts.dropped.keys() == counts.examples.keys():  # no length would have saved them
         first = next(iter(counts.examples.values()))
         return DataError(
             f"{cause}; the first is {first}",
-            place="the data",
+            place=source or "the data",
             fix="Bring such records into a form that is read; `hftune preview` shows what becomes of them.",
         )
     least = f": the shortest of these records needs {flag} {counts.shortest_dropped}" if counts.shortest_dropped else ""
-    return DataError(cause, place=flag, fix=f"Give a larger {flag}{least}.")
+    return DataError(cause, place=f"{source}, {flag}" if source else flag, fix=f"Give a larger {flag}{least}.")

@@ -9,6 +9,7 @@ from pathlib import Path
 from hftune.arguments.data import DataArguments
 from hftune.arguments.training import PTArguments, StageArguments
 from hftune.data.readers.files import find_files
+from hftune.data.readers.specs import parse_sources
 from hftune.errors import UserError
 
 MOST_BYTES = 2 * 2**30
@@ -58,15 +59,16 @@ def records(data_args: DataArguments) -> tuple[int | None, str]:
     if not data_args.train_file_dir:
         return None, "no data were named"
     try:
-        # `PATH#500` takes 500 records of a source; the plan counts the whole, as an upper bound.
-        files = find_files(data_args.train_file_dir.split("#")[0], "--train_file_dir")
+        specs = parse_sources(data_args.train_file_dir)
+        # `PATH#500` is 500 records, however many the source has.
+        files = [file for spec in specs if spec.take is None for file in find_files(spec.path, "--train_file_dir")]
     except UserError as problem:
         return None, problem.cause
     if any(file.suffix != ".jsonl" for file in files):
         return None, "only the lines of .jsonl files are counted here"
     if sum(file.stat().st_size for file in files) > MOST_BYTES:
         return None, "the files are too large to count them here"
-    return sum(map(_lines, files)), "one a line"
+    return sum(spec.take or 0 for spec in specs) + sum(map(_lines, files)), "one a line"
 
 
 def _lines(file: Path) -> int:

@@ -160,7 +160,7 @@ def _join(key: str, source: Source, parts: list[Part]) -> Counts:
         with damage_of(part.folder):
             counts.add(Counts(**part.source(key)["counts"]))
     if not counts.used:
-        raise all_dropped(counts, source.encoder.length_flag)
+        raise all_dropped(counts, source.encoder.length_flag, ", ".join(map(str, source.files[:3])))
 
     def write(folder: Path) -> Counts:
         write_batches(folder, source.encoder.schema, (batch for part in parts for batch in part.batches(key)))

@@ -20,7 +20,7 @@ from hftune.data.preferences.step_encoder import StepEncoder
 from hftune.data.splits import load_splits
 from hftune.data.tokenizing.chats import ChatEncoder
 from hftune.data.tokenizing.texts import TextEncoder
-from hftune.errors import ArgumentError
+from hftune.errors import ArgumentError, DataError
 from hftune.models.loading.tokenizer import load_tokenizer
 
 LABELLED = [{"prompt": f"question {number}", "completion": "b", "label": number % 2 == 0} for number in range(4)]
@@ -123,3 +123,19 @@ def test_a_column_that_no_source_has_is_refused(chatml: PreTrainedTokenizerFast,
     for _ in range(2):  # the second time from the cache
         with pytest.raises(ArgumentError, match="no record has the column said"):
             load_splits(make_encoder("sft", chatml, args, data_args), data_args, args)
+
+
+def test_when_all_are_dropped_it_is_said_of_which_data(chatml: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    """Held-out records are too long, those that are trained are not."""
+    for name, response in (("train", "b"), ("held", "b" * 200)):
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps(asked(0, response="b", system=response)) + "\n")
+    argv = ["--output_dir", "o", "--max_length", "40", "--data_cache_dir", str(tmp_path / "cache")]
+    argv += ["--train_file_dir", f"{tmp_path}/train.jsonl", "--validation_file_dir", f"{tmp_path}/held.jsonl"]
+    _, data_args, _, args = parse_arguments("sft", argv)
+    with pytest.raises(DataError, match="all 1 held-out records were dropped: 1 x no trained token") as error:
+        load_splits(make_encoder("sft", chatml, args, data_args), data_args, args)
+    assert error.value.place == f"--validation_file_dir {tmp_path}/held.jsonl, --max_length"
+    data_args.validation_file_dir, data_args.train_file_dir = None, data_args.validation_file_dir
+    with pytest.raises(DataError, match="all 1 records were dropped") as error:
+        load_splits(make_encoder("sft", chatml, args, data_args), data_args, args)
+    assert error.value.place == f"--train_file_dir {tmp_path}/held.jsonl, --max_length"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -166,6 +167,12 @@ def test_steps(tmp_path: Path) -> None:
     split = data.validation_split_percentage
     wanted = -(-round(70 * (1 - split / 100)) // 16) * 3
     assert steps_of(data, sft, 16).count == wanted
+    # 500 records of one source and all of another, whether or not they are as many.
+    (tmp_path / "more").mkdir()
+    (tmp_path / "more" / "c.jsonl").write_text("{}\n" * 20)
+    several = DataArguments(train_file_dir=f"{tmp_path}/a.jsonl#500,{tmp_path}/more/c.jsonl")
+    assert steps_of(several, sft, 16).because == "520 records, one a line"
+    shutil.rmtree(tmp_path / "more")
     *_, packed = parse_arguments("sft", [*flags, "--packing"])
     assert steps_of(data, packed, 16).count is None
     (tmp_path / "b.json").write_text("[]")

@@ -290,8 +290,9 @@ def finished(parts: Sequence[TokenizedSource], encoder: Encoder) -> list[Tokeniz
         return [replace(parts[0], dataset=encoder.finish(parts[0].dataset))]
     whole = encoder.finish(concatenate_datasets([part.dataset for part in parts]))
     ends = np.cumsum([0, *(len(part.dataset) for part in parts)]).tolist()
+    # A range that begins behind the last row is refused, even without a row in it.
     return [
-        replace(part, dataset=whole.select(range(begin, end)))
+        replace(part, dataset=whole.select(range(begin, end) if begin < end else []))
         for part, (begin, end) in zip(parts, pairwise(ends), strict=True)
     ]
 

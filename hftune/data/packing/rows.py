@@ -80,7 +80,11 @@ def pack_into(folder: Path, dataset: Dataset, packing: Packing) -> PackStats:
     """
     assert packing.strategy in STRATEGIES, packing.strategy
     # A selection is an index on the side; the buffers below know nothing of it.
-    dataset = dataset if dataset._indices is None else dataset.flatten_indices()
+    if dataset._indices is not None:
+        # On this disk, for as long as it is mapped: it may be as large as the data.
+        flat = folder / "flat.arrow"
+        dataset = dataset.flatten_indices(cache_file_name=str(flat))
+        flat.unlink()
     features = FEATURES.copy()
     if TEACHER_ROWS in dataset.column_names:
         features[TEACHER_ROWS] = List(Value("int64"))

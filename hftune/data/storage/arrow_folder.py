@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from datasets import Dataset, load_from_disk
+from datasets import Dataset, disable_caching, load_from_disk
 
 from hftune.digests import Damaged, read_text
 
@@ -34,6 +34,8 @@ def open_folder(folder: Path, *, validate: bool = False) -> Dataset:
         if validate:
             for file in files:
                 _validate(file)
+        # Else what is made of it later (`flatten_indices`, `add_column`) stays next to it for ever, as cache-*.arrow.
+        disable_caching()
         dataset = load_from_disk(str(folder))
     except Damaged:
         raise

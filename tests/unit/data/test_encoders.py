@@ -22,6 +22,7 @@ from hftune.data.tokenizing.chats import ChatEncoder
 from hftune.data.tokenizing.texts import TextEncoder
 from hftune.errors import ArgumentError, DataError
 from hftune.models.loading.tokenizer import load_tokenizer
+from hftune.trainers.features.score_scale import longest_first
 
 LABELLED = [{"prompt": f"question {number}", "completion": "b", "label": number % 2 == 0} for number in range(4)]
 PAIRS = [{"prompt": f"question {number}", "chosen": "b", "rejected": "c"} for number in range(4)]
@@ -139,3 +140,26 @@ def test_when_all_are_dropped_it_is_said_of_which_data(chatml: PreTrainedTokeniz
     with pytest.raises(DataError, match="all 1 records were dropped") as error:
         load_splits(make_encoder("sft", chatml, args, data_args), data_args, args)
     assert error.value.place == f"--train_file_dir {tmp_path}/held.jsonl, --max_length"
+
+
+@pytest.mark.parametrize(
+    ("stage", "flags"),
+    [("sft", "--packing --max_length 32"), ("dpo", "--loss_type kto"), ("rm", ""), ("dpo", "--offset_alpha 1.0")],
+)
+def test_nothing_but_the_entries_is_left_in_the_cache(
+    chatml: PreTrainedTokenizerFast, tmp_path: Path, stage: str, flags: str
+) -> None:
+    """Of records that were drawn, in an order of their own: `datasets` writes such selections down next to the data."""
+    cache = tmp_path / "cache"
+    more = {} if stage == "sft" else PAIR
+    records = [asked(number, response="b", margin=number + 0.5, **more) for number in range(9)]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    (tmp_path / "b.jsonl").write_text(json.dumps(asked(9, response="c", **more)) + "\n")
+    argv = ["--output_dir", "o", "--use_cpu", "True", "--data_cache_dir", str(cache), *flags.split()]
+    argv += ["--train_file_dir", f"{tmp_path}/a.jsonl#5,{tmp_path}/b.jsonl", "--validation_split_percentage", "30"]
+    _, data_args, _, args = parse_arguments(stage, argv)
+    splits = load_splits(make_encoder(stage, chatml, args, data_args), data_args, args)
+    if stage == "rm":
+        longest_first(splits.train)
+    left = [file for file in cache.rglob("*") if file.name.startswith(("cache-", "tmp", "flat"))]
+    assert not left and {oct(file.stat().st_mode & 0o077) for file in cache.rglob("*")} == {"0o0"}

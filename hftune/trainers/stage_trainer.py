@@ -30,6 +30,8 @@ class StageTrainer(FeatureHost):
     `stage_prediction`. The private methods among these are listed in `hftune/compat/symbols.csv`.
     """
 
+    eval_dataset: Any
+
     def __init__(self, *, model: Any, args: StageArguments, **kwargs: Any) -> None:
         # Joins the process group where `start_run` has not: transformers asks who this is before it would join it.
         _ = args.device
@@ -239,7 +241,7 @@ class StageTrainer(FeatureHost):
         preparing = self.features.having(Feature.evaluation_data)
         if not preparing:
             return super().get_eval_dataloader(eval_dataset)
-        given: Any = self.eval_dataset
+        given = self.eval_dataset
         name = eval_dataset if isinstance(eval_dataset, str) else None
         dataset = given if eval_dataset is None else given[name] if name else eval_dataset
         for feature in preparing:

@@ -139,13 +139,15 @@ class _Chunk:
     def of(cls, raw: torch.Tensor, ids: torch.Tensor, shape: LogitShape, detail: int) -> _Chunk:
         """From what the head gave, (tokens, vocabulary), and targets (tokens,)."""
         logits = shape(raw)
-        top = logits.amax(dim=1)
+        # Of several that are the largest, one is the most likely; where nobody asks which, finding it costs too much.
+        top, likeliest = logits.max(dim=1) if detail else (logits.amax(dim=1), ids)
         powers = (logits - top[:, None]).exp_()
         total = powers.sum(dim=1)
         at_target = logits.gather(1, ids[:, None])
         # Autocast would compute products with 16 bits, which is not enough for sums over a vocabulary.
         with in_float32(logits.device):
-            columns = _measured(logits, raw.dtype, ids, (powers, total, top, at_target.squeeze(1)), detail)
+            parts = (powers, total, top, at_target.squeeze(1))
+            columns = _measured(logits, likeliest == ids, parts, detail)
         if shape.plain:
             return cls(columns, powers, total, None)
         return cls(columns, powers.mul_(shape.slope(logits)), total, shape.slope(at_target).squeeze(1))
@@ -157,15 +159,13 @@ class _Chunk:
         return (own - expected).to(weight.dtype)
 
 
-def _measured(logits: torch.Tensor, dtype: torch.dtype, ids: torch.Tensor, parts: Columns, detail: int) -> Columns:
+def _measured(logits: torch.Tensor, is_top1: torch.Tensor, parts: Columns, detail: int) -> Columns:
     powers, total, top, at_target = parts
     normaliser = top + total.log()
     columns = [at_target - normaliser]
     if detail > 0:
         # sum of p * logit without a third tensor of this size
         entropy = normaliser - torch.linalg.vecdot(powers, logits) / total
-        # In 16 bits several tokens often share the largest logit.
-        is_top1 = at_target == top if dtype == torch.float32 else logits.argmax(dim=1) == ids
         columns += [entropy, is_top1]
     if detail > 1:
         squares = torch.linalg.vecdot(powers, powers) / total.square()

@@ -39,13 +39,8 @@ def taught(
     teacher: torch.Tensor | TopTargets | AlignedTeacher,
     how: Divergence,
     detail: int,
-    exact: bool = True,
 ) -> Taught:
-    """From the student's logits (tokens, vocabulary) and what the teacher says of these tokens.
-
-    Args:
-        exact: Whether logits come of 32 bits, where hardly two are equal.
-    """
+    """From the student's logits (tokens, vocabulary) and what the teacher says of these tokens."""
     width = teacher.shape[1] if isinstance(teacher, torch.Tensor) else teacher.vocabulary
     student = tempered(logits[:, :width], how.temperature)
     chances = student.exp()
@@ -57,8 +52,8 @@ def taught(
     columns: list[torch.Tensor] = []
     label = own.gather(1, ids[:, None]).squeeze(1) if detail or share else None
     if detail and label is not None:
-        top1 = label == own.amax(dim=1) if exact else own.argmax(dim=1) == ids
-        columns = [label, -vecdot(own_chances, own), top1]
+        # Of several that are the largest, one is the most likely.
+        columns = [label, -vecdot(own_chances, own), own.max(dim=1).indices == ids]
     sure = bool(detail) or how.max_teacher_entropy is not None
     if isinstance(teacher, AlignedTeacher):
         divergence, entropy, slope = diverge_aligned(student, teacher, how.beta)

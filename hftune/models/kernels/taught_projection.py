@@ -91,9 +91,7 @@ class _TaughtHead(torch.autograd.Function):
                 part, by = hidden[rows].to(dtype), factors[rows] / largest
                 raw = linear(part, weight, bias)
                 logits = shape(raw)
-                chunk = taught(
-                    logits, targets[rows], teacher(rows), lesson.divergence, detail, raw.dtype == torch.float32
-                )
+                chunk = taught(logits, targets[rows], teacher(rows), lesson.divergence, detail)
                 loss += (factors[rows] * chunk.losses).sum()
                 found.append(chunk.columns)
                 if not any(wanted):
@@ -145,7 +143,7 @@ class _TaughtLogits(torch.autograd.Function):
             said = teacher(slice(None))
         with in_float32(raw.device):
             logits = shape(raw).clamp(min=FLOOR)
-            chunk = taught(logits, targets, said, lesson.divergence, detail, raw.dtype == torch.float32)
+            chunk = taught(logits, targets, said, lesson.divergence, detail)
             if slopes:
                 known = chunk.slope.shape[1]
                 slope = chunk.slope if shape.plain else chunk.slope.mul_(shape.slope(logits[:, :known]))

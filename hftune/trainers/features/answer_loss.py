@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,8 +12,9 @@ from hftune.constants import IGNORE_INDEX, TEACHER_ROWS
 from hftune.data.batches.collators import shifted
 from hftune.distributed import ranks
 from hftune.models.kernels.answer_head import AnswerOutput, add_answer_head
+from hftune.models.vocabulary.size import vocabulary_rows
 from hftune.trainers.features.feature import Feature
-from hftune.trainers.features.run import Inputs, Run, plain_model
+from hftune.trainers.features.run import Inputs, Run, plain_model, say_if_nothing_learnt
 
 OF_LABELS = ("labels", "shift_labels", "loss_weights", TEACHER_ROWS)
 """What of a batch does not go to the model."""
@@ -123,6 +125,10 @@ class AnswerLoss(Feature):
             return loss.detach(), predicted, inputs["labels"]
         pad = torch.nn.functional.pad
         return loss.detach(), pad(predicted, (0, 1), value=-1), pad(labels, (1, 0), value=IGNORE_INDEX)
+
+    def after_train(self, run: Run) -> None:
+        """Whether the model knows more than that there are tokens."""
+        say_if_nothing_learnt(run, math.log(vocabulary_rows(plain_model(run.model))))
 
     def counts(self, run: Run) -> dict[str, Any]:
         """Sums since the last log, over all ranks: what `resume_counts` takes."""

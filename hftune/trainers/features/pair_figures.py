@@ -10,7 +10,7 @@ from datasets import Dataset, concatenate_datasets
 from hftune.constants import FILLER
 from hftune.distributed import ranks
 from hftune.trainers.features.feature import Feature
-from hftune.trainers.features.run import Run
+from hftune.trainers.features.run import Run, say_if_nothing_learnt
 from hftune.trainers.preference.metrics import PairMetrics
 
 LOSS_PARTS = ("loss/pairs", "loss/tokens")
@@ -53,6 +53,10 @@ class PairFigures(Feature):
         found = self.metrics["eval"].read(run.accelerator)
         found["loss"] = whole_loss(found)
         metrics.update({f"{prefix}_{name}": value for name, value in found.items()})
+
+    def after_train(self, run: Run) -> None:
+        """Whether the loss has fallen."""
+        say_if_nothing_learnt(run)
 
     def counts(self, run: Run) -> dict[str, Any]:
         """Sums since the last log and tokens so far, over all ranks."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -10,6 +11,7 @@ from peft import PeftModel
 from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from hftune.arguments.training import StageArguments
+from hftune.logging import notice
 
 Inputs = dict[str, Any]
 """A micro batch: names and tensors."""
@@ -126,6 +128,26 @@ def mean_over_processes(run: Run, counts: torch.Tensor) -> torch.Tensor:
     """
     mean: torch.Tensor = run.accelerator.reduce(counts, "mean") if run.args.average_tokens_across_devices else counts
     return mean
+
+
+def say_if_nothing_learnt(run: Run, chance: float = math.inf) -> None:
+    """Say that the training loss ended above where it began, or at what a guess has.
+
+    Args:
+        chance: The loss of one that takes all tokens for equally likely, nats.
+    """
+    losses = [float(entry["loss"]) for entry in run.state.log_history if "loss" in entry]
+    if not losses:
+        return
+    few = max(1, len(losses) // 10)  # single batches differ
+    first, last = sum(losses[:few]) / few, sum(losses[-few:]) / few
+    if last > chance - 0.01:
+        said = f"the training loss ended at {last:.4g}, and {chance:.4g} is that of one who guesses among all tokens"
+    elif last > first:
+        said = f"the training loss ended at {last:.4g}, above the {first:.4g} that it began with"
+    else:
+        return
+    notice(f"{said}; try a lower --learning_rate, and look at the data (hftune preview)")
 
 
 def plain_model(model: Any) -> Any:

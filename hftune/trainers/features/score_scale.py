@@ -12,7 +12,7 @@ from hftune.checkpoints.reward_scale import RewardScale, scale_of
 from hftune.constants import REWARD_SCALE_FIELD as FIELD
 from hftune.logging import get_logger, notice
 from hftune.trainers.features.feature import Feature
-from hftune.trainers.features.run import Run
+from hftune.trainers.features.run import Run, say_if_nothing_learnt
 
 TRAINING_RECORDS = 500
 """As many are scored for the scale where none are held out."""
@@ -52,6 +52,10 @@ class ScoreScale(Feature):
         self._describe = describe
         self._training: Any = None  # the training records that are scored where none are held out
         self._known: tuple[int, dict[str, float]] | None = None  # step and metrics, measured before saving
+
+    def after_train(self, run: Run) -> None:
+        """Whether the loss has fallen."""
+        say_if_nothing_learnt(run)
 
     def before_evaluation_loop(self, run: Run, prefix: str) -> None:
         """`compute_metrics` looks up the records that are scored."""

@@ -125,10 +125,11 @@ def test_places_count_in_rows_without_virtual_tokens(model_type: str) -> None:
 
 
 @pytest.mark.parametrize("head", ["trained", "frozen", "module"])
-def test_of_tokens_that_share_the_largest_logit_in_16_bits_one_is_the_most_likely(head: str) -> None:
-    model = tiny("llama", tied=False).bfloat16()
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_of_tokens_that_share_the_largest_logit_one_is_the_most_likely(head: str, dtype: torch.dtype) -> None:
+    model = tiny("llama", tied=False).to(dtype)
     if head == "module":
-        model.lm_head = type("Head", (torch.nn.Linear,), {})(32, WORDS, bias=False, dtype=torch.bfloat16)
+        model.lm_head = type("Head", (torch.nn.Linear,), {})(32, WORDS, bias=False, dtype=dtype)
     torch.nn.init.zeros_(model.lm_head.weight)
     model.lm_head.requires_grad_(head != "frozen")
     add_answer_head(model)

@@ -473,10 +473,11 @@ def test_labels_alone_of_logits_that_are_capped(head: str) -> None:
 
 
 @pytest.mark.parametrize("kind", [torch.nn.Linear, type("Other", (torch.nn.Linear,), {})])
-def test_of_tokens_that_share_the_largest_logit_in_16_bits_one_is_the_most_likely(kind: Any) -> None:
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_of_tokens_that_share_the_largest_logit_one_is_the_most_likely(kind: Any, dtype: torch.dtype) -> None:
     student, teacher, hidden, states = heads(kind=kind)
-    torch.nn.init.zeros_(student.bfloat16().weight)
+    torch.nn.init.zeros_(student.to(dtype).weight)
     lesson = Lesson(TeacherStates(states, teacher, LogitShape()), Divergence(0.5))
-    read, ids = hidden.detach().bfloat16(), torch.arange(TOKENS)
+    read, ids = hidden.detach().to(dtype), torch.arange(TOKENS)
     _, columns = taught_loss(student, read, ids, LogitShape(), 1, torch.ones(TOKENS), lesson)
     assert int(columns["is_top1"].sum()) == 1

@@ -157,11 +157,13 @@ class RewardTrainer(StageTrainer, trl.RewardTrainer):
         Args:
             kept: Which pairs count, (pairs,), bool; the others only fill up the last batch of an epoch.
         """
-        tokens = inputs["attention_mask"].sum() if "attention_mask" in inputs else inputs["input_ids"].numel()
+        # Of each conversation, all chosen ones before the rejected.
+        lengths = inputs["attention_mask"].sum(1) if "attention_mask" in inputs else inputs["cu_seq_lens_q"].diff()
+        tokens = lengths.view(2, -1)[:, kept].sum()
         chosen, rejected = chosen[kept].double(), rejected[kept].double()
         scores = torch.cat([chosen, rejected])
         none = scores.new_full((1,), torch.inf)  # a process may have no pair that counts
-        mine = [torch.as_tensor(tokens, device=scores.device).double(), kept.sum().double(), scores.sum() / 2]
+        mine = [tokens.to(scores.device).double(), kept.sum().double(), scores.sum() / 2]
         mine += [(chosen > rejected).double().sum(), (chosen - rejected).sum()]
         mine += [torch.cat([scores, none]).min(), torch.cat([scores, -none]).max()]
         # One exchange for all of them: each would wait for the device.

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from hftune.constants import IGNORE_INDEX, TEACHER_ROWS
+from hftune.constants import FILLER, IGNORE_INDEX, TEACHER_ROWS
 from hftune.data.batches.collators import shifted
 
 Batch = dict[str, Any]
@@ -32,7 +32,7 @@ def sliced(batch: Batch, slice_of: Callable[[int], slice], processes: int) -> Ba
     part = slice_of(batch["input_ids"].shape[1])
     # Shifted before slicing: a slice's last token predicts the first one of the next slice, which its process lacks.
     labels = shifted(batch["labels"], IGNORE_INDEX)[:, part].contiguous()
-    own: Batch = {name: batch[name][:, part] for name in ("input_ids", "position_ids")}
+    own: Batch = {name: batch[name][:, part] for name in ("input_ids", "position_ids", FILLER) if name in batch}
     for name, filler in (("loss_weights", 0.0), (TEACHER_ROWS, -1)):
         if name in batch:
             own[name] = shifted(batch[name], filler)[:, part]
@@ -45,7 +45,8 @@ def _filled(batch: Batch, least: int) -> Batch:
     missing = least - batch["input_ids"].shape[1]
     if missing <= 0:
         return batch
-    fillers = {"input_ids": 0, "labels": IGNORE_INDEX, "loss_weights": 0, TEACHER_ROWS: -1}
+    batch = {FILLER: torch.zeros_like(batch["labels"], dtype=torch.bool), **batch}
+    fillers = {"input_ids": 0, "labels": IGNORE_INDEX, "loss_weights": 0, TEACHER_ROWS: -1, FILLER: True}
     more = {
         name: torch.nn.functional.pad(batch[name], (0, missing), value=filler)
         for name, filler in fillers.items()

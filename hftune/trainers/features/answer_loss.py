@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from hftune.constants import IGNORE_INDEX, TEACHER_ROWS
+from hftune.constants import FILLER, IGNORE_INDEX, TEACHER_ROWS
 from hftune.data.batches.collators import shifted
 from hftune.distributed import ranks
 from hftune.models.kernels.answer_head import AnswerOutput, add_answer_head
@@ -16,7 +16,7 @@ from hftune.models.vocabulary.size import vocabulary_rows
 from hftune.trainers.features.feature import Feature
 from hftune.trainers.features.run import Inputs, Run, plain_model, say_if_nothing_learnt
 
-OF_LABELS = ("labels", "shift_labels", "loss_weights", TEACHER_ROWS)
+OF_LABELS = ("labels", "shift_labels", "loss_weights", TEACHER_ROWS, FILLER)
 """What of a batch does not go to the model."""
 
 
@@ -170,7 +170,7 @@ def next_values(inputs: dict[str, Any], name: str, filler: float) -> torch.Tenso
 
 
 def _tokens_of(inputs: dict[str, Any]) -> torch.Tensor:
-    """Tokens of a batch that are no padding, a scalar."""
-    mask = inputs.get("attention_mask")
-    ids = inputs["input_ids"]
-    return mask.sum() if isinstance(mask, torch.Tensor) else torch.full((), ids.numel(), device=ids.device)
+    """Tokens of a batch that are neither padding nor of rows that only fill it up, a scalar."""
+    mask, ids, filler = inputs.get("attention_mask"), inputs["input_ids"], inputs.get(FILLER)
+    read = mask.bool() if isinstance(mask, torch.Tensor) else torch.ones_like(ids, dtype=torch.bool)
+    return read.sum() if filler is None else (read & ~filler).sum()

@@ -67,9 +67,9 @@ def write_samples(run: Run, file: Path) -> None:
             stream.write((json.dumps(row, ensure_ascii=False, default=str) + "\n").encode())
 
 
-def _known(value: float) -> float | None:
-    """None for NaN, which stands for an answer without a reward and is no JSON."""
-    return None if math.isnan(value) else value
+def _known(value: float | None) -> float | None:
+    """None for NaN, which stands for an answer without a reward and is no JSON; distillation has no advantages."""
+    return None if value is None or math.isnan(value) else value
 
 
 def as_rewarded(completion: Any) -> Any:

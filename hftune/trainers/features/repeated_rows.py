@@ -72,7 +72,8 @@ class RepeatedRows(Feature):
             first = (self._place * mesh.data + mesh.data_rank(ranks.rank())) * size
             new = max(0, self._records - first) if self._records and mesh.data > 1 else size
             if new < size and isinstance(collator, OF_TOKENS):
-                ignore_rows(batch["labels"], new, lengths)
+                batch[FILLER] = rows_behind(batch["labels"], new, lengths)
+                batch["labels"].masked_fill_(batch[FILLER], IGNORE_INDEX)
             elif new < size and getattr(collator, "loss_knows_fillers", False):
                 batch[FILLER] = torch.arange(size) >= new
             self._place += 1
@@ -108,15 +109,17 @@ class WithRows:
         return {**self.inner(features), ROWS: [len(feature["input_ids"]) for feature in features]}
 
 
-def ignore_rows(labels: torch.Tensor, kept: int, lengths: list[int] | None) -> None:
-    """Take the labels from all rows but the first, in place.
+def rows_behind(labels: torch.Tensor, kept: int, lengths: list[int] | None) -> torch.Tensor:
+    """Which tokens are of other rows than the first: a mask of the shape of the labels.
 
     Args:
         labels: LongTensor (rows, length), or (1, tokens) with the rows end to end.
-        kept: Rows that keep theirs.
+        kept: The first rows.
         lengths: Tokens of each row, where they lie end to end.
     """
+    behind = torch.zeros_like(labels, dtype=torch.bool)
     if lengths is None:
-        labels[kept:] = IGNORE_INDEX
+        behind[kept:] = True
     else:
-        labels[:, sum(lengths[:kept]) :] = IGNORE_INDEX
+        behind[:, sum(lengths[:kept]) :] = True
+    return behind

@@ -7,7 +7,7 @@ However a batch is laid out, it says in the same words where its answers are, so
     answer_lengths  (answers,) tokens of each answer, in that order
     paired          whether each prompt has two answers
     chosen_total    tokens of all first answers
-    num_tokens      tokens of prompts and answers, each prompt counted once an answer, without padding
+    num_tokens      of each record, tokens of prompt and answers, the prompt counted once an answer, without padding
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class PairCollator:
         batch["paired"] = len(answers[0]) == 2
         # A plain number: as a tensor, slicing by it would wait for the device.
         batch["chosen_total"] = sum(len(those[0]) for those in answers)
-        tokens = sum(len(prompt) + len(ids) for prompt, those in zip(prompts, answers, strict=True) for ids in those)
+        tokens = [sum(len(prompt) + len(ids) for ids in those) for prompt, those in zip(prompts, answers, strict=True)]
         batch["num_tokens"] = torch.tensor(tokens)
         return batch
 

@@ -98,7 +98,7 @@ class PairLoss:
         loss = sum((weight * each for weight, each in zip(weights, losses, strict=True)), torch.zeros_like(policy))
         metrics = self.figures.metrics["train" if self.run.model.training else "eval"]
         if self.run.model.training:
-            self.figures.seen_tokens += inputs["num_tokens"]
+            self.figures.seen_tokens += inputs["num_tokens"][kept].sum()
         metrics.add("loss/pairs", loss)
         metrics.add("kl", kl.expand(len(good)))
         rewards = self.run.args.beta * ratios.detach()
@@ -139,7 +139,8 @@ class PairLoss:
         """TRL's metrics, as sums."""
         metrics = self.figures.metrics["train" if self.run.model.training else "eval"]
         if self.run.model.training:
-            self.figures.seen_tokens += inputs["num_tokens"]
+            kept = inputs[FILLER].logical_not() if FILLER in inputs else slice(None)
+            self.figures.seen_tokens += inputs["num_tokens"][kept].sum()
         chosen, rejected = self.rewards(terms)
         metrics.add("loss/pairs", parts.of_pairs)
         if parts.of_tokens is not None:

@@ -142,6 +142,12 @@ def test_training_figures_are_means_over_pairs(tiny_model: Path, pairs: Path, tm
     made._metrics["train"].clear()
     made.compute_loss(made.model, batch, num_items_in_batch=torch.tensor(1.0))
     assert list(made._metrics["train"]) == ["num_tokens"]
+    before = made._total_train_tokens
+    batch = made.data_collator([data.train[number] for number in range(2)])
+    batch[FILLER] = torch.tensor([False, True])
+    made.compute_loss(made.model, batch, num_items_in_batch=torch.tensor(1.0))
+    read = sum(len(data.train[0][name]) for name in ("chosen_ids", "rejected_ids"))
+    assert made._total_train_tokens - before == read
 
 
 def by_hand(model: Any, data: Splits) -> np.ndarray:

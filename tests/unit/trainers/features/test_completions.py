@@ -42,6 +42,7 @@ def test_an_answer_without_a_reward_is_null(tmp_path: Path) -> None:
     text = (tmp_path / COMPLETIONS_NAME).read_text()
     assert "NaN" not in text
     assert json.loads(text)["rewards"] == {"length": None} and json.loads(text)["advantage"] is None
+    Completions().after_log(run_with(tmp_path, **(answers | {"advantages": [None], "rewards": {}})), {})
 
 
 def test_trained_tokens_are_those_of_all_steps(tmp_path: Path) -> None:

@@ -17,7 +17,8 @@ from hftune.data.batches.pairs import FlatPairCollator
 from hftune.data.batches.pairs import PairCollator as RewardPairs
 from hftune.distributed.mesh import Mesh
 from hftune.trainers.features import repeated_rows
-from hftune.trainers.features.repeated_rows import ROWS, RepeatedRows, WithRows, ignore_rows
+from hftune.trainers.features.answer_loss import _tokens_of
+from hftune.trainers.features.repeated_rows import ROWS, RepeatedRows, WithRows, rows_behind
 from hftune.trainers.preference.batches import PairCollator
 from tests.unit.trainers.features import made_up
 
@@ -98,15 +99,20 @@ def test_going_on_in_the_middle(monkeypatch: pytest.MonkeyPatch) -> None:
     assert labels_seen(monkeypatch, 11, 2, 2, CausalCollator(0), done=2) == [8, 9, 10]
 
 
-def test_rows_lose_their_labels() -> None:
-    padded = torch.tensor([[1, 2], [3, 4], [5, 6]])
-    ignore_rows(padded, 1, None)
-    assert padded.tolist() == [[1, 2], [-100, -100], [-100, -100]]
+def test_the_tokens_of_rows_that_only_fill_up() -> None:
+    labels = torch.tensor([[1, 2], [3, 4], [5, 6]])
+    assert rows_behind(labels, 1, None).tolist() == [[False] * 2, [True] * 2, [True] * 2]
     flat = torch.tensor([[1, 2, 3, 4, 5]])
-    ignore_rows(flat, 1, [2, 3])
-    assert flat.tolist() == [[1, 2, -100, -100, -100]]
-    ignore_rows(flat, 0, [2, 3])
-    assert flat.tolist() == [[-100] * 5]
+    assert rows_behind(flat, 1, [2, 3]).tolist() == [[False, False, True, True, True]]
+    assert rows_behind(flat, 0, [2, 3]).all()
+
+
+@pytest.mark.parametrize("collator", [CausalCollator(0), FlatCollator()])
+def test_rows_that_only_fill_up_are_marked(monkeypatch: pytest.MonkeyPatch, collator: Any) -> None:
+    """Of three records on two processes the second one's last is a filler: 2, 3 and 4 tokens are in the data."""
+    found = [batch for batch in batches_of(monkeypatch, 3, 2, 1, collator, record)]
+    assert sum(int(_tokens_of(batch)) for batch in found) == 2 + 3 + 4
+    assert [FILLER in batch for batch in found] == [False, False, False, True]
 
 
 def test_a_collator_that_keeps_lengths_is_known_by_the_one_within(monkeypatch: pytest.MonkeyPatch) -> None:

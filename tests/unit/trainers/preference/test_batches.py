@@ -32,7 +32,7 @@ def test_padded() -> None:
     assert batch["answer_at"].tolist() == [2, 3, 5, 12, 15, 16]
     assert batch["answer_ids"].tolist() == [4, 5, 8, 6, 9, 10]
     assert batch["answer_lengths"].tolist() == [2, 1, 1, 2]
-    assert (batch["chosen_total"], int(batch["num_tokens"])) == (3, 14)
+    assert (batch["chosen_total"], int(batch["num_tokens"].sum())) == (3, 14)
     assert batch["differences"].tolist() == [2.0, 1.0]
     assert PairCollator(0, flat=False, pad_to_multiple_of=4)(PAIRS)["input_ids"].shape == (4, 8)
 
@@ -55,7 +55,7 @@ def test_shared() -> None:
     assert batch["answer_at"].tolist() == [2, 3, 6, 2, 6, 8]
     assert batch["answer_ids"].tolist() == [4, 5, 8, 6, 9, 10]
     assert batch["cu_seq_lens_q"].tolist() == [0, 5, 6, 8, 10]
-    assert int(batch["num_tokens"]) == 14
+    assert int(batch["num_tokens"].sum()) == 14
     shared = batch["shared_prompts"]
     assert (shared.runs, shared.key_runs) == ([5, 1, 2, 2], [5, 4, 2, 3])
     assert shared.counts.tolist() == [2, 2, 2, 1, 1, 1, 2, 1, 1, 1]

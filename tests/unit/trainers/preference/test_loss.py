@@ -54,7 +54,7 @@ def batch(**changes: Any) -> dict[str, Any]:
         "answer_lengths": torch.tensor(LENGTHS),
         "chosen_total": 3,
         "paired": True,
-        "num_tokens": torch.tensor(9),
+        "num_tokens": torch.tensor([9]),
     }
     return whole | changes
 

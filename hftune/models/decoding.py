@@ -110,11 +110,12 @@ class Drawn:
 
 
 @contextmanager
-def decoding_together(model: PreTrainedModel) -> Iterator[Drawn]:
+def decoding_together(model: PreTrainedModel, dtype: torch.dtype) -> Iterator[Drawn]:
     """In the block `model.generate` draws its answers in this way, where the model has a cache of the usual kind.
 
     Args:
         model: Without an adapter around it.
+        dtype: What its forward passes compute in; its weights may be in another.
     """
     drawn = Drawn()
     if not decodes_together(model):
@@ -124,7 +125,7 @@ def decoding_together(model: PreTrainedModel) -> Iterator[Drawn]:
 
     def loop(model: Any, input_ids: torch.Tensor, **prepared: Any) -> torch.Tensor:
         with ThreadPoolExecutor(1) as pool:  # without a thread until it is asked for something
-            return _draw(model, input_ids, drawn=drawn, pool=pool, **prepared)
+            return _draw(model, input_ids, dtype=dtype, drawn=drawn, pool=pool, **prepared)
 
     def draw(_: Any, *args: Any, generation_config: GenerationConfig | None = None, **kwargs: Any) -> Any:
         own = {"custom_generate": loop} if generation_config is None or _is_usual(generation_config) else {}
@@ -165,6 +166,7 @@ def _draw(
     logits_processor: LogitsProcessorList,
     stopping_criteria: StoppingCriteriaList,
     generation_config: GenerationConfig,
+    dtype: torch.dtype,
     drawn: Drawn,
     pool: ThreadPoolExecutor,
     **inputs: Any,
@@ -177,7 +179,9 @@ def _draw(
     cache.layers = [GrowingLayer() if type(each) is DynamicLayer and not records else each for each in cache.layers]
     mask, positions = inputs.get("attention_mask"), inputs["position_ids"]
     logits, drops = _read_prompts(model, input_ids, mask, positions, cache)
-    exact = _is_float32(model) and not drops
+    # 16 bits round by the number of rows: a pass over whole answers would say something else.
+    dtypes = {dtype, *(parameter.dtype for parameter in model.parameters())}
+    exact = dtypes == {torch.float32} and not drops
     positions = positions[:, -1:]
     run = partial(_pass, model, cache=cache)
     recorded = RecordedPass(run, cache, generation_config.max_length) if records and not drops else None
@@ -231,13 +235,6 @@ def _read_prompts(
     cache.batch_select_indices(prompt_of)
     phases.enter(before)
     return logits[prompt_of], drops
-
-
-def _is_float32(model: torch.nn.Module) -> bool:
-    """16 bits round by the number of rows: a pass over whole answers would say something else."""
-    if torch.is_autocast_enabled(next(model.parameters()).device.type):
-        return False
-    return all(parameter.dtype == torch.float32 for parameter in model.parameters())
 
 
 def _each_once(input_ids: torch.Tensor, mask: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:

@@ -66,7 +66,8 @@ def can_be_recorded(model: Any, layers: list[Any]) -> bool:
     if not {model.config._attn_implementation, model.config.get_text_config()._attn_implementation} <= _MASKED:
         return False
     if torch.is_autocast_enabled("cuda"):
-        return False  # weights in 16 bits would be kept, and lost between two tokens
+        # Around all passes: weights in 16 bits would be kept, and lost between two tokens. Within each they are not.
+        return False
     devices = {parameter.device for parameter in model.parameters()}
     return len(devices) == 1 and devices.pop().type == "cuda" and all(type(layer) is DynamicLayer for layer in layers)
 

@@ -43,7 +43,7 @@ def test_draws_what_transformers_draws(model_type: str, options: dict[str, Any],
     model, given = on_gpu(model_type)
     # The exponential numbers of multinomial differ between devices, not between these two loops.
     expected = drawn(model, given, config(**options))
-    with decoding_together(model):
+    with decoding_together(model, torch.float32):
         assert torch.equal(drawn(model, given, config(**options)), expected)
     assert recorded
 
@@ -53,7 +53,7 @@ def test_several_recordings_one_after_the_other(recorded: list[int], monkeypatch
     model, given = on_gpu("llama")
     options = config(max_new_tokens=40)
     expected = drawn(model, given, options)
-    with decoding_together(model):
+    with decoding_together(model, torch.float32):
         assert torch.equal(drawn(model, given, options), expected)
     assert len(recorded) == 7
 
@@ -64,7 +64,7 @@ def test_an_adapter_that_was_trained_meanwhile_is_used(recorded: list[int]) -> N
     plain = model.get_base_model()
     for _ in range(2):
         expected = drawn(model, given, config())
-        with decoding_together(plain):
+        with decoding_together(plain, torch.float32):
             assert torch.equal(drawn(model, given, config()), expected)
         with torch.no_grad():
             for name, weight in model.named_parameters():
@@ -79,7 +79,7 @@ def test_float32_weights_under_autocast(recorded: list[int]) -> None:
     cast_to_bfloat16(model)
     greedy = config(do_sample=False, max_new_tokens=30)
     expected = drawn(model, given, greedy)
-    with decoding_together(model):
+    with decoding_together(model, torch.float32):
         found = drawn(model, given, greedy)
     assert recorded and (found == expected).float().mean() > 0.5
 
@@ -92,7 +92,7 @@ def test_a_base_in_4_bits(recorded: list[int], tmp_path: Path) -> None:
     given = {name: tensor.cuda() for name, tensor in prompts().items()}
     model = get_peft_model(base, LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False)).eval()
     expected = drawn(model, given, config())
-    with decoding_together(model.get_base_model()):
+    with decoding_together(model.get_base_model(), torch.float32):
         assert torch.equal(drawn(model, given, config()), expected)
     assert recorded
 
@@ -102,7 +102,7 @@ def test_bfloat16_says_nearly_the_same(recorded: list[int]) -> None:
     model = model.bfloat16()
     greedy = config(do_sample=False, max_new_tokens=30)
     expected = drawn(model, given, greedy)
-    with decoding_together(model):
+    with decoding_together(model, torch.float32):
         found = drawn(model, given, greedy)
     assert recorded and (found == expected).float().mean() > 0.5
 
@@ -112,10 +112,10 @@ def test_what_cannot_be_recorded_is_drawn_without(recorded: list[int]) -> None:
     model, given = on_gpu("llama")
     expected = drawn(model, given, config())
     waits = model.model.norm.register_forward_hook(lambda module, args, output: output * (output.sum().item() * 0 + 1))
-    with decoding_together(model):
+    with decoding_together(model, torch.float32):
         assert torch.equal(drawn(model, given, config()), expected)
     waits.remove()
     assert recorded == [0]
     assert torch.rand(4, device="cuda").isfinite().all()
-    with decoding_together(model):
+    with decoding_together(model, torch.float32):
         assert torch.equal(drawn(model, given, config()), expected)

@@ -20,6 +20,14 @@ def weight_dtype(model_args: ModelArguments, training_args: StageArguments, *, t
         return cast(torch.dtype, getattr(torch, model_args.dtype))
     if trains_all:
         return torch.float32
+    return compute_dtype(training_args)
+
+
+def compute_dtype(training_args: StageArguments) -> torch.dtype:
+    """Dtype that a run's forward passes compute in, whatever its weights are stored in.
+
+    Outside of a forward pass torch does not know: autocast is on within passes alone.
+    """
     if training_args.bf16:
         return torch.bfloat16
     return torch.float16 if training_args.fp16 else torch.float32

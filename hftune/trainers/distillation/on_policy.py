@@ -16,6 +16,7 @@ from hftune.distributed import phases, ranks
 from hftune.logging import notice
 from hftune.models.decoding import decoding_together
 from hftune.models.kernels.fused_lora import adapters_held
+from hftune.models.loading.dtype import compute_dtype
 from hftune.trainers.features.completions import Completions
 from hftune.trainers.features.phases import reporting_passes
 from hftune.trainers.features.reward_guards import share_ended
@@ -100,7 +101,8 @@ class OnPolicyAnswers(Completions):
         run.model.eval()
         try:
             plain = run.accelerator.unwrap_model(run.model, keep_torch_compile=False)
-            with _own_numbers(run), reporting_passes(plain), decoding_together(plain_model(plain)), adapters_held():
+            together = decoding_together(plain_model(plain), compute_dtype(run.args))
+            with _own_numbers(run), reporting_passes(plain), together, adapters_held():
                 answers: list[list[int]] = run._generate_single_turn(prompts, None, {})
         finally:
             run.model.train(training)

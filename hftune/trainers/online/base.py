@@ -19,6 +19,7 @@ from hftune.models.attention.documents import documents_of
 from hftune.models.decoding import Drawn, decoding_together
 from hftune.models.kernels.fused_lora import adapters_held
 from hftune.models.kernels.scoring_head import add_scoring_head
+from hftune.models.loading.dtype import compute_dtype
 from hftune.models.vocabulary.size import predicted_rows
 from hftune.trainers.features.answer_round import AnswerRound
 from hftune.trainers.features.completions import Completions
@@ -85,7 +86,8 @@ class OnlineTrainer(StageTrainer):
         phases.enter(phases.GENERATION, self.state.global_step)
         model = self.accelerator.unwrap_model(self.model, keep_torch_compile=False)
         plain = plain_model(model)
-        with reporting_passes(model), own_cache_in_eval_mode(plain), adapters_held(), decoding_together(plain) as drawn:
+        together = decoding_together(plain, compute_dtype(self.args))
+        with reporting_passes(model), own_cache_in_eval_mode(plain), adapters_held(), together as drawn:
             result = super()._generate(prompts)
         self.drawn = drawn
         phases.enter(phases.REWARDS)

@@ -70,7 +70,7 @@ def test_draws_what_transformers_draws(model_type: str, options: dict[str, Any])
     for given in (prompts(), {"input_ids": torch.tensor([[5, 6, 7]] * 4)}):
         expected = drawn(model, given, config(**options))
         after = torch.get_rng_state()
-        with decoding_together(model):
+        with decoding_together(model, torch.float32):
             assert torch.equal(drawn(model, given, config(**options)), expected)
         # What is drawn next in the run is the same as well.
         assert torch.equal(torch.get_rng_state(), after)
@@ -80,7 +80,7 @@ def test_draws_what_transformers_draws(model_type: str, options: dict[str, Any])
 def test_a_sliding_window_is_kept() -> None:
     model = tiny("mistral", sliding_window=4)
     expected = drawn(model, prompts(), config())
-    with decoding_together(model):
+    with decoding_together(model, torch.float32):
         assert torch.equal(drawn(model, prompts(), config()), expected)
 
 
@@ -97,7 +97,7 @@ def test_each_prompt_is_read_once_and_ended_answers_leave() -> None:
     model = tiny("llama")
     model.lm_head = EndsOften(model.lm_head)
     shapes = watched(model)
-    with decoding_together(model):
+    with decoding_together(model, torch.float32):
         answers = drawn(model, prompts(), config())
     assert shapes[0] == (2, 4)
     assert shapes[1][0] == 6 or shapes[1][0] <= 6 * decoding.FEWER
@@ -138,7 +138,7 @@ def test_what_is_asked_for_otherwise_is_left_to_transformers(
 ) -> None:
     monkeypatch.setattr(decoding, "_draw", None)
     model = tiny("llama")
-    with decoding_together(model):
+    with decoding_together(model, torch.float32):
         assert drawn(model, prompts(), config(**options)).shape[0] == 6
 
 
@@ -147,7 +147,7 @@ def test_log_probabilities_of_what_was_drawn_are_those_of_a_pass_over_whole_answ
     """Also of answers whose batch has shrunk, and whatever is sampled from."""
     model, given = tiny("llama"), prompts()
     model.lm_head = EndsOften(model.lm_head)
-    with decoding_together(model) as kept:
+    with decoding_together(model, torch.float32) as kept:
         whole = drawn(model, given, config(temperature=temperature, top_k=20))
     mask = torch.cat([given["attention_mask"], torch.ones_like(whole[:, 4:])], dim=1)
     positions = (mask.cumsum(dim=1) - 1).clamp(min=0)
@@ -162,11 +162,11 @@ def test_log_probabilities_of_what_was_drawn_are_those_of_a_pass_over_whole_answ
 
 def test_none_are_kept_in_16_bits_or_with_dropout() -> None:
     for model in (tiny("llama").bfloat16(), tiny("llama", attention_dropout=0.3).train()):
-        with decoding_together(model) as kept:
+        with decoding_together(model, torch.float32) as kept:
             drawn(model, prompts(), config())
         assert not kept.batches
     model = tiny("llama")
-    with torch.autocast("cpu", torch.bfloat16), decoding_together(model) as kept:
+    with decoding_together(model, torch.bfloat16) as kept:  # in whose forward passes autocast is on, and only there
         drawn(model, prompts(), config())
     assert not kept.batches
 

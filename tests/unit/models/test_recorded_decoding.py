@@ -50,7 +50,7 @@ def test_draws_what_transformers_draws(model_type: str, options: dict[str, Any],
     model = tiny(model_type)
     for given in (prompts(), {"input_ids": torch.tensor([[5, 6, 7]] * 4)}):
         expected = drawn(model, given, config(**options))
-        with decoding_together(model) as kept:
+        with decoding_together(model, torch.float32) as kept:
             assert torch.equal(drawn(model, given, config(**options)), expected)
         assert kept.batches
     # Of 12 tokens the first is the prompts' and the second a usual pass.
@@ -66,7 +66,7 @@ def test_answers_that_have_ended_leave_with_the_cache_that_is_full(
     options = config(max_new_tokens=20)
     expected = drawn(model, prompts(), options)
     shapes = watched(model)
-    with decoding_together(model):
+    with decoding_together(model, torch.float32):
         assert torch.equal(drawn(model, prompts(), options), expected)
     rows = [rows for rows, _ in shapes[1:]]
     changes = [at for at in range(1, len(rows)) if rows[at] != rows[at - 1]]
@@ -83,7 +83,7 @@ def test_a_cache_has_room_for_what_may_be_drawn_and_no_more(recordings: list[int
         made(self, keys, values, tokens)
         sizes.append((keys.shape[2], tokens))
 
-    with pytest.MonkeyPatch.context() as patch, decoding_together(model):
+    with pytest.MonkeyPatch.context() as patch, decoding_together(model, torch.float32):
         patch.setattr(FixedLayer, "__init__", noted)
         drawn(model, prompts(), config(max_new_tokens=9))
     assert set(sizes) == {(4, 13)} and recorded_decoding.ROOM > 13
@@ -103,7 +103,7 @@ def test_float32_weights_under_autocast(recordings: list[int]) -> None:
     model = cast_to_bfloat16(tiny("llama"))
     greedy = config(do_sample=False)
     expected = drawn(model, prompts(), greedy)
-    with decoding_together(model):
+    with decoding_together(model, torch.float32):
         assert torch.equal(drawn(model, prompts(), greedy), expected)
     assert recordings == [10]
     layer = FixedLayer(torch.randn(1, 2, 3, 4), torch.randn(1, 2, 3, 4).bfloat16(), 5)
@@ -187,7 +187,7 @@ def test_what_cannot_be_recorded_is_drawn_without(recordings: list[int], monkeyp
     monkeypatch.setattr(recorded_decoding, "notice", said.append)
     model = tiny("llama")
     expected = drawn(model, prompts(), config())
-    with decoding_together(model):
+    with decoding_together(model, torch.float32):
         assert torch.equal(drawn(model, prompts(), config()), expected)
     (line,) = said
     assert line.endswith("could not be recorded (CUDA error: operation not permitted)")
@@ -234,7 +234,7 @@ def test_after_a_recording_that_failed_numbers_can_be_drawn_again(monkeypatch: p
 
 def test_with_dropout_nothing_is_recorded(recordings: list[int]) -> None:
     model = tiny("llama", attention_dropout=0.3).train()
-    with decoding_together(model):
+    with decoding_together(model, torch.float32):
         assert drawn(model, prompts(), config()).shape == (6, 16)
     assert not recordings
 
@@ -243,7 +243,7 @@ def test_every_token_is_a_sign_of_life(recordings: list[int], monkeypatch: pytes
     alive = []
     monkeypatch.setattr(recorded_decoding.phases, "keep_alive", lambda: alive.append(1))
     model = tiny("llama")
-    with decoding_together(model):
+    with decoding_together(model, torch.float32):
         drawn(model, prompts(), GenerationConfig(max_new_tokens=6, do_sample=False, pad_token_id=0, eos_token_id=None))
     assert len(alive) == 5 and recordings == [4]
 
@@ -257,7 +257,7 @@ def test_on_a_cpu_a_cache_grows() -> None:
         layer_made(self)
         seen.append(self)
 
-    with pytest.MonkeyPatch.context() as patch, decoding_together(model):
+    with pytest.MonkeyPatch.context() as patch, decoding_together(model, torch.float32):
         patch.setattr(GrowingLayer, "__init__", noted)
         drawn(model, prompts(), config())
     assert len(seen) == model.config.num_hidden_layers

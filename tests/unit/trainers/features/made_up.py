@@ -21,7 +21,7 @@ class Accelerator:
 
 def run(**given: Any) -> Any:
     """A `Run` of one process on a CPU; `args` are added to those that it has."""
-    args = {"device": torch.device("cpu"), "fp16": False, "world_size": 1, "data_parallel_size": 1}
+    args = {"device": torch.device("cpu"), "bf16": False, "fp16": False, "world_size": 1, "data_parallel_size": 1}
     args |= {"tensor_parallel_size": 1}
     args |= {"gradient_accumulation_steps": 1, "ignore_data_skip": False, "seed": 7, "data_seed": None}
     made = SimpleNamespace(

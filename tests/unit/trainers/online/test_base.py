@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-from hftune.trainers.online.base import own_cache_in_eval_mode
+from hftune.trainers.online.base import OnlineTrainer, own_cache_in_eval_mode
 from tests.conftest import tiny_tokenizer
 from tests.table.tiny import tiny_config
 from tests.unit.trainers.rl_runs import logged, make_trainer
@@ -33,6 +34,27 @@ def test_a_model_with_a_cache_of_its_own_make_draws_answers(method: str, tmp_pat
     trainer.train()
     assert len(logged(trainer, "reward")) == 2
     assert trainer.model.training and "generate" not in vars(trainer.accelerator.unwrap_model(trainer.model))
+
+
+@pytest.mark.parametrize("algorithm", ["rloo", "online_dpo"])
+@pytest.mark.parametrize("bf16", [False, True])
+def test_the_old_policy_in_16_bits_is_what_a_pass_over_whole_answers_says(
+    bf16: bool, algorithm: str, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights are in float32 either way. What was said while drawing is another thing, rounded otherwise."""
+    taken: list[bool] = []
+    known = OnlineTrainer.drawn_log_probs
+    monkeypatch.setattr(
+        OnlineTrainer, "drawn_log_probs", lambda *args: taken.append((said := known(*args)) is not None) or said
+    )
+    flags = ("--per_device_train_batch_size", "4", "--max_completion_length", "8", "--num_generations", "2")
+    flags += ("--max_steps", "1", "--learning_rate", "0", "--bf16", str(bf16))
+    trainer = make_trainer(tiny_model, tmp_path / "out", algorithm, count_even, *flags)
+    trainer.train()
+    assert taken == [not bf16]
+    assert next(trainer.model.parameters()).dtype == torch.float32
+    if algorithm == "rloo":
+        assert logged(trainer, "clip_ratio/region_mean") == [0.0], "the first step is on the policy that has drawn"
 
 
 class Answering(nn.Module):

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 from hftune.arguments.training import StageArguments
@@ -40,17 +41,24 @@ PARTIAL = ".partial"
 
 @dataclass
 class FoundCheckpoint:
-    """The newest whole checkpoint of a folder.
+    """The checkpoint that was named, or the newest whole one of a folder.
 
     Attributes:
         folder: None where there is none.
         skipped: Newer ones that are not whole, with the reason.
         disagreement: Which machine has which as its newest, where no checkpoint is whole on all of them.
+        fault: Why the folder is not whole, every byte of it read.
     """
 
     folder: Path | None = None
     skipped: list[tuple[Path, str]] = field(default_factory=list)
     disagreement: str | None = None
+    fault: str | None = None
+
+    @cached_property
+    def problems(self) -> tuple[UserError, ...]:
+        """Why a run cannot resume from it; looked for once, though several rules ask."""
+        return tuple(resume_problems(self))
 
 
 def checkpoints(output_dir: Path) -> list[Path]:
@@ -63,8 +71,7 @@ def newest_whole(output_dir: Path) -> FoundCheckpoint:
     """The newest checkpoint that a run can resume from."""
     found = FoundCheckpoint()
     for folder in checkpoints(output_dir):
-        # Digests first: what has changed may no longer be JSON or safetensors, and need not be parsed.
-        fault = _altered(folder) or checkpoint_fault(folder)
+        fault = fault_of(folder)
         if fault is None:
             found.folder = folder
             break
@@ -106,7 +113,7 @@ def find_checkpoint(args: StageArguments) -> str | None:
     found = requested_checkpoint(args)
     for folder, fault in found.skipped:
         notice(f"{folder} is skipped: {fault}")
-    raise_together(resume_problems(found))
+    raise_together(found.problems)
     if _wants_newest(args):
         start = f"no checkpoint in {args.output_dir}; starting anew"
         notice(f"resuming from {found.folder}" if found.folder else start)
@@ -114,19 +121,25 @@ def find_checkpoint(args: StageArguments) -> str | None:
 
 
 def requested_checkpoint(args: StageArguments) -> FoundCheckpoint:
-    """What `--resume_from_checkpoint` means; says nothing, and does not check a folder that was named."""
+    """What `--resume_from_checkpoint` means, looked up once for these arguments; every rank must ask. Says nothing."""
+    # Kept: every byte is read for it. And by collectives: later some ranks may have stopped at a problem that others
+    # do not have, and the rest would wait for them.
+    known: FoundCheckpoint | None = vars(args).get("_requested_checkpoint")
+    if known is None:
+        known = vars(args)["_requested_checkpoint"] = _look_up(args)
+    return known
+
+
+def _look_up(args: StageArguments) -> FoundCheckpoint:
     if starts_fresh(args):
         return FoundCheckpoint()
-    if not _wants_newest(args):
-        return FoundCheckpoint(Path(str(args.resume_from_checkpoint)))
-    if not ranks.is_distributed():
-        return newest_whole(Path(args.output_dir or ""))
-    # Asked by a collective, so once only: later some ranks may have stopped at a problem that others do not have, and
-    # the rest would wait for them.
-    known: FoundCheckpoint | None = vars(args).get("_agreed_checkpoint")
-    if known is None:
-        known = vars(args)["_agreed_checkpoint"] = newest_on_all_machines(Path(args.output_dir or ""))
-    return known
+    if _wants_newest(args):
+        output = Path(args.output_dir or "")
+        return newest_on_all_machines(output) if ranks.is_distributed() else newest_whole(output)
+    folder = Path(str(args.resume_from_checkpoint))
+    # Reading every byte once per machine is enough, here as there.
+    own = fault_of(folder) if ranks.local_rank() == 0 and folder.is_dir() else None
+    return FoundCheckpoint(folder, fault=next(filter(None, ranks.gathered_objects(own)), None))
 
 
 def resume_problems(found: FoundCheckpoint) -> Iterator[UserError]:
@@ -134,7 +147,6 @@ def resume_problems(found: FoundCheckpoint) -> Iterator[UserError]:
     if found.folder and not found.folder.is_dir():
         yield missing_folder(found.folder, FLAG, "a checkpoint, or auto for the newest whole one")
         return
-    fault = _altered(found.folder) or checkpoint_fault(found.folder) if found.folder else None
     if found.disagreement:
         yield ArgumentError(
             f"no checkpoint is whole on every machine: {found.disagreement}",
@@ -149,9 +161,9 @@ def resume_problems(found: FoundCheckpoint) -> Iterator[UserError]:
             place=FLAG,
             fix=f"give its newest one: {FLAG} {inside}; or auto with --output_dir {found.folder}" if inside else warm,
         )
-    elif fault is not None:
+    elif found.fault is not None:
         yield ArgumentError(
-            f"nothing can resume from {found.folder}: {fault}",
+            f"nothing can resume from {found.folder}: {found.fault}",
             place=FLAG,
             fix="give another checkpoint, or auto for the newest whole one",
         )
@@ -350,10 +362,11 @@ def _discarded(output_dir: Path) -> list[tuple[Path, Path]]:
     return found
 
 
-def _altered(folder: Path) -> str | None:
-    """Which files changed since they were written, as a reason not to resume; None where none did."""
+def fault_of(folder: Path) -> str | None:
+    """Why a run cannot resume from a checkpoint, every byte of it read; None where it is whole."""
+    # Digests first: what has changed may no longer be JSON or safetensors, and need not be parsed.
     names = altered_files(folder)
-    return f"{', '.join(names)} no longer holds what was written" if names else None
+    return f"{', '.join(names)} no longer holds what was written" if names else checkpoint_fault(folder)
 
 
 def _step(folder: Path) -> re.Match[str] | None:

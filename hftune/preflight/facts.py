@@ -21,7 +21,7 @@ from hftune.arguments.model import ModelArguments
 from hftune.arguments.run_arguments import RunArguments
 from hftune.arguments.stage_table import base_stage
 from hftune.arguments.training import StageArguments
-from hftune.checkpoints.resume import FoundCheckpoint, requested_checkpoint, resume_problems
+from hftune.checkpoints.resume import FoundCheckpoint, requested_checkpoint
 from hftune.distributed import nodes, ranks
 from hftune.distributed.ds_config import DsConfig
 from hftune.errors import UserError
@@ -184,7 +184,7 @@ def resolve(stage: str, given: RunArguments[Training]) -> Facts[Training]:
 
     # Before any rule: the search for it is a collective, in which all processes must take part.
     checkpoint = requested_checkpoint(training_args)
-    if checkpoint.folder is not None and not any(resume_problems(checkpoint)):
+    if checkpoint.folder is not None and not checkpoint.problems:
         keep_global_batch = on_demand("hftune.checkpoints.global_batch:keep_global_batch")
         _attempt(problems, lambda: keep_global_batch(training_args, data_args))
     # After the warm start, which may name the adapter; before the tokenizer, which may be one of the chain's.

@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 
 from hftune.checkpoints.engine_files import open_engine
 from hftune.checkpoints.engine_folder import engine_folder
-from hftune.checkpoints.resume import FoundCheckpoint, resume_problems
+from hftune.checkpoints.resume import FoundCheckpoint, fault_of
 from hftune.errors import UserError, raise_together
 from hftune.tools.consolidating.run import ConsolidateArguments, consolidate
 from tests.security.pickles import FORMS
@@ -33,7 +33,7 @@ def consolidates(checkpoint: Path, output: Path) -> None:
 
 def resumes(checkpoint: Path, output: Path) -> None:
     """What preflight asks before a model loads."""
-    raise_together(resume_problems(FoundCheckpoint(checkpoint)))
+    raise_together(FoundCheckpoint(checkpoint, fault=fault_of(checkpoint)).problems)
 
 
 def opens(checkpoint: Path, output: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from hftune.arguments.training import StageArguments
 from hftune.checkpoints.engine_folder import engine_folder
 from hftune.checkpoints.integrity import read_record
-from hftune.checkpoints.resume import resume_problems, unfinished_problems
+from hftune.checkpoints.resume import unfinished_problems
 from hftune.distributed import ranks
 from hftune.errors import ArgumentError, UserError
 from hftune.preflight.facts import Facts
@@ -19,7 +19,7 @@ def check_resume(facts: Facts) -> Iterator[UserError]:
     """Problems of `--resume_from_checkpoint`, also where it was forgotten after an interruption."""
     yield from check_groups(facts.checkpoint.folder, facts.training_args)
     yield from unfinished_problems(facts.training_args)
-    yield from resume_problems(facts.checkpoint)
+    yield from facts.checkpoint.problems
 
 
 def check_groups(folder: Path | None, training_args: StageArguments) -> Iterator[UserError]:

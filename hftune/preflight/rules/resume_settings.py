@@ -12,7 +12,6 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from hftune.checkpoints.integrity import checkpoint_fault
 from hftune.checkpoints.manifest import read_manifest
 from hftune.errors import ArgumentError, ManifestError, UserError
 from hftune.logging import notice
@@ -70,7 +69,7 @@ def check_resumed_settings(facts: Facts) -> Iterator[UserError]:
     """Problems of resuming from a whole checkpoint with another stage, adapter, optimizer or model."""
     folder = facts.checkpoint.folder
     # What is not whole, or not there, has a rule of its own.
-    if folder is None or not folder.is_dir() or checkpoint_fault(folder) is not None:
+    if folder is None or facts.checkpoint.problems:
         return
     manifest = read_manifest(folder) or {}
     warm = f"to begin with its weights, in another --output_dir: --warm_start {folder}"

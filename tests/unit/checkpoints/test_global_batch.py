@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from hftune.checkpoints.global_batch import _what_fits, keep_global_batch, matching_accumulation
 from hftune.checkpoints.integrity import TRAINER_STATE, write_record
-from hftune.checkpoints.resume import requested_checkpoint, resume_problems
+from hftune.checkpoints.resume import requested_checkpoint
 from hftune.distributed.mesh import Mesh
 from hftune.errors import ArgumentError
 from hftune.preflight.rules.resume import check_resume
@@ -133,4 +133,4 @@ def test_a_checkpoint_that_is_not_whole_is_refused_early(checkpoint: Path) -> No
 def resume_problems_of_nothing(folder: Path) -> list[ArgumentError]:
     from hftune.checkpoints.resume import newest_whole
 
-    return list(resume_problems(newest_whole(folder)))
+    return list(newest_whole(folder).problems)

@@ -16,12 +16,12 @@ from hftune.checkpoints.integrity import RECORD_NAME, TRAINER_STATE, checkpoint_
 from hftune.checkpoints.resume import (
     PARTIAL,
     FoundCheckpoint,
+    fault_of,
     newest_whole,
     remove_leftovers,
     remove_old,
     rename_earlier_run,
     restore_checkpoints,
-    resume_problems,
     steps_done,
 )
 from hftune.constants import MANIFEST_NAME
@@ -252,7 +252,7 @@ def test_a_deletion_that_is_cut_short_is_finished_later(
 
 
 def said(folder: Path) -> str:
-    return "\n".join(str(problem) for problem in resume_problems(FoundCheckpoint(folder)))
+    return "\n".join(str(problem) for problem in FoundCheckpoint(folder, fault=fault_of(folder)).problems)
 
 
 def test_an_output_folder_is_no_checkpoint(tmp_path: Path) -> None:

@@ -10,18 +10,23 @@ import pytest
 import torch
 
 from hftune import logging
-from hftune.checkpoints import resume
+from hftune.arguments.entry import parse_arguments
+from hftune.checkpoints import integrity, resume
+from hftune.checkpoints.integrity import read_record, write_record
 from hftune.checkpoints.resume import (
     FoundCheckpoint,
     find_checkpoint,
     newest_on_all_machines,
     report_nothing_left,
     requested_checkpoint,
-    resume_problems,
     starts_fresh,
     unfinished_problems,
 )
+from hftune.digests import digests
 from hftune.distributed import ranks
+from hftune.preflight.facts import resolve
+from hftune.preflight.rules.resume import check_resume
+from hftune.preflight.rules.resume_settings import check_resumed_settings
 from tests.unit.checkpoints.test_resume import make
 
 
@@ -81,7 +86,7 @@ def test_machines_that_have_none_in_common(tmp_path: Path, asked_of_all: Any) ->
     asked_of_all.answer[:] = [None, ["a: none", "b: checkpoint-2"]]
     found = newest_on_all_machines(tmp_path)
     assert found == FoundCheckpoint(disagreement="a: none; b: checkpoint-2")
-    (problem,) = resume_problems(found)
+    (problem,) = found.problems
     assert "no checkpoint is whole on every machine: a: none; b: checkpoint-2" in str(problem)
 
 
@@ -99,8 +104,42 @@ def test_all_are_asked_once(tmp_path: Path, asked_of_all: Any, monkeypatch: pyte
     given = args(tmp_path)
     assert requested_checkpoint(given).folder == tmp_path / "checkpoint-5" and asked_of_all.told == []
     monkeypatch.setattr(ranks, "is_distributed", lambda: True)
+    given = args(tmp_path)
     first = requested_checkpoint(given)
     assert requested_checkpoint(given) is first and len(asked_of_all.told) == 1
+
+
+@pytest.mark.parametrize("asked", ["auto", "named"])
+@pytest.mark.parametrize("local_rank", [0, 1])
+def test_the_bytes_of_a_checkpoint_are_read_once_a_machine(
+    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch, asked: str, local_rank: int
+) -> None:
+    folder = make(tmp_path / "out", 5)
+    torch.save({}, folder / "optimizer.pt")
+    write_record(folder, {"step": 5})
+    argv = ["--model_name_or_path", str(tiny_model), "--output_dir", str(tmp_path / "out"), "--train_file_dir", "."]
+    argv += ["--resume_from_checkpoint", asked if asked == "auto" else str(folder), "--use_cpu", "True"]
+    arguments = parse_arguments("sft", argv)
+    read: list[str] = []
+    monkeypatch.setattr(integrity, "digests", lambda files, **how: read.extend(map(str, files)) or digests(files))
+    monkeypatch.setattr(ranks, "local_rank", lambda: local_rank)
+    facts = resolve("sft", arguments)
+    assert list(check_resume(facts)) == [] and find_checkpoint(facts.training_args) == str(folder)
+    list(check_resumed_settings(facts))
+    looks = local_rank == 0 or asked == "auto"  # one process alone looks for itself
+    assert sorted(read) == sorted(map(str, recorded_files(folder))) * looks
+
+
+def recorded_files(folder: Path) -> list[Path]:
+    return [folder / name for name in (read_record(folder) or {})["digests"]]
+
+
+def test_what_the_first_process_of_a_machine_found_holds_for_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ranks, "gathered_objects", lambda own: ["model.safetensors is missing", own])
+    (problem,) = requested_checkpoint(args(tmp_path, str(make(tmp_path, 5)))).problems
+    assert "nothing can resume" in str(problem) and "model.safetensors is missing" in str(problem)
 
 
 @pytest.mark.parametrize("asked", [None, "", "no", "None", "FALSE", False])

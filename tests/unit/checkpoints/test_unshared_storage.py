@@ -94,5 +94,5 @@ def test_the_newest_on_all(
 
 
 def test_none_in_common_is_refused() -> None:
-    (problem,) = resume.resume_problems(resume.FoundCheckpoint(disagreement="a: checkpoint-20; b: none"))
+    (problem,) = resume.FoundCheckpoint(disagreement="a: checkpoint-20; b: none").problems
     assert "no checkpoint is whole on every machine: a: checkpoint-20; b: none" in problem.cause

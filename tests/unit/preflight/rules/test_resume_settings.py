@@ -37,7 +37,7 @@ def checkpoint(model: Path, folder: Path, *flags: str, stage: str = "sft", base:
         network = get_peft_model(network, LoraConfig(r=arguments.adapter.lora_r, target_modules="all-linear"))
     network.save_pretrained(folder)
     (folder / "trainer_state.json").write_text('{"global_step": 2, "epoch": 1.0}')
-    (folder / "optimizer.pt").touch()
+    torch.save({}, folder / "optimizer.pt")
     recorded = {name: vars(getattr(arguments, name)) for name in ("model", "data", "adapter", "training")}
     trained_on = {"name": str(base or model), "fingerprint": fingerprint(base or model)}
     write_manifest(

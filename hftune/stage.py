@@ -17,7 +17,7 @@ from hftune.arguments.defaults.recipe import recipe
 from hftune.arguments.run_arguments import RunArguments
 from hftune.arguments.training import StageArguments
 from hftune.checkpoints import manifest as manifests
-from hftune.checkpoints.history import HISTORY, same_records, with_history
+from hftune.checkpoints.history import HISTORY, same_records, trained_before, with_history
 from hftune.checkpoints.model_card import model_card
 from hftune.checkpoints.resume import (
     find_checkpoint,
@@ -132,6 +132,10 @@ def _finish_run(run: Run, trainer: StageTrainer, data: Splits, stop: PreemptionC
         preview(data, trainer.processing_class, run.facts.data_args.preview, rows_per_step=rows)
     # Before training, which partitions, wraps or folds what is described.
     manifest = describe_run(run.facts, trainer, data)
+    for file, folder in trained_before(manifest):
+        notice(
+            f"{file}, of which records are held out, was trained in {folder}: figures are of what the model has seen"
+        )
     use_progress_line(trainer)
     with on_demand(_TRACKED)(trainer, manifest) if args.report_to else nullcontext({}) as trackers:
         if args.do_train:

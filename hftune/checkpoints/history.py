@@ -1,12 +1,13 @@
-"""What a run that resumes was before: its earlier legs, for the manifest, and whether its records are the same."""
+"""What a run was before: the legs of one that resumes, and the runs whose weights one begins with."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from hftune.checkpoints.manifest import Manifest
+from hftune.checkpoints.manifest import Manifest, read_manifest
 from hftune.secrets import redacted
 
 HISTORY = "history"
@@ -50,13 +51,45 @@ def same_records(then: Manifest, now: Manifest) -> bool:
     return _records(then, one) == _records(now, other)
 
 
+def trained_before(manifest: Manifest) -> Iterator[tuple[str, str]]:
+    """Files with held-out records that an earlier stage has trained, by what they hold: file, and folder of that stage.
+
+    Args:
+        manifest: Of a run that begins; its base and its adapters are followed as far back as their manifests are there.
+    """
+    held = _contents(manifest, "eval")
+    teachers = {str(one.get("name")) for one in manifest.get("teachers") or []}
+    for folder, earlier in _ancestors(manifest, set(teachers)):
+        legs = [*(earlier.get(HISTORY) or []), earlier]
+        # What both splits of a leg are of was divided by the seed: the same records were held out then, most likely.
+        seen = {one for leg in legs for one in {*_contents(leg, "train").values()} - {*_contents(leg, "eval").values()}}
+        yield from ((file, folder) for file, digest in held.items() if digest in seen)
+
+
+def _ancestors(manifest: Manifest, seen: set[str]) -> Iterator[tuple[str, Manifest]]:
+    """Every folder whose weights are in a run's, with its manifest, each once."""
+    base = (manifest.get("base") or {}).get("name")
+    for folder in [str(base or ""), *(str(parent["folder"]) for parent in manifest.get("parents") or [])]:
+        if folder not in seen and (found := read_manifest(folder)) is not None:
+            seen.add(folder)
+            yield folder, found
+            yield from _ancestors(found, seen)
+
+
 def _records(manifest: Manifest, about: dict[str, Any]) -> list[Any]:
     """Digests of the training files in their order, their names where those are not known, and counts."""
+    known = _contents(manifest, "train")
+    counts = [about.get(name) for name in ("rows", "used", "dropped", "tokens", "trained_tokens", "packing")]
+    return [[known.get(file, file) for file in about.get("files") or []], counts]
+
+
+def _contents(manifest: Manifest, split: str) -> dict[str, str]:
+    """Digests of the files of a split, of those that the manifest's inputs record."""
     known = {
         place: record[2]
         for path, recorded in (manifest.get("inputs") or {}).items()
         for name, record in (recorded.get("files") or {}).items()
         for place in (str(Path(path) / name), path if Path(path).name == name else "")
     }
-    counts = [about.get(name) for name in ("rows", "used", "dropped", "tokens", "trained_tokens", "packing")]
-    return [[known.get(file, file) for file in about.get("files") or []], counts]
+    files = ((manifest.get("data") or {}).get(split) or {}).get("files") or []
+    return {file: known[file] for file in files if file in known}

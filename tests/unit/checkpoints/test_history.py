@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from hftune.checkpoints.history import changed_arguments, same_records, with_history
+from hftune.checkpoints.history import changed_arguments, same_records, trained_before, with_history
 from hftune.checkpoints.manifest import read_manifest, write_manifest
 
 
@@ -51,3 +51,26 @@ def test_the_same_records() -> None:
     assert same_records(then, alone), "a file that was named"
     unknown = {**data("g"), "inputs": {}}
     assert not same_records(then, unknown) and same_records(unknown, unknown | data("h", "z") | {"inputs": {}})
+
+
+def test_held_out_files_that_an_earlier_stage_trained(tmp_path: Path) -> None:
+    """The adapter below a merge trained it, and the first leg of a run that was resumed; a teacher is no past."""
+    first, merged, other = (str(tmp_path / name) for name in ("sft", "merged", "other"))
+    write_manifest(first, data("f", "held") | {"stage": "sft"})
+    write_manifest(merged, {"stage": "merge", "base": {"name": "owner/hub"}, "parents": [{"folder": first}]})
+    write_manifest(other, data("g", "else") | {"history": [data("h", "held")], "base": {"name": merged}})
+    held = {"data": {"eval": {"files": ["new/e.jsonl"]}}, "inputs": {"new": {"files": {"e.jsonl": [1, 2, "held"]}}}}
+
+    def found(**more: Any) -> list[tuple[str, str]]:
+        return list(trained_before(held | more))
+
+    assert found(base={"name": merged}) == [("new/e.jsonl", first)]
+    assert found(base={"name": other}, parents=[{"folder": other}]) == [("new/e.jsonl", other), ("new/e.jsonl", first)]
+    teacher = {"teachers": [{"name": merged}], "parents": [{"folder": merged}]}
+    assert found(**teacher) == [] == found(base={"name": "owner/hub"}) == list(trained_before({}))
+    divided = data("f", "held")
+    divided["data"]["eval"] = divided["data"]["train"]
+    write_manifest(tmp_path / "divided", divided)
+    assert found(base={"name": str(tmp_path / "divided")}) == [], "by the same seed"
+    unknown = held | {"inputs": {}, "base": {"name": merged}}
+    assert list(trained_before(unknown)) == [], "the same names say nothing"

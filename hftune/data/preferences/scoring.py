@@ -18,6 +18,7 @@ from hftune.data.templates.proposals import require_chat_template
 from hftune.data.templates.rendering import Renderer
 from hftune.data.templates.respelled_tokenizer import token_ids, turn_tokens_in
 from hftune.data.templates.turn_token_guard import TurnTokenGuard
+from hftune.data.tokenizing.context import Context
 from hftune.data.tokenizing.counts import require_fast
 from hftune.errors import DataError
 from hftune.template_arguments import TemplateArguments
@@ -51,6 +52,7 @@ class ScoringEncoder:
         separator: Between the steps of an answer.
         max_length: Tokens that are kept of a conversation, its end; None: all.
         borders_in_text: What becomes of turn tokens that contents spell, a mode of `TurnTokenGuard`.
+        context: What the model can read; None: everything.
 
     Raises:
         DataError: A tokenizer without a chat template, or (for steps) without character offsets.
@@ -64,7 +66,9 @@ class ScoringEncoder:
         separator: str = "\n",
         max_length: int | None = None,
         borders_in_text: str = "split",
+        context: Context | None = None,
     ) -> None:
+        self.context = context or Context(None, 0)
         require_chat_template(tokenizer)
         if steps:
             require_fast(tokenizer)
@@ -87,7 +91,7 @@ class ScoringEncoder:
         """The conversations of a record: two of a preference pair, one of any other.
 
         Raises:
-            DataError: In no format that hftune reads, or without an answer.
+            DataError: In no format that hftune reads, without an answer, or longer than the model's context.
         """
         if pair_format(row.value) or (isinstance(row.value.get("output"), list) and "instruction" in row.value):
             pair = to_preference(row)
@@ -127,8 +131,9 @@ class ScoringEncoder:
             text = self.guard.text(render, said, tools)
         except DataError as error:
             raise error.at(origin) from error
+        self.context.check_text(text, origin)
         (ids,) = token_ids(self.tokenizer, [text], add_special_tokens=False)
-        return self._cut(Scored(name, ids, None, turn_tokens=turn_tokens_in(text)))
+        return self._cut(Scored(name, ids, None, turn_tokens=turn_tokens_in(text)), origin)
 
     def solution(self, name: str, solution: Solution) -> Scored:
         """An answer in steps; scored as a whole where steps are not."""
@@ -137,14 +142,17 @@ class ScoringEncoder:
             more = solution.template_arguments
             return self._one(name, solution.prompt, [answer], solution.tools, solution.origin, more)
         parsed = self.encoder.text_of(solution, "")
+        self.context.check_text(parsed.said.text, solution.origin)
         encoding = self.encoder.encodings([parsed.said.text])[0][0]
         ends = last_tokens(encoding, parsed.said)
-        return self._cut(Scored(name, list(encoding.ids), ends, turn_tokens=turn_tokens_in(parsed.said.text)))
+        scored = Scored(name, list(encoding.ids), ends, turn_tokens=turn_tokens_in(parsed.said.text))
+        return self._cut(scored, solution.origin)
 
-    def _cut(self, one: Scored) -> Scored:
+    def _cut(self, one: Scored, origin: str) -> Scored:
         """Without its beginning, where it is too long; steps in there have no score of their own."""
         # The end stays, where the score is read.
         over = len(one.ids) - self.max_length if self.max_length else 0
+        self.context.check(len(one.ids) - max(0, over), origin)
         if over <= 0:
             return one
         ends = None if one.ends is None else [end - over for end in one.ends if end >= over]

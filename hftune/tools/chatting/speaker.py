@@ -10,12 +10,13 @@ import torch
 
 from hftune import interrupts
 from hftune.data.records.messages import Message
+from hftune.data.tokenizing.context import context_of
 from hftune.data.tokenizing.counts import Counts, describe_turn_tokens
 from hftune.errors import ArgumentError, DataError
 from hftune.logging import notice
 from hftune.tools.chatting.arguments import ChatArguments
 from hftune.tools.talking.listening import Listener, sampling
-from hftune.tools.talking.loading import Talker, context_of
+from hftune.tools.talking.loading import Talker
 from hftune.tools.talking.parsing import AnswerForm, Part
 from hftune.tools.talking.prompts import PromptWriter
 

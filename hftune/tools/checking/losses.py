@@ -17,10 +17,12 @@ from hftune.data.readers.base import Row
 from hftune.data.readers.columns import apply_columns
 from hftune.data.records.unread import take_unread
 from hftune.data.tokenizing.chats import ChatEncoder
+from hftune.data.tokenizing.context import LONGER, Context
 from hftune.data.tokenizing.counts import Counts
 from hftune.data.tokenizing.encoder import Encoder
 from hftune.data.tokenizing.texts import TextEncoder
 from hftune.errors import DataError
+from hftune.logging import notice
 from hftune.models.kernels.answer_head import add_answer_head
 from hftune.tools.checking.arguments import DataCheckArguments
 from hftune.tools.checking.records import TEXT, learnt, to_record
@@ -61,7 +63,9 @@ class Losses:
         self._model, tokenizer = talker.model, talker.tokenizer
         add_answer_head(self._model)
         self._collate = CausalCollator(int(tokenizer.pad_token_id or 0))
-        self._length, self._batch = args.max_length, args.batch_tokens
+        self._context, self._batch = Context.of(self._model, tokenizer), args.batch_tokens
+        self._length = min(args.max_length, self._context.tokens or args.max_length)
+        self._too_long = self._cut = 0
         self._texts = TextEncoder(tokenizer, append_eos=tokenizer.eos_token_id is not None)
         # Without a template there are no conversations for this model.
         self._chats = ChatEncoder(tokenizer, max_length=args.max_length) if tokenizer.chat_template else None
@@ -73,6 +77,10 @@ class Losses:
             self._run(window)
             for one in window:
                 yield one.record, one.file, one.line, one.total / one.count
+        if self._cut:
+            notice(f"{self._cut} records are longer than {self._length} tokens: their loss is that of their beginning")
+        if self._too_long:
+            notice(f"{self._too_long} records are longer than anything the model can read, and have no loss")
 
     def _tokens(self, sources: list[Source], columns: dict[str, str]) -> Iterator[_Tokens]:
         number = -1
@@ -93,9 +101,14 @@ class Losses:
             shown = learnt(row)
             if encoder is None or shown is None:
                 return None
-            found = encoder.encode([encoder.parse(shown)], Counts())
-        except DataError:
+            parsed, counts = encoder.parse(shown), Counts()
+            for text in [parsed] if isinstance(parsed, str) else [one.text for one in parsed]:
+                self._context.check_text(text, row.origin)
+            found = encoder.encode([parsed], counts)
+        except DataError as error:
+            self._too_long += error.kind == LONGER
             return None
+        self._cut += bool(counts.truncated or any(len(ids) > self._length for ids in found["input_ids"]))
         if not found["input_ids"]:
             return None
         # Of a conversation that a template makes several rows of, the last holds its last answer.

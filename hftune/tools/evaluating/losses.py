@@ -11,6 +11,7 @@ import torch
 from hftune.constants import IGNORE_INDEX
 from hftune.data.readers.base import Row
 from hftune.data.tokenizing.chats import ChatEncoder
+from hftune.data.tokenizing.context import FIX, Context
 from hftune.data.tokenizing.counts import Counts
 from hftune.models.kernels.answer_head import add_answer_head
 from hftune.tools.talking.answering import batches_by_length
@@ -28,13 +29,15 @@ class RecordLosses:
     def __init__(self, talker: Talker, max_length: int | None, borders_in_text: str, batch_tokens: int) -> None:
         self.model, self.pad, self.batch_tokens = talker.model, int(talker.tokenizer.pad_token_id or 0), batch_tokens
         self.encode = ChatEncoder(talker.tokenizer, max_length=max_length, borders_in_text=borders_in_text)
+        fix = f"--max_length cuts the ends of longer records; or {FIX}"
+        self.context = Context.of(talker.model, talker.tokenizer, fix)
         add_answer_head(self.model)
 
     def __call__(self, rows: Sequence[Row]) -> list[tuple[float, int]]:
         """Of each record the sum of the losses of its trained tokens, in nats, and how many these are.
 
         Raises:
-            DataError: A record that cannot be used.
+            DataError: A record that cannot be used, or does not fit into the model's context.
         """
         found = [(0.0, 0)] * len(rows)
         owners: list[int] = []
@@ -42,7 +45,12 @@ class RecordLosses:
         labels: list[np.ndarray] = []
         for number, row in enumerate(rows):
             # Several rows of one record, where the template rewrites earlier turns.
-            columns = self.encode.encode([self.encode.parse(row)], Counts())
+            parsed = self.encode.parse(row)
+            for one in parsed:
+                self.context.check_text(one.text, row.origin)
+            columns = self.encode.encode([parsed], Counts())
+            for one_ids in columns["input_ids"]:
+                self.context.check(len(one_ids), row.origin)
             owners += [number] * len(columns["input_ids"])
             ids += columns["input_ids"]
             labels += columns["labels"]

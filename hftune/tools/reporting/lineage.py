@@ -108,7 +108,7 @@ def _trace(name: str, role: str, known: dict[str, Origin], within: tuple[str, ..
         origin = Origin(name, role, manifest, list(_own_faults(name, manifest)))
         # Whoever shows or counts it must find what it reads.
         origin.to_dict(), [*_details(origin)]
-        parents = [(from_here(parent, name, manifest), *rest) for parent, *rest in parents_of(manifest)]
+        parents = [(from_here(parent, name, manifest), what, then) for parent, what, then in parents_of(manifest)]
     if name in within:  # a folder that was replaced by what was made from it
         origin.faults.append("it was made from itself: the folder has been used again")
         return origin

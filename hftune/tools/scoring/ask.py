@@ -22,6 +22,7 @@ from hftune.data.readers.files import chunks, find_files
 from hftune.data.records.messages import Message
 from hftune.data.records.prompts import Prompt, to_prompt
 from hftune.data.records.unread import describe_unread, take_unread
+from hftune.data.tokenizing.context import Context
 from hftune.data.tokenizing.counts import Counts, describe_turn_tokens
 from hftune.digests import record_files
 from hftune.errors import ArgumentError, DataError, UserError, raise_together
@@ -131,10 +132,13 @@ def _answers(name: str, prompts: list[Prompt], args: AskArguments) -> list[str]:
     talker = load_talker(name, args)
     tokenizer = talker.tokenizer
     write = PromptWriter(name, tokenizer, args.borders_in_text)
-    texts_of_all = _texts(prompts, write, args.borders_in_text)
+    context = Context.of(talker.model, tokenizer)
+    texts_of_all = _texts(prompts, write, args.borders_in_text, context)
     said: list[str] = []
     for start in range(0, len(prompts), _BATCH):
         given = write.ids(texts_of_all[start : start + _BATCH])
+        for prompt, one in zip(prompts[start:], given, strict=False):
+            context.check(len(one), prompt.origin)
         ids = answer_ids(talker, given, max_new_tokens=args.max_new_tokens, do_sample=False)
         said += tokenizer.batch_decode(ids, skip_special_tokens=True)
     # Models have reference cycles: only a collection frees the memory before the next one is loaded.
@@ -143,7 +147,7 @@ def _answers(name: str, prompts: list[Prompt], args: AskArguments) -> list[str]:
     return [whole(text).strip() for text in said]  # at --max_new_tokens an answer ends anywhere
 
 
-def _texts(prompts: list[Prompt], write: PromptWriter, mode: str) -> list[str]:
+def _texts(prompts: list[Prompt], write: PromptWriter, mode: str, context: Context) -> list[str]:
     """The prompts as text for the model; turn tokens in them are counted, or refused."""
     counts = Counts(rows=len(prompts))
     texts: list[str] = []
@@ -152,6 +156,7 @@ def _texts(prompts: list[Prompt], write: PromptWriter, mode: str) -> list[str]:
             texts.append(write.text(prompt.messages, arguments=prompt.template_arguments))
         except DataError as error:
             raise error.at(prompt.origin) from error
+        context.check_text(texts[-1], prompt.origin)
         counts.note_texts(texts[-1:])
     if counts.bordered:
         notice(describe_turn_tokens(counts, mode))

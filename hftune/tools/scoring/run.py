@@ -20,6 +20,7 @@ from hftune.data.preferences.scoring import CHOSEN, REJECTED, Scored, ScoringEnc
 from hftune.data.readers.base import Row
 from hftune.data.readers.files import chunks, find_files
 from hftune.data.records.unread import describe_unread, take_unread
+from hftune.data.tokenizing.context import FIX, Context
 from hftune.data.tokenizing.counts import Counts, describe_turn_tokens
 from hftune.errors import ArgumentError, DataError, UserError, raise_together
 from hftune.logging import get_logger, notice
@@ -59,7 +60,12 @@ def score(args: ScoreArguments) -> dict[str, float]:
     model.to("cuda" if torch.cuda.is_available() and not args.use_cpu else "cpu")
     separator = args.step_separator or step_separator(args.model)
     make = ScoringEncoder(
-        tokenizer, steps=steps, separator=separator, max_length=args.max_length, borders_in_text=args.borders_in_text
+        tokenizer,
+        steps=steps,
+        separator=separator,
+        max_length=args.max_length,
+        borders_in_text=args.borders_in_text,
+        context=Context.of(model, tokenizer, f"--max_length keeps the end of longer ones; or {FIX}"),
     )
     scale, tally = read_scale(args.model), Tally()
     with _opened(args.output) as out:

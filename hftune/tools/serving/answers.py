@@ -11,13 +11,14 @@ from typing import Any
 import torch
 from transformers import StoppingCriteria, StoppingCriteriaList
 
+from hftune.data.tokenizing.context import context_of
 from hftune.errors import DataError
 from hftune.logging import notice
 from hftune.tools.serving.errors import RequestError, too_long
 from hftune.tools.serving.log_probs import LogProbs
 from hftune.tools.serving.requests import Asked, ChatRequest, refused
 from hftune.tools.talking.listening import Listener, sampling
-from hftune.tools.talking.loading import Talker, context_of
+from hftune.tools.talking.loading import Talker
 from hftune.tools.talking.parsing import AnswerForm, Part, unmarked
 from hftune.tools.talking.prompts import PromptWriter
 

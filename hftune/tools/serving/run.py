@@ -16,12 +16,13 @@ import torch
 
 from hftune.checkpoints.folder_checks import check_recorded_whole
 from hftune.child_processes import program
+from hftune.data.tokenizing.context import context_of
 from hftune.errors import ArgumentError, UserError, raise_together, shown
 from hftune.logging import get_logger, notice
 from hftune.secrets import learn
 from hftune.tools.listening.server import LOCAL, address_of, bound, missing_packages, run_app
 from hftune.tools.serving.arguments import KEY_VARIABLE, ServeArguments
-from hftune.tools.talking.loading import Talker, check_talker, context_of, load_talker
+from hftune.tools.talking.loading import Talker, check_talker, load_talker
 
 if TYPE_CHECKING:
     from hftune.tools.serving.app import Server

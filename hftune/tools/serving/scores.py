@@ -9,11 +9,11 @@ import torch
 
 from hftune.checkpoints.reward_scale import read_scale
 from hftune.data.preferences.scoring import ScoringEncoder
+from hftune.data.tokenizing.context import context_of
 from hftune.errors import DataError
 from hftune.tools.serving.arguments import ServeArguments
 from hftune.tools.serving.errors import RequestError, too_long
 from hftune.tools.serving.requests import Asked, refused
-from hftune.tools.talking.loading import context_of
 from hftune.trainers.rewards.loading import load_reward_model, reward_head, step_separator
 from hftune.trainers.rewards.score_batches import run_batches
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from hftune.data.records.messages import Message
+from hftune.data.tokenizing.context import Context
 from hftune.errors import DataError
 from hftune.template_arguments import TemplateArguments
 from hftune.tools.talking.loading import Talker
@@ -51,6 +52,7 @@ class Answerer:
     def __init__(self, talker: Talker, borders_in_text: str, batch_tokens: int) -> None:
         self.talker, self.batch_tokens = talker, batch_tokens
         self.write = PromptWriter(talker.name, talker.tokenizer, borders_in_text)
+        self.context = Context.of(talker.model, talker.tokenizer)
         self.form = AnswerForm(self.write.render)
         self.dropped = {*unmarked(talker.tokenizer, self.form), *talker.ends}
 
@@ -61,10 +63,12 @@ class Answerer:
             options: Of `generate`.
 
         Raises:
-            DataError: The template refuses a conversation.
+            DataError: The template refuses a conversation, or it does not fit into the model's context.
         """
         texts = [self._text(question) for question in questions]
         ids = self.write.ids(texts)
+        for question, one in zip(questions, ids, strict=True):
+            self.context.check(len(one), question.origin)
         found: dict[int, Answer] = {}
         for batch in batches_by_length([len(one) for one in ids], max_new_tokens, self.batch_tokens):
             said = answer_ids(self.talker, [ids[at] for at in batch], max_new_tokens=max_new_tokens, **options)
@@ -74,9 +78,11 @@ class Answerer:
 
     def _text(self, question: Question) -> str:
         try:
-            return self.write.text(question.messages, question.tools, question.arguments)
+            text = self.write.text(question.messages, question.tools, question.arguments)
         except DataError as error:
             raise error.at(question.origin) from error
+        self.context.check_text(text, question.origin)
+        return text
 
     def _read(self, prompt: str, tools: list[dict[str, Any]] | None, tokens: list[int]) -> Answer:
         """An answer without the token that ended it, its thoughts and calls apart from its text."""

@@ -149,12 +149,3 @@ def load_talker(name: str, how: TalkerFields, flag: str = "--models", adapters: 
     ends = ends_of(tokenizer, sampling)
     model.generation_config.eos_token_id = ends or None
     return Talker(name, model.eval(), tokenizer, sampling, ends)
-
-
-def context_of(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int | None:
-    """Tokens that a model takes, by its config, else by its tokenizer; None where neither says it."""
-    found = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    if isinstance(found, int) and found > 0:
-        return found
-    # transformers' word for no limit is 10^30.
-    return int(tokenizer.model_max_length) if tokenizer.model_max_length < 1 << 31 else None

@@ -15,6 +15,7 @@ from hftune.arguments.distill import DistillArguments
 from hftune.arguments.model import ModelArguments
 from hftune.data.alignment.vocabularies import same_tokenizer
 from hftune.data.teaching.hashes import trained_places
+from hftune.data.tokenizing.context import Context
 from hftune.errors import ArgumentError
 from hftune.models.kernels.answer_head import add_answer_head
 from hftune.models.kernels.chunked_heads import CHUNK_BYTES
@@ -35,6 +36,7 @@ class Teacher:
         vocabulary: Tokens that all of them know.
         pad: Fills up rows; nothing attends to it.
         k: Tokens that it gives; None: as many as are asked for.
+        contexts: What each can read.
     """
 
     models: list[Any]
@@ -42,6 +44,7 @@ class Teacher:
     temperature: float
     pad: int
     k: int | None = None
+    contexts: tuple[Context, ...] = ()
 
     @property
     def vocabulary(self) -> int:
@@ -61,6 +64,8 @@ class Teacher:
         first, last = int(work.bounds[number]), int(work.bounds[number + 1])
         found = dataset.select(work.records[first:last]).with_format("numpy")
         lengths = np.array([len(ids) for ids in found["input_ids"]])
+        for context in self.contexts:
+            context.check(int(lengths.max(initial=0)), "--max_length")
         # The longest first: a batch that does not fit into memory fails at once.
         order = np.argsort(-lengths, kind="stable")
         for start in range(0, len(order), rows):
@@ -161,4 +166,6 @@ def load_teacher(
         add_answer_head(model)
         if not (args.teacher_load_in_4bit or args.teacher_load_in_8bit):
             model.to(args.device)  # transformers wraps `to` without its types
-    return Teacher(models, args.teacher_shares, float(args.temperature), int(tokenizer.pad_token_id or 0))
+    contexts = tuple(Context.of(model, tokenizer) for model in models)
+    pad = int(tokenizer.pad_token_id or 0)
+    return Teacher(models, args.teacher_shares, float(args.temperature), pad, contexts=contexts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -10,6 +11,7 @@ from hftune.data.preferences.scoring import ScoringEncoder
 from hftune.data.readers.base import Row
 from hftune.data.records.messages import Message
 from hftune.data.templates.turn_token_guard import mode_for_answers
+from hftune.data.tokenizing.context import Context
 from hftune.trainers.rewards.loading import load_reward_model, reward_head, step_separator
 from hftune.trainers.rewards.score_batches import run_batches
 
@@ -30,7 +32,9 @@ class AnswerScorer:
             self.model.to("cuda")  # transformers wraps `to` without its types
         mode = mode_for_answers(borders_in_text)
         separator = step_separator(path)
-        self.make = ScoringEncoder(self.tokenizer, steps=steps, separator=separator, borders_in_text=mode)
+        options: dict[str, Any] = {"separator": separator, "borders_in_text": mode}
+        context = Context.of(self.model, self.tokenizer)
+        self.make = ScoringEncoder(self.tokenizer, steps=steps, context=context, **options)
 
     def __call__(self, conversations: Sequence[list[Message]], name: str = "answer") -> list[float | None]:
         """The score of each conversation's last turn; None for an empty one, which has no token to score.

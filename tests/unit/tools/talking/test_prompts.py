@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from hftune.data.tokenizing.context import context_of
 from hftune.errors import DataError
 from hftune.logging import notices
 from hftune.template_arguments import give_arguments
-from hftune.tools.talking.loading import context_of
 from hftune.tools.talking.prompts import PromptWriter
 from tests.unit.data.helpers import assistant, make_tokenizer, template, user
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 from peft import PeftModel
+from torch import nn
 from torch.autograd import Function
 from transformers import PreTrainedModel
 
@@ -23,6 +24,7 @@ def add_adapter(
     Raises:
         ArgumentError: A name that this model does not have, or an adapter that does not fit it.
     """
+    _train_padding_rows(model)
     adapted: PreTrainedModel | PeftModel = model
     if adapter_args.use_peft:
         adapted = on_demand("hftune.models.adapters.lora:add_lora")(model, adapter_args, training_args)
@@ -48,6 +50,16 @@ def fuses_lora(adapter_args: AdapterArguments, training_args: StageArguments) ->
     if not adapter_args.use_peft or adapter_args.fused_lora is False:
         return False
     return training_args.zero_stage != 3 and not training_args.torch_compile
+
+
+def _train_padding_rows(model: PreTrainedModel) -> None:
+    """Give the row of the padding token a gradient as all others: the token may end turns as well.
+
+    torch leaves it out (`padding_idx`). Where the token only pads, nothing depends on it, and its gradient is 0.
+    """
+    for module in model.modules():
+        if isinstance(module, nn.Embedding):
+            module.padding_idx = None
 
 
 def _give_blocks_a_gradient(adapted: PreTrainedModel | PeftModel, training_args: StageArguments) -> None:

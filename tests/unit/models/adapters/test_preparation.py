@@ -43,6 +43,26 @@ def test_a_backward_pass_of_the_models_own_make_gets_an_input_with_a_gradient(mo
     assert adapted.train()(input_ids=ids, labels=ids).loss.requires_grad
 
 
+@pytest.mark.parametrize("flags", [(), ("--use_peft", "--modules_to_save", "embed_tokens")])
+def test_a_padding_token_that_also_ends_turns_is_trained(flags: tuple[str, ...]) -> None:
+    """As in SmolLM2-Instruct. Where it only pads, its gradient is 0 as ever."""
+    _, _, adapter, training = parse_arguments("sft", ["--output_dir", "o", "--gradient_checkpointing", "0", *flags])
+    config = tiny_config("llama")
+    config.pad_token_id, config.tie_word_embeddings = 2, False
+    adapted = add_adapter(AutoModelForCausalLM.from_config(config), adapter, training)
+
+    def gradient(ids: list[int], mask: list[int], labels: list[int]) -> float:
+        adapted.zero_grad()
+        batch = {"input_ids": ids, "attention_mask": mask, "labels": labels}
+        adapted(**{name: torch.tensor([row]) for name, row in batch.items()}).loss.backward()
+        (table,) = [one for name, one in adapted.named_parameters() if "embed_tokens" in name and one.requires_grad]
+        assert table.grad is not None
+        return float(table.grad[2].abs().sum())
+
+    assert gradient([5, 2, 6, 7], [1, 1, 1, 1], [5, 2, 6, 7]) > 0
+    assert gradient([5, 6, 2, 2], [1, 1, 0, 0], [5, 6, -100, -100]) == 0
+
+
 def test_an_unknown_target_is_an_error(tiny_model: Path) -> None:
     _, _, adapter, _ = parse_arguments("sft", ["--output_dir", "o", "--use_peft", "--target_modules", "q_proj,c_attn"])
     with pytest.raises(ArgumentError, match="no module c_attn"):

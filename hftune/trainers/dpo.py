@@ -119,6 +119,7 @@ class DPOTrainer(StageTrainer, trl.DPOTrainer):
 
     def count_items(self, batches: list[Inputs], device: torch.device) -> torch.Tensor:
         """Records and chosen tokens of a step, (2,), as a mean over processes."""
+        self.pair_loss.begin_step(batches)
         return mean_over_processes(self, torch.stack([counts_of(batch) for batch in batches]).sum(0).to(device))
 
     def stage_loss(self, model: Any, inputs: Inputs, return_outputs: bool, num_items_in_batch: Any) -> Any:

@@ -36,6 +36,12 @@ class PairLoss:
     def __init__(self, run: Run, reference_policy: ReferencePolicy, figures: PairFigures) -> None:
         self.run, self.reference_policy, self.figures = run, reference_policy, figures
         self.settings = settings_of(run.args)
+        self._step: list[Inputs] = []  # the micro batches of the step that is being trained
+        self._step_kl: torch.Tensor | None = None
+
+    def begin_step(self, batches: list[Inputs]) -> None:
+        """Have what is one for a whole step taken over all of its micro batches."""
+        self._step, self._step_kl = batches, None
 
     def loss(
         self, model: nn.Module, inputs: Inputs, counted: torch.Tensor | None = None
@@ -47,7 +53,7 @@ class PairLoss:
         """
         args = self.run.args
         # Before the pass with gradients, so that its memory is free again.
-        kl = self.divergence(model, inputs) if "kto" in args.loss_type else None
+        kl = self._reference_point(model, inputs, counted) if "kto" in args.loss_type else None
         outputs = forward_answers(model, inputs)
         if counted is None:
             counted = counts_of(inputs).clamp(min=1)
@@ -75,17 +81,29 @@ class PairLoss:
         means = (lengths[:half] + lengths[half:]).repeat(2) / 2
         return sums * means / lengths
 
-    def divergence(self, model: nn.Module, inputs: Inputs) -> torch.Tensor:
+    def _reference_point(self, model: nn.Module, inputs: Inputs, counted: torch.Tensor | None) -> torch.Tensor:
+        """KTO's, of all micro batches of a step in training, of the batch in evaluation."""
+        if counted is None or not self._step:
+            return self.divergence(model, [inputs])
+        if self._step_kl is None:
+            self._step_kl = self.divergence(model, [self.run._prepare_inputs(batch) for batch in self._step])
+        return self._step_kl
+
+    def divergence(self, model: nn.Module, batches: list[Inputs]) -> torch.Tensor:
         """KTO's estimate of KL(policy, reference), >= 0: the mean log ratio of mismatched answers over all ranks."""
-        assert "kl" in inputs, "records for KTO bring an answer to another prompt"
         with torch.no_grad():
-            policy = self.answer_sums(forward_answers(model, inputs["kl"]), inputs["kl"])
-            # As a mask, not a slice: its sum is the number of answers.
-            kept = inputs[FILLER].logical_not() if FILLER in inputs else torch.ones_like(policy, dtype=torch.bool)
-            ratios = (policy - self.reference_policy.of_mismatched(inputs).to(policy))[kept].double()
+            ratios = torch.cat([self._mismatched_ratios(model, batch) for batch in batches])
             # Over all ranks: the estimate is a mean, and a rank may have few answers.
-            total, number = self.run.accelerator.reduce(torch.stack([ratios.sum(), kept.sum().double()]), "sum")
-        return (total / number.clamp(min=1)).clamp(min=0).to(policy.dtype)
+            sums = torch.stack([ratios.double().sum(), ratios.new_tensor(len(ratios)).double()])
+            total, number = self.run.accelerator.reduce(sums, "sum")
+        return (total / number.clamp(min=1)).clamp(min=0).to(ratios.dtype)
+
+    def _mismatched_ratios(self, model: nn.Module, inputs: Inputs) -> torch.Tensor:
+        """log pi / pi_ref of answers to other prompts, (answers that count,)."""
+        assert "kl" in inputs, "records for KTO bring an answer to another prompt"
+        policy = self.answer_sums(forward_answers(model, inputs["kl"]), inputs["kl"])
+        kept = inputs[FILLER].logical_not() if FILLER in inputs else slice(None)
+        return (policy - self.reference_policy.of_mismatched(inputs).to(policy))[kept]
 
     def _of_answers(self, outputs: AnswerOutput, inputs: Inputs, kl: torch.Tensor | None) -> Parts:
         """The weighted sum of losses of single answers; metrics are added up on the way."""

@@ -201,13 +201,16 @@ def test_divergence_is_a_mean_over_all_ranks_and_never_negative() -> None:
     inputs = batch(kl=batch(answer_lengths=torch.tensor([2, 1]), paired=False))
     model: Any = lambda **given: said([1.0, 0.5, 2.0])  # noqa: E731
     # Ratios 1.5 + 2 = 3.5 and 2 + 1 = 3.
-    assert float(pair_loss().divergence(model, inputs)) == 3.25
-    assert float(pair_loss().divergence(model, inputs | {FILLER: torch.tensor([False, True])})) == 3.5
-    assert float(pair_loss().divergence(model, inputs | {FILLER: torch.tensor([True, True])})) == 0
+    assert float(pair_loss().divergence(model, [inputs])) == 3.25
+    assert float(pair_loss().divergence(model, [inputs | {FILLER: torch.tensor([False, True])}])) == 3.5
+    assert float(pair_loss().divergence(model, [inputs | {FILLER: torch.tensor([True, True])}])) == 0
     # Another rank has one ratio of 0.5: (6.5 + 0.5) / 3. Or -9 in all: 0.
     two = pair_loss(reduce=lambda value, how: value + torch.tensor([0.5, 1.0]) if how == "sum" else None)
-    assert float(two.divergence(model, inputs)) == pytest.approx(7 / 3)
-    assert float(pair_loss(reduce=lambda value, how: -value).divergence(model, inputs)) == 0
+    assert float(two.divergence(model, [inputs])) == pytest.approx(7 / 3)
+    assert float(pair_loss(reduce=lambda value, how: -value).divergence(model, [inputs])) == 0
+    # Of two micro batches, of which the second's first answer only fills up: (3.5 + 3 + 3) / 3.
+    more = inputs | {FILLER: torch.tensor([True, False])}
+    assert float(pair_loss().divergence(model, [inputs, more])) == pytest.approx(9.5 / 3)
     kto = pair_loss(loss_type=["kto"])
     (wanted,) = {(4 - s(0.5 * (-1 - 3.25)) - s(0.5 * (3.25 - 1)) - s(0.5 * (1 - 3.25)) - s(0.5 * (3.25 + 1))) / 4}
     answers = iter([said([1.0, 0.5, 2.0]), said(LOG_PROBS)])  # first the estimate, then the pass with gradients
@@ -290,6 +293,26 @@ def test_a_batch_of_fillers_alone_has_no_loss(loss_type: str, labels: dict[str, 
     filled = {FILLER: torch.ones(fillers, dtype=torch.bool)} | ({} if labels else {"differences": torch.zeros(2)})
     assert loss_of(made, **labels, **filled) == 0.0
     assert "loss" not in measured(made, "eval")
+
+
+def test_the_reference_point_is_one_for_all_micro_batches_of_a_step() -> None:
+    """Taken once; of an evaluation's batch, and of the next step, it is another."""
+    made, asked = pair_loss(loss_type=["kto"]), []
+
+    def divergence(model: Any, batches: list[Any]) -> torch.Tensor:
+        asked.append(batches)
+        return torch.zeros(())
+
+    made.divergence = divergence  # type: ignore[method-assign]
+    made.run._prepare_inputs = lambda batch: batch
+    model: Any = lambda **given: said(LOG_PROBS)  # noqa: E731
+    first, second, counted = batch(), batch(), torch.ones(2)
+    for step in ([first, second], [second]):
+        made.begin_step(step)
+        for one in step:
+            made.loss(model, one, counted)
+        made.loss(model, first)
+    assert asked == [[first, second], [first], [second], [first]]
 
 
 def test_single_answers_of_kto_have_its_estimate() -> None:

@@ -14,10 +14,9 @@ from hftune.arguments.data import DataArguments
 from hftune.arguments.training import StageArguments
 from hftune.data.corpus.streaming import Columns, StreamingDataset, StreamSettings
 from hftune.data.packing.settings import packing_by_split
-from hftune.data.readers.base import unreadable
+from hftune.data.readers.base import Row, unreadable
 from hftune.data.readers.columns import apply_columns, parse_columns
-from hftune.data.readers.files import Row, chunks
-from hftune.data.readers.hub import data_files
+from hftune.data.readers.hub import HUB, stream_chunks, stream_files
 from hftune.data.readers.specs import parse_sources
 from hftune.data.records.unread import take_unread
 from hftune.data.sources import concatenated, record_settings
@@ -58,12 +57,16 @@ class StreamEncoder:
         return [{name: made[name][number] for name in names} for number in range(len(made["input_ids"]))]
 
 
-def _sample(file: Path) -> str:
+def _sample(file: str) -> str:
     """A file's size, and a digest of what it begins and ends with: all of it would be read by every rank before step 1.
+
+    An address on the Hub holds the revision, which says the same.
 
     Raises:
         DataError: It cannot be read.
     """
+    if file.startswith(HUB):
+        return file
     try:
         with open_file(file) as stream:
             size = os.fstat(stream.fileno()).st_size
@@ -72,7 +75,7 @@ def _sample(file: Path) -> str:
             digest.update(stream.read(_SAMPLE))
     except OSError as error:
         raise unreadable(file, str(error.strerror or error)).error from error
-    return f"{''.join(file.suffixes).lower()} {size} {digest.hexdigest()}"
+    return f"{''.join(Path(file).suffixes).lower()} {size} {digest.hexdigest()}"
 
 
 @cache
@@ -104,7 +107,7 @@ def open_stream(encoder: Encoder, data_args: DataArguments, training_args: Stage
                 place=f"--streaming, {flag} {spec.path}#{spec.take}",
                 fix="leave the number out (--max_steps says how long to train), or --streaming",
             )
-    files = [file for spec in specs for file in data_files(spec.path, flag)]
+    files = [file for spec in specs for file in stream_files(spec.path, flag)]
     drop = data_args.on_bad_record == "drop"
     # Blocks are joined from whole documents where packing may cut them.
     used = encoder.without_limit() if "train" in packing and packing["train"].cuts else encoder
@@ -114,7 +117,7 @@ def open_stream(encoder: Encoder, data_args: DataArguments, training_args: Stage
         block_size=packing["train"].max_length if "train" in packing else None,
     )
     train = StreamingDataset(
-        partial(chunks, files),
+        partial(stream_chunks, files),
         StreamEncoder(used, parse_columns(data_args.columns)),
         settings,
         # Processes that share one row (tensor, sequence parallel) must read the same part of the stream.
@@ -124,7 +127,7 @@ def open_stream(encoder: Encoder, data_args: DataArguments, training_args: Stage
         group=1 if settings.block_size else training_args.per_device_train_batch_size,
         drop_bad_records=drop,
     )
-    about = {"train": {"files": [str(file) for file in files], "fingerprint": settings.data[:16], "streamed": True}}
+    about = {"train": {"files": files, "fingerprint": settings.data[:16], "streamed": True}}
     # Held-out records are evaluated again and again, and need a length: they are tokenised ahead and cached.
     held_out = None
     if data_args.validation_file_dir:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import datasets
 from datasets.exceptions import DatasetsError
 
-from hftune.data.readers.files import SUFFIXES, find_files
+from hftune.data.readers.files import SUFFIXES, Chunk, chunks, find_files
 from hftune.data.readers.specs import path_exists
 from hftune.errors import DataError, shown
 
@@ -19,6 +20,9 @@ _FIX = (
     "Check the name (OWNER/NAME, OWNER/NAME:CONFIG, OWNER/NAME@SPLIT) and the connection; "
     "on a machine without one, download it elsewhere and give the folder."
 )
+
+HUB = "hf://"
+"""What the address of a file there begins with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +53,55 @@ def data_files(path: str, flag: str, *, cache_dir: str | None = None) -> list[Pa
     Raises:
         DataError: Neither is there, or the Hub cannot be reached.
     """
+    named = _asked_for(path, flag)
+    return find_files(path, flag) if named is None else download(named, flag, cache_dir=cache_dir)
+
+
+def stream_files(path: str, flag: str) -> list[str]:
+    """The same for a stream: of a Hub data set where its files are (`hf://...`), of which none is downloaded yet.
+
+    Raises:
+        DataError: Neither is there, the Hub cannot be reached, or it has files of another kind.
+    """
+    named = _asked_for(path, flag)
+    return [str(file) for file in find_files(path, flag)] if named is None else addresses(named, flag)
+
+
+def stream_chunks(files: list[str]) -> Iterator[Chunk]:
+    """The records of such files, each downloaded when it is reached, by one process of a machine."""
+    for file in files:
+        local = datasets.DownloadManager().download(file) if file.startswith(HUB) else file
+        yield from chunks([Path(local)])
+
+
+def addresses(named: HubName, flag: str) -> list[str]:
+    """Where the files of one split of a data set are.
+
+    Raises:
+        DataError: No such data set, configuration or split, no connection, or files that are not read one by one.
+    """
+    try:
+        found = datasets.load_dataset_builder(named.name, named.config).config.data_files or {}
+    except (OSError, ValueError, DatasetsError) as error:
+        raise _not_had(named, flag, error) from error
+    files = [str(file) for file in found.get(named.split, [])]
+    if not files:
+        cause = (
+            f"{named.name} has no files of a split {named.split}; its splits: {', '.join(map(str, found)) or 'none'}"
+        )
+        raise DataError(cause, place=flag, fix="Name another split, with @.", kind="data set not found")
+    others = [file for file in files if not file.lower().endswith(SUFFIXES)]
+    if others:
+        cause = f"{named.name} has files that are not read one by one: {others[0]}"
+        raise DataError(cause, place=f"--streaming, {flag}", fix="Leave --streaming out.", kind="data set not found")
+    return files
+
+
+def _asked_for(path: str, flag: str) -> HubName | None:
+    """What the Hub is asked for a source; None where it is a path."""
     is_name = flag == "--dataset_name"
-    named = _hub_name(path, is_name)
     # A folder here wins over a data set of the same name there: nothing is downloaded by surprise.
-    if named is None or (not is_name and path_exists(path)):
-        return find_files(path, flag)
-    return download(named, flag, cache_dir=cache_dir)
+    return None if not is_name and path_exists(path) else _hub_name(path, is_name)
 
 
 def may_exist(path: str) -> bool:
@@ -79,15 +126,19 @@ def download(named: HubName, flag: str, *, cache_dir: str | None = None) -> list
         # reuse_dataset_if_exists is the default: a second run reads the cache.
         found = datasets.load_dataset(named.name, named.config, split=named.split, cache_dir=cache_dir)
     except (OSError, ValueError, DatasetsError) as error:
-        words = shown(error, 300) or type(error).__name__
-        raise DataError(
-            f"{named.name} is no file or folder here, and as a data set of the Hub it cannot be had: {words}",
-            place=flag,
-            fix=_FIX,
-            kind="data set not found",
-        ) from error
+        raise _not_had(named, flag, error) from error
     files = [Path(entry["filename"]) for entry in found.cache_files]
     if not files or found.num_rows == 0:
         cause = f"the split {named.split} of {named.name} holds no record"
         raise DataError(cause, place=flag, fix="Name another split, with @.", kind="file without a record")
     return files
+
+
+def _not_had(named: HubName, flag: str, error: Exception) -> DataError:
+    words = shown(error, 300) or type(error).__name__
+    return DataError(
+        f"{named.name} is no file or folder here, and as a data set of the Hub it cannot be had: {words}",
+        place=flag,
+        fix=_FIX,
+        kind="data set not found",
+    )

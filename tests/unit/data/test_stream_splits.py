@@ -90,3 +90,15 @@ def test_data_are_told_apart_without_reading_them_all(
         file.write_text(text)
         keys.add(open_on(str(file), chatml).settings.data)
     assert len(keys) == 4
+
+
+def test_data_of_the_hub_are_told_apart_by_their_revision(
+    chatml: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None of their files is there when the stream is opened."""
+    keys = set()
+    for revision in ("0123", "4567"):
+        file = f"hf://datasets/owner/name@{revision}/a.jsonl"
+        monkeypatch.setattr(stream_splits, "stream_files", lambda path, flag, file=file: [file])
+        keys.add(open_on("owner/name", chatml).settings.data)
+    assert len(keys) == 2

@@ -4,10 +4,21 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from hftune.data.readers.hub import HubName, data_files, download, may_exist, parse_hub_name
+from hftune.data.readers.hub import (
+    HubName,
+    addresses,
+    data_files,
+    download,
+    may_exist,
+    parse_hub_name,
+    stream_chunks,
+    stream_files,
+)
 from hftune.data.records.conversations import to_conversation
 from hftune.errors import DataError
 from tests.unit.data.helpers import call, read_rows, user
@@ -94,3 +105,43 @@ def test_what_datasets_stores_as_json_is_decoded(tmp_path: Path, monkeypatch: py
     rows = read_rows(download(HubName("owner/name"), FLAG, cache_dir=str(tmp_path / "cache")))
     assert [row.value for row in rows] == records
     assert to_conversation(rows[1]).messages == records[1]["messages"]
+
+
+def test_a_stream_downloads_a_file_when_it_is_reached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing before the first record, and the second file only behind the last record of the first one."""
+    files = [f"hf://datasets/owner/name@0123/{name}.jsonl" for name in ("a", "b")]
+    reached = []
+
+    def download(self: Any, address: str) -> str:
+        reached.append(address)
+        local = tmp_path / address.rpartition("/")[2]
+        local.write_text(json.dumps({"text": address[-7]}) + "\n")
+        return str(local)
+
+    config = SimpleNamespace(data_files={"train": files, "test": ["hf://datasets/owner/name@0123/c.zip"]})
+    monkeypatch.setattr("datasets.load_dataset_builder", lambda name, config_name: SimpleNamespace(config=config))
+    monkeypatch.setattr("datasets.DownloadManager.download", download)
+    found = stream_files("owner/name", FLAG)
+    read = stream_chunks(found)
+    assert found == files and not reached
+    next(read)
+    assert reached == files[:1]
+    assert len([*read]) == 1 and reached == files
+    with pytest.raises(DataError, match="has no files of a split dev; its splits: train, test"):
+        stream_files("owner/name@dev", FLAG)
+    with pytest.raises(DataError, match="has files that are not read one by one") as caught:
+        stream_files("owner/name@test", FLAG)
+    assert caught.value.place == f"--streaming, {FLAG}"
+
+
+def test_where_the_files_of_a_data_set_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `datasets` finds them, here of a folder."""
+    (tmp_path / "owner" / "name").mkdir(parents=True)
+    for split in ("train", "test"):
+        (tmp_path / "owner" / "name" / f"{split}.jsonl").write_text('{"text": "a"}\n')
+    monkeypatch.chdir(tmp_path)
+    assert [Path(file).name for file in addresses(HubName("owner/name"), FLAG)] == ["train.jsonl"]
+    assert [Path(file).name for file in addresses(HubName("owner/name", split="test"), FLAG)] == ["test.jsonl"]
+    monkeypatch.chdir("/")
+    with pytest.raises(DataError, match="is no file or folder here"):
+        addresses(HubName("owner/name"), FLAG)

@@ -2,7 +2,6 @@
 
 A message says what went wrong, where (file:line, flag or config key), and what to do about it. A script ends with
 exit code 2, the message on stderr, and no traceback. Anything else is a bug of ours and keeps its traceback.
-A message that ends a program names its number, which `hftune explain` and docs/errors/ know (`error_numbers.py`).
 """
 
 from __future__ import annotations
@@ -11,14 +10,13 @@ import copy
 import difflib
 import errno
 import os
-import sys
 import time
 import traceback
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import NoReturn, Self
 
-from hftune import error_numbers, interrupts, terminal
+from hftune import interrupts, terminal
 from hftune.constants import INTERRUPTED_EXIT_CODE, PREEMPTED_EXIT_CODE, USER_ERROR_EXIT_CODE
 from hftune.secrets import redact
 from hftune.visible import hide_in_tracebacks, say, visible
@@ -53,17 +51,13 @@ class UserError(Exception):
     Attributes:
         on_all_ranks: Whether every process is known to raise it.
         exit_code: What a program ends with.
-        made_in: The module that made it, of which its number is known.
-        problems: What it gathers, each with a number of its own.
     """
 
     on_all_ranks = False
     exit_code = USER_ERROR_EXIT_CODE
-    problems: tuple[UserError, ...] = ()
 
     def __init__(self, cause: str, *, place: str | None = None, fix: str | None = None) -> None:
         self.cause, self.place, self.fix = cause, place, fix
-        self.made_in = _maker()
         super().__init__(self.render())
 
     def at(self, place: str | None) -> Self:
@@ -107,25 +101,14 @@ class ManifestError(UserError):
     """A folder whose history does not fit what is asked of it."""
 
 
-def to_send(error: UserError) -> tuple[str, str | None, str | None, str]:
+def to_send(error: UserError) -> tuple[str, str | None, str | None]:
     """What another process needs to make an error again."""
-    return error.cause, error.place, error.fix, error.made_in
+    return error.cause, error.place, error.fix
 
 
-def sent(cause: str, place: str | None, fix: str | None, made_in: str) -> ArgumentError:
+def sent(cause: str, place: str | None, fix: str | None) -> ArgumentError:
     """The error of another process, from `to_send`."""
-    error = ArgumentError(cause, place=place, fix=fix)
-    error.made_in = made_in
-    return error
-
-
-def _maker() -> str:
-    """The module that makes an error: that of the first frame outside of this file's constructors."""
-    # A record that is dropped makes an error as well: one look at a few frames, no table.
-    frame = sys._getframe(2)
-    while frame.f_code.co_name == "__init__" and frame.f_globals["__name__"] == __name__ and frame.f_back is not None:
-        frame = frame.f_back
-    return str(frame.f_globals.get("__name__", ""))
+    return ArgumentError(cause, place=place, fix=fix)
 
 
 def raise_together(problems: Iterable[UserError]) -> None:
@@ -134,25 +117,8 @@ def raise_together(problems: Iterable[UserError]) -> None:
     if len(found) == 1:
         raise found[0]
     if found:
-        together = ArgumentError(_together(problem.render() for problem in found))
-        together.problems = tuple(found)
-        raise together
-
-
-def _together(messages: Iterable[str]) -> str:
-    listed = [f"{number}. {message}" for number, message in enumerate(messages, start=1)]
-    return "\n".join([f"{len(listed)} problems, nothing was started:", *listed])
-
-
-def message_with_number(error: UserError) -> str:
-    """The message as it is printed where a program ends, with what explains it behind the cause's first line."""
-    if error.problems:
-        return _together(map(message_with_number, error.problems))
-    message, number = error.render(), error_numbers.number_of(error.made_in)
-    first, mark, rest = message.partition("\n")
-    # A colon leads over to the lines below it.
-    colon = ":" if first.endswith(":") else ""
-    return f"{first.removesuffix(colon)} (hftune explain {number}){colon}{mark}{rest}" if number else message
+        listed = [f"{number}. {problem.render()}" for number, problem in enumerate(found, start=1)]
+        raise ArgumentError("\n".join([f"{len(listed)} problems, nothing was started:", *listed]))
 
 
 class Preempted(Exception):
@@ -281,7 +247,7 @@ def _refuse(error: UserError) -> None:
     who = f"[rank {rank}] " if rank != 0 else ""
     if not error.on_all_ranks or os.environ.get("LOCAL_RANK", "0") == "0":
         with suppress(OSError):  # `> log 2>&1` on the full disk that is the error: the exit code says it
-            say(f"\n{who}error: {message_with_number(error)}\n", file=terminal.err(), flush=True)
+            say(f"\n{who}error: {error.render()}\n", file=terminal.err(), flush=True)
     # Skip interpreter teardown: collectives of ranks that stopped elsewhere must not hold this one back.
     _exit(error.exit_code)
 

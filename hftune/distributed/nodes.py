@@ -59,7 +59,7 @@ def raise_on_all_ranks(problems: Iterable[UserError]) -> None:
     """
     own = list(problems)
     everyone = ranks.gathered_objects((host(), [to_send(found) for found in own]))
-    where: dict[tuple[str, str | None, str | None, str], list[str]] = {}
+    where: dict[tuple[str, str | None, str | None], list[str]] = {}
     for name, said in everyone:
         for problem in said:
             where.setdefault(problem, []).append(name)
@@ -79,4 +79,4 @@ def raise_on_all_ranks(problems: Iterable[UserError]) -> None:
 
 def _on_machines(problem: ArgumentError, names: list[str]) -> ArgumentError:
     on = ", ".join(dict.fromkeys(names))
-    return sent(f"on {on}: {problem.cause}", problem.place, problem.fix, problem.made_in)
+    return sent(f"on {on}: {problem.cause}", problem.place, problem.fix)

@@ -257,6 +257,6 @@ def test_machines_that_differ(machines: TwoHosts, start: Callable, tmp_path: Pat
     start("sft", tmp_path / "out", "zero2", "--max_steps", "2")
     first, _ = machines.finish(150)
     (message,) = messages(first.output)
-    assert message.startswith("error: the processes have different files (hftune explain HF508):")
+    assert message.startswith("error: the processes have different files:")
     assert re.search(r"--train_file_dir: \w+ on alpha \(rank 0\); \w+ on beta \(rank 1\)", message)
     assert re.search(r"exitcode +: 2", first.output) and "trained:" not in first.output

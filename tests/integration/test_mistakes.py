@@ -15,11 +15,9 @@ from pathlib import Path
 import pytest
 
 from hftune.arguments.entry import parse_arguments
-from hftune.error_numbers import number_of
 from hftune.errors import UserError
 from hftune.preflight.check_run import check_run
 from hftune.preflight.facts import resolve
-from hftune.tools.explaining.numbers import explain_number
 from tests.conftest import CHATS, ROOT, Finished, _write_jsonl, tiny_tokenizer
 from tests.integration.mistakes import MISTAKES, Mistake, Words, copy_without
 
@@ -91,7 +89,6 @@ def attempt(run: Callable[..., Finished], mistake: Mistake, words: Words, places
             if mistake.until == "check":
                 check_run(resolve(stage, arguments))
         except UserError as error:
-            assert all(number_of(problem.made_in) for problem in error.problems or [error])
             return error.render()
         return ""
     finished = _run(run, complete(words, places, out))
@@ -100,11 +97,7 @@ def attempt(run: Callable[..., Finished], mistake: Mistake, words: Words, places
     assert finished.code == 2, finished.output[-3000:]
     assert "Traceback" not in finished.output
     assert finished.output.count("error:") == 1
-    message = finished.output.partition("error: ")[2].strip()
-    # As a user meets it: the number at the end of a line, which `hftune explain` knows.
-    number = re.search(r" \(hftune explain (HF\d+)\):?$", message, re.MULTILINE)
-    assert number and explain_number(number[1], "en").startswith(number[1]), message
-    return re.sub(r" \(hftune explain HF\d+\)", "", message)
+    return finished.output.partition("error: ")[2].strip()
 
 
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.name)

@@ -17,7 +17,6 @@ FLOORS = [
             "child_processes",
             "constants",
             "digests",
-            "error_numbers",
             "errors",
             "hftune",
             "interrupts",

@@ -49,15 +49,3 @@ def test_vague_ones_are_found() -> None:
     for text in ("see --help", "Check it.", "check the path", "fix the file", "drop one", "give one"):
         assert VAGUE.search(text), text
     assert not VAGUE.search("checkpoints: give checkpoint-5")
-
-
-def test_the_page_quotes_what_is_said() -> None:
-    """docs/mistakes.md: each part of a message between what stands for names and numbers is written in some file."""
-    page = (ROOT / "docs" / "mistakes.md").read_text(encoding="utf-8")
-    said = "".join(re.sub(r'"\s*\n\s*f?"', "", file.read_text(encoding="utf-8")) for file in FILES)
-    rows = [line.split(" | ")[0] for line in page.splitlines() if line.startswith("| `")]
-    quoted = [quote for row in rows for quote in re.findall(r"`(.*?)`", row)]
-    ours = [quote for quote in quoted if not quote.startswith("generation_batch_size")]  # TRL's
-    parts = [part for quote in ours for part in re.split(r" ?x/y ?| ?\bN\b ?", quote) if part]
-    assert len(ours) >= 12
-    assert [part for part in parts if part not in said] == []

@@ -1,4 +1,4 @@
-"""Write the pages of parameters, of defaults and of errors:  python -m hftune.tools.explaining --write-docs [docs]"""
+"""Write the pages of parameters and of defaults:  python -m hftune.tools.explaining --write-docs [docs]"""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 from hftune.tools.explaining.defaults_page import PAGE, measured_section, page
-from hftune.tools.explaining.error_pages import error_pages
 from hftune.tools.explaining.tool_pages import pages
 from hftune.visible import say
 
@@ -14,10 +13,10 @@ from hftune.visible import say
 def main(argv: list[str]) -> None:
     """Print the pages, or write them below a folder."""
     if argv[:1] != ["--write-docs"]:
-        say("\n".join([*pages().values(), *error_pages().values(), page()]))
+        say("\n".join([*pages().values(), page()]))
         return
     folder = Path(argv[1]) if len(argv) > 1 else PAGE.parent
-    written = {folder / name: text for name, text in {**pages(), **error_pages()}.items()}
+    written = {folder / name: text for name, text in pages().items()}
     defaults = folder / PAGE.name
     # The figures at the end of this page come from a benchmark of hours, which writes them itself.
     measured = measured_section(defaults.read_text(encoding="utf-8")) if defaults.is_file() else ""

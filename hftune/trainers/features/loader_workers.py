@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -49,9 +48,4 @@ def without_traceback(error: UserError) -> UserError:
     # torch writes the traceback into the message, and raises the class of the error with that as its only argument.
     if not error.cause.startswith("Caught ") or name not in error.cause:
         return error
-    trace, _, cause = error.cause.rpartition(name)
-    again = type(error)(cause.rstrip())
-    # Its last file of hftune's made the error, of which the number is known.
-    files = re.findall(r"\".*\bhftune/([\w/]+)\.py\"", trace)
-    again.made_in = f"hftune.{files[-1]}".replace("/", ".") if files else ""
-    return again
+    return type(error)(error.cause.rpartition(name)[2].rstrip())

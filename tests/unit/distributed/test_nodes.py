@@ -10,8 +10,8 @@ import pytest
 from hftune.distributed import nodes
 from hftune.errors import ArgumentError, ManifestError
 
-HERE = ("no data", "--train_file_dir", "copy it", __name__)
-"""As another process sends it: made in this module."""
+HERE = ("no data", "--train_file_dir", "copy it")
+"""As another process sends it."""
 
 
 def processes(monkeypatch: pytest.MonkeyPatch, *others: tuple[str, list[Any]]) -> None:
@@ -31,7 +31,7 @@ def test_problems_of_some_are_said_by_all_with_their_names(monkeypatch: pytest.M
     processes(monkeypatch, ("b", [HERE]), ("b", [HERE]), ("c", [HERE]))
     with pytest.raises(ArgumentError, match=r"^on b, c: no data\n  where: --train_file_dir\n  to do: copy it$"):
         nodes.raise_on_all_ranks([])  # here all is well
-    processes(monkeypatch, ("b", [("odd", None, None, __name__)]))
+    processes(monkeypatch, ("b", [("odd", None, None)]))
     with pytest.raises(ArgumentError, match="2 problems") as caught:
         nodes.raise_on_all_ranks([ArgumentError("here")])
     assert "on b: odd" in str(caught.value) and f"on {nodes.host()}: here" in str(caught.value)

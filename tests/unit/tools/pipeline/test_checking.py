@@ -51,14 +51,13 @@ def test_arguments_that_do_not_go_together(tmp_path: Path) -> None:
 
 def test_what_the_process_says_reaches_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The real checking starts a process; here it is one that answers at once."""
-    answer = json.dumps([["wrong", "a.yaml:7", None, "hftune.arguments.ranges"]])
+    answer = json.dumps([["wrong", "a.yaml:7", None]])
     stub = tmp_path / "python"
     stub.write_text(f"#!/bin/sh\ncat > {tmp_path}/asked\necho noise\necho '{answer}'\n")
     stub.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(stub))
-    with pytest.raises(ArgumentError, match=r"wrong\n.*a\.yaml:7") as caught:
+    with pytest.raises(ArgumentError, match=r"wrong\n.*a\.yaml:7"):
         check_steps(steps(tmp_path, "model: base\noutput_dir: out\nstages:\n  sft: {seed: 1}\n"))
-    assert caught.value.made_in == "hftune.arguments.ranges", "its number is that of the argument, not of a pipeline"
     asked = json.loads((tmp_path / "asked").read_text())
     assert asked[0]["script"] == "sft" and asked[0]["arguments"]["seed"] == ["1"]
 

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from hftune import interrupts
-from hftune.error_numbers import number_of
 from hftune.errors import DataError
-from hftune.trainers.features.loader_workers import LoaderWorkers, start_worker, without_traceback
+from hftune.trainers.features.loader_workers import LoaderWorkers, start_worker
 from tests.unit.trainers.features import made_up
 
 
@@ -34,13 +33,3 @@ def test_an_error_of_a_worker_has_no_traceback() -> None:
     with pytest.raises(DataError) as raised, LoaderWorkers().fetching(made_up.run()):
         raise DataError(text)
     assert raised.value.cause == "a bad row"
-
-
-def test_an_error_of_a_loaders_worker_has_the_number_of_its_last_file() -> None:
-    trace = 'File "/hftune/hftune/data/splits.py", line 1\n  File "/hftune/hftune/data/readers/csv_table.py", line 2\n'
-    told = (
-        f"Caught DataError in DataLoader worker process 0.\nOriginal Traceback:\n{trace}hftune.errors.DataError: odd\n"
-    )
-    again = without_traceback(DataError(told))
-    assert (str(again), number_of(again.made_in)) == ("odd", "HF205")
-    assert without_traceback(DataError(told.replace("hftune/", "theirs/"))).made_in == ""

@@ -33,6 +33,7 @@ hftune --version      the version
 
 from __future__ import annotations
 
+import os
 import sys
 
 from hftune import __version__
@@ -42,7 +43,7 @@ from hftune.child_processes import forget_working_folder
 from hftune.errors import ArgumentError, did_you_mean, run_tool
 from hftune.logging import quiet_libraries
 from hftune.on_demand import on_demand
-from hftune.visible import say
+from hftune.visible import TYPED, say
 
 COMMANDS = {
     "merge": "hftune.tools.pipeline.starting:merge",
@@ -76,6 +77,21 @@ COMMANDS = {
 """Each takes the words behind its name; imported when it is asked for."""
 REMOVED = {"reproduce": "`hftune lineage FOLDER` says whether what made it still holds; its own command runs it again"}
 """Subcommands that there were, and what stands in their place."""
+MEANT = {
+    **dict.fromkeys(("train", "finetune", "fine-tune", "fit", "lora"), "sft"),
+    **dict.fromkeys(("pretrain", "cpt"), "pt"),
+    **dict.fromkeys(("reward", "prm"), "rm"),
+    **dict.fromkeys(("kto", "orpo", "simpo", "cpo"), "dpo"),
+    **dict.fromkeys(("grpo", "ppo", "rloo", "rlhf"), "rl"),
+    **dict.fromkeys(("eval", "test"), "evaluate"),
+    **dict.fromkeys(("infer", "inference", "generate"), "chat"),
+    **dict.fromkeys(("deploy", "api"), "serve"),
+    **dict.fromkeys(("quantize", "convert"), "export"),
+    **dict.fromkeys(("webui", "web-ui", "ui"), "board"),
+}
+"""Subcommands of other tools, and what does the same here."""
+IN_DOCSTRING = ("preview", "tokenize", "data", "export", "launch", "lineage", "report")
+"""Subcommands whose help is their lines at the top of this file; the others have a page of their own."""
 ARGUMENTS = {
     "merge": "hftune.arguments.merging:MergeArguments",
     "vocab": "hftune.tools.vocabulary.arguments:VocabArguments",
@@ -100,6 +116,8 @@ def main() -> None:
     # First of all: a downloaded folder that is worked in may hold a yaml.py, which the tools' imports would run.
     forget_working_folder()
     quiet_libraries()  # before a tool imports any of them
+    if sys.argv[1:2] != ["launch"]:  # behind it a script is typed
+        os.environ[TYPED] = "1"
     run_tool(lambda: dispatch(sys.argv[1:]))
 
 
@@ -121,10 +139,15 @@ def dispatch(argv: list[str]) -> None:
     if argv[0] in REMOVED:
         raise ArgumentError(f"`hftune {argv[0]}` was removed", fix=REMOVED[argv[0]])
     if argv[0] not in COMMANDS:
-        names = [*STAGES, *COMMANDS]
-        fix = f"{did_you_mean(argv[0], names, written='`hftune {}`')} one of: {', '.join(names)}".strip()
+        names, meant = [*STAGES, *COMMANDS], MEANT.get(argv[0])
+        near = f"`hftune {meant}` does that;" if meant else did_you_mean(argv[0], names, written="`hftune {}`")
+        fix = f"{near} one of: {', '.join(names)}".strip()
         # A word may be `--hub_token=X`: its value is not repeated.
         raise ArgumentError(f"there is no `hftune {argv[0].partition('=')[0]}`", fix=fix)
+    if argv[0] in IN_DOCSTRING and argv[1:2] in (["-h"], ["--help"]):
+        lines = str(__doc__).splitlines()
+        say("\n".join(line for line in lines if line.startswith(f"hftune {argv[0]} ")))
+        return
     on_demand(COMMANDS[argv[0]])(argv[1:])
 
 

@@ -19,7 +19,7 @@ from typing import NoReturn, Self
 from hftune import interrupts, terminal
 from hftune.constants import INTERRUPTED_EXIT_CODE, PREEMPTED_EXIT_CODE, USER_ERROR_EXIT_CODE
 from hftune.secrets import redact
-from hftune.visible import hide_in_tracebacks, say, visible
+from hftune.visible import as_typed, hide_in_tracebacks, say, visible
 
 
 def shown(value: object, limit: int = 60) -> str:
@@ -36,7 +36,10 @@ def did_you_mean(name: str, names: Iterable[str], *, written: str = "{}") -> str
         written: How a name is written in the message, `--{}` for one.
     """
     # The default cutoff of 0.6 finds a slip of one or two letters and proposes nothing for another word.
-    near = difflib.get_close_matches(name, list(names), n=1)
+    known = [*names]
+    near = difflib.get_close_matches(name, known, n=1)
+    # Of a pair such as per_device_eval_batch_size and per_device_train_batch_size the shorter name is always nearer.
+    near = [twin for one in near if "eval" not in name and (twin := one.replace("eval", "train")) in known] or near
     return f"did you mean {written.format(near[0])}?" if near else ""
 
 
@@ -75,7 +78,7 @@ class UserError(Exception):
         if self.fix:
             lines.append(f"  to do: {self.fix}")
         # Causes quote data, paths and other programs; cleaned here, once, whoever prints it.
-        return visible("\n".join(lines))
+        return visible(as_typed("\n".join(lines)))
 
 
 class DataError(UserError):

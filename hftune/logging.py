@@ -14,7 +14,7 @@ from typing import TextIO
 
 from hftune import terminal
 from hftune.secrets import redact
-from hftune.visible import visible
+from hftune.visible import as_typed, visible
 
 _notices: list[str] = []
 
@@ -57,7 +57,7 @@ def get_logger(name: str = "hftune") -> logging.Logger:
 
 def notice(message: str) -> None:
     """Say something the user must be able to see, once, and keep it for the manifest."""
-    message = redact(message)
+    message = as_typed(redact(message))
     # Parsing and planning may resolve the same arguments twice in one process.
     if message not in _notices:
         _notices.append(message)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import html as _html
 import json
+import os
 import re
 import sys
 import threading
@@ -36,6 +37,21 @@ def visible(text: object) -> str:
 def _spelt(found: re.Match[str]) -> str:
     code = ord(found.group())
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+TYPED = "HFTUNE_TYPED"
+"""Variable that is set below the command `hftune`: its stages are scripts of their own processes."""
+_SCRIPT = re.compile(r"(?<![\w./-])(?:python )?(?:run_([a-z]+)|(merge)_peft_adapter)\.py\b")
+
+
+def as_typed(message: str) -> str:
+    """A message that names scripts, with the subcommands of `hftune` in their place where those were typed.
+
+    An installed package has no scripts that a user could start.
+    """
+    if TYPED not in os.environ or "hftune launch" in message:
+        return message
+    return _SCRIPT.sub(lambda found: f"hftune {found[1] or found[2]}", message)
 
 
 def say(text: object = "", *, end: str = "\n", file: TextIO | None = None, flush: bool = False) -> None:

@@ -138,6 +138,7 @@ def room_of_module(module: str) -> str:
 
 def own_room(name: str) -> str:
     """The room of a folder or module right below hftune/: `base` are `opening` and the modules that all rooms use."""
+    name = "cli" if name == "__main__" else name
     folder = (ROOT / "hftune" / name).is_dir() and name != "opening"
     return name if folder or name in ("stage", "cli") else "base"
 

@@ -156,14 +156,16 @@ class DataArguments:
             "pre-training also one of `Dataset.save_to_disk`, several with commas between them, or a folder of such."
         },
     )
-    validation_tokenized_dir: str | None = field(default=None, metadata={"help": "Held-out documents, likewise."})
+    validation_tokenized_dir: str | None = field(
+        default=None, metadata={"help": "Held-out documents for pre-training."}
+    )
     datasets: str | None = field(
         default=None,
-        metadata={"help": "Sub-folders of --tokenized_dir to use, with commas between them; left out: all."},
+        metadata={"help": "Pre-training: the sub-folders of --tokenized_dir to use, by commas; left out: all."},
     )
     weights: str | None = field(
         default=None,
-        metadata={"help": "Share of the tokens for each of --datasets, such as 2,1; left out: by their size."},
+        metadata={"help": "Pre-training: share of the tokens for each of --datasets (2,1); left out: by size."},
     )
     # As in fms-fsdp: many more shards than readers, so that any number of them divides the work alike.
     logical_shards: int = field(

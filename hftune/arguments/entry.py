@@ -19,7 +19,7 @@ from hftune.arguments.run_arguments import RunArguments
 from hftune.errors import DataError
 from hftune.secrets import command_without_secrets
 from hftune.user_cache import read_sealed, write_sealed
-from hftune.visible import say
+from hftune.visible import as_typed, say
 
 HELP = {"-h", "--help"}
 SHAPED_BY = ("hftune", "accelerate", "deepspeed", "peft", "torch", "transformers", "trl")
@@ -39,7 +39,7 @@ def parse_arguments(stage: str, argv: list[str] | None = None) -> RunArguments[A
     """
     given = list(sys.argv[1:] if argv is None else argv)
     if HELP & {*given}:
-        say(help_page(stage, given), end="")
+        say(as_typed(help_page(stage, given)), end="")
         raise SystemExit(0)
     if argv is None:  # trackers keep the command line of the process as they find it
         sys.argv[1:] = command_without_secrets(given)

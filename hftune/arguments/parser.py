@@ -35,7 +35,7 @@ from hftune.logging import notice
 from hftune.on_demand import on_demand
 from hftune.opening.json_file import parse_json
 from hftune.stores.located import located
-from hftune.visible import say
+from hftune.visible import as_typed, say
 
 
 class HftuneParser(TrlParser):
@@ -76,7 +76,7 @@ class HftuneParser(TrlParser):
 
     def _print_message(self, message: str, file: Any = None) -> None:
         """The page of --help, where the user looks: standard output itself may lead to a log."""
-        say(message, end="", file=file if file is not sys.stdout else terminal.out())
+        say(as_typed(message), end="", file=file if file is not sys.stdout else terminal.out())
 
     def format_help(self) -> str:
         """hftune's own arguments first, by topic; then those of TRL and transformers."""

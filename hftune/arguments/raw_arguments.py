@@ -77,7 +77,9 @@ def _refuse_stray(given: RawArguments, token: str) -> None:
         raise ArgumentError(f"--{given[-1][0]} has no value", place=COMMAND_LINE, fix=fix)
     refuse_one_dash(token)
     if not given:
-        raise ArgumentError(f"cannot place {token!r}", place=COMMAND_LINE, fix="write --NAME VALUE")
+        fix = f"write --config {token}" if token.endswith((".yaml", ".yml")) else "write --NAME VALUE"
+        fix = "write --help" if token == "help" else fix
+        raise ArgumentError(f"cannot place {token!r}", place=COMMAND_LINE, fix=fix)
 
 
 def refuse_one_dash(token: str) -> None:

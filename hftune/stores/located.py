@@ -14,10 +14,11 @@ from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
 from hftune.errors import ArgumentError, did_you_mean
+from hftune.logging import notice
 from hftune.path_hints import looks_local
 from hftune.secrets import redact
 from hftune.stores import modelscope, objects
-from hftune.stores.registry import FLAG, registered
+from hftune.stores.registry import FILE, FLAG, registered
 
 HUBS = ("huggingface", "modelscope")
 HUB_VARIABLE = "HFTUNE_HUB"
@@ -163,9 +164,12 @@ def _all(names: list[str]) -> list[str]:
 
 def _from_registry(entries: list[E], given: dict[str, list[Any]], hub: str) -> list[E]:
     """Names of `--dataset_dir`'s registry replaced by what they stand for, and `--columns` of their own names added."""
-    if not given.get("dataset_dir") or given["dataset_dir"] == [None]:
+    # LLaMA-Factory's own default: its commands name data sets of `data/dataset_info.json` without a folder.
+    default = "data" if os.path.isfile(f"data/{FILE}") else None
+    asked = (given.get("dataset_dir") or [default])[0]
+    if asked is None:
         return entries
-    asked = str(given["dataset_dir"][0])
+    asked = str(asked)
     folder, columns = _registry_folder(asked, hub), []
 
     def source(name: str) -> str:
@@ -175,6 +179,8 @@ def _from_registry(entries: list[E], given: dict[str, list[Any]], hub: str) -> l
         if found is None:
             return name
         columns.append(found.columns)
+        if not given.get("dataset_dir"):
+            notice(f"{name}: {found.source}, as {folder}/{FILE} says")
         return found.source
 
     entries = [

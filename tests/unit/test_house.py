@@ -45,7 +45,7 @@ SCRIPTS = sorted([*ROOT.glob("run_*.py"), ROOT / "merge_peft_adapter.py"])
 def room(path: Path) -> str:
     """The top-level name below hftune that a file belongs to."""
     parts = path.relative_to(ROOT / "hftune").with_suffix("").parts
-    return "hftune" if parts == ("__init__",) else parts[0]
+    return {"__init__": "hftune", "__main__": "cli"}.get(parts[0], parts[0])
 
 
 def floor(name: str) -> int:

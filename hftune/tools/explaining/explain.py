@@ -7,8 +7,9 @@ from dataclasses import fields
 from hftune.arguments.merging import MergeArguments
 from hftune.arguments.names.row import ALIAS, OFF, WORKS, Row
 from hftune.arguments.names.table import table, tools, tools_of
-from hftune.arguments.stage_table import STAGES
-from hftune.arguments.stages import scripts_with, stage_parser
+from hftune.arguments.special_fields import DONE_BY_HFTUNE, DONE_BY_HFTUNE_EVERYWHERE
+from hftune.arguments.stage_table import STAGES, base_stage
+from hftune.arguments.stages import script_of, scripts_with, stage_parser
 from hftune.errors import ArgumentError, did_you_mean
 from hftune.tools.explaining.defaults import explain_default
 
@@ -31,12 +32,20 @@ def explain(name: str) -> str:
         lines += [f"  {row.does}", f"  {outcome(row)}"]
         lines += [f"  in {', '.join(tools_of(name))}"] if tools_of(name) else []
     if help_text is not None:
-        lines += [f"  hftune: {help_text}", f"  in {', '.join(scripts_with(name))}"]
+        lines += [f"  hftune: {help_text}", f"  in {', '.join(scripts_with(name))}", *_done_by_hftune(name)]
     # One name may become another argument in another stage; each is explained once.
     targets = [name] if row is None else [row.target(stage) for stage in STAGES]
     for target in dict.fromkeys(target for target in targets if target):
         lines += explain_default(target)
     return "\n".join(lines)
+
+
+def _done_by_hftune(name: str) -> list[str]:
+    """The scripts that refuse an argument of their trainer, and why."""
+    if because := DONE_BY_HFTUNE_EVERYWHERE.get(name):
+        return [f"  refused: {because}"]
+    own = {stage: DONE_BY_HFTUNE.get(base_stage(stage), {}) | DONE_BY_HFTUNE.get(stage, {}) for stage in STAGES}
+    return [f"  refused by {script_of(stage)}: {names[name]}" for stage, names in own.items() if name in names]
 
 
 def outcome(row: Row) -> str:

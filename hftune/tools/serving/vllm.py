@@ -105,7 +105,7 @@ def _is_adapter(folder: str) -> bool:
 
 def _adapter_problems(adapters: dict[str, str]) -> Iterator[UserError]:
     for name, folder in adapters.items():
-        fix = f"merge_peft_adapter.py --peft_path {folder}, and serve the merged folder"
+        fix = f"hftune merge --peft_model_path {folder}, and serve the merged folder"
         place = f"--backend vllm, {name}"
         if len(whole_chain([folder])) > 1:
             yield ArgumentError(f"{folder} lies upon other adapters, and vLLM lays one only", place=place, fix=fix)

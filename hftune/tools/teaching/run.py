@@ -182,7 +182,7 @@ def _publish(
         figures["p99"],
     )
     folder = args.output_dir
-    say(f"targets in {folder}; train on them with run_distill.py --distill_mode offline --teacher_targets {folder}")
+    say(f"targets in {folder}; train on them with hftune distill --distill_mode offline --teacher_targets {folder}")
 
 
 def _described(found: list[TokenizedSource]) -> dict[str, Any]:

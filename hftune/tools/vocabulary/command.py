@@ -8,7 +8,7 @@ hftune vocab resize --model_name_or_path MODEL --pad_vocab_to_multiple_of 64 --o
 
 extend learns words from a corpus of any format that the scripts read, as merges behind those that the tokenizer has;
 merge takes those of another tokenizer (a folder, a tokenizer.json, a SentencePiece .model) or a list of words.
-OUT is a model folder like any other: run_pt.py --model_name_or_path OUT. --tokenizer_only leaves the weights out.
+OUT is a model folder like any other: hftune pt --model_name_or_path OUT. --tokenizer_only leaves the weights out.
 """
 
 from __future__ import annotations

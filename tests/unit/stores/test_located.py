@@ -9,6 +9,7 @@ import pytest
 
 from hftune.arguments.names.translate import COMMAND_LINE, Entry
 from hftune.errors import ArgumentError
+from hftune.logging import notices
 from hftune.stores import located, modelscope, objects
 from hftune.stores.located import chosen_hub, files_of_model
 from tests.unit.stores.test_registry import registry
@@ -145,6 +146,15 @@ def test_names_of_a_registry(tmp_path: Path) -> None:
     assert values(dataset_dir=folder, train_file_dir="b", columns="prompt=ask")["columns"] == "prompt=ask"
     with pytest.raises(ArgumentError, match="different names of columns"):
         values(dataset_dir=folder, train_file_dir="a,b")
+
+
+def test_a_registry_in_data_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "data").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert values(train_file_dir="a")["train_file_dir"] == "a"
+    registry(tmp_path / "data", a={"file_name": "a.json"})
+    assert values(train_file_dir="a,own/data")["train_file_dir"] == "data/a.json,own/data"
+    assert "a: data/a.json, as data/dataset_info.json says" in notices()
 
 
 @pytest.mark.parametrize(

@@ -128,6 +128,6 @@ def _unit(text: str, money: str) -> str | None:
     if not text[0].isspace() and len(plain) == 1 and plain in string.ascii_lowercase:
         return None
     known = _UNIT.sub(lambda name: _UNITS.get(name[0]) or _UNITS.get(name[0].removesuffix("s"), "?"), plain)
-    if "?" not in known and re.fullmatch(rf"(?:{_UNIT.pattern}|[/^23])+", plain):
+    if "?" not in known and re.fullmatch(rf"(?:{_UNIT.pattern})(?:{_UNIT.pattern}|[/^23])*", plain):
         return known
     return plain.removesuffix("s") if _COUNTED.fullmatch(text) and not _FUNCTIONS.search(text) else None

@@ -11,16 +11,20 @@ _HASHES = re.compile(r"####\s*(.+)")
 _SAID = re.compile(
     r"(?:\b(?:option|choice)\s+(?=\(?[A-J]\b)"
     r"|\b(?:answer|option|choice)\b(?:[^\n:.=]{0,60}?\bis\b|\W{0,6}?[:=])\W{0,2}?:?"
-    r"|答案(?:应?[是为]|\s*[:\uff1a=])\s*[:\uff1a]?|选(?:项|择)?\s*[:\uff1a]?(?=\s*[A-J]))"
+    r"|答案(?:应?[是为]|】|\s*[:\uff1a=])\s*[:\uff1a]?|选(?:项|择)?\s*[:\uff1a]?(?=\s*[A-J]))"
     r"\s*\**\s*(.+?)(?=\**[.!]?\**\s*(?:\n|$)|\**[.!]\**\s|\s+is\s+(?:correct|right|the)\b|[。\uff1b])",
     re.IGNORECASE,
 )
-_FORMULA = re.compile(r"\$\$(.+?)\$\$|(?<![\\\d])\$([^$\n]+?)(?<!\\)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
+# As in Markdown, so that of prices ($5 and $3) nothing is a formula.
+_FORMULA = re.compile(
+    r"\$\$(.+?)\$\$|(?<![\\$])\$(?:(?=\s)([^$\n]+?\s)|(?!\s)([^$\n]+?)(?<![\\\s]))\$(?![\d$])|\\\((.+?)\\\)|\\\[(.+?)\\\]",
+    re.DOTALL,
+)
 _FIGURE = re.compile(
     r"(?<![a-zA-Z\d_.{^\\/,])[-+]?[$€£¥]?\d[\d,]*(?<!,)(?:\.\d+)?(?:\s*/\s*\d+)?"
     r"(?:\s*\\?%|\s?[a-zA-Z°]{1,3}\b(?:[/^][a-z\d]+)?)?(?![a-zA-Z\d_}^])"
 )
-_BEFORE, _AFTER = re.compile(r"[-+*/^×÷·<>]\s*$"), re.compile(r"\s*[-+*/^×÷·<>=]\s*\S")
+_BEFORE, _AFTER = re.compile(r"[-+*/^×÷·<>]\s*$"), re.compile(r"\s*[-+*/^×÷·<>=]\s*(?:[\d\\({]|[a-z]\b)")
 
 
 def candidates(text: str) -> list[str]:

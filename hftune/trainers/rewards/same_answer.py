@@ -16,7 +16,7 @@ _FIGURES = r"(?:[^a-zA-Z=,;]|\\[a-z]+)"
 _ASSIGNED = re.compile(
     rf"([a-zA-Z]\w?(?:_\{{?\w+\}}?)?(?:\([a-z]\))?|{_FIGURES}+)\s*(?:={_FIGURES}*)*(?:=|\\in(?![a-z]))\s*([^=]+)"
 )
-_OPTION = re.compile(r"\(?([A-Ja-j])(?:\s*\)\s*|[.:]\s+)\S.*", re.DOTALL)
+_OPTION = re.compile(r"\(?([A-Ja-j])(?:\s*\)\s*|[.:]\s+|[.:,](?=[\u4e00-\u9fff\\$]))\S.*", re.DOTALL)
 _CHOICES = re.compile("A?B?C?D?E?F?G?H?I?J?")
 _BETWEEN = re.compile(r",(?!\d{3}(?!\d))|,(?=\s)|;|\s(?:and|or)\s|(?<=[\da-zA-Z)}])\s*[和或与]\s*(?=[-\da-zA-Z(\\])")
 _SET = r"\{\}"

@@ -102,6 +102,8 @@ def _place(output: str | Path, kind: Kind) -> Path:
 
 def _bad_name(output: str | Path, kind: Kind) -> str:
     """Why nothing can be put under this name, whatever it holds; "" where it can."""
+    if Path(output).parts[:1] == ("~",):  # in a YAML file, or quoted
+        return f"{output} begins with ~, which a shell would have made your home of"
     try:
         place = _place(output, kind)
         os.lstat(work_folder(place) if place.name else place)

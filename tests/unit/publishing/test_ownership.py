@@ -34,6 +34,15 @@ def test_a_finished_result_has_nothing_foreign(tmp_path: Path) -> None:
     assert foreign_files(finished(tmp_path / "out")) == []
 
 
+def test_a_page_that_hftune_adds_to_a_result_is_not_foreign(tmp_path: Path) -> None:
+    page = finished(tmp_path / "out") / "report.html"
+    page.write_text("one")
+    write_down(page, page)
+    assert foreign_files(tmp_path / "out") == []
+    page.write_text("mine")
+    assert foreign_files(tmp_path / "out") == ["report.html"]
+
+
 def test_what_is_added_changed_or_linked_is_foreign(tmp_path: Path) -> None:
     folder = finished(tmp_path / "out")
     (folder / "thesis.txt").write_text("mine")

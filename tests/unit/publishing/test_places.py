@@ -47,21 +47,37 @@ def test_another_process_is_given_the_time_of_an_exchange(tmp_path: Path, monkey
 
 @pytest.mark.parametrize("kind", [FOLDER, RUN, FILE])
 def test_names_that_cannot_be_an_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Kind) -> None:
-    home = tmp_path / "users" / "me"
-    work = home / "work"
-    work.mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    Path("circle").symlink_to("circle")
+    assert "no output folder was named" in said(None, kind=kind) and "cannot be a" in said("x" * 300, kind=kind)
+    assert "begins with ~" in said("~", kind=kind) and "begins with ~" in said("~/out", kind=kind)
+    assert said("~out", kind=kind) == said("new", kind=kind) == "" and "cannot be a" in said("a\0b", kind=kind)
+    assert said("circle", kind=kind) != "" and said("/", kind=kind) != ""
+
+
+@pytest.mark.parametrize("kind", [FOLDER, RUN])
+def test_what_everybody_uses_is_no_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Kind) -> None:
+    home, work = tmp_path / "users" / "me", tmp_path / "jobs" / "work"
+    for folder in (home, work):
+        folder.mkdir(parents=True)
     monkeypatch.chdir(work)
     monkeypatch.setenv("HOME", str(home))
     (work / "file").write_text("")
-    (work / "circle").symlink_to(work / "circle")
-    assert "no output folder was named" in said(None, kind=kind) and "cannot be a" in said("x" * 300, kind=kind)
-    assert "cannot be a" in said("a\0b", kind=kind) and said("new", kind=kind) == ""
-    for name in (".", "..", "../..", "/", str(home), str(home.parent), "file", "circle"):
-        assert said(name, kind=kind, overwrite=True) != "", name
+    assert "is the working directory" in said(".", kind=kind) and "is no folder" in said("file", kind=kind)
+    for name in ("..", "../..", "/", str(home), str(home.parent)):
+        assert "is your home, or a folder above it or the working directory" in said(name, kind=kind), name
+    assert said(home / "new", kind=kind) == said("critic", kind=kind) == said("checkpoint-2", kind=kind) == ""
 
 
 def test_a_mount_point_cannot_be_renamed_and_can_be_written_to() -> None:
     assert "is a mount point" in said("/proc") and "mount point" not in said("/proc", kind=RUN)
+
+
+def test_above_a_link_is_above_where_it_leads(tmp_path: Path) -> None:
+    model = finished(tmp_path / "models" / "base")
+    (tmp_path / "link").symlink_to(model)
+    assert "which is read" in said(tmp_path / "link" / ".." / "base", model, overwrite=True)
+    assert "which is read" in said(tmp_path / "link" / "..", model, overwrite=True)
 
 
 @pytest.mark.parametrize("kind", [FOLDER, RUN])
@@ -86,12 +102,14 @@ def test_what_a_run_leaves_alone_may_be_read_from_its_folder(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("kind", [FOLDER, RUN, FILE])
-def test_nothing_is_written_among_records(tmp_path: Path, kind: Kind) -> None:
-    """The next start would read it."""
+def test_nothing_is_written_among_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Kind) -> None:
+    """The next start would read it; but a project's folder holds its records, and its runs."""
     data = tmp_path / "data"
     data.mkdir()
     assert "lies in" in said(data / "out", data, kind=kind)
     assert said(tmp_path / "data-out", data, kind=kind) == ""
+    monkeypatch.chdir(data)
+    assert ("lies in" in said("out", data, kind=kind)) == (kind is not RUN)
 
 
 @pytest.mark.parametrize("kind", [FOLDER, RUN])

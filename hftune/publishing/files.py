@@ -52,4 +52,4 @@ def write_page(file: Path, text: str) -> None:
             it.
     """
     with published_file(file, flag=str(file)) as stream:
-        stream.write(redact(text))
+        stream.write(redact(text).rstrip("\n") + "\n")

@@ -18,8 +18,8 @@ def test_pages_are_made_anew_and_edited_ones_are_left(tmp_path: Path) -> None:
     file = tmp_path / "report.md"
     write_page(file, "# One\n")
     write_page(file, "# Two")
-    assert file.read_text() == "# Two" and is_written(file)
-    for edited in ("# Mine", "", "# Two\n"):
+    assert file.read_text() == "# Two\n" and is_written(file)
+    for edited in ("# Mine", "", "# Two"):
         file.write_text(edited)
         with pytest.raises(ArgumentError, match=r"hftune did not write it, or it was edited"):
             write_page(file, "# Three")

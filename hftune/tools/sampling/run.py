@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -193,12 +194,12 @@ def _scored(prompts: Sequence[Asked], parts: Parts, scorers: Sequence[Any], part
 
 
 def _by_function(function: Any, records: Sequence[Asked], said: Sequence[Any]) -> Sequence[float | None]:
-    """As TRL calls reward functions: with the columns that all records have."""
+    """As TRL calls reward functions: with the columns that all records have. NaN is no score, as None is."""
     shared = set.intersection(*({*one.prompt.extra} for one in records))
     columns = {name: [one.prompt.extra[name] for one in records] for name in sorted(shared)}
     prompts = [one.prompt.messages for one in records]
     found: Sequence[float | None] = function(prompts=prompts, completions=[[one] for one in said], **columns)
-    return found
+    return [None if score is None or math.isnan(score) else score for score in found]
 
 
 def _by_model(scorer: AnswerScorer, records: Sequence[Asked], said: Sequence[Any]) -> Sequence[float | None]:

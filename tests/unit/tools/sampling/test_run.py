@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,11 @@ from hftune.checkpoints.manifest import COMPLETE, read_manifest
 from hftune.cli import dispatch
 from hftune.data.readers.base import Row
 from hftune.data.records.preferences import to_preference
+from hftune.data.records.prompts import Prompt
 from hftune.errors import ArgumentError, DataError
 from hftune.tools.sampling import run as run_module
 from hftune.tools.talking.answering import Answerer
+from hftune.tools.talking.records import Asked
 from tests.answering import server
 
 pytestmark = pytest.mark.long
@@ -181,3 +184,10 @@ def test_what_is_wrong_is_said_at_once(talkative: Path, prompts: Path, tmp_path:
     with pytest.raises(DataError, match="nothing is kept: 12 answers to 3 prompts"):
         flags = ["--reward_funcs", f"{prompts}/longest.py:longest", "--threshold", 1000]
         sampled(tmp_path / "o", prompts, talkative, *flags)
+
+
+def test_nan_is_no_score() -> None:
+    """In RL it counts as None does; here no answer could be better or worse than it."""
+    asked = [Asked(Prompt([{"role": "user", "content": "?"}]), None, None)] * 3
+    given = run_module._by_function(lambda completions, **_: [1.0, math.nan, None], asked, [{"role": "assistant"}] * 3)
+    assert given == [1.0, None, None]

@@ -37,6 +37,7 @@ def check_rl(facts: Facts) -> Iterator[UserError]:
         yield from _check_evaluation(args)
     if isinstance(args, GRPOArguments):
         yield from _check_dynamic_sampling(args)
+        _say_means_of_micro_batches(args, facts.world.processes)
     if isinstance(args, PPOArguments):
         yield from _check_ppo(args)
     if isinstance(args, OnlineDPOArguments):
@@ -241,6 +242,20 @@ def _is_scaled_here(config: PreTrainedConfig, model_args: ModelArguments, traini
     # Positions that were stretched before are in the folder's config, where TRL finds them as well.
     plain = model_config(dataclasses.replace(model_args, rope_scaling=None, rope_factor=None), training_args)
     return bool(plain.get_text_config().rope_parameters != config.get_text_config().rope_parameters)
+
+
+def _say_means_of_micro_batches(args: GRPOArguments, processes: int) -> None:
+    """Notice what TRL (1.16) takes over a micro batch: other losses where a step is cut in another way."""
+    bonus = args.entropy_coef or args.use_adaptive_entropy
+    # The quantile is that of all processes.
+    taken = [
+        (args.loss_type == "bnpo", processes, "--loss_type bnpo, a mean over tokens (dapo's is over the whole step)"),
+        (bool(bonus), processes, "--entropy_coef, a mean over tokens"),
+        (args.top_entropy_quantile < 1.0, 1, "--top_entropy_quantile, a quantile of tokens"),
+    ]
+    for here, parts, what in taken:
+        if here and parts * args.gradient_accumulation_steps > 1:
+            notice(f"{what}, is taken over each micro batch: a step that is cut in another way has another loss")
 
 
 def _say_other_bases(model: str, reward_models: Iterable[str]) -> None:

@@ -10,6 +10,7 @@ from hftune.arguments.entry import parse_arguments
 from hftune.errors import UserError
 from hftune.preflight.check_run import check_run
 from hftune.preflight.facts import resolve
+from hftune.preflight.rules import rl
 from hftune.preflight.rules.rl import _check_dynamic_sampling
 
 FUNCTION = ["--reward_funcs", "length"]
@@ -70,6 +71,39 @@ def test_nothing_to_say(tiny_model: Path, algorithm: str) -> None:
 def test_what_cannot_work(tiny_model: Path, algorithm: str, flags: list[str], parts: list[str]) -> None:
     said = problems(tiny_model, algorithm, *flags)
     assert all(part in said for part in parts), said
+
+
+@pytest.mark.parametrize(
+    ("flags", "accumulated", "said"),
+    [
+        (["--loss_type", "bnpo"], "2", "--loss_type bnpo, a mean over tokens (dapo's is over the whole step)"),
+        (["--loss_type", "bnpo"], "1", ""),
+        (["--loss_type", "dapo"], "2", ""),
+        (["--entropy_coef", "0.1"], "2", "--entropy_coef, a mean"),
+        (["--use_adaptive_entropy", "True"], "2", "--entropy_coef, a mean"),
+        (["--top_entropy_quantile", "0.5"], "2", "--top_entropy_quantile, a quantile"),
+        (["--top_entropy_quantile", "0.5"], "1", ""),
+    ],
+)
+def test_a_loss_that_depends_on_the_cut_is_said(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch, flags: list[str], accumulated: str, said: str
+) -> None:
+    found: list[str] = []
+    monkeypatch.setattr(rl, "notice", found.append)
+    cut = ["--per_device_train_batch_size", "8", "--gradient_accumulation_steps", accumulated]
+    assert problems(tiny_model, "grpo", *FUNCTION, *flags, *cut) == ""
+    assert [one.partition(",")[0] for one in found] == ([said.partition(",")[0]] if said else [])
+    assert all(one.startswith(said) and "micro batch" in one for one in found)
+
+
+def test_the_quantile_is_that_of_all_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[str] = []
+    monkeypatch.setattr(rl, "notice", found.append)
+    flags = ["--output_dir", "o", "--rl_algorithm", "grpo", "--gradient_accumulation_steps", "1"]
+    for more in (["--top_entropy_quantile", "0.5"], ["--loss_type", "bnpo"]):
+        *_, args = parse_arguments("rl", [*flags, *more])
+        rl._say_means_of_micro_batches(args, 2)
+    assert [one.split()[1] for one in found] == ["bnpo,"]
 
 
 def test_groups_that_dynamic_sampling_replaces_are_whole_on_a_process() -> None:

@@ -46,11 +46,7 @@ PPO = ("--rl_algorithm", "ppo", "--num_iterations", "2", "--vf_coef", "1.0", *GR
 @pytest.mark.parametrize(
     "method, mode, extra",
     [
-        pytest.param("full", "torchrun", (), marks=pytest.mark.slow),
-        pytest.param("full", "zero2", (), marks=pytest.mark.slow),
         ("full", "zero3", ()),
-        pytest.param("lora", "zero2", (), marks=pytest.mark.slow),
-        ("lora", "zero3", ()),
         pytest.param("lora", "zero3", ("--critic", "shared"), marks=pytest.mark.slow),
     ],
 )

@@ -71,14 +71,6 @@ def check_says_something(folder: Path) -> None:
     assert sum(map(len, by_prompt.values())) == STEPS * 4, "no answer is given twice"
 
 
-@pytest.mark.parametrize("algorithm", ["grpo", "rloo", "online_dpo"])
-def test_zero3_on_two_processes_is_as_one(stage_run: Callable, algorithm: str) -> None:
-    """PPO's is in test_rl.py."""
-    alone, other = (stage_run("rl", "full", mode, flags(algorithm)) for mode in ("single", "zero3"))
-    check_says_something(alone.folder)
-    check_same(alone.folder, other.folder)
-
-
 @pytest.fixture(scope="module")
 def untied_model(workspace: Path) -> Path:
     """As `tiny_model`, with a head of its own."""
@@ -135,14 +127,6 @@ def test_any_launch_is_as_one_process(launched_run: Callable, algorithm: str, mo
     alone = launched_run("rl", "full", "single", flags(algorithm)).folder
     check_says_something(alone)
     check_same(alone, launched_run("rl", "full", mode, flags(algorithm)).folder)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_an_adapter_on_two_processes_is_as_one(stage_run: Callable, algorithm: str) -> None:
-    alone, other = (stage_run("rl", "lora", mode, flags(algorithm)) for mode in ("single", "zero3"))
-    check_says_something(alone.folder)
-    check_same(alone.folder, other.folder)
 
 
 @pytest.mark.slow

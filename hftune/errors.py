@@ -95,6 +95,13 @@ class DataError(UserError):
         self.kind = kind
         super().__init__(cause, place=place, fix=fix)
 
+    def among(self, bad: int, rows: int) -> Self:
+        """The same fault, told as the first of `bad` records that cannot be used among `rows`."""
+        told = copy.copy(self)
+        if bad > 1:
+            told.cause = f"{self.cause} (the first of {bad:,} records that cannot be used, among {rows:,})"
+        return told.at(self.place)
+
 
 class ArgumentError(UserError):
     """Flags or config keys that are unknown, wrong or do not go together."""

@@ -30,6 +30,9 @@ Ragged = list[np.ndarray]
 IDS = pa.list_(pa.int32())
 _FILE = "data-00000-of-00001.arrow"
 
+LOOKED_FURTHER = 100_000
+"""Records behind the first that cannot be used in which others are counted: a large corpus is not read to its end."""
+
 
 class Encoder(ABC):
     """What a stage makes of its records."""
@@ -96,21 +99,37 @@ def write_tokenised(
         What became of the records. `used` may be 0.
 
     Raises:
-        DataError: A record that cannot be used, unless they are dropped.
+        DataError: A record that cannot be used, unless they are dropped: the first, with how many more there are among
+            the next `LOOKED_FURTHER` records.
     """
-    counts = Counts()
+    counts, bad, behind = Counts(), 0, 0
+    first: DataError | None = None
     # A partial of a module's function: it reaches the workers by forking, and its encoder with it.
     encode = partial(_encode_chunk, encoder=encoder, drop=on_bad_record == "drop", columns=columns or {})
 
     def batches() -> Iterator[pa.RecordBatch]:
         with tqdm(unit=" records", desc="tokenising", delay=2, disable=not progress) as bar:
-            for payload, found in map_in_order(encode, chunks, workers):
+            nonlocal first, bad, behind
+            for payload, found, problem in map_in_order(encode, chunks, workers):
                 counts.add(found)
                 bar.update(found.rows)
+                first = first or problem
+                if first is not None:
+                    bad += sum(found.dropped.values()) if problem else 0
+                    behind += found.rows
+                    if behind >= LOOKED_FURTHER:
+                        break
+                    continue
                 # Serialised by the worker: one buffer travels between the processes, and no object for each column.
                 yield pa.ipc.read_record_batch(payload, encoder.schema)
 
-    write_batches(folder, encoder.schema, batches())
+    try:
+        write_batches(folder, encoder.schema, batches())
+    except DataError:  # of a later chunk, whose records could not be encoded
+        if first is None:
+            raise
+    if first is not None:
+        raise first.among(bad, counts.rows)
     return counts
 
 
@@ -128,12 +147,15 @@ def without_counts(dataset: Dataset) -> Dataset:
     return dataset.remove_columns([name for name in ("trained", "begins") if name in dataset.column_names])
 
 
-def _encode_chunk(chunk: Chunk, encoder: Encoder, drop: bool, columns: Mapping[str, str]) -> tuple[pa.Buffer, Counts]:
-    """A chunk as a serialised record batch, and what became of its records."""
+def _encode_chunk(
+    chunk: Chunk, encoder: Encoder, drop: bool, columns: Mapping[str, str]
+) -> tuple[pa.Buffer | None, Counts, DataError | None]:
+    """A chunk as a serialised record batch, what became of its records, and the first fault that is not dropped."""
     take_unread()  # of what was read for another purpose
     # Parsed first, encoded together: tokenizers are quickest on many texts at once.
     counts, parsed = Counts(), []
     renamed: set[str] = set()
+    first: DataError | None = None
     for row in chunk.rows():
         counts.rows += 1
         try:
@@ -144,11 +166,12 @@ def _encode_chunk(chunk: Chunk, encoder: Encoder, drop: bool, columns: Mapping[s
                 row = apply_columns(row, columns)
             parsed.append(encoder.parse(row))
         except DataError as error:
-            if not drop:
-                raise
+            first = first or (None if drop else error)
             counts.drop(error.kind, error)
     counts.unread, counts.columns = take_unread(), sorted(renamed)
-    return _record_batch(encoder.encode(parsed, counts), encoder.schema).serialize(), counts
+    # Of what is not trained the faults are counted alone.
+    payload = None if first else _record_batch(encoder.encode(parsed, counts), encoder.schema).serialize()
+    return payload, counts, first
 
 
 def _record_batch(columns: dict[str, list[Any]], schema: pa.Schema) -> pa.RecordBatch:

@@ -52,6 +52,27 @@ def test_a_bad_record_stops_or_is_counted(chatml: PreTrainedTokenizerFast, tmp_p
     assert counts.examples["malformed JSON"].startswith(f"{file}:62: malformed JSON")
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_one_message_counts_all_bad_records(
+    chatml: PreTrainedTokenizerFast, tmp_path: Path, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = write(tmp_path / "d.jsonl", 100, bad=21)
+    lines = file.read_text(encoding="utf-8").splitlines()
+    for place in (22, 50, 99):
+        lines[place] = '{"messages": 3}'
+    file.write_text("\n".join(lines), encoding="utf-8")
+    encoder = ChatEncoder(chatml, max_length=20)
+    (tmp_path / "a").mkdir()
+    with pytest.raises(
+        DataError, match=r"malformed JSON.*the first of 4 records that cannot be used, among 100\)"
+    ) as caught:
+        write_tokenised(chunks([file], 8), encoder, tmp_path / "a", workers=count)
+    assert caught.value.place == f"{file}:22"
+    monkeypatch.setattr("hftune.data.tokenizing.encoder.LOOKED_FURTHER", 16)
+    with pytest.raises(DataError, match=r"the first of 2 records that cannot be used, among \d+"):
+        write_tokenised(chunks([file], 8), encoder, tmp_path / "a", workers=count)
+
+
 def test_first_rows(tmp_path: Path) -> None:
     files = [write(tmp_path / "a.jsonl", 5), write(tmp_path / "b.jsonl", 5)]
     found = first_rows(chunks(find_files(str(tmp_path), "--train_file_dir"), 2), 7)

@@ -9,7 +9,9 @@ import pytest
 from hftune.arguments.entry import parse_arguments
 from hftune.arguments.parse_errors import class_error
 from hftune.arguments.raw_arguments import take_config
+from hftune.arguments.stages import parse_command
 from hftune.errors import ArgumentError
+from hftune.tools.export.arguments import GgufArguments
 
 GOOD = ["--output_dir", "o"]
 
@@ -128,3 +130,10 @@ def test_what_nobody_knows_names_its_arguments() -> None:
 
 def test_one_file_of_settings() -> None:
     assert take_config(["--a", "1", "--config", "x", "--b"]) == ("x", ["--a", "1", "--b"])
+
+
+def test_k_quants_are_named_with_the_tool_that_makes_them() -> None:
+    with pytest.raises(ArgumentError, match=r"llama-quantize model\.gguf OUT\.gguf Q4_K_M"):
+        parse_command(GgufArguments, ["--outtype", "q4_k_m"])
+    with pytest.raises(ArgumentError, match="did you mean --outtype q8_0"):
+        parse_command(GgufArguments, ["--outtype", "q8"])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
+import inspect
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -198,8 +200,10 @@ def _by_function(function: Any, records: Sequence[Asked], said: Sequence[Any]) -
     shared = set.intersection(*({*one.prompt.extra} for one in records))
     columns = {name: [one.prompt.extra[name] for one in records] for name in sorted(shared)}
     prompts = [one.prompt.messages for one in records]
-    found: Sequence[float | None] = function(prompts=prompts, completions=[[one] for one in said], **columns)
-    return [None if score is None or math.isnan(score) else score for score in found]
+    found = function(prompts=prompts, completions=[[one] for one in said], **columns)
+    values: Sequence[float | None] = asyncio.run(found) if inspect.iscoroutine(found) else found
+    # NaN is no opinion, as in training: no answer is better or worse than it.
+    return [None if value is None or math.isnan(value) else value for value in values]
 
 
 def _by_model(scorer: AnswerScorer, records: Sequence[Asked], said: Sequence[Any]) -> Sequence[float | None]:

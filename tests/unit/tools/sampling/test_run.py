@@ -17,7 +17,7 @@ from hftune.cli import dispatch
 from hftune.data.readers.base import Row
 from hftune.data.records.preferences import to_preference
 from hftune.data.records.prompts import Prompt
-from hftune.errors import ArgumentError, DataError
+from hftune.errors import ArgumentError, DataError, UserError
 from hftune.tools.sampling import run as run_module
 from hftune.tools.talking.answering import Answerer
 from hftune.tools.talking.records import Asked
@@ -191,3 +191,25 @@ def test_nan_is_no_score() -> None:
     asked = [Asked(Prompt([{"role": "user", "content": "?"}]), None, None)] * 3
     given = run_module._by_function(lambda completions, **_: [1.0, math.nan, None], asked, [{"role": "assistant"}] * 3)
     assert given == [1.0, None, None]
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        ("async def own(completions, **columns):\n    return [float(len(completions))] * len(completions)", ""),
+        ("def own(completions, **columns):\n    return [float('nan')] * len(completions)", "nothing is kept"),
+        ("async def own(completions, **columns):\n    return 1 / 0", r"raised ZeroDivisionError: .*own\.py:2"),
+        ("def own(completions, **columns):\n    return completions[0].strip()", r"raised AttributeError: .*own\.py:2"),
+        ("def own(completions, **columns):\n    return 'x'", "where a list of 6 numbers is wanted"),
+    ],
+)
+def test_reward_functions_of_every_kind(talkative: Path, prompts: Path, tmp_path: Path, body: str, told: str) -> None:
+    (tmp_path / "own.py").write_text(body + "\n")
+    flags = [talkative, "--reward_funcs", f"{tmp_path}/own.py:own", "--num_generations", 2]
+    if not told:
+        sampled(tmp_path / "o", prompts, *flags)
+        scores = [answer["score"] for one in answers(tmp_path / "o") for answer in one["answers"]]
+        assert scores == [6.0] * 6
+        return
+    with pytest.raises(UserError, match=told):
+        sampled(tmp_path / "o", prompts, *flags)

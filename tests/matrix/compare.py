@@ -69,8 +69,9 @@ def differences(case: Case, one: Figures, other: Figures) -> list[str]:
 
 def _is_to_be_same(case: Case, name: str, step: int) -> bool:
     """Whether a figure says nothing of what was changed."""
-    if case.change == "unscored" and case.stage != "online_dpo":
-        # The loss of the others is a mean over all answers: from the first step on it is another run.
+    if case.change == "unscored" and (case.stage != "online_dpo" or case.rounds == "halves"):
+        # The loss of the others is a mean over all answers, and which pairs share a step of a round is drawn after the
+        # answers are: from the first step on it is another run.
         return name.startswith("reward") and step == 1
     if any(name.startswith(names) and case.has(values) for values, names in (*APART, *UNMENDED)):
         return False

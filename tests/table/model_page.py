@@ -150,6 +150,5 @@ def listed(results: Results, names: Iterable[str], signs: tuple[str, ...]) -> st
 
 def _general(message: str, name: str) -> str:
     """A message without what is of one type alone, so that types share it."""
-    cause = re.sub(r" \(hftune explain HF\d+\)", "", message.removeprefix("error: "))
-    text = re.sub(r"/\S*/", "", cause).replace(name, "TYPE")
+    text = re.sub(r"/\S*/", "", message.removeprefix("error: ")).replace(name, "TYPE")
     return text.split(" where: ")[0].replace("|", "/").replace("<", "&lt;")

@@ -6,15 +6,10 @@ from dataclasses import dataclass, field
 
 import trl
 
+from hftune.arguments.choices import UNPAIRED
 from hftune.arguments.data import ThoughtFields
 from hftune.arguments.lengths import PairLengths
 from hftune.arguments.training import StageArguments
-
-# With another loss it would do nothing, so a rule refuses it there.
-SMOOTHED = frozenset(
-    ["sigmoid", "sigmoid_norm", "exo_pair", "robust", "aot", "aot_unpaired", "dpop", "simpo", "cpo", "cpo_simpo"],
-)
-"""Losses that `--label_smoothing` changes."""
 
 # The constant that an f-divergence adds is the same for both answers of a pair; in a loss of single answers it would
 # stay.
@@ -30,9 +25,6 @@ A_TOKEN = frozenset(["ipo", "sigmoid_norm", "simpo", "cpo_simpo", "odds_ratio", 
 # So their value depends on which rows share a batch: accumulation and world size change it.
 SORTED = frozenset(("aot", "aot_unpaired"))
 """Losses that sort the answers of a batch."""
-
-UNPAIRED = frozenset(("kto", "apo_zero_unpaired"))
-"""Losses of single answers with a label."""
 
 LOSS_TYPES = DIFFERENCES_OF_SCORES | REFERENCE_FREE | SORTED | UNPAIRED
 LOSS_TYPES |= {"nca_pair", "bco_pair", "sppo_hard", "apo_zero", "apo_down", "kto_pair"}

@@ -225,7 +225,7 @@ def _never_filled_in(block: Mapping[str, Any], place: str = "") -> Iterator[Argu
 def _unreadable(key: str, value: Any) -> Iterator[ArgumentError]:
     """A problem of a block that DeepSpeed itself cannot read, which would end a run with the model loaded."""
     import pydantic
-    from deepspeed.runtime.config import DeepSpeedConfig, DeepSpeedConfigError
+    from deepspeed import DeepSpeedConfig, DeepSpeedConfigError
 
     if isinstance(value, Mapping):  # hftune takes secrets out that DeepSpeed does not know
         value = {name: inner for name, inner in value.items() if not says_secret(str(name))}

@@ -29,6 +29,7 @@ from hftune.data.sources import load_source
 from hftune.data.stream_splits import StreamEncoder
 from hftune.data.templates.respelled_tokenizer import token_ids
 from hftune.data.tokenizing.chats import ChatEncoder
+from hftune.data.tokenizing.context import Context
 from hftune.data.tokenizing.encoder import write_tokenised
 from hftune.data.tokenizing.texts import TextEncoder
 from hftune.errors import DataError
@@ -223,16 +224,13 @@ def test_workers_make_the_same_of_it(workers: int, tokenizer: PreTrainedTokenize
 
 
 def test_a_stream_splits_and_says_so(tokenizer: PreTrainedTokenizerFast) -> None:
-    stream = StreamEncoder(ChatEncoder(tokenizer, max_length=None), {}, drop=False)
-    (example,) = stream([Row(SFT["messages"], "d.jsonl", 1)])
+    stream = StreamEncoder(ChatEncoder(tokenizer, max_length=None), {})
+    (example,) = stream(Row(SFT["messages"], "d.jsonl", 1))
     assert turns_of(tokenizer, example["input_ids"].tolist()) == 2
     assert any("records of the stream" in text for text in notices())
     refusing = ChatEncoder(tokenizer, max_length=None, borders_in_text="error")
     with pytest.raises(DataError):
-        StreamEncoder(refusing, {}, drop=False)([Row(SFT["messages"], "d.jsonl", 1)])
-    good = {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]}
-    rows = [Row(SFT["messages"], "d.jsonl", 1), Row(good, "d.jsonl", 2)]
-    assert len(StreamEncoder(refusing, {}, drop=True)(rows)) == 1
+        StreamEncoder(refusing, {})(Row(SFT["messages"], "d.jsonl", 1))
 
 
 def test_other_names_for_columns_do_not_get_by(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
@@ -407,10 +405,10 @@ def test_questions(mode: str, template: str | None) -> None:
     question = Prompt([{"role": "user", "content": EVIL + "<|endoftext|>"}], origin="--questions")
     if mode == "error":
         with pytest.raises(DataError) as caught:
-            asking._texts([question], PromptWriter("model", tokenizer, mode), mode)
+            asking._texts([question], PromptWriter("model", tokenizer, mode), mode, Context(None, 0))
         assert caught.value.place == "--questions"
         return
-    (text,) = asking._texts([question], PromptWriter("model", tokenizer, mode), mode)
+    (text,) = asking._texts([question], PromptWriter("model", tokenizer, mode), mode, Context(None, 0))
     ids = token_ids(tokenizer, [text], add_special_tokens=False)[0]
     own = {"split": 2, "allow": 4}[mode] if template else {"split": 0, "allow": 2}[mode]
     if template:

@@ -215,7 +215,7 @@ def _screen(text: str, folder: Path, capture: pytest.CaptureFixture[str]) -> str
 
 
 def _page(text: str, folder: Path, capture: pytest.CaptureFixture[str]) -> str:
-    write_page(folder / "report.md", f"# {text}\n", "report")
+    write_page(folder / "report.md", f"# {text}\n")
     return (folder / "report.md").read_text()
 
 

@@ -31,7 +31,7 @@ SIZES: list[tuple[str, str, float, float]] = [
     ("hftune.digests", "_THREADS", 4, 16),
     ("hftune.publishing.locks", "LOCK_SECONDS", 1, 10),
     ("hftune.publishing.locks", "OUTPUT_SECONDS", 5, 30),
-    ("hftune.publishing.ownership", "SECONDS_BETWEEN_ATTEMPTS", 0.01, 0.2),
+    ("hftune.publishing.places", "SECONDS_BETWEEN_ATTEMPTS", 0.01, 0.2),
     # Tokens of made-up documents, and what a proof lets pass: below what a mask that leaks does.
     ("hftune.trainers.packing_isolation", "INT8", 0.02, 0.09),
     ("hftune.data.packing.beginnings", "LEAST", 32, 128),

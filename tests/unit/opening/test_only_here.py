@@ -25,6 +25,7 @@ ALLOWED: dict[tuple[str, str], str] = {
     ("models/loading/from_pretrained.py", "pickle"): "the name of an error",
     ("opening/safetensors_file.py", "safe_open"): "the one reader of safetensors",
     ("trainers/preference/reference_model.py", "np.load"): "numbers of the cache, without pickles",
+    ("checkpoints/history.py", "json.loads"): OWN_WORDS,
     ("tools/vocabulary/extend.py", "json.loads"): OWN_WORDS,
     ("tools/vocabulary/kinds.py", "json.loads"): OWN_WORDS,
     ("data/templates/respelled_tokenizer.py", "json.loads"): OWN_WORDS,

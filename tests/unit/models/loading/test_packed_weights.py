@@ -30,7 +30,8 @@ IDS = torch.tensor([[5, 9, 17, 33, 41, 8]])
 
 
 def arguments(stage: str, folder: Path, tmp_path: Path, *flags: str) -> Any:
-    given = ["--model_name_or_path", str(folder), "--output_dir", str(tmp_path / "out"), "--use_cpu", "True"]
+    out = f"{tmp_path}-out"  # not among the records
+    given = ["--model_name_or_path", str(folder), "--output_dir", out, "--use_cpu", "True"]
     given += ["--train_file_dir", str(tmp_path), "--bf16", "False", *flags]
     return parse_arguments(stage, given)
 

@@ -86,8 +86,10 @@ def hftune(options: argparse.Namespace) -> None:
         "train_file_dir": options.data, "output_dir": options.out / "hftune", "use_peft": True, "lora_r": RANK,
         "lora_alpha": 16, "lora_target_modules": "all", "max_length": options.max_length, "max_steps": options.steps,
         "gradient_checkpointing": options.recompute, "dtype": "float32", "beta": BETA, "distill_mode": options.mode,
-        "temperature": 1.0, "max_completion_length": options.answer,
+        "temperature": 1.0,
     }  # fmt: skip
+    if options.mode == "on_policy":
+        arguments["max_completion_length"] = options.answer
     os.environ["HFTUNE_CACHE"] = str(options.out / "cache")
     _script(Path(__file__).resolve().parents[1] / "run_distill.py", arguments)
 

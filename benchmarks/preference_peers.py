@@ -42,7 +42,7 @@ def watch(steps: Steps) -> None:
 def real_tokens(inputs: dict[str, Any]) -> int:
     """Tokens of prompts and answers, each prompt counted once an answer."""
     if "num_tokens" in inputs:  # hftune has prompts once in its rows
-        return int(inputs["num_tokens"])
+        return int(inputs["num_tokens"].sum())
     if "prompt_attention_mask" in inputs:  # TRL before its rewriting, with prompts apart
         counted = ("prompt_attention_mask", "prompt_attention_mask", "chosen_attention_mask", "rejected_attention_mask")
         return sum(int(inputs[name].sum()) for name in counted)

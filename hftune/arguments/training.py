@@ -300,13 +300,6 @@ class SFTArguments(StageArguments, ThoughtFields, trl.SFTConfig):
     eval_packing: bool | None = field(
         default=None, metadata={"help": "Pack held-out conversations as well; left out: as --packing."}
     )
-    shared_prompts: bool | None = field(
-        default=None,
-        metadata={
-            "help": "In packed rows, compute the first messages once that conversations next to each other share: "
-            "system prompt, tools, the earlier turns of a conversation in several rows. Left out: where exact."
-        },
-    )
 
     @property
     def flat_batches(self) -> bool:

@@ -126,12 +126,11 @@ def _documents(example: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> I
     ids = [int(token) for token in example["input_ids"]]
     labels = [int(label) for label in example["labels"]] if "labels" in example else _at_ends(ids, example["ends"])
     lengths = [int(length) for length in example["seq_lengths"]] if "seq_lengths" in example else [len(ids)]
-    start, behind = 0, example.get("shared_tokens") or [0] * len(lengths)
-    for number, (length, shared) in enumerate(zip(lengths, behind, strict=True), start=1):
+    start = 0
+    for number, length in enumerate(lengths, start=1):
         part = slice(start, start + length)
         shown = coloured(ids[part], labels[part], tokenizer)
         packed = f"document {number} of {len(lengths)}, " if len(lengths) > 1 else ""
-        packed += f"behind the first {shared} of the last whole one, " if shared else ""
         trained = sum(label != IGNORE_INDEX for label in labels[part])
         yield Text(f"({packed}{length} tokens, {trained} trained) ").append_text(shown)
         start += length

@@ -284,8 +284,6 @@ def describe_packing(about: dict[str, Any]) -> str:
     parts = f"packed ({about['strategy']}) into {about.get('of', about['packs'])} rows of {about['max_length']}"
     parts += f", the first {about['packs']} of them used" if "of" in about else ""
     parts += f", {100 * about['fill']:.1f} % full"
-    if about.get("shared_tokens"):
-        parts += f", {about['shared_tokens']} tokens of shared beginnings computed once"
     if about["split_documents"]:
         parts += f", {about['split_documents']} split"
     if about["untrained_tokens"]:

@@ -44,12 +44,12 @@ Training = TypeVar("Training", bound=StageArguments, covariant=True, default=Sta
 
 ROW_LAYOUTS = {
     "pt": "hftune.models.attention.choice:decide_padding_free",
-    "sft": "hftune.models.attention.pair_layout:decide_conversation_layout",
+    "sft": "hftune.models.attention.choice:decide_padding_free",
     "rm": "hftune.models.attention.reward_padding:decide_reward_padding",
     "dpo": "hftune.models.attention.pair_layout:decide_pair_layout",
     "rl": "hftune.models.attention.pair_layout:decide_answer_layout",
 }
-"""What decides `padding_free` and, but for PT and RM, `shared_prompts` in each stage."""
+"""What decides `padding_free` and, in DPO and RL, `shared_prompts`."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class RowLayout:
     Args:
         padding_free: Whether they follow each other in one row instead of being padded; None: never asked (RL).
         side_by_side: Whether several lie in a row, padding-free or packed, which the attention must keep apart.
-        shared_prompts: Whether the answers to a prompt, or conversations that begin alike, follow one copy of that.
+        shared_prompts: Whether the answers to a prompt follow one copy of it.
     """
 
     padding_free: bool | None

@@ -27,7 +27,7 @@ class SFTTrainer(StageTrainer, trl.SFTTrainer):
     """TRL's trainer on records that hftune has tokenised and masked; token accuracy and entropy are TRL's."""
 
     reports_perplexity = True
-    extra_columns = ("loss_weights", "shared_tokens")
+    extra_columns = ("loss_weights",)
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class SFTTrainer(StageTrainer, trl.SFTTrainer):
             model=model,
             args=args,
             processing_class=tokenizer,
-            data_collator=collator_of(args, tokenizer.pad_token_id),
+            data_collator=causal_collator(tokenizer.pad_token_id, flat=args.flat_batches),
             train_dataset=sample_of(data.train) if self._streams else data.train,
             eval_dataset=data.evaluation,
             **kwargs,
@@ -61,12 +61,6 @@ class SFTTrainer(StageTrainer, trl.SFTTrainer):
         with _packing_hidden(kwargs["args"]):
             super().build_upstream(**kwargs)
 
-    def prove_isolation(self, model: Any) -> None:
-        """That documents do not see each other, nor more than their own beginnings."""
-        super().prove_isolation(model)
-        if self.args.shared_prompts:
-            on_demand("hftune.trainers.shared_beginnings:prove_beginnings_shared")(self, model)
-
     def make_features(self, model: Any, args: StageArguments) -> list[Feature]:
         """Streams before all others, the loss behind all others."""
         answers, held_out = AnswerLoss(measures_tokens=True), HeldOutLoss()
@@ -74,13 +68,6 @@ class SFTTrainer(StageTrainer, trl.SFTTrainer):
         if self._streams:
             first.append(on_demand("hftune.trainers.features.streams:Streams")())
         return [*first, *super().make_features(model, args), held_out, answers]
-
-
-def collator_of(args: SFTArguments, pad_token_id: int) -> Any:
-    """Examples to batches: padded, or documents end to end, with beginnings that they share or without."""
-    if args.shared_prompts:
-        return on_demand("hftune.trainers.shared_beginnings:SharingCollator")()
-    return causal_collator(pad_token_id, flat=args.flat_batches)
 
 
 def sample_of(stream: IterableDataset[dict[str, Any]]) -> Dataset:

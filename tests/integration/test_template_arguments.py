@@ -50,22 +50,6 @@ def test_conversations_with_thoughts_become_rows(thoughtful: tuple[Path, str]) -
     assert "8 of 8 records became 16 rows" in said
 
 
-def test_their_rows_share_beginnings_in_a_packed_row(run: Callable, tiny_model: Path, tmp_path: Path) -> None:
-    system = {"role": "system", "content": "Answer in one short sentence, and say nothing of what you were not asked."}
-    records = [{"messages": [system, *record["messages"]]} for record in THOUGHTS[:4]]
-    data, losses, packed = write(tmp_path / "data.jsonl", records), {}, {}
-    for shared in ("True", "False"):
-        out = tmp_path / shared
-        more = ("--chat_template", "qwen3", "--packing", "--max_length", "1024", "--shared_prompts", shared)
-        said = run("run_sft.py", *flags(tiny_model, data, out, *more), warm=True).check().output
-        assert ("tokens of shared beginnings computed once" in said) == (shared == "True")
-        manifest = json.loads((out / "hftune.json").read_text())
-        losses[shared], packed[shared] = manifest["metrics"]["train_loss"], manifest["data"]["train"]["packing"]
-    assert losses["True"] == pytest.approx(losses["False"], abs=1e-5)
-    assert packed["False"]["tokens"] == packed["True"]["tokens"] + packed["True"]["shared_tokens"]
-    assert packed["True"]["shared_tokens"] > packed["True"]["tokens"] / 3
-
-
 def test_the_next_stage_takes_them(run: Callable, thoughtful: tuple[Path, str], tmp_path: Path) -> None:
     folder, _ = thoughtful
     pairs = write(tmp_path / "pairs.jsonl", PAIRS)

@@ -34,7 +34,6 @@ SIZES: list[tuple[str, str, float, float]] = [
     ("hftune.publishing.places", "SECONDS_BETWEEN_ATTEMPTS", 0.01, 0.2),
     # Tokens of made-up documents, and what a proof lets pass: below what a mask that leaks does.
     ("hftune.trainers.packing_isolation", "INT8", 0.02, 0.09),
-    ("hftune.data.packing.beginnings", "LEAST", 32, 128),
 ]
 
 

@@ -22,13 +22,11 @@ class Segments:
         document: Index of the document.
         start: First token of the segment, counted within the document.
         length: Tokens, 1 or more.
-        behind: Tokens of the document before it in the row that stand before this one's as well (`beginnings.py`).
     """
 
     document: IntArray
     start: IntArray
     length: IntArray
-    behind: IntArray
 
 
 @dataclass(frozen=True)
@@ -38,18 +36,11 @@ class Bins:
     segments: IntArray
     offsets: IntArray
 
-    def of_groups(self, groups: IntArray) -> Bins:
-        """Bins of segments from bins of groups, of which number g is the segments `groups[g]:groups[g + 1]`."""
-        sizes = np.diff(groups)[self.segments]
-        ends = np.cumsum(sizes)
-        segments = np.repeat(groups[self.segments] - (ends - sizes), sizes) + np.arange(sizes.sum())
-        return Bins(segments, np.append(0, ends)[self.offsets])
-
 
 def whole_documents(lengths: IntArray) -> Segments:
     """One segment a document; empty documents have none."""
     kept = np.flatnonzero(lengths)
-    return Segments(kept, np.zeros_like(kept), lengths[kept], np.zeros_like(kept))
+    return Segments(kept, np.zeros_like(kept), lengths[kept])
 
 
 def split_overlong(lengths: IntArray, capacity: int) -> Segments:
@@ -59,7 +50,7 @@ def split_overlong(lengths: IntArray, capacity: int) -> Segments:
     document = np.repeat(np.arange(len(lengths)), counts)
     number = np.arange(len(document)) - np.repeat(np.cumsum(counts) - counts, counts)
     start = number * capacity
-    return Segments(document, start, np.minimum(capacity, lengths[document] - start), np.zeros_like(start))
+    return Segments(document, start, np.minimum(capacity, lengths[document] - start))
 
 
 def cut_stream(lengths: IntArray, capacity: int) -> tuple[Segments, Bins]:
@@ -70,7 +61,7 @@ def cut_stream(lengths: IntArray, capacity: int) -> tuple[Segments, Bins]:
     start = np.union1d(ends[ends < total], np.arange(0, total, capacity)).astype(np.int64)
     document = np.searchsorted(ends, start, side="right")
     before = ends[document] - lengths[document]
-    segments = Segments(document, start - before, np.diff(start, append=total), np.zeros_like(start))
+    segments = Segments(document, start - before, np.diff(start, append=total))
     per_bin = np.bincount(start // capacity)
     return segments, Bins(np.arange(len(start)), np.append(0, np.cumsum(per_bin)))
 

@@ -16,7 +16,6 @@ import pyarrow as pa
 from datasets import Dataset, Features, List, Value
 
 from hftune.constants import IGNORE_INDEX, TEACHER_ROWS
-from hftune.data.packing.beginnings import shared_segments
 from hftune.data.packing.bins import (
     Bins,
     IntArray,
@@ -32,11 +31,7 @@ from hftune.data.tokenizing.encoder import lists_of, write_batches
 from hftune.errors import DataError
 
 FEATURES = Features({name: List(Value("int32")) for name in ("input_ids", "labels", "position_ids", "seq_lengths")})
-"""Columns of a packed dataset; teacher_rows (int64) comes last where records have it.
-
-Where documents share beginnings, shared_tokens has of each document how many tokens of the last whole one stand before
-it as well; 0 for a whole one.
-"""
+"""Columns of a packed dataset; teacher_rows (int64) comes last where records have it."""
 
 TOKENS_AT_ONCE = 1 << 20
 """Tokens that are held in memory while writing."""
@@ -47,7 +42,7 @@ class PackStats:
     """What became of the documents.
 
     `tokens` are those in the packs and `trained_tokens` those with a loss. Packs in which no token would be trained are
-    left out: `untrained_tokens` were in them. `shared_tokens` are left out since another document has them in the pack.
+    left out: `untrained_tokens` were in them.
     """
 
     max_length: int
@@ -57,7 +52,6 @@ class PackStats:
     tokens: int = 0
     trained_tokens: int = 0
     untrained_tokens: int = 0
-    shared_tokens: int = 0
 
     @property
     def fill(self) -> float:
@@ -89,11 +83,7 @@ def pack_into(folder: Path, dataset: Dataset, packing: Packing) -> PackStats:
     if TEACHER_ROWS in dataset.column_names:
         features[TEACHER_ROWS] = List(Value("int64"))
     columns = {name: IntColumn(dataset, name) for name in ("input_ids", "labels", TEACHER_ROWS) if name in features}
-    if packing.shared_beginnings:
-        features["shared_tokens"] = List(Value("int32"))
-        segments, bins = plan_shared(columns["input_ids"], columns["labels"], packing.max_length)
-    else:
-        segments, bins = plan(columns["input_ids"].lengths, packing.max_length, packing.strategy)
+    segments, bins = plan(columns["input_ids"].lengths, packing.max_length, packing.strategy)
     # Without empty documents, which have no segment.
     documents, segments_each = np.unique(segments.document, return_counts=True)
     stats = PackStats(packing.max_length, documents=len(documents), split_documents=int((segments_each > 1).sum()))
@@ -105,14 +95,6 @@ def pack_into(folder: Path, dataset: Dataset, packing: Packing) -> PackStats:
     if not stats.packs:
         raise DataError("packing leaves no token to train", fix="Give more data, or a larger maximum length.")
     return stats
-
-
-def plan_shared(ids: IntColumn, labels: IntColumn, max_length: int) -> tuple[Segments, Bins]:
-    """As `plan` with `bfd`, with documents that begin alike next to each other."""
-    segments, groups = shared_segments(ids, labels, max_length)
-    _refuse_overlong(segments.length, max_length)
-    bins = best_fit_decreasing(np.add.reduceat(segments.length, groups[:-1]), max_length)
-    return segments, bins.of_groups(groups)
 
 
 def plan(lengths: IntArray, max_length: int, strategy: str) -> tuple[Segments, Bins]:
@@ -165,20 +147,19 @@ def _packs(
 ) -> pa.RecordBatch:
     """The bins from `first` to before `last` as rows, counted in `stats`."""
     chosen = bins.segments[bins.offsets[first] : bins.offsets[last]]
-    lengths, behind = segments.length[chosen], segments.behind[chosen]
+    lengths = segments.length[chosen]
     per_pack = np.diff(bins.offsets[first : last + 1])
     ids, labels, *more = (
         column.gather(segments.document[chosen], segments.start[chosen], lengths) for column in columns.values()
     )
-    shared = np.add.reduceat(behind, np.cumsum(per_pack) - per_pack)
     # Tokens of each row; `reduceat` takes where each row's first segment is.
     sizes = np.add.reduceat(lengths, np.cumsum(per_pack) - per_pack)
     if cross_document_attention:
-        lengths, per_pack, behind = sizes, np.ones_like(sizes), np.zeros_like(sizes)
+        lengths, per_pack = sizes, np.ones_like(sizes)
     starts = np.cumsum(lengths) - lengths
     # Nothing before it could have predicted the first token of a document.
     labels[starts] = IGNORE_INDEX
-    positions = np.arange(len(ids)) + np.repeat(behind - starts, lengths)
+    positions = np.arange(len(ids)) - np.repeat(starts, lengths)
     trained = np.add.reduceat(labels != IGNORE_INDEX, np.cumsum(sizes) - sizes, dtype=np.int64)
     # A row without a target gives a loss of 0 / 0 in a micro batch of its own.
     kept = trained > 0
@@ -186,10 +167,7 @@ def _packs(
     stats.tokens += int(sizes[kept].sum())
     stats.untrained_tokens += int(sizes[~kept].sum())
     stats.trained_tokens += int(trained.sum())
-    stats.shared_tokens += int(shared[kept].sum())
     arrays = [lists_of(values, sizes) for values in (ids, labels, positions)] + [lists_of(lengths, per_pack)]
     arrays += [lists_of(values, sizes, schema.field(TEACHER_ROWS).type) for values in more]
-    if "shared_tokens" in schema.names:
-        arrays.append(lists_of(behind, per_pack))
     batch = pa.RecordBatch.from_arrays(arrays, schema=schema)
     return batch if kept.all() else batch.filter(pa.array(kept))

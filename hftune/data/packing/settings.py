@@ -21,13 +21,11 @@ class Packing:
         strategy: `bfd` keeps documents whole (best fit, decreasing); `bfd_split` does so for segments of at most
             `max_length`; `wrapped` cuts one stream of all documents, in their order, every `max_length` tokens.
         cross_document_attention: Each row counts as one document: its tokens see all before them.
-        shared_beginnings: Documents that begin alike share one copy of that in a row, with `bfd`.
     """
 
     max_length: int
     strategy: str = "bfd"
     cross_document_attention: bool = False
-    shared_beginnings: bool = False
 
     @property
     def cuts(self) -> bool:
@@ -57,7 +55,6 @@ def packing_by_split(training_args: StageArguments, length: str) -> dict[str, Pa
         getattr(training_args, length),
         training_args.packing_strategy,
         getattr(training_args, "cross_document_attention", False),
-        bool(getattr(training_args, "shared_prompts", False)),
     )
     return {name: packing for name, packs in chosen.items() if packs}
 

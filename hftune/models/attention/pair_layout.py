@@ -1,4 +1,4 @@
-"""What shares a prompt in a row: the answers of a pair or of RL, or packed conversations that begin alike."""
+"""What shares a prompt in a row: the answers of a pair or of RL."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from transformers import PreTrainedConfig
 from hftune.arguments.model import ModelArguments
 from hftune.arguments.preference import DPOArguments
 from hftune.arguments.rl_algorithms import GRPOArguments, RLOOArguments
-from hftune.arguments.training import SFTArguments, StageArguments
+from hftune.arguments.training import StageArguments
 from hftune.errors import ArgumentError
 from hftune.logging import notice
-from hftune.models.attention.choice import choose_attention, decide_padding_free
 from hftune.models.attention.isolation import ATTENTION, BACKBONE, isolation_method, refuse_attention
 from hftune.models.attention.machine import this_machine
 from hftune.models.attention.names import SEGMENTS, VARLEN
@@ -54,43 +53,8 @@ def decide_answer_layout(
             notice(f"answers are scored in padded rows, each behind a copy of its prompt: {reason}")
 
 
-def decide_conversation_layout(
-    config: PreTrainedConfig, model_args: ModelArguments, training_args: SFTArguments
-) -> None:
-    """Set `padding_free`, and `shared_prompts` of packed rows: on where it is exact and the attention is the same.
-
-    Raises:
-        ArgumentError: It was asked for, and cannot be had.
-    """
-    decide_padding_free(config, model_args, training_args)
-    reason = _why_not_shared_in_packs(config, model_args, training_args)
-    if training_args.shared_prompts and reason:
-        raise _refused(f"conversations cannot share their beginnings: {reason}", "each has a beginning of its own")
-    if training_args.shared_prompts is None:
-        # Not for the price of a quicker attention: whether any conversations begin alike is not known yet.
-        training_args.shared_prompts = reason is None and _attends_by_own(config, model_args, training_args)
-
-
 def _refused(cause: str, then: str) -> ArgumentError:
     return ArgumentError(cause, place="--shared_prompts True", fix=f"leave it out: {then} then")
-
-
-def _why_not_shared_in_packs(config: PreTrainedConfig, model_args: ModelArguments, args: SFTArguments) -> str | None:
-    if not args.packing or args.packing_strategy != "bfd":
-        return "only rows packed with --packing_strategy bfd hold whole conversations"
-    if hasattr(args, "distill_mode"):
-        return "a teacher reads the rows as well"
-    if args.sequence_parallel_size > 1:
-        return "rows are divided among processes"
-    return _why_not_one_row(config, model_args, args)
-
-
-def _attends_by_own(config: PreTrainedConfig, model_args: ModelArguments, args: SFTArguments) -> bool:
-    """Whether the attention would be one of hftune's anyway, which alone knows shared prompts."""
-    model_class = causal_class(config)
-    if model_args.attn_implementation or model_args.flash_attn or model_class is None:
-        return model_args.attn_implementation in (SEGMENTS, VARLEN)
-    return choose_attention(config, model_class, this_machine(args, dtype=model_args.dtype))[0] in (SEGMENTS, VARLEN)
 
 
 def _why_padded(config: PreTrainedConfig, model_args: ModelArguments, args: StageArguments) -> str | None:

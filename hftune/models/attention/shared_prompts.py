@@ -1,7 +1,7 @@
 """Several answers behind one prompt in a row: each attends to the prompt and to itself, none to another.
 
 The first answer follows its prompt as in any document. Every other one is a run of tokens of its own, whose keys and
-values begin with those of the prompt, or with the first tokens of it; its positions continue where these end. The
+values begin with those of the prompt; its positions continue where these end. The
 prompt is computed once, and gets the gradients of all answers.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, pairwise, takewhile
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -24,39 +24,12 @@ class SharedPrompts:
     Args:
         prompts: Tokens of each prompt.
         answers: For each prompt the tokens of its answers, in their order in the row; at least one.
-        behind: For each answer how many tokens of its prompt stand before it, all of them for the first one; None: all
-            for every one.
     """
 
     prompts: tuple[int, ...]
     answers: tuple[tuple[int, ...], ...]
-    behind: tuple[tuple[int, ...], ...] | None = None
     # All layers ask for the same masks and borders.
     _masks: dict[tuple[object, ...], torch.Tensor] = field(default_factory=dict, repr=False)
-
-    @classmethod
-    def of_documents(cls, lengths: Sequence[int], behind: Sequence[int]) -> SharedPrompts:
-        """A row of documents, some of which share the first tokens of the last whole one before them.
-
-        Args:
-            lengths: Tokens that each has in the row.
-            behind: Tokens that it shares; 0 for a whole one.
-        """
-        prompts, answers, seen = [], [], []
-        documents = [*zip(lengths, behind, strict=True)]
-        while documents:
-            length = documents.pop(0)[0]
-            others = [*takewhile(lambda document: document[1], documents)]
-            del documents[: len(others)]
-            prompts.append(max((shared for _, shared in others), default=0))
-            answers.append((length - prompts[-1], *(tokens for tokens, _ in others)))
-            seen.append((prompts[-1], *(shared for _, shared in others)))
-        return cls(tuple(prompts), tuple(answers), tuple(seen))
-
-    def _before(self) -> Iterator[tuple[int, tuple[int, ...], tuple[int, ...]]]:
-        """Of each prompt its tokens, those of its answers, and how many of its tokens stand before each of them."""
-        for number, (prompt, answers) in enumerate(zip(self.prompts, self.answers, strict=True)):
-            yield prompt, answers, self.behind[number] if self.behind else (prompt,) * len(answers)
 
     @property
     def parts(self) -> list[int]:
@@ -73,19 +46,15 @@ class SharedPrompts:
     @property
     def key_runs(self) -> list[int]:
         """Tokens that each run of queries has as keys, itself and its prompt."""
-        return [
-            before + length
-            for _, answers, behind in self._before()
-            for before, length in zip(behind, answers, strict=True)
-        ]
+        groups = zip(self.prompts, self.answers, strict=True)
+        return [prompt + length for prompt, answers in groups for length in answers]
 
     @property
     def counts(self) -> torch.Tensor:
         """How many answers each token of the row belongs to, float32 (tokens,): more than 1 in prompts."""
         times = []
-        for prompt, answers, behind in self._before():
-            place = torch.arange(prompt)
-            times += [(torch.tensor(behind)[:, None] > place).sum(0).float(), torch.ones(sum(answers))]
+        for prompt, answers in zip(self.prompts, self.answers, strict=True):
+            times += [torch.full((prompt,), float(len(answers))), torch.ones(sum(answers))]
         return torch.cat(times)
 
     def check(self, lengths: Sequence[int]) -> None:
@@ -110,10 +79,9 @@ class SharedPrompts:
         # Split, not sliced: the backward of slices would fill a tensor of zeros for each of them.
         parts = iter(states.split(self.parts, dim=dim))
         out = []
-        for prompt, _, behind in self._before():
-            cuts = sorted({0, prompt, *behind})
-            pieces = next(parts).split([end - start for start, end in pairwise(cuts)], dim=dim)
-            out += [torch.cat([*pieces[: cuts.index(before)], next(parts)], dim=dim) for before in behind]
+        for answers in self.answers:
+            prompt = next(parts)
+            out += [torch.cat([prompt, next(parts)], dim=dim) for _ in answers]
         return out
 
     def borders(self, lengths: Sequence[int], device: torch.device) -> torch.Tensor:
@@ -166,9 +134,9 @@ class SharedPrompts:
     def _documents(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Of each answer the places of its prompt and its own in the row."""
         end = 0
-        for prompt, answers, behind in self._before():
-            prompt_places = torch.arange(end, end + prompt)
+        for prompt, answers in zip(self.prompts, self.answers, strict=True):
+            before = torch.arange(end, end + prompt)
             end += prompt
-            for before, length in zip(behind, answers, strict=True):
-                yield prompt_places[:before], torch.arange(end, end + length)
+            for length in answers:
+                yield before, torch.arange(end, end + length)
                 end += length

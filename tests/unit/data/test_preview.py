@@ -51,11 +51,6 @@ def test_every_kind_of_example(chatml: PreTrainedTokenizerFast) -> None:
         "(document 1 of 2, 2 tokens, 1 trained",
         "(document 2 of 2, 1 tokens, 0 trained",
     ]
-    packed["shared_tokens"] = [0, 2]
-    assert [part.plain.split(")")[0] for part in describe_example(packed, chatml)] == [
-        "(document 1 of 2, 2 tokens, 1 trained",
-        "(document 2 of 2, behind the first 2 of the last whole one, 1 tokens, 0 trained",
-    ]
 
 
 def test_samples_counts_and_steps(chatml: PreTrainedTokenizerFast, tmp_path: Path) -> None:

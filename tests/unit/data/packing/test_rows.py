@@ -111,7 +111,7 @@ def test_rows_by_hand() -> None:
     assert {feature.feature.dtype for feature in rows.features.values()} == {"int32"}
     assert stats.to_dict() == {
         "max_length": 6, "packs": 3, "documents": 4, "split_documents": 0, "tokens": 13, "trained_tokens": 9,
-        "untrained_tokens": 0, "shared_tokens": 0, "fill": 0.7222,
+        "untrained_tokens": 0, "fill": 0.7222,
     }  # fmt: skip
 
 

@@ -24,7 +24,6 @@ from hftune.errors import ArgumentError
         ("pt", [], Packing(1024, "wrapped", False), ...),
         ("pt", ["--packing", "False"], None, None),
         ("pt", ["--cross_document_attention", "True"], Packing(1024, "wrapped", True), ...),
-        ("sft", ["--packing", "--shared_prompts", "True"], Packing(1024, shared_beginnings=True), ...),
     ],
 )
 def test_what_arguments_ask_for(stage: str, flags: list[str], train: Packing | None, evaluation: Any) -> None:
@@ -71,6 +70,6 @@ def test_settings_of_what_is_not_done_are_said(
 
 
 def test_what_nobody_asks_for_is_off() -> None:
-    assert Packing(9) == Packing(9, "bfd", cross_document_attention=False, shared_beginnings=False)
+    assert Packing(9) == Packing(9, "bfd", cross_document_attention=False)
     empty = PackStats(9).to_dict()
     assert empty.pop("max_length") == 9 and not any(empty.values())

@@ -10,11 +10,8 @@ from transformers import BloomConfig, Llama4TextConfig, MambaConfig, PreTrainedC
 from hftune import logging
 from hftune.arguments.entry import parse_arguments
 from hftune.errors import ArgumentError
-from hftune.models.attention import pair_layout
-from hftune.models.attention.machine import Machine
 from hftune.models.attention.pair_layout import (
     decide_answer_layout,
-    decide_conversation_layout,
     decide_pair_layout,
 )
 from tests.architectures import make_config
@@ -87,68 +84,3 @@ def test_answers_of_rl_share_a_row_where_it_is_exact(
         training_args.shared_prompts = True
         with pytest.raises(ArgumentError, match="--shared_prompts True"):
             decide_answer_layout(config, model_args, training_args)
-
-
-PACKED = "--packing"
-CONVERSATIONS = [
-    ("llama", f"{PACKED}", True, None),
-    ("llama", f"{PACKED} --shared_prompts False", False, None),
-    ("llama", f"{PACKED} --shared_prompts True", True, None),
-    ("llama", f"{PACKED} --attn_implementation hftune_segments", True, None),
-    ("llama", f"{PACKED} --attn_implementation hftune_varlen", True, None),
-    ("mixtral", f"{PACKED}", True, None),
-    ("llama", "", False, "only rows packed with"),
-    ("llama", "--eval_packing True", False, "only rows packed with"),
-    ("llama", f"{PACKED} --packing_strategy bfd_split", False, "only rows packed with"),
-    ("llama", f"{PACKED} --attn_implementation sdpa", False, "sdpa knows no shared prompts"),
-    ("llama", f"{PACKED} --torch_compile", False, "the model is compiled"),
-]
-
-
-@pytest.mark.parametrize(("model", "flags", "shared", "refused"), CONVERSATIONS)
-def test_packed_conversations_share_beginnings_where_it_is_exact(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, model: str, flags: str, shared: bool, refused: str | None
-) -> None:
-    monkeypatch.setattr(logging, "_notices", [])
-    given = ["--model_name_or_path", "m", "--output_dir", str(tmp_path), "--use_cpu", "True", *flags.split()]
-    model_args, _, _, training_args = parse_arguments("sft", given)
-    decide_conversation_layout(make_config(model), model_args, training_args)
-    assert training_args.shared_prompts is shared
-    assert training_args.padding_free == (not training_args.packing and "eval" not in flags)
-    assert not any("alike" in line or "beginning" in line for line in logging.notices()), "nobody asked"
-    if refused:
-        training_args.shared_prompts = True
-        with pytest.raises(ArgumentError, match=f"cannot share their beginnings: {refused}"):
-            decide_conversation_layout(make_config(model), model_args, training_args)
-
-
-def test_sharing_takes_no_quicker_attention_away_unless_it_is_asked_for(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    quick = Machine(major=9, half=True, flash=frozenset({3}), varlen=True, flex=True)
-    monkeypatch.setattr(pair_layout, "this_machine", lambda *args, **options: quick)
-    given = ["--model_name_or_path", "m", "--output_dir", str(tmp_path), "--use_cpu", "True", "--packing"]
-    model_args, _, _, training_args = parse_arguments("sft", given)
-    decide_conversation_layout(make_config("llama"), model_args, training_args)
-    assert training_args.shared_prompts is False
-    training_args.shared_prompts = True
-    decide_conversation_layout(make_config("llama"), model_args, training_args)
-    assert training_args.shared_prompts
-    training_args.shared_prompts, model_args.flash_attn = None, True
-    decide_conversation_layout(make_config("llama"), model_args, training_args)
-    assert training_args.shared_prompts is False
-
-
-def test_rows_that_processes_divide_share_nothing(tmp_path: Path) -> None:
-    given = ["--model_name_or_path", "m", "--output_dir", str(tmp_path), "--use_cpu", "True", "--packing"]
-    model_args, _, _, training_args = parse_arguments("sft", given)
-    training_args.sequence_parallel_size, training_args.shared_prompts = 2, True
-    with pytest.raises(ArgumentError, match="beginnings: rows are divided among processes"):
-        decide_conversation_layout(make_config("llama"), model_args, training_args)
-
-
-def test_a_teacher_reads_rows_without_shared_beginnings(tmp_path: Path) -> None:
-    given = ["--model_name_or_path", "m", "--output_dir", str(tmp_path), "--use_cpu", "True", "--packing"]
-    model_args, _, _, training_args = parse_arguments("distill", [*given, "--teacher_model_name_or_path", "t"])
-    decide_conversation_layout(make_config("llama"), model_args, training_args)
-    assert training_args.shared_prompts is False

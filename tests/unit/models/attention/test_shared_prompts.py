@@ -73,26 +73,3 @@ def test_a_copy_of_the_prompt_for_each_answer_and_back(row: SharedPrompts) -> No
     assert row.without_copies(torch.arange(11)[None]).tolist() == [[0, 1, 2, 5, 6, 7, 8, 9, 10]]
     for other in (None, "text", torch.zeros(11), torch.zeros(1, 9, 2)):
         assert row.without_copies(other) is other
-
-
-def test_answers_behind_a_part_of_the_prompt() -> None:
-    # p0 p1 p2 p3 a | b b (behind p0 p1) | c (behind all four) || q q
-    row = SharedPrompts.of_documents([5, 2, 1, 2], [0, 2, 4, 0])
-    assert (row.prompts, row.answers, row.behind) == ((4, 0), ((1, 2, 1), (2,)), ((4, 2, 4), (0,)))
-    assert row.runs == [5, 2, 1, 2] and row.key_runs == [5, 4, 5, 2]
-    assert row.counts.tolist() == [3, 3, 2, 2, 1, 1, 1, 1, 1, 1] and row.counts.dtype == torch.float32
-    states = torch.arange(10.0)[None].requires_grad_()
-    found = row.with_prompts(states, 1)
-    assert [run[0].tolist() for run in found] == [[0, 1, 2, 3, 4], [0, 1, 5, 6], [0, 1, 2, 3, 7], [8, 9]]
-    sum(run.sum() for run in found).backward()
-    assert states.grad.tolist() == [row.counts.tolist()]
-    ids = torch.arange(10)[None]
-    copied = row.copied({"input_ids": ids, "position_ids": ids})["input_ids"]
-    assert copied[0].tolist() == [0, 1, 2, 3, 4, 0, 1, 5, 6, 0, 1, 2, 3, 7, 8, 9]
-    assert row.without_copies(copied[..., None])[0, :, 0].tolist() == [*range(10)]
-
-
-def test_a_document_that_is_the_beginning_of_another() -> None:
-    row = SharedPrompts.of_documents([3, 2], [0, 3])
-    assert row.parts == [3, 0, 2] and row.runs == [3, 2] and row.key_runs == [3, 5]
-    assert [run[0].tolist() for run in row.with_prompts(torch.arange(5)[None], 1)] == [[0, 1, 2], [0, 1, 2, 3, 4]]

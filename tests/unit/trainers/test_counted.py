@@ -39,7 +39,10 @@ def test_counts_are_means_over_processes_unless_each_counts_for_itself() -> None
 def test_preferences_count_records_and_chosen_tokens_of_all_micro_batches() -> None:
     two = {"answer_lengths": torch.tensor([2, 1, 5, 5]), "paired": True}
     one = {"answer_lengths": torch.tensor([4, 5]), "paired": True}
-    assert DPOTrainer.count_items(run(), [two, one], CPU).tolist() == [(3 + 10) / 2, (7 + 10) / 2]
+    begun: list[Any] = []
+    itself = run(pair_loss=SimpleNamespace(begin_step=begun.extend))
+    assert DPOTrainer.count_items(itself, [two, one], CPU).tolist() == [(3 + 10) / 2, (7 + 10) / 2]
+    assert begun == [two, one], "KTO's reference point is one for the step"
     assert DPOTrainer.loss_is_scaled_for_ga is RewardTrainer.loss_is_scaled_for_ga is True
 
 

@@ -96,7 +96,7 @@ def test_what_is_held_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     lengths = np.array([4, 5, 1, 1, 12, 3, 7, 10, 1])
     plain, whole = np.zeros_like(lengths), np.arange(len(lengths))
     bins = Bins(whole, np.array([0, 1, 3, 4, 5, 6, 7, 8, 9]))  # the second row is of two documents
-    found = [*packing_module._portions(Segments(whole, plain, lengths, plain), bins)]
+    found = [*packing_module._portions(Segments(whole, plain, lengths), bins)]
     assert found == [(0, 2), (2, 3), (3, 4), (4, 6), (6, 7), (7, 8)]
 
 

@@ -27,7 +27,7 @@ def test_how_it_is_made_up(row: SharedPrompts) -> None:
     for wrong in ([3, 6], [3, 3, 3, 1], [3, 5, 3]):
         with pytest.raises(ArgumentError, match="does not see the prompts"):
             row.check(wrong)
-    assert repr(row) == "SharedPrompts(prompts=(2, 1), answers=((1, 3), (2,)), behind=None)"
+    assert repr(row) == "SharedPrompts(prompts=(2, 1), answers=((1, 3), (2,)))"
 
 
 def test_keys_begin_with_those_of_the_prompt(row: SharedPrompts) -> None:

@@ -98,7 +98,7 @@ def test_the_eight_commands_are_there_and_change_little() -> None:
         old, new = arguments_of(before), arguments_of(after)
         added = [word for word in new if word.startswith("--") and word not in old]
         assert [word for word in old if word.startswith("--") and word not in new] == []
-        assert set(added) <= {"--reward_funcs"}, added
+        assert set(added) <= {"--reward_funcs", "--validation_split_percentage"}, added
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 
 from hftune.tools.reporting.stages import read_progress
-from tests.matrix.cases import ONLINE, SHARING_OUT, Case
+from tests.matrix.cases import ONLINE, Case
 from tests.matrix.commands import STEPS, stop
 
 Figures = list[dict[str, float]]
@@ -32,12 +32,6 @@ APART: tuple[tuple[dict[str, tuple[str, ...]], tuple[str, ...]], ...] = (
     ({"stage": ("rm",), "change": ("cut",)}, ("max_reward", "min_reward")),
 )
 """Figures, by how their names begin, that differ with reason, and the values of cases in which they do."""
-UNMENDED: tuple[tuple[dict[str, tuple[str, ...]], tuple[str, ...]], ...] = (
-    # Rows that accelerate repeats to fill the last batch of an epoch are in its digest.
-    ({"change": SHARING_OUT, "batches": ("empty",)}, ("batch",)),
-    ({"change": SHARING_OUT, "order": ("packed",)}, ("batch",)),
-)
-"""The same, by faults that are known: to be emptied."""
 
 
 def read(folder: Path) -> Figures:
@@ -73,7 +67,7 @@ def _is_to_be_same(case: Case, name: str, step: int) -> bool:
         # The loss of the others is a mean over all answers, and which pairs share a step of a round is drawn after the
         # answers are: from the first step on it is another run.
         return name.startswith("reward") and step == 1
-    if any(name.startswith(names) and case.has(values) for values, names in (*APART, *UNMENDED)):
+    if any(name.startswith(names) and case.has(values) for values, names in APART):
         return False
     # At first the policy is the reference, and which of two zeros is larger is a matter of rounding.
     return not (name == "rewards/accuracies" and step == 1)

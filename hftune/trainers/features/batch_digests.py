@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from hftune.constants import FILLER
 from hftune.trainers.features.feature import Feature
 from hftune.trainers.features.run import Inputs, Run
 
@@ -20,8 +21,8 @@ _MASK = (1 << BITS) - 1
 def digest(inputs: Any) -> torch.Tensor:
     """A scalar for a micro batch, below 2^40: a sum over its tokens and their places in their documents.
 
-    Sums do not depend on how a batch is shared out, padded or laid out flat. Other inputs (prompts of RL) are read as
-    text.
+    Sums do not depend on how a batch is shared out, padded or laid out flat, nor on rows that only fill it up. Other
+    inputs (prompts of RL) are read as text.
     """
     ids = inputs.get("input_ids") if isinstance(inputs, Mapping) else None
     if not isinstance(ids, torch.Tensor):
@@ -34,10 +35,23 @@ def digest(inputs: Any) -> torch.Tensor:
         kept = torch.ones_like(ids, dtype=torch.bool)
         if not isinstance(places, torch.Tensor) or places.shape != ids.shape:
             places = torch.arange(ids.shape[-1], device=ids.device).expand_as(ids)
+    if FILLER in inputs:
+        kept = kept & ~_fills_up(inputs[FILLER].to(ids.device), kept & (places == 0))
     # Odd 32-bit constants (of xxHash): int64 may wrap around, on every device in the same way.
     mixed = ids.long() * 0x9E3779B1 + places.long() * 0x85EBCA77
     mixed = (mixed ^ (mixed >> 15)) * 0x27D4EB2F
     return (((mixed ^ (mixed >> 17)) & _MASK) * kept).sum() & _MASK
+
+
+def _fills_up(filler: torch.Tensor, begins: torch.Tensor) -> torch.Tensor:
+    """Which tokens are of rows that only fill up a batch, by the places where documents begin: both (rows, tokens).
+
+    Of pairs `filler` has a value each; all first answers come before all second ones, or both behind one prompt.
+    """
+    if filler.shape == begins.shape:
+        return filler
+    document = begins.flatten().cumsum(0).view_as(begins) - 1
+    return filler[document % len(filler)]
 
 
 def _records(inputs: Any) -> list[Any]:

@@ -5,11 +5,14 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hftune.constants import FILLER
 from hftune.trainers.features.batch_digests import BITS, BatchDigests, digest
+from hftune.trainers.preference.batches import PairCollator
 from tests.unit.trainers.features.made_up import run
 
 DOCUMENTS = st.lists(st.lists(st.integers(0, 200_000), min_size=1, max_size=9), min_size=1, max_size=6)
@@ -65,6 +68,32 @@ def test_a_known_value() -> None:
     wanted = (x ^ (x >> 17)) & (2**40 - 1)
     assert digest({"input_ids": torch.tensor([[1]])}).item() == wanted
     assert digest({"input_ids": torch.tensor([[1]]), "position_ids": torch.zeros(3, 1, 1)}).item() == wanted
+
+
+@given(DOCUMENTS, st.data())
+def test_rows_that_fill_up_a_batch_do_not_count(documents: list[list[int]], data: Any) -> None:
+    new = data.draw(st.integers(0, len(documents)))
+    wanted = digest(padded(documents[:new])) if new else 0
+    batch = padded(documents)
+    behind = torch.zeros_like(batch["input_ids"], dtype=torch.bool)
+    behind[new:] = True
+    assert digest({**batch, FILLER: behind}) == wanted
+    row = flat(documents)
+    behind = torch.arange(row["input_ids"].numel())[None] >= sum(map(len, documents[:new]))
+    assert digest({**row, FILLER: behind}) == wanted
+
+
+@pytest.mark.parametrize("layout", [{"flat": False}, {"flat": True}, {"flat": True, "shared": True}])
+@pytest.mark.parametrize("answers", [("chosen_ids", "rejected_ids"), ("completion_ids",)])
+@pytest.mark.parametrize("new", range(3))
+def test_pairs_that_fill_up_a_batch_do_not_count(layout: dict[str, bool], answers: tuple[str, ...], new: int) -> None:
+    collator = PairCollator(0, **layout)
+    records = [
+        {"prompt_ids": [n + 1] * (n + 1), **{name: [10 * n + i] * (3 - n) for i, name in enumerate(answers)}}
+        for n in range(3)
+    ]
+    fills = torch.arange(3) >= new
+    assert digest({**collator(records), FILLER: fills}) == (digest(collator(records[:new])) if new else 0)
 
 
 def test_prompts_are_read_as_text() -> None:

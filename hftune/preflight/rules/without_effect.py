@@ -33,12 +33,14 @@ class Need:
         other: The argument that they need.
         values: Values of it with which they are read; empty for all but those that turn it off.
         holds: Asked in place of the value, where more than that decides.
+        fails: Upstream does not pass them over: they are refused next to what was turned off by name, too.
     """
 
     names: str
     other: str
     values: tuple[str, ...] = ()
     holds: Callable[[Facts[Any]], bool] | None = None
+    fails: bool = False
 
 
 def _trains_lora(facts: Facts[Any]) -> bool:
@@ -123,7 +125,7 @@ NEEDS = (
     Need("profile_step_start profile_step_end profiler_rank0_only", "profile"),
     Need("dropout_warmup_steps layerwise_dropout", "hidden_dropout_prob", holds=_drops_out),
     Need("liger_kernel_config", "use_liger_kernel"),
-    Need("dataloader_persistent_workers dataloader_multiprocessing_context", "dataloader_num_workers"),
+    Need("dataloader_persistent_workers dataloader_multiprocessing_context", "dataloader_num_workers", fails=True),
     # Optimizer and schedule.
     Need("muon_momentum muon_scale_mode muon_extra_scale_factor", "optim", ("muon",)),
     Need("sgd_momentum", "optim", ("sgd",)),
@@ -201,7 +203,7 @@ def check_without_effect(facts: Facts[Any]) -> Iterator[UserError]:
 def _refuse_or_say(facts: Facts[Any], need: Need, named: list[str]) -> Iterator[UserError]:
     value = _value(facts, need.other)
     have = f"{', '.join(named)} {'has' if len(named) == 1 else 'have'} no effect"
-    if need.other in facts.training_args.given and _is_off(value):
+    if need.other in facts.training_args.given and _is_off(value) and not need.fails:
         notice(f"{have} with --{need.other} {value}")
         return
     needed = f"--{need.other}" + (f" {' or '.join(need.values)}" if need.values else "")

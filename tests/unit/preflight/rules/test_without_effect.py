@@ -54,6 +54,18 @@ def said(stage: str, *flags: str) -> list[str]:
             "--train_dataset_prob",
             "under or over",
         ),
+        *(
+            (
+                "sft",
+                f"--dataloader_num_workers 0 --dataloader_{flag}",
+                f"--dataloader_{name}",
+                "--dataloader_num_workers",
+            )
+            for name, flag in {
+                "persistent_workers": "persistent_workers True",
+                "multiprocessing_context": "multiprocessing_context spawn",
+            }.items()
+        ),
         ("sft", "--shuffle_seed 3", "--shuffle_seed", "--max_train_samples"),
         ("sft", "--sgd_momentum 0.9", "--sgd_momentum", "--optim sgd"),
         ("sft", "--optim sgd --adam_beta2 0.95", "--adam_beta2", "--optim adamw_torch"),

@@ -11,8 +11,6 @@ from tests.matrix.cases import DIMENSIONS, ONLINE, Case, all_cases
 from tests.matrix.commands import script_of
 
 LEFT_OUT = {
-    "unmended: a traceback in place of a refusal": ("cache_implementation", "dataloader_multiprocessing_context"),
-    "unmended: wrong gradients where layers are computed again": ("ddp_static_graph",),
     "nothing but words": ("log_", "disable_tqdm", "print_"),
     "another machine, or a service": ("push_to_hub", "hub", "use_vllm", "vllm_", "trust_remote_code", "ddp_backend"),
     "another program, or minutes": ("torch_compile", "use_liger_kernel", "profile", "use_transformers_", "debug"),

@@ -1,4 +1,4 @@
-"""Rules about this machine: kernels and number formats that it does not have, and Liger's next to hftune's own."""
+"""Rules about this machine: kernels, caches and number formats that it does not have, and Liger's next to hftune's."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from accelerate.utils import DynamoBackend
+from transformers.utils import is_optimum_quanto_available
 
 from hftune.arguments.adapter import AdapterArguments
 from hftune.arguments.model import ModelArguments
@@ -21,9 +22,11 @@ from hftune.preflight.facts import Facts, World
 def check_kernels(facts: Facts) -> Iterator[UserError]:
     """Problems of this machine's devices and kernels."""
     yield from check_processes(facts.world)
+    yield from check_static_graph(facts.training_args)
     yield from check_device(facts.model_args, facts.training_args)
     yield from check_liger(facts.adapter_args, facts.training_args)
     yield from check_compiler(facts.training_args)
+    yield from check_cache(facts.training_args)
 
 
 def check_compiler(training_args: StageArguments) -> Iterator[UserError]:
@@ -46,6 +49,35 @@ def check_processes(world: World) -> Iterator[UserError]:
             f"{count} GPUs are visible to a single process",
             place="launch",
             fix=f"start with: deepspeed --num_gpus {count} SCRIPT ...; or set CUDA_VISIBLE_DEVICES=0 to use one",
+        )
+
+
+def check_static_graph(training_args: StageArguments) -> Iterator[UserError]:
+    """A problem of DDP's static graph, with which each process goes its own way from the first step on."""
+    if training_args.ddp_static_graph:
+        yield ArgumentError(
+            "with torch's static graph the gradients of several processes are not those of their whole batch",
+            place="--ddp_static_graph",
+            fix="leave it out: another run would come of it",
+        )
+
+
+def check_cache(training_args: StageArguments) -> Iterator[UserError]:
+    """Problems of a cache for answers that cannot be made here; transformers finds out at the first one."""
+    kind = getattr(training_args, "cache_implementation", None) or ""
+    if ranks.planned_world() is not None:
+        return
+    if "offloaded" in kind and training_args.use_cpu:
+        yield ArgumentError(
+            "a cache is offloaded from a GPU, and this run uses none",
+            place=f"--cache_implementation {kind}",
+            fix="leave it out",
+        )
+    if kind == "quantized" and not is_optimum_quanto_available():
+        yield ArgumentError(
+            "optimum-quanto is not installed",
+            place="--cache_implementation quantized",
+            fix="pip install optimum-quanto, or leave it out",
         )
 
 

@@ -37,7 +37,7 @@ OWN: dict[str, tuple[str, ...]] = {
     # The same answers on any number of processes.
     "rl": (
         *("--reward_funcs", "tests.integration.fixed_answers:even_tokens", "--top_k", "1", "--num_generations", "4"),
-        *("--num_generations_eval", "2", "--beta", "0.05", "--max_completion_length", "8"),
+        *("--beta", "0.05", "--max_completion_length", "8"),
     ),
     "distill": ("--distill_mode", "offline"),
 }

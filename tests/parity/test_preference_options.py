@@ -96,8 +96,6 @@ def test_every_option_reaches_the_loss(
     [
         ("--loss_type nonsense", "there is no loss nonsense"),
         ("--loss_type exo_pair", "exo_pair needs a label smoothing"),
-        ("--loss_type hinge --label_smoothing 0.1", "hinge has no label smoothing"),
-        ("--loss_type ipo --offset_alpha 1", "ipo takes no offset"),
         ("--loss_type ipo --normalize_logps", "ipo divides by the length"),
         ("--loss_type nca_pair --f_divergence_type forward_kl", "whose constant does not cancel"),
         ("--loss_type aot --use_weighting", "sorted answers"),

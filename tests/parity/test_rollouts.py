@@ -37,8 +37,10 @@ def by_trl(model: Path, folder: Path, algorithm: str, **options: Any) -> Any:
         **(SHARED | options), output_dir=str(folder), use_cpu=True, bf16=False, report_to="none", logging_steps=1,
         save_strategy="no", disable_tqdm=True, gradient_checkpointing=False,
     )  # fmt: skip
+    policy = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    policy.get_input_embeddings().padding_idx = None  # hftune trains this row, too, where an answer has the token
     return getattr(trl, f"{algorithm.upper()}Trainer")(
-        model=AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32),
+        model=policy,
         args=config,
         processing_class=AutoTokenizer.from_pretrained(model),
         train_dataset=Dataset.from_dict({"prompt": [[{"role": "user", "content": text}] for text in PROMPTS]}),

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from hftune.errors import run_script
+from hftune.errors import run_tool
 from hftune.tools.pipeline.runner import Choice, Runner
 from hftune.tools.pipeline.spec import read_spec
 from hftune.tools.pipeline.steps import steps_of
@@ -40,4 +40,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    run_script(main)
+    run_tool(main)

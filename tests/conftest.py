@@ -68,6 +68,12 @@ class Finished:
         return self
 
 
+@pytest.fixture(autouse=True)
+def typed_as_scripts() -> None:
+    """A command of `hftune` that ran in this process has left its mark: messages would name subcommands."""
+    os.environ.pop("HFTUNE_TYPED", None)
+
+
 @pytest.fixture(scope="session")
 def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder for the whole session, also for caches and the network guard's log."""

@@ -64,7 +64,7 @@ def test_adapters_that_vllm_cannot_lay_over_a_base(folders: dict[str, Path], tmp
     for file in folders["calls"].iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
     write_manifest(tmp_path, manifest)
-    with pytest.raises(ArgumentError, match=r"lies upon other adapters(.|\n)*merge_peft_adapter.py"):
+    with pytest.raises(ArgumentError, match=r"lies upon other adapters(.|\n)*hftune merge"):
         vllm_command(ServeArguments(model=str(folders["base"])), "base", {"chain": str(tmp_path)}, tmp_path)
     config = json.loads((tmp_path / "adapter_config.json").read_text())
     (tmp_path / "adapter_config.json").write_text(json.dumps(config | {"use_dora": True}))

@@ -63,7 +63,7 @@ class Checkpoints(Feature):
         if self._several_places:
             send_common_files = on_demand("hftune.checkpoints.unshared_storage:send_common_files")
             send_common_files(output / PARTIAL / name, exports=run.args.load_best_model_at_end)
-        if ranks.is_main() or (self._several_places and ranks.local_rank() == 0):
+        if self._is_first_here:
             self.publish(run, output, name)
         if not run.args.async_save:
             self.wait_together()
@@ -145,9 +145,15 @@ class Checkpoints(Feature):
     def _move(self) -> None:
         self._moves += 1
 
+    @property
+    def _is_first_here(self) -> bool:
+        """Whether this process is the first of those that write into its folder."""
+        return ranks.is_main() or (bool(self._several_places) and ranks.local_rank() == 0)
+
     @contextmanager
     def _writing_into(self, folder: Path) -> Iterator[None]:
-        if ranks.local_rank() == 0:
+        # In a folder that machines share, two that clear up would remove what the other has just made.
+        if self._is_first_here:
             remove_leftovers(folder.parent)
             if not lexists(folder):
                 make_work(folder)

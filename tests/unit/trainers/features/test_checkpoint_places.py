@@ -103,9 +103,11 @@ def test_who_publishes(
     monkeypatch.setattr(ranks, "is_main", lambda: main)
     monkeypatch.setattr(ranks, "local_rank", lambda: local)
     feature, run = Checkpoints(), run_of(tmp_path)
-    if local:  # the first process of the machine has made the folder
-        (tmp_path / PARTIAL).mkdir()
+    made = tmp_path / PARTIAL / "made"
+    if not publishes:  # the first process has made the folder: it must not be cleared up by another
+        made.mkdir(parents=True)
     save(feature, run, tmp_path)
+    assert made.is_dir() is not publishes
     assert (tmp_path / "checkpoint-4").is_dir() is publishes
     assert sent == ([(tmp_path / PARTIAL / "checkpoint-4", True)] if several else [])
 

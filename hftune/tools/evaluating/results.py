@@ -69,7 +69,7 @@ def by_task(lines: Iterable[Line]) -> dict[str, Scores]:
     found: dict[str, Scores] = {}
     alike: Counter[tuple[str, str]] = Counter()
     for line in lines:
-        # By contents: a record is the same wherever it lies, and another one may lie in its place.
+        # By the digest of its contents: in the other evaluation another record may have its file and line.
         known = line.get("digest", line["record"])
         for task, score in line["scores"].items():
             names = [task, f"{task}/{line['source']}"] if several and task == "loss" else [task]

@@ -1,4 +1,4 @@
-"""A run that stops between steps which share their answers goes on with these answers."""
+"""Answers of RL that later steps still train on are saved in checkpoints, and used again after resuming."""
 
 from __future__ import annotations
 

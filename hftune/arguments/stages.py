@@ -57,7 +57,7 @@ class ScriptParser(HftuneParser):
         Raises:
             ArgumentError: `--defaults` names nobody's.
         """
-        # `hftune vocab` and its like share this parser, and have no defaults by what is trained.
+        # `hftune ask` and its like share this parser, and have no defaults by what is trained.
         if self.stage not in STAGES:
             return
         # They depend on what is trained, which other arguments say.

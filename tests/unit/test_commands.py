@@ -55,7 +55,6 @@ WORKERS = {
     "score": "hftune.tools.scoring.run:score",
     "serve": "hftune.tools.serving.run:serve",
     "teach": "hftune.tools.teaching.run:teach",
-    "vocab": "hftune.tools.vocabulary.command:run",
     "watch": "hftune.tools.watching.entry:Path",
 }
 """Subcommand -> what its entry calls once the command line is parsed: there a test stops."""

@@ -24,7 +24,6 @@ from hftune.tools.export.run import FORMATS
 from hftune.tools.pipeline import starting
 from hftune.tools.scoring.arguments import ScoreArguments
 from hftune.tools.serving.arguments import ServeArguments
-from hftune.tools.vocabulary.arguments import VOCAB_ALIASES, VocabArguments
 from tests.documents import CHINESE, DOCS, PAGES, ROOT, SHELL, Block, anchors, blocks, chinese_of, commands, links
 
 PICTURES = sorted(file for file in (ROOT / "docs" / "pictures").iterdir() if file.suffix in (".svg", ".png"))
@@ -80,7 +79,7 @@ def stage_of(words: list[str]) -> str | None:
 @functools.cache
 def known_of(cls: type) -> set[str]:
     """The arguments of a command of one class."""
-    aliases = {MergeArguments: MERGE_ALIASES, VocabArguments: VOCAB_ALIASES}.get(cls, {})
+    aliases = MERGE_ALIASES if cls is MergeArguments else {}
     return {*HftuneParser([cls]).known, *aliases, "config", "help"}
 
 
@@ -97,7 +96,6 @@ def class_of(words: list[str]) -> type | None:
         "serve": ServeArguments,
         "consolidate": ConsolidateArguments,
         "data": DataCheckArguments,
-        "vocab": VocabArguments,
     }
     return others.get(words[1]) if words[0] == "hftune" else None
 

@@ -10,6 +10,7 @@ import os
 import re
 from contextlib import suppress
 from pathlib import Path
+from threading import Lock
 from types import SimpleNamespace
 from typing import Any
 
@@ -224,7 +225,7 @@ def test_the_watchdog_s_last_words(attack: str, monkeypatch: pytest.MonkeyPatch)
     written: list[bytes] = []
     monkeypatch.setattr(watchdog.os, "write", lambda stream, text: written.append(text))
     monkeypatch.setattr(watchdog.os, "_exit", lambda code: None)
-    dog: Any = SimpleNamespace(rank=0, host="h", leaving=False, hub=None, timeout=9.0)
+    dog: Any = SimpleNamespace(rank=0, host="h", _lock=Lock(), _spoken=False, others=None, timeout=9.0)
     watchdog.Watchdog._end(dog, {"kind": "failed", "ranks": [1], "words": f"ValueError: {attack}", "reports": {1: {}}})
     assert written and harmless(b"".join(written).decode())
 

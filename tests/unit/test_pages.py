@@ -112,7 +112,7 @@ def unknown_flags(words: list[str]) -> list[str]:
     given = [word.lstrip("-").split("=")[0] for word in words[start:] if re.match(r"--\w", word)]
     algorithm = words[words.index("--rl_algorithm") + 1] if "--rl_algorithm" in words else None
     algorithm = algorithm or ("rloo" if "sft_model_path" in given else None)
-    own = {"plan": {"gpus", "nodes", "json"}, "preview": {"as_served"}, "tokenize": {"shard", "join"}}
+    own = {"plan": {"gpus", "nodes", "json"}, "preview": {"as_served"}}
     more = own.get(words[1], set()) if words[0] == "hftune" else set()
     more |= {*starting.OWN} if named else set()
     return [name for name in given if name.replace("-", "_") not in known(stage, algorithm) | more | {"help"}]

@@ -14,7 +14,7 @@ hftune pipeline run|plan|check PIPELINE.yaml      all stages from one file; resu
 hftune lineage FOLDER      from the base to this model: data, arguments, merges, and whether it all still holds
 hftune report FOLDER      curves, counts, answers and commands of a stage or a pipeline on one page
 hftune watch FOLDER [--once]      how the runs of a folder do: steps, curves, time left, last answers
-hftune board [FOLDER ...]      a local page in the browser: live curves, comparison, pipelines started from a form
+hftune board [FOLDER ...]      a local page in the browser: live curves, samples, comparison
 hftune ask --models BASE outputs/sft-merged --questions "Who are you?"      the same questions to several models
 hftune serve outputs/sft-merged [--adapter NAME=FOLDER]      a server as OpenAI's, for what was trained
 hftune chat outputs/sft-merged [MODEL2] [--adapter FOLDER ...]      a conversation in the terminal, saved as a record

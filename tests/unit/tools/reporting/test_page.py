@@ -13,7 +13,8 @@ import pytest
 from hftune.checkpoints.manifest import COMPLETE, write_manifest
 from hftune.errors import ManifestError
 from hftune.tools.reporting.page import spark, write_pages
-from hftune.tools.reporting.stages import read_progress, read_stages, with_speed
+from hftune.tools.reporting.progress import read_progress, with_speed
+from hftune.tools.reporting.stages import read_stages
 from hftune.tools.reporting.svg import chart, short, ticks
 
 NASTY = "<script>alert(1)</script> & | ```"
@@ -138,8 +139,6 @@ def test_speed_is_that_between_logs(pipeline: Path) -> None:
     [
         ("samples.json", "[7]"),
         ("samples.json", '[[["user", false, 1]]]'),
-        ("progress.jsonl", '{"step": 1, "tokens": 2}\n{"step": 2, "tokens": 3, "loss": 1}\n'),
-        ("progress.jsonl", '{"step": Infinity, "loss": 3}\n'),
         ("completions.jsonl", '{"mode": "train"}\n'),
         ("answers.json", '{"questions": 1, "answers": [2]}'),
         ("hftune.json", '{"stage": "sft", "status": "complete", "command": [0.5]}'),

@@ -5,7 +5,7 @@ hftune init demo|sft|pipeline [FOLDER]      a folder to start from: data, YAML, 
 hftune preview run_sft --model_name_or_path MODEL --train_file_dir DIR      what would be trained, in colour
 hftune preview run_sft ... --as-served      whether each turn is trained behind what a server gives the model
 hftune tokenize run_sft --model_name_or_path MODEL --train_file_dir DIR --output_dir TOKENISED
-hftune data check FILE [--against EVAL] --output_dir OUT      duplicates, leaks, secrets, damage; what is left
+hftune data check FILE [--against EVAL] --output_dir OUT      duplicates, leaks, secrets, damage
 hftune plan run_sft --model_name_or_path MODEL --gpus 8xH200      memory, the cheapest setting that fits, time
 hftune explain NAME             what an argument does, also under the names of other tools
 hftune export gguf|ollama|quantized|vllm|lora|hub --model_name_or_path MODEL --output_dir OUT      for other tools

@@ -38,7 +38,11 @@ from hftune.stores.located import located
 from hftune.visible import as_typed, say
 
 _NO_PARTS = "`hftune tokenize` makes all records, with --preprocessing_num_workers processes"
-REMOVED = {"shard": _NO_PARTS, "join": _NO_PARTS}
+REMOVED = {
+    "shard": _NO_PARTS,
+    "join": _NO_PARTS,
+    "keep": "`hftune data check` leaves out what --drop names, and nothing else",
+}
 """Arguments that there were, and what stands in their place."""
 
 

@@ -85,7 +85,7 @@ class Pages:
         cards = [self._card(run, ticked, drawn=place < _DRAWN) for place, run in enumerate(trained)]
         # Merged models and answers have no curve, and nothing in them changes.
         further = [self._card(run) for run in runs if run not in trained]
-        more = {"cards": cards, "further": further, "ticked": ticked, "tops": self._runs.tops}
+        more: dict[str, Any] = {"cards": cards, "further": further, "ticked": ticked, "tops": self._runs.tops}
         return _page("hftune board", again=any(run.state != FINISHED for run in trained), **more)
 
     def run(self, asked: str) -> str:

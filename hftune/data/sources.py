@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 from datasets import Dataset, concatenate_datasets
@@ -22,7 +23,7 @@ from hftune.data.readers.hub import data_files
 from hftune.data.records.unread import describe_unread
 from hftune.data.storage.cache import cached, fingerprint
 from hftune.data.tokenizing.counts import Counts, all_dropped, describe_rewritten, describe_turn_tokens
-from hftune.data.tokenizing.encoder import Encoder, write_tokenised
+from hftune.data.tokenizing.encoder import Encoder, write_batches, write_tokenised
 from hftune.data.tokenizing.workers import default_workers
 from hftune.distributed import ranks
 from hftune.distributed.waiting import once_a_machine
@@ -284,11 +285,20 @@ def _sum(dataset: Dataset, column: str) -> int:
 # --- several of them ------------------------------------------------------------------------------------------------
 
 
-def finished(parts: Sequence[TokenizedSource], encoder: Encoder) -> list[TokenizedSource]:
+def finished(parts: Sequence[TokenizedSource], encoder: Encoder, data_args: DataArguments) -> list[TokenizedSource]:
     """The parts of a split as the encoder finishes them together: which columns there are all of its records decide."""
+
+    def keep(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Dataset:
+        def write(folder: Path) -> Counts:
+            write_batches(folder, schema, batches)
+            return Counts()
+
+        key = fingerprint([], encoder.tokenizer, **record_settings(encoder, data_args), of=[part.key for part in parts])
+        return cached(key, write, cache_dir=data_args.data_cache_dir, overwrite=data_args.overwrite_cache)[0]
+
     if len(parts) == 1:
-        return [replace(parts[0], dataset=encoder.finish(parts[0].dataset))]
-    whole = encoder.finish(concatenate_datasets([part.dataset for part in parts]))
+        return [replace(parts[0], dataset=encoder.finish(parts[0].dataset, keep))]
+    whole = encoder.finish(concatenate_datasets([part.dataset for part in parts]), keep)
     ends = np.cumsum([0, *(len(part.dataset) for part in parts)]).tolist()
     # A range that begins behind the last row is refused, even without a row in it.
     return [

@@ -144,7 +144,7 @@ def load_sources(
     if only is None:
         met = {name for parts in sources.values() for part in parts for name in part.counts.columns}
         check_columns(parse_columns(data_args.columns), met)
-    return {name: finished(parts, encoders[name]) for name, parts in sources.items()}
+    return {name: finished(parts, encoders[name], data_args) for name, parts in sources.items()}
 
 
 def _read(encoders: dict[str, Encoder], data_args: DataArguments, seed: int, only: str | None) -> Sources:

@@ -6,10 +6,13 @@ record half a data set away, so that the reference's numbers for it can be compu
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from datasets import Dataset
 
 from hftune.data.preferences.pairs import PairEncoder, answer_characters, answer_text
@@ -18,8 +21,11 @@ from hftune.data.readers.files import Row
 from hftune.data.records.labelled import to_labelled
 from hftune.data.templates.spans import SpannedText
 from hftune.data.tokenizing.counts import Counts
-from hftune.data.tokenizing.encoder import IDS
+from hftune.data.tokenizing.encoder import IDS, Keep, keep_in_memory, lists_of
 from hftune.logging import notice
+
+_AT_ONCE = 1024
+"""Records in memory together."""
 
 
 @dataclass(slots=True)
@@ -35,9 +41,9 @@ class LabelledText:
 class MismatchedPairEncoder(PairEncoder):
     """Pairs for KTO: as `PairEncoder`, with the column kl_ids, an answer to another prompt."""
 
-    def finish(self, dataset: Dataset) -> Dataset:
+    def finish(self, dataset: Dataset, keep: Keep = keep_in_memory) -> Dataset:
         """Add the other answers, good ones and bad ones in turn."""
-        return with_mismatches(super().finish(dataset), ("chosen_ids", "rejected_ids"), self.limits.total)
+        return with_mismatches(super().finish(dataset), ("chosen_ids", "rejected_ids"), self.limits.total, keep)
 
 
 class LabelledEncoder(PairEncoder):
@@ -76,28 +82,37 @@ class LabelledEncoder(PairEncoder):
                 columns[name].append(value)
         return columns
 
-    def finish(self, dataset: Dataset) -> Dataset:
+    def finish(self, dataset: Dataset, keep: Keep = keep_in_memory) -> Dataset:
         """Say how many answers are good, and add the other answers."""
-        good = sum(dataset["label"][:])
+        good = pc.sum(dataset.select_columns("label").with_format("arrow")[:]["label"]).as_py()
         notice(f"{good} of {len(dataset)} answers are good, {len(dataset) - good} bad")
-        return with_mismatches(dataset, ("completion_ids",), self.limits.total)
+        return with_mismatches(dataset, ("completion_ids",), self.limits.total, keep)
 
 
-def with_mismatches(dataset: Dataset, columns: tuple[str, ...], longest: int) -> Dataset:
+def with_mismatches(dataset: Dataset, columns: tuple[str, ...], longest: int, keep: Keep) -> Dataset:
     """The dataset with kl_ids: the answer of the record half the data set away, cut to fit behind the prompt.
 
     Args:
         columns: Where answers are; records take them from these in turn.
         longest: Tokens of prompt and answer together.
+        keep: Gets a thousand records at a time.
     """
-    number = len(dataset)
-    answers = [dataset[column][:] for column in columns]
-    prompts = dataset["prompt_ids"][:]
+    schema = dataset.data.schema.remove_metadata().append(pa.field("kl_ids", IDS))
+    number, read = len(dataset), dataset.with_format("arrow")
     # Half the data set, not the neighbour: neighbours often answer the same question.
     away = max(1, number // 2)
-    found = [
-        # Alternating, so that as many good answers as bad ones stand in the KL term.
-        answers[place % len(columns)][(place + away) % number][: max(1, longest - len(prompts[place]))]
-        for place in range(number)
-    ]
-    return dataset.add_column("kl_ids", found, feature=dataset.features["prompt_ids"])
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for start in range(0, number, _AT_ONCE):
+            places = np.arange(start, min(start + _AT_ONCE, number))
+            others, own = read[(places + away) % number], read[places]
+            rooms = np.maximum(1, longest - pc.list_value_length(own["prompt_ids"]).to_numpy())
+            # Alternating, so that as many good answers as bad ones stand in the KL term.
+            found = [
+                others[columns[place % len(columns)]][row].values.to_numpy()[:room]
+                for row, (place, room) in enumerate(zip(places.tolist(), rooms.tolist(), strict=True))
+            ]
+            column = lists_of(np.concatenate(found), [len(ids) for ids in found])
+            yield from own.combine_chunks().append_column("kl_ids", column).cast(schema).to_batches()
+
+    return keep(schema, batches())

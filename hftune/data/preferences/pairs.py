@@ -29,7 +29,7 @@ from hftune.data.templates.span_finder import SpanFinder
 from hftune.data.templates.spans import Span, SpannedText
 from hftune.data.templates.turns import common_start
 from hftune.data.tokenizing.counts import Counts, require_fast
-from hftune.data.tokenizing.encoder import IDS, Encoder
+from hftune.data.tokenizing.encoder import IDS, Encoder, Keep, keep_in_memory
 from hftune.data.tokenizing.labels import tokens_of
 from hftune.data.tokenizing.prefixes import PrefixEncoder
 from hftune.errors import DataError
@@ -189,7 +189,7 @@ class PairEncoder(Encoder):
             **count_columns(pairs),
         }
 
-    def finish(self, dataset: Dataset) -> Dataset:
+    def finish(self, dataset: Dataset, keep: Keep = keep_in_memory) -> Dataset:
         """With `offset`: pairs without scores get the difference 1, which is no offset."""
         margins = dataset["margin"][:] if self.offset else []
         missing = sum(margin is None for margin in margins)

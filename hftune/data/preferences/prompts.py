@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from datasets import Dataset, Features, Json
+from datasets import Dataset, Features, Json, Value
 from datasets.features.features import generate_from_arrow_type
 from transformers import PreTrainedTokenizerBase
 
@@ -18,7 +19,7 @@ from hftune.data.templates.rendering import Renderer
 from hftune.data.templates.respelled_tokenizer import token_ids
 from hftune.data.templates.turn_token_guard import TurnTokenGuard
 from hftune.data.tokenizing.counts import Counts, check_length
-from hftune.data.tokenizing.encoder import Encoder
+from hftune.data.tokenizing.encoder import Encoder, Keep, keep_in_memory
 from hftune.errors import DataError
 from hftune.logging import notice
 from hftune.template_arguments import FIELD, FLAG, KIND
@@ -126,38 +127,69 @@ class PromptEncoder(Encoder):
             columns["origin"].append(prompt.origin)
         return columns
 
-    def finish(self, dataset: Dataset) -> Dataset:
-        """The columns that prompts have."""
-        pairs = zip(dataset["record"][:], dataset["origin"][:], strict=True)
-        read = ((json.loads(record), origin) for record, origin in pairs)
-        return _prompt_columns([Prompt(messages, extra, origin) for (messages, extra), origin in read])
+    def finish(self, dataset: Dataset, keep: Keep = keep_in_memory) -> Dataset:
+        """The columns that prompts have: read twice, since all records decide which and of what types."""
+        have: Counter[str] = Counter()
+        kinds: defaultdict[str, set[str]] = defaultdict(set, prompt={_JSON})
+        offered = 0
+        for _, extras in _read(dataset):
+            have.update(name for extra in extras for name in extra)
+            offered += sum(any(extra.get(name) for name in _OFFERED) for extra in extras)
+            for name in {name for extra in extras for name in extra}:
+                kinds[name] |= _kinds([extra[name] for extra in extras if name in extra])
+        _say_columns(have, offered, len(dataset))
+        features = Features({name: _feature(kinds[name]) for name in ("prompt", *have)})
+
+        def batches() -> Iterator[pa.RecordBatch]:
+            for prompts, extras in _read(dataset):
+                columns = {"prompt": prompts, **{name: [extra.get(name) for extra in extras] for name in have}}
+                yield from Dataset.from_dict(columns, features=features).data.table.to_batches()
+
+        return keep(features.arrow_schema, batches())
 
 
-def _prompt_columns(prompts: list[Prompt]) -> Dataset:
-    """The prompts and the columns that any of them has, None where it is missing."""
-    have = Counter(name for prompt in prompts for name in prompt.extra)
-    partial = [f"{name} ({number} of {len(prompts)})" for name, number in have.items() if number < len(prompts)]
+_JSON = "json"
+
+
+def _read(dataset: Dataset) -> Iterator[tuple[list[Any], list[dict[str, Any]]]]:
+    """Messages and further columns, a thousand records at a time."""
+    for batch in dataset.select_columns("record").iter(1024):
+        prompts, extras = zip(*map(json.loads, batch["record"]), strict=True)
+        yield [*prompts], [*extras]
+
+
+def _say_columns(have: Counter[str], offered: int, number: int) -> None:
+    """What all prompts do not have, and what the model is not shown."""
+    partial = [f"{name} ({count} of {number})" for name, count in have.items() if count < number]
     if partial:
         notice(f"columns that not every prompt has are None for the others: {', '.join(partial)}")
-    if offered := sum(any(prompt.extra.get(name) for name in _OFFERED) for prompt in prompts):
+    if offered:
         notice(
-            f"{offered} of {len(prompts)} prompts offer tools, which the model is not shown: in RL it calls functions "
+            f"{offered} of {number} prompts offer tools, which the model is not shown: in RL it calls functions "
             "of --tools; reward functions get them"
         )
-    columns: dict[str, list[Any]] = {"prompt": [prompt.messages for prompt in prompts]}
-    columns |= {name: [prompt.extra.get(name) for prompt in prompts] for name in have}
-    return Dataset.from_dict(columns, features=Features({name: _feature(values) for name, values in columns.items()}))
 
 
-def _feature(values: list[Any]) -> Any:
+def _kinds(values: list[Any]) -> set[str]:
+    """The Arrow types of some values of a column, by name: one, and `exact` for integers that no float holds."""
+    if any(isinstance(value, (dict, list)) for value in values):
+        return {_JSON}
+    try:
+        array = pa.array(values)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
+        return {_JSON}
+    large = pa.types.is_integer(array.type) and any(abs(value) > 2**53 for value in values if value is not None)
+    return {str(array.type), *(["exact"] if large else [])}
+
+
+def _feature(kinds: set[str]) -> Any:
     """How a column is kept: as Arrow infers it where all values are texts, or numbers, or the like; else as JSON.
 
     Arrow has one type a column. Objects with other keys (arguments of tools) would get each other's keys, with nulls,
     and values of other types would be refused.
     """
-    if any(isinstance(value, (dict, list)) for value in values):
-        return Json()
-    try:
-        return generate_from_arrow_type(pa.array(values).type)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
-        return Json()
+    kinds = kinds - {"null"}
+    if kinds == {"int64", "double"}:
+        return Value("float64")
+    found = kinds - {"exact"} or {"null"}
+    return Json() if len(found) > 1 or _JSON in found else generate_from_arrow_type(pa.type_for_alias(*found))

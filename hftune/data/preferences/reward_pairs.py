@@ -20,7 +20,7 @@ from hftune.data.templates.rewritten import KEEP
 from hftune.data.templates.span_finder import SpanFinder
 from hftune.data.templates.spans import Span, SpannedText
 from hftune.data.tokenizing.counts import Counts
-from hftune.data.tokenizing.encoder import IDS
+from hftune.data.tokenizing.encoder import IDS, Keep, keep_in_memory
 from hftune.errors import DataError
 from hftune.logging import notice
 
@@ -110,7 +110,7 @@ class RewardPairEncoder(PairEncoder):
             **count_columns(pairs),
         }
 
-    def finish(self, dataset: Dataset) -> Dataset:
+    def finish(self, dataset: Dataset, keep: Keep = keep_in_memory) -> Dataset:
         """Without differences, no such column; where some are missing, what changes the loss least."""
         margins = dataset["margin"][:]
         known = [margin for margin in margins if margin is not None]

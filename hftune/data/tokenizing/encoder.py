@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -32,6 +32,15 @@ _FILE = "data-00000-of-00001.arrow"
 
 LOOKED_FURTHER = 100_000
 """Records behind the first that cannot be used in which others are counted: a large corpus is not read to its end."""
+
+
+Keep = Callable[[pa.Schema, Iterable[pa.RecordBatch]], Dataset]
+"""Makes a dataset of record batches."""
+
+
+def keep_in_memory(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Dataset:
+    """A `Keep` for few records."""
+    return Dataset(pa.Table.from_batches(batches, schema))
 
 
 class Encoder(ABC):
@@ -72,8 +81,12 @@ class Encoder(ABC):
     def encode(self, parsed: list[Any], counts: Counts) -> dict[str, list[Any]]:
         """The columns of a batch of records; counts all of them as used or dropped."""
 
-    def finish(self, dataset: Dataset) -> Dataset:
-        """A last look at the whole dataset, memory-mapped; by default nothing."""
+    def finish(self, dataset: Dataset, keep: Keep = keep_in_memory) -> Dataset:
+        """A last look at the whole dataset, memory-mapped; by default nothing.
+
+        Args:
+            keep: Where other records than those of the dataset go.
+        """
         return dataset
 
 

@@ -25,6 +25,7 @@ from hftune.data.storage.cache import fingerprint
 from hftune.data.tokenizing.counts import Counts
 from hftune.data.tokenizing.encoder import Encoder
 from hftune.distributed import ranks
+from hftune.distributed.waiting import once_a_machine
 from hftune.errors import ArgumentError
 from hftune.logging import notice
 from hftune.opening.files import open_file
@@ -111,8 +112,10 @@ def open_stream(encoder: Encoder, data_args: DataArguments, training_args: Stage
     drop = data_args.on_bad_record == "drop"
     # Blocks are joined from whole documents where packing may cut them.
     used = encoder.without_limit() if "train" in packing and packing["train"].cuts else encoder
+    # The files of a machine are the same for all of its processes.
+    samples = once_a_machine(lambda: [*map(_sample, files)])
     settings = StreamSettings(
-        data=fingerprint([], encoder.tokenizer, samples=[*map(_sample, files)], **record_settings(used, data_args)),
+        data=fingerprint([], encoder.tokenizer, samples=samples, **record_settings(used, data_args)),
         seed=training_args.seed if training_args.data_seed is None else training_args.data_seed,
         block_size=packing["train"].max_length if "train" in packing else None,
     )

@@ -160,9 +160,10 @@ def test_changed_records(pipeline: Callable, unharmed: dict[str, bytes], tiny_da
     good = file.read_text()
     file.write_text(good.splitlines()[0] + "\n{broken\n")
     output = pipeline(folder, data=data, code=2)
-    assert f"sft ({file} has " in output and "--force sft" in output
+    changed = f"{file} has {file.stat().st_size} bytes, not {len(good.encode())}"
+    assert f"sft ({changed})" in output and "--force sft" in output
     output = pipeline(folder, data=data, launch="force=sft", code=2)
-    assert f"sft: runs again, since {file} has" in output and f"{file}:2" in output
+    assert f"sft: runs again, since {changed}" in output and f"{file}:2" in output
     assert weights(folder / "previous")["sft"] == unharmed["sft"], "what there was is kept"
     file.write_text(good)
     finishes(pipeline, folder, unharmed, data=data)

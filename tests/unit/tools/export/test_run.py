@@ -40,6 +40,17 @@ def logits(folder: Path, **options: Any) -> torch.Tensor:
         return AutoModelForCausalLM.from_pretrained(folder, **options)(IDS).logits.float()
 
 
+def test_logits_that_are_nan_are_refused(model: Path, tmp_path: Path) -> None:
+    """Their likeliest token is always the first: the result would agree with the model everywhere."""
+    broken = AutoModelForCausalLM.from_pretrained(model)
+    broken.model.norm.weight.data[0] = torch.nan
+    broken.save_pretrained(model)
+    args = ServingArguments(model_name_or_path=str(model), output_dir=str(tmp_path / "s"), verify=True)
+    with pytest.raises(UserError, match=r"(?s)gives logits that are NaN.*from before its weights broke"):
+        export(args)
+    assert not (tmp_path / "s").exists()
+
+
 @pytest.mark.parametrize("bits", [4, 8])
 def test_quantised(tmp_path: Path, bits: int) -> None:
     # bitsandbytes' CPU kernel takes rows of whole blocks of 64.

@@ -18,6 +18,9 @@ TEACHER_ROWS = "teacher_rows"
 FILLER = "filler"
 """Marks records of a batch that only fill up the last one, of an evaluation or of an epoch on several processes."""
 
+LABEL_COUNT = "label_count"
+"""In a batch: how many of its tokens have a loss, counted before it went to the device; an int."""
+
 MANIFEST_NAME = "hftune.json"
 """The file that says where an output folder came from."""
 

@@ -44,12 +44,12 @@ class ProgressFile(TrainerCallback):
     """Appends a line for each log; a resumed run appends to what is there.
 
     Args:
-        tokens_per_epoch: For stages whose trainer does not count tokens itself; None: not known.
+        tokens: Those seen so far, for stages whose trainer does not count them itself.
         batches: The digest of the batches up to the log that is being written; None: not known.
     """
 
-    def __init__(self, tokens_per_epoch: int | None, batches: Callable[[], int | None] = lambda: None) -> None:
-        self.tokens_per_epoch, self.batches = tokens_per_epoch, batches
+    def __init__(self, tokens: Callable[[], float], batches: Callable[[], int | None] = lambda: None) -> None:
+        self.tokens, self.batches = tokens, batches
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -77,7 +77,8 @@ class ProgressFile(TrainerCallback):
             "max_steps": state.max_steps,
             "time": round(time.time(), 3),
             "memory_gb": round(peak_memory() / 1e9, 3),
-            "tokens": self._tokens(state, logs),
+            # TRL's trainers count what they trained.
+            "tokens": float(logs["num_tokens"]) if "num_tokens" in logs else round(self.tokens()) or None,
             **({"batch": self.batches()} if "loss" in logs else {}),
         }
         file = Path(str(args.output_dir)) / NAME
@@ -85,14 +86,6 @@ class ProgressFile(TrainerCallback):
         # One write a line: a run that is killed leaves whole lines, and at most one cut off at the end.
         with open_own(file) as stream:
             stream.write((before if stream.tell() else b"") + json.dumps(line).encode() + b"\n")
-
-    def _tokens(self, state: TrainerState, logs: dict[str, Any]) -> float | None:
-        # TRL's trainers count what they trained; for others it is the share of an epoch.
-        if "num_tokens" in logs:
-            return float(logs["num_tokens"])
-        if self.tokens_per_epoch and state.epoch:
-            return round(self.tokens_per_epoch * state.epoch)
-        return None
 
 
 def use_progress_line(trainer: Trainer) -> None:

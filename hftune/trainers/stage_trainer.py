@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, Sampler
 from transformers.trainer_utils import get_last_checkpoint
 
 from hftune.arguments.training import StageArguments
-from hftune.constants import FILLER
+from hftune.constants import FILLER, LABEL_COUNT
 from hftune.errors import ArgumentError
 from hftune.on_demand import on_demand
 from hftune.publishing.disk import disk_errors
@@ -55,7 +55,8 @@ class StageTrainer(FeatureHost):
         made = self.features.first_answer(Feature.make_loss, self, model, inputs, num_items_in_batch)
         if made is not None:
             return made if return_outputs else made[0]
-        inputs.pop(FILLER, None)  # no input of the model
+        for name in (FILLER, LABEL_COUNT):  # no inputs of the model
+            inputs.pop(name, None)
         return super().compute_loss(model, inputs, return_outputs=return_outputs, num_items_in_batch=num_items_in_batch)
 
     def stage_prediction(self, model: Any, inputs: Inputs, loss_only: bool, ignore_keys: Any) -> tuple[Any, ...]:

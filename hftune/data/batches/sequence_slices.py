@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from hftune.constants import FILLER, IGNORE_INDEX, TEACHER_ROWS
+from hftune.constants import FILLER, IGNORE_INDEX, LABEL_COUNT, TEACHER_ROWS
 from hftune.data.batches.collators import shifted
 
 Batch = dict[str, Any]
@@ -28,7 +28,7 @@ def sliced(batch: Batch, slice_of: Callable[[int], slice], processes: int) -> Ba
         documents and all else stay those of the whole row.
     """
     assert batch["input_ids"].shape[0] == 1 and "cu_seq_lens_q" in batch, "a row from FlatCollator"
-    batch = _filled(batch, processes)
+    batch = _filled({name: value for name, value in batch.items() if name != LABEL_COUNT}, processes)
     part = slice_of(batch["input_ids"].shape[1])
     # Shifted before slicing: a slice's last token predicts the first one of the next slice, which its process lacks.
     labels = shifted(batch["labels"], IGNORE_INDEX)[:, part].contiguous()

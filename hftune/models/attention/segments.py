@@ -61,7 +61,8 @@ class Segments:
         # Both say the same, unless a model keeps its position ids from its mask function (GPT-OSS, transformers 5.23).
         if borders is None or len(borders) == len(self.borders):
             return self
-        return _from_borders(torch.unique(torch.cat([self.borders, borders.to(self.borders)])), self.window)
+        both = torch.unique(torch.cat([self.borders, borders.to(self.borders)]))
+        return Segments(both, tuple(both.diff().tolist()), self.window)
 
 
 def segments_mask(
@@ -87,10 +88,10 @@ def segments_mask(
     """
     whole = q_length == kv_length and isinstance(q_offset, int) and q_offset == kv_offset == 0
     if whole and not use_vmap and (attention_mask is None or attention_mask.shape == (batch_size, q_length)):
-        linked = _linked(mask_function, batch_size, q_length, torch.device(device), attention_mask)
-        if linked is not None:
-            starts = pad(~linked, (1, 0), value=True).flatten().nonzero().flatten()
-            return _from_borders(pad(starts, (0, 1), value=batch_size * q_length).int(), local_size)
+        starts = _starts(mask_function, batch_size, q_length, torch.device(device), attention_mask)
+        if starts is not None:
+            borders = pad(starts, (0, 1), value=batch_size * q_length).int()
+            return Segments(borders.to(device), tuple(borders.diff().tolist()), local_size)
     return sdpa_mask(
         batch_size,
         q_length,
@@ -106,32 +107,33 @@ def segments_mask(
     )
 
 
-def _from_borders(borders: torch.Tensor, window: int | None) -> Segments:
-    return Segments(borders, tuple(borders.diff().tolist()), window)
-
-
-def _linked(
+def _starts(
     mask_function: MaskFunction, rows: int, length: int, device: torch.device, attention_mask: torch.Tensor | None
 ) -> torch.Tensor | None:
-    """Bool (rows, length - 1), whether a token sees the one before it; None where runs cannot tell the whole mask."""
+    """Places (runs,) of tokens that do not see the one before them, on the host; None where runs do not tell all."""
     # Where tokens see only what is before them, whether neighbours see each other tells the runs: two calls of the mask
     # function on (rows, length) take the place of one on (rows, length, length).
     row, head, here = _places(rows, length, device)
     linked = mask_function(row, head, here, here - 1).expand(rows, length - 1)
-    if looks_ahead(mask_function, rows, length, device):
-        return None
-    if attention_mask is None:
-        return linked
-    changes = attention_mask[:, 1:] != attention_mask[:, :-1]
-    begins = (changes & attention_mask[:, 1:]).sum(1) + attention_mask[:, 0]
-    # Real tokens on both sides of padding see each other across it.
-    return None if (begins > 1).any() else linked & ~changes
+    unfit = _sees_ahead(mask_function, rows, length, device)
+    if attention_mask is not None:
+        changes = attention_mask[:, 1:] != attention_mask[:, :-1]
+        begins = (changes & attention_mask[:, 1:]).sum(1) + attention_mask[:, 0]
+        # Real tokens on both sides of padding see each other across it.
+        unfit, linked = unfit | (begins > 1).any(), linked & ~changes
+    # The host waits for the device once, not for each answer.
+    unfit, starts = torch.cat([unfit[None], pad(~linked, (1, 0), value=True).flatten()]).cpu().split([1, rows * length])
+    return None if unfit else starts.nonzero().flatten()
 
 
 def looks_ahead(mask_function: MaskFunction, rows: int, length: int, device: torch.device) -> bool:
     """Whether some token sees the one after it."""
+    return bool(_sees_ahead(mask_function, rows, length, device))
+
+
+def _sees_ahead(mask_function: MaskFunction, rows: int, length: int, device: torch.device) -> torch.Tensor:
     row, head, here = _places(rows, length, device)
-    return bool(mask_function(row, head, here - 1, here).any())
+    return mask_function(row, head, here - 1, here).any()
 
 
 def _places(rows: int, length: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

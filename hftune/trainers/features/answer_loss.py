@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from hftune.constants import FILLER, IGNORE_INDEX, TEACHER_ROWS
+from hftune.constants import FILLER, IGNORE_INDEX, LABEL_COUNT, TEACHER_ROWS
 from hftune.data.batches.collators import shifted
 from hftune.distributed import ranks
 from hftune.models.kernels.answer_head import AnswerOutput, add_answer_head
@@ -16,7 +17,7 @@ from hftune.models.vocabulary.size import vocabulary_rows
 from hftune.trainers.features.feature import Feature
 from hftune.trainers.features.run import Inputs, Run, plain_model, say_if_nothing_learnt
 
-OF_LABELS = ("labels", "shift_labels", "loss_weights", TEACHER_ROWS, FILLER)
+OF_LABELS = ("labels", "shift_labels", "loss_weights", TEACHER_ROWS, FILLER, LABEL_COUNT)
 """What of a batch does not go to the model."""
 
 
@@ -73,7 +74,9 @@ class AnswerLoss(Feature):
             return None
         # One row of all tokens: the head is applied at the labels only, wherever they lie in the batch.
         labels = next_tokens(inputs).reshape(-1)
-        at = (labels != IGNORE_INDEX).nonzero().squeeze(1)
+        scored, known = labels != IGNORE_INDEX, inputs.get(LABEL_COUNT)
+        # Without their number the host waits for the device, which has the micro batch before this one to compute.
+        at = (scored.nonzero() if known is None else torch.nonzero_static(scored, size=known)).squeeze(1)
         # A batch without labels has the loss 0, not 0 / 0; its gradient is 0 as well.
         count = max(len(at), 1) if counted is None else counted
         # Weights and the division go into factors of single tokens, so that the head can sum chunk by chunk.
@@ -95,7 +98,7 @@ class AnswerLoss(Feature):
             **self.more(run, inputs, at),
         )
         if self.measures_tokens:
-            self.sums["train" if run.model.training else "eval"].add(outputs, _tokens_of(inputs))
+            self.sums["train" if run.model.training else "eval"].add(outputs, tokens_of(inputs))
         assert outputs.loss is not None, "factors were given"
         return outputs.loss, outputs
 
@@ -169,8 +172,8 @@ def next_values(inputs: dict[str, Any], name: str, filler: float) -> torch.Tenso
     return values if "shift_labels" in inputs else shifted(values, filler)  # slices come shifted like their labels
 
 
-def _tokens_of(inputs: dict[str, Any]) -> torch.Tensor:
-    """Tokens of a batch that are neither padding nor of rows that only fill it up, a scalar."""
+def tokens_of(inputs: Mapping[str, Any]) -> torch.Tensor:
+    """Tokens of a batch that are neither padding nor of rows that only fill it up, a scalar; all those of pairs."""
     mask, ids, filler = inputs.get("attention_mask"), inputs["input_ids"], inputs.get(FILLER)
     read = mask.bool() if isinstance(mask, torch.Tensor) else torch.ones_like(ids, dtype=torch.bool)
-    return read.sum() if filler is None else (read & ~filler).sum()
+    return (read if filler is None or filler.shape != read.shape else read & ~filler).sum()

@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader
 from transformers.trainer_utils import has_length
 
-from hftune.constants import FILLER, IGNORE_INDEX
+from hftune.constants import FILLER, IGNORE_INDEX, LABEL_COUNT
 from hftune.data.batches.collators import CausalCollator, FlatCollator
 from hftune.distributed import ranks
 from hftune.errors import DataError
@@ -18,7 +18,7 @@ from hftune.trainers.features.feature import Epoch, Feature
 from hftune.trainers.features.record_order import innermost_sampler
 from hftune.trainers.features.run import Run
 
-ROWS = "row_lengths"
+ROWS = "rows"
 OF_TOKENS = (CausalCollator, FlatCollator)
 
 
@@ -37,9 +37,10 @@ class RepeatedRows(Feature):
 
     @contextmanager
     def making_train_loader(self, run: Run) -> Iterator[None]:
-        """Batches without padding say where their rows begin."""
+        """Batches say how long their rows are, and how many labels those have."""
         collator = run.data_collator
-        if isinstance(collator, FlatCollator):
+        # A process that reads for all would send the rows of all.
+        if isinstance(collator, OF_TOKENS) and not run.accelerator.dispatch_batches:
             run.data_collator = WithRows(collator)
         try:
             yield
@@ -66,16 +67,19 @@ class RepeatedRows(Feature):
         mesh = run.args.mesh
         collator = getattr(run.data_collator, "inner", run.data_collator)
         for batch in batches:
-            lengths = batch.pop(ROWS, None) if isinstance(batch, dict) else None
+            lengths, labels = batch.pop(ROWS, (None, None)) if isinstance(batch, dict) else (None, None)
             size = run._train_batch_size
             # accelerate gives batches to processes one by one, in turn; a group of processes gets the same.
             first = (self._place * mesh.data + mesh.data_rank(ranks.rank())) * size
             new = max(0, self._records - first) if self._records and mesh.data > 1 else size
             if new < size and isinstance(collator, OF_TOKENS):
-                batch[FILLER] = rows_behind(batch["labels"], new, lengths)
+                flat = isinstance(collator, FlatCollator)
+                batch[FILLER] = rows_behind(batch["labels"], new, lengths if flat else None)
                 batch["labels"].masked_fill_(batch[FILLER], IGNORE_INDEX)
             elif new < size and getattr(collator, "loss_knows_fillers", False):
                 batch[FILLER] = torch.arange(size) >= new
+            if labels is not None:
+                batch[LABEL_COUNT] = sum(labels[:new])
             self._place += 1
             yield batch
 
@@ -99,14 +103,19 @@ def no_batch(run: Run) -> DataError:
 
 
 class WithRows:
-    """A collator that keeps the lengths of the rows which it has put into one."""
+    """A collator that keeps what only a device could tell later, while a batch is in the host's memory."""
 
-    def __init__(self, inner: FlatCollator) -> None:
+    def __init__(self, inner: CausalCollator | FlatCollator) -> None:
         self.inner = inner
 
     def __call__(self, features: list[dict[str, Any]]) -> dict[str, Any]:
-        """The collator's batch, and under ROWS the tokens of each feature."""
-        return {**self.inner(features), ROWS: [len(feature["input_ids"]) for feature in features]}
+        """The collator's batch, and under ROWS the tokens of each feature, and those of them that have a loss."""
+        batch: dict[str, Any] = self.inner(features)
+        lengths = [len(feature["input_ids"]) for feature in features]
+        trained = batch["labels"] != IGNORE_INDEX
+        # Nothing predicts the first token of a row; of a document in a flat row it has no label.
+        rows = trained[0].split(lengths) if isinstance(self.inner, FlatCollator) else trained[:, 1:]
+        return {**batch, ROWS: (lengths, [int(row.sum()) for row in rows])}
 
 
 def rows_behind(labels: torch.Tensor, kept: int, lengths: list[int] | None) -> torch.Tensor:

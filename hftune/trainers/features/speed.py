@@ -15,6 +15,7 @@ from hftune.distributed import zero
 from hftune.models.experts import expert_count, experts_per_token
 from hftune.models.layer_values import attention_layers, head_size
 from hftune.preflight.devices import known_gpu
+from hftune.trainers.features.answer_loss import tokens_of
 from hftune.trainers.features.feature import Feature
 from hftune.trainers.features.run import Inputs, Run, plain_model
 from hftune.trainers.progress import peak_memory
@@ -64,7 +65,7 @@ class Meter:
     """What went through the model since it was last read. Adding waits for no device."""
 
     def __init__(self, device: torch.device) -> None:
-        self.sums = torch.zeros(3, dtype=torch.float64, device=device)
+        self.sums = torch.zeros(4, dtype=torch.float64, device=device)
         self.all_tokens = 0.0
         self.began: float | None = None
 
@@ -75,7 +76,8 @@ class Meter:
             self.began = self.began or time.perf_counter()
             lengths = lengths.double()
             # A batch of a stream is on the CPU until the Trainer's own step.
-            sums = torch.stack([lengths.sum(), lengths.square().sum(), _labels_of(inputs).to(lengths)])
+            counts = [_labels_of(inputs).to(lengths), tokens_of(inputs).to(lengths)]
+            sums = torch.stack([lengths.sum(), lengths.square().sum(), *counts])
             self.sums += sums.to(self.sums.device, non_blocking=True)
 
     def pause(self, seconds: float) -> None:
@@ -83,14 +85,17 @@ class Meter:
         if self.began is not None:
             self.began += seconds
 
-    def take(self, accelerator: Any) -> tuple[tuple[float, float, float], float]:
-        """Tokens, squared lengths and labels of all processes, and seconds; every rank must ask, with some counted."""
+    def take(self, accelerator: Any) -> tuple[tuple[float, float, float], float, float]:
+        """Tokens, squared lengths and labels of all processes, tokens of the data alone, and seconds.
+
+        Every rank must ask, with some counted. What only fills up a batch is read, and is not of the data.
+        """
         assert self.began is not None
-        tokens, squares, labels = accelerator.reduce(self.sums, "sum").tolist()
+        tokens, squares, labels, of_data = accelerator.reduce(self.sums, "sum").tolist()
         seconds = time.perf_counter() - self.began
         self.sums, self.began = torch.zeros_like(self.sums), None
         self.all_tokens += tokens
-        return (tokens, squares, labels), seconds
+        return (tokens, squares, labels), of_data, seconds
 
 
 def lengths_of(inputs: Mapping[str, Any]) -> torch.Tensor | None:
@@ -118,9 +123,13 @@ class Speed(Feature):
 
     `mfu` is there where the device's data sheet is known. At the end: `train_tokens_per_second` over all of training,
     and `train_peak_memory_gb`.
+
+    Attributes:
+        tokens: Of the data that were trained on up to the last log, over all processes and interruptions.
     """
 
     def __init__(self) -> None:
+        self.tokens = 0.0
         self._meter: Meter | None = None
         self._cost: Cost | None = None
         self._evaluates_since = 0.0
@@ -148,12 +157,11 @@ class Speed(Feature):
         """The speed, next to the training loss."""
         if self._meter is None:
             return
-        args = run.args
-        copies = args.world_size // args.data_parallel_size  # processes which see the same rows
+        args, copies = run.args, _copies(run)
         if "loss" in logs and self._meter.began is not None:
-            counts, seconds = self._meter.take(run.accelerator)
-            tokens = counts[0]
-            logs["tokens_per_second"] = round(tokens / copies / seconds, 1)
+            counts, of_data, seconds = self._meter.take(run.accelerator)
+            self.tokens += of_data / copies
+            logs["tokens_per_second"] = round(counts[0] / copies / seconds, 1)
             tflops = known_gpu().tflops if args.device.type == "cuda" else None
             if tflops is not None and self._cost is not None:
                 work = self._cost.of_batches(*counts)
@@ -162,3 +170,17 @@ class Speed(Feature):
             logs["train_peak_memory_gb"] = round(peak_memory() / 1e9, 3)
             if self._meter.all_tokens and logs["train_runtime"]:
                 logs["train_tokens_per_second"] = round(self._meter.all_tokens / copies / logs["train_runtime"], 1)
+
+    def counts(self, run: Run) -> dict[str, Any]:
+        """With what is not logged yet."""
+        meter = self._meter or Meter(run.args.device)
+        return {"tokens_read": self.tokens + run.accelerator.reduce(meter.sums, "sum")[3].item() / _copies(run)}
+
+    def resume_counts(self, run: Run, saved: dict[str, Any]) -> None:
+        """Go on with that; checkpoints of earlier versions have none."""
+        self.tokens = saved.get("tokens_read", 0.0)
+
+
+def _copies(run: Run) -> int:
+    """Processes that see the same rows."""
+    return int(run.args.world_size // run.args.data_parallel_size)

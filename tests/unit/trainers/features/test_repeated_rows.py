@@ -11,14 +11,14 @@ import torch
 from accelerate.data_loader import BatchSamplerShard
 from torch.utils.data import BatchSampler, SequentialSampler
 
-from hftune.constants import FILLER
+from hftune.constants import FILLER, LABEL_COUNT
 from hftune.data.batches.collators import CausalCollator, FlatCollator
 from hftune.data.batches.pairs import FlatPairCollator
 from hftune.data.batches.pairs import PairCollator as RewardPairs
 from hftune.distributed.mesh import Mesh
 from hftune.trainers.features import repeated_rows
-from hftune.trainers.features.answer_loss import _tokens_of
-from hftune.trainers.features.repeated_rows import ROWS, RepeatedRows, WithRows, rows_behind
+from hftune.trainers.features.answer_loss import next_tokens, tokens_of
+from hftune.trainers.features.repeated_rows import OF_TOKENS, ROWS, RepeatedRows, WithRows, rows_behind
 from hftune.trainers.preference.batches import PairCollator
 from tests.unit.trainers.features import made_up
 
@@ -36,6 +36,7 @@ def labels_seen(
     seen: list[int] = []
     for batch in batches_of(monkeypatch, records, processes, size, collator, record, done):
         assert ROWS not in batch
+        assert batch[LABEL_COUNT] == int((next_tokens(batch) != -100).sum()), "as a device would count them"
         seen += {int(label) - 1 for label in batch["labels"].flatten() if label != -100}
     return sorted(seen)
 
@@ -57,7 +58,7 @@ def batches_of(
         feature = RepeatedRows()
         feature._records, feature._place = records, done
         run = made_up.run(args={"mesh": Mesh(world=processes)}, _train_batch_size=size, data_collator=collator)
-        collate = WithRows(collator) if isinstance(collator, FlatCollator) else collator
+        collate = WithRows(collator) if isinstance(collator, OF_TOKENS) else collator
         inner = BatchSampler(SequentialSampler(range(records)), size, drop_last=False)
         batches = list(BatchSamplerShard(inner, processes, rank))[done:] if processes > 1 else list(inner)[done:]
         yield from feature.batches(run, (collate([made(number) for number in batch]) for batch in batches))
@@ -111,7 +112,7 @@ def test_the_tokens_of_rows_that_only_fill_up() -> None:
 def test_rows_that_only_fill_up_are_marked(monkeypatch: pytest.MonkeyPatch, collator: Any) -> None:
     """Of three records on two processes the second one's last is a filler: 2, 3 and 4 tokens are in the data."""
     found = [batch for batch in batches_of(monkeypatch, 3, 2, 1, collator, record)]
-    assert sum(int(_tokens_of(batch)) for batch in found) == 2 + 3 + 4
+    assert sum(int(tokens_of(batch)) for batch in found) == 2 + 3 + 4
     assert [FILLER in batch for batch in found] == [False, False, False, True]
 
 

@@ -11,6 +11,7 @@ from peft import LoraConfig, get_peft_model
 from torch.overrides import TorchFunctionMode
 from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
 
+from hftune.constants import FILLER
 from hftune.trainers.features.speed import Cost, Meter, Speed, lengths_of
 from tests.unit.trainers.features import made_up
 
@@ -72,10 +73,11 @@ def test_a_meter_starts_anew_when_it_is_read() -> None:
     meter.add({"input_ids": torch.zeros(2, 3)})
     meter.add({"input_ids": torch.zeros(1, 4), "labels": torch.tensor([[-100, -100, 5, 6]])})
     meter.add({"input_ids": torch.zeros(1, 4), "answer_ids": torch.tensor([4, 5, 6])})
-    counts, seconds = meter.take(Alone())
-    assert counts == (14, 2 * 9 + 16 + 16, 2 + 3) and seconds > 0
-    assert Cost(2.0, 10.0, 0.5).of_batches(*counts) == 2 * 14 + 10 * 5 + 0.5 * 50
-    assert meter.began is None and meter.all_tokens == 14 and not meter.sums.any()
+    meter.add({"input_ids": torch.zeros(2, 3), FILLER: torch.tensor([[False] * 3, [True] * 3])})
+    counts, of_data, seconds = meter.take(Alone())
+    assert counts == (20, 4 * 9 + 16 + 16, 2 + 3) and of_data == 17 and seconds > 0
+    assert Cost(2.0, 10.0, 0.5).of_batches(*counts) == 2 * 20 + 10 * 5 + 0.5 * 68
+    assert meter.began is None and meter.all_tokens == 20 and not meter.sums.any()
 
 
 def test_an_evaluation_between_two_logs_is_no_training() -> None:

@@ -174,10 +174,11 @@ class RewardTrainer(StageTrainer, trl.RewardTrainer):
         metrics["num_tokens"] = [self._total_train_tokens]
         if not pairs:
             return
-        metrics["min_reward"].append(float(low.min()))
-        metrics["max_reward"].append(float(high.max()))
+        # One number each: TRL logs the mean of all that is here.
+        metrics["min_reward"] = [min([*metrics["min_reward"], float(low.min())])]
+        metrics["max_reward"] = [max([*metrics["max_reward"], float(high.max())])]
         for name, total in zip(("mean_reward", "accuracy", "margin"), totals, strict=True):
-            # Once a pair: TRL logs the mean of all that is here, and batches have unlike many.
+            # Once a pair: batches have unlike many.
             metrics[name] += [total / pairs] * int(pairs)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from hftune.tools.reporting.progress import read_progress
+from hftune.tools.reporting.stages import read_progress
 from tests.matrix.cases import ONLINE, Case
 from tests.matrix.commands import STEPS, stop
 
@@ -25,11 +25,6 @@ APART: tuple[tuple[dict[str, tuple[str, ...]], tuple[str, ...]], ...] = (
     ({"change": ("layout",)}, ("batch",)),
     ({"stage": ONLINE, "change": ("cut", "unscored")}, ("batch",)),
     ({"change": ("unscored",)}, ("completions/", "entropy", "kl", "logps/", "num_tokens", "tokens", "frac_", "clip_")),
-    # The share of an epoch that is done, times the tokens of one.
-    ({"stage": ("pt",)}, ("tokens",)),
-    # TRL's own trainers log means over micro batches, and so the largest and the smallest of each.
-    ({"stage": ("grpo", "rloo"), "change": ("cut",)}, ("entropy", "kl", "clip_ratio/")),
-    ({"stage": ("rm",), "change": ("cut",)}, ("max_reward", "min_reward")),
 )
 """Figures, by how their names begin, that differ with reason, and the values of cases in which they do."""
 

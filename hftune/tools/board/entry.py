@@ -10,15 +10,17 @@ from hftune.errors import ArgumentError, raise_together
 from hftune.path_hints import path_hint
 from hftune.visible import say
 
-HELP = """A page in the browser, for this machine alone: runs with their curves as they train, and compared.
+HELP = """A page in the browser, for this machine alone: runs with their curves as they train, compared, and pipelines.
 
-hftune board [FOLDER ...]
+hftune board [FOLDER ...] [PIPELINE.yaml ...]
 
 FOLDER            output folders of stages or pipelines, or folders with such below them; nothing else is read. Left
-                  out: outputs, or the working folder where there is none
+                  out: outputs, or the working folder where there is none. What the form writes goes to FOLDER/board of
+                  the first one
+PIPELINE.yaml     pipeline files to start from the page as well
 --port N          left out: 8765; 0: any that is free
 
-The address has a token in it: whoever knows it sees what the runs have written. Ctrl-C ends the page, and no run."""
+The address has a token in it: whoever knows it can start commands as you. Ctrl-C ends the page, and no run."""
 PORT = 8765
 
 
@@ -26,7 +28,7 @@ def board(argv: list[str]) -> None:
     """Show the page until the process is told to stop.
 
     Raises:
-        ArgumentError: No such folder, a port that is taken, or a package is missing.
+        ArgumentError: No such folder or file, a port that is taken, or a package is missing.
     """
     if {"-h", "--help"} & {*argv}:
         say(HELP)
@@ -37,20 +39,21 @@ def board(argv: list[str]) -> None:
     raise_together(missing_packages("hftune board"))
     from hftune.tools.board.app import Board
 
-    folders = [Path(word) for word in words] or [Path("outputs" if Path("outputs").is_dir() else ".")]
+    files = [Path(word) for word in words if word.endswith((".yaml", ".yml"))]
+    folders = [Path(word) for word in words if not word.endswith((".yaml", ".yml"))]
     token = secrets.token_urlsafe(24)
-    found = Board(folders, token)
+    found = Board(folders or [Path("outputs" if Path("outputs").is_dir() else ".")], files, token)
     with closing(bound("127.0.0.1", port)) as listening:
         address = f"{address_of(listening)}/{token}/"
         run_app(found.app, listening, lambda: say(f"the board is at {address}   Ctrl-C ends it", flush=True), _nothing)
 
 
 def _nothing() -> None:
-    """Nothing has to be ended."""
+    """Pipelines that were started run on."""
 
 
 def _taken(argv: list[str]) -> tuple[list[str], int]:
-    """Folders, and the port."""
+    """Folders and files, and the port."""
     words, port, left = [], PORT, iter(argv)
     for word in left:
         name, equals, value = word.partition("=")
@@ -61,12 +64,9 @@ def _taken(argv: list[str]) -> tuple[list[str], int]:
             port = int(text)
         elif word.startswith("-"):
             raise ArgumentError(f"`hftune board` has no {name}", place="hftune board", fix="hftune board --help")
-        elif word.endswith((".yaml", ".yml")):
-            cause = "the board starts no pipelines any more"
-            raise ArgumentError(cause, place=f"hftune board {word}", fix=f"hftune pipeline run {word}")
-        elif not Path(word).is_dir():
-            fix = path_hint(word, "a folder of runs")
-            raise ArgumentError(f"there is no folder {word}", place="hftune board", fix=fix)
+        elif not Path(word).exists():
+            fix = path_hint(word, "a folder of runs, or a pipeline file")
+            raise ArgumentError(f"there is no {word}", place="hftune board", fix=fix)
         else:
             words.append(word)
     return words, port

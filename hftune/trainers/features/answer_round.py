@@ -32,6 +32,7 @@ class AnswerRound(Feature):
         file = _file(Path(checkpoint))
         saved = load_torch(file) if file.is_file() else {}
         run._metrics["train"].update(saved.get("metrics", {}))
+        run.sums.update(saved.get("sums", {}))
         if _round_is_over(run):
             return
         # Every process draws, or none: to generate is a collective.
@@ -47,7 +48,8 @@ class AnswerRound(Feature):
     def save_state(self, run: Run, folder: Path) -> None:
         """This process's answers, where the next step trains some of them, and its figures."""
         saved: dict[str, Any] = {
-            "metrics": {name: [*values] for name, values in run._metrics["train"].items() if values}
+            "metrics": {name: [*values] for name, values in run._metrics["train"].items() if values},
+            "sums": run.sums,
         }
         if not _round_is_over(run):
             saved |= {"shape": _shape(run), "batches": run._buffered_inputs, "rollout": run.rollout}

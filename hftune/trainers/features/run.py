@@ -75,7 +75,9 @@ class Run(Protocol):
     max_completion_length: int
     mask_truncated_completions: bool
 
-    rollout: Inputs | None  # of `OnlineTrainer`
+    # Of `OnlineTrainer`; the second by mode and figure.
+    rollout: Inputs | None
+    sums: dict[tuple[str, str], tuple[float, float]]
 
     def upstream_sampler(self, dataset: Any) -> Any:
         """What the upstream trainer draws the records of a data set with."""

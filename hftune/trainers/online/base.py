@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+import math
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -33,6 +34,9 @@ from hftune.trainers.online.guarded_tokenizer import guarded_tokenizer
 from hftune.trainers.online.isolation import prove_shared_answers
 from hftune.trainers.packing_isolation import prove_or_widen, uncompiled_and_unrounded
 from hftune.trainers.stage_trainer import StageTrainer
+
+CLIP_RATIOS = frozenset(f"clip_ratio/{part}_mean" for part in ("low", "high", "region"))
+"""Figures of TRL's: the share of tokens, or answers, whose ratio is cut."""
 
 
 class OnlineTrainer(StageTrainer):
@@ -145,6 +149,42 @@ class OnlineTrainer(StageTrainer):
         alike = self._metrics[mode]["frac_reward_zero_std"]
         alike[-1] = min(1.0, alike[-1] + lacking.float().mean().item())
         return output
+
+    @cached_property
+    def sums(self) -> dict[tuple[str, str], tuple[float, float]]:
+        """By mode and figure, since the last log: the sum of a figure, and of its weights."""
+        return {}
+
+    def add_to_mean(self, name: str, total: float, count: float) -> None:
+        """Log a figure as its mean over all since the last log, of which `total` and `count` are new."""
+        mode = "train" if self.model.training else "eval"
+        # TRL empties its lists when it logs.
+        before = self.sums.get((mode, name), (0.0, 0.0)) if self._metrics[mode].get(name) else (0.0, 0.0)
+        self.sums[mode, name] = both = before[0] + total, before[1] + count
+        if both[1]:
+            self._metrics[mode][name] = [both[0] / both[1]]
+
+    def join_figures(self, mask: torch.Tensor, of_tokens: Collection[str], of_answers: Collection[str]) -> None:
+        """Put means over all since the last log in the place of what TRL has logged of the last micro batch.
+
+        TRL logs the mean of the means of micro batches: another one for each way to cut a batch.
+
+        Args:
+            mask: (answers, tokens) of this rank's micro batch; 0 for what is left out.
+            of_tokens, of_answers: Names of means over tokens, and over answers, of all ranks.
+        """
+        figures = self._metrics["train" if self.model.training else "eval"]
+        counts = torch.stack([mask.sum(), mask.new_tensor(len(mask))]).double()
+        tokens, answers = self.accelerator.reduce(counts, reduction="sum").tolist()
+        for names, count in ((of_tokens, tokens), (of_answers, answers)):
+            for name in figures.keys() & names:
+                *joined, latest = figures.pop(name)
+                figures |= {name: joined} if joined else {}
+                if not math.isnan(latest):
+                    self.add_to_mean(name, latest * count, count)
+        for name, of in (("clip_ratio/low_min", min), ("clip_ratio/high_max", max)):
+            if known := [value for value in figures.get(name, []) if not math.isnan(value)]:
+                figures[name] = [of(known)]
 
     @contextmanager
     def _judges_in_place_of_rewards(self) -> Iterator[None]:

@@ -6,7 +6,8 @@ from typing import Any
 
 import trl
 
-from hftune.trainers.online.base import OnlineTrainer
+from hftune.trainers.features.run import Inputs
+from hftune.trainers.online.base import CLIP_RATIOS, OnlineTrainer
 from hftune.trainers.online.dynamic_sampling import DynamicSampling
 
 
@@ -14,6 +15,17 @@ class GRPOTrainer(OnlineTrainer, trl.GRPOTrainer):
     """Group relative policy optimisation (arXiv:2402.03300), with `--dynamic_sampling` (DAPO)."""
 
     _sampling: DynamicSampling | None = None
+
+    def stage_loss(self, model: Any, inputs: Inputs, return_outputs: bool, num_items_in_batch: Any) -> Any:
+        """TRL's, whose figures then do not depend on micro batches."""
+        loss = super().stage_loss(model, inputs, return_outputs, num_items_in_batch)
+        mask = inputs["completion_mask"] * inputs.get("tool_mask", 1)
+        ratios = {*CLIP_RATIOS, "cispo_clip_ratio"}
+        # Of a ratio of whole answers there is one an answer.
+        by_token = self.importance_sampling_level == "token"
+        of_tokens = {"entropy", "kl"} | (ratios if by_token else set())
+        self.join_figures(mask, of_tokens, {"vespo/phi_seq_mean"} | (set() if by_token else ratios))
+        return loss
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         """Overrides TRL's: in training, groups of equal rewards may be replaced; advantages may be scaled."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -152,11 +151,6 @@ class RolloutTrainer(OnlineTrainer, trl.RLOOTrainer):
         self._logs["advantages"].extend(self.accelerator.gather(advantages).tolist())
         self._flush_what_functions_logged(mode)
 
-    @cached_property
-    def _sums(self) -> dict[tuple[str, str], tuple[float, float]]:
-        """By mode and figure, since the last log: the sum of a figure, and of its weights."""
-        return {}
-
     def log_means(self, values: dict[str, torch.Tensor], weights: torch.Tensor) -> None:
         """Log weighted means over all since the last log: one a micro-batch would depend on how answers are divided.
 
@@ -164,15 +158,10 @@ class RolloutTrainer(OnlineTrainer, trl.RLOOTrainer):
             values: Each of the shape of `weights`, of this rank's micro-batch.
             weights: 0 for what is left out.
         """
-        mode = "train" if self.model.training else "eval"
         parts = [(value.detach() * weights).sum().double() for value in values.values()]
         *totals, count = self.sum_over_ranks(torch.stack([*parts, weights.sum().double()])).tolist()
         for name, total in zip(values, totals, strict=True):
-            # TRL empties its lists when it logs.
-            before = self._sums[mode, name] if self._metrics[mode].get(name) else (0.0, 0.0)
-            self._sums[mode, name] = both = before[0] + total, before[1] + count
-            if both[1]:
-                self._metrics[mode][name] = [both[0] / both[1]]
+            self.add_to_mean(name, total, count)
 
     def sum_over_ranks(self, tensor: torch.Tensor) -> torch.Tensor:
         """The `Reduce` of this run."""

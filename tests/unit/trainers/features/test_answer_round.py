@@ -42,12 +42,13 @@ def test_a_run_stopped_within_a_round_trains_the_rest_of_it(
     assert (tmp_path / "whole" / "checkpoint-3" / "answers_0.pt").is_file()
 
 
-def test_figures_that_no_log_has_yet_are_kept(tiny_model: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
+def test_figures_that_no_log_has_yet_are_kept(tiny_model: Path, tmp_path: Path, algorithm: str) -> None:
     """Logged every second step: the checkpoint after the third holds a step that no log has."""
     flags = (*FLAGS, "--num_iterations", "1", "--logging_steps", "2")
-    whole = make_trainer(tiny_model, tmp_path / "whole", "grpo", count_vowels, *flags)
+    whole = make_trainer(tiny_model, tmp_path / "whole", algorithm, count_vowels, *flags)
     whole.train()
-    resumed = make_trainer(tiny_model, tmp_path / "resumed", "grpo", count_vowels, *flags)
+    resumed = make_trainer(tiny_model, tmp_path / "resumed", algorithm, count_vowels, *flags)
     resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-3"))
     (then,), (now,) = (
         [one for one in each.state.log_history if one["step"] == 4 and "loss" in one] for each in (whole, resumed)
@@ -67,6 +68,7 @@ def run_at(step: int, **args: Any) -> Any:
         _buffered_inputs=answers,
         rollout=None,
         _metrics={"train": {"reward": [1.5], "kl": []}},
+        sums={},
     )
 
 

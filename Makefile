@@ -10,7 +10,7 @@ endif
 .DEFAULT_GOAL := help
 # The tests start hundreds of processes, each of which would compile hftune anew.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: help venv demo test test-all golden check lint mutants coverage audit format docs dist try release clean
+.PHONY: help venv demo test test-all golden check lint coverage audit format docs dist try release clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -48,9 +48,6 @@ lint: venv ## ruff, formatting and types, changing nothing
 	$(BIN)/ruff check --isolated --preview --select PLW1514 --target-version py311 hftune # UTF-8 on every machine
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy hftune $(SCRIPTS)
-
-mutants: venv ## plant faults in the core files, show which the fast tests notice (MUTANTS="--seed 7 --number 200 --jobs 2")
-	$(BIN)/python -m tests.mutants $(MUTANTS)
 
 coverage: venv ## lines and branches of hftune/ that `make test` reaches, processes that it starts counted; into docs/
 	$(BIN)/python benchmarks/covered.py --write-docs $(COVERAGE)

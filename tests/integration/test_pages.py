@@ -90,17 +90,6 @@ def arguments_of(words: list[str]) -> list[str]:
     return words[next(number for number, word in enumerate(words) if word.endswith(".py")) + 1 :]
 
 
-def test_the_eight_commands_are_there_and_change_little() -> None:
-    assert list(EIGHT) == [
-        f"outputs-{name}-qwen-v1" for name in ("pt", "sft", "rm", "dpo", "orpo", "ppo", "grpo", "opd")
-    ]
-    for before, after in EIGHT.values():
-        old, new = arguments_of(before), arguments_of(after)
-        added = [word for word in new if word.startswith("--") and word not in old]
-        assert [word for word in old if word.startswith("--") and word not in new] == []
-        assert set(added) <= {"--reward_funcs", "--validation_split_percentage"}, added
-
-
 @pytest.fixture(scope="module")
 def questions(tiny_data: Path) -> Path:
     """Records as MedicalGPT's GRPO has them."""

@@ -143,14 +143,6 @@ def test_a_readme_has_the_figures_of_the_page(monkeypatch: pytest.MonkeyPatch) -
     ]
 
 
-@pytest.mark.parametrize("language", [0, 1])
-def test_the_tables_of_the_readmes_are_those_of_the_page(language: int) -> None:
-    publish = importlib.import_module("publish")
-    text = (publish.ROOT / publish.READMES[language]).read_text(encoding="utf-8")
-    table = publish.peers(publish.PAGE.read_text(encoding="utf-8"), language)
-    assert f"<!-- peers -->\n{table}\n<!-- /peers -->" in text, "run: python benchmarks/publish.py"
-
-
 def test_tables_go_between_their_marks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     publish = importlib.import_module("publish")
     monkeypatch.setattr(publish, "ROOT", tmp_path)
@@ -160,13 +152,3 @@ def test_tables_go_between_their_marks(monkeypatch: pytest.MonkeyPatch, tmp_path
     publish.write_readmes()
     found = [(tmp_path / name).read_text() for name in publish.READMES]
     assert found == [f"before\n<!-- peers -->\nnew {number}\n<!-- /peers -->\nafter\n" for number in (0, 1)]
-
-
-def test_a_table_that_is_added_to_is_read_from_the_page_as_it_was_written() -> None:
-    """Of no log it is the page's own; the page has other tables of stages and launchers."""
-    attempts = importlib.import_module("attempts")
-    page = (BENCHMARKS.parent / "docs/reliability.md").read_text(encoding="utf-8")
-    table = attempts.interrupts_table(page, "")
-    assert table in page and table.count("\n") > 10
-    more = attempts.interrupts_table(page, "INTERRUPTS sft torchrun: {'untouched': 2, 'complete': 1}")
-    assert more != table and len(more.splitlines()) == len(table.splitlines())

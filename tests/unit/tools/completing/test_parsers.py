@@ -9,7 +9,7 @@ import pytest
 
 from hftune.arguments.stages import stage_parser
 from hftune.cli import ARGUMENTS, COMMANDS
-from hftune.tools.completing.parsers import _FLAGS, _WORDS, _deepspeed, _short, whole_command
+from hftune.tools.completing.parsers import _FLAGS, _WORDS, _deepspeed, whole_command
 
 
 @pytest.mark.parametrize("command", sorted({*_FLAGS, *_WORDS} - {"completion"}))
@@ -38,11 +38,6 @@ def test_arguments_are_those_of_the_parser() -> None:
     assert {"--kl_target", "--num_generations", "--epsilon_high"} <= rl, "of all algorithms"
     merge = {flag for action in below.choices["merge"]._actions for flag in action.option_strings}
     assert "--peft_model_path" in merge
-
-
-def test_help_is_one_short_sentence() -> None:
-    assert _short("Share of steps, in %%. More words.") == "Share of steps, in %%"
-    assert len(_short("word " * 40)) == 70 and _short(None) == ""
 
 
 def test_deepspeed_configs_by_name() -> None:

@@ -5,9 +5,8 @@ hftune init demo|sft|pipeline [FOLDER]      a folder to start from: data, YAML, 
 hftune preview run_sft --model_name_or_path MODEL --train_file_dir DIR      what would be trained, in colour
 hftune preview run_sft ... --as-served      whether each turn is trained behind what a server gives the model
 hftune tokenize run_sft --model_name_or_path MODEL --train_file_dir DIR --output_dir TOKENISED
-hftune data check FILE [--against EVAL] --output_dir OUT      duplicates, leaks, secrets, damage; what is left
+hftune data check FILE [--against EVAL] --output_dir OUT      duplicates, leaks, secrets, damage
 hftune plan run_sft --model_name_or_path MODEL --gpus 8xH200      memory, the cheapest setting that fits, time
-hftune vocab extend --model_name_or_path MODEL --train_file_dir CORPUS --new_tokens 1000 --output_dir OUT
 hftune explain NAME             what an argument does, also under the names of other tools
 hftune export gguf|ollama|quantized|vllm|lora|hub --model_name_or_path MODEL --output_dir OUT      for other tools
 hftune launch deepspeed|torchrun|python ...      a command under its launcher, quietly; Ctrl-C saves a checkpoint
@@ -15,7 +14,7 @@ hftune pipeline run|plan|check PIPELINE.yaml      all stages from one file; resu
 hftune lineage FOLDER      from the base to this model: data, arguments, merges, and whether it all still holds
 hftune report FOLDER      curves, counts, answers and commands of a stage or a pipeline on one page
 hftune watch FOLDER [--once]      how the runs of a folder do: steps, curves, time left, last answers
-hftune board [FOLDER ...]      a local page in the browser: live curves, comparison, pipelines started from a form
+hftune board [FOLDER ...]      a local page in the browser: live curves, samples, comparison
 hftune ask --models BASE outputs/sft-merged --questions "Who are you?"      the same questions to several models
 hftune serve outputs/sft-merged [--adapter NAME=FOLDER]      a server as OpenAI's, for what was trained
 hftune chat outputs/sft-merged [MODEL2] [--adapter FOLDER ...]      a conversation in the terminal, saved as a record
@@ -51,7 +50,6 @@ COMMANDS = {
     "preview": "hftune.tools.records.entry:preview",
     "tokenize": "hftune.tools.records.entry:tokenize",
     "plan": "hftune.tools.planning.entry:plan",
-    "vocab": "hftune.tools.vocabulary.entry:vocab",
     "data": "hftune.tools.checking.entry:data",
     "export": "hftune.tools.export.entry:export",
     "teach": "hftune.tools.teaching.entry:teach",
@@ -75,7 +73,11 @@ COMMANDS = {
     "doctor": "hftune.tools.doctor.command:main",
 }
 """Each takes the words behind its name; imported when it is asked for."""
-REMOVED = {"reproduce": "`hftune lineage FOLDER` says whether what made it still holds; its own command runs it again"}
+REMOVED = {
+    "reproduce": "`hftune lineage FOLDER` says whether what made it still holds; its own command runs it again",
+    "vocab": "tokens of a list or a file join while a stage runs: --add_tokens FILE, --add_special_tokens, "
+    "--pad_vocab_to_multiple_of 64; a larger tokenizer: --tokenizer_name_or_path FOLDER --resize_vocab",
+}
 """Subcommands that there were, and what stands in their place."""
 MEANT = {
     **dict.fromkeys(("train", "finetune", "fine-tune", "fit", "lora"), "sft"),
@@ -94,7 +96,6 @@ IN_DOCSTRING = ("preview", "tokenize", "data", "export", "launch", "lineage", "r
 """Subcommands whose help is their lines at the top of this file; the others have a page of their own."""
 ARGUMENTS = {
     "merge": "hftune.arguments.merging:MergeArguments",
-    "vocab": "hftune.tools.vocabulary.arguments:VocabArguments",
     "data": "hftune.tools.checking.arguments:COMMANDS",
     "export": "hftune.tools.export.run:FORMATS",
     "teach": "distill",

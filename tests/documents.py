@@ -1,4 +1,4 @@
-"""The pages of the project as tests read them: their parts, the commands on them and where their links lead."""
+"""The pages of the project as tests read them: their parts, and the commands on them."""
 
 from __future__ import annotations
 
@@ -30,13 +30,6 @@ class Block:
     text: str
 
 
-def chinese_of(page: Path) -> Path:
-    """The Chinese page of an English one, whether it exists or not."""
-    if page.parent == ROOT:
-        return page.with_name(f"{page.stem}_zh.md")
-    return CHINESE / page.relative_to(ROOT / "docs")
-
-
 def blocks(text: str) -> list[Block]:
     """The fenced blocks of a page, in order."""
     found: list[Block] = []
@@ -52,48 +45,6 @@ def blocks(text: str) -> list[Block]:
             lines.append(line)
     assert not fence, f"the block that opens in line {start - 1} is not closed"
     return found
-
-
-def written_by_hand(text: str) -> str:
-    """The page without what programs write into it, between `<!-- x -->` and `<!-- /x -->` or `<!-- end of x -->`."""
-    return re.sub(r"^<!-- (?!/|end\b).*?^<!-- (?:/|end\b).*?-->$", "", text, flags=re.MULTILINE | re.DOTALL)
-
-
-def headings(text: str) -> list[int]:
-    """The levels of the headings of a page, in order."""
-    found = (re.match(r"(#{1,6}) ", line) for line in prose(text).splitlines())
-    return [len(match[1]) for match in found if match]
-
-
-def tables(text: str) -> list[int]:
-    """The numbers of rows of the tables of a page, in order."""
-    found = [0]
-    for line in prose(text).splitlines():
-        if line.startswith("|"):
-            found[-1] += 1
-        elif found[-1]:
-            found.append(0)
-    return [rows for rows in found if rows]
-
-
-def patches(text: str) -> list[str]:
-    """The diffs of a page that `git apply` takes; other diffs show commands that change."""
-    found = [block.text + "\n" for block in blocks(text) if block.language == "diff"]
-    return [text for text in found if text.startswith("diff --git ")]
-
-
-def prose(text: str) -> str:
-    """The page without its fenced blocks, line by line."""
-    kept, fence = [], ""
-    for line in text.splitlines():
-        match = re.match(r"^(`{3,})", line)
-        if match and not fence:
-            fence = match[1]
-        elif fence and line.rstrip() == fence:
-            fence = ""
-        elif not fence:
-            kept.append(line)
-    return "\n".join(kept)
 
 
 def commands(block: Block) -> list[list[str]]:
@@ -126,17 +77,3 @@ def _split(tokens: list[str]) -> list[list[str]]:
         else:
             found[-1].append(token)
     return found
-
-
-def anchors(text: str) -> set[str]:
-    """What `#...` may name in a page: what GitHub makes from headings, and `<a id="...">`."""
-    titles = [line.lstrip("#").strip() for line in prose(text).splitlines() if re.match(r"#{1,6} ", line)]
-    named = re.findall(r'<a id="([\w-]+)">', prose(text))
-    return {re.sub(r"[^\w\- ]", "", title.replace("`", "").lower()).replace(" ", "-") for title in titles} | {*named}
-
-
-def links(text: str) -> list[str]:
-    """Where links and pictures of a page lead, web addresses apart."""
-    plain = re.sub(r"`[^`\n]*`", "`", prose(text))
-    found = re.findall(r"\]\(([^()\s]+)\)", plain) + re.findall(r"(?:src|srcset|href)=\"([^\"]+)\"", plain)
-    return [link for link in found if "://" not in link and not link.startswith("mailto:")]

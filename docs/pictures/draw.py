@@ -3,7 +3,6 @@
 python docs/pictures/draw.py --model outputs/base/SmolLM2-135M-Instruct      stages, a record, memory, the demo
 python docs/pictures/draw.py --only memory
 python docs/pictures/draw.py --report outputs/first/report.html              report.png, with chromium and Pillow
-python docs/pictures/draw.py --board outputs/demo                            board.png, likewise
 
 Each SVG has its own background and both themes, loads nothing, and is shown by a page as a plain image.
 """
@@ -52,15 +51,11 @@ def main() -> None:
     parser.add_argument("--model", default="outputs/base/SmolLM2-135M-Instruct", help="whose tokens a record becomes")
     parser.add_argument("--data", default="examples/data/sft/chat.jsonl", help="its first record is drawn")
     parser.add_argument("--report", type=Path, help="draw report.png from this page, and nothing else")
-    parser.add_argument("--board", type=Path, help="draw board.png of the runs in this folder, and nothing else")
     parser.add_argument("--output", type=Path, default=HERE, help="folder of the pictures")
     options = parser.parse_args()
     os.chdir(ROOT)
     if options.report:
         shoot(options.report.resolve(), options.output / "report.png")
-        return
-    if options.board:
-        shoot_board(options.board.resolve(), options.output / "board.png")
         return
     drawn = {"stages": stages, "record": lambda: record(options.model, options.data), "memory": memory, "demo": demo}
     for name, draw in drawn.items():
@@ -324,37 +319,6 @@ def shoot(page: Path, target: Path, width: int = 1000, height: int = 820) -> Non
         flags = ["--headless", "--no-sandbox", "--hide-scrollbars", f"--window-size={width},{height}"]
         subprocess.run([browser, *flags, f"--screenshot={shot}", page.as_uri()], check=True, capture_output=True)
         Image.open(shot).convert("RGB").quantize(64).save(target, optimize=True)
-
-
-def shoot_board(runs: Path, target: Path) -> None:
-    """The board of a folder on a desk, and one of its runs on a phone, side by side."""
-    from PIL import Image
-
-    from tests.browser import browser
-
-    command = [sys.executable, "-m", "hftune.cli", "board", str(runs), "--port", "0"]
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as board,
-    ):
-        assert board.stdout is not None
-        try:
-            address = next(word for word in board.stdout.readline().split() if word.startswith("http"))
-            with browser(Path(folder)) as tab:
-                for name, width in (("desk", 1060), ("phone", 360)):
-                    tab.resize(width, 820)
-                    tab.open(address)
-                    if name == "phone":
-                        tab.click(".card a")
-                        tab.wait("location.pathname.includes('/run/') && document.readyState === 'complete'")
-                    tab.picture(Path(folder) / f"{name}.png", whole=False)
-            shots = [Image.open(Path(folder) / f"{name}.png") for name in ("desk", "phone")]
-        finally:
-            board.terminate()
-        picture = Image.new("RGB", (1060 + 20 + 360, 820), "#8c959f")
-        for shot, left in zip(shots, (0, 1080), strict=True):
-            picture.paste(shot.convert("RGB"), (left, 0))
-        picture.quantize(64).save(target, optimize=True)
 
 
 if __name__ == "__main__":

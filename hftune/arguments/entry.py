@@ -81,7 +81,7 @@ def kept(folder: str, parts: Iterable[str], made: Callable[[], str]) -> str:
 def _key(parts: Iterable[str]) -> str:
     """A name for everything that a text depends on."""
     # hftune's own version says nothing in a checkout; sizes and times of these files do.
-    files = [file for file in Path(__file__).parent.rglob("*") if file.suffix in (".py", ".csv")]
+    files = [file for file in Path(__file__).parents[1].rglob("*") if file.suffix in (".py", ".csv")]
     own = [file.stat() for file in sorted(files)]
     whole = [
         *parts,

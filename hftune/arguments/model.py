@@ -7,13 +7,12 @@ from dataclasses import dataclass, field
 
 @dataclass
 class GrowthArguments:
-    """How embeddings take new tokens; what scripts and `hftune vocab` share."""
+    """How embeddings take new tokens."""
 
     add_tokens: str | None = field(
         default=None,
         metadata={
-            "help": "Tokens to add, with commas between, or a file with one a line. They are found whole in any text; "
-            "for the words of a domain or a language use `hftune vocab extend`."
+            "help": "Tokens to add, with commas between, or a file with one a line. They are found whole in any text."
         },
     )
     add_special_tokens: str | None = field(

@@ -37,6 +37,14 @@ from hftune.opening.json_file import parse_json
 from hftune.stores.located import located
 from hftune.visible import as_typed, say
 
+_NO_PARTS = "`hftune tokenize` makes all records, with --preprocessing_num_workers processes"
+REMOVED = {
+    "shard": _NO_PARTS,
+    "join": _NO_PARTS,
+    "keep": "`hftune data check` leaves out what --drop names, and nothing else",
+}
+"""Arguments that there were, and what stands in their place."""
+
 
 class HftuneParser(TrlParser):
     """TRL's parser, with other tools' names, the nearest one for an unknown, and errors instead of a usage page.
@@ -231,6 +239,8 @@ class HftuneParser(TrlParser):
 
     def unknown(self, name: str, place: str) -> ArgumentError:
         """The error for a name that this command does not have."""
+        if name in REMOVED:
+            return ArgumentError(f"--{name} was removed", place=place, fix=REMOVED[name])
         others = (row.name for row in table().values() if self.takes_name(row))
         # Sorted: of equally near names the same one is proposed every time.
         fix = did_you_mean(name, sorted({*self.known, *self.aliases, *others} - {name}), written="--{}")

@@ -69,7 +69,7 @@ def _shortest(value: float) -> str:
 _NAMES = {
     "[1, 1e12]": """
         eval_accumulation_steps generation_batch_size gradient_accumulation_steps kl_horizon lr_decay_steps
-        max_characters min_frequency num_completions_to_print precompute_ref_batch_size ref_model_sync_steps
+        num_completions_to_print precompute_ref_batch_size ref_model_sync_steps
         steps_per_generation torch_empty_cache_steps
     """,
     "[1, 1e12] or -1": "max_eval_samples max_steps max_train_samples",
@@ -84,10 +84,10 @@ _NAMES = {
     "[0, 1e9]": "hang_timeout preview shuffle_buffer trainable_token_indices",
     "[1, 1e8]": """
         activation_checkpointing_every block_size max_completion_length max_length max_model_len
-        max_new_tokens max_prompt_length new_tokens vllm_max_model_length vocab_size
+        max_new_tokens max_prompt_length vllm_max_model_length
     """,
     "[1, 1e6]": """
-        ddp_bucket_cap_mb max_sampling_rounds max_token_length max_tool_calling_iterations num_iterations
+        ddp_bucket_cap_mb max_sampling_rounds max_tool_calling_iterations num_iterations
         num_mini_batches pad_to_multiple_of pad_vocab_to_multiple_of
     """,
     "[1, 65536]": """

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
+import functools
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
@@ -55,7 +57,7 @@ class ScriptParser(HftuneParser):
         Raises:
             ArgumentError: `--defaults` names nobody's.
         """
-        # `hftune vocab` and its like share this parser, and have no defaults by what is trained.
+        # `hftune ask` and its like share this parser, and have no defaults by what is trained.
         if self.stage not in STAGES:
             return
         # They depend on what is trained, which other arguments say.
@@ -87,6 +89,14 @@ def stage_parser(stage: str, algorithm: str | None = None) -> ScriptParser:
     launch.prepare_environment()
     training = on_demand(ALGORITHMS.get(algorithm or "", STAGES[stage].arguments))
     return ScriptParser([ModelArguments, DataArguments, AdapterArguments, training], stage=stage)
+
+
+# Texts about names ask for the same few parsers.
+@functools.cache
+def known_arguments(stage: str) -> Mapping[str, argparse.Action]:
+    """The arguments of a script by name, as its parser defines them; of RL those of every algorithm."""
+    parsers = [stage_parser(stage, algorithm) for algorithm in (ALGORITHMS if stage == "rl" else [None])]
+    return {name: action for parser in reversed(parsers) for name, action in parser.known.items()}
 
 
 def parse_stage(stage: str, argv: list[str]) -> RunArguments[Any]:
@@ -156,7 +166,7 @@ def scripts_with(name: str) -> list[str]:
     if row is not None and row.translation is not None:
         return [script_of(stage) for stage in row.stages or STAGES]
     wanted = {stage: (row.target(stage) if row is not None and row.to else name) for stage in STAGES}
-    found = [stage for stage, target in wanted.items() if target and target in stage_parser(stage).known]
+    found = [stage for stage, target in wanted.items() if target and target in known_arguments(stage)]
     merging = on_demand(_MERGING)()
     merges = name in merging.aliases or name in merging.known
     return [script_of(stage) for stage in [*found, *([MERGE] if merges else [])]]

@@ -2,32 +2,33 @@
 
 A report is `{"host", "step", "phase", "count", "seconds", "waits", "place", "stack", "ago"}`: phase and its number as
 in `phases.Phase`, seconds in it, the collective (or data) that is waited for, the innermost frame, the stack, and how
-many seconds ago this was said.
+many seconds ago this was said. A verdict has its `kind` ("hang", "lost", "failed"), `ranks` and `reports`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 Report = dict[str, Any]
+Verdict = dict[str, Any]
 # With more, what matters would scroll out of a terminal.
 _STACKS = 2
 _ROWS = 24
 
 
-def judge_hang(reports: dict[int, Report], silent: set[int]) -> dict[str, Any]:
-    """The verdict on a hang: which ranks hold up the others.
+def judge_hang(reports: dict[int, Report], silent: set[int]) -> Verdict:
+    """The verdict on a hang: which ranks hold up the others; none where all are at the same place.
 
     Args:
         reports: By rank.
-        silent: Ranks whose connection is alive and which do not answer: frozen, or in code that keeps the interpreter.
-
-    Returns:
-        The verdict: `ranks` that are behind, none where all are at the same place, and all `reports`.
+        silent: Ranks that do not answer: frozen, gone, or in code that keeps the interpreter.
     """
     # From the surest sign to the weakest: a process that waits in a collective cannot be what holds the others up.
-    behind = silent or _not_waiting(reports) or _least(reports)
+    idle = {rank for rank, report in reports.items() if not report.get("waits")}
+    # Steps first: phases are counted alike only by processes that do the same work.
+    far = {rank: (report.get("step", 0), report.get("count", 0)) for rank, report in reports.items()}
+    least = {rank for rank, value in far.items() if value == min(far.values())}
+    behind = silent or next((found for found in (idle, least) if 0 < len(found) < len(reports)), set())
     rows = {str(rank): {**report, "silent": rank in silent} for rank, report in reports.items()}
     # Every process prints the verdict: the stacks of all ranks would be pages.
     for rank, report in rows.items():
@@ -36,81 +37,54 @@ def judge_hang(reports: dict[int, Report], silent: set[int]) -> dict[str, Any]:
     return {"kind": "hang", "ranks": sorted(behind), "reports": rows}
 
 
-def _not_waiting(reports: dict[int, Report]) -> set[int]:
-    """Ranks in no collective, where others wait in one."""
-    idle = {rank for rank, report in reports.items() if not report.get("waits")}
-    return idle if len(idle) < len(reports) else set()
-
-
-def _least(reports: dict[int, Report]) -> set[int]:
-    """Ranks with the least progress; none where all have the same."""
-    # Steps first: phases are counted alike only by processes that do the same work.
-    far = {rank: (report.get("step", 0), report.get("count", 0)) for rank, report in reports.items()}
-    least = {rank for rank, value in far.items() if value == min(far.values())}
-    return least if len(least) < len(reports) else set()
-
-
-def render(verdict: dict[str, Any], rank: int, timeout: float, stack: str) -> str:
+def render(verdict: Verdict, rank: int, timeout: float, stack: str) -> str:
     """The whole message for one process, as it is printed."""
     # JSON has made texts of the ranks on the way.
     reports = {int(key): report for key, report in verdict["reports"].items()}
-    words = {"hang": _hang, "lost": _lost, "failed": _failed}[verdict["kind"]](verdict, reports, timeout)
-    # The stacks of the first ranks are in the verdict already.
-    if verdict["kind"] == "hang" and rank not in verdict["ranks"][:_STACKS]:
-        words += [f"  main thread of rank {rank}, innermost last:", _indented(stack)]
+    words = {"hang": _hang, "lost": _lost, "failed": _failed}[verdict["kind"]](verdict, reports)
+    if verdict["kind"] == "hang":
+        fix = "look at what it does there; start again with --resume_from_checkpoint auto"
+        words.append(f"  to do: {fix}. Where it is only slow, raise --hang_timeout ({timeout:g} s)")
+        # The stacks of the first ranks are in the verdict already.
+        words += [] if rank in verdict["ranks"][:_STACKS] else _stack_of(rank, stack)
     who = f"[rank {rank}] " if rank else ""
     return f"\n{who}error: " + "\n".join(words) + "\n\n"
 
 
-def _hang(verdict: dict[str, Any], reports: dict[int, Report], timeout: float) -> list[str]:
+def _hang(verdict: Verdict, reports: dict[int, Report]) -> list[str]:
     behind: list[int] = verdict["ranks"]
     first = reports[behind[0] if behind else min(reports)]
     at = f"step {first.get('step')}, {first.get('phase')}"
     if not behind:
         lines = [f"nothing has moved for {_time(first)}: all {len(reports)} process(es) are at {at}"]
     else:
-        silent = f", silent for {first.get('ago', 0):.0f} s (frozen, or in code that keeps the interpreter)"
-        silent = silent if first.get("silent") else ""
+        silent = ", silent" if first.get("silent") else ","
+        silent += f" for {_time(first)}" + (" (frozen, or in code that keeps the interpreter)" * bool(first["silent"]))
         others = len(reports) - len(behind)
-        names = f"{name_ranks(behind)} on {_hosts(behind, reports)}"
-        how = silent or f", for {_time(first)}"
-        lines = [f"the run hangs: {names} at {at}{how}; {others} other process(es) wait"]
-    lines.append(f"  where: {_at(first)}")
-    lines += _table(reports, behind)
+        lines = [f"the run hangs: {_names(behind, reports)} at {at}{silent}; {others} other process(es) wait"]
+    lines += [f"  where: {_at(first)}", *_table(reports, behind)]
     for rank in behind[:_STACKS]:
-        if reports[rank].get("stack"):
-            lines += [f"  main thread of rank {rank}, innermost last:", _indented(reports[rank]["stack"])]
-    fix = "look at what it does there; start again with --resume_from_checkpoint auto"
-    return [*lines, f"  to do: {fix}. Where it is only slow, raise --hang_timeout ({timeout:g} s)"]
+        lines += _stack_of(rank, reports[rank]["stack"]) if reports[rank].get("stack") else []
+    return lines
 
 
-def _lost(verdict: dict[str, Any], reports: dict[int, Report], timeout: float) -> list[str]:
+def _lost(verdict: Verdict, reports: dict[int, Report]) -> list[str]:
     gone: list[int] = verdict["ranks"]
     first = reports[gone[0]]
-    ended = "ended without a word" if len(gone) == 1 else "ended without a word, together"
     return [
-        f"lost {name_ranks(gone)} on {_hosts(gone, reports)}: {ended}, last heard {first.get('ago', 0):.0f} s "
-        f"before, at step {first.get('step')}, {first.get('phase')}",
+        f"lost {_names(gone, reports)}: ended without a word{', together' * (len(gone) > 1)}, last heard "
+        f"{first.get('ago', 0):.0f} s before, at step {first.get('step')}, {first.get('phase')}",
         "  where: killed from outside (out of memory, the scheduler), its machine or its network gone, or a crash: see "
         "the output there",
         "  to do: start again with --resume_from_checkpoint auto; on fewer processes, too",
     ]
 
 
-def _failed(verdict: dict[str, Any], reports: dict[int, Report], timeout: float) -> list[str]:
+def _failed(verdict: Verdict, reports: dict[int, Report]) -> list[str]:
     rank = verdict["ranks"][0]
     report = reports[rank]
-    cause, *more = str(verdict["words"]).splitlines() or [""]
-    return [
-        f"rank {rank} on {report.get('host')} has stopped at step {report.get('step')}, {report.get('phase')}: {cause}",
-        *more,
-    ]
-
-
-def name_ranks(ranks: Iterable[int]) -> str:
-    """Ranks as a phrase: `rank 3`, `ranks 0-2,5`."""
-    found = sorted(ranks)
-    return ("rank " if len(found) == 1 else "ranks ") + ranges(found)
+    where = f"rank {rank} on {report.get('host')} has stopped at step {report.get('step')}, {report.get('phase')}"
+    return [f"{where}: {verdict['words']}"]
 
 
 def ranges(numbers: list[int]) -> str:
@@ -124,8 +98,10 @@ def ranges(numbers: list[int]) -> str:
     return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in pieces)
 
 
-def _hosts(ranks: list[int], reports: dict[int, Report]) -> str:
-    return ", ".join(dict.fromkeys(str(reports[rank].get("host")) for rank in ranks))
+def _names(ranks: list[int], reports: dict[int, Report]) -> str:
+    """Ranks and their machines: `ranks 0-2,5 on node1`."""
+    hosts = ", ".join(dict.fromkeys(str(reports[rank].get("host")) for rank in ranks))
+    return f"rank{'s' * (len(ranks) > 1)} {ranges(sorted(ranks))} on {hosts}"
 
 
 def _time(report: Report) -> str:
@@ -159,5 +135,5 @@ def align_columns(rows: list[tuple[str, ...]]) -> list[str]:
     return [f"  {line}".rstrip() for line in lines]
 
 
-def _indented(stack: str) -> str:
-    return "\n".join(f"    {line}" for line in stack.splitlines())
+def _stack_of(rank: int, stack: str) -> list[str]:
+    return [f"  main thread of rank {rank}, innermost last:", *(f"    {line}" for line in stack.splitlines())]

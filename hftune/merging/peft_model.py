@@ -22,11 +22,9 @@ from hftune.logging import notice
 from hftune.merging.adapters import Adapter
 from hftune.merging.inputs import BASE_FLAG, FLAG, Inputs
 from hftune.merging.plan import Plan
-from hftune.merging.tensors import Quantisation
+from hftune.merging.tensors import DTYPES, Quantisation
 from hftune.models.loading.from_pretrained import pretrained, reporting_damage
 from hftune.models.loading.gguf import forget_gguf
-from hftune.models.loading.packed_formats import DTYPES, drop_quantisation
-from hftune.models.loading.packed_weights import load_packed, packed_checkpoint
 from hftune.models.parts.whole_model import complete
 from hftune.models.vocabulary.grown_model import grow
 from hftune.weight_files import weight_files, weight_shapes
@@ -72,13 +70,7 @@ def load_base(plan: Plan, *, quantised: bool = False) -> PreTrainedModel:
         extra |= {"quantization_config": _bitsandbytes(inputs.quantised), "device_map": {"": "cpu"}}
     trusted = inputs.trust_remote_code
     try:
-        packed = None if inputs.base.gguf_file else packed_checkpoint(inputs.base.folder)
-        if packed is None:
-            model = pretrained(auto, inputs.base.folder, dtype=dtype, trust_remote_code=trusted, **extra)
-        else:
-            config = extra.pop("config", None) or _config(inputs, extra)
-            drop_quantisation(config)
-            model, _ = load_packed(auto, config, packed, {"dtype": dtype, "trust_remote_code": trusted, **extra})
+        model = pretrained(auto, inputs.base.folder, dtype=dtype, trust_remote_code=trusted, **extra)
     except (OSError, ValueError) as error:
         raise ArgumentError(
             f"no model could be loaded from {inputs.base.name}: {str(error).splitlines()[0]}",
@@ -115,10 +107,7 @@ def _stretched(inputs: Inputs, options: dict[str, Any]) -> PretrainedConfig:
 
 
 def _config(inputs: Inputs, options: dict[str, Any]) -> PretrainedConfig:
-    labels = {"num_labels": options.pop("num_labels")} if "num_labels" in options else {}
-    kept = {name: options[name] for name in ("gguf_file",) if name in options}
-    trusted = inputs.trust_remote_code
-    return pretrained(AutoConfig, inputs.base.folder, trust_remote_code=trusted, **labels, **kept)
+    return pretrained(AutoConfig, inputs.base.folder, trust_remote_code=inputs.trust_remote_code, **options)
 
 
 def _bitsandbytes(how: Quantisation) -> BitsAndBytesConfig:

@@ -22,7 +22,7 @@ from hftune.merging.skeleton import (
 )
 from hftune.merging.tensors import FLOATS, NAMES, Quantisation, Source, dequantised, read_source, requantised
 from hftune.merging.updates import ROWS, Change, grow_rows, is_same
-from hftune.models.loading.packed_formats import is_read_whole, stored_quantisation
+from hftune.models.loading.stored_quantisation import check_readable, describe, is_read_whole, stored_quantisation
 from hftune.weight_files import stored_tensors
 
 
@@ -136,6 +136,10 @@ def _base_tensors(inputs: Inputs, *, dequantise: bool) -> BaseTensors:
             place="--base_model_name_or_path",
             fix="it was saved without gathering ZeRO-3's shards; save it again from a checkpoint of its run",
         )
+    how = stored_quantisation(inputs.config)
+    if how is not None and is_read_whole(how):
+        check_readable(str(inputs.base.folder), "--base_model_name_or_path")
+        raise Unsupported(f"the base is stored in {describe(how)}, which transformers reads whole")
     base = BaseTensors(dequantised(stored, inputs.config, inputs.base.name))
     if dequantise or _needs_skeleton(inputs, base):
         labels, trusted = inputs.scores, inputs.trust_remote_code
@@ -147,8 +151,7 @@ def _base_tensors(inputs: Inputs, *, dequantise: bool) -> BaseTensors:
             notice(f"a reward model has no {', '.join(unused)}; not written")
     if dequantise:
         assert inputs.quantised is not None
-        how = stored_quantisation(inputs.config)
-        if how is None or is_read_whole(how):  # what bitsandbytes has stored is as training saw it
+        if how is None:  # what bitsandbytes has stored is as training saw it
             _requantise(base, inputs.quantised)
     return base
 

@@ -18,18 +18,26 @@ import torch
 from torch import Tensor
 
 from hftune.errors import ArgumentError, ManifestError
-from hftune.models.loading.packed_formats import (
-    DTYPES,
-    Packed,
-    describe,
-    find_packed,
-    is_read_whole,
-    method_of,
-    stored_quantisation,
-)
+from hftune.models.loading.stored_quantisation import convert, describe, method_of, stored_quantisation
 from hftune.opening.json_file import parse_json
 from hftune.weight_files import StoredTensor
 
+DTYPES: dict[str, torch.dtype] = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "F8_E8M0": torch.float8_e8m0fnu,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+"""The safetensors format's names of dtypes."""
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 FLOATS = ("F64", "F32", "F16", "BF16")
 """What is cast when another dtype is asked for, and what can be folded into."""
@@ -209,21 +217,13 @@ def dequantised(tensors: dict[str, StoredTensor], config: dict[str, Any], folder
     how = stored_quantisation(config)
     if how is None:
         return dict(tensors)
-    dtype = _whole_dtype(config)
-    if is_read_whole(how):
-        packed, aside = find_packed(how, tensors, lambda name: read_tensor(tensors[name]), f"the base in {folder}")
-        whole: dict[str, Source] = {
-            name: _computed(tensors, name, packed[name], dtype) if name in packed else stored
-            for name, stored in tensors.items()
-            if name not in aside
-        }
-        return whole | {name: _computed(tensors, name, found, dtype) for name, found in packed.items()}
     if method_of(how) != "bitsandbytes":
         raise ArgumentError(
             f"the base in {folder} is stored quantised by {describe(how)}, which cannot be undone",
             place="--base_model_name_or_path",
-            fix="give the unquantised model that it was made from",
+            fix=f"give the unquantised model that it was made from; or convert it: {convert(folder)}",
         )
+    dtype = _whole_dtype(config)
     found: dict[str, Source] = {}
     for name, stored in tensors.items():
         state = _quant_state(name, tensors)
@@ -239,13 +239,6 @@ def _whole_dtype(config: dict[str, Any]) -> str:
     """The dtype that packed weights get: the model's, as its config says."""
     said = [part.get(key) for part in (config, config.get("text_config") or {}) for key in ("dtype", "torch_dtype")]
     return NAMES[getattr(torch, str(next(filter(None, said), "bfloat16")).removeprefix("torch."))]
-
-
-def _computed(tensors: dict[str, StoredTensor], name: str, packed: Packed, dtype: str) -> ComputedTensor:
-    def read() -> Tensor:
-        return packed.weight(lambda stored: read_tensor(tensors[stored]))
-
-    return ComputedTensor(tensors[next(iter(packed.parts.values()))].file, dtype, packed.shape, read)
 
 
 def _quant_state(name: str, tensors: dict[str, StoredTensor]) -> dict[str, StoredTensor]:

@@ -28,6 +28,7 @@ from hftune.logging import get_logger, notice
 from hftune.merging.model_config import write_config
 from hftune.merging.plan import Output, Plan
 from hftune.merging.tensors import (
+    DTYPES,
     FLOATS,
     ComputedTensor,
     as_rows,
@@ -40,7 +41,6 @@ from hftune.merging.tensors import (
     scratch,
 )
 from hftune.merging.updates import read_float
-from hftune.models.loading.packed_formats import DTYPES
 from hftune.on_demand import on_demand
 from hftune.publishing.disk import free_bytes
 from hftune.weight_files import INDEX_NAME, WEIGHTS_NAME, StoredTensor, divide, parse_size, stored_tensors

@@ -10,7 +10,7 @@ from transformers.core_model_loading import WeightRenaming, rename_source_key
 
 from hftune.checkpoints.adapter_chain import check_recorded_base
 from hftune.errors import ManifestError, UserError
-from hftune.models.loading.packed_weights import whole_shapes
+from hftune.models.loading.stored_quantisation import quantisation_in
 from hftune.opening.model_files import read_checked
 from hftune.path_hints import not_an_adapter
 from hftune.weight_files import weight_shapes
@@ -34,9 +34,9 @@ def check_adapter_fits(base: str, adapter: str, flag: str) -> Iterator[UserError
 
 def _shape_problems(base: str, adapter: str, flag: str) -> Iterator[UserError]:
     """A problem that names the first LoRA matrix whose module the base lacks, or has in another shape."""
-    base_shapes = _by_module(base, whole_shapes(base))
+    base_shapes = {} if quantisation_in(base) else _by_module(base, weight_shapes(base))
     if not base_shapes:
-        return  # on the Hub, or in another format: peft compares when it loads
+        return  # on the Hub, packed, or in another format: peft compares when it loads
     wrong = list(_misfits(base_shapes, weight_shapes(adapter)))
     if wrong:
         yield ManifestError(

@@ -16,8 +16,6 @@ from hftune.errors import UserError
 from hftune.merging.merge import merge_adapter
 from hftune.publishing.folder import published_folder
 from hftune.publishing.ownership import foreign_files
-from hftune.tools.vocabulary.arguments import VocabArguments
-from hftune.tools.vocabulary.command import run as vocab
 from tests.unit.merging.models import make_adapter
 
 REFUSED = 7
@@ -70,16 +68,6 @@ def test_two_merges(tiny_model: Path, tmp_path: Path, pair: int, overwrite: bool
     codes = at_once(*(lambda a=adapter: merge(a) for adapter in adapters))
     assert set(codes) <= {0, REFUSED} and 0 in codes and (overwrite or REFUSED in codes)
     assert is_as_recorded(out) and sorted(entry.name for entry in tmp_path.iterdir()) == ["a1", "a2", "out"]
-
-
-def test_a_merge_and_a_vocabulary(tiny_model: Path, tmp_path: Path) -> None:
-    adapter, out = make_adapter(tiny_model, tmp_path / "a", target_modules=["q_proj"]), tmp_path / "out"
-    merged = {"peft_model_path": str(adapter), "base_model_name_or_path": str(tiny_model), "output_dir": str(out)}
-    grown = {"model_name_or_path": str(tiny_model), "add_tokens": "<new>", "output_dir": str(out)}
-    codes = at_once(
-        lambda: merge_adapter(MergeArguments(**merged, verify="false")), lambda: vocab("add", VocabArguments(**grown))
-    )
-    assert sorted(codes) == [0, REFUSED] and is_as_recorded(out)
 
 
 def test_many_writers_of_one_folder(tmp_path: Path) -> None:

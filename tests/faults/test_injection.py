@@ -65,7 +65,7 @@ def bench(injector: Injector, commands: dict[str, Command], tmp_path: Path) -> C
     return lambda name: (commands[name].kind or Bench)(injector, commands[name], tmp_path)
 
 
-QUICK = ("merge", "export vllm", "export gguf", "consolidate", "vocab add", "tokenize")
+QUICK = ("merge", "export vllm", "export gguf", "consolidate", "tokenize")
 # All that publish go one way (`hftune/publishing`), so faults that differ in their number alone are dealt out; each
 # command meets each of them in the slow test.
 DEALT = ("one write without room", "faulty disk", "read-only from here on", "over quota")

@@ -197,7 +197,7 @@ def test_a_machine_that_is_gone(
     """The other one says so within a minute, and goes on alone."""
     out = tmp_path / "out"
     start("sft", out, "zero2", "--max_steps", "100000", "--save_steps", "2", "--save_total_limit", "2")
-    machines.wait_for("grad_norm", 0, 120)
+    machines.wait_for("grad norm", 0, 120)
     time.sleep(2)
     began = time.monotonic()
     lost, left = machines.hosts[gone], machines.hosts[1 - gone]

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from hftune.tools.reporting.stages import read_progress
+from hftune.tools.reporting.progress import read_progress
 
 FOLDER = Path(__file__).parent
 ROOT = FOLDER.parents[1]

@@ -133,4 +133,3 @@ def _filled(text: str, places: dict[str, str]) -> str:
 
 def test_there_are_thirty() -> None:
     assert len({mistake.name for mistake in MISTAKES}) == len(MISTAKES) >= 30
-    assert f"out: {len(MISTAKES)} mistakes" in " ".join((ROOT / "docs" / "mistakes.md").read_text().split())

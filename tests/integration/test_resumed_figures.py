@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hftune.tools.reporting.stages import read_progress
+from hftune.tools.reporting.progress import read_progress
 
 STEPS, SAVED = 10, 6
 """Logged every 4 steps: the checkpoint holds two steps that no log has, and the end another two."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from hftune.tools.reporting.stages import read_progress
+from hftune.tools.reporting.progress import read_progress
 from tests.matrix.cases import ONLINE, Case
 from tests.matrix.commands import STEPS, stop
 

@@ -19,8 +19,6 @@ from hftune.merging.merge import merge_adapter
 from hftune.tools.consolidating.run import ConsolidateArguments, consolidate
 from hftune.tools.export.arguments import GgufArguments, OllamaArguments, ServingArguments
 from hftune.tools.export.run import export
-from hftune.tools.vocabulary.arguments import VocabArguments
-from hftune.tools.vocabulary.command import run as vocab
 from tests.unit.checkpoints.zero_files import write as write_zero
 from tests.unit.merging.models import make_adapter
 
@@ -67,11 +65,6 @@ def _merge(inputs: dict[str, Path], out: str, overwrite: bool) -> object:
     return merge_adapter(MergeArguments(**asked, output_dir=out, overwrite_output_dir=overwrite, verify="false"))
 
 
-def _vocab(inputs: dict[str, Path], out: str, overwrite: bool) -> object:
-    asked = {"model_name_or_path": str(inputs["base"]), "add_tokens": "<new>", "tokenizer_only": True}
-    return vocab("add", VocabArguments(**asked, output_dir=out, overwrite_output_dir=overwrite))
-
-
 def _tokenize(inputs: dict[str, Path], out: str, overwrite: bool) -> object:
     data = inputs["base"].parents[1] / "data" / "a.jsonl"
     data.parent.mkdir(exist_ok=True)
@@ -87,7 +80,6 @@ COMMANDS = {
     "export ollama": _export(OllamaArguments),
     "consolidate": _consolidate,
     "merge": _merge,
-    "vocab": _vocab,
     "tokenize": _tokenize,
 }
 
@@ -115,7 +107,7 @@ PLACES = {
     "a file": "mine/thesis",
     "below a file": "mine/thesis/out",
 }
-READ_BY = {"consolidate": ("checkpoint",), "merge": ("adapter", "base"), "vocab": ("base",), "tokenize": ()}
+READ_BY = {"consolidate": ("checkpoint",), "merge": ("adapter", "base"), "tokenize": ()}
 
 
 @pytest.mark.parametrize("overwrite", [False, True], ids=["", "overwrite"])
@@ -175,7 +167,6 @@ READING = {
     ),
     "data check": ("data check {data} --model {base}", "base data"),
     "tokenize": ("tokenize run_sft --model_name_or_path {base} --train_file_dir {data} --use_cpu", "base data"),
-    "vocab": ("vocab add --model_name_or_path {base} --add_tokens <new> --tokenizer_only", "base"),
     "export": ("export gguf --model_name_or_path {base}", "base"),
     "export an adapter": (
         "export vllm-lora --model_name_or_path {adapter} --base_model_name_or_path {base}",

@@ -29,8 +29,6 @@ from hftune.opening.model_files import KINDS, REQUIRED, json_problems, read_chec
 from hftune.preflight.rules.contents import check_contents
 from hftune.tools.export.arguments import ExtractArguments, GgufArguments, ServedAdapterArguments, ServingArguments
 from hftune.tools.export.run import export
-from hftune.tools.vocabulary.arguments import VocabArguments
-from hftune.tools.vocabulary.build import load_base_tokenizer
 from tests.unit.merging.models import make_adapter, merge
 
 MODEL_FILES = [name for name in KINDS if name not in REQUIRED]
@@ -90,10 +88,6 @@ def serves_adapter(folders: Path, output: Path) -> None:
     export(ServedAdapterArguments(**asked, output_dir=str(output), verify=False))
 
 
-def grows(folders: Path, output: Path) -> None:
-    load_base_tokenizer(VocabArguments(model_name_or_path=str(folders / "base"), output_dir=str(output)))
-
-
 def trains(folders: Path, output: Path) -> None:
     model = SimpleNamespace(model_name_or_path=str(folders / "base"), tokenizer_name_or_path=None)
     adapter = SimpleNamespace(adapter_chain=[str(folders / "adapter")])
@@ -116,7 +110,6 @@ ACTS: dict[str, Callable[[Path, Path], Any]] = {
     "gguf": writes_gguf,
     "lora": extracts,
     "vllm-lora": serves_adapter,
-    "vocab": grows,
     "train": trains,
     "compare": compares,
 }
@@ -136,7 +129,7 @@ def refused(act: str, folders: Path, *words: str) -> str:
     return said
 
 
-@pytest.mark.parametrize("act", ["merge", "vllm", "vocab", "train", "compare"])
+@pytest.mark.parametrize("act", ["merge", "vllm", "train", "compare"])
 def test_sound_folders_are_taken(folders: Path, tmp_path: Path, act: str) -> None:
     ACTS[act](folders, tmp_path / "out")
 

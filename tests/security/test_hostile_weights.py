@@ -16,7 +16,6 @@ from hftune.merging.model_config import describe_tokenizer
 from hftune.merging.peft_model import load_adapter as load_to_merge
 from hftune.models.adapters.folding import load_adapter
 from hftune.models.loading.from_pretrained import pretrained
-from hftune.tools.vocabulary.domain import domain_tokens
 from tests.security.pickles import FORMS
 from tests.unit.merging.models import make_adapter
 
@@ -75,7 +74,6 @@ def test_tokenizers_that_are_none(base: Path, number: int) -> None:
     for act in (
         lambda: pretrained(AutoTokenizer, base, trust_remote_code=False),
         lambda: describe_tokenizer(base),
-        lambda: domain_tokens(str(file)),
     ):
         try:
             act()

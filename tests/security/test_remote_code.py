@@ -34,8 +34,6 @@ from hftune.tools.export import compared, extract
 from hftune.tools.scoring.arguments import ScoreArguments
 from hftune.tools.serving.arguments import ServeArguments
 from hftune.tools.talking.loading import load_talker
-from hftune.tools.vocabulary import build, domain
-from hftune.tools.vocabulary.arguments import parse_vocab_arguments
 from hftune.trainers.distillation.loading import load_teachers
 from hftune.trainers.rewards import loading
 
@@ -157,12 +155,6 @@ def _asked(folder: Path) -> Any:
     return load_talker(str(folder), args)
 
 
-def _vocabulary(folder: Path) -> Any:
-    args = parse_vocab_arguments(["--model_name_or_path", str(folder), "--output_dir", "o"])
-    tokenizer = build.load_base_tokenizer(args)
-    return build._grown_model(args, tokenizer, tokenizer)
-
-
 LOADERS: dict[str, Callable[[Path], Any]] = {
     **{
         f"run_{stage}.py": lambda folder, stage=stage: _stage(stage, folder)
@@ -181,8 +173,6 @@ LOADERS: dict[str, Callable[[Path], Any]] = {
     "extracting a LoRA": lambda folder: extract._is_tied(folder, False),
     "a reward's head": lambda folder: loading.reward_head(str(folder)),
     "a reward model": lambda folder: loading.load_reward_model(str(folder), torch.float32),
-    "hftune vocab": _vocabulary,
-    "hftune vocab merge": lambda folder: domain.domain_tokens(str(folder)),
     "hftune ask": _asked,
 }
 
@@ -211,7 +201,7 @@ def test_no_command_runs_it(loader: str, kind: str, tiny_model: Path, tmp_path: 
         assert "--trust_remote_code True" in str(problem.fix)
     else:
         # A tokenizer lies in its own files: of those kinds, nothing of the config is needed for it.
-        assert kind not in NEEDS_CODE or "tokenizer" in loader or loader in ("a pad token", "hftune vocab merge")
+        assert kind not in NEEDS_CODE or "tokenizer" in loader or loader == "a pad token"
 
 
 @pytest.mark.parametrize("answer", ["y", "yes", "1", ""])

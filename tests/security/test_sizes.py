@@ -28,8 +28,6 @@ from hftune.preflight.facts import resolve
 from hftune.tools.export.arguments import GgufArguments, QuantisedArguments
 from hftune.tools.export.run import check_export
 from hftune.tools.talking.loading import load_talker
-from hftune.tools.vocabulary.arguments import VocabArguments
-from hftune.tools.vocabulary.build import load_base_tokenizer
 from hftune.trainers.rewards.loading import reward_head
 
 BOMBS = [10**9, 10**18, 10**400, float("nan"), float("inf"), -5]
@@ -123,7 +121,6 @@ def test_every_other_door(value: float, tiny_model: Path, tmp_path: Path) -> Non
     doors = [
         lambda: read_config(Path(folder)),
         lambda: reward_head(folder),
-        lambda: load_base_tokenizer(VocabArguments(model_name_or_path=folder)),
         lambda: load_talker(folder, AskArguments()),
     ]
     for door in doors:

@@ -10,6 +10,7 @@ import os
 import re
 from contextlib import suppress
 from pathlib import Path
+from threading import Lock
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,10 +27,11 @@ from hftune.errors import ArgumentError, DataError, UserError, run_script, shown
 from hftune.logging import get_logger
 from hftune.tools.doctor.findings import Finding, render, to_json
 from hftune.tools.pipeline import names
-from hftune.tools.pipeline.progress import Moment, Screen
+from hftune.tools.pipeline.progress import Screen
 from hftune.tools.pipeline.spec import read_spec
 from hftune.tools.pipeline.steps import steps_of
 from hftune.tools.reporting.answers import answer_sections
+from hftune.tools.reporting.progress import Moment
 from hftune.visible import as_json, say
 from tests.conftest import tiny_tokenizer
 
@@ -224,7 +226,7 @@ def test_the_watchdog_s_last_words(attack: str, monkeypatch: pytest.MonkeyPatch)
     written: list[bytes] = []
     monkeypatch.setattr(watchdog.os, "write", lambda stream, text: written.append(text))
     monkeypatch.setattr(watchdog.os, "_exit", lambda code: None)
-    dog: Any = SimpleNamespace(rank=0, host="h", leaving=False, hub=None, timeout=9.0)
+    dog: Any = SimpleNamespace(rank=0, host="h", _lock=Lock(), _spoken=False, others=None, timeout=9.0)
     watchdog.Watchdog._end(dog, {"kind": "failed", "ranks": [1], "words": f"ValueError: {attack}", "reports": {1: {}}})
     assert written and harmless(b"".join(written).decode())
 

@@ -130,7 +130,7 @@ def test_of_a_pair_of_names_that_of_training_is_proposed(name: str, proposed: st
     with pytest.raises(ArgumentError, match=f"did you mean {proposed}"):
         parse_arguments("sft", [f"--{name}", "3"])
     with pytest.raises(ArgumentError, match=f"did you mean {proposed}"):
-        explain(name)
+        dispatch(["explain", name])
 
 
 @pytest.mark.parametrize("name", ["assistant_only_loss", "dataset_kwargs", "truncation_mode"])

@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 import os
-import runpy
 import subprocess
-import sys
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
-
-from hftune import child_processes
 
 CLUSTER = Path(__file__).parents[2] / "examples" / "cluster"
 WRITES = """#!/usr/bin/env bash
@@ -72,49 +66,3 @@ def test_slurm(called, srun: int, restarts: str, queued: bool) -> None:
     assert (
         "scontrol requeue 4711" not in called("slurm.sbatch", "x", SRUN_CODE="75", SLURM_RESTART_COUNT="10", **job)[1]
     )
-
-
-def test_an_array_of_parts(called, tmp_path: Path) -> None:
-    array = {"SLURM_ARRAY_TASK_ID": "7", "SLURM_ARRAY_TASK_COUNT": "16", "SLURM_CPUS_PER_TASK": "4"}
-    folder = tmp_path / "parts"
-    code, calls = called("tokenize.sbatch", str(folder), "run_sft", "--seed", "1", **array)
-    made = f"--preprocessing_num_workers 4 --shard 7/16 --output_dir {folder}/00007"
-    assert (code, calls) == (0, [f"hftune tokenize run_sft --seed 1 {made}"])
-    # One task of it again: of how many parts is said, and one that is there stays.
-    alone = array | {"SLURM_ARRAY_TASK_COUNT": "1", "PARTS": "16"}
-    assert "--shard 7/16" in called("tokenize.sbatch", str(folder), "run_sft", **alone)[1][0]
-    (folder / "00007").mkdir()
-    (folder / "00007" / "part.json").write_text("{}")
-    assert called("tokenize.sbatch", str(folder), "run_sft", **array) == (0, [])
-    assert called("tokenize.sbatch", **array)[0] != 0
-
-
-def test_ray_makes_the_parts_and_joins_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a stand-in of Ray Data, which hands on the numbers."""
-    done: list[list[str]] = []
-
-    class Numbers:
-        def __init__(self, count: int) -> None:
-            self.rows = [{"id": number} for number in range(count)]
-
-        def map(self, function: Any, *, fn_args: tuple[Any, ...], num_cpus: int) -> Numbers:
-            self.rows = [function(row, *fn_args) for row in self.rows]
-            return self
-
-        def materialize(self) -> None: ...
-
-    ray = SimpleNamespace(data=SimpleNamespace(range=lambda count, override_num_blocks: Numbers(count)))
-    monkeypatch.setitem(sys.modules, "ray", ray)
-    monkeypatch.setattr(sys, "argv", ["x", "2", str(tmp_path / "parts"), "out", "run_sft", "--seed", "1"])
-    monkeypatch.setattr(
-        child_processes, "run", lambda command, check: done.append(command[command.index("tokenize") + 1 :])
-    )
-    (tmp_path / "parts" / "00001").mkdir(parents=True)
-    (tmp_path / "parts" / "00001" / "part.json").write_text("{}")
-    runpy.run_path(str(CLUSTER / "tokenize_ray.py"), run_name="__main__")
-    first, second = (str(tmp_path / "parts" / name) for name in ("00001", "00002"))
-    words = ["run_sft", "--seed", "1"]
-    assert done == [
-        [*words, "--preprocessing_num_workers", "8", "--shard", "2/2", "--output_dir", second],
-        [*words, "--join", first, second, "--output_dir", "out"],
-    ]

@@ -16,7 +16,6 @@ from hftune.cli import COMMANDS, dispatch
 from hftune.errors import UserError
 from hftune.tools.pipeline.checking import stage_problems
 from hftune.tools.pipeline.starting import take_own
-from hftune.tools.records.division import take_own as take_division
 from tests.documents import PAGES, ROOT, SHELL, Block, blocks, commands
 
 LAUNCHERS = ("deepspeed", "torchrun", "srun", "python")
@@ -55,7 +54,6 @@ WORKERS = {
     "score": "hftune.tools.scoring.run:score",
     "serve": "hftune.tools.serving.run:serve",
     "teach": "hftune.tools.teaching.run:teach",
-    "vocab": "hftune.tools.vocabulary.command:run",
     "watch": "hftune.tools.watching.entry:Path",
 }
 """Subcommand -> what its entry calls once the command line is parsed: there a test stops."""
@@ -126,7 +124,6 @@ def _subcommand(words: list[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[s
     elif name == "merge":
         yield from _merge(rest)
     elif name == "tokenize":
-        *_, rest = take_division(rest)
         yield from _stage(rest[0], rest[1:])
     elif name in ("plan", "preview") and rest and stage_of(rest[0]):
         yield from _stage(rest[0], _without(rest[1:], OWN_FLAGS.get(name, set())))

@@ -26,7 +26,7 @@ ASKED_FOR = {
     # by name, as the columns of a batch, the keys of a manifest, or the values of an argument
     **dict.fromkeys(("prompt_mask", "state_values", "split_documents", "untrained_tokens", "TRAIN"), "as a key"),
     # by tests: a figure to compare with, a state to begin with
-    **dict.fromkeys(("BYTES", "F_DIVERGENCES", "forget", "side_by_side"), "by tests"),
+    **dict.fromkeys(("F_DIVERGENCES", "forget", "side_by_side"), "by tests"),
 }
 """What vulture cannot see a use of, and who asks for it."""
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import shlex
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +10,10 @@ import yaml
 from kubeflow_trainer_api.models import IoK8sApiBatchV1Job, TrainerV1alpha1TrainJob
 
 from hftune.tools.pipeline.starting import take_own
-from hftune.tools.records.division import take_own as take_division
 from tests.unit.test_commands import faults
 
 FOLDER = Path(__file__).parents[2] / "examples" / "cluster" / "kubernetes"
 TYPES: dict[str, Any] = {"job.yaml": IoK8sApiBatchV1Job, "trainjob.yaml": TrainerV1alpha1TrainJob}
-TYPES["tokenize.yaml"] = IoK8sApiBatchV1Job
 
 
 def content(name: str) -> dict[str, Any]:
@@ -61,14 +57,3 @@ def test_a_stopped_run_is_started_again() -> None:
     *_, rule = content("job.yaml")["spec"]["podFailurePolicy"]["rules"]
     assert rule["onExitCodes"]["operator"] == "NotIn" and rule["onExitCodes"]["values"] == [75, 76]
     assert rule["onExitCodes"]["containerName"] == _container("job.yaml")["name"]
-
-
-def test_parts_of_the_records(monkeypatch: pytest.MonkeyPatch) -> None:
-    spec, container = content("tokenize.yaml")["spec"], _container("tokenize.yaml")
-    (script,) = container["args"]
-    words = shlex.split(script.replace("$((JOB_COMPLETION_INDEX + 1))", str(spec["completions"])))
-    assert words[:3] == ["exec", "hftune", "tokenize"]
-    shard, *_ = take_division(words[3:])
-    assert shard is not None and shard.number == shard.of == spec["completions"]
-    assert faults(words[1:], monkeypatch) == []
-    assert re.search(r"--join /shared/parts/\*", (FOLDER / "tokenize.yaml").read_text())

@@ -14,7 +14,7 @@ from hftune.logging import notice
 from hftune.models.heads import head_of
 
 NO_NEW_TOKEN = "no token is new in this model"
-ADD_SOME = "add some with --add_tokens or `hftune vocab`, or leave the flag out"
+ADD_SOME = "add some with --add_tokens, or leave the flag out"
 
 
 def new_rows_with_lora(

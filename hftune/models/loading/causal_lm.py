@@ -37,7 +37,7 @@ from hftune.models.loading.build import Build, decide_build
 from hftune.models.loading.config import file_options
 from hftune.models.loading.from_pretrained import from_config, pretrained
 from hftune.models.loading.gguf import forget_gguf
-from hftune.models.loading.packed_weights import load_packed, packed_checkpoint, weights_folder
+from hftune.models.loading.stored_quantisation import drop_quantisation
 from hftune.models.loading.stored_weights import check_loaded
 from hftune.models.vocabulary.tokenizer_fit import fit_to_tokenizer
 from hftune.on_demand import on_demand
@@ -93,6 +93,7 @@ def build_model(
     }
     given = {name: value for name, value in options.items() if value is not None}
     if model_args.from_config:
+        drop_quantisation(config)
         model = draw_weights(auto, config, given, seed=training_args.seed)
     else:
         if adapter_args.quantised:
@@ -118,18 +119,14 @@ def _from_pretrained(
     level = hf_logging.get_verbosity()
     hf_logging.set_verbosity_error()
     try:
-        packed = packed_checkpoint(weights_folder(model_args))
-        if packed is not None:
-            model, info = load_packed(auto, config, packed, given)
-        else:
-            model, info = pretrained(
-                auto,
-                model_args.model_name_or_path,
-                config=config,
-                output_loading_info=True,
-                **file_options(model_args),
-                **given,
-            )
+        model, info = pretrained(
+            auto,
+            model_args.model_name_or_path,
+            config=config,
+            output_loading_info=True,
+            **file_options(model_args),
+            **given,
+        )
     except OSError as error:
         name = str(model_args.model_name_or_path)
         raise cannot_load(name, error, "--model_name_or_path", "model", offline=model_args.offline) from error

@@ -21,7 +21,6 @@ from hftune.models.loading.config_sizes import check_config
 from hftune.models.loading.dropout_fields import set_dropout_fields
 from hftune.models.loading.from_pretrained import pretrained
 from hftune.models.loading.hub import hub_answers
-from hftune.models.loading.packed_formats import drop_quantisation
 from hftune.models.parts.language_part import has_two_streams, language_config
 from hftune.on_demand import on_demand
 from hftune.path_hints import cannot_load
@@ -46,8 +45,6 @@ def model_config(model_args: ModelArguments, training_args: StageArguments) -> P
     except (OSError, ValueError) as error:
         name = str(model_args.model_name_or_path)
         raise cannot_load(name, error, "--model_name_or_path", "config", offline=model_args.offline) from error
-    # Weights in 4 or 8 bit of other makers are read whole, and the model is saved so.
-    drop_quantisation(config)
     config = language_config(config)
     _refuse_shapeless(config)
     if model_args.rope_scaling is not None or model_args.rope_factor is not None:

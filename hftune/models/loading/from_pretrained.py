@@ -111,7 +111,7 @@ def from_config(auto: Any, config: Any, *, trust_remote_code: bool, **given: Any
 
 def _check_quantised(model: Any, name: str | Path | None) -> None:
     """Refuse packed weights that were read as if they were whole: transformers only warns of a method it lacks."""
-    from hftune.models.loading.packed_formats import describe, stored_quantisation
+    from hftune.models.loading.stored_quantisation import describe, stored_quantisation
 
     how = stored_quantisation(model.config)
     if how is not None and getattr(model, "hf_quantizer", None) is None:

@@ -15,8 +15,8 @@ from hftune.distributed import zero
 from hftune.errors import ArgumentError
 from hftune.models.loading.build import Build
 from hftune.models.loading.causal_lm import build_model
-from hftune.models.loading.packed_weights import whole_shapes
 from hftune.models.vocabulary.tokenizer_fit import fit_to_tokenizer
+from hftune.weight_files import weight_shapes
 
 
 def load_reward_model(
@@ -32,7 +32,7 @@ def load_reward_model(
     are those of `load_causal_lm`.
     """
     labels = len(STEP_LABELS) if training_args.head == "steps" else 1
-    stored = {} if model_args.from_config else whole_shapes(model_args.model_name_or_path)
+    stored = {} if model_args.from_config else weight_shapes(model_args.model_name_or_path)
     _refuse_other_head(str(model_args.model_name_or_path), stored.get("score.weight"), labels)
     auto = getattr(transformers, AUTO_CLASSES[training_args.head])
     model = build_model(auto, model_args, adapter_args, training_args, build, labels=labels)

@@ -20,9 +20,9 @@ from transformers.core_model_loading import WeightConverter, rename_source_key
 from hftune.errors import ArgumentError
 from hftune.logging import notice
 from hftune.models.loading.layer_numbers import beyond_last, mismatch_error
-from hftune.models.loading.packed_weights import whole_shapes
 from hftune.models.parts.language_part import whole_config
 from hftune.models.parts.placing import rules_for
+from hftune.weight_files import weight_shapes
 
 Shape = tuple[int, ...]
 
@@ -89,8 +89,8 @@ def check_stored(model: PreTrainedModel, folder: str | None, *, flag: str, score
     Raises:
         ArgumentError: They are of different models.
     """
-    # What bitsandbytes has packed keeps its quantisation in the config; other formats are compared as they are read.
-    stored = whole_shapes(folder) if folder and getattr(model.config, "quantization_config", None) is None else {}
+    # What is stored in 4 or 8 bit has other names and shapes: it is compared when it has loaded.
+    stored = weight_shapes(folder) if folder and getattr(model.config, "quantization_config", None) is None else {}
     if not stored:
         return
     found = find_mismatch(model, stored, scores=scores, whole=whole_config(folder))

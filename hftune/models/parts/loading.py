@@ -12,11 +12,12 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.core_model_loading import PrefixChange
 from transformers.initialization import no_init_weights
-from transformers.utils import cached_file, logging
+from transformers.utils import CONFIG_NAME, cached_file, logging
 
 from hftune.compat.transformers_patches import names_by
 from hftune.distributed import zero
 from hftune.logging import notice
+from hftune.models.loading.stored_quantisation import check_readable, whole_weights
 from hftune.models.parts.language_part import bare_whole, key_mapping, language_config, own_name
 from hftune.models.parts.placing import Rules, rules_for
 from hftune.models.parts.text_class import make_reward_models
@@ -39,6 +40,28 @@ def load_language_model(auto: Any, name: str | Path, given: dict[str, Any], *, t
         return auto.from_pretrained(name, trust_remote_code=trust_remote_code, **given)
     options = {key: given[key] for key in _OF_FILES if key in given}
     whole = AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code, **options)
+    packed = whole_weights(whole)
+    if packed and Path(name).is_dir():
+        check_readable(str(name), str(name))
+    found = _load(auto, name, given | packed, whole, options, trust_remote_code=trust_remote_code)
+    if packed:
+        if not Path(name).is_dir():  # on the Hub: its files are here by now
+            check_readable(str(Path(str(cached_file(name, CONFIG_NAME, **options))).parent), str(name))
+        # They are saved whole: transformers would turn round how it read them, and quantise them again.
+        model = found[0] if isinstance(found, tuple) else found
+        model._weight_conversions = None
+    return found
+
+
+def _load(
+    auto: Any,
+    name: str | Path,
+    given: dict[str, Any],
+    whole: PreTrainedConfig,
+    options: dict[str, Any],
+    *,
+    trust_remote_code: bool,
+) -> Any:
     text = language_config(whole)
     if auto is not AutoModelForCausalLM:
         make_reward_models(text)

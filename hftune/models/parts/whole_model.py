@@ -25,7 +25,7 @@ from hftune.distributed import zero
 from hftune.errors import ManifestError
 from hftune.logging import notice
 from hftune.models.loading.from_pretrained import from_config, pretrained
-from hftune.models.loading.packed_weights import packed_checkpoint
+from hftune.models.loading.stored_quantisation import quantisation_in
 from hftune.models.parts.language_part import has_parts, language_config, own_name
 from hftune.models.parts.placing import Place
 from hftune.models.parts.stored_form import CONVERTED, Placed, in_stored_form, placed
@@ -116,7 +116,7 @@ def complete(
         What was copied though it is no part of the language model.
     """
     # Parts that stay packed among weights that are whole would be no checkpoint of any format.
-    if packed_checkpoint(base) is not None:
+    if quantisation_in(base) is not None:
         if has_parts(pretrained(AutoConfig, base, trust_remote_code=trust_remote_code)):
             notice(f"{base} is stored in 4 or 8 bit: the language model alone is saved, in whole weights")
         return Kept([], 0)

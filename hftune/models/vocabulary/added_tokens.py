@@ -81,6 +81,6 @@ def _refuse_unless_itself(tokenizer: PreTrainedTokenizerBase, token: str, flag: 
         raise ArgumentError(
             f"{token!r} would be read as {tokenizer.convert_ids_to_tokens(ids)} and written as {decoded!r}",
             place=flag,
-            fix="add words with `hftune vocab extend` or `hftune vocab merge`, which learn how a token is spelt; "
-            "name each marker once",
+            fix="leave it out, and name each marker once; or use a tokenizer that has it (--tokenizer_name_or_path, "
+            "--resize_vocab)",
         )

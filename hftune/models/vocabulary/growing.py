@@ -71,7 +71,7 @@ def plan_growth(
             f"the tokenizer does not extend the model's own: {moved!r} is {before[moved]} there, "
             f"here it is {after.get(moved, 'not a token')}",
             place="--tokenizer_name_or_path",
-            fix="extend the model's own tokenizer with `hftune vocab`, which keeps every id",
+            fix="extend the model's own tokenizer, so that every id stays: --add_tokens does",
         )
     added = sorted((number, token) for token, number in after.items() if token not in before)
     # Some tokenizers have more tokens than their model has rows (added ones that nobody trained).

@@ -83,7 +83,7 @@ def _refuse_what_cannot_grow(model: PreTrainedModel, growth: Growth) -> None:
         raise ArgumentError(
             "the embeddings are quantised, new rows cannot be written into them",
             place="--add_tokens",
-            fix="add the tokens to the original model first: hftune vocab add",
+            fix="leave the tokens out, or train the original model (without quantisation)",
         )
     for name, module in model.named_modules():
         rows = module.num_embeddings if isinstance(module, nn.Embedding) and module is not inputs else 0

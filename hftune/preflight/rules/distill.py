@@ -26,7 +26,7 @@ def check_distillation(facts: Facts[DistillArguments]) -> Iterator[UserError]:
         yield ArgumentError(
             "a teacher has nothing to say of tokens that it does not know",
             place="--add_tokens, --add_special_tokens",
-            fix="leave them out; or add them to both (`hftune vocab add`), and train the teacher first",
+            fix="leave them out, or train teacher and student with them first (run_sft.py)",
         )
 
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
-
-import torch
+from typing import Any
 
 from hftune.arguments.adapter import AdapterArguments
 from hftune.arguments.model import ModelArguments
@@ -14,10 +12,14 @@ from hftune.distributed import ranks
 from hftune.errors import ArgumentError, UserError
 from hftune.logging import notice
 from hftune.models.kernels.float8_support import CAPABILITY, has_float8, has_torchao
-from hftune.models.loading.dtype import weight_dtype
-from hftune.models.loading.packed_formats import METHODS, method_of, stored_quantisation
-from hftune.models.loading.packed_weights import PackedCheckpoint, check_has_weights, packed_checkpoint
-from hftune.opening.model_files import read_checked
+from hftune.models.loading.stored_quantisation import (
+    check_readable,
+    convert,
+    describe,
+    is_read_whole,
+    method_of,
+    quantisation_in,
+)
 from hftune.preflight.facts import Facts
 
 STORAGES = ("uint8", "bfloat16", "float16", "float32")
@@ -118,58 +120,63 @@ def check_stored_quantised(
             )
         return
     # Read from the folder alone: of a model on the Hub it is said when it loads.
-    method = stored_method(str(model_args.model_name_or_path))
-    if method is None or model_args.from_config:
+    folder = str(model_args.model_name_or_path)
+    how = quantisation_in(folder)
+    if how is None or model_args.from_config:
         return
-    place = f"--model_name_or_path {model_args.model_name_or_path}"
-    if method in METHODS:
-        yield from _check_read_whole(model_args, adapter_args, training_args)
-    elif not method.startswith("bitsandbytes"):
-        yield ArgumentError(
-            f"the checkpoint is quantised with {method}, which hftune does not train on",
-            place=place,
-            fix="give the original weights, and --qlora to quantise them while loading",
-        )
-    elif not adapter_args.quantised:
-        flag = "--load_in_4bit" if method.endswith("4bit") else "--load_in_8bit"
-        yield ArgumentError(
-            "the checkpoint is quantised with bitsandbytes, so it can only be the frozen base of an adapter",
-            place=place,
-            fix=f"add --use_peft {flag}, or give the original weights",
-        )
-
-
-def _check_read_whole(
-    model_args: ModelArguments, adapter_args: AdapterArguments, training_args: StageArguments
-) -> Iterator[UserError]:
-    """Say what reading packed weights whole takes; a problem where their layout is not known."""
     try:
-        found = packed_checkpoint(model_args.model_name_or_path)
-        if found is not None:
-            check_has_weights(found)
+        check_readable(folder, "--model_name_or_path")
     except UserError as problem:
         yield problem
         return
-    if found is not None:
-        dtype = weight_dtype(model_args, training_args, trains_all=not adapter_args.use_peft)
-        notice(say_read_whole(found, dtype, quantised=adapter_args.quantised))
+    if is_read_whole(how):
+        yield from _check_read_whole(folder, how, adapter_args, training_args)
+    else:
+        yield from _check_kept_packed(folder, how, adapter_args, training_args)
 
 
-def say_read_whole(found: PackedCheckpoint, dtype: torch.dtype | str, *, quantised: bool) -> str:
-    """What is stored, and what its weights take as they are trained on."""
-    size = dtype.itemsize if isinstance(dtype, torch.dtype) else 2
-    said = f"the checkpoint is stored in {found.method} ({found.stored_bytes / 1e9:.2f} GB) and read as whole weights: "
-    if quantised:
-        return said + "bitsandbytes quantises them while they load"
-    kind = str(dtype).removeprefix("torch.")
-    return said + f"{found.whole_bytes(size) / 1e9:.2f} GB in {kind}; --qlora quantises them to 4 bit while they load"
+def _check_read_whole(
+    folder: str, how: dict[str, Any], adapter_args: AdapterArguments, training_args: StageArguments
+) -> Iterator[UserError]:
+    """Say that the weights are dequantised while they load; a problem where bitsandbytes is to quantise them anew."""
+    if adapter_args.quantised:
+        yield ArgumentError(
+            f"{folder} is stored in {describe(how)}, and transformers does not quantise on the way what it dequantises",
+            place="--load_in_4bit / --load_in_8bit",
+            fix=f"leave it out; or convert the checkpoint first: {convert(folder)}",
+        )
+        return
+    notice(say_read_whole(folder, how))
+    if training_args.zero_stage == 3:
+        notice("every process reads all of its whole weights before ZeRO-3 partitions them")
 
 
-def stored_method(folder: str) -> str | None:
-    """The method by which a checkpoint on disk is quantised, such as `gptq` or `bitsandbytes_4bit`; None for none."""
-    file = Path(folder) / "config.json"
-    how = stored_quantisation(read_checked(file)) if file.is_file() else None
-    if how is None:
-        return None
-    method = method_of(how)
-    return f"{method}_{'4bit' if how.get('load_in_4bit') else '8bit'}" if method == "bitsandbytes" else method
+def _check_kept_packed(
+    folder: str, how: dict[str, Any], adapter_args: AdapterArguments, training_args: StageArguments
+) -> Iterator[UserError]:
+    """Problems of weights that stay packed: they are the frozen base of an adapter."""
+    bitsandbytes = method_of(how) == "bitsandbytes"
+    needed = ("--load_in_4bit" if how.get("load_in_4bit") else "--load_in_8bit") if bitsandbytes else None
+    wrong = adapter_args.quantised != bitsandbytes
+    if wrong or not adapter_args.use_peft:
+        yield ArgumentError(
+            f"the checkpoint is quantised with {method_of(how)}, so it can only be the frozen base of an adapter",
+            place=f"--model_name_or_path {folder}",
+            fix=" ".join(filter(None, ("add --use_peft", needed)))
+            + ("" if bitsandbytes else " without --load_in_4bit / --load_in_8bit")
+            + ", or give the original weights",
+        )
+    elif not bitsandbytes and training_args.zero_stage == 3:
+        yield ArgumentError(
+            f"ZeRO-3 does not partition weights that {method_of(how)} has packed",
+            place="--deepspeed",
+            fix="use --deepspeed zero2, or give the original weights",
+        )
+
+
+def say_read_whole(folder: str, how: dict[str, Any]) -> str:
+    """How the weights of a packed checkpoint are read."""
+    return (
+        f"{folder} is stored in {describe(how)} and read as whole weights, which take as much memory as a checkpoint "
+        "in 16 or 32 bit"
+    )

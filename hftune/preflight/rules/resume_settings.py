@@ -15,7 +15,6 @@ from typing import Any
 from hftune.checkpoints.manifest import read_manifest
 from hftune.errors import ArgumentError, ManifestError, UserError
 from hftune.logging import notice
-from hftune.models.loading.packed_weights import whole_shapes
 from hftune.preflight.bases import check_adapter_fits
 from hftune.preflight.facts import Facts
 from hftune.weight_files import weight_shapes
@@ -164,7 +163,7 @@ def _another_model(facts: Facts, folder: Path, *, is_adapter: bool) -> Iterator[
     if is_adapter:
         yield from check_adapter_fits(base, str(folder), _FLAG)
         return
-    shapes, stored = whole_shapes(base), weight_shapes(folder)
+    shapes, stored = weight_shapes(base), weight_shapes(folder)
     # Rows of a vocabulary may have been added: what a row is made of stays.
     wrong = [name for name in shapes.keys() & stored.keys() if shapes[name][1:] != stored[name][1:]]
     if wrong:

@@ -25,12 +25,12 @@ def check_vocabulary(facts: Facts) -> Iterator[UserError]:
         yield ArgumentError(
             "the reference model, which is loaded from the same folder, would not have the new tokens",
             place="--add_tokens / --resize_vocab / --pad_vocab_to_multiple_of",
-            fix="grow the model before: with run_pt.py or run_sft.py, or `hftune vocab add`",
+            fix="grow the model before: with run_pt.py or run_sft.py",
         )
 
 
 def check_growth(args: GrowthArguments) -> Iterator[UserError]:
-    """Problems of the tokens that are named; shared with `hftune vocab`."""
+    """Problems of the tokens that are named."""
     for value, flag in ((args.add_tokens, "--add_tokens"), (args.add_special_tokens, "--add_special_tokens")):
         try:
             named_tokens(value, flag)

@@ -10,17 +10,15 @@ from hftune.errors import ArgumentError, raise_together
 from hftune.path_hints import path_hint
 from hftune.visible import say
 
-HELP = """A page in the browser, for this machine alone: runs with their curves as they train, compared, and pipelines.
+HELP = """A page in the browser, for this machine alone: runs with their curves as they train, and compared.
 
-hftune board [FOLDER ...] [PIPELINE.yaml ...]
+hftune board [FOLDER ...]
 
 FOLDER            output folders of stages or pipelines, or folders with such below them; nothing else is read. Left
-                  out: outputs, or the working folder where there is none. What the form writes goes to FOLDER/board of
-                  the first one
-PIPELINE.yaml     pipeline files to start from the page as well
+                  out: outputs, or the working folder where there is none
 --port N          left out: 8765; 0: any that is free
 
-The address has a token in it: whoever knows it can start commands as you. Ctrl-C ends the page, and no run."""
+The address has a token in it: whoever knows it sees what the runs have written. Ctrl-C ends the page, and no run."""
 PORT = 8765
 
 
@@ -28,7 +26,7 @@ def board(argv: list[str]) -> None:
     """Show the page until the process is told to stop.
 
     Raises:
-        ArgumentError: No such folder or file, a port that is taken, or a package is missing.
+        ArgumentError: No such folder, a port that is taken, or a package is missing.
     """
     if {"-h", "--help"} & {*argv}:
         say(HELP)
@@ -39,21 +37,20 @@ def board(argv: list[str]) -> None:
     raise_together(missing_packages("hftune board"))
     from hftune.tools.board.app import Board
 
-    files = [Path(word) for word in words if word.endswith((".yaml", ".yml"))]
-    folders = [Path(word) for word in words if not word.endswith((".yaml", ".yml"))]
+    folders = [Path(word) for word in words] or [Path("outputs" if Path("outputs").is_dir() else ".")]
     token = secrets.token_urlsafe(24)
-    found = Board(folders or [Path("outputs" if Path("outputs").is_dir() else ".")], files, token)
+    found = Board(folders, token)
     with closing(bound("127.0.0.1", port)) as listening:
         address = f"{address_of(listening)}/{token}/"
         run_app(found.app, listening, lambda: say(f"the board is at {address}   Ctrl-C ends it", flush=True), _nothing)
 
 
 def _nothing() -> None:
-    """Pipelines that were started run on."""
+    """Nothing has to be ended."""
 
 
 def _taken(argv: list[str]) -> tuple[list[str], int]:
-    """Folders and files, and the port."""
+    """Folders, and the port."""
     words, port, left = [], PORT, iter(argv)
     for word in left:
         name, equals, value = word.partition("=")
@@ -64,9 +61,12 @@ def _taken(argv: list[str]) -> tuple[list[str], int]:
             port = int(text)
         elif word.startswith("-"):
             raise ArgumentError(f"`hftune board` has no {name}", place="hftune board", fix="hftune board --help")
-        elif not Path(word).exists():
-            fix = path_hint(word, "a folder of runs, or a pipeline file")
-            raise ArgumentError(f"there is no {word}", place="hftune board", fix=fix)
+        elif word.endswith((".yaml", ".yml")):
+            cause = "the board starts no pipelines any more"
+            raise ArgumentError(cause, place=f"hftune board {word}", fix=f"hftune pipeline run {word}")
+        elif not Path(word).is_dir():
+            fix = path_hint(word, "a folder of runs")
+            raise ArgumentError(f"there is no folder {word}", place="hftune board", fix=fix)
         else:
             words.append(word)
     return words, port

@@ -1,135 +1,175 @@
-"""The board's pages as HTML: all runs, one run, several compared, a pipeline. What runs say is escaped."""
+"""The board's pages: all runs, one run, several compared. What runs say is escaped."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
+
+from jinja2 import Environment, Template
+from markupsafe import Markup
 
 from hftune.errors import ManifestError
 from hftune.opening.files import MIB
-from hftune.opening.yaml_file import read_yaml_text
-from hftune.tools.board.found import Found, number
-from hftune.tools.board.layout import page, part, pre, state
-from hftune.tools.board.pipelines import ACTIONS, Pipeline
 from hftune.tools.reporting.history import StageSummary
-from hftune.tools.reporting.lineage import parents_of
 from hftune.tools.reporting.page import html_charts, html_details, html_origin, html_table
+from hftune.tools.reporting.progress import with_speed
 from hftune.tools.reporting.shapes import SHAPES
-from hftune.tools.reporting.stages import Points, Stage, curves_of, read_texts, with_speed
+from hftune.tools.reporting.stages import Points, Stage, curves_of, read_texts
+from hftune.tools.reporting.style import CSS as REPORT
 from hftune.tools.reporting.svg import chart
 from hftune.tools.reporting.tables import Section
-from hftune.tools.watching.runs import FINISHED, RUNNING, SILENT, Watched, last_words, tail
-from hftune.visible import clock, html, progress_figures
+from hftune.tools.watching.runs import FINISHED, RUNNING, Runs, Watched, last_words
+from hftune.visible import clock, html
 
-Fields = Mapping[str, Sequence[str]]
+CSS = (
+    REPORT
+    + """
+header a{color:inherit;text-decoration:none}
+.cards{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,320px),1fr));gap:12px}
+.card{background:var(--card);border:1px solid var(--rule);border-radius:8px;padding:10px;min-width:0}
+.card h3{display:flex;flex-wrap:wrap;gap:8px;margin:0;overflow-wrap:anywhere}
+.state,.button{font-size:.8rem;border:1px solid var(--rule);border-radius:99px;padding:1px 9px;font-weight:400}
+.state.running{border-color:var(--c2)}.state.silent,.state.stopped,.state.unreadable,.fault{border-color:var(--c1)}
+.fault{color:var(--c1)}progress{display:block;width:100%;height:8px}
+"""
+).replace("\n", "")
 _DRAWN = 12
 """Runs of the first page that have their curve there."""
 _COMPARED = 6
 """As many as there are colours."""
 _LARGEST = 16 * MIB
-_LINES = 200
-_DEPTH = 20
 
 
-# --- all runs ---------------------------------------------------------------------------------------------------------
+def number(place: Path) -> str:
+    """The number of a run's folder in an address."""
+    return hashlib.sha256(str(place).encode(errors="surrogateescape")).hexdigest()[:16]
 
 
-def overview(found: Found, asked: Fields) -> str:
-    """The first page: every run, and every pipeline."""
-    again = "".join(f"<li><code>{html(top)}</code></li>" for top in found.tops)
-    body = (
-        f'<form action="compare">{part("part/overview", overview_part(found, asked))}'
-        '<p class="row"><button>Compare what is ticked</button></p></form>'
-        f"<details><summary>Folders</summary><ul>{again}</ul></details>"
-    )
-    return page("hftune board", body)
+@dataclass(frozen=True)
+class _Card:
+    """A run on a page.
+
+    Args:
+        chart: HTML; empty for none.
+        others: The runs that are to be compared once this one is chosen, or is not any more.
+    """
+
+    run: Watched
+    id: str
+    name: str
+    chart: str = ""
+    others: tuple[str, ...] = ()
 
 
-def overview_part(found: Found, asked: Fields) -> str:
-    """What of it changes."""
-    runs = found.runs()
-    trained = [run for run in runs if run.log.lines or run.state != FINISHED]
-    cards = "".join(_card(found, run, drawn=place < _DRAWN) for place, run in enumerate(trained))
-    # Merged models and answers have no curve, and nothing in them changes.
-    further = "".join(f"<li>{_link(found, run)}</li>" for run in runs if run not in trained)
-    made = f"<details><summary>Merged models, answers</summary><ul>{further}</ul></details>" if further else ""
-    none = "<p>No run has begun in these folders. A run appears here with its first step.</p>"
-    lines = "".join(
-        f'<li><a data-key="{one.id}" href="pipeline/{one.id}">{html(one.name)}</a> {state(one.state())}</li>'
-        for one in found.pipelines.all()
-    )
-    pipelines = f"<h2>Pipelines</h2><ul>{lines}</ul>" if lines else ""
-    return f'<h2>Runs</h2><div class="cards">{cards}</div>{made}{"" if runs else none}{pipelines}'
+class Pages:
+    """Makes the pages from the files of runs, as they are now.
+
+    Args:
+        folders: Nothing outside of them is read.
+    """
+
+    def __init__(self, folders: Sequence[Path]) -> None:
+        self._runs = Runs(folders)
+
+    def overview(self, asked: Sequence[str]) -> str:
+        """The first page: every run, the one that was written last first."""
+        runs = self._read()
+        ticked = [number(run.folder) for run in runs if number(run.folder) in asked][:_COMPARED]
+        trained = [run for run in runs if run.log.lines or run.state != FINISHED]
+        cards = [self._card(run, ticked, drawn=place < _DRAWN) for place, run in enumerate(trained)]
+        # Merged models and answers have no curve, and nothing in them changes.
+        further = [self._card(run) for run in runs if run not in trained]
+        more: dict[str, Any] = {"cards": cards, "further": further, "ticked": ticked, "tops": self._runs.tops}
+        return _page("hftune board", again=any(run.state != FINISHED for run in trained), **more)
+
+    def run(self, asked: str) -> str:
+        """The page of a run.
+
+        Raises:
+            LookupError: There is none of this number.
+        """
+        one = next((run for run in self._read() if number(run.folder) == asked), None)
+        if one is None:
+            raise LookupError(asked)
+        stage = Stage(self._name(one), one.folder, one.manifest, StageSummary(one.name))
+        quiet = one.state not in (RUNNING, FINISHED) and not one.fault
+        return _page(
+            self._name(one),
+            first="../",
+            again=one.state == RUNNING,
+            run=one,
+            origin=_read(lambda: html_origin(stage)),
+            charts=_as_html(html_charts(_curves(one))),
+            saved=one.checkpoints()[-12:],
+            words=last_words(one.folder, one.top, 20) if quiet else ("", []),
+            # A link may lead out of the folder: nothing behind it is read.
+            details="" if one.fault else _read(lambda: html_details(_with_texts(stage))),
+        )
+
+    def compare(self, asked: Sequence[str]) -> str:
+        """Curves of several runs over each other, and what differs between them."""
+        runs = [self._card(run) for run in self._read() if number(run.folder) in asked][:_COMPARED]
+        over: dict[str, dict[str, Points]] = {}
+        for one in runs:
+            for title, curves in _curves(one.run).items():
+                for label, points in curves.items():
+                    # A figure for each curve of a run: training and held-out losses of six runs would be twelve lines.
+                    name = f"{title}, {label}" if title in ("Loss", "Reward", "Reward margin", "Accuracy") else title
+                    # All of them from the start, so that a run has one colour in all figures.
+                    over.setdefault(name, {other.name: ([], []) for other in runs})[one.name] = points
+        tables = _read(lambda: "".join(html_table(section) for section in _differences(runs) if section.rows))
+        again = any(one.run.state == RUNNING for one in runs)
+        return _page("compared", again=again, runs=runs, charts=_as_html(html_charts(over)), tables=tables)
+
+    def _read(self) -> list[Watched]:
+        return self._runs.read()[::-1]
+
+    def _name(self, run: Watched) -> str:
+        """A run's name: with its folder's before it where several folders are watched."""
+        alone = len(self._runs.tops) == 1 or run.folder == run.top
+        return run.name if alone else f"{run.top.name}/{run.name}"
+
+    def _card(self, run: Watched, ticked: Sequence[str] = (), *, drawn: bool = False) -> _Card:
+        key = number(run.folder)
+        curves = curves_of(run.log.lines) if drawn else {}
+        # In RL the loss says little.
+        title = next((name for name in ("Reward", "Loss") if name in curves), "")
+        picture = f"<small>{title}</small>{chart(curves[title], title)}" if title else ""
+        others = [one for one in ticked if one != key] if key in ticked else [*ticked, key]
+        return _Card(run, key, self._name(run), _as_html(picture), tuple(others))
 
 
-def _card(found: Found, run: Watched, *, drawn: bool) -> str:
-    key = number(run.folder)
-    curves = curves_of(run.log.lines) if drawn else {}
-    # In RL the loss says little.
-    title = next((name for name in ("Reward", "Loss") if name in curves), "")
-    return (
-        f'<div class="card"><h3>{_link(found, run)}{state(run.state)}</h3>'
-        f"{_progress(run)}{f'<small>{title}</small>{chart(curves[title], title)}' if title else ''}"
-        f'<label><input type="checkbox" name="run" value="{key}" data-key="c{key}"> compare</label></div>'
-    )
+def _as_html(text: str) -> Markup:
+    """A text that is HTML already: made by functions that escape what runs say."""
+    return Markup(text)  # noqa: S704
 
 
-def _link(found: Found, run: Watched) -> str:
-    key = number(run.folder)
-    return f'<a data-key="{key}" href="run/{key}">{html(found.name(run))}</a>'
+@cache
+def _template() -> Template:
+    text = resources.files("hftune.tools.board").joinpath("board.html").read_text(encoding="utf-8")
+    made = Environment(autoescape=True, finalize=_safe, trim_blocks=True).from_string(text)
+    made.globals.update(clock=clock, css=_as_html(CSS), query=lambda runs: urlencode([("run", one) for one in runs]))
+    return made
 
 
-def _progress(run: Watched) -> str:
-    moment = run.moment()
-    left = [f"{clock(moment.seconds_left)} left"] if moment.seconds_left is not None else []
-    steps = [f"step {moment.step}/{moment.max_steps}"] if moment.max_steps else []
-    bar = (
-        f'<progress value="{min(moment.step, moment.max_steps)}" max="{moment.max_steps}"></progress>' if steps else ""
-    )
-    said = ", ".join([*steps, *progress_figures(moment.figures, left)])
-    fault = f'<p class="fault">{html(run.fault)}</p>' if run.fault else ""
-    quiet = f"<p>nothing was written for {clock(run.quiet())}</p>" if run.state == SILENT else ""
-    return f'{bar}<p class="figures">{html(said)}</p>{quiet}{fault}'
+def _safe(value: Any) -> Markup:
+    """A value of a page; unlike jinja's own escaping `html` also shows what a terminal would obey."""
+    return _as_html(value if hasattr(value, "__html__") else html(value))
 
 
-# --- one run ----------------------------------------------------------------------------------------------------------
-
-
-def run(found: Found, asked: Fields) -> str:
-    """The page of a run."""
-    one = found.run(asked["id"][0])
-    stage = _stage(found, one)
-    body = [
-        f"<h1>{html(found.name(one))}</h1>{_read(lambda: html_origin(stage))}",
-        part(f"../part/run/{number(one.folder)}", run_part(found, asked)),
-        _lineage(found, one),
-        # A link may lead out of the folder: nothing behind it is read.
-        "" if one.fault else _read(lambda: html_details(_with_texts(stage))),
-    ]
-    return page(f"{found.name(one)} - hftune board", "".join(body), depth=1)
-
-
-def run_part(found: Found, asked: Fields) -> str:
-    """What of it changes: how far it is, its curves, and why it does not train."""
-    one = found.run(asked["id"][0])
-    saved = one.checkpoints()
-    checkpoints = f"<p>Checkpoints: {', '.join(map(str, saved[-12:]))}</p>" if saved else ""
-    parts = [state(one.state), _progress(one), html_charts(_curves(one)), checkpoints]
-    if one.state not in (RUNNING, FINISHED) and not one.fault:
-        name, lines = last_words(one.folder, one.top, 20)
-        parts += [f"<h3>{html(name)}</h3>", pre(lines)] if lines else []
-    return "".join(parts)
+def _page(title: str, *, again: bool, first: str = "./", **parts: Any) -> str:
+    """A page; one that changes is loaded again by the browser."""
+    return _template().render(title=title, again=again, first=first, **parts)
 
 
 def _curves(run: Watched) -> dict[str, dict[str, Points]]:
     return curves_of(with_speed(run.log.lines))
-
-
-def _stage(found: Found, run: Watched) -> Stage:
-    """The run as a report has it, without what its further files hold."""
-    return Stage(found.name(run), run.folder, run.manifest, StageSummary(run.name))
 
 
 def _with_texts(stage: Stage) -> Stage:
@@ -137,79 +177,23 @@ def _with_texts(stage: Stage) -> Stage:
     return stage
 
 
-def _read(make: Callable[[], str]) -> str:
+def _read(make: Callable[[], str]) -> Markup:
     """HTML made of a run's files, or why they cannot be shown: they may be of another shape than hftune writes."""
     try:
-        return make()
+        return _as_html(make())
     except ManifestError as error:
-        return f'<p class="fault">{html(error)}</p>'
+        return _as_html(f'<p class="fault">{html(error)}</p>')
     except SHAPES:
-        return '<p class="fault">its files have another shape than those that hftune writes</p>'
+        return _as_html('<p class="fault">its files have another shape than those that hftune writes</p>')
 
 
-def _lineage(found: Found, run: Watched) -> str:
-    """What a run was made from, by the manifests of the runs that are watched."""
-    known = {one.folder: one for one in found.runs()}
-
-    def below(manifest: Mapping[str, Any], depth: int, seen: tuple[Path, ...]) -> Iterator[str]:
-        for name, role, _ in parents_of(dict(manifest)):
-            # By its text alone: a name of somebody's manifest is not looked up on the disk.
-            place = Path(os.path.abspath(name.replace("\x00", "")))
-            one = known.get(place)
-            link = f'<a href="{number(place)}">{html(name)}</a>' if one else f"<code>{html(name)}</code>"
-            inner = ""
-            if one is not None and depth < _DEPTH and place not in seen:
-                inner = "".join(below(one.manifest, depth + 1, (*seen, place)))
-            yield f"<li>{html(role)}: {link}{f'<ul>{inner}</ul>' if inner else ''}</li>"
-
-    made = _read(lambda: "".join(below(run.manifest, 0, (run.folder,))))
-    asked = "<p><code>hftune lineage</code> also reads every byte, and says whether all of it still holds.</p>"
-    return f'<h3>Made from</h3><div class="lineage"><ul>{made}</ul>{asked}</div>' if made else ""
-
-
-# --- several ----------------------------------------------------------------------------------------------------------
-
-
-def compare(found: Found, asked: Fields) -> str:
-    """The page on which runs are compared."""
-    runs = _chosen(found, asked)
-    body = [
-        "<h1>Compared</h1>",
-        part("part/compare", compare_part(found, asked)),
-        _read(lambda: "".join(html_table(section) for section in _differences(found, runs) if section.rows)),
-    ]
-    return page("compared - hftune board", "".join(body))
-
-
-def compare_part(found: Found, asked: Fields) -> str:
-    """What of it changes: the curves of all runs over each other."""
-    runs = _chosen(found, asked)
-    if len(runs) < 2:
-        return '<p>Tick two runs or more on the <a href="./">first page</a>.</p>'
-    links = "".join(f"<li>{_link(found, one)} {state(one.state)}</li>" for one in runs)
-    over: dict[str, dict[str, Points]] = {}
-    for one in runs:
-        for title, curves in _curves(one).items():
-            for label, points in curves.items():
-                # A figure for each curve of a run: training and held-out losses of six runs would be twelve lines.
-                name = f"{title}, {label}" if title in ("Loss", "Reward", "Reward margin", "Accuracy") else title
-                # All of them from the start, so that a run has one colour in all figures.
-                over.setdefault(name, {found.name(other): ([], []) for other in runs})[found.name(one)] = points
-    return f"<ul>{links}</ul>{html_charts(over)}"
-
-
-def _chosen(found: Found, asked: Fields) -> list[Watched]:
-    wanted = {*asked.get("run", [])}
-    return [one for one in found.runs() if number(one.folder) in wanted][:_COMPARED]
-
-
-def _differences(found: Found, runs: Sequence[Watched]) -> Iterator[Section]:
+def _differences(runs: Sequence[_Card]) -> Iterator[Section]:
     """Tables of the arguments that differ, and of what was measured."""
-    names = [found.name(one) for one in runs]
-    arguments = [_arguments(one.manifest) for one in runs]
+    names = [one.name for one in runs]
+    arguments = [_arguments(one.run.manifest) for one in runs]
     note = "Of those that all of them have."
     yield Section("Arguments that differ", ("argument", *names), _differing(arguments), note)
-    metrics = [one.manifest.get("metrics") or {} for one in runs]
+    metrics = [one.run.manifest.get("metrics") or {} for one in runs]
     measured = sorted({name for column in metrics for name in column})
     rows = [(name, *(_cell(column.get(name)) for column in metrics)) for name in measured]
     yield Section("Metrics", ("metric", *names), rows)
@@ -232,52 +216,3 @@ def _arguments(manifest: Mapping[str, Any]) -> dict[str, Any]:
     groups = manifest.get("arguments") or {}
     found = {name: value for group in groups.values() for name, value in group.items()}
     return {name: value for name, value in found.items() if name not in ("output_dir", "logging_dir", "run_name")}
-
-
-# --- a pipeline -------------------------------------------------------------------------------------------------------
-
-
-def pipeline(found: Found, asked: Fields) -> str:
-    """The page of a pipeline: its file, what it does, and what can be done with it."""
-    one = found.pipelines.one(asked["id"][0])
-    buttons = "".join(
-        f'<button name="action" value="{action}"{_first(action)}>{word}</button>' for action, word in ACTIONS.items()
-    )
-    body = [
-        f"<h1>{html(one.name)}</h1><p><code>{html(one.file)}</code></p>",
-        f'<form method="post" class="row">{buttons}</form>',
-        "<p>Stop asks for a checkpoint: the stage finishes its step and saves; Start resumes from it.</p>",
-        part(f"../part/pipeline/{one.id}", pipeline_part(found, asked)),
-        f"<h3>The file</h3>{_file(one)}",
-        f'<p><a class="button" href="../new?from={one.id}">Change it in the form</a></p>' if _of_form(one) else "",
-    ]
-    return page(f"{one.name} - hftune board", "".join(body), depth=1)
-
-
-def pipeline_part(found: Found, asked: Fields) -> str:
-    """What of it changes: its state, what its command says, its runs."""
-    one = found.pipelines.one(asked["id"][0])
-    cards = "".join(
-        f'<div class="card"><h3><a data-key="{number(run.folder)}" href="../run/{number(run.folder)}">'
-        f"{html(run.name)}</a>{state(run.state)}</h3>{_progress(run)}</div>"
-        for run in _of(found, one)
-    )
-    said = tail(one.log, _LINES)
-    return f"<p>{state(one.state())}</p>{pre(said)}{f'<h3>Runs</h3><div class=cards>{cards}</div>' if cards else ''}"
-
-
-def _of(found: Found, pipeline: Pipeline) -> Iterable[Watched]:
-    folder = pipeline.folder
-    return [] if folder is None else [run for run in found.runs() if run.folder.is_relative_to(folder.resolve())][::-1]
-
-
-def _of_form(pipeline: Pipeline) -> bool:
-    return pipeline.file.parent == pipeline.log.parent
-
-
-def _file(pipeline: Pipeline) -> str:
-    return _read(lambda: f"<pre>{html(read_yaml_text(pipeline.file))}</pre>")
-
-
-def _first(action: str) -> str:
-    return ' class="first"' if action == "run" else ""

@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from hftune.arguments.asking import TalkerFields
-from hftune.tools.checking.findings import KINDS
-
-_KINDS = list(KINDS)
+from hftune.tools.checking.result import KINDS
 
 
 @dataclass
@@ -28,14 +26,12 @@ class DataCheckArguments(TalkerFields):
         default=None, metadata={"help": "Language model: counts tokens, and says how likely each record is."}
     )
     output_dir: str | None = field(
-        default=None, metadata={"help": "Folder for a page, the findings and the records that are left."}
+        default=None, metadata={"help": "Folder for a page, the findings and, with --drop, the records that are left."}
     )
     overwrite_output_dir: bool = field(default=False, metadata={"help": "Replace an earlier result there."})
     drop: list[str] | None = field(
-        default=None, metadata={"help": "Kinds of findings whose records are left out as well.", "choices": _KINDS}
-    )
-    keep: list[str] | None = field(
-        default=None, metadata={"help": "Kinds of findings whose records are kept nevertheless.", "choices": _KINDS}
+        default=None,
+        metadata={"help": "Kinds of findings whose records are left out of what is written.", "choices": [*KINDS]},
     )
     columns: str | None = field(
         default=None, metadata={"help": "Columns with names of their own: prompt=question response=answer."}

@@ -88,7 +88,7 @@ class Losses:
             for _, chunk in source.chunks():
                 for row in chunk.rows():
                     # Counted as the scan counts: errors about whole files are no records.
-                    number += isinstance(row, Row) or place_of(row, row)[1] > 0
+                    number += isinstance(row, Row) or place_of(row)[1] > 0
                     if isinstance(row, Row) and (made := self._encoded(row, columns)) is not None:
                         yield _Tokens(number, row.file, row.line, *made)
                 take_unread()

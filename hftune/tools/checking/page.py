@@ -8,8 +8,7 @@ from pathlib import Path
 
 from hftune.publishing.disk import write_file
 from hftune.secrets import redact
-from hftune.tools.checking.findings import KINDS
-from hftune.tools.checking.result import Result
+from hftune.tools.checking.result import KINDS, Result
 from hftune.tools.checking.sources import Source
 from hftune.tools.reporting.page import html_document, html_table
 from hftune.tools.reporting.tables import Section
@@ -28,11 +27,11 @@ def summary(result: Result) -> str:
 def _about(source: Source) -> Iterator[str]:
     tally, lengths = source.tally, source.tally.characters
     median, most = lengths.quantile(0.5), lengths.quantile(0.95)
-    parts = [f"{tally.records:,} records ({_listed(tally.kinds)})", _shares(tally.languages)]
+    parts = [f"{tally.records:,} records ({_listed(tally.kinds)})"]
     parts.append(f"{median:,} characters at the median, {most:,} at 95 %, {lengths.longest:,} at most")
     if tally.tokens.total:
         parts.append(f"{tally.tokens.total:,} tokens")
-    yield f"{source.name}: {'; '.join(part for part in parts if part)}"
+    yield f"{source.name}: {'; '.join(parts)}"
     if tally.found:
         yield f"  found: {_listed(tally.found)}"
 
@@ -52,12 +51,6 @@ def _left_out(result: Result) -> str:
 
 def _listed(counts: Counter[str]) -> str:
     return ", ".join(f"{count:,} {name}" for name, count in counts.most_common())
-
-
-def _shares(counts: Counter[str], most: int = 4) -> str:
-    """The most frequent names with their shares."""
-    total = counts.total()
-    return ", ".join(f"{name} {count / total:.0%}" for name, count in counts.most_common(most))
 
 
 def write_report(folder: Path, result: Result) -> None:
@@ -90,14 +83,13 @@ def _contents(result: Result) -> Section:
         (
             source.name,
             _listed(source.tally.kinds),
-            _shares(source.tally.languages, 8),
             ", ".join(f"{turns}: {count:,}" for turns, count in sorted(source.tally.turns.items())[:12]),
             source.tally.tools,
             source.tally.thoughts,
         )
         for source in result.sources
     ]
-    headers = ("source", "records", "languages", "turns: records", "with tools", "with thoughts")
+    headers = ("source", "records", "turns: records", "with tools", "with thoughts")
     return Section("What is in them", headers, rows)
 
 
@@ -106,8 +98,8 @@ def _kinds(result: Result) -> Section:
     for source in result.sources:
         found.update(source.tally.found)
     rows = [
-        (kind, meaning, found[kind], "left out" if kind in result.dropped_kinds else "kept", result.left_out[kind])
-        for kind, (meaning, _) in KINDS.items()
+        (kind, meaning, found[kind], "left out" if kind in result.dropped else "kept", result.left_out[kind])
+        for kind, meaning in KINDS.items()
         if found[kind]
     ]
     headers = ("kind", "what it means", "findings", "its records are", "left out first for it")
@@ -121,7 +113,7 @@ def _losses(result: Result) -> Iterator[Section]:
 
 
 def _examples(result: Result) -> Iterator[Section]:
-    for kind, (meaning, _) in KINDS.items():
+    for kind, meaning in KINDS.items():
         if shown := result.examples.get(kind):
             rows = [(finding.origin, finding.reason) for finding in shown]
             yield Section(f"{kind}: {meaning}", ("record", "reason"), rows, f"The first {len(rows)}.")

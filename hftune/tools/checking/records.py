@@ -32,8 +32,7 @@ class Record:
         answers: What the model would learn to say last: one text, of a pair both.
         tools: Whether functions are offered or called.
         thoughts: Whether a turn has thoughts.
-        judged: Of pairs and labelled answers a hash of what is judged, without the judgement; 0 for others.
-        verdict: The judgement on it, 1 or -1.
+        label: False for an answer that is labelled bad.
     """
 
     kind: str
@@ -41,8 +40,7 @@ class Record:
     answers: list[str] = field(default_factory=list)
     tools: bool = False
     thoughts: bool = False
-    judged: int = 0
-    verdict: int = 0
+    label: bool = True
 
     @property
     def compared(self) -> str:
@@ -62,7 +60,7 @@ class Record:
     @property
     def exact(self) -> int:
         """A hash of everything that is trained, 64 bits."""
-        return _hash([self.kind, str(self.verdict), *(part for turn in self.spoken for part in turn)])
+        return _hash([self.kind, self.label, *(part for turn in self.spoken for part in turn)])
 
 
 def to_record(row: Row) -> Record:
@@ -114,18 +112,14 @@ def _prompt(row: Row) -> Record:
 
 def _pair(row: Row) -> Record:
     found = to_preference(row)
-    made = _made(PAIR, [*found.prompt, *found.chosen, *found.rejected], [found.chosen, found.rejected], found.tools)
-    prompt, first, second = (_hash(_texts(part)) for part in (found.prompt, found.chosen, found.rejected))
-    # The same for both orders of the answers; which of them is the better one is the verdict.
-    made.judged = _hash([prompt, *sorted((first, second))])
-    made.verdict = 1 if first < second else -1
-    return made
+    spoken = [*found.prompt, *found.chosen, *found.rejected]
+    return _made(PAIR, spoken, [found.chosen, found.rejected], found.tools)
 
 
 def _labelled(row: Row) -> Record:
     found = to_labelled(row)
     made = _made(LABELLED, [*found.prompt, *found.completion], [found.completion], found.tools)
-    made.judged, made.verdict = _hash(_texts([*found.prompt, *found.completion])), 1 if found.label else -1
+    made.label = found.label
     return made
 
 
@@ -148,10 +142,6 @@ def _text(message: Message) -> str:
     for call in message.get("tool_calls") or []:
         parts.append(json.dumps(call.get("function"), ensure_ascii=False, default=str))
     return "\n".join(str(part) for part in parts if part)
-
-
-def _texts(messages: list[Message]) -> list[str]:
-    return [part for message in messages for part in (str(message["role"]), _text(message).strip())]
 
 
 def _hash(parts: Iterable[object]) -> int:

@@ -1,4 +1,4 @@
-"""`hftune data check`: reads all records once, compares them by numbers on disk, and writes what it found."""
+"""`hftune data check`: reads all records once, compares them by numbers, and writes what it found."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, BinaryIO, TextIO
 
 import numpy as np
 from tqdm.auto import tqdm
@@ -16,23 +16,19 @@ from hftune.checkpoints import manifest as manifests
 from hftune.checkpoints.inputs import inputs_of
 from hftune.data.readers.base import Chunk
 from hftune.data.readers.columns import check_columns, parse_columns
-from hftune.data.storage.work_folder import work_folder
 from hftune.data.tokenizing.workers import default_workers, map_in_order
 from hftune.errors import ArgumentError, UserError, raise_together
 from hftune.logging import notice
 from hftune.publishing.folder import published_folder
 from hftune.publishing.places import check_place
 from hftune.secrets import command_without_secrets
-from hftune.tools.checking import findings
 from hftune.tools.checking.arguments import DataCheckArguments
 from hftune.tools.checking.filtered import changed, write_kept
-from hftune.tools.checking.findings import KINDS, Finding, kinds_in, mask_of
+from hftune.tools.checking.near import NONE, Twins, find_twins
 from hftune.tools.checking.page import summary, write_report
-from hftune.tools.checking.result import Result
-from hftune.tools.checking.scan import Scanned, Scanner
+from hftune.tools.checking.result import DUPLICATE, LOSS, NEAR, TRAINED, Finding, Result, kinds_in, mask_of
+from hftune.tools.checking.scan import ABOUT, Scanned, Scanner
 from hftune.tools.checking.sources import Source, ancestor_sources, checked_sources, leak_index
-from hftune.tools.checking.store import Store
-from hftune.tools.checking.twins import NONE, Twins, contradictions, find_twins
 from hftune.visible import as_json, say
 
 FINDINGS, LOSSES, SUMMARY, KEPT = "findings.jsonl", "losses.jsonl", "summary.json", "kept"
@@ -45,10 +41,9 @@ class _Findings:
     def __init__(self, result: Result, stream: TextIO | None) -> None:
         self._result, self._stream = result, stream
 
-    def add(self, finding: Finding, source: Source | None = None) -> None:
-        """Take a finding; one that no chunk has counted names its source."""
-        if source is not None:
-            source.tally.found[finding.kind] += 1
+    def add(self, finding: Finding, source: Source) -> None:
+        """Take a finding about a record of a source."""
+        source.tally.found[finding.kind] += 1
         shown = self._result.examples.setdefault(finding.kind, [])
         if len(shown) < _EXAMPLES:
             shown.append(finding)
@@ -67,7 +62,7 @@ def check(args: DataCheckArguments, argv: list[str]) -> Result:
     sources = checked_sources(args.files or [], args.against or [])
     before = ancestor_sources(args.ancestors, sources) if args.ancestors else []
     # Ancestors first: a record's twin is always an earlier one.
-    result = Result([*before, *sources], dropped_kinds=_dropped_kinds(args))
+    result = Result([*before, *sources], dropped={*(args.drop or [])})
     inputs = [file for source in result.sources for file in source.files]
     if args.output_dir is None:
         _check(args, result, inputs, None)
@@ -79,35 +74,37 @@ def check(args: DataCheckArguments, argv: list[str]) -> Result:
             manifests.finish_manifest(folder, manifest | {"status": manifests.COMPLETE})
     say(summary(result))
     if args.output_dir:
-        say(f"{args.output_dir}: a page (report.html), all findings ({FINDINGS}), the records that are left ({KEPT})")
+        left = f", the records that are left ({KEPT})" if args.drop else ""
+        say(f"{args.output_dir}: a page (report.html), all findings ({FINDINGS}){left}")
     return result
 
 
 def _check(args: DataCheckArguments, result: Result, inputs: list[Path], folder: Path | None) -> None:
     """Read, compare, decide, and write all but the manifest."""
     states = _states(inputs)
-    # In the output folder, whose disk has room for results; removed before that is published.
-    with work_folder(folder or Path(tempfile.gettempdir()), ".numbers-") as numbers, ExitStack() as stack:
+    with ExitStack() as stack:
         stream = stack.enter_context((folder / FINDINGS).open("x", encoding="utf-8")) if folder else None
-        found, store = _Findings(result, stream), Store(numbers)
-        _scan(args, result, store, found)
+        found = _Findings(result, stream)
+        # On the disk that has room for results, without a name: it goes with the process.
+        numbers = stack.enter_context(tempfile.TemporaryFile(dir=folder))
+        about = _scan(args, result, found, numbers)
         if args.model is not None:
-            _learn_losses(args, result, store, found, folder)
-        kept = _decide(result, store, found)
+            _learn_losses(args, result, about, found, folder)
+        kept = _decide(result, about, found)
         for file, then, now in zip(inputs, states, _states(inputs), strict=True):
             if then != now:
                 raise changed(file)
         if folder is not None:
-            _write(folder, result, store, kept)
+            _write(folder, result, about, kept)
 
 
 def check_arguments(args: DataCheckArguments) -> Iterator[UserError]:
     """Everything that is wrong with the arguments."""
     if not args.files:
         yield ArgumentError("no data was named", place="--files", fix="hftune data check FILE_OR_FOLDER ...")
-    both = sorted({*(args.drop or [])} & {*(args.keep or [])})
-    if both:
-        yield ArgumentError(f"{', '.join(both)} cannot be dropped and kept", place="--drop, --keep", fix="choose")
+    if args.drop and not args.output_dir:
+        cause = "what is left has no place"
+        yield ArgumentError(cause, place="--drop", fix="name a folder for it: --output_dir OUT")
     if args.model is not None:
         from hftune.tools.talking.loading import check_talker
 
@@ -115,11 +112,6 @@ def check_arguments(args: DataCheckArguments) -> Iterator[UserError]:
         yield from check_talker(args.model, "--model", fix, trust_remote_code=args.trust_remote_code)
     if args.output_dir:
         yield from check_place(args.output_dir, inputs_of(args), overwrite=args.overwrite_output_dir)
-
-
-def _dropped_kinds(args: DataCheckArguments) -> set[str]:
-    chosen = {kind for kind, (_, dropped) in KINDS.items() if dropped}
-    return (chosen | {*(args.drop or [])}) - {*(args.keep or [])}
 
 
 def _states(files: list[Path]) -> list[tuple[int, ...]]:
@@ -130,8 +122,12 @@ def _states(files: list[Path]) -> list[tuple[int, ...]]:
 # --- reading ---
 
 
-def _scan(args: DataCheckArguments, result: Result, store: Store, found: _Findings) -> None:
-    """Read all records; what is known of each afterwards is in the store."""
+def _scan(args: DataCheckArguments, result: Result, found: _Findings, numbers: BinaryIO) -> np.ndarray:
+    """Read all records; what is known of each afterwards: (records,) of `ABOUT`, in the order of reading.
+
+    Args:
+        numbers: An empty file, in which it lies.
+    """
     columns = parse_columns(args.columns)
     leaks = leak_index(args.against, columns) if args.against else None
     scanner = Scanner(columns, leaks, _tokenizer(args))
@@ -148,14 +144,21 @@ def _scan(args: DataCheckArguments, result: Result, store: Store, found: _Findin
     workers = args.preprocessing_num_workers or default_workers()
     with tqdm(unit=" records", desc="checking", delay=2) as bar:
         for number, scanned in map_in_order(partial(_scanned, scanner), items, workers):
-            _take(result.sources[number], scanned, store, found)
+            source = result.sources[number]
+            source.tally.merge(scanned.tally)
+            numbers.write(scanned.about.tobytes())
+            for finding in scanned.found:
+                found.add(finding, source)
             met |= scanned.columns
             bar.update(len(scanned.about))
-    store.finish()
     check_columns(columns, met)
     for source in result.sources:
         for file in sorted(source.failed):
             notice(f"{file} cannot be read to its end; what is left of it is not written")
+    numbers.flush()
+    count = numbers.tell() // ABOUT.itemsize
+    # An empty file cannot be mapped.
+    return np.memmap(numbers, ABOUT, "r+", shape=(count,)) if count else np.zeros(0, ABOUT)
 
 
 def _scanned(scanner: Scanner, item: tuple[int, int, bool, Chunk]) -> tuple[int, Scanned]:
@@ -163,13 +166,6 @@ def _scanned(scanner: Scanner, item: tuple[int, int, bool, Chunk]) -> tuple[int,
     scanned = scanner(chunk, compared_only=is_ancestor)
     scanned.about["source"] = number
     return source, scanned
-
-
-def _take(source: Source, scanned: Scanned, store: Store, found: _Findings) -> None:
-    source.tally.merge(scanned.tally)
-    store.add(scanned.about, scanned.signatures)
-    for finding in scanned.found:
-        found.add(finding, source)
 
 
 def _tokenizer(args: DataCheckArguments) -> Any:
@@ -183,17 +179,17 @@ def _tokenizer(args: DataCheckArguments) -> Any:
 
 
 def _learn_losses(
-    args: DataCheckArguments, result: Result, store: Store, found: _Findings, folder: Path | None
+    args: DataCheckArguments, result: Result, about: np.ndarray, found: _Findings, folder: Path | None
 ) -> None:
     """The loss of each record, of which those are told that are far above the others; all stand in a file."""
     from hftune.tools.checking.losses import Losses, Outlying
 
     # Records of ancestors stand before those that are checked.
     first = sum(source.tally.records for source in result.sources if source.is_ancestor)
-    about, losses = store.about(), np.full(store.count, np.nan, np.float32)
+    losses = np.full(len(about), np.nan, np.float32)
     with ExitStack() as stack:
         stream = stack.enter_context((folder / LOSSES).open("x", encoding="utf-8")) if folder else None
-        bar = stack.enter_context(tqdm(unit=" records", desc="losses", delay=2, total=store.count - first))
+        bar = stack.enter_context(tqdm(unit=" records", desc="losses", delay=2, total=len(about) - first))
         for number, file, line, loss in Losses(args).of(result.checked, parse_columns(args.columns)):
             losses[first + number] = loss
             bar.update(1)
@@ -206,44 +202,34 @@ def _learn_losses(
     for record in [one for one in worst.tolist() if np.isfinite(losses[one])]:
         result.worst.append((f"{files[about[record]['source']]}:{about[record]['line']}", float(losses[record])))
     for record in outlying.numbers(losses):
-        about[record]["kinds"] |= mask_of({findings.LOSS})
+        about[record]["kinds"] |= mask_of({LOSS})
         number, line = int(about[record]["source"]), int(about[record]["line"])
         reason = f"loss {losses[record]:.2f}, the median is {outlying.median:.2f}"
-        found.add(Finding(findings.LOSS, files[number], line, reason), owners[number])
+        found.add(Finding(LOSS, files[number], line, reason), owners[number])
 
 
 # --- comparing ---
 
 
-def _decide(result: Result, store: Store, found: _Findings) -> np.ndarray:
-    """Whether each record is kept; tells of equal records, and of those judged both ways."""
-    about, twins = store.about(), find_twins(store)
+def _decide(result: Result, about: np.ndarray, found: _Findings) -> np.ndarray:
+    """Whether each record is kept; tells of equal records, and of nearly equal ones."""
+    twins = find_twins(about["exact"], about["shingles"], about["signature"])
     files, owner = result.files, result.owners
-
-    def note(record: int, kind: str, reason: str) -> None:
-        one = about[record]
-        one["kinds"] |= mask_of({kind})
-        found.add(Finding(kind, files[one["source"]], int(one["line"]), reason), owner[one["source"]])
-
-    def origin(record: int) -> str:
-        return f"{files[about[record]['source']]}:{about[record]['line']}"
-
     ancestors = np.array([source.is_ancestor for source in owner], bool)[about["source"]]
-    for record, other in contradictions(store):
-        if not ancestors[record]:
-            note(record, findings.CONTRADICTION, f"{origin(other)} judges it the other way around")
-    dropped = mask_of(result.dropped_kinds)
-    sound = (about["kinds"] & dropped) == 0
+    sound = (about["kinds"] & mask_of(result.dropped)) == 0
     kept = sound.copy()
     for record, twin, kind, words in _twins(twins):
         if ancestors[record]:
             continue
-        kind = findings.TRAINED if ancestors[twin] else kind
-        note(record, kind, f"{words} {origin(twin)}")
-        if kind in result.dropped_kinds:
+        kind = TRAINED if ancestors[twin] else kind
+        one, other = about[record], about[twin]
+        one["kinds"] |= mask_of({kind})
+        reason = f"{words} {files[other['source']]}:{other['line']}"
+        found.add(Finding(kind, files[one["source"]], int(one["line"]), reason), owner[one["source"]])
+        if kind in result.dropped:
             # One of them stays: where the earlier one is left out for another reason, the later one takes its place.
             # What an earlier one equals is as near to others as that one is.
-            kept[record] &= not (ancestors[twin] or (sound if kind == findings.DUPLICATE else kept)[twin])
+            kept[record] &= not (ancestors[twin] or (sound if kind == DUPLICATE else kept)[twin])
     _count(result, about, kept, ancestors)
     return kept & ~ancestors
 
@@ -252,15 +238,15 @@ def _twins(twins: Twins) -> Iterator[tuple[int, int, str, str]]:
     """(record, twin, kind, words) of all that have one, in the order of the records."""
     for record in np.flatnonzero((twins.equal != NONE) | (twins.near != NONE)).tolist():
         if twins.equal[record] != NONE:
-            yield record, int(twins.equal[record]), findings.DUPLICATE, "equals"
+            yield record, int(twins.equal[record]), DUPLICATE, "equals"
         else:
             share = f"nearly equals (similarity {twins.similarity[record]:.2f})"
-            yield record, int(twins.near[record]), findings.NEAR, share
+            yield record, int(twins.near[record]), NEAR, share
 
 
 def _count(result: Result, about: np.ndarray, kept: np.ndarray, ancestors: np.ndarray) -> None:
     result.kept = int((kept & ~ancestors).sum())
-    dropped = mask_of(result.dropped_kinds)
+    dropped = mask_of(result.dropped)
     masks, counts = np.unique(about["kinds"][~kept & ~ancestors] & dropped, return_counts=True)
     for mask, count in zip(masks.tolist(), counts.tolist(), strict=True):
         result.left_out[kinds_in(mask)[0]] += count
@@ -269,10 +255,9 @@ def _count(result: Result, about: np.ndarray, kept: np.ndarray, ancestors: np.nd
 # --- writing ---
 
 
-def _write(folder: Path, result: Result, store: Store, kept: np.ndarray) -> None:
-    about = store.about()
+def _write(folder: Path, result: Result, about: np.ndarray, kept: np.ndarray) -> None:
     written: dict[str, str] = {}
-    for source in result.checked:
+    for source in result.checked if result.dropped else ():
         for number, file in enumerate(source.files, start=source.first):
             # Records lie in the order in which they were read.
             own = slice(*np.searchsorted(about["source"], [number, number + 1]))
@@ -284,7 +269,7 @@ def _write(folder: Path, result: Result, store: Store, kept: np.ndarray) -> None
         "records": sum(source.tally.records for source in result.checked),
         "kept": result.kept,
         "left_out": dict(result.left_out.most_common()),
-        "left_out_for": sorted(result.dropped_kinds),
+        "left_out_for": sorted(result.dropped),
         **({} if result.median_loss is None else {"median_loss": result.median_loss}),
         "files": written,
         "sources": {source.name: source.tally.to_dict() for source in result.checked},

@@ -12,14 +12,36 @@ from hftune.data.readers.base import Chunk, Row, RowOrError
 from hftune.data.readers.columns import apply_columns, columns_found
 from hftune.data.records.unread import take_unread
 from hftune.errors import DataError, shown
-from hftune.tools.checking import findings, personal, texts
-from hftune.tools.checking.findings import Finding, mask_of
-from hftune.tools.checking.languages import language_of
+from hftune.secrets import redact
+from hftune.tools.checking import texts
 from hftune.tools.checking.leaks import LeakIndex
+from hftune.tools.checking.near import BANDS, ROWS, shingles_of, signature_of
 from hftune.tools.checking.records import Record, to_record
-from hftune.tools.checking.shingles import Shingles, shingles_of, signatures_of
-from hftune.tools.checking.store import ABOUT
+from hftune.tools.checking.result import (
+    BOILERPLATE,
+    CONTROL,
+    CUT,
+    ENCODING,
+    LEAK,
+    REFUSAL,
+    SECRET,
+    UNUSABLE,
+    Finding,
+    mask_of,
+)
 from hftune.tools.checking.tally import Tally
+
+ABOUT = np.dtype(
+    [
+        ("source", "<u4"),  # number of the file
+        ("line", "<u8"),
+        ("exact", "<u8"),
+        ("shingles", "<u4"),
+        ("kinds", "<u4"),
+        ("signature", "<u4", (BANDS * ROWS,)),
+    ]
+)
+"""What is kept of each record until all were read."""
 
 
 @dataclass
@@ -28,27 +50,15 @@ class Scanned:
 
     Attributes:
         about: (n,) of `ABOUT`; the file's number is for the parent to fill in.
-        signatures: (n, ...) as `signatures_of` gives them.
         found: What is wrong.
         tally: Counts.
         columns: Of those that were to be renamed, which were met.
     """
 
     about: np.ndarray
-    signatures: np.ndarray
     found: list[Finding]
     tally: Tally
     columns: set[str]
-
-
-@dataclass
-class _Place:
-    """A record, or None where there is none that can be used; and what was found, as bits of kinds."""
-
-    file: str
-    line: int
-    record: Record | None
-    kinds: int = 0
 
 
 @dataclass
@@ -71,95 +81,67 @@ class Scanner:
         Args:
             compared_only: Look at nothing but what is compared with other records, and leaks.
         """
-        result = Scanned(np.zeros(0, ABOUT), np.zeros((0, 0), np.uint32), [], Tally(), set())
-        places = [self._read(row, result) for row in chunk.rows()]
+        rows = [(row, *place_of(row)) for row in chunk.rows()]
         take_unread()  # what is not read of records is told by `hftune preview`
+        found = Scanned(np.zeros(len(rows), ABOUT), [], Tally(), set())
+        whole = []
+        for number, (row, file, line) in enumerate(rows):
+            told: list[tuple[str, str]] = []
+            try:
+                record = self._record(row, found)
+                told += self._compare(record, found.about[number], found.tally)
+                whole += [] if compared_only else [record.whole]
+                told += [] if compared_only else faults(record)
+            except DataError as error:
+                # Causes quote the record; of a very long quotation only the beginning is looked through.
+                told += [] if compared_only else [(UNUSABLE, f"{error.kind}: {shown(redact(error.cause[:1000]), 120)}")]
+            found.about[number]["line"], found.about[number]["kinds"] = line, mask_of({kind for kind, _ in told})
+            found.found += [Finding(kind, file, line, reason) for kind, reason in told]
         # Of a file that cannot be read at all there is no record.
-        places = [place for place in places if place.line]
-        result.tally.records = len(places)
-        shingles = self._compare(places, result)
-        if compared_only:
-            result.found.clear()
-        else:
-            self._judge(places, result)
-        for leak in self.leaks.leaks(shingles) if self.leaks else ():
-            self._note(places[leak.record], findings.LEAK, leak.reason, result)
-        result.about["kinds"] = [place.kinds for place in places]
-        return result
+        found.about = found.about[found.about["line"] > 0]
+        found.tally.records = len(found.about)
+        self._count_tokens(whole, found.tally)
+        return found
 
-    def _note(self, place: _Place, kind: str, reason: str, result: Scanned) -> None:
-        place.kinds |= mask_of({kind})
-        result.found.append(Finding(kind, place.file, place.line, reason))
+    def _record(self, row: RowOrError, found: Scanned) -> Record:
+        if isinstance(row, DataError):
+            raise row
+        found.columns |= columns_found(row, self.columns)
+        return to_record(apply_columns(row, self.columns))
 
-    def _read(self, row: RowOrError, result: Scanned) -> _Place:
-        try:
-            if isinstance(row, DataError):
-                raise row
-            result.columns |= columns_found(row, self.columns)
-            return _Place(row.file, row.line, to_record(apply_columns(row, self.columns)))
-        except DataError as error:
-            place = _Place(*place_of(error, row), None)
-            # Causes quote the record; of a very long quotation only the beginning is looked through.
-            cause = shown(personal.hidden(error.cause[:1000]), 120)
-            self._note(place, findings.UNUSABLE, f"{error.kind}: {cause}", result)
-            return place
-
-    def _compare(self, places: list[_Place], result: Scanned) -> Shingles:
-        """Fill in the numbers of all records; those of one that cannot be used are like no other's."""
-        compared = [place.record.compared if place.record else "" for place in places]
+    def _compare(self, record: Record, about: np.void, tally: Tally) -> Iterator[tuple[str, str]]:
+        """Fill in the numbers of a record, and say which text of the evaluation data stands in it."""
+        compared = record.compared
         shingles = shingles_of(compared)
-        result.signatures = signatures_of(shingles)
-        result.about = np.zeros(len(places), ABOUT)
-        result.about["shingles"] = np.diff(shingles.bounds)
-        result.about["line"] = [place.line for place in places]
-        for number, place in enumerate(places):
-            if record := place.record:
-                about = result.about[number]
-                about["exact"], about["judged"], about["verdict"] = record.exact, record.judged, record.verdict
-                words = shingles.words[shingles.word_bounds[number] : shingles.word_bounds[number + 1]]
-                result.tally.add(record, language_of(compared[number], words), len(compared[number]))
-        return shingles
+        about["exact"], about["shingles"], about["signature"] = record.exact, len(shingles), signature_of(shingles)
+        tally.add(record, len(compared))
+        if self.leaks and (reason := self.leaks.leak(shingles)):
+            yield LEAK, reason
 
-    def _judge(self, places: list[_Place], result: Scanned) -> None:
-        """Add what is wrong with each record by itself."""
-        for place in places:
-            for kind, reason in faults(place.record) if place.record else ():
-                if reason:
-                    self._note(place, kind, reason, result)
-        said = [place.record.whole for place in places if place.record]
-        if self.tokenizer is not None and said:
+    def _count_tokens(self, whole: list[str], tally: Tally) -> None:
+        if self.tokenizer is not None and whole:
             # Without a tokenizer transformers, which takes seconds, is not imported for it.
             from hftune.data.templates.respelled_tokenizer import encode_batch
 
-            for encoding in encode_batch(self.tokenizer, said, add_special_tokens=False):
-                result.tally.tokens.add(len(encoding.ids))
+            for encoding in encode_batch(self.tokenizer, whole, add_special_tokens=False):
+                tally.tokens.add(len(encoding.ids))
 
 
 def faults(record: Record) -> Iterator[tuple[str, str]]:
-    """(kind, reason) of what may be wrong with a record; the reason is empty where it is not."""
+    """(kind, reason) of what may be wrong with a record."""
     whole = record.whole
     said = "\n".join(text for role, text in record.spoken if role == "assistant")
     # The worse answer of a pair may be as bad as it likes: it is there to be avoided.
-    for answer in record.answers[:1]:
-        yield findings.CUT, texts.cut_off(answer)
-        yield findings.REFUSAL, texts.refusal(answer)
-    yield findings.BOILERPLATE, texts.boilerplate(said)
-    yield findings.CONTROL, texts.control_token(whole)
-    yield findings.ENCODING, texts.damage(whole)
-    yield findings.SECRET, _listed(whole, personal.secrets_in(whole))
-    yield findings.PERSONAL, _listed(whole, personal.personal_in(whole))
+    found = [(CUT, texts.cut_off(answer)) for answer in record.answers[:1]]
+    found += [(REFUSAL, texts.refusal(answer)) for answer in record.answers[:1]]
+    found += [(BOILERPLATE, texts.boilerplate(said)), (CONTROL, texts.control_token(whole))]
+    found += [(ENCODING, texts.damage(whole)), (SECRET, texts.secret(whole))]
+    yield from ((kind, reason) for kind, reason in found if reason)
 
 
-def _listed(text: str, places: Iterator[personal.Place], limit: int = 3) -> str:
-    """What was found, masked."""
-    found = list(dict.fromkeys(personal.shown(text, place) for place in places))
-    more = f", and {len(found) - limit} more" if len(found) > limit else ""
-    return ", ".join(found[:limit]) + more
-
-
-def place_of(error: DataError, row: RowOrError) -> tuple[str, int]:
-    """File and line of an error; line 0 where it is about a whole file."""
+def place_of(row: RowOrError) -> tuple[str, int]:
+    """File and line of a record, or of its error; line 0 where that is about a whole file."""
     if isinstance(row, Row):
         return row.file, row.line
-    file, colon, line = str(error.place).rpartition(":")
-    return (file, int(line)) if colon and line.isdecimal() else (str(error.place), 0)
+    file, colon, line = str(row.place).rpartition(":")
+    return (file, int(line)) if colon and line.isdecimal() else (str(row.place), 0)

@@ -12,8 +12,8 @@ from hftune.data.readers.files import chunks, find_files
 from hftune.data.records.unread import take_unread
 from hftune.errors import DataError, UserError, shown
 from hftune.logging import notice
-from hftune.tools.checking.leaks import LeakIndex, Sketches
-from hftune.tools.checking.records import to_record
+from hftune.tools.checking.leaks import LeakIndex
+from hftune.tools.checking.records import Record, to_record
 from hftune.tools.checking.tally import Tally
 from hftune.tools.reporting.lineage import trace, trained_on
 
@@ -116,22 +116,22 @@ def leak_index(paths: list[str], columns: dict[str, str]) -> LeakIndex:
     Raises:
         DataError: Nothing to read, or no record that can be read.
     """
-    sketches, read, faults = Sketches(), 0, list[UserError]()
+    faults = list[UserError]()
+    index = LeakIndex(_evaluation(paths, columns, faults))
+    if not index.records:
+        raise faults[0]
+    if faults:
+        notice(f"{len(faults)} record(s) of the evaluation data cannot be read (first: {faults[0].place})")
+    return index
+
+
+def _evaluation(paths: list[str], columns: dict[str, str], faults: list[UserError]) -> Iterator[tuple[str, Record]]:
     for chunk in chunks([file for source in given_sources(paths, "--against") for file in source.files]):
-        origins, records = [], []
         for row in chunk.rows():
             try:
                 if not isinstance(row, Row):
                     raise row
-                records.append(to_record(apply_columns(row, columns)))
-                origins.append(row.origin)
+                yield row.origin, to_record(apply_columns(row, columns))
             except DataError as error:
                 faults.append(error)
         take_unread()
-        sketches.add(origins, records)
-        read += len(records)
-    if not read:
-        raise faults[0]
-    if faults:
-        notice(f"{len(faults)} record(s) of the evaluation data cannot be read (first: {faults[0].place})")
-    return sketches.index()

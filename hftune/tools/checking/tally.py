@@ -49,7 +49,6 @@ class Tally:
     Attributes:
         records: All that were read, those included that cannot be used.
         kinds: What records are for.
-        languages: Records by language.
         turns: Records by the number of their turns.
         tools: Records that offer or call functions.
         thoughts: Records with thoughts.
@@ -60,7 +59,6 @@ class Tally:
 
     records: int = 0
     kinds: Counter[str] = field(default_factory=Counter)
-    languages: Counter[str] = field(default_factory=Counter)
     turns: Counter[int] = field(default_factory=Counter)
     tools: int = 0
     thoughts: int = 0
@@ -68,10 +66,9 @@ class Tally:
     tokens: Lengths = field(default_factory=Lengths)
     found: Counter[str] = field(default_factory=Counter)
 
-    def add(self, record: Record, language: str, characters: int) -> None:
+    def add(self, record: Record, characters: int) -> None:
         """Count one record that can be used."""
         self.kinds[record.kind] += 1
-        self.languages[language] += 1
         # Conversations of more turns than anybody holds are counted together.
         self.turns[min(len(record.spoken), 100)] += 1
         self.tools += record.tools
@@ -83,14 +80,14 @@ class Tally:
         self.records += other.records
         self.tools += other.tools
         self.thoughts += other.thoughts
-        for name in ("kinds", "languages", "turns", "found"):
+        for name in ("kinds", "turns", "found"):
             getattr(self, name).update(getattr(other, name))
         self.characters.merge(other.characters)
         self.tokens.merge(other.tokens)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for the summary in the output folder."""
-        named = {"kinds", "languages", "found"}
+        named = {"kinds", "found"}
         return {
             "records": self.records,
             **{name: dict(getattr(self, name).most_common()) for name in sorted(named)},

@@ -1,4 +1,4 @@
-"""What may be wrong with the text of a record: answers cut off, refusals, control tokens, broken encodings.
+"""What may be wrong with the text of a record: answers cut off, refusals, control tokens, broken encodings, tokens.
 
 Each function gives the reason as a few words, "" where nothing is wrong. Patterns begin with a literal, or are tried
 on a bounded part of the text, and repeat nothing without a bound: their time grows with the text and no faster.
@@ -11,6 +11,7 @@ import re
 from ftfy.badness import is_bad
 
 from hftune.errors import shown
+from hftune.secret_names import BEARER, IN_URL, MARKS, MASK, SHAPES
 
 # Of an answer: a refusal begins it.
 _BEGINNING = 240
@@ -82,6 +83,20 @@ def damage(text: str) -> str:
     found = _SUSPECT.search(text)
     # From there on: nothing before it can be part of what is looked for.
     return "decoded from the wrong encoding (mojibake)" if found and is_bad(text[max(0, found.start() - 2) :]) else ""
+
+
+def secret(text: str) -> str:
+    """Whether a text holds tokens by their form, or passwords in URLs and headers; two characters of each are shown."""
+    found: list[str] = []
+    # The pattern of all forms takes a hundred times as long as looking for what each of them begins with.
+    if any(mark in text for mark in MARKS):
+        found += [match[0] for match in SHAPES.finditer(text)]
+    if "earer" in text or "asic" in text:
+        found += [match[0] for match in BEARER.finditer(text)]
+    if "://" in text and "@" in text:
+        found += [match[2] for match in IN_URL.finditer(text)]
+    masked = dict.fromkeys(f"{one[: min(2, len(one) // 4)]}{MASK}" for one in found)
+    return f"the text holds {', '.join([*masked][:3])}" if found else ""
 
 
 def cut_off(answer: str) -> str:

@@ -25,7 +25,6 @@ _WORDS: dict[str, tuple[str, ...]] = {
     "pipeline": ("run", "plan", "check"),
     "schema": (*STAGES, "merge", "pipeline"),
     "completion": ("bash", "zsh", "fish"),
-    "vocab": ("add", "extend", "train", "merge", "resize"),
 }
 _FLAGS: dict[str, tuple[str, ...]] = {
     "init": ("--model",),

@@ -24,7 +24,7 @@ OPTIONAL = {
     "uvicorn": "`hftune serve`: pip install 'hftune[serve]'",
     "torchao": "--fp8 on Hopper GPUs: pip install 'hftune[fp8]'",
     "math-verify": "--reward_funcs accuracy: pip install 'hftune[math]'",
-    "sentencepiece": "`hftune vocab` for SentencePiece models: pip install 'hftune[sentencepiece]'",
+    "sentencepiece": "tokenizers that are a SentencePiece `.model` alone: pip install 'hftune[sentencepiece]'",
 }
 """Optional packages and what each is for; none is needed."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import fields
 
 from hftune.arguments.merging import MergeArguments
@@ -9,24 +10,20 @@ from hftune.arguments.names.row import ALIAS, OFF, WORKS, Row
 from hftune.arguments.names.table import table, tools, tools_of
 from hftune.arguments.special_fields import DONE_BY_HFTUNE, DONE_BY_HFTUNE_EVERYWHERE
 from hftune.arguments.stage_table import STAGES, base_stage
-from hftune.arguments.stages import script_of, scripts_with, stage_parser
-from hftune.errors import ArgumentError, did_you_mean
+from hftune.arguments.stages import known_arguments, script_of, scripts_with
 from hftune.tools.explaining.defaults import explain_default
 
 
-def explain(name: str) -> str:
-    """A few lines on a name: which tools have it, what it does, and what hftune does with it.
+def explanations() -> dict[str, str]:
+    """Every name of hftune's and of the other tools -> a few lines on it."""
+    merging = (entry.name for entry in fields(MergeArguments))
+    names = {*table(), *itertools.chain(*tools().values(), *map(known_arguments, STAGES), merging)}
+    return {name: explain(name) for name in sorted(names) if name.isidentifier()}
 
-    Raises:
-        ArgumentError: Neither hftune nor one of the other tools has it; names the nearest.
-    """
-    name = name.lstrip("-").replace("-", "_")
+
+def explain(name: str) -> str:
+    """A few lines on a name: which tools have it, what it does, and what hftune does with it."""
     row, help_text = table().get(name), help_of(name)
-    if row is None and help_text is None:
-        # Of hftune's own names those of SFT: the parser of every stage, seconds each, would be too much for a hint.
-        known = {*table(), *(other for names in tools().values() for other in names), *stage_parser("sft").known}
-        fix = did_you_mean(name, known, written="--{}") or "all names, with what they do, are in docs/parameters.md"
-        raise ArgumentError(f"nobody has --{name}", place="hftune explain", fix=fix)
     lines = [f"--{name}"]
     if row is not None:
         lines += [f"  {row.does}", f"  {outcome(row)}"]
@@ -73,7 +70,7 @@ def help_of(name: str) -> str | None:
     """The help text of one of hftune's own arguments; None where it has no such argument."""
     # Most arguments are SFT's, too, and each further class takes seconds to import.
     for stage in ("sft", *STAGES):
-        action = stage_parser(stage).known.get(name)
+        action = known_arguments(stage).get(name)
         if action is not None:
             return " ".join((action.help or "").replace("%%", "%").split())
     return next((entry.metadata.get("help") for entry in fields(MergeArguments) if entry.name == name), None)

@@ -15,7 +15,7 @@ from hftune import child_processes
 from hftune.opening.json_file import read_json
 from hftune.tools.parity import forks
 from hftune.tools.parity.models import DRAWING, STEPS, Figures, make_data, make_model
-from hftune.tools.reporting.stages import read_progress
+from hftune.tools.reporting.progress import read_progress
 
 STOP = 2
 DATA = {"pt": "pt", "sft": "sft", "rm": "pairs", "dpo": "pairs", "rl": "prompts", "distill": "sft"}

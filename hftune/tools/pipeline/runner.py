@@ -29,9 +29,10 @@ from hftune.tools.pipeline.checking import check_steps
 from hftune.tools.pipeline.exposed import with_quiet_token
 from hftune.tools.pipeline.gates import GateFailed, check_gates
 from hftune.tools.pipeline.lock import locked
-from hftune.tools.pipeline.progress import Follower, Screen
+from hftune.tools.pipeline.progress import Screen
 from hftune.tools.pipeline.state import AGAIN, DAMAGED, DONE, RESUME, START, State, damage, state_of
 from hftune.tools.pipeline.step import COMMANDS, Step
+from hftune.tools.reporting.progress import Log
 from hftune.visible import clock, say
 
 LOGS, PREVIOUS = "logs", "previous"
@@ -218,7 +219,7 @@ class Runner:
         offset = log.stat().st_size if log.is_file() else 0
         self.screen.say(f"{title}\n  {shown(step.env, command)}\n  log: {log}")
         # Before the start, so that it skips what earlier runs left and misses nothing of this one.
-        follower = Follower(step.folder)
+        follower = Log(step.folder, skip=True)
         running = self.start(command, environment(step), log)
         self.screen.begin(title)
         asked = 0
@@ -226,7 +227,8 @@ class Runner:
             while (code := running.poll()) is None:
                 if self._signals > asked:
                     asked = self._pass_on(running)
-                self.screen.show(follower.moment, new=follower.read())
+                new = follower.read()
+                self.screen.show(follower.moment(), new=new)
                 time.sleep(_LOOK_SECONDS)
         # KeyboardInterrupt and SystemExit too: no stage may run without its runner.
         except BaseException:

@@ -13,7 +13,7 @@ from hftune.arguments.training import StageArguments
 from hftune.distributed import ranks
 from hftune.errors import ArgumentError, raise_together
 from hftune.logging import notice
-from hftune.models.loading.packed_weights import packed_checkpoint
+from hftune.models.loading.stored_quantisation import is_read_whole, quantisation_in
 from hftune.preflight.facts import Facts, resolve
 from hftune.preflight.memory import Free
 from hftune.preflight.model_folder import check_model_folder
@@ -91,9 +91,10 @@ def _facts(stage: str, given: RunArguments[StageArguments]) -> Facts[StageArgume
         )
     raise_together([*facts.problems, *check_without_effect(facts)])
     assert facts.build is not None and facts.config is not None, "without a config there is a problem"
-    packed = packed_checkpoint(facts.model_args.model_name_or_path)
-    if packed is not None and packed.stored:
-        notice(say_read_whole(packed, facts.build.dtype, quantised=facts.adapter_args.quantised))
+    folder = str(facts.model_args.model_name_or_path)
+    how = quantisation_in(folder)
+    if how is not None and is_read_whole(how):
+        notice(say_read_whole(folder, how))
     if facts.skeleton is None:
         raise ArgumentError(
             f"transformers has no {facts.training_args.head} model of {facts.config.model_type}",

@@ -7,7 +7,6 @@ from typing import Any
 
 from hftune.arguments.scripts import take_script
 from hftune.arguments.stage_table import base_stage
-from hftune.tools.records.division import take_own
 from hftune.visible import say
 
 
@@ -36,47 +35,33 @@ def preview(argv: list[str]) -> None:
 
 
 def tokenize(argv: list[str]) -> None:
-    """The records of a script as token ids in a folder, which the script takes with `--tokenized_dir`.
-
-    With `--shard K/N` a part of them, with `--join PART ...` all of them, made of their parts.
-    """
-    command = ["hftune", "tokenize", *argv]
-    shard, parts, argv = take_own(argv)
+    """The records of a script as token ids in a folder, which the script takes with `--tokenized_dir`."""
     encoder, arguments = _encoder(argv, "tokenize")
     data_args, training_args = arguments.data, arguments.training
     from hftune.checkpoints import manifest as manifests
     from hftune.checkpoints.inputs import inputs_of
     from hftune.data.packing.settings import packing_by_split
     from hftune.data.sources import concatenated
-    from hftune.data.splits import describe, encoders_by_split, load_sources
+    from hftune.data.splits import encoders_by_split, load_sources
     from hftune.data.tokenized_folder import save_tokenised
     from hftune.errors import raise_together
     from hftune.publishing.folder import published_folder
     from hftune.publishing.places import check_place
     from hftune.secrets import command_without_secrets
-    from hftune.tools.records import shards
 
     folder, overwrite = training_args.output_dir, training_args.overwrite_output_dir
     # Before hours of tokenising, which would be lost.
-    inputs = [*inputs_of(*arguments), *map(Path, parts)]
+    inputs = inputs_of(*arguments)
     raise_together(check_place(folder, inputs, overwrite=overwrite))
     packing = packing_by_split(training_args, encoder.row_length) if encoder.row_length else {}
     encoders = encoders_by_split(encoder, packing)
-    if parts:
-        shards.join_parts(parts, shards.find_sources(encoders, data_args))
-        data_args.overwrite_cache = False  # what the parts were joined to must be found there
-    done = f"tokenised records in {folder}; train on them with --tokenized_dir {folder}"
     with published_folder(folder, overwrite=overwrite, inputs=inputs) as aside:
-        if shard:
-            counts = shards.write_part(aside, shard, shards.find_sources(encoders, data_args))
-            done = f"part {shard.number} of {shard.of} in {folder}: {describe(counts)}; join all parts with --join"
-        else:
-            sources = load_sources(encoders, data_args, training_args.seed)
-            save_tokenised(aside, {name: concatenated(found) for name, found in sources.items()}, encoders)
+        sources = load_sources(encoders, data_args, training_args.seed)
+        save_tokenised(aside, {name: concatenated(found) for name, found in sources.items()}, encoders)
         manifest: manifests.Manifest = {"hftune": manifests.library_versions().get("hftune"), "stage": "tokenize"}
-        manifest["command"] = command_without_secrets(command)
+        manifest["command"] = command_without_secrets(["hftune", "tokenize", *argv])
         manifests.finish_manifest(aside, manifest | {"status": manifests.COMPLETE})
-    say(done)
+    say(f"tokenised records in {folder}; train on them with --tokenized_dir {folder}")
 
 
 def _encoder(argv: list[str], command: str) -> tuple[Any, Any]:

@@ -16,9 +16,10 @@ from hftune.opening.files import read_bytes
 from hftune.opening.json_file import LARGE, parse_json, read_json
 from hftune.secrets import command_without_secrets
 from hftune.tools.reporting.history import StageSummary, read_history, series, summary
+from hftune.tools.reporting.progress import read_progress
 from hftune.tools.reporting.shapes import written_by_hftune
 
-PROGRESS, ANSWERS, COMPLETIONS = "progress.jsonl", "answers.json", "completions.jsonl"
+ANSWERS, COMPLETIONS = "answers.json", "completions.jsonl"
 ASKED = "answers"
 """The stage of a folder of `hftune ask`."""
 EVALUATED, RESULTS = "evaluate", "evaluation.json"
@@ -169,37 +170,6 @@ def _places(name: Any) -> Iterator[Path]:
     """The folder that a manifest names; none where the text cannot be a path (zero bytes, halves of characters)."""
     with suppress(ValueError, OSError, RuntimeError):
         yield Path(str(name)).resolve()
-
-
-def read_progress(folder: Path) -> list[dict[str, Any]]:
-    """The lines of `progress.jsonl` with the speed between them; a step that was repeated after a kill counts once."""
-    return with_speed(_lines(folder / PROGRESS))
-
-
-def with_speed(logged: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Lines of a progress file with the tokens per second between them, where the run has not logged its own."""
-    lines: list[dict[str, Any]] = []
-    before: dict[str, Any] | None = None
-    for line in logged:
-        # A run that was resumed: the time since the last line is not training.
-        if line.get("began"):
-            before = None
-        if before is not None and line.get("tokens") is None and line["step"] == before["step"]:
-            # The line of an evaluation, from whose end on the next steps are trained.
-            line = {**line, "tokens": before.get("tokens")}
-        speed = None if before is None else _speed(before, line)
-        lines.append({**({} if speed is None else {"tokens_per_second": speed}), **line})
-        before = line
-    return lines
-
-
-def _speed(before: dict[str, Any], line: dict[str, Any]) -> float | None:
-    """Tokens a second between two lines; None where that is not known, or the time is an evaluation's."""
-    if "loss" not in line or line.get("tokens") is None or before.get("tokens") is None:
-        return None
-    seconds, more = line["time"] - before["time"], line["tokens"] - before["tokens"]
-    # Counts of earlier versions began anew where a run was resumed.
-    return more / seconds if seconds > 0 and more >= 0 and line["step"] > before["step"] else None
 
 
 def _lines(file: Path, limit: int = LARGE) -> Iterator[dict[str, Any]]:

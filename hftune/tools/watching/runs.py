@@ -7,15 +7,15 @@ import re
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from hftune.checkpoints.manifest import COMPLETE, INTERRUPTED, Manifest, read_manifest
 from hftune.constants import LOG_NAME, MANIFEST_NAME, SAMPLES_NAME
 from hftune.errors import ManifestError
 from hftune.opening.files import MIB, open_file, size_text
-from hftune.tools.reporting.stages import ANSWERS, COMPLETIONS, DEPTH, PROGRESS, SKIPPED
-from hftune.tools.watching.log import Line, Log
+from hftune.tools.reporting.progress import PROGRESS, Log, Moment
+from hftune.tools.reporting.stages import ANSWERS, COMPLETIONS, DEPTH, SKIPPED
 
 RUNNING, FINISHED, STOPPED, SILENT, LOADING, UNREADABLE = (
     *("running", "finished", "stopped", "silent", "loading", "unreadable"),
@@ -31,20 +31,6 @@ _PATIENCE = 120.0
 _WINDOW = 20
 _TAIL = 64 << 10
 _CHECKPOINT = re.compile(r"checkpoint-(\d{1,15})")
-
-
-@dataclass
-class Moment:
-    """How far a run is; None for what is not known.
-
-    Args:
-        figures: What was logged last of each name.
-    """
-
-    step: int = 0
-    max_steps: int = 0
-    seconds_left: float | None = None
-    figures: Line = field(default_factory=dict)
 
 
 @dataclass
@@ -135,19 +121,9 @@ class Watched:
         return max(0.0, min(known, default=0.0))
 
     def moment(self) -> Moment:
-        """How far the run is."""
-        lines = self.log.lines
-        if not lines:
-            return Moment()
-        last = lines[-1]
-        figures = {name: value for line in lines[-200:] for name, value in line.items()}
-        left = last["max_steps"] - last["step"]
-        # Since the last start: the time between two starts is no training.
-        begun = next((place for place in reversed(range(len(lines))) if lines[place].get("began")), 0)
-        near = lines[begun:][-_WINDOW:]
-        seconds, steps = last["time"] - near[0]["time"], last["step"] - near[0]["step"]
-        known = steps > 0 and seconds > 0 and left > 0 and self.state == RUNNING
-        return Moment(last["step"], last["max_steps"], seconds / steps * left if known else None, figures)
+        """How far the run is; the time that is left of one that runs."""
+        found = self.log.moment()
+        return found if self.state == RUNNING else replace(found, seconds_left=None)
 
     def checkpoints(self) -> list[int]:
         """The steps of its checkpoints that are whole, in order."""

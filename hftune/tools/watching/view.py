@@ -16,11 +16,12 @@ from hftune.opening.json_file import parse_json, read_json
 from hftune.secrets import redact
 from hftune.tools.reporting.answers import rewards_of, said
 from hftune.tools.reporting.page import spark
+from hftune.tools.reporting.progress import with_speed
 from hftune.tools.reporting.shapes import SHAPES
-from hftune.tools.reporting.stages import ANSWERS, COMPLETIONS, PROGRESS, Points, curves_of, with_speed
+from hftune.tools.reporting.stages import ANSWERS, COMPLETIONS, Points, curves_of
 from hftune.tools.reporting.svg import short
 from hftune.tools.watching.runs import FINISHED, RUNNING, SILENT, STOPPED, UNREADABLE, Watched, last_words, tail
-from hftune.visible import clock, figures, progress_figures, visible
+from hftune.visible import clock, figures, visible
 
 _BAR = 16
 _COLOURS = {RUNNING: "green", FINISHED: "cyan", STOPPED: "yellow", SILENT: "yellow", UNREADABLE: "red"}
@@ -39,14 +40,7 @@ def view(runs: Sequence[Watched]) -> Group:
 
 def line(run: Watched) -> str:
     """A run on one line: `sft: step 3/10, loss 1.235, 12,346 tokens/s, 0:35 left`."""
-    return f"{run.name}: {_words(run)} ({run.state})" if run.log.lines else f"{run.name}: {run.state}"
-
-
-def _words(run: Watched) -> str:
-    moment = run.moment()
-    steps = [f"step {moment.step}/{moment.max_steps}"] if moment.max_steps else []
-    left = [f"{clock(moment.seconds_left)} left"] if moment.seconds_left is not None else []
-    return ", ".join([*steps, *progress_figures(moment.figures, left)]) or run.state
+    return f"{run.name}: {run.moment()} ({run.state})" if run.log.lines else f"{run.name}: {run.state}"
 
 
 def _safe(value: object, style: str = "") -> Text:
@@ -86,7 +80,7 @@ def _whole(run: Watched) -> Iterator[Any]:
     if run.fault:
         yield _safe(run.fault, "red")
         return
-    yield Text(_words(run)) if run.log.lines else Text("nothing is logged yet", "dim")
+    yield Text(str(moment) or run.state) if run.log.lines else Text("nothing is logged yet", "dim")
     if state == SILENT:
         yield Text(f"nothing was written for {clock(run.quiet())}: it was killed, or waits", "yellow")
     curves = curves_of(with_speed(run.log.lines))
@@ -134,7 +128,9 @@ def _said(run: Watched) -> Iterator[Text]:
 def last_answers(run: Watched) -> list[tuple[str, str, str, str]]:
     """The step, who or what reward, the prompt and the answer of the last samples; none where there are none."""
     with suppress(ManifestError, *SHAPES):
-        rows = [parse_json(text, PROGRESS, finite=False, halves=True) for text in tail(run.folder / COMPLETIONS, _SAID)]
+        rows = [
+            parse_json(text, COMPLETIONS, finite=False, halves=True) for text in tail(run.folder / COMPLETIONS, _SAID)
+        ]
         if rows:
             return [
                 (f"step {row['step']}", rewards_of(row.get("rewards")), said(row["prompt"]), said(row["completion"]))

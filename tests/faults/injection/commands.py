@@ -17,7 +17,7 @@ from tests.unit.merging.models import make_adapter
 
 RESULTS = (
     *("merge", "export vllm", "export gguf", "export ollama", "export vllm-lora", "export lora", "export quantized"),
-    *("consolidate", "vocab add", "vocab train", "tokenize", "score", "teach", "evaluate", "sample", "data check"),
+    *("consolidate", "tokenize", "score", "teach", "evaluate", "sample", "data check"),
 )
 PAGES = ("report", "export hub --card_only", "ask", "schema")
 STAGES = ("sft", "sft resumed", "sft zero2", "sft zero3", "pt", "rm", "dpo", "rl", "distill")
@@ -96,13 +96,6 @@ def _results(model: Path, data: Path, folder: Path) -> dict[str, Command]:
         "export quantized": Command(["hftune", "export", "quantized", *of, *quick], earlier=["--bits", "8"]),
         "consolidate": Command(
             ["hftune", "consolidate", "--checkpoint", checkpoint, *_OUT], earlier=["--checkpoint", checkpoint_before]
-        ),
-        "vocab add": Command(
-            ["hftune", "vocab", "add", *of, "--add_tokens", "<ref>", *_OUT], earlier=["--add_tokens", "<box>"]
-        ),
-        "vocab train": Command(
-            ["hftune", "vocab", "train", *of, "--train_file_dir", f"{data}/pt", "--vocab_size", "270", *_OUT],
-            earlier=["--vocab_size", "265"],
         ),
         "tokenize": Command(
             ["hftune", "tokenize", "run_sft", *of, "--train_file_dir", f"{data}/sft", *_OUT],

@@ -24,13 +24,12 @@ from hftune.errors import ArgumentError
 from hftune.tools.export.arguments import ExtractArguments
 from hftune.tools.pipeline.checking import stage_problems
 from hftune.tools.scoring.arguments import ScoreArguments
-from hftune.tools.vocabulary.arguments import VocabArguments
 
 
 def argument_classes() -> Iterator[type]:
     """All dataclasses of arguments, each stage's on the config of its trainer, and those of the tools."""
     modules = [module.name for module in pkgutil.walk_packages(hftune.arguments.__path__, "hftune.arguments.")]
-    tools = [f"hftune.tools.{tool}.arguments" for tool in ("chatting", "export", "scoring", "serving", "vocabulary")]
+    tools = [f"hftune.tools.{tool}.arguments" for tool in ("chatting", "export", "scoring", "serving")]
     tools.append("hftune.tools.consolidating.run")
     for module in [*modules, *tools]:
         for name, found in vars(importlib.import_module(module)).items():
@@ -48,7 +47,7 @@ def test_the_walk_finds_every_class() -> None:
         path.partition(":")[2] for path in (*(stage.arguments for stage in STAGES.values()), *ALGORITHMS.values())
     }
     assert {*trained, "DataArguments", "AdapterArguments", "ModelArguments"} <= names
-    assert {"VocabArguments", "ScoreArguments", "AskArguments", "ExtractArguments", "ConsolidateArguments"} <= names
+    assert {"ScoreArguments", "AskArguments", "ExtractArguments", "ConsolidateArguments"} <= names
     assert len(NUMBERS) > 140
 
 
@@ -166,7 +165,6 @@ def test_names_of_other_tools() -> None:
 @pytest.mark.parametrize(
     ("cls", "flags"),
     [
-        (VocabArguments, ["--vocab_size", "0"]),
         (ScoreArguments, ["--batch_tokens", "-1"]),
         (AskArguments, ["--max_new_tokens", "0"]),
         (ExtractArguments, ["--lora_r", "99999999"]),

@@ -1,54 +1,33 @@
-"""A forked worker hides no death; a pause of the whole process is no hang."""
+"""A pause of the whole process is no hang; a forked worker has no word in it."""
 
 from __future__ import annotations
 
 import os
-import select
-import signal
 import time
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from hftune.distributed import phases, watchdog
-from hftune.distributed.hub import Hub, connect
-from hftune.distributed.verdicts import judge_hang
+from hftune.distributed import heartbeats, phases, watchdog
 
 pytestmark = pytest.mark.long
 
 
-def test_a_worker_of_a_data_loader_does_not_keep_a_dead_process_alive(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    hub = Hub("word", judge_hang)
-    first, second = (connect("127.0.0.1", hub.port, rank, "word", {}) for rank in range(2))
-    time.sleep(0.3)
-    monkeypatch.setattr(watchdog, "_watchdog", SimpleNamespace(connection=second, hub=None))
-    child = os.fork()
-    if not child:
-        time.sleep(30)
-        os._exit(0)
-    try:
-        monkeypatch.setattr(watchdog, "_watchdog", None)
-        second.close()
-        assert select.select([first.socket], [], [], 8.0)[0], "nothing came"
-        (message,) = first.receive() or []
-        assert message["verdict"]["ranks"] == [1]
-    finally:
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-        hub.close()
-
-
-def test_a_pause_of_the_whole_process_is_no_hang(monkeypatch: pytest.MonkeyPatch) -> None:
-    ended: list[dict[str, Any]] = []
-    monkeypatch.setattr(watchdog.Watchdog, "_end", lambda self, verdict: ended.append(verdict))
+@pytest.fixture
+def ended(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """Verdicts; nothing ends, and no thread looks."""
+    found: list[dict[str, Any]] = []
+    monkeypatch.setattr(watchdog.Watchdog, "_end", lambda self, verdict: found.append(verdict))
     monkeypatch.setattr(watchdog.Watchdog, "_watch", lambda self: None)
+    return found
+
+
+def test_a_pause_of_the_whole_process_is_no_hang(ended: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [1000.0]
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
     with phases.timed("starting"):
-        found = watchdog.Watchdog(60.0)
+        found = watchdog.Watchdog(60.0, alone=True)
         for seconds in (5.0, 5.0, 3600.0, 5.0, 5.0):  # Ctrl-Z for an hour
             clock[0] += seconds
             found._look()
@@ -58,3 +37,34 @@ def test_a_pause_of_the_whole_process_is_no_hang(monkeypatch: pytest.MonkeyPatch
             found._look()
         assert ended, "it does hang, apart from the pause"
     phases.enter(phases.PREPARATION, 0)
+
+
+def test_a_store_that_does_not_answer_ends_the_wait(
+    ended: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 0 has been stopped, or its machine is cut off: a call into the store does not return."""
+    clock = [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    found = watchdog.Watchdog(600.0, alone=True)
+    found.rank = 1
+    found.others = heartbeats.Heartbeats(None, 1, 2, found._report, found._end)  # type: ignore[arg-type]
+    for seconds in (5.0,) * 9 + (3600.0, *(5.0,) * 9):
+        clock[0] += seconds
+        found._look()
+    assert not ended, "what came in a pause was not late"
+    clock[0] += 5.0
+    found._look()
+    assert [(verdict["kind"], verdict["ranks"]) for verdict in ended] == [("lost", [0])]
+
+
+def test_a_forked_worker_says_no_goodbye(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    dog = SimpleNamespace(stop=lambda words="": said.append(words), pid=os.getpid() + 1)
+    monkeypatch.setattr(watchdog, "_watchdog", dog)
+    watchdog.on_exit(ValueError("in a worker of a data loader"))
+    watchdog.stop()
+    assert not said
+    dog.pid = os.getpid()
+    monkeypatch.setattr(watchdog, "_watchdog", dog)
+    watchdog.on_exit(ValueError("odd"))
+    assert said == ["ValueError: odd"]

@@ -191,7 +191,7 @@ def test_what_a_base_is_loaded_with(
 
 
 def test_a_packed_base_whose_positions_were_stretched(make_base: Callable, tmp_path: Path) -> None:
-    folder = pack(make_base("llama", hidden_size=64, intermediate_size=160), tmp_path / "packed", "gptq")
+    folder = pack(make_base("llama", hidden_size=64, intermediate_size=160), tmp_path / "packed", "fp8")
     adapter = make_adapter(Path(f"{folder}-whole"), tmp_path / "adapter", target_modules=["q_proj"])
     rope = {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}}
     (adapter / "hftune.json").write_text(json.dumps({"rope": rope}))

@@ -125,23 +125,19 @@ def test_adapters_below_are_folded_and_those_side_by_side_are_weighed(monkeypatc
 
 
 @pytest.mark.parametrize(
-    ("given", "packed", "wanted"),
+    ("given", "wanted"),
     [
-        ({}, None, [("AutoModelForCausalLM", {"dtype": torch.float32})]),
+        ({}, [("AutoModelForCausalLM", {"dtype": torch.float32})]),
         (
-            {"head": "score", "scores": 2}, None,
+            {"head": "score", "scores": 2},
             [("AutoModelForSequenceClassification", {"dtype": torch.float32, "num_labels": 2})],
         ),
         (
-            {"head": "score", "scores": 2}, "packed",
-            [("AutoConfig", {"num_labels": 2}), ("AutoModelForSequenceClassification", {"dtype": torch.float32})],
-        ),
-        (
-            {"base": SimpleNamespace(gguf_file="x.gguf", folder="b")}, "packed",
+            {"base": SimpleNamespace(gguf_file="x.gguf", folder="b")},
             [("AutoModelForCausalLM", {"dtype": torch.float32, "gguf_file": "x.gguf"}), "dtype of GGUF"],
         ),
         (
-            {"head": "score", "scores": 2, "quantised": Quantisation(8, "None", False, "BF16")}, None,
+            {"head": "score", "scores": 2, "quantised": Quantisation(8, "None", False, "BF16")},
             [(
                 "AutoModelForSequenceClassification",
                 {"dtype": torch.bfloat16, "num_labels": 2, "quantization_config": 8, "device_map": {"": "cpu"}},
@@ -150,9 +146,9 @@ def test_adapters_below_are_folded_and_those_side_by_side_are_weighed(monkeypatc
     ],
 )  # fmt: skip
 def test_who_loads_a_base_and_with_what(
-    given: dict[str, Any], packed: str | None, wanted: list[Any], monkeypatch: pytest.MonkeyPatch
+    given: dict[str, Any], wanted: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """transformers, or hftune where the weights are packed; a GGUF file is nothing else. Code is trusted as asked."""
+    """Code is trusted as asked."""
     asked: list[Any] = []
     model = SimpleNamespace(eval=lambda: "ready")
 
@@ -161,16 +157,8 @@ def test_who_loads_a_base_and_with_what(
         asked.append((auto.__name__, options))
         return model
 
-    def load_packed(auto: Any, config: Any, found: str, options: dict[str, Any]) -> Any:
-        assert found == "packed" and options.pop("trust_remote_code") and config is model
-        asked.append((auto.__name__, options))
-        return model, None
-
     monkeypatch.setattr(peft_model, "pretrained", pretrained)
-    monkeypatch.setattr(peft_model, "load_packed", load_packed)
-    monkeypatch.setattr(peft_model, "packed_checkpoint", lambda folder: packed)
     monkeypatch.setattr(peft_model, "_bitsandbytes", lambda how: how.bits)
-    monkeypatch.setattr(peft_model, "drop_quantisation", lambda config: None)
     monkeypatch.setattr(peft_model, "keep_differentiable", lambda model: None)
     monkeypatch.setattr(peft_model, "forget_gguf", lambda model: asked.append("dtype of GGUF"))
     own = {"head": "causal_lm", "quantised": None, "growth": None, "trust_remote_code": True}

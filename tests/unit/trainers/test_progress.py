@@ -7,7 +7,7 @@ from pathlib import Path
 
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
-from hftune.tools.reporting.stages import read_progress
+from hftune.tools.reporting.progress import read_progress
 from hftune.trainers.progress import ProgressFile
 
 

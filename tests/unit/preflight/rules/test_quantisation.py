@@ -10,6 +10,7 @@ import pytest
 from hftune.arguments.entry import parse_arguments
 from hftune.errors import ArgumentError
 from hftune.models.kernels import float8_support
+from hftune.models.loading import stored_quantisation
 from hftune.preflight.facts import resolve
 from hftune.preflight.rules import quantisation
 from hftune.preflight.rules.quantisation import check_quantisation
@@ -56,8 +57,8 @@ def test_right(flags: tuple[str, ...]) -> None:
 @pytest.mark.parametrize(
     ("stored", "flags", "said"),
     [
-        ({"quant_method": "hqq", "bits": 4}, ("--qlora",), "quantised with hqq, which hftune does not train on"),
-        ({"quant_method": "gptq", "bits": 4}, ("--qlora",), "there are no weights in safetensors"),
+        ({"quant_method": "hqq", "bits": 4}, ("--qlora",), "is stored in hqq, which hftune does not train on"),
+        ({"quant_method": "gptq", "bits": 4}, ("--qlora",), "is stored in gptq, which needs"),
         ({"quant_method": "bitsandbytes", "load_in_4bit": True}, (), "add --use_peft --load_in_4bit"),
         ({"quant_method": "bitsandbytes", "load_in_8bit": True}, ("--use_peft",), "add --use_peft --load_in_8bit"),
         ({"quant_method": "bitsandbytes", "load_in_4bit": True}, ("--qlora",), ""),
@@ -68,6 +69,14 @@ def test_checkpoints_that_are_quantised(stored: dict | None, flags: tuple[str, .
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "quantization_config": stored}))
     found = problems(*flags, model=tmp_path)
     assert said in found if said else found == ""
+
+
+def test_weights_that_stay_packed_are_not_partitioned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stored_quantisation, "find_spec", lambda name: name)
+    config = {"model_type": "llama", "quantization_config": {"quant_method": "awq"}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert problems("--use_peft", model=tmp_path) == ""
+    assert "ZeRO-3 does not partition" in problems("--use_peft", "--deepspeed", ZERO3, model=tmp_path)
 
 
 def test_fp8_without_a_gpu_or_torchao_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

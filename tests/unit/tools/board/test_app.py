@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 import os
 import re
@@ -12,13 +14,13 @@ from pathlib import Path
 import pytest
 
 from hftune.checkpoints.manifest import COMPLETE, INTERRUPTED
-from hftune.tools.board.app import HEADERS, LONGEST_BODY, Board
-from hftune.tools.board.found import number
-from tests.unit.tools.board.asking import HOST, TOKEN, ask
+from hftune.tools.board.app import HEADERS, Board
+from hftune.tools.board.pages import number
+from tests.unit.tools.board.asking import TOKEN, ask
 from tests.unit.tools.watching.files import log_line, write_run
 
 NASTY = "</pre><script>alert(1)</script><img src=x onerror=alert(1)> \"'& {0} \x1b[2J"
-PAGES = ("", "part/overview", "compare", "part/compare", "new", "board.js", "board.css")
+PAGES = ("", "compare")
 
 
 @pytest.fixture
@@ -32,25 +34,22 @@ def outputs(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def board(outputs: Path) -> Board:
-    return Board([outputs], [], TOKEN)
+    return Board([outputs], TOKEN)
 
 
 def place(board: Board, name: str) -> str:
-    return number(board.found.tops[0] / name)
+    return number(board.pages._runs.tops[0] / name)
 
 
 # --- who may ask ------------------------------------------------------------------------------------------------------
 
 
 def test_nothing_without_the_token(board: Board) -> None:
-    pages = [*PAGES, *(f"{kind}/{place(board, 'sft')}" for kind in ("run", "part/run"))]
-    for page in pages:
+    for page in (*PAGES, f"run/{place(board, 'sft')}"):
         assert ask(board, page).status == 200, page
         for token in ("", "x", TOKEN[:-1], TOKEN + "x", TOKEN.upper(), "%2e%2e", "é"):
             answer = ask(board, page, token=token)
             assert answer.status == 404 and "sft" not in answer.text, (page, token)
-    answer = ask(board, "new", {"name": "x", "model": "m", "stage": "sft"}, token="x")
-    assert answer.status == 404 and not (board.found.tops[0] / "board").exists()
 
 
 @pytest.mark.parametrize("host", ["evil.invalid", "evil.invalid:8765", "", "127.0.0.1.evil.invalid", "[::1", "0.0.0.0"])
@@ -62,41 +61,29 @@ def test_asked_for_by_another_name(board: Board, host: str) -> None:
 @pytest.mark.parametrize("host", ["localhost:9000", "127.0.0.1", "[::1]:8765", "LOCALHOST"])
 def test_through_a_tunnel_it_may_have_another_port(board: Board, host: str) -> None:
     assert ask(board, "", host=host).status == 200
-    form = {"action": "plan"}
-    assert ask(board, "pipeline/x", form, host=host, origin=f"http://{host}").status == 404, "past the guard"
-    assert ask(board, "pipeline/x", form, host=host, origin="http://localhost:1").status == 403
 
 
-@pytest.mark.parametrize(
-    "origin", ["http://evil.invalid", "null", f"https://{HOST}", f"http://{HOST}.evil.invalid", None]
-)
-def test_a_form_of_another_page(board: Board, origin: str | None) -> None:
-    answer = ask(board, "new", {"name": "x", "model": "m", "stage": "sft"}, origin=origin)
-    assert answer.status == 403 and not (board.found.tops[0] / "board").exists()
-    assert origin is None or ask(board, "part/overview", origin=origin).status == 403
-
-
-def test_only_forms_do_things(board: Board) -> None:
-    assert ask(board, "new", b"{}", content_type="application/json").status == 415
-    assert ask(board, "new", b"x=" + b"y" * LONGEST_BODY).status == 413
-    assert ask(board, "new", b"\xff\xfe").status == 400
-    assert ask(board, "new", b"&".join(b"a%d=1" % n for n in range(20_000))).status == 400
-    for path in ("", f"run/{place(board, 'sft')}", "part/overview", "board.js"):
-        assert ask(board, path, {"action": "run"}).status == 405
-    # What a page that is opened, or a link, could ask for changes nothing.
-    assert ask(board, "new?name=x&model=m&stage=sft&then=run").status == 200
-    assert not (board.found.tops[0] / "board").exists()
+def test_it_only_reads(board: Board, outputs: Path) -> None:
+    before = sorted(outputs.rglob("*"))
+    for path in ("", "compare", f"run/{place(board, 'sft')}"):
+        for method in ("POST", "PUT", "DELETE"):
+            assert ask(board, path, method=method).status == 405
+    assert sorted(outputs.rglob("*")) == before
 
 
 def test_every_answer_has_the_headers(board: Board) -> None:
     answers = [ask(board, page) for page in (*PAGES, "run/none", "nowhere/at/all")]
-    answers += [ask(board, "", host="evil.invalid"), ask(board, "", token="x"), ask(board, "", {"a": "b"})]
+    answers += [ask(board, "", host="evil.invalid"), ask(board, "", token="x"), ask(board, "", method="POST")]
     for answer in answers:
         found = {name.lower(): value for name, value in answer.headers.items()}
         assert {name: found.get(name.lower()) for name in HEADERS} == HEADERS, answer.text
         assert not any(name.startswith("access-control") for name in found)
     policy = HEADERS["Content-Security-Policy"]
     assert "default-src 'none'" in policy and "unsafe" not in policy and "frame-ancestors 'none'" in policy
+    style = ask(board, "").text.split("<style>")[1].split("</style>")[0]
+    assert base64.b64encode(hashlib.sha256(style.encode()).digest()).decode() in policy, (
+        "the page's own style, no other"
+    )
 
 
 # --- what is read -----------------------------------------------------------------------------------------------------
@@ -106,13 +93,12 @@ def test_every_answer_has_the_headers(board: Board) -> None:
 def test_no_path_is_taken_from_an_address(board: Board, outputs: Path, path: str) -> None:
     write_run(outputs.parent / "secret", 5)
     (outputs / "link").symlink_to(outputs.parent / "secret")
-    for kind in ("run", "part/run", "pipeline", "part/pipeline"):
-        answer = ask(board, f"{kind}/{path}")
-        assert answer.status in (403, 404) and "step 5" not in answer.text, (kind, answer.text)
+    answer = ask(board, f"run/{path}")
+    assert answer.status in (403, 404) and "step 5" not in answer.text, answer.text
     hidden = number(outputs.parent / "secret")
     assert ask(board, f"run/{hidden}").status == 404
     assert "step 5" not in ask(board, f"compare?run={hidden}&run={place(board, 'sft')}").text
-    assert "secret" not in ask(board, "").text and "link" not in ask(board, "part/overview").text
+    assert "secret" not in ask(board, "").text and "/link" not in ask(board, "").text
 
 
 def test_a_file_that_leads_out_is_not_read(board: Board, outputs: Path) -> None:
@@ -131,20 +117,26 @@ def test_the_first_page(board: Board) -> None:
     assert "step 10/30, loss 0.3, 50 tokens/s, 40 s left" in page.said and "running" in page.said
     assert page.text.index(">sft</a>") < page.text.index(">pt</a>"), "what was written last comes first"
     assert page.text.count("<svg") == 2 and '<progress value="10" max="30">' in page.text
-    # All that a reader without scripts needs is there, and comes again by itself.
-    assert '<noscript><meta http-equiv="refresh"' in page.text
+    assert '<meta http-equiv="refresh"' in page.text and "<script" not in page.text
     assert "http://" not in page.text and "https://" not in page.text
 
 
 def test_a_curve_grows(board: Board, outputs: Path) -> None:
-    board.found._read = -1
-    first = ask(board, f"part/run/{place(board, 'sft')}").text
+    first = ask(board, f"run/{place(board, 'sft')}").text
     with (outputs / "sft" / "progress.jsonl").open("a") as stream:
         stream.write(log_line(11, 0) + log_line(12, 0))
-    board.found._read = -1
-    second = ask(board, f"part/run/{place(board, 'sft')}").text
+    second = ask(board, f"run/{place(board, 'sft')}").text
     assert "step 10/30" in first and "step 12/30" in second
     assert second.count("<circle") > first.count("<circle") > 0
+
+
+def test_runs_are_chosen_by_links(board: Board) -> None:
+    one, other = place(board, "sft"), place(board, "pt")
+    assert f'href="./?run={one}"' in ask(board, "").text
+    page = ask(board, f"?run={one}").text
+    assert f'href="./?run={one}&amp;run={other}"' in page and "compare?" not in page
+    page = ask(board, f"?run={one}&run={other}").text
+    assert f'href="compare?run={one}&amp;run={other}"' in page and page.count(">do not compare<") == 2
 
 
 def test_a_run(board: Board, outputs: Path) -> None:
@@ -156,8 +148,7 @@ def test_a_run(board: Board, outputs: Path) -> None:
     page = ask(board, f"run/{place(board, 'sft')}")
     for text in ("<mark>Hello</mark>", "Tuner", "nobody", "a notice", "run_sft.py", "Checkpoints: 10"):
         assert text in page.text, text
-    # Its parent is a run that is watched: the way leads there, and to what that one was made from.
-    assert f'base: <a href="{place(board, "pt")}">' in page.text and "base: <code>base</code>" in page.text
+    assert f"from <code>{outputs / 'pt'}</code>" in page.text
 
 
 def test_why_a_run_stopped(board: Board, outputs: Path) -> None:
@@ -186,7 +177,7 @@ def test_compared(board: Board, outputs: Path) -> None:
     alone = page.text.split("<figcaption>KL to the reference</figcaption>")[1].split("</figure>")[0]
     assert colour and f'class="line {colour[1]}"' in alone
     assert "eval_loss" in table
-    assert "Tick two runs" in ask(board, f"compare?run={place(board, 'sft')}").said
+    assert "Choose two runs" in ask(board, f"compare?run={place(board, 'sft')}").said
 
 
 class Tags(HTMLParser):
@@ -215,17 +206,14 @@ def test_nothing_that_runs_say_becomes_part_of_a_page(tmp_path: Path) -> None:
     row = {"step": 1, "mode": "train", "prompt": NASTY, "completion": NASTY, "rewards": {NASTY: 1}}
     (folder / "completions.jsonl").write_text(json.dumps(row) + "\n")
     (folder / "run.log").write_text(NASTY + "\n")
-    given = tmp_path / "o" / "<script>.yaml"
-    given.write_text(f"output_dir: x\nstages: {{sft: {{}}}}\n# {NASTY[:-5]}\n")
-    board = Board([tmp_path / "o"], [given], TOKEN)
-    ids = [number(run.folder) for run in board.found.runs()]
-    one = board.found.pipelines.all()[0].id
-    pages = ["", f"run/{number(folder)}", f"compare?run={ids[0]}&run={ids[1]}", f"pipeline/{one}", f"new?from={one}"]
+    board = Board([tmp_path / "o"], TOKEN)
+    ids = [place(board, name) for name in (folder.name, "other")]
+    pages = ["", f"run/{number(folder)}", f"compare?run={ids[0]}&run={ids[1]}"]
     for page in pages:
         answer = ask(board, page)
         found = Tags(answer.text)
         assert answer.status == 200 and found.runs == [] and "img" not in found.tags, (page, answer.text)
-        assert found.tags.count("script") == 1, "the board's own, by its address"
+        assert "script" not in found.tags
         assert "\x1b" not in answer.text
     assert "alert(1)" in ask(board, pages[1]).text, "it is shown, as text"
     assert "{0}" in ask(board, pages[1]).text
@@ -274,7 +262,7 @@ def test_a_file_that_is_too_large(board: Board, outputs: Path) -> None:
 
 
 def test_nothing_has_begun(tmp_path: Path) -> None:
-    page = ask(Board([tmp_path], [], TOKEN), "")
+    page = ask(Board([tmp_path], TOKEN), "")
     assert page.status == 200 and "No run has begun" in page.said
 
 
@@ -282,6 +270,6 @@ def test_what_nobody_foresaw_is_no_traceback(board: Board, monkeypatch: pytest.M
     def broken() -> None:
         raise RuntimeError("the inside")
 
-    monkeypatch.setattr(board.found, "runs", broken)
+    monkeypatch.setattr(board.pages, "_read", broken)
     answer = ask(board, "")
     assert answer.status == 500 and "the inside" not in answer.text

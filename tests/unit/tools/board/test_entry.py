@@ -37,7 +37,7 @@ def test_its_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "hftune board [FOLDER ...]" in capsys.readouterr().out
     for argv, match in (
         ([str(tmp_path / "none")], "there is no"),
-        ([str(tmp_path / "none.yaml")], "there is no"),
+        (["run.yaml"], "starts no pipelines"),
         (["--port", "x"], "takes a number"),
         (["--port=99999"], "takes a number"),
         (["--host", "0.0.0.0"], "has no --host"),

@@ -16,16 +16,21 @@ from hftune.checkpoints.manifest import COMPLETE, write_manifest
 from hftune.cli import dispatch
 from hftune.errors import ArgumentError, DataError, UserError
 from hftune.logging import notices
-from hftune.tools.checking.findings import KINDS
 from tests.unit.tools.checking import made
 
 RNG = random.Random(20)
 GOOD = [made.conversation(RNG, words=30, chinese=bool(number % 2)) for number in range(6)]
 
 
-def checked(folder: Path, *words: object) -> tuple[dict[str, Any], list[tuple[str, str, int, str]]]:
+DROP = ("--drop", "unusable", "duplicate", "leak", "control_tokens", "encoding", "secret")
+
+
+def checked(
+    folder: Path, *words: object, drop: tuple[str, ...] = DROP
+) -> tuple[dict[str, Any], list[tuple[str, str, int, str]]]:
     """The summary, and (kind, file's name, line, reason) of all findings."""
-    dispatch(["data", "check", *map(str, words), "--output_dir", str(folder), "--preprocessing_num_workers", "1"])
+    given = [*map(str, words), *drop, "--output_dir", str(folder), "--preprocessing_num_workers", "1"]
+    dispatch(["data", "check", *given])
     lines = [json.loads(line) for line in (folder / "findings.jsonl").read_text(encoding="utf-8").splitlines()]
     summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     return summary, [(one["kind"], Path(one["file"]).name, one["line"], one["reason"]) for one in lines]
@@ -48,7 +53,6 @@ def test_what_is_left_out_and_why(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert (tmp_path / "o" / "kept" / "d.jsonl").read_bytes() == b"".join([*lines[:3], lines[5]])
     assert data.read_bytes() == before
     (about,) = summary["sources"].values()
-    assert about["languages"] == {"zh": 2, "en": 2, "other": 1} or about["languages"].keys() <= {"zh", "en", "other"}
     assert about["turns"] == {"2": 5} and about["kinds"] == {"conversation": 5}
     assert about["characters"]["longest"] == max(
         sum(len(turn["content"]) for turn in one["messages"]) + 1 for one in GOOD[:4]
@@ -122,21 +126,16 @@ def test_counts_of_a_source(tmp_path: Path) -> None:
     )
 
 
-def test_judgements_are_left_to_the_user() -> None:
-    """What may be wanted, or is found by words, is told and kept."""
-    kept = {kind for kind, (_, dropped) in KINDS.items() if not dropped}
-    assert kept == {"trained_before", "cut_off", "refusal", "boilerplate", "personal", "high_loss", "near_duplicate"}
-
-
-def test_kinds_that_are_kept_or_dropped(tmp_path: Path) -> None:
+def test_nothing_is_left_out_unless_asked(tmp_path: Path) -> None:
     refusing = {"prompt": "Is it raining there today?", "completion": "I'm sorry, but I can't tell you that."}
-    data = made.write(tmp_path / "d.jsonl", GOOD[0], GOOD[0], refusing)
-    summary, _ = checked(tmp_path / "a", data)
-    assert summary["left_out"] == {"duplicate": 1}
-    summary, _ = checked(tmp_path / "b", data, "--keep", "duplicate", "--drop", "refusal", "cut_off")
-    assert summary["left_out"] == {"refusal": 1}
-    with pytest.raises(ArgumentError, match="refusal cannot be dropped and kept"):
-        checked(tmp_path / "c", data, "--keep", "refusal", "--drop", "refusal")
+    data = made.write(tmp_path / "d.jsonl", GOOD[0], GOOD[0], refusing, {"nothing": 1})
+    summary, found = checked(tmp_path / "a", data, drop=())
+    assert {kind for kind, *_ in found} == {"unusable", "duplicate", "refusal"}
+    assert summary["left_out"] == {} and summary["kept"] == 4 and not (tmp_path / "a" / "kept").exists()
+    summary, _ = checked(tmp_path / "b", data, drop=("--drop", "refusal"))
+    assert summary["left_out"] == {"refusal": 1} and len((tmp_path / "b/kept/d.jsonl").read_bytes().splitlines()) == 3
+    with pytest.raises(ArgumentError, match="--keep was removed"):
+        checked(tmp_path / "c", data, "--keep", "refusal")
 
 
 def test_one_of_several_alike_stays(tmp_path: Path) -> None:
@@ -145,39 +144,20 @@ def test_one_of_several_alike_stays(tmp_path: Path) -> None:
     secret = {"prompt": GOOD[0]["messages"][0]["content"], "completion": f"{text} hf_{'aB3' * 10}"}
     clean = {"prompt": GOOD[0]["messages"][0]["content"], "completion": f"{text} More."}
     data = made.write(tmp_path / "d.jsonl", secret, clean, clean, secret)
-    summary, found = checked(tmp_path / "o", data, "--drop", "near_duplicate")
+    summary, found = checked(tmp_path / "o", data, drop=(*DROP, "near_duplicate"))
     kinds = [(kind, line) for kind, _, line, _ in found]
     assert kinds == [("secret", 1), ("secret", 4), ("near_duplicate", 2), ("duplicate", 3), ("duplicate", 4)]
     assert json.loads((tmp_path / "o" / "kept" / "d.jsonl").read_text()) == clean
     # An equal one of what is near to a record that stays is as near.
     near = {"prompt": GOOD[0]["messages"][0]["content"], "completion": f"{text} Less."}
     data = made.write(tmp_path / "e.jsonl", clean, near, near)
-    summary, _ = checked(tmp_path / "p", data, "--drop", "near_duplicate")
+    summary, _ = checked(tmp_path / "p", data, drop=(*DROP, "near_duplicate"))
     assert summary["kept"] == 1 and summary["left_out"] == {"near_duplicate": 1, "duplicate": 1}
     # What is nearly equal is a judgement: told, and left out only when asked.
     summary, found = checked(tmp_path / "q", data)
     assert summary["left_out"] == {"duplicate": 1} and ("near_duplicate", 2) in [
         (kind, one) for kind, _, one, _ in found
     ]
-
-
-def test_pairs_that_contradict_each_other(tmp_path: Path) -> None:
-    ask, good, bad = (made.sentence(RNG, 12) for _ in range(3))
-    data = made.write(
-        tmp_path / "d.jsonl",
-        pair(ask, good, bad),
-        pair(ask, bad, good),
-        pair(ask, good, good),
-        pair(made.sentence(RNG, 12), good, bad),
-        {"prompt": ask, "completion": good, "label": True},
-        {"prompt": ask, "completion": good, "label": False},
-    )
-    summary, found = checked(tmp_path / "o", data)
-    turned = {(line, reason) for kind, _, line, reason in found if kind == "contradiction"}
-    others = {1: 2, 2: 1, 5: 6, 6: 5}
-    assert turned == {(line, f"{data}:{other} judges it the other way around") for line, other in others.items()}
-    assert [(line, reason[:13]) for kind, _, line, reason in found if kind == "unusable"] == [(3, "equal answers")]
-    assert summary["kept"] <= 1
 
 
 def test_leaks_and_what_ancestors_were_trained_on(tmp_path: Path) -> None:
@@ -205,7 +185,7 @@ def test_leaks_and_what_ancestors_were_trained_on(tmp_path: Path) -> None:
     )
     told = [said for said in notices() if "which is not compared" in said]
     assert len(told) == 3 and "gone.jsonl, which" in told[0] and "all, which" in told[1]
-    summary, _ = checked(tmp_path / "p", data, "--ancestors", top, "--drop", "trained_before")
+    summary, _ = checked(tmp_path / "p", data, "--ancestors", top, drop=("--drop", "trained_before"))
     assert summary["left_out"] == {"trained_before": 2}
 
 
@@ -263,6 +243,7 @@ def test_without_a_folder_only_a_summary(tmp_path: Path, capsys: pytest.CaptureF
         (["check"], "no data was named"),
         (["check", "gone.jsonl"], "gone.jsonl does not exist"),
         (["check", "d.jsonl", "--drop", "spam"], "--drop"),
+        (["check", "d.jsonl", "--drop", "leak"], "what is left has no place"),
         (["check", "d.jsonl", "--output_dir", "."], "holds d.jsonl, which is read"),
         (["check", ".", "--output_dir", "out"], "lies in ., which is read"),
         (["check", "d.jsonl", "--columns", "text=body"], "no record has the column body"),
@@ -298,7 +279,8 @@ def test_several_processes_find_the_same(tmp_path: Path) -> None:
     for number in range(10):
         made.write(folder / f"{number}.jsonl", *records[8 * number : 8 * number + 8])
     one = checked(tmp_path / "one", folder)
-    dispatch(["data", "check", str(folder), "--output_dir", str(tmp_path / "two"), "--preprocessing_num_workers", "2"])
+    asked = ["--output_dir", str(tmp_path / "two"), *DROP, "--preprocessing_num_workers", "2"]
+    dispatch(["data", "check", str(folder), *asked])
     assert (tmp_path / "one" / "findings.jsonl").read_bytes() == (tmp_path / "two" / "findings.jsonl").read_bytes()
     assert one[0]["left_out"] == {"duplicate": 40} and one[0]["kept"] == 40
 

@@ -11,15 +11,14 @@ from pathlib import Path
 import pytest
 
 from hftune.cli import dispatch
-from hftune.tools.checking.findings import Finding
 from hftune.tools.checking.page import write_report
-from hftune.tools.checking.result import Result
+from hftune.tools.checking.result import Finding, Result
 from hftune.tools.checking.sources import Source
 from tests.unit.tools.checking import made
 from tests.unit.tools.checking.test_check import checked
 
 EVIL = '<script>alert(1)</script>\x1b]0;owned\x07\x1b[31m\u202e"><img src=x onerror=y>'
-CARD, KEY = "4111 1111 1111 1111", "hf_" + "aB3" * 10
+KEY = "hf_" + "aB3" * 10
 
 
 def test_nothing_of_a_record_reaches_terminal_or_page_as_it_is(
@@ -27,11 +26,11 @@ def test_nothing_of_a_record_reaches_terminal_or_page_as_it_is(
 ) -> None:
     folder = tmp_path / "<b>evil\x1b[31m"
     records = [
-        {"prompt": EVIL * 3, "completion": f"I'm sorry, but I {EVIL} <|{'x' * 20}|> {CARD} {KEY} jo@uni-bonn.de"},
+        {"prompt": EVIL * 3, "completion": f"I'm sorry, but I {EVIL} <|{'x' * 20}|> {KEY}"},
         {"prompt": "x", "completion": f"As an AI language model {EVIL} \ufffd"},
         {EVIL: 1},
         {"messages": [{"role": EVIL, "content": "x"}]},
-        [CARD, KEY, "jo@uni-bonn.de", EVIL],
+        [KEY, EVIL],
     ]
     data = made.write(folder / "d<i>.jsonl", *records, *records)
     checked(tmp_path / "o", data, "--against", made.write(folder / "e<i>.jsonl", *records))
@@ -40,7 +39,7 @@ def test_nothing_of_a_record_reaches_terminal_or_page_as_it_is(
     written = page + (tmp_path / "o" / "findings.jsonl").read_text() + (tmp_path / "o" / "summary.json").read_text()
     for text in (caught.out, caught.err, written):
         assert not {"\x1b", "\x07", "\u202e"} & {*text}
-        assert KEY not in text and CARD not in text and "jo@uni" not in text
+        assert KEY not in text
     assert "<script" not in page and "<img" not in page and "<b>" not in page and "<i>" not in page
     assert "refuses" in page and "d&lt;i&gt;.jsonl" in page
 
@@ -149,24 +148,17 @@ NEARLY = {
         "</s>\t\t\t\t\t\t\t\t\t",
     ),
     "texts.damage": ("Ã", "é", "â€", "Ã©", "\u0412", "\xa0", "à ", "é\u2019", "ï»¿", "a\u0300", "\u2500"),
-    "personal.hidden": (
-        *("@", "a@", "a@b.", "a.b-c", "a@a.a", "@a.", "1 ", "1", "1-", "12 34", "+1 2", "+1 ", "138", "(212) "),
-        *("13800138000 ", "4111 1111 1111 1111, 13800138000; ", "GB82 ", "GB82", "AB12 ABCD ", "Bearer ", "Bearer a1"),
-        *("sk-", "hf_", "eyJ-", "://@", "a://a:a", "a://a:a@"),
-    ),
-    "languages_of": ("the ", "天", "a", "и "),
+    "texts.secret": ("Bearer ", "Bearer a1", "sk-", "hf_", "eyJ-", "://@", "a://a:a", "a://a:a@"),
+    "near_of": ("the ", "天", "a", "и "),
 }
 """Function to pieces; a text of nothing but one of them nearly matches everywhere."""
 _RUN = """
 import json, resource, sys
-from hftune.tools.checking import personal, texts
-from hftune.tools.checking.languages import language_of
-from hftune.tools.checking.shingles import shingles_of, signatures_of
-def languages_of(text):
-    found = shingles_of([text])
-    signatures_of(found)
-    return language_of(text, found.words)
-languages_of("a")
+from hftune.tools.checking import texts
+from hftune.tools.checking.near import shingles_of, signature_of
+def near_of(text):
+    signature_of(shingles_of(text))
+near_of("a")
 for piece in json.loads(sys.argv[2]):
     print(repr(piece), flush=True)
     used = resource.getrusage(resource.RUSAGE_SELF)

@@ -116,3 +116,17 @@ def test_damage(text: str, words: str) -> None:
     assert words in found and bool(found) == bool(words)
     # Whatever stands before it.
     assert bool(texts.damage("天气" * 50 + text)) == bool(words)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("key hf_" + "aB3" * 10, "hf***"),
+        ("AKIA" + "A1B2C3D4E5F6G7H8", "AK***"),
+        ("Authorization: Bearer abcdef0123456789abcdef", "Be***"),
+        ("https://me:hunter22222@host/x", "hu***"),
+        ("a sk-etch of hf_ and Bearer authentication", ""),
+    ],
+)
+def test_secrets_are_found_by_their_form_and_not_shown(text: str, shown: str) -> None:
+    assert texts.secret(text) == (f"the text holds {shown}" if shown else "")

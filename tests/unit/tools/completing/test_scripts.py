@@ -72,7 +72,6 @@ def proposed(folder: Path, *lines: str) -> list[list[str]]:
         ("hftune pipeline run --dr", {"--dry_run"}, set()),
         ("hftune export _", {"gguf", "ollama", "hub"}, set()),
         ("hftune export gguf --model", {"--model_name_or_path"}, set()),
-        ("hftune vocab ext", {"extend"}, set()),
         ("hftune explain lora_ra", {"lora_rank"}, set()),
         ("hftune merge --peft", {"--peft_model_path"}, set()),
         ("hftune teach --teacher_m", {"--teacher_model_name_or_path"}, set()),

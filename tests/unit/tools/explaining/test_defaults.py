@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from hftune.arguments.defaults.table import OWN
 from hftune.tools.explaining.defaults import RUN_KINDS, default_rows, documented_names
-from hftune.tools.explaining.defaults_page import PAGE, measured_section, page
 from hftune.tools.explaining.explain import explain
-
-ROOT = Path(__file__).parents[4]
 
 
 def test_every_row_is_reached() -> None:
@@ -24,11 +19,6 @@ def test_every_row_is_reached() -> None:
     for row in OWN:
         assert any(row.fits(one) for one in every) or row.held_out
         assert row.because in {because for _, because in shown}
-
-
-def test_the_page_is_up_to_date() -> None:
-    text = (ROOT / PAGE).read_text(encoding="utf-8")
-    assert text == page() + measured_section(text), "run: python -m hftune.tools.explaining --write-docs"
 
 
 def test_explain_tells_defaults_with_reasons() -> None:

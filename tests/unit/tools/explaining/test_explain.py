@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from hftune.cli import dispatch
@@ -13,7 +17,7 @@ from hftune.tools.explaining.explain import explain
     ("name", "parts"),
     [
         ("lora_rank", ["alias of lora_r", "MedicalGPT"]),
-        ("--max-seq-len", ["max_length (run_sft run_rm run_dpo)", "block_size (run_pt)"]),
+        ("max_seq_len", ["max_length (run_sft run_rm run_dpo)", "block_size (run_pt)"]),
         ("pipeline_parallel_degree", ["refused", "ZeRO-3"]),
         ("learning_rate", ["works", "run_dpo.py"]),
         ("on_bad_record", ["hftune: error: stop at a record"]),
@@ -26,7 +30,7 @@ def test_explain(name: str, parts: list[str]) -> None:
 
 def test_explain_of_nothing() -> None:
     with pytest.raises(ArgumentError, match="did you mean --lora_rank"):
-        explain("lora_rnk")
+        dispatch(["explain", "lora_rnk"])
 
 
 def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
@@ -35,3 +39,13 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert "alias of use_peft" in shown and "alias of lora_r" in shown
     with pytest.raises(ArgumentError, match="needs a name"):
         dispatch(["explain"])
+
+
+def test_all_names_are_explained_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then any name is answered without the libraries that know all arguments."""
+    monkeypatch.setenv("HFTUNE_CACHE", str(tmp_path))
+    dispatch(["explain", "lora_rank"])
+    code = "import sys; from hftune.cli import dispatch; dispatch(['explain', 'vf_coef', '--reward-funcs'])"
+    code += "; print('torch' in sys.modules)"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert "in run_rl.py" in shown and explain("reward_funcs") in shown and shown.endswith("False\n")

@@ -13,8 +13,9 @@ from rich.console import Console
 from hftune.tools.pipeline import progress
 from hftune.tools.pipeline.dry_run import in_small, scratch_folder
 from hftune.tools.pipeline.planning import measure, show_plan
-from hftune.tools.pipeline.progress import Follower, Moment, Screen, clock
+from hftune.tools.pipeline.progress import Screen, clock
 from hftune.tools.pipeline.step import Step
+from hftune.tools.reporting.progress import Log, Moment
 from tests.unit.tools.pipeline.files import by_name, finish, model, steps
 
 
@@ -99,24 +100,22 @@ def test_progress_is_followed(tmp_path: Path) -> None:
 
     file = tmp_path / "progress.jsonl"
     file.write_text(line(9, loss=9.0))  # an earlier run
-    follower = Follower(tmp_path)
-    assert not follower.read() and str(follower.moment) == "loading"
+    follower = Log(tmp_path, skip=True)
+    assert not follower.read() and str(follower.moment()) == ""
     with file.open("a") as stream:
         stream.write(line(1, loss=3.0) + line(3, loss=2.5) + '{"step": 4, "ma')
     assert follower.read()
-    assert str(follower.moment) == "step 3/10, loss 2.5, 50 tokens/s, 14 s left"
+    assert str(follower.moment()) == "step 3/10, loss 2.5, 50 tokens/s, 14 s left"
     with file.open("a") as stream:
         stream.write('x_steps": 10, "time": 8.0, "tokens": 400}\n')
-    assert follower.read() and follower.moment.step == 4 and follower.moment.loss == 2.5
+    assert follower.read() and follower.moment().step == 4 and follower.moment().figures["loss"] == 2.5
 
 
 def test_a_terminal_has_one_line_that_changes(tmp_path: Path) -> None:
     said = io.StringIO()
     screen = Screen(Console(file=said, force_terminal=True, width=80, _environ={"TERM": "xterm"}))
     screen.begin("[1/2] sft")
-    follower = Follower(tmp_path)
-    follower.moment.step, follower.moment.max_steps, follower.moment.loss = 5, 10, 1.25
-    screen.show(follower.moment, new=True)
+    screen.show(Moment(5, 10, figures={"loss": 1.25}), new=True)
     screen.end()
     assert "step 5/10" in said.getvalue() and "━" in said.getvalue()
 

@@ -108,6 +108,7 @@ def test_texts_tokenised_ahead_are_whole_documents(tiny_model: Path, data: Path,
     [
         (["preview"], "needs the script"),
         (["tokenize", "run_xyz"], "needs the script"),
+        (["tokenize", "run_sft", "--shard", "1/4"], "--shard was removed"),
         (["preview", "run_sft", "--model_name_or_path", "none/of/it"], "2 problems"),
     ],
 )

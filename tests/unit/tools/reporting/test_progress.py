@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from hftune.tools.reporting.stages import curves_of, with_speed
-from hftune.tools.watching import log as reading
-from hftune.tools.watching.log import Log
+from hftune.tools.reporting import progress as reading
+from hftune.tools.reporting.progress import Log, with_speed
+from hftune.tools.reporting.stages import curves_of
 from tests.unit.tools.watching.files import log_line
 
 

@@ -1,20 +1,25 @@
-"""What a run has logged, read as it grows: of bounded size, whatever the file holds."""
+"""What a run has logged, read from `progress.jsonl` as it grows: of bounded size, whatever the file holds.
+
+Board, watch, report and pipeline all read it here.
+"""
 
 from __future__ import annotations
 
 import math
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from hftune.errors import ManifestError
 from hftune.opening.files import MIB, open_file
 from hftune.opening.json_file import parse_json
-from hftune.tools.reporting.stages import PROGRESS
+from hftune.visible import clock, progress_figures
 
+PROGRESS = "progress.jsonl"
 Line = dict[str, Any]
 """Names and finite or infinite numbers of a log; `step` and `time` are always there."""
 
@@ -23,20 +28,47 @@ _MOST, _MOST_FIGURES = 4000, 100_000
 _AT_ONCE = 64 * MIB
 _LONGEST = 64 << 10
 _FIGURES, _NAME = 150, 80
-_LARGEST = 1e15  # tokens of a run, seconds since the epoch and FLOPs a second are below
+_LARGEST = 2.0**64  # digests of batches are below, as are tokens, seconds since the epoch and FLOPs a second
+_WINDOW = 20
+
+
+@dataclass
+class Moment:
+    """How far a run is; None for what is not known.
+
+    Args:
+        figures: What was logged last of each name.
+    """
+
+    step: int = 0
+    max_steps: int = 0
+    seconds_left: float | None = None
+    figures: Line = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        steps = [f"step {self.step}/{self.max_steps}"] if self.max_steps else []
+        left = [f"{clock(self.seconds_left)} left"] if self.seconds_left is not None else []
+        return ", ".join([*steps, *progress_figures(self.figures, left)])
 
 
 class Log:
     """Follows `progress.jsonl` of a folder.
+
+    Args:
+        skip: Leave out what is in the file now, of an earlier run.
 
     Attributes:
         lines: Those of the file, numbers only.
         written: When the file was last written, in seconds since the epoch; None without a file.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, skip: bool = False) -> None:
         self.file = folder / PROGRESS
         self._forget()
+        if skip:
+            with suppress(OSError):
+                about = os.stat(self.file)
+                self._inode, self._offset = about.st_ino, about.st_size
 
     def _forget(self) -> None:
         self.lines: list[Line] = []
@@ -68,12 +100,60 @@ class Log:
             self.lines = _halved(self.lines)
         return bool(new)
 
+    def moment(self) -> Moment:
+        """How far the run is, by its last lines."""
+        if not self.lines:
+            return Moment()
+        last = self.lines[-1]
+        figures = {name: value for line in with_speed(self.lines[-200:]) for name, value in line.items()}
+        left = last["max_steps"] - last["step"]
+        # Since the last start: the time between two starts is no training.
+        begun = next((at for at in reversed(range(len(self.lines))) if self.lines[at].get("began")), 0)
+        near = self.lines[begun:][-_WINDOW:]
+        seconds, steps = last["time"] - near[0]["time"], last["step"] - near[0]["step"]
+        known = steps > 0 and seconds > 0 and left > 0
+        return Moment(last["step"], last["max_steps"], seconds / steps * left if known else None, figures)
+
+
+def read_progress(folder: Path) -> list[Line]:
+    """All that a run has logged, with the speed between the lines."""
+    log = Log(folder)
+    while log.read():
+        pass
+    return with_speed(log.lines)
+
+
+def with_speed(logged: Iterable[Line]) -> list[Line]:
+    """Lines of a progress file with the tokens per second between them, where the run has not logged its own."""
+    lines: list[Line] = []
+    before: Line | None = None
+    for line in logged:
+        # A run that was resumed: the time since the last line is not training.
+        if line.get("began"):
+            before = None
+        if before is not None and line.get("tokens") is None and line["step"] == before["step"]:
+            # The line of an evaluation, from whose end on the next steps are trained.
+            line = {**line, "tokens": before.get("tokens")}
+        speed = None if before is None else _speed(before, line)
+        lines.append({**({} if speed is None else {"tokens_per_second": speed}), **line})
+        before = line
+    return lines
+
+
+def _speed(before: Line, line: Line) -> float | None:
+    """Tokens a second between two lines; None where that is not known, or the time is an evaluation's."""
+    if "loss" not in line or line.get("tokens") is None or before.get("tokens") is None:
+        return None
+    seconds, more = line["time"] - before["time"], line["tokens"] - before["tokens"]
+    # Counts of earlier versions began anew where a run was resumed.
+    return more / seconds if seconds > 0 and more >= 0 and line["step"] > before["step"] else None
+
 
 def _line(raw: bytes) -> Line | None:
     """The numbers of a line; None where it is none of a run's."""
     if len(raw) > _LONGEST:
         return None
-    found: dict[str, Any] = {}
+    found: Line = {}
     with suppress(ManifestError):
         found = dict(_numbers(parse_json(raw, PROGRESS, finite=False, halves=True)))
     if not all(math.isfinite(found.get(name, math.nan)) for name in ("step", "time")):

@@ -1,0 +1,222 @@
+"""Heartbeats of all processes through torch's own TCPStore, and what they agree on where something is wrong.
+
+Every second a thread of each process writes a report under its rank and looks for an alarm; rank 0 reads all reports.
+Once a process has rung, each writes where it is; rank 0 writes the verdict, and all read it. The store's server is no
+Python code: it answers also while a main thread keeps the interpreter to itself.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any
+from uuid import uuid4
+
+import torch.distributed as dist
+
+from hftune.distributed import ranks, verdicts
+from hftune.distributed.verdicts import Report, Verdict
+from hftune.logging import get_logger
+
+BEAT, _QUICKEST = 1.0, 0.2
+"""Seconds between two heartbeats: at most, and at least where the time-out itself is short."""
+
+ANSWERS_WITHIN, VERDICT_WITHIN = 3.0, 10.0
+"""Seconds in which processes that are alive say where they are, and in which rank 0 then gives the verdict."""
+
+MACHINE_GONE = 45.0
+"""Seconds without a word of any process of a machine; less could be code that keeps the interpreter."""
+
+PAUSE = 10.0
+"""Seconds without a turn after which this process itself has stood still: Ctrl-Z, a debugger."""
+
+_LINGER = 2.0
+"""Seconds in which the others read the last word; the store may be in this very process."""
+
+_ALARM, _VERDICT = "alarm", "verdict"
+
+
+@dataclass(frozen=True)
+class Heard:
+    """The last report of a rank, as it was written, and when it changed."""
+
+    written: bytes
+    report: Report
+    at: float
+
+    def told(self) -> Report:
+        """The report, with `ago`, the seconds since it came."""
+        return {**self.report, "ago": round(time.monotonic() - self.at, 1)}
+
+
+class Heartbeats:
+    """The thread that talks to the store, which nothing else does: the store may stop answering.
+
+    Args:
+        store: A connection of its own.
+        report: Makes the report of this process, with where it is if asked so.
+        end: Says a verdict and ends the process.
+    """
+
+    def __init__(
+        self,
+        store: Any,  # a torch.distributed Store, which has no type there
+        rank: int,
+        world: int,
+        report: Callable[[bool], Report],
+        end: Callable[[Verdict], None],
+        beat: float = BEAT,
+    ) -> None:
+        self.store, self.rank, self.world, self.beat = store, rank, world, max(_QUICKEST, min(BEAT, beat))
+        self._report, self._end = report, end
+        self._heard: dict[int, Heard] = {}
+        self._alarm: dict[str, Any] | None = None
+        self._over, self._words, self._count = threading.Event(), "", 0
+        self.answered = time.monotonic()
+        # A daemon: a store that does not answer must not keep a finished process alive.
+        self._thread = threading.Thread(target=self._run, name="hftune heartbeats", daemon=True)
+
+    def start(self) -> None:
+        """Go on in a thread; all have written their first reports by now."""
+        self._thread.start()
+
+    def ring(self, words: str = "") -> None:
+        """Have all processes say where they are, and rank 0 judge; `words` of a lost contact, else it is a hang."""
+        self._alarm = self._alarm or {"words": words, "rank": self.rank}
+
+    def stop(self, words: str = "") -> None:
+        """Say goodbye; `words` say why the others cannot go on without this process."""
+        self._words = words
+        self._over.set()
+        if self._thread.is_alive() and threading.current_thread() is not self._thread:
+            self._thread.join(VERDICT_WITHIN)
+
+    def without_first(self, *, hangs: bool) -> Verdict:
+        """The verdict where the store or rank 0 does not answer, from what this process knows."""
+        first = self._heard[0].told() if 0 in self._heard else {"ago": time.monotonic() - self.answered}
+        if hangs:
+            return verdicts.judge_hang({0: first, self.rank: self._report(True)}, {0})
+        return {"kind": "lost", "ranks": [0], "reports": {"0": first}}
+
+    def _run(self) -> None:
+        try:
+            while not self._over.wait(self.beat):
+                if (verdict := self._turn()) is not None:
+                    self._over.set()
+                    return self._end(verdict)
+            self._leave()
+        except (dist.DistError, OSError):
+            # The server is gone, and with it rank 0; where the run is over, this process is about to know.
+            if not self._over.wait(ANSWERS_WITHIN):
+                self._end(self.without_first(hangs=False))
+
+    def _turn(self) -> Verdict | None:
+        self.write()
+        self._read(range(self.world) if self.rank == 0 else [0])
+        if self.rank == 0 and (gone := self._gone()):
+            self._decide({"kind": "lost", "ranks": gone, "reports": self._told(gone)})
+        if self._alarm is not None:
+            self.store.compare_set(_ALARM, "", json.dumps(self._alarm))
+        return self._agree() if self.store.check([_ALARM]) else None
+
+    def write(self, *, details: bool = False, **more: Any) -> None:
+        """Write the report of this process."""
+        self._count += 1
+        report = {**self._report(details), "beat": self._count, **more}
+        self.store.set(str(self.rank), json.dumps(report))
+
+    def _read(self, of: Iterable[int]) -> None:
+        """Take in the reports; the time since the last one counts from here where this process has stood still."""
+        before, self.answered = self.answered, time.monotonic()
+        if self.answered - before > PAUSE:
+            self._heard = {rank: replace(heard, at=self.answered) for rank, heard in self._heard.items()}
+        asked = [*of]
+        for rank, written in zip(asked, self.store.multi_get([str(rank) for rank in asked]), strict=True):
+            if rank not in self._heard or self._heard[rank].written != written:
+                self._heard[rank] = Heard(written, json.loads(written), time.monotonic())
+
+    def _gone(self) -> list[int]:
+        """Ranks of machines of which nobody has said a word for long, where none may be silent: in C, while saving."""
+        late = time.monotonic() - MACHINE_GONE
+        speaking = {
+            heard.report["host"] for heard in self._heard.values() if heard.at > late or not heard.report.get("talks")
+        }
+        return sorted(rank for rank, heard in self._heard.items() if heard.report["host"] not in speaking)
+
+    def _agree(self) -> Verdict:
+        """After an alarm: say where this process is, and what is made of it."""
+        self.write(details=True)
+        end = time.monotonic() + VERDICT_WITHIN
+        if self.rank == 0 and not self.store.check([_VERDICT]):
+            self._decide(self._judge(json.loads(self.store.get(_ALARM))))
+        while not self.store.check([_VERDICT]):
+            self.answered = time.monotonic()
+            if self.answered > end:
+                return self.without_first(hangs=not json.loads(self.store.get(_ALARM))["words"])
+            time.sleep(_QUICKEST)
+        verdict: Verdict = json.loads(self.store.get(_VERDICT))
+        return verdict
+
+    def _judge(self, alarm: dict[str, Any]) -> Verdict:
+        end = time.monotonic() + ANSWERS_WITHIN
+        while True:
+            self._read(range(self.world))
+            there = {rank for rank, heard in self._heard.items() if not heard.report.get("left")}
+            silent = {rank for rank in there if "place" not in self._heard[rank].report}
+            # All have answered, or some do not in time: those are part of the verdict.
+            if not silent or time.monotonic() > end:
+                break
+            time.sleep(_QUICKEST)
+        if not alarm["words"]:
+            return verdicts.judge_hang({rank: self._heard[rank].told() for rank in there}, silent)
+        kind, who = ("lost", sorted(silent)) if silent else ("failed", [alarm["rank"]])
+        return {"kind": kind, "ranks": who, "words": alarm["words"], "reports": self._told(who)}
+
+    def _decide(self, verdict: Verdict) -> None:
+        # The first verdict counts. It is there before the alarm that makes the others look for it.
+        self.store.compare_set(_VERDICT, "", json.dumps(verdict))
+        self.store.compare_set(_ALARM, "", json.dumps({"words": "see the verdict", "rank": self.rank}))
+
+    def _leave(self) -> None:
+        report = self._report(False)
+        if self._words:
+            self._decide({"kind": "failed", "ranks": [self.rank], "words": self._words, "reports": {self.rank: report}})
+            time.sleep(_LINGER if self.rank == 0 else 0)
+        elif self.rank == 0:
+            self._decide({"kind": "end", "ranks": [], "reports": {}})
+        else:
+            self.write(left=True)
+
+    def _told(self, of: Iterable[int]) -> dict[int, Report]:
+        return {rank: self._heard[rank].told() for rank in of}
+
+
+def join(report: Callable[[bool], Report], end: Callable[[Verdict], None], beat: float) -> Heartbeats | None:
+    """Heartbeats through the store at which the processes have met; None, on all ranks, where one cannot reach it.
+
+    All must call it. The store is torchrun's own or that in rank 0's process: what listens is torch's alone.
+    """
+    # Runs that follow one another in the same processes, or with the same torchrun, share a store.
+    word = ranks.gathered_objects(uuid4().hex)[0]
+    address, port = os.environ.get("MASTER_ADDR", "127.0.0.1"), os.environ.get("MASTER_PORT", "0")
+    found = None
+    try:
+        # A connection of its own: what the main thread waits for on its one must not hold up a heartbeat.
+        server = dist.TCPStore(address, int(port), is_master=False, timeout=timedelta(seconds=30))  # type: ignore[attr-defined]
+        store = dist.PrefixStore(f"hftune/{word}", server)  # type: ignore[attr-defined]
+        found = Heartbeats(store, ranks.rank(), ranks.world_size(), report, end, beat)
+        found.write()
+    except (dist.DistError, ValueError) as error:
+        get_logger().warning(
+            "rank %d cannot reach torch's store at %s:%s (%s): each process watches itself alone",
+            *(ranks.rank(), address, port, error),
+        )
+    if not ranks.all_agree(found is not None) or found is None:
+        return None
+    found.start()
+    return found

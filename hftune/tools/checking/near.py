@@ -1,0 +1,123 @@
+"""Equal and nearly equal records: texts as sets of hashed shingles (three neighbouring words), compared by MinHash.
+
+Case, punctuation and white space count nothing. A character of a script that writes no spaces (Chinese, Japanese,
+Thai) is a word of its own.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import xxhash
+
+BANDS, ROWS = 16, 4
+"""A signature has so many bands of so many numbers; two records are compared where a whole band is equal."""
+
+SIMILAR = 0.8
+"""Share of equal numbers; it estimates the Jaccard similarity of the sets of shingles, give or take 0.05."""
+
+WIDTH = 3
+"""Words of a shingle."""
+
+NONE = np.iinfo(np.uint32).max
+"""In place of a twin."""
+
+# Scripts without spaces between words; radicals to ideographs of planes 2 and 3, kana, South East Asia.
+_OWN = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\u2fdf\u3005-\u3007\u3040-\u30ff\u31f0-\u31ff"
+_OWN += "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
+_WORD = re.compile(rf"(?=[^\W_])[{_OWN}]|[^\W_{_OWN}]+")
+# Fixed, so that a signature means the same on every machine.
+_RANDOM = np.random.Generator(np.random.PCG64(20240229))
+_FACTORS = _RANDOM.integers(0, 1 << 31, WIDTH, dtype=np.uint32) * np.uint32(2) + np.uint32(1)
+_TIMES = _RANDOM.integers(0, 1 << 31, BANDS * ROWS, dtype=np.uint32) * np.uint32(2) + np.uint32(1)
+_PLUS = _RANDOM.integers(0, 1 << 32, BANDS * ROWS, dtype=np.uint32)
+_AT_ONCE = 4096
+# Fewer shingles are alike by chance.
+_FEWEST = 4
+_BEFORE = 4
+
+
+def shingles_of(text: str) -> np.ndarray:
+    """The different shingles of a text, uint32, ascending; one of fewer than `WIDTH` words has none."""
+    # Full-width letters, as Chinese keyboards write them, are those of ASCII; halves of characters are question marks.
+    text = unicodedata.normalize("NFKC", text.encode("utf-8", "replace").decode()).lower()
+    words = np.array([xxhash.xxh32_intdigest(word.encode()) for word in _WORD.findall(text)], np.uint32)
+    count = max(0, len(words) - WIDTH + 1)
+    total = np.zeros(count, np.uint32)
+    for place, factor in enumerate(_FACTORS):
+        total += words[place : place + count] * factor
+    total = (total ^ (total >> np.uint32(16))) * np.uint32(0x85EBCA6B)
+    return np.unique(total ^ (total >> np.uint32(13)))
+
+
+def signature_of(shingles: np.ndarray) -> np.ndarray:
+    """The MinHash signature of a set of shingles: (BANDS * ROWS,) uint32; all ones for none."""
+    found = np.full(BANDS * ROWS, 0xFFFFFFFF, np.uint32)
+    for start in range(0, len(shingles), _AT_ONCE):
+        part = shingles[start : start + _AT_ONCE, None] * _TIMES + _PLUS
+        np.minimum(found, part.min(axis=0), out=found)
+    return found
+
+
+@dataclass(frozen=True)
+class Twins:
+    """Of each record an earlier one, or `NONE`.
+
+    Attributes:
+        equal: That it equals.
+        near: That it is nearly equal to, if it equals none.
+        similarity: To that one.
+    """
+
+    equal: np.ndarray
+    near: np.ndarray
+    similarity: np.ndarray
+
+
+def find_twins(exact: np.ndarray, sizes: np.ndarray, signatures: np.ndarray) -> Twins:
+    """The earliest record that each record equals, or is found to be nearly equal to.
+
+    Args:
+        exact: (records,) uint64, a hash of all that is trained; 0 for records that are like no other.
+        sizes: (records,) numbers of shingles.
+        signatures: (records, BANDS * ROWS) uint32.
+    """
+    equal = np.where(exact == 0, NONE, _first_equal(exact)).astype(np.uint32)
+    near = np.full(len(exact), NONE, np.uint32)
+    similarity = np.zeros(len(exact), np.float32)
+    compared = np.flatnonzero((sizes >= _FEWEST) & (equal == NONE))
+    for band in range(BANDS):
+        keys = np.ascontiguousarray(signatures[compared, band * ROWS : (band + 1) * ROWS]).view(np.uint64)
+        for later, earlier in _candidates(keys[:, 0] * np.uint64(0x9E3779B97F4A7C15) ^ keys[:, 1], compared):
+            agreed = (signatures[later] == signatures[earlier]).mean(axis=1)
+            # An earlier twin than the one that is known may be the one that stays.
+            good = (agreed >= SIMILAR) & (earlier < near[later])
+            near[later[good]], similarity[later[good]] = earlier[good], agreed[good]
+    return Twins(equal, near, similarity)
+
+
+def _first_equal(values: np.ndarray) -> np.ndarray:
+    """Of each place the first one with the same value, `NONE` where it is the first itself."""
+    _, first, inverse = np.unique(values, return_index=True, return_inverse=True)
+    found = first[inverse]
+    return np.where(found == np.arange(len(values)), NONE, found)
+
+
+def _candidates(keys: np.ndarray, records: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """(later, earlier) records with the same key.
+
+    Each is compared with the first of its group and with the few before it: the time grows with the records, also where
+    all of them are alike.
+    """
+    order = np.argsort(keys, kind="stable")
+    same = np.append(False, keys[order][1:] == keys[order][:-1])
+    places = np.arange(len(order))
+    first = np.maximum.accumulate(np.where(same, 0, places))
+    for earlier in (first, *(places - back for back in range(1, _BEFORE + 1))):
+        chosen = np.flatnonzero((earlier >= first) & (earlier < places))
+        for at in np.array_split(chosen, len(chosen) // (1 << 15) + 1):
+            yield records[order[at]], records[order[earlier[at]]]

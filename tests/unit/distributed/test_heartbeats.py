@@ -1,0 +1,160 @@
+"""Processes hear of each other through torch's store: hangs, deaths, last words, and the end of a run."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from hftune.distributed import heartbeats
+from hftune.distributed.heartbeats import Heartbeats
+
+pytestmark = pytest.mark.long
+
+
+class Member:
+    """A process's heartbeats, with what it is told in the end."""
+
+    def __init__(self, store: dist.Store, rank: int, world: int) -> None:
+        self.report = {"host": f"h{rank}", "step": 3, "count": 9, "phase": "forward", "seconds": 1.0, "talks": True}
+        self.details = {"waits": "all_reduce", "place": "zero.py:5 reduce", "stack": "wait()"}
+        self.verdict: dict[str, Any] = {}
+        self.told = threading.Event()
+        self.beats = Heartbeats(store, rank, world, self.say, self.hear, 0.2)
+        self.beats.write()
+
+    def say(self, details: bool) -> dict[str, Any]:
+        return self.report | (self.details if details else {})
+
+    def hear(self, verdict: dict[str, Any]) -> None:
+        self.verdict = verdict
+        self.told.set()
+
+    def freeze(self) -> None:
+        """End the thread without a word, as a signal would."""
+        self.beats._leave = lambda: None  # type: ignore[method-assign]
+        self.beats._over.set()
+        self.beats._thread.join()
+
+    def kind(self) -> tuple[str, list[int]]:
+        assert self.told.wait(20), "nothing came"
+        return self.verdict["kind"], self.verdict["ranks"]
+
+
+@pytest.fixture
+def members(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], list[Member]]]:
+    monkeypatch.setattr(heartbeats, "ANSWERS_WITHIN", 1.0)
+    monkeypatch.setattr(heartbeats, "VERDICT_WITHIN", 3.0)
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    made: list[Member] = []
+
+    def make(world: int) -> list[Member]:
+        for rank in range(world):
+            store = dist.TCPStore("127.0.0.1", server.port, is_master=False, wait_for_workers=False)
+            made.append(Member(dist.PrefixStore("word", store), rank, world))
+        for member in made:
+            member.beats.start()
+        return made
+
+    yield make
+    for member in made:
+        member.beats.stop()
+
+
+def test_who_does_not_answer_is_named(members: Callable[[int], list[Member]]) -> None:
+    first, second, frozen = members(3)
+    frozen.freeze()
+    second.beats.ring()
+    assert first.kind() == second.kind() == ("hang", [2])
+    assert second.verdict["reports"]["2"]["silent"] and second.verdict["reports"]["1"]["waits"] == "all_reduce"
+
+
+def test_who_does_not_wait_is_named_with_its_stack(members: Callable[[int], list[Member]]) -> None:
+    first, second = members(2)
+    second.details = {"waits": None, "place": "nfs.py:9 read", "stack": "read()"}
+    first.beats.ring()
+    assert first.kind() == second.kind() == ("hang", [1])
+    assert first.verdict["reports"]["1"]["stack"] == "read()"
+
+
+def test_after_a_lost_contact_the_silent_are_the_lost(members: Callable[[int], list[Member]]) -> None:
+    first, second, lost = members(3)
+    lost.freeze()
+    second.beats.ring("lost contact with the other processes")
+    assert first.kind() == second.kind() == ("lost", [2])
+    assert first.verdict["reports"]["2"]["host"] == "h2" and first.verdict["reports"]["2"]["ago"] > 0
+
+
+def test_a_lost_contact_with_all_alive_is_told_in_its_words(members: Callable[[int], list[Member]]) -> None:
+    first, second = members(2)
+    second.beats.ring("lost contact with the other processes")
+    assert first.kind() == ("failed", [1]) and first.verdict["words"].startswith("lost contact")
+
+
+def test_last_words_are_told(members: Callable[[int], list[Member]]) -> None:
+    first, second, third = members(3)
+    second.report["step"] = 9
+    second.beats.stop("ValueError: odd")
+    third.beats.ring("what broke after that")
+    assert first.kind() == third.kind() == ("failed", [1])
+    assert first.verdict["words"] == "ValueError: odd" and first.verdict["reports"]["1"]["step"] == 9
+
+
+def test_a_goodbye_is_no_loss_and_rank_0_ends_the_watch(
+    members: Callable[[int], list[Member]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(heartbeats, "MACHINE_GONE", 1.0)
+    first, second, third = members(3)
+    second.report["talks"] = False  # the run is over for it
+    second.beats.stop()
+    time.sleep(2.0)
+    assert not first.told.is_set() and not third.told.is_set()
+    first.beats.stop()
+    assert third.kind() == ("end", [])
+
+
+def test_a_machine_without_a_word_is_lost_but_not_while_it_saves(
+    members: Callable[[int], list[Member]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, saving, gone = members(3)
+    saving.report["talks"] = False
+    time.sleep(1.0)
+    saving.freeze()
+    gone.freeze()
+    monkeypatch.setattr(heartbeats, "MACHINE_GONE", 1.0)
+    assert first.kind() == ("lost", [2])
+
+
+def test_one_process_of_a_machine_may_be_busy(
+    members: Callable[[int], list[Member]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second, busy = members(3)
+    second.report["host"] = busy.report["host"] = "h1"
+    time.sleep(1.0)
+    busy.freeze()
+    monkeypatch.setattr(heartbeats, "MACHINE_GONE", 1.0)
+    assert not first.told.wait(2.5)
+
+
+def test_rank_0_may_be_the_one_that_does_not_answer(members: Callable[[int], list[Member]]) -> None:
+    first, second = members(2)
+    time.sleep(1.0)
+    first.freeze()
+    second.beats.ring()
+    assert second.kind() == ("hang", [0]) and second.verdict["reports"]["0"]["host"] == "h0"
+
+
+def test_a_store_that_is_gone_is_rank_0_s_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heartbeats, "ANSWERS_WITHIN", 0.2)
+
+    class Gone(dist.HashStore):
+        def multi_get(self, keys: list[str]) -> list[bytes]:
+            raise dist.DistNetworkError("Connection reset by peer")
+
+    member = Member(Gone(), 1, 2)
+    member.beats.start()
+    assert member.kind() == ("lost", [0])

@@ -1,0 +1,141 @@
+"""Equal and nearly equal records, by numbers; and records of evaluation data that stand in others."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from hftune.tools.checking import near
+from hftune.tools.checking.leaks import LeakIndex
+from hftune.tools.checking.near import NONE, Twins, find_twins, shingles_of, signature_of
+from hftune.tools.checking.records import Record
+from tests.unit.tools.checking import made
+
+
+def twins_of(texts: list[str]) -> Twins:
+    """Of texts, as of records."""
+    shingles = [shingles_of(text) for text in texts]
+    exact = np.array([hash(text) % 2**63 for text in texts], np.uint64)
+    signatures = np.array([signature_of(one) for one in shingles], np.uint32).reshape(
+        len(texts), near.BANDS * near.ROWS
+    )
+    return find_twins(exact, np.array([len(one) for one in shingles], np.uint32), signatures)
+
+
+def test_words_are_told_apart_as_they_should() -> None:
+    def of(text: str) -> list[int]:
+        return shingles_of(text).tolist()
+
+    assert of("a b c d") == of("A, b; (c) D!") == sorted({*of("a b c"), *of("b c d")})
+    assert of("ａ Ｂ ｃ") == of("a b c")  # full-width letters
+    assert of("天地玄") == of("天 地，玄") and len(of("天地玄黄")) == 2
+    assert len({*of("a b c"), *of("c b a"), *of("a b d"), *of("ab c d"), *of("天地玄")}) == 5
+    assert of("") == of("a b") == [] and of("b a c a b a c") == sorted({*of("b a c a b a c")})
+    assert of("a \ud83d b c") == of("a b c"), "half a character"
+
+
+def test_signatures_estimate_the_similarity_of_sets() -> None:
+    rng = random.Random(5)
+    words = [f"w{number}" for number in range(4000)]
+    errors = []
+    for shared in (0, 100, 300, 500, 700, 900):
+        common, left, right = (rng.sample(words, count) for count in (shared, 1000 - shared, 1000 - shared))
+        one, other = (shingles_of(" ".join([*common, *own])) for own in (left, right))
+        alike = len({*one.tolist()} & {*other.tolist()}) / len({*one.tolist()} | {*other.tolist()})
+        errors.append((signature_of(one) == signature_of(other)).mean() - alike)
+    # The standard deviation of 64 numbers is 0.063 at most.
+    assert np.abs(errors).max() < 0.19 and abs(np.mean(errors)) < 0.08
+
+
+def test_edited_records_are_found_and_others_are_not() -> None:
+    rng = random.Random(7)
+    originals = [made.sentence(rng, rng.randrange(80, 160), chinese=bool(number % 3 == 0)) for number in range(150)]
+    copies = [(number, how) for number in range(0, 120, 2) for how in made.EDITS]
+    # Chinese has no case: that copy would be equal.
+    copies = [(number, how) for number, how in copies if how != "case" or originals[number].isascii()]
+    texts = [*originals, *(made.edited(rng, originals[number], how, one_in=50) for number, how in copies)]
+    found = twins_of(texts)
+    assert (found.near[: len(originals)] == NONE).all() and (found.equal == NONE).all()
+    twin = found.near[len(originals) :]
+    missed = [copy for copy, one in zip(copies, twin.tolist(), strict=True) if one == NONE]
+    assert len(missed) <= 0.05 * len(copies), missed
+    # A copy's twin is its original, or an earlier copy of it.
+    sources = [number for number, _ in copies]
+    for (number, _), one in zip(copies, twin.tolist(), strict=True):
+        assert one in (NONE, number) or sources[one - len(originals)] == number
+    assert (found.similarity[len(originals) :][twin != NONE] >= near.SIMILAR).all()
+    assert (found.similarity[: len(originals)] == 0).all()
+
+
+def test_equal_records_have_the_first_one_as_their_twin() -> None:
+    rng = random.Random(8)
+    one, other = made.sentence(rng, 30), made.sentence(rng, 30)
+    found = twins_of([one, other, one, one, other, "", "a b"])
+    assert found.equal.tolist() == [NONE, NONE, 0, 0, 1, NONE, NONE]
+    assert (found.near == NONE).all()
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_next_to_no_records(count: int) -> None:
+    found = twins_of(["one two three four five six seven eight"] * count)
+    assert len(found.equal) == len(found.near) == count and (found.near == NONE).all()
+
+
+def test_of_records_that_are_all_alike_the_first_stays() -> None:
+    base = made.sentence(random.Random(9), 60)
+    found = twins_of([f"{base} {number}" for number in range(400)])
+    assert found.near[0] == NONE and (found.near[1:] == 0).all()
+
+
+def test_short_texts_are_alike_by_chance_and_are_not_compared() -> None:
+    texts = ["yes it is", "yes, it is!", "no it is not there", "no it is not there!"]
+    assert (twins_of(texts).near == NONE).all()
+
+
+# --- evaluation data ---
+
+
+def spoken(asked: str, said: str) -> Record:
+    return Record("conversation", [("system", "You help."), ("user", asked), ("assistant", said)])
+
+
+def leaks(evaluation: list[Record], texts: list[str]) -> list[tuple[int, str]]:
+    """Number of a text, and which text of the evaluation data stands in it."""
+    index = LeakIndex((f"e:{number}", record) for number, record in enumerate(evaluation, start=1))
+    found = [(number, index.leak(shingles_of(text))) for number, text in enumerate(texts)]
+    return [(number, said.split(" stands in it")[0]) for number, said in found if said]
+
+
+def test_a_record_of_the_evaluation_data_is_found_in_longer_ones() -> None:
+    rng = random.Random(10)
+    evaluation = [spoken(made.sentence(rng, 20), made.sentence(rng, 40)) for _ in range(40)]
+    others = [made.sentence(rng, rng.randrange(20, 400)) for _ in range(100)]
+    assert leaks(evaluation, others) == []
+    for how in made.EDITS:
+        hidden = [
+            f"{made.sentence(rng, 200)} {made.edited(rng, one.compared, how)} {made.sentence(rng, 100)}"
+            for one in evaluation
+        ]
+        found = leaks(evaluation, [*others, *hidden])
+        right = {(number + 100, f"e:{number + 1}") for number in range(40)}
+        assert len({(record, said.split()[-1]) for record, said in found} & right) >= 38, how
+        assert {record for record, _ in found} <= {*range(100, 140)}, how
+
+
+def test_a_question_with_another_answer_is_a_leak() -> None:
+    rng = random.Random(11)
+    evaluation = [spoken(made.sentence(rng, 20), made.sentence(rng, 100)) for _ in range(5)]
+    found = leaks(evaluation, [f"{evaluation[3].asked} {made.sentence(rng, 100)}"])
+    assert found == [(0, "the question of e:4")]
+
+
+def test_phrases_and_short_texts_are_no_leaks() -> None:
+    rng = random.Random(12)
+    phrase = "answer the following question with one of the letters below"
+    evaluation = [spoken(f"{phrase} {made.sentence(rng, 12)}", "A") for _ in range(60)]
+    evaluation.append(spoken("who are you", "I am"))
+    # What sixty records begin with tells none of them.
+    assert leaks(evaluation, [f"{phrase} {made.sentence(rng, 12)}", "tell me who they are and who you know"]) == []
+    assert leaks([], ["a b c d e"]) == [] and leaks([spoken("a", "b")], ["a b c d"]) == []

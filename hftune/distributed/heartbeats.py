@@ -141,7 +141,7 @@ class Heartbeats:
                 self._heard[rank] = Heard(written, json.loads(written), time.monotonic())
 
     def _gone(self) -> list[int]:
-        """Ranks of machines of which nobody has said a word for long, where none may be silent: in C, while saving."""
+        """Ranks of machines of which nobody has said a word for long, though none may be silent, as before training."""
         late = time.monotonic() - MACHINE_GONE
         speaking = {
             heard.report["host"] for heard in self._heard.values() if heard.at > late or not heard.report.get("talks")

@@ -105,8 +105,8 @@ class Watchdog:
             "phase": phase.name,
             "count": phase.count,
             "seconds": round(phase.seconds, 1),
-            # Writing a file may keep the interpreter for long, and so may reading one before training.
-            "talks": phase.timed and phase.name != phases.SAVE,
+            # Reading and tokenising before training may keep the interpreter for long; what writes weights does not.
+            "talks": phase.timed,
         }
         if details:
             report["waits"], report["place"] = stacks.waiting_for(), stacks.innermost_frame()

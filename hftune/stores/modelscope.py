@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import io
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from hftune.errors import ArgumentError, shown
 from hftune.secrets import redact
+
+_LATER = "; later: hftune export hub --model_name_or_path {} --hub_model_id {} --hub modelscope"
 
 
 @functools.cache
@@ -45,12 +48,45 @@ def download(name: str, kind: str, flag: str, revision: str | None = None, offli
         ArgumentError: The client is missing, or ModelScope cannot be reached or has no such name.
     """
     api = client(flag)
-    with errors_of_modelscope(f"{name} cannot be had from ModelScope", flag):
+    with _errors(f"{name} cannot be had from ModelScope", flag):
         return Path(api.download_repo(name, kind, revision=revision, local_files_only=offline))
 
 
-@contextmanager
-def errors_of_modelscope(what: str, flag: str, more: str = "") -> Iterator[None]:
+def make_repository(repo: str, token: str | None, private: bool | None, flag: str) -> Any:
+    """Make sure that a repository is there, and return the client: a run that cannot push should not train first."""
+    api = client(flag, token)
+    with _errors(f"ModelScope did not take {repo}", flag):
+        if not api.repo_exists(repo, "model"):
+            api.create_repo(repo, "model", visibility="private" if private else "public")
+    return api
+
+
+def upload(
+    contents: dict[str, str | bytes],
+    folder: Path,
+    repo: str,
+    *,
+    token: str | None,
+    private: bool | None,
+    flag: str,
+    **how: Any,
+) -> None:
+    """Upload files of a folder; `how` has the message and the revision.
+
+    Raises:
+        ArgumentError: ModelScope does not take them, or a card had to be changed: its client uploads files as they are.
+    """
+    if any(isinstance(content, bytes) for content in contents.values()):
+        raise ArgumentError("README.md holds a secret", place=flag, fix="take it out")
+    api = make_repository(repo, token, private, flag)
+    # It prints a report of its own, and would keep notes in the folder, which is a result whose files are counted.
+    failed = _errors(f"ModelScope did not take {repo}", flag, _LATER.format(folder, repo))
+    with failed, contextlib.redirect_stdout(io.StringIO()):
+        api.upload_folder(repo, "model", folder, allow_patterns=[*contents], use_cache=False, disable_tqdm=True, **how)
+
+
+@contextlib.contextmanager
+def _errors(what: str, flag: str, more: str = "") -> Iterator[None]:
     """Turn errors of ModelScope, or of the way there, in the block into one message."""
     from modelscope_hub.errors import HubError
 

@@ -1,4 +1,4 @@
-"""Files of object stores (s3://, gs://, hf://, ...), copied into the cache: everything else reads local files.
+"""Files of object stores (s3://, gs://, hf://, ...), copied into the cache by fsspec; all else reads local files.
 
 A copy lies under a name made of the URL and of what the store says of each file (size, checksum, time), so that it is
 made once, is never changed, and is not taken for another state of the same URL.
@@ -13,7 +13,6 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -21,8 +20,7 @@ from filelock import FileLock
 
 from hftune.errors import ArgumentError, DataError, UserError, shown
 from hftune.logging import get_logger
-from hftune.opening.files import size_text
-from hftune.publishing.disk import disk_errors, flush, free_bytes
+from hftune.publishing.disk import disk_errors, flush
 from hftune.secrets import redact
 from hftune.user_cache import cache_folder, private_folder
 from hftune.visible import visible
@@ -38,27 +36,12 @@ PACKAGES = {
 }
 """The stores that are read, by what their URLs begin with, and the package that fsspec needs for each."""
 
-MOST_FILES = 100_000
-_CHUNK = 1 << 22
-_KEY_LETTERS = 32
-# Of Linux, in bytes; the cache's own path comes before that of a file.
-_LONGEST_NAME, _LONGEST_PATH = 255, 3000
-# What stores say of the state of a file, by any of their names: checksum, generation, time.
-_STATE = ("ETag", "etag", "md5Hash", "generation", "blob_id", "LastModified", "last_modified", "updated", "created")
+# What stores say of the state of a file, by any of their names: size, checksum, generation, time.
+_STATE = (
+    *("size", "ETag", "etag", "md5Hash", "generation", "blob_id"),
+    *("LastModified", "last_modified", "updated", "created"),
+)
 _FIX = "look whether the URL is right, the store can be reached and your credentials for it are set"
-# Whose errors are a store's: they are no family of their own.
-_OF_STORES = {"aiobotocore", "aiohttp", "adlfs", "azure", "botocore", "fsspec", "gcsfs", "google", "httpx"}
-_OF_STORES |= {"huggingface_hub", "oss2", "ossfs", "requests", "s3fs"}
-
-
-@dataclass(frozen=True)
-class StoredFile:
-    """A file in a store: its path there, its name below the URL, its size, and what else tells its state."""
-
-    path: str
-    name: str
-    size: int
-    state: str
 
 
 def is_url(text: str) -> bool:
@@ -76,20 +59,53 @@ def fetch(url: str, flag: str, chosen: Callable[[list[str]], list[str]] = lambda
 
     Raises:
         ArgumentError: It cannot be reached, holds nothing, or does not fit on the disk.
+        DataError: It changed meanwhile.
     """
     store, root = _store_of(url, flag)
     with _errors_of_store(url, flag):
-        files = _listed(store, root)
-    wanted = {*chosen([file.name for file in files])}
-    files = [file for file in files if file.name in wanted]
-    _check(files, url, flag)
-    home = private_folder(cache_folder(), "stores") / _key(url, files)
-    lock = FileLock(home.with_name(f".{home.name}.lock"), mode=0o600)
+        listed = dict(sorted(store.find(root, detail=True).items()))
+    # Of a single file the name below the URL is "".
+    names = {path: path.removeprefix(root).lstrip("/") for path in listed}
+    wanted = {*chosen([*names.values()])}
+    files = {names[path]: {**about, "name": path} for path, about in listed.items() if names[path] in wanted}
+    _check([*files], url, flag)
+    state = {name: {word: str(about[word]) for word in _STATE if about.get(word)} for name, about in files.items()}
+    key = hashlib.sha256(json.dumps([url, state]).encode()).hexdigest()[:32]
+    home = private_folder(cache_folder(), "stores") / key
+    # Names of files decide how they are read, those of folders what a model is called.
+    last = PurePosixPath(root).name or "files"
     # Every process of a machine comes here; the first one copies, the others wait and find it.
-    with disk_errors(home, "HFTUNE_CACHE"), lock:
+    with disk_errors(home, "HFTUNE_CACHE"), FileLock(home.with_name(f".{key}.lock"), mode=0o600):
         if not home.is_dir():
-            _copy(store, root, files, home, url, flag)
-    return home / _last(root)
+            get_logger().info("copying %s: %d file(s), to %s", redact(url), len(files), home)
+            work = home.with_name(f".{key}.partial")
+            for name, about in files.items():
+                # Aside: outside of the folder, in which any name may be that of a file.
+                _copy(store, about, work / last / name, home.with_name(f".{key}.file"), url, flag)
+            os.replace(work, home)
+            flush(home.parent)
+    return home / last
+
+
+def upload(contents: dict[str, str | bytes], folder: Path, url: str, flag: str) -> None:
+    """Write files into a folder of a store.
+
+    Args:
+        contents: By name a path, or a file's bytes.
+        folder: What they are of; for the message.
+
+    Raises:
+        ArgumentError: The store does not take them.
+    """
+    store, root = _store_of(url, flag)
+    with _errors_of_store(url, flag, "written", f"; the result is in {folder}"):
+        # The config last: without it nothing takes the folder for a model.
+        for name in sorted(contents, key=lambda name: (name == "config.json", name)):
+            content = contents[name]
+            if isinstance(content, bytes):
+                store.pipe_file(f"{root}/{name}", content)
+            else:
+                store.put_file(content, f"{root}/{name}")
 
 
 def _store_of(url: str, flag: str) -> tuple[Any, str]:
@@ -113,154 +129,46 @@ def _store_of(url: str, flag: str) -> tuple[Any, str]:
 
 
 @contextmanager
-def _errors_of_store(url: str, flag: str) -> Iterator[None]:
-    """Turn what a store or its package raises in the block into one message."""
+def _errors_of_store(url: str, flag: str, done: str = "read", more: str = "") -> Iterator[None]:
+    """Turn what a store or its package raises in the block into one message: its errors are of no one family."""
     try:
         yield
     except UserError:
         raise
     except Exception as error:
-        if type(error).__module__.partition(".")[0] not in _OF_STORES and not isinstance(error, OSError | ValueError):
-            raise
         words = shown(redact(str(error)), 200) or type(error).__name__
-        raise ArgumentError(f"{redact(url)} cannot be read: {words}", place=flag, fix=_FIX) from error
+        raise ArgumentError(f"{redact(url)} cannot be {done}: {words}", place=flag, fix=_FIX + more) from error
 
 
-def _listed(store: Any, root: str) -> list[StoredFile]:
-    """The files below a path, sorted by name; of a file it alone, under the name ""."""
-    found = store.find(root, detail=True)
-    files = []
-    for path, about in sorted(found.items()):
-        state = {key: str(about[key]) for key in _STATE if about.get(key)}
-        name = path.removeprefix(root).lstrip("/")
-        size = about.get("size") or 0
-        if not isinstance(size, int) or size < 0:
-            raise ValueError(f"it says {shown(size, 20)} as the size of {shown(name)}")
-        files.append(StoredFile(path, name, size, json.dumps(state, sort_keys=True)))
-    return files
-
-
-def _check(files: list[StoredFile], url: str, flag: str) -> None:
-    """Refuse a list that cannot be copied.
-
-    Raises:
-        ArgumentError: Nothing there, too many files, a name that leads elsewhere, or too little room.
-    """
-    where = redact(url)
-    if not files:
-        raise ArgumentError(f"there is nothing at {where} to be read", place=flag, fix=_FIX)
-    if len(files) > MOST_FILES:
-        cause = f"{where} holds {len(files):,} files, more than {MOST_FILES:,}"
-        raise ArgumentError(cause, place=flag, fix="name a folder below it, or join the files to fewer ones")
-    names = [file.name for file in files]
+def _check(names: list[str], url: str, flag: str) -> None:
+    """Refuse keys of a store, which are any text (`../../.ssh/authorized_keys`), that are no paths below a folder."""
+    if not names:
+        raise ArgumentError(f"there is nothing at {redact(url)} to be read", place=flag, fix=_FIX)
     folders = {parent.as_posix() for name in names for parent in PurePosixPath(name).parents if name} - {"."}
     for name in names:
-        if not _is_path(name) or name in folders or (not name and len(files) > 1):
-            cause = f"{where} holds a file whose name is no path: {shown(name)}"
+        odd = visible(name) != name or re.search(r"[\\\n\t]", name) or {"", ".", ".."} & {*name.split("/")}
+        if name in folders or (odd and (name or len(names) > 1)):
+            cause = f"{redact(url)} holds a file whose name is no path: {shown(name)}"
             raise ArgumentError(cause, place=flag, fix="rename it there")
-    size, free = sum(file.size for file in files), free_bytes(cache_folder())
-    if size > free:
-        raise ArgumentError(
-            f"{where} has {size_text(size)}; {cache_folder()} has room for {size_text(free)}",
-            place=flag,
-            fix="name a folder with more room in the variable HFTUNE_CACHE",
-        )
 
 
-def _is_path(name: str) -> bool:
-    """Whether a key of a store, which is any text (`../../.ssh/authorized_keys`), names a file below a folder."""
-    if visible(name) != name or re.search(r"[\\\n\t]", name):
-        return False
-    short = len(name.encode()) <= _LONGEST_PATH and all(len(part.encode()) <= _LONGEST_NAME for part in name.split("/"))
-    return not name or (short and not {"", ".", ".."} & {*name.split("/")})
-
-
-def _key(url: str, files: list[StoredFile]) -> str:
-    """A name for a URL and the state of its files."""
-    about = [url, *((file.name, file.size, file.state) for file in files)]
-    return hashlib.sha256(json.dumps(about).encode()).hexdigest()[:_KEY_LETTERS]
-
-
-def _last(root: str) -> str:
-    """The last part of a URL: names of files decide how they are read, those of folders what a model is called."""
-    return PurePosixPath(root).name or "files"
-
-
-def _copy(store: Any, root: str, files: list[StoredFile], home: Path, url: str, flag: str) -> None:
-    """Copy files into a folder that becomes `home` when the last one is there.
+def _copy(store: Any, about: dict[str, Any], target: Path, aside: Path, url: str, flag: str) -> None:
+    """Copy a file, unless an interrupted copy has done so: models have many gigabytes.
 
     Raises:
-        DataError: One was replaced meanwhile.
+        DataError: It has another size than the store has said.
     """
-    size = sum(file.size for file in files)
-    get_logger().info("copying %s: %d file(s), %s, to %s", redact(url), len(files), size_text(size), home)
-    # What an interrupted copy has finished is kept: models have many gigabytes.
-    work = home.with_name(f".{home.name}.partial")
-    for file in files:
-        target = work / _last(root) / file.name  # of a single file the name is ""
-        if not target.exists():
-            target.parent.mkdir(parents=True, exist_ok=True)
-            # Outside of the folder, in which any name may be that of a file.
-            _copy_file(store, file, target, home.with_name(f".{home.name}.file"), url, flag)
+    if target.exists():
+        return
+    target.parent.mkdir(parents=True, exist_ok=True)
     with _errors_of_store(url, flag):
-        store.invalidate_cache()
-        known = {*_listed(store, root)}
-    # By their states: a file may have been replaced by another one of its size.
-    for file in files:
-        if file not in known:
-            raise _changed(file, url, flag)
-    os.replace(work, home)
-    flush(home.parent)
-
-
-def _copy_file(store: Any, file: StoredFile, target: Path, aside: Path, url: str, flag: str) -> None:
-    """Copy one file.
-
-    Raises:
-        DataError: It has another size than the store has said: it was replaced meanwhile.
-    """
-    with _errors_of_store(url, flag), store.open(file.path, "rb") as source, open(aside, "wb") as stream:
-        left = file.size
-        # Never more than was announced: the room on the disk was measured by it.
-        while left >= 0 and (chunk := source.read(min(_CHUNK, left + 1))):
-            left -= len(chunk)
-            stream.write(chunk)
-    if left:
-        raise _changed(file, url, flag)
+        store.get_file(about["name"], str(aside))
+    if aside.stat().st_size != about.get("size"):
+        raise DataError(
+            f"{redact(url)} changed while it was copied ({shown(about['name'])})",
+            place=flag,
+            fix="Let nothing write there during a run, and start it again.",
+            kind="file changed",
+        )
     flush(aside)
     os.replace(aside, target)
-
-
-def _changed(file: StoredFile, url: str, flag: str) -> DataError:
-    return DataError(
-        f"{redact(url)} changed while it was copied ({shown(file.name or file.path)})",
-        place=flag,
-        fix="Let nothing write there during a run, and start it again.",
-        kind="file changed",
-    )
-
-
-def upload(contents: dict[str, str | bytes], folder: Path, url: str, flag: str) -> None:
-    """Write files into a folder of a store.
-
-    Args:
-        contents: By name a path, or a file's bytes.
-        folder: Which of them the manifest is of; for the message.
-
-    Raises:
-        ArgumentError: The store does not take them.
-    """
-    store, root = _store_of(url, flag)
-    try:
-        with _errors_of_store(url, flag):
-            # The config last: without it nothing takes the folder for a model.
-            for name in sorted(contents, key=lambda name: (name == "config.json", name)):
-                content = contents[name]
-                if isinstance(content, bytes):
-                    store.pipe_file(f"{root}/{name}", content)
-                else:
-                    store.put_file(content, f"{root}/{name}")
-    except ArgumentError as error:
-        cause = error.cause.replace("cannot be read", "cannot be written")
-        fix = f"{_FIX}; the result is in {folder}"
-        raise ArgumentError(cause, place=flag, fix=fix) from error

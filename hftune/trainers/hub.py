@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from hftune.logging import get_logger
+from hftune.stores import modelscope
 from hftune.stores.located import chosen_hub
 from hftune.stores.objects import is_url
-from hftune.stores.pushing import make_modelscope_repo, push
+from hftune.stores.pushing import push
 from hftune.trainers.features.run import Run
 
 
@@ -24,7 +25,7 @@ def make_repository(run: Run) -> bool:
     if chosen_hub(args.hub) != "modelscope":
         return False
     if run.is_world_process_zero():
-        make_modelscope_repo(repo, args.hub_token, args.hub_private_repo, "--hub_model_id")
+        modelscope.make_repository(repo, args.hub_token, args.hub_private_repo, "--hub_model_id")
     return True
 
 

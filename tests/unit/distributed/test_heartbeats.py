@@ -117,13 +117,13 @@ def test_a_goodbye_is_no_loss_and_rank_0_ends_the_watch(
     assert third.kind() == ("end", [])
 
 
-def test_a_machine_without_a_word_is_lost_but_not_while_it_saves(
+def test_a_machine_without_a_word_is_lost_but_not_before_training(
     members: Callable[[int], list[Member]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first, saving, gone = members(3)
-    saving.report["talks"] = False
+    first, reading, gone = members(3)
+    reading.report["talks"] = False
     time.sleep(1.0)
-    saving.freeze()
+    reading.freeze()
     gone.freeze()
     monkeypatch.setattr(heartbeats, "MACHINE_GONE", 1.0)
     assert first.kind() == ("lost", [2])

@@ -14,25 +14,28 @@ def main() -> None:
     arguments = parse_arguments("distill")
 
     from hftune.data.splits import load_data
+    from hftune.data.tokenizing.chats import ChatEncoder
     from hftune.models.adapters.preparation import add_adapter
     from hftune.models.loading.causal_lm import load_causal_lm
     from hftune.models.loading.tokenizer import load_tokenizer
     from hftune.stage import finish_run, start_run
     from hftune.trainers.distill import DistillTrainer
     from hftune.trainers.distillation.loading import load_teachers
-    from hftune.trainers.distillation.other_tokenizer import taught_encoder
+    from hftune.trainers.distillation.tokenizers import check_tokenizers
 
     run = start_run("distill", arguments)  # decide what was left open, refuse what cannot work, seed
     model_args, data_args, adapter_args, training_args = run.arguments  # as decided
 
     tokenizer = load_tokenizer(model_args, training_args)
-    encoder = taught_encoder(tokenizer, model_args, data_args, training_args)
-    data = load_data(encoder, data_args, training_args)  # read, tokenise, pack, count
+    check_tokenizers(tokenizer, model_args, training_args)
+    data = load_data(
+        ChatEncoder.from_arguments(tokenizer, training_args), data_args, training_args
+    )  # read, tokenise, pack, count
 
     teachers = load_teachers(model_args, training_args)
     model = load_causal_lm(model_args, adapter_args, training_args, tokenizer, run.facts.build)
     model = add_adapter(model, adapter_args, training_args)
-    trainer = DistillTrainer(model, training_args, tokenizer, data, teachers, encoder)
+    trainer = DistillTrainer(model, training_args, tokenizer, data, teachers)
     finish_run(run, trainer, data)  # resume, train, evaluate, save, manifest
 
 

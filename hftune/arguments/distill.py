@@ -99,20 +99,6 @@ class DistillArguments(SFTArguments, trl.DistillationConfig):
         default=None,
         metadata={"help": "Tokens of which a teacher is less sure than this (entropy in nats) are not trained."},
     )
-    shared_token_weight: float | None = field(
-        default=None,
-        metadata={
-            "help": "A teacher with another tokenizer: weight of the divergence at tokens that both write alike. Left "
-            "out: the share of the teacher's vocabulary that the student has."
-        },
-    )
-    split_token_weight: float | None = field(
-        default=None,
-        metadata={
-            "help": "A teacher with another tokenizer: weight of the distance of sorted probabilities "
-            "(arXiv:2402.12030) where one side needs more tokens. Left out: the rest of the above."
-        },
-    )
     sample_completions: int = field(
         default=8,
         metadata={"help": "Answers of the student written to completions.jsonl in the output folder at each log."},

@@ -38,10 +38,13 @@ from hftune.stores.located import located
 from hftune.visible import as_typed, say
 
 _NO_PARTS = "`hftune tokenize` makes all records, with --preprocessing_num_workers processes"
+_GOLD = "a teacher has the student's tokenizer; for another one there is TRL's GOLD (trl.experimental.gold)"
 REMOVED = {
     "shard": _NO_PARTS,
     "join": _NO_PARTS,
     "keep": "`hftune data check` leaves out what --drop names, and nothing else",
+    "shared_token_weight": _GOLD,
+    "split_token_weight": _GOLD,
 }
 """Arguments that there were, and what stands in their place."""
 

@@ -111,7 +111,7 @@ _NAMES = {
         early_stopping_threshold entropy_coef_delta entropy_coef_max entropy_coef_min entropy_target layers_to_transform
         loraplus_lr_embedding loss_weights
         moe_z_loss_coef neftune_noise_alpha num_cycles off_policy_mask_threshold offset_alpha
-        router_aux_loss_coef shared_token_weight simpo_gamma split_token_weight teacher_top_k teacher_weights
+        router_aux_loss_coef simpo_gamma teacher_top_k teacher_weights
         temperature undesirable_weight vespo_k_neg vespo_k_pos vespo_lambda_neg vespo_lambda_pos vf_coef
         vllm_importance_sampling_clip_min
     """,

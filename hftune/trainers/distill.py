@@ -14,11 +14,8 @@ from hftune.arguments.training import StageArguments
 from hftune.constants import TEACHER_ROWS
 from hftune.data.batches.collators import causal_collator
 from hftune.data.splits import Splits
-from hftune.data.tokenizing.chats import ChatEncoder
-from hftune.data.tokenizing.taught_chats import TaughtChatEncoder
 from hftune.models.vocabulary.size import token_rows
 from hftune.on_demand import on_demand
-from hftune.trainers.distillation.aligned import COLUMNS, AlignedAnswers, AlignedCollator, AlignedLoss
 from hftune.trainers.distillation.on_policy import OnPolicyAnswers
 from hftune.trainers.distillation.server_teacher import ServerTeacher
 from hftune.trainers.distillation.stored_teacher import StoredTeacher
@@ -79,10 +76,9 @@ class DistillTrainer(StageTrainer, TokenRows):
     Args:
         teachers: Frozen, in evaluation mode; what they say is mixed by `args.teacher_shares`. None with
             `args.teacher_targets` or `args.teacher_server_url`.
-        encoder: What has tokenised the records; it knows a teacher that has another tokenizer.
     """
 
-    extra_columns = ("loss_weights", TEACHER_ROWS, *COLUMNS)
+    extra_columns = ("loss_weights", TEACHER_ROWS)
 
     def __init__(
         self,
@@ -91,20 +87,17 @@ class DistillTrainer(StageTrainer, TokenRows):
         tokenizer: PreTrainedTokenizerBase,
         data: Splits,
         teachers: list[PreTrainedModel],
-        encoder: ChatEncoder | None = None,
         **kwargs: Any,
     ) -> None:
         self._streams = isinstance(data.train, IterableDataset)
         stored = args.teacher_targets
-        self.aligner = encoder.aligner if isinstance(encoder, TaughtChatEncoder) else None
         self.teachers: Teachers | StoredTeacher | ServerTeacher
         if args.teacher_server_url:
             self.teachers = ServerTeacher(teacher_server(args))
         elif stored:
             self.teachers = StoredTeacher(stored)
         else:
-            # A teacher with tokens of its own is compared by those.
-            self.teachers = Teachers(teachers, args.teacher_shares, None if self.aligner else token_rows(tokenizer))
+            self.teachers = Teachers(teachers, args.teacher_shares, token_rows(tokenizer))
         super().__init__(
             model=model,
             args=args,
@@ -114,8 +107,7 @@ class DistillTrainer(StageTrainer, TokenRows):
             **kwargs,
         )
         # TRL's trainer takes a collator from nobody.
-        plain = causal_collator(tokenizer.pad_token_id, flat=args.flat_batches)
-        self.data_collator = plain if self.aligner is None else AlignedCollator(plain)
+        self.data_collator = causal_collator(tokenizer.pad_token_id, flat=args.flat_batches)
         self.record_order.mixture = data.mixture
         # Tokens are gathered from all processes; TRL knows of those that see the same only through accelerate.
         self._tp_size = args.tensor_parallel_size
@@ -131,10 +123,8 @@ class DistillTrainer(StageTrainer, TokenRows):
     def make_features(self, model: Any, args: StageArguments) -> list[Feature]:
         """Streams before all others, the loss behind all others."""
         share, held_out = args.share_on_policy, HeldOutLoss()
-        drawn = (AlignedAnswers(share, self.aligner) if self.aligner else OnPolicyAnswers(share)) if share else None
+        drawn = OnPolicyAnswers(share) if share else None
         answers = TaughtLoss(self.teachers, args, drawn)
-        if self.aligner is not None and isinstance(self.teachers, Teachers):
-            answers = AlignedLoss(self.teachers, args, self.aligner.shared, drawn)
         first: list[Feature] = [TokenFigures(answers, held_out)]
         if self._streams:
             first.append(on_demand("hftune.trainers.features.streams:Streams")())

@@ -98,20 +98,16 @@ class ChatEncoder(Encoder):
     @classmethod
     def from_arguments(cls, tokenizer: PreTrainedTokenizerBase, args: SFTArguments) -> ChatEncoder:
         """The encoder that the flags of run_sft.py ask for."""
-        return cls(tokenizer, **cls.options_of(args))
-
-    @staticmethod
-    def options_of(args: SFTArguments) -> dict[str, Any]:
-        """What the constructor takes of a run's flags."""
-        return {
-            "max_length": args.max_length,
-            "train_on_inputs": args.train_on_inputs,
-            "last_turn_only": args.train_on_last_turn,
-            "turn_weights": args.turn_weights,
-            "borders_in_text": args.borders_in_text,
-            "empty_thoughts": args.empty_thoughts,
-            "rewritten": args.rewritten_turns,
-        }
+        return cls(
+            tokenizer,
+            max_length=args.max_length,
+            train_on_inputs=args.train_on_inputs,
+            last_turn_only=args.train_on_last_turn,
+            turn_weights=args.turn_weights,
+            borders_in_text=args.borders_in_text,
+            empty_thoughts=args.empty_thoughts,
+            rewritten=args.rewritten_turns,
+        )
 
     def without_limit(self) -> ChatEncoder:
         """Conversations as long as they are."""
@@ -195,13 +191,9 @@ class ChatEncoder(Encoder):
         counts.tokens += len(ids)
         counts.trained_tokens += trained
         labels = np.where(owner >= 0, ids, IGNORE_INDEX).astype(np.int32)
-        made = {"input_ids": ids, "labels": labels, "length": len(ids), "trained": trained}
+        made: dict[str, Any] = {"input_ids": ids, "labels": labels, "length": len(ids), "trained": trained}
         if self.turn_weights:
             # The 0 at the end is what index -1 finds: tokens of no span.
             weights = np.array([*(span.weight for span in one.spans), 0.0], dtype=np.float32)
             made["loss_weights"] = weights[owner]
-        return made | self.more(one, ids, owner)
-
-    def more(self, one: SpannedText, ids: np.ndarray, owner: np.ndarray) -> dict[str, Any]:
-        """Further columns of a row, which is these ids, each of the span `owner`; by default none."""
-        return {}
+        return made

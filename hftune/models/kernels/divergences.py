@@ -10,7 +10,6 @@ from dataclasses import dataclass
 import torch
 from torch.linalg import vecdot
 
-from hftune.models.kernels.aligned_targets import AlignedTeacher, diverge_aligned
 from hftune.models.kernels.chunked_heads import Columns
 from hftune.models.kernels.lessons import FLOOR, Divergence, TopTargets, tempered
 
@@ -36,7 +35,7 @@ class Taught:
 def taught(
     logits: torch.Tensor,
     ids: torch.Tensor,
-    teacher: torch.Tensor | TopTargets | AlignedTeacher,
+    teacher: torch.Tensor | TopTargets,
     how: Divergence,
     detail: int,
 ) -> Taught:
@@ -55,9 +54,7 @@ def taught(
         # Of several that are the largest, one is the most likely.
         columns = [label, -vecdot(own_chances, own), own.max(dim=1).indices == ids]
     sure = bool(detail) or how.max_teacher_entropy is not None
-    if isinstance(teacher, AlignedTeacher):
-        divergence, entropy, slope = diverge_aligned(student, teacher, how.beta)
-    elif isinstance(teacher, TopTargets):
+    if isinstance(teacher, TopTargets):
         divergence, entropy, slope = diverge_at_top(student, chances, teacher, how.beta, sure)
     else:
         divergence, entropy, slope = diverge(student, chances, teacher, how.beta, sure)

@@ -194,7 +194,7 @@ class TopTargets:
 
 
 class Targets(Protocol):
-    """What a teacher says of some tokens, however it is known: the classes above, and `AlignedTargets`."""
+    """What a teacher says of some tokens, however it is known: the classes above."""
 
     @property
     def heads(self) -> tuple[torch.nn.Module, ...]:

@@ -8,6 +8,7 @@ from dataclasses import fields
 from hftune.arguments.merging import MergeArguments
 from hftune.arguments.names.row import ALIAS, OFF, WORKS, Row
 from hftune.arguments.names.table import table, tools, tools_of
+from hftune.arguments.parser import REMOVED
 from hftune.arguments.special_fields import DONE_BY_HFTUNE, DONE_BY_HFTUNE_EVERYWHERE
 from hftune.arguments.stage_table import STAGES, base_stage
 from hftune.arguments.stages import known_arguments, script_of, scripts_with
@@ -17,13 +18,15 @@ from hftune.tools.explaining.defaults import explain_default
 def explanations() -> dict[str, str]:
     """Every name of hftune's and of the other tools -> a few lines on it."""
     merging = (entry.name for entry in fields(MergeArguments))
-    names = {*table(), *itertools.chain(*tools().values(), *map(known_arguments, STAGES), merging)}
+    names = {*table(), *itertools.chain(*tools().values(), *map(known_arguments, STAGES), merging, REMOVED)}
     return {name: explain(name) for name in sorted(names) if name.isidentifier()}
 
 
 def explain(name: str) -> str:
     """A few lines on a name: which tools have it, what it does, and what hftune does with it."""
     row, help_text = table().get(name), help_of(name)
+    if row is None and help_text is None:
+        return f"--{name}\n  removed: {REMOVED[name]}"
     lines = [f"--{name}"]
     if row is not None:
         lines += [f"  {row.does}", f"  {outcome(row)}"]

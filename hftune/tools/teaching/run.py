@@ -46,6 +46,7 @@ from hftune.secrets import command_without_secrets
 from hftune.tools.resumable.parts import begin_parts
 from hftune.tools.teaching.shards import LostMass, Work, divide, is_whole, new_shard, write_index
 from hftune.tools.teaching.teacher import ServedTeacher, Teacher, load_teacher
+from hftune.trainers.distillation.tokenizers import check_tokenizers
 from hftune.visible import say
 from hftune.weight_files import fingerprint
 
@@ -70,6 +71,7 @@ def teach(arguments: RunArguments[DistillArguments], argv: list[str]) -> None:
     args.join_process_group()
     take_template_arguments(model_args, adapter_args, args)
     tokenizer = load_tokenizer(model_args, args)
+    check_tokenizers(tokenizer, model_args, args)
     sources = _sources(make_encoder("distill", tokenizer, args, data_args), arguments)
     parts = [part.dataset.select_columns(["input_ids", "labels"]) for found in sources.values() for part in found]
     dataset = concatenate_datasets(parts)

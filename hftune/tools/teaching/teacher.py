@@ -13,18 +13,14 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hftune.arguments.distill import DistillArguments
 from hftune.arguments.model import ModelArguments
-from hftune.data.alignment.vocabularies import same_tokenizer
 from hftune.data.teaching.hashes import trained_places
 from hftune.data.tokenizing.context import Context
-from hftune.errors import ArgumentError
 from hftune.models.kernels.answer_head import add_answer_head
 from hftune.models.kernels.chunked_heads import CHUNK_BYTES
 from hftune.models.kernels.lessons import MixedTeachers, TeacherStates
 from hftune.models.vocabulary.size import predicted_rows
-from hftune.preflight.teachers import FLAG
 from hftune.tools.teaching.shards import ShardFile, Work
 from hftune.trainers.distillation.loading import load_teachers
-from hftune.trainers.distillation.other_tokenizer import teacher_tokenizers
 from hftune.trainers.distillation.teacher_server import TeacherServer, teacher_server
 
 
@@ -148,19 +144,12 @@ def load_teacher(
     """The teachers that the arguments name, on this process's device.
 
     Raises:
-        ArgumentError: One cannot be loaded, or reads other tokens than the records have.
+        ArgumentError: One cannot be loaded, or a server reads other tokens than the records have.
     """
     if args.teacher_server_url:
         server = teacher_server(args, args.teacher_top_k or args.top_k)
         server.check(tokenizer)
         return ServedTeacher(server)
-    for name, theirs in teacher_tokenizers(model_args, args).items():
-        if not same_tokenizer(tokenizer, theirs):
-            raise ArgumentError(
-                "the teacher has another tokenizer than the student, and stored targets are ids of its tokens",
-                place=f"{FLAG} {name}",
-                fix="name a teacher with the student's tokenizer; run_distill.py itself learns from one with another",
-            )
     models: list[PreTrainedModel] = load_teachers(model_args, args)
     for model in models:
         add_answer_head(model)

@@ -65,21 +65,13 @@ class OnPolicyAnswers(Completions):
 
     def answered(self, run: Run, step: list[Any]) -> list[Any]:
         """The same records with answers of the student, collated as they were; every rank must ask."""
-        records = [self.records_of(batch) for batch in step]
+        records = [records_of(batch) for batch in step]
         asked = [prompt for batch in records for record in batch if (prompt := prompt_of(record))]
         # A process whose records have no answers takes part all the same: under ZeRO-3 generation is a collective.
         answers = iter(self._generate(run, asked or [records[0][0]["input_ids"][:1]]))
-        renewed = [[self.renewed(record, answers) for record in batch] for batch in records]
+        renewed = [[_renewed(record, answers) for record in batch] for batch in records]
         kept = [{name: batch[name] for name in (ORIGIN,) if name in batch} for batch in step]
         return [run.data_collator(batch) | more for batch, more in zip(renewed, kept, strict=True)]
-
-    def records_of(self, batch: Any) -> list[Record]:
-        """The documents of a batch, with all that `renewed` needs."""
-        return records_of(batch)
-
-    def renewed(self, record: Record, answers: Iterator[list[int]]) -> Any:
-        """A record with the next answer in the place of its last one; as it is where it has none."""
-        return _renewed(record, answers)
 
     def trained_tokens(self, run: Run) -> int | None:
         """Overrides `Completions.trained_tokens`: counted, since records have others than were trained."""
@@ -177,6 +169,7 @@ def prompt_of(record: Record) -> list[int] | None:
 
 
 def _renewed(record: Record, answers: Iterator[list[int]]) -> Record:
+    """A record with the next answer in the place of its last one; as it is where it has none."""
     prompt = prompt_of(record)
     if prompt is None:
         return record

@@ -18,13 +18,13 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from hftune.arguments.distill import KEY_VARIABLE, DistillArguments
-from hftune.data.alignment.token_bytes import SAMPLES
 from hftune.distributed import phases
 from hftune.errors import shown
 from hftune.logging import notice
 from hftune.opening.files import MIB
 from hftune.opening.json_server import JsonServer, Refused
 from hftune.preflight.teachers import SERVER
+from hftune.trainers.distillation.tokenizers import GOLD, SAMPLES
 
 USUAL_K = 20
 """As many as vLLM gives unless it is told otherwise (`--max-logprobs`)."""
@@ -89,11 +89,8 @@ class TeacherServer:
         found = self._ids_of(probe)
         # It may put a token in front, and of the first one nothing is predicted.
         if found[1 - len(own) :] != own[1:]:
-            fix = (
-                "run_distill.py learns from another tokenizer where it loads the teacher: --teacher_model_name_or_path"
-            )
             cause = f"the server has another tokenizer: of a probe text it makes {len(found)} tokens, the student "
-            raise self.server.error(cause + str(len(own)) if len(found) != len(own) else cause + "others", fix)
+            raise self.server.error(cause + str(len(own)) if len(found) != len(own) else cause + "others", GOLD)
         ((ids, log_probs),) = self.said([own])
         self.k = int((ids >= 0).sum(axis=1).max())
         lost = float(np.clip(1 - np.where(ids >= 0, np.exp(log_probs), 0).sum(axis=1), 0, 1).mean())

@@ -22,10 +22,10 @@ class Teachers(Feature):
     Args:
         models: In evaluation mode.
         shares: Of each in the mixture of what they say.
-        vocabulary: Rows of their heads that tokens have; None: all of them.
+        vocabulary: Rows of their heads that tokens have.
     """
 
-    def __init__(self, models: list[PreTrainedModel], shares: list[float], vocabulary: int | None) -> None:
+    def __init__(self, models: list[PreTrainedModel], shares: list[float], vocabulary: int) -> None:
         self.models: list[Any] = list(models)
         self.shares, self.vocabulary = shares, vocabulary
 

@@ -124,6 +124,7 @@ def test_precision_follows_the_device() -> None:
         (["--lora_rnk", "1"], ["did you mean --lora_rank?"]),
         (["--learning_rate", "fast"], ["learning_rate", "fast"]),
         (["--context_parallel_size", "2"], ["cannot be used", "use --sequence_parallel_size"]),
+        (["--split_token_weight", "1"], ["--split_token_weight was removed", "trl.experimental.gold"]),
         (["--one", "1", "--two", "2"], ["2 problems", "--one", "--two"]),
         (["stray"], ["cannot place 'stray'"]),
         (["--max_length", "8", "\u2014learning_rate"], ["no hyphen", "with two hyphens: --learning_rate"]),

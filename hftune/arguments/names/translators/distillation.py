@@ -30,16 +30,6 @@ def hard_label(request: Request) -> Translated:
     return _mixed(1.0, alpha, "sft_alpha")
 
 
-def uld_weights(request: Request) -> Translated:
-    """GOLD's weights of the divergence (1 where it is not given) and of the plain loss (0)."""
-    soft, hard = (request.text(f"uld_{term}_weight") for term in ("distillation", "crossentropy"))
-    return _mixed(
-        number("uld_distillation_weight", soft or "1"),
-        number("uld_crossentropy_weight", hard or "0"),
-        "uld_crossentropy_weight",
-    )
-
-
 def _mixed(soft: float, hard: float, name: str) -> Translated:
     """Two weights as a share of their sum."""
     if soft < 0 or hard < 0 or not soft + hard:

@@ -37,13 +37,6 @@ def test_a_weight_of_the_plain_loss_is_a_share() -> None:
         distillation.hard_label(ask("sft_alpha=-1"))
 
 
-def test_golds_weights() -> None:
-    both = distillation.uld_weights(ask("uld_distillation_weight=0.6 uld_crossentropy_weight=0.2"))
-    assert both.given == [("hard_label_share", ["0.25"])] and "divided by 0.8" in both.notices[0]
-    alone = distillation.uld_weights(ask("uld_distillation_weight=1.0"))
-    assert alone.given == [("hard_label_share", ["0"])] and not alone.notices
-
-
 def test_axolotls_weights() -> None:
     """Its divergence is scaled with the square of the temperature; it trains records, on the forward KL."""
     given = translated(distillation.axolotl, ask("kd_trainer=True kd_alpha=0.9 kd_ce_alpha=0.4 kd_temperature=2.0"))

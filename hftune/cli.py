@@ -25,7 +25,6 @@ hftune teach --teacher_model_name_or_path TEACHER --model_name_or_path STUDENT -
 hftune consolidate --checkpoint outputs/sft/checkpoint-100 --output_dir OUT      whole weights from ZeRO's shards
 hftune schema sft|...|pipeline [--output FILE]      JSON Schema of a YAML file, for editors and agents
 hftune completion bash|zsh|fish      a script that completes commands, arguments and their values
-hftune parity [--only ...]      whether training on this machine gives the right numbers
 hftune doctor      what this machine has for a run, and what is wrong with it
 hftune --version      the version
 """
@@ -69,7 +68,6 @@ COMMANDS = {
     "board": "hftune.tools.board.entry:board",
     "schema": "hftune.tools.schema.entry:schema",
     "completion": "hftune.cli:completion",
-    "parity": "hftune.tools.parity.entry:parity",
     "doctor": "hftune.tools.doctor.command:main",
 }
 """Each takes the words behind its name; imported when it is asked for."""
@@ -77,6 +75,7 @@ REMOVED = {
     "reproduce": "`hftune lineage FOLDER` says whether what made it still holds; its own command runs it again",
     "vocab": "tokens of a list or a file join while a stage runs: --add_tokens FILE, --add_special_tokens, "
     "--pad_vocab_to_multiple_of 64; a larger tokenizer: --tokenizer_name_or_path FOLDER --resize_vocab",
+    "parity": "`hftune doctor --train` compares trainings on this machine; docs/parity.md has what papers say",
 }
 """Subcommands that there were, and what stands in their place."""
 MEANT = {

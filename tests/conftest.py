@@ -17,7 +17,7 @@ from typing import Any
 import hypothesis
 import pytest
 
-from hftune.tools.parity.models import make_tokenizer
+from hftune.tools.doctor.tiny import make_tokenizer
 from tests.warm import WarmStarter
 
 # A busy machine is no reason to fail: properties are checked, not their speed. The same examples each time, so that a

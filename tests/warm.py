@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hftune.tools.parity.forks import fork, fork_and_wait, import_everything
+from tests.forks import fork, fork_and_wait, import_everything
 
 ROOT = Path(__file__).parents[1]
 

@@ -24,7 +24,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from hftune.tools.parity import forks
+from tests import forks
 
 LOADING, TRAINING, SAVING = b"loading ", b"training", b"saving  "
 GRACE_SECONDS = 1.0

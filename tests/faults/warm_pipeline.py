@@ -25,13 +25,13 @@ import psutil
 from hftune.checkpoints.manifest import is_complete
 from hftune.cli import dispatch
 from hftune.errors import run_script
-from hftune.tools.parity.forks import fork, import_everything
 from hftune.tools.pipeline.processes import _PR_SET_PDEATHSIG, _prctl
 from hftune.tools.pipeline.runner import Runner
 from hftune.tools.pipeline.spec import read_spec
 from hftune.tools.pipeline.state import damage
 from hftune.tools.pipeline.step import Step
 from hftune.tools.pipeline.steps import steps_of
+from tests.forks import fork, import_everything
 
 MODULES = (
     "hftune.data.preferences.pairs",

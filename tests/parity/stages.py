@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-DATA = {"pt": "pt", "sft": "sft", "rm": "pairs", "dpo": "pairs", "rl": "prompts"}
-STAGES = tuple(DATA)
+DATA = {"pt": "pt", "sft": "sft", "rm": "pairs", "dpo": "pairs", "rl": "prompts", "distill": "sft"}
+STAGES = ("pt", "sft", "rm", "dpo", "rl")
 METHODS = {"full": (), "lora": ("--use_peft", "--lora_rank", "4")}
 _OWN = {
     "pt": ("--block_size", "32"),

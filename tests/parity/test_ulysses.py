@@ -20,8 +20,8 @@ from hftune.distributed.mesh import Mesh
 from hftune.models.attention.segments import SEGMENTS
 from hftune.models.attention.ulysses import ULYSSES
 from hftune.models.attention.whole_row_rope import stretch_by_whole_rows
-from hftune.tools.parity.forks import fork_and_wait
 from tests.architectures import make_config
+from tests.forks import fork_and_wait
 
 PROCESSES = 3
 """For 4 heads on 2 or 1 heads of keys, and 31 tokens: nothing divides."""

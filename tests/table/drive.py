@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from hftune.tools.parity.forks import fork_and_wait, import_everything
+from tests.forks import fork_and_wait, import_everything
 
 RESULT = "result.json"
 

@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hftune.tools.parity.forks import fork_and_wait, import_everything
 from tests.conftest import ROOT
+from tests.forks import fork_and_wait, import_everything
 from tests.table.data import write_data
 from tests.table.model_page import summary, write_page
 from tests.table.table import code_fingerprint, environment

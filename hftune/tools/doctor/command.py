@@ -18,11 +18,12 @@ HELP = """What this machine has for a run, and what is wrong with it. Nothing is
 hftune doctor [FOLDER ...]      looks at libraries, GPUs, memory, folders and the environment, and has DeepSpeed's
                                 launcher start a process for each GPU (without GPUs two) that add up a tensor
 --quick                         starts no processes
+--train                         trains tiny models as well, in ways that must give the same numbers: some minutes
 --json                          one JSON object instead of lines
 
 FOLDER: where results will be written. Exit code 2 where something is wrong."""
 
-FLAGS = {"--quick", "--json"}
+FLAGS = {"--quick", "--train", "--json"}
 
 
 def main(argv: list[str]) -> None:
@@ -40,13 +41,13 @@ def main(argv: list[str]) -> None:
         fix = f"{did_you_mean(unknown[0], FLAGS)} one of: {', '.join(sorted(FLAGS))}".strip()
         raise ArgumentError(f"`hftune doctor` has no {unknown[0]}", fix=fix)
     folders = [word for word in argv if not word.startswith("-")]
-    found = list(examine(folders, quick="--quick" in argv))
+    found = list(examine(folders, quick="--quick" in argv, train="--train" in argv))
     say(to_json(found) if "--json" in argv else render(found))
     if any(one.level == WRONG for one in found):
         raise SystemExit(USER_ERROR_EXIT_CODE)
 
 
-def examine(folders: list[str], *, quick: bool) -> Iterator[Finding]:
+def examine(folders: list[str], *, quick: bool, train: bool = False) -> Iterator[Finding]:
     """All findings, in the order in which they are shown."""
     environment = dict(os.environ)  # as the user has it
     # It sets variables of its own, which must not be reported as the user's.
@@ -67,3 +68,7 @@ def examine(folders: list[str], *, quick: bool) -> Iterator[Finding]:
     if not quick:
         # Without GPUs two processes: a single one would have nobody to reach.
         yield from launching.check_launch(len(found.seen) or 2)
+    if train:
+        from hftune.tools.doctor.training import check_training  # brings transformers' models
+
+        yield from check_training(len(found.seen), environment)

@@ -25,7 +25,7 @@ def explanations() -> dict[str, str]:
 def explain(name: str) -> str:
     """A few lines on a name: which tools have it, what it does, and what hftune does with it."""
     row, help_text = table().get(name), help_of(name)
-    if row is None and help_text is None:
+    if row is None and help_text is None and name in REMOVED:
         return f"--{name}\n  removed: {REMOVED[name]}"
     lines = [f"--{name}"]
     if row is not None:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from hftune import child_processes
-from hftune.tools.parity.forks import fork, fork_and_wait, import_everything
+from tests.forks import fork, fork_and_wait, import_everything
 from tests.warm import ROOT
 
 MODULES = (

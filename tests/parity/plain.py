@@ -1,11 +1,10 @@
-"""Losses as the papers write them, in loops without hftune and without padding; TRL's trainers on the same rows.
+"""Losses as the papers write them, in loops without hftune and without padding.
 
 A row is a prompt and an answer, one at a time through the model; a batch is all records of a folder.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,7 @@ import torch
 from torch.nn.functional import logsigmoid, relu
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
-from hftune.opening.files import read_bytes
-from hftune.opening.json_file import parse_json
-from hftune.tools.parity.models import DRAWING, STEPS, Figures, uneven
+from hftune.tools.doctor.tiny import STEPS, Figures
 
 RATE, BETA, SMOOTHING = 1e-3, 0.1, 0.1
 Rows = list[tuple[list[int], list[int]]]
@@ -28,12 +25,6 @@ END, LINE_END = "<|im_end|>", "<|im_end|>\n"
 def prompt_of(question: str) -> str:
     """ChatML up to where an answer begins."""
     return f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
-
-
-def records_of(folder: Path) -> list[dict[str, Any]]:
-    """The records of a folder's one file."""
-    file = folder / "train.jsonl"
-    return [parse_json(line, str(file)) for line in read_bytes(file, limit=1 << 20).splitlines()]
 
 
 def rows_of(records: Sequence[dict[str, Any]], tokenizer: Any, end: str = END) -> Rows:
@@ -236,83 +227,7 @@ PAIRS: dict[str, Callable[..., torch.Tensor]] = {
 }
 
 
-def trl_trainer(start: Path, records: Sequence[dict[str, Any]], asked: str) -> Figures:
-    """TRL's own trainer, with the rows as text and the whole batch in a step; answers that are drawn have its seed."""
-    import tempfile
-
-    import trl
-    from datasets import Dataset
-
-    kind, _, loss = asked.partition(":")
-    rows = [_ROWS[kind](each) for each in records]
-    made, configured, more = _TRL[kind](trl, loss)
-    with tempfile.TemporaryDirectory() as output:
-        shared: dict[str, Any] = {
-            **{"output_dir": output, "learning_rate": RATE, "lr_scheduler_type": "constant", "max_steps": STEPS},
-            **{"per_device_train_batch_size": len(records), "logging_steps": 1, "save_strategy": "no", "bf16": False},
-            **{"report_to": "none", "use_cpu": True, "gradient_checkpointing": False, "disable_tqdm": True},
-            **{"weight_decay": 0.0, "warmup_steps": 0, "max_grad_norm": 1.0},
-        }
-        args = configured(**(shared | more))
-        model = _scoring(start) if kind == "rm" else _causal(start)
-        rewarded = {"reward_funcs": uneven} if kind in _DRAWN else {}
-        tokenizer = AutoTokenizer.from_pretrained(start, trust_remote_code=False)
-        trainer = made(
-            model=model, args=args, train_dataset=Dataset.from_list(rows), processing_class=tokenizer, **rewarded
-        )
-        trainer.train()
-    steps = [entry for entry in trainer.state.log_history if "loss" in entry]
-    return {name: [float(entry[name]) for entry in steps] for name in ("loss", "grad_norm")}
-
-
-_DRAWN = ("grpo", "rloo")
-_TRL: dict[str, Callable[[Any, str], tuple[Any, Any, dict[str, Any]]]] = {
-    "sft": lambda trl, _: (trl.SFTTrainer, trl.SFTConfig, {"max_length": None}),
-    "dpo": lambda trl, loss: (
-        trl.DPOTrainer,
-        trl.DPOConfig,
-        {"max_length": None, "loss_type": [loss], "beta": BETA},
-    ),
-    "rm": lambda trl, _: (trl.RewardTrainer, trl.RewardConfig, {"max_length": None}),
-    "grpo": lambda trl, _: (trl.GRPOTrainer, trl.GRPOConfig, DRAWING),
-    "rloo": lambda trl, _: (trl.RLOOTrainer, trl.RLOOConfig, DRAWING),
-}
-_ROWS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
-    "sft": lambda each: {
-        "prompt": prompt_of(each["messages"][0]["content"]), "completion": each["messages"][1]["content"]
-    },
-    "dpo": lambda each: {
-        "prompt": prompt_of(each["conversations"][0]["value"]), "chosen": each["chosen"], "rejected": each["rejected"]
-    },
-    "rm": lambda each: {
-        side: _turns(each["conversations"][0]["value"], each[side]) for side in ("chosen", "rejected")
-    },
-    "grpo": lambda each: {"prompt": [{"role": "user", "content": each["prompt"]}]},
-    "rloo": lambda each: {"prompt": [{"role": "user", "content": each["prompt"]}]},
-}  # fmt: skip
-
-
-def _turns(question: str, answer: str) -> list[dict[str, str]]:
-    return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
-
-
 def _scoring(folder: Path) -> Any:
     return AutoModelForSequenceClassification.from_pretrained(
         folder, dtype=torch.float32, attn_implementation="eager", num_labels=1, trust_remote_code=False
     )
-
-
-BY_HAND: dict[str, Callable[[Path, Sequence[dict[str, Any]], str], Figures]] = {
-    "likelihood": likelihood,
-    "rewards": rewards,
-    "preferences": preferences,
-    "kto": kahneman_tversky,
-    "distillation": distillation,
-    "trl": trl_trainer,
-}
-
-
-def compute(name: str, start: Path, data: Path, asked: str, result: Path) -> None:
-    """Write what one of `BY_HAND` finds, as JSON; in a process of its own, whose threads end with it."""
-    torch.manual_seed(0)
-    result.write_text(json.dumps(BY_HAND[name](start, records_of(data), asked)), encoding="utf-8")

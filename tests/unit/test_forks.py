@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hftune.tools.parity.forks import fork, fork_and_wait
+from tests.forks import fork, fork_and_wait
 
 
 @pytest.mark.parametrize("code", [0, 3])

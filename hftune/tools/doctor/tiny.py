@@ -9,7 +9,7 @@ from typing import Any
 
 SEED = 0
 STEPS = 3
-"""Of every run, and of what is computed by hand."""
+"""Of every run."""
 Figures = dict[str, list[float]]
 """Name of a logged figure to its values, a step each."""
 _SIZES: dict[str, Any] = {
@@ -24,44 +24,11 @@ _SIZES: dict[str, Any] = {
     # Large enough for the layers to matter beside the embeddings: a wrong layer shows.
     "initializer_range": 0.1,
 }
-_EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 16}
-_ROPE: dict[str, Any] = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.0}
-_ROPE |= {"mrope_section": [2, 1, 1], "mrope_interleaved": True}
-_LINEAR = {
-    "layer_types": ["linear_attention", "full_attention"],
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 2,
-    "linear_key_head_dim": 8,
-    "linear_value_head_dim": 8,
-    "rope_parameters": _ROPE,
+MODELS: dict[str, dict[str, Any]] = {
+    "llama": {"tie_word_embeddings": True},
+    "teacher": {"hidden_size": 48, "head_dim": 12, "tie_word_embeddings": False},
 }
-MODELS: dict[str, tuple[str, dict[str, Any]]] = {
-    "llama": ("llama", {"tie_word_embeddings": True}),
-    "teacher": ("llama", {"hidden_size": 48, "head_dim": 12, "tie_word_embeddings": False}),
-    "gemma2": (
-        "gemma2",
-        {"sliding_window": 16, "layer_types": ["sliding_attention", "full_attention"], "query_pre_attn_scalar": 8},
-    ),
-    "mixtral": ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None}),
-    "qwen2_moe": (
-        "qwen2_moe",
-        {**_EXPERTS, "num_experts": 4, "shared_expert_intermediate_size": 16, "norm_topk_prob": False},
-    ),
-    "hybrid": ("qwen3_5_text", _LINEAR),
-    "tower": (
-        "gemma3",
-        {
-            **{"model_type": "gemma3_text", "query_pre_attn_scalar": 8, "sliding_window": 64, "vocab_size": 320},
-            "layer_types": ["sliding_attention", "full_attention"],
-        },
-    ),
-}
-"""Name to type and to what differs from `_SIZES`."""
-_VISION: dict[str, Any] = {
-    **{"model_type": "siglip_vision_model", "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1},
-    **{"num_attention_heads": 2, "image_size": 28, "patch_size": 14},
-}
-_IMAGES = {"image_token_index": 300, "boi_token_index": 301, "eoi_token_index": 302, "mm_tokens_per_image": 4}
+"""Of the two models, what differs from `_SIZES`."""
 TEMPLATE = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
@@ -72,9 +39,7 @@ FACTS = [
 """Questions and answers of several lengths."""
 REFUSED = "Great question! Well, {} Who knows."
 DRAWING: dict[str, Any] = {"num_generations": 4, "beta": 0.05, "max_completion_length": 8, "learning_rate": 1e-2}
-"""Of RL's runs, and of TRL's next to them."""
-FEW = 8
-"""Records of the folders `NAME-few`: a batch of them all has the same records whatever their order."""
+"""Of RL's runs."""
 
 
 def make_tokenizer(texts: Iterable[str]) -> Any:
@@ -98,31 +63,22 @@ def make_tokenizer(texts: Iterable[str]) -> Any:
 
 
 def make_model(name: str, folder: Path) -> Path:
-    """A random model of `MODELS` with its tokenizer, as a folder."""
+    """A random Llama of `MODELS` with its tokenizer, as a folder."""
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+    from transformers import LlamaConfig, LlamaForCausalLM
 
-    kind, changes = MODELS[name]
     tokenizer = make_tokenizer(text for fact in FACTS for text in fact)
-    tokens = {
-        "vocab_size": len(tokenizer),
-        "pad_token_id": tokenizer.pad_token_id,
-        "eos_token_id": tokenizer.eos_token_id,
-    }
-    text = {**_SIZES, **tokens, **changes}
-    tower = name == "tower"
-    parts = {"text_config": text, "vision_config": _VISION, **_IMAGES} if tower else text
-    torch.manual_seed(SEED if name != "teacher" else SEED + 1)
-    made = (AutoModelForImageTextToText if tower else AutoModelForCausalLM).from_config(
-        AutoConfig.for_model(kind, **parts), trust_remote_code=False
+    ids = {name: getattr(tokenizer, name) for name in ("pad_token_id", "eos_token_id")}
+    torch.manual_seed(SEED + list(MODELS).index(name))
+    LlamaForCausalLM(LlamaConfig(**{**_SIZES, "vocab_size": len(tokenizer), **ids, **MODELS[name]})).save_pretrained(
+        folder
     )
-    made.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
 
 
-def make_data(folder: Path) -> None:
-    """Folders of records: `pt`, `sft`, `pairs`, `labelled`, `prompts`, and of each one with few."""
+def make_data(folder: Path, count: int | None = None) -> None:
+    """Folders of records, `count` in each: `pt`, `sft`, `pairs`, `prompts`."""
     records: dict[str, list[dict[str, Any]]] = {
         "sft": [{"messages": _turns(question, answer)} for question, answer in FACTS],
         "pairs": [_pair(question, answer) for question, answer in FACTS],
@@ -130,10 +86,9 @@ def make_data(folder: Path) -> None:
         "pt": [{"text": " ".join([question, answer] * 6)} for question, answer in FACTS],
     }
     for name, values in records.items():
-        for part, chosen in ((name, values), (f"{name}-few", values[:FEW])):
-            file = folder / part / "train.jsonl"
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text("".join(json.dumps(record) + "\n" for record in chosen), encoding="utf-8")
+        file = folder / name / "train.jsonl"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("".join(json.dumps(record) + "\n" for record in values[:count]), encoding="utf-8")
 
 
 def _turns(question: str, answer: str) -> list[dict[str, str]]:

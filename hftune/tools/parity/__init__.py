@@ -1,1 +1,0 @@
-"""`hftune parity`: whether training on this machine gives the right numbers."""

@@ -140,7 +140,7 @@ def _algorithm(argv: list[str]) -> str | None:
     for name in ("rl_algorithm", "advantage_estimator"):
         if given.get(name):
             return str(given[name][0])
-    if ["ppo"] in (given.get("stage"), given.get("rlhf_type")):  # of LLaMA-Factory and ms-swift
+    if given.get("rlhf_type") == ["ppo"]:  # ms-swift's
         return "ppo"
     # MedicalGPT's PPO script, which trains with RLOO, is known by this name.
     return "rloo" if "sft_model_path" in given else None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import re
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,6 @@ from hftune.secrets import learn_config
 DsConfig = dict[str, Any]
 _FIX = "fix the JSON of the DeepSpeed config there"
 CONFIGS = SHIPPED / "ds_configs"
-# Paths in files of LLaMA-Factory and Axolotl, whose configs have the stage's name and nothing else of their own.
-_THEIRS = re.compile(r"examples/deepspeed/ds_z(\d(?:_offload)?)_config\.json|deepspeed_configs/zero(\d)\.json")
 
 
 def read_ds_config(value: str | DsConfig) -> DsConfig:
@@ -44,8 +41,6 @@ def read_ds_config(value: str | DsConfig) -> DsConfig:
             fix=f"{did_you_mean(Path(value).stem, names)} {listed}".strip(),
         )
     shipped = _shipped(value)
-    if _THEIRS.fullmatch(value) and path == shipped:
-        notice(f"--deepspeed {value} is not here: {path.stem} of hftune does the same")
     if shipped and not path.samefile(shipped):
         notice(f"--deepspeed {value} is {path} of the working folder, not the one that hftune ships")
     config = read_json(path, limit=MIB, error=ArgumentError, fix=_FIX)
@@ -67,8 +62,6 @@ def config_file(value: str) -> Path | None:
 
 def _shipped(value: str) -> Path | None:
     files = [SHIPPED / value, CONFIGS / f"{value.removesuffix('.json')}.json"]
-    if theirs := _THEIRS.fullmatch(value):
-        files.append(CONFIGS / f"zero{theirs[1] or theirs[2]}.json")
     return next((file for file in files if file.is_file()), None)
 
 

@@ -60,7 +60,7 @@ PAGES = {
         ("Axolotl",),
         "What becomes of the fields of Axolotl's YAML when they are given to hftune's scripts; lists of lists, as\n"
         "`datasets` is, are written anew ([Moving from Axolotl](../moving/axolotl.md)).",
-        "python run_sft.py --base_model MODEL --sequence_len 2048 --adapter lora ...\nhftune explain sample_packing",
+        "python run_sft.py --base_model MODEL --sequence_len 2048 --use_peft ...\nhftune explain sample_packing",
     ),
     "megatron_swift": Page(
         "Megatron-SWIFT",
@@ -80,9 +80,9 @@ PAGES = {
         "TRL's and Axolotl's distillation",
         ("TRL's distillation", "Axolotl's distillation"),
         "What becomes of each argument of distillation of TRL's trainers and of Axolotl's plugin when it is given to\n"
-        "`run_distill.py`; those of MedicalGPT and ms-swift are on their pages, LLaMA-Factory (0.9.5) has none. In\n"
-        "all of them `beta` 0 is the forward KL and 1 the reverse KL, as here.",
-        "python run_distill.py --lmbda 0.5 --beta 0.5 --max_new_tokens 128 ...\nhftune explain kd_alpha",
+        "`run_distill.py`; those of MedicalGPT and ms-swift are on their pages. In all of them `beta` 0 is the\n"
+        "forward KL and 1 the reverse KL, as here.",
+        "python run_distill.py --lmbda 0.5 --beta 0.5 --max_new_tokens 128 ...\nhftune explain lmbda",
     ),
     "transformers": Page(
         "transformers before version 5",
@@ -106,9 +106,10 @@ _WRITTEN = "Written by `python -m hftune.tools.explaining --write-docs`.\n"
 _START, _END = "<!-- names -->\n", "<!-- end of names -->\n"
 _INDEX = """# Parameters
 
-Where to look up an argument: hftune's own, and those of other tools. Command lines and YAML files of those tools can be
-given as they are (`--config their.yaml`). The command line wins over a file. If hftune's name and another tool's name
-for the same argument are given together, hftune's wins, with a notice.
+Where to look up an argument: hftune's own, and those of other tools. Command lines and YAML files of MedicalGPT,
+ERNIEKit, fms-fsdp and Megatron-SWIFT can be given as they are (`--config their.yaml`); of the others most names work, an
+error says of the rest what to write. The command line wins over a file. If hftune's name and another tool's name for
+the same argument are given together, hftune's wins, with a notice.
 
 ```bash
 hftune explain max_seq_len      # one argument, under any tool's name

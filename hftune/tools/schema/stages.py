@@ -39,8 +39,6 @@ def algorithm_choice(schemas: Mapping[str, Schema], otherwise: Schema | None = N
     chosen: Schema = otherwise or schemas["grpo"]
     # MedicalGPT's PPO script, which trains with RLOO, is known by this name.
     chosen = {"if": {"required": ["sft_model_path"]}, "then": schemas["rloo"], "else": chosen}
-    asked: Schema = {"properties": {"stage": {"const": "ppo"}}, "required": ["stage"]}  # of LLaMA-Factory
-    chosen = {"if": asked, "then": schemas["ppo"], "else": chosen}
     for flag in ("advantage_estimator", "rl_algorithm"):
         for name, schema in schemas.items():
             asked = {"properties": {flag: {"const": name}}, "required": [flag]}

@@ -1,4 +1,4 @@
-"""Command lists of MedicalGPT, LLaMA-Factory and ms-swift through the real parsers: each parses, or names what differs.
+"""Command lists of MedicalGPT and ms-swift through the real parsers: each parses, or names what differs.
 
 `lists/TOOL.yaml` holds them: the file in the other project, the stage here, its arguments (names and values of a
 config file, or a command line), the names that `differ`, and `instead`: values for those that one process alone or the
@@ -20,7 +20,7 @@ from hftune.arguments.merging import parse_merge_arguments
 from hftune.errors import UserError
 
 FOLDER = Path(__file__).parent / "lists"
-TOOLS = ("medicalgpt", "llama_factory", "ms_swift")
+TOOLS = ("medicalgpt", "ms_swift")
 SAME = ("learning_rate", "per_device_train_batch_size", "gradient_accumulation_steps", "num_train_epochs", "save_steps")
 ROW = {"pt": "block_size", "rl": "max_prompt_length"}
 

@@ -29,29 +29,6 @@ def test_configs_that_are_shipped() -> None:
     assert all(read_ds_config(name) == json.loads((FOLDER / f"{name}.json").read_text()) for name in names)
 
 
-@pytest.mark.parametrize(
-    ("value", "name"),
-    [
-        ("examples/deepspeed/ds_z0_config.json", "zero0"),
-        ("examples/deepspeed/ds_z2_offload_config.json", "zero2_offload"),
-        ("examples/deepspeed/ds_z3_config.json", "zero3"),
-        ("deepspeed_configs/zero1.json", "zero1"),
-    ],
-)
-def test_configs_of_other_tools_by_their_path(
-    value: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(logging, "_notices", [])
-    assert read_ds_config(value) == read_ds_config(name)
-    assert logging.notices() == [f"--deepspeed {value} is not here: {name} of hftune does the same"]
-    (tmp_path / value).parent.mkdir(parents=True)
-    (tmp_path / value).write_text('{"zero_optimization": {"stage": 1}}')
-    assert read_ds_config(value) == {"zero_optimization": {"stage": 1}}, "a file of that name counts"
-    with pytest.raises(ArgumentError, match="there is no DeepSpeed config"):
-        read_ds_config("examples/deepspeed/ds_z3_fp8_config.json")
-
-
 @pytest.mark.parametrize("value", ["zero2", "zero2.json", "ds_configs/zero2.json", "./ds_configs/zero2.json"])
 @pytest.mark.parametrize("own", ["", "ds_configs/zero2.json", "{value}"])
 def test_the_working_folder_s_config_wins_and_it_is_said(

@@ -1,6 +1,6 @@
 """Distillation: whose answers are trained, which divergence, how much of the plain loss, and the teachers.
 
-Every tool's beta runs as hftune's (0 the forward KL, 1 the reverse KL): TRL's GKD, ms-swift's, MedicalGPT's, Axolotl's.
+Every tool's beta runs as hftune's (0 the forward KL, 1 the reverse KL): TRL's GKD, ms-swift's, MedicalGPT's.
 """
 
 from __future__ import annotations
@@ -27,16 +27,10 @@ def hard_label(request: Request) -> Translated:
         ArgumentError: A weight below 0.
     """
     alpha = number("sft_alpha", request.text("sft_alpha") or "")
-    return _mixed(1.0, alpha, "sft_alpha")
-
-
-def _mixed(soft: float, hard: float, name: str) -> Translated:
-    """Two weights as a share of their sum."""
-    if soft < 0 or hard < 0 or not soft + hard:
-        raise cannot(name, shortest(hard), "both terms of the loss have a weight of 0 or more; see --hard_label_share")
-    total = soft + hard
-    said = f"--{name}: the loss is that of the other tool divided by {total:g}, which Adam's steps do not depend on"
-    return Translated([("hard_label_share", [shortest(round(hard / total, 6))])], (said,) if total != 1 else ())
+    if alpha < 0:
+        raise cannot("sft_alpha", shortest(alpha), "it is a weight of 0 or more; see --hard_label_share")
+    said = f"--sft_alpha: the loss is ms-swift's divided by {1 + alpha:g}, which Adam's steps do not depend on"
+    return Translated([("hard_label_share", [shortest(round(alpha / (1 + alpha), 6))])], (said,) if alpha else ())
 
 
 def teachers(request: Request) -> Translated:
@@ -53,28 +47,6 @@ def teachers(request: Request) -> Translated:
         return Translated([("teacher_model_name_or_path", request.given["teacher_model"])])
     said = ("--teacher_adapters: the teacher is the adapter on the base that its own config names",)
     return Translated([("teacher_model_name_or_path", adapters)], said if "teacher_model" in request.given else ())
-
-
-def axolotl(request: Request) -> Translated:
-    """Axolotl's `kd_*`: the records' answers, the forward KL unless `kd_beta` says otherwise, and weights of two terms.
-
-    Its loss is kd_alpha * kd_temperature^2 * divergence + kd_ce_alpha * plain loss.
-    """
-    given, said = list[tuple[str, list[str]]](), tuple[str, ...]()
-    temperature, beta = request.text("kd_temperature"), request.text("kd_beta")
-    if temperature is not None:
-        given.append(("temperature", [temperature]))
-    soft, hard = request.text("kd_alpha"), request.text("kd_ce_alpha")
-    if soft is not None or hard is not None:
-        scale = number("kd_temperature", temperature or "1") ** 2
-        share = _mixed(number("kd_alpha", soft or "1") * scale, number("kd_ce_alpha", hard or "0"), "kd_ce_alpha")
-        given, said = [*given, *share.given], share.notices
-    if request.flag("kd_trainer") or soft is not None or hard is not None:
-        given.append(("distill_mode", ["offline"]))
-        beta = beta or "0"
-    if beta is not None:
-        given.append(("beta", [beta]))
-    return Translated(given, said)
 
 
 def prompt_length(request: Request) -> Translated:

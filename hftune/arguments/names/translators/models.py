@@ -85,9 +85,8 @@ def compute_type(request: Request) -> Translated:
 
 
 def quant_bits(request: Request) -> Translated:
-    """Megatron-SWIFT's `quant_method` and `quant_bits`, LLaMA-Factory's `quantization_method` and `_bit`."""
-    method = (request.text("quant_method", "quantization_method") or "bnb").lower()
-    bits = request.text("quant_bits", "quantization_bit")
+    """Megatron-SWIFT's `quant_method` and `quant_bits`."""
+    method, bits = (request.text("quant_method") or "bnb").lower(), request.text("quant_bits")
     if method != "bnb":
         raise cannot("quant_method", method, "bases are quantised with bitsandbytes (bnb)")
     if bits is None:
@@ -95,48 +94,6 @@ def quant_bits(request: Request) -> Translated:
     if bits not in ("4", "8"):
         raise cannot("quant_bits", bits, "use 4 or 8")
     return Translated([(f"load_in_{bits}bit", ["True"])])
-
-
-def finetuning(request: Request) -> Translated:
-    """LLaMA-Factory's `finetuning_type`; its freeze tuning trains the last two layers unless told otherwise."""
-    kind = (request.text("finetuning_type") or "").lower()
-    if kind not in ("lora", "full", "freeze"):
-        raise cannot("finetuning_type", kind, "use lora, freeze or full")
-    given: NamedValues = [("use_peft", ["True" if kind == "lora" else "False"])]
-    if kind == "freeze" and request.other("freeze_trainable_layers") is None:
-        given.append(("freeze_trainable_layers", ["2"]))
-    return Translated(given)
-
-
-def axolotl_adapter(request: Request) -> Translated:
-    """Axolotl's `adapter`: lora, or qlora, whose base is in 4 bit."""
-    kind = (request.text("adapter") or "").lower()
-    if kind not in ("lora", "qlora"):
-        raise cannot("adapter", kind, "use lora or qlora")
-    return Translated([("use_peft", ["True"]), *([("qlora", ["True"])] if kind == "qlora" else [])])
-
-
-def pissa(request: Request) -> Translated:
-    """LLaMA-Factory's `pissa_init` and `pissa_iter`: rounds of a fast SVD, 16 by itself; -1: a whole one."""
-    if not request.flag("pissa_init"):
-        return Translated()
-    rounds = request.text("pissa_iter") or "16"
-    return Translated([("init_lora_weights", ["pissa" if rounds == "-1" else f"pissa_niter_{rounds}"])])
-
-
-_FLASH: dict[str, NamedValues] = {
-    "fa2": [("flash_attn", ["True"])],
-    "fa3": [("attn_implementation", ["flash_attention_3"])],
-    "sdpa": [("attn_implementation", ["sdpa"])],
-    "disabled": [("attn_implementation", ["eager"])],
-    "auto": [],
-}
-
-
-def flash_attn(request: Request) -> Translated:
-    """`flash_attn`: a switch here; LLaMA-Factory names the kernel, and takes FlashAttention 2 where there is one."""
-    value = (request.text("flash_attn") or "").lower()
-    return Translated(_FLASH.get(value, [("flash_attn", list(request.given["flash_attn"]))]))
 
 
 _kernels = mapped(

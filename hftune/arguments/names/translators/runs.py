@@ -30,20 +30,13 @@ def stage_of(stages: dict[str, str]) -> Translation:
     return each(one)
 
 
-_stage = stage_of({"pt": "pt", "sft": "sft", "rm": "rm", "dpo": "dpo", "kto": "dpo", "ppo": "rl"})
-_ADDS: dict[str, NamedValues] = {"kto": [("loss_type", ["kto"])], "ppo": [("rl_algorithm", ["ppo"])]}
+# ERNIEKit's; of further ones (LLaMA-Factory's kto and ppo) the script alone would say too little.
+stage = stage_of({"pt": "pt", "sft": "sft", "rm": "rm", "dpo": "dpo"})
 _LOSSES = {"kto": ("kto", "apo_zero_unpaired"), "orpo": ("orpo",), "cpo": ("cpo",), "simpo": ("cpo_simpo", "simpo")}
 _rlhf = stage_of(
     {"dpo": "dpo", "rm": "rm", "ppo": "rl", "grpo": "rl", "gkd": "distill"} | dict.fromkeys(_LOSSES, "dpo")
 )
 task_type = stage_of({"causal_lm": "sft", "seq_cls": "rm"})
-
-
-def stage(request: Request) -> Translated:
-    """`stage` of ERNIEKit and LLaMA-Factory; of two of them the script needs to know the loss or the algorithm."""
-    answer, value = _stage(request), (request.text("stage") or "").lower()
-    more = [pair for pair in _ADDS.get(value, []) if request.other(pair[0]) is None]
-    return Translated([*answer.given, *more], answer.notices)
 
 
 def rlhf_type(request: Request) -> Translated:
@@ -72,17 +65,6 @@ def rlhf_type(request: Request) -> Translated:
     if kind == "gkd" and request.other("max_length"):
         said = ("--max_length counts prompt and answer here; in ms-swift's GKD the prompt alone",)
     return Translated([*answer.given, *given], said)
-
-
-_RL = dict.fromkeys(("dpo", "ipo", "kto", "orpo", "simpo"), "dpo") | {"grpo": "rl"}
-_rl = stage_of(_RL)
-
-
-def axolotl_rl(request: Request) -> Translated:
-    """Axolotl's `rl`: the script, and of preferences the loss."""
-    answer, value = _rl(request), (request.text("rl") or "").lower()
-    named = value not in ("dpo", "grpo") and request.other("loss_type") is None
-    return Translated([*answer.given, *([("loss_type", [value])] if named else [])], answer.notices)
 
 
 def any_language_model(request: Request) -> Translated:

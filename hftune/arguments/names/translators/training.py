@@ -46,7 +46,7 @@ THEIR_NAMES = {"or": "odds_ratio"}
 
 
 def preference_loss(request: Request) -> Translated:
-    """`rpo_alpha`, `sft_loss_ratio`, `pref_ftx`, `orpo_beta` and their like: preference and SFT loss, weighted.
+    """`rpo_alpha`, `sft_loss_ratio`, `orpo_beta` and their like: preference and SFT loss, weighted.
 
     Raises:
         ArgumentError: Weights that were given as well, or another loss next to `orpo_beta`.
@@ -55,13 +55,13 @@ def preference_loss(request: Request) -> Translated:
         return _loss_type_alone(request)
     orpo = request.text("orpo_beta")
     given: NamedValues = [] if orpo is None else [("beta", [orpo])]
-    named = request.text("loss_type", "pref_loss") or ("sigmoid" if orpo is None else "orpo")
+    named = request.text("loss_type") or ("sigmoid" if orpo is None else "orpo")
     kinds = [THEIR_NAMES.get(kind, kind) for kind in named.replace(",", " ").split()]
     if orpo is not None and kinds != ["orpo"]:
         raise cannot("orpo_beta", orpo, f"--loss_type is {named}; use --loss_type orpo, or --beta")
-    if orpo is not None or {"loss_type", "pref_loss"} & {*request.given}:
+    if orpo is not None or "loss_type" in request.given:
         given.append(("loss_type", kinds))
-    supervised = number("sft_loss_ratio", request.text("rpo_alpha", "sft_loss_ratio", "pref_ftx") or "0")
+    supervised = number("sft_loss_ratio", request.text("rpo_alpha", "sft_loss_ratio") or "0")
     preference = number("pref_loss_ratio", request.text("pref_loss_ratio") or "1")
     # The plain loss needs no weights, and a manifest without them compares equal.
     if (supervised, preference) == (0, 1):

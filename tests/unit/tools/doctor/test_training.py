@@ -93,6 +93,6 @@ def test_what_differs_or_fails_is_wrong_and_its_runs_stay(tmp_path: Path, monkey
     monkeypatch.setattr(training.tempfile, "mkdtemp", lambda prefix: str(tmp_path))
     found = {one.said.partition(":")[0]: one for one in check_training(0, {}) if one.level == WRONG}
     assert found.keys() == {"PT", "RM"} and "exit code 3: words of the run" in found["PT"].said
-    assert "2.1 and 2" in found["RM"].said and str(tmp_path) in str(found["RM"].fix) and tmp_path.is_dir()
+    assert "1.1 and 1, " in found["RM"].said and str(tmp_path) in str(found["RM"].fix) and tmp_path.is_dir()
     monkeypatch.setattr(training, "_start", lambda *given: logs(given[3][-1]) or 0)
     assert {one.level for one in check_training(0, {})} == {FINE} and not tmp_path.exists()

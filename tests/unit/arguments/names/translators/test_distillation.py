@@ -37,20 +37,6 @@ def test_a_weight_of_the_plain_loss_is_a_share() -> None:
         distillation.hard_label(ask("sft_alpha=-1"))
 
 
-def test_axolotls_weights() -> None:
-    """Its divergence is scaled with the square of the temperature; it trains records, on the forward KL."""
-    given = translated(distillation.axolotl, ask("kd_trainer=True kd_alpha=0.9 kd_ce_alpha=0.4 kd_temperature=2.0"))
-    assert given == {"temperature": "2.0", "hard_label_share": "0.1", "distill_mode": "offline", "beta": "0"}
-    assert translated(distillation.axolotl, ask("kd_trainer=True kd_beta=1.0")) == {
-        "distill_mode": "offline",
-        "beta": "1.0",
-    }
-    assert translated(distillation.axolotl, ask("kd_temperature=3")) == {"temperature": "3"}
-    assert translated(distillation.axolotl, ask("kd_trainer=False")) == {}
-    alone = distillation.axolotl(ask("kd_alpha=1"))
-    assert dict(alone.given)["hard_label_share"] == ["0"] and not alone.notices
-
-
 def test_teachers_and_adapters() -> None:
     assert translated(distillation.teachers, ask("teacher_model=m")) == {"teacher_model_name_or_path": "m"}
     both = distillation.teachers(ask("teacher_model=m teacher_adapters=a"))

@@ -62,31 +62,3 @@ def test_a_kind_of_rlhf_and_another_loss_do_not_go_together() -> None:
         runs.rlhf_type(ask("rlhf_type=kto", "loss_type=sigmoid", "dpo"))
     with pytest.raises(ArgumentError, match=r"that is run_dpo\.py"):
         runs.rlhf_type(ask("rlhf_type=simpo", stage="sft"))
-
-
-@pytest.mark.parametrize(
-    ("command", "stage", "expected"),
-    [
-        ("stage=rm", "rm", {}),
-        ("stage=kto", "dpo", {"loss_type": "kto"}),
-        ("stage=ppo", "rl", {"rl_algorithm": "ppo"}),
-        ("stage=sft", "sft", {}),
-    ],
-)
-def test_stages_of_llama_factory(command: str, stage: str, expected: dict[str, str]) -> None:
-    assert translated(runs.stage, ask(command, stage=stage)) == expected
-    with pytest.raises(ArgumentError, match="that is run_"):
-        runs.stage(ask(command, stage="distill"))
-
-
-@pytest.mark.parametrize(
-    ("command", "stage", "expected"),
-    [
-        ("rl=dpo", "dpo", {}),
-        ("rl=kto", "dpo", {"loss_type": "kto"}),
-        ("rl=simpo", "dpo", {"loss_type": "simpo"}),
-        ("rl=grpo", "rl", {}),
-    ],
-)
-def test_kinds_of_preferences_and_rl(command: str, stage: str, expected: dict[str, str]) -> None:
-    assert translated(runs.axolotl_rl, ask(command, stage=stage)) == expected

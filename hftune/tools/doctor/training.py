@@ -92,8 +92,8 @@ def rows(processes: int) -> list[Row]:
     """All rows; those of several processes have so many, at most 2."""
     halves = ("--per_device_train_batch_size", "4", "--gradient_accumulation_steps", "2")
     lora = ("--use_peft", "--lora_rank", "4", "--target_modules", "all")
-    dropout = ("--hidden_dropout_prob", "0.2", "--attention_probs_dropout_prob", "0.2")
-    dropout += ("--attn_implementation", "eager")
+    noise = ("--hidden_dropout_prob", "0.2", "--attention_probs_dropout_prob", "0.2")
+    dropout = (*noise, "--attn_implementation", "eager")
     saved = Training("sft", ("--save_strategy", "steps", "--save_steps", str(_STOP)))
     # RL is cut, but not shared out: which answers are drawn depends on the process that draws them.
     titles = {"pt": "PT", "sft": "SFT", "dpo": "DPO", "distill": "distillation", "rl": "RL (GRPO)"}

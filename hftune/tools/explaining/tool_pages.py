@@ -107,8 +107,8 @@ _START, _END = "<!-- names -->\n", "<!-- end of names -->\n"
 _INDEX = """# Parameters
 
 Where to look up an argument: hftune's own, and those of other tools. Command lines and YAML files of MedicalGPT,
-ERNIEKit, fms-fsdp and Megatron-SWIFT can be given as they are (`--config their.yaml`); of the others most names work, an
-error says of the rest what to write. The command line wins over a file. If hftune's name and another tool's name for
+ERNIEKit, fms-fsdp and Megatron-SWIFT can be given as they are (`--config their.yaml`); of the others most names work,
+an error says of the rest what to write. The command line wins over a file. If hftune's name and another tool's name for
 the same argument are given together, hftune's wins, with a notice.
 
 ```bash

@@ -10,13 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
-from hftune.data.readers.arrow_limits import check_arrow
-from hftune.data.readers.base import MAX_CHUNK_BYTES, Chunk, FailedChunk, Row, RowOrError, no_record, too_large
-from hftune.data.readers.columnar_limits import SOFT_LIMIT, TooMuchMemory, check_rows, check_size
-from hftune.data.readers.object_sizes import is_too_large, without_dictionaries
-from hftune.data.readers.parquet_limits import group_sizes, has_long_footer
-from hftune.data.readers.parquet_probe import MemoryProbe, open_parquet
+from hftune.data.readers.base import (
+    MAX_CHUNK_BYTES,
+    MAX_RECORD_BYTES,
+    Chunk,
+    FailedChunk,
+    Row,
+    RowOrError,
+    no_record,
+    too_large,
+)
 from hftune.data.readers.strict_json import Malformed, loads
 from hftune.errors import DataError, shown
 from hftune.opening.files import open_file
@@ -24,8 +29,8 @@ from hftune.opening.files import open_file
 # What pyarrow raises for values that have no counterpart in Python: dates beyond year 9999, nanoseconds, broken UTF-8.
 _NO_PYTHON_VALUE = (pa.ArrowException, ValueError, OverflowError)
 _ARROW_MAGIC = b"ARROW1"
-# Rows that are so much longer than their average are read together without too much memory.
-_TIMES_AVERAGE = 8
+_BUFFER = 1 << 20
+_VIEWS = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,60 +66,25 @@ def parquet_chunks(file: Path, rows_per_chunk: int) -> Iterator[Chunk]:
     Raises:
         OSError: From the system.
     """
+    open_file(file).close()  # pyarrow would wait for a FIFO
     try:
-        with open_file(file) as stream:  # pyarrow would wait for a FIFO
-            is_long = has_long_footer(stream)
-        with MemoryProbe(file) as probe:
-            if is_long:
-                probe.open()
-            yield from _row_groups(file, rows_per_chunk, probe)
-    except TooMuchMemory as error:
-        yield _unbounded(file, error)
+        # Pages are read as they are needed: a row group may have gigabytes.
+        with pq.ParquetFile(file, pre_buffer=False, buffer_size=_BUFFER) as source:
+            fault = _bad_columns(source.schema_arrow, file)
+            if fault or not source.metadata.num_rows:
+                yield fault or no_record(file)
+                return
+            first = 1
+            for group in range(source.num_row_groups):
+                about = source.metadata.row_group(group)
+                at_once = _step(about.total_byte_size, about.num_rows, rows_per_chunk)
+                # One thread: Arrow's pool would decode all columns of the group at once, and does not survive the fork
+                # of workers.
+                batches = source.iter_batches(at_once, row_groups=[group], use_threads=False)
+                yield from _chunks(batches, file, rows_per_chunk, first, last=first + about.num_rows - 1)
+                first += about.num_rows
     except (pa.ArrowException, OSError) as error:
         yield _corrupt(file, "Parquet", error)
-
-
-def _row_groups(file: Path, rows_per_chunk: int, probe: MemoryProbe) -> Iterator[Chunk]:
-    """The records, once the description of the columns has been found to be of moderate size."""
-    with open_parquet(file) as source:
-        fault = _bad_columns(source.schema_arrow, file)
-        if fault or not source.metadata.num_rows:
-            yield fault or no_record(file)
-            return
-        first, size = 1, file.stat().st_size
-        # A footer may claim any number of rows; counting up to it would never end.
-        check_rows(source.metadata.num_rows, size)
-        for group in range(source.num_row_groups):
-            # Asked for each group: groups of one file may be of very different sizes.
-            at_once = _rows_at_once(file, source, group, rows_per_chunk, probe)
-            # One thread: Arrow's pool would decode all columns of the group at once, and does not survive the fork of
-            # workers.
-            batches = source.iter_batches(at_once, row_groups=[group], use_threads=False)
-            rows = source.metadata.row_group(group).num_rows
-            yield from _chunks(batches, file, rows_per_chunk, first, last=first + rows - 1)
-            first += rows
-
-
-def _rows_at_once(file: Path, source: Any, group: int, rows_per_chunk: int, probe: MemoryProbe) -> int:
-    """Rows of a group that take moderate memory even if each holds the largest value that its pages have room for.
-
-    Raises:
-        TooMuchMemory: One of its pages is too large to be decoded, or a row is.
-    """
-    size = file.stat().st_size
-    columns = source.metadata.row_group(group)
-    for index in range(source.metadata.num_columns):
-        check_rows(columns.column(index).num_values, size)
-    with open_file(file) as stream:
-        sizes = group_sizes(stream, source, group)
-    check_size(sizes.pages, size)
-    at_once = max(1, min(rows_per_chunk, SOFT_LIMIT // max(1, sizes.pages)))
-    # A single row may be too much; whether it is, only reading tells, so a process that may fail reads first.
-    if sizes.row > SOFT_LIMIT or sizes.pages > SOFT_LIMIT // 2:
-        average = sizes.row // max(1, columns.num_rows)
-        at_once = max(1, min(at_once, SOFT_LIMIT // (_TIMES_AVERAGE * max(1, average))))
-        probe.read(group, at_once)
-    return at_once
 
 
 def arrow_chunks(file: Path, rows_per_chunk: int) -> Iterator[Chunk]:
@@ -123,13 +93,10 @@ def arrow_chunks(file: Path, rows_per_chunk: int) -> Iterator[Chunk]:
     Raises:
         OSError: From the system.
     """
+    open_file(file).close()
     try:
-        size = file.stat().st_size
-        with open_file(file) as stream:
-            # Before Arrow opens the file: it allocates what the file says.
-            largest = check_arrow(stream, stream.read(len(_ARROW_MAGIC)) == _ARROW_MAGIC, size)
-        # A memory map only for batches that need it: a file cut short meanwhile would end the process.
-        with pa.memory_map(str(file)) if largest > SOFT_LIMIT else pa.OSFile(str(file)) as source:
+        # As `datasets` reads it: a file may be one batch.
+        with pa.memory_map(str(file)) as source:
             is_file = source.read(len(_ARROW_MAGIC)) == _ARROW_MAGIC
             source.seek(0)
             reader = pa.ipc.open_file(source) if is_file else pa.ipc.open_stream(source)
@@ -140,8 +107,6 @@ def arrow_chunks(file: Path, rows_per_chunk: int) -> Iterator[Chunk]:
                 yield chunk
             if not found:
                 yield no_record(file)
-    except TooMuchMemory as error:
-        yield _unbounded(file, error)
     except (pa.ArrowException, OSError) as error:
         yield _corrupt(file, "Arrow", error)
 
@@ -177,7 +142,7 @@ def _chunks(
             return
         if batch is None:
             return
-        step = _step(batch, rows_per_chunk)
+        step = _step(batch.get_total_buffer_size(), batch.num_rows, rows_per_chunk)
         for start in range(0, batch.num_rows, step):
             part = batch.slice(start, step)
             yield from _checked(part, file, first, unchecked=unchecked)
@@ -195,11 +160,12 @@ def _checked(batch: pa.RecordBatch, file: Path, first: int, *, unchecked: bool) 
         if unchecked:
             # Every offset and every character: `validate()` alone looks at sizes only.
             batch.validate(full=True)
-        fault = too_large(f"{file}:{first}", "more in it than fits into memory") if is_too_large(batch) else None
+        batch = _plain(batch)
+        fault = too_large(f"{file}:{first}") if batch.nbytes > MAX_RECORD_BYTES else None
     except pa.ArrowInvalid as error:
         fault = _no_value(error, f"{file}:{first}")
     if fault is None:
-        yield ArrowRecords(str(file), _serialised(without_dictionaries(batch)), first)
+        yield ArrowRecords(str(file), _serialised(batch), first)
     elif batch.num_rows == 1:
         yield FailedChunk(fault, str(file))
     else:
@@ -207,11 +173,31 @@ def _checked(batch: pa.RecordBatch, file: Path, first: int, *, unchecked: bool) 
             yield from _checked(batch.slice(index, 1), file, first + index, unchecked=unchecked)
 
 
-def _step(batch: pa.RecordBatch, rows_per_chunk: int) -> int:
-    """Records a chunk, so that it stays moderate."""
-    # On average; `_checked` looks at what the rows really hold.
-    bytes_a_row = batch.get_total_buffer_size() / max(1, batch.num_rows)
-    return max(1, min(rows_per_chunk, int(MAX_CHUNK_BYTES / max(1.0, bytes_a_row))))
+def _step(size: int, rows: int, most: int) -> int:
+    """Records to take at once of some that have so many bytes, so that a chunk stays moderate on average."""
+    return max(1, min(most, MAX_CHUNK_BYTES * rows // max(1, size)))
+
+
+def _plain(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The same values without dictionaries and views: a slice that is sent takes all that these refer to along."""
+    fields = [field.with_type(_plain_type(field.type)) for field in batch.schema]
+    if all(field.type == new.type for field, new in zip(batch.schema, fields, strict=True)):
+        return batch
+    try:
+        return batch.cast(pa.schema(fields, batch.schema.metadata))
+    except pa.ArrowNotImplementedError:
+        return batch  # a dictionary of lists
+
+
+def _plain_type(kind: Any) -> Any:
+    if pa.types.is_dictionary(kind):
+        return _plain_type(kind.value_type)
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_plain_type(field.type)) for field in kind])
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        make = pa.list_ if pa.types.is_list(kind) else pa.large_list
+        return make(kind.value_field.with_type(_plain_type(kind.value_type)))
+    return _VIEWS.get(kind, kind)
 
 
 def _serialised(batch: pa.RecordBatch) -> bytes:
@@ -275,12 +261,6 @@ def _bad_columns(schema: pa.Schema, file: Path) -> FailedChunk | None:
         return None
     cause = f"two columns have the same name: {', '.join(twice)}"
     return FailedChunk(DataError(cause, place=str(file), fix="Rename one of them.", kind="duplicate key"), str(file))
-
-
-def _unbounded(file: Path, error: TooMuchMemory) -> FailedChunk:
-    cause = f"the file would take more memory than any true data do: {error}"
-    fix = "Write it again, with smaller pages or batches."
-    return FailedChunk(DataError(cause, place=str(file), fix=fix, kind="damaged file"), str(file))
 
 
 def _no_value(error: Exception, place: str) -> DataError:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from datetime import date
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from hftune.data.readers import columnar
 from tests.unit.data.readers.test_readers import RECORDS, arrow, kinds, read, write
 
 
@@ -70,3 +72,36 @@ def test_a_flipped_bit_in_arrow_does_not_end_the_process(tmp_path: Path) -> None
     rows, errors = read(write(tmp_path, "a.arrow", broken))
     assert len(rows) + len(errors) == 50 and 1 <= len(errors) <= 2
     assert set(kinds(errors)) == {"unreadable value"}
+
+
+@pytest.mark.parametrize("kind", ["parquet", "file", "stream"])
+def test_a_record_too_large_leaves_the_others(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(columnar, "MAX_RECORD_BYTES", 3000)
+    records = [{"text": "x" * (9000 if number == 7 else 100)} for number in range(20)]
+    path = write(tmp_path, "a.parquet" if kind == "parquet" else "a.arrow", arrow(records, kind))
+    rows, errors = read(path)
+    assert [row.line for row in rows] == [number + 1 for number in range(20) if number != 7]
+    assert kinds(errors) == ["record too large"] and errors[0].place == f"{path}:8"
+
+
+DICTIONARY = pa.array(["x", "y", None, "x"]).dictionary_encode()
+
+
+@pytest.mark.parametrize(
+    ("array", "kind"),
+    [
+        (DICTIONARY, pa.string()),
+        (pa.array(["x", None], pa.string_view()), pa.large_string()),
+        (pa.array([b"x", None], pa.binary_view()), pa.large_binary()),
+        (pa.ListArray.from_arrays([0, 3, 4], DICTIONARY), pa.list_(pa.string())),
+        (pa.LargeListArray.from_arrays([0, 3, 4], DICTIONARY), pa.large_list(pa.string())),
+        (pa.StructArray.from_arrays([DICTIONARY], ["a"]), pa.struct([("a", pa.string())])),
+        (pa.array([1, 2]), pa.int64()),
+        (pa.DictionaryArray.from_arrays([0, 0], pa.array([[1]])), pa.dictionary(pa.int64(), pa.list_(pa.int64()))),
+    ],
+)
+def test_each_value_by_itself(array: Any, kind: Any) -> None:
+    """Else each chunk would carry the dictionary, or the buffers, of the whole batch."""
+    batch = pa.RecordBatch.from_arrays([array], ["a"])
+    found = columnar._plain(batch)
+    assert found.schema.field("a").type == kind and found.to_pylist() == batch.to_pylist()

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from hftune.errors import DataError
 
@@ -15,9 +15,6 @@ MAX_CHUNK_BYTES = 4 << 20
 
 MAX_RECORD_BYTES = 64 << 20
 """More is no record but a fault, or an attack: some ten million tokens. Reading one takes several times as much."""
-
-MAX_VALUES = 4 << 20
-"""Values of one record at most: each takes some 60 bytes more than it does in the file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +75,23 @@ class ParsedChunk(Chunk):
 Reader = Callable[[Path, int], Iterator[Chunk]]
 """Gives the records of a file in chunks of at most so many."""
 
+Record = TypeVar("Record")
+
+
+def grouped(records: Iterable[Record], most: int, size_of: Callable[[Record], int]) -> Iterator[tuple[Record, ...]]:
+    """Neighbouring records for a chunk each: at most so many, and fewer where they are long."""
+    held: list[Record] = []
+    size = 0
+    for record in records:
+        held.append(record)
+        size += size_of(record)
+        if len(held) >= most or size >= MAX_CHUNK_BYTES:
+            yield tuple(held)
+            held, size = [], 0
+    if held:
+        yield tuple(held)
+
+
 COMPRESSED = (".gz", ".zst")
 """What the name of a compressed file ends with."""
 
@@ -90,10 +104,10 @@ def is_compressed(file: Path) -> bool:
 UNREADABLE_FIX = "Make it readable for you (ls -l shows whose it is), or leave it out of the data."
 
 
-def too_large(place: str, what: str = f"more than {MAX_RECORD_BYTES >> 20} MiB") -> DataError:
+def too_large(place: str) -> DataError:
     """A record that would take more memory than any true one does."""
     return DataError(
-        f"the record has {what}",
+        f"the record has more than {MAX_RECORD_BYTES >> 20} MiB",
         place=place,
         fix="Cut it into several records, one a line.",
         kind="record too large",

@@ -246,7 +246,9 @@ def _parse_text(data: bytes, file: str, first_line: int) -> Iterator[RowOrError]
     whole = decode(data, file)
     if isinstance(whole, str):
         for number, text in enumerate(whole.split("\n"), start=first_line):
-            if text and not text.isspace():
+            if len(text) > MAX_RECORD_BYTES:
+                yield too_large(f"{file}:{number}")
+            elif text and not text.isspace():
                 yield Row({"text": text.rstrip("\r")}, file, number)
         return
     for number, line in enumerate(data.split(b"\n"), start=first_line):

@@ -1,8 +1,6 @@
-"""One JSON object from bytes: fast where it is sound, exact about what is wrong where it is not.
+"""One JSON object from bytes, or what is wrong with it in words.
 
-orjson does the work. What it would let pass in silence is caught behind it: of two equal keys it keeps the last, and
-integers of more than 64 bits become floats. Both show in a count of quotes and floats over the parsed value; only then,
-and where orjson refuses, the record is parsed again by the standard library, which can say what is wrong.
+Nothing passes in silence: of two equal keys one would be lost, integers of more than 64 bits and NaN fail much later.
 """
 
 from __future__ import annotations
@@ -12,23 +10,15 @@ import math
 from collections import Counter
 from typing import Any
 
-import orjson
-
-from hftune.data.readers.base import MAX_VALUES, Row, RowOrError, too_large
+from hftune.data.readers.base import MAX_RECORD_BYTES, Row, RowOrError, too_large
 from hftune.errors import DataError, shown
 
 MAX_DEPTH = 100
 """Levels of nesting. More is a fault of whatever wrote it, and would overflow the stack of templates and Arrow."""
 
 MALFORMED = "malformed JSON"
-NOT_UTF8 = "not UTF-8"
-NUL = "NUL byte"
-TOO_DEEP = "nested too deep"
 
-# Bytes up to which a record cannot hold values enough to do harm.
-_LONG = 1 << 20
 _FIX = "Fix or remove this record, or leave it out with --on_bad_record drop; each must be one JSON object."
-_TOO_DEEP = f"nested deeper than {MAX_DEPTH} levels"
 
 
 class Malformed(ValueError):
@@ -46,9 +36,8 @@ def parse_object(raw: bytes, file: str, line: int, hint: str = "") -> RowOrError
         raw: One record, white space around it allowed.
         hint: Before the advice, for what is malformed or no object.
     """
-    # Counted in the bytes: once parsed, the values are in memory already.
-    if len(raw) > _LONG and sum(map(raw.count, (b",", b"[", b"{"))) > MAX_VALUES:
-        return too_large(f"{file}:{line}", f"more than {MAX_VALUES} values")
+    if len(raw) > MAX_RECORD_BYTES:
+        return too_large(f"{file}:{line}")
     try:
         value = loads(raw)
     except Malformed as error:
@@ -65,76 +54,20 @@ def loads(raw: bytes) -> Any:
     Raises:
         Malformed: With the cause in words.
     """
-    try:
-        value = orjson.loads(raw)
-    except orjson.JSONDecodeError:
-        return _loads_slowly(raw)
-    # The rare record that may have lost something is parsed again, by the way that knows every rule.
-    return value if _is_faithful(value, raw) else _loads_slowly(raw)
-
-
-def _is_faithful(value: Any, raw: bytes) -> bool:
-    """Whether nothing was lost on the way: every quote belongs to a string that is there, no float is too large.
-
-    A string has two quotes, and those inside it, which are escaped. A key that a later one replaced has left quotes in
-    the bytes for which there is no string.
-    """
-    strings = _strings(value)
-    if strings is None:
-        return False
-    # All at once: a call for each string would take longer than all of orjson.
-    inner = "".join(strings).count('"')
-    if raw.count(b'"') != 2 * len(strings) + inner:
-        return False
-    # \u0022 is a quote in the value and none in the bytes, which could hide a lost key.
-    return not inner or b"\\u0022" not in raw
-
-
-def _strings(value: Any) -> list[str] | None:
-    """All strings in a value, keys too; None if it is too deep, or holds a float that may have been an integer."""
-    strings: list[str] = []
-    # Level by level, not by recursion: depth is what is to be limited here.
-    level: list[Any] = [[value]]
-    for _ in range(MAX_DEPTH + 1):
-        below: list[Any] = []
-        for container in level:
-            if type(container) is dict:
-                strings += container
-                container = container.values()
-            for part in container:
-                kind = type(part)
-                if kind is str:
-                    strings.append(part)
-                elif kind is dict or kind is list:
-                    below.append(part)
-                # orjson makes a float of an integer beyond 64 bits, which would be another number.
-                elif kind is float and abs(part) >= 2**63:
-                    return None
-        if not below:
-            return strings
-        level = below
-    return None
-
-
-def _loads_slowly(raw: bytes) -> Any:
-    """The same by the standard library, with every rule of ours and the cause in words."""
-    # orjson's message for bad UTF-8 does not name the byte.
     text = decode(raw, "")
     if isinstance(text, DataError):
         raise Malformed(text.cause, text.kind, text.fix or "")
     try:
-        value = json.loads(
-            text, object_pairs_hook=_object, parse_constant=_constant, parse_int=_integer, parse_float=_float
-        )
+        value = _DECODER.decode(text)
+        # Of a record without brackets enough nothing is counted; the decoder's own limit depends on who calls.
+        if raw.count(b"[") + raw.count(b"{") > MAX_DEPTH and is_too_deep(value):
+            raise RecursionError
     except Malformed:
         raise
     except RecursionError as error:
-        raise Malformed(f"malformed JSON: {_TOO_DEEP}", TOO_DEEP) from error
+        raise Malformed(f"malformed JSON: nested deeper than {MAX_DEPTH} levels", "nested too deep") from error
     except ValueError as error:
         raise Malformed(f"malformed JSON: {error}") from error
-    # json.loads has a limit of its own, which depends on the stack of whoever calls.
-    if is_too_deep(value):
-        raise Malformed(f"malformed JSON: {_TOO_DEEP}", TOO_DEEP)
     _refuse_half_surrogates(value, text)
     return value
 
@@ -148,11 +81,11 @@ def decode(raw: bytes, place: str) -> str | DataError:
             f"not UTF-8: {error.reason}, byte 0x{raw[error.start]:02x}",
             place=place,
             fix="Save the file as UTF-8, for example with `iconv -f GB18030 -t UTF-8` or `iconv -f UTF-16 -t UTF-8`.",
-            kind=NOT_UTF8,
+            kind="not UTF-8",
         )
     if "\x00" in text:
         fix = "The file is damaged or not UTF-8 text; copy it again."
-        return DataError("a NUL byte in the text", place=place, fix=fix, kind=NUL)
+        return DataError("a NUL byte in the text", place=place, fix=fix, kind="NUL byte")
     return text
 
 
@@ -183,6 +116,9 @@ def _float(digits: str) -> float:
     if math.isinf(number):
         raise Malformed(f"the number {digits[:24]} is out of range", "number out of range", "Write it as a string.")
     return number
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_object, parse_constant=_constant, parse_int=_integer, parse_float=_float)
 
 
 def _no_object(value: Any, raw: bytes, place: str, hint: str = "") -> DataError:

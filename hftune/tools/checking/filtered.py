@@ -76,7 +76,7 @@ def _write_array(file: Path, target: Path, kept: np.ndarray) -> None:
         before = b"\n"
         for chunk in chunks([file]):
             for _, raw in chunk.records if isinstance(chunk, JsonRecords) else ():
-                if _is_kept(kept, at, file):
+                if isinstance(raw, bytes) and _is_kept(kept, at, file):
                     stream.write(before + raw)
                     before = b",\n"
                 at += 1

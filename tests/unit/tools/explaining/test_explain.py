@@ -34,9 +34,10 @@ def test_explain_of_nothing() -> None:
 
 
 def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
-    dispatch(["explain", "tuner_type", "--lora-rank"])
+    dispatch(["explain", "tuner_type", "--lora-rank", "split_token_weight"])
     shown = capsys.readouterr().out
     assert "alias of use_peft" in shown and "alias of lora_r" in shown
+    assert "removed: a teacher has the student's tokenizer" in shown
     with pytest.raises(ArgumentError, match="needs a name"):
         dispatch(["explain"])
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from hftune.arguments.data import TurnTokenFields
+from hftune.arguments.data import TemplateFields, TurnTokenFields
 from hftune.arguments.hub import HubFields
 
 JUDGE_KEY = "HFTUNE_JUDGE_API_KEY"
@@ -12,8 +12,8 @@ JUDGE_KEY = "HFTUNE_JUDGE_API_KEY"
 
 
 @dataclass
-class TalkerFields(HubFields, TurnTokenFields):
-    """How models that answer are loaded: the fields that `hftune ask`, `chat` and `serve` have in common."""
+class LoadingFields(HubFields, TemplateFields):
+    """How models that answer are loaded, here or by a server."""
 
     dtype: str = field(
         default="auto",
@@ -24,6 +24,11 @@ class TalkerFields(HubFields, TurnTokenFields):
     )
     trust_remote_code: bool = field(default=False, metadata={"help": "Run code that comes with a model."})
     use_cpu: bool = field(default=False, metadata={"help": "Answer on the CPU even where there is a GPU."})
+
+
+@dataclass
+class TalkerFields(LoadingFields, TurnTokenFields):
+    """What `hftune ask`, `chat` and their like have in common."""
 
 
 @dataclass

@@ -14,18 +14,9 @@ _STRATEGIES = {"interleave_under": "under", "interleave_over": "over"}
 
 
 @dataclass
-class TurnTokenFields:
-    """For all that tokenises conversations: the scripts, `hftune score` and `hftune ask`."""
+class TemplateFields:
+    """For all that writes conversations by a chat template."""
 
-    borders_in_text: str = field(
-        default="split",
-        metadata={
-            "help": "What becomes of text in records that spells a token with which the chat template begins or ends "
-            "turns, or BOS, EOS or padding, such as <|im_end|>. split: it stays text, tokenised like any other; error: "
-            "the record cannot be used; allow: it becomes that token, and may end a turn or open another one.",
-            "choices": ["error", "split", "allow"],
-        },
-    )
     chat_template_kwargs: dict[str, Any] | str | None = field(
         default=None,
         metadata={
@@ -43,6 +34,21 @@ class TurnTokenFields:
             ArgumentError: It is no object.
         """
         return None if self.chat_template_kwargs is None else parse_arguments(self.chat_template_kwargs, FLAG)
+
+
+@dataclass
+class TurnTokenFields(TemplateFields):
+    """For all that tokenises conversations: the scripts, `hftune score` and `hftune ask`."""
+
+    borders_in_text: str = field(
+        default="split",
+        metadata={
+            "help": "What becomes of text in records that spells a token with which the chat template begins or ends "
+            "turns, or BOS, EOS or padding, such as <|im_end|>. split: it stays text, tokenised like any other; error: "
+            "the record cannot be used; allow: it becomes that token, and may end a turn or open another one.",
+            "choices": ["error", "split", "allow"],
+        },
+    )
 
 
 @dataclass

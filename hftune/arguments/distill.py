@@ -40,7 +40,7 @@ class DistillArguments(SFTArguments, trl.DistillationConfig):
         default=None,
         metadata={
             "help": "http://host:port of an OpenAI-compatible server that says the log-probabilities of given tokens "
-            f"(vllm serve; hftune serve), in place of a teacher. A key for it is read from the variable {KEY_VARIABLE}."
+            f"(vllm serve), in place of a teacher. A key for it is read from the variable {KEY_VARIABLE}."
         },
     )
     teacher_top_k: int | None = field(

@@ -45,6 +45,8 @@ REMOVED = {
     "keep": "`hftune data check` leaves out what --drop names, and nothing else",
     "shared_token_weight": _GOLD,
     "split_token_weight": _GOLD,
+    "reward_model": "`hftune score` asks a reward model",
+    "max_waiting": "the server that `hftune serve` starts queues requests itself",
 }
 """Arguments that there were, and what stands in their place."""
 

@@ -91,7 +91,7 @@ _NAMES = {
         num_mini_batches pad_to_multiple_of pad_vocab_to_multiple_of
     """,
     "[1, 65536]": """
-        dataloader_prefetch_factor expert_parallel_size lora_r max_waiting num_generations num_generations_eval
+        dataloader_prefetch_factor expert_parallel_size lora_r num_generations num_generations_eval
         sequence_parallel_size tensor_parallel_size vllm_tensor_parallel_size
     """,
     "[1, 1024]": "dataset_num_proc",

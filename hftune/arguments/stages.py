@@ -16,7 +16,7 @@ from hftune.arguments.defaults.choosing import choose_defaults, looks_like_medic
 from hftune.arguments.model import ModelArguments
 from hftune.arguments.names.table import table
 from hftune.arguments.names.translate import MERGE, Entry
-from hftune.arguments.parser import HftuneParser, read_entries
+from hftune.arguments.parser import REMOVED, HftuneParser, read_entries
 from hftune.arguments.raw_arguments import take_config
 from hftune.arguments.run_arguments import RunArguments
 from hftune.arguments.stage_table import STAGES
@@ -72,6 +72,8 @@ class ScriptParser(HftuneParser):
         if self.stage == "rl" and (algorithms := _algorithms_with(name, self.known)):
             fix = f"it belongs to --rl_algorithm {' and '.join(algorithms)}"
             return ArgumentError(f"--{name} is no argument of this algorithm", place=place, fix=fix)
+        if name in REMOVED and not self.stage:
+            return super().unknown(name, place)
         scripts = [script for script in scripts_with(name) if script != script_of(self.stage)]
         if scripts:
             cause = f"--{name} is no argument of {script_of(self.stage)}"

@@ -54,7 +54,9 @@ LANGUAGE: dict[str, Callable[[str], Iterator[UserError]]] = {
     "evaluate": lambda name: check_evaluate(EvaluateArguments(models=[name])),
     "evaluate --against": lambda name: check_evaluate(EvaluateArguments(models=["owner/name"], against=name)),
     "serve": lambda name: check_serve(ServeArguments(model=name)),
-    "serve --adapter": lambda name: check_serve(ServeArguments(model="owner/name", adapter=[f"a={name}"])),
+    "serve --adapter": lambda name: check_serve(
+        ServeArguments(model="owner/name", adapter=[f"a={name}"], backend="vllm")
+    ),
     "sample": lambda name: check_sample(SampleArguments(model_name_or_path=name)),
     "data check": lambda name: check_arguments(DataCheckArguments(model=name)),
     "teach": _teach,
@@ -67,7 +69,6 @@ REWARD: dict[str, Callable[[str], Iterator[UserError]]] = {
     "score": lambda name: check_score(ScoreArguments(model=name)),
     "ask": lambda name: check_ask(AskArguments(models=["owner/name"], reward_model_path=name)),
     "evaluate": lambda name: check_evaluate(EvaluateArguments(models=["owner/name"], reward_model_path=name)),
-    "serve": lambda name: check_serve(ServeArguments(model="owner/name", reward_model=name)),
     "sample": lambda name: check_sample(SampleArguments(model_name_or_path="owner/name", reward_model_path=[name])),
 }
 

@@ -21,7 +21,7 @@ OPTIONAL = {
     "liger-kernel": "Triton kernels of losses, norms and rotary embeddings: pip install 'hftune[gpu]'",
     "flash-attn": "FlashAttention 2; without it torch's own is used",
     "vllm": "quicker answers in RL (run_rl.py --use_vllm) and of `hftune serve`",
-    "uvicorn": "`hftune serve`: pip install 'hftune[serve]'",
+    "fastapi": "`hftune serve` without vLLM: pip install 'hftune[serve]'",
     "torchao": "--fp8 on Hopper GPUs: pip install 'hftune[fp8]'",
     "math-verify": "--reward_funcs accuracy: pip install 'hftune[math]'",
     "sentencepiece": "tokenizers that are a SentencePiece `.model` alone: pip install 'hftune[sentencepiece]'",

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from transformers import AutoConfig, GenerationConfig, PreTrainedTokenizerBase
+from transformers import AutoConfig
 
 from hftune.constants import PROCESSOR_FILES
 from hftune.merging.tensors import FLOATS
@@ -19,7 +19,7 @@ from hftune.opening.folders import copy_file
 from hftune.opening.safetensors_file import open_tensors
 from hftune.tools.export.arguments import ServingArguments
 from hftune.tools.export.template import exported_tokenizer
-from hftune.tools.talking.ends import ends_of
+from hftune.tools.talking.ends import write_generation_config
 from hftune.weight_files import INDEX_NAME, StoredTensor, divide, numbered, parse_size, stored_tensors
 
 
@@ -43,7 +43,7 @@ def write_serving_folder(folder: Path, output: Path, args: ServingArguments) -> 
     # Of what makes images and sounds into inputs, where the model has parts for these.
     for file in folder.glob(PROCESSOR_FILES):
         copy_file(file, output / file.name, within=folder)
-    ends = _write_generation_config(folder, output, tokenizer)
+    ends = write_generation_config(folder, output, tokenizer)
     return {"dtype": args.dtype, "ends": ends, "bytes": size}
 
 
@@ -89,16 +89,3 @@ def _read(tensors: dict[str, StoredTensor], dtype: torch.dtype | None) -> dict[s
                 tensor = stored.get_tensor(name)
                 found[name] = tensor.to(dtype) if dtype is not None and tensor.is_floating_point() else tensor
     return found
-
-
-def _write_generation_config(folder: Path, output: Path, tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    has_settings = (folder / "generation_config.json").is_file()
-    settings = GenerationConfig.from_pretrained(folder) if has_settings else GenerationConfig()
-    ids = ends_of(tokenizer, settings)
-    settings.eos_token_id = ids[0] if len(ids) == 1 else ids
-    settings.pad_token_id = tokenizer.pad_token_id
-    settings.save_pretrained(output)
-    for extra in ("chat_template.jinja",):
-        if (folder / extra).is_file() and not (output / extra).is_file():
-            copy_file(folder / extra, output / extra, within=folder)
-    return [str(token) for token in tokenizer.convert_ids_to_tokens(ids)]

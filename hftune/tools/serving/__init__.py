@@ -1,1 +1,1 @@
-"""An OpenAI-compatible server for what was trained."""
+"""`hftune serve`: another program's server for what was trained, with the prompts of its training."""

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from hftune.arguments.asking import TalkerFields
+from hftune.arguments.asking import LoadingFields
 
 KEY_VARIABLE = "HFTUNE_API_KEY"
 """Variable with the key that clients must send, for whoever does not want it in the list of processes."""
 
 
 @dataclass
-class ServeArguments(TalkerFields):
-    """A server for one model, its adapters and a reward model."""
+class ServeArguments(LoadingFields):
+    """vLLM's server, or transformers' own, for one model."""
 
     model: str | None = field(
         default=None,
@@ -20,31 +20,32 @@ class ServeArguments(TalkerFields):
     )
     adapter: list[str] | None = field(
         default=None,
-        metadata={"help": "NAME=FOLDER of an adapter to serve under that name; several, also by repeating the flag."},
-    )
-    reward_model: str | None = field(
-        default=None, metadata={"help": "Reward model whose scores are served at /pooling: a folder of run_rm.py."}
+        metadata={
+            "help": "NAME=FOLDER of an adapter that vLLM serves under that name; several, also by repeating the flag."
+        },
     )
     served_model_name: str | None = field(
         default=None, metadata={"help": "What the model is called in requests; left out: its folder's name."}
     )
-    host: str = field(default="127.0.0.1", metadata={"help": "Address to listen at; 0.0.0.0 is every network."})
+    host: str = field(
+        default="127.0.0.1",
+        metadata={"help": "Address to listen at. Another one than this machine's own needs vLLM and a key."},
+    )
     port: int = field(default=8000, metadata={"help": "Port to listen at; 0: any that is free, which is said."})
     api_key: str | None = field(
         default=None,
-        metadata={"help": f"Key that clients must send; better in the variable {KEY_VARIABLE}, which is not shown."},
+        metadata={
+            "help": f"Key that clients of vLLM must send; better in the variable {KEY_VARIABLE}, which is not shown."
+        },
     )
     backend: str = field(
         default="auto",
         metadata={
-            "help": "transformers: one request at a time, on any machine; vllm: starts vLLM's server with the same "
-            "folder, template and arguments; auto: vllm on a GPU if it is installed and --reward_model is not given.",
+            "help": "Whose server is started. auto: vLLM's where it is installed and there is a GPU, else that of "
+            "transformers (pip install 'hftune[serve]'), which answers one request at a time on any machine.",
             "choices": ["auto", "transformers", "vllm"],
         },
     )
     max_model_len: int | None = field(
-        default=None, metadata={"help": "Tokens of prompt and answer together; left out: as many as the model takes."}
-    )
-    max_waiting: int = field(
-        default=256, metadata={"help": "Requests that may wait for their turn; more are refused with status 503."}
+        default=None, metadata={"help": "Tokens of prompt and answer together in vLLM; left out: what the model takes."}
     )

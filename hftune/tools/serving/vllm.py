@@ -1,10 +1,8 @@
-"""vLLM's own server, started with the folder, chat template and arguments that hftune would serve with."""
+"""vLLM's own server, told of the folder, its adapters, its chat template and what its training recorded."""
 
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,54 +11,30 @@ from transformers import AutoTokenizer
 from hftune.checkpoints import manifest as manifests
 from hftune.checkpoints.adapter_chain import whole_chain
 from hftune.checkpoints.template_arguments import give_recorded
-from hftune.child_processes import TimeoutExpired, program, start
+from hftune.child_processes import program
 from hftune.errors import ArgumentError, UserError, raise_together
-from hftune.logging import get_logger
 from hftune.models.adapters.saved_config import read_lora_config
 from hftune.models.loading.from_pretrained import pretrained
 from hftune.models.vocabulary.growth import recorded_growth
 from hftune.models.vocabulary.size import manifest_of
 from hftune.template_arguments import arguments_of, template_text
 from hftune.tools.serving.arguments import ServeArguments
+from hftune.tools.serving.engine import Engine
 
-# Seconds from the first request to stop to the second, which cannot be ignored.
-_PATIENCE = 1.5
 # A mark in a chat template, and vLLM's parser of calls in that form; the first that is there.
 _CALLS = {"<function=": "qwen3_coder", "<arg_key>": "glm45", "<tool_call>": "hermes", "[TOOL_CALLS]": "mistral"}
 _THOUGHTS = {"<arg_key>": "glm45", "<think>": "qwen3", "[THINK]": "mistral"}
 
 
-def run_vllm(args: ServeArguments, name: str, adapters: dict[str, str]) -> None:
-    """Run `vllm serve` until it ends or this process is told to stop.
-
-    Raises:
-        ArgumentError: Adapters that vLLM cannot lay over their base, or it ended by itself.
-    """
-    with tempfile.TemporaryDirectory(prefix="hftune-serve-") as aside:
-        command = vllm_command(args, name, adapters, Path(aside))
-        get_logger().info("starting vLLM: %s", " ".join(command))
-        # By the environment: a command line can be read by all users of a machine.
-        key = {"VLLM_API_KEY": args.api_key} if args.api_key else {}
-        server = start(command, env={**os.environ, **key})
-        try:
-            code = server.wait()
-        finally:
-            server.terminate()
-            try:
-                server.wait(_PATIENCE)
-            except TimeoutExpired:
-                server.kill()
-                server.wait()
-    if code:
-        fix = "what it says above; or --backend transformers"
-        raise ArgumentError(f"vLLM ended with code {code}", place="--backend vllm", fix=fix)
-
-
-def vllm_command(args: ServeArguments, name: str, adapters: dict[str, str], aside: Path) -> list[str]:
+def vllm_server(args: ServeArguments, name: str, adapters: dict[str, str], port: int, aside: Path) -> Engine:
     """The command that serves the same with vLLM.
 
     Args:
+        adapters: Folders of adapters, by the names under which they answer.
         aside: Folder for the chat template.
+
+    Raises:
+        ArgumentError: Adapters that vLLM cannot lay over their base.
     """
     assert args.model is not None
     raise_together(_adapter_problems(adapters if not _is_adapter(args.model) else {name: args.model, **adapters}))
@@ -70,7 +44,7 @@ def vllm_command(args: ServeArguments, name: str, adapters: dict[str, str], asid
         adapters = {name: args.model, **adapters}
         recorded = (manifests.read_manifest(args.model) or {}).get("base", {}).get("name")
         base = str(recorded or read_lora_config(args.model, "--model").base_model_name_or_path)
-    command = [program("vllm") or "vllm", "serve", base, "--host", args.host, "--port", str(args.port)]
+    command = [program("vllm") or "vllm", "serve", base, "--host", args.host, "--port", str(port)]
     # Under an adapter's name the adapter answers, so that the base has another one.
     command += ["--served-model-name", f"{name}-base" if name in adapters else name]
     command += ["--tokenizer", args.model, "--dtype", args.dtype]
@@ -82,7 +56,8 @@ def vllm_command(args: ServeArguments, name: str, adapters: dict[str, str], asid
         ranks = [_rank(folder) for folder in adapters.values()]
         modules = [f"{adapter}={folder}" for adapter, folder in adapters.items()]
         command += ["--enable-lora", "--max-lora-rank", str(max(ranks)), "--lora-modules", *modules]
-    return command
+    # By the environment: a command line can be read by all users of a machine.
+    return Engine("vLLM", command, {"VLLM_API_KEY": args.api_key} if args.api_key else {})
 
 
 def _of_template(tokenizer: object, aside: Path) -> list[str]:

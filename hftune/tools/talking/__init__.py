@@ -1,1 +1,1 @@
-"""Models to talk with: what `hftune ask`, `hftune chat` and `hftune serve` share."""
+"""Models to talk with: what `hftune ask`, `hftune chat` and their like share."""

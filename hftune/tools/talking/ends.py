@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from hftune.logging import notice
+from hftune.opening.folders import copy_file
 from hftune.template_arguments import TEMPLATE_FAULTS
 
 Messages = list[dict[str, str]]
@@ -28,6 +30,20 @@ def ends_of(tokenizer: PreTrainedTokenizerBase, settings: GenerationConfig) -> l
             notice(f"{ends_turn!r} ends an answer in the chat template and was no end for generation: it is one now")
             ids.append(number)
     return ids
+
+
+def write_generation_config(folder: Path, output: Path, tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """Write a model's settings for generation with all tokens that end an answer, and return these."""
+    has_settings = (folder / "generation_config.json").is_file()
+    settings = GenerationConfig.from_pretrained(folder) if has_settings else GenerationConfig()
+    ids = ends_of(tokenizer, settings)
+    settings.eos_token_id = ids[0] if len(ids) == 1 else ids
+    settings.pad_token_id = tokenizer.pad_token_id
+    settings.save_pretrained(output)
+    for extra in ("chat_template.jinja",):
+        if (folder / extra).is_file() and not (output / extra).is_file():
+            copy_file(folder / extra, output / extra, within=folder)
+    return [str(token) for token in tokenizer.convert_ids_to_tokens(ids)]
 
 
 def terminator(tokenizer: PreTrainedTokenizerBase) -> str | None:

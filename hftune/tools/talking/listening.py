@@ -1,4 +1,4 @@
-"""An answer while a model generates it, and how its tokens are chosen: `hftune chat` and `serve` have one way."""
+"""An answer while a model generates it, token by token as text, and how its tokens are chosen."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
-from transformers import GenerationConfig
+from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from hftune.tools.talking.loading import Talker
 from hftune.tools.talking.parsing import AnswerReader, Part
-from hftune.tools.talking.texts import StopFinder, TokenText
 
 # Without them transformers draws from the 50 likeliest tokens.
 _NEUTRAL: dict[str, float | None] = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": None}
@@ -23,28 +22,17 @@ class Listener:
 
     Args:
         emit: Is given each part as soon as it is complete.
-        dropped: Ids of tokens that are no part of the text.
-        stops: Texts before which the answer ends; whoever generates asks `stops.found`.
 
     Attributes:
         ids: Those that were said, with the one that ended the answer.
         ended_by: The text of that one; "" before it has come.
-        calls: Whether a part was a call.
     """
 
-    def __init__(
-        self,
-        talker: Talker,
-        reader: AnswerReader,
-        emit: Callable[[Part], None],
-        *,
-        dropped: Iterable[int] = (),
-        stops: tuple[str, ...] = (),
-    ) -> None:
+    def __init__(self, talker: Talker, reader: AnswerReader, emit: Callable[[Part], None]) -> None:
         self.talker, self.reader, self.emit = talker, reader, emit
-        self.text, self.stops = TokenText(talker.tokenizer, {*talker.ends, *dropped}), StopFinder(stops)
+        self.text = TokenText(talker.tokenizer, talker.ends)
         self.ids: list[int] = []
-        self.ended_by, self.calls, self._prompted = "", False, False
+        self.ended_by, self._prompted = "", False
 
     @torch.no_grad()
     def hear(self, prompt: list[int], **options: Any) -> None:
@@ -65,22 +53,55 @@ class Listener:
             self.ids.append(token)
             if token in self.talker.ends:
                 self.ended_by = str(self.talker.tokenizer.decode([token]))
-            self._pass(self.reader.feed(self.stops(self.text(token))))
+            self._pass(self.reader.feed(self.text(token)))
 
     def end(self) -> None:
         """Nothing: an answer that is stopped has no such end."""
 
     def finish(self) -> str:
         """Emit the last parts; all that was said, without what ended it."""
-        self._pass(self.reader.feed(self.stops(self.text.rest()) + self.stops.rest()))
+        self._pass(self.reader.feed(self.text.rest()))
         said = self.reader.raw
         self._pass(self.reader.finish(self.ended_by))
         return said
 
     def _pass(self, parts: list[Part]) -> None:
         for part in parts:
-            self.calls |= part.call is not None
             self.emit(part)
+
+
+class TokenText:
+    """The text of an answer, token by token: what it returns, put together, is the text of all tokens.
+
+    Args:
+        dropped: Ids of tokens that are no part of the text.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, dropped: Iterable[int] = ()) -> None:
+        self.tokenizer, self.dropped = tokenizer, frozenset(dropped)
+        self.ids: list[int] = []
+        # Tokens from `start` are decoded together, since some tokenizers write a word by its neighbours; those up to
+        # `read` have been returned.
+        self.start = self.read = 0
+
+    def __call__(self, token: int) -> str:
+        """The text that this token completes; "" while a character lacks bytes."""
+        if token in self.dropped:
+            return ""
+        self.ids.append(token)
+        text, known = self._decoded(len(self.ids)), self._decoded(self.read)
+        # A byte-level tokenizer decodes the first bytes of a character to U+FFFD.
+        if len(text) <= len(known) or text.endswith("\ufffd"):
+            return ""
+        self.start, self.read = self.read, len(self.ids)
+        return text[len(known) :]
+
+    def rest(self) -> str:
+        """What is left at the end, without a part of a character."""
+        return self._decoded(len(self.ids))[len(self._decoded(self.read)) :].rstrip("\ufffd")
+
+    def _decoded(self, end: int) -> str:
+        return str(self.tokenizer.decode(self.ids[self.start : end], skip_special_tokens=False))
 
 
 def sampling(own: GenerationConfig, given: Mapping[str, float | None]) -> dict[str, Any]:

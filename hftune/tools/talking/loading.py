@@ -1,6 +1,6 @@
 """A model that answers, from any folder or name: a base, an adapter, a chain of adapters, a merged model.
 
-`hftune ask`, `hftune chat` and `hftune serve` load by this module alone, so that all three say the same.
+`hftune ask`, `hftune chat` and their like load by this module alone, so that all say the same.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
-from hftune.arguments.asking import TalkerFields
+from hftune.arguments.asking import LoadingFields
 from hftune.checkpoints import manifest as manifests
 from hftune.checkpoints.adapter_chain import chain_problems, check_recorded_base, whole_chain
 from hftune.checkpoints.folder_checks import check_recorded_whole
@@ -81,7 +81,7 @@ def _scores(folder: str, flag: str, trust_remote_code: bool) -> bool:
         return False
 
 
-def load_talker(name: str, how: TalkerFields, flag: str = "--models", adapters: Sequence[str] = ()) -> Talker:
+def load_talker(name: str, how: LoadingFields, flag: str = "--models", adapters: Sequence[str] = ()) -> Talker:
     """A model and its tokenizer, over all GPUs of this machine, on that of this process, or on the CPU.
 
     Adapters are folded into the base.

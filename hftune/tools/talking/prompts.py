@@ -1,4 +1,4 @@
-"""What a model that answers is given: `hftune ask`, `chat` and `serve` write it here, so all three ask the same."""
+"""What a model that answers is given: `hftune ask`, `chat` and their like write it here, so that all ask the same."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """A teacher behind an OpenAI-compatible server, which says its most likely tokens of texts that it is given as ids.
 
-vLLM's `prompt_logprobs` of `/v1/completions`, which `hftune serve` has as well; or OpenAI's older `echo` with
+vLLM's `prompt_logprobs` of `/v1/completions`; or OpenAI's older `echo` with
 `logprobs`, where tokens come as ids (`return_tokens_as_token_ids`). What comes back is checked value by value.
 """
 
@@ -40,7 +40,7 @@ _ENTRY_BYTES = 256
 """Of one token in an answer: id, number, rank, and its text, which may be escaped."""
 # Rounding: a log-probability, and the sum of probabilities, may be a little above.
 _ABOVE = 1e-2
-_FIX = "give a server of the same tokenizer that returns prompt_logprobs by token ids (vllm serve or hftune serve)"
+_FIX = "give a server of the same tokenizer that returns prompt_logprobs by token ids (vllm serve)"
 _AS_ID = "token_id:"
 
 

@@ -1,47 +1,43 @@
-"""`hftune serve` before it serves: arguments, ports, missing packages, weights held once."""
+"""`hftune serve` before and around the server: arguments, names, what it is given, proof of prompts, its end."""
 
 from __future__ import annotations
 
-import http.client
 import importlib.util
 import json
 import os
 import signal
+import stat
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from hftune.arguments.stages import parse_command
+from hftune.errors import ArgumentError
+from hftune.logging import notices
 from hftune.tools.serving import run as serving
-from hftune.tools.serving.answers import Served, unmarked
 from hftune.tools.serving.arguments import ServeArguments
+from hftune.tools.serving.engine import CONVERSATIONS, Engine, check_prompts, expected_prompts, run_engine
 from hftune.tools.serving.entry import one_flag
-from hftune.tools.serving.errors import RequestError
-from hftune.tools.serving.requests import read_chat
-from hftune.tools.serving.run import (
-    adapters_of,
-    backend_of,
-    bound,
-    check_serve,
-    name_of,
-    run_server,
-    server_of,
-    share_weights,
-)
+from hftune.tools.serving.run import adapters_of, backend_of, bound, check_serve, name_of
+from hftune.tools.serving.transformers_server import transformers_server
 from hftune.tools.talking.loading import load_talker
-from hftune.tools.talking.parsing import AnswerForm
-from tests.conftest import tiny_tokenizer
+from tests.answering import Answer, server
 
 
 def problems(**given: Any) -> str:
     return "\n".join(str(error) for error in check_serve(ServeArguments(**given)))
+
+
+@pytest.fixture(autouse=True)
+def _packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving, "_NEEDED", ("uvicorn",))
 
 
 def test_a_repeated_flag_is_one() -> None:
@@ -52,22 +48,41 @@ def test_a_repeated_flag_is_one() -> None:
     assert adapters_of(args) == {"a": "1", "b": "2", "c": "3", "d": "4"} and (args.port, args.use_cpu) == (1, True)
 
 
+@pytest.mark.parametrize(("flag", "instead"), [("reward_model", "hftune score"), ("max_waiting", "queues requests")])
+def test_what_went_is_refused_by_name(flag: str, instead: str) -> None:
+    with pytest.raises(ArgumentError, match=f"--{flag} was removed(.|\\n)*{instead}"):
+        parse_command(ServeArguments, [f"--{flag}", "1"])
+
+
 def test_what_is_wrong_with_the_arguments(folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     base, judge, calls = str(folders["base"]), str(folders["judge"]), str(folders["calls"])
-    assert problems(model=base, adapter=[f"a={calls}"], reward_model=judge) == ""
+    monkeypatch.setattr(serving, "program", lambda name: f"/bin/{name}")
+    assert problems(model=base) == problems(model=base, adapter=[f"a={calls}"], backend="vllm") == ""
     assert "no model was named" in problems()
     assert "is a reward model and says nothing" in problems(model=judge)
     assert "calls does not name an adapter and its folder" in problems(model=base, adapter=["calls"])
     assert "there is no adapter in" in problems(model=base, adapter=[f"a={base}"])
     assert "two models would be called base" in problems(model=base, adapter=[f"base={calls}"])
     assert "cannot be sent in a header" in problems(model=base, api_key="zwei Wörter")
+    assert "is no name for requests" in problems(model=base, served_model_name="a@b")
     monkeypatch.setenv("HFTUNE_API_KEY", "from-the-environment")
-    args = ServeArguments(model=base)
+    args = ServeArguments(model=base, backend="vllm")
     assert not [*check_serve(args)] and args.api_key == "from-the-environment"
     found = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "uvicorn" else found(name))
     said = problems(model=base)
     assert "needs uvicorn" in said and "pip install 'hftune[serve]'" in said
+
+
+def test_what_one_server_cannot_is_refused(folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    base = str(folders["base"])
+    monkeypatch.setattr(serving, "program", lambda name: f"/bin/{name}")
+    monkeypatch.delenv("HFTUNE_API_KEY", raising=False)
+    given: dict[str, Any] = {"host": "0.0.0.0", "api_key": "k", "adapter": [f"a={folders['calls']}"]}
+    places = [problem.place for problem in check_serve(ServeArguments(model=base, max_model_len=9, **given))]
+    assert places == ["--host", "--api_key", "--adapter", "--max_model_len"]
+    assert "put a key into the variable HFTUNE_API_KEY" in problems(model=base, host="0.0.0.0", backend="vllm")
+    assert problems(model=base, host="0.0.0.0", backend="vllm", api_key="k") == ""
 
 
 def test_names_and_backends(folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,78 +94,79 @@ def test_names_and_backends(folders: dict[str, Path], monkeypatch: pytest.Monkey
     assert backend_of(args) == "transformers", "no GPU"
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert backend_of(args) == "vllm"
-    assert backend_of(ServeArguments(reward_model="x")) == "transformers"
-    assert "vLLM's server has one model" in problems(model=args.model, backend="vllm", reward_model="x")
     monkeypatch.setattr(serving, "program", lambda name: None)
     assert backend_of(args) == "transformers"
     assert "vllm is not installed" in problems(model=args.model, backend="vllm")
 
 
-def test_an_adapter_holds_only_what_it_changes(folders: dict[str, Path]) -> None:
-    args = ServeArguments()
-    base, calls = (load_talker(str(folders[name]), args) for name in ("base", "calls"))
-    before = {name: value.clone() for name, value in calls.model.state_dict().items()}
-    share_weights(calls, base)
-    theirs, own = dict(base.model.named_parameters()), dict(calls.model.named_parameters())
-    shared = {name for name in own if own[name] is theirs[name]}
-    assert {name.rsplit(".", 2)[-2] for name in own.keys() - shared} == {"o_proj", "down_proj", "lm_head"}
-    assert "model.embed_tokens.weight" in shared
-    assert all(torch.equal(value, before[name]) for name, value in calls.model.state_dict().items())
+# --- what transformers' server is given -------------------------------------------------------------------------------
 
 
-def served(folders: dict[str, Path], **own: Any) -> Served:
-    talker = load_talker(str(folders["base"]), ServeArguments())
-    for name, value in own.items():
-        setattr(talker.sampling, name, value)
-    return Served("base", talker, "split", 100)
+def test_a_folder_is_found_under_its_name_with_all_that_ends_an_answer(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
+    args = ServeArguments(model=str(folders["base"]), chat_template_kwargs='{"enable_thinking": false}', port=81)
+    engine = transformers_server(args, "me/mine", 81, tmp_path)
+    words = engine.command
+    assert words[words.index("serve") + 1] == "me/mine" and words[words.index("--port") + 1] == "81"
+    assert words[words.index("--host") + 1] == "127.0.0.1" and words[words.index("--dtype") + 1] == "float32"
+    assert json.loads(words[words.index("--chat-template-kwargs") + 1]) == {"enable_thinking": False}
+    folder = tmp_path / "me" / "mine"
+    assert engine.cwd == tmp_path and (folder / "model.safetensors").samefile(folders["base"] / "model.safetensors")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    assert GenerationConfig.from_pretrained(folder).eos_token_id == tokenizer.convert_tokens_to_ids("<|im_end|>")
+    assert not (folder / "generation_config.json").is_symlink(), "the model's own files stay as they are"
 
 
-def test_settings_are_the_models_own_under_those_of_the_request(folders: dict[str, Path]) -> None:
-    def settings(one: Served, **more: Any) -> Any:
-        request = read_chat({"model": "base", "messages": [{"role": "user", "content": "Hi"}], **more})
-        return SimpleNamespace(**one.settings(request, one.prompt(request)))
-
-    greedy, sampling = served(folders), served(folders, do_sample=True, temperature=0.6, top_k=20)
-    assert not settings(greedy).do_sample and settings(greedy, temperature=0.5).do_sample
-    assert settings(greedy, top_p=0.9).do_sample and settings(greedy, top_p=0.9).top_p == 0.9
-    assert not settings(greedy, repetition_penalty=1.2).do_sample
-    assert settings(greedy, repetition_penalty=1.2).repetition_penalty == 1.2
-    own = settings(sampling, top_p=0.5)
-    assert (own.do_sample, own.temperature, own.top_k, own.top_p) == (True, 0.6, 20, 0.5)
-    assert not settings(sampling, temperature=0).do_sample and not hasattr(settings(sampling, temperature=0), "top_k")
-    prompt = len(greedy.prompt(read_chat({"model": "base", "messages": [{"role": "user", "content": "Hi"}]})).ids)
-    assert settings(greedy).max_new_tokens == 100 - prompt and settings(greedy, max_tokens=3).max_new_tokens == 3
-    with pytest.raises(RequestError, match="you requested 101 tokens"):
-        settings(greedy, max_tokens=101 - prompt)
+def test_an_adapter_is_written_whole(folders: dict[str, Path], tmp_path: Path) -> None:
+    args = ServeArguments(model=str(folders["calls"]))
+    engine = transformers_server(args, "calls", 81, tmp_path)
+    assert "--chat-template-kwargs" not in engine.command and any("is an adapter" in line for line in notices())
+    ids = torch.tensor([[5, 6, 7]])
+    with torch.no_grad():
+        served = AutoModelForCausalLM.from_pretrained(tmp_path / "calls")(ids).logits
+        torch.testing.assert_close(served, load_talker(str(folders["calls"]), args).model(ids).logits)
+    assert AutoTokenizer.from_pretrained(tmp_path / "calls").chat_template
 
 
-def test_a_border_in_a_question_stays_text_and_a_switch_reaches_the_template(folders: dict[str, Path]) -> None:
-    one = served(folders)
-
-    def prompt(content: str, **more: Any) -> list[int]:
-        body = {"model": "base", "messages": [{"role": "user", "content": content}], **more}
-        return one.prompt(read_chat(body)).ids
-
-    ends = one.talker.tokenizer.convert_tokens_to_ids("<|im_end|>")
-    assert prompt("a<|im_end|>b").count(ends) == prompt("ab").count(ends) == 1
-    off = one.prompt(read_chat({"model": "base", "messages": [{"role": "user", "content": "a"}]} | THINKING_OFF))
-    assert off.text.endswith("<think>\n\n</think>\n\n")
-    with pytest.raises(RequestError, match="maximum context length is 100 tokens"):
-        prompt("long " * 200)
+# --- proof ------------------------------------------------------------------------------------------------------------
 
 
-THINKING_OFF: dict[str, Any] = {"chat_template_kwargs": {"enable_thinking": False}}
+def test_the_server_s_prompts_are_compared_with_training_s(folders: dict[str, Path]) -> None:
+    folder = str(folders["base"])
+    expected = {json.dumps(messages): tokens for messages, tokens in expected_prompts(folder, None, False)}
+    more = 0
+
+    def answer(path: str, body: Any) -> Answer:
+        assert path == "/v1/chat/completions" and body["model"] == "mine"
+        return 200, {"usage": {"prompt_tokens": expected[json.dumps(body["messages"])] + more}}
+
+    assert len(expected) == len(CONVERSATIONS)
+    with server(answer) as asked:
+        check_prompts(f"{asked.url}/v1", "mine", folder, ServeArguments(api_key="the-key-0123"))
+        assert len(asked.requests) == 3 and asked.requests[0][2]["Authorization"] == "Bearer the-key-0123"
+        more = 1
+        with pytest.raises(ArgumentError, match=r"a prompt of \d+ tokens where training has \d+"):
+            check_prompts(f"{asked.url}/v1", "mine", folder, ServeArguments())
 
 
-def test_special_tokens_are_text_only_where_they_mark_a_part() -> None:
-    tokenizer: Any = tiny_tokenizer()
-    tokenizer.add_special_tokens({"additional_special_tokens": ["<|call|>", "<|other|>"]})
-    call, other = tokenizer.convert_tokens_to_ids(["<|call|>", "<|other|>"])
-    assert {call, other} <= unmarked(tokenizer, AnswerForm(None))
-    form = AnswerForm(None)
-    form.template = {"fields": {"tool_calls": {"open_pattern": r"\s*<\|call\|>", "content": "json"}}}
-    found = unmarked(tokenizer, form)
-    assert other in found and call not in found
+def test_what_the_template_is_given_counts(folders: dict[str, Path]) -> None:
+    plain, off = (
+        [tokens for _, tokens in expected_prompts(str(folders["base"]), given, False)]
+        for given in (None, {"enable_thinking": False})
+    )
+    assert all(one < other for one, other in zip(plain, off, strict=True)), "an empty thought is part of the prompt"
+
+
+def test_a_model_without_a_template_is_said(tiny_model: Path, tmp_path: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+    tokenizer.chat_template = None
+    tokenizer.save_pretrained(tmp_path)
+    check_prompts("http://127.0.0.1:1/v1", "mine", str(tmp_path), ServeArguments())
+    assert any("has no chat template" in line for line in notices())
+
+
+# --- life -------------------------------------------------------------------------------------------------------------
 
 
 class Stopped(BaseException):
@@ -167,39 +183,21 @@ def signalled() -> Iterator[None]:
     signal.signal(signal.SIGUSR2, before)
 
 
-@pytest.mark.usefixtures("signalled")
-def test_an_interrupt_ends_streams_and_frees_the_port(folders: dict[str, Path]) -> None:
-    server, listening, read = server_of(ServeArguments(model=str(folders["base"]))), bound("127.0.0.1", 0), []
-    port = listening.getsockname()[1]
-    listening.listen()
-
-    def ask() -> None:
-        client = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
-        body = {"model": "base", "messages": [{"role": "user", "content": "Hi"}], "stream": True, "n": 16}
-        try:
-            client.request("POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"})
-            response = client.getresponse()
-            read.append(response.readline())
-        finally:
-            os.kill(os.getpid(), signal.SIGUSR2)
-        read.append(response.read())
-
-    thread = threading.Thread(target=ask)
-    thread.start()
-    with pytest.raises(Stopped):
-        run_server(server, listening)
-    thread.join()
-    assert read[0].startswith(b"data: {") and b'"code": "stopping"' in read[1] and b"[DONE]" not in read[1]
-    bound("127.0.0.1", port).close()
+def test_a_server_that_ends_by_itself_is_one_message() -> None:
+    engine = Engine("the engine", [sys.executable, "-c", "raise SystemExit(3)"])
+    with pytest.raises(ArgumentError, match="the engine ended with code 3"):
+        run_engine(engine, ServeArguments(), 1, {})
 
 
 @pytest.mark.usefixtures("signalled")
-def test_an_interrupt_ends_vllm_too(folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_ends_the_server(
+    folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     script, said = tmp_path / "vllm", tmp_path / "pid"
     lines = ["import os, pathlib, signal, time", "signal.signal(signal.SIGTERM, signal.SIG_IGN)"]
     lines += [f"pathlib.Path({str(said)!r}).write_text(str(os.getpid()))", "time.sleep(60)"]
     script.write_text("\n".join([f"#!{sys.executable}", *lines]))
-    script.chmod(0o700)
+    script.chmod(stat.S_IRWXU)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
 
     def interrupt() -> None:
@@ -209,6 +207,14 @@ def test_an_interrupt_ends_vllm_too(folders: dict[str, Path], tmp_path: Path, mo
 
     threading.Thread(target=interrupt).start()
     with pytest.raises(Stopped):
-        serving.serve(ServeArguments(model=str(folders["base"]), backend="vllm"))
+        serving.serve(ServeArguments(model=str(folders["base"]), backend="vllm", port=0))
     with pytest.raises(ProcessLookupError):
         os.kill(int(said.read_text()), 0)
+
+
+def test_a_port_that_is_taken_is_said_before_anything_is_loaded(folders: dict[str, Path]) -> None:
+    with bound("127.0.0.1", 0) as listening:
+        listening.listen()
+        port = listening.getsockname()[1]
+        with pytest.raises(ArgumentError, match="cannot be listened at"):
+            serving.serve(ServeArguments(model=str(folders["base"]), port=port))

@@ -1,4 +1,4 @@
-"""vLLM's server with the same folder, template and arguments: the command, and a stand-in that is run by it."""
+"""vLLM's server with the same folder, template and arguments: the command, and a stand-in that is started by it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hftune.errors import ArgumentError
 from hftune.tools.serving import vllm
 from hftune.tools.serving.arguments import ServeArguments
 from hftune.tools.serving.run import serve
-from hftune.tools.serving.vllm import vllm_command
+from hftune.tools.serving.vllm import vllm_server
 
 
 def flags(command: list[str]) -> dict[str, list[str]]:
@@ -33,12 +33,13 @@ def flags(command: list[str]) -> dict[str, list[str]]:
 def test_the_command(folders: dict[str, Path], tmp_path: Path) -> None:
     args = ServeArguments(
         model=str(folders["base"]),
-        port=81,
         max_model_len=99,
         api_key="never-in-a-command",
         chat_template_kwargs='{"enable_thinking": false}',
     )
-    command = vllm_command(args, "base", {"calls": str(folders["calls"])}, tmp_path)
+    engine = vllm_server(args, "base", {"calls": str(folders["calls"])}, 81, tmp_path)
+    command = engine.command
+    assert engine.env == {"VLLM_API_KEY": "never-in-a-command"}
     assert command[1:3] == ["serve", str(folders["base"])] and "never-in-a-command" not in " ".join(command)
     found = flags(command)
     template = (folders["base"] / "chat_template.jinja").read_text()
@@ -54,7 +55,7 @@ def test_an_adapter_is_laid_over_its_base_with_what_its_manifest_says(
 ) -> None:
     monkeypatch.setattr(vllm, "give_recorded", lambda tokenizer, folder, given: tokenizer)
     args = ServeArguments(model=str(folders["calls"]))
-    found = flags(command := vllm_command(args, "calls", {}, tmp_path))
+    found = flags(command := vllm_server(args, "calls", {}, 81, tmp_path).command)
     assert command[2] == str(folders["base"]) and found["--lora-modules"] == [f"calls={folders['calls']}"]
     assert found["--served-model-name"] == ["calls-base"] and found["--tokenizer"] == [str(folders["calls"])]
 
@@ -65,12 +66,12 @@ def test_adapters_that_vllm_cannot_lay_over_a_base(folders: dict[str, Path], tmp
         (tmp_path / file.name).write_bytes(file.read_bytes())
     write_manifest(tmp_path, manifest)
     with pytest.raises(ArgumentError, match=r"lies upon other adapters(.|\n)*hftune merge"):
-        vllm_command(ServeArguments(model=str(folders["base"])), "base", {"chain": str(tmp_path)}, tmp_path)
+        vllm_server(ServeArguments(model=str(folders["base"])), "base", {"chain": str(tmp_path)}, 81, tmp_path)
     config = json.loads((tmp_path / "adapter_config.json").read_text())
     (tmp_path / "adapter_config.json").write_text(json.dumps(config | {"use_dora": True}))
     (tmp_path / "hftune.json").unlink()
     with pytest.raises(ArgumentError, match="is DoRA"):
-        vllm_command(ServeArguments(model=str(folders["base"])), "base", {"dora": str(tmp_path)}, tmp_path)
+        vllm_server(ServeArguments(model=str(folders["base"])), "base", {"dora": str(tmp_path)}, 81, tmp_path)
 
 
 def test_a_stand_in_is_started_and_its_end_is_told(
@@ -81,13 +82,12 @@ def test_a_stand_in_is_started_and_its_end_is_told(
     script.write_text(
         f"#!{sys.executable}\nimport json, os, sys\n"
         f"json.dump([sys.argv, os.environ.get('VLLM_API_KEY')], open({str(said)!r}, 'w'))\n"
-        "sys.exit(3 if '--max-model-len' in sys.argv else 0)\n"
+        "sys.exit(3)\n"
     )
     script.chmod(script.stat().st_mode | stat.S_IEXEC)
     monkeypatch.setenv("PATH", f"{script.parent}{os.pathsep}{os.environ['PATH']}")
-    serve(ServeArguments(model=str(folders["base"]), backend="vllm", api_key="the-key-of-vllm"))
+    with pytest.raises(ArgumentError, match="vLLM ended with code 3"):
+        serve(ServeArguments(model=str(folders["base"]), backend="vllm", api_key="the-key-of-vllm", port=0))
     argv, key = json.loads(said.read_text())
     assert argv[1:3] == ["serve", str(folders["base"])] and key == "the-key-of-vllm"
     assert not Path(argv[argv.index("--chat-template") + 1]).exists(), "what was put aside is removed"
-    with pytest.raises(ArgumentError, match="vLLM ended with code 3"):
-        serve(ServeArguments(model=str(folders["base"]), backend="vllm", max_model_len=64))

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import GenerationConfig, LlamaForCausalLM
 
-from hftune.tools.talking.listening import Listener, sampling
+from hftune.tools.talking.listening import Listener, TokenText, sampling
 from hftune.tools.talking.loading import Talker
 from hftune.tools.talking.parsing import AnswerForm, Part
 from tests.conftest import tiny_config, tiny_tokenizer
@@ -36,26 +36,22 @@ def test_how_tokens_are_chosen(given: dict[str, Any], saved: dict[str, Any], wan
     assert found == (wanted if "do_sample" in wanted else {"do_sample": True, **neutral, **wanted})
 
 
-def heard(said: str, tokens: int = 99, **how: Any) -> tuple[str, str, Listener]:
+def heard(said: str, tokens: int = 99) -> tuple[str, str, Listener]:
     """What is emitted and what was said, of a model that says this."""
     parts: list[Part] = []
     one = says(talker(), said)
-    listener = Listener(one, AnswerForm(None).reader(""), parts.append, **how)
+    listener = Listener(one, AnswerForm(None).reader(""), parts.append)
     listener.hear([1, 2], max_new_tokens=tokens)
     assert one.model.calls[0]["num_beams"] == 1  # type: ignore[union-attr]  # a streamer hears no beams
     return listener.finish(), "".join(part.text for part in parts), listener
 
 
 def test_all_but_the_end_is_text() -> None:
-    end, start = (tiny_tokenizer().convert_tokens_to_ids(f"<|im_{name}|>") for name in ("end", "start"))
+    end = tiny_tokenizer().convert_tokens_to_ids("<|im_end|>")
     said, shown, listener = heard("你好<|im_start|>!")
     assert said == shown == "你好<|im_start|>!" and listener.ended_by == "<|im_end|>" and listener.ids[-1] == end
-    said, shown, listener = heard("你好<|im_start|>!", dropped={start})
-    assert said == shown == "你好!" and start in listener.ids
     said, shown, listener = heard("a你", tokens=2)
     assert said == shown == "a" and len(listener.ids) == 2 and not listener.ended_by
-    said, shown, listener = heard("one two three", stops=("o thr",))
-    assert said == shown == "one tw" and listener.stops.found
 
 
 def test_a_model_that_was_saved_with_beams_is_heard() -> None:
@@ -68,3 +64,23 @@ def test_a_model_that_was_saved_with_beams_is_heard() -> None:
     with torch.no_grad():
         first = model(torch.tensor([[5, 6, 7, 8]])).logits[0, -1].argmax().item()
     assert listener.ids[0] == first and len(listener.ids) <= 5
+
+
+def test_pieces_make_the_text_of_all_tokens() -> None:
+    tokenizer = tiny_tokenizer()
+    text = "What is 2 plus 3? 你好, 世界! \U0001f600 naïve<|im_start|>end"
+    ids = tokenizer(text).input_ids
+    take = TokenText(tokenizer)
+    pieces = [take(token) for token in ids]
+    assert "".join(pieces) + take.rest() == text
+    assert all("\ufffd" not in piece for piece in pieces) and pieces.count("") >= 8, "bytes wait for their character"
+    start = tokenizer.convert_tokens_to_ids("<|im_start|>")
+    take = TokenText(tokenizer, {start})
+    assert "".join(map(take, ids)) + take.rest() == text.replace("<|im_start|>", "")
+
+
+def test_half_a_character_at_the_end_is_left_out() -> None:
+    tokenizer = tiny_tokenizer()
+    take = TokenText(tokenizer)
+    ids = tokenizer("a你").input_ids
+    assert "".join(take(token) for token in ids[:-1]) + take.rest() == "a"

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from hftune.data.records.messages import Message
 from hftune.data.templates.rendering import Renderer
 from hftune.errors import DataError
-from hftune.tools.talking.parsing import AnswerForm, Part
+from hftune.tools.talking.parsing import AnswerForm, Part, unmarked
 from hftune.tools.talking.written_turns import WrittenTurns
 from tests.conftest import tiny_tokenizer
 from tests.unit.data.helpers import slow_if_alike
@@ -202,3 +202,14 @@ def test_forms_that_no_library_lists(form: str) -> None:
         "content": "",
         "tool_calls": [{"type": "function", "function": {"name": "f", "arguments": {"x": 1}}}] * said.count('"x"'),
     }
+
+
+def test_special_tokens_are_text_only_where_they_mark_a_part() -> None:
+    tokenizer: Any = tiny_tokenizer()
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|call|>", "<|other|>"]})
+    call, other = tokenizer.convert_tokens_to_ids(["<|call|>", "<|other|>"])
+    assert {call, other} <= unmarked(tokenizer, AnswerForm(None))
+    form = AnswerForm(None)
+    form.template = {"fields": {"tool_calls": {"open_pattern": r"\s*<\|call\|>", "content": "json"}}}
+    found = unmarked(tokenizer, form)
+    assert other in found and call not in found

@@ -24,15 +24,6 @@ class GrowthArguments:
     pad_vocab_to_multiple_of: int | None = field(
         default=None, metadata={"help": "Round the rows of the embeddings up to a multiple of this, such as 64."}
     )
-    # The mean of the pieces starts near what the model knows; a drawn row starts as noise (arXiv:2407.05841).
-    init_new_embeddings: str = field(
-        default="pieces",
-        metadata={
-            "help": "Rows of new tokens. pieces: the mean of the rows of the old tokens that spelt it; mean: the mean "
-            "of all old rows; normal: drawn from N(0, initializer_range^2).",
-            "choices": ["pieces", "mean", "normal"],
-        },
-    )
 
     @property
     def adds_tokens(self) -> bool:

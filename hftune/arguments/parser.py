@@ -42,6 +42,7 @@ _GOLD = "a teacher has the student's tokenizer; for another one there is TRL's G
 REMOVED = {
     "shard": _NO_PARTS,
     "join": _NO_PARTS,
+    "init_new_embeddings": "rows of new tokens begin as the mean of the old ones, as transformers makes them",
     "keep": "`hftune data check` leaves out what --drop names, and nothing else",
     "shared_token_weight": _GOLD,
     "split_token_weight": _GOLD,

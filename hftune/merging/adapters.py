@@ -20,8 +20,7 @@ PREFIX = "base_model.model."
 # A tensor's name is its module's, once `base_layer.` for every adapter wrapped around another, and one of these.
 _ADAPTED = re.compile(
     r"^(?P<module>.+?)(?P<depth>(\.base_layer)*)\."
-    r"(?P<tensor>lora_[AB]\.(weight|bias)|lora_embedding_[AB]|lora_magnitude_vector(\.weight)?"
-    r"|token_adapter\.trainable_tokens_delta|trainable_tokens_delta)$"
+    r"(?P<tensor>lora_[AB]\.weight|lora_embedding_[AB]|lora_magnitude_vector(\.weight)?)$"
 )
 _REPLACED = re.compile(r"^(?P<module>.+?)(\.token_adapter|\.base_layer|\.modules_to_save)*\.(?P<parameter>[^.]+)$")
 # peft saves what was there before training as well, where the embeddings were resized.
@@ -31,9 +30,9 @@ _BEFORE = ".original_module."
 _KNOWN = {
     *("alpha_pattern", "auto_mapping", "base_model_name_or_path", "bias", "corda_config", "ensure_weight_tying"),
     *("eva_config", "exclude_modules", "fan_in_fan_out", "inference_mode", "init_lora_weights", "layers_pattern"),
-    *("layers_to_transform", "loftq_config", "lora_alpha", "lora_bias", "lora_dropout", "lora_ga_config"),
+    *("layers_to_transform", "loftq_config", "lora_alpha", "lora_dropout", "lora_ga_config"),
     *("megatron_core", "modules_to_save", "peft_type", "peft_version", "qalora_group_size", "r", "rank_pattern"),
-    *("revision", "runtime_config", "target_modules", "target_parameters", "task_type", "trainable_token_indices"),
+    *("revision", "runtime_config", "target_modules", "target_parameters", "task_type"),
     *("use_dora", "use_rslora"),
 }
 # Initialisations that leave the base as it is. The others change it while peft loads the adapter, unless they were
@@ -103,7 +102,7 @@ class Adapter:
 
     @cached_property
     def modules(self) -> list[AdaptedModule]:
-        """Low-rank matrices, magnitudes and single rows, module by module."""
+        """Low-rank matrices and magnitudes, module by module."""
         found: dict[tuple[str, int], AdaptedModule] = {}
         for name, stored in self.tensors.items():
             match = _ADAPTED.match(name)
@@ -111,7 +110,7 @@ class Adapter:
                 # Two adapters around one module (an expert's two parameters) have the same tensors at two depths.
                 key = match["module"], match["depth"].count("base_layer")
                 module = found.setdefault(key, AdaptedModule(*key))
-                module.tensors[match["tensor"].removesuffix(".weight").removeprefix("token_adapter.")] = stored
+                module.tensors[match["tensor"].removesuffix(".weight")] = stored
         return list(found.values())
 
     @cached_property
@@ -138,15 +137,6 @@ class Adapter:
                 alpha = float(value)
                 break
         return alpha / rank**0.5 if self.config.get("use_rslora") else alpha / rank
-
-    def token_rows(self, module: str) -> list[int] | None:
-        """The rows of an embedding that were trained alone; None for a tied head, which was trained with it."""
-        # peft saves a dict by module, or a list that is for the input embeddings.
-        asked = self.config.get("trainable_token_indices") or []
-        if isinstance(asked, dict):
-            named = (rows for name, rows in asked.items() if module == name or module.endswith(f".{name}"))
-            return next(named, None)
-        return asked
 
     def unsupported(self) -> str | None:
         """Why peft has to merge this adapter, or None."""

@@ -1,48 +1,171 @@
-"""From the tensors that peft saves to updates of the base's parameters; and whether they fit it."""
+"""What adapters do to the base's parameters: each kind of update, applied to a block of rows at a time, in float32.
+
+A tensor of any shape is seen as (rows, columns): a vector as one column, a stack of experts one below the other.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache, partial
+from math import prod
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from hftune.errors import ManifestError, UserError
 from hftune.merging.adapters import AdaptedModule, Adapter
-from hftune.merging.skeleton import BaseTensors, Unsupported
-from hftune.merging.updates import Update, add_bias, low_rank, read_float, replace, replace_rows
+from hftune.merging.skeleton import BaseTensors, StoredSlice, Unsupported
+from hftune.merging.tensors import read_tensor, scratch
+from hftune.weight_files import StoredTensor
 
-Updates = dict[str, list[Update]]
-"""Parameter name to what one adapter does to it, in order."""
+Apply = Callable[[Tensor | None, int, int], Tensor]
+"""(block, start, rows) to the rows `start` to `start + rows` afterwards; `block` holds them before and may be
+overwritten. It is None where the base has no such tensor."""
 
 _OTHER_MODEL = "give the model that the adapter was trained on"
 
 
+@dataclass(frozen=True)
+class Update:
+    """One adapter's change of a parameter.
+
+    Args:
+        key: Its kind and what it is made of; equal, contents of tensors included, for updates that do the same.
+        load: Reads the adapter's tensors for one of the tensors that store the parameter, given its shape.
+    """
+
+    key: tuple[Any, ...]
+    load: Callable[[StoredSlice, tuple[int, ...]], Apply]
+
+
+Updates = dict[str, list[Update]]
+"""Parameter name to what is done to it, in order."""
+
+
+def is_same(first: Any, second: Any) -> bool:
+    """Whether updates, or lists of them, do the same."""
+    if isinstance(first, Update) and isinstance(second, Update):
+        return is_same(first.key, second.key)
+    if isinstance(first, list | tuple) and isinstance(second, list | tuple):
+        return len(first) == len(second) and all(map(is_same, first, second))
+    if isinstance(first, StoredTensor) and isinstance(second, StoredTensor):
+        # peft saves some tensors twice: an adapter of tied parameters has one under each name.
+        alike = (first.dtype, first.shape) == (second.dtype, second.shape)
+        return first == second or (alike and torch.equal(read_tensor(first), read_tensor(second)))
+    return bool(first == second)
+
+
+@lru_cache(maxsize=6)  # the experts of a layer share their matrices
+def read_float(stored: StoredTensor) -> Tensor:
+    """An adapter's tensor in float32."""
+    return read_tensor(stored).float()
+
+
+def load_all(updates: list[Update], where: StoredSlice, shape: tuple[int, ...]) -> Apply:
+    """Read the adapters' tensors; the result gives rows of the merged tensor, float32."""
+    return partial(_apply_all, [update.load(where, shape) for update in updates])
+
+
+def _apply_all(steps: list[Apply], block: Tensor | None, start: int, rows: int) -> Tensor:
+    for step in steps:
+        block = step(block, start, rows)
+    assert block is not None
+    return block
+
+
+# --- the kinds -------------------------------------------------------------------------------------------------------
+
+
+def low_rank(
+    a: StoredTensor,
+    b: StoredTensor,
+    scale: float,
+    *,
+    experts: int = 1,
+    transposed: bool = False,
+    magnitude: StoredTensor | None = None,
+) -> Update:
+    """W + scale * B A (LoRA, arXiv:2106.09685), with rows rescaled where there is a magnitude (DoRA, arXiv:2402.09353).
+
+    Args:
+        a: (r, in); of E experts (E r, in), as peft's lora.layer.ParamWrapper has them.
+        b: (out, r); of E experts (out, r E).
+        scale: alpha / r, or alpha / sqrt(r) for rsLoRA (arXiv:2312.03732).
+        experts: How many experts the parameter has.
+        transposed: The weight is stored as (in, out), or is an embedding.
+        magnitude: DoRA's.
+    """
+
+    def fold(where: StoredSlice, expert: int, first: int) -> Fold:
+        left, right = read_float(b), read_float(a)
+        if experts > 1:
+            left = left.reshape(left.shape[0], -1, experts)[:, :, expert]
+            right = right.reshape(experts, -1, right.shape[1])[expert]
+        if transposed:
+            left, right = right.T, left.T
+        rows = left.shape[0] // where.parts
+        left = left[where.part * rows : (where.part + 1) * rows].contiguous()
+        norms = None if magnitude is None else read_float(magnitude).flatten()
+        return Fold(left, right.contiguous(), scale, first, norms)
+
+    def load(where: StoredSlice, shape: tuple[int, ...]) -> Apply:
+        if experts == 1 or where.expert is not None:
+            return fold(where, where.expert or 0, 0)
+        rows = prod(shape[:-1]) // experts
+        return partial(_apply_all, [fold(where, expert, expert * rows) for expert in range(experts)])
+
+    return Update(("low rank", a, b, scale, experts, transposed, magnitude), load)
+
+
 @dataclass
-class Changes:
-    """What all adapters together do: level by level, for each adapter its weight and its updates."""
+class Fold:
+    """`low_rank` with its matrices in memory.
 
-    levels: list[list[tuple[float, Updates]]]
+    Args:
+        left: (rows, r).
+        right: (r, columns).
+        scale: See `low_rank`.
+        first: The row of the tensor that the first row of `left` belongs to.
+        magnitude: Of shape (rows,).
+    """
 
-    def parameters(self) -> list[str]:
-        """Every parameter that some adapter changes, in order."""
-        return list(dict.fromkeys(name for level in self.levels for _, updates in level for name in updates))
+    left: Tensor
+    right: Tensor
+    scale: float
+    first: int = 0
+    magnitude: Tensor | None = None
 
-    def of(self, parameter: str) -> list[list[tuple[float, list[Update]]]]:
-        """The levels that change a parameter."""
-        levels = [
-            [(weight, updates[parameter]) for weight, updates in level if parameter in updates] for level in self.levels
-        ]
-        return [level for level in levels if level]
+    def __call__(self, block: Tensor | None, start: int, rows: int) -> Tensor:
+        """See `Apply`."""
+        assert block is not None, "a low-rank update needs a weight"
+        low, high = max(start, self.first), min(start + rows, self.first + self.left.shape[0])
+        if low >= high:  # rows of other experts
+            return block
+        delta = scratch("delta", high - low, self.right.shape[1], torch.float32)
+        torch.mm(self.left[low - self.first : high - self.first], self.right, out=delta)
+        # Each step rounds to float32, as in peft's W + scale * (left @ right): addmm would round once less.
+        part = block[low - start : high - start].add_(delta.mul_(self.scale))
+        if self.magnitude is not None:
+            part.mul_((self.magnitude[low - self.first : high - self.first] / torch.linalg.norm(part, dim=1))[:, None])
+        return block
 
-    def shape(self, parameter: str, before: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape of a parameter afterwards."""
-        updates = [update for level in self.of(parameter) for _, found in level for update in found]
-        return _shape_after(updates, before)
+
+def replace(stored: StoredTensor) -> Update:
+    """The tensor as it was trained in full (`modules_to_save`, biases)."""
+
+    def load(where: StoredSlice, shape: tuple[int, ...]) -> Apply:
+        found = read_tensor(stored).float()
+        if where.expert is not None:
+            found = found[where.expert].chunk(where.parts)[where.part]
+        values = found.reshape(-1, found.shape[-1]) if found.ndim > 1 else found.reshape(-1, 1)
+        return lambda block, start, rows: values[start : start + rows].clone()  # later updates overwrite it
+
+    return Update(("replace", stored), load)
 
 
-def _shape_after(updates: list[Update], before: tuple[int, ...]) -> tuple[int, ...]:
-    return next((update.shape for update in reversed(updates) if update.shape), before)
+# --- which update belongs to which parameter, and whether it fits ----------------------------------------------------
 
 
 def updates_of(adapter: Adapter, base: BaseTensors) -> Updates:
@@ -55,11 +178,19 @@ def updates_of(adapter: Adapter, base: BaseTensors) -> Updates:
     found: Updates = {}
     # First what replaces a tensor: LoRA upon a layer that was also trained in full was computed from the new values.
     for name, stored in adapter.replaced.items():
-        found.setdefault(_in_base(name, base), []).append(replace(stored))
+        before = base.shape(_in_base(name, base))
+        if before is not None and stored.shape != before and _grows(stored.shape, before):
+            raise Unsupported(f"its {name} has {stored.shape[0]} rows, the base has {before[0]}")
+        found.setdefault(name, []).append(replace(stored))
     for module in adapter.modules:
-        for parameter, update in _module_updates(adapter, module, base):
-            found.setdefault(parameter, []).append(update)
+        parameter, update = _module_update(adapter, module, base)
+        found.setdefault(parameter, []).append(update)
     return found
+
+
+def _grows(after: tuple[int, ...], before: tuple[int, ...]) -> bool:
+    """Whether a table has got rows, as embeddings and heads do with their vocabulary."""
+    return len(after) == 2 and after[1:] == before[1:] and after[0] > before[0]
 
 
 def _in_base(name: str, base: BaseTensors) -> str:
@@ -73,29 +204,21 @@ def _in_base(name: str, base: BaseTensors) -> str:
     )
 
 
-def _module_updates(adapter: Adapter, module: AdaptedModule, base: BaseTensors) -> Iterator[tuple[str, Update]]:
-    name, tensors = module.name, module.tensors
-    if "trainable_tokens_delta" in tensors:
-        rows = adapter.token_rows(name)
-        if rows is not None:
-            yield _in_base(module.weight, base), replace_rows(rows, tensors["trainable_tokens_delta"])
-        else:
-            _check_copy(adapter, module)
-        return
+def _module_update(adapter: Adapter, module: AdaptedModule, base: BaseTensors) -> tuple[str, Update]:
     a, b = module.matrices
     if a is None or b is None:
-        raise Unsupported(f"{name} has only one of its two low-rank matrices")
+        raise Unsupported(f"{module.name} has only one of its two low-rank matrices")
     parameter = _parameter_of(adapter, module, base)
     shape = base.shape(parameter)
     assert shape is not None
     experts = shape[0] if len(shape) == 3 else 1  # only experts are stored with three dimensions
     # peft looks patterns up by parameter where it wraps parameters, by module elsewhere.
-    key = parameter if adapter.config.get("target_parameters") and experts > 1 else name
+    key = parameter if adapter.config.get("target_parameters") and experts > 1 else module.name
     scale = adapter.scale(key, a.shape[0] // experts)
-    transposed, magnitude = _is_transposed(module, base, experts), tensors.get("lora_magnitude_vector")
-    yield parameter, low_rank(a, b, scale, experts=experts, transposed=transposed, magnitude=magnitude)
-    if "lora_B.bias" in tensors:
-        yield _in_base(f"{name}.bias", base), add_bias(tensors["lora_B.bias"], scale)
+    transposed, magnitude = _is_transposed(module, base, experts), module.tensors.get("lora_magnitude_vector")
+    if transposed and magnitude is not None:
+        raise Unsupported(f"DoRA of {module.name}, which is stored as (in, out)")
+    return parameter, low_rank(a, b, scale, experts=experts, transposed=transposed, magnitude=magnitude)
 
 
 def _parameter_of(adapter: Adapter, module: AdaptedModule, base: BaseTensors) -> str:
@@ -119,32 +242,14 @@ def _is_transposed(module: AdaptedModule, base: BaseTensors, experts: int) -> bo
     return bool(getattr(found, "is_transposed", False)) if experts > 1 else type(found).__name__ == "Conv1D"
 
 
-def _check_copy(adapter: Adapter, module: AdaptedModule) -> None:
-    """Under ZeRO-3 peft saves the rows of a tied head next to those of the embedding, which they are."""
-    own = read_float(module.tensors["trainable_tokens_delta"])
-    others = [other.tensors.get("trainable_tokens_delta") for other in adapter.modules if other is not module]
-    if not any(other is not None and torch.equal(read_float(other), own) for other in others):
-        raise Unsupported(f"its {module.name} has rows of its own that its config does not name")
-
-
-# --- shapes ----------------------------------------------------------------------------------------------------------
-
-
-def misfits(adapter: Adapter, updates: Updates, base: BaseTensors, grown: Updates) -> Iterator[UserError]:
-    """Updates whose shape is not that of the parameter they are for. One problem names the first.
-
-    Args:
-        adapter: The adapter.
-        updates: What it does.
-        base: The base.
-        grown: Parameters that had grown before it was trained.
-    """
-
-    def shape(name: str) -> tuple[int, ...] | None:
-        return grown[name][0].shape if name in grown else base.shape(name)
-
-    wrong = [text for name, found in updates.items() for text in _misfit(name, found, shape(name))]
-    wrong += [text for module in adapter.modules for text in _module_misfit(module, shape(module.weight), updates)]
+def misfits(adapter: Adapter, base: BaseTensors) -> Iterator[UserError]:
+    """Tensors whose shape is not that of the parameter they are for. One problem names the first."""
+    wrong = [
+        f"{name} is {list(before)} in the base and {list(stored.shape)} in the adapter"
+        for name, stored in adapter.replaced.items()
+        if (before := base.shape(name)) is not None and stored.shape != before
+    ]
+    wrong += [text for module in adapter.modules for text in _module_misfit(module, base.shape(module.weight))]
     if wrong:
         more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
         yield ManifestError(
@@ -154,21 +259,10 @@ def misfits(adapter: Adapter, updates: Updates, base: BaseTensors, grown: Update
         )
 
 
-def _misfit(name: str, updates: list[Update], before: tuple[int, ...] | None) -> Iterator[str]:
-    for update in updates:
-        after = update.shape
-        if after is None or before is None or after == before:
-            continue
-        # Embeddings and heads may have grown with the vocabulary; nothing else may change its shape.
-        if len(after) != 2 or after[1:] != before[1:] or after[0] < before[0]:
-            yield f"{name} is {list(before)} in the base and {list(after)} in the adapter"
-
-
-def _module_misfit(module: AdaptedModule, shape: tuple[int, ...] | None, updates: Updates) -> Iterator[str]:
+def _module_misfit(module: AdaptedModule, shape: tuple[int, ...] | None) -> Iterator[str]:
     a, b = module.matrices
     if shape is None or len(shape) != 2 or a is None or b is None:
         return
-    shape = _shape_after(updates.get(module.weight, []), shape)
     # Sorted, since embeddings and Conv1D are the other way round.
     if sorted((a.shape[1], b.shape[0])) != sorted(shape) or a.shape[0] != b.shape[1]:
         yield f"{module.name} is {list(shape)} in the base, its adapter has {list(b.shape)} x {list(a.shape)}"

@@ -19,7 +19,7 @@ from hftune.constants import REWARD_SCALE_FIELD, STEP_LABELS
 from hftune.errors import ArgumentError, ManifestError, UserError, raise_together
 from hftune.logging import notice
 from hftune.merging.adapters import Adapter, read_adapter
-from hftune.merging.tensors import NAMES, Quantisation
+from hftune.merging.tensors import NAMES
 from hftune.models.loading.config_sizes import check_config
 from hftune.models.loading.layer_numbers import check_layers
 from hftune.models.vocabulary.growth import Growth, recorded_growth
@@ -67,6 +67,23 @@ class BaseFolder:
     folder: Path
     unsupported: str | None = None
     gguf_file: str | None = None
+
+
+@dataclass(frozen=True)
+class Quantisation:
+    """How a QLoRA run quantised its base.
+
+    Args:
+        bits: 4 or 8.
+        kind: nf4 or fp4.
+        nested: The quantisation constants were quantised, too.
+        compute: Dtype that the base was loaded in, which is also what its weights are dequantised to.
+    """
+
+    bits: int
+    kind: str
+    nested: bool
+    compute: str
 
 
 @dataclass(frozen=True)
@@ -129,16 +146,13 @@ class Inputs:
     @property
     def reward_scale(self) -> dict[str, Any] | None:
         """Of the merged model's scores: the adapter's own, unless it is merged in part or with others."""
-        level = self.levels[-1]
-        return level[0].manifest.get(REWARD_SCALE_FIELD) if len(level) == 1 and level[0].weight == 1.0 else None
+        return None if self.weighs else self.last.manifest.get(REWARD_SCALE_FIELD)
 
     @property
-    def comparable(self) -> bool:
-        """Whether peft can compute base + adapters: it weighs low-rank matrices, not what was trained in full."""
+    def weighs(self) -> bool:
+        """Whether adapters count with weights, one or several beside each other."""
         level = self.levels[-1]
-        if len(level) == 1 and level[0].weight == 1.0:
-            return True
-        return not any(adapter.replaced or adapter.config.get("use_dora") for adapter in level)
+        return len(level) > 1 or level[0].weight != 1.0
 
 
 def read_inputs(args: MergeArguments) -> Inputs:
@@ -166,6 +180,7 @@ def read_inputs(args: MergeArguments) -> Inputs:
     below = [str(adapter.folder) for each in levels[:-1] for adapter in each]
     for adapter in level:
         problems += chain_problems([*below, str(adapter.folder)], FLAG)
+        problems += _cannot_be_weighed(adapter) if len(level) > 1 or adapter.weight != 1.0 else []
         problems += check_recorded_base(name, str(adapter.folder), FLAG)
     if args.merge_base == "dequantized" and not manifest.get("quantisation"):
         problems += [
@@ -234,6 +249,17 @@ def _adapters_asked_for(args: MergeArguments) -> list[Adapter]:
             problems.append(error)
     raise_together(problems)
     return found
+
+
+def _cannot_be_weighed(adapter: Adapter) -> list[UserError]:
+    """A weight is one of low-rank matrices: what was trained in full, and DoRA's lengths, are no sum."""
+    whole = next(iter(adapter.replaced), None) or ("its magnitudes (DoRA)" if adapter.config.get("use_dora") else None)
+    if adapter.config.get("trainable_token_indices"):
+        whole = "rows of single tokens"
+    if whole is None and adapter.config.get("peft_type") == "LORA":
+        return []
+    cause = f"{adapter.folder} is more than LoRA ({whole or adapter.config.get('peft_type')}), which has no weights"
+    return [ArgumentError(cause, place="--adapter_weights", fix="merge that adapter alone, and the others after it")]
 
 
 def _adapters_below(level: list[Adapter]) -> list[list[Adapter]]:

@@ -16,7 +16,7 @@ from hftune.checkpoints.manifest import COMPLETE, Manifest, finish_manifest, lib
 from hftune.constants import REWARD_SCALE_FIELD
 from hftune.logging import get_logger, notices, quiet_libraries
 from hftune.merging.inputs import read_inputs
-from hftune.merging.model_config import copy_other_files, copy_tokenizer, describe_tokenizer, suppress_padding
+from hftune.merging.model_config import copy_other_files, copy_tokenizer, describe_tokenizer
 from hftune.merging.plan import Plan, plan_merge
 from hftune.merging.verify import verify_merge
 from hftune.merging.write import write_model
@@ -62,8 +62,6 @@ def _write(args: MergeArguments, plan: Plan, folder: Path) -> Manifest:
     copy_tokenizer(plan.inputs.tokenizer, folder)
     generates = plan.inputs.scores is None
     copy_other_files(plan.inputs.base.folder, folder, generates=generates, sees=not text_only)
-    if plan.inputs.growth is not None:
-        suppress_padding(folder, plan.inputs.growth)
     manifest = _manifest(args, plan, folder, changed)
     # Before verification, which reads the folder as a user would; notices after it, since it says some.
     manifest["wall_seconds"] = round(seconds, 2)

@@ -12,7 +12,6 @@ from hftune.logging import notice
 from hftune.merging.inputs import TOKENIZER_FILES, Inputs, has_tokenizer
 from hftune.merging.plan import Outputs
 from hftune.models.loading.from_pretrained import pretrained, reporting_damage
-from hftune.models.vocabulary.growth import Growth
 from hftune.opening.folders import copy_file, copy_folder
 from hftune.opening.json_file import read_json
 
@@ -28,24 +27,19 @@ def write_config(inputs: Inputs, outputs: Outputs, folder: Path) -> None:
         folder: The merged model's.
     """
     # The scale of a base that was a reward model is another model's.
-    merged = {
-        name: value for name, value in inputs.config.items() if name not in ("quantization_config", REWARD_SCALE_FIELD)
-    }
+    merged = {name: value for name, value in inputs.config.items() if name != REWARD_SCALE_FIELD}
     if inputs.reward_scale is not None:
         merged[REWARD_SCALE_FIELD] = inputs.reward_scale
     # A model that sees keeps what its language model needs in a config of its own; readers ask either.
     texts = [merged]
     if isinstance(merged.get("text_config"), dict):
         merged["text_config"] = dict(merged["text_config"])
-        merged["text_config"].pop("quantization_config", None)
         texts.append(merged["text_config"])
     for part in texts:
         if inputs.dtype is not None:
             part["torch_dtype" if "torch_dtype" in part else "dtype"] = inputs.dtype
         if outputs.tied is not None:
             part["tie_word_embeddings"] = outputs.tied
-        if outputs.vocab_size is not None and ("vocab_size" in part or len(texts) == 1):
-            part["vocab_size"] = outputs.vocab_size
     if inputs.scores is not None:
         _describe_head(merged, texts[-1], inputs, inputs.scores)
     text = json.dumps(merged, indent=2, ensure_ascii=False) + "\n"
@@ -100,14 +94,6 @@ def copy_other_files(base: Path, target: Path, *, generates: bool, sees: bool = 
     files = [file for file in found if file.is_file() and not (target / file.name).is_file()]
     for file in [*files, *(sorted(base.glob("*.py")) if own_code else [])]:
         copy_file(file, target / file.name, within=base)
-
-
-def suppress_padding(folder: Path, growth: Growth) -> None:
-    """Rows behind the last token are not sampled; training says the same of what it saves (`models.vocabulary`)."""
-    file, last = folder / "generation_config.json", max([growth.base_tokens - 1, *growth.ids])
-    if last + 1 < growth.rows and file.is_file():
-        config = read_json(file, finite=False) | {"suppress_tokens": [*range(last + 1, growth.rows)]}
-        file.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
 def describe_tokenizer(folder: Path) -> dict[str, Any] | None:

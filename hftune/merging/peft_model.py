@@ -20,13 +20,15 @@ from hftune.constants import AUTO_CLASSES, REWARD_SCALE_FIELD
 from hftune.errors import ArgumentError, ManifestError
 from hftune.logging import notice
 from hftune.merging.adapters import Adapter
-from hftune.merging.inputs import BASE_FLAG, FLAG, Inputs
+from hftune.merging.inputs import BASE_FLAG, FLAG, Inputs, Quantisation, has_tokenizer
 from hftune.merging.plan import Plan
-from hftune.merging.tensors import DTYPES, Quantisation
+from hftune.merging.tensors import DTYPES
 from hftune.models.loading.from_pretrained import pretrained, reporting_damage
 from hftune.models.loading.gguf import forget_gguf
+from hftune.models.loading.stored_quantisation import drop_quantisation
 from hftune.models.parts.whole_model import complete
-from hftune.models.vocabulary.grown_model import grow
+from hftune.models.vocabulary.growing import grow
+from hftune.models.vocabulary.size import forbid_rows_without_token
 from hftune.weight_files import weight_files, weight_shapes
 
 # --- base + adapters, for comparison ---------------------------------------------------------------------------------
@@ -34,11 +36,14 @@ from hftune.weight_files import weight_files, weight_shapes
 
 def load_adapted(plan: Plan, *, quantised: bool = False) -> PeftModel:
     """Base and adapters, the last level's not merged."""
-    model = load_base(plan, quantised=quantised)
+    return _adapted(load_base(plan, quantised=quantised), plan.inputs.levels)
+
+
+def _adapted(model: PreTrainedModel, levels: list[list[Adapter]]) -> PeftModel:
     # Folded one by one, as training did: peft knows no adapter upon an adapter.
-    *below, last = plan.inputs.levels
+    *below, last = levels
     for level in below:
-        model = load_adapter(model, level[0].folder).merge_and_unload(safe_merge=True)
+        model = _folded(load_adapter(model, level[0].folder), level[0])
     adapted = load_adapter(model, last[0].folder)
     names = ["default", *(f"adapter{number}" for number in range(1, len(last)))]
     for name, adapter in zip(names[1:], last[1:], strict=True):
@@ -51,9 +56,22 @@ def load_adapted(plan: Plan, *, quantised: bool = False) -> PeftModel:
 
 
 def _weigh(adapted: PeftModel, name: str, weight: float) -> None:
+    # Not by `add_weighted_adapter`: the adapter that it makes of rsLoRA counts sqrt(r) times (peft 0.21).
     for module in adapted.modules():
         if isinstance(module, LoraLayer) and name in module.scaling:
-            module.scaling[name] *= weight  # peft's own weights (add_weighted_adapter) would make a new adapter
+            module.scaling[name] *= weight
+
+
+def _folded(adapted: PeftModel, adapter: Adapter) -> PreTrainedModel:
+    merge: Any = getattr(adapted, "merge_and_unload", None)
+    if merge is None:
+        raise ArgumentError(
+            f"an adapter of type {adapter.config.get('peft_type')} cannot be merged",
+            place=FLAG,
+            fix="serve it on top of its base, or train a LoRA adapter in its place",
+        )
+    merged: PreTrainedModel = merge(safe_merge=True)
+    return merged
 
 
 def load_base(plan: Plan, *, quantised: bool = False) -> PreTrainedModel:
@@ -79,7 +97,7 @@ def load_base(plan: Plan, *, quantised: bool = False) -> PreTrainedModel:
         ) from error
     if inputs.base.gguf_file:
         forget_gguf(model)
-    rows = plan.outputs.vocab_size if plan.outputs else None
+    rows = _rows_of_adapters(model, inputs.adapters)
     if inputs.growth is not None:
         grow(model, inputs.growth)
     elif rows:
@@ -87,6 +105,32 @@ def load_base(plan: Plan, *, quantised: bool = False) -> PreTrainedModel:
         model.resize_token_embeddings(rows, mean_resizing=False)
     keep_differentiable(model)  # before the first forward pass, which would pack 4-bit weights anew
     return model.eval()
+
+
+def _rows_of_adapters(model: PreTrainedModel, adapters: list[Adapter]) -> int | None:
+    """Rows of embeddings that an adapter of another tool brings whole, where they are more than the base's.
+
+    Raises:
+        ManifestError: It does not bring a head of as many rows, which is another tensor.
+    """
+    inputs, head = model.get_input_embeddings(), model.get_output_embeddings()
+    names = {name: module for name, module in model.named_modules() if module is inputs or module is head}
+    brought = {
+        id(names[module]): stored.shape[0]
+        for adapter in adapters
+        for module, stored in ((name.removesuffix(".weight"), stored) for name, stored in adapter.replaced.items())
+        if module in names
+    }
+    rows = brought.get(id(inputs), 0)
+    if rows <= inputs.weight.shape[0]:
+        return None
+    if head is not None and head.weight is not inputs.weight and brought.get(id(head)) != rows:
+        raise ManifestError(
+            f"the adapter has {rows} embeddings, and the head would have {head.weight.shape[0]} rows",
+            place=FLAG,
+            fix="train and save both: --lora_modules_to_save embed_tokens lm_head",
+        )
+    return rows
 
 
 def _loading_options(inputs: Inputs) -> dict[str, Any]:
@@ -177,17 +221,20 @@ def write_with_peft(plan: Plan, folder: Path, max_shard_size: str | None) -> int
     """
     notice(f"merged by peft, with the whole model in memory: {plan.unsupported}")
     inputs = plan.inputs
-    model = load_base(plan)
-    if getattr(model, "quantization_method", None) is not None:
-        raise ArgumentError(
-            "the base is stored quantised, and peft would fold into its packed weights",
-            place=BASE_FLAG,
-            fix="give the unquantised model that it was made from",
-        )
+    model = load_base(plan, quantised=plan.dequantise)
+    packed = getattr(model, "quantization_method", None) is not None  # by bitsandbytes alone: others are refused
+    if packed:
+        model = model.dequantize(dtype=torch.float32).float()
+        drop_quantisation(model.config)
     before = _digests(model)
-    for adapter in inputs.adapters:
-        model = _merge(model, adapter)
+    tied = _untie(model)
+    model = _folded(_adapted(model, inputs.levels), inputs.last)
+    if tied:
+        _tie_what_is_equal(model)
     after = _digests(model)
+    if inputs.growth is not None and has_tokenizer(inputs.tokenizer):
+        tokenizer = pretrained(AutoTokenizer, inputs.tokenizer, trust_remote_code=inputs.trust_remote_code)
+        forbid_rows_without_token(model, tokenizer)
     model.config.use_cache = True  # off where the base was saved by a run with gradient checkpointing
     if hasattr(model.config, REWARD_SCALE_FIELD):
         delattr(model.config, REWARD_SCALE_FIELD)  # another model's
@@ -195,7 +242,8 @@ def write_with_peft(plan: Plan, folder: Path, max_shard_size: str | None) -> int
         setattr(model.config, REWARD_SCALE_FIELD, inputs.reward_scale)
     stored = inputs.dtype or inputs.config.get("dtype") or inputs.config.get("torch_dtype") or "float32"
     dtype = getattr(torch, str(stored).removeprefix("torch."))  # older configs say torch.bfloat16
-    model.to(dtype).save_pretrained(folder, max_shard_size=max_shard_size or "5GB")
+    # The names that transformers has in memory where it has unpacked weights: it knows no way back (5.23).
+    model.to(dtype).save_pretrained(folder, max_shard_size=max_shard_size or "5GB", save_original_format=not packed)
     if inputs.base.gguf_file and inputs.tokenizer == inputs.base.folder:
         gguf, trusted = inputs.base.gguf_file, inputs.trust_remote_code
         tokenizer = pretrained(AutoTokenizer, inputs.base.folder, gguf_file=gguf, trust_remote_code=trusted)
@@ -207,15 +255,29 @@ def write_with_peft(plan: Plan, folder: Path, max_shard_size: str | None) -> int
     return len(changed)
 
 
-def _merge(model: PreTrainedModel, adapter: Adapter) -> PreTrainedModel:
-    adapted: Any = load_adapter(model, adapter.folder)
-    if not hasattr(adapted, "merge_and_unload"):
-        raise ArgumentError(
-            f"an adapter of type {adapter.config.get('peft_type')} cannot be merged",
-            place=FLAG,
-            fix="serve it on top of its base, or train a LoRA adapter in its place",
-        )
-    return adapted.merge_and_unload(safe_merge=True)
+def _untie(model: PreTrainedModel) -> bool:
+    """Give a head that is one tensor with the embeddings a copy: what is folded into one is not in the other.
+
+    Returns:
+        Whether it was one tensor with them.
+    """
+    head, inputs = model.get_output_embeddings(), model.get_input_embeddings()
+    tied = head is not None and head.weight is inputs.weight
+    if tied:
+        head.weight = torch.nn.Parameter(inputs.weight.detach().clone(), requires_grad=False)
+    return tied
+
+
+def _tie_what_is_equal(model: PreTrainedModel) -> None:
+    head, inputs = model.get_output_embeddings(), model.get_input_embeddings()
+    equal = torch.equal(head.weight, inputs.weight)
+    if equal:
+        head.weight = inputs.weight
+    else:
+        notice("the adapter trained one of two tables that the base ties: they are apart (tie_word_embeddings: false)")
+    # peft has set it, for a head that is another tensor (0.21).
+    for config in {id(one): one for one in (model.config, model.config.get_text_config())}.values():
+        config.tie_word_embeddings = equal
 
 
 def _digests(model: PreTrainedModel) -> dict[str, bytes]:

@@ -16,8 +16,8 @@ import torch
 
 from hftune.constants import AUTO_CLASSES
 from hftune.errors import ArgumentError
-from hftune.merging.tensors import Source
 from hftune.models.loading.from_pretrained import from_config, pretrained
+from hftune.weight_files import StoredTensor
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -57,7 +57,7 @@ class BaseTensors:
         left_out: Stored tensors that the merged model will not have.
     """
 
-    stored: dict[str, Source]
+    stored: dict[str, StoredTensor]
     skeleton: PreTrainedModel | None = None
     converted: dict[str, list[StoredSlice]] = field(default_factory=dict)
     unsupported: dict[str, str] = field(default_factory=dict)
@@ -67,22 +67,6 @@ class BaseTensors:
     def tied(self) -> dict[str, str]:
         """Parameter to the one it is tied to, as config and class say."""
         return dict(getattr(self.skeleton, "all_tied_weights_keys", None) or {})
-
-    @property
-    def embedding(self) -> str | None:
-        """Name of the input embeddings' weight."""
-        names = self._names(self.skeleton.get_input_embeddings()) if self.skeleton is not None else []
-        return f"{names[0]}.weight" if names else None
-
-    @property
-    def heads(self) -> list[str]:
-        """Names of the head's weight and bias."""
-        names = self._names(self.skeleton.get_output_embeddings()) if self.skeleton is not None else []
-        return [f"{name}.{parameter}" for name in names for parameter in ("weight", "bias")]
-
-    def _names(self, wanted: torch.nn.Module | None) -> list[str]:
-        assert self.skeleton is not None
-        return [name for name, module in self.skeleton.named_modules() if module is wanted]
 
     def module(self, name: str) -> torch.nn.Module | None:
         """A module by its name; None where there is none, or no skeleton."""
@@ -100,7 +84,7 @@ class BaseTensors:
             raise Unsupported(f"{parameter} is made from stored tensors by {self.unsupported[parameter]}")
         return self.converted.get(parameter, [])
 
-    def source(self, parameter: str) -> Source:
+    def source(self, parameter: str) -> StoredTensor:
         """The first stored tensor of a parameter that has some."""
         return self.stored[self.slices(parameter)[0].stored]
 
@@ -191,17 +175,3 @@ def _match_converted(base: BaseTensors, name: str, target: str, pattern: str, ru
         return
     part, parts = rule.source_patterns.index(pattern), len(rule.source_patterns)
     base.converted.setdefault(target, []).append(StoredSlice(name, int(index[1]), part, parts))
-
-
-def quantised_linears(model: PreTrainedModel, *, eight_bit: bool) -> list[str]:
-    """Names of the modules that bitsandbytes quantises when hftune loads a model (`models/loading/quantization`)."""
-    from transformers.quantizers.base import get_keys_to_not_convert
-    from transformers.quantizers.quantizers_utils import should_convert_module
-
-    # transformers keeps heads whole; in 8 bit hftune names them itself.
-    whole = ["lm_head", "score"] if eight_bit else get_keys_to_not_convert(model)
-    return [
-        name
-        for name, module in model.named_modules()
-        if isinstance(module, torch.nn.Linear) and should_convert_module(name, whole)
-    ]

@@ -25,22 +25,20 @@ from torch import Tensor
 
 from hftune.errors import ArgumentError, ManifestError
 from hftune.logging import get_logger, notice
+from hftune.merging.changes import load_all, read_float
 from hftune.merging.model_config import write_config
 from hftune.merging.plan import Output, Plan
 from hftune.merging.tensors import (
     DTYPES,
     FLOATS,
-    ComputedTensor,
     as_rows,
     close_files,
     itemsize,
     open_file,
     raw,
     read_rows,
-    read_source,
     scratch,
 )
-from hftune.merging.updates import read_float
 from hftune.on_demand import on_demand
 from hftune.publishing.disk import free_bytes
 from hftune.weight_files import INDEX_NAME, WEIGHTS_NAME, StoredTensor, divide, parse_size, stored_tensors
@@ -270,19 +268,17 @@ def _begin(path: Path, shard: Shard) -> tuple[int, list[int]]:
 def _write_tensor(file: int, output: Output, start: int) -> bool | None:
     """Copy or compute a tensor; whether adapters changed it, None where no adapter is for it."""
     source = output.source
-    if output.change is None and isinstance(source, StoredTensor) and source.dtype == output.dtype:
+    if source is not None and output.where is None and source.dtype == output.dtype:
         _copy(source, file, start)
         return None
-    apply = output.change.load() if output.change else None
+    apply = None if output.where is None else load_all(output.updates, output.where, output.shape)
     rows, columns = as_rows(output.shape)
     width = columns * itemsize(output.dtype)
-    # A computed tensor is there as a whole only: a block of it would cost as much as all of it.
-    whole = isinstance(source, ComputedTensor) or (output.change is not None and output.change.whole)
-    step = max(1, rows if whole else BLOCK_ELEMENTS // max(columns, 1))
+    step = max(1, BLOCK_ELEMENTS // max(columns, 1))
     same = True
     for first in range(0, rows, step):
         count = min(step, rows - first)
-        before = _source_rows(output, first, count)
+        before = None if source is None else read_rows(source, first, count, reuse=True)
         # A copy in float32, which updates may overwrite.
         block = None if before is None else scratch("block", before.shape[0], columns, torch.float32).copy_(before)
         merged = apply(block, first, count) if apply else block
@@ -311,20 +307,6 @@ def _write(file: int, view: memoryview, position: int) -> None:
     while view:  # Linux writes 2 GiB at most in one call, and says how much it was
         done = os.pwrite(file, view, position)
         view, position = view[done:], position + done
-
-
-def _source_rows(output: Output, first: int, count: int) -> Tensor | None:
-    """The base's rows; None where the base has none of them, because they are new."""
-    source = output.source
-    if source is None:
-        return None
-    if not isinstance(source, StoredTensor):
-        return read_source(source).reshape(as_rows(source.shape))
-    if output.change is not None and output.change.whole:
-        return read_rows(source)
-    if first + count > as_rows(source.shape)[0]:
-        return None  # embeddings that grew while they were trained are replaced as a whole: the update needs none
-    return read_rows(source, first, count, reuse=True)
 
 
 def _round(merged: Tensor, output: Output) -> Tensor:

@@ -12,8 +12,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hftune.checkpoints.manifest import read_manifest
-from hftune.models.vocabulary.growth import Growth, recorded_growth
-from hftune.models.vocabulary.resized_rows import resized_rows
+from hftune.models.vocabulary.growing import grow
+from hftune.models.vocabulary.growth import recorded_growth
 
 from .conftest import LAUNCHERS
 
@@ -77,13 +77,12 @@ def reload_strictly(folder: Path) -> Any:
     return model
 
 
-def moved_rows(model: Any, begun: Any, growth: Growth | None) -> list[list[int]]:
+def moved_rows(model: Any, begun: Any) -> list[list[int]]:
     """Rows of embeddings and head that are not those that training began with, bit for bit."""
     found = []
     for table in ("get_input_embeddings", "get_output_embeddings"):
-        before = getattr(begun, table)().weight.detach()
-        expected = before if growth is None else resized_rows(before, growth)
-        found.append((getattr(model, table)().weight != expected).any(1).nonzero().flatten().tolist())
+        before = getattr(begun, table)().weight
+        found.append((getattr(model, table)().weight != before).any(1).nonzero().flatten().tolist())
     return found
 
 
@@ -96,7 +95,8 @@ def test_pt_with_lora_then_merge_then_sft(train: Callable, merge: Callable, tiny
     growth = recorded_growth(read_manifest(tmp_path / "pt"))
     begun = AutoModelForCausalLM.from_pretrained(tiny_model)
     assert growth is not None and growth.base_rows == BASE and growth.ids == NEW
-    embeddings, head = moved_rows(model, begun, growth)
+    grow(begun, growth)
+    embeddings, head = moved_rows(model, begun)
     assert embeddings == head and 281 in head and set(head) <= set(NEW)
     losses = train("sft", "zero3", tmp_path / "merged", tmp_path / "sft", "--learning_rate", "1e-3")
     assert losses[-1] < losses[0]
@@ -117,7 +117,7 @@ def test_pt_in_full_then_only_the_new_rows(train: Callable, merge: Callable, unt
     assert sharded == pytest.approx(whole, abs=1e-3) and sharded[-1] < sharded[0]
     for run in ("sft", "sft1"):
         model = reload_strictly(merge(tmp_path / run, tmp_path / f"{run}-merged"))
-        embeddings, head = moved_rows(model, begun, None)
+        embeddings, head = moved_rows(model, begun)
         assert set(embeddings) <= set(NEW) and head and set(head) <= set(NEW)
         changed = {name for name, value in model.state_dict().items() if not value.equal(begun.state_dict()[name])}
         assert changed <= {"model.embed_tokens.weight", "lm_head.weight"}

@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
-from hftune.models.adapters.passed_by import passed_by
+_ALWAYS_READ = {
+    **dict.fromkeys(("MambaMixer", "FalconMambaMixer", "JambaMambaMixer"), ("dt_proj",)),
+    "LongcatFlashTopkRouter": ("classifier",),
+}
+"""Class -> linear modules of it whose weight it multiplies with itself (transformers 5.23): an adapter lies around the
+module, which is not called."""
+_READ_BY_KERNELS = {
+    **dict.fromkeys(("MambaMixer", "FalconMambaMixer"), ("out_proj", "x_proj")),
+    **dict.fromkeys(("BambaMixer", "FalconH1Mixer", "GraniteMoeHybridMambaLayer", "Mamba2Mixer"), ("out_proj",)),
+    **dict.fromkeys(("NemotronHMamba2Mixer", "Zamba2MambaMixer"), ("out_proj",)),
+}
+"""The same, where a fused kernel is installed that is given the weight; the plain way calls the module."""
 
 
 def unadaptable(model: nn.Module) -> list[str]:
     """Names of linear modules that `all` leaves out, in the model's order."""
-    found = {*passed_by(model), *_odd(model)}
+    found = {*_read(model, _ALWAYS_READ), *_read(model, _READ_BY_KERNELS), *_odd(model)}
     return [name for name, _ in model.named_modules() if name in found]
 
 
@@ -22,11 +34,20 @@ def without_effect(model: nn.Module) -> dict[str, str]:
     What a kernel reads on one of two ways is not among them: where there is no kernel, an adapter has its effect.
     """
     read = {
-        name: f"{reader.owner} reads its weight and does not call it"
-        for name, reader in passed_by(model).items()
-        if reader.always
+        name: f"{owner} reads its weight and does not call it" for name, owner in _read(model, _ALWAYS_READ).items()
     }
     return read | {name: f"{kind} does more than project" for name, kind in _odd(model).items()}
+
+
+def _read(model: nn.Module, table: Mapping[str, tuple[str, ...]]) -> dict[str, str]:
+    """Linear modules that a table names: name to the class of the module that reads their weight."""
+    found = {}
+    for name, module in model.named_modules():
+        children = {child for kind in type(module).__mro__ for child in table.get(kind.__name__, ())}
+        for child in children:
+            if isinstance(getattr(module, child, None), nn.Linear):
+                found[f"{name}.{child}" if name else child] = type(module).__name__
+    return found
 
 
 def _odd(model: nn.Module) -> dict[str, str]:

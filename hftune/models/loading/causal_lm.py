@@ -39,7 +39,7 @@ from hftune.models.loading.from_pretrained import from_config, pretrained
 from hftune.models.loading.gguf import forget_gguf
 from hftune.models.loading.stored_quantisation import drop_quantisation
 from hftune.models.loading.stored_weights import check_loaded
-from hftune.models.vocabulary.tokenizer_fit import fit_to_tokenizer
+from hftune.models.vocabulary.growing import fit_to_tokenizer
 from hftune.on_demand import on_demand
 from hftune.path_hints import cannot_load
 

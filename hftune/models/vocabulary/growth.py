@@ -1,8 +1,4 @@
-"""How a base's vocabulary grew before training, as `hftune.json` records it.
-
-What a growth does to a weight depends on the weight and on the `Growth` alone: training (whatever the ZeRO stage),
-merging and continuing an adapter all make the same rows from the same base.
-"""
+"""How a base's vocabulary grew before training, as `hftune.json` records it, and which tokens are new."""
 
 from __future__ import annotations
 
@@ -22,35 +18,22 @@ class Growth:
 
     Args:
         base_rows: Rows of the base's embeddings.
-        base_tokens: Its rows that are tokens, the first ones; those behind them are padding.
         rows: Rows of the result; those behind the highest token id are padding.
         ids: Ids of the new tokens, ascending. Some may be below `base_rows`: padding of the base becomes tokens.
-        pieces: For each of `ids` its subwords, as the base's tokenizer cuts it; `init="pieces"` needs them.
-        init: "pieces", "mean" or "normal".
-        multiple: What `rows` was rounded up to a multiple of.
-        seed, std: Of `init="normal"`.
     """
 
     base_rows: int
-    base_tokens: int
     rows: int
     ids: list[int] = field(default_factory=list)
-    pieces: list[list[int]] = field(default_factory=list)
-    init: str = "pieces"
-    multiple: int | None = None
-    seed: int = 42
-    std: float = 0.02
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, the pieces of a token as one text, so that a manifest has a line a token."""
-        pieces = [" ".join(map(str, ids)) for ids in self.pieces] if self.init == "pieces" else []
-        return asdict(self) | {"ids": spans(self.ids), "pieces": pieces}
+        """Plain values."""
+        return asdict(self) | {"ids": spans(self.ids)}
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Growth:
         """The opposite of `to_json`."""
-        ids = _numbers(value["ids"])
-        return cls(**value | {"ids": ids, "pieces": [[int(one) for one in text.split()] for text in value["pieces"]]})
+        return cls(**value | {"ids": _numbers(value["ids"])})
 
 
 def recorded_growth(manifest: dict[str, Any] | None) -> Growth | None:

@@ -73,7 +73,7 @@ def _reasons(adapter: Adapter, base: str) -> Iterator[str]:
     config = adapter.config
     if config.get("use_dora"):
         yield "it is DoRA"
-    if config.get("bias", "none") != "none" or config.get("lora_bias"):
+    if config.get("bias", "none") != "none":
         yield "it has trained biases"
     if config.get("target_parameters"):
         yield "it adapts parameters of experts, which vLLM reads for some models only"
@@ -90,8 +90,6 @@ def _reasons_of_tensors(adapter: Adapter, base: str) -> Iterator[str]:
     whole = sorted(_replaced(adapter, base))
     if whole:
         yield f"it has weights trained whole ({', '.join(whole[:3])}{', ...' if len(whole) > 3 else ''})"
-    if any("trainable_tokens_delta" in module.tensors for module in adapter.modules):
-        yield "it has single tokens trained whole"
     if recorded_growth(adapter.manifest) is not None:
         yield "its vocabulary has grown beyond that of its base"
     tables = sorted({name for module in adapter.modules for name in _TABLES if module.name.endswith(name)})

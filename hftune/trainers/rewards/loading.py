@@ -29,7 +29,7 @@ from hftune.models.loading.config_sizes import check_config
 from hftune.models.loading.from_pretrained import pretrained
 from hftune.models.loading.layer_numbers import check_layers
 from hftune.models.loading.stored_weights import check_finite, check_loaded
-from hftune.models.vocabulary.grown_model import grow_as_recorded
+from hftune.models.vocabulary.growing import grow_as_recorded
 from hftune.path_hints import cannot_load
 from hftune.preflight.rules.rl import check_rewards
 from hftune.template_arguments import TemplateArguments

@@ -32,12 +32,12 @@ def test_tensors_by_module(tmp_path: Path) -> None:
         *("0.q.lora_A.weight", "0.q.lora_B.weight", "0.q.lora_magnitude_vector"),
         *("embed.lora_embedding_A", "embed.lora_embedding_B"),
         *("experts.base_layer.lora_A.weight", "experts.lora_A.weight"),
-        *("embed.token_adapter.trainable_tokens_delta", "score.weight", "norm.modules_to_save.bias"),
+        *("score.weight", "norm.modules_to_save.bias"),
         "embed.original_module.weight",
     )
     assert {(module.name, module.depth): set(module.tensors) for module in found.modules} == {
         ("0.q", 0): {"lora_A", "lora_B", "lora_magnitude_vector"},
-        ("embed", 0): {"lora_embedding_A", "lora_embedding_B", "trainable_tokens_delta"},
+        ("embed", 0): {"lora_embedding_A", "lora_embedding_B"},
         ("experts", 1): {"lora_A"},
         ("experts", 0): {"lora_A"},
     }
@@ -58,13 +58,6 @@ def test_scales(tmp_path: Path) -> None:
     ]
     assert adapter(tmp_path / "2", lora_alpha=6, use_rslora=True).scale("q", 4) == 3
     assert adapter(tmp_path / "3").scale("q", 4) == 2, "peft's own alpha is 8"
-
-
-def test_token_rows(tmp_path: Path) -> None:
-    assert adapter(tmp_path / "1", trainable_token_indices=[3, 5]).token_rows("model.embed_tokens") == [3, 5]
-    by_name = adapter(tmp_path / "2", trainable_token_indices={"embed_tokens": [7]})
-    assert by_name.token_rows("model.embed_tokens") == by_name.token_rows("embed_tokens") == [7]
-    assert by_name.token_rows("lm_head") is None and adapter(tmp_path / "3").token_rows("embed_tokens") == []
 
 
 @pytest.mark.parametrize(
@@ -107,8 +100,8 @@ def test_an_adapter_without_values(tmp_path: Path) -> None:
 
 
 OTHERS = {
-    *("alora_invocation_tokens", "arrow_config", "kasa_config", "layer_replication", "megatron_config"),
-    *("monteclora_config", "use_bdlora", "use_qalora", "velora_config"),
+    *("alora_invocation_tokens", "arrow_config", "kasa_config", "layer_replication", "lora_bias", "megatron_config"),
+    *("monteclora_config", "trainable_token_indices", "use_bdlora", "use_qalora", "velora_config"),
 }
 """What peft's configs may say that changes what the saved tensors mean, in a way that hftune does not fold."""
 

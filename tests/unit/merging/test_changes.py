@@ -13,10 +13,8 @@ from transformers.pytorch_utils import Conv1D
 
 from hftune.errors import ManifestError
 from hftune.merging.adapters import ADAPTER_WEIGHTS, PREFIX, AdaptedModule, Adapter
-from hftune.merging.changes import Changes, _misfit, _module_misfit, misfits, updates_of
+from hftune.merging.changes import _module_misfit, misfits, updates_of
 from hftune.merging.skeleton import BaseTensors, Unsupported
-from hftune.merging.updates import add_bias, grow_rows, replace
-from hftune.models.vocabulary.growth import Growth
 from tests.unit.merging.models import store
 
 
@@ -92,18 +90,21 @@ def test_which_weights_are_the_other_way_round(base: BaseTensors, tmp_path: Path
         skeleton.q.__class__ = kind
         found = updates_of(adapter(tmp_path / str(mark), tensors, **asked), base)
         assert tuple(update.key[5] for (update,) in found.values()) == transposed
+    dora = lora("q", (1, 2), (4, 1)) | {"q.lora_magnitude_vector": torch.ones(4)}
+    with pytest.raises(Unsupported, match=r"DoRA of q, which is stored as \(in, out\)"):
+        updates_of(adapter(tmp_path / "dora", dora), base)
     embedding = {"q.lora_embedding_A": torch.ones(1, 4), "q.lora_embedding_B": torch.ones(2, 1)}
     skeleton.q.__class__ = nn.Linear
     (update,) = updates_of(adapter(tmp_path / "c", embedding), base)["q.weight"]
     assert update.key[5]
 
 
-def test_matrices_bias_and_replaced_parameters(base: BaseTensors, tmp_path: Path) -> None:
-    tensors = lora("q", (1, 2), (4, 1)) | {"q.lora_B.bias": torch.ones(4), "q.bias": torch.ones(4)}
+def test_what_was_trained_in_full_comes_first(base: BaseTensors, tmp_path: Path) -> None:
+    tensors = lora("q", (1, 2), (4, 1)) | {"q.weight": torch.ones(4, 2), "q.bias": torch.ones(4)}
     found = updates_of(adapter(tmp_path / "a", tensors), base)
     assert {name: [update.key[0] for update in updates] for name, updates in found.items()} == {
-        "q.bias": ["replace", "bias"],
-        "q.weight": ["low rank"],
+        "q.weight": ["replace", "low rank"],
+        "q.bias": ["replace"],
     }
 
 
@@ -113,25 +114,14 @@ def test_matrices_bias_and_replaced_parameters(base: BaseTensors, tmp_path: Path
         ({"other.weight": torch.ones(1)}, ManifestError, "which has no other.weight"),
         ({"x.experts.0.up.weight": torch.ones(1)}, Unsupported, "belongs to no tensor of the base"),
         ({"q.lora_A.weight": torch.ones(1, 2)}, Unsupported, "only one of its two low-rank matrices"),
-        ({"q.trainable_tokens_delta": torch.ones(1, 2)}, Unsupported, "rows of its own"),
+        ({"q.weight": torch.ones(6, 2)}, Unsupported, "its q.weight has 6 rows, the base has 4"),
     ],
 )
 def test_what_belongs_nowhere(
     tensors: dict[str, torch.Tensor], error: type[Exception], words: str, base: BaseTensors, tmp_path: Path
 ) -> None:
     with pytest.raises(error, match=words):
-        updates_of(adapter(tmp_path / "a", tensors, trainable_token_indices={"embed": [1]}), base)
-
-
-def test_rows_of_a_tied_head_are_a_copy(base: BaseTensors, tmp_path: Path) -> None:
-    """ZeRO-3 saves them under both names; the config names one."""
-    rows = torch.randn(1, 2)
-    config = {"trainable_token_indices": {"q": [3]}}
-    both = {"q.token_adapter.trainable_tokens_delta": rows, "head.token_adapter.trainable_tokens_delta": rows.clone()}
-    assert list(updates_of(adapter(tmp_path / "a", both, **config), base)) == ["q.weight"]
-    both["head.token_adapter.trainable_tokens_delta"] += 1
-    with pytest.raises(Unsupported, match="its head has rows of its own"):
-        updates_of(adapter(tmp_path / "b", both, **config), base)
+        updates_of(adapter(tmp_path / "a", tensors), base)
 
 
 @pytest.mark.parametrize(
@@ -141,17 +131,16 @@ def test_rows_of_a_tied_head_are_a_copy(base: BaseTensors, tmp_path: Path) -> No
         (lora("q", (1, 4), (2, 1)), None),  # the other way round, as Conv1D has it
         (lora("q", (1, 3), (4, 1)), "q is [4, 2] in the base, its adapter has [4, 1] x [1, 3]"),
         (lora("q", (1, 2), (4, 2)), "its adapter has [4, 2] x [1, 2]"),
-        ({"q.weight": torch.ones(6, 2)} | lora("q", (1, 2), (6, 1)), None),  # grown, and LoRA upon that
         ({"q.weight": torch.ones(3, 2)}, "q.weight is [4, 2] in the base and [3, 2] in the adapter"),
         ({"q.bias": torch.ones(5)}, "q.bias is [4] in the base and [5] in the adapter"),
     ],
 )
 def test_shapes(tensors: dict[str, torch.Tensor], words: str | None, base: BaseTensors, tmp_path: Path) -> None:
     found = adapter(tmp_path / "a", tensors)
-    problems = [str(problem) for problem in misfits(found, updates_of(found, base), base, {})]
+    problems = [str(problem) for problem in misfits(found, base)]
     assert len(problems) == (words is not None) and (words or "") in "".join(problems)
     if words:
-        (problem,) = misfits(found, updates_of(found, base), base, {})
+        (problem,) = misfits(found, base)
         assert problem.cause.endswith(words), "one, and no more"
 
 
@@ -159,50 +148,13 @@ def test_shapes(tensors: dict[str, torch.Tensor], words: str | None, base: BaseT
 def test_the_first_misfit_is_named_and_the_others_counted(more: int, base: BaseTensors, tmp_path: Path) -> None:
     wrong = {"q.bias": torch.ones(5)} | lora("q", (1, 7), (4, 1))
     found = adapter(tmp_path / "a", wrong | ({"q.weight": torch.ones(3, 2)} if more == 2 else {}))
-    (problem,) = misfits(found, updates_of(found, base), base, {})
+    (problem,) = misfits(found, base)
     assert problem.cause.endswith(f"(and {more} more)") and "is [4] in the base and [5]" in problem.cause
-
-
-@pytest.mark.parametrize(("rows", "problems"), [(4, 1), (6, 0), (7, 0)])
-def test_what_had_grown_before_is_measured_as_it_was_then(
-    rows: int, problems: int, base: BaseTensors, tmp_path: Path
-) -> None:
-    """Six rows of the base's four: an adapter may bring more, and not the four that were there before."""
-    grown = {"q.weight": [grow_rows(Growth(4, 4, 6, [4, 5], "mean"), (4, 2))]}
-    for name, tensors in (("whole", {"q.weight": torch.ones(rows, 2)}), ("lora", lora("q", (1, 2), (rows, 1)))):
-        found = adapter(tmp_path / name, tensors)
-        wrong = [*misfits(found, updates_of(found, base), base, grown)]
-        assert len(wrong) == (problems if name == "whole" else int(rows != 6))
 
 
 def test_matrices_that_have_nothing_to_be_compared_with(tmp_path: Path) -> None:
     stored = store(tmp_path, {"a": torch.ones(1, 9), "b": torch.ones(9, 1)})
     both = {"lora_A": stored["a"], "lora_B": stored["b"]}
     for tensors, shape in ((both, None), (both, (2, 4, 2)), ({"lora_A": both["lora_A"]}, (4, 2)), ({}, (4, 2))):
-        assert not [*_module_misfit(AdaptedModule("q", 0, tensors), shape, {})]
-    assert [*_module_misfit(AdaptedModule("q", 0, both), (4, 2), {})]
-
-
-def test_levels_that_change_a_parameter(tmp_path: Path) -> None:
-    stored = store(tmp_path, {"new": torch.ones(5, 2), "other": torch.ones(6, 2)})
-    new, other = replace(stored["new"]), replace(stored["other"])
-    changes = Changes([[(1.0, {"a": [new]})], [(0.5, {"b": [new]}), (2.0, {"a": [other, new]})]])
-    assert changes.parameters() == ["a", "b"]
-    assert changes.of("a") == [[(1.0, [new])], [(2.0, [other, new])]] and changes.of("c") == []
-    assert changes.shape("a", (4, 2)) == (5, 2) and changes.shape("c", (4, 2)) == (4, 2)
-
-
-def test_each_update_of_a_parameter_is_looked_at(tmp_path: Path) -> None:
-    """One that keeps the shape says nothing of the next; embeddings may grow, and in rows alone."""
-    stored = store(
-        tmp_path, {"b": torch.ones(4), "w": torch.ones(4, 2), "long": torch.ones(5, 2), "wide": torch.ones(5, 3)}
-    )
-    keeps, same = add_bias(stored["b"], 1.0), replace(stored["w"])
-    for updates, before, problems in (
-        ([keeps, same, replace(stored["wide"])], (4, 2), 1),
-        ([keeps, replace(stored["long"]), replace(stored["wide"])], (4, 2), 1),
-        ([replace(stored["long"])], (6, 2), 1),
-        ([replace(stored["long"])], None, 0),
-        ([same], (4, 2), 0),
-    ):
-        assert len([*_misfit("w", updates, before)]) == problems
+        assert not [*_module_misfit(AdaptedModule("q", 0, tensors), shape)]
+    assert [*_module_misfit(AdaptedModule("q", 0, both), (4, 2))]

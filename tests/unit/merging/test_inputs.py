@@ -20,6 +20,7 @@ from hftune.merging.adapters import ADAPTER_WEIGHTS, PREFIX, Adapter
 from hftune.merging.inputs import (
     BaseFolder,
     Inputs,
+    Quantisation,
     _labels,
     find_base,
     find_tokenizer,
@@ -27,7 +28,6 @@ from hftune.merging.inputs import (
     read_inputs,
     with_rope,
 )
-from hftune.merging.tensors import Quantisation
 from hftune.models.vocabulary.growth import Growth
 from tests.unit.merging.models import ATTENTION, make_adapter, store
 
@@ -178,7 +178,7 @@ def test_positions_of_a_chain_are_those_of_all_its_runs(adapter: Path, base: Pat
 
 def test_a_vocabulary_grows_once_in_a_chain(tmp_path: Path) -> None:
     """Before the first run that says so: those upon it begin with its rows."""
-    first, later = (Growth(base_rows=4, base_tokens=4, rows=rows, ids=[4]) for rows in (5, 8))
+    first, later = (Growth(base_rows=4, rows=rows, ids=[4]) for rows in (5, 8))
 
     def grown(*growths: Growth | None) -> Growth | None:
         folders = [tmp_path / str(number) for number in range(len(growths))]
@@ -197,12 +197,20 @@ def test_a_scale_holds_for_one_whole_adapter(adapter: Path, base: Path) -> None:
     assert read(adapter, adapter).reward_scale is None
 
 
-def test_what_peft_can_weigh(base: Path, adapter: Path, tmp_path: Path) -> None:
-    whole = make_adapter(base, tmp_path / "whole", target_modules=ATTENTION, modules_to_save=["lm_head"])
-    assert read(adapter, adapter).comparable and read(whole).comparable
-    assert not read(whole, adapter_weights="0.5").comparable and not read(adapter, whole).comparable
-    dora = make_adapter(base, tmp_path / "dora", target_modules=ATTENTION, use_dora=True)
-    assert read(dora).comparable and not read(dora, adapter_weights="0.5").comparable
+def test_only_lora_has_weights(base: Path, adapter: Path, tmp_path: Path) -> None:
+    """What was trained in full, DoRA's lengths and single rows are no sum; alone and whole each is merged."""
+    assert read(adapter, adapter).weighs and read(adapter, adapter_weights="0.5").weighs and not read(adapter).weighs
+    for name, config, words in (
+        ("whole", {"modules_to_save": ["lm_head"]}, r"lm_head\.weight"),
+        ("dora", {"use_dora": True}, "DoRA"),
+        ("rows", {"trainable_token_indices": [3]}, "rows of single tokens"),
+    ):
+        other = make_adapter(base, tmp_path / name, target_modules=ATTENTION, **config)
+        assert not read(other).weighs
+        for given in ({"adapter_weights": "0.5"}, {}):
+            folders = (other,) if given else (adapter, other)
+            with pytest.raises(UserError, match=f"{name} is more than LoRA .*{words}"):
+                read(*folders, **given)
 
 
 def test_bases_that_only_transformers_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

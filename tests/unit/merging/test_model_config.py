@@ -23,11 +23,9 @@ from hftune.merging.model_config import (
     copy_tokenizer,
     describe_tokenizer,
     pad_token_id,
-    suppress_padding,
     write_config,
 )
 from hftune.merging.plan import Outputs
-from hftune.models.vocabulary.growth import Growth
 from tests.unit.merging.models import settings
 
 
@@ -42,8 +40,7 @@ def test_what_merging_leaves_alone(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text("{}")
     assert written(tmp_path, config) == config
     assert "ß" in (tmp_path / "config.json").read_text(encoding="utf-8")
-    gone = {"quantization_config": {"quant_method": "bitsandbytes"}, "reward_scale": {"mean": 1}}
-    assert written(tmp_path, config | gone) == config
+    assert written(tmp_path, config | {"reward_scale": {"mean": 1}}) == config
 
 
 def test_a_config_that_nothing_changes_is_that_of_the_base_byte_for_byte(make_base: Callable, tmp_path: Path) -> None:
@@ -53,24 +50,22 @@ def test_a_config_that_nothing_changes_is_that_of_the_base_byte_for_byte(make_ba
 
 
 def test_what_merging_changes(tmp_path: Path) -> None:
-    outputs = Outputs([], tied=False, vocab_size=8)
+    outputs = Outputs([], tied=False)
     (tmp_path / "hftune.json").write_text(json.dumps({"reward_scale": {"mean": 2}}))
     found = written(tmp_path, {"torch_dtype": "float32", "vocab_size": 5}, outputs, dtype="float16")
     assert found == {
         "torch_dtype": "float16",
-        "vocab_size": 8,
+        "vocab_size": 5,
         "tie_word_embeddings": False,
         "reward_scale": {"mean": 2},
     }
-    assert written(tmp_path, {}, Outputs([], vocab_size=8))["vocab_size"] == 8, "also where the base does not say it"
 
 
 def test_a_model_that_sees(tmp_path: Path) -> None:
-    packed = {"quantization_config": {"quant_method": "gptq"}}
-    text_config = {"dtype": "float32", "vocab_size": 5, **packed}
+    text_config = {"dtype": "float32", "vocab_size": 5}
     config = {"dtype": "float32", "text_config": dict(text_config)}
-    found = written(tmp_path, config, Outputs([], tied=False, vocab_size=8), dtype="bfloat16")
-    assert found["text_config"] == {"dtype": "bfloat16", "vocab_size": 8, "tie_word_embeddings": False}
+    found = written(tmp_path, config, Outputs([], tied=False), dtype="bfloat16")
+    assert found["text_config"] == {"dtype": "bfloat16", "vocab_size": 5, "tie_word_embeddings": False}
     assert found["dtype"] == "bfloat16" and "vocab_size" not in found
     assert config["text_config"] == text_config, "the base's own"
     assert written(tmp_path, {"text_config": {"vocab_size": 5}}) == {"text_config": {"vocab_size": 5}}
@@ -89,34 +84,6 @@ def test_a_reward_model(task: str, scores: int, architecture: str, labels: list[
     assert found["architectures"] == [architecture] and list(found["id2label"].values()) == labels
     assert found["label2id"] == {label: number for number, label in enumerate(labels)}
     assert found["pad_token_id"] is None  # there is no tokenizer
-
-
-def test_rows_of_padding_are_not_sampled(tmp_path: Path) -> None:
-    file = tmp_path / "generation_config.json"
-    suppress_padding(tmp_path, Growth(base_rows=4, base_tokens=4, rows=8, ids=[4, 5]))
-    assert not file.exists()
-    file.write_text('{"top_k": 3}')
-    suppress_padding(tmp_path, Growth(base_rows=4, base_tokens=4, rows=6, ids=[4, 5]))
-    assert json.loads(file.read_text()) == {"top_k": 3}
-    suppress_padding(tmp_path, Growth(base_rows=4, base_tokens=3, rows=8, ids=[4, 5]))
-    assert json.loads(file.read_text()) == {"top_k": 3, "suppress_tokens": [6, 7]}
-
-
-@pytest.mark.parametrize(
-    ("tokens", "ids", "rows", "suppressed"),
-    [(4, [4, 5], 7, [6]), (3, [], 5, [3, 4]), (3, [], 4, [3]), (3, [], 3, None), (4, [1], 6, [4, 5])],
-)
-def test_the_last_token_is_the_last_that_may_be_sampled(
-    tokens: int, ids: list[int], rows: int, suppressed: list[int] | None, tmp_path: Path
-) -> None:
-    """One of the base's or a new one. What else is said of generation, infinity among it, stays line by line."""
-    file = tmp_path / "generation_config.json"
-    file.write_text('{\n  "top_k": 3,\n  "top_p": Infinity\n}\n')  # laid out as transformers does
-    before = file.read_text().splitlines()
-    suppress_padding(tmp_path, Growth(base_rows=4, base_tokens=tokens, rows=rows, ids=ids))
-    assert json.loads(file.read_text()).get("suppress_tokens") == suppressed
-    after = [line.rstrip(",") for line in file.read_text().splitlines()]
-    assert [line.rstrip(",") for line in before if line.rstrip(",") not in after] == []
 
 
 def test_files_that_go_along(tmp_path: Path) -> None:

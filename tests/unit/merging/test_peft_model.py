@@ -19,10 +19,9 @@ from transformers import AutoConfig, AutoModelForSequenceClassification
 from hftune.errors import UserError
 from hftune.merging import peft_model
 from hftune.merging.adapters import ADAPTER_WEIGHTS, Adapter
-from hftune.merging.inputs import BaseFolder, Inputs
+from hftune.merging.inputs import BaseFolder, Inputs, Quantisation
 from hftune.merging.peft_model import _bitsandbytes, load_adapted, load_adapter, load_base, write_with_peft
 from hftune.merging.plan import Plan
-from hftune.merging.tensors import Quantisation
 from tests.packed import pack
 from tests.unit.merging.models import ATTENTION, IDS, adapted_logits, make_adapter, merged_logits
 

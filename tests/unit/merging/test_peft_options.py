@@ -11,17 +11,17 @@ import torch
 
 from hftune.errors import ArgumentError
 from hftune.merging import peft_model
+from hftune.merging.inputs import Quantisation
 from hftune.merging.peft_model import (
     _bitsandbytes,
+    _folded,
     _is_renamed,
     _loading_options,
-    _merge,
     _stretched,
     load_adapted,
     load_base,
     write_with_peft,
 )
-from hftune.merging.tensors import Quantisation
 
 
 def inputs(**given: Any) -> Any:
@@ -161,7 +161,8 @@ def test_who_loads_a_base_and_with_what(
     monkeypatch.setattr(peft_model, "_bitsandbytes", lambda how: how.bits)
     monkeypatch.setattr(peft_model, "keep_differentiable", lambda model: None)
     monkeypatch.setattr(peft_model, "forget_gguf", lambda model: asked.append("dtype of GGUF"))
-    own = {"head": "causal_lm", "quantised": None, "growth": None, "trust_remote_code": True}
+    monkeypatch.setattr(peft_model, "_rows_of_adapters", lambda model, adapters: None)
+    own = {"head": "causal_lm", "quantised": None, "growth": None, "trust_remote_code": True, "adapters": []}
     plan: Any = SimpleNamespace(inputs=inputs(**own | given), outputs=None)
     loaded: Any = load_base(plan, quantised=True)
     assert loaded == "ready" and asked == wanted
@@ -172,18 +173,26 @@ class Written(torch.nn.Linear):
 
     def __init__(self) -> None:
         super().__init__(2, 2)
-        self.config, self.saved = SimpleNamespace(), []  # type: ignore[var-annotated]
+        self.config, self.saved = SimpleNamespace(get_text_config=lambda: self.config), []  # type: ignore[var-annotated]
 
-    def save_pretrained(self, folder: Path, *, max_shard_size: str) -> None:
+    def get_input_embeddings(self) -> None:
+        """None, and no head."""
+
+    get_output_embeddings = get_input_embeddings
+
+    def save_pretrained(self, folder: Path, *, max_shard_size: str, save_original_format: bool) -> None:
+        assert save_original_format
         self.saved.append((folder, max_shard_size, self.weight.dtype))
 
 
 def written(folder: Path, monkeypatch: pytest.MonkeyPatch, model: Written | None = None, **given: Any) -> Written:
     model = model or Written()
-    monkeypatch.setattr(peft_model, "load_base", lambda plan: model)
-    own = {"base": SimpleNamespace(gguf_file=None, folder=folder), "adapters": [], "reward_scale": None}
-    own |= {"dtype": None, "config": {}, "tokenizer": folder}
-    plan: Any = SimpleNamespace(inputs=inputs(**own | given), unsupported="a test")
+    monkeypatch.setattr(peft_model, "load_base", lambda plan, *, quantised: model)
+    monkeypatch.setattr(peft_model, "_adapted", lambda model, levels: model)
+    monkeypatch.setattr(peft_model, "_folded", lambda model, adapter: model)
+    own = {"base": SimpleNamespace(gguf_file=None, folder=folder, name="b"), "reward_scale": None, "levels": []}
+    own |= {"dtype": None, "config": {}, "tokenizer": folder, "growth": None, "last": None}
+    plan: Any = SimpleNamespace(inputs=inputs(**own | given), unsupported="a test", dequantise=False)
     assert write_with_peft(plan, folder / "merged", None) == 0
     return model
 
@@ -225,20 +234,8 @@ def test_a_tokenizer_that_lies_in_a_gguf_file_is_made_of_it(
     assert made == ([("AutoTokenizer", tmp_path, options), tmp_path / "merged"] if saved else [])
 
 
-def test_nothing_is_folded_into_packed_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = Written()
-    model.quantization_method = "gptq"  # type: ignore[assignment]
-    with pytest.raises(ArgumentError, match="stored quantised"):
-        written(tmp_path, monkeypatch, model)
-    assert model.saved == []
-
-
-def test_one_adapter_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peft_model, "load_adapter", lambda model, folder: Adapted(f"{model} + {folder}", []))
+def test_what_cannot_be_folded() -> None:
     adapter: Any = SimpleNamespace(folder="a", config={"peft_type": "PREFIX_TUNING"})
-    model: Any = "base"
-    merged: Any = _merge(model, adapter)
-    assert merged == "base + a merged"
-    monkeypatch.setattr(peft_model, "load_adapter", lambda model, folder: object())
+    assert _folded(Adapted("base + a", []), adapter) == "base + a merged"  # type: ignore[arg-type, comparison-overlap]
     with pytest.raises(ArgumentError, match="of type PREFIX_TUNING cannot be merged"):
-        _merge(model, adapter)
+        _folded(object(), adapter)  # type: ignore[arg-type]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -15,14 +16,13 @@ from safetensors.torch import load_file
 from hftune.errors import UserError
 from hftune.merging import plan as planning
 from hftune.merging.adapters import ADAPTER_WEIGHTS, PREFIX, Adapter
-from hftune.merging.changes import Changes
+from hftune.merging.changes import replace
 from hftune.merging.inputs import BaseFolder, Inputs
 from hftune.merging.plan import (
     Output,
     Plan,
     _dtype,
     _needs_skeleton,
-    _new_vocab_size,
     _tied_source,
     _untie,
     _usual_dtype,
@@ -30,8 +30,6 @@ from hftune.merging.plan import (
     plan_merge,
 )
 from hftune.merging.skeleton import BaseTensors, StoredSlice, Unsupported
-from hftune.merging.tensors import ComputedTensor, Quantisation, read_source
-from hftune.merging.updates import replace
 from hftune.weight_files import stored_tensors
 from tests.unit.merging.models import store
 
@@ -69,7 +67,7 @@ def small(tmp_path: Path) -> Path:
 
 def test_what_is_not_touched_stays(small: Path, tmp_path: Path) -> None:
     found = outputs(planned(small, [adapter(tmp_path / "a", lora(Q, 4, 4))]))
-    assert {name: output.change is not None for name, output in found.items()} == {
+    assert {name: bool(output.updates) for name, output in found.items()} == {
         f"{K}.weight": False,
         f"{Q}.weight": True,
         "model.layers.0.steps": False,
@@ -87,14 +85,10 @@ def test_a_dtype_is_that_of_floating_point_tensors(small: Path, tmp_path: Path) 
     ]
 
 
-def test_levels_in_their_order(small: Path, tmp_path: Path) -> None:
-    below, left, right = (
-        adapter(tmp_path / name, lora(Q, 4, 4), weight) for name, weight in (("b", 1.0), ("l", 0.5), ("r", -1.0))
-    )
-    change = outputs(planned(small, [below], [left, right]))[f"{Q}.weight"].change
-    assert change is not None
-    assert [[weight for weight, _ in level] for level in change.levels] == [[1.0], [0.5, -1.0]]
-    assert change.levels[0][0][1][0].key[1] == below.modules[0].tensors["lora_A"]
+def test_adapters_in_their_order(small: Path, tmp_path: Path) -> None:
+    below, above = (adapter(tmp_path / name, lora(Q, 4, 4)) for name in ("below", "above"))
+    updates = outputs(planned(small, [below], [above]))[f"{Q}.weight"].updates
+    assert [update.key[1] for update in updates] == [one.modules[0].tensors["lora_A"] for one in (below, above)]
 
 
 @pytest.mark.parametrize(
@@ -114,23 +108,24 @@ def test_another_model_s_adapter(
     assert words in str(error.value)
 
 
-def test_blending_needs_a_tensor_in_the_base(small: Path, tmp_path: Path) -> None:
-    grown = {f"{K}.weight": torch.ones(3, 4)} | lora(Q, 4, 4)
-    planned(small, [adapter(tmp_path / "a", grown)])
-    with pytest.raises(UserError, match="cannot be blended"):
-        planned(small, [adapter(tmp_path / "b", grown, 0.5)])
-    with pytest.raises(UserError, match="cannot be blended"):
-        planned(small, [adapter(tmp_path / "c", lora(Q, 4, 4)), adapter(tmp_path / "d", grown)])
-
-
-def test_peft_s_way_and_what_it_does_not_have(small: Path, tmp_path: Path) -> None:
+def test_what_peft_merges(small: Path, tmp_path: Path) -> None:
+    """Other kinds, weights, a vocabulary that grew, what quantisation left of a base, and one that is stored so."""
     plan = planned(small, [adapter(tmp_path / "a", lora(Q, 4, 4), peft_type="LOHA")])
     assert plan.outputs is None and plan.unsupported == "it is of type LOHA"
-    with pytest.raises(UserError, match="--adapter_weights cannot be used: it is of type LOHA"):
-        planned(small, [adapter(tmp_path / "b", lora(Q, 4, 4), 0.5, peft_type="LOHA")])
-    with pytest.raises(UserError, match="--merge_base dequantized cannot be used"):
-        plan_merge(plan.inputs, dequantise=True)
     good = [[adapter(tmp_path / "c", lora(Q, 4, 4))]]
+    assert planned(small, *good).outputs is not None
+    assert planned(small, [adapter(tmp_path / "d", lora(Q, 4, 4), 0.5)]).unsupported == "adapters have weights"
+    assert planned(small, [*good[0], *good[0]]).unsupported == "adapters have weights"
+    inputs = Inputs(BaseFolder("base", small), {}, good, tokenizer=small)
+    assert plan_merge(inputs, dequantise=True).unsupported == "the base is what quantisation left of it"
+    stored = dataclasses.replace(inputs, config={"quantization_config": {"quant_method": "bitsandbytes"}})
+    assert str(plan_merge(stored).unsupported).startswith("the base is stored in ")
+    more = adapter(tmp_path / "e", {f"{K}.weight": torch.ones(3, 4)} | lora(Q, 4, 4))
+    assert planned(small, [more]).unsupported == f"its {K}.weight has 3 rows, the base has 2"
+    vocabulary = {"growth": {"base_rows": 4, "rows": 8, "ids": [[4, 7]]}}
+    (good[0][0].folder / "hftune.json").write_text(json.dumps({"kind": "adapter", "vocabulary": vocabulary}))
+    grown = [[Adapter(good[0][0].folder)]]
+    assert planned(small, *grown).unsupported == "the vocabulary has grown"
     other = plan_merge(Inputs(BaseFolder("base", small, "it is in other files"), {}, good, tokenizer=small))
     assert other.outputs is None and other.unsupported == "it is in other files"
 
@@ -160,7 +155,7 @@ def test_a_head_trained_alone_gets_a_tensor_of_its_own(tied: Path, tmp_path: Pat
     found = outputs(plan)
     assert plan.outputs is not None and plan.outputs.tied is False
     head, embed = found[f"{HEAD}.weight"], found[f"{EMBED}.weight"]
-    assert head.new and head.change is not None and head.source == embed.source and embed.change is None
+    assert head.new and head.updates and head.source == embed.source and not embed.updates
     assert list(found)[-1] == f"{HEAD}.weight"
 
 
@@ -173,23 +168,16 @@ def test_embeddings_trained_alone_leave_the_head_as_it_was(tied: Path, tmp_path:
     plan = planned(tied, [adapter(tmp_path / "a", matrices)])
     found = outputs(plan)
     assert plan.outputs is not None and plan.outputs.tied is False
-    assert found[f"{HEAD}.weight"].new and found[f"{HEAD}.weight"].change is None
-    assert found[f"{EMBED}.weight"].change is not None
+    assert found[f"{HEAD}.weight"].new and not found[f"{HEAD}.weight"].updates
+    assert found[f"{EMBED}.weight"].updates
     kept = planned(tied, [adapter(tmp_path / "b", matrices, ensure_weight_tying=True)])
     assert kept.outputs is not None and kept.outputs.tied is None and f"{HEAD}.weight" not in outputs(kept)
-
-
-def test_single_rows_keep_the_tie(tied: Path, tmp_path: Path) -> None:
-    rows = {f"{EMBED}.token_adapter.trainable_tokens_delta": torch.randn(2, rows_of(tied)[1])}
-    plan = planned(tied, [adapter(tmp_path / "a", rows, trainable_token_indices=[3, 5])])
-    assert plan.outputs is not None and plan.outputs.tied is None and f"{HEAD}.weight" not in outputs(plan)
 
 
 def test_both_trained_whole_alike_and_not(tied: Path, tmp_path: Path) -> None:
     values = torch.randn(rows_of(tied))
     alike = planned(tied, [adapter(tmp_path / "a", {f"{EMBED}.weight": values, f"{HEAD}.weight": values.clone()})])
     assert alike.outputs is not None and alike.outputs.tied is None and f"{HEAD}.weight" not in outputs(alike)
-    assert alike.outputs.vocab_size is None, "as many rows as before"
     apart = planned(tied, [adapter(tmp_path / "b", {f"{EMBED}.weight": values, f"{HEAD}.weight": values + 1})])
     assert apart.outputs is not None and apart.outputs.tied is False and outputs(apart)[f"{HEAD}.weight"].new
 
@@ -198,7 +186,7 @@ def test_what_else_is_trained_leaves_the_tie(tied: Path, tmp_path: Path) -> None
     norm = {"model.norm.weight": torch.ones(rows_of(tied)[1])}
     plan = planned(tied, [adapter(tmp_path / "a", norm)])
     assert plan.outputs is not None and plan.outputs.tied is None and f"{HEAD}.weight" not in outputs(plan)
-    assert [name for name, output in outputs(plan).items() if output.change] == ["model.norm.weight"]
+    assert [name for name, output in outputs(plan).items() if output.updates] == ["model.norm.weight"]
 
 
 def test_names_are_those_of_the_base_s_whole_config(
@@ -248,17 +236,6 @@ def test_what_has_no_place_in_the_model(tied: Path, tmp_path: Path, monkeypatch:
     assert said == ["a reward model has no extra.weight; not written"]
 
 
-def test_a_grown_vocabulary(make_base: Callable, tmp_path: Path) -> None:
-    base = make_base("llama")
-    rows, columns = rows_of(base)
-    both = {f"{name}.weight": torch.randn(rows + 8, columns) for name in (EMBED, HEAD)}
-    plan = planned(base, [adapter(tmp_path / "a", both)])
-    assert plan.outputs is not None and plan.outputs.vocab_size == rows + 8
-    assert outputs(plan)[f"{HEAD}.weight"].shape == (rows + 8, columns)
-    with pytest.raises(UserError, match=f"{rows + 8} embeddings, and lm_head.weight would have {rows} rows"):
-        planned(base, [adapter(tmp_path / "b", {f"{EMBED}.weight": both[f"{EMBED}.weight"]})])
-
-
 def test_a_reward_model_has_no_language_model_head(make_base: Callable, tmp_path: Path) -> None:
     base = make_base("llama")
     score = {"score.weight": torch.randn(1, rows_of(base)[1])} | lora(Q, *(rows_of(base)[1],) * 2)
@@ -271,15 +248,6 @@ def test_a_reward_model_has_no_language_model_head(make_base: Callable, tmp_path
     )
 
 
-def test_blending_a_tensor_that_the_base_only_ties(tied: Path, tmp_path: Path) -> None:
-    """A head without a tensor of its own is the embeddings'; one that the base does not have at all is new."""
-    rows, columns = rows_of(tied)
-    planned(tied, [adapter(tmp_path / "a", lora(HEAD, rows, columns), 0.5)])
-    score = {"score.weight": torch.randn(1, columns)} | lora(Q, columns, columns)
-    with pytest.raises(UserError, match=r"score\.weight is not in the base"):
-        planned(tied, [adapter(tmp_path / "b", score, 0.5, task_type="SEQ_CLS")], scores=1)
-
-
 class Pairs:
     """A base whose config ties two heads to one embedding each; of some both are stored."""
 
@@ -289,11 +257,17 @@ class Pairs:
     def slices(self, name: str) -> list[StoredSlice]:
         return [StoredSlice(name)] if name.replace(" ", "_") in self.values else []
 
-    def source(self, name: str) -> ComputedTensor:
-        value = self.values[name.replace(" ", "_")]
-        return ComputedTensor(Path("there"), "F32", (1,), lambda: torch.tensor([value]))
+    def source(self, name: str) -> Any:
+        return self.values[name.replace(" ", "_")]
 
 
+@pytest.fixture
+def of_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tensors of `Pairs` hold one value each."""
+    monkeypatch.setattr(planning, "read_tensor", lambda source: torch.tensor([source]))
+
+
+@pytest.mark.usefixtures("of_values")
 def test_tied_by_the_config_and_stored_apart(tmp_path: Path) -> None:
     """What is stored twice with the same values is tied; with others it is apart; each pair is looked at."""
     new = replace(store(tmp_path, {"new": torch.ones(1)})["new"])
@@ -305,9 +279,9 @@ def test_tied_by_the_config_and_stored_apart(tmp_path: Path) -> None:
         ("head", {"second_embed": 1.0, "second_head": 2.0}, everything),
     ):
         base: Any = Pairs(**values)  # type: ignore[arg-type]
-        assert _untie(base, Changes([[(1.0, {trained: [new]})]]), keep_tied=False) == untied
+        assert _untie(base, {trained: [new]}, keep_tied=False) == untied
     base = Pairs(embed=1.0, head=2.0)
-    assert _untie(base, Changes([]), keep_tied=False) == {"head", "embed"}
+    assert _untie(base, {}, keep_tied=False) == {"head", "embed"}
 
 
 @pytest.mark.parametrize(
@@ -323,7 +297,7 @@ def test_who_was_trained_of_two_that_are_tied(tmp_path: Path) -> None:
     new = replace(store(tmp_path, {"new": torch.ones(1)})["new"])
 
     def said(*trained: str) -> str:
-        return _which(Changes([[(1.0, {name: [new] for name in trained})]]), "head", "embed")
+        return _which({name: [new] for name in trained}, "head", "embed")
 
     assert said("head", "embed") == "embed and head each for itself"
     assert said("head") == "head without embed" and said("embed") == "embed without head"
@@ -332,8 +306,7 @@ def test_who_was_trained_of_two_that_are_tied(tmp_path: Path) -> None:
 def test_the_tensor_that_a_parameter_is_tied_to() -> None:
     base: Any = Pairs(embed=1.0, second_head=2.0)
     found = {name: _tied_source(base, name) for name in ("head", "embed", "second head", "second embed", "other")}
-    values = {name: None if source is None else read_source(source).item() for name, source in found.items()}
-    assert values == {"head": 1.0, "embed": None, "second head": None, "second embed": 2.0, "other": None}
+    assert found == {"head": 1.0, "embed": None, "second head": None, "second embed": 2.0, "other": None}
 
 
 @pytest.mark.parametrize(
@@ -362,61 +335,24 @@ def test_a_new_head_has_the_dtype_of_the_weights(tmp_path: Path) -> None:
     assert _usual_dtype(BaseTensors(dict(store(tmp_path, tensors)))) == "BF16"
 
 
-def test_a_head_of_other_rows_is_the_base_s_affair_where_nobody_trained_the_embeddings() -> None:
-    base: Any = SimpleNamespace(embedding="embed", shape=lambda name: (4, 2))
-    head = Output("lm_head.weight", "F32", (9, 2), None)
-    assert _new_vocab_size(base, Changes([]), [head]) is None
-    base.embedding = None
-    assert _new_vocab_size(base, Changes([]), [head]) is None
-
-
-@pytest.mark.parametrize("head", ["lm_head.weight", "model.embed_out.weight"])
-def test_a_head_has_as_many_rows_as_the_embeddings(head: str, tmp_path: Path) -> None:
-    """Six of embeddings that were four; other tensors may have any."""
-    base: Any = SimpleNamespace(embedding="embed", shape=lambda name: (4, 2))
-    grown, same = (replace(store(tmp_path, {"new": torch.ones(rows, 2)})["new"]) for rows in (6, 4))
-    other = Output("other.weight", "F32", (5, 2), None)
-
-    def rows(update: Any, of_head: int) -> int | None:
-        changes = Changes([[(1.0, {"embed": [update]})]])
-        return _new_vocab_size(base, changes, [other, Output(head, "F32", (of_head, 2), None)])
-
-    assert rows(grown, 6) == 6 and rows(same, 4) is None
-    with pytest.raises(UserError, match=f"6 embeddings, and {head} would have 4 rows"):
-        rows(grown, 4)
-
-
 def test_experts_that_were_trained_whole_keep_their_shapes_on_disk(tmp_path: Path) -> None:
     """In memory they are one parameter, on disk one tensor each."""
     stored = store(tmp_path, {f"experts.{number}": torch.ones(3, 2) for number in range(2)})
     slices = [StoredSlice(f"experts.{number}", expert=number) for number in range(2)]
     base: Any = SimpleNamespace(stored=stored, slices=lambda name: slices)
     new = replace(store(tmp_path / "adapter", {"new": torch.ones(2, 3, 2)})["new"])
-    found = list(planning._changed(base, Changes([[(1.0, {"experts": [new]})]]), "experts", None))
+    found = list(planning._changed(base, {"experts": [new]}, "experts", None))
     assert [(one.name, one.shape, one.new) for one in found] == [(f"experts.{n}", (3, 2), False) for n in range(2)]
 
 
-@pytest.mark.parametrize("bits", [4, 8])
-def test_the_layers_that_training_quantised_are_read_as_it_saw_them(bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In 8 bit they are others than in 4."""
-    named = {True: ["a"], False: ["b"]}
-    monkeypatch.setattr(planning, "quantised_linears", lambda model, *, eight_bit: named[eight_bit])
-    monkeypatch.setattr(planning, "requantised", lambda source, how: (source, how.bits))
-    stored = {"a.weight": "a", "b.weight": "b"}
-    base: Any = SimpleNamespace(skeleton=None, stored=stored, slices=lambda name: [StoredSlice(name)])
-    planning._requantise(base, Quantisation(bits, "nf4", False, "F32"))
-    assert stored == ({"a.weight": ("a", 8), "b.weight": "b"} if bits == 8 else {"a.weight": "a", "b.weight": ("b", 4)})
-
-
-def test_what_only_the_models_own_names_show_is_merged_by_peft(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_only_the_models_own_names_show_is_merged_by_peft(
+    small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The configs say nothing against it; the tensors do."""
-    inputs: Any = SimpleNamespace(base=SimpleNamespace(unsupported=None), adapters=[])
-    asked: list[Any] = []
 
-    def unsupported(*given: Any, **how: Any) -> Any:
+    def unsupported(*given: Any) -> Any:
         raise Unsupported("a reason")
 
     monkeypatch.setattr(planning, "_plan_outputs", unsupported)
-    monkeypatch.setattr(planning, "_not_with_peft", lambda *given, **how: asked.append((given, how)) or [])
-    assert plan_merge(inputs, dequantise=True) == Plan(inputs, True, unsupported="a reason")
-    assert asked == [((inputs, "a reason"), {"dequantise": True})]
+    plan = planned(small, [adapter(tmp_path / "a", lora(Q, 4, 4))])
+    assert plan.outputs is None and plan.unsupported == "a reason"

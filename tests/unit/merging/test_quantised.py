@@ -112,7 +112,7 @@ def test_a_base_that_is_stored_quantised(kind: str, make_base: Callable, tmp_pat
     with torch.no_grad():
         wanted = PeftModel.from_pretrained(model, str(adapter)).eval()(IDS).logits
     manifest = merge(adapter, tmp_path / "merged", base_model_name_or_path=str(tmp_path / "stored"))
-    assert manifest["merged_by"] == "hftune" and "quantization_config" not in settings(tmp_path / "merged")
+    assert manifest["merged_by"] == "peft" and "quantization_config" not in settings(tmp_path / "merged")
     # In 8 bit the activations were rounded, too.
     near = 1e-4 if kind != "int8" else 0.1
     torch.testing.assert_close(merged_logits(tmp_path / "merged"), wanted, atol=near, rtol=near)

@@ -18,7 +18,6 @@ from hftune.merging.skeleton import (
     _match_converted,
     build_skeleton,
     match_names,
-    quantised_linears,
 )
 from hftune.weight_files import stored_tensors
 
@@ -31,7 +30,6 @@ def read(folder: Path, **more: Any) -> tuple[BaseTensors, list[str]]:
 def test_names_that_are_the_same(make_base: Callable) -> None:
     base, unused = read(make_base("llama", tie_word_embeddings=True))
     assert unused == [] and base.tied == {"lm_head.weight": "model.embed_tokens.weight"}
-    assert base.embedding == "model.embed_tokens.weight" and base.heads == ["lm_head.weight", "lm_head.bias"]
     assert base.slices("model.embed_tokens.weight") == [StoredSlice("model.embed_tokens.weight")]
     assert base.slices("lm_head.weight") == [] and base.shape("lm_head.weight") == base.shape(
         "model.embed_tokens.weight"
@@ -53,7 +51,7 @@ def test_experts_that_are_one_parameter_in_memory(make_base: Callable) -> None:
 
 def test_a_reward_model_leaves_the_head(make_base: Callable) -> None:
     base, unused = read(make_base("llama"), head="score", labels=3)
-    assert unused == ["lm_head.weight"] and base.heads == []
+    assert unused == ["lm_head.weight"]
     shape = base.shape("score.weight")
     assert shape is not None and shape[0] == 3
 
@@ -70,15 +68,8 @@ def test_a_conversion_that_is_not_known_is_peft_s() -> None:
 
 def test_without_a_skeleton_names_are_all_there_is(make_base: Callable) -> None:
     base = BaseTensors(dict(stored_tensors(make_base("llama"))))
-    assert base.tied == {} and base.embedding is None and base.heads == [] and base.module("model") is None
+    assert base.tied == {} and base.module("model") is None
     assert base.slices("lm_head.bias") == []
-
-
-def test_what_bitsandbytes_would_quantise(make_base: Callable) -> None:
-    model = build_skeleton(make_base("llama"), trust_remote_code=False)
-    for eight_bit in (False, True):
-        names = quantised_linears(model, eight_bit=eight_bit)
-        assert "model.layers.0.mlp.up_proj" in names and "lm_head" not in names
 
 
 def test_a_model_that_nobody_knows(tmp_path: Path) -> None:
@@ -94,13 +85,6 @@ def test_code_of_a_model_runs_where_that_is_asked_for_alone(tmp_path: Path, monk
     for trusted in (True, False):
         build_skeleton(tmp_path, trust_remote_code=trusted)
     assert asked == [True, True, False, False]
-
-
-def test_eight_bit_leaves_the_score_of_a_reward_model_whole(make_base: Callable) -> None:
-    model = build_skeleton(make_base("llama"), head="score", labels=1, trust_remote_code=False)
-    names = quantised_linears(model, eight_bit=True)
-    assert "score" not in names and "model.layers.1.self_attn.q_proj" in names
-    assert all(name.rsplit(".", 1)[-1].endswith("_proj") for name in names)
 
 
 def operation(kind: str, dim: int) -> Any:

@@ -28,6 +28,8 @@ class Case:
     arguments: dict[str, Any] = field(default_factory=dict)
     tied: bool | None = None
     """What the merged config must say; None: what the base's says."""
+    by: str = "hftune"
+    """Who merges."""
 
 
 TIED = {"tie_word_embeddings": True}
@@ -43,7 +45,9 @@ CASES = {
     "qwen3_moe experts, rsLoRA": Case("qwen3_moe", {**EXPERTS, "use_rslora": True}),
     "deepseek experts": Case("deepseek_v2", {**EXPERTS, "target_modules": ["o_proj"]}),
     "gpt2, weights as (in, out)": Case("gpt2", {"target_modules": ["c_attn", "c_proj"], "fan_in_fan_out": True}),
-    "gpt2 DoRA": Case("gpt2", {"target_modules": ["c_attn", "c_fc"], "fan_in_fan_out": True, "use_dora": True}),
+    "gpt2 DoRA": Case(
+        "gpt2", {"target_modules": ["c_attn", "c_fc"], "fan_in_fan_out": True, "use_dora": True}, by="peft"
+    ),
     "rsLoRA": Case(config={"target_modules": "all-linear", "use_rslora": True}),
     "DoRA": Case(config={"target_modules": "all-linear", "use_dora": True}),
     "patterns": Case(
@@ -55,7 +59,7 @@ CASES = {
     ),
     "bias all": Case("qwen2", {"target_modules": ATTENTION, "bias": "all"}),
     "bias lora_only": Case("qwen2", {"target_modules": ATTENTION, "bias": "lora_only"}),
-    "LoRA with a bias": Case("qwen2", {"target_modules": ["q_proj", "v_proj"], "lora_bias": True}),
+    "LoRA with a bias": Case("qwen2", {"target_modules": ["q_proj", "v_proj"], "lora_bias": True}, by="peft"),
     "norms trained": Case(config={"target_modules": ATTENTION, "modules_to_save": ["input_layernorm"]}),
     "final norm trained": Case(config={"target_modules": ATTENTION, "modules_to_save": ["model.norm"]}),
     "embeddings and head trained": Case(config={"target_modules": ATTENTION, "modules_to_save": BOTH}),
@@ -73,24 +77,26 @@ CASES = {
         changes=TIED,
     ),
     "LoRA on embeddings": Case(config={"target_modules": [*ATTENTION, "embed_tokens"]}),
-    "DoRA on embeddings": Case(config={"target_modules": [*ATTENTION, "embed_tokens"], "use_dora": True}),
+    "DoRA on embeddings": Case(config={"target_modules": [*ATTENTION, "embed_tokens"], "use_dora": True}, by="peft"),
     "LoRA on tied embeddings": Case(config={"target_modules": [*ATTENTION, "embed_tokens"]}, changes=TIED, tied=False),
     "LoRA on the tied head": Case(config={"target_modules": [*ATTENTION, "lm_head"]}, changes=TIED, tied=False),
     "LoRA on both, tied": Case(config={"target_modules": [*ATTENTION, *BOTH]}, changes=TIED, tied=False),
     "LoRA on both, kept tied": Case(
         config={"target_modules": [*ATTENTION, "embed_tokens"], "ensure_weight_tying": True}, changes=TIED
     ),
-    "tokens": Case(config={"target_modules": ATTENTION, "trainable_token_indices": [5, 40, 41]}),
-    "tokens, tied": Case(config={"target_modules": ATTENTION, "trainable_token_indices": [5, 40]}, changes=TIED),
-    "grown": Case(config={"target_modules": ATTENTION, "modules_to_save": BOTH}, rows=352),
+    "tokens": Case(config={"target_modules": ATTENTION, "trainable_token_indices": [5, 40, 41]}, by="peft"),
+    "tokens, tied": Case(
+        config={"target_modules": ATTENTION, "trainable_token_indices": [5, 40]}, changes=TIED, by="peft"
+    ),
+    "grown": Case(config={"target_modules": ATTENTION, "modules_to_save": BOTH}, rows=352, by="peft"),
     "grown and tied": Case(
-        config={"target_modules": ATTENTION, "modules_to_save": BOTH}, changes=TIED, rows=352, tied=False
+        config={"target_modules": ATTENTION, "modules_to_save": BOTH}, changes=TIED, rows=352, tied=False, by="peft"
     ),
-    "grown, not trained": Case(config={"target_modules": ATTENTION}, changes=TIED, rows=352),
+    "grown, not trained": Case(config={"target_modules": ATTENTION}, changes=TIED, rows=352, by="peft"),
     "grown, tokens": Case(
-        config={"target_modules": ATTENTION, "trainable_token_indices": [300, 310]}, changes=TIED, rows=352
+        config={"target_modules": ATTENTION, "trainable_token_indices": [300, 310]}, changes=TIED, rows=352, by="peft"
     ),
-    "grown, LoRA on embeddings": Case(config={"target_modules": [*ATTENTION, *BOTH]}, rows=352),
+    "grown, LoRA on embeddings": Case(config={"target_modules": [*ATTENTION, *BOTH]}, rows=352, by="peft"),
     "head": Case(config={"target_modules": ATTENTION, "task_type": "SEQ_CLS", "modules_to_save": ["score"]}),
     "head of a tied base": Case(
         "qwen2", {"target_modules": ATTENTION, "task_type": "SEQ_CLS", "modules_to_save": ["score"]}
@@ -113,7 +119,7 @@ def test_says_what_base_and_adapter_say(name: str, make_base: Callable, tmp_path
     base = make_base(case.architecture, **case.changes)
     adapter = make_adapter(base, tmp_path / "adapter", rows=case.rows, **case.config)
     manifest = merge(adapter, tmp_path / "merged", **case.arguments)
-    assert manifest["merged_by"] == "hftune"
+    assert manifest["merged_by"] == case.by
     wanted = adapted_logits(base, adapter, rows=case.rows)
     plain = merged_logits(tmp_path / "merged", case.config.get("task_type", "CAUSAL_LM"))
     torch.testing.assert_close(plain, wanted, atol=1e-5, rtol=1e-5)

@@ -1,32 +1,17 @@
-"""Rows of stored tensors; bases in 4 and 8 bit by their names and shapes."""
+"""Rows of stored tensors."""
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from hftune.errors import ArgumentError, ManifestError
+from hftune.errors import ManifestError
 from hftune.merging import tensors
-from hftune.merging.tensors import (
-    ComputedTensor,
-    Quantisation,
-    as_rows,
-    dequantised,
-    read_rows,
-    read_source,
-    read_tensor,
-    requantised,
-    scratch,
-)
-from hftune.weight_files import StoredTensor
+from hftune.merging.tensors import as_rows, read_rows, read_tensor, scratch
 from tests.unit.merging.models import store
-
-BITSANDBYTES = {"quantization_config": {"quant_method": "bitsandbytes"}, "dtype": "bfloat16"}
 
 
 def test_any_rows_of_any_shape(tmp_path: Path) -> None:
@@ -64,134 +49,6 @@ def test_scratch_is_used_again_for_its_purpose_only() -> None:
     first, other = scratch("one", 4, 4, torch.float32), scratch("two", 4, 4, torch.float32)
     assert scratch("one", 2, 4, torch.bfloat16).data_ptr() == first.data_ptr() != other.data_ptr()
     assert scratch("one", 8, 8, torch.float32).shape == (8, 8)
-
-
-def test_what_unpacks_a_tensor_is_no_tensor_of_the_model(tmp_path: Path) -> None:
-    state = torch.tensor(list(json.dumps({"shape": [6, 4], "dtype": "bfloat16"}).encode()), dtype=torch.uint8)
-    stored = store(
-        tmp_path,
-        {
-            "layer.weight": torch.zeros(12, 1, dtype=torch.uint8),
-            "layer.weight.absmax": torch.ones(1),
-            "layer.weight.quant_state.bitsandbytes__nf4": state,
-            "eight.weight": torch.zeros(2, 3, dtype=torch.int8),
-            "eight.SCB": torch.ones(2),
-            "eight.weight_format": torch.zeros(1, dtype=torch.uint8),
-            "norm.weight": torch.ones(4),
-        },
-    )
-    found = dequantised(stored, BITSANDBYTES, "base")
-    assert {name: (one.dtype, one.shape) for name, one in found.items()} == {
-        "layer.weight": ("BF16", (6, 4)),
-        "eight.weight": ("BF16", (2, 3)),
-        "norm.weight": ("F32", (4,)),
-    }
-    assert isinstance(found["norm.weight"], StoredTensor)
-    assert dequantised(stored, {}, "base") == stored
-
-
-@pytest.mark.parametrize("dtype", ["U8", "I8", "BF16", "F16", "F32"])
-def test_four_bits_are_packed_as_any_dtype(dtype: str, tmp_path: Path) -> None:
-    """As `bnb_4bit_quant_storage` said; sizes from 1 on, and below 2 to the 40."""
-    shape = [1, (1 << 40) - 1]
-    state = torch.tensor(list(json.dumps({"shape": shape}).encode()), dtype=torch.uint8)
-    name = "a.weight.b.weight"  # of a module that is in one of such a name
-    packed = {name: torch.zeros(2, 1, dtype=tensors.DTYPES[dtype]), f"{name}.absmax": torch.ones(1)}
-    stored = store(tmp_path, packed | {f"{name}.{tensors._QUANT_STATE}nf4": state})
-    found = dequantised(stored, BITSANDBYTES, "base")
-    assert {name: one.shape for name, one in found.items()} == {name: tuple(shape)}
-
-
-def test_names_that_only_look_like_what_unpacks_a_tensor(tmp_path: Path) -> None:
-    """Without the weight that they would unpack, and of a module whose name is much like it."""
-    names = ("a.weight.absmax", "b.weights.x", "b.weight", "c.SCB.bias")
-    found = dequantised(store(tmp_path, {name: torch.ones(1) for name in names}), BITSANDBYTES, "base")
-    assert set(found) == set(names)
-
-
-@pytest.mark.parametrize(
-    "said",
-    [
-        *('{"shape": [6, -4]}', '{"shape": [6, 0]}', '{"shape": [6, 1e9]}', f'{{"shape": [6, {1 << 40}]}}'),
-        *('{"shape": 24}', "{}"),
-    ],
-)
-def test_a_shape_that_is_none(said: str, tmp_path: Path) -> None:
-    state = torch.tensor(list(said.encode()), dtype=torch.uint8)
-    stored = store(
-        tmp_path, {"w.weight": torch.zeros(12, 1, dtype=torch.uint8), f"w.weight.{tensors._QUANT_STATE}nf4": state}
-    )
-    with pytest.raises(ManifestError, match="has no shape"):
-        dequantised(stored, BITSANDBYTES, "base")
-
-
-def test_a_tensor_of_the_base_in_its_own_shape(tmp_path: Path) -> None:
-    w = torch.randn(2, 6)
-    stored = store(tmp_path, {"w": w})["w"]
-    assert torch.equal(read_source(stored), w)
-    computed = ComputedTensor(stored.file, "F32", (3, 4), lambda: read_tensor(stored).flatten() * 2)
-    assert torch.equal(read_source(computed), (w * 2).view(3, 4))
-
-
-def test_only_bitsandbytes_can_be_undone() -> None:
-    with pytest.raises(ArgumentError, match="quantised by quanto"):
-        dequantised({}, {"quantization_config": {"quant_method": "quanto"}}, "base")
-
-
-@pytest.mark.parametrize(("kind", "nested"), [("nf4", True), ("nf4", False), ("fp4", False)])
-def test_a_base_as_four_bits_left_it(kind: str, nested: bool, tmp_path: Path) -> None:
-    """What bitsandbytes makes of the weight in training's dtype, which each of the settings makes another."""
-    from bitsandbytes import functional
-
-    w = torch.randn(8, 64)
-    stored = store(tmp_path, {"w": w})["w"]
-    found = requantised(stored, Quantisation(4, kind, nested, "F16"))
-    assert (found.file, found.dtype, found.shape) == (stored.file, "F32", (8, 64))
-    options = {"compress_statistics": nested, "quant_type": kind}
-    wanted = functional.dequantize_4bit(*functional.quantize_4bit(w.half(), **options))
-    assert found.read().dtype == torch.float32 and torch.equal(found.read(), wanted.float())
-    others = [("nf4", True), ("nf4", False), ("fp4", False)]
-    for other in others:
-        if other != (kind, nested):
-            assert not torch.equal(requantised(stored, Quantisation(4, *other, "F16")).read(), found.read())
-
-
-def test_a_base_as_eight_bits_left_it(tmp_path: Path) -> None:
-    """Each row in 127 steps to its largest number: 127 of 127 and 31.6 of 127 become 1 and 32 / 127."""
-    stored = store(tmp_path, {"w": torch.tensor([[1.0, 31.6 / 127], [2.0, -1.0]])})["w"]
-    found = requantised(stored, Quantisation(8, "None", False, "F32")).read()
-    torch.testing.assert_close(found.float(), torch.tensor([[1.0, 32 / 127], [2.0, -128 / 127]]), atol=1e-3, rtol=0)
-
-
-def test_a_tensor_unpacked_by_what_lies_beside_it(tmp_path: Path) -> None:
-    """8 bit by the scales of rows over 127; 4 bit by bitsandbytes' own state, in float32 both."""
-    from bitsandbytes import functional
-
-    w = torch.randn(4, 64)
-    packed, state = functional.quantize_4bit(w, quant_type="fp4")
-    state_tensors = {f"four.weight.{name}": tensor for name, tensor in state.as_dict(packed=True).items()}
-    rows = torch.tensor([[127, -64], [1, 127]], dtype=torch.int8)
-    eight = {"eight.weight": rows, "eight.SCB": torch.tensor([2.0, 1.0])}
-    stored = store(tmp_path, {"four.weight": packed} | state_tensors | eight)
-    found = dequantised(stored, BITSANDBYTES, "base")
-    assert set(found) == {"four.weight", "eight.weight"}
-    assert torch.equal(read_source(found["four.weight"]), functional.dequantize_4bit(packed, state).float())
-    wanted = torch.tensor([[2.0, -128 / 127], [1 / 127, 1.0]])
-    torch.testing.assert_close(read_source(found["eight.weight"]).float(), wanted)
-
-
-@pytest.mark.parametrize(
-    ("config", "dtype"),
-    [
-        ({"dtype": "float16"}, "F16"),
-        ({"torch_dtype": "torch.float32"}, "F32"),
-        ({"text_config": {"dtype": "float32"}}, "F32"),
-        ({"dtype": None, "text_config": {"torch_dtype": "float16"}}, "F16"),
-        ({}, "BF16"),
-    ],
-)
-def test_the_dtype_that_packed_weights_get(config: dict[str, Any], dtype: str) -> None:
-    assert tensors._whole_dtype(config) == dtype
 
 
 def test_files_are_opened_once_and_closed(tmp_path: Path) -> None:

@@ -219,10 +219,9 @@ def test_what_the_base_stores_for_others_needs_no_place(
 
 
 @pytest.mark.parametrize("quantised", [None, "how"])
-@pytest.mark.parametrize("comparable", [True, False])
 @pytest.mark.parametrize("gguf", [None, "model.gguf"])
 def test_a_merge_is_compared_with_what_it_was_made_of(
-    quantised: Any, comparable: bool, gguf: str | None, monkeypatch: pytest.MonkeyPatch
+    quantised: Any, gguf: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The merged model is loaded first, strictly, whatever comes after it; another template is a fault."""
     order: list[Any] = []
@@ -239,17 +238,13 @@ def test_a_merge_is_compared_with_what_it_was_made_of(
     monkeypatch.setattr(verify, "on_demand", lambda name: lambda plan: "base + adapter")
     monkeypatch.setattr(verify, "answer", lambda model, tokenizer: order.append(model) or one)
     base = SimpleNamespace(folder=Path("base"), gguf_file=gguf)
-    inputs = SimpleNamespace(
-        base=base, tokenizer=Path("base"), trust_remote_code=True, comparable=comparable, quantised=quantised
-    )
+    inputs = SimpleNamespace(base=base, tokenizer=Path("base"), trust_remote_code=True, quantised=quantised)
     plan: Any = SimpleNamespace(inputs=inputs, outputs=None)
     found: Any = verify._compare_with_adapters(plan, Path("merged"), "2GB")
     trusted = {"trust_remote_code": True}
     asked = [("merged", trusted), ("base", trusted | ({"gguf_file": gguf} if gguf else {}))]
     assert order[:3] == [*asked, "merged"]
-    if not comparable:
-        assert found is None and len(order) == 3
-    elif quantised:
+    if quantised:
         said, tokenizer, size = found[2]
         assert found[:2] == ("both", Path(".")) and said is one and size == "2GB" and len(order) == 3
         assert tokenizer.chat_template == "t"

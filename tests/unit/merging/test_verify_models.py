@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from hftune.errors import ManifestError, UserError
 from hftune.merging import verify
-from hftune.merging.updates import Fold
+from hftune.merging.changes import Fold
 from hftune.merging.verify import Answers, compare, judge, reload_strictly
 from tests.unit.merging.models import ATTENTION, make_adapter, merge, merged_logits, settings
 

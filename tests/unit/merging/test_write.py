@@ -16,10 +16,9 @@ from safetensors.torch import load_file
 
 from hftune.errors import ArgumentError, ManifestError
 from hftune.merging import write
+from hftune.merging.changes import Update, replace
 from hftune.merging.plan import Output
 from hftune.merging.skeleton import StoredSlice
-from hftune.merging.tensors import ComputedTensor
-from hftune.merging.updates import Change, replace
 from hftune.merging.write import Progress, lay_out, write_index, write_shards
 from hftune.weight_files import stored_tensors
 from tests.unit.merging.models import store
@@ -75,8 +74,7 @@ def merged(tmp_path: Path) -> tuple[list[bool | None], dict[str, torch.Tensor], 
     base, new = store(tmp_path / "base", w), store(tmp_path / "new", {"changed": w["changed"] + 1, "same": w["same"]})
     outputs = [Output("copied", "F32", (40, 3), base["copied"]), Output("cast", "BF16", (40, 3), base["cast"])]
     for name in ("changed", "same"):
-        change = Change([[(1.0, [replace(new[name])])]], StoredSlice(name), (40, 3))
-        outputs.append(Output(name, "F32", (40, 3), base[name], change))
+        outputs.append(Output(name, "F32", (40, 3), base[name], [replace(new[name])], StoredSlice(name)))
     told: list[int] = []
     (tmp_path / "merged").mkdir()
     results = write_shards(tmp_path / "merged", lay_out(outputs, None), 2, told.append)
@@ -243,46 +241,26 @@ def test_tensors_that_rounding_leaves_as_they_were(
 
 
 @pytest.mark.parametrize(
-    ("columns", "whole", "computed", "steps"),
-    [
-        (1, False, False, [20, 5]),
-        (3, False, False, [6, 6, 6, 6, 1]),
-        (30, False, False, [1] * 25),
-        (3, True, False, [25]),
-        (3, False, True, [25]),
-    ],
+    ("columns", "steps"),
+    [(1, [20, 5]), (3, [6, 6, 6, 6, 1]), (30, [1] * 25)],
 )
-def test_rows_that_are_in_memory_at_once(
-    columns: int, whole: bool, computed: bool, steps: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Blocks of 20 elements, at least a row; all of what must be seen as a whole, or is computed."""
+def test_rows_that_are_in_memory_at_once(columns: int, steps: list[int], tmp_path: Path, monkeypatch: Any) -> None:
+    """Blocks of 20 elements, at least a row."""
     monkeypatch.setattr(write, "BLOCK_ELEMENTS", 20)
     weight, seen = torch.randn(25, columns), []
-    stored: Any = store(tmp_path / "base", {"w": weight})["w"]
-    if computed:
-        stored = ComputedTensor(stored.file, "F32", (25, columns), lambda: weight.clone())
 
     def apply(block: torch.Tensor, start: int, rows: int) -> torch.Tensor:
         seen.append((start, rows, len(block)))
         return block.add_(1)
 
-    change: Any = SimpleNamespace(load=lambda: apply, whole=whole)
-    made = Output("w", "F32", (25, columns), stored, change)
+    update = Update(("one more",), lambda where, shape: apply)
+    stored = store(tmp_path / "base", {"w": weight})["w"]
+    made = Output("w", "F32", (25, columns), stored, [update], StoredSlice("w"))
     (tmp_path / "merged").mkdir()
     assert write_shards(tmp_path / "merged", lay_out([made], None), 1, lambda count: None) == [True]
     assert torch.equal(load_file(tmp_path / "merged" / "model.safetensors")["w"], weight + 1)
     starts = [sum(steps[:number]) for number in range(len(steps))]
     assert seen == [(start, rows, rows) for start, rows in zip(starts, steps, strict=True)]
-
-
-def test_rows_that_the_base_does_not_have(tmp_path: Path) -> None:
-    """Embeddings that grew while they were trained: a block that reaches beyond the base's rows has none of them."""
-    stored = store(tmp_path / "base", {"w": torch.arange(8.0).view(4, 2)})["w"]
-    made = Output("w", "F32", (6, 2), stored, None)
-    for first, count, rows in ((0, 4, [0.0, 6.0]), (2, 2, [4.0, 6.0]), (2, 3, None), (4, 2, None)):
-        found = write._source_rows(made, first, count)
-        assert (found is None) if rows is None else found is not None and found[[0, -1], 0].tolist() == rows
-    assert write._source_rows(Output("w", "F32", (6, 2), None), 0, 1) is None
 
 
 def test_a_base_that_ends_too_early(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from hftune.models.vocabulary.growth import Growth
 def model(*, tied: bool = False, new: tuple[int, ...] = (8, 9)) -> LlamaForCausalLM:
     sizes = {"hidden_size": 8, "intermediate_size": 16, "num_attention_heads": 2, "vocab_size": 10}
     made = LlamaForCausalLM(LlamaConfig(num_hidden_layers=1, tie_word_embeddings=tied, **sizes))
-    made.vocabulary_growth = Growth(8, 8, 10, ids=list(new))
+    made.vocabulary_growth = Growth(8, 10, ids=list(new))
     made.trained_token_ids = list(new)
     return made
 

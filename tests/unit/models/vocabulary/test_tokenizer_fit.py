@@ -1,4 +1,4 @@
-"""A model has rows for its tokenizer, or the run is refused; growing is imported where it is asked for."""
+"""A model has rows for its tokenizer, or the run is refused."""
 
 from __future__ import annotations
 
@@ -13,9 +13,7 @@ from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 from hftune.constants import MANIFEST_NAME
 from hftune.errors import ArgumentError
-from hftune.models.vocabulary import tokenizer_fit
-from hftune.models.vocabulary.growth import Growth
-from hftune.models.vocabulary.tokenizer_fit import fit_to_tokenizer
+from hftune.models.vocabulary.growing import fit_to_tokenizer
 
 
 class Tokens(dict[str, int]):
@@ -25,28 +23,15 @@ class Tokens(dict[str, int]):
         return self
 
 
-def fit(folder: Path, ids: dict[str, int], *, grows: bool = False, chain: tuple[str, ...] = ()) -> Any:
+def fit(folder: Path, ids: dict[str, int]) -> Any:
     sizes = {"hidden_size": 8, "intermediate_size": 16, "num_attention_heads": 2, "vocab_size": 10}
     model = LlamaForCausalLM(LlamaConfig(num_hidden_layers=1, **sizes))
     tokenizer: Any = Tokens(ids)
-    model_args: Any = SimpleNamespace(grows=grows, model_name_or_path=str(folder))
-    adapter_args: Any = SimpleNamespace(adapter_chain=chain)
+    model_args: Any = SimpleNamespace(grows=False, model_name_or_path=str(folder))
+    adapter_args: Any = SimpleNamespace(adapter_chain=())
     training_args: Any = SimpleNamespace()
     fit_to_tokenizer(model, tokenizer, model_args, adapter_args, training_args)
     return model
-
-
-@pytest.fixture
-def imported(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Places that were imported; instead of growing, four tokens are noted down as new."""
-    places: list[str] = []
-
-    def place(name: str) -> Any:
-        places.append(name)
-        return lambda model, *_: setattr(model, "vocabulary_growth", Growth(6, 6, 10, ids=[6, 7]))
-
-    monkeypatch.setattr(tokenizer_fit, "on_demand", place)
-    return places
 
 
 def test_ids_without_a_row_are_refused(tmp_path: Path) -> None:
@@ -63,13 +48,6 @@ def test_rows_that_no_token_has_are_not_drawn(tmp_path: Path) -> None:
         found = model.generate(torch.tensor([[0, 1]]), max_new_tokens=20, generation_config=config)
         assert found.shape[1] == 22 and set(found[0].tolist()) <= {0, 1, 3, 6}
     assert fit(tmp_path, {str(n): n for n in range(10)}).generation_config.suppress_tokens is None
-
-
-def test_a_run_that_adds_nothing_imports_nothing(tmp_path: Path, imported: list[str]) -> None:
-    assert fit(tmp_path, {"a": 0}).trained_token_ids == [] and imported == []
-    assert fit(tmp_path, {"a": 0}, grows=True).trained_token_ids == [6, 7]
-    assert fit(tmp_path, {"a": 0}, chain=("adapter",)).trained_token_ids == [6, 7]
-    assert imported == ["hftune.models.vocabulary.growing:grow_for_run"] * 2
 
 
 def test_new_tokens_of_an_earlier_run(tmp_path: Path) -> None:

@@ -72,9 +72,9 @@ def test_what_vllm_reads_says_the_same(
     [
         ({"use_dora": True}, {}, "it is DoRA"),
         ({"modules_to_save": ["lm_head"]}, {}, "weights trained whole (lm_head.weight)"),
-        ({"trainable_token_indices": [5]}, {}, "single tokens"),
+        ({"trainable_token_indices": [5]}, {}, "sets trainable_token_indices"),
         ({"bias": "all"}, {"name": "qwen2"}, "trained biases"),
-        ({"lora_bias": True}, {}, "trained biases"),
+        ({"lora_bias": True}, {}, "sets lora_bias"),
         ({"target_parameters": ["mlp.experts.down_proj"]}, {"name": "mixtral"}, "experts"),
         ({"target_modules": ["c_attn"], "fan_in_fan_out": True}, {"name": "gpt2"}, "(in, out)"),
         (

@@ -1,4 +1,4 @@
-"""Which linear modules are read past their adapter, told by the code of their owner."""
+"""Which linear modules are read past their adapter, told by the class of their owner."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import warnings
 
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.nn import functional
+from torch import nn
 
 from hftune.arguments.adapter import AdapterArguments
 from hftune.errors import ArgumentError
@@ -15,49 +14,28 @@ from hftune.logging import notices
 from hftune.models.adapters.adaptable import unadaptable, without_effect
 from hftune.models.adapters.lora_config import inject, lora_config
 from hftune.models.adapters.parameter_report import report_targets
-from hftune.models.adapters.passed_by import passed_by
 from tests.unit.models.adapters.test_adaptable import model_of
 
 
-def kernel(x: Tensor, *, weight: Tensor) -> Tensor:
-    return x @ weight.T
+class MambaMixer(nn.Module):
+    """As transformers' own names its parts."""
 
-
-class Mixer(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.called, self.product, self.kernel, self.both, self.sliced, self.asked, self.made = (
-            nn.Linear(4, 4) for _ in range(7)
-        )
-        nn.init.zeros_(self.made.weight)
-
-    def _init_weights(self) -> None:
-        torch.nn.init.normal_(self.made.weight)
-
-    def forward(self, x: Tensor, fused: bool = False) -> Tensor:
-        x = self.called(x) + x @ self.product.weight + functional.linear(x, self.sliced.weight.float())
-        x = self.made(self.sliced(x)).to(self.asked.weight.dtype)
-        x = self.asked(x) if isinstance(self.asked.weight, Tensor) else x
-        x = kernel(x, weight=self.kernel.weight) + self.product(x)
-        return kernel(x, weight=self.both.weight) if fused else self.both(x)
+        self.in_proj, self.dt_proj, self.x_proj, self.out_proj = (nn.Linear(2, 2) for _ in range(4))
 
 
-class Child(Mixer):
+class Child(MambaMixer):
     """What it inherits is read, too."""
 
 
-def test_told_by_the_code() -> None:
-    found = passed_by(nn.Sequential(Mixer(), Child(), nn.Linear(2, 2)))
-    always = {name for name, reader in found.items() if reader.always}
-    assert always == {"0.product", "0.kernel", "1.product", "1.kernel"}
-    assert found.keys() - always == {"0.both", "1.both"}
-    assert found["1.both"].owner == "Child"
-
-
-def test_a_class_without_source() -> None:
-    made = type("Made", (nn.Module,), {"__module__": "nowhere"})()
-    made.inner = nn.Linear(2, 2)
-    assert passed_by(made) == {}
+def test_classes_by_their_names() -> None:
+    model = nn.Sequential(MambaMixer(), Child(), nn.Linear(2, 2))
+    assert unadaptable(model) == [f"{at}.{name}_proj" for at in (0, 1) for name in ("dt", "x", "out")]
+    assert without_effect(model) == {
+        "0.dt_proj": "MambaMixer reads its weight and does not call it",
+        "1.dt_proj": "Child reads its weight and does not call it",
+    }
 
 
 def test_mambas_of_each_kind() -> None:

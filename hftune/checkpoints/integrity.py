@@ -23,12 +23,12 @@ _RESULT = {".safetensors", ".json", ".jinja", ".txt", ".model"}
 
 
 def write_record(folder: Path, about: dict[str, Any], moved: Callable[[], None] = lambda: None) -> None:
-    """Write down every file of a checkpoint with its size and a digest, and flush all of it to the disk.
+    """Write down every file of a checkpoint with its size, and flush all of it to the disk.
 
     Args:
         folder: A checkpoint to which nothing will be added.
         about: What else to remember: step, world size, ZeRO stage.
-        moved: Called while files are flushed and read, which may take minutes.
+        moved: Called while files are flushed, which may take minutes.
     """
     files = {
         str(file.relative_to(folder)): file.stat().st_size
@@ -37,8 +37,21 @@ def write_record(folder: Path, about: dict[str, Any], moved: Callable[[], None] 
     }
     # The record says that everything else is there, so everything else is on the disk before it is written.
     flush_tree(folder, moved)
-    contents = dict(zip(files, digests([folder / name for name in files], moved=moved), strict=True))
-    write_file(folder / RECORD_NAME, json.dumps({**about, "files": files, "digests": contents}, indent=2) + "\n")
+    write_file(folder / RECORD_NAME, json.dumps({**about, "files": files}, indent=2) + "\n")
+
+
+def record_contents(folder: Path, moved: Callable[[], None] = lambda: None) -> None:
+    """Add a digest of each recorded file to the record, by which damage is found that keeps a file's size.
+
+    Args:
+        moved: Called while files are read, which may take minutes.
+    """
+    record = read_record(folder)
+    if record is not None:
+        names = [name for name in record["files"] if (folder / name).is_file()]
+        read = digests([folder / name for name in names], moved=moved)
+        record["digests"] = dict(zip(names, read, strict=True))
+        write_file(folder / RECORD_NAME, json.dumps(record, indent=2) + "\n")
 
 
 def read_record(folder: Path) -> dict[str, Any] | None:

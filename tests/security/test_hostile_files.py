@@ -396,11 +396,12 @@ def test_lost_and_touched_files(folders: Path, tmp_path: Path) -> None:
 
 def test_a_checkpoints_own_record_counts(folders: Path) -> None:
     """An adapter that is merged from a checkpoint has its digests in the checkpoint's record."""
-    from hftune.checkpoints.integrity import write_record
+    from hftune.checkpoints.integrity import record_contents, write_record
 
     adapter = folders / "adapter"
     write_manifest(adapter, {"stage": "sft", "status": "checkpoint"})
     write_record(adapter, {"step": 1})
+    record_contents(adapter)
     folder_fault = list(check_recorded(adapter, "--flag"))
     assert not folder_fault
     tensors = load_file(adapter / "adapter_model.safetensors")

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from hftune.checkpoints.exported_names import exported_name
-from hftune.checkpoints.integrity import TRAINER_STATE, added_files, checkpoint_fault, write_record
+from hftune.checkpoints.integrity import TRAINER_STATE, added_files, checkpoint_fault, record_contents, write_record
 from hftune.checkpoints.manifest import Manifest, write_manifest
 from hftune.checkpoints.resume import PARTIAL, delete_discarded, discard, remove_leftovers, remove_old
 from hftune.distributed import nodes, ranks, zero
@@ -29,7 +29,8 @@ class Checkpoints(Feature):
     """Nothing is called a checkpoint before all ranks have written all of it.
 
     `save_total_limit` counts whole checkpoints only, and never takes the newest of them or the best. With
-    `--async_save` training continues while what was written is read again, flushed and published.
+    `--async_save` training continues while what was written is flushed and published. It always does while a published
+    checkpoint is read again, for the digests of its files.
 
     Attributes:
         manifest: Goes into every checkpoint: one that is merged or resumed must know its base as well.
@@ -63,10 +64,10 @@ class Checkpoints(Feature):
         if self._several_places:
             send_common_files = on_demand("hftune.checkpoints.unshared_storage:send_common_files")
             send_common_files(output / PARTIAL / name, exports=run.args.load_best_model_at_end)
-        if self._is_first_here:
-            self.publish(run, output, name)
+        recorded = self.publish(run, output, name) if self._is_first_here else None
         if not run.args.async_save:
             self.wait_together()
+        self._published = recorded
 
     def checkpoint_parent(self, run: Run) -> Path | None:
         """The folder for work in progress."""
@@ -120,8 +121,12 @@ class Checkpoints(Feature):
         self.wait()
         ranks.barrier()  # an error of the one is not overtaken by the others' next step
 
-    def publish(self, run: Run, output: Path, name: str) -> None:
-        """Check, rename and tidy: once on a file system that machines share, on each where they do not."""
+    def publish(self, run: Run, output: Path, name: str) -> Future[None]:
+        """Check, rename and tidy: once on a file system that machines share, on each where they do not.
+
+        Returns:
+            Done when the digests of the files are recorded, too.
+        """
         # What a resumed run must know of the world that wrote it, before it opens a file of DeepSpeed's.
         about = {
             "step": run.state.global_step,
@@ -140,7 +145,14 @@ class Checkpoints(Feature):
             remove_old(output, limit, best)
 
         # The next checkpoint waits for this one before it begins, so that there is one job at a time.
-        self._published = self._publisher.submit(job)
+        published = self._published = self._publisher.submit(job)
+
+        def record() -> None:
+            published.result()
+            with suppress(FileNotFoundError):  # of a checkpoint that somebody has removed since
+                record_contents(output / name, self._move)
+
+        return self._publisher.submit(record)
 
     def _move(self) -> None:
         self._moves += 1

@@ -11,7 +11,7 @@ import torch
 
 from hftune import digests
 from hftune.checkpoints.folder_checks import check_recorded, check_recorded_whole
-from hftune.checkpoints.integrity import write_record
+from hftune.checkpoints.integrity import record_contents, write_record
 from hftune.checkpoints.manifest import finish_manifest, write_manifest
 from hftune.weight_files import fingerprint
 from tests.unit.merging.models import store
@@ -61,6 +61,7 @@ def test_a_checkpoint_is_compared_with_its_own_record(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "optimizer.pt").write_text("1")
     write_record(tmp_path, {})
+    record_contents(tmp_path)
     (tmp_path / "optimizer.pt").write_text("2")
     assert said(tmp_path) == "", "the optimizer's files are not used here"
     (tmp_path / "config.json").write_text("{ }")

@@ -12,7 +12,14 @@ import torch
 from safetensors.torch import save_file
 
 from hftune.checkpoints.file_records import result_files
-from hftune.checkpoints.integrity import RECORD_NAME, TRAINER_STATE, checkpoint_fault, read_record, write_record
+from hftune.checkpoints.integrity import (
+    RECORD_NAME,
+    TRAINER_STATE,
+    checkpoint_fault,
+    read_record,
+    record_contents,
+    write_record,
+)
 from hftune.checkpoints.resume import (
     PARTIAL,
     FoundCheckpoint,
@@ -41,6 +48,7 @@ def make(output: Path, step: int, *, record: bool = True, engine: bool = False) 
         (folder / "latest").write_text(f"global_step{step}")
     if record:
         write_record(folder, {"step": step, "world_size": 2})
+        record_contents(folder)
     return folder
 
 

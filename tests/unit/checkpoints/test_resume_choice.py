@@ -12,7 +12,7 @@ import torch
 from hftune import logging
 from hftune.arguments.entry import parse_arguments
 from hftune.checkpoints import integrity, resume
-from hftune.checkpoints.integrity import read_record, write_record
+from hftune.checkpoints.integrity import read_record, record_contents, write_record
 from hftune.checkpoints.resume import (
     FoundCheckpoint,
     find_checkpoint,
@@ -117,6 +117,7 @@ def test_the_bytes_of_a_checkpoint_are_read_once_a_machine(
     folder = make(tmp_path / "out", 5)
     torch.save({}, folder / "optimizer.pt")
     write_record(folder, {"step": 5})
+    record_contents(folder)
     argv = ["--model_name_or_path", str(tiny_model), "--output_dir", str(tmp_path / "out"), "--train_file_dir", "."]
     argv += ["--resume_from_checkpoint", asked if asked == "auto" else str(folder), "--use_cpu", "True"]
     arguments = parse_arguments("sft", argv)

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from hftune import digests, logging
-from hftune.checkpoints.integrity import RECORD_NAME, TRAINER_STATE, read_record
+from hftune.checkpoints.integrity import RECORD_NAME, TRAINER_STATE, read_record, record_contents
 from hftune.checkpoints.resume import PARTIAL, checkpoints
 from hftune.distributed import nodes, ranks
 from hftune.publishing.folder import is_ours
@@ -128,6 +128,7 @@ def test_publishing_shows_that_it_moves(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(digests, "_CHUNK", 4)
     folder, moves = make(tmp_path, 4, record=False), []
     publish_checkpoint(folder, tmp_path / "checkpoint-5", {}, lambda: moves.append(1))
+    record_contents(tmp_path / "checkpoint-5", lambda: moves.append(1))
     files = [file for file in (tmp_path / "checkpoint-5").iterdir() if file.name != RECORD_NAME]
     chunks = sum(-(-file.stat().st_size // 4) for file in files)
     assert len(moves) == len(files) + chunks, "each file that is flushed, and each chunk that is read"

@@ -10,7 +10,7 @@ import pytest
 from transformers import Trainer, TrainerCallback
 
 from hftune.arguments.entry import parse_arguments
-from hftune.checkpoints.integrity import checkpoint_fault
+from hftune.checkpoints.integrity import altered_files, checkpoint_fault, read_record
 from hftune.trainers.features import checkpoints
 from hftune.trainers.stage_trainer import StageTrainer
 from tests.unit.models.adapting import load
@@ -71,6 +71,27 @@ def test_without_it_training_waits(tiny_model: Path, tmp_path: Path, monkeypatch
     )
     trainer.train()
     assert at == [[1, 2], [1, 2, 3, 4]] and threading.active_count() >= 1
+
+
+def test_it_goes_on_while_a_checkpoint_is_read_again(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer, seen = _trainer(tiny_model, tmp_path)
+    record, waited = checkpoints.record_contents, []
+
+    def record_late(folder: Path, moved: Any) -> None:
+        if folder.name == "checkpoint-2":
+            waited.append(folder.is_dir() and seen.third.wait(60))
+        record(folder, moved)
+
+    monkeypatch.setattr(checkpoints, "record_contents", record_late)
+    trainer.train()
+    assert waited == [True], "the third step ended before the digests of the second's checkpoint were known"
+    saved = tmp_path / "checkpoint-4"
+    known = read_record(saved) or {}
+    assert known["digests"].keys() == known["files"].keys() and not altered_files(saved)
+    (saved / "model.safetensors").write_bytes((saved / "model.safetensors").read_bytes()[:-1] + b"!")
+    assert altered_files(saved) == ["model.safetensors"]
 
 
 @pytest.mark.parametrize("name", ["checkpoint-2", "checkpoint-4"])

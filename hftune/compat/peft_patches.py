@@ -65,13 +65,13 @@ def gather_parameters_only(is_partitioned: Callable[[torch.Tensor], bool]) -> No
 
 @contextmanager
 def fused_heads(add: Callable[..., None]) -> Iterator[None]:
-    """Have TRL's trainers that generate add their fused heads with `add(TRL's own, model, **options)` in the block."""
+    """Have TRL's trainers that generate add their fused heads with `add(model, **options)` in the block."""
     from trl.trainer import grpo_trainer, rloo_trainer
 
     # In the trainers' modules, which have imported it by name.
     modules = [one for one in (grpo_trainer, rloo_trainer) if usable(f"{one.__name__}.add_fused_lm_head")]
     for module in modules:
-        module.add_fused_lm_head = functools.partial(add, trl_utils.add_fused_lm_head)
+        module.add_fused_lm_head = add
     try:
         yield
     finally:

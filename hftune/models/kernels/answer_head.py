@@ -22,8 +22,8 @@ from hftune.compat.installing import method_replaced, replace_method
 from hftune.distributed import zero
 from hftune.models.heads import body_of
 from hftune.models.kernels.answer_projection import LogitShape, answer_log_probs, weighted_loss
+from hftune.models.kernels.divergences import taught_loss
 from hftune.models.kernels.lessons import Lesson, TeacherStates
-from hftune.models.kernels.taught_projection import taught_loss
 
 
 @dataclass

@@ -1,124 +1,120 @@
-"""Divergences of a student from a teacher over some tokens' vocabulary, with the gradients of its logits.
-
-All is computed in place where it can be: of an intermediate result there is at most one (tokens, vocabulary) in memory.
-"""
+"""Divergences of a student from a teacher over some tokens' vocabulary, and the loss that minimises them."""
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import torch
 from torch.linalg import vecdot
 
-from hftune.models.kernels.chunked_heads import Columns
-from hftune.models.kernels.lessons import FLOOR, Divergence, TopTargets, tempered
+from hftune.distributed import zero
+from hftune.models.kernels.answer_projection import LogitShape
+from hftune.models.kernels.chunked_heads import Columns, is_plain, through_head
+from hftune.models.kernels.lessons import FLOOR, Divergence, Lesson, TopTargets, tempered
 
 COLUMNS = ("divergence", "teacher_entropy", "log_probs", "entropy", "is_top1")
 """What is measured of each token: the first alone with detail 0."""
 
 
-@dataclass(frozen=True)
-class Taught:
-    """Of a chunk.
+def taught_loss(
+    head: torch.nn.Module,
+    hidden: torch.Tensor,
+    targets: torch.Tensor,
+    shape: LogitShape,
+    detail: int,
+    factors: torch.Tensor,
+    lesson: Lesson,
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """Sum of factor * what `Divergence` says, a float32 scalar, and `COLUMNS` without a gradient, (tokens,) each.
+
+    Neither side's logits exist for all tokens at any time.
 
     Args:
-        columns: As in `COLUMNS`.
-        losses: (tokens,); 0 where the teacher is not sure enough.
-        slope: d loss / d logit, (tokens, tokens of the vocabulary that matter).
+        head: The student's.
+        hidden: (tokens, size) of the student.
+        targets: The labels, (tokens,).
+        shape: What the student does to logits.
+        factors: (tokens,), float32.
     """
+    how, given = lesson.divergence, lesson.targets
 
-    columns: Columns
-    losses: torch.Tensor
-    slope: torch.Tensor
+    def chunk(raw: torch.Tensor, ids: torch.Tensor, teacher: torch.Tensor | TopTargets) -> Columns:
+        # Logits of a head that is more than a projection may be -inf: 0 * inf would be NaN.
+        return taught(shape(raw).clamp(min=FLOOR), ids, teacher, how, detail)
+
+    def alone(raw: torch.Tensor, rows: slice | None) -> Columns:
+        one = given.made_up() if rows is None else given.part(rows)
+        with one.opened(raw.shape[1], how.temperature) as teacher:
+            return chunk(raw, targets.new_zeros(1) if rows is None else targets[rows], teacher(slice(None)))
+
+    if not is_plain(head) or any(not is_plain(one) and zero.is_any_partitioned(one) for one in given.heads):
+        # Heads that ZeRO-3 gathers chunk by chunk must have as many chunks in all processes.
+        loss, _, *columns = through_head(head, hidden, alone, factors, given.heads)
+    else:
+        # Gathered once for all chunks.
+        with given.opened(int(head.out_features), how.temperature) as teacher:
+            score = lambda raw, rows: chunk(raw, targets[rows], teacher(rows))  # noqa: E731
+            loss, _, *columns = through_head(head, hidden, score, factors)
+    return loss, dict(zip(COLUMNS, columns, strict=False))
 
 
 def taught(
-    logits: torch.Tensor,
-    ids: torch.Tensor,
-    teacher: torch.Tensor | TopTargets,
-    how: Divergence,
-    detail: int,
-) -> Taught:
-    """From the student's logits (tokens, vocabulary) and what the teacher says of these tokens."""
-    width = teacher.shape[1] if isinstance(teacher, torch.Tensor) else teacher.vocabulary
-    student = tempered(logits[:, :width], how.temperature)
-    chances = student.exp()
-    share = how.hard_label_share
-    own, own_chances = student, chances
-    if (detail or share) and (how.temperature != 1.0 or width != logits.shape[1]):
-        own = tempered(logits, 1.0)
-        own_chances = own.exp()
-    columns: list[torch.Tensor] = []
-    label = own.gather(1, ids[:, None]).squeeze(1) if detail or share else None
-    if detail and label is not None:
-        # Of several that are the largest, one is the most likely.
-        columns = [label, -vecdot(own_chances, own), own.max(dim=1).indices == ids]
-    sure = bool(detail) or how.max_teacher_entropy is not None
-    if isinstance(teacher, TopTargets):
-        divergence, entropy, slope = diverge_at_top(student, chances, teacher, how.beta, sure)
-    else:
-        divergence, entropy, slope = diverge(student, chances, teacher, how.beta, sure)
-    losses = divergence
-    slope = slope.mul_((1 - share) / how.temperature) if share or how.temperature != 1.0 else slope
-    if share and label is not None:
-        losses = (1 - share) * divergence - share * label
-        slope = _plus(own_chances.mul_(share), slope)
-        slope.scatter_add_(1, ids[:, None], slope.new_full((len(ids), 1), -share))
-    if how.max_teacher_entropy is not None:
-        heeded = (entropy <= how.max_teacher_entropy).to(losses.dtype)
-        losses, slope = losses * heeded, slope.mul_(heeded[:, None])
-    return Taught((divergence, entropy, *columns) if detail else (divergence,), losses, slope)
-
-
-def _plus(whole: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
-    """Of `whole`, (tokens, vocabulary), with what is known of its first columns added in place."""
-    whole[:, : part.shape[1]] += part
-    return whole
-
-
-def diverge(
-    student: torch.Tensor, chances: torch.Tensor, teacher: torch.Tensor, beta: float, sure: bool
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Divergence, the teacher's entropy (0 unless `sure`), and d divergence / d logit of the student.
+    logits: torch.Tensor, ids: torch.Tensor, teacher: torch.Tensor | TopTargets, how: Divergence, detail: int
+) -> Columns:
+    """What is minimised of each token, (tokens,), and then `COLUMNS` without a gradient.
 
     Args:
-        student: Log-probabilities, (tokens, outcomes); overwritten, as those of the teacher are.
-        chances: Their probabilities, which are kept.
-        teacher: Log-probabilities.
+        logits: Of the student, (tokens, vocabulary).
+        teacher: What it says of these tokens.
     """
-    wanted = sure or beta < 1.0
-    given = teacher.exp() if wanted else teacher
-    entropy = -vecdot(given, teacher) if sure else teacher.new_zeros(len(teacher))
+    width = teacher.shape[1] if isinstance(teacher, torch.Tensor) else teacher.vocabulary
+    student = own = tempered(logits[:, :width], how.temperature)
+    share = how.hard_label_share
+    if (detail or share) and (how.temperature != 1.0 or width != logits.shape[1]):
+        own = tempered(logits, 1.0)
+    form = diverge_at_top if isinstance(teacher, TopTargets) else diverge
+    divergence, entropy = form(student, teacher, how.beta)  # type: ignore[operator]
+    label = own.gather(1, ids[:, None]).squeeze(1)
+    value = (1 - share) * divergence - share * label if share else divergence
+    if how.max_teacher_entropy is not None:
+        value = value * (entropy <= how.max_teacher_entropy)
+    columns = [divergence.detach()]
+    if detail:
+        known = own.detach()
+        # Of several that are the largest, one is the most likely.
+        columns += [entropy, label.detach(), -vecdot(known.exp(), known), known.max(dim=1).indices == ids]
+    return value, *columns
+
+
+def diverge(student: torch.Tensor, teacher: torch.Tensor, beta: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Divergence, with a gradient, and the teacher's entropy, (tokens,), from log-probabilities (tokens, outcomes).
+
+    Of sums over p log p the gradient of p alone is taken: that of the logarithms adds up to 0, as all p are 1 together.
+    """
+    given = teacher.exp()
+    entropy = -vecdot(given, teacher)
     if beta == 0.0:
         # From differences, which are exact where the two are nearly equal.
-        return vecdot(given, teacher.sub_(student)), entropy, torch.sub(chances, given, out=given)
+        return vecdot(given, teacher - student), entropy
+    chances = student.exp()
     if beta == 1.0:
-        divergence = own = vecdot(chances, student.sub_(teacher))
-    else:
-        # Where both underflow, the logarithm must stay a number: times 0, it does not matter which.
-        middle = torch.lerp(chances, given, beta).clamp_(min=torch.finfo(chances.dtype).tiny).log_()
-        own = vecdot(chances, student.sub_(middle))
-        divergence = beta * vecdot(given, teacher.sub_(middle)) + (1 - beta) * own
-    slope = student.sub_(own[:, None]).mul_(chances)
-    return divergence, entropy, slope if beta == 1.0 else slope.mul_(1 - beta)
+        return vecdot(chances, (student - teacher).detach()), entropy
+    # Where both underflow, the logarithm must stay a number: times 0, it does not matter which.
+    middle = torch.lerp(chances.detach(), given, beta).clamp_(min=torch.finfo(chances.dtype).tiny).log_()
+    own = vecdot(chances, student.detach() - middle)
+    return beta * vecdot(given, teacher - middle) + (1 - beta) * own, entropy
 
 
-def diverge_at_top(
-    student: torch.Tensor, chances: torch.Tensor, teacher: TopTargets, beta: float, sure: bool
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def diverge_at_top(student: torch.Tensor, teacher: TopTargets, beta: float) -> tuple[torch.Tensor, torch.Tensor]:
     """The same where only some tokens are known, with all others as one outcome: entropies are those of outcomes."""
     present = teacher.ids >= 0
     at = teacher.ids.clamp(min=0)
     tiny = torch.finfo(student.dtype).tiny
+    chances = student.exp()
     # Exactly 0 where a token is known, so that the rest is that of the others however small it is.
     rest = chances.scatter_add(1, at, -chances.gather(1, at).mul(present))
-    own = rest.sum(dim=1, keepdim=True).clamp_(min=tiny)
+    own = rest.sum(dim=1, keepdim=True).clamp(min=tiny)
     known = teacher.log_probs.to(student.dtype).masked_fill(~present, FLOOR)
     # What a sum of probabilities leaves of 1 is known no better than to float32's precision.
     left = (1 - known.exp().sum(dim=1, keepdim=True)).clamp_(min=torch.finfo(torch.float32).eps)
     left = left.masked_fill(present.sum(dim=1, keepdim=True) >= student.shape[1], tiny)
     outcomes = torch.cat([student.gather(1, at).masked_fill(~present, FLOOR), own.log()], dim=1)
-    divergence, entropy, slope = diverge(outcomes, outcomes.exp(), torch.cat([known, left.log()], dim=1), beta, sure)
-    # The gradient of the last outcome is shared out as its probability is.
-    spread = rest.mul_(slope[:, -1:] / own)
-    return divergence, entropy, spread.scatter_add_(1, at, slope[:, :-1].mul(present))
+    return diverge(outcomes, torch.cat([known, left.log()], dim=1), beta)

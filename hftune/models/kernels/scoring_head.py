@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
-from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils import ModelOutput
 
 from hftune.compat.installing import replace_method
@@ -27,6 +26,7 @@ from hftune.models.heads import body_of
 from hftune.models.kernels.answer_head import MISFITS, ROUNDED, made_up_states
 from hftune.models.kernels.answer_projection import LogitShape, answer_log_probs
 from hftune.models.kernels.answer_rows import AnswerRows, padded_rows, shared_rows
+from hftune.models.kernels.chunked_heads import in_float32
 
 
 @dataclass
@@ -38,29 +38,31 @@ class Scores(ModelOutput):
 
 
 def add_scoring_head(
-    add_fused: Callable[..., None],
     model: Any,
     temperature: float = 1.0,
     *,
     shares_prompts: bool = False,
     trains_entropy: bool = False,
-    **options: Any,
+    cast_lm_head_to_fp32: bool = False,
+    outputs: tuple[str, ...] = (),
 ) -> None:
     """Have `model(..., labels=labels, fused_lm_head=True)` return the `log_probs` that its own logits give, in place.
 
     Args:
-        add_fused: TRL's `add_fused_lm_head`.
         model: A causal LM, without an adapter around it.
         temperature: What logits are divided by.
         shares_prompts: Whether the model's attention knows rows in which answers share a prompt.
         trains_entropy: Whether entropies need a gradient.
-        options: TRL's others.
+        cast_lm_head_to_fp32: Whether the projection is computed in float32, outside of autocast.
+        outputs: What is wanted besides, as TRL's `add_fused_lm_head` has it: "entropy".
     """
     original, body, head = model.forward, body_of(model), model.get_output_embeddings()
     if body is not model and head is not None:
         if shares_prompts and documents_of(model) is None:  # a reference that TRL has read
             isolate_documents(model, ATTENTION)
-        score = _scorer(add_fused, model, temperature, options, by_trl=trains_entropy)
+        shape = replace(LogitShape.of(model.config), temperature=temperature)
+        detail = int("entropy" in outputs)
+        score = _scorer(model, shape, detail, exact=cast_lm_head_to_fp32, entropy_learns=trains_entropy)
         replace_method(model, "forward", _from_states(model, original, score))
         if _agrees(model, original, body, temperature):
             return
@@ -82,36 +84,12 @@ Scorer = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, ...]]
 """From states (tokens, size) and the tokens that they predict to log-probabilities and entropies."""
 
 
-def _scorer(
-    add_fused: Callable[..., None], model: Any, temperature: float, options: dict[str, Any], *, by_trl: bool
-) -> Scorer:
-    """hftune's projection where it does what is asked for, else TRL's on the states that are to be scored."""
-    shape = LogitShape.of(model.config)
-    by_trl = by_trl or bool(options.get("cast_lm_head_to_fp32"))
-    if by_trl or (shape.softcap is not None and temperature != 1.0):  # logits are capped before they are divided
-        return _trl_scorer(add_fused, model, temperature, options)
-    divided = replace(shape, scale=shape.scale / temperature)
-    detail = int("entropy" in options.get("outputs", ()))
-    return lambda states, ids: answer_log_probs(model.get_output_embeddings(), states, ids, divided, detail)[:2]
-
-
-def _trl_scorer(add_fused: Callable[..., None], model: Any, temperature: float, options: dict[str, Any]) -> Scorer:
-    class Stand(SimpleNamespace):
-        """What TRL's head reads of a model, whose transformer has returned these states already."""
-
-        @functools.wraps(type(model).forward)
-        def forward(self, *args: Any, **kwargs: Any) -> Any:
-            raise AssertionError("asked for log-probabilities alone")
-
+def _scorer(model: Any, shape: LogitShape, detail: int, *, exact: bool, entropy_learns: bool) -> Scorer:
     def score(states: torch.Tensor, ids: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        stand: Any = Stand(
-            config=model.config,
-            get_output_embeddings=model.get_output_embeddings,
-            base_model=lambda **_: BaseModelOutput(last_hidden_state=states[None]),
-        )
-        add_fused(stand, temperature=temperature, **options)
-        found = stand.forward(shift_labels=ids[None], fused_lm_head=True)
-        return tuple(one[0] for one in (found.log_probs, found.entropy) if one is not None)
+        head = model.get_output_embeddings()
+        with in_float32(states.device) if exact else nullcontext():
+            states = states.float() if exact else states
+            return answer_log_probs(head, states, ids, shape, detail, entropy_learns=entropy_learns)[:2]
 
     return score
 

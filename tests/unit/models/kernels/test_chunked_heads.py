@@ -167,7 +167,7 @@ def test_heads_of_which_nothing_is_known_are_thought_to_have_65536_words(
 def test_a_head_is_taught_once() -> None:
     """Else each step would put another function around it."""
     head = torch.nn.Linear(SIZE, WORDS)
-    chunked_heads.teach_head(head)
+    chunked_heads._teach_head(head)
     taught = vars(head)["forward"]
-    chunked_heads.teach_head(head)
+    chunked_heads._teach_head(head)
     assert vars(head)["forward"] is taught

@@ -57,5 +57,5 @@ def test_a_logit_by_hand(scale: float, softcap: float | None, logit: float, slop
     assert found.dtype == torch.float32 and found.item() == pytest.approx(logit)
     found.sum().backward()
     assert raw.grad is not None and raw.grad.item() == pytest.approx(slope)
-    assert shape.slope(found.detach()).item() == pytest.approx(slope)
-    assert shape.plain is (scale == 1.0 and softcap is None)
+    # Capped before it is divided.
+    assert LogitShape(scale, softcap, 2.0)(raw).item() == pytest.approx(logit / 2)

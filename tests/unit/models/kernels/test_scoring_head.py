@@ -11,7 +11,6 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-from trl.trainer.utils import add_fused_lm_head
 
 from hftune.models.attention.documents import documents_of
 from hftune.models.attention.names import SEGMENTS, registered
@@ -40,14 +39,14 @@ def wanted(model: Any, ids: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Ten
     return log_probs.gather(2, ids[:, 1:, None]).squeeze(2), -(log_probs.exp() * log_probs).sum(-1)
 
 
-@pytest.mark.parametrize("by_trl", [False, True])
+@pytest.mark.parametrize("entropy_learns", [False, True])
 @pytest.mark.parametrize("model_type", [*SAMPLE, *(pytest.param(one, marks=pytest.mark.slow) for one in OTHERS)])
-def test_equals_plain_logits(model_type: str, by_trl: bool) -> None:
+def test_equals_plain_logits(model_type: str, entropy_learns: bool) -> None:
     model, ids = tiny(model_type), torch.randint(5, 250, (2, 9), generator=torch.Generator().manual_seed(1))
     mask = torch.ones_like(ids)
     labels = ids.masked_fill(torch.arange(9) < 4, -100)
     expected = wanted(model, ids, mask)
-    add_scoring_head(add_fused_lm_head, model, TEMPERATURE, outputs=("log_probs", "entropy"), trains_entropy=by_trl)
+    add_scoring_head(model, TEMPERATURE, outputs=("log_probs", "entropy"), trains_entropy=entropy_learns)
     found = model(input_ids=ids, attention_mask=mask, labels=labels, fused_lm_head=True)
     for each, exact in zip((found.log_probs, found.entropy), expected, strict=True):
         assert not each[:, :3].any()
@@ -82,7 +81,7 @@ def test_structure_says_no_more_than_is_so(model_type: str, monkeypatch: pytest.
 )
 def test_full_logits_only_where_need_be(model_type: str, full: bool, temperature: float) -> None:
     model, ids = tiny(model_type), torch.arange(5, 14)[None]
-    add_scoring_head(add_fused_lm_head, model, temperature)
+    add_scoring_head(model, temperature)
     asked: list[Any] = []
     body_of(model).register_forward_pre_hook(lambda body, args, kwargs: asked.append(kwargs), with_kwargs=True)
     projected: list[int] = []
@@ -90,8 +89,7 @@ def test_full_logits_only_where_need_be(model_type: str, full: bool, temperature
     labels = ids.masked_fill(torch.arange(9) < 4, -100)
     given = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "output_attentions": False}
     model(**given, labels=labels, fused_lm_head=True)
-    # Logits that are capped before they are divided are for TRL's head, which takes the weight alone.
-    assert projected == ([] if model_type == "gemma2" and temperature != 1.0 else [9 if full else 5])
+    assert projected == [9 if full else 5]
     assert asked[0]["output_attentions"] is False, "what is asked of the model is asked of its body"
     assert asked[0]["use_cache"] is False, "nothing is generated"
 
@@ -103,7 +101,7 @@ def test_a_lora_of_the_head_counts() -> None:
     ids = torch.arange(5, 14)[None]
     mask = torch.ones_like(ids)
     expected = wanted(adapted, ids, mask)[0]
-    add_scoring_head(add_fused_lm_head, adapted.get_base_model(), TEMPERATURE)
+    add_scoring_head(adapted.get_base_model(), TEMPERATURE)
     found = adapted(input_ids=ids, attention_mask=mask, labels=ids, fused_lm_head=True)
     torch.testing.assert_close(found.log_probs, expected, rtol=1e-4, atol=1e-4)
     found.log_probs.sum().backward()
@@ -113,7 +111,7 @@ def test_a_lora_of_the_head_counts() -> None:
 @pytest.mark.parametrize("model_type", ["llama4_text", "bert"])
 def test_no_label_is_a_score_of_zero_with_a_gradient_of_zero(model_type: str) -> None:
     model, ids = tiny(model_type), torch.arange(5, 14)[None]
-    add_scoring_head(add_fused_lm_head, model)
+    add_scoring_head(model)
     none = torch.full_like(ids, -100)
     found = model(input_ids=ids, attention_mask=torch.ones_like(ids), labels=none, fused_lm_head=True)
     found.log_probs.sum().backward()
@@ -131,7 +129,7 @@ def test_entropies_have_a_gradient_where_a_bonus_trains_them() -> None:
             entropy = -(log_probs.exp() * log_probs).sum(-1)
         else:
             given = {"outputs": ("log_probs", "entropy"), "trains_entropy": True}
-            add_scoring_head(add_fused_lm_head, model, TEMPERATURE, **given)
+            add_scoring_head(model, TEMPERATURE, **given)
             mask = torch.ones_like(ids)
             entropy = model(input_ids=ids, attention_mask=mask, labels=ids, fused_lm_head=True).entropy
         entropy.sum().backward()
@@ -141,7 +139,7 @@ def test_entropies_have_a_gradient_where_a_bonus_trains_them() -> None:
 
 def test_a_reference_gets_no_entropies() -> None:
     model, ids = tiny("llama"), torch.arange(5, 14)[None]
-    add_scoring_head(add_fused_lm_head, model)
+    add_scoring_head(model)
     found = model(input_ids=ids, attention_mask=torch.ones_like(ids), labels=ids, fused_lm_head=True)
     assert found.entropy is None
 
@@ -150,7 +148,7 @@ def test_generation_sees_the_arguments_of_the_model() -> None:
     """`generate` refuses what it does not find in the signature."""
     for model_type in ("llama4_text", "bert"):
         model = tiny(model_type)
-        add_scoring_head(add_fused_lm_head, model)
+        add_scoring_head(model)
         ids = torch.arange(5, 9)[None]
         answer = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=2, do_sample=False)
         assert answer.shape[1] <= 6
@@ -159,20 +157,9 @@ def test_generation_sees_the_arguments_of_the_model() -> None:
 def test_a_trial_leaves_random_numbers_as_they_are() -> None:
     model = tiny("llama")
     drawn = torch.get_rng_state()
-    add_scoring_head(add_fused_lm_head, model)
+    add_scoring_head(model)
     assert torch.equal(torch.get_rng_state(), drawn)
     assert scoring_head._agrees(model, type(model).forward.__get__(model), model.model, 1.0)
-
-
-def test_trl_s_head_reads_the_states_that_it_is_given() -> None:
-    """Of which the model is asked no more; a fault there would be made good, in silence, by full logits."""
-    model, ids = tiny("llama"), torch.tensor([7, 8, 9])
-    states = torch.randn(3, model.config.hidden_size)
-    score = scoring_head._trl_scorer(add_fused_lm_head, model, TEMPERATURE, {"outputs": ("log_probs", "entropy")})
-    log_probs, entropy = score(states, ids)
-    expected = (model.lm_head(states).float() / TEMPERATURE).log_softmax(-1)
-    torch.testing.assert_close(log_probs, expected.gather(1, ids[:, None]).squeeze(1))
-    torch.testing.assert_close(entropy, -(expected.exp() * expected).sum(-1), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("model_type", ["llama", "bert"])
@@ -185,7 +172,7 @@ def test_what_holds_where_nothing_else_is_asked_for(model_type: str, has_head: b
     expected = plain.logits[:, :-1].log_softmax(-1).gather(2, ids[:, 1:, None]).squeeze(2)
     if not has_head:
         model.get_output_embeddings = lambda: None
-    add_scoring_head(add_fused_lm_head, model)
+    add_scoring_head(model)
     found = model(**given, labels=ids, fused_lm_head=True).log_probs
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(model(**given, labels=ids).loss, plain.loss)
@@ -194,10 +181,10 @@ def test_what_holds_where_nothing_else_is_asked_for(model_type: str, has_head: b
 
 def test_rows_share_prompts_where_that_is_asked_for() -> None:
     model = AutoModelForCausalLM.from_config(tiny_config("llama"), attn_implementation=registered(SEGMENTS))
-    add_scoring_head(add_fused_lm_head, model, shares_prompts=True)
+    add_scoring_head(model, shares_prompts=True)
     documents = documents_of(model)
     assert documents is not None
-    add_scoring_head(add_fused_lm_head, model, shares_prompts=True)
+    add_scoring_head(model, shares_prompts=True)
     assert documents_of(model) is documents, "a policy has been taught already"
 
 
@@ -208,7 +195,7 @@ def test_a_head_in_32_bits_is_trl_s() -> None:
     torch.nn.init.normal_(model.lm_head.weight, std=1.0)
     states = model.model(**given, use_cache=False).last_hidden_state[0, :-1].float()
     log_probs = (states @ model.lm_head.weight.float().T).log_softmax(-1)
-    add_scoring_head(add_fused_lm_head, model, cast_lm_head_to_fp32=True)
+    add_scoring_head(model, cast_lm_head_to_fp32=True)
     found = model(**given, labels=ids, fused_lm_head=True).log_probs[0]
     torch.testing.assert_close(found, log_probs.gather(1, ids[0, 1:, None]).squeeze(1), rtol=1e-4, atol=1e-4)
 
@@ -220,7 +207,7 @@ def test_how_far_a_trial_may_be_off(size: float, temperature: float) -> None:
     model = tiny("llama")
     torch.nn.init.normal_(model.lm_head.weight, std=size)
     original = model.forward
-    add_scoring_head(add_fused_lm_head, model, temperature)
+    add_scoring_head(model, temperature)
     for factor, fits in ((1.02, True), (1.4, False)):
 
         def scaled(factor: float = factor, **given: Any) -> Any:
@@ -248,5 +235,5 @@ def test_a_trial_gathers_what_is_not_below_the_body(tied: bool, monkeypatch: pyt
         model.lm_head.weight = model.model.embed_tokens.weight
     gathered: list[Any] = []
     monkeypatch.setattr(scoring_head.zero, "gathered", lambda those: gathered.append(list(those)) or nullcontext())
-    add_scoring_head(add_fused_lm_head, model)
+    add_scoring_head(model)
     assert [id(one) for one in gathered[0]] == [id(model.lm_head.weight)]

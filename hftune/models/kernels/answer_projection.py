@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedConfig
 
-from hftune.models.kernels.chunked_heads import Columns, Score, through_head
+from hftune.models.kernels.chunked_heads import Columns, Score, in_float32, through_head
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,8 @@ def _scored(
         every = logits.log_softmax(dim=1)
         own = every.gather(1, ids[:, None]).squeeze(1)
         value = own * own.detach().exp() if dft else own
-        columns = _measured(logits.detach(), every if entropy_learns else every.detach(), ids, detail)
+        with in_float32(raw.device):
+            columns = _measured(logits.detach(), every if entropy_learns else every.detach(), ids, detail)
         return value, own.detach(), *columns
 
     return score

@@ -53,7 +53,7 @@ def through_head(
     """
     by_module = several or not is_plain(head) or any(map(zero.is_any_partitioned, others))
     if by_module or (factors is None and is_trained(head) and torch.is_grad_enabled()):
-        found, nothing = through_module(head, hidden, lambda part, rows: _exactly(score, head(part), rows), *others)
+        found, nothing = through_module(head, hidden, lambda part, rows: score(head(part), rows), *others)
         first, *rest = _joined(found, len(hidden))
         if factors is None:
             return first + nothing, *rest
@@ -81,7 +81,7 @@ class _Chunked(torch.autograd.Function):
         wanted = [learns and each for each in ctx.needs_input_grad[:3]]
         to_hidden, to_weight, to_bias = new_gradients(hidden, weight, bias, wanted)
         ctx.dtypes = (weight.dtype, None if bias is None else bias.dtype)
-        dtype = product_dtype(hidden)
+        dtype = product_dtype(weight)
         weight, bias = weight.to(dtype), None if bias is None else bias.to(dtype)
         # 16 bits hold shares of the largest factor; one over all tokens of a batch might be too small for them.
         largest = None if factors is None else factors.abs().amax().clamp(min=torch.finfo(torch.float32).tiny)
@@ -127,12 +127,6 @@ def _scored(raw: torch.Tensor, rows: slice, score: Score, learns: bool) -> tuple
     return (first.detach(), *rest), slope
 
 
-def _exactly(score: Score, raw: torch.Tensor, rows: slice | None) -> Columns:
-    # Autocast would compute products with 16 bits, which is not enough for sums over a vocabulary.
-    with in_float32(raw.device):
-        return score(raw, rows)
-
-
 def _joined(found: list[Columns], tokens: int) -> Columns:
     return tuple(torch.cat(column)[:tokens] for column in zip(*found, strict=True))
 
@@ -168,14 +162,14 @@ def chunk_slices(hidden: torch.Tensor, vocabulary: int) -> list[slice]:
     return [slice(start, start + length) for start in range(0, len(hidden), length)]
 
 
-def product_dtype(given: torch.Tensor) -> torch.dtype:
-    """The dtype in which the projection of a tensor is computed: that of autocast, where it is on."""
-    device = given.device.type
-    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else given.dtype
+def product_dtype(weight: torch.Tensor) -> torch.dtype:
+    """The dtype in which the projection is computed: that of autocast, where it is on."""
+    device = weight.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
 
 
 def in_float32(device: torch.device) -> torch.autocast:
-    """Inside, products of float32 are computed as such, autocast or not."""
+    """Inside, products of float32 are computed as such, autocast or not, as sums over a vocabulary need it."""
     return torch.autocast(device.type, enabled=False)
 
 

@@ -7,7 +7,7 @@ from torch.linalg import vecdot
 
 from hftune.distributed import zero
 from hftune.models.kernels.answer_projection import LogitShape
-from hftune.models.kernels.chunked_heads import Columns, is_plain, through_head
+from hftune.models.kernels.chunked_heads import Columns, in_float32, is_plain, through_head
 from hftune.models.kernels.lessons import FLOOR, Divergence, Lesson, TopTargets, tempered
 
 COLUMNS = ("divergence", "teacher_entropy", "log_probs", "entropy", "is_top1")
@@ -37,8 +37,9 @@ def taught_loss(
     how, given = lesson.divergence, lesson.targets
 
     def chunk(raw: torch.Tensor, ids: torch.Tensor, teacher: torch.Tensor | TopTargets) -> Columns:
-        # Logits of a head that is more than a projection may be -inf: 0 * inf would be NaN.
-        return taught(shape(raw).clamp(min=FLOOR), ids, teacher, how, detail)
+        with in_float32(raw.device):
+            # Logits of a head that is more than a projection may be -inf: 0 * inf would be NaN.
+            return taught(shape(raw).clamp(min=FLOOR), ids, teacher, how, detail)
 
     def alone(raw: torch.Tensor, rows: slice | None) -> Columns:
         one = given.made_up() if rows is None else given.part(rows)

@@ -189,10 +189,12 @@ def test_rows_share_prompts_where_that_is_asked_for() -> None:
 
 
 def test_a_head_in_32_bits_is_trl_s() -> None:
-    """Of a model of 16 bits; its own would round each logit."""
+    """Of a model of 16 bits, whose head TRL's trainer has made one of 32; its own would round each logit."""
     model, ids = tiny("llama").bfloat16(), torch.arange(5, 14)[None]
     given = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     torch.nn.init.normal_(model.lm_head.weight, std=1.0)
+    head = model.lm_head.float()
+    head.forward = lambda states: torch.nn.functional.linear(states.float(), head.weight)
     states = model.model(**given, use_cache=False).last_hidden_state[0, :-1].float()
     log_probs = (states @ model.lm_head.weight.float().T).log_softmax(-1)
     add_scoring_head(model, cast_lm_head_to_fp32=True)

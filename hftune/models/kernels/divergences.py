@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch.linalg import vecdot
 
@@ -15,7 +17,7 @@ COLUMNS = ("divergence", "teacher_entropy", "log_probs", "entropy", "is_top1")
 
 
 def taught_loss(
-    head: torch.nn.Module,
+    head: Any,
     hidden: torch.Tensor,
     targets: torch.Tensor,
     shape: LogitShape,
@@ -51,7 +53,7 @@ def taught_loss(
         loss, _, *columns = through_head(head, hidden, alone, factors, given.heads)
     else:
         # Gathered once for all chunks.
-        with given.opened(int(head.out_features), how.temperature) as teacher:
+        with given.opened(head.out_features, how.temperature) as teacher:
             score = lambda raw, rows: chunk(raw, targets[rows], teacher(rows))  # noqa: E731
             loss, _, *columns = through_head(head, hidden, score, factors)
     return loss, dict(zip(COLUMNS, columns, strict=False))
@@ -71,8 +73,10 @@ def taught(
     share = how.hard_label_share
     if (detail or share) and (how.temperature != 1.0 or width != logits.shape[1]):
         own = tempered(logits, 1.0)
-    form = diverge_at_top if isinstance(teacher, TopTargets) else diverge
-    divergence, entropy = form(student, teacher, how.beta)  # type: ignore[operator]
+    if isinstance(teacher, TopTargets):
+        divergence, entropy = diverge_at_top(student, teacher, how.beta)
+    else:
+        divergence, entropy = diverge(student, teacher, how.beta)
     label = own.gather(1, ids[:, None]).squeeze(1)
     value = (1 - share) * divergence - share * label if share else divergence
     if how.max_teacher_entropy is not None:

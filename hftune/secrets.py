@@ -2,8 +2,8 @@
 
 What is known: values of arguments and config keys whose names say so (`learn_arguments`, `learn_config`), variables of
 the environment, passwords in URLs, the saved token of the Hub. `redact` replaces these values, in whatever usual
-encoding they appear, and everything that has the form of a well-known token. All that hftune writes or says goes
-through it: manifests, log lines, messages, reports, cards, commands, configs for trackers.
+encoding they appear, passwords in URLs and connection strings, and well-known tokens. All that hftune writes or says
+goes through it: manifests, log lines, messages, reports, cards, commands, configs for trackers.
 """
 
 from __future__ import annotations
@@ -22,17 +22,15 @@ from typing import Any
 from urllib.parse import quote, quote_plus, unquote
 
 from hftune.secret_names import (
-    BEARER,
     IN_CONNECTION,
     IN_JSON,
     IN_QUERY,
     IN_URL,
     MASK,
-    SHAPES,
-    USER_IN_URL,
     may_be_secret,
     says_secret,
     surely_secret,
+    tokens_in,
     variable_says_secret,
 )
 
@@ -149,19 +147,20 @@ def _looks_secret(value: str) -> bool:
 
 
 def _passwords(name: str, text: str) -> set[str]:
-    """Passwords in URLs and connection strings, and users of URLs that are tokens.
+    """Passwords in URLs and connection strings.
 
     A variable that is a URL is cut at its last `@`: passwords are not always quoted there.
     """
     found = {match[2] for match in IN_CONNECTION.finditer(text)} if "=" in text else set()
     # The tests for a character come first: most lines have none, and regular expressions cost microseconds each.
     if "://" in text:
-        found |= {match[2] for pattern in (IN_URL, USER_IN_URL) for match in pattern.finditer(text)}
+        found |= {match[2] for match in IN_URL.finditer(text)}
         found |= {match[2] for match in IN_QUERY.finditer(text) if _looks_secret(match[2])}
         if name.lower().endswith(("url", "uri", "dsn")):
             # The last `@` ends the password: passwords with an `@` of their own are often not quoted.
             user, at, _ = text.partition("://")[2].rpartition("@")
-            found |= {user.partition(":")[2]} if at else set()
+            # Sentry's address has nothing but a token before it.
+            found |= {user.partition(":")[2] or (user if name.lower().endswith("dsn") else "")} if at else set()
     # Both spellings: a library logs the URL as given, another the password as decoded.
     return {form for password in found for form in (password, unquote(password)) if _is_searched(form)}
 
@@ -207,7 +206,7 @@ def _saved_tokens(files: tuple[str, ...]) -> frozenset[str]:
 
 
 def redact(text: str) -> str:
-    """A text in which `***` stands for every known secret, and for all that has the form of one."""
+    """A text in which `***` stands for every known secret, a password in a URL, or a well-known token."""
     return _without(known(), text)
 
 
@@ -216,11 +215,12 @@ def _without(values: frozenset[str], text: str) -> str:
         text = _pattern(values).sub(MASK, text)
     if "://" in text:
         text = IN_URL.sub(rf"\1:{MASK}@", text)
-        text = USER_IN_URL.sub(rf"\1{MASK}@", text)
         text = IN_QUERY.sub(rf"\1{MASK}", text)
     if "=" in text:
         text = IN_CONNECTION.sub(rf"\1{MASK}", text)
-    return SHAPES.sub(MASK, BEARER.sub(rf"\1\2{MASK}", text))
+    for token in tokens_in(text):
+        text = text.replace(token, MASK)
+    return text
 
 
 def redacted(value: Any) -> Any:

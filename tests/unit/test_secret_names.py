@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hftune.secret_names import MARKS, SHAPES, may_be_secret, says_secret, surely_secret, variable_says_secret
-from tests.unit.test_secrets import TOKENS
+from hftune.secret_names import may_be_secret, says_secret, surely_secret, variable_says_secret
 
 
 def words(text: str) -> list[str]:
@@ -94,15 +93,3 @@ def test_how_a_secret_is_written(word: str) -> None:
 @pytest.mark.parametrize("word", words("url uri endpoint"))
 def test_webhooks_are_addresses_that_let_in(word: str) -> None:
     assert variable_says_secret(f"SLACK_WEBHOOK_{word.upper()}")
-
-
-@pytest.mark.parametrize("token", TOKENS, ids=lambda token: token[:12])
-def test_each_form_has_a_mark(token: str) -> None:
-    """Texts without any mark are not searched (`hftune data check`)."""
-    assert any(mark in token for mark in MARKS)
-
-
-@pytest.mark.parametrize("token", [token for token in TOKENS if "@" not in token], ids=lambda token: token[:12])
-def test_forms_by_themselves(token: str) -> None:
-    """Not only since a word before them says what they are."""
-    assert SHAPES.fullmatch(token)

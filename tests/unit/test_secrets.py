@@ -222,26 +222,17 @@ def test_a_variable_that_is_some_key_must_look_like_one(value: str, is_one: bool
 TOKENS = (
     "hf_" + "aBcD1234" * 4,
     "sk-proj-" + "aB1_-" * 8,
-    "sk-ant-api03-" + "a1" * 20,
     "ghp_" + "a1B2" * 9,
-    "gho_" + "a1B2" * 9,
     "github_pat_11AAAA_" + "b2" * 20,
     "glpat-" + "a1B2c3D4e5F6g7H8i9J0",
     "xoxb-123456789012-abcdefGHIJ",
     "AKIAIOSFODNN7EXAMPLE",
-    "ASIAIOSFODNN7EXAMPLE",
     "AIza" + "SyA1b2C3d4" * 4,
-    "gsk_" + "a1B2" * 10,
-    "npm_" + "a1B2" * 9,
-    "nvapi-" + "a1B2" * 9,
-    "ya29." + "a1B2" * 9,
     "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0NTY3ODkwIn0.dozjgNryP4J3jVmNHl0w5N",
-    "dckr_pat_" + "a1B2" * 6,
-    "hvs." + "a1B2" * 6,
     "https://hooks.slack.com/services/T00000000/B00000000/abcdEFGH",
-    "https://discord.com/api/webhooks/123456789/abcdEFGH-_",
     "-----BEGIN RSA PRIVATE KEY-----\nMIIEow\nabc==\n-----END RSA PRIVATE KEY-----",
     "-----BEGIN PRIVATE KEY-----\nMIIEow",
+    "Bearer abcdefgh12345678",
 )
 
 
@@ -254,11 +245,9 @@ def test_tokens_by_their_form(token: str) -> None:
 @pytest.mark.parametrize(
     ("text", "clean"),
     (
-        ("Authorization: Bearer abcdefgh12345678", "Authorization: Bearer ***"),
         ("https://me:pw@host/x", "https://me:***@host/x"),
         ("postgres://u:p@ss@db:5432/x", "postgres://u:***@db:5432/x"),
         ("redis://:pw@cache:6379", "redis://:***@cache:6379"),
-        ("https://0123456789abcdef0123@github.com/a/b", "https://***@github.com/a/b"),
         ("AccountName=me;AccountKey=pw==;End=x", "AccountName=me;AccountKey=***;End=x"),
         ("Server=h;Uid=me; Password = pw;Port=1", "Server=h;Uid=me; Password = ***;Port=1"),
         ("https://h/x?a=1&token=abc&b=2", "https://h/x?a=1&token=***&b=2"),
@@ -394,26 +383,13 @@ def test_a_token_file_that_cannot_be_one_is_left_alone(tmp_path: Path, monkeypat
 
 
 NEARLY = {
-    "SHAPES": (
+    "_TOKEN": (
         *("sk-", "sk-a", "-sk-", "-hf_", "ghp_", "github_pat_", "-glpat-", "xoxb-", "-xoxb-", "AKIA", "AIza", "-AIza"),
-        *(
-            "gsk_",
-            "-nvapi-",
-            "pypi-",
-            "ya29.",
-            "-ya29.",
-            "eyJ-",
-            "-eyJ",
-            "eyJaaaaaaaa.",
-            "eyJaaaaaaaa.eyJ-",
-            "dckr_pat_",
-        ),
-        *("-hvs.", "api_org_", "https://hooks.slack.com/", "https://a.discord", "https://discord.com/api/webhooks/"),
-        *("-----BEGIN PRIVATE KEY-----", "-----BEGIN ", "-----BEGIN A PRIVATE KEY----", "-----END A ", "a-"),
+        *("gsk_", "-nvapi-", "pypi-", "eyJ-", "-eyJ", "eyJaaaaaaaa.", "eyJaaaaaaaa.eyJ-", "-hvs.", "a-"),
+        *("https://hooks.slack.com/", "-----BEGIN PRIVATE KEY-----", "-----BEGIN ", "-----BEGIN A PRIVATE KEY----"),
+        *("Bearer ", "Bearer a", "Bearer\t \t", "bearer.", "Bearer a."),
     ),
-    "BEARER": ("Bearer ", "Bearer a", "Bearer\t \t", "Basic a", "basic ", "bearer.", "Bearer a."),
     "IN_URL": ("a:a", "a://", "a:", "://", "a://a", "http://a:a", "a://a:", "a", "a.", "a:@"),
-    "USER_IN_URL": ("https://", "https://aaaaaaaaaaaaaaaaaaaaaa", "http:", "https://a", "http"),
     "IN_QUERY": ("?token", "&token", "?a-", "?token=", "&key=", "a?secret", "token", "?", "?a_api_key"),
     "IN_CONNECTION": (";password", "password", ";password ", "; ", ";pwd=", "accountkey", "accountkey=", ";\t", " ="),
     "IN_JSON": ("a", "a=", '"a":', "a.", "a .", "a: ", "=:", "a\n", "a:\n", "a ", ":"),
@@ -443,7 +419,7 @@ def test_no_search_is_quadratic(pattern: str) -> None:
 
 
 def test_every_pattern_is_searched_so() -> None:
-    found = {name for name, value in vars(secret_names).items() if isinstance(value, re.Pattern) and name[0] != "_"}
+    found = {name for name, value in vars(secret_names).items() if isinstance(value, re.Pattern)} - {"_GLUED"}
     assert found == {*NEARLY}
 
 

@@ -11,7 +11,7 @@ import re
 from ftfy.badness import is_bad
 
 from hftune.errors import shown
-from hftune.secret_names import BEARER, IN_URL, MARKS, MASK, SHAPES
+from hftune.secret_names import IN_URL, MASK, tokens_in
 
 # Of an answer: a refusal begins it.
 _BEGINNING = 240
@@ -87,12 +87,7 @@ def damage(text: str) -> str:
 
 def secret(text: str) -> str:
     """Whether a text holds tokens by their form, or passwords in URLs and headers; two characters of each are shown."""
-    found: list[str] = []
-    # The pattern of all forms takes a hundred times as long as looking for what each of them begins with.
-    if any(mark in text for mark in MARKS):
-        found += [match[0] for match in SHAPES.finditer(text)]
-    if "earer" in text or "asic" in text:
-        found += [match[0] for match in BEARER.finditer(text)]
+    found = tokens_in(text)
     if "://" in text and "@" in text:
         found += [match[2] for match in IN_URL.finditer(text)]
     masked = dict.fromkeys(f"{one[: min(2, len(one) // 4)]}{MASK}" for one in found)

@@ -15,6 +15,19 @@ from transformers import (
 
 from hftune.models.parts.text_class import make_reward_models
 
+NOT_TRAINED = {
+    # Encoders, of which a causal LM was made afterwards.
+    *("bert", "bert-generation", "big_bird", "camembert", "data2vec-text", "electra", "ernie", "megatron-bert"),
+    *("rembert", "roberta", "roberta-prelayernorm", "roc_bert", "roformer", "xlm-roberta", "xlm-roberta-xl", "xmod"),
+    # Decoders of encoder-decoders.
+    *("bart", "bigbird_pegasus", "blenderbot", "blenderbot-small", "marian", "mbart", "musicgen", "musicgen_melody"),
+    *("mvp", "pegasus", "plbart", "prophetnet", "trocr", "whisper"),
+    # Decoders before 2023 with a cache, a memory, permutations or languages of their own.
+    *("cpmant", "ctrl", "openai-gpt", "reformer", "xlm", "xlnet"),
+}
+"""Types of models with a causal LM that hftune does not train. Older ones without any of that (GPT-2, BLOOM, OPT,
+Pythia) need no line here."""
+
 
 def class_for(mapping: Mapping[Any, Any], config: PreTrainedConfig) -> type[PreTrainedModel] | None:
     """The class that transformers builds from a config by one of its mappings; None where it knows none."""

@@ -142,7 +142,7 @@ def decodes_together(model: Any) -> bool:
     """
     if not isinstance(model, PreTrainedModel) or zero.is_any_partitioned(model):
         return False
-    if model.config.is_encoder_decoder or model._is_stateful:
+    if model._is_stateful:
         return False
     taken = set(inspect.signature(type(model).forward).parameters)
     if not {"input_ids", "attention_mask", "position_ids", "past_key_values", "logits_to_keep"} <= taken:

@@ -31,7 +31,7 @@ def test_an_adapter_is_trained_and_merged(model_type: str, run: Callable[..., Fi
     reload(tmp_path / "merge")
 
 
-@pytest.mark.parametrize(("model_type", "stage"), [("llama4_text", "grpo"), ("bert", "grpo"), ("nemotron", "dpo")])
+@pytest.mark.parametrize(("model_type", "stage"), [("llama4_text", "grpo"), ("nemotron", "dpo")])
 def test_no_head_and_no_layout_of_others(
     model_type: str, stage: str, run: Callable[..., Finished], tmp_path: Path
 ) -> None:

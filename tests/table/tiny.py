@@ -151,7 +151,6 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
     "kyutai_speech_to_text": {"codec_config": {"upsample_groups": 1}},
     "mllama": {"vision_config": {"image_size": 56}, "text_config": {"cross_attention_layers": [1]}},
     "janus": {"vq_config": {"channel_multiplier": (1, 1)}},
-    "xmod": {"default_language": "en_XX"},
     # Sizes that have to fit each other in ways of their own.
     "dots3_note_text": _DOTS,
     "dots3_note": {"text_config": _DOTS},
@@ -162,8 +161,6 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
     # Its layers are passed through several times: 2 stacks of 2 layers, 2 x (3 + 1) passes.
     "hrm_text": {"num_layers_per_stack": 2, "num_hidden_layers": 16},
     "molmo2": {"adapter_config": {"vision_feature_layer": [1, 0]}},
-    # Its positions in two factors want all rows to be as long as the product of both.
-    "reformer": {"axial_pos_embds": False},
     "step3p7": {"text_config": _STEP},
     # Its tied weights are those of the second shared layer and after, so there must be two.
     "zamba": {"layers_block_type": ["linear_attention", "hybrid"] * 2, "num_hidden_layers": 4},
@@ -172,7 +169,6 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
 # Types of which no model can be made here: why.
 UNBUILT: dict[str, str] = {
     **dict.fromkeys(("fast_vlm", "gemma3n", "perception_lm"), "its vision tower is of the library timm, not installed"),
-    **dict.fromkeys(("musicgen", "musicgen_melody"), "upstream: its causal LM does not take the config of its type"),
     "gemma4_assistant": "drafts for another model, whose states it reads; it is no language model alone",
     "gemma4_unified_assistant": "drafts for another model, whose states it reads; it is no language model alone",
 }
@@ -437,18 +433,17 @@ def _kinds(config: Any) -> set[tuple[str, str]]:
 
 
 def model_types() -> tuple[str, ...]:
-    """Every type with a causal LM, or with a model that answers in text, in transformers' order."""
+    """Types with a causal LM, or a model that answers in text, in transformers' order; without `NOT_TRAINED`."""
     from transformers.models.auto import modeling_auto as auto
 
-    return tuple(
-        dict.fromkeys(
-            [
-                *auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
-                *auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
-                *auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES,
-            ]
-        )
-    )
+    from hftune.models.classes import NOT_TRAINED
+
+    every = [
+        *auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        *auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+        *auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES,
+    ]
+    return tuple(name for name in dict.fromkeys(every) if name not in NOT_TRAINED)
 
 
 def model_class(model_type: str) -> Any:

@@ -10,7 +10,7 @@ import torch
 from tests.table.tiny import EXCEPTIONS, UNBUILT, model_class, model_types, tiny_checkpoint, tiny_config
 
 # One of each structure: plain, mixed layers, state space, latent attention, experts, heads by layer, several parts.
-STRUCTURES = ("llama", "qwen3_next", "nemotron_h", "deepseek_v3", "gpt_oss", "gemma4", "qwen3_5", "bert")
+STRUCTURES = ("llama", "qwen3_next", "nemotron_h", "deepseek_v3", "gpt_oss", "gemma4", "qwen3_5")
 
 
 @pytest.mark.parametrize("model_type", STRUCTURES)

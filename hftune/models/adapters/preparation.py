@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import sys
-
 from peft import PeftModel
 from torch import nn
-from torch.autograd import Function
 from transformers import PreTrainedModel
 
 from hftune.arguments.adapter import AdapterArguments
@@ -67,12 +64,8 @@ def _give_blocks_a_gradient(adapted: PreTrainedModel | PeftModel, training_args:
 
     Recomputed blocks do. So does, under ZeRO-3, a block of experts, which DeepSpeed 0.19 takes as one: it reduces the
     gradients in it once they have come through to its input, and if nothing there wants one, before they are there.
-    Backward passes of a model's own make (Reformer's reversible layers) may ask nothing but their input, too.
     """
-    plain = adapted.get_base_model() if isinstance(adapted, PeftModel) else adapted
-    code = vars(sys.modules[type(plain).__module__]).values()
-    of_its_own = any(isinstance(one, type) and Function in one.__mro__[1:] for one in code)
     by_blocks = training_args.zero_stage == 3 and is_mixture(adapted.config)
-    wanted = training_args.recomputation is not None or by_blocks or of_its_own
+    wanted = training_args.recomputation is not None or by_blocks
     if wanted and not any(p.requires_grad for p in adapted.get_input_embeddings().parameters()):
         adapted.enable_input_require_grads()

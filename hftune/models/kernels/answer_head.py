@@ -150,10 +150,9 @@ def _head_is_all(model: Any, original: Any, shape: LogitShape) -> bool:
         return False
     if torch.compiler.is_compiling() or any(map(zero.is_partitioned, model.parameters())):
         others = [child for child in model.children() if child is not body and any(True for _ in child.parameters())]
-        # Rows that only fill up the head (Inkling) would count among what is predicted; ProphetNet has other states.
-        fields = ("unpadded_vocab_size", "ngram")
-        otherwise = any(getattr(model.config.get_text_config(), name, None) is not None for name in fields)
-        return len(others) == 1 and others[0] is head and not otherwise
+        # Rows that only fill up the head (Inkling) would count among what is predicted.
+        filled = getattr(model.config.get_text_config(), "unpadded_vocab_size", None) is not None
+        return len(others) == 1 and others[0] is head and not filled
     return _try_head(model, original, body, lambda states: shape(head(states)))
 
 

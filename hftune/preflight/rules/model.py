@@ -14,7 +14,7 @@ from hftune.arguments.training import StageArguments
 from hftune.distributed import ranks
 from hftune.errors import ArgumentError, UserError
 from hftune.logging import notice
-from hftune.models.classes import causal_class, reward_class
+from hftune.models.classes import NOT_TRAINED, causal_class, reward_class
 from hftune.models.experts import is_mixture, router_shares
 from hftune.models.heads import head_of
 from hftune.models.kernels.dropout import find_dropouts
@@ -40,6 +40,13 @@ def check_model(facts: Facts) -> Iterator[UserError]:
     config = facts.config
     if config is None:
         return
+    if config.model_type in NOT_TRAINED:
+        yield ArgumentError(
+            f"{config.model_type} is an encoder, a part of an encoder-decoder or a model with old ways of its own",
+            place="--model_name_or_path",
+            fix="take a decoder: Llama, Qwen, Mistral, ... (docs/models.md)",
+        )
+        return
     say_context(config, training_args)
     yield from check_attention_supported(config, model_args)
     yield from check_experts(config, model_args)
@@ -56,7 +63,7 @@ def check_model(facts: Facts) -> Iterator[UserError]:
     bare = facts.skeleton
     if bare is None:
         return
-    if training_args.scores and head_of(bare) == "causal_lm":  # BERT's scores come from a head of another name
+    if training_args.scores and head_of(bare) == "causal_lm":  # scores come from a head of another name
         yield no_score_head(config)
         return
     # Weights that are drawn are not read from the folder, which may hold none.

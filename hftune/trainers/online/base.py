@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -13,7 +12,6 @@ import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
 
 from hftune.arguments.training import StageArguments
-from hftune.compat.installing import method_replaced
 from hftune.compat.peft_patches import fused_heads
 from hftune.distributed import phases
 from hftune.models.attention.documents import documents_of
@@ -91,7 +89,7 @@ class OnlineTrainer(StageTrainer):
         model = self.accelerator.unwrap_model(self.model, keep_torch_compile=False)
         plain = plain_model(model)
         together = decoding_together(plain, compute_dtype(self.args))
-        with reporting_passes(model), own_cache_in_eval_mode(plain), adapters_held(), together as drawn:
+        with reporting_passes(model), adapters_held(), together as drawn:
             result = super()._generate(prompts)
         self.drawn = drawn
         phases.enter(phases.REWARDS)
@@ -227,27 +225,3 @@ def is_reference(model: torch.nn.Module) -> bool:
     """Whether a policy is what it began as now: its adapter is off, or a copy of its beginning is on."""
     layer = next((one for one in model.modules() if isinstance(one, BaseTunerLayer)), None)
     return layer is not None and (layer.disable_adapters or "ref" in layer.active_adapters)
-
-
-@contextmanager
-def own_cache_in_eval_mode(model: Any) -> Iterator[None]:
-    """In the block `model.generate` runs in eval mode where the model's cache is of its own make.
-
-    TRL samples in training mode, in which such a model may refuse its cache (Reformer). Others sample as in TRL.
-    """
-    if "past_key_values" in inspect.signature(type(model).forward).parameters:
-        yield
-        return
-    generate = model.generate
-
-    def sample(_: Any, *args: Any, **kwargs: Any) -> Any:
-        modes = [(module, module.training) for module in model.modules()]
-        model.eval()
-        try:
-            return generate(*args, **kwargs)
-        finally:
-            for module, training in modes:
-                module.training = training
-
-    with method_replaced(model, "generate", sample):
-        yield

@@ -126,7 +126,7 @@ def test_a_cache_is_copied_once_in_many_tokens() -> None:
 
 @pytest.mark.parametrize(
     ("model_type", "together"),
-    [("llama", True), ("gemma2", True), ("mamba", False), ("qwen3_next", False), ("bart", False)],
+    [("llama", True), ("gemma2", True), ("mamba", False), ("qwen3_next", False)],
 )
 def test_models_with_a_state_are_left_to_transformers(model_type: str, together: bool) -> None:
     assert decodes_together(tiny(model_type)) is together

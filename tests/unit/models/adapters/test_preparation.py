@@ -32,17 +32,6 @@ def test_all_means_every_linear_but_the_head(tiny_model: Path) -> None:
     assert all("lora_" in name for name in trained)
 
 
-@pytest.mark.parametrize(("model_type", "wanted"), [("reformer", True), ("llama", False)])
-def test_a_backward_pass_of_the_models_own_make_gets_an_input_with_a_gradient(model_type: str, wanted: bool) -> None:
-    """Reformer's reversible layers give their parameters no gradient otherwise."""
-    flags = ["--output_dir", "o", "--use_peft", "--gradient_checkpointing", "0"]
-    _, _, adapter, training = parse_arguments("sft", flags)
-    adapted = add_adapter(AutoModelForCausalLM.from_config(tiny_config(model_type)), adapter, training)
-    ids = torch.arange(5, 13)[None]
-    assert adapted.get_input_embeddings()(ids).requires_grad is wanted
-    assert adapted.train()(input_ids=ids, labels=ids).loss.requires_grad
-
-
 @pytest.mark.parametrize("flags", [(), ("--use_peft", "--modules_to_save", "embed_tokens")])
 def test_a_padding_token_that_also_ends_turns_is_trained(flags: tuple[str, ...]) -> None:
     """As in SmolLM2-Instruct. Where it only pads, its gradient is 0 as ever."""

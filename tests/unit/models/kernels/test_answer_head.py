@@ -225,13 +225,12 @@ def test_without_a_trial_the_structure_decides(model_type: str, alone: bool, mon
     assert answer_head._head_is_all(model, model.forward, LogitShape.of(model.config)) is alone
 
 
-@pytest.mark.parametrize("field", ["unpadded_vocab_size", "ngram"])
-def test_a_structure_that_says_too_little(field: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By fields of those whose logits or states are others, whatever is next to their body; None says nothing."""
+def test_a_structure_that_says_too_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the field of those whose logits are others, whatever is next to their body; None says nothing."""
     model = tiny("llama", tied=False)
     monkeypatch.setattr(answer_head.zero, "is_partitioned", lambda parameter: True)
     for value, alone in ((None, True), (2, False)):
-        setattr(model.config, field, value)
+        model.config.unpadded_vocab_size = value
         assert answer_head._head_is_all(model, model.forward, LogitShape.of(model.config)) is alone
 
 

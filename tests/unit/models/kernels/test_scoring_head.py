@@ -14,6 +14,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from hftune.models.attention.documents import documents_of
 from hftune.models.attention.names import SEGMENTS, registered
+from hftune.models.classes import NOT_TRAINED
 from hftune.models.heads import body_of
 from hftune.models.kernels import answer_head, scoring_head
 from hftune.models.kernels.answer_projection import LogitShape
@@ -22,8 +23,8 @@ from tests.table.tiny import UNBUILT, tiny_config
 
 # Of plain structure; whose `base_model` is itself; with layers before the head; with logits that are scaled or capped.
 SAMPLE = ("llama", "llama4_text", "bert", "electra", "minicpm3", "falcon_h1", "gemma2", "cohere", "mpt")
-# BLT's config is none of a decoder; Reformer has no backward pass in eval mode.
-OTHERS = sorted(set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) - {*SAMPLE, *UNBUILT, "blt", "reformer"})
+# BLT's config is none of a decoder.
+OTHERS = sorted(set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) - {*SAMPLE, *UNBUILT, *NOT_TRAINED, "blt"})
 TEMPERATURE = 0.7
 
 

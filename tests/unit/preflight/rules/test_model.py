@@ -106,13 +106,20 @@ def test_a_rule_each(config_of: Any, stage: str, name: str, flags: tuple[str, ..
     assert said in message and "to do:" in message
 
 
-@pytest.mark.parametrize("model_type", ["bert", "electra", "mamba2"])
+@pytest.mark.parametrize("model_type", ["mamba2", "rwkv"])
 def test_scores_of_another_head_or_of_none_are_no_reward_model_s(model_type: str, tmp_path: Path) -> None:
     folder = tiny_checkpoint(model_type, tmp_path)
     said = problems("rm", folder)
     facts = resolve("rm", parsed("rm", folder, "--use_peft"))
     assert not list(check_adapters(facts)), "names are not looked up where there is no model to train"
     assert f"transformers has no {model_type} model with a score head" in said and said.count("to do:") == 1
+
+
+@pytest.mark.parametrize("stage", ["sft", "rm"])
+@pytest.mark.parametrize("model_type", ["bert", "bart", "xlnet"])
+def test_encoders_and_their_like_are_refused_in_one_line(model_type: str, stage: str, tmp_path: Path) -> None:
+    said = problems(stage, tiny_checkpoint(model_type, tmp_path))
+    assert f"{model_type} is an encoder, a part of an encoder-decoder or" in said and said.count("to do:") == 1
 
 
 @pytest.mark.parametrize(

@@ -22,16 +22,10 @@ _OPEN = rf"(?P<open>(?![^>\]▷]*(?:/|end)){_TAG}|<\|channel>thought)"
 _CLOSED = re.compile(rf"(?:(?=[^>\]▷]*(?:/|end)){_TAG}|<channel\|>)\s*\Z", re.IGNORECASE)
 _EMPTY = re.compile(rf"{_OPEN}\s*(?!(?P=open)){_TAG}|<\|channel>thought\s*<channel\|>", re.IGNORECASE)
 _OPENED = re.compile(rf"{_OPEN}\s*\Z", re.IGNORECASE)
-_FIRST = re.compile(rf"\s*(?:{_TAG}|<\|channel>)", re.IGNORECASE)
 _SWITCH = re.compile(r"think|reason", re.IGNORECASE)
 _WHITE_SPACE = re.compile(r"\s*")
 # Longer than any opening mark with its white space.
 _MARK = 64
-
-
-def begins_with_mark(content: str) -> bool:
-    """Whether a content begins with a mark of thoughts, so that it may be a part of empty ones."""
-    return _FIRST.match(content) is not None
 
 
 def opened_thoughts(text: str) -> re.Match[str] | None:

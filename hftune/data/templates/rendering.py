@@ -48,6 +48,8 @@ class Renderer:
         self.special_texts = tuple(token for token in tokenizer.get_added_vocab() if token.strip())
         self.proposals = TemplateProposals(tokenizer)
         self.others: dict[str, Renderer] = {}
+        self.prompted: dict[str, bool] = {}
+        """Whether there is a generation prompt behind a message of a role, as far as it was asked (`TurnFinder`)."""
 
     @cached_property
     def asks(self) -> bool:

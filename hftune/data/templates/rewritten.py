@@ -9,9 +9,9 @@ prompt that inference would be given there.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
-from hftune.data.templates.asked_turn import asked_turn
-from hftune.data.templates.opened_thoughts import Opening, opened_turn
+from hftune.data.templates.empty_thoughts import MASK, opened_thoughts
 from hftune.data.templates.spans import Span, SpannedText
 from hftune.data.templates.turns import TurnFinder
 from hftune.errors import DataError
@@ -21,28 +21,15 @@ SPLIT, LAST, REFUSE, KEEP = "split", "last", "refuse", "keep"
 
 @dataclass(frozen=True, slots=True)
 class ExactRow:
-    """The first `count` messages of a conversation as text, with the turns that are trained in it and their spans.
+    """The beginning of a conversation as text, and the turns that are trained in it."""
 
-    With an `opening` the finder's text is without the `thought` of the only turn. A `text` stands for the finder's.
-    """
-
-    count: int
-    finder: TurnFinder
     turns: list[int]
-    spans: list[Span]
-    opening: Opening | None = None
-    thought: str = ""
-    text: str | None = None
-
-    def said(self) -> SpannedText:
-        """The text that is trained, and its spans."""
-        found = SpannedText(self.finder.text if self.text is None else self.text, self.spans)
-        return self.opening.put(found, self.thought) if self.opening else found
+    said: SpannedText
 
 
 def _row(finder: TurnFinder, found: dict[int, Span]) -> ExactRow:
     turns = sorted(found)
-    return ExactRow(len(finder.messages), finder, turns, finder.checked([found[turn] for turn in turns]))
+    return ExactRow(turns, SpannedText(finder.text, finder.checked([found[turn] for turn in turns])))
 
 
 def rows_of(finder: TurnFinder, *, last_turn_only: bool = False, rewritten: str = SPLIT) -> list[ExactRow]:
@@ -84,13 +71,10 @@ def _row_upto(part: TurnFinder, turns: list[int]) -> ExactRow:
     found = _exact(part, turns)
     if turns[-1] in found:
         return _row(part, found)
-    opened = opened_turn(part)
-    if opened is None and (asked := asked_turn(part)):
-        return ExactRow(len(part.messages), part, turns[-1:], [asked[1]], text=asked[0])
-    if opened is None:
-        return _row(part, {turns[-1]: part.exact_span(turns[-1])})  # raises, and says what to do
-    written, span, opening, thought = opened
-    return ExactRow(len(part.messages), written, turns[-1:], written.checked([span]), opening, thought)
+    said = opened_turn(part) or asked_turn(part)
+    if said is not None:
+        return ExactRow(turns[-1:], said)
+    return _row(part, {turns[-1]: part.exact_span(turns[-1])})  # raises, and says what to do
 
 
 def _exact(finder: TurnFinder, turns: list[int]) -> dict[int, Span]:
@@ -103,3 +87,73 @@ def _exact(finder: TurnFinder, turns: list[int]) -> dict[int, Span]:
         except DataError:
             continue
     return found
+
+
+def opened_turn(finder: TurnFinder) -> SpannedText | None:
+    """A conversation that ends with an answer to a prompt that opens thoughts, where the template writes none.
+
+    DeepSeek-R1 is asked with `<think>` and says its thought, `</think>` and its answer; in a conversation its template
+    writes the answer alone. So the row is what the template writes, with the thought put before the answer.
+
+    Returns:
+        None unless what is written before the turn, with what the prompt opens, is the generation prompt.
+    """
+    *before, turn = finder.messages
+    prompt = finder.beginning(len(before), prompt=True) or ""
+    opened = opened_thoughts(prompt)
+    if opened is None or opened["open"][-1] not in ">]▷":
+        return None
+    mark, space = opened["open"], opened[0].removeprefix(opened["open"])
+    closing = mark.replace("START", "END") if "START" in mark else f"{mark[0]}/{mark[1:]}"
+    marks = finder.renderer.tokenizer.get_added_vocab()
+    if mark in marks and closing not in marks:  # a mark of another sort, whose end is not known
+        return None
+    own = turn.get("reasoning_content") or ""
+    inside, closed, answer = ("", "", turn["content"]) if own else turn["content"].rpartition(closing)
+    thought = (own or inside.strip().removeprefix(mark)).strip()
+    said = {key: part for key, part in turn.items() if key != "reasoning_content"}
+    said["content"] = answer.lstrip() if closed else answer
+    try:
+        known = {key: text for key, text in finder.beginnings.items() if key[0] < len(finder.messages)}
+        options: dict[str, Any] = {"proposes": False, "empty_thoughts": "train", "beginnings": known}
+        written = TurnFinder([*before, said], finder.renderer, finder.tools, **options)
+        span = written.span(len(before))
+    except DataError:
+        return None
+    if written.text[: span.start] + opened[0] != prompt:
+        return None
+    written.checked([span])
+    # Line breaks as the prompt has them: <think>\n...\n</think>\n\n, or <think>...</think>.
+    text = opened[0] + thought + space + closing + 2 * space
+    # An empty thought belongs to the prompt, unless it is to be trained.
+    given = opened[0] if thought or finder.empty_thoughts != MASK else text
+    moved = Span(span.start + len(given), span.end + len(text), span.weight)
+    return SpannedText(written.text[: span.start] + text + written.text[span.start :], [moved])
+
+
+def asked_turn(finder: TurnFinder) -> SpannedText | None:
+    """A turn behind the prompt that inference gives, where the template writes no conversation that holds both.
+
+    gpt-oss's template shows the thoughts before a call until the answer is written, and drops them then. So the row is
+    the prompt, and behind it what the template writes of the turn in a conversation of a question and this turn alone.
+
+    Returns:
+        None unless the conversation as the template writes it ends with the very same turn, behind the end of a
+        generation prompt.
+    """
+    *before, turn = finder.messages
+    prompt, without = finder.beginning(len(before), prompt=True), finder.beginning(len(before))
+    question = [message for message in before if message["role"] == "user"][-1:]
+    if not question or not prompt or not without or not prompt.startswith(without):
+        return None
+    try:
+        alone = TurnFinder([*question, turn], finder.renderer, finder.tools, proposes=False)
+        alone.empty_thoughts = finder.empty_thoughts
+        span = alone.exact_span(1)
+    except DataError:
+        return None
+    # What stands before it in both conversations is what the template asks with, such as a header.
+    asks, body = prompt[len(without) :], alone.text[span.start :]
+    if not asks or not finder.text.endswith(asks + body):
+        return None
+    return SpannedText(prompt + body, [Span(len(prompt), len(prompt) + span.end - span.start, span.weight)])

@@ -38,6 +38,7 @@ class TurnFinder:
             prompt gives already, so a turn's beginning is not where an answer to the prompt begins.
         proposes: Errors name a template that would do.
         empty_thoughts: "mask": a turn begins behind the empty thoughts that the template writes before its answer.
+        beginnings: What is rendered already, as `beginning` asks for it.
 
     Raises:
         DataError: The template refuses the conversation.
@@ -52,13 +53,16 @@ class TurnFinder:
         by_marks: bool = False,
         proposes: bool = True,
         empty_thoughts: str = MASK,
+        beginnings: dict[tuple[int, bool], str | None] | None = None,
     ) -> None:
         self.by_marks, self.proposes, self.empty_thoughts = by_marks, proposes, empty_thoughts
         self.messages, self.renderer, self.tools = messages, renderer, tools
-        self.text = text = renderer(messages, tools)
         # Rendering is what takes the time, and neighbouring turns ask for the same beginnings.
-        self.beginnings: dict[tuple[int, bool], str | None] = {}
-        self.prompted: dict[str, bool] = {}
+        self.beginnings: dict[tuple[int, bool], str | None] = {} if beginnings is None else beginnings
+        text = self.beginnings.get((len(messages), False))
+        self.text = text = renderer(messages, tools) if text is None else text
+        self.beginnings[len(messages), False] = text
+        self.found: dict[int, Span] = {}
         self.marked: dict[int, Span] | None = None
         self.thoughts = thoughts_of(renderer)
         # A number that does not occur: a record may speak of hftune, or hold a probe of an earlier run.
@@ -95,6 +99,11 @@ class TurnFinder:
         Raises:
             DataError: As `spans`.
         """
+        if index not in self.found:
+            self.found[index] = self._span(index)
+        return self.found[index]
+
+    def _span(self, index: int) -> Span:
         if self.marked is None:
             self.marked = self._marks()
         start, end = self._marked(index, self.marked[index]) if index in self.marked else self._bounds(index)
@@ -149,16 +158,17 @@ class TurnFinder:
 
     def upto(self, count: int) -> TurnFinder:
         """The finder for the first `count` messages, which shares what is rendered already."""
-        part = TurnFinder(
+        if count == len(self.messages):
+            return self
+        return TurnFinder(
             self.messages[:count],
             self.renderer,
             self.tools,
             by_marks=self.by_marks,
             proposes=self.proposes,
             empty_thoughts=self.empty_thoughts,
+            beginnings=self.beginnings,
         )
-        part.beginnings, part.prompted = self.beginnings, self.prompted
-        return part
 
     def checked(self, spans: list[Span]) -> list[Span]:
         """The spans, if their ends can be trusted and none reaches into another.
@@ -239,11 +249,12 @@ class TurnFinder:
 
     def _is_prompted(self, index: int, prompt: str) -> bool:
         """Whether the template has a generation prompt for turn `index`."""
-        # It depends on who spoke before (DeepSeek has none after a tool), so it is asked once for each role.
-        role = self.messages[index - 1]["role"]
-        if role not in self.prompted:
-            self.prompted[role] = prompt != self.beginning(index)
-        return self.prompted[role]
+        # It depends on who spoke before (DeepSeek has none after a tool), so it is asked once for each role, of the
+        # first record that has it.
+        role, known = self.messages[index - 1]["role"], self.renderer.prompted
+        if role not in known:
+            known[role] = prompt != self.beginning(index)
+        return known[role]
 
     def _end_by_prefix(self, index: int) -> int | None:
         """Where the conversation through the turn ends."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from hftune.data.templates.asked_turn import asked_turn
 from hftune.data.templates.rendering import Renderer
+from hftune.data.templates.rewritten import asked_turn
 from hftune.data.templates.turns import TurnFinder
 from tests.unit.data.helpers import assistant, call, make_tokenizer, template, user
 
@@ -29,7 +29,7 @@ def test_the_prompt_and_behind_it_the_turn() -> None:
         part = finder(DROPPING, *SAID, answer)
         found = asked_turn(part)
         assert found is not None
-        text, span = found
+        text, (span,) = found.text, found.spans
         prompt = part.renderer(SAID, add_generation_prompt=True)
         assert "<think>so</think>" in prompt and "so" not in part.text
         thoughts = "<think>oh</think>" if "reasoning_content" in answer else ""

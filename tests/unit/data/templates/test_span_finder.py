@@ -1,4 +1,4 @@
-"""Turns found by form are those that the exact finder finds, on every template and for contents of all kinds."""
+"""What is trained in conversations is what the exact finder finds, on every template and for contents of all kinds."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hftune.data.templates import forms, span_finder
 from hftune.data.templates.rendering import Renderer
 from hftune.data.templates.span_finder import SpanFinder
 from hftune.data.templates.spans import Span, SpannedText
@@ -104,47 +103,19 @@ def _cached(name: str) -> Any:
     return _CACHE[name]
 
 
-def test_each_kind_is_analysed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = []
-
-    class Counting(TurnFinder):
-        def __init__(self, messages: Any, *args: Any, **kwargs: Any) -> None:
-            calls.append(len(messages))
-            super().__init__(messages, *args, **kwargs)
-
-    for module in (forms, span_finder):
-        monkeypatch.setattr(module, "TurnFinder", Counting)
-    finder = SpanFinder(make_tokenizer())
-    for number in range(5):
-        finder([user(f"{number}"), assistant(f"n {number}", weight=number / 2)])
-        finder([user("a"), assistant("b"), user(f"{number}"), assistant("x")])
-    assert calls == [2, 4]
-
-
-def test_forms_share_the_renders_of_their_beginnings(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_turn_is_rendered_twice_where_neighbours_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The conversation and its prompt; of several turns each has a prompt and an end."""
     tokenizer, renders = make_tokenizer(), []
     write = tokenizer.apply_chat_template
     finder = SpanFinder(tokenizer)
+    finder([user("a"), assistant("b")])  # asks what the template reads, and whether it has a generation prompt
     monkeypatch.setattr(
         tokenizer, "apply_chat_template", lambda said, **options: renders.append(1) or write(said, **options)
     )
-    lengths = range(2, 42, 2)
-    for length in lengths:
-        finder([user("a"), assistant("b")] * (length // 2))
-    # The record; its form with white space; and, once for all forms, the beginnings before and after each answer, and
-    # the one that shows whether there is a generation prompt. Without sharing it would be 502. And seven small ones,
-    # which show under which names the template reads thoughts and calls.
-    assert len(renders) == 4 * len(lengths) + 1 + 7
-    finder([user("c"), assistant("d")] * 20)
-    assert len(renders) == 4 * len(lengths) + 2 + 7
-
-
-def test_words_are_rendered_by_role_content_and_prompt() -> None:
-    tokenizer = make_tokenizer()
-    words, plain = forms.WordRenderer(tokenizer), Renderer(tokenizer)
-    for said in ([user("a")], [assistant("a")], [user("b")], [user("a"), assistant("b")]):
-        for prompt in (False, True, False):
-            assert words(said, add_generation_prompt=prompt) == plain(said, add_generation_prompt=prompt)
+    for turns in (1, 2, 5):
+        renders.clear()
+        finder([user("a"), assistant("b")] * turns)
+        assert len(renders) == 2 * turns
 
 
 def test_weights_follow_their_turns() -> None:

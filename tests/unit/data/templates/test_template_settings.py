@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hftune.data.templates import span_finder
+from hftune.data.templates import rendering
 from hftune.data.templates.span_finder import SpanFinder
 from tests.unit.data.helpers import assistant, make_tokenizer, user
 
@@ -25,12 +25,12 @@ def test_each_record_is_written_with_its_own() -> None:
     assert trained(finder, sign="!") == "b!<end>" and trained(finder, sign="?") == "b?<end>"
     assert trained(finder) == "b<end>", "nothing stays of the others"
     one, other = finder.given({"sign": "!"}), finder.given({"sign": "?"})
-    assert one is finder.given({"sign": "!"}) and one is not other and one.forms is not other.forms
+    assert one.render is finder.given({"sign": "!"}).render and one.render is not other.render
 
 
 def test_of_many_sets_few_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(span_finder, "MOST_SETS", 3)
+    monkeypatch.setattr(rendering, "MOST_SETS", 3)
     finder = SpanFinder(make_tokenizer(SIGNED))
     for number in range(10):
         assert trained(finder, sign=str(number)) == f"b{number}<end>"
-        assert 1 <= len(finder.others) <= 3
+        assert 1 <= len(finder.render.others) <= 3

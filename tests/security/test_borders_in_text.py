@@ -27,7 +27,7 @@ from hftune.data.readers.files import Row, chunks
 from hftune.data.records.prompts import Prompt
 from hftune.data.sources import load_source
 from hftune.data.stream_splits import StreamEncoder
-from hftune.data.templates.respelled_tokenizer import token_ids
+from hftune.data.templates.guarded_text import token_ids
 from hftune.data.tokenizing.chats import ChatEncoder
 from hftune.data.tokenizing.context import Context
 from hftune.data.tokenizing.encoder import write_tokenised

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 from datasets import Dataset
-from tokenizers import Encoding
 from transformers import PreTrainedTokenizerBase
 
 from hftune.arguments.lengths import CUT
@@ -23,6 +22,7 @@ from hftune.data.records.labelled import Labelled
 from hftune.data.records.messages import Message
 from hftune.data.records.preferences import Preference, to_preference
 from hftune.data.templates.empty_thoughts import DROP, MASK, opened_thoughts
+from hftune.data.templates.guarded_text import AnyEncoding
 from hftune.data.templates.proposals import require_chat_template
 from hftune.data.templates.rewritten import SPLIT
 from hftune.data.templates.span_finder import SpanFinder
@@ -234,7 +234,7 @@ class PairEncoder(Encoder):
             kept.append(found)
         return kept
 
-    def _divide(self, encoding: Encoding, said: SpannedText) -> tuple[np.ndarray, int]:
+    def _divide(self, encoding: AnyEncoding, said: SpannedText) -> tuple[np.ndarray, int]:
         """Ids up to the end of the answer, or of the text, and how many of them come before the answer."""
         ids = np.array(encoding.ids, dtype=np.int32)
         first, end = tokens_of(encoding, said.spans[0], len(said.text))

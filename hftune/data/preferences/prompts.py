@@ -14,9 +14,9 @@ from transformers import PreTrainedTokenizerBase
 
 from hftune.data.readers.files import Row
 from hftune.data.records.prompts import Prompt, to_prompt
+from hftune.data.templates.guarded_text import token_ids
 from hftune.data.templates.proposals import require_chat_template
 from hftune.data.templates.rendering import Renderer
-from hftune.data.templates.respelled_tokenizer import token_ids
 from hftune.data.templates.turn_token_guard import TurnTokenGuard
 from hftune.data.tokenizing.counts import Counts, check_length
 from hftune.data.tokenizing.encoder import Encoder, Keep, keep_in_memory

@@ -14,9 +14,9 @@ from hftune.data.records.formats import pair_format
 from hftune.data.records.messages import Message, without_weight
 from hftune.data.records.preferences import to_preference
 from hftune.data.records.solutions import Solution, is_stepwise, to_solutions
+from hftune.data.templates.guarded_text import token_ids, turn_tokens_in
 from hftune.data.templates.proposals import require_chat_template
 from hftune.data.templates.rendering import Renderer
-from hftune.data.templates.respelled_tokenizer import token_ids, turn_tokens_in
 from hftune.data.templates.turn_token_guard import TurnTokenGuard
 from hftune.data.tokenizing.context import Context
 from hftune.data.tokenizing.counts import require_fast

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from tokenizers import Encoding
 from transformers import PreTrainedTokenizerBase
 
 from hftune.arguments.reward import RMArguments
@@ -15,6 +14,7 @@ from hftune.data.preferences.pairs import COUNT_COLUMNS
 from hftune.data.preferences.reward_pairs import source_of
 from hftune.data.readers.files import Row
 from hftune.data.records.solutions import Solution, to_solutions
+from hftune.data.templates.guarded_text import AnyEncoding
 from hftune.data.templates.proposals import require_chat_template
 from hftune.data.templates.span_finder import SpanFinder
 from hftune.data.templates.spans import Span, SpannedText
@@ -174,7 +174,7 @@ def _located(solution: Solution, found: SpannedText) -> list[Span]:
     return steps
 
 
-def last_tokens(encoding: Encoding, said: SpannedText) -> list[int]:
+def last_tokens(encoding: AnyEncoding, said: SpannedText) -> list[int]:
     """The token that holds the last character of each span; of several (bytes), the last, which makes it whole."""
     covered = len(said.text)
     # Not the separator behind it: some tokenizers join it with the next step's first character.

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from tokenizers import Encoding
 from transformers import PreTrainedTokenizerBase
 
 from hftune.arguments.training import SFTArguments
@@ -15,6 +14,7 @@ from hftune.constants import IGNORE_INDEX
 from hftune.data.readers.files import Row
 from hftune.data.records.conversations import to_conversation
 from hftune.data.templates.empty_thoughts import MASK
+from hftune.data.templates.guarded_text import AnyEncoding
 from hftune.data.templates.proposals import require_chat_template
 from hftune.data.templates.rewritten import SPLIT
 from hftune.data.templates.span_finder import SpanFinder
@@ -178,7 +178,7 @@ class ChatEncoder(Encoder):
                 counts.note_dropped_length(len(self.tokenizer(text, add_special_tokens=False)["input_ids"]))
         return columns
 
-    def _row(self, one: SpannedText, encoding: Encoding, covered: int, counts: Counts) -> dict[str, Any] | None:
+    def _row(self, one: SpannedText, encoding: AnyEncoding, covered: int, counts: Counts) -> dict[str, Any] | None:
         """Ids, labels and counts of a text; None where no trained token is left."""
         # int32 halves the cache and what the DataLoader copies; no vocabulary has 2**31 tokens.
         ids = np.array(encoding.ids[: self.max_length], dtype=np.int32)

@@ -9,7 +9,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from hftune.data.records.unread import Unread, added
-from hftune.data.templates.respelled_tokenizer import FLAG, turn_tokens_in
+from hftune.data.templates.guarded_text import FLAG, turn_tokens_in
 from hftune.errors import ArgumentError, DataError, UserError
 
 _IF_ANY = frozenset(

@@ -7,8 +7,8 @@ the tokenizer for the tokens of a span's first and last character alone; a prope
 from __future__ import annotations
 
 import numpy as np
-from tokenizers import Encoding
 
+from hftune.data.templates.guarded_text import AnyEncoding
 from hftune.data.templates.spans import Span
 
 Offsets = list[tuple[int, int]]
@@ -35,7 +35,7 @@ def widened(offsets: Offsets) -> Offsets:
     return widened
 
 
-def token_range(encoding: Encoding, span: Span, covered: int) -> tuple[int, int] | None:
+def token_range(encoding: AnyEncoding, span: Span, covered: int) -> tuple[int, int] | None:
     """The tokens (first, one past the last) that share a character with a span.
 
     Args:
@@ -58,7 +58,7 @@ def token_range(encoding: Encoding, span: Span, covered: int) -> tuple[int, int]
     return first, end
 
 
-def tokens_of(encoding: Encoding, span: Span, covered: int) -> tuple[int, int]:
+def tokens_of(encoding: AnyEncoding, span: Span, covered: int) -> tuple[int, int]:
     """The tokens of a span, (first, one past the last), by the quick way where it knows."""
     found = token_range(encoding, span, covered)
     if found is None:
@@ -67,7 +67,7 @@ def tokens_of(encoding: Encoding, span: Span, covered: int) -> tuple[int, int]:
     return found
 
 
-def span_of_tokens(encoding: Encoding, spans: list[Span], covered: int) -> np.ndarray:
+def span_of_tokens(encoding: AnyEncoding, spans: list[Span], covered: int) -> np.ndarray:
     """For each token the index of the span that it belongs to, -1 for none: int64 (tokens,).
 
     A token that reaches from one span into the next belongs to the later one.

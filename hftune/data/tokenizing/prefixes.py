@@ -12,7 +12,7 @@ from __future__ import annotations
 from tokenizers import Encoding
 from transformers import PreTrainedTokenizerBase
 
-from hftune.data.templates.respelled_tokenizer import RespelledTokenizer, by_spelling
+from hftune.data.templates.guarded_text import AnyEncoding, GuardedText, by_kind, encode_parts
 
 # Characters that a tokenizer's word boundaries may depend on beyond the word.
 _AHEAD = 2
@@ -24,11 +24,11 @@ class PrefixEncoder:
     """Encodes texts that already hold their special tokens.
 
     Args:
-        tokenizer: A fast tokenizer, or one that is spelled otherwise.
+        tokenizer: A fast tokenizer.
         max_length: Tokens that are wanted of each text; None for all.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase | RespelledTokenizer, max_length: int | None) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, max_length: int | None) -> None:
         self.backend = tokenizer.backend_tokenizer
         self.max_length = max_length
         added = [token for token in tokenizer.get_added_vocab() if token]
@@ -36,27 +36,24 @@ class PrefixEncoder:
         # Characters a token by kind of text, as the texts before had them: Chinese has fewer than English.
         # A wrong guess costs time, never a token.
         self.density: dict[int, float] = {}
-        self.spelled: PrefixEncoder | None = None
 
-    def __call__(self, texts: list[str]) -> list[tuple[Encoding, int]]:
+    def __call__(self, texts: list[str]) -> list[tuple[AnyEncoding, int]]:
         """(encoding, characters of the text that it covers) of each text.
 
         The first `max_length` tokens are those of the whole text. Where the text is covered whole, all tokens are.
         """
-        return by_spelling(texts, self._read, self._read_spelled)
+        return by_kind(texts, self._read, self._read_parts)
 
-    def _read_spelled(self, texts: list[str], spelling: RespelledTokenizer) -> list[tuple[Encoding, int]]:
-        """The same by the tokenizer in which turn tokens have stand-ins."""
-        self.spelled = self.spelled or PrefixEncoder(spelling, self.max_length)
-        return self.spelled(texts)
+    def _read_parts(self, text: GuardedText) -> tuple[AnyEncoding, int]:
+        return encode_parts(self.backend, text), len(text)
 
-    def _read(self, texts: list[str]) -> list[tuple[Encoding, int]]:
+    def _read(self, texts: list[str]) -> list[tuple[AnyEncoding, int]]:
         # State of the tokenizer that any earlier call may have left; truncation would cut from a side of its choice.
         self.backend.no_truncation()
         self.backend.no_padding()
         if self.max_length is None:
             return [(found, len(text)) for found, text in zip(self._encode(texts), texts, strict=True)]
-        done: dict[int, tuple[Encoding, int]] = {}
+        done: dict[int, tuple[AnyEncoding, int]] = {}
         # All texts of a chunk go in one call; those whose guess was too short go again, a quarter longer.
         reach = {index: self._reach(text) for index, text in enumerate(texts)}
         while reach:

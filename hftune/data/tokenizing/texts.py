@@ -11,8 +11,8 @@ from transformers import PreTrainedTokenizerBase
 from hftune.arguments.training import PTArguments
 from hftune.data.readers.files import Row
 from hftune.data.records.texts import to_text
+from hftune.data.templates.guarded_text import encode_batch
 from hftune.data.templates.rendering import Renderer
-from hftune.data.templates.respelled_tokenizer import encode_batch
 from hftune.data.templates.turn_token_guard import TurnTokenGuard
 from hftune.data.tokenizing.counts import Counts, check_length, require_fast
 from hftune.data.tokenizing.encoder import IDS, Encoder, Ragged

@@ -121,7 +121,7 @@ class Scanner:
     def _count_tokens(self, whole: list[str], tally: Tally) -> None:
         if self.tokenizer is not None and whole:
             # Without a tokenizer transformers, which takes seconds, is not imported for it.
-            from hftune.data.templates.respelled_tokenizer import encode_batch
+            from hftune.data.templates.guarded_text import encode_batch
 
             for encoding in encode_batch(self.tokenizer, whole, add_special_tokens=False):
                 tally.tokens.add(len(encoding.ids))

@@ -25,8 +25,8 @@ from hftune.data.records.labelled import to_labelled
 from hftune.data.records.messages import Message
 from hftune.data.records.preferences import to_preference
 from hftune.data.templates.empty_thoughts import thoughts_of
+from hftune.data.templates.guarded_text import token_ids
 from hftune.data.templates.rendering import Renderer
-from hftune.data.templates.respelled_tokenizer import token_ids
 from hftune.data.tokenizing.chats import ChatEncoder
 from hftune.data.tokenizing.counts import Counts
 from hftune.errors import ArgumentError, DataError

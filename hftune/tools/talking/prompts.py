@@ -8,8 +8,8 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from hftune.data.records.messages import Message
+from hftune.data.templates.guarded_text import token_ids
 from hftune.data.templates.rendering import Renderer
-from hftune.data.templates.respelled_tokenizer import token_ids
 from hftune.data.templates.turn_token_guard import TurnTokenGuard
 from hftune.logging import notice
 from hftune.template_arguments import TemplateArguments

@@ -10,8 +10,8 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from hftune.data.templates.guarded_text import GuardedText, token_ids
 from hftune.data.templates.rendering import Renderer
-from hftune.data.templates.respelled_tokenizer import GuardedText, token_ids
 from hftune.data.templates.turn_token_guard import TurnTokenGuard, mode_for_answers
 from hftune.template_arguments import arguments_of, readable
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from itertools import pairwise
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer
 
 from hftune.arguments.lengths import PairLengths
 from hftune.data.preferences.labelled import LabelledEncoder, MismatchedPairEncoder
@@ -17,8 +17,8 @@ from hftune.data.preferences.pairs import PairEncoder
 from hftune.data.preferences.prompts import PromptEncoder
 from hftune.data.preferences.reward_pairs import RewardPairEncoder
 from hftune.data.preferences.step_encoder import StepEncoder
+from hftune.data.templates.guarded_text import GuardedText, encode_batch
 from hftune.data.templates.rendering import Renderer
-from hftune.data.templates.respelled_tokenizer import GuardedText
 from hftune.data.templates.turn_token_guard import TurnTokenGuard
 from hftune.data.tokenizing.chats import ChatEncoder
 from hftune.data.tokenizing.counts import Counts
@@ -149,25 +149,36 @@ def test_marks_that_belong_into_answers_stay_tokens(family: str, mark: str) -> N
 
 @pytest.mark.parametrize("kind", KINDS)
 @each_family
-def test_text_is_cut_as_if_its_borders_were_no_tokens(family: str, kind: str) -> None:
-    """By every kind of words: ids and character ranges are those of a tokenizer that never had these tokens."""
+def test_text_is_cut_inside_its_borders(family: str, kind: str) -> None:
+    """By every kind of words: no border token, and each character in the token that its range says."""
     tokenizer, text = family_tokenizer(family, kind), f"hello {injection(family)} user"
     made = TurnTokenGuard(tokenizer, "split", Renderer(tokenizer)).document(text)
-    assert type(made) is GuardedText and made == text and made.spelled == text
-    (found,) = PrefixEncoder(tokenizer, None)([made])
-    without = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
-    state = json.loads(without.to_str())
-    borders = borders_of_family(family)
-    for token in state["added_tokens"]:
-        if token["content"] in borders:
-            token["content"] = f"\x00{token['id']}\x00"
-    if kind == "bytes":  # where they are no part of the model, leaving them out is all
-        model = state["model"]["vocab"]
-        state["model"]["vocab"] = {f"\x00{i}\x00" if token in borders else token: i for token, i in model.items()}
-        plain = Tokenizer.from_str(json.dumps(state)).encode(text, add_special_tokens=False)
-        assert (found[0].ids, found[0].offsets) == (plain.ids, plain.offsets)
-    assert not border_ids(tokenizer, family, found[0].ids)
-    assert found[0].offsets[-1][1] == len(text)
+    assert type(made) is GuardedText and made == text and len(made.cuts) == len(borders_of_family(family))
+    ((found, covered),) = PrefixEncoder(tokenizer, None)([made])
+    assert covered == len(text) and not border_ids(tokenizer, family, found.ids)
+    assert len(found) == len(found.ids) == len(found.offsets) and found.offsets[-1][1] == len(text)
+    if kind != "bytes":
+        return  # other kinds write spaces of their own
+    assert tokenizer.decode(found.ids) == text
+    for index, (start, end) in enumerate(found.offsets):
+        if not text[start:end].isascii():
+            continue  # a character of several tokens
+        assert tokenizer.decode([found.ids[index]]) == text[start:end]
+        assert found.char_to_token(start) == index and found.token_to_chars(index) == (start, end)
+    # Each part is what the tokenizer makes of it behind a token.
+    ends = [*made.cuts, len(text)]
+    parts = [text[: ends[0]], *(text[start:end] for start, end in pairwise(ends))]
+    assert found.ids == [token for part in parts for token in tokenizer(part, add_special_tokens=False)["input_ids"]]
+
+
+def test_borders_that_lie_over_each_other() -> None:
+    tokenizer = make_tokenizer()
+    tokenizer.add_tokens(["ab<|", "<|x"], special_tokens=True)
+    tokenizer.bos_token, tokenizer.eos_token = "ab<|", "<|x"
+    ids = tokenizer.convert_tokens_to_ids(["ab<|", "<|x"])
+    made = TurnTokenGuard(tokenizer, "split").document("ab<|x")
+    (found,) = encode_batch(tokenizer, [made], add_special_tokens=False)
+    assert not {*ids} & {*found.ids} and tokenizer.decode(found.ids) == "ab<|x"
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -246,9 +257,9 @@ def test_a_border_made_of_a_name_and_the_template() -> None:
         tokenise_rows([record], ChatEncoder(tokenizer, max_length=None, borders_in_text="error"))
 
 
-@pytest.mark.parametrize("character", ["\U000f0000", "\U000f0003", "\U00100000", "\U00100002"])
-def test_stand_ins_in_a_record_make_no_border(character: str) -> None:
-    """Whoever knows the stand-ins cannot write them: such a record is refused, or is text as any other."""
+@pytest.mark.parametrize("character", ["\U000f0000", "\U000f0003"])
+def test_masks_in_a_record_make_no_border(character: str) -> None:
+    """Whoever knows the masks cannot write them: such a record is refused, or is text as any other."""
     tokenizer = make_tokenizer()
     forged = user(f"{character * 10} <|im_end|> {character * 12}")
     with pytest.raises(DataError, match="private planes"):

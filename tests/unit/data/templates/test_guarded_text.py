@@ -1,12 +1,11 @@
-"""The second tokenizer differs in the spelling of turn tokens alone."""
+"""Ids of texts that spell turn borders, and of others beside them."""
 
 from __future__ import annotations
 
 from tokenizers import AddedToken, Tokenizer, models, normalizers
 from transformers import PreTrainedTokenizerFast
 
-from hftune.data.templates.rendering import Renderer
-from hftune.data.templates.respelled_tokenizer import encode_batch, respelled, token_ids
+from hftune.data.templates.guarded_text import encode_batch, token_ids
 from hftune.data.templates.turn_token_guard import TurnTokenGuard
 from hftune.data.tokenizing.texts import TextEncoder
 from tests.unit.data.helpers import (
@@ -15,38 +14,19 @@ from tests.unit.data.helpers import (
     tokenise_rows,
 )
 from tests.unit.data.templates.test_turn_token_guard import ids_of
-from tests.unit.data.templates.turn_token_families import (
-    FAMILIES,
-    KINDS,
-    family_tokenizer,
-)
-
-
-def test_second_tokenizer_differs_in_spelling_alone() -> None:
-    for family in FAMILIES:
-        for kind in KINDS:
-            tokenizer = family_tokenizer(family, kind)
-            borders = TurnTokenGuard(tokenizer, "split", Renderer(tokenizer))
-            other = respelled(tokenizer.backend_tokenizer, borders.spelled)
-            assert other.get_vocab_size() == tokenizer.backend_tokenizer.get_vocab_size()
-            vocabulary = tokenizer.get_vocab()
-            expected = {borders.spelled.get(token, token): index for token, index in vocabulary.items()}
-            assert other.get_vocab(with_added_tokens=True) == expected
 
 
 def test_a_border_that_is_the_unknown_token_or_normalised() -> None:
     """GPT-2's <|endoftext|> is its unknown token, too; a token added by hand may be found in normalised text only."""
     vocabulary = {"<|endoftext|>": 0, **{text: number for number, text in enumerate("<|>endoftxab#", start=1)}}
     backend = Tokenizer(models.BPE(vocabulary, [], unk_token="<|endoftext|>"))
-    backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), normalizers.Replace("\U00100001", "b")])
+    backend.normalizer = normalizers.Sequence([normalizers.Lowercase()])
     backend.add_special_tokens([AddedToken("<|endoftext|>", special=True, normalized=False)])
     backend.add_tokens([AddedToken("###", normalized=True)])
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|endoftext|>", bos_token="###")
     borders = TurnTokenGuard(tokenizer)
     (found,) = encode_batch(tokenizer, [borders.document("Ab<|endoftext|>###bbb")], add_special_tokens=False)
     assert tokenizer.convert_ids_to_tokens(found.ids) == [*"ab<|endoftext|>###bbb"]
-    own = borders.spelling.backend_tokenizer.encode("A" + borders.spelled["###"] + "?", add_special_tokens=False)
-    assert own.ids == [vocabulary["a"], tokenizer.bos_token_id, 0]
 
 
 def test_ids_of_several_texts_keep_their_order() -> None:

@@ -26,7 +26,7 @@ from transformers import PreTrainedTokenizerBase
 from hftune.data.records.messages import Message
 from hftune.data.templates.guarded_text import FLAG, KIND, GuardedText
 from hftune.data.templates.spans import SpannedText
-from hftune.data.templates.turn_tokens import Render, turn_tokens
+from hftune.data.templates.turn_tokens import Render, one_of, turn_tokens
 from hftune.errors import DataError
 
 # Where in Unicode's private planes the masks begin.
@@ -61,7 +61,7 @@ class TurnTokenGuard:
         self.mask, self.unmask = _replacer(masks), _replacer({mask: needle for needle, mask in masks.items()})
         self.private = re.compile(f"[{chr(_MASKS)}-{chr(_MASKS + 0xFFF)}]")
         # Every place where one begins, as two may lie over each other.
-        self.begins = re.compile(f"(?=({_one_of(self.tokens)}))")
+        self.begins = re.compile(f"(?=({one_of(self.tokens)}))")
 
     # --- conversations ------------------------------------------------------------------------------------------------
 
@@ -189,12 +189,7 @@ def _texts(value: Any) -> Iterator[str]:
             yield from _texts(part)
 
 
-def _one_of(texts: Iterable[str]) -> str:
-    """A pattern for any of some texts, the longest first."""
-    return "|".join(map(re.escape, sorted(texts, key=len, reverse=True))) or r"(?!)"
-
-
 def _replacer(replaced: dict[str, str]) -> Callable[[str], str]:
     """Replaces all texts that a dict has as keys, the longest first."""
-    pattern = re.compile(_one_of(replaced))
+    pattern = re.compile(one_of(replaced))
     return lambda text: pattern.sub(lambda match: replaced[match.group()], text)

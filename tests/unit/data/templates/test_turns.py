@@ -294,7 +294,7 @@ def test_a_part_is_found_as_the_whole_is() -> None:
     part = whole.upto(2)
     assert part.messages == WITH_CALL[:2] and part.renderer is renderer and part.tools is TOOLS
     assert (part.by_marks, part.proposes, part.empty_thoughts) == (True, False, "train")
-    assert part.beginnings is whole.beginnings and part.prompted is whole.prompted, "rendered once"
+    assert part.beginnings is whole.beginnings, "rendered once"
 
 
 @pytest.mark.parametrize(

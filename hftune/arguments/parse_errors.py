@@ -64,8 +64,6 @@ def argparse_error(message: str, known: dict[str, argparse.Action], place: str) 
         choices = [str(choice) for choice in action.choices]
         near = did_you_mean(value, choices, written=f"--{name} {{}}")
         fix = f"{near} one of: {', '.join(choices)}".strip()
-        if name == "outtype" and re.fullmatch(r"i?q\d_(k|xs|s|m|nl|xxs).*", value.lower()):
-            fix = f"export --outtype f16, then llama.cpp makes it: llama-quantize model.gguf OUT.gguf {value.upper()}"
         return ArgumentError(f"--{name} cannot be {shown(value)!r}", place=place, fix=fix)
     cause = f"--{name} cannot be {shown(value)!r}: it takes {takes}" if quoted else f"--{name}: {shown(value, 200)}"
     return ArgumentError(cause, place=place, fix=f"write --{name} {example}, for instance")

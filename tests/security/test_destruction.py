@@ -17,8 +17,10 @@ from hftune.digests import digest
 from hftune.errors import ArgumentError, UserError
 from hftune.merging.merge import merge_adapter
 from hftune.tools.consolidating.run import ConsolidateArguments, consolidate
+from hftune.tools.export import gguf
 from hftune.tools.export.arguments import GgufArguments, OllamaArguments, ServingArguments
 from hftune.tools.export.run import export
+from tests.converter import stand_in
 from tests.unit.checkpoints.zero_files import write as write_zero
 from tests.unit.merging.models import make_adapter
 
@@ -37,6 +39,12 @@ def made(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str
         checkpoint.rename(run / f"checkpoint-{step}")
     adapter = make_adapter(folder / "models" / "base", folder / "adapters" / "a", target_modules=["q_proj"])
     return {"base": folder / "models" / "base", "checkpoint": run / "checkpoint-3", "adapter": adapter}
+
+
+@pytest.fixture(autouse=True)
+def _converter(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = Path(stand_in(tmp_path_factory.mktemp("converter")))
+    monkeypatch.setattr(gguf, "converter_folder", lambda args: folder)
 
 
 @pytest.fixture

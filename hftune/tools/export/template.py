@@ -31,6 +31,4 @@ def exported_template(template: Any, arguments: TemplateArguments) -> Any:
         return template
     if isinstance(template, dict):
         return {name: with_defaults(text, arguments) for name, text in template.items()}
-    if isinstance(template, list):  # gguf's form of several
-        return [{**one, "template": with_defaults(one["template"], arguments)} for one in template]
     return with_defaults(template, arguments)

@@ -10,6 +10,7 @@ import torch
 from transformers import AutoTokenizer, LlamaConfig, LlamaForSequenceClassification
 
 from hftune.tools.schema.entry import NAMES, file_name
+from tests.converter import stand_in
 from tests.faults.injection.bench import FREE, INTERRUPTED, OLD, Command, DryRun, Pages, Pipeline, Stage
 from tests.unit.checkpoints.zero_files import PARAMETERS
 from tests.unit.checkpoints.zero_files import write as write_zero
@@ -77,14 +78,17 @@ def _results(model: Path, data: Path, folder: Path) -> dict[str, Command]:
     checkpoint_before = str(write_zero(folder / "zero-before", 2, 2, doubled))
     tuned, judge = _tuned(model, folder / "tuned"), _reward_model(model, folder / "judge")
     quick = [*_OUT, "--verify", "False"]
+    converter = ["--converter", stand_in(folder / "converter")]
     extract = ["hftune", "export", "lora", "--model_name_or_path", str(tuned), "--base_model_name_or_path", str(model)]
     return {
         "merge": Command(
             ["merge_peft_adapter.py", "--peft_model_path", adapter, *quick], earlier=["--peft_model_path", other]
         ),
         "export vllm": Command(["hftune", "export", "vllm", *of, *quick], earlier=["--dtype", "float32"]),
-        "export gguf": Command(["hftune", "export", "gguf", *of, *quick], earlier=["--outtype", "f16"]),
-        "export ollama": Command(["hftune", "export", "ollama", *of, *quick], earlier=["--system", "Be brief."]),
+        "export gguf": Command(["hftune", "export", "gguf", *of, *quick, *converter], earlier=["--outtype", "f16"]),
+        "export ollama": Command(
+            ["hftune", "export", "ollama", *of, *quick, *converter], earlier=["--system", "Be brief."]
+        ),
         "export vllm-lora": Command(
             ["hftune", "export", "vllm-lora", "--model_name_or_path", adapter, *quick],
             earlier=["--model_name_or_path", other],

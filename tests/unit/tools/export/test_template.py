@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
-import gguf
 import pytest
 from transformers import AutoTokenizer
 
 from hftune.logging import notices
-from hftune.tools.export.arguments import GgufArguments, OllamaArguments, ServingArguments
+from hftune.tools.export.arguments import ServingArguments
 from hftune.tools.export.run import export
 from hftune.tools.export.template import exported_template
 from tests.architectures import make_model
@@ -37,21 +35,8 @@ def test_a_served_folder(model: Path, tmp_path: Path) -> None:
     assert "enable_thinking true" in " ".join(notices())
 
 
-@pytest.mark.parametrize("arguments", [GgufArguments, OllamaArguments])
-def test_a_gguf_file(arguments: Any, model: Path, tmp_path: Path) -> None:
-    export(arguments(model_name_or_path=str(model), output_dir=str(tmp_path / "out"), verify=False))
-    (file,) = (tmp_path / "out").glob("*.gguf")
-    field = gguf.GGUFReader(file).get_field("tokenizer.chat_template")
-    assert (
-        field is not None and field.contents().endswith(TEMPLATE) and "enable_thinking is defined" in field.contents()
-    )
-    if arguments is OllamaArguments:
-        assert "}}T{{" in (tmp_path / "out" / "Modelfile").read_text()
-
-
 def test_templates_by_name_and_none() -> None:
     given = {"x": 1}
     first = "{% set x = x if x is defined else 1 %}"
     assert exported_template({"default": "a", "tools": "b"}, given) == {"default": first + "a", "tools": first + "b"}
-    assert exported_template([{"name": "n", "template": "a"}], given) == [{"name": "n", "template": first + "a"}]
     assert exported_template(None, given) is None and exported_template("a", {}) == "a"

@@ -159,13 +159,13 @@ class RewardTrainer(StageTrainer, trl.RewardTrainer):
         """
         # Of each conversation, all chosen ones before the rejected.
         lengths = inputs["attention_mask"].sum(1) if "attention_mask" in inputs else inputs["cu_seq_lens_q"].diff()
-        tokens = lengths.view(2, -1)[:, kept].sum()
-        chosen, rejected = chosen[kept].double(), rejected[kept].double()
-        scores = torch.cat([chosen, rejected])
-        none = scores.new_full((1,), torch.inf)  # a process may have no pair that counts
-        mine = [tokens.to(scores.device).double(), kept.sum().double(), scores.sum() / 2]
-        mine += [(chosen > rejected).double().sum(), (chosen - rejected).sum()]
-        mine += [torch.cat([scores, none]).min(), torch.cat([scores, -none]).max()]
+        tokens = (lengths.view(2, -1) * kept.to(lengths.device)).sum()
+        scores = torch.stack([chosen, rejected]).double()
+        # Chosen by `where`: an index of bools would wait for the device. A process may have no pair that counts.
+        counted, right = torch.where(kept, scores, 0.0), (chosen > rejected) & kept
+        mine = [tokens.to(scores.device).double(), kept.sum().double(), counted.sum() / 2]
+        mine += [right.double().sum(), (counted[0] - counted[1]).sum()]
+        mine += [torch.where(kept, scores, torch.inf).min(), torch.where(kept, scores, -torch.inf).max()]
         # One exchange for all of them: each would wait for the device.
         *sums, low, high = self.accelerator.gather(torch.stack(mine)[None]).T.cpu()
         read, pairs, *totals = (float(each.sum()) for each in sums)

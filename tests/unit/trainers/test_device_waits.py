@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from hftune.models.adapters.preparation import add_adapter
 from hftune.models.attention.segments import segments_mask
 from hftune.trainers.sft import SFTTrainer
 from tests.unit.data.helpers import make_tokenizer
+from tests.unit.trainers.test_reward import trainer as reward_trainer
 from tests.unit.trainers.test_turn_weights import FLAGS, data, tiny
 
 WAITING = {"nonzero", "_local_scalar_dense", "item", "equal", "masked_select", "unique_dim", "_unique2"}
@@ -67,6 +69,23 @@ def test_a_micro_batch_waits_for_nothing(
     model = tiny()
     model.set_attn_implementation("sdpa")  # what hftune's own asks once is below
     trainer = SFTTrainer(add_adapter(model, adapter_args, args), args, make_tokenizer(), Splits(data(), None))
+    assert waits_of(trainer, monkeypatch) == []
+
+
+def test_a_reward_model_waits_once(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For the figures of all processes, in one exchange."""
+    pair = {"prompt": "a", "chosen": "b", "rejected": "c"}
+    (tmp_path / "pairs.jsonl").write_text(6 * f"{json.dumps(pair)}\n")
+    flags = ("--max_steps", "3", "--eval_strategy", "no", "--attn_implementation", "sdpa", "--disable_tqdm", "True")
+    made, _ = reward_trainer(tiny_model, tmp_path / "pairs.jsonl", tmp_path / "out", *flags)
+    # Only what is on the host by then is read one by one.
+    first, *rest = waits_of(made, monkeypatch)
+    assert first == ("cpu", "reward.py") and rest.count(first) == 1
+    assert {*rest} == {first, ("_local_scalar_dense", "reward.py")}
+
+
+def waits_of(trainer: Any, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+    """Of the second and the third micro batch of a run of three steps: in the first the head is tried out."""
     step, waits, steps = trainer.training_step, Waits(), []
     for name in ("tolist", "cpu"):  # these are no operations of torch on a CPU
         plain = getattr(torch.Tensor, name)
@@ -74,14 +93,15 @@ def test_a_micro_batch_waits_for_nothing(
 
     def watched(*given: Any, **named: Any) -> torch.Tensor:
         steps.append(1)
-        if len(steps) == 1:  # the head is tried out
+        if len(steps) == 1:
             return step(*given, **named)
         with waits:
             return step(*given, **named)
 
     monkeypatch.setattr(trainer, "training_step", watched)
     trainer.train()
-    assert len(steps) == 3 and waits.found == []
+    assert len(steps) == 3
+    return waits.found
 
 
 def test_runs_of_tokens_are_asked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -223,7 +223,9 @@ def _train(
     except EvaluationStopped:  # of a reward model, whose scores are measured here
         raise _stopped(trainer, manifest) from None
     # The Trainer switches the cache off for training; generation from what is saved wants it.
-    trainer.model.config.use_cache = True
+    config = trainer.model.config
+    vars(config).pop("use_cache", None)  # of a model of several parts it is the language model's
+    config.get_text_config().use_cache = True
     save_result(trainer, manifest, run.facts.model_args)
     # Told while it saved: the result is whole, and the exit code says that the run was asked to end.
     if stop.agreed_signal():

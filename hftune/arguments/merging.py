@@ -58,13 +58,6 @@ class MergeArguments(HubFields):
     max_shard_size: str | None = field(
         default=None, metadata={"help": "Largest weight file (5GB); left out: the files of the base."}
     )
-    text_only_export: bool = field(
-        default=False,
-        metadata={
-            "help": "Of a base that has a vision tower or other parts as well, write the language model alone. "
-            "Left out: the other parts are kept as they are."
-        },
-    )
     overwrite_output_dir: bool = field(default=False, metadata={"help": "Replace a finished result of hftune's there."})
     trust_remote_code: bool = field(default=False, metadata={"help": "Run code that comes with the base."})
     hf_hub_model_id: str | None = field(default=None, metadata={"help": "Push the merged model to this Hub name."})

@@ -102,13 +102,6 @@ class ModelArguments(GrowthArguments):
             "where it runs.",
         },
     )
-    text_only_export: bool = field(
-        default=False,
-        metadata={
-            "help": "Of a checkpoint that has a vision tower or other parts as well, save the language model alone. "
-            "Left out: the other parts are kept as they are."
-        },
-    )
     ignore_memory_check: bool = field(
         default=False, metadata={"help": "Load the model even if weights, gradients and optimizer cannot fit."}
     )

@@ -13,7 +13,6 @@ _CONFIG = "transformers.integrations.deepspeed._hf_deepspeed_config_weak_ref"
 _LOADER = "transformers.trainer.deepspeed_load_checkpoint"
 _PATIENCE = "transformers.dynamic_module_utils.TIME_OUT_REMOTE_CODE"
 
-_RULES = "transformers.modeling_utils.get_model_conversion_mapping"
 
 Loader = Callable[..., Any]
 """(engine, checkpoint folder, **options), which fills the engine."""
@@ -72,30 +71,6 @@ def checkpoint_loader(load: Callable[[Loader, Any, str, dict[str, Any]], None]) 
         yield
     finally:
         transformers.trainer.deepspeed_load_checkpoint = original
-
-
-@contextmanager
-def names_by(rules: list[Any]) -> Iterator[None]:
-    """Have `from_pretrained` read names by these rules in the block, and not by those of the model's class.
-
-    Raises:
-        UserError: It finds its rules in another way.
-    """
-    require(_RULES)
-    import transformers.modeling_utils
-
-    original = transformers.modeling_utils.get_model_conversion_mapping
-
-    @functools.wraps(original)
-    def replacement(model: Any, key_mapping: Any = None, hf_quantizer: Any = None, **_: Any) -> list[Any]:
-        return rules if hf_quantizer is None else list(hf_quantizer.update_weight_conversions(rules, model))
-
-    # In the module of the models, which has imported it by name.
-    transformers.modeling_utils.get_model_conversion_mapping = replacement
-    try:
-        yield
-    finally:
-        transformers.modeling_utils.get_model_conversion_mapping = original
 
 
 def replace_attention(name: str, function: Callable[..., Any]) -> None:

@@ -53,15 +53,11 @@ def _write(args: MergeArguments, plan: Plan, folder: Path) -> Manifest:
     """Everything that the finished folder holds, the manifest last."""
     began = time.perf_counter()
     changed = write_model(plan, folder, args.max_shard_size)
-    text_only = args.text_only_export and plan.inputs.scores is None
-    if text_only:
-        leave = on_demand("hftune.models.parts.text_only:leave_language_model")
-        leave(folder, trust_remote_code=plan.inputs.trust_remote_code)
     seconds = time.perf_counter() - began
     # After the weights: peft's way of merging saves a tokenizer and configs of its own, which these replace.
     copy_tokenizer(plan.inputs.tokenizer, folder)
     generates = plan.inputs.scores is None
-    copy_other_files(plan.inputs.base.folder, folder, generates=generates, sees=not text_only)
+    copy_other_files(plan.inputs.base.folder, folder, generates=generates)
     manifest = _manifest(args, plan, folder, changed)
     # Before verification, which reads the folder as a user would; notices after it, since it says some.
     manifest["wall_seconds"] = round(seconds, 2)

@@ -66,9 +66,8 @@ def _classifier(config: dict[str, Any], head: str) -> str:
         from transformers import AutoConfig
 
         from hftune.models.classes import reward_class
-        from hftune.models.parts.language_part import language_config
 
-        made = reward_class(language_config(AutoConfig.for_model(config["model_type"])), steps=head == "steps")
+        made = reward_class(AutoConfig.for_model(config["model_type"]), steps=head == "steps")
         assert made is not None, "it was trained"
         return made.__name__
     return str(found)
@@ -85,9 +84,9 @@ def copy_tokenizer(source: Path, target: Path) -> None:
         notice(f"there is no tokenizer in {source}, so the merged model has none")
 
 
-def copy_other_files(base: Path, target: Path, *, generates: bool, sees: bool = True) -> None:
+def copy_other_files(base: Path, target: Path, *, generates: bool) -> None:
     """Generation and processor configs, voices, and the code of a model that comes with its own."""
-    patterns = [*([PROCESSOR_FILES, VOICES_FILE] if sees else []), *(["generation_config.json"] if generates else [])]
+    patterns = [PROCESSOR_FILES, VOICES_FILE, *(["generation_config.json"] if generates else [])]
     config = base / "config.json"
     own_code = config.is_file() and "auto_map" in read_json(config, finite=False)
     found = sorted(file for pattern in patterns for file in base.glob(pattern))

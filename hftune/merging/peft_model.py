@@ -23,10 +23,10 @@ from hftune.merging.adapters import Adapter
 from hftune.merging.inputs import BASE_FLAG, FLAG, Inputs, Quantisation, has_tokenizer
 from hftune.merging.plan import Plan
 from hftune.merging.tensors import DTYPES
+from hftune.models.loading.base_parts import keep_of_base
 from hftune.models.loading.from_pretrained import pretrained, reporting_damage
 from hftune.models.loading.gguf import forget_gguf
 from hftune.models.loading.stored_quantisation import drop_quantisation
-from hftune.models.parts.whole_model import complete
 from hftune.models.vocabulary.growing import grow
 from hftune.models.vocabulary.size import forbid_rows_without_token
 from hftune.weight_files import weight_files, weight_shapes
@@ -251,7 +251,7 @@ def write_with_peft(plan: Plan, folder: Path, max_shard_size: str | None) -> int
     changed = {name for name, digest in after.items() if before.get(name) != digest}
     if inputs.scores is None and weight_files(inputs.base.folder) and not inputs.base.gguf_file:
         # What transformers has not loaded, peft has not saved.
-        complete(folder, inputs.base.folder, model, changed, trust_remote_code=inputs.trust_remote_code)
+        keep_of_base(folder, inputs.base.folder, cast=inputs.dtype is None, trusted=inputs.trust_remote_code)
     return len(changed)
 
 

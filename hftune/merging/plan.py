@@ -152,7 +152,7 @@ def _base_tensors(inputs: Inputs) -> BaseTensors:
     if _needs_skeleton(inputs, base):
         labels, trusted = inputs.scores, inputs.trust_remote_code
         model = build_skeleton(inputs.base.folder, head=inputs.head, labels=labels, trust_remote_code=trusted)
-        unused = match_names(base, model, inputs.base.folder)
+        unused = match_names(base, model)
         if unused and inputs.scores is not None:
             # Other models keep what they do not load, such as layers that predict a token further on.
             base.left_out = set(unused)

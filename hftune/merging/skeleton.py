@@ -126,37 +126,30 @@ def build_skeleton(
         ) from error
 
 
-def match_names(base: BaseTensors, model: PreTrainedModel, folder: Path | None = None) -> list[str]:
+def match_names(base: BaseTensors, model: PreTrainedModel) -> list[str]:
     """Give the base its skeleton, asking transformers' conversion rules (core_model_loading) for each stored name.
 
     Args:
         base: Of the merge.
         model: On the meta device.
-        folder: Of the base, whose config may be of several parts.
 
     Returns:
         Stored names that the model has no parameter for.
     """
-    from transformers.core_model_loading import rename_source_key
-
-    from hftune.models.parts.language_part import whole_config
-    from hftune.models.parts.placing import Place, rules_for
+    from hftune.models.loading.stored_weights import cut_alike, places, rules_of
 
     base.skeleton = model
-    rules = rules_for(model, {name: source.shape for name, source in base.stored.items()}, whole_config(folder))
-    renamings, converters = rules.renamings, rules.converters
-    parameters, unused = model.state_dict(), []
-    for name in base.stored:
-        target, pattern = rename_source_key(name, renamings, converters, model.base_model_prefix, parameters)
+    rules, parameters, unused = rules_of(model), model.state_dict(), []
+    for name, target, pattern in places(model, base.stored, rules):
         if target not in parameters:
             unused.append(name)
         elif pattern is None:
             base.converted.setdefault(target, []).append(StoredSlice(name))
         else:
-            rule = next(rule for rule in converters if pattern in rule.source_patterns)
+            rule = rules.converter(pattern)
             _match_converted(base, name, target, pattern, rule)
             if target in base.unsupported:  # one tensor may be cut into several parameters
-                base.unsupported |= dict.fromkeys(rules.made(Place(target, pattern)), base.unsupported[target])
+                base.unsupported |= dict.fromkeys(cut_alike(rule, target), base.unsupported[target])
     return unused
 
 

@@ -40,9 +40,8 @@ PROMPTS = (
 LIMIT_FLOAT32, LIMIT_HALF = 1e-4, 1e-1
 _LOAD = "hftune.merging.peft_model:load_adapted"
 """Imports peft, which takes seconds."""
-_PLACES = "hftune.models.parts.placing:without_place"
-_WHOLE = "hftune.models.parts.language_part:whole_config"
-"""These import transformers."""
+_PLACES = "hftune.models.loading.stored_weights:without_place"
+"""Imports transformers."""
 VERIFY_PARAMETERS = 1_000_000_000
 """Above this many, logits are compared on demand only: it takes longer than the merge."""
 
@@ -266,7 +265,7 @@ def reload_strictly(
     trust_remote_code: bool,
     beside: Mapping[str, tuple[int, ...]] | None = None,
 ) -> Any:
-    """The merged model as plain transformers loads it, in float32; of several parts the language model.
+    """The merged model as plain transformers loads it, in float32.
 
     Args:
         folder: The merged model's.
@@ -284,9 +283,8 @@ def reload_strictly(
         auto, folder, output_loading_info=True, trust_remote_code=trust_remote_code, dtype=torch.float32
     )
     # All kinds of transformers' loading report: missing, unexpected, mismatched keys, and error messages.
-    info["unexpected_keys"] = {*info["unexpected_keys"]} - on_demand(_PLACES)(
-        model, beside or {}, on_demand(_WHOLE)(folder)
-    )
+    left = on_demand(_PLACES)(model, beside or {})
+    info["unexpected_keys"] = {*info["unexpected_keys"]} - {*left, *left.values()}
     wrong = {kind: sorted(map(str, names)) for kind, names in info.items() if names}
     if wrong:
         raise ManifestError(

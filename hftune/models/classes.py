@@ -1,19 +1,50 @@
-"""The classes that transformers, or hftune where it has none, builds from a config."""
+"""The classes that transformers, or hftune where it has none, builds from a config: a model with all of its parts."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
+from torch import nn
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+    MODEL_FOR_MULTIMODAL_LM_MAPPING,
     MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
     MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING,
+    MODEL_MAPPING,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoModelForMultimodalLM,
     PreTrainedConfig,
     PreTrainedModel,
 )
+from transformers.modeling_layers import GenericForSequenceClassification, GenericForTokenClassification
 
-from hftune.models.parts.text_class import make_reward_models
+_WITHOUT_TEXT = {"idefics", "evolla", "molmo2"}
+"""Types whose class reads no text without an image, a protein, or in training the kind of each token."""
+_WHOLE = (
+    (MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, AutoModelForImageTextToText),
+    (MODEL_FOR_MULTIMODAL_LM_MAPPING, AutoModelForMultimodalLM),
+)
+"""Where transformers lists models of several parts that answer in text, and what loads them."""
+
+
+def has_parts(config: PreTrainedConfig) -> bool:
+    """Whether the language model is a part of what the config describes: there are towers or encoders besides."""
+    return config.get_text_config(decoder=True) is not config
+
+
+def auto_class(config: PreTrainedConfig) -> Any:
+    """transformers' auto class that loads all of a model that answers in text.
+
+    `AutoModelForCausalLM` is also the answer for models that it does not know: their code comes with them.
+    """
+    if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING and not has_parts(config):
+        return AutoModelForCausalLM
+    return next((auto for mapping, auto in _WHOLE if type(config) in mapping), AutoModelForCausalLM)
+
 
 NOT_TRAINED = {
     # Encoders, of which a causal LM was made afterwards.
@@ -40,8 +71,20 @@ def class_for(mapping: Mapping[Any, Any], config: PreTrainedConfig) -> type[PreT
 
 
 def causal_class(config: PreTrainedConfig) -> type[PreTrainedModel] | None:
-    """The class of a causal LM of this config, or None where its code comes with the model."""
-    return class_for(MODEL_FOR_CAUSAL_LM_MAPPING, config)
+    """The class of a model of this config that answers in text, or None where its code comes with the model."""
+    return class_for(auto_class(config)._model_mapping, config)
+
+
+def reads_text_alone(config: PreTrainedConfig) -> bool:
+    """Whether a model of transformers' reads one row of tokens and predicts the next, with nothing else given."""
+    if auto_class(config) is AutoModelForCausalLM and type(config) in MODEL_FOR_CAUSAL_LM_MAPPING:
+        return True
+    if getattr(config, "is_encoder_decoder", False) or config.model_type in _WITHOUT_TEXT:
+        return False
+    kind = causal_class(config)
+    # A diffusion and an encoder's decoder read a second row; a model that also speaks (Qwen Omni) has no such pass.
+    given = {"input_ids"} if kind is None else {*inspect.signature(kind.forward).parameters}
+    return "input_ids" in given and "decoder_input_ids" not in given
 
 
 def reward_class(config: PreTrainedConfig, *, steps: bool) -> type[PreTrainedModel] | None:
@@ -49,3 +92,63 @@ def reward_class(config: PreTrainedConfig, *, steps: bool) -> type[PreTrainedMod
     make_reward_models(config)
     mapping = MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING if steps else MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
     return class_for(mapping, config)
+
+
+def make_reward_models(config: PreTrainedConfig) -> None:
+    """Have transformers' auto classes make a reward model of this config's decoder where it has no class for one."""
+    kind, causal = type(config), causal_class(config)
+    if kind not in MODEL_MAPPING or causal is None:
+        return
+    for mapping, generic in (
+        (MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, GenericForSequenceClassification),
+        (MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING, GenericForTokenClassification),
+    ):
+        decoder = class_for(MODEL_MAPPING, config)
+        if kind not in mapping and decoder is not None and _takes_all(decoder):
+            # Held under the name by which the language model holds it, and checkpoints store it.
+            named = f"self.{causal.base_model_prefix} =" in inspect.getsource(causal.__init__)
+            prefix = causal.base_model_prefix if named else "model"
+            mapping.register(kind, _classifier(decoder, kind, generic, prefix), exist_ok=True)
+
+
+def _takes_all(decoder: type[PreTrainedModel]) -> bool:
+    """Whether a decoder takes what transformers' generic classifiers hand on: no Mamba does, nor Bart."""
+    given = inspect.signature(decoder.forward).parameters
+    handed_on = {"use_cache"} if any(one.kind is one.VAR_KEYWORD for one in given.values()) else set()
+    return {"position_ids", "past_key_values", "inputs_embeds", "use_cache"} - handed_on <= given.keys()
+
+
+class _Scores:
+    """Comes before transformers' generic classifiers, which ask every decoder for its cache."""
+
+    base_model_prefix: str
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)  # type: ignore[call-arg]
+        getattr(self, self.base_model_prefix).register_forward_hook(_name_cache)
+
+
+def _name_cache(module: nn.Module, args: Any, output: Any) -> None:
+    if not hasattr(output, "past_key_values"):  # Recurrent Gemma's states are kept in its layers
+        output.past_key_values = None
+
+
+def _classifier(
+    decoder: type[PreTrainedModel], config: type[PreTrainedConfig], generic: type, prefix: str
+) -> type[PreTrainedModel]:
+    """A reward model over a decoder, held under `prefix`."""
+    name = decoder.__name__.removesuffix("Model") + generic.__name__.removeprefix("Generic")
+    # What all classes of an architecture share: which attentions it has, how weights begin, which modules stay whole.
+    family = next(one for one in decoder.__mro__[1:] if issubclass(one, PreTrainedModel))
+    own = {
+        "config_class": config,
+        "base_model_prefix": prefix,
+        "__module__": __name__,
+        "__doc__": f"{decoder.__name__} with a head.",
+        "_is_stateful": getattr(decoder, "_is_stateful", False),
+        "input_modalities": ("text",),
+        # The modules are transformers' own: buffers that a decoder fills for its layers (Falcon-H1) are filled.
+        "is_custom_code": classmethod(lambda cls: False),
+    }
+    made: type[PreTrainedModel] = type(name, (_Scores, generic, family), own)
+    return made

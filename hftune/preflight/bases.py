@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from transformers.conversion_mapping import get_checkpoint_conversion_mapping
-from transformers.core_model_loading import WeightRenaming, rename_source_key
+import torch
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
+from transformers.initialization import no_init_weights
 
 from hftune.checkpoints.adapter_chain import check_recorded_base
+from hftune.distributed import zero
 from hftune.errors import ManifestError, UserError
+from hftune.models.classes import causal_class
+from hftune.models.loading.from_pretrained import from_config, pretrained
 from hftune.models.loading.stored_quantisation import quantisation_in
+from hftune.models.loading.stored_weights import places, rules_of
 from hftune.opening.model_files import read_checked
 from hftune.path_hints import not_an_adapter
 from hftune.weight_files import weight_shapes
@@ -49,11 +54,15 @@ def _shape_problems(base: str, adapter: str, flag: str) -> Iterator[UserError]:
 
 def _by_module(base: str, stored: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
     """Shapes under the names on disk, and under those that transformers gives modules while it reads (Mixtral's)."""
-    if not stored:
+    # Code that comes with a model is not run to compare names.
+    if not stored or read_checked(Path(base) / "config.json").get("model_type") not in CONFIG_MAPPING:
         return stored
-    rules = get_checkpoint_conversion_mapping(read_checked(Path(base) / "config.json").get("model_type")) or []
-    renamings = [rule for rule in rules if isinstance(rule, WeightRenaming)]
-    return stored | {rename_source_key(name, renamings, [])[0]: shape for name, shape in stored.items()}
+    config = pretrained(AutoConfig, base, trust_remote_code=False)
+    if causal_class(config) is None:
+        return stored
+    with zero.no_partitioning(), torch.device("meta"), no_init_weights():
+        model = from_config(AutoModelForCausalLM, config, trust_remote_code=False)
+    return stored | {name: stored[one] for one, name, pattern in places(model, stored, rules_of(model)) if not pattern}
 
 
 def _misfits(base: dict[str, tuple[int, ...]], adapter: dict[str, tuple[int, ...]]) -> Iterator[str]:

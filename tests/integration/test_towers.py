@@ -54,12 +54,6 @@ def test_full_training_then_an_adapter_on_it(
     sft(run, full, tiny_data, adapter, "--max_steps", "1", "--use_peft", "True", "--target_modules", "all")
     run("merge_peft_adapter.py", "--peft_model_path", str(adapter), "--output_dir", str(merged), warm=True).check()
     check_whole(full, merged, seen="vision_tower")
-    alone = tmp_path / "alone"
-    asked = ("--peft_model_path", str(adapter), "--output_dir", str(alone), "--text_only_export", "True")
-    run("merge_peft_adapter.py", *asked, warm=True).check()
-    assert {name.split(".")[0] for name in tensors_of(alone)} == {"model"}
-    assert json.loads((alone / "config.json").read_text())["model_type"] == "gemma3_text"
-    assert not (alone / "preprocessor_config.json").exists()
 
 
 OTHERS = ["qwen3_vl", "qwen3_5", "gemma4", "mistral3", "further head"]
@@ -87,7 +81,3 @@ def test_an_image_is_seen_as_before_where_nothing_that_it_meets_was_trained(
     same = tmp_path / "same"
     sft(run, gemma, tiny_data, same, "--max_steps", "1", "--learning_rate", "0")
     assert torch.equal(image_logits(same), image_logits(gemma))
-    alone = tmp_path / "alone"
-    sft(run, gemma, tiny_data, alone, "--max_steps", "1", "--text_only_export", "True")
-    assert {name.split(".")[0] for name in tensors_of(alone)} == {"model"}
-    assert json.loads((alone / "config.json").read_text())["model_type"] == "gemma3_text"

@@ -335,7 +335,7 @@ def test_nothing_is_loaded_another_way() -> None:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
         if node.func.attr in ("from_pretrained", "from_config") and ast.unparse(node.func.value) not in CODELESS
     ]
-    assert {*direct} == {"hftune/models/loading/from_pretrained.py", "hftune/models/parts/loading.py"}
+    assert {*direct} == {"hftune/models/loading/from_pretrained.py", "hftune/models/loading/whole.py"}
 
 
 def test_nobody_reads_an_answer_from_the_standard_input() -> None:

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from transformers.initialization import no_init_weights
 
 from hftune.distributed import zero
-from hftune.models.parts.text_class import make_reward_models
+from hftune.models.classes import make_reward_models
 from tests.architectures import make_config
 
 # Dimensions that bitsandbytes' blocks of 64 fill, for every matrix that it may quantise; and more embeddings than the

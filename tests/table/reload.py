@@ -12,7 +12,7 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, BitsAndBytesConfig
 
-from hftune.models.parts.text_class import make_reward_models
+from hftune.models.classes import make_reward_models
 from tests.table.witness import LOGITS, PROBE
 
 RELOADED = "reloaded.json"

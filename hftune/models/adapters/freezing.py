@@ -19,6 +19,7 @@ from hftune.distributed import zero
 from hftune.errors import ArgumentError, raise_together
 from hftune.logging import notice
 from hftune.models.blocks import decoder_layers, decoder_list
+from hftune.models.other_parts import other_parameters
 
 
 def freeze(model: PreTrainedModel, args: AdapterArguments) -> None:
@@ -39,7 +40,8 @@ def plan_freezing(model: PreTrainedModel, args: AdapterArguments) -> set[int]:
         ArgumentError: A prefix, regex, layer or module that matches nothing, or nothing that is left to train.
     """
     # By identity, so that tied parameters, which have two names, are one.
-    trained = {id(parameter) for parameter in model.parameters()}
+    others = other_parameters(model)
+    trained = {id(parameter) for parameter in model.parameters()} - others
     if args.freeze_trainable_layers is not None:
         trained = set(_ids(_of_layers(model, args)))
     trained -= set(_ids(_first(model, args.freeze_parameters_ratio)))
@@ -48,6 +50,13 @@ def plan_freezing(model: PreTrainedModel, args: AdapterArguments) -> set[int]:
     wanted = _named(model, args.trainable_parameters, args.trainable_parameters_regex, "trainable", problems)
     raise_together(problems)
     trained = (trained - set(_ids(frozen))) | set(_ids(wanted))
+    if others and trained <= others:
+        raise ArgumentError(
+            "no text passes through what is to be trained: towers and projectors have no gradient",
+            place="--trainable_parameters / --freeze_parameters",
+            fix="name parameters of the language model, " + (decoder_list(model) or "layers"),
+        )
+    trained -= others
     if not trained:
         raise ArgumentError(
             "every parameter is frozen",
@@ -98,7 +107,8 @@ def _ids(parameters: dict[str, torch.nn.Parameter]) -> Iterator[int]:
 def _first(model: torch.nn.Module, ratio: float) -> dict[str, torch.nn.Parameter]:
     """The first parameters, in the model's order, that together hold no more than this share of all elements."""
     # Full sizes: under ZeRO-3 a parameter's own are those of its part on this rank.
-    named = list(model.named_parameters())
+    others = other_parameters(model)
+    named = [(name, parameter) for name, parameter in model.named_parameters() if id(parameter) not in others]
     sizes = list(accumulate(zero.full_numel(parameter) for _, parameter in named))
     return dict(named[: bisect_right(sizes, int(sizes[-1] * ratio))]) if ratio > 0 else {}
 

@@ -25,6 +25,7 @@ from hftune.models.adapters.saved_config import usable_quantisers
 from hftune.models.blocks import decoder_list
 from hftune.models.experts import expert_count, routers_of
 from hftune.models.heads import head_of
+from hftune.models.other_parts import is_within, other_parts
 
 LINEAR = (torch.nn.Linear, Conv1D)
 ADAPTABLE = (*LINEAR, torch.nn.Embedding)
@@ -63,7 +64,7 @@ def _config(
         lora_alpha=adapter_args.lora_alpha,
         lora_dropout=adapter_args.lora_dropout,
         target_modules=targets,
-        exclude_modules=excluded_modules(model, adapter_args.exclude_modules, every=targets == "all-linear"),
+        exclude_modules=_excluded(model, adapter_args.exclude_modules, every=targets == "all-linear"),
         target_parameters=target_parameters(model, adapter_args),
         modules_to_save=to_save or None,
         trainable_token_indices=new_rows_with_lora(
@@ -166,7 +167,8 @@ def _of_architecture(model: PreTrainedModel) -> list[str]:
     Raises:
         ArgumentError: peft knows none for it.
     """
-    known = TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING.get(model.config.model_type)
+    types = [config.model_type for config in (model.config, model.config.get_text_config(decoder=True))]
+    known = next(filter(None, map(TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING.get, types)), None)
     if not known:
         raise ArgumentError(
             f"peft has no modules of its own choice for models of type {model.config.model_type}",
@@ -182,6 +184,15 @@ def excluded_modules(model: PreTrainedModel, asked: list[str] | None, *, every: 
         _known(model, asked, "--exclude_modules", torch.nn.Module)
     left_out = [*unadaptable(model), *_linear_routers(model)] if every else []
     return [*(asked or []), *_shortened(model, left_out)] or None
+
+
+def _excluded(model: PreTrainedModel, asked: list[str] | None, *, every: bool) -> list[str] | str | None:
+    """`excluded_modules`; of a model of several parts as peft's regex, which other parts with all below them are in."""
+    names, parts = excluded_modules(model, asked, every=every), other_parts(model)
+    if not parts:
+        return names
+    ends = [rf"(.*\.)?{re.escape(name)}" for name in names or []]
+    return "|".join([*ends, *(rf"{re.escape(part)}(\..*)?" for part in parts)])
 
 
 def _shortened(model: PreTrainedModel, names: list[str]) -> list[str]:
@@ -328,8 +339,13 @@ def all_linear(model: PreTrainedModel) -> list[str]:
     """Names of the linear modules that `all` adapts: not the head, no router, none that no adapter can change."""
     head = {id(model.get_output_embeddings()), id(getattr(model, "score", None))}
     left_out = {*unadaptable(model), *_linear_routers(model)}
+    others = other_parts(model)
     linear = [(name, module) for name, module in model.named_modules() if isinstance(module, LINEAR)]
-    return [name for name, module in linear if id(module) not in head and name not in left_out]
+    return [
+        name
+        for name, module in linear
+        if id(module) not in head and name not in left_out and not is_within(name, others)
+    ]
 
 
 def _linear_routers(model: PreTrainedModel) -> list[str]:

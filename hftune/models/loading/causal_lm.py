@@ -39,6 +39,7 @@ from hftune.models.loading.from_pretrained import from_config, pretrained
 from hftune.models.loading.gguf import forget_gguf
 from hftune.models.loading.stored_quantisation import drop_quantisation
 from hftune.models.loading.stored_weights import check_loaded
+from hftune.models.other_parts import freeze_other_parts
 from hftune.models.vocabulary.growing import fit_to_tokenizer
 from hftune.on_demand import on_demand
 from hftune.path_hints import cannot_load
@@ -101,6 +102,7 @@ def build_model(
             given |= options_for(adapter_args, training_args, dtype)
         model = _from_pretrained(auto, config, model_args, given)
         keep_differentiable(model)
+    freeze_other_parts(model)
     if training_args.fp8:
         on_demand("hftune.models.kernels.float8:train_in_float8")(model, training_args)
     if is_deepspeed_zero3_enabled():

@@ -7,7 +7,6 @@ from typing import Any
 
 from huggingface_hub import constants, try_to_load_from_cache
 from transformers import (
-    MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
     AutoConfig,
     PreTrainedConfig,
@@ -17,19 +16,17 @@ from hftune.arguments.model import ModelArguments
 from hftune.arguments.training import StageArguments
 from hftune.errors import ArgumentError
 from hftune.logging import notice
+from hftune.models.classes import causal_class, reads_text_alone
 from hftune.models.loading.config_sizes import check_config
 from hftune.models.loading.dropout_fields import set_dropout_fields
 from hftune.models.loading.from_pretrained import pretrained
 from hftune.models.loading.hub import hub_answers
-from hftune.models.parts.language_part import has_two_streams, language_config
 from hftune.on_demand import on_demand
 from hftune.path_hints import cannot_load
 
 
 def model_config(model_args: ModelArguments, training_args: StageArguments) -> PreTrainedConfig:
     """The config of `--model_name_or_path` with rope scaling and dropout as asked for. A new one each time.
-
-    Of a checkpoint of several parts that of its language model.
 
     Raises:
         ArgumentError: There is none, it cannot be read, says what no model has, or has no room for what was asked.
@@ -45,7 +42,6 @@ def model_config(model_args: ModelArguments, training_args: StageArguments) -> P
     except (OSError, ValueError) as error:
         name = str(model_args.model_name_or_path)
         raise cannot_load(name, error, "--model_name_or_path", "config", offline=model_args.offline) from error
-    config = language_config(config)
     _refuse_shapeless(config)
     if model_args.rope_scaling is not None or model_args.rope_factor is not None:
         on_demand("hftune.models.loading.rope:scale_rope")(config, model_args, row_length(training_args))
@@ -54,17 +50,11 @@ def model_config(model_args: ModelArguments, training_args: StageArguments) -> P
 
 
 def _refuse_shapeless(config: PreTrainedConfig) -> None:
-    if has_two_streams(config) and type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        raise ArgumentError(
-            f"{config.model_type} reads one row of tokens and answers in another: it is no causal language model",
-            place="--model_name_or_path",
-            fix="use a causal language model",
-        )
-    known = (MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING)
     own_code = getattr(config, "auto_map", None) or not type(config).__module__.startswith("transformers.")
-    if not own_code and all(type(config) not in mapping for mapping in known):
+    known = causal_class(config) is not None or type(config) in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
+    if not own_code and not (known and reads_text_alone(config)):
         raise ArgumentError(
-            f"transformers has no class for a language model of {config.model_type} alone",
+            f"transformers has no class that reads a row of text alone and goes on with it for {config.model_type}",
             place="--model_name_or_path",
             fix="use a causal language model",
         )

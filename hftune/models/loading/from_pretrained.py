@@ -23,7 +23,7 @@ LANGUAGE_MODELS = (
     "AutoModelForSequenceClassification",
     "AutoModelForTokenClassification",
 )
-"""Classes that take the language model alone of a checkpoint of several parts."""
+"""Classes that stand for whatever loads all of a checkpoint."""
 _OF_SHAPE = (AssertionError, AttributeError, LookupError, NotImplementedError, TypeError)
 """What Python and libraries raise of a config's or a tokenizer's values that nobody looked at before."""
 _REFUSED = ("trust_remote_code=True", "execute custom code")
@@ -84,11 +84,8 @@ def pretrained(auto: Any, name: str | Path | None, *, trust_remote_code: bool, *
         # Under ZeRO-3 the same errors come of architectures that cannot be loaded in parts, which the caller says.
         with reporting_damage(name, shapes=not is_deepspeed_zero3_enabled()):
             trusted = bool(trust_remote_code)
-            if getattr(auto, "__name__", "") in LANGUAGE_MODELS:
-                load = on_demand("hftune.models.parts.loading:load_language_model")
-                loaded = load(auto, name, given, trust_remote_code=trusted)
-                _check_quantised(loaded[0] if isinstance(loaded, tuple) else loaded, name)
-                return loaded
+            if getattr(auto, "__name__", "") in LANGUAGE_MODELS and not given.get("gguf_file"):
+                return on_demand("hftune.models.loading.whole:load_whole")(auto, name, trusted, given)
             return auto.from_pretrained(name, trust_remote_code=trusted, **given)
     except ValueError as error:
         _explain(error, name)
@@ -99,26 +96,12 @@ def from_config(auto: Any, config: Any, *, trust_remote_code: bool, **given: Any
     """`auto.from_config(config, ...)`, likewise."""
     never_ask_about_code()
     if getattr(auto, "__name__", "") in LANGUAGE_MODELS:
-        config = on_demand("hftune.models.parts.language_part:language_config")(config)
-        if auto.__name__ != "AutoModelForCausalLM":
-            on_demand("hftune.models.parts.text_class:make_reward_models")(config)
+        auto = on_demand("hftune.models.loading.whole:loader_of")(auto, config)
     try:
         return auto.from_config(config, trust_remote_code=bool(trust_remote_code), **given)
     except ValueError as error:
         _explain(error, getattr(config, "_name_or_path", "") or "the config")
         raise
-
-
-def _check_quantised(model: Any, name: str | Path | None) -> None:
-    """Refuse packed weights that were read as if they were whole: transformers only warns of a method it lacks."""
-    from hftune.models.loading.stored_quantisation import describe, stored_quantisation
-
-    how = stored_quantisation(model.config)
-    if how is not None and getattr(model, "hf_quantizer", None) is None:
-        cause = f"{name} is quantised by {describe(how)}, which transformers does not know"
-        raise ManifestError(
-            cause, place=str(name), fix="give the weights from before, or the transformers it was made with"
-        )
 
 
 def _explain(error: ValueError, name: str | Path | None) -> None:

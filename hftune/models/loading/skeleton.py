@@ -16,6 +16,7 @@ from transformers.initialization import no_init_weights
 
 from hftune.distributed import zero
 from hftune.models.loading.from_pretrained import from_config
+from hftune.models.other_parts import freeze_other_parts
 
 
 class TrustsCode(Protocol):
@@ -40,4 +41,5 @@ def skeleton(config: PreTrainedConfig, training_args: TrustsCode, *, scores: boo
         model = from_config(auto, config, trust_remote_code=training_args.trust_remote_code)
     # transformers ties after loading; until then tied embeddings would count twice.
     model.tie_weights()
+    freeze_other_parts(model)
     return model

@@ -8,20 +8,19 @@ refused here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from transformers import PreTrainedConfig, PreTrainedModel
-from transformers.core_model_loading import WeightConverter, rename_source_key
+from transformers import PreTrainedModel
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 
 from hftune.errors import ArgumentError
 from hftune.logging import notice
 from hftune.models.loading.layer_numbers import beyond_last, mismatch_error
-from hftune.models.parts.language_part import whole_config
-from hftune.models.parts.placing import rules_for
 from hftune.weight_files import weight_shapes
 
 Shape = tuple[int, ...]
@@ -93,7 +92,7 @@ def check_stored(model: PreTrainedModel, folder: str | None, *, flag: str, score
     stored = weight_shapes(folder) if folder and getattr(model.config, "quantization_config", None) is None else {}
     if not stored:
         return
-    found = find_mismatch(model, stored, scores=scores, whole=whole_config(folder))
+    found = find_mismatch(model, stored, scores=scores)
     if found:
         raise mismatch_error(found.describe(), str(folder), flag)
     if found.aside:
@@ -139,30 +138,23 @@ def check_finite(model: PreTrainedModel, name: str, flag: str) -> None:
             raise ArgumentError(cause, place=flag, fix="take a checkpoint from before its weights broke")
 
 
-def find_mismatch(
-    model: PreTrainedModel,
-    stored: Mapping[str, Shape],
-    *,
-    scores: bool = False,
-    whole: PreTrainedConfig | None = None,
-) -> Mismatch:
+def find_mismatch(model: PreTrainedModel, stored: Mapping[str, Shape], *, scores: bool = False) -> Mismatch:
     """Where the tensors of a checkpoint differ from the parameters of a model.
 
     Args:
         model: On the meta device.
         stored: Names and shapes on disk.
         scores: The model has a head for scores: it may lack, and the head of the language model may be left over.
-        whole: The config of all parts, where the model is one of several.
     """
     wanted = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    placed, parts, unplaced = _place(model, stored, whole)
+    placed, parts, unplaced = _place(model, stored)
     # Experts are stored one by one: some of them may be missing.
     incomplete = [name for name, (here, needed) in parts.items() if here != needed]
     tied = dict(getattr(model, "all_tied_weights_keys", None) or {})
     there = {*placed, *parts} | {tied.get(name, name) for name in placed}
     there |= {name for name, source in tied.items() if source in there}
     parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-    left = SimpleNamespace(missing_keys=parameters - there, unexpected_keys=set(unplaced))
+    left = SimpleNamespace(missing_keys=parameters - there, unexpected_keys={*unplaced})
     # transformers' own rules for names that may be left out or lacking.
     model._adjust_missing_and_unexpected_keys(left)
     lacking = [name for name in left.missing_keys if not (scores and name.startswith(NEW_HEADS))]
@@ -184,39 +176,83 @@ def find_mismatch(
     return found
 
 
-def _place(
-    model: PreTrainedModel, stored: Mapping[str, Shape], config: PreTrainedConfig | None
-) -> tuple[dict[str, Shape], dict[str, tuple[int, int]], list[str]]:
-    """By transformers' rules: parameters that are stored as they are; those made from several tensors; the rest.
+@dataclass(frozen=True)
+class Rules:
+    """transformers' rules for the names under which a model is stored.
 
-    Of the second kind the number of tensors, and how many there should be: one an expert and a matrix.
+    Args:
+        renamings: One stored tensor to one parameter.
+        converters: Several to one, or one to several.
     """
-    rules = rules_for(model, stored, config)
+
+    renamings: list[WeightRenaming]
+    converters: list[WeightConverter]
+
+    def converter(self, pattern: str) -> WeightConverter:
+        """The rule that has this pattern."""
+        return next(rule for rule in self.converters if pattern in rule.source_patterns)
+
+
+def rules_of(model: PreTrainedModel) -> Rules:
+    """The rules by which transformers reads a checkpoint of this model; on any device."""
+    rules = get_model_conversion_mapping(model)
+    return Rules(
+        [rule for rule in rules if isinstance(rule, WeightRenaming)],
+        [rule for rule in rules if isinstance(rule, WeightConverter)],
+    )
+
+
+def places(model: PreTrainedModel, stored: Iterable[str], rules: Rules) -> Iterator[tuple[str, str, str | None]]:
+    """Of each stored name the parameter, and the converter's pattern where the tensor is one of several.
+
+    A parameter that the model does not have is what the rules make of a name without a place in it.
+    """
     parameters = model.state_dict()
-    whole: dict[str, Shape] = {}
-    parts: dict[str, tuple[int, int]] = {}
-    unplaced = []
-    for name, shape in stored.items():
+    for name in stored:
         target, pattern = rename_source_key(
             name, rules.renamings, rules.converters, model.base_model_prefix, parameters
         )
         if target not in parameters and name in parameters:
             # A rule means other modules of such a name (DeepSeek V4's norms): transformers reads it as it is.
             target, pattern = name, None
+        yield name, target, pattern
+
+
+def without_place(model: PreTrainedModel, stored: Iterable[str]) -> dict[str, str]:
+    """Stored names that the model has no parameter for -> what transformers calls them where it reports them."""
+    parameters = model.state_dict()
+    every = places(model, stored, rules_of(model))
+    return {name: target for name, target, _ in every if target not in parameters}
+
+
+def _place(
+    model: PreTrainedModel, stored: Mapping[str, Shape]
+) -> tuple[dict[str, Shape], dict[str, tuple[int, int]], list[str]]:
+    """By transformers' rules: parameters that are stored as they are; those made from several tensors; the rest.
+
+    Of the second kind the number of tensors, and how many there should be: one an expert and a matrix.
+    """
+    rules = rules_of(model)
+    parameters = model.state_dict()
+    whole: dict[str, Shape] = {}
+    parts: dict[str, tuple[int, int]] = {}
+    unplaced = []
+    for name, target, pattern in places(model, stored, rules):
         if target not in parameters:
             unplaced.append(name)
         elif pattern is None:
-            whole[target] = shape
+            whole[target] = stored[name]
         else:
             here = parts.get(target, (0, 0))[0] + 1
-            rule = next(rule for rule in rules.converters if pattern in rule.source_patterns)
+            rule = rules.converter(pattern)
             parts[target] = here, _needed(rule, parameters[target].shape) or here
             # One tensor may be cut into several parameters (HRM's queries, keys, values and gates).
-            parts |= {other: (1, 1) for other in _cut_alike(rule, target) if other in parameters}
+            parts |= {other: (1, 1) for other in cut_alike(rule, target) if other in parameters}
     return whole, parts, unplaced
 
 
-def _cut_alike(rule: WeightConverter, target: str) -> list[str]:
+def cut_alike(rule: WeightConverter, target: str) -> list[str]:
+    """The other parameters that a rule makes of the tensors of one."""
     first, *others = (pattern.replace("\\", "") for pattern in rule.target_patterns)
     return [target.replace(first, other) for other in others if first in target]
 

@@ -23,13 +23,13 @@ from hftune.checkpoints.manifest import COMPLETE, Manifest, finish_manifest, lib
 from hftune.checkpoints.sharded_state import WEIGHTS, ShardedState
 from hftune.errors import ArgumentError, ManifestError, UserError, raise_together
 from hftune.logging import get_logger
-from hftune.models.parts.whole_model import complete
+from hftune.models.loading.base_parts import keep_of_base
 from hftune.opening.folders import copy_file, unsafe_entries
 from hftune.opening.torch_file import check_torch_files
 from hftune.path_hints import missing_folder
 from hftune.publishing.folder import published_folder
 from hftune.publishing.places import check_place
-from hftune.trainers.whole_result import saved_skeleton, whole_base
+from hftune.trainers.whole_result import whole_base
 from hftune.weight_files import fingerprint, weight_files, weight_shapes
 
 # Copied next to the weights; what belongs to training (optimizer, scheduler, random state) stays behind.
@@ -158,16 +158,16 @@ def _tensors(pieces: ShardedState, checkpoint: Path) -> dict[str, tuple[tuple[in
 
 
 def _keep_other_parts(checkpoint: Path, output: Path) -> None:
-    """Put what the run did not load of its base next to the weights, where the base can be found."""
+    """Have the weights hold the other parts of the run's base as they are, where the base can be found."""
     about = read_manifest(checkpoint) or {}
     used = about.get("arguments", {}).get("model", {})
     if about.get("kind") != "full" or about.get("head") != "causal_lm" or used.get("from_config"):
         return
     base = whole_base(str(checkpoint), cache_dir=used.get("cache_dir"), revision=used.get("model_revision"))
-    if used.get("text_only_export") or base is None or base == checkpoint or not weight_files(base):
+    if base is None or base == checkpoint or not weight_files(base):
         return
     trusted = bool(about["arguments"].get("training", {}).get("trust_remote_code"))
-    complete(output, base, saved_skeleton(output, trusted), None, cast=False, trust_remote_code=trusted)
+    keep_of_base(output, base, cast=False, trusted=trusted)
 
 
 def _is_adapter(checkpoint: Path) -> bool:

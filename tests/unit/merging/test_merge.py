@@ -96,30 +96,6 @@ def test_a_merged_model_is_pushed_if_asked(adapter: Path, tmp_path: Path, monkey
     assert options["hub"] == "modelscope" and "hftune" in options["message"]
 
 
-@pytest.mark.parametrize(
-    ("asked", "task", "left"), [(True, "CAUSAL_LM", True), (False, "CAUSAL_LM", False), (True, "SEQ_CLS", False)]
-)
-def test_a_language_model_alone_if_asked(
-    asked: bool, task: str, left: bool, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of a model that sees, without its tower and its processor; a reward model is written as it was trained."""
-    called: list[Any] = []
-    monkeypatch.setattr(
-        merging, "on_demand", lambda name: lambda *given, **options: called.append((name, given, options))
-    )
-    monkeypatch.setattr(merging, "copy_other_files", lambda *given, **options: called.append(options))
-    score = {"modules_to_save": ["score"]} if task == "SEQ_CLS" else {}
-    folder = make_adapter(base, tmp_path / "adapter", target_modules=ATTENTION, task_type=task, **score)
-    merge(folder, tmp_path / "merged", text_only_export=asked)
-    assert called[-1] == {"generates": task == "CAUSAL_LM", "sees": not left}
-    if left:
-        (name, (place,), options), _ = called
-        assert name == "hftune.models.parts.text_only:leave_language_model" and options == {"trust_remote_code": False}
-        assert place.parent.parent == tmp_path
-    else:
-        assert len(called) == 1
-
-
 def test_what_is_read_is_not_replaced(
     base: Path, adapter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

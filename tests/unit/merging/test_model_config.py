@@ -106,9 +106,6 @@ def test_files_that_go_along(tmp_path: Path) -> None:
     copy_other_files(base, merged, generates=True)
     assert {file.name for file in merged.iterdir()} == names | {"generation_config.json", "own.py"}
     assert (merged / "processor_config.json").read_text() == "merged"
-    (tmp_path / "text only").mkdir()
-    copy_other_files(base, tmp_path / "text only", generates=True, sees=False)
-    assert {file.name for file in (tmp_path / "text only").iterdir()} == {"generation_config.json", "own.py"}
 
 
 def test_a_tokenizer_s_description(make_base: Callable, tmp_path: Path) -> None:

@@ -189,19 +189,6 @@ def test_what_else_is_trained_leaves_the_tie(tied: Path, tmp_path: Path) -> None
     assert [name for name, output in outputs(plan).items() if output.updates] == ["model.norm.weight"]
 
 
-def test_names_are_those_of_the_base_s_whole_config(
-    tied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A language model may be a part of what the folder holds."""
-    asked: list[Path] = []
-    match = planning.match_names
-    monkeypatch.setattr(
-        planning, "match_names", lambda base, model, folder: asked.append(folder) or match(base, model, folder)
-    )
-    planned(tied, [adapter(tmp_path / "a", {"model.norm.weight": torch.ones(rows_of(tied)[1])})])
-    assert asked == [tied]
-
-
 def test_a_head_that_is_stored_although_it_is_tied(tied: Path, tmp_path: Path) -> None:
     """Every tensor is written once, under the name that it has."""
     (tmp_path / "config.json").write_bytes((tied / "config.json").read_bytes())

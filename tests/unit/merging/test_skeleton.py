@@ -19,6 +19,8 @@ from hftune.merging.skeleton import (
     build_skeleton,
     match_names,
 )
+from hftune.models.loading import stored_weights
+from hftune.models.loading.stored_weights import Rules
 from hftune.weight_files import stored_tensors
 
 
@@ -129,10 +131,11 @@ def test_which_expert_and_which_half(
 def test_a_tensor_that_is_cut_into_several_parameters_is_peft_s_for_all_of_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    rule = SimpleNamespace(source_patterns=["qkv"], operations=[SimpleNamespace(dim=0)])
-    rules = SimpleNamespace(renamings=[], converters=[rule], made=lambda place: ["q", "k", "v"])
-    monkeypatch.setattr("hftune.models.parts.placing.rules_for", lambda *_: rules)
-    monkeypatch.setattr("transformers.core_model_loading.rename_source_key", lambda name, *_: ("q", "qkv"))
+    rule: Any = SimpleNamespace(
+        source_patterns=["qkv"], target_patterns=["q", "k", "v"], operations=[SimpleNamespace(dim=0)]
+    )
+    monkeypatch.setattr(stored_weights, "rules_of", lambda model: Rules([], [rule]))
+    monkeypatch.setattr(stored_weights, "rename_source_key", lambda name, *_: ("q", "qkv"))
     base = BaseTensors({"qkv": SimpleNamespace(shape=(3, 1))})  # type: ignore[dict-item]
     model: Any = SimpleNamespace(state_dict=lambda: {"q": 0, "k": 0, "v": 0}, base_model_prefix="model")
     assert match_names(base, model) == []

@@ -295,14 +295,11 @@ def test_what_does_not_load_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: 
         verify, "pretrained", lambda *given, **options: asked.append((given, options)) or ("model", info)
     )
 
-    def on_demand(name: str) -> Any:
-        return (lambda folder: ("whole", folder)) if name.endswith("whole_config") else without_place
+    def without_place(model: str, beside: dict[str, Any]) -> dict[str, str]:
+        assert model == "model"
+        return {name: f"inner.{name}" for name in beside}
 
-    def without_place(model: str, beside: dict[str, Any], whole: Any) -> set[str]:
-        assert (model, whole) == ("model", ("whole", tmp_path))
-        return {*beside}
-
-    monkeypatch.setattr(verify, "on_demand", on_demand)
+    monkeypatch.setattr(verify, "on_demand", lambda name: without_place)
     with pytest.raises(ManifestError) as raised:
         verify.reload_strictly(tmp_path, trust_remote_code=True, beside={"kept": (2,), "other": (3,)})
     assert "{'missing_keys': ['a', 'b'], 'unexpected_keys': ['x']}" in str(raised.value)

@@ -26,7 +26,6 @@ ALLOWED: dict[tuple[str, str], str] = {
     ("opening/safetensors_file.py", "safe_open"): "the one reader of safetensors",
     ("trainers/preference/reference_model.py", "np.load"): "numbers of the cache, without pickles",
     ("checkpoints/history.py", "json.loads"): OWN_WORDS,
-    ("models/parts/whole_model.py", "json.loads"): OWN_WORDS,
     ("distributed/stacks.py", "json.loads"): OWN_WORDS,
     ("tools/doctor/launching.py", "json.loads"): "the answer of a process that was just started",
     ("tools/pipeline/checking.py", "json.loads"): "the answer of a process that was just started",

@@ -31,7 +31,6 @@ def test_a_model_that_cannot_be_taken_apart(
         raise fault
 
     monkeypatch.setattr(causal_lm, "pretrained", fail)
-    monkeypatch.setattr(causal_lm, "packed_checkpoint", lambda _: None)
     with pytest.raises(type(fault)):
         causal_lm._from_pretrained(AutoModelForCausalLM, LlamaConfig(), args, {})
     monkeypatch.setattr(causal_lm, "is_deepspeed_zero3_enabled", lambda: True)
@@ -48,7 +47,6 @@ def test_memory_that_is_not_there_is_no_fault_of_the_model(tmp_path: Path, monke
         raise torch.OutOfMemoryError("no memory")
 
     monkeypatch.setattr(causal_lm, "pretrained", fail)
-    monkeypatch.setattr(causal_lm, "packed_checkpoint", lambda _: None)
     monkeypatch.setattr(causal_lm, "is_deepspeed_zero3_enabled", lambda: True)
     with pytest.raises(torch.OutOfMemoryError):
         causal_lm._from_pretrained(AutoModelForCausalLM, LlamaConfig(), args, {})

@@ -1,1 +1,0 @@
-"""Checkpoints of several parts: the language model is loaded alone, the others are kept as they are stored."""

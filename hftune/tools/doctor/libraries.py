@@ -22,6 +22,7 @@ OPTIONAL = {
     "flash-attn": "FlashAttention 2; without it torch's own is used",
     "vllm": "quicker answers in RL (run_rl.py --use_vllm) and of `hftune serve`",
     "fastapi": "`hftune serve` without vLLM: pip install 'hftune[serve]'",
+    "xllamacpp": "`hftune export gguf`, whose files it reads back: pip install 'hftune[gguf]'",
     "torchao": "--fp8 on Hopper GPUs: pip install 'hftune[fp8]'",
     "math-verify": "--reward_funcs accuracy: pip install 'hftune[math]'",
     "sentencepiece": "tokenizers that are a SentencePiece `.model` alone: pip install 'hftune[sentencepiece]'",

@@ -22,7 +22,6 @@ from hftune.data.readers.files import chunks, find_files
 from hftune.data.records.messages import Message
 from hftune.data.records.prompts import Prompt, to_prompt
 from hftune.data.records.unread import describe_unread, take_unread
-from hftune.data.tokenizing.context import Context
 from hftune.data.tokenizing.counts import Counts, describe_turn_tokens
 from hftune.digests import record_files
 from hftune.errors import ArgumentError, DataError, UserError, raise_together
@@ -33,16 +32,15 @@ from hftune.publishing.places import FILE, check_place
 from hftune.publishing.result_files import begin_result, complete_result, finish_result
 from hftune.secrets import command_without_secrets, without_secrets
 from hftune.tools.reporting.stages import ANSWERS, ASKED
-from hftune.tools.talking.answering import answer_ids
+from hftune.tools.talking.answering import Answerer, Question
 from hftune.tools.talking.loading import check_talker, load_talker
-from hftune.tools.talking.prompts import PromptWriter
 from hftune.trainers.result import lock_output, unlock_output
 from hftune.trainers.rewards.answer_scorer import AnswerScorer
 from hftune.visible import whole
 from hftune.weight_files import fingerprint
 
-# Questions that are padded to one length and answered together; the KV cache grows with their number.
-_BATCH = 16
+# Of questions that are padded to one length and answered together, with their answers; the KV cache grows with them.
+_BATCH_TOKENS = 8192
 
 
 def ask(args: AskArguments, argv: list[str]) -> dict[str, Any]:
@@ -127,42 +125,23 @@ def _shown(prompt: list[Message]) -> str:
 
 
 def _answers(name: str, prompts: list[Prompt], args: AskArguments) -> list[str]:
-    """The greedy answers of one model, which is freed afterwards."""
+    """The greedy answers of one model, which is freed afterwards; turn tokens in prompts are counted, or refused."""
     get_logger().info("asking %s", name)
     talker = load_talker(name, args)
-    tokenizer = talker.tokenizer
-    write = PromptWriter(name, tokenizer, args.borders_in_text)
-    context = Context.of(talker.model, tokenizer)
-    texts_of_all = _texts(prompts, write, args.borders_in_text, context)
-    said: list[str] = []
-    for start in range(0, len(prompts), _BATCH):
-        given = write.ids(texts_of_all[start : start + _BATCH])
-        for prompt, one in zip(prompts[start:], given, strict=False):
-            context.check(len(one), prompt.origin)
-        ids = answer_ids(talker, given, max_new_tokens=args.max_new_tokens, do_sample=False)
-        said += tokenizer.batch_decode(ids, skip_special_tokens=True)
-    # Models have reference cycles: only a collection frees the memory before the next one is loaded.
-    del talker
-    gc.collect()
-    return [whole(text).strip() for text in said]  # at --max_new_tokens an answer ends anywhere
-
-
-def _texts(prompts: list[Prompt], write: PromptWriter, mode: str, context: Context) -> list[str]:
-    """The prompts as text for the model; turn tokens in them are counted, or refused."""
+    answer = Answerer(talker, args.borders_in_text, _BATCH_TOKENS)
+    questions = [Question(one.messages, arguments=one.template_arguments, origin=one.origin) for one in prompts]
+    said = answer.said(questions, max_new_tokens=args.max_new_tokens, do_sample=False)
+    texts = talker.tokenizer.batch_decode([ids for _, ids in said], skip_special_tokens=True)
     counts = Counts(rows=len(prompts))
-    texts: list[str] = []
-    for prompt in prompts:
-        try:
-            texts.append(write.text(prompt.messages, arguments=prompt.template_arguments))
-        except DataError as error:
-            raise error.at(prompt.origin) from error
-        context.check_text(texts[-1], prompt.origin)
-        counts.note_texts(texts[-1:])
+    counts.note_texts([prompt for prompt, _ in said])
     if counts.bordered:
-        notice(describe_turn_tokens(counts, mode))
+        notice(describe_turn_tokens(counts, args.borders_in_text))
     for line in describe_unread(take_unread()):
         notice(line)
-    return texts
+    # Models have reference cycles: only a collection frees the memory before the next one is loaded.
+    del talker, answer
+    gc.collect()
+    return [whole(text).strip() for text in texts]  # at --max_new_tokens an answer ends anywhere
 
 
 def _rewards(prompts: list[Prompt], said: dict[str, list[str]], args: AskArguments) -> dict[str, list[float | None]]:

@@ -57,7 +57,21 @@ class Answerer:
         self.dropped = {*unmarked(talker.tokenizer, self.form), *talker.ends}
 
     def __call__(self, questions: Sequence[Question], *, max_new_tokens: int, **options: Any) -> list[Answer]:
-        """An answer to each question.
+        """An answer to each question: its thoughts and calls apart from its text.
+
+        Args:
+            options: Of `generate`.
+
+        Raises:
+            DataError: As `said`.
+        """
+        said = self.said(questions, max_new_tokens=max_new_tokens, **options)
+        return [self._read(text, one.tools, tokens) for one, (text, tokens) in zip(questions, said, strict=True)]
+
+    def said(
+        self, questions: Sequence[Question], *, max_new_tokens: int, **options: Any
+    ) -> list[tuple[str, list[int]]]:
+        """The prompt of each question, and the tokens of its answer with the one that ended it.
 
         Args:
             options: Of `generate`.
@@ -69,12 +83,11 @@ class Answerer:
         ids = self.write.ids(texts)
         for question, one in zip(questions, ids, strict=True):
             self.context.check(len(one), question.origin)
-        found: dict[int, Answer] = {}
+        found: dict[int, list[int]] = {}
         for batch in batches_by_length([len(one) for one in ids], max_new_tokens, self.batch_tokens):
             said = answer_ids(self.talker, [ids[at] for at in batch], max_new_tokens=max_new_tokens, **options)
-            for at, tokens in zip(batch, said, strict=True):
-                found[at] = self._read(texts[at], questions[at].tools, tokens)
-        return [found[at] for at in range(len(questions))]
+            found |= dict(zip(batch, said, strict=True))
+        return [(text, found[at]) for at, text in enumerate(texts)]
 
     def _text(self, question: Question) -> str:
         try:

@@ -16,6 +16,9 @@ LEFT_OUT = {
     "another program, or minutes": ("torch_compile", "use_liger_kernel", "profile", "use_transformers_", "debug"),
     "the matrix's own": ("rl_algorithm", "train_sampling_strategy", "save_strategy", "logging_strategy", "bf16"),
     "does what must matter": ("ignore_data_skip", "save_only_model", "average_tokens_across_devices", "do_"),
+    "dropout of an adapter, drawn anew by each process": ("defaults",),
+    "counts the padding of a layout": ("include_num_input_tokens_seen",),
+    "TRL's mean over a micro batch, which is said": ("use_adaptive_entropy",),
 }
 """How names begin that no case gets, by why."""
 

@@ -92,6 +92,12 @@ def check_device(model_args: ModelArguments, training_args: StageArguments) -> I
             place="--attn_implementation",
             fix="leave it out: documents are kept apart by hftune_segments here",
         )
+    if getattr(training_args, "activation_offloading", False):
+        yield ArgumentError(
+            "activations are offloaded from a GPU, and this run uses none",
+            place="--activation_offloading",
+            fix="leave it out; --gradient_checkpointing True keeps fewer of them",
+        )
     if training_args.fp16 and training_args.ds_resolved is not None and not _deepspeed_has_fp16():
         yield ArgumentError(
             "DeepSpeed does not train in fp16 on this CPU",

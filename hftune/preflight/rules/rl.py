@@ -43,6 +43,7 @@ def check_rl(facts: Facts) -> Iterator[UserError]:
     if isinstance(args, OnlineDPOArguments):
         yield from _check_online_dpo(args)
     if facts.config is not None:
+        yield from _check_head(facts.config, facts.adapter_args, args)
         yield from check_reference(facts.config, facts.model_args, facts.adapter_args, args)
     _say_other_bases(str(facts.model_args.model_name_or_path), models)
 
@@ -205,6 +206,16 @@ def _check_online_dpo(args: OnlineDPOArguments) -> Iterator[UserError]:
             f"{args.per_device_train_batch_size}, where a pair must be whole",
             place="--per_device_train_batch_size",
             fix=f"give a multiple of {args.num_generations}",
+        )
+
+
+def _check_head(config: PreTrainedConfig, adapter_args: AdapterArguments, args: RLFields) -> Iterator[UserError]:
+    """A problem of a head in float32 that shares its weight with the embedding: TRL (1.16) seeks it below the adapter."""
+    if getattr(args, "cast_lm_head_to_fp32", False) and adapter_args.use_peft and config.tie_word_embeddings:
+        yield ArgumentError(
+            "this model's head is its embedding, which TRL does not find below an adapter",
+            place="--cast_lm_head_to_fp32 with --use_peft",
+            fix="leave it out: log-probabilities are computed in float32 from the head's products",
         )
 
 

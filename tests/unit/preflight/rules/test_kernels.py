@@ -101,3 +101,12 @@ def test_what_a_cpu_does_not_compute(monkeypatch: pytest.MonkeyPatch, has_it: bo
     assert "no backward pass on a CPU" in said and ("does not train in fp16" in said) == (not has_it)
     args.use_cpu = False
     assert not list(check_device(model_args, args))
+
+
+@pytest.mark.parametrize("stage", ["sft", "dpo"])
+@pytest.mark.parametrize("gpu", [True, False])
+def test_activations_that_have_nowhere_to_come_from(stage: str, gpu: bool) -> None:
+    arguments = parse_arguments(stage, ["--model_name_or_path", "m", "--output_dir", "o", "--activation_offloading"])
+    arguments.training.use_cpu = not gpu
+    said = [str(one) for one in check_device(arguments.model, arguments.training)]
+    assert len(said) == (not gpu) and all("activations are offloaded from a GPU" in one for one in said)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from transformers import LlamaConfig
 
 from hftune.arguments.entry import parse_arguments
 from hftune.errors import UserError
@@ -129,3 +130,14 @@ def test_ppo_takes_one_answer_a_prompt_and_its_mini_batches() -> None:
     argv = ["--model_name_or_path", "m", "--output_dir", "o", "--rl_algorithm", "ppo", "--num_mini_batches", "3"]
     args = parse_arguments("rl", [*argv, "--per_device_train_batch_size", "5", "--gradient_accumulation_steps", "2"])[3]
     assert (args.num_generations, args.steps_per_generation, args.generation_batch_size) == (1, 6, 30)
+
+
+@pytest.mark.parametrize("adapter", [True, False])
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("exact", [True, False])
+def test_a_tied_head_in_32_bits_below_an_adapter(adapter: bool, tied: bool, exact: bool) -> None:
+    given = ["--model_name_or_path", "m", "--output_dir", "o", "--use_peft", str(adapter)]
+    arguments = parse_arguments("rl", [*given, "--cast_lm_head_to_fp32", str(exact)])
+    config = LlamaConfig(tie_word_embeddings=tied)
+    said = [str(one) for one in rl._check_head(config, arguments.adapter, arguments.training)]
+    assert len(said) == (adapter and tied and exact) and all("head is its embedding" in one for one in said)

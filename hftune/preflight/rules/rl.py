@@ -210,7 +210,7 @@ def _check_online_dpo(args: OnlineDPOArguments) -> Iterator[UserError]:
 
 
 def _check_head(config: PreTrainedConfig, adapter_args: AdapterArguments, args: RLFields) -> Iterator[UserError]:
-    """A problem of a head in float32 that shares its weight with the embedding: TRL (1.16) seeks it below the adapter."""
+    """A problem of a head in float32 that is the embedding as well: TRL (1.16) does not look below the adapter."""
     if getattr(args, "cast_lm_head_to_fp32", False) and adapter_args.use_peft and config.tie_word_embeddings:
         yield ArgumentError(
             "this model's head is its embedding, which TRL does not find below an adapter",

@@ -13,7 +13,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from hftune.data.readers.base import Chunk, RowOrError, grouped, no_record
+import psutil
+
+from hftune.data.readers.base import Chunk, FailedChunk, RowOrError, grouped, no_record
 from hftune.data.readers.compressed import DecompressionError, read_blocks
 from hftune.data.readers.lines import json_line_chunks
 from hftune.data.readers.strict_json import MALFORMED, parse_object
@@ -23,6 +25,8 @@ from hftune.errors import DataError
 _DECODER = json.JSONDecoder(strict=False, parse_int=str, parse_float=str)
 _BLANK = re.compile(r"[ \t\r\n]*")
 _FIRST_LINE = 16 << 20
+# Blocks, their sum and its text are in memory at once.
+_COPIES = 3
 # Bytes that are not UTF-8 travel through text as surrogates, so that the record that holds them can be refused alone.
 _ESCAPE = "surrogateescape"
 
@@ -56,6 +60,9 @@ def json_chunks(file: Path, rows_per_chunk: int) -> Iterator[Chunk]:
     """
     if _starts_with_an_object_on_a_line(file):
         yield from json_line_chunks(file, rows_per_chunk)
+        return
+    if _COPIES * file.stat().st_size > psutil.virtual_memory().available:
+        yield FailedChunk(_beyond_memory(file), str(file))
         return
     found = False
     for held in grouped(_records(file), rows_per_chunk, _size):
@@ -169,6 +176,15 @@ def _nothing_after(text: str, at: int) -> None:
     behind = _behind_blank(text, at + 1)
     if behind < len(text):
         raise _Broken("extra data after the closing ']'", behind)
+
+
+def _beyond_memory(file: Path) -> DataError:
+    return DataError(
+        "the array does not fit into the free memory, and a .json file is read as a whole",
+        place=str(file),
+        fix="Write an object a line: jq -c '.[]' data.json > data.jsonl",
+        kind="unreadable file",
+    )
 
 
 def _malformed(file: Path, line: int, cause: str) -> DataError:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from hftune.data.readers import json_array
 from hftune.data.readers.base import Row
 from hftune.data.readers.json_array import json_chunks
 from tests.unit.data.readers.test_lines import BAD_LINES
@@ -42,6 +44,15 @@ def test_records_over_several_lines_behind_a_mark_and_blanks(tmp_path: Path) -> 
     path = write(tmp_path, "a.json", b"\xef\xbb\xbf \n" + json.dumps(records, ensure_ascii=False, indent=1).encode())
     rows, errors = read(path)
     assert not errors and [row.value for row in rows] == records and [row.line for row in rows] == [3, 12]
+
+
+def test_an_array_larger_than_the_memory_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path, "a.json", json.dumps([{"a": "x" * 1000}] * 20))
+    monkeypatch.setattr(json_array.psutil, "virtual_memory", lambda: SimpleNamespace(available=30_000))
+    rows, errors = read(path)
+    assert not rows and kinds(errors) == ["unreadable file"] and ".jsonl" in str(errors[0].fix)
+    monkeypatch.setattr(json_array.psutil, "virtual_memory", lambda: SimpleNamespace(available=90_000))
+    assert len(read(path)[0]) == 20
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Data and configs that somebody has made to do harm: one message each, and no more memory than any file takes."""
+"""Data and configs that somebody has made to do harm, or that are no data at all: one message each."""
 
 from __future__ import annotations
 

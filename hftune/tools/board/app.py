@@ -9,17 +9,14 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
+import socket
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
-from urllib.parse import urlsplit
-
-from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
-from starlette.requests import Request
-from starlette.responses import HTMLResponse, PlainTextResponse, Response
-from starlette.routing import Route
+from typing import NamedTuple
+from urllib.parse import parse_qs, urlsplit
 
 from hftune.logging import get_logger
 from hftune.secrets import redact
@@ -36,10 +33,20 @@ HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
+_SECONDS = 30
+"""Of a client that says nothing."""
+
+
+class Answer(NamedTuple):
+    """What is sent."""
+
+    status: int
+    kind: str
+    text: str
 
 
 class Board:
-    """The application that uvicorn runs.
+    """Answers requests.
 
     Args:
         folders: Nothing outside of them is read.
@@ -48,39 +55,82 @@ class Board:
 
     def __init__(self, folders: Sequence[Path], token: str) -> None:
         self.token, self.pages, self._lock = token, Pages(folders), threading.Lock()
-        shown: dict[str, Callable[[Request], str]] = {
-            "": lambda request: self.pages.overview(request.query_params.getlist("run")),
-            "compare": lambda request: self.pages.compare(request.query_params.getlist("run")),
-            "run/{id}": lambda request: self.pages.run(request.path_params["id"]),
-        }
-        routes = [Route(f"/{{token}}/{path}", self._shows(make)) for path, make in shown.items()]
-        handlers: dict[Any, Any] = {HTTPException: _refuse, Exception: _fail}
-        self.app = Starlette(routes=routes, exception_handlers=handlers)
 
-    def _shows(self, make: Callable[[Request], str]) -> Callable[[Request], Response]:
-        """An endpoint that answers with a page; starlette calls it in a thread."""
+    def answer(self, address: str, host: str) -> Answer:
+        """The answer to a request.
 
-        def show(request: Request) -> Response:
-            self._admit(request)
-            try:
-                # What was read of the runs is shared, and read on.
-                with self._lock:
-                    return HTMLResponse(redact(make(request)), headers=HEADERS)
-            except LookupError as error:
-                raise HTTPException(404, "there is no such run here any more") from error
-
-        return show
-
-    def _admit(self, request: Request) -> None:
-        """Let a request pass that knows the token, and asks for this machine by its own name.
-
-        Raises:
-            HTTPException: One that does not.
+        Args:
+            address: Path and query.
+            host: What the client says that it asks.
         """
-        if _hostname(request.headers.get("host", "")) not in LOCAL:
-            raise HTTPException(403, "this server is asked for by another name than its own")
-        if not hmac.compare_digest(request.path_params.get("token", "").encode(), self.token.encode()):
-            raise HTTPException(404, "there is nothing here; `hftune board` has printed the address")
+        if _hostname(host) not in LOCAL:
+            return _told(403, "this server is asked for by another name than its own")
+        path, _, query = address.partition("?")
+        _, token, place = [*path.split("/", 2), "", ""][:3]
+        if not hmac.compare_digest(token.encode(errors="replace"), self.token.encode()):
+            return _told(404, "there is nothing here; `hftune board` has printed the address")
+        try:
+            # What was read of the runs is shared, and read on.
+            with self._lock:
+                return Answer(200, "text/html", redact(self._page(place, parse_qs(query).get("run", []))))
+        except LookupError:
+            return _told(404, "there is no such run here any more")
+        except Exception as error:
+            get_logger().error("a request failed", exc_info=error)
+            return _told(500, "this failed; the terminal of `hftune board` says why")
+
+    def _page(self, place: str, runs: list[str]) -> str:
+        if place == "":
+            return self.pages.overview(runs)
+        if place == "compare":
+            return self.pages.compare(runs)
+        kind, _, number = place.partition("/")
+        if kind != "run":
+            raise LookupError(place)
+        return self.pages.run(number)
+
+
+def serve(board: Board, listening: socket.socket, ready: Callable[[], None]) -> None:
+    """Answer requests at a socket until this thread is interrupted.
+
+    Args:
+        ready: Called when clients may ask.
+    """
+
+    class Handler(BaseHTTPRequestHandler):
+        timeout = _SECONDS
+        error_message_format, error_content_type = "%(message)s\n", "text/plain"
+
+        def do_GET(self) -> None:
+            status, kind, text = board.answer(self.path, self.headers.get("Host", ""))
+            body = text.encode(errors="replace")
+            with suppress(OSError):  # nobody waits for it any more
+                self.send_response(status)
+                sizes = {"Content-Type": f"{kind}; charset=utf-8", "Content-Length": str(len(body))}
+                for name, value in {**HEADERS, **sizes}.items():
+                    self.send_header(name, value)
+                self.end_headers()
+                self.wfile.write(body)
+
+        def version_string(self) -> str:
+            return "hftune"
+
+        def log_message(self, format: str, *args: object) -> None:
+            """What clients send is not printed."""
+
+    server = ThreadingHTTPServer(listening.getsockname(), Handler, bind_and_activate=False)
+    server.socket.close()
+    server.socket = listening
+    try:
+        server.server_activate()
+        ready()
+        server.serve_forever()
+    finally:
+        server.server_close()
+
+
+def _told(status: int, text: str) -> Answer:
+    return Answer(status, "text/plain", text)
 
 
 def _hostname(host: str) -> str | None:
@@ -88,13 +138,3 @@ def _hostname(host: str) -> str | None:
         return urlsplit(f"//{host}").hostname
     except ValueError:  # brackets that do not close
         return None
-
-
-async def _refuse(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    return PlainTextResponse(error.detail, error.status_code, headers=HEADERS)
-
-
-async def _fail(request: Request, error: Exception) -> Response:
-    get_logger().error("a request failed", exc_info=error)
-    return PlainTextResponse("this failed; the terminal of `hftune board` says why", 500, headers=HEADERS)

@@ -6,7 +6,7 @@ import secrets
 from contextlib import closing
 from pathlib import Path
 
-from hftune.errors import ArgumentError, raise_together
+from hftune.errors import ArgumentError
 from hftune.path_hints import path_hint
 from hftune.visible import say
 
@@ -26,27 +26,21 @@ def board(argv: list[str]) -> None:
     """Show the page until the process is told to stop.
 
     Raises:
-        ArgumentError: No such folder, a port that is taken, or a package is missing.
+        ArgumentError: No such folder, or a port that is taken.
     """
     if {"-h", "--help"} & {*argv}:
         say(HELP)
         return
     words, port = _taken(argv)
-    from hftune.tools.listening.server import address_of, bound, missing_packages, run_app
-
-    raise_together(missing_packages("hftune board"))
-    from hftune.tools.board.app import Board
+    from hftune.tools.board.app import Board, serve
+    from hftune.tools.listening.server import bound
 
     folders = [Path(word) for word in words] or [Path("outputs" if Path("outputs").is_dir() else ".")]
     token = secrets.token_urlsafe(24)
-    found = Board(folders, token)
     with closing(bound("127.0.0.1", port)) as listening:
-        address = f"{address_of(listening)}/{token}/"
-        run_app(found.app, listening, lambda: say(f"the board is at {address}   Ctrl-C ends it", flush=True), _nothing)
-
-
-def _nothing() -> None:
-    """Nothing has to be ended."""
+        address = f"http://127.0.0.1:{listening.getsockname()[1]}/{token}/"
+        said = f"the board is at {address}   Ctrl-C ends it"
+        serve(Board(folders, token), listening, lambda: say(said, flush=True))
 
 
 def _taken(argv: list[str]) -> tuple[list[str], int]:

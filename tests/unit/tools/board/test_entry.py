@@ -10,7 +10,7 @@ import pytest
 
 from hftune.cli import dispatch
 from hftune.errors import ArgumentError
-from hftune.tools.listening import server
+from hftune.tools.board import app
 
 
 def test_the_address_has_a_token_and_is_this_machine_s(
@@ -18,12 +18,11 @@ def test_the_address_has_a_token_and_is_this_machine_s(
 ) -> None:
     found: list[Any] = []
 
-    def run_app(app: Any, listening: Any, ready: Any, stop: Any) -> None:
-        found.append((app, listening.getsockname()))
+    def serve(board: Any, listening: Any, ready: Any) -> None:
+        found.append((board, listening.getsockname()))
         ready()
-        stop()
 
-    monkeypatch.setattr(server, "run_app", run_app)
+    monkeypatch.setattr(app, "serve", serve)
     monkeypatch.chdir(tmp_path)
     for _ in range(2):
         dispatch(["board", "--port", "0"])

@@ -16,12 +16,16 @@ ASKED_FOR = {
     **dict.fromkeys(
         (
             *("on_step_begin", "on_prediction_step", "on_log", "on_save", "should_evaluate", "create_scheduler"),
-            *("create_model_card", "blocking", "logging_nan_inf_filter", "should_exit", "precompute_ref_logps"),
+            *("create_model_card", "blocking", "logging_nan_inf_filter", "precompute_ref_logps"),
             *("compute_ref_log_probs", "loss_types", "aux_loss_enabled", "maybe_activation_offload_context"),
             *("id2label", "label2id", "is_quantized", "test_dataset", "gate_proj", "gate_up", "padding_idx"),
             *("forward_of_a_tile", "pre_tokenizer", "loglikelihood", "loglikelihood_rolling", "generate_until"),
         ),
         "by upstream",
+    ),
+    # by http.server
+    **dict.fromkeys(
+        ("do_GET", "error_content_type", "error_message_format", "log_message", "version_string"), "by http.server"
     ),
     # by name, as the columns of a batch, the keys of a manifest, or the values of an argument
     **dict.fromkeys(("prompt_mask", "state_values", "split_documents", "untrained_tokens", "TRAIN"), "as a key"),

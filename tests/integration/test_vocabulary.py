@@ -114,7 +114,7 @@ def test_pt_in_full_then_only_the_new_rows(train: Callable, merge: Callable, unt
     rows = ("--train_new_tokens_only", "--learning_rate", "1e-2")
     sharded = train("sft", "zero3", tmp_path / "pt", tmp_path / "sft", *rows)
     whole = train("sft", "single", tmp_path / "pt", tmp_path / "sft1", *rows)
-    assert sharded == pytest.approx(whole, abs=1e-3) and sharded[-1] < sharded[0]
+    assert sharded == pytest.approx(whole, abs=1e-3) and sum(sharded[5:]) < sum(sharded[:5])
     for run in ("sft", "sft1"):
         model = reload_strictly(merge(tmp_path / run, tmp_path / f"{run}-merged"))
         embeddings, head = moved_rows(model, begun)

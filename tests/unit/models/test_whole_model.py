@@ -28,6 +28,7 @@ from hftune.models.loading.config import _refuse_shapeless
 from hftune.models.loading.from_pretrained import from_config, pretrained
 from hftune.models.loading.stored_weights import find_mismatch
 from hftune.models.other_parts import freeze_other_parts, is_within, other_parts
+from hftune.preflight.bases import check_adapter_fits
 from hftune.weight_files import INDEX_NAME, weight_shapes
 from tests.architectures import make_model
 from tests.table.tiny import model_class, tiny_checkpoint, tiny_config
@@ -80,8 +81,10 @@ def test_text_trains_what_it_passes_through(name: str, tmp_path: Path) -> None:
     model = load(make_whole(name, tmp_path) if name in WHOLE else tiny_checkpoint(name, tmp_path / "base"))
     ids = torch.arange(5, 25)[None]
     model.train()(input_ids=ids, labels=ids).loss.backward()
+    freeze_other_parts(model)
     parts = other_parts(model)
-    assert parts
+    frozen = {key for key, one in model.named_parameters() if not one.requires_grad}
+    assert frozen and frozen == {key for key, _ in model.named_parameters() if is_within(key, parts)}
     touched = {key for key, one in model.named_parameters() if one.grad is not None}
     assert not any(is_within(key, parts) for key in touched)
     left = {key for key, _ in model.named_parameters() if not is_within(key, parts)} - touched
@@ -185,6 +188,7 @@ def test_an_adapter_that_peft_trained_on_the_class_of_all_parts_is_merged(tmp_pa
     config = LoraConfig(r=4, target_modules=r".*language_model.*q_proj", task_type="CAUSAL_LM", init_lora_weights=False)
     adapted: Any = get_peft_model(whole, config).eval()
     adapted.save_pretrained(tmp_path / "adapter")
+    assert not [*check_adapter_fits(str(base), str(tmp_path / "adapter"), "--peft_path")]
     with torch.no_grad():
         wanted = adapted(IDS).logits
     merge(tmp_path / "adapter", tmp_path / "merged", base_model_name_or_path=str(base), dtype="float32")

@@ -10,7 +10,7 @@ endif
 .DEFAULT_GOAL := help
 # The tests start hundreds of processes, each of which would compile hftune anew.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: help venv demo test test-all golden check lint coverage audit format docs dist try release clean
+.PHONY: help venv demo test test-all golden check lint audit format docs dist try release clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -50,9 +50,6 @@ lint: venv ## ruff, formatting and types, changing nothing
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy hftune $(SCRIPTS)
 
-coverage: venv ## lines and branches of hftune/ that `make test` reaches, processes that it starts counted; into docs/
-	$(BIN)/python benchmarks/covered.py --write-docs $(COVERAGE)
-
 audit: venv ## known vulnerabilities of what is installed, where a service for them is in reach; a bill of materials
 	.ci/audit
 
@@ -78,5 +75,5 @@ release: ## set the version, build, check, commit and tag (VERSION=0.2.0); uploa
 	.ci/release "$(VERSION)"
 
 clean: ## remove caches and build folders (.venv and outputs stay)
-	rm -rf build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage
+	rm -rf build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -path ./$(VENV) -prune -o -type d -name __pycache__ -exec rm -rf {} +

@@ -72,15 +72,6 @@ def test_preference(measured: Callable, tiny_model: Path, tiny_data: Path, tmp_p
     assert len(found["losses"]) == len(found["tokens_of_steps"]) == 2 and found["tokens"] > 0 < found["seconds"]
 
 
-@pytest.mark.parametrize("mode", ["offline", "on_policy"])
-def test_distill(mode: str, measured: Callable, tiny_model: Path, tiny_data: Path, tmp_path: Path) -> None:
-    flags = ["--data", str(tiny_data / "sft"), "--student", str(tiny_model), "--teacher", str(tiny_model)]
-    flags += ["--out", str(tmp_path), "--mode", mode, "--max_length", "64", "--answer", "4"]
-    found = measured("distill_peers.py", "hftune", *flags, "--steps", "2", "--warmup", "1")
-    assert len(found["losses"]) == 2 and found["tokens"] > found["trained"] > 0 < found["seconds"]
-    assert max(map(abs, found["losses"])) < 1e-3, "the teacher is the student"
-
-
 def test_preprocess(measured: Callable, tiny_model: Path, tiny_data: Path) -> None:
     flags = ["--tokenizer", str(tiny_model), "--data", str(tiny_data / "sft" / "train.jsonl"), "--max_length", "64"]
     found = measured("preprocess.py", "--measure", "hftune", *flags)

@@ -2,7 +2,7 @@
 
 What is not here has one default everywhere, that of its field. Later rows win over earlier ones, so that a loss or an
 algorithm may differ from its stage. Rates are those that papers and the authors of the methods use for models of 1B to
-8B parameters; `benchmarks/defaults.py` measures that each trains a small model in 60 steps (docs/defaults.md).
+8B parameters; docs/defaults.md says what each reaches with a small model in 60 steps.
 """
 
 from __future__ import annotations

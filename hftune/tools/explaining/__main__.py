@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from hftune.tools.explaining.defaults_page import PAGE, measured_section, page
+from hftune.tools.explaining.defaults_page import PAGE, page
 from hftune.tools.explaining.tool_pages import pages
 from hftune.visible import say
 
@@ -17,10 +17,7 @@ def main(argv: list[str]) -> None:
         return
     folder = Path(argv[1]) if len(argv) > 1 else PAGE.parent
     written = {folder / name: text for name, text in pages().items()}
-    defaults = folder / PAGE.name
-    # The figures at the end of this page come from a benchmark of hours, which writes them itself.
-    measured = measured_section(defaults.read_text(encoding="utf-8")) if defaults.is_file() else ""
-    for file, text in {**written, defaults: page() + measured}.items():
+    for file, text in {**written, folder / PAGE.name: page()}.items():
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text, encoding="utf-8")
     say(f"{len(written) + 1} pages in {folder}")

@@ -11,8 +11,6 @@ from hftune.arguments.defaults.medicalgpt import MEDICALGPT, UNEQUAL
 from hftune.tools.explaining.defaults import RUN_KINDS, default_rows, documented_names
 
 PAGE = Path("docs/defaults.md")
-MEASURED = "## What they reach in 60 steps\n"
-"""Where `benchmarks/defaults.py` writes."""
 
 # Between them stands what is not translated: the Chinese page links to it.
 _START, _END = "<!-- defaults -->", "<!-- end of defaults -->"
@@ -38,6 +36,10 @@ recipe (* not given: default; `hftune explain NAME` says why)
 What you give is never changed, whether on the command line, in a `--config` file or in a pipeline. Defaults depend on what
 is trained, which is the column `for`: an adapter (`LoRA`, also on a quantised base), all weights (`full`), or weights drawn
 at random (`from scratch`, `--from_config`). The tables are written by `python -m hftune.tools.explaining --write-docs`.
+
+What they reach: 60 steps of SmolLM2-135M-Instruct with `--use_peft` and nothing else chosen, on `examples/data`, take the
+held-out loss from 4.76 to 4.36 (PT), 3.03 to 2.54 (SFT) and 4.02 to 3.22 (ORPO), pairs judged right from 75 % to 100 % (RM)
+and 42 % to 100 % (DPO), and GRPO's reward from 0.35 to 0.43.
 """
 
 _THEIRS = """## --defaults medicalgpt
@@ -74,15 +76,8 @@ These differences remain as well:
 
 
 def page() -> str:
-    """The page as Markdown, without the section of measurements."""
+    """The page as Markdown."""
     return "\n".join([_HEAD, *(_script(stage) for stage in RUN_KINDS), _medicalgpt()])
-
-
-def measured_section(text: str) -> str:
-    """The part of a page that benchmarks wrote, with a line before it."""
-    # These figures take a GPU for hours; writing the page again must not lose them.
-    start = text.find(MEASURED)
-    return "" if start < 0 else "\n" + text[start:]
 
 
 def _script(stage: str) -> str:

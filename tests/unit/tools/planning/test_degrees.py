@@ -62,11 +62,11 @@ def test_experts_are_shared_and_the_rest_is_not(tmp_path: Path, stage: int) -> N
 
 SMALL = {"vocab_size": 16384, "hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 4}
 SMALL |= {"num_attention_heads": 8, "num_key_value_heads": 4, "max_position_embeddings": 16384}
-"""The model of benchmarks/long_context.py on a CPU."""
+"""The model of the table in docs/parallel.md."""
 
 
 def measured() -> dict[str, list[int]]:
-    """The table of that benchmark: MiB a process, by its lines."""
+    """That table: MiB a process, by its lines."""
     page = (ROOT / "docs" / "parallel.md").read_text(encoding="utf-8")
     table = page.split("<!-- long context: cpu -->")[1].split("<!-- /long context: cpu -->")[0]
     rows = re.findall(r"^(\d process.*?) {3,}([\d, ]+)$", table, re.MULTILINE)

@@ -99,6 +99,7 @@ class _Chunked(torch.autograd.Function):
                         add_product(to_weight, slope, (part * by[:, None]).to(dtype))
                     if to_bias is not None:
                         to_bias.addmv_(slope.float().T, by)
+                del slope  # before the next chunk's logits
             found = found or [score(weight.new_zeros(1, len(weight)), None)]
         ctx.gradients = (to_hidden, to_weight, to_bias)
         ctx.save_for_backward(factors, largest)

@@ -1,25 +1,17 @@
-"""Memory of the head and the loss on top of the layers, where no full logits are made.
+"""Memory of the head and the loss on top of the layers, where no full logits are made (`models/kernels/`).
 
-TRL 1.16 (SFT, DPO, GRPO, RLOO) multiplies hidden states by the head in tiles of 4,096 tokens by 32,768 words
-(`trl/kernels/chunked_logprob.py`, `ChunkedLogProbFunction`): only the hidden states and some numbers a token are kept
-for the backward pass, each tile is made again there, and gradients add up in float32. With Triton a tile is worked on
-in place; without, as on a CPU, by torch operators, which make copies of it in float32.
-
-Pre-training runs transformers' own loss on full logits, which `tracing.py` traces as it is.
+Pre-training with smoothed labels runs transformers' own loss on full logits, which `tracing.py` traces as it is.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-TOKENS, WORDS = 4096, 32768
-"""Most tokens, and words of the vocabulary, in a tile."""
+from hftune.models.kernels.chunked_heads import CHUNK_BYTES, KEPT_BYTES
 
-COPIES_FORWARD, COPIES_BACKWARD = 3.25, 7.25
-"""float32 tiles that live at a time in `_forward_tile` and `_backward_tile`, a mask of bools counting a quarter."""
-
-NUMBERS = 9
-"""float32 numbers a token: sums, maxima, results."""
+CHUNKS = 4
+"""Float32 chunks that live at a time: logits, their logarithm of shares, and gradients of both; a half less where the
+head computes in 16 bits."""
 
 
 @dataclass(frozen=True)
@@ -47,9 +39,8 @@ class HeadSizes:
         words: Of the vocabulary, padding included.
         hidden_bytes: Of a number of the last hidden states.
         weight_bytes: Of a weight of the head.
-        compute_bytes: Of a number that is multiplied.
         trained: Whether the head's weights get a gradient.
-        triton: Whether tiles are worked on in place, and only scored tokens are looked at: on a GPU.
+        on_cpu: Where chunks are smaller.
     """
 
     tokens: int
@@ -57,33 +48,37 @@ class HeadSizes:
     words: int
     hidden_bytes: float
     weight_bytes: float
-    compute_bytes: float
     trained: bool
-    triton: bool
+    on_cpu: bool
 
 
-def fused_head(sizes: HeadSizes) -> Head:
-    """The bytes of TRL's head in tiles."""
-    rows, columns = min(sizes.tokens, TOKENS), min(sizes.words, WORDS)
-    # The buffer has the full width of a tile also where there are fewer words.
-    tile = rows * WORDS * sizes.compute_bytes
-    # Under autocast a tile's slice of the head, and its hidden states, are cast for the product and let go.
-    weights = columns * sizes.hidden * sizes.compute_bytes if sizes.weight_bytes != sizes.compute_bytes else 0.0
-    states = rows * sizes.hidden * sizes.compute_bytes if sizes.hidden_bytes != sizes.compute_bytes else 0.0
-    copies = 0.0 if sizes.triton else rows * columns * 4.0
-    # All scored tokens in a row: a copy, for it leaves out the last token of each row, and those not scored.
-    copied = sizes.tokens * sizes.hidden * sizes.hidden_bytes
-    numbers = sizes.tokens * NUMBERS * 4.0
-    # Added up in float32 over all tiles, then cast to the states' dtype: for a moment both exist.
-    gradients = sizes.tokens * sizes.hidden * (4.0 + (sizes.hidden_bytes if sizes.hidden_bytes != 4.0 else 0.0))
-    # That of a trained head is whole, not a tile's: every tile adds to its columns.
-    gradients += sizes.words * sizes.hidden * 4.0 if sizes.trained else 0.0
-    return Head(
-        # In the forward pass weights are cast for the product alone, before the tile is copied.
-        forward=copied + numbers + tile + states + max(weights, COPIES_FORWARD * copies),
-        kept=copied + numbers,
-        backward=gradients + tile + states + weights + COPIES_BACKWARD * copies,
-    )
+def answer_head(sizes: HeadSizes, *, weighted: bool = False) -> Head:
+    """The bytes of `answer_log_probs`, or of `weighted_loss`.
+
+    Args:
+        sizes: `tokens` of answers; all of a row where it is not known how long answers are.
+        weighted: Whether the loss is known beforehand, so that a trained head finds its gradient on the way.
+    """
+    logits = sizes.tokens * sizes.words * 4.0
+    most = float(CHUNK_BYTES["cpu" if sizes.on_cpu else "cuda"])
+    chunk, several = min(logits, most), logits > most
+    low = chunk / 2 if sizes.hidden_bytes < 4 else 0.0
+    # Picked from all of the batch's, and their gradient, which is scaled in place in the backward pass.
+    states = sizes.tokens * sizes.hidden * sizes.hidden_bytes
+    if not sizes.trained:
+        return Head(forward=2 * states + CHUNKS * chunk - low, kept=2 * states)
+    weights = sizes.words * sizes.hidden * sizes.weight_bytes
+    if weighted:
+        # The head's own gradient is made chunk by chunk on the way forward; several chunks add up in float32.
+        found = sizes.words * sizes.hidden * 4.0 if several else weights
+        kept = 2 * states + found
+        return Head(forward=kept + CHUNKS * chunk - low, kept=kept, backward=weights if found != weights else 0.0)
+    # Few enough logits wait for the backward pass, which then need not project again.
+    if logits <= KEPT_BYTES:
+        kept = states + logits
+        return Head(forward=kept + chunk + low, kept=kept, backward=states + (1 + several) * weights)
+    # Autograd holds a chunk's gradient of the head, what was before, and their sum.
+    return Head(forward=states + 2 * chunk + low, kept=states, backward=states + 3 * weights)
 
 
 def scores_of_words(tokens: int, words: int) -> float:

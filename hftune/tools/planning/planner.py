@@ -47,13 +47,12 @@ from hftune.tools.planning.degrees import (
 from hftune.tools.planning.exchanges import COUNTED, rows_shared
 from hftune.tools.planning.experts import experts_counted
 from hftune.tools.planning.formula import formula_profile
-from hftune.tools.planning.losses import Head, HeadSizes, fused_head
+from hftune.tools.planning.losses import Head, HeadSizes, answer_head
 from hftune.tools.planning.numerics import Numerics, numerics_of
-from hftune.tools.planning.pairs import answer_head
 from hftune.tools.planning.plan import Moment, Plan, Standing, Step, highest, moments
 from hftune.tools.planning.states import Buffers, Largest, buffers, step_extra
 from hftune.tools.planning.tracing import Batch, Profile, Untraceable, scaled, trace, trace_without_gradients
-from hftune.tools.planning.work import ANSWERS, FULL_LOGITS, FUSED, WEIGHTED, Work, work_of
+from hftune.tools.planning.work import ANSWERS, FULL_LOGITS, WEIGHTED, Work, work_of
 
 CONTEXT = 0.55 * 2**30
 """Bytes of a CUDA context with its kernels: a round figure of H100 and H200 under CUDA 12 and 13."""
@@ -308,7 +307,7 @@ class Planner:
 
     def _head(self, choice: Choice, numerics: Numerics, profile: Profile) -> Head:
         work = choice.work
-        if work.head not in (FUSED, ANSWERS, WEIGHTED):
+        if work.head not in (ANSWERS, WEIGHTED):
             return Head()
         config = self.bare.config.get_text_config()
         # An adapter trains the head only where it is saved whole, or tied to embeddings that are.
@@ -319,12 +318,9 @@ class Planner:
             words=config.vocab_size,
             hidden_bytes=profile.hidden_bytes,
             weight_bytes=numerics.head.itemsize,
-            compute_bytes=numerics.compute.itemsize,
             trained=bool(named) if choice.adapter.use_peft else True,
-            triton=not choice.setup.on_cpu,
+            on_cpu=choice.setup.on_cpu,
         )
-        if work.head == FUSED:
-            return fused_head(sizes)
         return answer_head(sizes, weighted=work.head == WEIGHTED)
 
     def _step(self, choice: Choice, numerics: Numerics, profile: Profile, head: Head, reference: int | None) -> Step:

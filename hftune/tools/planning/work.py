@@ -10,9 +10,8 @@ from hftune.arguments.reward import RMArguments
 from hftune.arguments.rl_fields import RLFields
 from hftune.arguments.training import PTArguments, SFTArguments, StageArguments
 from hftune.models.loading.config import row_length
-from hftune.tools.planning.pairs import compares_while_training
 
-FULL_LOGITS, FUSED, ANSWERS, WEIGHTED, SCORE = "full logits", "fused", "answers", "weighted", "score"
+FULL_LOGITS, ANSWERS, WEIGHTED, SCORE = "full logits", "answers", "weighted", "score"
 
 PROMPT = 512
 """Tokens of a prompt where nothing bounds them: as TRL's GRPO had until it left prompts whole."""
@@ -43,7 +42,7 @@ class Work:
         tokens: In a row, at most.
         flat: All rows go through the model as a single one, without padding.
         masked: The attention gets a mask of tokens by tokens.
-        head: `FULL_LOGITS`, `FUSED`, `ANSWERS`, `WEIGHTED` (with a loss known beforehand) or `SCORE`.
+        head: `FULL_LOGITS`, `ANSWERS`, `WEIGHTED` (with a loss known beforehand) or `SCORE`.
         reference: A forward pass of the reference runs while the policy's activations are kept.
         separate_reference: One runs, while none are.
         generation: Of RL.
@@ -129,9 +128,8 @@ def _head(training_args: StageArguments) -> str:
         return ANSWERS
     if isinstance(training_args, PTArguments | SFTArguments):
         return FULL_LOGITS if training_args.label_smoothing_factor else WEIGHTED
-    # A bonus for entropy takes TRL's head, which gives entropies a gradient.
-    bonus = getattr(training_args, "entropy_coef", 0.0) or getattr(training_args, "use_adaptive_entropy", False)
-    return ANSWERS if isinstance(training_args, RLFields) and not bonus else FUSED
+    # In distillation the loss is known beforehand, too.
+    return ANSWERS if isinstance(training_args, RLFields) else WEIGHTED
 
 
 def _generation(training_args: StageArguments) -> Generation | None:
@@ -152,3 +150,18 @@ def _generation(training_args: StageArguments) -> Generation | None:
 def _model_max(training_args: StageArguments) -> int:
     """The length to plan with if nothing bounds rows: what TRL would bound them by."""
     return int(getattr(training_args, "max_length", None) or 1024)
+
+
+def compares_while_training(training_args: StageArguments, *, adapted: bool) -> bool:
+    """Whether a forward pass of the reference runs alongside the policy's, and not once before training.
+
+    Args:
+        adapted: Whether an adapter is trained: switched off it is the reference; left open, records that are seen once
+            are then compared as they come, and others before.
+    """
+    if not isinstance(training_args, DPOArguments) or not training_args.needs_reference:
+        return False
+    asked = training_args.precompute_ref_log_probs
+    # Computing all of the reference beforehand pays only where records are seen more than once.
+    once = training_args.max_steps > 0 or training_args.num_train_epochs <= 1
+    return bool(training_args.sync_ref_model or asked is False or (asked is None and adapted and once))

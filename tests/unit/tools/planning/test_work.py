@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hftune.arguments.entry import parse_arguments
-from hftune.tools.planning.work import ANSWERS, FUSED, WEIGHTED, Work, work_of
+from hftune.tools.planning.work import ANSWERS, WEIGHTED, Work, work_of
 
 
 def work(stage: str, *flags: str) -> Work:
@@ -18,15 +18,9 @@ LENGTHS = ("--num_generations", "4", "--max_prompt_length", "256", "--max_comple
 
 @pytest.mark.parametrize("algorithm", ["grpo", "rloo"])
 def test_rl_scores_drawn_answers_alone(algorithm: str) -> None:
-    """TRL's head looks at prompts as well, in tiles that are half a GiB before their copies."""
     found = work("rl", "--rl_algorithm", algorithm, *LENGTHS)
     assert found.head == ANSWERS and found.tokens_per_micro_step == 4 * 384 and found.scored_tokens == 4 * 128
     assert found.with_examples(2).scored_tokens == 2 * 128
-
-
-def test_a_bonus_for_entropy_takes_trls_head() -> None:
-    found = work("rl", "--entropy_coef", "0.01", *LENGTHS)
-    assert found.head == FUSED and found.scored_tokens == found.tokens_per_micro_step
 
 
 def test_other_stages_score_whole_rows() -> None:

@@ -1,7 +1,7 @@
-"""What the benchmarks for GPUs share: processes that end in time, folders that do not stay, results that do.
+"""Processes that end in time, folders that do not stay, results that do: what every benchmark runs on.
 
-Such a benchmark may be stopped at any moment. What it has found by then is in its `--output`, its processes end with
-it, and its folder is removed by the next one. A later call with the same `--output` goes on: what ended well stays.
+One for GPUs may be stopped at any moment. What it has found by then is in its `--output`, its processes end with it,
+and its folder is removed by the next one. A later call with the same `--output` goes on: what ended well stays.
 """
 
 from __future__ import annotations

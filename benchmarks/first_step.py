@@ -15,10 +15,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import shlex
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -26,11 +24,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from harness import ROOT, add_peers, ask, bar, finish, medians, tools_of, words_of
 from train import PEERS, watched, with_own_pad, write_conversations
 
-ROOT = Path(__file__).resolve().parents[1]
 IMPORTS = "import torch, transformers, peft, trl; transformers.Trainer; trl.SFTTrainer; peft.LoraConfig"
-BEGAN = "FIRST_STEP_BEGAN"
 BAR = 1.0
 """Of the quickest peer's time."""
 ALIKE = 32
@@ -59,14 +56,13 @@ def main() -> int:
     parser.add_argument("--records", type=int, default=1000)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--train", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
-    for peer in PEERS:
-        parser.add_argument(f"--{peer}", metavar="[FOLDER:]PYTHON")
+    add_peers(parser, *PEERS)
     options = parser.parse_args()
     if options.train is not None:
         train(options.train)
         return 0
     options.steps, options.max_length, options.more = 1, 512, ""  # for `watched`
-    tools = ["hftune", "trl", *(peer for peer in PEERS if getattr(options, peer))]
+    tools = tools_of(options, "hftune", "trl")
     rounds: list[dict[str, float]] = []
     with tempfile.TemporaryDirectory() as folder:
         data = Path(folder) / "data"
@@ -75,22 +71,20 @@ def main() -> int:
         (data / "records.json").write_text(json.dumps(records), encoding="utf-8")
         conversations = write_conversations(data / "records.json", options.records, Path(folder))
         model, pad_id = with_own_pad(options.model, Path(folder))
+        flags = ["--data", str(conversations), "--model", model, "--pad_id", str(pad_id)]
         for number in range(options.rounds + 1):
             found = {"libraries": imports_alone(), **one_run(options, data, Path(folder) / str(number))}
             for tool in tools:
-                seen = watched(tool, False, conversations, model, pad_id, options)
+                seen = watched(tool, flags, options)
                 found[tool], found[f"{tool}'s tokens"] = seen["ended"][0], seen["real"][0]
             if number:  # the first one warms the system's cache up
                 rounds.append(found)
-    medians = {name: statistics.median(found[name] for found in rounds) for name in rounds[0]}
-    print(table(medians, tools, rounds))
-    machine = f"{platform.machine()}, {len(os.sched_getaffinity(0))} cores"
-    quickest = min((tool for tool in tools if tool != "hftune"), key=lambda tool: medians[tool])
+    middle = medians(rounds)
+    print(table(middle, tools, rounds))
+    quickest = min((tool for tool in tools if tool != "hftune"), key=lambda tool: middle[tool])
     ratios = sorted(found["hftune"] / found[quickest] for found in rounds)
     print(f"hftune / {quickest}, round by round: {ratios[0]:.2f} - {ratios[-1]:.2f}")
-    ratio = medians["hftune"] / medians[quickest]
-    bars = {"first step / quickest peer's": {"value": round(ratio, 3), "bar": BAR, "holds": ratio <= BAR}}
-    print(json.dumps({"benchmark": "first_step", "machine": machine, "figures": medians, "bars": bars}))
+    finish("first_step", middle, {"first step / quickest peer's": bar(middle["hftune"] / middle[quickest], BAR)})
     return 0
 
 
@@ -109,19 +103,14 @@ def alike(records: list[dict[str, Any]], model: str, count: int) -> list[dict[st
 def imports_alone() -> float:
     """Seconds of a process that imports the libraries."""
     began = time.time()
-    subprocess.run([sys.executable, "-c", IMPORTS], check=True, capture_output=True)
+    words_of([sys.executable, "-c", IMPORTS])
     return time.time() - began
 
 
 def one_run(options: argparse.Namespace, data: Path, folder: Path) -> dict[str, float]:
     """Seconds of each part of a run, by the marks that it left."""
     files = ["--model_name_or_path", options.model, "--train_file_dir", str(data), "--output_dir", str(folder / "out")]
-    command = [sys.executable, __file__, "--model", "", "--data", "", "--train", *files, *FLAGS]
-    own = {BEGAN: repr(time.time()), "HFTUNE_CACHE": str(folder.parent / "cache")}
-    finished = subprocess.run(command, cwd=ROOT, env={**os.environ, **own}, capture_output=True, text=True)
-    if finished.returncode:
-        raise SystemExit(finished.stderr[-2000:])
-    marks: dict[str, float] = json.loads(finished.stdout.strip().splitlines()[-1])
+    marks: dict[str, float] = ask("first_step.py", ["--model", "", "--data", "", "--train", *files, *FLAGS])
     parts, before = {}, 0.0
     for name, mark in marks.items():
         parts[name], before = mark - before, mark
@@ -135,7 +124,7 @@ def train(flags: list[str]) -> None:
     from hftune.arguments import entry
     from hftune.errors import run_script
 
-    began, marks = float(os.environ[BEGAN]), dict[str, float]()
+    began, marks = float(os.environ["BENCHMARK_BEGAN"]), dict[str, float]()
     parse = entry.parse_arguments
 
     def watched(stage: str) -> Any:

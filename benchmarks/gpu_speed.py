@@ -30,6 +30,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 import children  # noqa: E402
 import memory  # noqa: E402
+from harness import bar  # noqa: E402
 from made_up import make_in_own_process  # noqa: E402
 
 WARM_UP = 2
@@ -322,13 +323,13 @@ def bars_of_cases(results: dict[str, dict[str, Any]]) -> dict[str, Any]:
         bf16 = [results[name] for name in (f"{size}-full", f"{size}-full-compiled") if name in results]
         shares = [one["mfu"] for one in bf16 if "mfu" in one]
         if shares:
-            bars[f"{size}: MFU in bf16"] = bar(max(shares), BARS["mfu"])
+            bars[f"{size}: MFU in bf16"] = bar(max(shares), BARS["mfu"], above=True)
         speeds = [one["tokens_per_second"] for one in bf16 if "tokens_per_second" in one]
         ours = results.get(f"{size}-fp8", {}).get("tokens_per_second")
         if speeds and ours:
-            bars[f"{size}: FP8 over bf16"] = bar(ours / max(speeds), BARS["fp8"])
+            bars[f"{size}: FP8 over bf16"] = bar(ours / max(speeds), BARS["fp8"], above=True)
     if "tokens_per_second" in results.get("8b-lora-128k", {}):
-        bars["8b: 131,072 tokens train"] = bar(1.0, 1.0)
+        bars["8b: 131,072 tokens train"] = bar(1.0, 1.0, above=True)
     return bars
 
 
@@ -343,25 +344,20 @@ def bars_of_tools(beside: dict[str, dict[str, Any]]) -> dict[str, Any]:
         others = [found["tokens_per_second"] for tool, found in peers.items() if tool != "unsloth"]
         if "unsloth" in peers:
             ratio = ours["tokens_per_second"] / peers["unsloth"]["tokens_per_second"]
-            bars[f"{kind}: speed over Unsloth's"] = bar(ratio, BARS["unsloth"])
+            bars[f"{kind}: speed over Unsloth's"] = bar(ratio, BARS["unsloth"], above=True)
         if others:
             bars[f"{kind}: speed over the best of the others"] = bar(
-                ours["tokens_per_second"] / max(others), BARS["others"]
+                ours["tokens_per_second"] / max(others), BARS["others"], above=True
             )
         peaks = [found["peak_gigabytes"] for found in peers.values() if found["peak_gigabytes"]]
         alike = ran.get(RECOMPUTING, {})
         if others and "tokens_per_second" in alike:
             ratio = alike["tokens_per_second"] / max(others)
-            bars[f"{kind}: speed over the best of the others, all recomputing"] = bar(ratio, BARS["alike"])
+            bars[f"{kind}: speed over the best of the others, all recomputing"] = bar(ratio, BARS["alike"], above=True)
         if peaks and alike.get("peak_gigabytes"):
             ratio = alike["peak_gigabytes"] / min(peaks)
-            bars[f"{kind}: memory over the smallest peer's, all recomputing"] = bar(ratio, BARS["memory"], above=False)
+            bars[f"{kind}: memory over the smallest peer's, all recomputing"] = bar(ratio, BARS["memory"])
     return bars
-
-
-def bar(value: float, wanted: float, *, above: bool = True) -> dict[str, Any]:
-    """As every benchmark prints it."""
-    return {"value": round(value, 3), "bar": wanted, "holds": value >= wanted if above else value <= wanted}
 
 
 def machine() -> str:

@@ -11,13 +11,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
+
+from harness import ask, bar, finish, mebibytes
 
 BLOCK_SIZE = 2048
 MEAN_LENGTH = 500
@@ -41,12 +39,6 @@ def write_corpus(folder: Path, documents: int) -> None:
     Dataset(pa.table({"input_ids": pa.chunked_array(chunks)})).save_to_disk(folder)
 
 
-def private_mebibytes() -> float:
-    """Memory that is this process's own: anonymous pages, without the mapped files."""
-    fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    return int(fields["RssAnon"].split()[0]) / 1024
-
-
 def measure(folder: Path, seconds: float) -> dict[str, float]:
     """Figures of one corpus, on one core, in this process."""
     import torch
@@ -57,7 +49,7 @@ def measure(folder: Path, seconds: float) -> dict[str, float]:
     from hftune.data.corpus.documents import Documents
 
     torch.set_num_threads(1)
-    base, began = private_mebibytes(), time.perf_counter()
+    base, began = mebibytes("RssAnon"), time.perf_counter()
     data = BlockDataset([Documents(folder)], BLOCK_SIZE, settings=Settings(seed=1), vocabulary=49152)
     opened, peak, block = time.perf_counter() - began, base, 0
     began = time.perf_counter()
@@ -65,7 +57,7 @@ def measure(folder: Path, seconds: float) -> dict[str, float]:
         for number in range(block, block + 256):
             data[number]
         block += 256
-        peak = max(peak, private_mebibytes())
+        peak = max(peak, mebibytes("RssAnon"))
     rate = block * BLOCK_SIZE / (time.perf_counter() - began)
     fresh = BlockDataset([Documents(folder)], BLOCK_SIZE, settings=Settings(seed=1))
     began = time.perf_counter()
@@ -87,15 +79,6 @@ def measure(folder: Path, seconds: float) -> dict[str, float]:
         "resume_milliseconds": 1000 * resumed,
         "skip_nanoseconds_a_block": 1e9 * (time.perf_counter() - began) / passed,
     }
-
-
-def measure_alone(folder: Path, seconds: float) -> dict[str, float]:
-    """`measure` in a fresh process, so that no corpus profits or suffers from the one before."""
-    command = [sys.executable, __file__, "--measure", str(folder), "--seconds", str(seconds)]
-    path = os.pathsep.join(filter(None, [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")]))
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path, "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
-    finished = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
-    return json.loads(finished.stdout.splitlines()[-1])
 
 
 def show(rows: list[dict[str, float]]) -> None:
@@ -125,20 +108,17 @@ def main() -> None:
     for documents in (10_000, 100_000) if options.quick else (10_000, 1_000_000):
         with tempfile.TemporaryDirectory() as folder:
             write_corpus(Path(folder) / "corpus", documents)
-            rows.append(measure_alone(Path(folder) / "corpus", seconds))
+            flags = ["--measure", str(Path(folder) / "corpus"), "--seconds", str(seconds)]
+            # In a process of its own no corpus profits or suffers from the one before.
+            rows.append(ask("loader.py", flags, OMP_NUM_THREADS="1"))
     show(rows)
     slowest = min(row["tokens_per_second"] for row in rows)
     growth = rows[-1]["peak_mebibytes"] / rows[0]["peak_mebibytes"] - 1
     bars = {
-        "tokens_per_second": {
-            "value": slowest,
-            "bar": BAR_TOKENS_PER_SECOND,
-            "holds": slowest >= BAR_TOKENS_PER_SECOND,
-        },
-        "memory_growth": {"value": growth, "bar": BAR_GROWTH, "holds": growth <= BAR_GROWTH},
+        "tokens_per_second": bar(slowest, BAR_TOKENS_PER_SECOND, above=True),
+        "memory_growth": bar(growth, BAR_GROWTH),
     }
-    machine = f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores"
-    print(json.dumps({"benchmark": "loader", "machine": machine, "figures": {"corpora": rows}, "bars": bars}))
+    finish("loader", {"corpora": rows}, bars)
 
 
 if __name__ == "__main__":

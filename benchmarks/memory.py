@@ -29,6 +29,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 import children  # noqa: E402
+from harness import mebibytes, paste  # noqa: E402
 from made_up import SHAPES, make_in_own_process, make_tokenizer, make_weights  # noqa: E402
 
 BARS = {"cpu": 0.15, "cuda": 0.10}
@@ -191,12 +192,9 @@ PAGE = ROOT / "docs" / "planning.md"
 
 def write_docs(device: str, results: list[dict[str, Any]]) -> None:
     """Put a device's table into the page, in the place of the one that it had."""
-    start, end = f"<!-- measured: {device} -->", f"<!-- /measured: {device} -->"
-    page = PAGE.read_text(encoding="utf-8")
-    before, rest = page.split(start)
     table = "\n".join(["```", HEAD, *map(line, results), "```"])
     text = f"On {machine(device)}, by `python benchmarks/memory.py --write-docs`:\n\n{table}"
-    PAGE.write_text(f"{before}{start}\n{text}\n{end}{rest.split(end)[1]}", encoding="utf-8")
+    paste(PAGE, f"measured: {device}", text)
 
 
 def line(result: dict[str, Any]) -> str:
@@ -311,7 +309,7 @@ def write_records(case: Case, folder: Path) -> None:
 def resident() -> float:
     """MiB of this process in memory now; the highest figure begins anew from here."""
     Path("/proc/self/clear_refs").write_text("5")
-    return _status("VmRSS")
+    return mebibytes("VmRSS")
 
 
 def peak(device: str) -> float:
@@ -320,12 +318,7 @@ def peak(device: str) -> float:
         import torch
 
         return torch.cuda.max_memory_allocated() / 2**20
-    return _status("VmHWM")
-
-
-def _status(name: str) -> float:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(name)) / 2**10
+    return mebibytes("VmHWM")
 
 
 def accelerator() -> str:

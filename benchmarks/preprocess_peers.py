@@ -1,34 +1,65 @@
-"""What other tools do to conversations before they train, timed; `preprocess.py` runs this in their environments.
+"""What each tool does to conversations before it trains, timed; `preprocess.py` runs this in the tools' environments.
 
 PYTHON benchmarks/preprocess_peers.py TOOL --data records.jsonl --tokenizer MODEL --workers 2 --max_length 512
 
-Imports nothing of hftune. Each tool's own code reads the file, tokenises and masks; the clock runs from the file to the
-finished data set, without starting the tool or loading a model. Last a line of JSON.
+Imports nothing of hftune unless that is the tool. Each tool's own code reads the file, tokenises and masks; the clock
+runs from the file to the finished data set, without starting the tool or loading a model. Last a line of JSON.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
-import runpy
-import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+from watching import for_llamafactory, messages_of, records_of
 
 Figures = dict[str, float]
 
 
 def _figures(seconds: float, dataset: Any) -> Figures:
-    dataset = getattr(dataset, "dataset", dataset)  # ms-swift keeps lengths, and tokenises again while it trains
-    column = next(name for name in ("input_ids", "length", "lengths") if name in dataset.column_names)
-    tokens = sum(map(len, dataset[column])) if column == "input_ids" else sum(np.ravel(dataset[column]).tolist())
-    return {"seconds": seconds, "tokens": tokens}
+    return {"seconds": seconds, "tokens": sum(map(len, dataset["input_ids"]))}
+
+
+def hftune(options: argparse.Namespace, folder: Path) -> Figures:
+    """From the file to masked token ids in an Arrow file."""
+    from transformers import AutoTokenizer
+
+    from hftune.data.readers.files import chunks
+    from hftune.data.tokenizing.chats import ChatEncoder
+    from hftune.data.tokenizing.encoder import write_tokenised
+
+    encoder = ChatEncoder(AutoTokenizer.from_pretrained(options.tokenizer), max_length=options.max_length)
+    began = time.perf_counter()
+    counts = write_tokenised(chunks([options.data]), encoder, folder, workers=options.workers)
+    seconds = time.perf_counter() - began
+    trained = counts.trained_tokens
+    return {"seconds": seconds, "records": counts.rows, "tokens": counts.tokens, "trained_tokens": trained}
+
+
+def trl(options: argparse.Namespace, folder: Path) -> Figures:
+    """What TRL's SFTTrainer does to a conversational data set before training."""
+    import trl as library
+    from datasets import Dataset
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(options.tokenizer)
+    turns = [value.get("messages") or messages_of(value["conversations"]) for value in records_of(options.data)]
+    dataset = Dataset.from_list([{"messages": each} for each in turns])
+    lengths = {"max_length": options.max_length, "dataset_num_proc": options.workers}
+    args = library.SFTConfig(output_dir=str(folder), use_cpu=True, report_to=[], **lengths)
+    trainer = object.__new__(library.SFTTrainer)
+    # What `_prepare_dataset` reads of a trainer, so that no model has to be made for it.
+    state = {"processing_class": tokenizer, "args": args, "chat_template": None, "completion_only_loss": False}
+    trainer.__dict__.update(state | {"_is_vlm": False, "_is_vision_dataset": False, "tools": None})
+    trainer._tokenizer = tokenizer
+    began = time.perf_counter()
+    prepared = trainer._prepare_dataset(dataset, tokenizer, args, False, None, "train")
+    return _figures(time.perf_counter() - began, prepared) | {"records": len(prepared)}
 
 
 def llamafactory(options: argparse.Namespace, folder: Path) -> Figures:
@@ -37,25 +68,12 @@ def llamafactory(options: argparse.Namespace, folder: Path) -> Figures:
     from llamafactory.hparams import get_train_args
     from llamafactory.model import load_tokenizer
 
-    (folder / "records.jsonl").write_bytes(options.data.read_bytes())
-    info = {"records": {"file_name": "records.jsonl", "formatting": "sharegpt"}}
-    (folder / "dataset_info.json").write_text(json.dumps(info))
-    model_args, data_args, training_args, _, _ = get_train_args(
-        {
-            "stage": "sft",
-            "do_train": True,
-            "model_name_or_path": options.tokenizer,
-            "dataset": "records",
-            "dataset_dir": str(folder),
-            "template": "chatml",
-            "cutoff_len": options.max_length,
-            "preprocessing_num_workers": options.workers,
-            "overwrite_cache": True,
-            "output_dir": str(folder / "out"),
-            "report_to": "none",
-            "use_cpu": True,
-        }
-    )
+    arguments = for_llamafactory(records_of(options.data), folder) | {
+        "stage": "sft", "model_name_or_path": options.tokenizer, "template": "chatml", "cutoff_len": options.max_length,
+        "preprocessing_num_workers": options.workers, "output_dir": str(folder / "out"), "report_to": "none",
+        "use_cpu": True,
+    }  # fmt: skip
+    model_args, data_args, training_args, _, _ = get_train_args(arguments)
     tokenizer = load_tokenizer(model_args)["tokenizer"]
     template = get_template_and_fix_tokenizer(tokenizer, data_args)
     began = time.perf_counter()
@@ -63,85 +81,10 @@ def llamafactory(options: argparse.Namespace, folder: Path) -> Figures:
     return _figures(time.perf_counter() - began, found["train_dataset"])
 
 
-def ms_swift(options: argparse.Namespace, folder: Path) -> Figures:
-    """ms-swift: what `swift sft` does between loading its model and making its trainer."""
-    from swift.pipelines.train.sft import SwiftSft
-
-    arguments = {
-        "model": options.tokenizer,
-        "model_type": "llama",
-        "template": "chatml",
-        "dataset": str(options.data),
-        "split_dataset_ratio": 0,
-        "max_length": options.max_length,
-        "truncation_strategy": "right",
-        "dataset_num_proc": options.workers,
-        "lazy_tokenize": "false",
-        "load_from_cache_file": "false",
-        "output_dir": str(folder / "out"),
-    }
-    run = SwiftSft([part for name, value in arguments.items() for part in (f"--{name}", str(value))])
-    began = time.perf_counter()
-    dataset = run._prepare_dataset()[0]
-    return _figures(time.perf_counter() - began, dataset)
-
-
-def medicalgpt(options: argparse.Namespace, folder: Path) -> Figures:
-    """MedicalGPT: `map` and `filter` of its script, which is stopped where it would load the model."""
-    import datasets
-    import transformers
-
-    (folder / "data").mkdir()
-    (folder / "data" / "records.jsonl").write_bytes(options.data.read_bytes())
-    timed = _Timed(datasets.Dataset)
-    transformers.AutoModelForCausalLM.from_pretrained = timed.stop
-    script = options.repository / "training" / "supervised_finetuning.py"
-    sys.path.insert(0, str(script.parent))
-    sys.argv = [str(script), "--model_name_or_path", options.tokenizer, "--train_file_dir", str(folder / "data")]
-    sys.argv += ["--do_train", "--model_max_length", str(options.max_length), "--output_dir", str(folder / "out")]
-    sys.argv += ["--preprocessing_num_workers", str(options.workers), "--overwrite_cache", "--report_to", "none"]
-    sys.argv += ["--validation_file_dir", str(folder / "data"), "--cache_dir", str(folder / "cache"), "--use_cpu"]
-    try:
-        runpy.run_path(str(script), run_name="__main__")
-    except _Stopped:
-        return _figures(timed.seconds, timed.last)
-    raise SystemExit("MedicalGPT's script did not come to loading its model")
-
-
-class _Stopped(Exception):
-    """Where a model would be loaded."""
-
-
-class _Timed:
-    """Adds up the time in `map` and `filter` of a class of data sets."""
-
-    def __init__(self, kind: type) -> None:
-        self.seconds, self.last = 0.0, None
-        for name in ("map", "filter"):
-            setattr(kind, name, self._wrapped(getattr(kind, name)))
-        self.inside = False
-
-    def _wrapped(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        def run(dataset: Any, *args: Any, **kwargs: Any) -> Any:
-            if self.inside:  # filter is built on map
-                return method(dataset, *args, **kwargs)
-            self.inside, began = True, time.perf_counter()
-            self.last = method(dataset, *args, **kwargs)
-            self.seconds += time.perf_counter() - began
-            self.inside = False
-            return self.last
-
-        return run
-
-    def stop(self, *_: Any, **__: Any) -> None:
-        """In place of loading a model."""
-        raise _Stopped
-
-
 TOOLS: dict[str, Callable[[argparse.Namespace, Path], Figures]] = {
+    "hftune": hftune,
+    "trl": trl,
     "llamafactory": llamafactory,
-    "ms_swift": ms_swift,
-    "medicalgpt": medicalgpt,
 }
 
 
@@ -153,16 +96,12 @@ def main() -> None:
     parser.add_argument("--tokenizer", required=True)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--max_length", type=int, default=512)
-    parser.add_argument("--repository", type=Path, help="of a tool that is no package")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        # Nothing may be taken from a cache of an earlier run.
-        os.environ["HF_DATASETS_CACHE"] = str(Path(folder) / "datasets")
-        os.environ.setdefault("HF_HUB_OFFLINE", "1")
         figures = TOOLS[options.tool](options, Path(folder))
-    # Also those that the tool drops.
+    # Of peers also those that the tool drops.
     records = sum(bool(line.strip()) for line in options.data.read_bytes().split(b"\n"))
-    print(json.dumps(figures | {"records": records}))
+    print(json.dumps({"records": records} | figures))
 
 
 if __name__ == "__main__":

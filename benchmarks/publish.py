@@ -18,6 +18,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from harness import paste
+
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "benchmarks.md"
 HEAD = """# Benchmarks
@@ -164,10 +166,7 @@ def write_readmes() -> None:
     """Put the table between the marks of both READMEs."""
     page = PAGE.read_text(encoding="utf-8")
     for language, name in enumerate(READMES):
-        file = ROOT / name
-        before, start, rest = file.read_text(encoding="utf-8").partition("<!-- peers -->\n")
-        end = rest[rest.index("<!-- /peers -->") :]
-        file.write_text(f"{before}{start}{peers(page, language)}\n{end}", encoding="utf-8")
+        paste(ROOT / name, "peers", peers(page, language))
 
 
 if __name__ == "__main__":

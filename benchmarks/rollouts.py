@@ -20,18 +20,17 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
+from harness import ROOT, Figures, ask, bar, empty_folder, finish, in_turns, paste
+
 BARS = {"grpo": 2.0, "rloo": 1.8, "ppo": 1.8, "online_dpo": 1.5, "distill": 1.0}
 MEMORY = 0.6
 PLACES = {False: "rollouts", True: "rollouts on a GPU"}
 """Marks in the page, with and without --cuda."""
-Figures = dict[str, Any]
 
 
 def write_data(folder: Path, source: Path) -> None:
@@ -45,34 +44,18 @@ def write_data(folder: Path, source: Path) -> None:
         (folder / name / f"{name}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
-def run(tool: str, algorithm: str, data: Path, options: argparse.Namespace) -> Figures | None:
-    """One tool in a process of its own; None where it does not run here, which is said."""
-    python, more, name = sys.executable, [], tool
-    if tool == "trl" and options.trl:
-        python = options.trl
-    if tool == "before":
-        repository, _, python = options.before.rpartition(":")
-        name, more = "hftune", ["--repository", repository]
-    with tempfile.TemporaryDirectory() as out:
-        command = [python, str(Path(__file__).with_name("rollouts_peers.py")), name, "--algorithm", algorithm, *more]
-        command += ["--data", str(data), "--model", options.model, "--out", out, "--steps", str(options.steps)]
-        command += ["--cuda"] if options.cuda else []
-        command += ["--answers", str(options.answers), "--group", str(options.group), "--tokens", str(options.tokens)]
-        environment = os.environ | {"OMP_NUM_THREADS": str(options.threads), "HF_HUB_OFFLINE": "1"}
-        environment |= {} if options.cuda else {"CUDA_VISIBLE_DEVICES": ""}
-        environment |= {"HF_DATASETS_CACHE": f"{out}/datasets"}
-        environment |= {"TRL_EXPERIMENTAL_SILENCE": "1", "HFTUNE_CACHE": f"{out}/cache"}
-        # Packages of this interpreter may come from there, too.
-        paths = ([str(ROOT)] if tool == "hftune" else []) + ([os.environ.get("PYTHONPATH", "")] if options.cuda else [])
-        environment["PYTHONPATH"] = os.pathsep.join(paths)
-        done = subprocess.run(command, env=environment, cwd=out, capture_output=True, text=True, check=False)
-    if done.returncode and tool != "hftune":
-        print(f"{tool} is left out of {algorithm}, it failed: {done.stderr.strip().splitlines()[-1][:200]}")
-        return None
-    if done.returncode:
-        raise SystemExit(f"hftune failed:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
-    figures: Figures = json.loads(done.stdout.rstrip().splitlines()[-1])
-    return figures
+def run(tool: str, algorithm: str, data: Path, options: argparse.Namespace) -> Figures:
+    """What was seen of one tool in a process of its own."""
+    where = {"trl": options.trl, "before": options.before}.get(tool)
+    flags = ["hftune" if tool == "before" else tool, "--algorithm", algorithm, "--data", str(data)]
+    flags += ["--model", options.model, "--out", empty_folder(), "--steps", str(options.steps)]
+    flags += ["--answers", str(options.answers), "--group", str(options.group), "--tokens", str(options.tokens)]
+    environment = {"OMP_NUM_THREADS": str(options.threads), "TRL_EXPERIMENTAL_SILENCE": "1"}
+    environment |= {"HFTUNE_CACHE": empty_folder()}
+    if options.cuda:
+        flags += ["--cuda"]
+        environment |= {"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "0")}
+    return ask("rollouts_peers.py", flags, where, **environment)
 
 
 def middle(runs: list[Figures], name: str) -> float:
@@ -96,9 +79,8 @@ def row(algorithm: str, found: dict[str, list[Figures]]) -> tuple[str, dict[str,
         f"| {algorithm} | {seconds:.1f} | {middle(theirs, 'seconds'):.1f}{words} | {speed:.2f} | {work:.1f} | "
         f"{middle(theirs, 'processor_seconds'):.1f} | {memory:,.0f} | {others:,.0f} |"
     )
-    share = memory / others
-    bars = {f"{algorithm}_speed": {"value": speed, "bar": BARS[algorithm], "holds": speed >= BARS[algorithm]}}
-    return line, bars | {f"{algorithm}_memory": {"value": share, "bar": MEMORY, "holds": share <= MEMORY}}
+    bars = {f"{algorithm}_speed": bar(speed, BARS[algorithm], above=True)}
+    return line, bars | {f"{algorithm}_memory": bar(memory / others, MEMORY)}
 
 
 HEAD = """| algorithm | hftune, s a step | TRL, s a step | times as fast | hftune, processor s | TRL, processor s | \
@@ -118,14 +100,6 @@ def part_table(figures: dict[str, Any]) -> list[str]:
         named = [parts.pop(name, 0.0) for name in PARTS]
         lines.append(f"| {algorithm} | {' | '.join(f'{one:.1f}' for one in [*named, sum(parts.values())])} |")
     return lines
-
-
-def write_docs(table: str, place: str) -> None:
-    """Between the marks of the English page."""
-    start, end = f"<!-- {place} -->", f"<!-- end of {place} -->"
-    file = ROOT / "docs" / "rl.md"
-    before, _, rest = file.read_text(encoding="utf-8").partition(start)
-    file.write_text(f"{before}{start}\n{table}\n{end}{rest.partition(end)[2]}", encoding="utf-8")
 
 
 def machine(*, cuda: bool) -> str:
@@ -163,15 +137,8 @@ def main() -> None:
         write_data(Path(folder), options.data)
         for algorithm in options.algorithm or BARS:
             tools = ["hftune", *(["trl"] if algorithm != "ppo" else []), *(["before"] if options.before else [])]
-            found: dict[str, list[Figures]] = {tool: [] for tool in tools}
-            for _ in range(1 if options.quick else options.rounds):
-                for tool in list(found):
-                    one = run(tool, algorithm, Path(folder), options)
-                    if one is None:
-                        del found[tool]
-                        continue
-                    found[tool].append(one)
-                    print(f"# {algorithm} {tool}: {one}", file=sys.stderr)
+            rounds = 1 if options.quick else options.rounds
+            found = in_turns(tools, rounds, lambda tool, name=algorithm: run(tool, name, Path(folder), options))
             line, more = row(algorithm, found)
             figures[algorithm], bars = found, bars | more
             lines.append(line)
@@ -181,10 +148,8 @@ def main() -> None:
     if options.write_docs:
         options_said = " ".join(sys.argv[1:]).replace(options.model, "MODEL").replace(" --write-docs", "")
         said = f"`python benchmarks/rollouts.py {options_said}`, on {machine(cuda=options.cuda)}:"
-        write_docs(f"{said}\n{table}", PLACES[options.cuda])
-    print(
-        json.dumps({"benchmark": "rollouts", "machine": machine(cuda=options.cuda), "figures": figures, "bars": bars})
-    )
+        paste(ROOT / "docs" / "rl.md", PLACES[options.cuda], f"{said}\n{table}")
+    finish("rollouts", figures, bars, machine(cuda=options.cuda))
 
 
 if __name__ == "__main__":

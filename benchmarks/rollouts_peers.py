@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
-import runpy
-import sys
 import time
 from pathlib import Path
 from typing import Any
+
+from watching import COMMON, LORA, ROOT, as_flags, lora, peak_mebibytes, peak_of_gpu, run_script
 
 PASSES = {"ppo": 4}
 """How often a batch of answers is trained, where that is not once."""
@@ -53,32 +52,20 @@ def parts_of(logged: list[dict[str, float]], passes: int) -> dict[str, float]:
     return {name: sum(one.get(name, 0.0) for one in logged) / len(logged) * passes for name in sorted(names)}
 
 
-def peak_mebibytes(*, cuda: bool) -> float:
-    """Of this process, or of what it has had on the GPU."""
-    if not cuda:
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    import torch
-
-    return torch.cuda.max_memory_allocated() / 2**20
-
-
 def common(options: argparse.Namespace) -> dict[str, Any]:
     """What both tools call by the same names."""
-    return {
-        "gradient_accumulation_steps": 1, "learning_rate": 1e-4, "lr_scheduler_type": "constant",
-        "save_strategy": "no", "report_to": "none", "seed": 42, "logging_steps": 1,
-        "max_steps": options.steps * PASSES.get(options.algorithm, 1),
-        "gradient_checkpointing": False, "bf16": options.cuda, "use_cpu": not options.cuda, "disable_tqdm": True,
-        "per_device_train_batch_size": options.answers,
+    return COMMON | {
+        "max_steps": options.steps * PASSES.get(options.algorithm, 1), "per_device_train_batch_size": options.answers,
+        "bf16": options.cuda, "use_cpu": not options.cuda,
     }  # fmt: skip
 
 
 def hftune(options: argparse.Namespace) -> None:
     """run_rl.py or run_distill.py of a repository."""
-    arguments = common(options) | {
+    arguments = common(options) | LORA | {
         "model_name_or_path": options.model, "train_file_dir": options.data / "prompts",
         "output_dir": options.out / "hftune",
-        "use_peft": True, "lora_r": 8, "lora_alpha": 16, "lora_target_modules": "all",
+        "use_peft": True, "target_modules": "all",
         "dtype": "bfloat16" if options.cuda else "float32",
         "max_completion_length": options.tokens,
     }  # fmt: skip
@@ -92,17 +79,13 @@ def hftune(options: argparse.Namespace) -> None:
         arguments |= {"rl_algorithm": options.algorithm, "beta": beta, "reward_funcs": f"{__file__}:even_tokens"}
         numbers = {"grpo": options.group, "rloo": options.group, "online_dpo": 2, "ppo": 1}
         arguments |= {"num_generations": numbers[options.algorithm]}
-    repository = options.repository or Path(__file__).resolve().parents[1]
-    sys.argv = [script, *(part for name, value in arguments.items() for part in (f"--{name}", str(value)))]
-    sys.path.insert(0, str(repository))
-    runpy.run_path(str(repository / script), run_name="__main__")
+    run_script((options.repository or ROOT) / script, as_flags(arguments))
 
 
 def trl(options: argparse.Namespace) -> None:
     """TRL's trainers, as its own scripts make them."""
     import torch
     from datasets import load_dataset
-    from peft import LoraConfig
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     def model() -> Any:
@@ -113,9 +96,7 @@ def trl(options: argparse.Namespace) -> None:
     data = data.map(lambda row: {"prompt": [{"role": "user", "content": row["prompt"]}]})
     shared = {
         "model": model(), "train_dataset": data, "processing_class": AutoTokenizer.from_pretrained(options.model),
-        "peft_config": LoraConfig(
-            r=8, lora_alpha=16, lora_dropout=0.0, target_modules="all-linear", task_type="CAUSAL_LM"
-        ),
+        "peft_config": lora(),
     }  # fmt: skip
     given = common(options) | {"output_dir": str(options.out)}
     if options.algorithm == "distill":
@@ -171,7 +152,7 @@ def main() -> None:
         "processor_seconds": ends[-1][1] - ends[options.warmup - 1][1],
         "parts": parts_of(parts[options.warmup * passes :], passes),
         "losses": [loss for *_, loss in steps],
-        "peak_mebibytes": peak_mebibytes(cuda=options.cuda),
+        "peak_mebibytes": (peak_of_gpu() or 0.0) * 1e9 / 2**20 if options.cuda else peak_mebibytes(),
     }
     print(json.dumps(figures))
 

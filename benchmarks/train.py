@@ -1,4 +1,4 @@
-"""Supervised fine-tuning beside other tools: real tokens a second, memory, time to the first step, `--help`.
+"""Supervised fine-tuning beside other tools: real tokens a second, memory, time to the first step.
 
 python benchmarks/train.py --model MODEL --data alpaca.json                    30 steps, unpacked and packed, 2 rounds
    --llamafactory PYTHON --ms_swift PYTHON --medicalgpt FOLDER:PYTHON          other tools, by their environments
@@ -16,44 +16,35 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import shutil
 import statistics
-import subprocess
-import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-TOOLS = Path(__file__).with_name("train_tools.py")
+from harness import Figures, add_peers, ask, bar, finish, in_turns, medians, tools_of
+
 WARM_UP = 3
 PEERS = ("llamafactory", "ms_swift", "medicalgpt")
 PACKS = ("hftune", "trl", "llamafactory")  # ms-swift packs with FlashAttention only, MedicalGPT never
-BARS = {"unpacked": 1.2, "packed": 1.15, "memory": 0.75, "help": 2.0, "losses": 0.05}
-SCRIPTS = ("run_pt.py", "run_sft.py", "run_rm.py", "run_dpo.py", "run_rl.py", "merge_peft_adapter.py")
-
-Figures = dict[str, float]
+BARS = {"unpacked": 1.2, "packed": 1.15, "memory": 0.75, "losses": 0.05}
 
 
 def main() -> None:
     """Train with every tool in turns and print the table."""
     options = parse()
+    results: dict[str, dict[str, Figures]] = {}
     with tempfile.TemporaryDirectory() as folder:
         data = write_conversations(options.data, options.records, Path(folder))
         model, pad_id = with_own_pad(options.model, Path(folder))
-        results = {
-            kind: in_turns(kind, tools, data, model, pad_id, options)
-            for kind, tools in {"unpacked": options.tools, "packed": [t for t in options.tools if t in PACKS]}.items()
-        }
-    helps = {script: help_seconds(script) for script in SCRIPTS}
+        for kind, packing in (("unpacked", []), ("packed", ["--packing"])):
+            flags = ["--data", str(data), "--model", model, "--pad_id", str(pad_id), *packing]
+            tools = [tool for tool in options.tools if not packing or tool in PACKS]
+            found = in_turns(tools, options.rounds, lambda tool, flags=flags: speed_of(watched(tool, flags, options)))
+            results[kind] = {tool: figures_of(runs) for tool, runs in found.items()}
     print(table(results))
-    print("\n--help, s: " + ", ".join(f"{script} {seconds:.1f}" for script, seconds in helps.items()))
     figures = {f"{kind} {tool}": found for kind, of_kind in results.items() for tool, found in of_kind.items()}
-    line = {"benchmark": "train", "machine": machine(), "figures": figures, "bars": bars(results, helps)}
-    print(json.dumps(line))
+    finish("train", figures, bars(results))
 
 
 def parse() -> argparse.Namespace:
@@ -68,16 +59,11 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--only", nargs="*", help="these tools alone")
     parser.add_argument("--more", default="", help="further arguments of hftune's, as one word")
     parser.add_argument("--quick", action="store_true")
-    for peer in PEERS:
-        parser.add_argument(f"--{peer}", metavar="[FOLDER:]PYTHON")
+    add_peers(parser, *PEERS)
     options = parser.parse_args()
     if options.quick:
         options.steps, options.rounds = 8, 1
-    absent = [peer for peer in PEERS if not getattr(options, peer)]
-    if absent:
-        print(f"not given, so not measured: {', '.join(absent)}")
-    options.tools = ["hftune", "trl", *(peer for peer in PEERS if peer not in absent)]
-    options.tools = [tool for tool in options.tools if not options.only or tool in options.only]
+    options.tools = [tool for tool in tools_of(options, "hftune", "trl") if not options.only or tool in options.only]
     return options
 
 
@@ -110,55 +96,16 @@ def with_own_pad(model: str, folder: Path) -> tuple[str, int]:
     return str(copy), tokenizer.pad_token_id
 
 
-def in_turns(
-    kind: str, tools: list[str], data: Path, model: str, pad_id: int, options: argparse.Namespace
-) -> dict[str, Figures]:
-    """Medians of each tool's figures over the rounds, with the spread of its speed."""
-    runs: dict[str, list[Figures]] = {tool: [] for tool in tools}
-    for number in range(options.rounds):
-        for tool in tools:
-            found = run(tool, kind == "packed", data, model, pad_id, options)
-            print(f"round {number + 1}, {kind}, {tool}: {found['speed']:.0f} tok/s", file=sys.stderr)
-            runs[tool].append(found)
-    results = {}
-    for tool, several in runs.items():
-        results[tool] = {name: statistics.median(found[name] for found in several) for name in several[0]}
-        speeds = [found["speed"] for found in several]
-        results[tool] |= {"slowest": min(speeds), "fastest": max(speeds)}
-    return results
-
-
-def run(tool: str, packing: bool, data: Path, model: str, pad_id: int, options: argparse.Namespace) -> Figures:
-    """Figures of one training."""
-    return speed_of(watched(tool, packing, data, model, pad_id, options))
-
-
-def watched(
-    tool: str, packing: bool, data: Path, model: str, pad_id: int, options: argparse.Namespace
-) -> dict[str, Any]:
+def watched(tool: str, flags: list[str], options: argparse.Namespace) -> Figures:
     """What was seen of one training in a fresh process.
 
     Args:
+        flags: The data, the model and what is asked of every tool.
         options: `steps`, `max_length`, `more` and the tools' environments.
     """
-    repository, _, python = (getattr(options, tool, None) or "").rpartition(":")
-    command = [python or sys.executable, str(TOOLS), tool, "--data", str(data), "--model", model]
-    command += ["--steps", str(options.steps), "--max_length", str(options.max_length), "--pad_id", str(pad_id)]
-    command += ["--packing"] if packing else []
-    command += ["--repository", repository] if repository else []
-    command += options.more.split() if tool == "hftune" else []
-    environment = os.environ | {
-        "HF_HUB_OFFLINE": "1",
-        "TOKENIZERS_PARALLELISM": "true",
-        "OMP_NUM_THREADS": str(os.cpu_count()),
-        "BENCHMARK_BEGAN": repr(time.time()),
-        "PYTHONPATH": str(ROOT) if tool == "hftune" else "",
-    }
-    finished = subprocess.run(command, env=environment, capture_output=True, text=True)
-    if finished.returncode:
-        raise SystemExit(f"{tool} failed:\n{finished.stdout[-1000:]}\n{finished.stderr[-2000:]}")
-    seen: dict[str, Any] = json.loads(finished.stdout.splitlines()[-1])
-    return seen
+    flags = [tool, *flags, "--steps", str(options.steps), "--max_length", str(options.max_length)]
+    flags += options.more.split() if tool == "hftune" else []
+    return ask("train_tools.py", flags, getattr(options, tool, None), TOKENIZERS_PARALLELISM="true")
 
 
 def speed_of(seen: dict[str, Any]) -> Figures:
@@ -174,14 +121,10 @@ def speed_of(seen: dict[str, Any]) -> Figures:
     }
 
 
-def help_seconds(script: str) -> float:
-    """Seconds until a script of hftune has printed its help; the quicker of two."""
-    times = []
-    for _ in range(2):
-        began = time.perf_counter()
-        subprocess.run([sys.executable, str(ROOT / script), "--help"], cwd=ROOT, capture_output=True, check=True)
-        times.append(time.perf_counter() - began)
-    return min(times)
+def figures_of(runs: list[Figures]) -> Figures:
+    """Medians over the rounds, with the spread of the speed."""
+    speeds = [run["speed"] for run in runs]
+    return medians(runs) | {"slowest": min(speeds), "fastest": max(speeds)}
 
 
 def table(results: dict[str, dict[str, Figures]]) -> str:
@@ -198,7 +141,7 @@ def table(results: dict[str, dict[str, Figures]]) -> str:
     return "\n".join(lines)
 
 
-def bars(results: dict[str, dict[str, Figures]], helps: dict[str, float]) -> dict[str, dict[str, Any]]:
+def bars(results: dict[str, dict[str, Figures]]) -> dict[str, dict[str, Any]]:
     """Ratios to the best peer of the same run."""
     found = {}
     for kind, of_kind in results.items():
@@ -207,23 +150,13 @@ def bars(results: dict[str, dict[str, Figures]], helps: dict[str, float]) -> dic
             continue
         ours = of_kind["hftune"]
         quickest = max(peer["speed"] for peer in peers.values())
-        found[f"{kind}: speed / fastest peer's"] = _bar(ours["speed"] / quickest, BARS[kind], above=True)
+        found[f"{kind}: speed / fastest peer's"] = bar(ours["speed"] / quickest, BARS[kind], above=True)
         if kind == "unpacked":
             least = min(peer["peak_mebibytes"] for peer in peers.values())
-            found["memory / smallest peer's"] = _bar(ours["peak_mebibytes"] / least, BARS["memory"])
+            found["memory / smallest peer's"] = bar(ours["peak_mebibytes"] / least, BARS["memory"])
             loss = statistics.median(peer["loss"] for peer in peers.values())
-            found["mean loss: distance from the peers' median"] = _bar(abs(ours["loss"] / loss - 1), BARS["losses"])
-    found["slowest --help, s"] = _bar(max(helps.values()), BARS["help"])
+            found["mean loss: distance from the peers' median"] = bar(abs(ours["loss"] / loss - 1), BARS["losses"])
     return found
-
-
-def _bar(value: float, bar: float, *, above: bool = False) -> dict[str, Any]:
-    return {"value": round(value, 3), "bar": bar, "holds": value >= bar if above else value <= bar}
-
-
-def machine() -> str:
-    """Its kind and size."""
-    return f"{platform.machine()}, {os.cpu_count()} cores"
 
 
 if __name__ == "__main__":

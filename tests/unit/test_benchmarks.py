@@ -152,3 +152,47 @@ def test_tables_go_between_their_marks(monkeypatch: pytest.MonkeyPatch, tmp_path
     publish.write_readmes()
     found = [(tmp_path / name).read_text() for name in publish.READMES]
     assert found == [f"before\n<!-- peers -->\nnew {number}\n<!-- /peers -->\nafter\n" for number in (0, 1)]
+
+
+def test_a_tool_that_fails_is_left_out_and_ours_ends_the_benchmark(capsys: pytest.CaptureFixture[str]) -> None:
+    harness = importlib.import_module("harness")
+    asked = []
+
+    def run(tool: str) -> dict[str, float]:
+        asked.append(tool)
+        if tool == "bad":
+            raise harness.Failed("exit code 1\nno such package")
+        return {"speed": float(len(asked)), "losses": [1.0]}
+
+    found = harness.in_turns(["hftune", "bad", "trl"], 3, run)
+    assert asked == ["hftune", "bad", "trl", "hftune", "trl", "hftune", "trl"]
+    assert harness.medians(found["hftune"]) == {"speed": 4.0} and [*found] == ["hftune", "trl"]
+    assert "bad is left out, it failed: no such package" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="hftune failed"):
+        harness.in_turns(["hftune"], 1, lambda tool: run("bad"))
+
+
+def test_a_process_finds_this_hftune_and_another_environment_its_own(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Its last line counts; a repository that was given is passed on."""
+    harness = importlib.import_module("harness")
+    told = "[sys.argv[1:], os.environ['PYTHONPATH'].split(':')[0]]"
+    (tmp_path / "told.py").write_text(f"import json, os, sys\nprint('words')\nprint(json.dumps({told}))\n")
+    (tmp_path / "python").symlink_to(sys.executable)
+    monkeypatch.setattr(harness, "__file__", str(tmp_path / "harness.py"))
+    assert harness.ask("told.py", ["--flag"]) == [["--flag"], str(BENCHMARKS.parent)]
+    assert harness.ask("told.py", [], f"SOURCE:{tmp_path / 'python'}") == [["--repository", "SOURCE"], ""]
+    with pytest.raises(harness.Failed, match="No such file"):
+        harness.ask("absent.py", [])
+
+
+@pytest.mark.parametrize("field", ["Pss", "Private_Dirty"])
+def test_the_peak_is_that_of_what_was_started(field: str) -> None:
+    harness = importlib.import_module("harness")
+    code = "import subprocess, sys, time; kept = bytearray(2**26 + 1); time.sleep(0.4); kept = None; time.sleep(0.2)"
+    with harness.Peak(field, 0.05) as peak:
+        harness.words_of(
+            [sys.executable, "-c", f"import subprocess, sys; subprocess.run([sys.executable, '-c', {code!r}])"]
+        )
+    assert 64 < peak.mebibytes < 200

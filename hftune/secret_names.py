@@ -115,7 +115,8 @@ def _words(name: str) -> list[str]:
 # looks ahead, it looks so far and no further: in a text of nothing but `sk-` each would read all that follows.
 _TOKENS = {
     "-----BEGIN": r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----[\s\S]*?(?:-----END [A-Z ]{0,40}PRIVATE KEY-----|\Z)",
-    **{mark: mark + r"[A-Za-z0-9_-]{20,}" for mark in ("hf_", "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_")},
+    **{mark: mark + r"[A-Za-z0-9]{20,}" for mark in ("hf_", "ghp_", "gho_", "ghu_", "ghs_", "ghr_")},
+    "github_pat_": r"github_pat_[A-Za-z0-9_]{20,}",
     **{mark: mark + r"[A-Za-z0-9_-]{16,}" for mark in ("glpat-", "gsk_", "npm_", "nvapi-", "pypi-", "AIza", "hvs.")},
     "sk-": r"sk-(?=[A-Za-z_-]{0,100}[0-9])[A-Za-z0-9_-]{20,}",
     "xox": r"xox[abeoprs]-[A-Za-z0-9-]{10,}",

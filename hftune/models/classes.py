@@ -24,11 +24,12 @@ from transformers.modeling_layers import GenericForSequenceClassification, Gener
 
 _WITHOUT_TEXT = {"idefics", "evolla", "molmo2"}
 """Types whose class reads no text without an image, a protein, or in training the kind of each token."""
-_WHOLE = (
-    (MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, AutoModelForImageTextToText),
-    (MODEL_FOR_MULTIMODAL_LM_MAPPING, AutoModelForMultimodalLM),
-)
-"""Where transformers lists models of several parts that answer in text, and what loads them."""
+_LISTED: dict[Any, Mapping[Any, Any]] = {
+    AutoModelForImageTextToText: MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+    AutoModelForMultimodalLM: MODEL_FOR_MULTIMODAL_LM_MAPPING,
+    AutoModelForCausalLM: MODEL_FOR_CAUSAL_LM_MAPPING,
+}
+"""What loads models that answer in text, those of several parts first, and where transformers lists them."""
 
 
 def has_parts(config: PreTrainedConfig) -> bool:
@@ -43,7 +44,7 @@ def auto_class(config: PreTrainedConfig) -> Any:
     """
     if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING and not has_parts(config):
         return AutoModelForCausalLM
-    return next((auto for mapping, auto in _WHOLE if type(config) in mapping), AutoModelForCausalLM)
+    return next((auto for auto, listed in _LISTED.items() if type(config) in listed), AutoModelForCausalLM)
 
 
 NOT_TRAINED = {
@@ -72,7 +73,7 @@ def class_for(mapping: Mapping[Any, Any], config: PreTrainedConfig) -> type[PreT
 
 def causal_class(config: PreTrainedConfig) -> type[PreTrainedModel] | None:
     """The class of a model of this config that answers in text, or None where its code comes with the model."""
-    return class_for(auto_class(config)._model_mapping, config)
+    return class_for(_LISTED[auto_class(config)], config)
 
 
 def reads_text_alone(config: PreTrainedConfig) -> bool:

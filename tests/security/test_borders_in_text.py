@@ -9,6 +9,7 @@ import gzip
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -27,7 +28,6 @@ from hftune.data.readers.files import Row, chunks
 from hftune.data.records.prompts import Prompt
 from hftune.data.sources import load_source
 from hftune.data.stream_splits import StreamEncoder
-from hftune.data.templates.guarded_text import token_ids
 from hftune.data.tokenizing.chats import ChatEncoder
 from hftune.data.tokenizing.context import Context
 from hftune.data.tokenizing.encoder import write_tokenised
@@ -35,7 +35,7 @@ from hftune.data.tokenizing.texts import TextEncoder
 from hftune.errors import DataError
 from hftune.logging import notices
 from hftune.tools.scoring import ask as asking
-from hftune.tools.talking.prompts import PromptWriter
+from hftune.tools.talking import answering
 from hftune.trainers.online.base import OnlineTrainer
 from hftune.trainers.online.guarded_tokenizer import GuardedTokenizer, guarded_tokenizer
 from tests.unit.data.helpers import make_tokenizer
@@ -400,16 +400,22 @@ def test_rollouts_and_results_of_tools(mode: str, turns: int, tokenizer: PreTrai
 
 @pytest.mark.parametrize("template", [TEMPLATE, None])
 @pytest.mark.parametrize("mode", ["split", "allow", "error"])
-def test_questions(mode: str, template: str | None) -> None:
+def test_questions(mode: str, template: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = make_tokenizer(template)
     question = Prompt([{"role": "user", "content": EVIL + "<|endoftext|>"}], origin="--questions")
+    prompts: list[list[int]] = []
+    talker = SimpleNamespace(name="model", tokenizer=tokenizer, model=None, ends=())
+    monkeypatch.setattr(asking, "load_talker", lambda *given: talker)
+    monkeypatch.setattr(answering.Context, "of", lambda *given: Context(None, 0))
+    monkeypatch.setattr(answering, "answer_ids", lambda talker, ids, **options: prompts.extend(ids) or [[0]])
+    args = AskArguments(borders_in_text=mode)
     if mode == "error":
         with pytest.raises(DataError) as caught:
-            asking._texts([question], PromptWriter("model", tokenizer, mode), mode, Context(None, 0))
-        assert caught.value.place == "--questions"
+            asking._answers("model", [question], args)
+        assert "--questions" in str(caught.value.place)
         return
-    (text,) = asking._texts([question], PromptWriter("model", tokenizer, mode), mode, Context(None, 0))
-    ids = token_ids(tokenizer, [text], add_special_tokens=False)[0]
+    asking._answers("model", [question], args)
+    (ids,) = prompts
     own = {"split": 2, "allow": 4}[mode] if template else {"split": 0, "allow": 2}[mode]
     if template:
         assert turns_of(tokenizer, ids) == own

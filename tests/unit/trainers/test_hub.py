@@ -43,7 +43,7 @@ def test_a_repository_is_made_before_training(
     monkeypatch: pytest.MonkeyPatch, repo: str, chosen: str | None, elsewhere: bool, made: int
 ) -> None:
     asked: list[tuple[object, ...]] = []
-    monkeypatch.setattr(hub, "make_modelscope_repo", lambda *given: asked.append(given))
+    monkeypatch.setattr(hub.modelscope, "make_repository", lambda *given: asked.append(given))
     args = {"hub_model_id": repo, "hub": chosen, "hub_token": "t", "hub_private_repo": True, "output_dir": "out"}
     assert hub.make_repository(made_up.run(args=args, is_world_process_zero=lambda: True)) is elsewhere
     assert asked == [("me/m", "t", True, "--hub_model_id")] * made

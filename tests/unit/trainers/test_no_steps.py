@@ -51,7 +51,7 @@ def run_to_its_end(steps: int, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         add_callback=lambda callback: None,
         train=lambda resume_from_checkpoint: result,
         state=SimpleNamespace(global_step=steps),
-        model=SimpleNamespace(config=SimpleNamespace()),
+        model=SimpleNamespace(config=SimpleNamespace(get_text_config=SimpleNamespace)),
         checkpoints=SimpleNamespace(),
         features=SimpleNamespace(one=lambda kind: SimpleNamespace(latest=None)),
         before_saving=lambda: None,

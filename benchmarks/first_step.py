@@ -6,8 +6,7 @@ python benchmarks/first_step.py --model MODEL --data alpaca.json        5 rounds
 Everything runs in a process of its own, takes turns, and medians count. Parts are those of run_sft.py. Other tools are
 run and watched as `train.py` does, hftune once more among them: from the start of the process to the end of the first
 step. Tools shuffle and group records each in its own way: so that the first batch is as large for all, the records are
-those of about the median length, over and over. `the same imports by themselves` is a process that imports what LoRA on
-TRL's trainer needs, and nothing else. Data is tokenised anew each time.
+those of about the median length, over and over. Data is tokenised anew each time.
 """
 
 from __future__ import annotations
@@ -24,10 +23,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from harness import ROOT, add_peers, ask, bar, finish, medians, tools_of, words_of
+from harness import ROOT, ask, bar, finish, medians, parser_of, tools_of
 from train import PEERS, watched, with_own_pad, write_conversations
 
-IMPORTS = "import torch, transformers, peft, trl; transformers.Trainer; trl.SFTTrainer; peft.LoraConfig"
 BAR = 1.0
 """Of the quickest peer's time."""
 ALIKE = 32
@@ -50,13 +48,11 @@ PARTS = {
 
 def main() -> int:
     """Measure and print the table, and a line of JSON."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__, 5, *PEERS)
     parser.add_argument("--model", required=True)
     parser.add_argument("--data", type=Path, required=True, help="Alpaca records, a JSON list")
     parser.add_argument("--records", type=int, default=1000)
-    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--train", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
-    add_peers(parser, *PEERS)
     options = parser.parse_args()
     if options.train is not None:
         train(options.train)
@@ -72,8 +68,8 @@ def main() -> int:
         conversations = write_conversations(data / "records.json", options.records, Path(folder))
         model, pad_id = with_own_pad(options.model, Path(folder))
         flags = ["--data", str(conversations), "--model", model, "--pad_id", str(pad_id)]
-        for number in range(options.rounds + 1):
-            found = {"libraries": imports_alone(), **one_run(options, data, Path(folder) / str(number))}
+        for number in range((1 if options.quick else options.rounds) + 1):
+            found = one_run(options, data, Path(folder) / str(number))
             for tool in tools:
                 seen = watched(tool, flags, options)
                 found[tool], found[f"{tool}'s tokens"] = seen["ended"][0], seen["real"][0]
@@ -98,13 +94,6 @@ def alike(records: list[dict[str, Any]], model: str, count: int) -> list[dict[st
     middle = statistics.median(lengths)
     nearest = sorted(range(len(records)), key=lambda number: abs(lengths[number] - middle))[:ALIKE]
     return [records[nearest[number % len(nearest)]] for number in range(count)]
-
-
-def imports_alone() -> float:
-    """Seconds of a process that imports the libraries."""
-    began = time.time()
-    words_of([sys.executable, "-c", IMPORTS])
-    return time.time() - began
 
 
 def one_run(options: argparse.Namespace, data: Path, folder: Path) -> dict[str, float]:
@@ -164,11 +153,9 @@ def watch(place: Any, function: str, when: str, mark: Callable[[], Any]) -> None
 
 
 def table(medians: dict[str, float], tools: list[str], rounds: list[dict[str, float]]) -> str:
-    """A line a part, what the libraries take by themselves, and a line a tool with its spread."""
-    whole = {"in all": "in all", "libraries": "the same imports by themselves"}
-    parts = [name for name in medians if name not in (*whole, *tools, *(f"{tool}'s tokens" for tool in tools))]
+    """A line a part, and a line a tool with its spread."""
+    parts = [name for name in medians if name not in (*tools, *(f"{tool}'s tokens" for tool in tools))]
     lines = [f"{name:<32}{medians[name]:6.2f} s" for name in parts]
-    lines += [f"{name:<32}{medians[key]:6.2f} s" for key, name in whole.items()]
     lines.append("to the end of the first step:")
     for tool in tools:
         times = [found[tool] for found in rounds]

@@ -1,15 +1,9 @@
 """How fast models of real sizes train on one GPU: share of its matmul rate, FP8 over bf16, long context, other tools.
 
-python benchmarks/gpu_speed.py                            all cases, some 20 minutes on an H200; bars at the end
-python benchmarks/gpu_speed.py --only '1b-*' 4b-fp8       these alone; --minutes 9 starts no further one after this time
-python benchmarks/gpu_speed.py --output speed.json        written after each; the same again goes on where it stopped
-python benchmarks/gpu_speed.py --unsloth PYTHON --llamafactory PYTHON     their environments; TRL is always there
-python benchmarks/gpu_speed.py --quick                    tiny models on any machine, to see whether it runs
-
-Weights are drawn and records made up; rows are packed. Tokens a second are real ones, of the steps after the first two,
-as the run's own logs have them. MFU is the arithmetic of those tokens (without what is recomputed) over the rate of a
-large bf16 product measured just before, not over a data sheet. Other tools train the same records by their own entry
-points (`train_tools.py --cuda`), and are compared by the same watch. The last line is JSON.
+The part `speed` of `gpu_suite.py`. Weights are drawn and records made up; rows are packed. Tokens a second are real
+ones, of the steps after the first two, as the run's own logs have them. MFU is the arithmetic of those tokens (without
+what is recomputed) over the rate of a large bf16 product measured just before, not over a data sheet. Other tools train
+the same records by their own entry points (`train_tools.py --cuda`), and are compared by the same watch.
 """
 
 from __future__ import annotations
@@ -25,13 +19,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
-
-import children  # noqa: E402
-import memory  # noqa: E402
-from harness import bar  # noqa: E402
-from made_up import make_in_own_process  # noqa: E402
+import children
+import memory
+from harness import bar
+from made_up import make_in_own_process
 
 WARM_UP = 2
 CAP = 420.0
@@ -83,11 +74,12 @@ QUICK = [
 ]
 COMPARED = {"lora": 16, "qlora": 4}
 """Bits of the frozen base that other tools train upon, too."""
-PEERS = ("trl", "unsloth", "llamafactory")
+GIVEN = ("unsloth", "llamafactory")
+"""Tools whose environments may be given; TRL is always there."""
+PEERS = ("trl", *GIVEN)
 RECOMPUTING = "hftune-recomputing"
 """hftune computes again what memory has no room for; its peers all of it, as this one does."""
 MFU_OF = ("1b", "4b")
-SET_FOR = ", set for one H200"
 
 
 class Rate(NamedTuple):
@@ -102,117 +94,32 @@ class Rate(NamedTuple):
     sheet: float
 
 
-@dataclass(frozen=True)
-class Job:
-    """A case, or a tool beside others.
-
-    Args:
-        kind: "cases", or a key of `COMPARED`, under which the result is kept.
-        case: Within it.
-        shape: Of the model.
-        run: Gives the result, from a folder, the clock and the rate of a large product.
-    """
-
-    kind: str
-    case: str
-    shape: str
-    run: Callable[[Path, children.Clock, Rate | None], dict[str, Any]]
-
-    @property
-    def name(self) -> str:
-        """As `--only` has it."""
-        return self.case if self.kind == "cases" else f"{self.kind}-{self.case}"
+Job = Callable[[Path, children.Clock, Rate | None], dict[str, Any]]
+"""Gives a result, from a folder, the clock and the rate of a large product."""
 
 
-def main() -> int:
-    """Run what fits into the time; 0 where all that ran ended well and every bar holds."""
-    options = arguments()
-    if options.rate:
-        print(json.dumps(rate_of_products()))
-        return 0
-    children.begin()
-    found = children.Found(options.output, "gpu_speed", machine(), quick=options.quick)
-    jobs = {job.name: job for job in jobs_of(options)}
-    todo = [jobs[name] for name in children.to_do(jobs, results_of(found), options.only)]
-    run_all(todo, children.Clock(options.minutes), found)
-    found.say_bars(SET_FOR)
-    print(found.keep(complete=True))
-    return 0 if all(map(children.is_good, results_of(found).values())) and found.holds else 1
-
-
-def arguments() -> argparse.Namespace:
-    """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", metavar="NAME", help="cases, or lora-TOOL and qlora-TOOL; also as '1b-*'")
-    parser.add_argument("--minutes", type=float, default=60.0, help="start no further case after this time")
-    parser.add_argument("--output", type=Path, help="the JSON, written anew after each case; gone on with if there")
-    parser.add_argument("--unsloth", metavar="PYTHON")
-    parser.add_argument("--llamafactory", metavar="PYTHON")
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--rate", action="store_true", help="measure a large product alone, in operations a second")
-    return parser.parse_args()
-
-
-def jobs_of(options: argparse.Namespace) -> list[Job]:
-    """All there are, in their order."""
-    cases = QUICK if options.quick else CASES
-    shape = "tiny" if options.quick else "qwen3-8b"
-    return [
-        *(Job("cases", case.name, case.shape, partial(train, case)) for case in cases),
-        *(
-            Job(kind, tool, shape, partial(compare, tool, python, bits, quick=options.quick))
-            for kind, bits in COMPARED.items()
-            for tool, python in tools_of(options).items()
-        ),
-    ]
-
-
-def tools_of(options: argparse.Namespace) -> dict[str, str]:
-    """Tools and their interpreters: ours in two ways, TRL beside it, and what was given."""
-    given = {tool: getattr(options, tool) for tool in PEERS if tool != "trl"}
+def jobs_of(options: argparse.Namespace) -> dict[str, Job]:
+    """All there are, in their order: cases, and `lora-TOOL` and `qlora-TOOL`."""
     ours = dict.fromkeys(("hftune", RECOMPUTING, "trl"), sys.executable)
-    return ours | {tool: path for tool, path in given.items() if path}
+    tools = ours | {tool: getattr(options, tool) for tool in GIVEN if getattr(options, tool)}
+    jobs: dict[str, Job] = {case.name: partial(train, case) for case in (QUICK if options.quick else CASES)}
+    return jobs | {
+        f"{kind}-{tool}": partial(compare, tool, python, bits, quick=options.quick)
+        for kind, bits in COMPARED.items()
+        for tool, python in tools.items()
+    }
 
 
-def results_of(found: children.Found) -> dict[str, dict[str, Any]]:
-    """All results by the names of their jobs."""
-    beside = found.cases("tools")
-    return found.cases("cases") | {f"{kind}-{tool}": one for kind in beside for tool, one in beside[kind].items()}
-
-
-def run_all(todo: list[Job], clock: children.Clock, found: children.Found) -> None:
-    """Run these as far as time goes, and keep each result at once."""
-    found.figures["skipped"] = []
-    with children.work_folder() as folder:
-        rate = rate_here(folder, clock) if todo else None
-        if rate:
-            found.figures["matmul_tflops"] = rate.measured / 1e12
-        print(f"bf16 products: {rate.measured / 1e12:.0f} TFLOP/s" if rate else "MFU is not measured", flush=True)
-        for number, job in enumerate(todo):
-            if clock.left <= 0:
-                found.figures["skipped"] = [later.name for later in todo[number:]]
-                print(f"no time left for: {', '.join(found.figures['skipped'])}", flush=True)
-                return
-            results = found.cases("cases") if job.kind == "cases" else found.cases("tools").setdefault(job.kind, {})
-            results[job.case] = result = run_job(job, folder, clock, rate)
-            children.say(job.name, result)
-            if not any(later.shape == job.shape for later in todo[number + 1 :]):
-                shutil.rmtree(folder / job.shape, ignore_errors=True)
-            found.bars = bars_of(found)
-            found.keep()
-
-
-def run_job(job: Job, folder: Path, clock: children.Clock, rate: Rate | None) -> dict[str, Any]:
-    """Its result; a full disk ends it alone."""
-    try:
-        return make_in_own_process(job.shape, folder, clock) or job.run(folder, clock, rate)
-    except OSError as error:
-        return {"failed": repr(error)}
+def in_words(name: str) -> str:
+    """A job's name in a table."""
+    kind, _, tool = name.partition("-")
+    how = "recomputes what memory has no room for" if tool == "hftune" else "recomputes all"
+    return f"{kind} of 8 billion weights, {tool} ({how})" if kind in COMPARED else name
 
 
 def rate_here(folder: Path, clock: children.Clock) -> Rate | None:
     """From a process of its own, which leaves nothing on the GPU; None without one, or where that fails."""
-    ended = clock.run([sys.executable, __file__, "--rate"], children.environment(folder), CAP)
+    ended = clock.run([sys.executable, __file__], children.environment(folder), CAP)
     if ended.code != 0:
         children.say("rate", ended.failure)
         return None
@@ -243,6 +150,9 @@ def rate_of_products(size: int = 8192, times: int = 20) -> Rate | None:
 
 def train(case: Case, folder: Path, clock: children.Clock, rate: Rate | None) -> dict[str, Any]:
     """Speed and memory of one case, or the end of what it said."""
+    unmade = make_in_own_process(case.shape, folder, clock)
+    if unmade:
+        return unmade
     has = memory_here()
     if has is not None and has < case.needs:
         return {"skipped": f"it needs a device of {case.needs} GiB, and this one has {has:.1f}"}
@@ -281,6 +191,9 @@ def compare(
 ) -> dict[str, Any]:
     """One tool on the shared records: LoRA of rank 8 on the 8B shape, rows of 4,096 tokens, packed."""
     shape, length, steps = ("tiny", 256, 4) if quick else ("qwen3-8b", 4096, 8)
+    unmade = make_in_own_process(shape, folder, clock)
+    if unmade:
+        return unmade
     case = memory.Case("compared", "sft", shape, length, 2)
     memory.make(case, folder)
     data = folder / "compared.jsonl"
@@ -290,7 +203,7 @@ def compare(
             turns = [{"from": "human", "value": question}, {"from": "gpt", "value": answer}]
             file.write(json.dumps({"conversations": turns}) + "\n")
     name = tool.partition("-")[0]
-    command = [python, str(ROOT / "benchmarks" / "train_tools.py"), name, "--data", str(data), "--packing"]
+    command = [python, str(Path(__file__).with_name("train_tools.py")), name, "--data", str(data), "--packing"]
     command += ["--model", str(folder / shape), "--max_length", str(length), "--steps", str(steps), "--pad_id", "0"]
     command += [] if quick else ["--cuda"]
     command += ["--bits", str(bits)]
@@ -309,11 +222,16 @@ def compare(
     return {"tokens_per_second": round(speed, 1), "peak_gigabytes": seen.get("peak_gigabytes")}
 
 
-def bars_of(found: children.Found) -> dict[str, Any]:
+def bars_of(results: dict[str, dict[str, Any]], *, quick: bool) -> dict[str, Any]:
     """What was wanted: that all of hftune's end well, and, of what is not tiny, figures."""
-    ours = {name: one for name, one in results_of(found).items() if not name.endswith(PEERS) and "cut" not in one}
+    ours = {name: one for name, one in results.items() if not name.endswith(PEERS) and "cut" not in one}
     bars = {name: {"value": "failed", "bar": "ends", "holds": False} for name, one in ours.items() if "failed" in one}
-    return bars if found.quick else bars | bars_of_cases(found.cases("cases")) | bars_of_tools(found.cases("tools"))
+    beside: dict[str, dict[str, Any]] = {}
+    for name, one in results.items():
+        kind, _, tool = name.partition("-")
+        if kind in COMPARED:
+            beside.setdefault(kind, {})[tool] = one
+    return bars if quick else bars | bars_of_cases(results) | bars_of_tools(beside)
 
 
 def bars_of_cases(results: dict[str, dict[str, Any]]) -> dict[str, Any]:
@@ -360,10 +278,5 @@ def bars_of_tools(beside: dict[str, dict[str, Any]]) -> dict[str, Any]:
     return bars
 
 
-def machine() -> str:
-    """The device, in words."""
-    return memory.machine(memory.accelerator())
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    print(json.dumps(rate_of_products()))

@@ -6,7 +6,8 @@ python benchmarks/gpu_suite.py --parts speed --only '1b-*' these runs, cases or 
 python benchmarks/gpu_suite.py --parts runs --at-once 12   so many runs beside each other: most of a run is imports
 python benchmarks/gpu_suite.py --list                      names of all runs, and why some must be refused here
 python benchmarks/gpu_suite.py --quick                     two steps of a tiny model, on any machine
-python benchmarks/gpu_suite.py --publish gpu.json          what it found, on any machine, into docs/benchmarks.md
+python benchmarks/gpu_suite.py --unsloth PYTHON --llamafactory PYTHON     these beside TRL, in their environments
+python benchmarks/gpu_suite.py --publish gpu.json          what it found into docs/benchmarks.md and docs/planning.md
 
 Nothing is downloaded: the model has SmolLM2-135M's sizes and random weights, and the records are generated. Each stage
 is run by its own script. The last line is JSON. `--output` is written after every run, case and test file: whatever
@@ -20,7 +21,6 @@ import argparse
 import importlib.util
 import json
 import math
-import os
 import shutil
 import sys
 from collections.abc import Callable, Iterable
@@ -33,7 +33,10 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 import children  # noqa: E402
+import gpu_speed  # noqa: E402
+import memory  # noqa: E402
 from gpu_runs import Run, machine_here, plan, refusal  # noqa: E402
+from harness import machine  # noqa: E402
 from made_up import make_in_own_process  # noqa: E402
 from publish import publish, section  # noqa: E402
 
@@ -62,8 +65,20 @@ class Suite(NamedTuple):
     found: children.Found
     folder: Path
 
-    def each(self, part: str, names: Iterable[str], run: Callable[[str], dict[str, Any]], at_once: int = 1) -> None:
-        """Run what is left to do of a part, keep each result at once, and say for what no time was left."""
+    def each(
+        self,
+        part: str,
+        names: Iterable[str],
+        run: Callable[[str], dict[str, Any]],
+        at_once: int = 1,
+        judge: Callable[[str, dict[str, Any]], dict[str, Any]] | None = None,
+    ) -> None:
+        """Run what is left to do of a part, keep each result at once, and say for what no time was left.
+
+        Args:
+            run: Gives the result of a name.
+            judge: Gives bars from a name and its result, kept as PART-BAR; left out: the exit code.
+        """
         known = self.found.cases(part)
         todo = children.to_do(names, known, self.options.only)
         self.found.cases("skipped").pop(part, None)
@@ -78,7 +93,9 @@ class Suite(NamedTuple):
                     continue
                 known[name] = result
                 children.say(name, result)
-                self.judge(name, result)
+                prefix = f"{part}-" if judge else ""  # a case of `speed` may be one of `memory`, too
+                self.found.bars.pop(prefix + name, None)
+                self.found.bars |= {prefix + bar: one for bar, one in (judge or exit_code)(name, result).items()}
                 self.found.keep()
         finally:
             pool.shutdown(cancel_futures=True)  # after SIGTERM no other run may begin
@@ -88,15 +105,20 @@ class Suite(NamedTuple):
 
     def in_time(self, run: Callable[[str], dict[str, Any]], name: str) -> dict[str, Any] | None:
         """Its result; None where it would begin too late."""
-        return run(name) if self.clock.left >= ENOUGH else None
+        if self.clock.left < ENOUGH:
+            return None
+        try:
+            return run(name)
+        except OSError as error:  # a full disk
+            return {"failed": repr(error)}
 
-    def judge(self, name: str, result: dict[str, Any]) -> None:
-        """A bar: the exit code. What was cut short by the suite's own end has none."""
-        if result.get("cut"):
-            self.found.bars.pop(name, None)
-        else:
-            holds = children.is_good(result)
-            self.found.bars[name] = {"value": result["exit"], "bar": result.get("expected", 0), "holds": holds}
+
+def exit_code(name: str, result: dict[str, Any]) -> dict[str, Any]:
+    """A bar. What was cut short by the suite's own end has none."""
+    if result.get("cut"):
+        return {}
+    holds = children.is_good(result)
+    return {name: {"value": result.get("exit"), "bar": result.get("expected", 0), "holds": holds}}
 
 
 def run_tests(suite: Suite, part: str, files: list[Path]) -> None:
@@ -121,18 +143,10 @@ def run_test(suite: Suite, file: Path) -> dict[str, Any]:
     return result if ended.code in (0, 5) else result | replace(ended, words=ended.out or ended.words).failure
 
 
-def run_kernels(suite: Suite) -> None:
-    """Tests that compile nothing for DeepSpeed."""
-    run_tests(suite, "tests", [file for file in _test_files() if file.stem != "test_deepspeed"])
-
-
-def run_deepspeed(suite: Suite) -> None:
-    """DeepSpeed's own, some of which build C++ operators first."""
-    run_tests(suite, "deepspeed", [file for file in _test_files() if file.stem == "test_deepspeed"])
-
-
-def _test_files() -> list[Path]:
-    return sorted((ROOT / "tests" / "gpu").glob("test_*.py"))
+def test_files(*, deepspeed: bool) -> list[Path]:
+    """DeepSpeed's own tests, some of which build C++ operators first; or all others."""
+    files = sorted((ROOT / "tests" / "gpu").glob("test_*.py"))
+    return [file for file in files if (file.stem == "test_deepspeed") == deepspeed]
 
 
 def run_runs(suite: Suite) -> None:
@@ -140,7 +154,7 @@ def run_runs(suite: Suite) -> None:
     by_name = {run.name: run for run in plan(quick=suite.options.quick)}
     shape = "tiny" if suite.options.quick else "smollm2-135m"
     if is_made(suite, "runs", shape):
-        suite.each("runs", by_name, lambda name: train(suite, by_name[name], shape), suite.options.at_once)
+        suite.each("runs", by_name, lambda name: train(suite, by_name[name], shape), at_once=suite.options.at_once)
 
 
 def run_rollouts(suite: Suite) -> None:
@@ -216,59 +230,38 @@ def judged(run: Run, ended: children.Ended, out: Path) -> dict[str, Any]:
     return result | figures | {"first_loss": losses[0], "last_loss": losses[-1]}
 
 
-def run_other(suite: Suite, part: str, benchmark: str) -> None:
-    """A benchmark of its own, whose results are taken over as they come."""
-    if suite.clock.left < ENOUGH:
-        suite.found.cases("skipped")[part] = "no time left"
-        return
-    suite.found.cases("skipped").pop(part, None)
-    file = suite.folder / f"{part}.json"
-    if "machine" in suite.found.figures.get(part, {}):
-        file.write_text(json.dumps(suite.found.figures[part]), encoding="utf-8")
-    command = [sys.executable, f"benchmarks/{benchmark}.py", "--output", str(file)]
-    command += ["--minutes", f"{suite.clock.left / 60:.2f}", *(["--quick"] if suite.options.quick else [])]
-    command += ["--only", *suite.options.only] if suite.options.only else []
-    # It ends what it runs itself, a little before it would be ended.
-    cap = suite.clock.left + children.GRACE + 15
-    ended = children.run(
-        command, children.environment(suite.folder), cap, show=True, meanwhile=lambda: take_over(suite, part, file)
+def run_speed(suite: Suite) -> None:
+    """Models of real sizes, and other tools beside; MFU is over the rate of a large product, measured first."""
+    jobs, known = gpu_speed.jobs_of(suite.options), suite.found.cases("speed")
+    rate = None
+    if children.to_do(jobs, known, suite.options.only) and suite.clock.left >= ENOUGH:
+        rate = gpu_speed.rate_here(suite.folder, suite.clock)
+        suite.found.figures["matmul_tflops"] = rate and rate.measured / 1e12
+        print(f"bf16 products: {rate.measured / 1e12:.0f} TFLOP/s" if rate else "MFU is not measured", flush=True)
+    suite.each(
+        "speed",
+        jobs,
+        lambda name: jobs[name](suite.folder, suite.clock, rate),
+        judge=lambda *_: gpu_speed.bars_of(known, quick=suite.options.quick),
     )
-    take_over(suite, part, file)
-    if not suite.found.figures.get(part, {}).get("complete"):
-        suite.found.bars[part] = {"value": ended.code, "bar": 0, "holds": False}
-        suite.found.figures.setdefault(part, {}).update(ended.failure)
-        print(ended.failure["failed"], flush=True)
-        suite.found.keep()
 
 
-def take_over(suite: Suite, part: str, file: Path) -> None:
-    """What another benchmark has written by now; nothing where that is known."""
-    written = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
-    if written is None or written == suite.found.figures.get(part):
-        return
-    suite.found.figures[part] = written
-    others = {name: bar for name, bar in suite.found.bars.items() if name.partition("-")[0] != part}
-    suite.found.bars = others | {f"{part}-{name}": bar for name, bar in written["bars"].items()}
-    suite.found.keep()
+def run_memory(suite: Suite) -> None:
+    """What is planned against what is taken."""
+    names = memory.cases(quick=suite.options.quick)
+    suite.each(
+        "memory", names, lambda name: memory.in_own_process(name, suite.folder, suite.clock), judge=memory.bar_of
+    )
 
 
 PARTS: dict[str, Callable[[Suite], None]] = {
-    "tests": run_kernels,
-    "deepspeed": run_deepspeed,
+    "tests": lambda suite: run_tests(suite, "tests", test_files(deepspeed=False)),
+    "deepspeed": lambda suite: run_tests(suite, "deepspeed", test_files(deepspeed=True)),
     "runs": run_runs,
     "rollouts": run_rollouts,
-    "speed": lambda suite: run_other(suite, "speed", "gpu_speed"),
-    "memory": lambda suite: run_other(suite, "memory", "memory"),
+    "speed": run_speed,
+    "memory": run_memory,
 }
-
-
-def machine() -> str:
-    """The device, in words."""
-    import torch
-
-    if not torch.cuda.is_available():
-        return f"no GPU, {os.cpu_count()} cores, torch {torch.__version__}"
-    return f"{torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}, torch {torch.__version__}"
 
 
 def table(figures: dict[str, Any]) -> str:
@@ -284,16 +277,10 @@ def table(figures: dict[str, Any]) -> str:
         told = {tool: one.get(f"{tool}_seconds_a_step") for tool in ("hftune", "trl")}
         seconds = ", ".join(f"{tool} {value:.2f}" for tool, value in told.items() if value is not None)
         lines.append(f"{f'{name}, seconds a step':<84} {one['exit']!s:>4} {one['expected']:>7}           {seconds}")
-    speed = figures.get("speed", {}).get("figures", {})
-    how = {"hftune": "recomputes what memory has no room for"}  # train_tools.py
-    beside = {
-        f"{kind} of 8 billion weights, {tool} ({how.get(tool, 'recomputes all')})": one
-        for kind, tools in speed.get("tools", {}).items()
-        for tool, one in tools.items()
-    }
-    for name, one in {**speed.get("cases", {}), **beside}.items():
+    for name, one in figures.get("speed", {}).items():
         if "tokens_per_second" in one:
-            lines.append(f"{name:<84} {one['tokens_per_second']:,.0f} tokens/s, {one['peak_gigabytes']:.1f} GB")
+            speed = f"{one['tokens_per_second']:,.0f} tokens/s, {one['peak_gigabytes']:.1f} GB"
+            lines.append(f"{gpu_speed.in_words(name):<84} {speed}")
     return "\n".join(lines)
 
 
@@ -308,6 +295,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--publish", type=Path, metavar="FILE", help="put what an --output holds into the page, and end"
     )
+    for tool in gpu_speed.GIVEN:
+        parser.add_argument(f"--{tool}", metavar="PYTHON", help="of its environment, for the part `speed`")
     parser.add_argument("--list", action="store_true", help="name the runs and end")
     parser.add_argument("--quick", action="store_true")
     return parser.parse_args()
@@ -325,9 +314,13 @@ def main() -> int:
         result = json.loads(options.publish.read_text(encoding="utf-8"))
         flags = ["--output", options.publish.name]
         publish("gpu_suite", section("gpu_suite", flags, table(result["figures"]), result, here=False))
+        if result["figures"].get("memory"):
+            memory.write_docs(result["figures"]["memory"], result["machine"])
         return 0
     children.begin()
-    found = children.Found(options.output, "gpu_suite", machine(), quick=options.quick)
+    found = children.Found(
+        options.output, "gpu_suite", machine(cuda=memory.accelerator() == "cuda"), quick=options.quick
+    )
     clock = children.Clock(options.minutes)
     with children.work_folder() as folder:
         for part, run_part in PARTS.items():

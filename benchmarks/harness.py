@@ -30,11 +30,15 @@ class Failed(Exception):
     """A process ended with another code than 0; the end of its words."""
 
 
-def add_peers(parser: argparse.ArgumentParser, *peers: str) -> None:
-    """A flag for each tool that lives in an environment of its own."""
+def parser_of(text: str, rounds: int, *peers: str) -> argparse.ArgumentParser:
+    """With what all take: rounds, and a flag for each tool that lives in an environment of its own."""
+    parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=rounds)
+    parser.add_argument("--quick", action="store_true", help="less of all, in one round")
     for peer in peers:
         parser.add_argument(f"--{peer}", metavar="[FOLDER:]PYTHON", help="of its environment; FOLDER: its repository")
     parser.set_defaults(peers=peers)
+    return parser
 
 
 def tools_of(options: argparse.Namespace, *ours: str) -> list[str]:
@@ -90,10 +94,12 @@ def _folder() -> Path:
     return stack.enter_context(children.work_folder())
 
 
-def in_turns(tools: Iterable[str], rounds: int, run: Callable[[str], Figures]) -> dict[str, list[Figures]]:
+def in_turns(
+    tools: Iterable[str], options: argparse.Namespace, run: Callable[[str], Figures]
+) -> dict[str, list[Figures]]:
     """The figures of each tool, which take turns; a peer that fails is left out, which is said."""
     found: dict[str, list[Figures]] = {tool: [] for tool in tools}
-    for _ in range(rounds):
+    for _ in range(1 if options.quick else options.rounds):
         for tool in list(found):
             try:
                 found[tool].append(run(tool))
@@ -168,10 +174,18 @@ def bar(value: float, wanted: float, *, above: bool = False) -> dict[str, Any]:
     return {"value": round(value, 3), "bar": wanted, "holds": value >= wanted if above else value <= wanted}
 
 
-def finish(benchmark: str, figures: Figures, bars: dict[str, Any], machine: str = "") -> None:
+def machine(*, cuda: bool = False) -> str:
+    """Its processors, or its GPU, in words."""
+    if not cuda:
+        return f"{platform.machine()}, {os.cpu_count()} cores"
+    import torch
+
+    return f"{torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}, torch {torch.__version__}"
+
+
+def finish(benchmark: str, figures: Figures, bars: dict[str, Any], *, cuda: bool = False) -> None:
     """Print the last line: JSON."""
-    machine = machine or f"{platform.machine()}, {os.cpu_count()} cores"
-    print(json.dumps({"benchmark": benchmark, "machine": machine, "figures": figures, "bars": bars}))
+    print(json.dumps({"benchmark": benchmark, "machine": machine(cuda=cuda), "figures": figures, "bars": bars}))
 
 
 def paste(page: Path, name: str, text: str) -> None:

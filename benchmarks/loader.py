@@ -42,10 +42,8 @@ def write_corpus(folder: Path, documents: int) -> None:
 def measure(folder: Path, seconds: float) -> dict[str, float]:
     """Figures of one corpus, on one core, in this process."""
     import torch
-    from accelerate.data_loader import BatchSamplerShard
-    from torch.utils.data import BatchSampler
 
-    from hftune.data.corpus.blocks import BlockDataset, BlockSampler, Settings
+    from hftune.data.corpus.blocks import BlockDataset, Settings
     from hftune.data.corpus.documents import Documents
 
     torch.set_num_threads(1)
@@ -64,11 +62,6 @@ def measure(folder: Path, seconds: float) -> dict[str, float]:
     fresh.resume(data.state(len(data) * 3 // 2))
     fresh[len(data) * 3 // 2]
     resumed = time.perf_counter() - began
-    # What the Trainer goes through when it goes on in an epoch: numbers of the blocks behind it, dealt out to 8 ranks.
-    dealt = BatchSamplerShard(BatchSampler(BlockSampler(passed := 1_000_000), 8, False), 8, 0)
-    began = time.perf_counter()
-    for _ in dealt:
-        pass
     return {
         "documents": len(data.sources[0].documents),
         "tokens": data.tokens,
@@ -77,19 +70,17 @@ def measure(folder: Path, seconds: float) -> dict[str, float]:
         "base_mebibytes": base,
         "peak_mebibytes": peak,
         "resume_milliseconds": 1000 * resumed,
-        "skip_nanoseconds_a_block": 1e9 * (time.perf_counter() - began) / passed,
     }
 
 
 def show(rows: list[dict[str, float]]) -> None:
     """A table, a line a corpus."""
-    print(f"{'documents':>12} {'tokens':>16} {'open':>8} {'tokens/s':>12} {'memory':>10} {'resume':>9} {'skip':>12}")
+    print(f"{'documents':>12} {'tokens':>16} {'open':>8} {'tokens/s':>12} {'memory':>10} {'resume':>9}")
     for row in rows:
         own = row["peak_mebibytes"] - row["base_mebibytes"]
         print(
             f"{row['documents']:>12,} {row['tokens']:>16,} {row['open_seconds']:>6.2f} s "
-            f"{row['tokens_per_second'] / 1e6:>10.1f} M {own:>6.1f} MiB {row['resume_milliseconds']:>6.1f} ms "
-            f"{row['skip_nanoseconds_a_block']:>5.0f} ns/block"
+            f"{row['tokens_per_second'] / 1e6:>10.1f} M {own:>6.1f} MiB {row['resume_milliseconds']:>6.1f} ms"
         )
 
 

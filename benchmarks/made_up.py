@@ -10,10 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
-
-import children  # noqa: E402
+import children
 
 CAP = 240.0
 """Seconds that drawing and writing a model may take: 8 billion weights are 16 GB on a disk."""
@@ -74,28 +71,11 @@ def make_weights(sizes: dict[str, Any], folder: Path, tokenizer: Any) -> None:
 
 def make_tokenizer() -> Any:
     """A byte-level tokenizer of 2,000 tokens, with ChatML."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast
-
     from hftune.data.readers.dummy import dummy_chunks
+    from hftune.tools.doctor import tiny
 
-    backend = Tokenizer(models.BPE())
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=2000,
-        special_tokens=["<|pad|>", "<|im_start|>", "<|im_end|>"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
     texts = (row.value["text"] for chunk in dummy_chunks(200, "text") for row in chunk.rows())  # type: ignore[union-attr]
-    backend.train_from_iterator(texts, trainer)
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|im_end|>", pad_token="<|pad|>")
-    tokenizer.chat_template = (
-        "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
-        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-    )
-    return tokenizer
+    return tiny.make_tokenizer(texts, 2000)
 
 
 if __name__ == "__main__":

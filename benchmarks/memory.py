@@ -1,15 +1,12 @@
 """The memory that `hftune plan` foretells against what a run really takes, case by case.
 
-python benchmarks/memory.py                 on a GPU: `torch.cuda.max_memory_allocated`; on a CPU: resident memory
-python benchmarks/memory.py --quick         two small cases
-python benchmarks/memory.py --device cpu --only dpo-lora-kept '4b-*'
-python benchmarks/memory.py --minutes 9 --output memory.json       the same again goes on where this has stopped
-python benchmarks/memory.py --write-docs    the table goes into docs/planning.md
+python benchmarks/gpu_suite.py --parts memory --output memory.json        on a GPU, or with what a CPU has room for
+python benchmarks/gpu_suite.py --publish memory.json                      the table goes into docs/planning.md
 
-Each case is a process of its own that runs a stage's own script on a model of random weights and on generated records,
-some of them exactly as long as a row may be. Nothing is downloaded. On a CPU what counts is the most that was resident
-above what was after the imports, with glibc's MALLOC_MMAP_THRESHOLD_ at 1 MiB, so that freed tensors are not counted
-(see HELD_BACK). The last line is JSON.
+Measured is `torch.cuda.max_memory_allocated`, or resident memory. Each case is a process of its own, which is this
+file, and runs a stage's own script on a model of random weights and on generated records, some of them exactly as long
+as a row may be. Nothing is downloaded. On a CPU what counts is the most that was resident above what was after the
+imports, with glibc's MALLOC_MMAP_THRESHOLD_ at 1 MiB, so that freed tensors are not counted (see HELD_BACK).
 """
 
 from __future__ import annotations
@@ -17,7 +14,6 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
-import platform
 import random
 import shutil
 import sys
@@ -25,12 +21,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
-
-import children  # noqa: E402
-from harness import mebibytes, paste  # noqa: E402
-from made_up import SHAPES, make_in_own_process, make_tokenizer, make_weights  # noqa: E402
+import children
+from harness import mebibytes, paste
+from made_up import SHAPES, make_in_own_process, make_tokenizer, make_weights
 
 BARS = {"cpu": 0.15, "cuda": 0.10}
 """How far from the measured peak a plan may be."""
@@ -99,134 +92,96 @@ GPU = [
     Case("4b-dpo-lora", "dpo", "qwen3-4b", 1024, 2, LORA),
     Case("1b-zero2", "sft", "llama-3.2-1b", 2048, 4, ["--deepspeed", "ds_configs/zero2.json"]),
 ]
+EVERY = {case.name: case for case in (*QUICK, *CPU, *GPU)}
 
 
-def main() -> int:
-    """Run all cases, print a table, then JSON; 0 where every bar holds."""
-    options = arguments()
-    device = options.device or accelerator()
-    every = {case.name: case for case in (*QUICK, *CPU, *GPU)}
-    if options.measure:
-        print(json.dumps(measure(every[options.measure], options)))
-        return 0
-    children.begin()
-    usual = QUICK if options.quick else GPU if device == "cuda" else CPU
-    found = children.Found(options.output, "memory", machine(device), quick=options.quick)
-    names = [case.name for case in usual] + [name for name in every if name in (options.only or [])]
-    todo = children.to_do(dict.fromkeys(names), found.cases("cases"), options.only)
-    run_all([every[name] for name in todo], device, children.Clock(options.minutes), found)
-    results = [found.cases("cases")[name] for name in every if name in found.cases("cases")]
-    if options.write_docs:
-        write_docs(device, results)
-    found.say_bars()
-    print(found.keep(complete=True))
-    return 0 if all(map(children.is_good, results)) and found.holds else 1
-
-
-def arguments() -> argparse.Namespace:
-    """The command line."""
+def main() -> None:
+    """Measure one case in this process."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="two small cases, whose bars are not judged")
-    parser.add_argument("--device", choices=["cpu", "cuda"], help="left out: a GPU where there is one")
-    parser.add_argument("--only", nargs="+", metavar="CASE", help="these cases, of any device; also as '1b-*'")
-    parser.add_argument("--minutes", type=float, default=60.0, help="start no further case after this time")
-    parser.add_argument("--output", type=Path, help="the JSON, written anew after each case; gone on with if there")
-    parser.add_argument("--write-docs", action="store_true", help="put the table into docs/planning.md")
-    parser.add_argument("--measure", metavar="CASE", help="measure this case in this process")
-    parser.add_argument("--folder", type=Path, help="of a case's files, with --measure")
-    return parser.parse_args()
+    parser.add_argument("case", choices=EVERY)
+    parser.add_argument("--device", choices=["cpu", "cuda"], required=True)
+    parser.add_argument("--folder", type=Path, required=True, help="of its files")
+    options = parser.parse_args()
+    print(json.dumps(measure(EVERY[options.case], options)))
 
 
-def run_all(chosen: list[Case], device: str, clock: children.Clock, found: children.Found) -> None:
-    """Run these cases as far as time goes, and keep each result at once."""
-    print(HEAD)
-    found.figures["skipped"] = []
-    with children.work_folder() as folder:
-        for number, case in enumerate(chosen):
-            if clock.left <= 0:
-                found.figures["skipped"] = [later.name for later in chosen[number:]]
-                print(f"no time left for: {', '.join(found.figures['skipped'])}", flush=True)
-                return
-            # A GPU must not keep what drawing left there. On a CPU it imports what is then not counted.
-            unmade = make_in_own_process(case.shape, folder, clock) if device == "cuda" else None
-            result = {"case": case.name, **unmade} if unmade else in_own_process(case, device, folder, clock)
-            found.cases("cases")[case.name] = result
-            found.bars.pop(case.name, None)
-            found.bars |= bar_of(result, device)
-            print(line(result), flush=True)
-            shutil.rmtree(folder / case.name, ignore_errors=True)
-            if not any(later.shape == case.shape for later in chosen[number + 1 :]):
-                shutil.rmtree(folder / case.shape, ignore_errors=True)
-            found.keep()
+def cases(*, quick: bool) -> list[str]:
+    """Those for this machine."""
+    return [case.name for case in (QUICK if quick else GPU if accelerator() == "cuda" else CPU)]
 
 
-def in_own_process(case: Case, device: str, folder: Path, clock: children.Clock) -> dict[str, Any]:
+def in_own_process(name: str, folder: Path, clock: children.Clock) -> dict[str, Any]:
     """What a case planned and took, or the end of what it said."""
-    command = [sys.executable, __file__, "--measure", case.name, "--device", device, "--folder", str(folder)]
+    device, case = accelerator(), EVERY[name]
+    # A GPU must not keep what drawing left there. On a CPU it imports what is then not counted.
+    unmade = make_in_own_process(case.shape, folder, clock) if device == "cuda" else None
+    if unmade:
+        return unmade
+    command = [sys.executable, __file__, name, "--device", device, "--folder", str(folder)]
     environment = children.environment(folder, MALLOC_MMAP_THRESHOLD_=str(HELD_BACK))
     ended = clock.run(command, environment, CAP[device])
-    if ended.code != 0:
-        return {"case": case.name, **ended.failure}
+    shutil.rmtree(folder / name, ignore_errors=True)
     try:
-        found: dict[str, Any] = json.loads(ended.out.strip().splitlines()[-1])
+        found: dict[str, Any] = json.loads(ended.out.strip().splitlines()[-1]) if ended.code == 0 else ended.failure
     except (ValueError, IndexError):
-        return {"case": case.name, **ended.failure}
-    return found if "skipped" in found else found | {"off": round(found["planned"] / found["measured"] - 1, 4)}
+        return ended.failure
+    return found | {"off": round(found["planned"] / found["measured"] - 1, 4)} if "measured" in found else found
 
 
-def bar_of(result: dict[str, Any], device: str) -> dict[str, dict[str, Any]]:
+def bar_of(name: str, result: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """What was wanted of a case; nothing of one that did not run, or is too small to be judged."""
-    name, bar = result["case"], BARS[device]
+    wanted = BARS[accelerator()]
     if "skipped" in result or "cut" in result:
         return {}
     if "failed" in result:
-        return {name: {"value": "failed", "bar": bar, "holds": False}}
+        return {name: {"value": "failed", "bar": wanted, "holds": False}}
     # A tiny model's few MiB lie below what allocators waste.
     tiny = name in [case.name for case in QUICK]
-    return {} if tiny else {name: {"value": abs(result["off"]), "bar": bar, "holds": abs(result["off"]) <= bar}}
+    return {} if tiny else {name: {"value": abs(result["off"]), "bar": wanted, "holds": abs(result["off"]) <= wanted}}
 
 
 HEAD = f"{'case':24} {'planned MiB':>12} {'measured MiB':>13} {'off by':>8}  the peak is at"
-PAGE = ROOT / "docs" / "planning.md"
+PAGE = children.ROOT / "docs" / "planning.md"
 
 
-def write_docs(device: str, results: list[dict[str, Any]]) -> None:
-    """Put a device's table into the page, in the place of the one that it had."""
-    table = "\n".join(["```", HEAD, *map(line, results), "```"])
-    text = f"On {machine(device)}, by `python benchmarks/memory.py --write-docs`:\n\n{table}"
-    paste(PAGE, f"measured: {device}", text)
+def write_docs(results: dict[str, dict[str, Any]], where: str) -> None:
+    """Put the table of a machine into the page, in the place of that of the same kind of device."""
+    device = next(one["device"] for one in results.values() if "device" in one)
+    table = "\n".join(["```", HEAD, *(line(name, one) for name, one in results.items()), "```"])
+    paste(PAGE, f"measured: {device}", f"On {where}, by `python benchmarks/gpu_suite.py --parts memory`:\n\n{table}")
 
 
-def line(result: dict[str, Any]) -> str:
+def line(name: str, result: dict[str, Any]) -> str:
     """A case in the table."""
     if "failed" in result:
         why, *words = result["failed"].splitlines()
-        return f"{result['case']:24} failed, {why}: {(words or [''])[-1][:120]}"
+        return f"{name:24} failed, {why}: {(words or [''])[-1][:120]}"
     if "skipped" in result:
-        return f"{result['case']:24} skipped: {result['skipped']}"
+        return f"{name:24} skipped: {result['skipped']}"
     planned, measured = result["planned"], result["measured"]
-    return f"{result['case']:24} {planned:12.0f} {measured:13.0f} {result['off']:+8.1%}  {result['when']}"
+    return f"{name:24} {planned:12.0f} {measured:13.0f} {result['off']:+8.1%}  {result['when']}"
 
 
 def measure(case: Case, options: argparse.Namespace) -> dict[str, Any]:
     """Plan a case, then run it. Figures in MiB."""
+    import torch
+
     flags = make(case, options.folder) + case.flags
     if options.device == "cpu":
         flags += ["--use_cpu", "True"]
     planned = plan_of(case, flags)
     module = __import__(f"run_{case.stage}")
     if options.device == "cuda":
-        import torch
-
         has = torch.cuda.get_device_properties(0).total_memory
         if planned.moment.total > has:
             said = f"planned are {planned.moment.total / 2**30:.1f} GiB, and the device has {has / 2**30:.1f}"
-            return {"case": case.name, "skipped": said}
+            return {"skipped": said}
         before = 0.0
         torch.cuda.reset_peak_memory_stats()
     else:
         import_all(case.stage)
-        before = resident()
+        Path("/proc/self/clear_refs").write_text("5")  # the highest figure begins anew from here
+        before = mebibytes("VmRSS")
     sys.argv = [f"run_{case.stage}.py", *flags, "--ignore_memory_check", "True"]
     stdout = sys.stdout
     sys.stdout = sys.stderr
@@ -234,10 +189,10 @@ def measure(case: Case, options: argparse.Namespace) -> dict[str, Any]:
         module.main()
     finally:
         sys.stdout = stdout
-    measured = peak(options.device) - before
+    peak = torch.cuda.max_memory_allocated() / 2**20 if options.device == "cuda" else mebibytes("VmHWM")
     parts = {name: round(size / 2**20, 1) for name, size in planned.moment.parts.items() if size}
-    figures = {"planned": round(planned.moment.total / 2**20, 1), "measured": round(measured, 1)}
-    return {"case": case.name, "device": options.device, **figures, "when": planned.moment.name, "parts": parts}
+    figures = {"planned": round(planned.moment.total / 2**20, 1), "measured": round(peak - before, 1)}
+    return {"device": options.device, **figures, "when": planned.moment.name, "parts": parts}
 
 
 def plan_of(case: Case, flags: list[str]) -> Any:
@@ -306,21 +261,6 @@ def write_records(case: Case, folder: Path) -> None:
     (folder / "data.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
 
 
-def resident() -> float:
-    """MiB of this process in memory now; the highest figure begins anew from here."""
-    Path("/proc/self/clear_refs").write_text("5")
-    return mebibytes("VmRSS")
-
-
-def peak(device: str) -> float:
-    """The most that was ever used, MiB."""
-    if device == "cuda":
-        import torch
-
-        return torch.cuda.max_memory_allocated() / 2**20
-    return mebibytes("VmHWM")
-
-
 def accelerator() -> str:
     """Where cases run unless it is said."""
     import torch
@@ -328,13 +268,5 @@ def accelerator() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def machine(device: str) -> str:
-    """The device, in words."""
-    import torch
-
-    where = torch.cuda.get_device_name(0) if device == "cuda" else platform.machine()
-    return f"{where}, torch {torch.__version__}"
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

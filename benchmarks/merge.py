@@ -22,9 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness import ROOT, Figures, Peak, bar, finish, in_turns, medians, words_of
+from harness import ROOT, Figures, Peak, bar, finish, in_turns, medians, parser_of, words_of
 
-BAR_TIME, BAR_MEMORY, BAR_SMALL, BAR_LAYERS = 0.3, 0.2, 3.0, 1.05
+BAR_TIME, BAR_MEMORY, BAR_SMALL = 0.3, 0.2, 3.0
 
 
 @dataclass(frozen=True)
@@ -111,29 +111,15 @@ def commands(folder: Path) -> dict[str, list[str]]:
     }
 
 
-def compare(shape: Shape, folder: Path, rounds: int) -> dict[str, dict[str, float]]:
+def compare(shape: Shape, folder: Path, options: argparse.Namespace) -> dict[str, dict[str, float]]:
     """Every tool `rounds` times, in turn; medians."""
     generate(shape, folder)
     every = commands(folder)
-    runs = in_turns(every, rounds, lambda name: measure(every[name], folder / "merged"))
+    runs = in_turns(every, options, lambda name: measure(every[name], folder / "merged"))
     found = {name: medians(each) for name, each in runs.items()}
     print(f"\n{shape.name:12} {'seconds':>9} {'peak MiB':>9}")
     for name, each in found.items():
         print(f"{name:12} {each['seconds']:9.2f} {each['MiB']:9.0f}")
-    return found
-
-
-def memory_by_layers(shape: Shape, folder: Path) -> dict[str, float]:
-    """Peak memory of hftune on half and on twice as many layers."""
-    found = {}
-    for factor in (0.5, 2):
-        layers = int(shape.layers * factor)
-        other = Shape(**vars(shape) | {"name": f"{layers} layers", "layers": layers})
-        generate(other, folder / str(layers))
-        run = measure(commands(folder / str(layers))["hftune"], folder / str(layers) / "merged")
-        found[str(layers)] = run["MiB"]
-        shutil.rmtree(folder / str(layers))
-    print("\nhftune, peak MiB by layers: " + ", ".join(f"{layers}: {mib:.0f}" for layers, mib in found.items()))
     return found
 
 
@@ -146,24 +132,18 @@ def bars(figures: dict[str, Any]) -> dict[str, dict[str, Any]]:
     }
     if SMALL.name in figures["tools"]:
         found["seconds for 135M fp32"] = bar(figures["tools"][SMALL.name]["hftune"]["seconds"], BAR_SMALL)
-    by_layers = list(figures["layers"].values())
-    found["memory of 4x the layers / memory"] = bar(by_layers[1] / by_layers[0], BAR_LAYERS)
     return found
 
 
 def main() -> None:
     """Parse, run, print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a small model, one round")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser = parser_of(__doc__, 3)
     parser.add_argument("--work_dir", help="where models are generated; left out: a temporary folder")
     options = parser.parse_args()
     shapes = [QUICK] if options.quick else [LARGE, SMALL]
     with tempfile.TemporaryDirectory(dir=options.work_dir, prefix="merge-") as work:
-        rounds = 1 if options.quick else options.rounds
-        tools = {shape.name: compare(shape, Path(work) / str(n), rounds) for n, shape in enumerate(shapes)}
-        layers = memory_by_layers(QUICK if options.quick else SMALL, Path(work) / "layers")
-    figures = {"tools": tools, "layers": layers}
+        tools = {shape.name: compare(shape, Path(work) / str(n), options) for n, shape in enumerate(shapes)}
+    figures = {"tools": tools}
     finish("merge", figures, {} if options.quick else bars(figures))
 
 

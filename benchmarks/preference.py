@@ -16,12 +16,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import tempfile
 from pathlib import Path
 
-from harness import ROOT, Figures, add_peers, ask, bar, empty_folder, finish, in_turns, tools_of
+from harness import ROOT, Figures, ask, bar, empty_folder, finish, in_turns, parser_of, tools_of
 
 BAR_SPEED, BAR_MEMORY, TOLERANCE = 1.5, 0.6, 2e-3
 WARM_UP = 2
@@ -56,7 +55,7 @@ def run(tool: str, pairs: Path, options: argparse.Namespace) -> Figures:
     if tool.startswith("hftune"):
         flags += ["--precompute_ref_log_probs", str(tool == "hftune_once")]
     # An empty cache: hftune keeps the reference's numbers.
-    environment = {"OMP_NUM_THREADS": str(options.threads), "USE_HF": "1", "HFTUNE_CACHE": empty_folder()}
+    environment = {"USE_HF": "1", "HFTUNE_CACHE": empty_folder()}
     seen = ask("train_tools.py", flags, getattr(options, tool, None), **environment)
     seconds = seen["ended"][-1] - seen["ended"][WARM_UP - 1]
     return {"speed": sum(seen["real"][WARM_UP:]) / seconds, **seen}
@@ -69,7 +68,7 @@ def agreement(found: dict[str, list[Figures]]) -> float:
     return max(abs(one - other) for one, other in zip(ours["losses"], theirs["losses"], strict=True))
 
 
-def report(found: dict[str, list[Figures]], threads: int) -> None:
+def report(found: dict[str, list[Figures]]) -> None:
     """The table and the last line."""
     speeds = {tool: [one["speed"] for one in runs] for tool, runs in found.items()}
     middle = {tool: statistics.median(each) for tool, each in speeds.items()}
@@ -90,29 +89,25 @@ def report(found: dict[str, list[Figures]], threads: int) -> None:
         "memory_of_smallest_peer": bar(share, BAR_MEMORY),
         "loss_difference": {"value": off, "bar": TOLERANCE, "holds": off <= TOLERANCE},
     }
-    finish("preference", {"tools": found, "threads": threads}, bars)
+    finish("preference", {"tools": found}, bars)
 
 
 def main() -> None:
     """Measure in turns, show, and end with one line of JSON."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__, 3, "llamafactory", "ms_swift")
     parser.add_argument("--model", required=True, help="a folder or a Hub name")
     parser.add_argument("--data", type=Path, default=ROOT / "examples" / "data" / "preference" / "pairs.jsonl")
     parser.add_argument("--pairs", type=int, default=120)
     parser.add_argument("--steps", type=int, help="10, or 4 with --quick; the first two warm up")
     parser.add_argument("--max_length", type=int, default=512)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--threads", type=int, default=os.cpu_count())
-    parser.add_argument("--quick", action="store_true", help="fewer steps, one round")
-    add_peers(parser, "llamafactory", "ms_swift")
     options = parser.parse_args()
     options.steps = options.steps or (4 if options.quick else 10)
     tools = tools_of(options, "hftune", "hftune_once", "trl")
     with tempfile.TemporaryDirectory() as folder:
         pairs = Path(folder) / "pairs.jsonl"
         write_pairs(pairs, options.data, options.model, options.pairs, options.max_length)
-        found = in_turns(tools, 1 if options.quick else options.rounds, lambda tool: run(tool, pairs, options))
-    report(found, options.threads)
+        found = in_turns(tools, options, lambda tool: run(tool, pairs, options))
+    report(found)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from harness import ROOT, Figures, Peak, add_peers, ask, bar, finish, in_turns, tools_of
+from harness import ROOT, Figures, Peak, ask, bar, finish, in_turns, parser_of, tools_of
 
 BAR_PEER = 4.0
 BAR_GROWTH = 0.10
@@ -52,21 +52,18 @@ def run(tool: str, file: Path, options: argparse.Namespace) -> Figures:
 
 def main() -> None:
     """Measure in turns, show, and end with one line of JSON."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__, 3, "llamafactory")
     parser.add_argument("--tokenizer", required=True, help="a folder or a Hub name")
     parser.add_argument("--data", type=Path, help="ShareGPT or messages records; left out: generated ones")
     parser.add_argument("--records", type=int, help="how many; 10,000, or 2,000 with --quick")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--max_length", type=int, default=512)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--quick", action="store_true", help="fewer records, one round, no memory")
-    add_peers(parser, "llamafactory")
     options = parser.parse_args()
-    records, rounds = options.records or (2000 if options.quick else 10_000), 1 if options.quick else options.rounds
+    records = options.records or (2000 if options.quick else 10_000)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "records.jsonl"
         write_records(file, options.data, records)
-        found = in_turns(tools_of(options, "hftune", "trl"), rounds, lambda tool: run(tool, file, options))
+        found = in_turns(tools_of(options, "hftune", "trl"), options, lambda tool: run(tool, file, options))
         growth = None if options.quick else _growth(file, options, records, found["hftune"])
     report(found, growth, options)
 

@@ -22,18 +22,6 @@ from harness import paste
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "benchmarks.md"
-HEAD = """# Benchmarks
-
-How fast hftune is and how much memory it takes, next to other tools. All tools of a section were measured in the same
-run, in turns, so compare the ratios rather than the absolute figures. Each section was written by the command that it
-shows; "bar" is what hftune aims at.
-
-```bash
-python benchmarks/publish.py loader      # run benchmarks/loader.py and replace its section
-```
-
-<!-- measured -->
-"""
 END = "<!-- end of measured -->\n"
 TOOLS = {
     "hftune": "hftune",
@@ -117,7 +105,7 @@ def _number(value: object) -> str:
 
 def publish(name: str, text: str) -> None:
     """Put a section into the page, in the place of the one of that name."""
-    page = PAGE.read_text(encoding="utf-8") if PAGE.is_file() else HEAD
+    page = PAGE.read_text(encoding="utf-8")
     parts = re.split(r"(?m)^(?=## )", page.replace(END, ""))
     others = [part for part in parts[1:] if not part.startswith(f"## {name}\n")]
     sections = sorted([*(part.rstrip() + "\n" for part in others), text], key=str.casefold)

@@ -25,7 +25,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from harness import ROOT, Figures, ask, bar, empty_folder, finish, in_turns, paste
+from harness import ROOT, Figures, ask, bar, empty_folder, finish, in_turns, machine, parser_of, paste
 
 BARS = {"grpo": 2.0, "rloo": 1.8, "ppo": 1.8, "online_dpo": 1.5, "distill": 1.0}
 MEMORY = 0.6
@@ -50,7 +50,7 @@ def run(tool: str, algorithm: str, data: Path, options: argparse.Namespace) -> F
     flags = ["hftune" if tool == "before" else tool, "--algorithm", algorithm, "--data", str(data)]
     flags += ["--model", options.model, "--out", empty_folder(), "--steps", str(options.steps)]
     flags += ["--answers", str(options.answers), "--group", str(options.group), "--tokens", str(options.tokens)]
-    environment = {"OMP_NUM_THREADS": str(options.threads), "TRL_EXPERIMENTAL_SILENCE": "1"}
+    environment = {"TRL_EXPERIMENTAL_SILENCE": "1"}
     environment |= {"HFTUNE_CACHE": empty_folder()}
     if options.cuda:
         flags += ["--cuda"]
@@ -88,32 +88,9 @@ hftune, MiB | TRL, MiB |
 | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |"""
 
 
-PARTS = ("prompts", "generation", "rewards", "old_log-probabilities", "reference", "forward", "backward")
-
-
-def part_table(figures: dict[str, Any]) -> list[str]:
-    """Where the seconds of hftune's steps went."""
-    lines = [f"| algorithm | {' | '.join(PARTS).replace('_', ' ')} | others |"]
-    lines += ["| --- |" + " ---: |" * (len(PARTS) + 1)]
-    for algorithm, found in figures.items():
-        parts = found["hftune"][-1]["parts"]
-        named = [parts.pop(name, 0.0) for name in PARTS]
-        lines.append(f"| {algorithm} | {' | '.join(f'{one:.1f}' for one in [*named, sum(parts.values())])} |")
-    return lines
-
-
-def machine(*, cuda: bool) -> str:
-    """In words."""
-    if not cuda:
-        return f"{os.cpu_count()} CPU cores"
-    import torch
-
-    return f"{torch.cuda.get_device_name(0)}, torch {torch.__version__}"
-
-
 def main() -> None:
     """Measure in turns, show, and end with one line of JSON."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__, 3)
     parser.add_argument("--model", required=True, help="a folder or a Hub name")
     parser.add_argument("--data", type=Path, default=ROOT / "examples" / "data" / "prompts" / "prompts.jsonl")
     parser.add_argument("--algorithm", choices=list(BARS), action="append", help="left out: all")
@@ -121,11 +98,8 @@ def main() -> None:
     parser.add_argument("--group", type=int, default=8, help="answers to a prompt, of GRPO and RLOO")
     parser.add_argument("--tokens", type=int, default=64, help="of an answer at most")
     parser.add_argument("--steps", type=int, help="5, or 3 with --quick; the first warms up")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--trl", metavar="PYTHON", help="of an environment with TRL; left out: this one")
     parser.add_argument("--before", metavar="FOLDER:PYTHON", help="another version of hftune")
-    parser.add_argument("--quick", action="store_true", help="fewer steps, one round")
     parser.add_argument("--cuda", action="store_true")
     parser.add_argument("--write-docs", action="store_true", help="put the table into docs/rl.md")
     options = parser.parse_args()
@@ -137,19 +111,17 @@ def main() -> None:
         write_data(Path(folder), options.data)
         for algorithm in options.algorithm or BARS:
             tools = ["hftune", *(["trl"] if algorithm != "ppo" else []), *(["before"] if options.before else [])]
-            rounds = 1 if options.quick else options.rounds
-            found = in_turns(tools, rounds, lambda tool, name=algorithm: run(tool, name, Path(folder), options))
+            found = in_turns(tools, options, lambda tool, name=algorithm: run(tool, name, Path(folder), options))
             line, more = row(algorithm, found)
             figures[algorithm], bars = found, bars | more
             lines.append(line)
-    table = "\n".join(["", HEAD, *lines, "", "Seconds of hftune's steps, by part:", "", *part_table(figures)])
+    table = "\n".join(["", HEAD, *lines])
     print(table)
-    figures["threads"] = options.threads
     if options.write_docs:
         options_said = " ".join(sys.argv[1:]).replace(options.model, "MODEL").replace(" --write-docs", "")
         said = f"`python benchmarks/rollouts.py {options_said}`, on {machine(cuda=options.cuda)}:"
         paste(ROOT / "docs" / "rl.md", PLACES[options.cuda], f"{said}\n{table}")
-    finish("rollouts", figures, bars, machine(cuda=options.cuda))
+    finish("rollouts", figures, bars, cuda=options.cuda)
 
 
 if __name__ == "__main__":

@@ -23,16 +23,14 @@ Steps = list[tuple[float, float, float]]
 """Of each step: end in seconds, and in seconds of processors, loss."""
 
 
-def watch(steps: Steps, parts: list[dict[str, float]]) -> None:
-    """Note every training step, and where its time went, if the tool says so."""
+def watch(steps: Steps) -> None:
+    """Note every training step."""
     import transformers
 
     log = transformers.Trainer.log
 
     # Every step is logged. TRL's online DPO has a step of its own, which does not call the Trainer's.
     def logged(self: Any, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        told = {name.partition("/")[2]: value for name, value in logs.items() if name.startswith("seconds/")}
-        parts.extend([told] if told else [])
         if "loss" in logs:
             steps.append((time.perf_counter(), time.process_time(), float(logs["loss"])))
         log(self, logs, *args, **kwargs)
@@ -44,12 +42,6 @@ def even_tokens(completions: list[Any], **columns: Any) -> list[float]:
     """A reward that costs nothing: the share of even letters of an answer."""
     texts = [one if isinstance(one, str) else one[-1]["content"] for one in completions]
     return [sum(ord(letter) % 2 == 0 for letter in text) / max(1, len(text)) for text in texts]
-
-
-def parts_of(logged: list[dict[str, float]], passes: int) -> dict[str, float]:
-    """Seconds of each part of a step, a mean over logs, of which `passes` make a step."""
-    names = {name for one in logged for name in one}
-    return {name: sum(one.get(name, 0.0) for one in logged) / len(logged) * passes for name in sorted(names)}
 
 
 def common(options: argparse.Namespace) -> dict[str, Any]:
@@ -139,8 +131,7 @@ def main() -> None:
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     steps: Steps = []
-    parts: list[dict[str, float]] = []
-    watch(steps, parts)
+    watch(steps)
     {"hftune": hftune, "trl": trl}[options.tool](options)
     # A step here is a batch of answers, whose last pass ends it.
     passes = PASSES.get(options.algorithm, 1)
@@ -150,7 +141,6 @@ def main() -> None:
         "seconds": ends[-1][0] - ends[options.warmup - 1][0],
         # Of all threads: what can be compared where other programs run as well.
         "processor_seconds": ends[-1][1] - ends[options.warmup - 1][1],
-        "parts": parts_of(parts[options.warmup * passes :], passes),
         "losses": [loss for *_, loss in steps],
         "peak_mebibytes": (peak_of_gpu() or 0.0) * 1e9 / 2**20 if options.cuda else peak_mebibytes(),
     }

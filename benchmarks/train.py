@@ -22,7 +22,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from harness import Figures, add_peers, ask, bar, finish, in_turns, medians, tools_of
+from harness import Figures, ask, bar, finish, in_turns, medians, parser_of, tools_of
 
 WARM_UP = 3
 PEERS = ("llamafactory", "ms_swift", "medicalgpt")
@@ -40,7 +40,7 @@ def main() -> None:
         for kind, packing in (("unpacked", []), ("packed", ["--packing"])):
             flags = ["--data", str(data), "--model", model, "--pad_id", str(pad_id), *packing]
             tools = [tool for tool in options.tools if not packing or tool in PACKS]
-            found = in_turns(tools, options.rounds, lambda tool, flags=flags: speed_of(watched(tool, flags, options)))
+            found = in_turns(tools, options, lambda tool, flags=flags: speed_of(watched(tool, flags, options)))
             results[kind] = {tool: figures_of(runs) for tool, runs in found.items()}
     print(table(results))
     figures = {f"{kind} {tool}": found for kind, of_kind in results.items() for tool, found in of_kind.items()}
@@ -49,20 +49,17 @@ def main() -> None:
 
 def parse() -> argparse.Namespace:
     """The command line, with the tools that are there."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__, 2, *PEERS)
     parser.add_argument("--model", required=True, help="a model folder, e.g. SmolLM2-135M-Instruct")
     parser.add_argument("--data", type=Path, required=True, help="Alpaca records, a JSON list")
     parser.add_argument("--records", type=int, default=1000)
     parser.add_argument("--steps", type=int, default=30)
-    parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--max_length", type=int, default=512)
     parser.add_argument("--only", nargs="*", help="these tools alone")
     parser.add_argument("--more", default="", help="further arguments of hftune's, as one word")
-    parser.add_argument("--quick", action="store_true")
-    add_peers(parser, *PEERS)
     options = parser.parse_args()
     if options.quick:
-        options.steps, options.rounds = 8, 1
+        options.steps = 8
     options.tools = [tool for tool in tools_of(options, "hftune", "trl") if not options.only or tool in options.only]
     return options
 

@@ -8,6 +8,7 @@ import importlib.util
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -123,11 +124,12 @@ packed:
 def test_a_section_goes_between_the_marks_of_the_page(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     publish = importlib.import_module("publish")
     monkeypatch.setattr(publish, "PAGE", tmp_path / "page.md")
+    publish.PAGE.write_text("# Benchmarks\n")
     for figure in ("1", "2"):
         publish.publish("train", f"## train\n\n{figure}\n")
         publish.publish("merge", "## merge\n\n3\n")
     found = (tmp_path / "page.md").read_text()
-    assert found == f"{publish.HEAD}\n## merge\n\n3\n\n## train\n\n2\n\n{publish.END}"
+    assert found == f"# Benchmarks\n\n## merge\n\n3\n\n## train\n\n2\n\n{publish.END}"
 
 
 def test_a_readme_has_the_figures_of_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,12 +166,12 @@ def test_a_tool_that_fails_is_left_out_and_ours_ends_the_benchmark(capsys: pytes
             raise harness.Failed("exit code 1\nno such package")
         return {"speed": float(len(asked)), "losses": [1.0]}
 
-    found = harness.in_turns(["hftune", "bad", "trl"], 3, run)
+    found = harness.in_turns(["hftune", "bad", "trl"], SimpleNamespace(quick=False, rounds=3), run)
     assert asked == ["hftune", "bad", "trl", "hftune", "trl", "hftune", "trl"]
     assert harness.medians(found["hftune"]) == {"speed": 4.0} and [*found] == ["hftune", "trl"]
     assert "bad is left out, it failed: no such package" in capsys.readouterr().out
     with pytest.raises(SystemExit, match="hftune failed"):
-        harness.in_turns(["hftune"], 1, lambda tool: run("bad"))
+        harness.in_turns(["hftune"], SimpleNamespace(quick=True), lambda tool: run("bad"))
 
 
 def test_a_process_finds_this_hftune_and_another_environment_its_own(

@@ -234,28 +234,66 @@ def test_figures_are_the_peak_and_the_median_after_the_first_steps(children: Mod
         children.figures_of(tmp_path)
 
 
-def test_what_another_benchmark_found_is_taken_over_as_it_comes(
+def test_speed_is_kept_case_by_case_and_judged(
     children: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It writes a result and crashes: the result stays, and the crash is a bar that does not hold."""
+    """A case of ours that fails is a bar that does not hold, a peer's is none, and a full disk ends one case."""
+    import gpu_speed
     import gpu_suite
 
-    (tmp_path / "benchmarks").mkdir()
-    written = {"benchmark": "b", "machine": "m", "quick": True, "figures": {"cases": {"one": {"tokens": 1}}}}
-    written |= {"bars": {"one": {"value": 1, "bar": 1, "holds": True}}, "complete": False}
-    code = (
-        f"import sys, pathlib\npathlib.Path(sys.argv[2]).write_text({json.dumps(written)!r})\nraise RuntimeError('so')"
-    )
-    (tmp_path / "benchmarks" / "crashing.py").write_text(code)
-    monkeypatch.setattr(children, "ROOT", tmp_path)
-    found = children.Found(tmp_path / "all.json", "gpu_suite", "m", quick=True)
-    options = gpu_suite.argparse.Namespace(quick=True, only=None)
-    suite = gpu_suite.Suite(options, children.Clock(5), found, tmp_path)
-    gpu_suite.run_other(suite, "speed", "crashing")
+    def full(*_: Any) -> dict[str, Any]:
+        raise OSError("no space")
+
+    speeds = {
+        "1b-full": 9000.0,
+        "1b-full-compiled": 10000.0,
+        "1b-fp8": 13000.0,
+        "lora-hftune": 600.0,
+        "lora-trl": 400.0,
+    }
+    jobs = {name: lambda *_, one=one: {"tokens_per_second": one, "peak_gigabytes": 9.0} for name, one in speeds.items()}
+    jobs |= {"4b-full": full, "qlora-trl": full}
+    monkeypatch.setattr(gpu_speed, "jobs_of", lambda options: jobs)
+    monkeypatch.setattr(gpu_speed, "rate_here", lambda *_: None)
+    found = children.Found(tmp_path / "all.json", "gpu_suite", "m", quick=False)
+    options = SimpleNamespace(quick=False, only=None)
+    gpu_suite.run_speed(gpu_suite.Suite(options, children.Clock(5), found, tmp_path))
     kept = json.loads((tmp_path / "all.json").read_text())
-    assert kept["figures"]["speed"]["figures"]["cases"] == {"one": {"tokens": 1}}
-    assert "RuntimeError: so" in kept["figures"]["speed"]["failed"]
-    assert kept["bars"]["speed-one"]["holds"] and not kept["bars"]["speed"]["holds"]
+    assert [*kept["figures"]["speed"]] == [*jobs]
+    assert {name: (bar["value"], bar["holds"]) for name, bar in kept["bars"].items()} == {
+        "speed-4b-full": ("failed", False),
+        "speed-1b: FP8 over bf16": (1.3, True),
+        "speed-lora: speed over the best of the others": (1.5, True),
+    }
+
+
+def test_memory_is_kept_case_by_case_judged_and_published(
+    children: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Planned within the bar, beyond it, and a case that said nothing."""
+    import gpu_suite
+    import memory
+
+    took = {"near": 110.0, "far": 200.0, "mute": None}
+    for name in took:
+        monkeypatch.setitem(memory.EVERY, name, memory.Case(name, "sft", "tiny", 8, 1))
+
+    def run(command: list[str], *_: Any) -> Any:
+        measured = {"device": "cpu", "planned": 100.0, "measured": took[command[2]], "when": "step"}
+        return children.Ended(0, json.dumps(measured) if took[command[2]] else "", "", 1.0)
+
+    monkeypatch.setattr(memory, "cases", lambda **_: [*took])
+    monkeypatch.setattr(memory, "accelerator", lambda: "cpu")
+    monkeypatch.setattr(memory, "PAGE", tmp_path / "page.md")
+    memory.PAGE.write_text("<!-- measured: cpu -->\nold\n<!-- /measured: cpu -->\n")
+    found = children.Found(tmp_path / "all.json", "gpu_suite", "m", quick=False)
+    clock = SimpleNamespace(left=99.0, run=run)
+    gpu_suite.run_memory(gpu_suite.Suite(SimpleNamespace(only=None, quick=False), clock, found, tmp_path))
+    holds = {name: bar["holds"] for name, bar in found.bars.items()}
+    assert holds == {"memory-near": True, "memory-far": False, "memory-mute": False}
+    memory.write_docs(found.figures["memory"], "1 x GPU")
+    page = memory.PAGE.read_text()
+    assert "On 1 x GPU, by" in page and "-50.0%" in page and "mute                     failed" in page
 
 
 @pytest.mark.parametrize("at_once", [1, 2])
@@ -309,12 +347,12 @@ def test_what_was_found_elsewhere_is_published(tmp_path: Path, monkeypatch: pyte
     import publish
 
     monkeypatch.setattr(publish, "PAGE", tmp_path / "page.md")
+    publish.PAGE.write_text("# Benchmarks\n")
     runs = {
         "sft-full-plain": {"exit": 0, "expected": 0, "peak_gigabytes": 7.5, "first_loss": 9.0, "last_loss": 8.5},
         "sft-cut": {"exit": None, "cut": True, "failed": "stopped"},
     }
-    sides = {"lora": {"trl": {"tokens_per_second": 4619.5, "peak_gigabytes": 22.2}}}
-    speed = {"figures": {"cases": {"1b": {"failed": "so"}}, "tools": sides}}
+    speed = {"1b": {"failed": "so"}, "lora-trl": {"tokens_per_second": 4619.5, "peak_gigabytes": 22.2}}
     file = tmp_path / "gpu.json"
     found = {"machine": "1 x GPU", "figures": {"runs": runs, "speed": speed}, "bars": {}}
     file.write_text(json.dumps(found))

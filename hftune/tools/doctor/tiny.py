@@ -42,7 +42,7 @@ DRAWING: dict[str, Any] = {"num_generations": 4, "beta": 0.05, "max_completion_l
 """Of RL's runs."""
 
 
-def make_tokenizer(texts: Iterable[str]) -> Any:
+def make_tokenizer(texts: Iterable[str], vocabulary: int = 281) -> Any:
     """Byte-level BPE with ChatML, trained on some texts; `<|im_end|>` ends a turn and a text."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
@@ -51,7 +51,7 @@ def make_tokenizer(texts: Iterable[str]) -> Any:
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=281,  # few enough to be reached, or ties between merges would change the number
+        vocab_size=vocabulary,  # few enough to be reached, or ties between merges would change the number
         special_tokens=["<|pad|>", "<|im_start|>", "<|im_end|>"],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,

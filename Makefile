@@ -33,7 +33,7 @@ demo: venv ## run every stage on the example data (DEMO_ARGS=... is handed on)
 # Tests of one file share fixtures that cost seconds: a worker keeps whole stretches of files (worksteal), or whole files.
 test: venv ## all tests but the slow and the GPU ones; those that start launchers stay with their file, whose runs they share
 	$(BIN)/python -m pytest tests/unit tests/parity tests/golden tests/security -m "not slow and not gpu" -n 2 --dist worksteal
-	$(BIN)/python -m pytest tests/integration tests/faults tests/matrix -m "not slow and not gpu" -n 2 --dist loadfile --durations=15
+	$(BIN)/python -m pytest tests/matrix tests/integration tests/faults -m "not slow and not gpu" -n 2 --dist loadfile --durations=15
 
 test-all: venv ## all tests but the GPU ones
 	HFTUNE_EXAMPLES=fresh $(BIN)/python -m pytest tests -m "not gpu" --durations=15

@@ -223,8 +223,9 @@ def through_module(
     for part in hidden.tensor_split(chunks):
         rows = slice(start, start := start + len(part)) if len(part) else None
         if rows is None:
-            # With a gradient: without one ZeRO-3 has no moment in the backward pass to give the weights away again.
-            part = hidden.new_zeros(1, hidden.shape[1]).requires_grad_(hidden.requires_grad)
+            # Zeros that lead to the model: its own weights wait for a gradient, and without one ZeRO-3 has no moment in
+            # the backward pass to give the head's away again.
+            part = hidden[:0].sum(dim=0, keepdim=True)
         columns = checkpoint(score, part, rows, use_reentrant=False) if again else score(part, rows)
         found.append(columns if rows is not None else tuple(column[:0] for column in columns))
         if rows is None:

@@ -171,3 +171,17 @@ def test_a_head_is_taught_once() -> None:
     taught = vars(head)["forward"]
     chunked_heads._teach_head(head)
     assert vars(head)["forward"] is taught
+
+
+@pytest.mark.parametrize("trained", [True, False])
+@pytest.mark.parametrize("kind", [torch.nn.Linear, type("Other", (torch.nn.Linear,), {})])
+def test_no_token_of_this_process_has_gradients_of_zero(trained: bool, kind: Any) -> None:
+    """What reduces gradients waits for all weights before the head, and for the head's own."""
+    body, head = torch.nn.Linear(SIZE, SIZE), kind(SIZE, WORDS).requires_grad_(trained)
+    hidden = body(torch.ones(0, SIZE))
+    score = lambda raw, rows: (raw.sum(dim=1), raw.detach().amax(dim=1))  # noqa: E731
+    first, *columns = chunked_heads.through_head(head, hidden, score)
+    assert [len(column) for column in columns] == [0]
+    first.sum().backward()
+    for one in (*body.parameters(), *(head.parameters() if trained else ())):
+        assert one.grad is not None and not one.grad.any()

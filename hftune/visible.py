@@ -57,13 +57,14 @@ def as_typed(message: str) -> str:
 def say(text: object = "", *, end: str = "\n", file: TextIO | None = None, flush: bool = False) -> None:
     """Print a text without secrets, with what is hidden in it spelt out: the only way in which hftune prints."""
     stream = file or terminal.out()
-    shown = visible(redact(str(text)))
+    # With its end in one write: another thread's line would come between.
+    shown = visible(redact(str(text))) + end
     with terminal.readers_may_leave(stream):
         try:
-            print(shown, end=end, file=stream, flush=flush)
+            print(shown, end="", file=stream, flush=flush)
         except UnicodeEncodeError as error:  # an output that is not UTF-8: LC_ALL=de_DE.ISO-8859-1
             spelt = shown.encode(error.encoding, "backslashreplace").decode(error.encoding)
-            print(spelt, end=end, file=stream, flush=flush)
+            print(spelt, end="", file=stream, flush=flush)
 
 
 def hide_in_tracebacks() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import io
 import os
 import pty
 import struct
@@ -13,6 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from hftune.visible import say
 
 SCRIPT = """
 import ctypes, logging, os, subprocess, sys, time, warnings
@@ -227,3 +230,16 @@ def test_who_reads_may_leave(run_main, tmp_path: Path, runner: str, file: str) -
     code, shown, log = run_main(body)
     assert code == 0 and done.exists() and "Error" not in shown and "Exception" not in shown
     assert runner == "run_tool" or "> for nobody\n> nor this\n" in log.read_text()
+
+
+def test_a_line_and_its_end_are_one_write() -> None:
+    """Else a line of another thread comes between."""
+    written: list[str] = []
+
+    class Stream(io.StringIO):
+        def write(self, text: str) -> int:
+            written.append(text)
+            return super().write(text)
+
+    say("one line", file=Stream())
+    assert [text for text in written if text] == ["one line\n"]

@@ -54,7 +54,7 @@ def _refuse_shapeless(config: PreTrainedConfig) -> None:
     known = causal_class(config) is not None or type(config) in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
     if not own_code and not (known and reads_text_alone(config)):
         raise ArgumentError(
-            f"transformers has no class that reads a row of text alone and goes on with it for {config.model_type}",
+            f"transformers has no class that reads a row of text alone and continues it for {config.model_type}",
             place="--model_name_or_path",
             fix="use a causal language model",
         )

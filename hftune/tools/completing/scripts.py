@@ -2,12 +2,46 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import shtab
 
+from hftune.arguments.names.row import ALIAS
+from hftune.arguments.names.table import table
+from hftune.arguments.parser import HftuneParser
 from hftune.arguments.stage_table import STAGES
-from hftune.tools.completing.parsers import WITH_STAGE, whole_command
+from hftune.arguments.stages import ALGORITHMS, stage_parser
+from hftune.distributed.ds_config import CONFIGS
+from hftune.on_demand import on_demand
+
+WITH_STAGE = ("plan", "preview", "tokenize")
+"""Commands behind which a stage stands, and then its arguments."""
+
+# What stands behind commands whose arguments no class holds: words in their place, and flags.
+_WORDS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(WITH_STAGE, tuple(STAGES)),
+    "init": ("demo", "sft", "pipeline"),
+    "launch": ("deepspeed", "torchrun", "python"),
+    "pipeline": ("run", "plan", "check"),
+    "schema": (*STAGES, "merge", "pipeline"),
+    "completion": ("bash", "zsh", "fish"),
+}
+_FLAGS: dict[str, tuple[str, ...]] = {
+    "init": ("--model",),
+    "pipeline": ("--from", "--to", "--only", "--force", "--dry_run", "--gpus", "--no_estimate"),
+    "schema": ("--output",),
+    "watch": ("--once", "--every"),
+    "board": ("--port",),
+    "lineage": ("--json",),
+    "doctor": ("--quick", "--json"),
+}
+_STARTING = {"nproc": None, "nodes": None, "launcher": ("deepspeed", "torchrun", "srun", "none"), "hostfile": None}
+_LONGEST = 70
+
+_FILES = {"zsh": "_files", "fish": "(__fish_complete_path (commandline -ct))"}
+"""Not for bash: there what finds nothing falls back to files, and a compgen would hide the flags that may follow."""
 
 _STAGES, _BEFORE = "|".join(STAGES), "|".join(WITH_STAGE)
 _SCRIPTS = " ".join([*(f"run_{stage}.py" for stage in STAGES), "merge_peft_adapter.py", "deepspeed", "torchrun"])
@@ -79,3 +113,99 @@ def script(shell: str, commands: Iterable[str], arguments: Mapping[str, str]) ->
     """
     parser = whole_command(commands, arguments)
     return f"{shtab.complete(parser, shell)}\n{_MORE[shell]}"
+
+
+def whole_command(commands: Iterable[str], arguments: Mapping[str, str]) -> argparse.ArgumentParser:
+    """The parser of everything.
+
+    Args:
+        commands: All subcommands but the stages.
+        arguments: Subcommand -> the class of its arguments, or a dict of classes, as `on_demand` takes it; or the
+            stage whose arguments it has.
+    """
+    root = argparse.ArgumentParser("hftune", add_help=False)
+    below = root.add_subparsers()
+    for stage in STAGES:
+        parser = below.add_parser(stage, help=STAGES[stage].task, add_help=False)
+        _add_stage(parser, stage)
+        for name, choices in _STARTING.items():
+            parser.add_argument(f"--{name}", choices=choices, help="how the stage is started")
+    for name in commands:
+        parser = below.add_parser(name, help=name, add_help=False)
+        _add_words(parser, name)
+        if name in arguments:
+            _add_arguments(parser, arguments[name])
+        parser.add_argument("--help", action="store_true", help="what it does")
+    return root
+
+
+def _add_words(parser: argparse.ArgumentParser, command: str) -> None:
+    words = _WORDS.get(command, ())
+    if command == "explain":
+        words = tuple(sorted({*stage_parser("sft").known, *(r.name for r in table().values() if r.verdict == ALIAS)}))
+        words = tuple(word for word in words if "-" not in word)
+    if words:
+        parser.add_argument("word", choices=words)
+    for flag in _FLAGS.get(command, ()):
+        parser.add_argument(flag)
+
+
+def _add_arguments(parser: argparse.ArgumentParser, where: str) -> None:
+    if where in STAGES:
+        _add_stage(parser, where)
+        return
+    found = on_demand(where)
+    if isinstance(found, dict):
+        below = parser.add_subparsers()
+        for name, cls in found.items():
+            _add_known(below.add_parser(name, help=name, add_help=False), HftuneParser([cls]).known)
+        return
+    _add_known(parser, HftuneParser([found]).known)
+
+
+def _add_stage(parser: argparse.ArgumentParser, stage: str) -> None:
+    known: dict[str, argparse.Action] = {}
+    for algorithm in ALGORITHMS if stage == "rl" else [None]:
+        known = stage_parser(stage, algorithm).known | known
+    _add_known(parser, known)
+    config: Any = parser.add_argument("--config", help="YAML file of arguments")
+    config.complete = _FILES
+
+
+def _add_known(parser: argparse.ArgumentParser, known: Mapping[str, argparse.Action]) -> None:
+    """Every argument in hftune's spelling: with `-`, and the names of other tools, the list would be thrice as long."""
+    for name, action in known.items():
+        if name != action.dest or action.nargs == 0:
+            continue
+        kind = getattr(action.type, "__name__", "")
+        choices = [str(choice) for choice in action.choices] if action.choices is not None else None
+        if kind == "string_to_bool":
+            choices = ["True", "False"]
+        several: Any = {"nargs": "+"} if action.nargs == "+" else {}
+        # Any: `complete` is an attribute of shtab's own.
+        added: Any = parser.add_argument(f"--{name}", choices=choices, help=_short(action.help), **several)
+        if name == "deepspeed":
+            added.complete = _deepspeed()
+        elif choices is None and kind not in ("int", "float"):
+            added.complete = _FILES
+
+
+def _short(text: str | None) -> str:
+    """The first sentence of a help text, as far as a line has room."""
+    first = " ".join(str(text or "").replace("%%", "%").split()).partition(". ")[0].rstrip(".")
+    short = first if len(first) <= _LONGEST else f"{first[: _LONGEST - 3]}..."
+    return short.replace("%", "%%")
+
+
+def _deepspeed() -> dict[str, Any]:
+    """Names of `ds_configs/`, or files."""
+    names = " ".join(sorted(file.stem for file in CONFIGS.glob("*.json")))
+    return {
+        "bash": "_hftune_deepspeed_file",
+        "zsh": "_hftune_deepspeed",
+        "fish": f"{names} (__fish_complete_path (commandline -ct))",
+        "preamble": {
+            "bash": f'_hftune_deepspeed_file() {{ compgen -W "{names}" -- "$1"; compgen -f -- "$1"; }}',
+            "zsh": f"_hftune_deepspeed() {{ compadd {names}; _files }}",
+        },
+    }

@@ -14,8 +14,7 @@ from hftune.arguments.sampling import SampleArguments
 from hftune.arguments.stage_table import STAGES
 from hftune.arguments.stages import ALGORITHMS, ScriptParser
 from hftune.distributed.launchers import OPTIONS
-from hftune.tools.schema.stages import algorithm_choice, parser_schema, stage_schema
-from hftune.tools.schema.values import NULL, Schema, any_of
+from hftune.tools.schema.stages import NULL, Schema, algorithm_choice, any_of, parser_schema, stage_schema
 
 REFERENCE: Schema = {"type": "string", "pattern": r"\$\{"}
 """`${data}/sft`: what it stands for is known when the pipeline is read."""

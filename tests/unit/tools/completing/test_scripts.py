@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 from hftune.arguments.stage_table import STAGES
+from hftune.arguments.stages import stage_parser
 from hftune.cli import ARGUMENTS, COMMANDS
-from hftune.tools.completing.scripts import script
+from hftune.tools.completing.scripts import _FLAGS, _WORDS, script, whole_command
 
 ASK = """
 source {script}
@@ -88,19 +90,6 @@ def test_bash(line: str, some: set[str], none: set[str], scripts: Path) -> None:
     assert some <= {*found} and not none & {*found}, found
 
 
-@pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")
-def test_bash_answers_at_once(scripts: Path) -> None:
-    long = "hftune sft --model_name_or_path M --train_file_dir d --output_dir o --deepspeed zero2 --use_peft True"
-    long += " --lora_r 8 --lora_alpha 16 --learning_rate 1e-3 --max_length 512 --packing True --logging_steps 1 --l"
-    # Counted are bash's steps, some 20,000 of which fit into a second.
-    steps = []
-    for asked in (f"source {scripts}/hftune.bash", ASK.format(script=scripts / "hftune.bash", folder=scripts)):
-        done = subprocess.run(["bash", "--norc", "-xc", asked], input=f"{long}\n", capture_output=True, text=True)
-        assert done.returncode == 0
-        steps.append(done.stderr.count("\n+") + 1)
-    assert steps[0] < 3000 and steps[1] - steps[0] < 2000
-
-
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_scripts_are_sound(shell: str, scripts: Path) -> None:
     if shutil.which(shell) is None:
@@ -153,3 +142,26 @@ def test_fish(scripts: Path) -> None:
     asked = f"source {scripts}/hftune.fish; complete -C 'hftune sft --learning_r'; complete -C 'hftune pip'"
     done = subprocess.run(["fish", "--no-config", "-c", asked], capture_output=True, text=True)
     assert "--learning_rate" in done.stdout and "pipeline" in done.stdout
+
+
+@pytest.mark.parametrize("command", sorted({*_FLAGS, *_WORDS} - {"completion"}))
+def test_words_and_flags_are_those_of_the_tool(command: str) -> None:
+    module = import_module(COMMANDS[command].partition(":")[0])
+    room = Path(str(module.__file__)).parent
+    said = "".join(file.read_text() for file in room.glob("*.py"))
+    assert [flag for flag in _FLAGS.get(command, ()) if f"{flag}" not in said] == []
+    if command in ("init", "launch", "pipeline"):
+        assert [word for word in _WORDS[command] if f'"{word}"' not in said] == []
+
+
+def test_arguments_are_those_of_the_parser() -> None:
+    (below,) = (action for action in whole_command(["merge", "teach"], ARGUMENTS)._actions if action.choices)
+    sft = {flag for action in below.choices["sft"]._actions for flag in action.option_strings}
+    known = {
+        f"--{name}" for name, action in stage_parser("sft").known.items() if name == action.dest and action.nargs != 0
+    }
+    assert known | {"--config", "--nproc", "--nodes", "--launcher", "--hostfile"} == sft
+    rl = {flag for action in below.choices["rl"]._actions for flag in action.option_strings}
+    assert {"--kl_target", "--num_generations", "--epsilon_high"} <= rl, "of all algorithms"
+    merge = {flag for action in below.choices["merge"]._actions for flag in action.option_strings}
+    assert "--peft_model_path" in merge

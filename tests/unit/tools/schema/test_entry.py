@@ -41,25 +41,7 @@ def test_it_writes_all(tmp_path: Path) -> None:
     dispatch(["schema", "--output", f"{tmp_path}/all"])
 
 
-def test_a_schema_that_was_edited_is_the_users(tmp_path: Path) -> None:
-    file = tmp_path / "sft.schema.json"
-    dispatch(["schema", "sft", "--output", str(file)])
-    edited = file.read_text().replace('"a"', '"mine": 1,\n "a"')
-    file.write_text(edited)
-    with pytest.raises(ArgumentError, match="hftune did not write it"):
-        dispatch(["schema", "sft", "--output", str(file)])
-    assert file.read_text() == edited and {*tmp_path.iterdir()} == {file, tmp_path / WRITTEN_NAME}
-
-
-@pytest.mark.parametrize("place", ["/dev/null/a/b.json", "/proc/1/x/y.json", "link/y.json"])
-def test_a_place_where_nothing_can_be_written(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("link").symlink_to("link")
-    with pytest.raises(ArgumentError, match="--output"):
-        dispatch(["schema", "sft", "--output", place])
-
-
-@pytest.mark.parametrize("mine", ["{}", "[1]", "no JSON", '{"$comment": "Written by `hftune schema`, hftune 1, 00"}'])
+@pytest.mark.parametrize("mine", ["no JSON", '{"$comment": "Written by `hftune schema`, hftune 1, 00"}'])
 def test_files_of_others_stay(mine: str, tmp_path: Path) -> None:
     (tmp_path / "dpo.schema.json").write_text(mine)
     with pytest.raises(ArgumentError, match="hftune did not write it"):
@@ -81,8 +63,3 @@ def test_files_of_others_stay(mine: str, tmp_path: Path) -> None:
 def test_words_that_make_no_sense(words: list[str], said: str) -> None:
     with pytest.raises(ArgumentError, match=said):
         dispatch(["schema", *words])
-
-
-def test_help(capsys: pytest.CaptureFixture[str]) -> None:
-    dispatch(["schema", "--help"])
-    assert "sft|dpo|" in (page := capsys.readouterr().out) or "|sft|" in page

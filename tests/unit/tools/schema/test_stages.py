@@ -27,6 +27,10 @@ VALUES = (
 )
 
 
+SAID = (REFUSED, NO_EFFECT)
+"""Verdicts about which a schema says nothing."""
+
+
 @functools.cache
 def checker(stage: str) -> Draft202012Validator:
     schema = {"$schema": DRAFT, **stage_schema(stage)}
@@ -63,26 +67,22 @@ def differences(stage: str, names: list[str]) -> list[str]:
 
 @pytest.mark.parametrize(("stage", "every"), [("sft", 1), ("dpo", 7), ("pt", 9), ("merge", 1)])
 def test_values_are_refused_as_the_parser_refuses_them(stage: str, every: int) -> None:
-    row = table().get
-    names = [name for name in argument_names(parser_of(stage)) if not (row(name) and row(name).translation)]
+    parser, odd = parser_of(stage), {row.name for row in table().values() if row.translation or row.verdict in SAID}
+    names = [name for name in argument_names(parser) if name not in odd and name not in parser.done_by_hftune]
     assert len(names) > 10 and differences(stage, names[::every]) == []
 
 
 def test_names_of_other_tools() -> None:
-    """What the parser takes is in the schema; of values that code translates the schema takes more."""
+    """The names are those that the parser knows; which of their values it takes, the command says."""
     parser, schema = parser_of("sft"), checker("sft")
-    missed, kinds = [], set()
-    for number, row in enumerate(table().values()):
-        if row.name in parser.known or number % (5 if row.verdict == ALIAS else 11):
-            continue
-        for value in (True, "x", 3, None, "none"):
-            takes, fits = parser_takes(parser, row.name, value), schema.is_valid({row.name: value})
-            kinds.add((row.verdict, takes))
-            exact = row.translation is None and not (isinstance(value, str) and row.name in RANGES)
-            if (takes and not fits) or (exact and takes != fits):
-                missed.append(f"{row.name} ({row.verdict}): {value!r}: parser {takes}, schema {fits}")
-    assert missed == []
-    assert kinds >= {(REFUSED, True), (REFUSED, False), (ALIAS, True), (ALIAS, False), (NO_EFFECT, True)}
+    kinds = set()
+    for row in [*table().values()][::7]:
+        takes = parser_takes(parser, row.name, "none" if row.verdict in SAID else 3)
+        fits = schema.is_valid({row.name: 3})
+        assert fits or not takes, row
+        kinds.add((row.verdict, fits))
+    assert kinds >= {(REFUSED, True), (ALIAS, True), (NO_EFFECT, True)}
+    assert not checker("pt").is_valid({"simpo_gamma": 3}), "of another stage"
 
 
 @pytest.mark.parametrize("stage", ["sft", "merge", "rl"])
@@ -95,9 +95,7 @@ def test_what_an_editor_shows() -> None:
     properties = stage_schema("sft")["properties"]
     assert properties["learning_rate"]["default"] == 2e-5, "as resolved for the stage, not TRL's"
     assert properties["max_length"]["description"] and "%%" not in json.dumps(properties)
-    assert properties["lora_rank"]["deprecated"] and "lora_r" in properties["lora_rank"]["description"]
-    assert "deprecated" not in properties["lora_r"]
-    assert list(properties).index("lora_rank") > list(properties).index("lora_r")
+    assert "lora_r" in properties and "lora_rank" not in properties, "names of other tools are not proposed"
     assert stage_schema("pt")["properties"]["learning_rate"]["default"] == 2e-5
 
 

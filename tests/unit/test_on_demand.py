@@ -32,7 +32,7 @@ NAMED = [(file, place) for file in FILES for place in places(file)]
 def test_gives_what_is_named() -> None:
     assert on_demand("hftune.errors:ArgumentError") is ArgumentError
     with pytest.raises(AttributeError):
-        on_demand("hftune.errors:NoSuchError")
+        on_demand(":".join(("hftune.errors", "NoSuchError")))
 
 
 @pytest.mark.parametrize(("file", "place"), NAMED, ids=[f"{file.name}-{place}" for file, place in NAMED])

@@ -35,8 +35,7 @@ import os
 import sys
 
 from hftune import __version__
-from hftune.arguments.scripts import stage_of
-from hftune.arguments.stage_table import STAGES
+from hftune.arguments.stage_table import STAGES, stage_of
 from hftune.child_processes import forget_working_folder
 from hftune.errors import ArgumentError, did_you_mean, run_tool
 from hftune.logging import quiet_libraries
@@ -101,8 +100,8 @@ ARGUMENTS = {
     "consolidate": "hftune.tools.consolidating.run:ConsolidateArguments",
     "ask": "hftune.arguments.asking:AskArguments",
     "chat": "hftune.tools.chatting.arguments:ChatArguments",
-    "evaluate": "hftune.arguments.evaluating:EvaluateArguments",
-    "sample": "hftune.arguments.sampling:SampleArguments",
+    "evaluate": "hftune.arguments.asking:EvaluateArguments",
+    "sample": "hftune.arguments.asking:SampleArguments",
     "score": "hftune.tools.scoring.arguments:ScoreArguments",
     "serve": "hftune.tools.serving.arguments:ServeArguments",
 }

@@ -14,10 +14,10 @@ from transformers import TrainerCallback, set_seed
 
 from hftune import terminal
 from hftune.arguments.defaults.recipe import recipe
-from hftune.arguments.run_arguments import RunArguments
+from hftune.arguments.stage_table import RunArguments
 from hftune.arguments.training import StageArguments
 from hftune.checkpoints import manifest as manifests
-from hftune.checkpoints.history import HISTORY, same_records, trained_before, with_history
+from hftune.checkpoints.manifest import HISTORY, same_records, trained_before, with_history
 from hftune.checkpoints.model_card import model_card
 from hftune.checkpoints.resume import (
     find_checkpoint,

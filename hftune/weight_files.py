@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hftune.errors import ArgumentError, ManifestError
-from hftune.opening.folders import unsafe_entry
+from hftune.opening.files import unsafe_entry
 from hftune.opening.safetensors_file import read_index, read_safetensors_header
 
 WEIGHTS_NAME, INDEX_NAME = "model.safetensors", "model.safetensors.index.json"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from hftune.arguments.freezing import FreezingArguments, split_commas
+from hftune.arguments.optimizer import FreezingArguments, split_commas
 from hftune.errors import ArgumentError
 from hftune.opening.json_file import parse_json
 

@@ -1,11 +1,11 @@
-"""What `hftune ask` needs to know, and what it shares with the other commands that have models answer."""
+"""What the commands that have models answer need to know: `hftune ask`, `evaluate`, `sample` and their like."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
 from hftune.arguments.data import TemplateFields, TurnTokenFields
-from hftune.arguments.hub import HubFields
+from hftune.arguments.model import HubFields
 
 JUDGE_KEY = "HFTUNE_JUDGE_API_KEY"
 """The variable with the key of `--judge_url`, of `hftune evaluate` and `hftune sample`."""
@@ -53,3 +53,165 @@ class AskArguments(TalkerFields):
         default=None,
         metadata={"help": "Folder for answers.json, which `hftune report` shows; it may be the folder of a stage."},
     )
+
+
+ANSWER_TASKS = ("exact_match", "math", "bleu", "chrf", "rouge", "json", "tool_calls")
+"""Tasks that compare a generated answer with the record's, or look at its form."""
+OF_ANSWERS = ("reward", "judge")
+"""Tasks that score answers by another model."""
+COMPARED_TASKS = (*(task for task in ANSWER_TASKS if task not in ("json", "tool_calls")), "judge")
+"""Tasks that compare a generated answer with the record's."""
+OWN_TASKS = ("loss", *ANSWER_TASKS, *OF_ANSWERS)
+"""Tasks on the records of `--validation_file_dir`; all others are lm-eval's."""
+
+
+@dataclass
+class EvaluateArguments(TalkerFields):
+    """Held-out loss, generated answers and their scores, of one model or several."""
+
+    models: list[str] | None = field(
+        default=None,
+        metadata={"help": "Folders (whole, merged or adapters) or Hub names; also given alone, before all arguments."},
+    )
+    eval_tasks: list[str] | None = field(
+        default=None,
+        metadata={
+            "help": f"What is measured. On the records of --validation_file_dir: {', '.join(OWN_TASKS)}. Any other "
+            "name is a task of lm-eval.",
+        },
+    )
+    validation_file_dir: str | None = field(
+        default=None, metadata={"help": "File or folder of held-out records, in any format that run_sft.py reads."}
+    )
+    max_eval_samples: int | None = field(
+        default=None, metadata={"help": "At most so many records, the first ones; left out: all."}
+    )
+    max_length: int | None = field(
+        default=None,
+        metadata={"help": "Of loss: longer records lose their end, as in run_sft.py; left out: none does."},
+    )
+    max_new_tokens: int = field(default=256, metadata={"help": "Tokens of an answer; a longer one is cut."})
+    batch_tokens: int = field(
+        default=4096, metadata={"help": "Tokens in a batch, padding included; a longer record goes alone."}
+    )
+    reward_model_path: str | None = field(
+        default=None, metadata={"help": "Of reward: what scores the answers: a folder of run_rm.py or a Hub name."}
+    )
+    judge_url: str | None = field(
+        default=None,
+        metadata={
+            "help": "Of judge: an OpenAI-compatible server, http://host:port, that compares each answer with the "
+            f"record's, in both orders. A key for it is read from the variable {JUDGE_KEY}."
+        },
+    )
+    judge_model: str | None = field(
+        default=None, metadata={"help": "The judge's name on the server; left out: the only model that it serves."}
+    )
+    include_path: str | None = field(
+        default=None, metadata={"help": "Folder with further task files of lm-eval, which win over its own."}
+    )
+    num_fewshot: int | None = field(
+        default=None, metadata={"help": "Of lm-eval's tasks: examples in a prompt; left out: as each task says."}
+    )
+    apply_chat_template: bool = field(
+        default=False, metadata={"help": "Of lm-eval's tasks: write prompts by the model's chat template."}
+    )
+    per_device_eval_batch_size: int = field(
+        default=8, metadata={"help": "Of lm-eval's tasks: requests in a batch of each process."}
+    )
+    against: str | None = field(
+        default=None,
+        metadata={
+            "help": "What all models are compared with, record by record: an output folder of hftune evaluate with the "
+            "same tasks, or a model, which is then evaluated as well."
+        },
+    )
+    output_dir: str | None = field(
+        default=None, metadata={"help": "Folder for evaluation.json and records.jsonl; the same command resumes there."}
+    )
+    overwrite_output_dir: bool = field(default=False, metadata={"help": "Replace an earlier evaluation there."})
+
+    @property
+    def harness_tasks(self) -> list[str]:
+        """Tasks of lm-eval."""
+        return [task for task in self.eval_tasks or [] if task not in OWN_TASKS]
+
+
+SERVER_KEY = "HFTUNE_SERVER_API_KEY"
+"""The variable with the key of `--server_url`."""
+
+
+@dataclass
+class SampleArguments(TalkerFields):
+    """Several answers to each prompt, scored; the best ones, or pairs of the best and the worst, as training data."""
+
+    model_name_or_path: str | None = field(
+        default=None, metadata={"help": "What answers: a folder (whole, merged or an adapter) or a Hub name."}
+    )
+    server_url: str | None = field(
+        default=None,
+        metadata={
+            "help": "An OpenAI-compatible server that answers instead (vllm serve, hftune serve): http://host:port. "
+            f"A key for it is read from the variable {SERVER_KEY}."
+        },
+    )
+    server_model: str | None = field(
+        default=None, metadata={"help": "The model's name on the server; left out: the only one that it serves."}
+    )
+    train_file_dir: str | None = field(
+        default=None, metadata={"help": "File or folder of prompts, in any format that run_rl.py reads."}
+    )
+    max_train_samples: int | None = field(
+        default=None, metadata={"help": "At most so many prompts, the first ones; left out: all."}
+    )
+    num_generations: int = field(default=4, metadata={"help": "Answers to each prompt."})
+    max_new_tokens: int = field(default=256, metadata={"help": "Tokens of an answer; a longer one is cut."})
+    temperature: float = field(default=1.0, metadata={"help": "Temperature of sampling, above 0."})
+    top_p: float = field(default=1.0, metadata={"help": "Only the most likely tokens of so much probability together."})
+    batch_tokens: int = field(default=8192, metadata={"help": "Tokens in a batch, padding and answers included."})
+    seed: int = field(default=42, metadata={"help": "Of sampling."})
+    reward_funcs: list[str] | None = field(
+        default=None,
+        metadata={
+            "help": "Functions that score answers, as in run_rl.py: accuracy, format, length, or module:function or "
+            "file.py:function; scores are added up."
+        },
+    )
+    reward_model_path: list[str] | None = field(
+        default=None, metadata={"help": "Reward models that score answers: output folders of run_rm.py."}
+    )
+    judge_url: str | None = field(
+        default=None,
+        metadata={
+            "help": "An OpenAI-compatible server, http://host:port, that scores each answer from 1 to 10, against the "
+            f"record's own where it has one. A key for it is read from the variable {JUDGE_KEY}."
+        },
+    )
+    judge_model: str | None = field(
+        default=None, metadata={"help": "The judge's name on the server; left out: the only model that it serves."}
+    )
+    keep: str = field(
+        default="best",
+        metadata={
+            "help": "best: of each prompt the answer with the highest score, for run_sft.py. threshold: all answers "
+            "that score at least --threshold, for run_sft.py. pairs: the best and the worst answer where their scores "
+            "differ, for run_dpo.py and run_rm.py.",
+            "choices": ["best", "threshold", "pairs"],
+        },
+    )
+    threshold: float | None = field(
+        default=None, metadata={"help": "Least score that is kept; with pairs the least difference of the two scores."}
+    )
+    keep_all: bool = field(
+        default=False,
+        metadata={
+            "help": "Keep answers whatever they score, and cut ones: to try what comes after, as a dry run does."
+        },
+    )
+    output_dir: str | None = field(
+        default=None,
+        metadata={
+            "help": "Folder; what is kept is in its folder data/, all answers with their scores are in answers.jsonl."
+        },
+    )
+    overwrite_output_dir: bool = field(default=False, metadata={"help": "Replace an earlier result there."})

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 import trl
 
-from hftune.arguments.freezing import split_commas
+from hftune.arguments.optimizer import split_commas
 from hftune.arguments.training import SFTArguments
 from hftune.errors import ArgumentError
 from hftune.weight_files import fingerprint

@@ -15,7 +15,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from hftune.arguments.run_arguments import RunArguments
+from hftune.arguments.stage_table import RunArguments
 from hftune.errors import DataError
 from hftune.secrets import command_without_secrets
 from hftune.user_cache import read_sealed, write_sealed

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import cast
 
-from hftune.arguments.hub import HubFields
+from hftune.arguments.model import HubFields
 from hftune.arguments.names.table import table
 from hftune.arguments.names.translate import MERGE, Entry
 from hftune.arguments.parser import HftuneParser

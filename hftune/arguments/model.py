@@ -114,3 +114,17 @@ class ModelArguments(GrowthArguments):
     def grows(self) -> bool:
         """Whether the embeddings may get other rows than the checkpoint has."""
         return self.adds_tokens or self.resize_vocab or self.pad_vocab_to_multiple_of is not None
+
+
+@dataclass
+class HubFields:
+    """For all that takes the name of a model or a data set."""
+
+    hub: str | None = field(
+        default=None,
+        metadata={
+            "help": "Where names of models and data sets are looked up, and results are pushed to. Left out: as the "
+            "variable HFTUNE_HUB says, else huggingface.",
+            "choices": ["huggingface", "modelscope"],
+        },
+    )

@@ -3,24 +3,34 @@
 from __future__ import annotations
 
 import argparse
+import copy
 import functools
+import inspect
 import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from typing import Any, NoReturn, get_args, get_origin, get_type_hints
 
 from trl import TrlParser
 
 from hftune import terminal
-from hftune.arguments.choices import JSON_OBJECTS, choices_of
 from hftune.arguments.names.row import Row
 from hftune.arguments.names.table import table
 from hftune.arguments.names.translate import COMMAND_LINE, Entry, Outcome, Translator
-from hftune.arguments.ranges import numbers_of, out_of_range
+from hftune.arguments.ranges import (
+    DONE_BY_HFTUNE,
+    DONE_BY_HFTUNE_EVERYWHERE,
+    JSON_OBJECTS,
+    choices_of,
+    numbers_of,
+    out_of_range,
+)
 from hftune.arguments.raw_arguments import (
     GIVEN_NAMES,
     LEFT_OUT,
+    argparse_error,
+    class_error,
     given_in_file,
     given_on_command_line,
     joined,
@@ -28,11 +38,9 @@ from hftune.arguments.raw_arguments import (
     take_config,
     yaml_value,
 )
-from hftune.arguments.special_fields import DONE_BY_HFTUNE, DONE_BY_HFTUNE_EVERYWHERE
 from hftune.arguments.stage_table import STAGES, base_stage
 from hftune.errors import ArgumentError, UserError, did_you_mean, raise_together
 from hftune.logging import notice
-from hftune.on_demand import on_demand
 from hftune.opening.json_file import parse_json
 from hftune.stores.located import located
 from hftune.visible import as_typed, say
@@ -87,7 +95,7 @@ class HftuneParser(TrlParser):
 
     def error(self, message: str) -> NoReturn:
         """argparse's own complaints (a wrong type, a missing value) as ours."""
-        raise on_demand("hftune.arguments.parse_errors:argparse_error")(message, self.known, COMMAND_LINE)
+        raise argparse_error(message, self.known, COMMAND_LINE)
 
     def _print_message(self, message: str, file: Any = None) -> None:
         """The page of --help, where the user looks: standard output itself may lead to a log."""
@@ -97,7 +105,7 @@ class HftuneParser(TrlParser):
         """hftune's own arguments first, by topic; then those of TRL and transformers."""
         formatter = self._get_formatter()
         formatter.add_usage("%(prog)s [--config FILE.yaml] [--NAME VALUE ...]", [], [])
-        help_groups = on_demand("hftune.arguments.help_page:help_groups")
+
         for title, actions in help_groups(self.dataclass_types, self._actions).items():
             formatter.start_section(title)
             formatter.add_arguments(actions)
@@ -128,7 +136,7 @@ class HftuneParser(TrlParser):
         try:
             return tuple(self.parse_args_into_dataclasses(args=self._flat(entries), look_for_args_file=False))
         except (ValueError, TypeError, OSError) as error:
-            raise on_demand("hftune.arguments.parse_errors:class_error")(error, self.known, COMMAND_LINE) from error
+            raise class_error(error, self.known, COMMAND_LINE) from error
         finally:
             GIVEN_NAMES.reset(before)
 
@@ -279,3 +287,58 @@ def _json_object(text: str) -> dict[str, Any]:
 
 _json_object.__name__ = "JSON object"
 """As argparse names it in a complaint."""
+
+
+_TITLES = {
+    "ModelArguments": "model and tokenizer",
+    "DataArguments": "data",
+    "AdapterArguments": "adapters and quantised bases",
+    "MergeArguments": "merging",
+}
+
+
+def help_groups(classes: Iterable[type], actions: Iterable[argparse.Action]) -> dict[str, list[argparse.Action]]:
+    """Title -> arguments, in the order in which they are shown.
+
+    Args:
+        classes: The dataclasses of the parser, each with those it extends.
+        actions: The parser's; those that belong to no class (`--help`) come first.
+    """
+    owners = {name: title for cls in classes for name, title in _owners(cls).items()}
+    groups: dict[str, list[argparse.Action]] = {"options": []}
+    for title in dict.fromkeys(owners.values()):
+        groups[title] = []
+    for action in actions:
+        groups[owners.get(action.dest, "options")].append(_with_underscores(action))
+    ours = [title for title in groups if " of " not in title]
+    # TRL's before transformers', which has a hundred that few need.
+    theirs = sorted((title for title in groups if " of " in title), key=lambda title: "transformers" in title)
+    return {title: groups[title] for title in [*ours, *theirs] if groups[title]}
+
+
+def _with_underscores(action: argparse.Action) -> argparse.Action:
+    """The argument without its second spelling, `--learning-rate`, which works as well."""
+    # A copy: the parser still accepts both spellings.
+    shown = copy.copy(action)
+    shown.option_strings = [option for option in action.option_strings if "-" not in option.lstrip("-")]
+    return shown
+
+
+def _owners(cls: type) -> dict[str, str]:
+    """Field -> title of the class that says most about it; the outermost class that has it counts."""
+    owners: dict[str, str] = {}
+    # From the outermost class inwards: whoever redefines a field has written the help that is shown.
+    for base in cls.__mro__:
+        if is_dataclass(base):
+            own = inspect.get_annotations(base)
+            owners |= {
+                field.name: _title(base) for field in fields(base) if field.name in own and field.name not in owners
+            }
+    return owners
+
+
+def _title(cls: type) -> str:
+    package = cls.__module__.split(".")[0]
+    if package != "hftune":
+        return f"arguments of {package}'s {cls.__name__}"
+    return _TITLES.get(cls.__name__, "training")

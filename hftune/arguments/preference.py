@@ -1,4 +1,4 @@
-"""How preference optimisation trains."""
+"""How preferences are trained, as pairs of answers or one by one, and how reward models are: losses and lengths."""
 
 from __future__ import annotations
 
@@ -6,10 +6,149 @@ from dataclasses import dataclass, field
 
 import trl
 
-from hftune.arguments.choices import UNPAIRED
 from hftune.arguments.data import ThoughtFields
-from hftune.arguments.lengths import PairLengths
+from hftune.arguments.ranges import UNPAIRED
 from hftune.arguments.training import StageArguments
+from hftune.errors import ArgumentError
+
+# MedicalGPT's RM scripts bound the sum; its DPO script bounds characters by a number of tokens.
+EACH, SUM, CHARACTERS = "each", "sum", "sum_of_characters"
+CUT, CUT_PROMPT, CUT_ANSWER, DROP = "cut", "cut_prompt", "cut_answer", "drop"
+
+
+@dataclass
+class PairLengths:
+    """Mixed into arguments that have a `max_length`."""
+
+    max_prompt_length: int | None = field(
+        default=None, metadata={"help": "Tokens of the prompt that are kept, its end; left out: bound by max_length."}
+    )
+    max_completion_length: int | None = field(
+        default=None, metadata={"help": "Tokens of an answer that are kept, its start; left out: bound by max_length."}
+    )
+    length_budget: str = field(
+        default=EACH,
+        metadata={
+            "help": "each: --max_prompt_length and --max_completion_length bound prompt and answer apart. sum: their "
+            "sum bounds both together. sum_of_characters: their sum is also the most characters of a prompt with an "
+            "answer, longer records are dropped (MedicalGPT's DPO).",
+            "choices": [EACH, SUM, CHARACTERS],
+        },
+    )
+    too_long: str = field(
+        default=CUT,
+        metadata={
+            "help": "What becomes of a record beyond its lengths. cut: the prompt loses its start, down to half of "
+            "max_length, then an answer its end. cut_prompt, cut_answer: that alone, and what does not fit then is "
+            "dropped. drop: the record is left out. Each is counted.",
+            "choices": [CUT, CUT_PROMPT, CUT_ANSWER, DROP],
+        },
+    )
+
+    def resolve_lengths(self) -> None:
+        """Make `max_length` the sum of both lengths where both are given.
+
+        Raises:
+            ArgumentError: A sum of one length, or characters that nothing is dropped for.
+        """
+        if self.max_prompt_length is not None and self.max_completion_length is not None:
+            # What TRL and the collators read; a --max_length that was given as well would contradict both parts.
+            self.max_length = self.max_prompt_length + self.max_completion_length
+        elif self.length_budget != EACH:
+            raise ArgumentError(
+                "a budget is the sum of two lengths",
+                place=f"--length_budget {self.length_budget}",
+                fix="give --max_prompt_length and --max_completion_length; or --max_length alone, which bounds both",
+            )
+        if self.length_budget == CHARACTERS and self.too_long != DROP:
+            raise ArgumentError(
+                "text is cut in tokens; by its characters a record is kept or dropped",
+                place=f"--length_budget {CHARACTERS}, --too_long {self.too_long}",
+                fix=f"add --too_long {DROP}, or use --length_budget {SUM}",
+            )
+
+    @property
+    def separate_limits(self) -> tuple[int | None, int | None]:
+        """Tokens of a prompt and of an answer, where each has a limit of its own."""
+        return (self.max_prompt_length, self.max_completion_length) if self.length_budget == EACH else (None, None)
+
+    @property
+    def most_characters(self) -> int | None:
+        """Characters of a prompt with an answer, where these are counted."""
+        return self.max_length if self.length_budget == CHARACTERS else None
+
+
+@dataclass
+class RMArguments(StageArguments, PairLengths, trl.RewardConfig):
+    """Reward model on preference pairs, or on labelled steps."""
+
+    # Decides the head, so it must be the same for whoever loads the model: the manifest carries it.
+    reward_kind: str = field(
+        default="outcome",
+        metadata={
+            "help": "outcome: one score a conversation, from preference pairs. process: one a step of an answer, from "
+            "steps that are labelled right or wrong.",
+            "choices": ["outcome", "process"],
+        },
+    )
+    score_difference: str = field(
+        default="margin",
+        metadata={
+            "help": "What the difference of two answers' scores (or `margin`) does, where the data have it. margin: "
+            "the model's scores shall lie that far apart. weight: the pair's loss is multiplied by it. none: nothing.",
+            "choices": ["margin", "weight", "none"],
+        },
+    )
+    score_difference_scale: float = field(
+        default=1.0, metadata={"help": "Differences are multiplied by this first: 0.1 for scores from 1 to 10."}
+    )
+    label_smoothing: float = field(
+        default=0.0, metadata={"help": "Share of labels that are taken to be wrong; below 0.5."}
+    )
+    padding_free: bool | None = field(
+        default=None,
+        metadata={
+            "help": "Put the conversations of a batch into one row instead of padding them. Left out: where the model "
+            "keeps them apart exactly."
+        },
+    )
+    # Stored next to the weights and not folded into the head: scores of different runs stay comparable.
+    normalize_scores: bool = field(
+        default=True,
+        metadata={
+            "help": "Keep mean and standard deviation of the held-out scores with the model, for RL and `hftune score`."
+            " The model's own scores stay as they are."
+        },
+    )
+    step_separator: str = field(
+        default="\n", metadata={"help": "Stands between the steps of an answer (process reward models)."}
+    )
+    train_on_last_step_only: bool = field(
+        default=False, metadata={"help": "Learn from the last labelled step of an answer only."}
+    )
+
+    def __post_init__(self) -> None:
+        self.resolve_lengths()
+        # The Trainer would smooth nothing: its smoother is for losses over labels in a batch.
+        self.label_smoothing = self.label_smoothing or self.label_smoothing_factor
+        self.label_smoothing_factor: float = 0.0
+        super().__post_init__()
+
+    @property
+    def rows_per_record(self) -> int:
+        """Overrides `StageArguments.rows_per_record`: the chosen and the rejected conversation."""
+        return 2
+
+    @property
+    def head(self) -> str:
+        """Overrides `StageArguments.head`: a score for each conversation, or for each step."""
+        return "steps" if self.reward_kind == "process" else "score"
+
+    @property
+    def flat_batches(self) -> bool:
+        """Padding-free ones are."""
+        return bool(self.padding_free)
+
 
 # The constant that an f-divergence adds is the same for both answers of a pair; in a loss of single answers it would
 # stay.

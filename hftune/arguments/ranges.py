@@ -1,4 +1,4 @@
-"""Which numbers each argument takes: one table for every class of arguments, own and inherited.
+"""Which values each argument takes: numbers by one table for every class, words, fields that hftune fills itself.
 
 A number beyond its range is refused when it is parsed. Upstream takes `--gradient_accumulation_steps -2` or
 `--num_train_epochs -1` without a word, and such a run ends as if it had trained. Upper limits are generous: they keep
@@ -214,3 +214,79 @@ def _parsed(text: str) -> float | int | None:
         return float(text)
     except ValueError:
         return None
+
+
+# With another loss it would do nothing, so a rule refuses it there.
+SMOOTHED = frozenset(
+    ["sigmoid", "sigmoid_norm", "exo_pair", "robust", "aot", "aot_unpaired", "dpop", "simpo", "cpo", "cpo_simpo"],
+)
+"""Losses that `--label_smoothing` changes."""
+
+UNPAIRED = frozenset(("kto", "apo_zero_unpaired"))
+"""Losses of single answers with a label."""
+
+_EVERYWHERE = {
+    "torch_compile_mode": ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs", "lite"),
+}
+_CACHES: tuple[str, ...] = ("dynamic", "static", "offloaded", "offloaded_static", "quantized", "paged")
+# Older names of the others, which transformers still takes.
+_CACHES += ("sliding_window", "hybrid", "hybrid_chunked", "offloaded_hybrid", "offloaded_hybrid_chunked")
+_OF_STAGE: dict[str, dict[str, tuple[str, ...]]] = {
+    "distill": {"cache_implementation": _CACHES},
+    "dpo": {"f_divergence_type": ("reverse_kl", "forward_kl", "js_divergence", "alpha_divergence")},
+    "rl": {
+        "cache_implementation": _CACHES,
+        "importance_sampling_level": ("token", "sequence"),
+        "loss_type": ("grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo", "vespo"),
+        "multi_objective_aggregation": ("sum_then_normalize", "normalize_then_sum"),
+        # The last two are older names of the first and the third.
+        "scale_rewards": ("group", "batch", "none", "True", "False"),
+    },
+}
+
+JSON_OBJECTS = ("generation_kwargs", "transformers_continuous_batching_config")
+"""Texts that upstream takes for an object of JSON if they begin like one."""
+
+
+def choices_of(stage: str) -> dict[str, tuple[str, ...]]:
+    """The words that arguments of a stage take, by their names (TRL 1.16, transformers 5.23, torch 2.13)."""
+    return _EVERYWHERE | _OF_STAGE.get(stage, {})
+
+
+# Fields of the trainers below whose work hftune does itself, before the trainer sees the data: a value given for them
+# would be dropped in silence, so it is refused. A value that means "no" is harmless and let through. A stage has those
+# of the stage that it is based on as well.
+DONE_BY_HFTUNE: dict[str, dict[str, str]] = {
+    "sft": {
+        "assistant_only_loss": "answers alone are trained already; --train_on_inputs trains all tokens",
+        "completion_only_loss": "answers alone are trained already; --train_on_inputs trains all tokens",
+        "truncation_mode": "what is longer than --max_length loses its end",
+        "dataset_text_field": "formats are recognised from the records; run_pt.py takes plain text",
+        "shuffle_dataset": "the Trainer shuffles; --data_seed sets its seed",
+        "eos_token": "turns end as the chat template says; --chat_template takes another",
+    },
+    "distill": {
+        "max_tool_calling_iterations": "answers are drawn in one turn; run_rl.py --tools has the policy call tools",
+    },
+    "rm": {"eos_token": "turns end as the chat template says; --chat_template takes another"},
+    "dpo": {"truncation_mode": "prompts lose their start, answers their end; see --max_prompt_length"},
+}
+DONE_BY_HFTUNE_EVERYWHERE: dict[str, str] = {
+    "model_init_kwargs": "use --dtype, --attn_implementation, --model_revision, --load_in_4bit, ...",
+    "dataset_kwargs": "records are read, masked and tokenised by hftune",
+}
+
+# Several values of one name, also from a list in a YAML file, become one text with this between them.
+JOINED: dict[str, str] = {
+    "train_file_dir": ",",
+    "validation_file_dir": ",",
+    "train_dataset_prob": ",",
+    "datasets": ",",
+    "weights": ",",
+    "columns": " ",
+    "add_tokens": ",",
+    "add_special_tokens": ",",
+    "peft_path": ",",
+    "peft_model_path": ",",
+    "adapter_weights": ",",
+}

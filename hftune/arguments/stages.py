@@ -18,8 +18,7 @@ from hftune.arguments.names.table import table
 from hftune.arguments.names.translate import MERGE, Entry
 from hftune.arguments.parser import REMOVED, HftuneParser, read_entries
 from hftune.arguments.raw_arguments import take_config
-from hftune.arguments.run_arguments import RunArguments
-from hftune.arguments.stage_table import STAGES
+from hftune.arguments.stage_table import STAGES, RunArguments
 from hftune.distributed import launch, ranks
 from hftune.errors import ArgumentError, UserError
 from hftune.on_demand import on_demand

@@ -9,12 +9,19 @@ import torch
 import trl
 from transformers import TrainingArguments
 
-from hftune.arguments.computation import DropoutFields, PrecisionFields, RouterFields, TilingFields
+from hftune.arguments.computation import (
+    CallbackFields,
+    DropoutFields,
+    HangTimeoutFields,
+    ParallelArguments,
+    PrecisionFields,
+    ProfileFields,
+    RouterFields,
+    TilingFields,
+)
 from hftune.arguments.data import ThoughtFields, TurnTokenFields
-from hftune.arguments.hub import HubFields
-from hftune.arguments.monitoring import CallbackFields, HangTimeoutFields, ProfileFields
+from hftune.arguments.model import HubFields
 from hftune.arguments.optimizer import OptimizerArguments
-from hftune.arguments.parallel import ParallelArguments
 from hftune.arguments.raw_arguments import GIVEN_NAMES
 from hftune.arguments.recomputation import RecomputationFields
 from hftune.distributed import ds_config, launch, ranks

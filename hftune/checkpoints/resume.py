@@ -18,7 +18,7 @@ from hftune.distributed import ranks
 from hftune.errors import ArgumentError, UserError, raise_together
 from hftune.logging import notice
 from hftune.on_demand import on_demand
-from hftune.opening.folders import unsafe_entries
+from hftune.opening.files import unsafe_entries
 from hftune.opening.model_files import read_checked
 from hftune.path_hints import missing_folder
 from hftune.publishing.disk import free_name, is_plain_folder, lexists

@@ -199,3 +199,10 @@ def from_optimizer(
         shards.append(make_shard(value.flatten(), held, {name: (0, value.numel())}, {value.numel()}))
         groups.append([name])
     return ShardedState(None, shapes, groups, [shards], settings=group_settings(state["param_groups"]))
+
+
+def exported_name(name: str) -> str:
+    """The name under which peft and transformers save a live parameter."""
+    for part in (".default", ".modules_to_save"):
+        name = name.removesuffix(part).replace(f"{part}.", ".")
+    return name

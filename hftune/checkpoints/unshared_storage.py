@@ -15,8 +15,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from hftune.checkpoints.engine_folder import engine_folder
-from hftune.checkpoints.integrity import read_record
+from hftune.checkpoints.integrity import engine_folder, read_record
 from hftune.distributed import nodes, ranks
 from hftune.errors import ArgumentError
 from hftune.weight_files import INDEX_NAME, weight_files
@@ -67,7 +66,7 @@ def missing_shards(folder: Path) -> Iterator[ArgumentError]:
     record, engine = read_record(folder) or {}, engine_folder(folder)
     wrote = int(record.get("world_size") or 0)
     names = (_SHARD.search(file.name) for file in engine.iterdir()) if engine else ()
-    # Processes that share matrices are neighbours by rank: `distributed/parallel.Mesh`.
+    # Processes that share matrices are neighbours by rank: `distributed/ranks.Mesh`.
     tensor = int(record.get("tensor_parallel_size") or 1)
     shards = {int(match[1]) * tensor + int(match[2]) for match in names if match}
     if not shards or wrote <= 1 or len(list(engine.glob("*_optim_states.pt")) if engine else ()) >= wrote:

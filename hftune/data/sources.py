@@ -26,7 +26,7 @@ from hftune.data.tokenizing.counts import Counts, all_dropped, describe_rewritte
 from hftune.data.tokenizing.encoder import Encoder, write_batches, write_tokenised
 from hftune.data.tokenizing.workers import default_workers
 from hftune.distributed import ranks
-from hftune.distributed.waiting import once_a_machine
+from hftune.distributed.nodes import once_a_machine
 from hftune.errors import DataError
 from hftune.logging import notice
 

@@ -25,7 +25,7 @@ from hftune.data.storage.cache import fingerprint
 from hftune.data.tokenizing.counts import Counts
 from hftune.data.tokenizing.encoder import Encoder
 from hftune.distributed import ranks
-from hftune.distributed.waiting import once_a_machine
+from hftune.distributed.nodes import once_a_machine
 from hftune.errors import ArgumentError
 from hftune.logging import notice
 from hftune.opening.files import open_file

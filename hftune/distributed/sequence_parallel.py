@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from hftune.distributed import ranks
-from hftune.distributed.mesh import Mesh
+from hftune.distributed.ranks import Mesh
 
 
 def shares(total: int, size: int) -> tuple[int, ...]:

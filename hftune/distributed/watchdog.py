@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import faulthandler
 import os
+import re
 import socket
 import sys
 import threading
 import time
 
+from torch.distributed import DistNetworkError, DistStoreError
+
 from hftune import terminal
 from hftune.constants import STALLED_EXIT_CODE
-from hftune.distributed import connection_errors, heartbeats, phases, ranks, stacks, verdicts
+from hftune.distributed import heartbeats, phases, ranks, stacks, verdicts
 from hftune.distributed.verdicts import Report, Verdict
 from hftune.logging import notice
 from hftune.visible import visible
@@ -163,11 +166,11 @@ def on_exit(error: BaseException | None) -> None:
     Put into `errors.exit_hooks` by `launch.prepare_environment`.
     """
     found = _of_this_process()
-    if error is None or not (ranks.world_size() > 1 and connection_errors.lost_contact(error)):
+    if error is None or not (ranks.world_size() > 1 and lost_contact(error)):
         if found is not None:
             found.stop(_last_message(error))
         return
-    words = connection_errors.describe_lost_contact(error)
+    words = describe_lost_contact(error)
     if found is not None and found.others is not None:
         found.others.ring(words)
         # Its thread hears who is gone, says so and ends the process.
@@ -197,3 +200,38 @@ def _can_dump() -> bool:
         return sys.__stderr__ is not None and sys.__stderr__.fileno() >= 0
     except (OSError, ValueError):
         return False
+
+
+# By their words: gloo and NCCL raise RuntimeError for this as for anything else (torch 2.11 to 2.13).
+_LOST = re.compile(
+    r"gloo[/.]|Connection (closed|reset) by peer|Connection refused|Broken pipe|connectFullMesh"
+    r"|Timed out waiting .*(recv|send|barrier)|[Ww]ait timeout|NCCL error|ncclRemoteError|ncclSystemError"
+    r"|NCCL communicator (was|is) aborted|collective operation timeout|monitoredBarrier"
+)
+_NEVER_MET = re.compile(r"client socket has timed out|Timed out after .* waiting for clients|failed to connect")
+
+
+def lost_contact(error: BaseException | None) -> bool:
+    """Whether an error, of any backend, means that other processes are gone."""
+    if isinstance(error, DistNetworkError | DistStoreError):
+        return True
+    return isinstance(error, RuntimeError) and _LOST.search(str(error)) is not None
+
+
+def describe_lost_contact(error: BaseException) -> str:
+    """The message for such an error where it is not known which process is gone."""
+    where = f"{os.environ.get('MASTER_ADDR', '?')}:{os.environ.get('MASTER_PORT', '?')}"
+    first = str(error).strip().splitlines()[0][:300]  # the rest is the backend's advice
+    if _NEVER_MET.search(str(error)):
+        return (
+            f"the processes have not met: {os.environ.get('WORLD_SIZE', '?')} were to come to {where}\n"
+            f"  where: {first}\n"
+            "  to do: start as many as the launchers say, each with the same MASTER_ADDR and MASTER_PORT, which every "
+            "machine can reach"
+        )
+    return (
+        "lost contact with the other processes, and nobody said why\n"
+        f"  where: {first}\n"
+        "  to do: see their output; where they never met, name the network interface that machines share in "
+        "GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME"
+    )

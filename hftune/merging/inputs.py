@@ -12,8 +12,7 @@ from typing import Any
 import torch
 
 from hftune.arguments.merging import MergeArguments
-from hftune.checkpoints.adapter_chain import chain_problems, check_recorded_base
-from hftune.checkpoints.folder_checks import check_recorded
+from hftune.checkpoints.folder_checks import chain_problems, check_recorded, check_recorded_base
 from hftune.checkpoints.inputs import inputs_of
 from hftune.constants import REWARD_SCALE_FIELD, STEP_LABELS
 from hftune.errors import ArgumentError, ManifestError, UserError, raise_together
@@ -23,7 +22,7 @@ from hftune.merging.tensors import NAMES
 from hftune.models.loading.config_sizes import check_config
 from hftune.models.loading.layer_numbers import check_layers
 from hftune.models.vocabulary.growth import Growth, recorded_growth
-from hftune.opening.folders import unsafe_entries
+from hftune.opening.files import unsafe_entries
 from hftune.path_hints import cannot_load
 from hftune.publishing.places import check_place
 from hftune.weight_files import weight_files, weight_shapes

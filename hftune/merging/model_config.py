@@ -12,7 +12,7 @@ from hftune.logging import notice
 from hftune.merging.inputs import TOKENIZER_FILES, Inputs, has_tokenizer
 from hftune.merging.plan import Outputs
 from hftune.models.loading.from_pretrained import pretrained, reporting_damage
-from hftune.opening.folders import copy_file, copy_folder
+from hftune.opening.files import copy_file, copy_folder
 from hftune.opening.json_file import read_json
 
 _MORE_TEMPLATES = "additional_chat_templates"

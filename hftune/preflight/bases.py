@@ -9,7 +9,7 @@ import torch
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
 from transformers.initialization import no_init_weights
 
-from hftune.checkpoints.adapter_chain import check_recorded_base
+from hftune.checkpoints.folder_checks import check_recorded_base
 from hftune.distributed import zero
 from hftune.errors import ManifestError, UserError
 from hftune.models.classes import causal_class

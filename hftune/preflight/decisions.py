@@ -23,7 +23,7 @@ def complete_chain(adapter_args: AdapterArguments) -> None:
     """Put the adapters that the named one was trained on before it."""
     if not adapter_args.adapter_chain:
         return
-    whole = on_demand("hftune.checkpoints.adapter_chain:whole_chain")(adapter_args.adapter_chain)
+    whole = on_demand("hftune.checkpoints.folder_checks:whole_chain")(adapter_args.adapter_chain)
     if whole != adapter_args.adapter_chain:
         notice(f"{adapter_args.adapter_chain[0]} was trained upon others: --peft_path {','.join(whole)}")
         adapter_args.peft_path = ",".join(whole)

@@ -18,8 +18,7 @@ from typing_extensions import TypeVar
 from hftune.arguments.adapter import AdapterArguments
 from hftune.arguments.data import DataArguments
 from hftune.arguments.model import ModelArguments
-from hftune.arguments.run_arguments import RunArguments
-from hftune.arguments.stage_table import base_stage
+from hftune.arguments.stage_table import RunArguments, base_stage
 from hftune.arguments.training import StageArguments
 from hftune.checkpoints.resume import FoundCheckpoint, requested_checkpoint
 from hftune.distributed import nodes, ranks

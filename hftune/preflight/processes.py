@@ -9,7 +9,7 @@ from typing import Any
 
 import xxhash
 
-from hftune.arguments.run_arguments import RunArguments
+from hftune.arguments.stage_table import RunArguments
 from hftune.arguments.training import StageArguments
 from hftune.distributed import ranks
 from hftune.distributed.process_facts import process_facts as about_this_process

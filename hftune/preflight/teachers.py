@@ -11,7 +11,7 @@ from pathlib import Path
 from hftune.arguments.adapter import AdapterArguments
 from hftune.arguments.distill import DistillArguments
 from hftune.arguments.model import ModelArguments
-from hftune.checkpoints.adapter_chain import whole_chain
+from hftune.checkpoints.folder_checks import whole_chain
 from hftune.checkpoints.manifest import read_manifest
 from hftune.errors import UserError
 from hftune.models.adapters.saved_config import read_lora_config

@@ -11,7 +11,7 @@ from peft import PeftModel
 from transformers import EvalPrediction, PreTrainedModel, PreTrainedTokenizerBase, Trainer
 from trl.trainer.utils import disable_dropout_in_model
 
-from hftune.arguments.reward import RMArguments
+from hftune.arguments.preference import RMArguments
 from hftune.arguments.training import StageArguments
 from hftune.constants import IGNORE_INDEX
 from hftune.data.batches.steps import StepCollator

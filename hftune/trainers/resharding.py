@@ -19,10 +19,8 @@ import torch
 from torch import Tensor
 
 from hftune.checkpoints.engine_files import MODEL_FILE, UNIVERSAL, load, open_engine
-from hftune.checkpoints.engine_folder import engine_folder
-from hftune.checkpoints.exported_names import exported_name
-from hftune.checkpoints.integrity import read_record
-from hftune.checkpoints.sharded_state import MUON_MOMENTUM, ROW, WEIGHTS, ShardedState, from_optimizer
+from hftune.checkpoints.integrity import engine_folder, read_record
+from hftune.checkpoints.sharded_state import MUON_MOMENTUM, ROW, WEIGHTS, ShardedState, exported_name, from_optimizer
 from hftune.distributed import ranks, zero_state
 from hftune.distributed.zero import optimizer_members
 from hftune.distributed.zero_state import Groups, Slot

@@ -13,7 +13,7 @@ from datasets import Dataset
 from peft import PeftModel
 from transformers import EvalPrediction, PreTrainedModel, PreTrainedTokenizerBase
 
-from hftune.arguments.reward import RMArguments
+from hftune.arguments.preference import RMArguments
 from hftune.arguments.training import StageArguments
 from hftune.constants import FILLER
 from hftune.data.batches.pairs import FlatPairCollator, PairCollator

@@ -7,7 +7,7 @@ from typing import Any
 from peft import PeftModel
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from hftune.arguments.reward import RMArguments
+from hftune.arguments.preference import RMArguments
 from hftune.data.splits import Splits
 from hftune.trainers.process_reward import ProcessRewardTrainer
 from hftune.trainers.reward import RewardTrainer

@@ -12,7 +12,7 @@ from peft import PeftModel
 from hftune.arguments.adapter import AdapterArguments
 from hftune.checkpoints import manifest as manifests
 from hftune.checkpoints.inputs import record_inputs
-from hftune.checkpoints.machine import describe_machine
+from hftune.checkpoints.manifest import describe_machine
 from hftune.data.splits import Splits
 from hftune.distributed import ranks, zero
 from hftune.logging import notices

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from hftune.checkpoints.machine import describe_machine
+from hftune.checkpoints.manifest import describe_machine
 from hftune.tools.doctor.tiny import STEPS, Figures, make_data, make_model
 from hftune.tools.doctor.training import ROUNDING, Outcome, Trainings, compared, rows
 from tests.conftest import ROOT, Finished

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 from hftune.data.batches.collators import FlatCollator
 from hftune.data.batches.sequence_slices import sliced
 from hftune.distributed import sequence_parallel
-from hftune.distributed.mesh import Mesh
+from hftune.distributed.ranks import Mesh
 from hftune.models.attention.segments import SEGMENTS
 from hftune.models.attention.ulysses import ULYSSES
 from hftune.models.attention.whole_row_rope import stretch_by_whole_rows

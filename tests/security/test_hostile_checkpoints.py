@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import save_file
 
 from hftune.checkpoints.engine_files import open_engine
-from hftune.checkpoints.engine_folder import engine_folder
+from hftune.checkpoints.integrity import engine_folder
 from hftune.checkpoints.resume import FoundCheckpoint, fault_of
 from hftune.errors import UserError, raise_together
 from hftune.tools.consolidating.run import ConsolidateArguments, consolidate

@@ -13,10 +13,8 @@ from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from hftune.arguments.asking import AskArguments
+from hftune.arguments.asking import AskArguments, EvaluateArguments, SampleArguments
 from hftune.arguments.distill import DistillArguments
-from hftune.arguments.evaluating import EvaluateArguments
-from hftune.arguments.sampling import SampleArguments
 from hftune.checkpoints.manifest import finish_manifest
 from hftune.errors import UserError
 from hftune.preflight.rules.contents import check_contents

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from hftune.arguments.raw_arguments import COMMAND_LINE, given_on_command_line, take_config
-from hftune.arguments.scripts import stage_of
-from hftune.arguments.stage_table import STAGES
+from hftune.arguments.stage_table import STAGES, stage_of
 from hftune.cli import COMMANDS, dispatch
 from hftune.errors import UserError
 from hftune.tools.pipeline.checking import stage_problems

@@ -6,8 +6,7 @@ import math
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from hftune.arguments.defaults.run_kind import run_kind_of
-from hftune.arguments.defaults.table import own_defaults
+from hftune.arguments.defaults.table import own_defaults, run_kind_of
 from hftune.arguments.names.table import table, tools_of
 from hftune.arguments.names.translate import Entry
 from hftune.errors import ArgumentError

@@ -10,7 +10,7 @@ import importlib.util
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from hftune.arguments.defaults.run_kind import LORA, RunKind, run_kind_of
+from hftune.arguments.defaults.table import LORA, RunKind, run_kind_of
 from hftune.arguments.names.row import means_yes
 from hftune.arguments.stage_table import base_stage
 from hftune.distributed import launch

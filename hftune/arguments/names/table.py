@@ -27,8 +27,7 @@ import tomllib
 from importlib import import_module
 from importlib.resources import files
 
-from hftune.arguments.names.row import OFF, WORKS, Row, Translation
-from hftune.arguments.names.translators.common import mapped, switched
+from hftune.arguments.names.row import OFF, WORKS, Row, Translation, mapped, switched
 
 TOPICS = {
     "tasks": "Runs and stages",

@@ -15,7 +15,7 @@ import pyarrow as pa
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
-from hftune.arguments.lengths import CUT
+from hftune.arguments.preference import CUT
 from hftune.data.preferences.truncation import Limits, Pair, limits_of, truncated_pair
 from hftune.data.readers.files import Row
 from hftune.data.records.labelled import Labelled

@@ -9,8 +9,7 @@ import pyarrow as pa
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
-from hftune.arguments.preference import DPOArguments
-from hftune.arguments.reward import RMArguments
+from hftune.arguments.preference import DPOArguments, RMArguments
 from hftune.data.preferences.pairs import COUNT_COLUMNS, PairEncoder, PairText, answer_text, count_columns
 from hftune.data.preferences.truncation import limits_of
 from hftune.data.readers.files import Row

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 from transformers import PreTrainedTokenizerBase
 
-from hftune.arguments.reward import RMArguments
+from hftune.arguments.preference import RMArguments
 from hftune.data.preferences.pairs import COUNT_COLUMNS
 from hftune.data.preferences.reward_pairs import source_of
 from hftune.data.readers.files import Row

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from hftune.arguments.lengths import CUT, CUT_ANSWER, CUT_PROMPT, DROP, PairLengths
+from hftune.arguments.preference import CUT, CUT_ANSWER, CUT_PROMPT, DROP, PairLengths
 from hftune.data.tokenizing.counts import Counts, check_length
 
 TOO_LONG = "longer than its lengths"

@@ -16,7 +16,7 @@ import torch
 
 from hftune.constants import MANIFEST_NAME
 from hftune.errors import ManifestError, shown
-from hftune.opening.folders import unsafe_entry
+from hftune.opening.files import unsafe_entry
 from hftune.opening.model_files import read_checked
 from hftune.opening.safetensors_file import map_arrays, read_safetensors_header
 

@@ -6,7 +6,7 @@ from transformers import PreTrainedConfig
 from transformers.modeling_layers import GenericForSequenceClassification, GenericForTokenClassification
 
 from hftune.arguments.model import ModelArguments
-from hftune.arguments.reward import RMArguments
+from hftune.arguments.preference import RMArguments
 from hftune.errors import ArgumentError, UserError
 from hftune.logging import notice
 from hftune.models.attention.isolation import BACKBONE, isolation_method, refuse_attention

@@ -25,7 +25,7 @@ from hftune.models.loading.from_pretrained import from_config, pretrained
 from hftune.models.loading.stored_quantisation import quantisation_in
 from hftune.models.loading.stored_weights import places, rules_of
 from hftune.models.other_parts import is_within, other_parts
-from hftune.opening.folders import copy_file
+from hftune.opening.files import copy_file
 from hftune.opening.json_file import read_json
 from hftune.opening.safetensors_file import open_tensors
 from hftune.weight_files import INDEX_NAME, StoredTensor, stored_tensors, weight_files

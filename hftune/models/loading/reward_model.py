@@ -9,7 +9,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hftune.arguments.adapter import AdapterArguments
 from hftune.arguments.model import ModelArguments
-from hftune.arguments.reward import RMArguments
+from hftune.arguments.preference import RMArguments
 from hftune.constants import AUTO_CLASSES, STEP_LABELS
 from hftune.distributed import zero
 from hftune.errors import ArgumentError

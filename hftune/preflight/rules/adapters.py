@@ -13,7 +13,7 @@ from transformers import PreTrainedConfig
 from hftune.arguments.adapter import AdapterArguments
 from hftune.arguments.model import ModelArguments
 from hftune.arguments.training import StageArguments
-from hftune.checkpoints.adapter_chain import chain_problems
+from hftune.checkpoints.folder_checks import chain_problems
 from hftune.checkpoints.manifest import read_manifest
 from hftune.constants import TASK_TYPES
 from hftune.errors import ArgumentError, ManifestError, UserError

@@ -9,7 +9,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from hftune.arguments.evaluating import OF_ANSWERS, OWN_TASKS
+from hftune.arguments.asking import OF_ANSWERS, OWN_TASKS
 from hftune.arguments.named_code import named_code
 from hftune.arguments.stage_table import base_stage
 from hftune.errors import ArgumentError, UserError, did_you_mean

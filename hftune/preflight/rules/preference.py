@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hftune.arguments.choices import UNPAIRED
 from hftune.arguments.preference import A_TOKEN, DIFFERENCES_OF_SCORES, LOSS_TYPES, SORTED, DPOArguments
+from hftune.arguments.ranges import UNPAIRED
 from hftune.errors import ArgumentError, UserError, did_you_mean
 from hftune.logging import notice
 from hftune.preflight.facts import Facts

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from hftune.arguments.training import StageArguments
-from hftune.checkpoints.engine_folder import engine_folder
-from hftune.checkpoints.integrity import read_record
+from hftune.checkpoints.integrity import engine_folder, read_record
 from hftune.checkpoints.resume import unfinished_problems
 from hftune.distributed import ranks
 from hftune.errors import ArgumentError, UserError

@@ -11,8 +11,7 @@ from transformers import PreTrainedConfig
 
 from hftune.arguments.adapter import AdapterArguments
 from hftune.arguments.model import ModelArguments
-from hftune.arguments.rl_algorithms import GRPOArguments, OnlineDPOArguments, PPOArguments
-from hftune.arguments.rl_fields import BUILTIN_REWARDS, RLFields
+from hftune.arguments.rl_algorithms import BUILTIN_REWARDS, GRPOArguments, OnlineDPOArguments, PPOArguments, RLFields
 from hftune.arguments.training import StageArguments
 from hftune.checkpoints.manifest import read_manifest
 from hftune.errors import ArgumentError, UserError

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from hftune.arguments.choices import SMOOTHED, UNPAIRED
+from hftune.arguments.ranges import SMOOTHED, UNPAIRED
 from hftune.errors import ArgumentError, UserError
 from hftune.logging import notice
 from hftune.preflight.facts import Facts

@@ -16,15 +16,14 @@ from huggingface_hub import split_torch_state_dict_into_shards
 from torch import Tensor
 
 from hftune.checkpoints.engine_files import open_engine
-from hftune.checkpoints.engine_folder import engine_folder
-from hftune.checkpoints.exported_names import exported_name
 from hftune.checkpoints.inputs import inputs_of
+from hftune.checkpoints.integrity import engine_folder
 from hftune.checkpoints.manifest import COMPLETE, Manifest, finish_manifest, library_versions, read_manifest
-from hftune.checkpoints.sharded_state import WEIGHTS, ShardedState
+from hftune.checkpoints.sharded_state import WEIGHTS, ShardedState, exported_name
 from hftune.errors import ArgumentError, ManifestError, UserError, raise_together
 from hftune.logging import get_logger
 from hftune.models.loading.base_parts import keep_of_base
-from hftune.opening.folders import copy_file, unsafe_entries
+from hftune.opening.files import copy_file, unsafe_entries
 from hftune.opening.torch_file import check_torch_files
 from hftune.path_hints import missing_folder
 from hftune.publishing.folder import published_folder

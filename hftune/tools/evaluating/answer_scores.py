@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hftune.arguments.evaluating import ANSWER_TASKS
+from hftune.arguments.asking import ANSWER_TASKS
 from hftune.data.readers.strict_json import Malformed, loads
 from hftune.errors import ArgumentError
 from hftune.on_demand import on_demand

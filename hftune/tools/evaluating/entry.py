@@ -10,7 +10,7 @@ from hftune.visible import say
 
 def evaluate(argv: list[str]) -> None:
     """What models can do, with intervals; printed as tables, and kept record by record."""
-    from hftune.arguments.evaluating import EvaluateArguments
+    from hftune.arguments.asking import EvaluateArguments
     from hftune.arguments.stages import parse_command
 
     launch.prepare_environment()

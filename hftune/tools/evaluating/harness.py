@@ -11,7 +11,7 @@ from lm_eval.api.model import LM
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 
-from hftune.arguments.evaluating import OWN_TASKS, EvaluateArguments
+from hftune.arguments.asking import OWN_TASKS, EvaluateArguments
 from hftune.distributed import ranks
 from hftune.errors import ArgumentError, did_you_mean
 from hftune.tools.evaluating.harness_lines import Line, lines_of_results

@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from hftune.arguments.asking import JUDGE_KEY
-from hftune.arguments.evaluating import OF_ANSWERS, EvaluateArguments
+from hftune.arguments.asking import JUDGE_KEY, OF_ANSWERS, EvaluateArguments
 from hftune.distributed import ranks
 from hftune.tools.evaluating.judging import Judge
 from hftune.tools.evaluating.work import Work

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from hftune.arguments.evaluating import COMPARED_TASKS, OWN_TASKS, EvaluateArguments
+from hftune.arguments.asking import COMPARED_TASKS, OWN_TASKS, EvaluateArguments
 from hftune.checkpoints import manifest as manifests
 from hftune.checkpoints.folder_checks import check_recorded_whole
 from hftune.checkpoints.inputs import inputs_of, record_inputs

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from hftune.arguments.evaluating import ANSWER_TASKS, OF_ANSWERS, EvaluateArguments
+from hftune.arguments.asking import ANSWER_TASKS, OF_ANSWERS, EvaluateArguments
 from hftune.checkpoints.manifest import text_fingerprint
 from hftune.data.readers.base import Row
 from hftune.tools.evaluating.results import is_evaluation

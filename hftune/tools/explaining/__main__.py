@@ -15,12 +15,11 @@ from transformers import TrainingArguments
 
 from hftune.arguments.defaults.choosing import shown
 from hftune.arguments.defaults.medicalgpt import MEDICALGPT
-from hftune.arguments.help_page import help_groups
 from hftune.arguments.merging import MergeArguments
 from hftune.arguments.names.row import ALIAS, NO_EFFECT, OFF, REFUSED, WORKS, Row
 from hftune.arguments.names.table import table, tools, tools_of, topics
-from hftune.arguments.parser import HftuneParser
-from hftune.arguments.special_fields import DONE_BY_HFTUNE, DONE_BY_HFTUNE_EVERYWHERE
+from hftune.arguments.parser import HftuneParser, help_groups
+from hftune.arguments.ranges import DONE_BY_HFTUNE, DONE_BY_HFTUNE_EVERYWHERE
 from hftune.arguments.stage_table import STAGES, base_stage
 from hftune.arguments.stages import ALGORITHMS, stage_parser
 from hftune.on_demand import on_demand

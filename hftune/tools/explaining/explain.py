@@ -9,13 +9,12 @@ from typing import Any
 
 from hftune.arguments.defaults.choosing import of_field, shown
 from hftune.arguments.defaults.medicalgpt import MEDICALGPT
-from hftune.arguments.defaults.run_kind import FULL, LORA, RL, SCRATCH, RunKind
-from hftune.arguments.defaults.table import ODDS, OWN, SAME, SIMPO, own_defaults
+from hftune.arguments.defaults.table import FULL, LORA, ODDS, OWN, RL, SAME, SCRATCH, SIMPO, RunKind, own_defaults
 from hftune.arguments.merging import MergeArguments
 from hftune.arguments.names.row import ALIAS, OFF, WORKS, Row
 from hftune.arguments.names.table import table, tools, tools_of
 from hftune.arguments.parser import REMOVED
-from hftune.arguments.special_fields import DONE_BY_HFTUNE, DONE_BY_HFTUNE_EVERYWHERE
+from hftune.arguments.ranges import DONE_BY_HFTUNE, DONE_BY_HFTUNE_EVERYWHERE
 from hftune.arguments.stage_table import STAGES, base_stage
 from hftune.arguments.stages import known_arguments, script_of, scripts_with, stage_parser
 

@@ -15,8 +15,7 @@ from peft import LoraConfig, PeftModel
 from safetensors.torch import save_file
 from transformers import AutoTokenizer
 
-from hftune.checkpoints.adapter_chain import recorded_chain
-from hftune.checkpoints.folder_checks import check_recorded
+from hftune.checkpoints.folder_checks import check_recorded, recorded_chain
 from hftune.errors import ArgumentError, UserError
 from hftune.logging import get_logger, notice
 from hftune.merging.adapters import ADAPTER_WEIGHTS, PREFIX, AdaptedModule, Adapter, read_adapter

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from hftune.arguments.hub import HubFields
+from hftune.arguments.model import HubFields
 
 CONVERTED = ("auto", "f32", "f16", "bf16", "q8_0")
 """Types that llama.cpp's converter writes."""

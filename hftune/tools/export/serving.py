@@ -15,7 +15,7 @@ from transformers import AutoConfig
 from hftune.constants import PROCESSOR_FILES
 from hftune.merging.tensors import FLOATS
 from hftune.models.loading.from_pretrained import pretrained
-from hftune.opening.folders import copy_file
+from hftune.opening.files import copy_file
 from hftune.opening.safetensors_file import open_tensors
 from hftune.tools.export.arguments import ServingArguments
 from hftune.tools.export.template import exported_tokenizer

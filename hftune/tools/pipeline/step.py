@@ -16,8 +16,8 @@ MERGE, ASK = "merge", "ask"
 """Scripts of steps that train nothing, with `EVALUATE` and `SAMPLE`."""
 COMMANDS = {
     ASK: "hftune.arguments.asking:AskArguments",
-    EVALUATE: "hftune.arguments.evaluating:EvaluateArguments",
-    SAMPLE: "hftune.arguments.sampling:SampleArguments",
+    EVALUATE: "hftune.arguments.asking:EvaluateArguments",
+    SAMPLE: "hftune.arguments.asking:SampleArguments",
 }
 """Subcommands of hftune that are steps, and the classes of their arguments."""
 

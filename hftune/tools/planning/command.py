@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass
 
 from hftune.arguments.entry import parse_arguments
-from hftune.arguments.run_arguments import RunArguments
+from hftune.arguments.stage_table import RunArguments
 from hftune.arguments.training import StageArguments
 from hftune.distributed import ranks
 from hftune.errors import ArgumentError, raise_together

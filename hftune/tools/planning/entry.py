@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hftune.arguments.scripts import take_script
+from hftune.arguments.stage_table import take_script
 from hftune.visible import say
 
 HELP = """What a run would need, from the config alone: memory by part, the cheapest setting that fits, time.

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hftune.arguments.preference import DPOArguments
-from hftune.arguments.reward import RMArguments
-from hftune.arguments.rl_fields import RLFields
+from hftune.arguments.preference import DPOArguments, RMArguments
+from hftune.arguments.rl_algorithms import RLFields
 from hftune.arguments.training import PTArguments, SFTArguments, StageArguments
 from hftune.models.loading.config import row_length
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from hftune.arguments.scripts import take_script
-from hftune.arguments.stage_table import base_stage
+from hftune.arguments.stage_table import base_stage, take_script
 from hftune.visible import say
 
 

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hftune.checkpoints.file_records import changed_input
-from hftune.checkpoints.history import HISTORY, same_records
-from hftune.checkpoints.manifest import COMPLETE, Manifest, from_here, read_manifest
+from hftune.checkpoints.manifest import COMPLETE, HISTORY, Manifest, from_here, read_manifest, same_records
 from hftune.digests import changed_files
 from hftune.errors import ManifestError
 from hftune.tools.reporting.shapes import written_by_hftune

@@ -7,7 +7,7 @@ from hftune.distributed import launch
 
 def sample(argv: list[str]) -> None:
     """Answers to prompts, scored, and those that are kept as training data."""
-    from hftune.arguments.sampling import SampleArguments
+    from hftune.arguments.asking import SampleArguments
     from hftune.arguments.stages import parse_command
 
     launch.prepare_environment()

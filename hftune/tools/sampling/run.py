@@ -13,8 +13,7 @@ from typing import Any
 
 import torch
 
-from hftune.arguments.asking import JUDGE_KEY
-from hftune.arguments.sampling import SERVER_KEY, SampleArguments
+from hftune.arguments.asking import JUDGE_KEY, SERVER_KEY, SampleArguments
 from hftune.checkpoints import manifest as manifests
 from hftune.checkpoints.folder_checks import check_recorded_whole
 from hftune.checkpoints.inputs import inputs_of, record_inputs

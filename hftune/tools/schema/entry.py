@@ -8,8 +8,7 @@ from typing import Any
 
 from hftune import __version__
 from hftune.arguments.entry import kept
-from hftune.arguments.scripts import stage_of
-from hftune.arguments.stage_table import STAGES
+from hftune.arguments.stage_table import STAGES, stage_of
 from hftune.errors import ArgumentError, did_you_mean, raise_together
 from hftune.publishing.disk import disk_errors, writing_problem
 from hftune.publishing.files import published_file

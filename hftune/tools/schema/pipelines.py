@@ -7,10 +7,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from hftune.arguments.asking import AskArguments
-from hftune.arguments.evaluating import EvaluateArguments
+from hftune.arguments.asking import AskArguments, EvaluateArguments, SampleArguments
 from hftune.arguments.names.translate import MERGE
-from hftune.arguments.sampling import SampleArguments
 from hftune.arguments.stage_table import STAGES
 from hftune.arguments.stages import ALGORITHMS, ScriptParser
 from hftune.distributed.launchers import OPTIONS

@@ -16,8 +16,7 @@ from hftune.arguments.names.row import ALIAS, NO_EFFECT, REFUSED
 from hftune.arguments.names.table import table
 from hftune.arguments.names.translate import MERGE
 from hftune.arguments.parser import HftuneParser
-from hftune.arguments.ranges import RANGES, Range
-from hftune.arguments.special_fields import JOINED
+from hftune.arguments.ranges import JOINED, RANGES, Range
 from hftune.arguments.stage_table import STAGES
 from hftune.arguments.stages import ALGORITHMS, stage_parser
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from hftune.arguments.data import TurnTokenFields
-from hftune.arguments.hub import HubFields
+from hftune.arguments.model import HubFields
 
 
 @dataclass

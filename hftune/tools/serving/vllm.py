@@ -9,7 +9,7 @@ from pathlib import Path
 from transformers import AutoTokenizer
 
 from hftune.checkpoints import manifest as manifests
-from hftune.checkpoints.adapter_chain import whole_chain
+from hftune.checkpoints.folder_checks import whole_chain
 from hftune.checkpoints.template_arguments import give_recorded
 from hftune.child_processes import program
 from hftune.errors import ArgumentError, UserError, raise_together

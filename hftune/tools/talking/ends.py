@@ -8,7 +8,7 @@ from typing import Any
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from hftune.logging import notice
-from hftune.opening.folders import copy_file
+from hftune.opening.files import copy_file
 from hftune.template_arguments import TEMPLATE_FAULTS
 
 Messages = list[dict[str, str]]

@@ -17,8 +17,7 @@ from transformers.utils import logging as transformers_logging
 
 from hftune.arguments.asking import LoadingFields
 from hftune.checkpoints import manifest as manifests
-from hftune.checkpoints.adapter_chain import chain_problems, check_recorded_base, whole_chain
-from hftune.checkpoints.folder_checks import check_recorded_whole
+from hftune.checkpoints.folder_checks import chain_problems, check_recorded_base, check_recorded_whole, whole_chain
 from hftune.checkpoints.template_arguments import give_recorded
 from hftune.distributed import ranks
 from hftune.errors import ArgumentError, UserError, raise_together

@@ -9,12 +9,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from hftune.checkpoints.exported_names import exported_name
 from hftune.checkpoints.integrity import TRAINER_STATE, added_files, checkpoint_fault, record_contents, write_record
 from hftune.checkpoints.manifest import Manifest, write_manifest
 from hftune.checkpoints.resume import PARTIAL, delete_discarded, discard, remove_leftovers, remove_old
+from hftune.checkpoints.sharded_state import exported_name
 from hftune.distributed import nodes, ranks, zero
-from hftune.distributed.waiting import wait_for_all
+from hftune.distributed.nodes import wait_for_all
 from hftune.logging import get_logger, notice
 from hftune.models.adapters.initialisation import initial_factors, split_plain_lora
 from hftune.models.loading.own_weights import tensors_by_parameter

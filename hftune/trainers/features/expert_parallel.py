@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from hftune.compat.installing import replace_method
-from hftune.distributed.expert_parallel import expert_layers, shard_experts
-from hftune.distributed.expert_weights import gathered_weights
+from hftune.distributed.expert_parallel import expert_layers, gathered_weights, shard_experts
 from hftune.logging import notice
 from hftune.trainers.features.feature import Feature
 from hftune.trainers.features.run import Run

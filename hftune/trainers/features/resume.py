@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from hftune.checkpoints.engine_folder import engine_folder
+from hftune.checkpoints.integrity import engine_folder
 from hftune.compat.transformers_patches import Loader, checkpoint_loader
 from hftune.distributed import ranks
 from hftune.logging import notice

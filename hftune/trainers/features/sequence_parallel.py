@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader
 from hftune.compat.installing import replace_method
 from hftune.data.batches.sequence_slices import sliced
 from hftune.distributed import ranks, sequence_parallel
-from hftune.distributed.mesh import Mesh
+from hftune.distributed.ranks import Mesh
 from hftune.distributed.sequence_parallel import SequenceGroup
 from hftune.logging import notice
 from hftune.models.attention.whole_row_rope import stretch_by_whole_rows

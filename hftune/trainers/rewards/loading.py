@@ -13,8 +13,8 @@ from transformers.utils import logging as hf_logging
 
 from hftune.arguments.model import ModelArguments
 from hftune.arguments.named_code import named_code
-from hftune.arguments.rl_fields import BUILTIN_REWARDS
-from hftune.checkpoints.adapter_chain import whole_chain
+from hftune.arguments.rl_algorithms import BUILTIN_REWARDS
+from hftune.checkpoints.folder_checks import whole_chain
 from hftune.checkpoints.manifest import read_manifest
 from hftune.checkpoints.reward_scale import RewardScale, read_scale
 from hftune.checkpoints.template_arguments import give_recorded

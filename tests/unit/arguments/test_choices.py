@@ -10,7 +10,7 @@ import torch
 from transformers import GenerationConfig
 from trl.trainer import grpo_trainer
 
-from hftune.arguments.choices import choices_of
+from hftune.arguments.ranges import choices_of
 from hftune.trainers.losses.divergences import scores
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from hftune.arguments.lengths import CHARACTERS, DROP, EACH, SUM, PairLengths
+from hftune.arguments.preference import CHARACTERS, DROP, EACH, SUM, PairLengths
 from hftune.errors import ArgumentError
 
 

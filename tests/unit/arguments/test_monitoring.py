@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 from hftune import logging
-from hftune.arguments.monitoring import HangTimeoutFields, ProfileFields
+from hftune.arguments.computation import HangTimeoutFields, ProfileFields
 from hftune.errors import ArgumentError
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hftune.arguments.parallel import ParallelArguments
+from hftune.arguments.computation import ParallelArguments
 from hftune.distributed import ranks
 from hftune.errors import ArgumentError
 

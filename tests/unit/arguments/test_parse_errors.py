@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from hftune.arguments.entry import parse_arguments
-from hftune.arguments.parse_errors import class_error
-from hftune.arguments.raw_arguments import take_config
+from hftune.arguments.raw_arguments import class_error, take_config
 from hftune.arguments.stages import parse_command
 from hftune.errors import ArgumentError
 from hftune.tools.export.arguments import GgufArguments

@@ -10,7 +10,7 @@ import pytest
 from hftune.arguments.data import DataArguments
 from hftune.arguments.entry import parse_arguments
 from hftune.arguments.merging import parse_merge_arguments
-from hftune.arguments.special_fields import DONE_BY_HFTUNE, DONE_BY_HFTUNE_EVERYWHERE
+from hftune.arguments.ranges import DONE_BY_HFTUNE, DONE_BY_HFTUNE_EVERYWHERE
 from hftune.arguments.stages import stage_parser
 from hftune.data.readers.columns import parse_columns
 from hftune.errors import ArgumentError, UserError

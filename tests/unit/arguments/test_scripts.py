@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hftune.arguments.scripts import stage_of, take_script
+from hftune.arguments.stage_table import stage_of, take_script
 from hftune.errors import ArgumentError
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from hftune.checkpoints.adapter_chain import chain_problems, recorded_chain, whole_chain
+from hftune.checkpoints.folder_checks import chain_problems, recorded_chain, whole_chain
 from hftune.checkpoints.manifest import write_manifest
 from hftune.weight_files import fingerprint
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hftune.checkpoints.engine_folder import engine_folder, read_tag
+from hftune.checkpoints.integrity import engine_folder, read_tag
 from hftune.errors import ManifestError
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hftune.checkpoints.exported_names import exported_name
+from hftune.checkpoints.sharded_state import exported_name
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from hftune.checkpoints.global_batch import _what_fits, keep_global_batch, matching_accumulation
 from hftune.checkpoints.integrity import TRAINER_STATE, write_record
 from hftune.checkpoints.resume import requested_checkpoint
-from hftune.distributed.mesh import Mesh
+from hftune.distributed.ranks import Mesh
 from hftune.errors import ArgumentError
 from hftune.preflight.rules.resume import check_resume
 

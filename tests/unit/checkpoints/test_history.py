@@ -5,8 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from hftune.checkpoints.history import changed_arguments, same_records, trained_before, with_history
-from hftune.checkpoints.manifest import read_manifest, write_manifest
+from hftune.checkpoints.manifest import (
+    changed_arguments,
+    read_manifest,
+    same_records,
+    trained_before,
+    with_history,
+    write_manifest,
+)
 
 
 def manifest(rate: float = 1e-3, **more: Any) -> dict[str, Any]:

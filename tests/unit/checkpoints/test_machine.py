@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from hftune.checkpoints.machine import describe_machine, processor
+from hftune.checkpoints.manifest import describe_machine, processor
 
 
 def test_what_shapes_the_last_bits_is_there() -> None:

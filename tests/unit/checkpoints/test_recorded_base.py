@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hftune.checkpoints.adapter_chain import check_recorded_base
+from hftune.checkpoints.folder_checks import check_recorded_base
 from hftune.checkpoints.manifest import write_manifest
 from hftune.logging import notices
 from hftune.weight_files import fingerprint

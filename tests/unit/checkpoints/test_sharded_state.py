@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hftune.checkpoints.engine_files import open_engine
-from hftune.checkpoints.engine_folder import engine_folder
+from hftune.checkpoints.integrity import engine_folder
 from hftune.checkpoints.sharded_state import WEIGHTS, from_optimizer
 from hftune.errors import ManifestError
 from tests.unit.checkpoints.zero_files import PARAMETERS, write

@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 import torch.distributed as dist
 
-from hftune.distributed.connection_errors import describe_lost_contact, lost_contact
+from hftune.distributed.watchdog import describe_lost_contact, lost_contact
 
 
 def test_errors_of_lost_peers(monkeypatch: pytest.MonkeyPatch) -> None:

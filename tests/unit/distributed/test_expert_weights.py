@@ -10,8 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from hftune.distributed.expert_parallel import expert_layers, expert_options, group_name
-from hftune.distributed.expert_weights import gathered_weights
+from hftune.distributed.expert_parallel import expert_layers, expert_options, gathered_weights, group_name
 
 
 class Experts(nn.Module):
@@ -75,5 +74,5 @@ def test_options_of_groups() -> None:
 
 def test_processes_that_hold_copies_gather_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dist, "get_process_group_ranks", lambda group: [2, 3])
-    monkeypatch.setattr("hftune.distributed.expert_weights.ranks", SimpleNamespace(is_main=lambda: False))
+    monkeypatch.setattr("hftune.distributed.expert_parallel.ranks", SimpleNamespace(is_main=lambda: False))
     assert gathered_weights(model()) == {}

@@ -1,6 +1,6 @@
 import pytest
 
-from hftune.distributed.mesh import Mesh, mesh_problems
+from hftune.distributed.ranks import Mesh, mesh_problems
 
 
 def test_ranks_lie_as_deepspeed_lays_them():

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from hftune.distributed import phases, ranks, waiting
-from hftune.distributed.waiting import once_a_machine, wait_for_all
+from hftune.distributed import nodes, phases, ranks
+from hftune.distributed.nodes import once_a_machine, wait_for_all
 from hftune.errors import DataError, UserError
 
 
@@ -23,7 +23,7 @@ def test_who_waits_is_no_hang_as_long_as_the_work_moves_on(monkeypatch: pytest.M
 
 
 def test_own_work_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waiting, "_LOOK", 0.01)
+    monkeypatch.setattr(nodes, "_LOOK", 0.01)
     work: Future[int] = Future()
     told: list[tuple[bool, int]] = []
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hftune.errors import ManifestError
-from hftune.opening.folders import copy_file, copy_folder, unsafe_entries
+from hftune.opening.files import copy_file, copy_folder, unsafe_entries
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ ALLOWED: dict[tuple[str, str], str] = {
     ("models/loading/from_pretrained.py", "pickle"): "the name of an error",
     ("opening/safetensors_file.py", "safe_open"): "the one reader of safetensors",
     ("trainers/preference/reference_model.py", "np.load"): "numbers of the cache, without pickles",
-    ("checkpoints/history.py", "json.loads"): OWN_WORDS,
+    ("checkpoints/manifest.py", "json.loads"): OWN_WORDS,
     ("distributed/stacks.py", "json.loads"): OWN_WORDS,
     ("tools/doctor/launching.py", "json.loads"): "the answer of a process that was just started",
     ("tools/pipeline/checking.py", "json.loads"): "the answer of a process that was just started",

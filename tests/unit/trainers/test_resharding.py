@@ -13,9 +13,8 @@ from safetensors.torch import save_file
 from torch import nn
 
 from hftune.checkpoints.engine_files import open_engine
-from hftune.checkpoints.engine_folder import engine_folder
-from hftune.checkpoints.exported_names import exported_name
-from hftune.checkpoints.sharded_state import from_optimizer
+from hftune.checkpoints.integrity import engine_folder
+from hftune.checkpoints.sharded_state import exported_name, from_optimizer
 from hftune.errors import ManifestError
 from hftune.models.adapters.initialisation import as_plain_lora
 from hftune.trainers import resharding

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import math
 
-from hftune.arguments.names.row import NamedValues, Request, Translated
-from hftune.arguments.names.translators.common import cannot, number
+from hftune.arguments.names.row import NamedValues, Request, Translated, cannot, number
 from hftune.arguments.stage_table import base_stage
 from hftune.errors import ArgumentError
 

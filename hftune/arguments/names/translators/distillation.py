@@ -5,8 +5,7 @@ Every tool's beta runs as hftune's (0 the forward KL, 1 the reverse KL): TRL's G
 
 from __future__ import annotations
 
-from hftune.arguments.names.row import NamedValues, Request, Translated
-from hftune.arguments.names.translators.common import cannot, each, number, shortest
+from hftune.arguments.names.row import NamedValues, Request, Translated, cannot, each, number, shortest
 
 
 def _own_answers(name: str, request: Request) -> NamedValues:

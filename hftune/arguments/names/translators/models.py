@@ -5,8 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from hftune.arguments.names.row import NamedValues, Request, Translated, Translation
-from hftune.arguments.names.translators.common import cannot, each, mapped, number, shortest
+from hftune.arguments.names.row import (
+    NamedValues,
+    Request,
+    Translated,
+    Translation,
+    cannot,
+    each,
+    mapped,
+    number,
+    shortest,
+)
 from hftune.errors import ArgumentError
 from hftune.opening.model_files import read_checked
 

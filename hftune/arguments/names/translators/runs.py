@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from hftune.arguments.names.row import OFF, NamedValues, Request, Translated, Translation
-from hftune.arguments.names.translators.common import cannot, each, number
+from hftune.arguments.names.row import OFF, NamedValues, Request, Translated, Translation, cannot, each, number
 from hftune.arguments.stage_table import STAGES
 
 TENSOR_NAMES = ("tensor_parallel_degree", "tensor_model_parallel_size", "tp_size")

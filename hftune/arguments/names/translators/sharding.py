@@ -7,8 +7,7 @@ import re
 from fractions import Fraction
 from typing import Any
 
-from hftune.arguments.names.row import NamedValues, Request, Translated
-from hftune.arguments.names.translators.common import cannot, number
+from hftune.arguments.names.row import NamedValues, Request, Translated, cannot, number
 from hftune.arguments.recomputation import ATTENTION, CORE_ATTENTION, MLP
 from hftune.distributed.ds_config import CONFIGS, read_ds_config
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from hftune.arguments.names.row import NamedValues, Request, Translated
-from hftune.arguments.names.translators.common import cannot, number
+from hftune.arguments.names.row import NamedValues, Request, Translated, cannot, number
 from hftune.arguments.stage_table import base_stage
 
 _STYLES = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hftune.arguments.defaults.run_kind import run_kind_of
+from hftune.arguments.defaults.table import run_kind_of
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from hftune.arguments.defaults.choosing import hftune_defaults
-from hftune.arguments.defaults.run_kind import KINDS
-from hftune.arguments.defaults.table import OWN, SAME
+from hftune.arguments.defaults.table import KINDS, OWN, SAME
 from hftune.arguments.entry import help_page, parse_arguments
 from hftune.arguments.stages import ALGORITHMS, stage_parser
 

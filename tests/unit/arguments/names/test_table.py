@@ -14,7 +14,7 @@ from hftune.arguments.names.row import ALIAS, NO_EFFECT, OFF, REFUSED, WORKS, Re
 from hftune.arguments.names.table import read_row, table, tools, topics
 from hftune.arguments.names.translators import models
 from hftune.arguments.parser import HftuneParser
-from hftune.arguments.special_fields import DONE_BY_HFTUNE
+from hftune.arguments.ranges import DONE_BY_HFTUNE
 from hftune.arguments.stage_table import STAGES, base_stage
 from hftune.arguments.stages import stage_parser
 from hftune.errors import ArgumentError

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from hftune.arguments.entry import parse_arguments
-from hftune.arguments.preference import DPOArguments
-from hftune.arguments.reward import RMArguments
+from hftune.arguments.preference import DPOArguments, RMArguments
 from hftune.data.preferences.labelled import LabelledEncoder
 from hftune.data.preferences.pairs import PairEncoder
 from hftune.data.preferences.reward_pairs import RewardPairEncoder

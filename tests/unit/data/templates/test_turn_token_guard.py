@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hftune.arguments.lengths import PairLengths
+from hftune.arguments.preference import PairLengths
 from hftune.data.preferences.labelled import LabelledEncoder, MismatchedPairEncoder
 from hftune.data.preferences.pairs import PairEncoder
 from hftune.data.preferences.prompts import PromptEncoder

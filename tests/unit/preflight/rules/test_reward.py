@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hftune.arguments.entry import parse_arguments
-from hftune.arguments.reward import RMArguments
+from hftune.arguments.preference import RMArguments
 from hftune.preflight.facts import Facts, resolve
 from hftune.preflight.rules.reward import check_reward
 

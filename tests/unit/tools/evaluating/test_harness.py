@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hftune.arguments.evaluating import EvaluateArguments
+from hftune.arguments.asking import EvaluateArguments
 from hftune.distributed import ranks
 from hftune.tools.evaluating.harness_lines import lines_of_results
 from hftune.tools.talking.loading import load_talker

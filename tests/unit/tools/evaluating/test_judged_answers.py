@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from hftune.arguments.evaluating import EvaluateArguments
+from hftune.arguments.asking import EvaluateArguments
 from hftune.tools.evaluating import work as work_module
 from hftune.tools.evaluating.judged_answers import judge_answers
 from hftune.tools.evaluating.work import Work

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, RandomSampler
 
 from hftune.data.batches.collators import CausalCollator
-from hftune.distributed.mesh import Mesh
+from hftune.distributed.ranks import Mesh
 from hftune.trainers.features import repeated_rows
 from hftune.trainers.features.feature import Epoch
 from hftune.trainers.features.record_order import RecordOrder

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from transformers import LlamaConfig, MixtralConfig
 
-from hftune.distributed.mesh import Mesh
+from hftune.distributed.ranks import Mesh
 from hftune.trainers.features import order
 
 ALWAYS = [

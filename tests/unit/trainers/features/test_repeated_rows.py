@@ -15,7 +15,7 @@ from hftune.constants import FILLER, LABEL_COUNT
 from hftune.data.batches.collators import CausalCollator, FlatCollator
 from hftune.data.batches.pairs import FlatPairCollator
 from hftune.data.batches.pairs import PairCollator as RewardPairs
-from hftune.distributed.mesh import Mesh
+from hftune.distributed.ranks import Mesh
 from hftune.trainers.features import repeated_rows
 from hftune.trainers.features.answer_loss import next_tokens, tokens_of
 from hftune.trainers.features.repeated_rows import OF_TOKENS, ROWS, RepeatedRows, WithRows, rows_behind

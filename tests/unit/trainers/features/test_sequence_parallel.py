@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hftune.data.batches.collators import FlatCollator
-from hftune.distributed.mesh import Mesh
+from hftune.distributed.ranks import Mesh
 from hftune.trainers.features import sequence_parallel
 from hftune.trainers.features.sequence_parallel import SequenceParallel
 from tests.unit.trainers.features import made_up

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hftune.arguments.defaults.medicalgpt import ASKS_FOR_TAGS
-from hftune.arguments.rl_fields import BUILTIN_REWARDS
+from hftune.arguments.rl_algorithms import BUILTIN_REWARDS
 from hftune.errors import ArgumentError
 from hftune.logging import notices
 from hftune.trainers.rewards.builtin import accuracy, builtin_reward, fits_length, follows_format

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hftune.arguments.names.translators.common import each, mapped, number, shortest, switched
+from hftune.arguments.names.row import each, mapped, number, shortest, switched
 from hftune.errors import ArgumentError
 from tests.unit.arguments.names.translators.questions import ask, translated
 

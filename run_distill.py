@@ -13,8 +13,8 @@ def main() -> None:
 
     arguments = parse_arguments("distill")
 
+    from hftune.data.encode import ChatEncoder
     from hftune.data.splits import load_data
-    from hftune.data.tokenizing.chats import ChatEncoder
     from hftune.models.adapters.preparation import add_adapter
     from hftune.models.loading.causal_lm import load_causal_lm
     from hftune.models.loading.tokenizer import load_tokenizer

@@ -15,8 +15,8 @@ def main() -> None:
 
     arguments = parse_arguments("pt")
 
+    from hftune.data.encode import TextEncoder
     from hftune.data.splits import load_data
-    from hftune.data.tokenizing.texts import TextEncoder
     from hftune.models.adapters.preparation import add_adapter
     from hftune.models.loading.causal_lm import load_causal_lm
     from hftune.models.loading.tokenizer import load_tokenizer

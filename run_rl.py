@@ -16,7 +16,7 @@ def main() -> None:
 
     arguments = parse_arguments("rl")
 
-    from hftune.data.preferences.prompts import PromptEncoder
+    from hftune.data.encode_prompts import PromptEncoder
     from hftune.data.splits import load_splits
     from hftune.models.adapters.preparation import add_adapter
     from hftune.models.loading.causal_lm import load_causal_lm

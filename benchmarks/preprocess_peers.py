@@ -29,9 +29,9 @@ def hftune(options: argparse.Namespace, folder: Path) -> Figures:
     """From the file to masked token ids in an Arrow file."""
     from transformers import AutoTokenizer
 
+    from hftune.data.encode import ChatEncoder
+    from hftune.data.encoder import write_tokenised
     from hftune.data.readers.files import chunks
-    from hftune.data.tokenizing.chats import ChatEncoder
-    from hftune.data.tokenizing.encoder import write_tokenised
 
     encoder = ChatEncoder(AutoTokenizer.from_pretrained(options.tokenizer), max_length=options.max_length)
     began = time.perf_counter()

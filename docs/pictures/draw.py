@@ -143,8 +143,8 @@ def record(model: str, data: str) -> str:
     """The first record as the tokens that run_sft.py trains on, those with a loss marked."""
     from hftune.arguments.entry import parse_arguments
     from hftune.constants import IGNORE_INDEX
+    from hftune.data.encode import ChatEncoder
     from hftune.data.splits import load_splits
-    from hftune.data.tokenizing.chats import ChatEncoder
     from hftune.models.loading.tokenizer import load_tokenizer
 
     with tempfile.TemporaryDirectory() as folder:

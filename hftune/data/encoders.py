@@ -10,26 +10,26 @@ from transformers import PreTrainedTokenizerBase
 from hftune.arguments.data import DataArguments
 from hftune.arguments.stage_table import base_stage
 from hftune.arguments.training import StageArguments
+from hftune.data.encoder import Encoder
 from hftune.data.readers.columns import apply_columns, parse_columns
 from hftune.data.readers.files import Row, chunks
 from hftune.data.readers.hub import data_files
 from hftune.data.readers.specs import parse_sources
 from hftune.data.tokenized_folder import settings_of
-from hftune.data.tokenizing.encoder import Encoder
 from hftune.on_demand import on_demand
 
 LABELS = ("label", "kto_tag")
 """Columns by which an answer says that it is good or bad."""
 
 ENCODERS = {
-    "pt": "hftune.data.tokenizing.texts:TextEncoder",
-    "sft": "hftune.data.tokenizing.chats:ChatEncoder",
-    "rm": "hftune.data.preferences.reward_pairs:RewardPairEncoder",
-    "rm process": "hftune.data.preferences.step_encoder:StepEncoder",
-    "dpo": "hftune.data.preferences.pairs:PairEncoder",
-    "dpo kto": "hftune.data.preferences.labelled:MismatchedPairEncoder",
-    "dpo labels": "hftune.data.preferences.labelled:LabelledEncoder",
-    "rl": "hftune.data.preferences.prompts:PromptEncoder",
+    "pt": "hftune.data.encode:TextEncoder",
+    "sft": "hftune.data.encode:ChatEncoder",
+    "rm": "hftune.data.encode_rewards:RewardPairEncoder",
+    "rm process": "hftune.data.encode_rewards:StepEncoder",
+    "dpo": "hftune.data.encode_pairs:PairEncoder",
+    "dpo kto": "hftune.data.encode_pairs:MismatchedPairEncoder",
+    "dpo labels": "hftune.data.encode_pairs:LabelledEncoder",
+    "rl": "hftune.data.encode_prompts:PromptEncoder",
 }
 """By stage, and what it is asked for beyond its usual records."""
 

@@ -15,9 +15,9 @@ from hftune.arguments.training import PTArguments
 from hftune.data.corpus.blocks import BlockDataset, HeldOutBlocks, Settings
 from hftune.data.corpus.documents import Documents
 from hftune.data.corpus.schedule import as_shares
+from hftune.data.encoder import Encoder
 from hftune.data.splits import Splits
 from hftune.data.tokenized_folder import INDEX, check_index, held_out_within
-from hftune.data.tokenizing.encoder import Encoder
 from hftune.errors import ArgumentError, DataError
 from hftune.logging import get_logger, notice
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from functools import partial
 
 from hftune.arguments.data import DataArguments
+from hftune.data.encoder import Encoder
 from hftune.data.readers.dummy import FILE, dummy_chunks
 from hftune.data.sources import TokenizedSource, cached_source, record_settings
 from hftune.data.storage.cache import fingerprint
-from hftune.data.tokenizing.encoder import Encoder
 
 
 def generated_source(encoder: Encoder, data_args: DataArguments) -> TokenizedSource:

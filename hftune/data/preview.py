@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from hftune import terminal
 from hftune.constants import IGNORE_INDEX
-from hftune.data.records.unread import describe_unread
+from hftune.data.formats import describe_unread
 from hftune.data.splits import Splits
 from hftune.visible import visible, whole
 

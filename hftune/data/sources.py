@@ -17,14 +17,13 @@ import xxhash
 from datasets import Dataset, concatenate_datasets
 
 from hftune.arguments.data import DataArguments
+from hftune.data.counts import Counts, all_dropped, describe_rewritten, describe_turn_tokens
+from hftune.data.encoder import Encoder, default_workers, write_batches, write_tokenised
+from hftune.data.formats import describe_unread
 from hftune.data.readers.columns import parse_columns
 from hftune.data.readers.files import Chunk, chunks, first_rows, sampled_positions, sampled_rows
 from hftune.data.readers.hub import data_files
-from hftune.data.records.unread import describe_unread
 from hftune.data.storage.cache import cached, fingerprint
-from hftune.data.tokenizing.counts import Counts, all_dropped, describe_rewritten, describe_turn_tokens
-from hftune.data.tokenizing.encoder import Encoder, write_batches, write_tokenised
-from hftune.data.tokenizing.workers import default_workers
 from hftune.distributed import ranks
 from hftune.distributed.nodes import once_a_machine
 from hftune.errors import DataError

@@ -12,6 +12,8 @@ from datasets import Dataset
 
 from hftune.arguments.data import DataArguments
 from hftune.arguments.training import StageArguments
+from hftune.data.counts import Counts
+from hftune.data.encoder import Encoder, without_counts
 from hftune.data.mixture import Mixture
 from hftune.data.packing.settings import Packing, packing_by_split
 from hftune.data.readers.columns import check_columns, parse_columns
@@ -27,8 +29,6 @@ from hftune.data.sources import (
     load_source,
     split_source,
 )
-from hftune.data.tokenizing.counts import Counts
-from hftune.data.tokenizing.encoder import Encoder, without_counts
 from hftune.distributed import ranks
 from hftune.errors import ArgumentError
 from hftune.logging import get_logger
@@ -41,7 +41,7 @@ _ON_DEMAND = {
     "tokenized_dir": "hftune.data.tokenized_folder:load_tokenised",
     "dummy_data": "hftune.data.generated:generated_source",
     "packing": "hftune.data.packing.sources:packed_source",
-    "teacher_targets": "hftune.data.teaching.rows:taught_source",
+    "teacher_targets": "hftune.data.teacher_targets:taught_source",
     "count_rows": "hftune.data.packing.sources:limit_packed_rows",
 }
 

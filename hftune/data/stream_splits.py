@@ -13,17 +13,17 @@ import xxhash
 from hftune.arguments.data import DataArguments
 from hftune.arguments.training import StageArguments
 from hftune.data.corpus.streaming import Columns, StreamingDataset, StreamSettings
+from hftune.data.counts import Counts
+from hftune.data.encoder import Encoder
+from hftune.data.formats import take_unread
 from hftune.data.packing.settings import packing_by_split
 from hftune.data.readers.base import Row, unreadable
 from hftune.data.readers.columns import apply_columns, parse_columns
 from hftune.data.readers.hub import HUB, stream_chunks, stream_files
 from hftune.data.readers.specs import parse_sources
-from hftune.data.records.unread import take_unread
 from hftune.data.sources import concatenated, record_settings
 from hftune.data.splits import Splits, encoders_by_split, load_sources, pack_sources
 from hftune.data.storage.cache import fingerprint
-from hftune.data.tokenizing.counts import Counts
-from hftune.data.tokenizing.encoder import Encoder
 from hftune.distributed import ranks
 from hftune.distributed.nodes import once_a_machine
 from hftune.errors import ArgumentError

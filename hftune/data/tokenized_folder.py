@@ -15,11 +15,11 @@ from typing import Any
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
+from hftune.data.counts import Counts
+from hftune.data.encoder import Encoder
 from hftune.data.sources import TokenizedSource
 from hftune.data.storage.arrow_folder import check_ids, open_folder
 from hftune.data.storage.cache import tokenizer_key
-from hftune.data.tokenizing.counts import Counts
-from hftune.data.tokenizing.encoder import Encoder
 from hftune.digests import SEAL, Damaged, check_contents, contents, read_text, sealed, unsealed
 from hftune.distributed import ranks
 from hftune.errors import DataError

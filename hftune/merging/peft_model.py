@@ -27,8 +27,7 @@ from hftune.models.loading.base_parts import keep_of_base
 from hftune.models.loading.from_pretrained import pretrained, reporting_damage
 from hftune.models.loading.gguf import forget_gguf
 from hftune.models.loading.stored_quantisation import drop_quantisation
-from hftune.models.vocabulary.growing import grow
-from hftune.models.vocabulary.size import forbid_rows_without_token
+from hftune.models.vocabulary import forbid_rows_without_token, grow
 from hftune.weight_files import weight_files, weight_shapes
 
 # --- base + adapters, for comparison ---------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from hftune.arguments.training import StageArguments
 from hftune.checkpoints.manifest import read_manifest
 from hftune.checkpoints.template_arguments import recorded_arguments, say_recorded
 from hftune.logging import notice
-from hftune.models.vocabulary.growth import recorded_growth
+from hftune.models.vocabulary import recorded_growth
 from hftune.on_demand import on_demand
 
 LIGER_LOSSES = ("fused_linear_cross_entropy", "cross_entropy")

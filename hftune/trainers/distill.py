@@ -14,7 +14,7 @@ from hftune.arguments.training import StageArguments
 from hftune.constants import TEACHER_ROWS
 from hftune.data.batches.collators import causal_collator
 from hftune.data.splits import Splits
-from hftune.models.vocabulary.size import token_rows
+from hftune.models.vocabulary import token_rows
 from hftune.on_demand import on_demand
 from hftune.trainers.distillation.on_policy import OnPolicyAnswers
 from hftune.trainers.distillation.server_teacher import ServerTeacher

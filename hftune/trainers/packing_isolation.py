@@ -18,7 +18,7 @@ from hftune.errors import ArgumentError
 from hftune.logging import notice
 from hftune.models.attention.documents import documents_of
 from hftune.models.kernels.float8_support import without_float8
-from hftune.models.vocabulary.size import vocabulary_rows
+from hftune.models.vocabulary import vocabulary_rows
 from hftune.trainers.features.run import Run, plain_model
 
 Read = Callable[[Any, dict[str, Any]], torch.Tensor]

@@ -17,7 +17,7 @@ from hftune.data.splits import Splits
 from hftune.distributed import ranks, zero
 from hftune.logging import notices
 from hftune.models.heads import head_of
-from hftune.models.vocabulary.size import describe_vocabulary
+from hftune.models.vocabulary import describe_vocabulary
 from hftune.preflight.facts import Facts
 from hftune.secrets import command_without_secrets, without_secrets
 from hftune.stores.located import origins

@@ -25,14 +25,14 @@ from hftune.arguments.data import DataArguments
 from hftune.data import sources as parts
 from hftune.data.corpus.blocks import BlockDataset
 from hftune.data.corpus.documents import Documents
+from hftune.data.counts import Counts
+from hftune.data.encode import ChatEncoder
+from hftune.data.encoder import write_batches
 from hftune.data.sources import TokenizedSource, load_source
 from hftune.data.storage import cache
 from hftune.data.storage.cache import cached
 from hftune.data.storage.work_folder import work_folder
 from hftune.data.tokenized_folder import load_tokenised, save_tokenised
-from hftune.data.tokenizing.chats import ChatEncoder
-from hftune.data.tokenizing.counts import Counts
-from hftune.data.tokenizing.encoder import write_batches
 from hftune.distributed import ranks
 from hftune.errors import DataError
 from hftune.trainers.preference.reference_model import add_reference_columns
@@ -465,7 +465,7 @@ def test_what_a_killed_process_left_is_removed_and_nothing_else(tmp_path: Path) 
 
 WORKERS = """
 import time
-from hftune.data.tokenizing.workers import map_in_order
+from hftune.data.encoder import map_in_order
 for number in map_in_order(lambda item: (time.sleep(0.02), item)[1], iter(range(100_000)), 2):
     print(number, flush=True)
 """

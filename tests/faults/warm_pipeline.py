@@ -34,7 +34,7 @@ from hftune.tools.pipeline.steps import steps_of
 from tests.forks import fork, import_everything
 
 MODULES = (
-    "hftune.data.preferences.pairs",
+    "hftune.data.encode_pairs",
     "hftune.tools.scoring.ask",
     "hftune.merging.merge",
     "hftune.merging.peft_model",

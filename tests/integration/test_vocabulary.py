@@ -12,8 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hftune.checkpoints.manifest import read_manifest
-from hftune.models.vocabulary.growing import grow
-from hftune.models.vocabulary.growth import recorded_growth
+from hftune.models.vocabulary import grow, recorded_growth
 
 from .conftest import LAUNCHERS
 

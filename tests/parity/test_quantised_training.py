@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from hftune.arguments.entry import parse_arguments
+from hftune.data.encode import ChatEncoder
 from hftune.data.splits import load_splits
-from hftune.data.tokenizing.chats import ChatEncoder
 from hftune.models.adapters.preparation import add_adapter
 from hftune.models.loading.causal_lm import load_causal_lm
 from hftune.models.loading.tokenizer import load_tokenizer

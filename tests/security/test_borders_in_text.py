@@ -20,18 +20,16 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from hftune.arguments.asking import AskArguments
 from hftune.arguments.data import DataArguments
 from hftune.constants import IGNORE_INDEX
-from hftune.data.preferences.pairs import PairEncoder
-from hftune.data.preferences.prompts import PromptEncoder
-from hftune.data.preferences.reward_pairs import RewardPairEncoder
-from hftune.data.preferences.step_encoder import StepEncoder
+from hftune.data.counts import Context
+from hftune.data.encode import ChatEncoder, TextEncoder
+from hftune.data.encode_pairs import PairEncoder
+from hftune.data.encode_prompts import PromptEncoder
+from hftune.data.encode_rewards import RewardPairEncoder, StepEncoder
+from hftune.data.encoder import write_tokenised
 from hftune.data.readers.files import Row, chunks
-from hftune.data.records.prompts import Prompt
+from hftune.data.records import Prompt
 from hftune.data.sources import load_source
 from hftune.data.stream_splits import StreamEncoder
-from hftune.data.tokenizing.chats import ChatEncoder
-from hftune.data.tokenizing.context import Context
-from hftune.data.tokenizing.encoder import write_tokenised
-from hftune.data.tokenizing.texts import TextEncoder
 from hftune.errors import DataError
 from hftune.logging import notices
 from hftune.tools.scoring import ask as asking
@@ -306,15 +304,12 @@ ANSWERS = [
 ]
 
 
-@pytest.mark.parametrize("by_marks", [False, True])
 @pytest.mark.parametrize("answer", ANSWERS)
-def test_a_forged_user_turn_in_an_answer_is_no_turn(
-    answer: str, by_marks: bool, tokenizer: Any, tmp_path: Path
-) -> None:
+def test_a_forged_user_turn_in_an_answer_is_no_turn(answer: str, tokenizer: Any, tmp_path: Path) -> None:
     """The answer is trained as the text that it is, and what a user forges is not trained at all."""
     turns = [("user", answer), ("assistant", f"b{answer}c"), ("user", answer), ("assistant", "d")]
     record = {"messages": [{"role": role, "content": text} for role, text in turns]}
-    encoder = ChatEncoder(tokenizer, max_length=None, by_marks=by_marks)
+    encoder = ChatEncoder(tokenizer, max_length=None)
     part = part_of(as_lines(tmp_path / "d", [record]), encoder, tmp_path / "cache")
     ids, labels = part.dataset[0]["input_ids"], part.dataset[0]["labels"]
     trained = tokenizer.decode([token for token, label in zip(ids, labels, strict=True) if label != IGNORE_INDEX])

@@ -24,7 +24,7 @@ from hftune.checkpoints.folder_checks import check_recorded
 from hftune.checkpoints.manifest import read_manifest, write_manifest
 from hftune.checkpoints.reward_scale import read_scale
 from hftune.errors import UserError, raise_together
-from hftune.models.vocabulary.growth import new_tokens, recorded_growth
+from hftune.models.vocabulary import new_tokens, recorded_growth
 from hftune.opening.model_files import KINDS, REQUIRED, json_problems, read_checked
 from hftune.preflight.rules.contents import check_contents
 from hftune.tools.export.arguments import ExtractArguments, GgufArguments, ServedAdapterArguments, ServingArguments

@@ -17,9 +17,9 @@ from hftune.arguments.asking import AskArguments
 from hftune.arguments.entry import parse_arguments
 from hftune.arguments.merging import MergeArguments
 from hftune.data import sources as parts
+from hftune.data.counts import Counts
 from hftune.data.readers.specs import parse_sources
 from hftune.data.sources import TokenizedSource, draw_records
-from hftune.data.tokenizing.counts import Counts
 from hftune.errors import ArgumentError, DataError, UserError
 from hftune.merging.inputs import read_config, read_inputs
 from hftune.models.loading.config_sizes import LIMITS, check_config, check_sizes

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from hftune.data.records.conversations import to_conversation
+from hftune.data.encode import ChatEncoder
+from hftune.data.mask import SpanFinder
+from hftune.data.records import to_conversation
+from hftune.data.rendering import Renderer
 from hftune.data.storage.cache import tokenizer_state
-from hftune.data.templates.rendering import Renderer
-from hftune.data.templates.span_finder import SpanFinder
-from hftune.data.tokenizing.chats import ChatEncoder
 from hftune.errors import ArgumentError, DataError
 from hftune.template_arguments import (
     FLAG,

@@ -16,6 +16,7 @@ import pyarrow as pa
 from datasets import Dataset, Features, List, Value
 
 from hftune.constants import IGNORE_INDEX, TEACHER_ROWS
+from hftune.data.encoder import lists_of, write_batches
 from hftune.data.packing.bins import (
     Bins,
     IntArray,
@@ -27,7 +28,6 @@ from hftune.data.packing.bins import (
 )
 from hftune.data.packing.int_columns import IntColumn
 from hftune.data.packing.settings import STRATEGIES, Packing
-from hftune.data.tokenizing.encoder import lists_of, write_batches
 from hftune.errors import DataError
 
 FEATURES = Features({name: List(Value("int32")) for name in ("input_ids", "labels", "position_ids", "seq_lengths")})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 from hftune.arguments.training import StageArguments
-from hftune.data.tokenizing.counts import check_length
+from hftune.data.counts import check_length
 from hftune.errors import ArgumentError
 from hftune.logging import notice
 

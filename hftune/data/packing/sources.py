@@ -10,11 +10,11 @@ import xxhash
 
 from hftune.arguments.data import DataArguments
 from hftune.constants import IGNORE_INDEX
+from hftune.data.counts import Counts
 from hftune.data.packing.rows import pack_into
 from hftune.data.packing.settings import Packing
 from hftune.data.sources import TokenizedSource, select_records
 from hftune.data.storage.cache import cached
-from hftune.data.tokenizing.counts import Counts
 
 
 def packed_source(part: TokenizedSource, packing: Packing, data_args: DataArguments) -> TokenizedSource:

@@ -22,10 +22,10 @@ from filelock import FileLock, Timeout
 from transformers import PreTrainedTokenizerBase
 
 import hftune
+from hftune.data.counts import Counts
 from hftune.data.readers.base import UNREADABLE_FIX
 from hftune.data.storage.arrow_folder import open_folder
 from hftune.data.storage.work_folder import work_folder
-from hftune.data.tokenizing.counts import Counts
 from hftune.digests import Contents, Damaged, check_contents, contents, digests, read_text, sealed, unsealed
 from hftune.distributed import ranks
 from hftune.errors import DataError

@@ -40,7 +40,7 @@ from hftune.models.loading.gguf import forget_gguf
 from hftune.models.loading.stored_quantisation import drop_quantisation
 from hftune.models.loading.stored_weights import check_loaded
 from hftune.models.other_parts import freeze_other_parts
-from hftune.models.vocabulary.growing import fit_to_tokenizer
+from hftune.models.vocabulary import fit_to_tokenizer
 from hftune.on_demand import on_demand
 from hftune.path_hints import cannot_load
 

@@ -15,7 +15,7 @@ from hftune.distributed import zero
 from hftune.errors import ArgumentError
 from hftune.models.loading.build import Build
 from hftune.models.loading.causal_lm import build_model
-from hftune.models.vocabulary.growing import fit_to_tokenizer
+from hftune.models.vocabulary import fit_to_tokenizer
 from hftune.weight_files import weight_shapes
 
 

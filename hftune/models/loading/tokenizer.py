@@ -27,7 +27,7 @@ def load_tokenizer(model_args: ModelArguments, training_args: StageArguments) ->
     """
     tokenizer = load_plain_tokenizer(model_args, training_args, model_args.tokenizer_name_or_path)
     if model_args.add_tokens is not None or model_args.add_special_tokens is not None:
-        on_demand("hftune.models.vocabulary.added_tokens:add_named_tokens")(tokenizer, model_args)
+        on_demand("hftune.models.vocabulary:add_named_tokens")(tokenizer, model_args)
     if model_args.chat_template:
         tokenizer.chat_template = read_chat_template(model_args.chat_template)
         _report_unknown_tokens(tokenizer)

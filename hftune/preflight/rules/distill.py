@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hftune.arguments.distill import DistillArguments
-from hftune.data.teaching.stored import FLAG as TARGETS
-from hftune.data.teaching.stored import StoredTargets
+from hftune.data.teacher_targets import FLAG as TARGETS
+from hftune.data.teacher_targets import StoredTargets
 from hftune.errors import ArgumentError, UserError
 from hftune.models.loading.build import decide_build
 from hftune.opening.json_server import split_address

@@ -10,8 +10,7 @@ from hftune.arguments.model import GrowthArguments, ModelArguments
 from hftune.checkpoints.manifest import read_manifest
 from hftune.errors import ArgumentError, UserError
 from hftune.models.adapters.new_token_rows import ADD_SOME, NO_NEW_TOKEN
-from hftune.models.vocabulary.added_tokens import named_tokens
-from hftune.models.vocabulary.growth import new_tokens
+from hftune.models.vocabulary import named_tokens, new_tokens
 from hftune.preflight.facts import Facts
 
 

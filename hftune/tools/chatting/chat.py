@@ -10,8 +10,8 @@ from typing import Any
 
 from hftune.checkpoints.folder_checks import check_recorded
 from hftune.checkpoints.manifest import read_manifest
-from hftune.data.records.messages import Message
-from hftune.data.records.tool_calls import parse_tools
+from hftune.data.messages import Message
+from hftune.data.tool_calls import parse_tools
 from hftune.errors import ArgumentError, DataError, UserError, did_you_mean, raise_together
 from hftune.logging import notice
 from hftune.opening.json_file import read_json

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hftune.data.readers.base import Row
-from hftune.data.records.conversations import to_conversation
+from hftune.data.records import to_conversation
 from hftune.errors import ArgumentError, DataError
 from hftune.opening.files import read_bytes
 from hftune.opening.json_file import LIMIT, parse_json

@@ -9,9 +9,8 @@ from typing import Any
 import torch
 
 from hftune import interrupts
-from hftune.data.records.messages import Message
-from hftune.data.tokenizing.context import context_of
-from hftune.data.tokenizing.counts import Counts, describe_turn_tokens
+from hftune.data.counts import Counts, context_of, describe_turn_tokens
+from hftune.data.messages import Message
 from hftune.errors import ArgumentError, DataError
 from hftune.logging import notice
 from hftune.tools.chatting.arguments import ChatArguments

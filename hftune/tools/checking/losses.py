@@ -13,14 +13,12 @@ import torch
 
 from hftune.constants import IGNORE_INDEX
 from hftune.data.batches.collators import CausalCollator
+from hftune.data.counts import LONGER, Context, Counts
+from hftune.data.encode import ChatEncoder, TextEncoder
+from hftune.data.encoder import Encoder
+from hftune.data.formats import take_unread
 from hftune.data.readers.base import Row
 from hftune.data.readers.columns import apply_columns
-from hftune.data.records.unread import take_unread
-from hftune.data.tokenizing.chats import ChatEncoder
-from hftune.data.tokenizing.context import LONGER, Context
-from hftune.data.tokenizing.counts import Counts
-from hftune.data.tokenizing.encoder import Encoder
-from hftune.data.tokenizing.texts import TextEncoder
 from hftune.errors import DataError
 from hftune.logging import notice
 from hftune.models.kernels.answer_head import add_answer_head

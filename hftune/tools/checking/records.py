@@ -9,14 +9,11 @@ from typing import Any
 
 import xxhash
 
+from hftune.data.compared_answers import to_preference
+from hftune.data.formats import CONVERSATIONS, TEXTS, first_fit, is_labelled, pair_format
+from hftune.data.messages import Message
 from hftune.data.readers.base import Row
-from hftune.data.records.conversations import NO_ASSISTANT, to_conversation
-from hftune.data.records.formats import CONVERSATIONS, TEXTS, first_fit, is_labelled, pair_format
-from hftune.data.records.labelled import to_labelled
-from hftune.data.records.messages import Message
-from hftune.data.records.preferences import to_preference
-from hftune.data.records.prompts import to_prompt
-from hftune.data.records.texts import to_text
+from hftune.data.records import NO_ASSISTANT, to_conversation, to_labelled, to_prompt, to_text
 from hftune.errors import DataError
 
 CONVERSATION, PAIR, LABELLED, PROMPT, TEXT = "conversation", "pair", "labelled", "prompt", "text"

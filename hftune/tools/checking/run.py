@@ -14,9 +14,9 @@ from tqdm.auto import tqdm
 
 from hftune.checkpoints import manifest as manifests
 from hftune.checkpoints.inputs import inputs_of
+from hftune.data.encoder import default_workers, map_in_order
 from hftune.data.readers.base import Chunk
 from hftune.data.readers.columns import check_columns, parse_columns
-from hftune.data.tokenizing.workers import default_workers, map_in_order
 from hftune.errors import ArgumentError, UserError, raise_together
 from hftune.logging import notice
 from hftune.publishing.folder import published_folder

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from hftune.data.formats import take_unread
 from hftune.data.readers.base import Chunk, Row, RowOrError
 from hftune.data.readers.columns import apply_columns, columns_found
-from hftune.data.records.unread import take_unread
 from hftune.errors import DataError, shown
 from hftune.secrets import redact
 from hftune.tools.checking import texts
@@ -121,7 +121,7 @@ class Scanner:
     def _count_tokens(self, whole: list[str], tally: Tally) -> None:
         if self.tokenizer is not None and whole:
             # Without a tokenizer transformers, which takes seconds, is not imported for it.
-            from hftune.data.templates.guarded_text import encode_batch
+            from hftune.data.turn_tokens import encode_batch
 
             for encoding in encode_batch(self.tokenizer, whole, add_special_tokens=False):
                 tally.tokens.add(len(encoding.ids))

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from hftune.data.formats import take_unread
 from hftune.data.readers.base import Chunk, FailedChunk, Row
 from hftune.data.readers.columns import apply_columns
 from hftune.data.readers.files import chunks, find_files
-from hftune.data.records.unread import take_unread
 from hftune.errors import DataError, UserError, shown
 from hftune.logging import notice
 from hftune.tools.checking.leaks import LeakIndex

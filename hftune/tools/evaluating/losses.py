@@ -9,10 +9,9 @@ import numpy as np
 import torch
 
 from hftune.constants import IGNORE_INDEX
+from hftune.data.counts import FIX, Context, Counts
+from hftune.data.encode import ChatEncoder
 from hftune.data.readers.base import Row
-from hftune.data.tokenizing.chats import ChatEncoder
-from hftune.data.tokenizing.context import FIX, Context
-from hftune.data.tokenizing.counts import Counts
 from hftune.models.kernels.answer_head import add_answer_head
 from hftune.tools.talking.answering import batches_by_length
 from hftune.tools.talking.loading import Talker

@@ -21,7 +21,7 @@ from hftune.logging import get_logger, notice
 from hftune.merging.adapters import ADAPTER_WEIGHTS, PREFIX, AdaptedModule, Adapter, read_adapter
 from hftune.merging.tensors import close_files, read_tensor
 from hftune.models.loading.from_pretrained import pretrained
-from hftune.models.vocabulary.growth import recorded_growth
+from hftune.models.vocabulary import recorded_growth
 from hftune.preflight.bases import check_adapter_fits
 from hftune.tools.export.arguments import ServedAdapterArguments
 from hftune.tools.export.compared import distance, load, logits_of

@@ -12,23 +12,21 @@ from typing import Any
 
 from hftune.arguments.data import DataArguments
 from hftune.constants import IGNORE_INDEX
-from hftune.data.preferences.labelled import LabelledEncoder
-from hftune.data.preferences.pairs import PairEncoder
-from hftune.data.preferences.reward_pairs import RewardPairEncoder
+from hftune.data.compared_answers import to_preference
+from hftune.data.counts import Counts
+from hftune.data.encode import ChatEncoder
+from hftune.data.encode_pairs import LabelledEncoder, PairEncoder
+from hftune.data.encode_rewards import RewardPairEncoder
+from hftune.data.messages import Message
 from hftune.data.readers.base import Row
 from hftune.data.readers.columns import apply_columns, parse_columns
 from hftune.data.readers.files import chunks
 from hftune.data.readers.hub import data_files
 from hftune.data.readers.specs import parse_sources
-from hftune.data.records.conversations import Conversation, to_conversation
-from hftune.data.records.labelled import to_labelled
-from hftune.data.records.messages import Message
-from hftune.data.records.preferences import to_preference
-from hftune.data.templates.empty_thoughts import thoughts_of
-from hftune.data.templates.guarded_text import token_ids
-from hftune.data.templates.rendering import Renderer
-from hftune.data.tokenizing.chats import ChatEncoder
-from hftune.data.tokenizing.counts import Counts
+from hftune.data.records import Conversation, to_conversation, to_labelled
+from hftune.data.rendering import Renderer
+from hftune.data.turn_tokens import token_ids
+from hftune.data.turns import thoughts_of
 from hftune.errors import ArgumentError, DataError
 from hftune.visible import say, visible
 

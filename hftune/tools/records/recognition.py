@@ -7,9 +7,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from hftune.data.readers.base import Row
-from hftune.data.readers.files import chunks
-from hftune.data.records.formats import (
+from hftune.data.formats import (
     FORMATS,
     PROMPTS,
     Format,
@@ -19,6 +17,8 @@ from hftune.data.records.formats import (
     pair_format,
     script_for,
 )
+from hftune.data.readers.base import Row
+from hftune.data.readers.files import chunks
 
 
 def describe_formats(files: list[Path], script: str, samples: int) -> Iterator[str]:
@@ -45,7 +45,7 @@ def describe_format(value: dict[str, Any], script: str) -> str:
         home = script_for(value)
         return f"no format that {script} reads" + (f"; it looks like data for {home}" if home else "")
     extras = [key for key in ("system", "system_prompt", "history", "tools", "functions") if filled(value, key)]
-    # As `fields.question` reads it.
+    # As `read_question` reads it.
     if "instruction" in found.keys and filled(value, "input"):
         extras.append("input")
     used = f", with {', '.join(extras)}" if extras else ""

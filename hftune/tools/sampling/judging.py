@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from hftune.data.records.messages import Message
+from hftune.data.messages import Message
 from hftune.tools.talking.answering import Question
 from hftune.tools.talking.chat_server import ChatServer
 from hftune.tools.talking.records import Asked, transcript

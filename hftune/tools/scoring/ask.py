@@ -18,11 +18,11 @@ from hftune.arguments.asking import AskArguments
 from hftune.checkpoints import manifest as manifests
 from hftune.checkpoints.folder_checks import check_recorded_whole
 from hftune.checkpoints.inputs import inputs_of, record_inputs
+from hftune.data.counts import Counts, describe_turn_tokens
+from hftune.data.formats import describe_unread, take_unread
+from hftune.data.messages import Message
 from hftune.data.readers.files import chunks, find_files
-from hftune.data.records.messages import Message
-from hftune.data.records.prompts import Prompt, to_prompt
-from hftune.data.records.unread import describe_unread, take_unread
-from hftune.data.tokenizing.counts import Counts, describe_turn_tokens
+from hftune.data.records import Prompt, to_prompt
 from hftune.digests import record_files
 from hftune.errors import ArgumentError, DataError, UserError, raise_together
 from hftune.logging import get_logger, notice, notices

@@ -13,7 +13,7 @@ from transformers import AutoTokenizer
 
 from hftune.checkpoints.template_arguments import give_recorded
 from hftune.child_processes import DEVNULL, Popen, TimeoutExpired, environment, start
-from hftune.data.records.messages import Message
+from hftune.data.messages import Message
 from hftune.errors import ArgumentError, DataError
 from hftune.logging import get_logger, notice
 from hftune.models.loading.from_pretrained import pretrained

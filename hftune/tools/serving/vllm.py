@@ -15,8 +15,7 @@ from hftune.child_processes import program
 from hftune.errors import ArgumentError, UserError, raise_together
 from hftune.models.adapters.saved_config import read_lora_config
 from hftune.models.loading.from_pretrained import pretrained
-from hftune.models.vocabulary.growth import recorded_growth
-from hftune.models.vocabulary.size import manifest_of
+from hftune.models.vocabulary import manifest_of, recorded_growth
 from hftune.template_arguments import arguments_of, template_text
 from hftune.tools.serving.arguments import ServeArguments
 from hftune.tools.serving.engine import Engine

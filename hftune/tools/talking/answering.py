@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from hftune.data.records.messages import Message
-from hftune.data.tokenizing.context import Context
+from hftune.data.counts import Context
+from hftune.data.messages import Message
 from hftune.errors import DataError
 from hftune.template_arguments import TemplateArguments
 from hftune.tools.talking.loading import Talker

@@ -27,8 +27,7 @@ from hftune.models.loading.config_sizes import check_config
 from hftune.models.loading.from_pretrained import pretrained
 from hftune.models.loading.layer_numbers import check_layers
 from hftune.models.loading.stored_weights import check_finite
-from hftune.models.vocabulary.growing import grow_as_recorded
-from hftune.models.vocabulary.size import forbid_rows_without_token
+from hftune.models.vocabulary import forbid_rows_without_token, grow_as_recorded
 from hftune.path_hints import cannot_load
 from hftune.tools.talking.ends import ends_of
 from hftune.trainers.rewards.loading import reward_head

@@ -17,9 +17,9 @@ from typing import Any
 
 from trl import add_response_schema
 
-from hftune.data.records.messages import Message
-from hftune.data.records.tool_calls import parse_calls
-from hftune.data.templates.rendering import Renderer
+from hftune.data.messages import Message
+from hftune.data.rendering import Renderer
+from hftune.data.tool_calls import parse_calls
 from hftune.errors import DataError
 from hftune.tools.talking.written_turns import CALLS, TEXT, THOUGHT, ResponseTemplate, WrittenTurns
 

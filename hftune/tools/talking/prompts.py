@@ -7,10 +7,9 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from hftune.data.records.messages import Message
-from hftune.data.templates.guarded_text import token_ids
-from hftune.data.templates.rendering import Renderer
-from hftune.data.templates.turn_token_guard import TurnTokenGuard
+from hftune.data.messages import Message
+from hftune.data.rendering import Renderer
+from hftune.data.turn_tokens import TurnTokenGuard, token_ids
 from hftune.logging import notice
 from hftune.template_arguments import TemplateArguments
 

@@ -9,12 +9,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from hftune.data.messages import Message
 from hftune.data.readers.base import Row
 from hftune.data.readers.files import chunks, find_files
-from hftune.data.records import fields
-from hftune.data.records.conversations import to_conversation
-from hftune.data.records.messages import Message
-from hftune.data.records.prompts import Prompt, to_prompt
+from hftune.data.records import Prompt, read_tools, to_conversation, to_prompt
 from hftune.errors import DataError
 from hftune.trainers.rewards.builtin import REFERENCES
 
@@ -66,7 +64,7 @@ def asked(row: Row) -> Asked:
     right = prompt.extra[column] if column else _last_answer(row)
     # Of several right answers `accuracy` reads the list again.
     right = json.dumps(right, ensure_ascii=False) if isinstance(right, list) else right
-    return Asked(prompt, None if right is None else str(right), fields.tools(row))
+    return Asked(prompt, None if right is None else str(right), read_tools(row))
 
 
 def _last_answer(row: Row) -> str | None:

@@ -10,9 +10,9 @@ import json
 import re
 from typing import Any
 
-from hftune.data.records.messages import Message
-from hftune.data.templates.rendering import Renderer
-from hftune.data.templates.turns import common_start
+from hftune.data.messages import Message
+from hftune.data.rendering import Renderer
+from hftune.data.turns import common_start
 from hftune.errors import DataError
 
 ResponseTemplate = dict[str, Any]

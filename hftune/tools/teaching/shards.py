@@ -17,8 +17,7 @@ import xxhash
 from datasets import Dataset
 from safetensors.numpy import save_file
 
-from hftune.data.teaching.hashes import hashes_of
-from hftune.data.teaching.stored import INDEX, SHARD_KINDS
+from hftune.data.teacher_targets import INDEX, SHARD_KINDS, hashes_of
 from hftune.errors import ManifestError
 from hftune.opening.files import open_file
 from hftune.opening.json_file import parse_json

@@ -13,12 +13,12 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hftune.arguments.distill import DistillArguments
 from hftune.arguments.model import ModelArguments
-from hftune.data.teaching.hashes import trained_places
-from hftune.data.tokenizing.context import Context
+from hftune.data.counts import Context
+from hftune.data.teacher_targets import trained_places
 from hftune.models.kernels.answer_head import add_answer_head
 from hftune.models.kernels.chunked_heads import CHUNK_BYTES
 from hftune.models.kernels.lessons import MixedTeachers, TeacherStates
-from hftune.models.vocabulary.size import predicted_rows
+from hftune.models.vocabulary import predicted_rows
 from hftune.tools.teaching.shards import ShardFile, Work
 from hftune.trainers.distillation.loading import load_teachers
 from hftune.trainers.distillation.teacher_server import TeacherServer, teacher_server

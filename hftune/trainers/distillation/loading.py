@@ -12,7 +12,7 @@ from hftune.arguments.model import ModelArguments
 from hftune.models.adapters.folding import fold_adapters
 from hftune.models.loading.causal_lm import build_model
 from hftune.models.loading.stored_weights import check_finite
-from hftune.models.vocabulary.growing import grow_as_recorded
+from hftune.models.vocabulary import grow_as_recorded
 from hftune.preflight.teachers import FLAG, TeacherSource, errors_of_teacher, teacher_arguments, teacher_source
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from hftune.constants import TEACHER_ROWS
-from hftune.data.teaching.stored import StoredTargets
+from hftune.data.teacher_targets import StoredTargets
 from hftune.models.kernels.lessons import TopTargets
 from hftune.trainers.features.answer_loss import next_values
 from hftune.trainers.features.feature import Feature

@@ -13,7 +13,7 @@ from hftune.constants import FILLER, IGNORE_INDEX, LABEL_COUNT, TEACHER_ROWS
 from hftune.data.batches.collators import shifted
 from hftune.distributed import ranks
 from hftune.models.kernels.answer_head import AnswerOutput, add_answer_head
-from hftune.models.vocabulary.size import vocabulary_rows
+from hftune.models.vocabulary import vocabulary_rows
 from hftune.trainers.features.feature import Feature
 from hftune.trainers.features.run import Inputs, Run, plain_model, say_if_nothing_learnt
 

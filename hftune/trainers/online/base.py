@@ -19,7 +19,7 @@ from hftune.models.decoding import Drawn, decoding_together
 from hftune.models.kernels.fused_lora import adapters_held
 from hftune.models.kernels.scoring_head import add_scoring_head
 from hftune.models.loading.dtype import compute_dtype
-from hftune.models.vocabulary.size import predicted_rows
+from hftune.models.vocabulary import predicted_rows
 from hftune.trainers.features.answer_round import AnswerRound
 from hftune.trainers.features.completions import Completions
 from hftune.trainers.features.feature import Feature

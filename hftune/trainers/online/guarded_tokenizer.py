@@ -10,9 +10,8 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from hftune.data.templates.guarded_text import GuardedText, token_ids
-from hftune.data.templates.rendering import Renderer
-from hftune.data.templates.turn_token_guard import TurnTokenGuard, mode_for_answers
+from hftune.data.rendering import Renderer
+from hftune.data.turn_tokens import GuardedText, TurnTokenGuard, mode_for_answers, token_ids
 from hftune.template_arguments import arguments_of, readable
 
 

@@ -13,7 +13,7 @@ from hftune.checkpoints.reward_scale import read_scale
 from hftune.distributed import zero
 from hftune.errors import ArgumentError
 from hftune.logging import notice
-from hftune.models.vocabulary.size import vocabulary_rows
+from hftune.models.vocabulary import vocabulary_rows
 from hftune.trainers.ppo.critic import (
     Critic,
     critic_from_reward,

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from hftune.data.preferences.scoring import ScoringEncoder
+from hftune.data.counts import Context
+from hftune.data.encode_rewards import ScoringEncoder
+from hftune.data.messages import Message
 from hftune.data.readers.base import Row
-from hftune.data.records.messages import Message
-from hftune.data.templates.turn_token_guard import mode_for_answers
-from hftune.data.tokenizing.context import Context
+from hftune.data.turn_tokens import mode_for_answers
 from hftune.trainers.rewards.loading import load_reward_model, reward_head, step_separator
 from hftune.trainers.rewards.score_batches import run_batches
 

@@ -19,7 +19,7 @@ from hftune.checkpoints.manifest import read_manifest
 from hftune.checkpoints.reward_scale import RewardScale, read_scale
 from hftune.checkpoints.template_arguments import give_recorded
 from hftune.constants import AUTO_CLASSES, STEP_LABELS, TASK_TYPES
-from hftune.data.templates.turn_token_guard import mode_for_answers
+from hftune.data.turn_tokens import mode_for_answers
 from hftune.distributed.zero import no_partitioning
 from hftune.errors import ArgumentError, did_you_mean, raise_together
 from hftune.logging import notice
@@ -29,7 +29,7 @@ from hftune.models.loading.config_sizes import check_config
 from hftune.models.loading.from_pretrained import pretrained
 from hftune.models.loading.layer_numbers import check_layers
 from hftune.models.loading.stored_weights import check_finite, check_loaded
-from hftune.models.vocabulary.growing import grow_as_recorded
+from hftune.models.vocabulary import grow_as_recorded
 from hftune.path_hints import cannot_load
 from hftune.preflight.rules.rl import check_rewards
 from hftune.template_arguments import TemplateArguments

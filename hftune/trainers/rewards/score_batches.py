@@ -9,9 +9,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hftune.checkpoints.reward_scale import RewardScale
 from hftune.data.batches.collators import CausalCollator
-from hftune.data.preferences.scoring import SINGLE, Scored, ScoringEncoder
-from hftune.data.records.messages import Message
-from hftune.data.records.solutions import Solution
+from hftune.data.compared_answers import Solution
+from hftune.data.encode_rewards import SINGLE, Scored, ScoringEncoder
+from hftune.data.messages import Message
 from hftune.distributed import phases
 
 BATCH_TOKENS = 8192

@@ -14,19 +14,18 @@ from datasets import Dataset, Features, List, Value
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
+from hftune.data.counts import Counts, all_dropped
+from hftune.data.encode import ChatEncoder, TextEncoder
+from hftune.data.encode_pairs import PairEncoder
+from hftune.data.encode_prompts import PromptEncoder
+from hftune.data.encode_rewards import RewardPairEncoder
+from hftune.data.encoder import Encoder, without_counts, write_tokenised
 from hftune.data.packing.rows import PackStats, pack_into
 from hftune.data.packing.settings import Packing
-from hftune.data.preferences.pairs import PairEncoder
-from hftune.data.preferences.prompts import PromptEncoder
-from hftune.data.preferences.reward_pairs import RewardPairEncoder
 from hftune.data.readers.base import ParsedChunk
 from hftune.data.readers.files import Row, chunks
-from hftune.data.templates.rendering import Renderer
-from hftune.data.templates.turns import TurnFinder
-from hftune.data.tokenizing.chats import ChatEncoder
-from hftune.data.tokenizing.counts import Counts, all_dropped
-from hftune.data.tokenizing.encoder import Encoder, without_counts, write_tokenised
-from hftune.data.tokenizing.texts import TextEncoder
+from hftune.data.rendering import Renderer
+from hftune.data.turns import TurnFinder
 
 CORPUS = [
     "hello world, how are you?",

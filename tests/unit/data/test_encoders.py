@@ -11,15 +11,12 @@ from transformers import PreTrainedTokenizerFast
 
 from hftune.arguments.entry import parse_arguments
 from hftune.cli import dispatch
+from hftune.data.encode import ChatEncoder, TextEncoder
+from hftune.data.encode_pairs import LabelledEncoder, MismatchedPairEncoder, PairEncoder
+from hftune.data.encode_prompts import PromptEncoder
+from hftune.data.encode_rewards import RewardPairEncoder, StepEncoder
 from hftune.data.encoders import make_encoder
-from hftune.data.preferences.labelled import LabelledEncoder, MismatchedPairEncoder
-from hftune.data.preferences.pairs import PairEncoder
-from hftune.data.preferences.prompts import PromptEncoder
-from hftune.data.preferences.reward_pairs import RewardPairEncoder
-from hftune.data.preferences.step_encoder import StepEncoder
 from hftune.data.splits import load_splits
-from hftune.data.tokenizing.chats import ChatEncoder
-from hftune.data.tokenizing.texts import TextEncoder
 from hftune.errors import ArgumentError, DataError
 from hftune.models.loading.tokenizer import load_tokenizer
 from hftune.trainers.features.score_scale import longest_first

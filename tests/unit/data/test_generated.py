@@ -6,9 +6,9 @@ from pathlib import Path
 
 from hftune.arguments.data import DataArguments
 from hftune.arguments.entry import parse_arguments
+from hftune.data.encode import ChatEncoder
 from hftune.data.generated import generated_source
 from hftune.data.splits import load_splits
-from hftune.data.tokenizing.chats import ChatEncoder
 from tests.unit.data.helpers import make_tokenizer
 
 

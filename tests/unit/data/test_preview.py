@@ -12,12 +12,12 @@ from transformers import PreTrainedTokenizerFast
 
 from hftune.arguments.data import DataArguments
 from hftune.arguments.entry import parse_arguments
-from hftune.data.preferences.pairs import PairEncoder
-from hftune.data.preferences.prompts import PromptEncoder
-from hftune.data.preferences.reward_pairs import RewardPairEncoder
+from hftune.data.encode import ChatEncoder
+from hftune.data.encode_pairs import PairEncoder
+from hftune.data.encode_prompts import PromptEncoder
+from hftune.data.encode_rewards import RewardPairEncoder
 from hftune.data.preview import TERMINATOR, TRAINED, coloured, describe_example, preview
 from hftune.data.splits import load_splits
-from hftune.data.tokenizing.chats import ChatEncoder
 from tests.unit.data.helpers import assistant, row, tokenize_chat, tokenize_pairs, tokenize_reward_pairs, user
 
 TURNS = '{"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello world"}]}\n'

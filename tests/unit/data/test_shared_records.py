@@ -9,9 +9,9 @@ import pytest
 from datasets import Dataset
 
 from hftune.arguments.entry import parse_arguments
+from hftune.data.encode import ChatEncoder
 from hftune.data.shared_records import row_digests, say_shared_files, say_shared_records
 from hftune.data.splits import load_data
-from hftune.data.tokenizing.chats import ChatEncoder
 from tests.conftest import CHATS
 from tests.unit.data.helpers import make_tokenizer
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from datasets import Dataset
 
+from hftune.data.counts import Counts
 from hftune.data.sources import TokenizedSource, hold_out, split_source
-from hftune.data.tokenizing.counts import Counts
 
 
 def test_held_out_rows_are_drawn_by_the_seed_and_kept_in_order() -> None:

@@ -17,13 +17,13 @@ from hftune.arguments.data import DataArguments
 from hftune.arguments.entry import parse_arguments
 from hftune.checkpoints.inputs import record_inputs
 from hftune.data import sources
+from hftune.data.counts import Counts
+from hftune.data.encoder import IDS, Encoder
 from hftune.data.mixture import Mixture
 from hftune.data.packing.rows import PackStats
 from hftune.data.readers.files import Row
 from hftune.data.sources import hold_out
 from hftune.data.splits import describe, describe_packing, load_splits
-from hftune.data.tokenizing.counts import Counts
-from hftune.data.tokenizing.encoder import IDS, Encoder
 from hftune.errors import ArgumentError, DataError
 from tests.unit.data.helpers import make_tokenizer
 

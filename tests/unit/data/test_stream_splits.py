@@ -12,10 +12,9 @@ from transformers import PreTrainedTokenizerFast
 from hftune.arguments.entry import parse_arguments
 from hftune.data import stream_splits
 from hftune.data.corpus.streaming import StreamingDataset
+from hftune.data.encode import ChatEncoder, TextEncoder
 from hftune.data.splits import load_data
 from hftune.data.stream_splits import StreamEncoder
-from hftune.data.tokenizing.chats import ChatEncoder
-from hftune.data.tokenizing.texts import TextEncoder
 from hftune.errors import ArgumentError, DataError
 from hftune.logging import notices
 from tests.unit.data.helpers import assistant, row, user

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from transformers import PreTrainedTokenizerFast
 
+from hftune.data.encode import ChatEncoder, TextEncoder
 from hftune.data.sources import TokenizedSource
 from hftune.data.tokenized_folder import (
     INDEX,
@@ -17,8 +18,6 @@ from hftune.data.tokenized_folder import (
     save_tokenised,
     settings_of,
 )
-from hftune.data.tokenizing.chats import ChatEncoder
-from hftune.data.tokenizing.texts import TextEncoder
 from hftune.errors import DataError
 from tests.unit.data.helpers import assistant, row, tokenise_rows, user
 

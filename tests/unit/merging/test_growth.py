@@ -12,8 +12,7 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file
 
-from hftune.models.vocabulary.growing import grow
-from hftune.models.vocabulary.growth import Growth
+from hftune.models.vocabulary import Growth, grow
 from tests.unit.merging.models import ATTENTION, IDS, load_plain, merge, merged_logits, settings
 
 ROWS = 320

@@ -28,7 +28,7 @@ from hftune.merging.inputs import (
     read_inputs,
     with_rope,
 )
-from hftune.models.vocabulary.growth import Growth
+from hftune.models.vocabulary import Growth
 from tests.unit.merging.models import ATTENTION, make_adapter, store
 
 

@@ -13,8 +13,8 @@ from trl.trainer.distillation_trainer import _chunked_divergence_loss
 
 from hftune.arguments.entry import parse_arguments
 from hftune.constants import IGNORE_INDEX
+from hftune.data.encode import ChatEncoder
 from hftune.data.splits import Splits, load_data
-from hftune.data.tokenizing.chats import ChatEncoder
 from hftune.logging import notices
 from hftune.models.loading.causal_lm import load_causal_lm
 from hftune.models.loading.tokenizer import load_tokenizer

@@ -15,7 +15,7 @@ from transformers import AutoModelForSequenceClassification
 from hftune.arguments.entry import parse_arguments
 from hftune.checkpoints.reward_scale import read_scale
 from hftune.constants import FILLER
-from hftune.data.preferences.reward_pairs import RewardPairEncoder
+from hftune.data.encode_rewards import RewardPairEncoder
 from hftune.data.splits import Splits, load_splits
 from hftune.models.adapters.preparation import add_adapter
 from hftune.models.loading.reward_model import load_reward_model

@@ -11,8 +11,8 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from hftune.arguments.entry import parse_arguments
+from hftune.data.encode import ChatEncoder
 from hftune.data.splits import Splits
-from hftune.data.tokenizing.chats import ChatEncoder
 from hftune.errors import DataError
 from hftune.preflight.rules.data import check_turn_weights
 from hftune.trainers.sft import SFTTrainer

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from hftune.arguments.data import DataArguments
+from hftune.data.counts import Counts
 from hftune.data.packing.settings import Packing
 from hftune.data.packing.sources import limit_packed_rows, packed_source
 from hftune.data.sources import TokenizedSource
-from hftune.data.tokenizing.counts import Counts
 from tests.unit.data.helpers import to_dataset
 
 

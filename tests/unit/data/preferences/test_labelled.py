@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from transformers import PreTrainedTokenizerFast
 
-from hftune.data.preferences.labelled import LabelledEncoder, MismatchedPairEncoder
+from hftune.data.encode_pairs import LabelledEncoder, MismatchedPairEncoder
 from tests.unit.data.helpers import row, tokenise_rows
 
 

@@ -13,12 +13,12 @@ import pytest
 from datasets import Dataset
 from transformers import PreTrainedTokenizerFast
 
-from hftune.data.preferences.labelled import LabelledEncoder, MismatchedPairEncoder
-from hftune.data.preferences.prompts import PromptEncoder
+from hftune.data.counts import Counts
+from hftune.data.encode_pairs import LabelledEncoder, MismatchedPairEncoder
+from hftune.data.encode_prompts import PromptEncoder
+from hftune.data.encoder import Encoder, write_batches
 from hftune.data.sources import TokenizedSource, finished
 from hftune.data.storage.arrow_folder import open_folder
-from hftune.data.tokenizing.counts import Counts
-from hftune.data.tokenizing.encoder import Encoder, write_batches
 from tests.unit.data.helpers import user
 
 IDS = [[*range(at, at + 40)] for at in range(500)]

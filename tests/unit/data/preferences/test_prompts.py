@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from hftune.data.preferences.prompts import PromptEncoder
+from hftune.data.encode_prompts import PromptEncoder
 from hftune.errors import DataError
 from hftune.logging import notices
 from tests.unit.data.helpers import (
@@ -90,6 +90,6 @@ def test_tools_that_the_model_is_not_shown_are_said(
     chatml: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[str] = []
-    monkeypatch.setattr("hftune.data.preferences.prompts.notice", said.append)
+    monkeypatch.setattr("hftune.data.encode_prompts.notice", said.append)
     prompts_dataset([row(prompt="a"), row(prompt="b", tools=[{"name": "f"}])], chatml, max_prompt_length=None)
     assert any(line.startswith("1 of 2 prompts offer tools, which the model is not shown") for line in said)

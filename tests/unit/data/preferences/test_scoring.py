@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hftune.data.preferences.scoring import ScoringEncoder
+from hftune.data.encode_rewards import ScoringEncoder
 from hftune.errors import DataError
 from tests.unit.data.helpers import (
     make_tokenizer,

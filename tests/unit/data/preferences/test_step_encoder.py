@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from hftune.data.preferences.step_encoder import StepEncoder
+from hftune.data.encode_rewards import StepEncoder
 from hftune.errors import DataError
 from tests.unit.data.helpers import make_tokenizer, row, template, tokenise_rows
 

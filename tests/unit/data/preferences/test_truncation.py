@@ -14,12 +14,18 @@ from transformers import PreTrainedTokenizerFast
 
 from hftune.arguments.entry import parse_arguments
 from hftune.arguments.preference import DPOArguments, RMArguments
-from hftune.data.preferences.labelled import LabelledEncoder
-from hftune.data.preferences.pairs import PairEncoder
-from hftune.data.preferences.reward_pairs import RewardPairEncoder
-from hftune.data.preferences.truncation import TOO_LONG, TOO_LONG_IN_CHARACTERS, Limits, Pair, truncated_pair
+from hftune.data.counts import Counts
+from hftune.data.encode_pairs import (
+    TOO_LONG,
+    TOO_LONG_IN_CHARACTERS,
+    LabelledEncoder,
+    Limits,
+    Pair,
+    PairEncoder,
+    truncated_pair,
+)
+from hftune.data.encode_rewards import RewardPairEncoder
 from hftune.data.splits import describe
-from hftune.data.tokenizing.counts import Counts
 from hftune.errors import ArgumentError
 from tests.unit.data.helpers import row, tokenize_pairs
 

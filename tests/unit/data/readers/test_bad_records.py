@@ -13,16 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hftune.data import sources as parts
-from hftune.data.preferences.labelled import LabelledEncoder
-from hftune.data.preferences.pairs import PairEncoder
-from hftune.data.preferences.prompts import PromptEncoder
-from hftune.data.preferences.reward_pairs import RewardPairEncoder
-from hftune.data.preferences.step_encoder import StepEncoder
+from hftune.data.counts import Counts, all_dropped
+from hftune.data.encode import ChatEncoder, TextEncoder
+from hftune.data.encode_pairs import LabelledEncoder, PairEncoder
+from hftune.data.encode_prompts import PromptEncoder
+from hftune.data.encode_rewards import RewardPairEncoder, StepEncoder
+from hftune.data.encoder import Encoder, write_tokenised
 from hftune.data.readers.files import chunks
-from hftune.data.tokenizing.chats import ChatEncoder
-from hftune.data.tokenizing.counts import Counts, all_dropped
-from hftune.data.tokenizing.encoder import Encoder, write_tokenised
-from hftune.data.tokenizing.texts import TextEncoder
 from hftune.errors import DataError
 from tests.unit.data.helpers import assistant, make_tokenizer, user
 
@@ -36,7 +33,7 @@ ENCODERS: dict[str, tuple[Encoder, dict[str, Any]]] = {
     "chat": (ChatEncoder(TOKENIZER, max_length=40), {"messages": [user("hello"), assistant("the answer")]}),
     "chat whole": (ChatEncoder(TOKENIZER, max_length=None), {"messages": [user("hello"), assistant("the answer")]}),
     "ranges": (
-        ChatEncoder(TOKENIZER, max_length=40, by_marks=False),
+        ChatEncoder(TOKENIZER, max_length=40),
         {"messages": [user("hello"), assistant("the answer")]},
     ),
     "weights": (

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from hftune.data.readers.columns import apply_columns, check_columns, columns_found, parse_columns
-from hftune.data.records.conversations import to_conversation
+from hftune.data.records import to_conversation
 from hftune.errors import ArgumentError, DataError
 from tests.unit.data.helpers import assistant, row, user
 

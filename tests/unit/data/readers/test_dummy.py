@@ -8,13 +8,10 @@ from typing import Any
 
 import pytest
 
+from hftune.data.compared_answers import to_preference
 from hftune.data.readers.dummy import KINDS, dummy_chunks
 from hftune.data.readers.files import Row
-from hftune.data.records.conversations import to_conversation
-from hftune.data.records.labelled import to_labelled
-from hftune.data.records.preferences import to_preference
-from hftune.data.records.prompts import to_prompt
-from hftune.data.records.texts import to_text
+from hftune.data.records import to_conversation, to_labelled, to_prompt, to_text
 from hftune.errors import ArgumentError
 
 READERS: dict[str, Callable[[Row], Any]] = dict(

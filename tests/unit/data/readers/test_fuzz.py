@@ -12,13 +12,10 @@ from typing import Any
 
 import pytest
 
+from hftune.data.compared_answers import to_preference
 from hftune.data.readers.base import Row
 from hftune.data.readers.files import chunks, find_files
-from hftune.data.records.conversations import to_conversation
-from hftune.data.records.labelled import to_labelled
-from hftune.data.records.preferences import to_preference
-from hftune.data.records.prompts import to_prompt
-from hftune.data.records.texts import to_text
+from hftune.data.records import to_conversation, to_labelled, to_prompt, to_text
 from hftune.errors import DataError
 from tests.unit.data.helpers import read_rows
 from tests.unit.data.readers.fuzz_files import fuzzed_file

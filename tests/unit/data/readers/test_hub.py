@@ -19,7 +19,7 @@ from hftune.data.readers.hub import (
     stream_chunks,
     stream_files,
 )
-from hftune.data.records.conversations import to_conversation
+from hftune.data.records import to_conversation
 from hftune.errors import DataError
 from tests.unit.data.helpers import call, read_rows, user
 

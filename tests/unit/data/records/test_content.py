@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hftune.data.records.content import split, text_of
+from hftune.data.messages import split_parts, text_of
 from hftune.errors import DataError
 
 
@@ -35,7 +35,7 @@ def test_nothing_is_allowed_where_it_may_be_missing() -> None:
 
 
 def test_parts_are_told_apart() -> None:
-    said = split(
+    said = split_parts(
         [
             {"type": "thinking", "thinking": "hm "},
             {"type": "reasoning", "value": "s"},
@@ -53,7 +53,7 @@ def test_parts_are_told_apart() -> None:
     assert get == {"type": "function", "function": {"name": "get", "arguments": {"x": 1}}, "id": "1"}
     assert put == {"type": "function", "function": {"name": "put", "arguments": {}}}
     with pytest.raises(DataError, match="turn must be text"):
-        split([{"type": "audio", "data": "x"}], "f:1", "turn")
+        split_parts([{"type": "audio", "data": "x"}], "f:1", "turn")
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_parts_are_told_apart() -> None:
         ({"type": "quiz", "value": "x"}, "a part of the type quiz"),
     ],
 )
-@pytest.mark.parametrize("read", [text_of, split])
+@pytest.mark.parametrize("read", [text_of, split_parts])
 def test_a_part_that_is_not_read_says_what_it_is(read: Any, part: dict[str, Any], words: str) -> None:
     """Behind text that is, whoever speaks; both OpenAI's parts and LLaMA-Factory's."""
     with pytest.raises(DataError) as caught:

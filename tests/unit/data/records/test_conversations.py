@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hftune.data.records.conversations import to_conversation
+from hftune.data.records import to_conversation
 from tests.unit.data.helpers import assistant, call, row, user
 from tests.unit.data.records.values import HG, SYSTEM, UA
 

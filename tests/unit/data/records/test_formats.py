@@ -11,14 +11,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from hftune.data.compared_answers import to_preference
+from hftune.data.formats import FORMATS, KTO, unknown_format
 from hftune.data.readers.columns import apply_columns, parse_columns
 from hftune.data.readers.files import find_files
-from hftune.data.records.conversations import to_conversation
-from hftune.data.records.formats import FORMATS, KTO, unknown_format
-from hftune.data.records.labelled import to_labelled
-from hftune.data.records.preferences import to_preference
-from hftune.data.records.prompts import to_prompt
-from hftune.data.records.texts import to_text
+from hftune.data.records import to_conversation, to_labelled, to_prompt, to_text
 from hftune.errors import DataError
 from hftune.tools.records.recognition import describe_format
 from tests.unit.data.helpers import assistant, read_rows, row, user

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hftune.data.records.labelled import to_labelled
+from hftune.data.records import to_labelled
 from tests.unit.data.helpers import row, user
 from tests.unit.data.records.values import SYSTEM, TOOL, UA, C, Q
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from hftune.data.records.conversations import to_conversation
-from hftune.data.records.messages import parse_messages
+from hftune.data.messages import parse_messages
+from hftune.data.records import to_conversation
 from hftune.errors import DataError
 from tests.unit.data.helpers import assistant, row, user
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hftune.data.records.preferences import to_preference
+from hftune.data.compared_answers import to_preference
 from tests.unit.data.helpers import assistant, row, user
 from tests.unit.data.records.values import HG, SYSTEM, UA, C, Q, R
 

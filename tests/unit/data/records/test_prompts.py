@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hftune.data.records.prompts import to_prompt
+from hftune.data.records import to_prompt
 from tests.unit.data.helpers import assistant, row, user
 from tests.unit.data.records.values import HG, SYSTEM, UA, Q
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hftune.data.records.solutions import Solution, to_solutions
+from hftune.data.compared_answers import Solution, to_solutions
 from hftune.errors import DataError
 from tests.unit.data.helpers import row, user
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hftune.data.records.texts import to_text
+from hftune.data.records import to_text
 from tests.unit.data.helpers import assistant, row
 
 

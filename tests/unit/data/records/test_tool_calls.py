@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from hftune.data.records.conversations import to_conversation
-from hftune.data.records.tool_calls import parse_calls
+from hftune.data.records import to_conversation
+from hftune.data.tool_calls import parse_calls
 from hftune.errors import DataError
 from tests.unit.data.helpers import row
 from tests.unit.data.records.values import HG, TOOL

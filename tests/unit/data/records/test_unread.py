@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from hftune.data.records.messages import parse_messages
-from hftune.data.records.unread import added, describe_unread, has_text, note_unread, take_unread
+from hftune.data.formats import added, describe_unread, has_text, note_unread, take_unread
+from hftune.data.messages import parse_messages
 from tests.unit.data.helpers import assistant, make_tokenizer, row, template, tokenize_chat, user
 
 

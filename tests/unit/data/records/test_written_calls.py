@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hftune.data.records.written_calls import thoughts_and_call, with_calls
+from hftune.data.tool_calls import thoughts_and_call, with_calls
 from tests.unit.data.helpers import assistant, user
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}}

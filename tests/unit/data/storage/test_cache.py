@@ -10,8 +10,8 @@ import pytest
 from datasets import Dataset
 from filelock import FileLock
 
+from hftune.data.counts import Counts
 from hftune.data.storage.cache import cached, fingerprint
-from hftune.data.tokenizing.counts import Counts
 from hftune.distributed import ranks
 from hftune.errors import DataError
 from tests.unit.data.helpers import CHATML, make_tokenizer

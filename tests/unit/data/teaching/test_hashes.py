@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from hftune.constants import IGNORE_INDEX
-from hftune.data.teaching.hashes import hashes_of, records, trained_places
+from hftune.data.teacher_targets import hashes_of, records, trained_places
 from tests.unit.data.helpers import to_dataset
 
 ROWS = {

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from hftune.arguments.data import DataArguments
+from hftune.data import teacher_targets
+from hftune.data.counts import Counts
 from hftune.data.packing.settings import Packing
 from hftune.data.packing.sources import packed_source
 from hftune.data.sources import TokenizedSource, select_records
 from hftune.data.storage.cache import tokenizer_key
-from hftune.data.teaching import rows as rows_module
-from hftune.data.tokenizing.counts import Counts
 from hftune.errors import DataError
 from hftune.logging import notices
 from tests.unit.data.helpers import make_tokenizer
@@ -35,7 +35,7 @@ def taught_source(
     part: TokenizedSource, folder: str, data_args: DataArguments, *, drop: bool = False
 ) -> TokenizedSource:
     args: Any = SimpleNamespace(teacher_targets=folder, drop_untaught=drop)
-    return rows_module.taught_source(TOKENIZER, args, data_args, part)
+    return teacher_targets.taught_source(TOKENIZER, args, data_args, part)
 
 
 def arguments(folder: Path) -> DataArguments:

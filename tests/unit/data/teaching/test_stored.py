@@ -11,8 +11,7 @@ import pytest
 import torch
 from safetensors.numpy import load_file, save_file
 
-from hftune.data.teaching.hashes import hashes_of
-from hftune.data.teaching.stored import StoredTargets
+from hftune.data.teacher_targets import StoredTargets, hashes_of
 from hftune.errors import ManifestError
 from tests.unit.data.teaching.writing import SMALL, VOCABULARY, K, conversations, said_at, shards, write
 
@@ -49,7 +48,7 @@ def test_records_are_found_in_any_order_and_others_are_not(folder: Path) -> None
 
 
 def test_many_shards_are_read_with_few_of_them_open(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hftune.data.teaching.stored._OPEN", 1)
+    monkeypatch.setattr("hftune.data.teacher_targets._OPEN", 1)
     stored = StoredTargets(folder)
     for _ in range(2):
         ids, _ = stored.take(torch.arange(56))

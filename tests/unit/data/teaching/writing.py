@@ -10,7 +10,7 @@ from datasets import Dataset
 
 from hftune.checkpoints import manifest as manifests
 from hftune.constants import IGNORE_INDEX
-from hftune.data.teaching.stored import StoredTargets, shard_name
+from hftune.data.teacher_targets import StoredTargets, shard_name
 from hftune.tools.teaching import shards
 from hftune.tools.teaching.shards import Work, divide, new_shard, write_index
 from tests.unit.data.helpers import to_dataset

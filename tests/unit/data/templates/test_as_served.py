@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from hftune.constants import IGNORE_INDEX
-from hftune.data.templates import proposals
-from hftune.data.tokenizing.chats import ChatEncoder
-from hftune.data.tokenizing.counts import Counts
+from hftune.data import rendering
+from hftune.data.counts import Counts
+from hftune.data.encode import ChatEncoder
 from hftune.errors import DataError
 from hftune.template_arguments import give_arguments, names_read
 from hftune.tools.records.as_served import OFF, SERVED, ServedCheck
@@ -90,36 +90,34 @@ def runs(row: dict[str, list[int]]) -> list[tuple[int, int]]:
 @pytest.fixture(autouse=True)
 def _no_proposals(monkeypatch: pytest.MonkeyPatch) -> None:
     """Which other template would do takes most of the time, and has tests of its own."""
-    monkeypatch.setattr(proposals, "fitting_templates", lambda tokenizer: [])
+    monkeypatch.setattr(rendering, "fitting_templates", lambda tokenizer: [])
 
 
-def ways_of(name: str) -> list[tuple[str, bool]]:
-    """(mode, by marks) in which a template can be used."""
-    marks = "generation" in template(name).replace("add_generation_prompt", "")
-    modes = [mode for mode, given in MODES.items() if names_read(template(name)) >= given.keys()]
-    return [(mode, by_marks) for mode in modes for by_marks in ((False, True) if marks else (False,))]
+def ways_of(name: str) -> list[str]:
+    """The modes in which a template can be used."""
+    return [mode for mode, given in MODES.items() if names_read(template(name)) >= given.keys()]
 
 
 @pytest.mark.parametrize("name", slow_if_alike(NAMES))
 def test_before_each_turn_is_what_inference_is_given(name: str) -> None:
     """In one way of those that the template has; all ways are tried by the slow test."""
-    check(name, *random.Random(f"{name} 28").choice(ways_of(name)))
+    check(name, random.Random(f"{name} 28").choice(ways_of(name)))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_in_every_way(name: str) -> None:
-    for mode, by_marks in ways_of(name):
-        check(name, mode, by_marks)
+    for mode in ways_of(name):
+        check(name, mode)
 
 
-def check(name: str, mode: str, by_marks: bool) -> None:
+def check(name: str, mode: str) -> None:
     """What is trained of every conversation is behind what is asked, or the record is refused."""
     tokenizer = give_arguments(make_tokenizer(template(name)), MODES[mode])
     for kind, (messages, tools) in CONVERSATIONS.items():
         turns = [message for message in messages if message["role"] == "assistant"]
         try:
-            rows = rows_of(tokenizer, kind, by_marks=by_marks)
+            rows = rows_of(tokenizer, kind)
         except DataError as error:
             assert error.cause and error.fix and error.kind in REASONS[: 3 if kind not in SIMPLE else 2], kind
             continue
@@ -127,7 +125,7 @@ def check(name: str, mode: str, by_marks: bool) -> None:
         # With thinking off a model is given the empty thoughts; a turn without thoughts is what it says then.
         off = prompts_of(tokenizer, kind, {"enable_thinking": False})
         # What `hftune preview --as-served` says of it.
-        said = ServedCheck(ChatEncoder(tokenizer, max_length=None, by_marks=by_marks))
+        said = ServedCheck(ChatEncoder(tokenizer, max_length=None))
         assert [*said(row(messages=messages, tools=tools))] and {*said.counts} <= {SERVED, OFF}, (kind, said.counts)
         trained = [(one["input_ids"], *run) for one in rows for run in runs(one)]
         assert len(trained) == len(turns), kind

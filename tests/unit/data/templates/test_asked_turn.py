@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from hftune.data.templates.rendering import Renderer
-from hftune.data.templates.rewritten import asked_turn
-from hftune.data.templates.turns import TurnFinder
+from hftune.data.mask import asked_turn
+from hftune.data.rendering import Renderer
+from hftune.data.turns import TurnFinder
 from tests.unit.data.helpers import assistant, call, make_tokenizer, template, user
 
 # Thoughts before a call are shown until the answer is written.

@@ -5,9 +5,8 @@ from __future__ import annotations
 from tokenizers import AddedToken, Tokenizer, models, normalizers
 from transformers import PreTrainedTokenizerFast
 
-from hftune.data.templates.guarded_text import encode_batch, token_ids
-from hftune.data.templates.turn_token_guard import TurnTokenGuard
-from hftune.data.tokenizing.texts import TextEncoder
+from hftune.data.encode import TextEncoder
+from hftune.data.turn_tokens import TurnTokenGuard, encode_batch, token_ids
 from tests.unit.data.helpers import (
     make_tokenizer,
     row,

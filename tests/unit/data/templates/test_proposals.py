@@ -9,9 +9,8 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from hftune.chat_templates import GENERAL, shipped, text_of, tokens_of
-from hftune.data.templates.proposals import TemplateProposals, fitting_templates, require_chat_template
-from hftune.data.templates.rendering import Renderer
-from hftune.data.templates.turns import TurnFinder
+from hftune.data.rendering import Renderer, TemplateProposals, fitting_templates, require_chat_template
+from hftune.data.turns import TurnFinder
 from hftune.errors import DataError
 from tests.unit.data.helpers import assistant, call, make_tokenizer, render_with_spans, template, user
 

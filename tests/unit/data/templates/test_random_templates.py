@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hftune.data.templates.span_finder import SpanFinder
+from hftune.data.mask import SpanFinder
 from hftune.errors import DataError
 from tests.unit.data.helpers import assistant, make_tokenizer, user
 

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from hftune.data.templates.reads import Reads
-from hftune.data.templates.rendering import Renderer
+from hftune.data.rendering import Reads, Renderer
 from tests.unit.data.helpers import CHATML, assistant, make_tokenizer, template, user
 
 FUNCTION = {"type": "function", "function": {"name": "f", "arguments": {"x": 1}}}

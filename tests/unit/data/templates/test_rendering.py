@@ -1,18 +1,13 @@
-"""Conversations as the template writes them, and what it marks as generated."""
+"""Conversations as the template writes them, and what it refuses."""
 
 from __future__ import annotations
 
 import pytest
 
-from hftune.data.templates.rendering import Renderer
-from hftune.data.templates.spans import Span
+from hftune.data.rendering import Renderer
 from hftune.errors import DataError
-from tests.unit.data.helpers import CHATML, assistant, make_tokenizer, user
+from tests.unit.data.helpers import assistant, make_tokenizer, user
 
-MARKING = (
-    "{% for m in messages %}[{{ m.role }}]{% if m.role == 'assistant' %}{% generation %}{{ m.content }}."
-    "{% endgeneration %}{% else %}{{ m.content }}{% endif %}{% endfor %}"
-)
 TALK = [user("a"), assistant("bc")]
 
 
@@ -21,13 +16,6 @@ def test_text_with_and_without_the_generation_prompt() -> None:
     said = "<|im_start|>user\na<|im_end|>\n"
     assert render(TALK[:1]) == said
     assert render(TALK[:1], add_generation_prompt=True) == f"{said}<|im_start|>assistant\n"
-
-
-def test_marks_are_characters_of_the_text() -> None:
-    render = Renderer(make_tokenizer(MARKING))
-    assert render(TALK) == "[user]a[assistant]bc."
-    assert render.marks(TALK) == [Span(18, 21)]
-    assert Renderer(make_tokenizer(CHATML)).marks(TALK) is None
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from hftune.data.templates import turns
-from hftune.data.templates.rewritten import rows_of
-from hftune.data.templates.span_finder import SpanFinder
-from hftune.data.templates.turns import TurnFinder
+from hftune.data import turns
+from hftune.data.mask import SpanFinder, rows_of
+from hftune.data.turns import TurnFinder
 from hftune.errors import DataError
 from tests.unit.data.helpers import assistant, make_tokenizer, template, user
 
@@ -56,34 +55,24 @@ def test_calls_stay_with_the_answer_after_them() -> None:
     assert [row.turns for row in rows_of(finder)] == [[1, 3], [5]]
 
 
-@pytest.mark.parametrize("by_marks", [False, True])
 @pytest.mark.parametrize("name", ["deepseekv3", "deepseek_r1_distill", "deepseek_r1_distill_training"])
-def test_a_thought_that_the_prompt_opens(name: str, by_marks: bool) -> None:
+def test_a_thought_that_the_prompt_opens(name: str) -> None:
     """The row continues the prompt of inference, though the template writes no thoughts in conversations."""
     given = [(f"{FIRST}<think>\n", f"hm\n</think>\n\nb{END}"), (f"{SECOND}<think>\n", f"oh\n</think>\n\nd{END}")]
-    assert rows(template(name), THOUGHTS, by_marks=by_marks) == given
-    assert rows(template(name), THOUGHTS[:2], by_marks=by_marks, rewritten="refuse") == given[:1]
+    assert rows(template(name), THOUGHTS) == given
+    assert rows(template(name), THOUGHTS[:2], rewritten="refuse") == given[:1]
     inline = [user("a"), assistant("<think>hm</think>b")]
     assert rows(template("deepseekv3"), inline) == given[:1]
     empty = "\n</think>\n\n"
     asked = [(f"{FIRST}<think>\n{empty}", f"b{END}"), (f"{SECOND}<think>\n{empty}", f"d{END}")]
-    assert rows(template(name), PLAIN, by_marks=by_marks) == asked
+    assert rows(template(name), PLAIN) == asked
     # Rows follow the turns that are trained.
-    assert rows(template(name), [*PLAIN[:3], {**PLAIN[3], "weight": 0}], by_marks=by_marks) == asked[:1]
-    assert rows(template(name), [PLAIN[0], {**PLAIN[1], "weight": 0}, *PLAIN[2:]], by_marks=by_marks) == asked[1:]
+    assert rows(template(name), [*PLAIN[:3], {**PLAIN[3], "weight": 0}]) == asked[:1]
+    assert rows(template(name), [PLAIN[0], {**PLAIN[1], "weight": 0}, *PLAIN[2:]]) == asked[1:]
     trained = [(f"{FIRST}<think>\n", f"{empty}b{END}"), (f"{SECOND}<think>\n", f"{empty}d{END}")]
-    assert rows(template(name), PLAIN, by_marks=by_marks, empty_thoughts="train") == trained
+    assert rows(template(name), PLAIN, empty_thoughts="train") == trained
     with pytest.raises(DataError, match="opens thoughts, so empty ones cannot be dropped"):
-        rows(template(name), PLAIN, by_marks=by_marks, empty_thoughts="drop")
-
-
-def test_what_the_prompt_gives_is_not_trained_though_it_is_marked() -> None:
-    call = [{"type": "function", "function": {"name": "get", "arguments": {"x": 1}}}]
-    messages = [user("a"), assistant("", tool_calls=call), {"role": "tool", "content": "1"}, assistant("b")]
-    found = SpanFinder(make_tokenizer(template("deepseekv3_training")), by_marks=True, rewritten="split").rows(messages)
-    last = found[-1].spans[-1]
-    assert found[-1].text[: last.start].endswith("<｜tool▁output▁end｜><｜tool▁outputs▁end｜>")
-    assert found[-1].text[last.start : last.end] == f"b{END}"
+        rows(template(name), PLAIN, empty_thoughts="drop")
 
 
 def test_line_breaks_are_those_of_the_prompt() -> None:

@@ -8,10 +8,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hftune.data.templates.rendering import Renderer
-from hftune.data.templates.span_finder import SpanFinder
-from hftune.data.templates.spans import Span, SpannedText
-from hftune.data.templates.turns import TurnFinder
+from hftune.data.mask import SpanFinder
+from hftune.data.rendering import Renderer
+from hftune.data.turns import Span, SpannedText, TurnFinder
 from hftune.errors import DataError
 from tests.unit.data.helpers import CHATML, TEMPLATES, assistant, call, make_tokenizer, slow_if_alike, template, user
 
@@ -33,25 +32,24 @@ CONVERSATIONS: list[list[dict[str, Any]]] = [
 @pytest.mark.parametrize("name", slow_if_alike(NAMES))
 def test_same_as_the_exact_finder(name: str) -> None:
     tokenizer = make_tokenizer(template(name))
-    for by_marks in (False, True):
-        finders = {last: SpanFinder(tokenizer, last_turn_only=last, by_marks=by_marks) for last in (False, True)}
-        for messages in CONVERSATIONS:
-            found = exact_spans(tokenizer, messages, by_marks)
-            for last, finder in finders.items():
-                expected = found[last]
-                if isinstance(expected, str):
-                    with pytest.raises(DataError) as caught:
-                        finder(messages)
-                    assert caught.value.cause == expected
-                    continue
-                assert finder(messages) == expected
+    finders = {last: SpanFinder(tokenizer, last_turn_only=last) for last in (False, True)}
+    for messages in CONVERSATIONS:
+        found = exact_spans(tokenizer, messages)
+        for last, finder in finders.items():
+            expected = found[last]
+            if isinstance(expected, str):
+                with pytest.raises(DataError) as caught:
+                    finder(messages)
+                assert caught.value.cause == expected
+                continue
+            assert finder(messages) == expected
 
 
-def exact_spans(tokenizer: Any, messages: list[dict[str, Any]], by_marks: bool) -> dict[bool, Any]:
+def exact_spans(tokenizer: Any, messages: list[dict[str, Any]]) -> dict[bool, Any]:
     """Text and spans of all turns and of the last one, or what is said against it; rendered once for both."""
     try:
         render = Renderer(tokenizer)
-        exact = TurnFinder(render.reads.said(messages, None), render, by_marks=by_marks)
+        exact = TurnFinder(render.reads.said(messages, None), render)
     except DataError as error:
         return {False: error.cause, True: error.cause}
     found: dict[bool, Any] = {}

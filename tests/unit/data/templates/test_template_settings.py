@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from hftune.data.templates import rendering
-from hftune.data.templates.span_finder import SpanFinder
+from hftune.data import rendering
+from hftune.data.mask import SpanFinder
 from tests.unit.data.helpers import assistant, make_tokenizer, user
 
 SIGNED = (

@@ -12,18 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hftune.arguments.preference import PairLengths
-from hftune.data.preferences.labelled import LabelledEncoder, MismatchedPairEncoder
-from hftune.data.preferences.pairs import PairEncoder
-from hftune.data.preferences.prompts import PromptEncoder
-from hftune.data.preferences.reward_pairs import RewardPairEncoder
-from hftune.data.preferences.step_encoder import StepEncoder
-from hftune.data.templates.guarded_text import GuardedText, encode_batch
-from hftune.data.templates.rendering import Renderer
-from hftune.data.templates.turn_token_guard import TurnTokenGuard
-from hftune.data.tokenizing.chats import ChatEncoder
-from hftune.data.tokenizing.counts import Counts
-from hftune.data.tokenizing.prefixes import PrefixEncoder
-from hftune.data.tokenizing.texts import TextEncoder
+from hftune.data.counts import Counts
+from hftune.data.encode import ChatEncoder, PrefixEncoder, TextEncoder
+from hftune.data.encode_pairs import LabelledEncoder, MismatchedPairEncoder, PairEncoder
+from hftune.data.encode_prompts import PromptEncoder
+from hftune.data.encode_rewards import RewardPairEncoder, StepEncoder
+from hftune.data.rendering import Renderer
+from hftune.data.turn_tokens import GuardedText, TurnTokenGuard, encode_batch
 from hftune.errors import DataError
 from tests.unit.data.helpers import (
     CHATML,
@@ -225,9 +220,7 @@ def test_texts_that_are_hard_to_tell(text: str, name: str) -> None:
     found = {}
     for mode in ("split", "allow"):
         messages = [user(f"u{text}u"), assistant(f"a{text}b")]
-        dataset, _ = tokenize_chat(
-            [row(messages=messages)], tokenizer, max_length=None, borders_in_text=mode, by_marks=False
-        )
+        dataset, _ = tokenize_chat([row(messages=messages)], tokenizer, max_length=None, borders_in_text=mode)
         found[mode] = dataset[0]
     harmless, _ = tokenize_chat([row(messages=[user("u"), assistant("a")])], tokenizer, max_length=None)
     counted = [Counter(token for token in ids_of(one) if token in ids) for one in (found["split"], harmless[0])]

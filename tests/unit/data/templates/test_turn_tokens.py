@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from hftune.data.templates.rendering import Renderer
-from hftune.data.templates.turn_tokens import turn_tokens
+from hftune.data.rendering import Renderer
+from hftune.data.turn_tokens import turn_tokens
 from tests.unit.data.helpers import (
     TEMPLATES,
     make_tokenizer,

@@ -10,10 +10,9 @@ from hypothesis import given as each
 from hypothesis import strategies as st
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from hftune.data.templates.rendering import Renderer
-from hftune.data.templates.span_finder import SpanFinder
-from hftune.data.templates.spans import Span
-from hftune.data.templates.turns import TurnFinder, _parts, common_start
+from hftune.data.mask import SpanFinder
+from hftune.data.rendering import Renderer
+from hftune.data.turns import Span, TurnFinder, _parts, common_start
 from hftune.errors import DataError
 from tests.unit.data.helpers import (
     CHATML,
@@ -249,19 +248,6 @@ def test_what_closes_a_turn(text: str, after: str, closes: str) -> None:
     assert found._terminator(upto, after) == len(closes)
 
 
-def test_a_mark_that_holds_what_the_prompt_gives() -> None:
-    """Trained is what is behind the prompt, unless that reaches to the end of the mark or is another text."""
-    found = finder(NO_PROMPT, [user("a"), assistant("b c")])
-    start = found.text.index("assistant")
-    whole = Span(start, found.text.index("c") + 1)
-    for given, begins in ((start + 11, start + 11), (whole.end, start), (whole.end + 1, start), (start - 2, start)):
-        found.beginnings[1, True] = found.text[:given]
-        assert found._marked(1, whole)[0] == begins
-    for other in (None, "another text"):
-        found.beginnings[1, True] = other
-        assert found._marked(1, whole)[0] == start
-
-
 def test_a_prompt_that_a_template_refuses_does_not_hide_the_next() -> None:
     found = finder(template("qwen2_5"), [user("a"), assistant("b")])
 
@@ -290,10 +276,10 @@ def test_a_prompt_without_thoughts_is_exact_if_it_is_all_that_is_written() -> No
 
 def test_a_part_is_found_as_the_whole_is() -> None:
     renderer = Renderer(make_tokenizer(template("qwen2_5")))
-    whole = TurnFinder(WITH_CALL, renderer, TOOLS, by_marks=True, proposes=False, empty_thoughts="train")
+    whole = TurnFinder(WITH_CALL, renderer, TOOLS, proposes=False, empty_thoughts="train")
     part = whole.upto(2)
     assert part.messages == WITH_CALL[:2] and part.renderer is renderer and part.tools is TOOLS
-    assert (part.by_marks, part.proposes, part.empty_thoughts) == (True, False, "train")
+    assert (part.proposes, part.empty_thoughts) == (False, "train")
     assert part.beginnings is whole.beginnings, "rendered once"
 
 
@@ -326,10 +312,10 @@ def test_the_probe_is_no_part_of_the_text() -> None:
 
 def test_what_nobody_asks_for_is_off() -> None:
     found = finder(BARE, [user("a"), assistant("b")])
-    assert (found.by_marks, found.proposes, found.empty_thoughts) == (False, True, "mask")
+    assert (found.proposes, found.empty_thoughts) == (True, "mask")
     assert found.upto(2).proposes is True and found.trained_turns() == [1]
     spans = SpanFinder(make_tokenizer(BARE))
-    assert not (spans.train_everything or spans.last_turn_only or spans.by_marks)
+    assert not (spans.train_everything or spans.last_turn_only)
     assert (spans.guard.mode, spans.rewritten) == ("split", "keep") and Span(0, 1).weight == 1.0
 
 
@@ -339,28 +325,6 @@ def test_what_two_texts_begin_with(left: str, right: str) -> None:
     assert left.startswith(shared) and right.startswith(shared)
     following = left[len(shared) :][:1], right[len(shared) :][:1]
     assert following[0] != following[1] or following == ("", ""), "no more of them is alike"
-
-
-MARKED = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' %}{% generation %}{{ m.content }}"
-    "{% endgeneration %}{% else %}{{ m.content }}{% endif %}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-
-
-def test_what_a_template_marks_is_its_turns_and_the_terminator_behind() -> None:
-    said = [user("a"), assistant("b"), user("c"), assistant("d")]
-    found = TurnFinder(said, Renderer(make_tokenizer(MARKED)), by_marks=True)
-    assert {index: found.text[mark.start : mark.end] for index, mark in found._marks().items()} == {1: "b", 3: "d"}
-    assert [found.text[span.start : span.end] for span in found.spans()] == ["b<|im_end|>", "d<|im_end|>"]
-    assert finder(MARKED, said)._marks() == {}
-    # A mark is not shortened: what is marked behind the terminator is trained.
-    longer = MARKED.replace("{% endgeneration %}", "<|im_end|>\n{% endgeneration %}").replace(
-        "{% endif %}<|im_end|>\n", "<|im_end|>\n{% endif %}", 1
-    )
-    whole = TurnFinder(said, Renderer(make_tokenizer(longer)), by_marks=True)
-    assert whole.text == found.text
-    assert [whole.text[span.start : span.end] for span in whole.spans()] == ["b<|im_end|>\n", "d<|im_end|>\n"]
 
 
 def test_turns_that_touch_do_not_overlap() -> None:

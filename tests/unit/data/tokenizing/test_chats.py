@@ -14,11 +14,11 @@ from transformers import PreTrainedTokenizerFast
 
 from hftune.arguments.entry import parse_arguments
 from hftune.constants import IGNORE_INDEX
+from hftune.data.counts import Counts
+from hftune.data.encode import ChatEncoder
+from hftune.data.encoder import write_tokenised
 from hftune.data.readers.files import Row, find_files
-from hftune.data.templates.spans import Span, SpannedText
-from hftune.data.tokenizing.chats import ChatEncoder
-from hftune.data.tokenizing.counts import Counts
-from hftune.data.tokenizing.encoder import write_tokenised
+from hftune.data.turns import Span, SpannedText
 from hftune.errors import ArgumentError, DataError
 from tests.unit.data.helpers import (
     ParsedChunk,
@@ -258,7 +258,7 @@ def test_each_setting_is_in_the_fingerprint(chatml: PreTrainedTokenizerFast) -> 
     plain = ChatEncoder.from_arguments(chatml, args).settings()
     assert plain == {
         "encoder": "chat", "max_length": 9, "train_on_inputs": False, "last_turn_only": False, "turn_weights": True,
-        "by_marks": True, "borders_in_text": "split", "empty_thoughts": "mask", "rewritten_turns": "split",
+        "borders_in_text": "split", "empty_thoughts": "mask", "rewritten_turns": "split",
     }  # fmt: skip
     assert ChatEncoder(chatml, max_length=9).settings() == plain | {"turn_weights": False}, "off, if nobody asks"
     assert ChatEncoder.row_length == "max_length" and hasattr(args, ChatEncoder.row_length)

@@ -11,9 +11,9 @@ import pytest
 from datasets import Dataset
 
 from hftune.arguments.asking import AskArguments
-from hftune.data.preferences.scoring import ScoringEncoder
+from hftune.data.counts import Context
+from hftune.data.encode_rewards import ScoringEncoder
 from hftune.data.readers.base import Row
-from hftune.data.tokenizing.context import Context
 from hftune.errors import DataError
 from hftune.logging import notices
 from hftune.tools.checking.arguments import DataCheckArguments

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hftune.data.tokenizing.counts import Counts, describe_turn_tokens
+from hftune.data.counts import Counts, describe_turn_tokens
 from tests.unit.data.templates.test_turn_token_guard import PREFERENCE, encoded
 
 

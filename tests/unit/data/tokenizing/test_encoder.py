@@ -9,9 +9,9 @@ import pytest
 from datasets import load_from_disk
 from transformers import PreTrainedTokenizerFast
 
+from hftune.data.encode import ChatEncoder
+from hftune.data.encoder import without_counts, write_tokenised
 from hftune.data.readers.files import chunks, find_files, first_rows
-from hftune.data.tokenizing.chats import ChatEncoder
-from hftune.data.tokenizing.encoder import without_counts, write_tokenised
 from hftune.errors import DataError
 from tests.unit.data.helpers import assistant, tokenize_chat, user
 
@@ -68,7 +68,7 @@ def test_one_message_counts_all_bad_records(
     ) as caught:
         write_tokenised(chunks([file], 8), encoder, tmp_path / "a", workers=count)
     assert caught.value.place == f"{file}:22"
-    monkeypatch.setattr("hftune.data.tokenizing.encoder.LOOKED_FURTHER", 16)
+    monkeypatch.setattr("hftune.data.encoder.LOOKED_FURTHER", 16)
     with pytest.raises(DataError, match=r"the first of 2 records that cannot be used, among \d+"):
         write_tokenised(chunks([file], 8), encoder, tmp_path / "a", workers=count)
 

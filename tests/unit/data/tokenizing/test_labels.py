@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hftune.data.templates.spans import Span
-from hftune.data.tokenizing.labels import in_span, span_of_tokens, token_range, tokens_of, widened
+from hftune.data.mask import in_span, span_of_tokens, token_range, tokens_of, widened
+from hftune.data.turns import Span
 from tests.unit.data.helpers import make_tokenizer
 from tests.unit.data.tokenizing.tokenizers import TEXTS, TOKENIZERS
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from hftune.constants import IGNORE_INDEX
-from hftune.data.templates.rendering import Renderer
+from hftune.data.rendering import Renderer
 from hftune.errors import DataError
 from tests.unit.data.helpers import (
     TEMPLATES,
@@ -30,7 +30,7 @@ SMOLLM2 = (
 )
 SHIPPED = sorted(path.stem for path in TEMPLATES.glob("*.jinja") if path.stem.removesuffix("_training") not in IMAGES)
 NAMES = [*SHIPPED, "SmolLM2"]
-MARKED = [name for name in NAMES if name.endswith("_training")]
+
 SCHEMA = {"type": "object", "properties": {"x": {"type": "integer", "description": "e"}}, "required": ["x"]}
 TOOLS = [{"type": "function", "function": {"name": "get", "description": "d", "parameters": SCHEMA}}]
 TURNS = [user("你好，世界?"), assistant("第一 🙂!"), user("naïve?\n"), assistant("done\n\nThe answer is 42.")]
@@ -46,7 +46,7 @@ CONVERSATIONS: dict[str, list[dict[str, Any]]] = {
 }
 
 
-def example(name: str, kind: str, *, by_marks: bool = False) -> tuple[Any, dict[str, list[int]]]:
+def example(name: str, kind: str) -> tuple[Any, dict[str, list[int]]]:
     """The tokenizer with a template, and a conversation by it; skips where the template refuses the conversation."""
     tokenizer = make_tokenizer(SMOLLM2 if name == "SmolLM2" else template(name))
     tools = {"tools": TOOLS} if kind == "tools" else {}
@@ -55,7 +55,6 @@ def example(name: str, kind: str, *, by_marks: bool = False) -> tuple[Any, dict[
             [row(messages=CONVERSATIONS[kind], **tools)],
             tokenizer,
             max_length=4096,
-            by_marks=by_marks,
             rewritten="keep",
         )
     except DataError as error:
@@ -69,11 +68,8 @@ def example(name: str, kind: str, *, by_marks: bool = False) -> tuple[Any, dict[
 
 @pytest.mark.parametrize("kind", CONVERSATIONS)
 @pytest.mark.parametrize("name", slow_if_alike(NAMES))
-@pytest.mark.parametrize("by_marks", [False, True])
-def test_every_token_of_the_answers_and_none_of_the_rest(name: str, kind: str, by_marks: bool) -> None:
-    if by_marks and name not in MARKED:
-        pytest.skip("nothing is marked")
-    tokenizer, found = example(name, kind, by_marks=by_marks)
+def test_every_token_of_the_answers_and_none_of_the_rest(name: str, kind: str) -> None:
+    tokenizer, found = example(name, kind)
     messages = CONVERSATIONS[kind]
     text = Renderer(tokenizer)(messages, TOOLS if kind == "tools" else None)
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
@@ -92,64 +88,3 @@ def test_every_token_of_the_answers_and_none_of_the_rest(name: str, kind: str, b
             if first >= start and last <= start + len(content) and first < last
         ]
         assert inside and set(inside) == {message["role"] == "assistant"}, content
-
-
-def _beginning(marks: list[bool], place: int) -> int:
-    """Where the run of marks that a place is in begins."""
-    while place > 0 and marks[place - 1]:
-        place -= 1
-    return place
-
-
-@pytest.mark.parametrize("kind", CONVERSATIONS)
-@pytest.mark.parametrize("name", slow_if_alike(MARKED))
-def test_marks_are_taken_where_there_are_some(name: str, kind: str) -> None:
-    """As the template marks them, and the terminator besides; but for what inference gives a turn to begin with."""
-    tokenizer, found = example(name, kind, by_marks=True)
-    tools = {"tools": TOOLS} if kind == "tools" else {}
-    marked = tokenizer.apply_chat_template(
-        CONVERSATIONS[kind], return_dict=True, return_assistant_tokens_mask=True, **tools
-    )
-    assert found["input_ids"] == marked["input_ids"]
-    ours = [label != IGNORE_INDEX for label in found["labels"]]
-    theirs = [bool(mark) for mark in marked["assistant_masks"]]
-    more = [token for token, mine, other in zip(found["input_ids"], ours, theirs, strict=True) if mine and not other]
-    # Headers and (empty) thoughts that are marked and given: they stand at the beginning of what is marked.
-    begins = [_beginning(theirs, place) for place in range(len(ours))]
-    given = [theirs[place] and not any(ours[begins[place] : place + 1]) for place in range(len(ours))]
-    less = [
-        token
-        for token, mine, other, is_given in zip(found["input_ids"], ours, theirs, given, strict=True)
-        if other and not mine and not is_given
-    ]
-    assert tokenizer.decode(more).replace("<|endoftext|>", "").replace("<|tool_response>", "").strip() == ""
-    # Phi-3 marks a turn in two pieces, so its turns are located: without the line break after the last.
-    assert not less or (name.startswith("phi3") and not tokenizer.decode(less).strip())
-
-
-@pytest.mark.parametrize("kind", CONVERSATIONS)
-@pytest.mark.parametrize("name", slow_if_alike(MARKED))
-def test_the_marks_of_a_template_say_the_same(name: str, kind: str) -> None:
-    """{% generation %} may also cover white space after the terminator, and what the generation prompt gives."""
-    tokenizer, found = example(name, kind)
-    marked = tokenizer.apply_chat_template(
-        CONVERSATIONS[kind],
-        tools=TOOLS if kind == "tools" else None,
-        return_dict=True,
-        return_assistant_tokens_mask=True,
-    )
-    assert found["input_ids"] == marked["input_ids"]
-    ours = [label != IGNORE_INDEX for label in found["labels"]]
-    theirs = [bool(mark) for mark in marked["assistant_masks"]]
-    pieces = [tokenizer.decode([token]) for token in found["input_ids"]]
-    for place, (mine, other) in enumerate(zip(ours, theirs, strict=True)):
-        if mine and not other:
-            # Phi-3 ends a text with EOS, Gemma 4 opens the tool's answer: the model writes both.
-            assert pieces[place].strip() in ("", "<|endoftext|>") or "tool_response" in tokenizer.decode(
-                found["input_ids"][max(0, place - 12) : place + 12]
-            )
-        if other and not mine:
-            start = place
-            while start + 1 < len(ours) and theirs[start] and not ours[start]:
-                start += 1
-            assert ours[start] or not pieces[place].strip(), (place, pieces[max(0, place - 3) : place + 4])

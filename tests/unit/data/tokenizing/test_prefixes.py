@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers.processors import TemplateProcessing
 
-from hftune.data.tokenizing.prefixes import PrefixEncoder
+from hftune.data.encode import PrefixEncoder
 from tests.unit.data.tokenizing.tokenizers import TEXTS, TOKENIZERS
 
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from hftune.constants import IGNORE_INDEX
-from hftune.data.tokenizing.chats import ChatEncoder
-from hftune.data.tokenizing.counts import Counts
+from hftune.data.counts import Counts
+from hftune.data.encode import ChatEncoder
 from tests.unit.data.helpers import assistant, make_tokenizer, row, slow_if_alike, template, tokenize_pairs, user
 
 NAMES = ["qwen3", "qwen3_5_think", "qwen3_6", "glm4moe", "gptoss"]

@@ -8,8 +8,8 @@ from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
 from hftune.arguments.entry import parse_arguments
-from hftune.data.tokenizing.counts import Counts
-from hftune.data.tokenizing.texts import TextEncoder
+from hftune.data.counts import Counts
+from hftune.data.encode import TextEncoder
 from hftune.errors import ArgumentError, DataError
 from tests.unit.data.helpers import assistant, make_tokenizer, row, tokenize_texts, user
 

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from hftune.data.tokenizing import workers
+from hftune.data import encoder
 from hftune.errors import DataError
 
 
@@ -25,17 +25,17 @@ def test_workers_keep_order_and_read_no_more_than_they_need() -> None:
             yield number
 
     found = []
-    for number, process in workers.map_in_order(_where, items(), 2):
+    for number, process in encoder.map_in_order(_where, items(), 2):
         found.append(number)
         assert process != os.getpid()
-        assert len(read) <= len(found) + workers.WORTH_WORKERS + 2 * workers.AHEAD
+        assert len(read) <= len(found) + encoder.WORTH_WORKERS + 2 * encoder.AHEAD
     assert found == list(range(50))
 
 
 def test_errors_keep_their_place_on_the_way_from_a_worker() -> None:
     seen = []
     with pytest.raises(DataError) as caught:
-        for number, _ in workers.map_in_order(_where, iter(range(60)), 2):
+        for number, _ in encoder.map_in_order(_where, iter(range(60)), 2):
             seen.append(number)
     assert seen == list(range(50))
     assert (caught.value.place, caught.value.fix, caught.value.kind) == ("here:50", "Nothing.", "fifty")

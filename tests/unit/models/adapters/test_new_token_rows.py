@@ -9,7 +9,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from hftune.errors import ArgumentError
 from hftune.models.adapters.new_token_rows import new_rows_config, new_rows_with_lora, register_missing_bias
-from hftune.models.vocabulary.growth import Growth
+from hftune.models.vocabulary import Growth
 
 
 def model(*, tied: bool = False, new: tuple[int, ...] = (8, 9)) -> LlamaForCausalLM:

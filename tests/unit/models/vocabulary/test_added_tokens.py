@@ -10,7 +10,7 @@ from transformers import AutoTokenizer
 
 from hftune.arguments.model import GrowthArguments
 from hftune.errors import ArgumentError
-from hftune.models.vocabulary.added_tokens import add_named_tokens, named_tokens
+from hftune.models.vocabulary import add_named_tokens, named_tokens
 
 
 def test_lists_and_files(tmp_path: Path) -> None:

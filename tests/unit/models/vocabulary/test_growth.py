@@ -7,7 +7,7 @@ import json
 import pytest
 
 from hftune.errors import ManifestError
-from hftune.models.vocabulary.growth import Growth, new_tokens, recorded_growth, spans
+from hftune.models.vocabulary import Growth, new_tokens, recorded_growth, spans
 
 GROWN = Growth(base_rows=4, rows=6, ids=[3, 4])
 

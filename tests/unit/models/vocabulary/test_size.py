@@ -6,7 +6,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import MllamaForCausalLM
 
-from hftune.models.vocabulary.size import predicted_rows, vocabulary_rows
+from hftune.models.vocabulary import predicted_rows, vocabulary_rows
 from tests.table.tiny import VOCABULARY, model_class, tiny_config
 
 

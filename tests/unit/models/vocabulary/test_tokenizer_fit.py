@@ -13,7 +13,7 @@ from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 from hftune.constants import MANIFEST_NAME
 from hftune.errors import ArgumentError
-from hftune.models.vocabulary.growing import fit_to_tokenizer
+from hftune.models.vocabulary import fit_to_tokenizer
 
 
 class Tokens(dict[str, int]):

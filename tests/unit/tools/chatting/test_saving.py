@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from hftune.constants import IGNORE_INDEX
-from hftune.data.tokenizing.chats import ChatEncoder
+from hftune.data.encode import ChatEncoder
 from hftune.errors import ArgumentError, DataError
 from hftune.tools.chatting.saving import append_record
 from tests.unit.data.helpers import row, tokenise_rows

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from hftune.arguments.data import DataArguments
-from hftune.data.preferences.pairs import PairEncoder
-from hftune.data.preferences.reward_pairs import RewardPairEncoder
-from hftune.data.tokenizing.chats import ChatEncoder
+from hftune.data.encode import ChatEncoder
+from hftune.data.encode_pairs import PairEncoder
+from hftune.data.encode_rewards import RewardPairEncoder
 from hftune.errors import ArgumentError, DataError
 from hftune.tools.records.as_served import OFF, OTHER, REFUSED, SERVED, UNASKED, ServedCheck, check_served
 from tests.unit.data.helpers import assistant, make_tokenizer, row, template, user

@@ -11,11 +11,10 @@ from hftune.arguments.data import DataArguments
 from hftune.arguments.entry import parse_arguments
 from hftune.arguments.stage_table import STAGES, Stage
 from hftune.cli import dispatch
+from hftune.data.encode import ChatEncoder, TextEncoder
 from hftune.data.encoders import make_encoder
 from hftune.data.folder_splits import open_tokenized
 from hftune.data.splits import load_splits
-from hftune.data.tokenizing.chats import ChatEncoder
-from hftune.data.tokenizing.texts import TextEncoder
 from hftune.errors import ArgumentError, DataError
 from hftune.models.loading.tokenizer import load_tokenizer
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from hftune.data.compared_answers import to_preference
 from hftune.data.readers.base import Row
-from hftune.data.records.conversations import to_conversation
-from hftune.data.records.preferences import to_preference
+from hftune.data.records import to_conversation
 from hftune.tools.sampling.keeping import kept, whatever_they_score
 
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {}}}

@@ -14,9 +14,9 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from hftune.checkpoints.manifest import COMPLETE, read_manifest
 from hftune.cli import dispatch
+from hftune.data.compared_answers import to_preference
 from hftune.data.readers.base import Row
-from hftune.data.records.preferences import to_preference
-from hftune.data.records.prompts import Prompt
+from hftune.data.records import Prompt
 from hftune.errors import ArgumentError, DataError, UserError
 from hftune.tools.sampling import run as run_module
 from hftune.tools.talking.answering import Answerer

@@ -13,7 +13,7 @@ from transformers import AutoModelForSequenceClassification, AutoModelForTokenCl
 
 from hftune.checkpoints.reward_scale import RewardScale
 from hftune.cli import dispatch
-from hftune.data.preferences.scoring import ScoringEncoder
+from hftune.data.encode_rewards import ScoringEncoder
 from hftune.errors import ArgumentError, DataError, UserError
 from hftune.logging import notices
 from hftune.publishing.ownership import WRITTEN_NAME

@@ -9,8 +9,8 @@ import pytest
 import trl
 from transformers import PreTrainedTokenizerBase
 
-from hftune.data.records.messages import Message
-from hftune.data.templates.rendering import Renderer
+from hftune.data.messages import Message
+from hftune.data.rendering import Renderer
 from hftune.errors import DataError
 from hftune.tools.talking.parsing import AnswerForm, Part, unmarked
 from hftune.tools.talking.written_turns import WrittenTurns

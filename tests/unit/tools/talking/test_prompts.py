@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hftune.data.tokenizing.context import context_of
+from hftune.data.counts import context_of
 from hftune.errors import DataError
 from hftune.logging import notices
 from hftune.template_arguments import give_arguments

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from transformers import LlamaForCausalLM
 
 from hftune.checkpoints.manifest import read_manifest
-from hftune.data.teaching.stored import StoredTargets
+from hftune.data.teacher_targets import StoredTargets
 from hftune.errors import UserError
 from hftune.publishing.folder import make_work
 from hftune.tools.teaching.entry import teach
@@ -40,7 +40,7 @@ def test_what_is_stored_is_what_the_teacher_says(tiny_model: Path, tiny_data: Pa
     from hftune.arguments.entry import parse_arguments
     from hftune.data.encoders import make_encoder
     from hftune.data.splits import load_sources
-    from hftune.data.teaching.hashes import hashes_of
+    from hftune.data.teacher_targets import hashes_of
     from hftune.models.loading.tokenizer import load_tokenizer
 
     model_args, data_args, _, args = parse_arguments("distill", teaching(tiny_model, tiny_data, tmp_path / "top"))

@@ -14,8 +14,8 @@ import torch
 import trl
 from trl.trainer.utils import FusedCausalLMOutput
 
-from hftune.data.templates.rendering import Renderer
-from hftune.data.templates.turn_token_guard import TurnTokenGuard
+from hftune.data.rendering import Renderer
+from hftune.data.turn_tokens import TurnTokenGuard
 from hftune.errors import ArgumentError
 from hftune.models.decoding import Drawn
 from hftune.trainers.online.base import is_reference

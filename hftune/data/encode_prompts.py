@@ -12,14 +12,12 @@ from datasets import Dataset, Features, Json, Value
 from datasets.features.features import generate_from_arrow_type
 from transformers import PreTrainedTokenizerBase
 
+from hftune.data.counts import Counts, check_length
+from hftune.data.encoder import Encoder, Keep, keep_in_memory
 from hftune.data.readers.files import Row
-from hftune.data.records.prompts import Prompt, to_prompt
-from hftune.data.templates.guarded_text import token_ids
-from hftune.data.templates.proposals import require_chat_template
-from hftune.data.templates.rendering import Renderer
-from hftune.data.templates.turn_token_guard import TurnTokenGuard
-from hftune.data.tokenizing.counts import Counts, check_length
-from hftune.data.tokenizing.encoder import Encoder, Keep, keep_in_memory
+from hftune.data.records import Prompt, to_prompt
+from hftune.data.rendering import Renderer, require_chat_template
+from hftune.data.turn_tokens import TurnTokenGuard, token_ids
 from hftune.errors import DataError
 from hftune.logging import notice
 from hftune.template_arguments import FIELD, FLAG, KIND

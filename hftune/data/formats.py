@@ -1,4 +1,4 @@
-"""The formats that records come in, how one is recognised, and the message for a record that is in none of them.
+"""The formats that records come in: how one is recognised, the message for one in none of them, and what is not read.
 
 A format is recognised by the columns that a record has, null counting as absent: Parquet gives every record the columns
 of all. The first format of a list that fits is taken, so the same record is always read alike.
@@ -7,7 +7,7 @@ of all. The first format of a list that fits is taken, so the same record is alw
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -258,3 +258,58 @@ def wrong_stage(value: Mapping[str, Any], origin: str, script: str) -> DataError
         fix=f"Use it with {script_for(value)}, or bring it into a format that this one reads: {_reads(value, script)}",
         kind=WRONG_STAGE,
     )
+
+
+Unread = dict[str, Sequence[Any]]
+"""By what was not read: [records, the first of them]."""
+
+# Names of fields come from data, which may have another one in each record.
+_MOST = 20
+_OTHERS = "further fields and columns"
+# Of this process, and of the record it was noted for last: a record counts once however often it has a field.
+_noted: dict[str, list[Any]] = {}
+_last: dict[str, str] = {}
+
+
+def note_unread(what: str, origin: str) -> None:
+    """Note that a record holds something that is not read."""
+    what = _name(what, _noted)
+    if _last.get(what) != origin:
+        _last[what] = origin
+        _noted.setdefault(what, [0, origin])[0] += 1
+
+
+def _name(what: str, known: Mapping[str, Any]) -> str:
+    return what if what in known or len(known) < _MOST else _OTHERS
+
+
+def take_unread() -> Unread:
+    """What was noted since the last call."""
+    found: Unread = {what: [*about] for what, about in _noted.items()}
+    _noted.clear()
+    _last.clear()
+    return found
+
+
+def added(mine: Unread, others: Unread) -> Unread:
+    """Both together; the first record is of `mine`."""
+    both = {**mine}
+    for what, (records, first) in others.items():
+        name = _name(what, both)
+        known = both.get(name, (0, first))
+        both[name] = [known[0] + records, known[1]]
+    return both
+
+
+def describe_unread(found: Unread) -> Iterator[str]:
+    """A line for each."""
+    for what, (records, first) in found.items():
+        yield f"not read: {what}, in {records} record(s) (first: {first})"
+
+
+def has_text(value: Any) -> bool:
+    """Whether a value of JSON holds a text that is not blank."""
+    if isinstance(value, str):
+        return not (not value or value.isspace())
+    parts = value.values() if isinstance(value, Mapping) else value
+    return isinstance(value, (Mapping, list, tuple)) and any(map(has_text, parts))

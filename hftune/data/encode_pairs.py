@@ -1,39 +1,170 @@
-"""Preference pairs to token ids: what DPO trains on, and reward modelling with more columns.
+"""Answers with a label, and mismatched answers: what KTO trains on.
 
-The prompt and both answers are tokenised as one text each, exactly as SFT does; the ids are then divided where the
-answer starts. Where a token reaches over that border (a template without a clean end of its generation prompt), it
-belongs to the answers, so that both share one prompt.
+KTO measures how far the policy is from the reference on answers to other prompts. Each record takes the answer of the
+record half a data set away, so that the reference's numbers for it can be computed once as well.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
-from hftune.arguments.preference import CUT
-from hftune.data.preferences.truncation import Limits, Pair, limits_of, truncated_pair
+from hftune.arguments.preference import CUT, CUT_ANSWER, CUT_PROMPT, DROP, PairLengths
+from hftune.data.compared_answers import Preference, to_preference
+from hftune.data.counts import Counts, check_length, require_fast
+from hftune.data.encode import PrefixEncoder
+from hftune.data.encoder import IDS, Encoder, Keep, keep_in_memory, lists_of
+from hftune.data.mask import SPLIT, SpanFinder, tokens_of
+from hftune.data.messages import Message
 from hftune.data.readers.files import Row
-from hftune.data.records.labelled import Labelled
-from hftune.data.records.messages import Message
-from hftune.data.records.preferences import Preference, to_preference
-from hftune.data.templates.empty_thoughts import DROP, MASK, opened_thoughts
-from hftune.data.templates.guarded_text import AnyEncoding
-from hftune.data.templates.proposals import require_chat_template
-from hftune.data.templates.rewritten import SPLIT
-from hftune.data.templates.span_finder import SpanFinder
-from hftune.data.templates.spans import Span, SpannedText
-from hftune.data.templates.turns import common_start
-from hftune.data.tokenizing.counts import Counts, require_fast
-from hftune.data.tokenizing.encoder import IDS, Encoder, Keep, keep_in_memory
-from hftune.data.tokenizing.labels import tokens_of
-from hftune.data.tokenizing.prefixes import PrefixEncoder
+from hftune.data.records import Labelled, to_labelled
+from hftune.data.rendering import require_chat_template
+from hftune.data.turn_tokens import AnyEncoding
+from hftune.data.turns import DROP_THOUGHTS, MASK, Span, SpannedText, common_start, opened_thoughts
 from hftune.errors import DataError
 from hftune.logging import notice
+
+TOO_LONG = "longer than its lengths"
+TOO_LONG_IN_CHARACTERS = "more characters than its lengths"
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Lengths in tokens; None is no limit.
+
+    Args:
+        total: Of a prompt with an answer.
+        prompt: Of the prompt alone.
+        completion: Of an answer alone.
+        too_long: What becomes of what is longer, a value of `--too_long`.
+        characters: Of a prompt with an answer; more of them drop the record, and fewer let its answer be cut.
+    """
+
+    total: int
+    prompt: int | None = None
+    completion: int | None = None
+    too_long: str = CUT
+    characters: int | None = None
+
+    def __post_init__(self) -> None:
+        check_length(self.total, "--max_length")
+        check_length(self.prompt, "--max_prompt_length", 1)
+        check_length(self.completion, "--max_completion_length", 1)
+
+    @property
+    def cuts(self) -> str:
+        """What becomes of too many tokens; records that pass by their characters lose the answer's end."""
+        return CUT_ANSWER if self.characters is not None else self.too_long
+
+
+@dataclass(slots=True)
+class Pair:
+    """Token ids of one preference, int32."""
+
+    prompt: np.ndarray
+    chosen: np.ndarray
+    rejected: np.ndarray
+    margin: float | None
+    source: str = ""
+
+    @property
+    def answer(self) -> int:
+        """Tokens of the longer answer."""
+        return max(len(self.chosen), len(self.rejected))
+
+    @property
+    def length(self) -> int:
+        """Tokens of the longer side."""
+        return len(self.prompt) + self.answer
+
+
+def limits_of(args: Any) -> dict[str, Any]:
+    """The arguments of an encoder of pairs that lengths are, from those of run_rm.py or run_dpo.py."""
+    assert isinstance(args, PairLengths)
+    prompt, completion = args.separate_limits
+    return {
+        "max_length": args.max_length,
+        "max_prompt_length": prompt,
+        "max_completion_length": completion,
+        "too_long": args.too_long,
+        "max_characters": args.most_characters,
+    }
+
+
+def truncated_pair(pair: Pair, limits: Limits, characters: int, counts: Counts) -> Pair | None:
+    """The pair within its limits, None where it is dropped; counts what was cut, and each that was dropped.
+
+    Args:
+        characters: Those of the prompt with its longer answer.
+    """
+    if limits.characters is not None and characters > limits.characters:
+        counts.drop(TOO_LONG_IN_CHARACTERS)
+        return None
+    found = _WAYS[limits.cuts](pair, limits)
+    if found is None:
+        counts.drop(TOO_LONG)
+        return None
+    counts.note_cut(prompt=len(found.prompt) < len(pair.prompt), answer=_is_cut(found, pair))
+    return found
+
+
+def _is_cut(found: Pair, pair: Pair) -> bool:
+    return len(found.chosen) < len(pair.chosen) or len(found.rejected) < len(pair.rejected)
+
+
+def _cut(pair: Pair, limits: Limits) -> Pair:
+    """The prompt gives way first, down to half of the total; then the answers, down to one token."""
+    prompt = _at_most(len(pair.prompt), limits.prompt)
+    answer = _at_most(pair.answer, limits.completion)
+    # At least one token of the prompt stays: the first token of an answer needs one before it to be predicted.
+    least = max(1, limits.total // 2)
+    # What the answers leave, but at least half.
+    kept = min(prompt, max(least, limits.total - answer))
+    return _with(pair, kept, min(answer, limits.total - kept))
+
+
+def _cut_prompt(pair: Pair, limits: Limits) -> Pair | None:
+    # One token of the prompt must stay: the first token of an answer needs one before it.
+    if pair.answer > _at_most(limits.total - 1, limits.completion):
+        return None
+    return _with(pair, min(_at_most(len(pair.prompt), limits.prompt), limits.total - pair.answer), pair.answer)
+
+
+def _cut_answer(pair: Pair, limits: Limits) -> Pair | None:
+    if len(pair.prompt) > _at_most(limits.total - 1, limits.prompt):
+        return None
+    return _with(pair, len(pair.prompt), min(_at_most(pair.answer, limits.completion), limits.total - len(pair.prompt)))
+
+
+def _whole(pair: Pair, limits: Limits) -> Pair | None:
+    fits = len(pair.prompt) <= _at_most(limits.total, limits.prompt)
+    return (
+        pair
+        if fits and pair.length <= limits.total and pair.answer <= _at_most(pair.answer, limits.completion)
+        else None
+    )
+
+
+_WAYS = {CUT: _cut, CUT_PROMPT: _cut_prompt, CUT_ANSWER: _cut_answer, DROP: _whole}
+
+
+def _at_most(number: int, limit: int | None) -> int:
+    return number if limit is None else min(number, limit)
+
+
+def _with(pair: Pair, prompt: int, answer: int) -> Pair:
+    """The end of the prompt and the start of both answers, so many tokens of each."""
+    # A prompt loses its beginning: its end is the question.
+    kept = pair.prompt[len(pair.prompt) - prompt :]
+    return Pair(kept, pair.chosen[:answer], pair.rejected[:answer], pair.margin, pair.source)
+
 
 if TYPE_CHECKING:
     from hftune.arguments.preference import DPOArguments
@@ -148,7 +279,7 @@ class PairEncoder(Encoder):
 
     def pair_of(self, preference: Preference, chosen: SpannedText, rejected: SpannedText) -> PairText:
         """Both texts, if they write the prompt in the same way."""
-        if _prompt(chosen) != _prompt(rejected) and self.finder.empty_thoughts != DROP:
+        if _prompt(chosen) != _prompt(rejected) and self.finder.empty_thoughts != DROP_THOUGHTS:
             chosen, rejected = self.behind_one_prompt(preference, chosen, rejected)
         prompt, other = _prompt(chosen), _prompt(rejected)
         # Both sides are conditioned on one prompt; a template that adds a line for calls to one of them breaks that.
@@ -322,3 +453,97 @@ def _common_length(left: np.ndarray, right: np.ndarray) -> int:
     shorter = min(len(left), len(right))
     different = np.flatnonzero(left[:shorter] != right[:shorter])
     return int(different[0]) if len(different) else shorter
+
+
+_AT_ONCE = 1024
+"""Records in memory together."""
+
+
+@dataclass(slots=True)
+class LabelledText:
+    """Prompt with its answer as text, in which the answer is the one span, and whether it is good."""
+
+    said: SpannedText
+    label: bool
+    characters: int = 0
+    """Those of the prompt as it is rendered and of the answer as it was given."""
+
+
+class MismatchedPairEncoder(PairEncoder):
+    """Pairs for KTO: as `PairEncoder`, with the column kl_ids, an answer to another prompt."""
+
+    def finish(self, dataset: Dataset, keep: Keep = keep_in_memory) -> Dataset:
+        """Add the other answers, good ones and bad ones in turn."""
+        return with_mismatches(super().finish(dataset), ("chosen_ids", "rejected_ids"), self.limits.total, keep)
+
+
+class LabelledEncoder(PairEncoder):
+    """Single answers with a label, truncated as those of pairs.
+
+    Columns prompt_ids, completion_ids, label (bool), length, and kl_ids.
+    """
+
+    schema = pa.schema(
+        {"prompt_ids": IDS, "completion_ids": IDS, "label": pa.bool_(), "length": pa.int32(), "trained": pa.int32()}
+    )
+
+    def parse(self, row: Row) -> Any:
+        """The text of a row and its answer's span."""
+        found = to_labelled(row)
+        said = answer_text(found, found.completion, self.finder)
+        return LabelledText(said, found.label, said.spans[0].start + answer_characters(found.completion))
+
+    def encode(self, parsed: list[Any], counts: Counts) -> dict[str, list[Any]]:
+        """Ids within the limits."""
+        columns: dict[str, list[Any]] = {name: [] for name in self.schema.names}
+        for one, (encoding, _) in zip(parsed, self.encodings([one.said.text for one in parsed]), strict=True):
+            counts.note_texts([one.said.text])
+            ids, first = self._divide(encoding, one.said)
+            # As a pair of two equal answers, so that there is one way to cut.
+            whole = Pair(ids[:first], ids[first:], ids[first:], None)
+            found = truncated_pair(whole, self.limits, one.characters, counts)
+            if found is None:
+                continue
+            prompt, completion = found.prompt, found.chosen
+            counts.used += 1
+            counts.tokens += len(prompt) + len(completion)
+            counts.trained_tokens += len(completion)
+            values = (prompt, completion, one.label, len(prompt) + len(completion), len(completion))
+            for name, value in zip(self.schema.names, values, strict=True):
+                columns[name].append(value)
+        return columns
+
+    def finish(self, dataset: Dataset, keep: Keep = keep_in_memory) -> Dataset:
+        """Say how many answers are good, and add the other answers."""
+        good = pc.sum(dataset.select_columns("label").with_format("arrow")[:]["label"]).as_py()
+        notice(f"{good} of {len(dataset)} answers are good, {len(dataset) - good} bad")
+        return with_mismatches(dataset, ("completion_ids",), self.limits.total, keep)
+
+
+def with_mismatches(dataset: Dataset, columns: tuple[str, ...], longest: int, keep: Keep) -> Dataset:
+    """The dataset with kl_ids: the answer of the record half the data set away, cut to fit behind the prompt.
+
+    Args:
+        columns: Where answers are; records take them from these in turn.
+        longest: Tokens of prompt and answer together.
+        keep: Gets a thousand records at a time.
+    """
+    schema = dataset.data.schema.remove_metadata().append(pa.field("kl_ids", IDS))
+    number, read = len(dataset), dataset.with_format("arrow")
+    # Half the data set, not the neighbour: neighbours often answer the same question.
+    away = max(1, number // 2)
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for start in range(0, number, _AT_ONCE):
+            places = np.arange(start, min(start + _AT_ONCE, number))
+            others, own = read[(places + away) % number], read[places]
+            rooms = np.maximum(1, longest - pc.list_value_length(own["prompt_ids"]).to_numpy())
+            # Alternating, so that as many good answers as bad ones stand in the KL term.
+            found = [
+                others[columns[place % len(columns)]][row].values.to_numpy()[:room]
+                for row, (place, room) in enumerate(zip(places.tolist(), rooms.tolist(), strict=True))
+            ]
+            column = lists_of(np.concatenate(found), [len(ids) for ids in found])
+            yield from own.combine_chunks().append_column("kl_ids", column).cast(schema).to_batches()
+
+    return keep(schema, batches())

@@ -14,17 +14,147 @@ part of the turn is not in the span found, the record is refused: a wrong mask w
 
 from __future__ import annotations
 
+import re
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import count, pairwise
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from hftune.data.records.messages import Message
-from hftune.data.templates.empty_thoughts import MASK, thoughts_of
-from hftune.data.templates.rendering import Renderer
-from hftune.data.templates.spans import Span
+from hftune.data.messages import Message
+from hftune.data.rendering import Renderer
 from hftune.errors import DataError, shown
 from hftune.template_arguments import FLAG, names_read
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A part of a text that is trained: the characters from `start` to before `end`.
+
+    Its loss is multiplied by `weight`, which is above 0: what is not trained is no span.
+    """
+
+    start: int
+    end: int
+    weight: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class SpannedText:
+    """A text and its spans, sorted and disjoint."""
+
+    text: str
+    spans: list[Span]
+
+
+MASK, TRAIN, DROP_THOUGHTS = "mask", "train", "drop"
+
+_FLAG = "--empty_thoughts"
+# <think>, </think>, [THINK], <|START_THINKING|>, <seed:think>, ◁think▷, <reasoning>.
+_TAG = r"[<\[◁][^<>\[\]◁▷\s]*(?:think|thought|reason)[^<>\[\]◁▷\s]*[>\]▷]"
+_OPEN = rf"(?P<open>(?![^>\]▷]*(?:/|end)){_TAG}|<\|channel>thought)"
+_CLOSED = re.compile(rf"(?:(?=[^>\]▷]*(?:/|end)){_TAG}|<channel\|>)\s*\Z", re.IGNORECASE)
+_EMPTY = re.compile(rf"{_OPEN}\s*(?!(?P=open)){_TAG}|<\|channel>thought\s*<channel\|>", re.IGNORECASE)
+_OPENED = re.compile(rf"{_OPEN}\s*\Z", re.IGNORECASE)
+_SWITCH = re.compile(r"think|reason", re.IGNORECASE)
+_WHITE_SPACE = re.compile(r"\s*")
+# Longer than any opening mark with its white space.
+_MARK = 64
+
+
+def opened_thoughts(text: str) -> re.Match[str] | None:
+    """The mark (`open`) with which thoughts are opened at the end of a text, and the white space behind it."""
+    return _OPENED.search(text[-_MARK:])
+
+
+def thoughts_of(render: Renderer) -> EmptyThoughts:
+    """The finder of empty thoughts of a renderer, made once."""
+    found: EmptyThoughts | None = vars(render).get("thoughts")
+    if found is None:
+        vars(render)["thoughts"] = found = EmptyThoughts(render)
+    return found
+
+
+class EmptyThoughts:
+    """Finds empty thoughts in what one template writes."""
+
+    def __init__(self, render: Renderer) -> None:
+        self.render = render
+
+    @cached_property
+    def off(self) -> list[Renderer]:
+        """Renderers with thinking switched off, one for each argument that does it: their prompts end with marks."""
+        asked = [{"role": "user", "content": "a"}]
+        found = []
+        for name in sorted(names_read(self.render.template)):
+            if not _SWITCH.search(name) or self.render.arguments.get(name) is False:
+                continue
+            try:
+                other = self.render.given({**self.render.own, name: False})
+                prompt = other(asked, add_generation_prompt=True)
+                if prompt != self.render(asked, add_generation_prompt=True) and _CLOSED.search(prompt[-_MARK:]):
+                    found.append(other)
+            except DataError:  # no switch, or a template that wants more than a question
+                continue
+        return found
+
+    @cached_property
+    def tails(self) -> list[str]:
+        """What prompts end with where thinking is off: empty thoughts and the white space behind them."""
+        asked = [{"role": "user", "content": "a"}]
+        tails = []
+        for render in (self.render, *self.off):
+            try:
+                prompt = render(asked, add_generation_prompt=True)
+            except DataError:
+                continue
+            # The last ones: a system text may speak of such marks.
+            last = [*_EMPTY.finditer(prompt)][-1:]
+            tails += [prompt[one.start() :] for one in last if not prompt[one.end() :].strip()]
+        return sorted(set(tails), key=len, reverse=True)
+
+    def end(self, text: str, start: int) -> int:
+        """Where empty thoughts at `start`, or opened right before it, end; `start` where there are none."""
+        head = text[max(0, start - _MARK) : start]
+        opened = opened_thoughts(head)
+        # GLM's line break before them is not of the generation prompt.
+        begin = start - len(head) + opened.start() if opened else _behind_white_space(text, start)
+        found = _EMPTY.match(text, begin)
+        if found is None or found.end() <= start:
+            return start
+        tail = next((tail for tail in self.tails if text.startswith(tail, begin)), None)
+        if tail is not None:
+            return max(start, begin + len(tail))
+        end = found.end()
+        # As those write it that write line breaks there; more of them are the answer's own.
+        return end + len(text[end : end + 2]) - len(text[end : end + 2].lstrip("\n"))
+
+    def dropped(self, said: SpannedText) -> SpannedText:
+        """The text without the empty thoughts with which its spans begin.
+
+        Raises:
+            DataError: Their beginning is in the prompt that an answer is given, which cannot be changed.
+        """
+        parts, spans, reached, removed = [], [], 0, 0
+        for span in said.spans:
+            end = self.end(said.text, span.start)
+            if end > span.start and not _EMPTY.match(said.text, _behind_white_space(said.text, span.start)):
+                raise DataError(
+                    "the generation prompt of this chat template opens thoughts, so empty ones cannot be dropped",
+                    fix=f"Give {_FLAG} mask, or --chat_template_kwargs that switch thinking off.",
+                    kind="empty thoughts in the prompt",
+                )
+            parts.append(said.text[reached : span.start])
+            start, removed, reached = span.start - removed, removed + end - span.start, end
+            spans.append(Span(start, span.end - removed, span.weight))
+        return SpannedText("".join([*parts, said.text[reached:]]), spans) if removed else said
+
+
+def _behind_white_space(text: str, start: int) -> int:
+    found = _WHITE_SPACE.match(text, start)
+    return found.end() if found else start
+
 
 _REWRITTEN = "turns rewritten by the chat template"
 _LAST_ONLY = "train on the last turn only (--train_on_last_turn), split the record into one record a turn"
@@ -34,8 +164,6 @@ class TurnFinder:
     """Renders one conversation and finds its turns.
 
     Args:
-        by_marks: Take what the template marks with {% generation %}, if it does. That may cover what the generation
-            prompt gives already, so a turn's beginning is not where an answer to the prompt begins.
         proposes: Errors name a template that would do.
         empty_thoughts: "mask": a turn begins behind the empty thoughts that the template writes before its answer.
         beginnings: What is rendered already, as `beginning` asks for it.
@@ -50,12 +178,11 @@ class TurnFinder:
         renderer: Renderer,
         tools: list[dict[str, Any]] | None = None,
         *,
-        by_marks: bool = False,
         proposes: bool = True,
         empty_thoughts: str = MASK,
         beginnings: dict[tuple[int, bool], str | None] | None = None,
     ) -> None:
-        self.by_marks, self.proposes, self.empty_thoughts = by_marks, proposes, empty_thoughts
+        self.proposes, self.empty_thoughts = proposes, empty_thoughts
         self.messages, self.renderer, self.tools = messages, renderer, tools
         # Rendering is what takes the time, and neighbouring turns ask for the same beginnings.
         self.beginnings: dict[tuple[int, bool], str | None] = {} if beginnings is None else beginnings
@@ -63,7 +190,6 @@ class TurnFinder:
         self.text = text = renderer(messages, tools) if text is None else text
         self.beginnings[len(messages), False] = text
         self.found: dict[int, Span] = {}
-        self.marked: dict[int, Span] | None = None
         self.thoughts = thoughts_of(renderer)
         # A number that does not occur: a record may speak of hftune, or hold a probe of an earlier run.
         self.probe = next(word for number in count(7) if (word := f"HFTUNE{number}PROBE") not in text)
@@ -104,19 +230,10 @@ class TurnFinder:
         return self.found[index]
 
     def _span(self, index: int) -> Span:
-        if self.marked is None:
-            self.marked = self._marks()
-        start, end = self._marked(index, self.marked[index]) if index in self.marked else self._bounds(index)
+        start, end = self._bounds(index)
         if self.empty_thoughts == MASK:
             start = min(self.thoughts.end(self.text, start), end)
         return Span(start, end, self._weight(index))
-
-    def _marks(self) -> dict[int, Span]:
-        """What the template marks as generated, by turn."""
-        turns = [index for index, message in enumerate(self.messages) if message["role"] == "assistant"]
-        marks = self.renderer.marks(self.messages, self.tools) if self.by_marks else None
-        # A template that marks a turn in parts, or not at all, says less than what can be found.
-        return dict(zip(turns, marks, strict=True)) if marks is not None and len(marks) == len(turns) else {}
 
     def exact_span(self, index: int, *, proposes: bool = True) -> Span:
         """Where one assistant turn is, if what is before it is what inference would be given.
@@ -164,7 +281,6 @@ class TurnFinder:
             self.messages[:count],
             self.renderer,
             self.tools,
-            by_marks=self.by_marks,
             proposes=self.proposes,
             empty_thoughts=self.empty_thoughts,
             beginnings=self.beginnings,
@@ -195,19 +311,6 @@ class TurnFinder:
                 fix="Take it out of the record, or give another template with --chat_template.",
                 kind=_REWRITTEN,
             )
-
-    def _marked(self, index: int, mark: Span) -> tuple[int, int]:
-        """The turn as the template marks it, with its terminator, which a mark may leave out."""
-        self._check_nothing_lost(index, self.text[mark.start : mark.end])
-        # TRL's templates mark headers and opened thoughts too, which inference gives the model.
-        start, prompt = mark.start, self.beginning(index, prompt=True)
-        if prompt is not None and self.text.startswith(prompt) and len(prompt) < mark.end:
-            start = max(start, len(prompt))
-        try:
-            _, end = self._bounds(index)
-        except DataError:
-            return start, mark.end
-        return start, end if self.text[mark.end : end].strip() else mark.end
 
     def beginning(self, count: int, *, prompt: bool = False) -> str | None:
         """The first `count` messages as text, with the generation prompt if asked; None where they are refused."""

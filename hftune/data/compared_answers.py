@@ -1,24 +1,34 @@
-"""A better and a worse answer to one prompt, from all the ways they are written."""
+"""A better and a worse answer, and an answer in steps, from all the ways they are written."""
 
 from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from hftune.data.formats import TURNS, UNKNOWN, pair_format, refuse_media, unknown_format
+from hftune.data.messages import NOT_TEXT, Message, parse_messages, without_weight
 from hftune.data.readers.base import Row
-from hftune.data.records import fields
-from hftune.data.records.content import NOT_TEXT
-from hftune.data.records.formats import TURNS, pair_format, refuse_media, unknown_format
-from hftune.data.records.messages import BAD_WEIGHT, Message, parse_messages, without_weight
+from hftune.data.records import (
+    checked_prompt,
+    read_answer,
+    read_arguments,
+    read_erniekit,
+    read_prompt,
+    read_question,
+    read_tools,
+    read_turns,
+    refuse_weights,
+    with_system,
+)
 from hftune.errors import DataError, shown
 from hftune.template_arguments import TemplateArguments
 
 EQUAL = "equal answers"
 NO_SHARED_PROMPT = "answers to different prompts"
 NO_ANSWER = "no answer of the assistant"
-BAD_PROMPT = "prompt without a question at its end"
 BAD_NUMBER = "bad number"
 BAD_SORT = "broken sort"
 
@@ -68,8 +78,8 @@ def to_preference(row: Row) -> Preference:
     # Again after splitting: the rests may be equal, or none of the assistant's.
     _check_answers(chosen, rejected, origin)
     refuse_weights([*chosen, *rejected], origin)
-    prompt, arguments = checked_prompt(prompt, origin), fields.template_arguments(row)
-    return Preference(prompt, chosen, rejected, _margin(row), fields.tools(row), origin, arguments)
+    prompt, arguments = checked_prompt(prompt, origin), read_arguments(row)
+    return Preference(prompt, chosen, rejected, _margin(row), read_tools(row), origin, arguments)
 
 
 def _parts(row: Row) -> tuple[list[Message] | None, list[Message], list[Message]]:
@@ -86,14 +96,14 @@ def _parts(row: Row) -> tuple[list[Message] | None, list[Message], list[Message]
     good, bad = found.keys[-2:]
     if good in ("messages", "response"):
         return _replaced_answer(row, bad)
-    prompt = fields.prompt(row)
+    prompt = read_prompt(row)
     if prompt is None and _is_dialogue(value[good]) and _is_dialogue(value[bad]):
         return None, _dialogue(row, good), _dialogue(row, bad)
     chosen, rejected = _answer(row, good, prompt), _answer(row, bad, prompt)
     if prompt and prompt[-1]["role"] == "assistant" and chosen[0]["role"] != "assistant":
         # UltraFeedback's `messages` are the better conversation once more, next to the prompt as text.
         others = {key: part for key, part in value.items() if key not in {known.keys[0] for known in TURNS}}
-        prompt = fields.prompt(Row(others, row.file, row.line))
+        prompt = read_prompt(Row(others, row.file, row.line))
     return prompt, chosen, rejected
 
 
@@ -101,7 +111,7 @@ def _answer(row: Row, key: str, prompt: list[Message] | None) -> list[Message]:
     """One of the two answers. Without a prompt column, it must be a conversation, perhaps as JSON."""
     value = row.value[key]
     if prompt is not None or not isinstance(value, str):
-        return fields.answer(row, key)
+        return read_answer(row, key)
     if value.lstrip().startswith("["):
         return parse_messages(value, row.origin, key)
     raise unknown_format(row.value, row.origin, _SCRIPT)
@@ -109,16 +119,16 @@ def _answer(row: Row, key: str, prompt: list[Message] | None) -> list[Message]:
 
 def _replaced_answer(row: Row, key: str) -> tuple[list[Message], list[Message], list[Message]]:
     """ms-swift: the better answer ends the conversation; the worse one stands in for all behind the last question."""
-    messages = fields.turns(row)
+    messages = read_turns(row)
     if messages is None:
-        messages = fields.question(row, "query") + fields.answer(row, "response")
+        messages = read_question(row, "query") + read_answer(row, "response")
     # Turns of tools behind the question belong to the answer that called them.
     last = max((index for index, message in enumerate(messages) if message["role"] == "user"), default=-1)
     prompt, chosen = messages[: last + 1], messages[last + 1 :]
     if key == "rejected_messages":
-        rejected = fields.with_system(row, parse_messages(row.value[key], row.origin, key), key)
+        rejected = with_system(row, parse_messages(row.value[key], row.origin, key), key)
         return _split_prompt(None, messages, rejected, row.origin)
-    rejected = fields.answer(row, key)
+    rejected = read_answer(row, key)
     if not chosen:
         cause = "the conversation ends with a question, so there is no better answer"
         raise DataError(cause, place=row.origin, fix="Add the answer of the assistant.", kind=NO_ANSWER)
@@ -138,7 +148,7 @@ def _sorted_responses(row: Row) -> tuple[list[Message], list[Message], list[Mess
         )
     first, second = (_alternating(response, row.origin) for response in responses)
     chosen, rejected = (first, second) if ranks[0] > ranks[1] else (second, first)
-    return fields.erniekit(row), chosen, rejected
+    return read_erniekit(row), chosen, rejected
 
 
 def _alternating(response: Any, origin: str) -> list[Message]:
@@ -157,7 +167,7 @@ def _two_outputs(row: Row) -> tuple[list[Message], list[Message], list[Message]]
     chosen, rejected = (
         parse_messages([{"role": "assistant", "content": output}], row.origin, "output") for output in outputs
     )
-    return fields.question(row, "instruction"), chosen, rejected
+    return read_question(row, "instruction"), chosen, rejected
 
 
 def _is_dialogue(value: Any) -> bool:
@@ -214,39 +224,6 @@ def _unweighted(message: Message) -> Message:
     return message if message.get("weight") != 1 else without_weight(message)
 
 
-def refuse_weights(answer: list[Message], origin: str) -> None:
-    """Refuse answers that are to be trained in part: a pair or a label is about all of an answer.
-
-    Raises:
-        DataError: A turn with a weight other than 1.
-    """
-    for message in answer:
-        if message.get("weight", 1) != 1:
-            raise DataError(
-                f"an answer with the weight {message['weight']}; pairs and labels are about whole answers",
-                place=origin,
-                fix="Remove the weight.",
-                kind=BAD_WEIGHT,
-            )
-
-
-def checked_prompt(prompt: list[Message], origin: str) -> list[Message]:
-    """The prompt, if someone is waiting for an answer at its end.
-
-    Raises:
-        DataError: It is empty, or ends with a turn of the assistant or the system.
-    """
-    if not prompt or prompt[-1]["role"] not in ("user", "tool"):
-        found = f"a turn of {prompt[-1]['role']}" if prompt else "nothing"
-        raise DataError(
-            f"the prompt must end with a turn of user or tool, found {found}",
-            place=origin,
-            fix="Remove what follows the last question, or add the question.",
-            kind=BAD_PROMPT,
-        )
-    return prompt
-
-
 def _margin(row: Row) -> float | None:
     """How much better the better answer is: `margin`, or the distance of two scores; None for neither."""
     value = row.value
@@ -278,3 +255,195 @@ def _number(row: Row, key: str) -> float:
         cause = f'"{key}" must be a finite number, found {row.value[key]!r:.40}'
         raise DataError(cause, place=row.origin, fix=f'Write a number as "{key}", or remove it.', kind=BAD_NUMBER)
     return float(number)
+
+
+NO_STEPS = "no steps"
+BAD_LABELS = "bad labels of steps"
+
+STEP_FORMATS = (
+    '{"prompt", "completions": [step, ...], "labels": [true, ...]} (TRL)',
+    '{"problem", "steps": [step, ...], "labels": [...]}, or "label": the number of the first wrong step, -1 for none '
+    "(ProcessBench)",
+    '{"question": {"problem"}, "label": {"steps": [...]}} (PRM800K)',
+    '{"input", "label"} with ки behind each step, and + or - in its place (Math-Shepherd)',
+)
+# Math-Shepherd's: stands behind a step in `input`, and is its label in `label`.
+_MARK = "ки"
+_SHEPHERD_STEP = re.compile(r"(?=\bStep 1\b)")
+_WORDS = {"+": 1.0, "-": 0.0, "true": 1.0, "false": 0.0, "right": 1.0, "wrong": 0.0, "correct": 1.0, "incorrect": 0.0}
+
+
+@dataclass
+class Solution:
+    """A prompt, and an answer in steps.
+
+    `labels` has one a step: the probability that it is right, 0, 1 or between; None where nobody has said.
+    """
+
+    prompt: list[Message]
+    steps: list[str]
+    labels: list[float | None]
+    tools: list[dict[str, Any]] | None
+    origin: str
+    template_arguments: TemplateArguments = field(default_factory=dict)
+
+
+def is_stepwise(value: Mapping[str, Any]) -> bool:
+    """Whether a record is an answer in steps."""
+    return _is_prm800k(value) or _is_shepherd(value) or isinstance(value.get("completions") or value.get("steps"), list)
+
+
+def to_solutions(row: Row) -> list[Solution]:
+    """The solutions of a row: one, but for PRM800K's, which has one for each wrong turning as well.
+
+    Raises:
+        DataError: In no known format, without a prompt or steps, or with labels that do not fit the steps.
+    """
+    value = row.value
+    refuse_media(value, row.origin)
+    if _is_prm800k(value):
+        return _prm800k(row)
+    if _is_shepherd(value):
+        return [_shepherd(row)]
+    key = next((key for key in ("completions", "steps") if isinstance(value.get(key), list)), None)
+    prompt = None if key is None else read_prompt(row)
+    if key is None or prompt is None:
+        raise DataError(
+            f"this record is no answer in steps; its keys: {', '.join(map(shown, list(value)[:10]))}",
+            place=row.origin,
+            fix=f"Bring it into one of these: {'; '.join(STEP_FORMATS)}. --columns OURS=YOURS renames a column.",
+            kind=UNKNOWN,
+        )
+    steps = value[key]
+    # Steps that carry their own labels.
+    if steps and all(isinstance(step, dict) for step in steps):
+        texts = [next((step[name] for name in ("text", "content", "step") if name in step), None) for step in steps]
+        labels = [_label(step, row) for step in steps]
+        return [_solution(row, prompt, texts, labels)]
+    return [_solution(row, prompt, steps, _labels(row, len(steps)))]
+
+
+def _solution(row: Row, prompt: list[Message], steps: list[Any], labels: list[float | None]) -> Solution:
+    texts = [step.strip() if isinstance(step, str) else "" for step in steps]
+    if not texts or not all(texts):
+        which = next((number for number, text in enumerate(texts, start=1) if not text), None)
+        cause = "the answer has no steps" if which is None else f"step {which} is no text, or blank"
+        raise DataError(cause, place=row.origin, fix="Write the missing steps, or remove the record.", kind=NO_STEPS)
+    return Solution(prompt, texts, labels, read_tools(row), row.origin, read_arguments(row))
+
+
+def _labels(row: Row, count: int) -> list[float | None]:
+    """`labels`, one a step; or `label`, the number of the first wrong step, behind which nobody has looked."""
+    value = row.value
+    first = value.get("label")
+    if value.get("labels") is None and isinstance(first, int) and not isinstance(first, bool):
+        if not -1 <= first < count:
+            raise _bad(row, f'"label" is the first wrong step, counted from 0, or -1: found {first} of {count} steps')
+        # Behind the first wrong step nobody has looked: those have no label, which is not the label wrong.
+        return [1.0] * count if first < 0 else [1.0] * first + [0.0] + [None] * (count - first - 1)
+    labels = value.get("labels")
+    if labels is None:
+        return [None] * count
+    if not isinstance(labels, list) or len(labels) != count:
+        raise _bad(row, f'"labels" must be a list of {count}, one a step, found {shown(labels)}')
+    return [_step_number(label, row) for label in labels]
+
+
+def _label(step: Mapping[str, Any], row: Row) -> float | None:
+    """Of a step that carries its own: `label`, or PRM800K's `rating`."""
+    if step.get("label") is not None:
+        return _step_number(step["label"], row)
+    return None if step.get("rating") is None else _rating(step["rating"], row)
+
+
+def _rating(rating: Any, row: Row) -> float | None:
+    """-1 is wrong; 0, neutral, counts as right, as in arXiv:2305.20050, section 2.6."""
+    if rating is None:
+        return None
+    if rating not in (-1, 0, 1):
+        raise _bad(row, f"a rating is -1, 0 or 1, found {shown(rating)}")
+    return 0.0 if rating == -1 else 1.0
+
+
+def _step_number(label: Any, row: Row) -> float | None:
+    """True, false, + and -, a number from 0 to 1; None and -100 for a step without a label."""
+    if label is None or label == -100:
+        return None
+    if isinstance(label, str) and label.strip().lower() in _WORDS:
+        return _WORDS[label.strip().lower()]
+    if isinstance(label, (bool, int, float)) and math.isfinite(label) and 0 <= label <= 1:
+        return float(label)
+    raise _bad(row, f"a step is labelled true, false, + or -, or by a number from 0 to 1, found {shown(label)}")
+
+
+def _bad(row: Row, cause: str) -> DataError:
+    return DataError(cause, place=row.origin, fix="Write the missing labels, or remove the record.", kind=BAD_LABELS)
+
+
+# --- PRM800K ------------------------------------------------------------------------------------------------------
+
+
+def _is_prm800k(value: Mapping[str, Any]) -> bool:
+    question, label = value.get("question"), value.get("label")
+    return isinstance(question, dict) and isinstance(label, dict) and isinstance(label.get("steps"), list)
+
+
+def _prm800k(row: Row) -> list[Solution]:
+    """The path that was gone, and for each step that was written and not taken, the path up to it."""
+    prompt: list[Message] = [{"role": "user", "content": str(row.value["question"].get("problem") or "")}]
+    if not prompt[0]["content"].strip():
+        raise DataError("the problem is empty", place=row.origin, fix="Remove the record.", kind=NO_STEPS)
+    steps: list[str] = []
+    labels: list[float | None] = []
+    found = []
+    for step in row.value["label"]["steps"]:
+        written, chosen = step.get("completions") or [], step.get("chosen_completion")
+        for number, other in enumerate(written):
+            # Alternatives that were rated and not taken: each is a solution of its own, up to that step.
+            if number != chosen:
+                ends = [*steps, other["text"]], [*labels, _rating(other.get("rating"), row)]
+                found.append(_solution(row, prompt, *ends))
+        taken = written[chosen] if chosen is not None else step.get("human_completion")
+        # The annotator gave up here, or the solution had ended with the step before.
+        if taken is None:
+            if steps and not written:
+                found.append(_solution(row, prompt, steps, labels))
+            break
+        steps.append(taken["text"])
+        labels.append(_rating(taken.get("rating"), row) if chosen is not None else 1.0)
+    else:
+        found.append(_solution(row, prompt, steps, labels))
+    # A path on which nobody rated a step teaches nothing.
+    labelled = [one for one in found if any(label is not None for label in one.labels)]
+    if not labelled:
+        raise DataError("no step has a rating", place=row.origin, fix="Remove the record.", kind=NO_STEPS)
+    return labelled
+
+
+# --- Math-Shepherd ------------------------------------------------------------------------------------------------
+
+
+def _is_shepherd(value: Mapping[str, Any]) -> bool:
+    return all(isinstance(value.get(key), str) for key in ("input", "label")) and _MARK in value["input"]
+
+
+def _shepherd(row: Row) -> Solution:
+    """`input`: question, "Step 1: ... ки", "Step 2: ... ки"; `label`: the same, with + or - for each ки."""
+    said, labelled = row.value["input"], row.value["label"]
+    begin = _SHEPHERD_STEP.search(said)
+    if begin is None or not said[: begin.start()].strip():
+        raise DataError('no question before "Step 1"', place=row.origin, fix="Remove the record.", kind=NO_STEPS)
+    question, rest = said[: begin.start()].strip(), said[begin.start() :]
+    steps = [part.strip() for part in rest.split(_MARK)]
+    pieces = said.split(_MARK)
+    labels, at = [], 0
+    # The label has one character where the mark has two, so its place shifts with each of them.
+    for piece in pieces[:-1]:
+        at += len(piece)
+        labels.append(labelled[at : at + 1])
+        at += 1
+    steps = steps[: len(labels)]
+    if len(steps) != len(labels) or not set(labels) <= {"+", "-"}:
+        raise _bad(row, f'"label" has + or - in the place of each {_MARK} in "input"')
+    numbers: list[float | None] = [_WORDS[label] for label in labels]
+    return _solution(row, [{"role": "user", "content": question}], list(steps), numbers)

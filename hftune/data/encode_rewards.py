@@ -1,0 +1,433 @@
+"""What reward models train on, and the texts that they score."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from datasets import Dataset
+from transformers import PreTrainedTokenizerBase
+
+from hftune.arguments.preference import DPOArguments, RMArguments
+from hftune.data.compared_answers import Preference, Solution, is_stepwise, to_preference, to_solutions
+from hftune.data.counts import Context, Counts, check_length, require_fast
+from hftune.data.encode import PrefixEncoder
+from hftune.data.encode_pairs import COUNT_COLUMNS, PairEncoder, PairText, answer_text, count_columns, limits_of
+from hftune.data.encoder import IDS, Encoder, Keep, keep_in_memory
+from hftune.data.formats import pair_format
+from hftune.data.mask import KEEP, SpanFinder, tokens_of
+from hftune.data.messages import Message, without_weight
+from hftune.data.readers.base import Row
+from hftune.data.records import to_conversation
+from hftune.data.rendering import Renderer, require_chat_template
+from hftune.data.turn_tokens import AnyEncoding, TurnTokenGuard, token_ids, turn_tokens_in
+from hftune.data.turns import Span, SpannedText
+from hftune.errors import DataError
+from hftune.logging import notice
+from hftune.template_arguments import TemplateArguments
+
+NEGATIVE = "negative score difference"
+
+
+class RewardPairEncoder(PairEncoder):
+    """Preference pairs for a reward model, truncated as `PairEncoder` does.
+
+    An answer may have several turns, with results of tools and further questions in it: a score is about all of a
+    conversation. What a template writes after the terminator (ChatML's line break) stays: RL scores conversations as
+    the template writes them, and the score is read at the last token.
+
+    Columns chosen_ids and rejected_ids (prompt and answer), length, source (the record's own, else its file's name),
+    and margin (float: the difference of scores) if any row has one.
+
+    Raises:
+        DataError: A negative difference where it weighs the loss.
+    """
+
+    schema = pa.schema(
+        {"chosen_ids": IDS, "rejected_ids": IDS, "margin": pa.float32(), "source": pa.string(), **COUNT_COLUMNS}
+    )
+    to_the_end = True
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, *, score_difference: str = "margin", **settings: Any
+    ) -> None:
+        # Not the prompt that inference gives, but the conversation as the template writes it: so it is scored.
+        super().__init__(tokenizer, **settings, rewritten=KEEP)
+        self.score_difference = score_difference
+        self.all_turns = SpanFinder(tokenizer, borders_in_text=self.finder.guard.mode)
+
+    @classmethod
+    def from_arguments(cls, tokenizer: PreTrainedTokenizerBase, args: RMArguments | DPOArguments) -> RewardPairEncoder:
+        """The encoder that the flags of run_rm.py ask for."""
+        return cls(
+            tokenizer,
+            **limits_of(args),
+            score_difference=args.score_difference,
+            borders_in_text=args.borders_in_text,
+        )
+
+    def settings(self) -> dict[str, Any]:
+        """For the fingerprint."""
+        return super().settings() | {"score_difference": self.score_difference}
+
+    def parse(self, row: Row) -> PairText:
+        """The texts of a row, its answers' spans, and where it comes from."""
+        preference = to_preference(row)
+        sides = [self._side(preference, answer) for answer in (preference.chosen, preference.rejected)]
+        pair = self.pair_of(preference, *sides)
+        if self.score_difference == "weight" and pair.margin is not None and pair.margin < 0:
+            raise DataError(
+                f"the better answer has the lower score, by {-pair.margin:g}; a loss cannot weigh less than nothing",
+                place=row.origin,
+                fix="Swap the answers, or use --score_difference margin or none.",
+                kind=NEGATIVE,
+            )
+        pair.source = source_of(row)
+        return pair
+
+    def _side(self, preference: Preference, answer: list[Message]) -> SpannedText:
+        """The text of prompt and answer, whose one span is the answer: from its first turn to its last."""
+        if len(answer) == 1:
+            return answer_text(preference, answer, self.finder)
+        # The weights of earlier turns are for SFT; with a weight of 0 a turn would be no span and shift the count
+        # below.
+        before = [without_weight(message) for message in preference.prompt]
+        try:
+            found = self.all_turns(before + answer, preference.tools, preference.template_arguments)
+        except DataError as error:
+            raise error.at(preference.origin) from error
+        # The first span behind those of the prompt's own turns.
+        said = self.all_turns.render.reads.said(before, preference.tools)
+        first = sum(message["role"] == "assistant" for message in said)
+        return SpannedText(found.text, [Span(found.spans[first].start, found.spans[-1].end)])
+
+    def encode(self, parsed: list[PairText], counts: Counts) -> dict[str, list[Any]]:
+        """Ids of both sides of each pair."""
+        pairs = self.pairs(parsed, counts)
+        return {
+            "chosen_ids": [np.concatenate([pair.prompt, pair.chosen]) for pair in pairs],
+            "rejected_ids": [np.concatenate([pair.prompt, pair.rejected]) for pair in pairs],
+            "margin": [None if self.score_difference == "none" else pair.margin for pair in pairs],
+            "source": [pair.source for pair in pairs],
+            **count_columns(pairs),
+        }
+
+    def finish(self, dataset: Dataset, keep: Keep = keep_in_memory) -> Dataset:
+        """Without differences, no such column; where some are missing, what changes the loss least."""
+        margins = dataset["margin"][:]
+        known = [margin for margin in margins if margin is not None]
+        if not known:
+            return dataset.remove_columns("margin")
+        wrong = sum(margin < 0 for margin in known)
+        if wrong:
+            notice(f"in {wrong} of {len(margins)} pairs the better answer has the lower score")
+        if len(known) == len(margins):
+            return dataset
+        # As a margin 0 changes nothing; as a weight the mean does not change the size of the loss.
+        filler = 0.0 if self.score_difference == "margin" else sum(known) / len(known)
+        notice(f"{len(margins) - len(known)} of {len(margins)} pairs have no margin; {filler:g} is used for them")
+        filled = np.array([filler if margin is None else margin for margin in margins], dtype=np.float32)
+        return dataset.remove_columns("margin").add_column("margin", filled)
+
+
+def source_of(row: Row) -> str:
+    """Where a record comes from, by which figures are grouped: its `source` or `data_source`, else its file's name."""
+    for name in ("source", "data_source"):
+        if isinstance(row.value.get(name), str) and row.value[name]:
+            return str(row.value[name])
+    return row.file.replace("\\", "/").rsplit("/", 1)[-1]
+
+
+CUT = "no labelled step within --max_length"
+REWRITTEN = "steps rewritten by the template"
+
+
+@dataclass(slots=True)
+class StepText:
+    """A conversation whose last turn is an answer in steps: each step that counts is a span, and has a label."""
+
+    said: SpannedText
+    labels: list[float]
+    source: str
+
+
+class StepEncoder(Encoder):
+    """Answers in steps for a process reward model.
+
+    The steps make one turn of the assistant, with a separator between them. A step is scored at the token that holds
+    its last character: everything up to there has been seen, and nothing of the next step. What is longer than
+    `max_length` loses its end, and the steps that end there.
+
+    Columns input_ids, ends (places of the labelled steps' last tokens), labels (float, the probability that a step is
+    right), length and source. A record may give several rows (PRM800K).
+
+    Raises:
+        ArgumentError: A length that is too small.
+        DataError: A tokenizer without character offsets, or without a chat template.
+    """
+
+    schema = pa.schema(
+        {"input_ids": IDS, "ends": IDS, "step_labels": pa.list_(pa.float32()), "source": pa.string(), **COUNT_COLUMNS}
+    )
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        max_length: int,
+        step_separator: str = "\n",
+        last_only: bool = False,
+        labelled_only: bool = True,
+        borders_in_text: str = "split",
+    ) -> None:
+        check_length(max_length, "--max_length")
+        require_fast(tokenizer)
+        require_chat_template(tokenizer)
+        self.tokenizer, self.max_length = tokenizer, max_length
+        self.separator, self.last_only, self.labelled_only = step_separator, last_only, labelled_only
+        self.finder = SpanFinder(tokenizer, last_turn_only=True, borders_in_text=borders_in_text)
+        self.encodings = PrefixEncoder(tokenizer, None)
+
+    @classmethod
+    def from_arguments(cls, tokenizer: PreTrainedTokenizerBase, args: RMArguments) -> StepEncoder:
+        """The encoder that the flags of run_rm.py ask for."""
+        return cls(
+            tokenizer,
+            max_length=args.max_length,
+            step_separator=args.step_separator,
+            last_only=args.train_on_last_step_only,
+            borders_in_text=args.borders_in_text,
+        )
+
+    def settings(self) -> dict[str, Any]:
+        """For the fingerprint."""
+        return {
+            "encoder": "steps",
+            "max_length": self.max_length,
+            "separator": self.separator,
+            "last_only": self.last_only,
+            "borders_in_text": self.finder.guard.mode,
+        }
+
+    def parse(self, row: Row) -> list[StepText]:
+        """The solutions of a row as text."""
+        return [self.text_of(solution, source_of(row)) for solution in to_solutions(row)]
+
+    def text_of(self, solution: Solution, source: str) -> StepText:
+        """A solution as text, and where the steps that count end in it."""
+        # One turn: what a template writes around it stands once, at its ends.
+        answer = {"role": "assistant", "content": self.separator.join(solution.steps)}
+        try:
+            found = self.finder([*solution.prompt, answer], solution.tools, solution.template_arguments)
+        except DataError as error:
+            raise error.at(solution.origin) from error
+        steps = _located(solution, found)
+        kept = [
+            (step, -1.0 if label is None else label)
+            for step, label in zip(steps, solution.labels, strict=True)
+            if label is not None or not self.labelled_only
+        ]
+        kept = kept[-1:] if self.last_only else kept
+        said = SpannedText(found.text, [step for step, _ in kept])
+        return StepText(said, [label for _, label in kept], source)
+
+    def encode(self, parsed: list[list[StepText]], counts: Counts) -> dict[str, list[Any]]:
+        """Ids, and the last tokens of steps, within `max_length`."""
+        columns: dict[str, list[Any]] = {name: [] for name in self.schema.names}
+        texts = [text for texts in parsed for text in texts]
+        encodings = iter(self.encodings([text.said.text for text in texts]))
+        for record in parsed:
+            counts.note_texts([one.said.text for one in record])
+            rows = [self._row(text, next(encodings)[0], counts) for text in record]
+            kept = [row for row in rows if row is not None]
+            if not kept:
+                counts.drop(CUT)
+                continue
+            counts.used += 1
+            for row in kept:
+                for name, value in row.items():
+                    columns[name].append(value)
+        return columns
+
+    def _row(self, text: StepText, encoding: Any, counts: Counts) -> dict[str, Any] | None:
+        ids = np.array(encoding.ids[: self.max_length], dtype=np.int32)
+        ends = last_tokens(encoding, text.said)
+        # A step that is cut has no end to be scored at.
+        inside = [number for number, end in enumerate(ends) if end < len(ids)]
+        if not inside:
+            return None
+        counts.truncated += len(ids) < len(encoding.ids)
+        counts.tokens += len(ids)
+        counts.trained_tokens += len(inside)
+        return {
+            "input_ids": ids,
+            "ends": np.array([ends[number] for number in inside], dtype=np.int32),
+            "step_labels": np.array([text.labels[number] for number in inside], dtype=np.float32),
+            "source": text.source,
+            "length": len(ids),
+            "trained": len(inside),
+        }
+
+
+def _located(solution: Solution, found: SpannedText) -> list[Span]:
+    """Where each step stands in the one span of a text."""
+    (turn,) = found.spans
+    steps, at = [], turn.start
+    for step in solution.steps:
+        # From where the last one ended: equal steps follow each other.
+        start = found.text.find(step, at, turn.end)
+        if start < 0:
+            raise DataError(
+                f"the chat template writes a step in another way: {step[:60]!r}",
+                place=solution.origin,
+                fix="Give another --chat_template, or fix the step.",
+                kind=REWRITTEN,
+            )
+        at = start + len(step)
+        steps.append(Span(start, at))
+    return steps
+
+
+def last_tokens(encoding: AnyEncoding, said: SpannedText) -> list[int]:
+    """The token that holds the last character of each span; of several (bytes), the last, which makes it whole."""
+    covered = len(said.text)
+    # Not the separator behind it: some tokenizers join it with the next step's first character.
+    return [tokens_of(encoding, Span(step.end - 1, step.end), covered)[1] - 1 for step in said.spans]
+
+
+CHOSEN, REJECTED, SINGLE = "_chosen", "_rejected", ""
+
+
+@dataclass
+class Scored:
+    """One conversation on its way through the model.
+
+    `name` is what its score is called by in the record: `score` and this. `ends` are the places of the tokens at which
+    steps are scored; None: the conversation is, at its end. `outputs` are raw scores, one a step. `turn_tokens` are
+    those that it spells in its contents.
+    """
+
+    name: str
+    ids: list[int]
+    ends: list[int] | None
+    truncated: bool = False
+    outputs: list[float] | None = None
+    turn_tokens: tuple[str, ...] = ()
+
+
+class ScoringEncoder:
+    """Makes conversations of records.
+
+    Args:
+        tokenizer: The reward model's, with its chat template.
+        steps: Whether steps are scored.
+        separator: Between the steps of an answer.
+        max_length: Tokens that are kept of a conversation, its end; None: all.
+        borders_in_text: What becomes of turn tokens that contents spell, a mode of `TurnTokenGuard`.
+        context: What the model can read; None: everything.
+
+    Raises:
+        DataError: A tokenizer without a chat template, or (for steps) without character offsets.
+    """
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        steps: bool,
+        separator: str = "\n",
+        max_length: int | None = None,
+        borders_in_text: str = "split",
+        context: Context | None = None,
+    ) -> None:
+        self.context = context or Context(None, 0)
+        require_chat_template(tokenizer)
+        if steps:
+            require_fast(tokenizer)
+        self.tokenizer, self.steps, self.separator, self.max_length = tokenizer, steps, separator, max_length
+        self.render = Renderer(tokenizer)
+        self.guard = TurnTokenGuard(tokenizer, borders_in_text, self.render)
+        self.encoder = (
+            StepEncoder(
+                tokenizer,
+                max_length=2**30,
+                step_separator=separator,
+                labelled_only=False,
+                borders_in_text=borders_in_text,
+            )
+            if steps
+            else None
+        )
+
+    def __call__(self, row: Row) -> list[Scored]:
+        """The conversations of a record: two of a preference pair, one of any other.
+
+        Raises:
+            DataError: In no format that hftune reads, without an answer, or longer than the model's context.
+        """
+        if pair_format(row.value) or (isinstance(row.value.get("output"), list) and "instruction" in row.value):
+            pair = to_preference(row)
+            answers = ((CHOSEN, pair.chosen), (REJECTED, pair.rejected))
+            return [
+                self._one(name, pair.prompt, answer, pair.tools, row.origin, pair.template_arguments)
+                for name, answer in answers
+            ]
+        if is_stepwise(row.value):
+            # PRM800K gives one for each alternative; the last is the path that was gone.
+            return [self.solution(SINGLE, solution) for solution in to_solutions(row)[-1:]]
+        said = to_conversation(row)
+        messages = list(said.messages)
+        last = max(number for number, message in enumerate(messages) if message["role"] == "assistant")
+        arguments = said.template_arguments
+        return [self._one(SINGLE, messages[:last], messages[last:], said.tools, row.origin, arguments)]
+
+    def _one(
+        self,
+        name: str,
+        prompt: list[Message],
+        answer: list[Message],
+        tools: Any,
+        origin: str,
+        arguments: TemplateArguments,
+    ) -> Scored:
+        if self.steps:
+            parts = [part for part in str(answer[-1].get("content") or "").split(self.separator) if part.strip()]
+            steps = [part.strip() for part in parts]
+            if not steps:
+                raise DataError("the answer has no steps", place=origin, fix="Remove the record.", kind="no steps")
+            labels: list[float | None] = [None] * len(steps)
+            return self.solution(name, Solution(prompt + answer[:-1], steps, labels, tools, origin, arguments))
+        try:
+            render = self.render.given(arguments)
+            said = render.reads.said([without_weight(message) for message in prompt + answer], tools)
+            text = self.guard.text(render, said, tools)
+        except DataError as error:
+            raise error.at(origin) from error
+        self.context.check_text(text, origin)
+        (ids,) = token_ids(self.tokenizer, [text], add_special_tokens=False)
+        return self._cut(Scored(name, ids, None, turn_tokens=turn_tokens_in(text)), origin)
+
+    def solution(self, name: str, solution: Solution) -> Scored:
+        """An answer in steps; scored as a whole where steps are not."""
+        if self.encoder is None:
+            answer: Message = {"role": "assistant", "content": self.separator.join(solution.steps)}
+            more = solution.template_arguments
+            return self._one(name, solution.prompt, [answer], solution.tools, solution.origin, more)
+        parsed = self.encoder.text_of(solution, "")
+        self.context.check_text(parsed.said.text, solution.origin)
+        encoding = self.encoder.encodings([parsed.said.text])[0][0]
+        ends = last_tokens(encoding, parsed.said)
+        scored = Scored(name, list(encoding.ids), ends, turn_tokens=turn_tokens_in(parsed.said.text))
+        return self._cut(scored, solution.origin)
+
+    def _cut(self, one: Scored, origin: str) -> Scored:
+        """Without its beginning, where it is too long; steps in there have no score of their own."""
+        # The end stays, where the score is read.
+        over = len(one.ids) - self.max_length if self.max_length else 0
+        self.context.check(len(one.ids) - max(0, over), origin)
+        if over <= 0:
+            return one
+        ends = None if one.ends is None else [end - over for end in one.ends if end >= over]
+        return replace(one, ids=one.ids[over:], ends=ends, truncated=True)

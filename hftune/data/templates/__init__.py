@@ -1,1 +1,0 @@
-"""Chat templates: conversations as text, where the assistant speaks in it, and turn tokens that contents spell."""

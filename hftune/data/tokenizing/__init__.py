@@ -1,1 +1,0 @@
-"""Records to token ids and labels, in parallel, as Arrow files; and what became of each record."""

@@ -1,1 +1,0 @@
-"""Embeddings and head that grow with the tokenizer."""

@@ -1,51 +1,114 @@
-"""Secrets, known by their value, and texts and objects without them.
+"""One redacting filter: secrets are known by their value, or stand under a key or flag whose name says so.
 
-What is known: values of arguments and config keys whose names say so (`learn_arguments`, `learn_config`), variables of
-the environment, passwords in URLs, the saved token of the Hub. `redact` replaces these values, in whatever usual
-encoding they appear, passwords in URLs and connection strings, and well-known tokens. All that hftune writes or says
-goes through it: manifests, log lines, messages, reports, cards, commands, configs for trackers.
+Known are values of arguments and config keys whose names say so (`learn_arguments`, `learn_config`), variables of the
+environment, passwords in URLs, the saved token of the Hub. All that hftune writes or says goes through `redact` or
+`redacted`: manifests, log lines, messages, reports, cards, commands, configs for trackers.
 """
 
 from __future__ import annotations
 
-import base64
 import functools
-import html
 import json
 import os
 import re
-import shlex
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, quote_plus, unquote
 
-from hftune.secret_names import (
-    IN_CONNECTION,
-    IN_JSON,
-    IN_QUERY,
-    IN_URL,
-    MASK,
-    may_be_secret,
-    says_secret,
-    surely_secret,
-    tokens_in,
-    variable_says_secret,
-)
-
+MASK = "***"
 SHORTEST = 8
 """Characters. A shorter value is masked at its own place only: it would be found by chance everywhere."""
 _LONG = 20
-# Values of variables that are named like secrets and hold settings; searching for "true" would mask half a log.
-_COMMON = {
-    *("disabled", "enabled", "password", "changeme", "required", "optional", "localhost", "anonymous", "undefined"),
-    *("unlimited", "username", "external", "internal", "automatic", "false", "true", "none", "null"),
-}
+# Values of variables that are named like secrets and hold settings; searching for "disabled" would mask half a log.
+_COMMON = {"disabled", "enabled", "password", "changeme", "required", "optional", "localhost", "anonymous", "undefined"}
 # A token is a line; a larger file at that place is something else.
 _SAVED_BYTES = 1 << 16
+
+# --- names ---
+
+_ENDS = (
+    *("secret", "secrets", "password", "passwords", "passwd", "passphrase", "passcode", "apikey", "apikeys"),
+    *("credential", "credentials", "sshpass"),
+)
+# Words before `token` with which it is a piece of text, as in `pad_token`.
+_TEXT_TOKENS = {
+    *("pad", "eos", "bos", "bol", "eol", "unk", "sep", "cls", "mask", "sys", "system", "user", "assistant", "image"),
+    *("video", "audio", "img", "start", "end", "stop", "turn", "think", "step", "special", "new", "add", "first"),
+    *("last", "next", "per", "each", "a", "boi", "eoi", "eot", "sot", "fim", "prefix", "suffix", "separator", "tool"),
+    *("out", "one", "decoder", "multi", "target", "context", "placeholder", "str", "text", "split", "word", "sub"),
+    *("max", "min", "num"),
+}
+# Words before `key` with which it opens something; a `prompt_key` or `tag_key` names a field.
+_OWNERS = (
+    *("api", "access", "secret", "private", "auth", "ssh", "encryption", "signing", "account", "storage", "service"),
+    *("subscription", "openai", "anthropic", "hf", "hub", "huggingface", "wandb", "comet", "aws", "azure", "gcp"),
+    *("google", "gemini", "swanlab", "mlflow", "neptune", "clearml", "cohere", "mistral", "groq", "deepseek"),
+    *("dashscope", "openrouter", "together", "fireworks", "replicate", "judge"),
+)
+_GLUED = re.compile(
+    rf"(?:(?:{'|'.join(_OWNERS)})keys?|(?:api|access|auth|hub|hf|bearer|session|refresh)tokens?|accesskeyid|"
+    r"connectionstring|connstr)$"
+)
+# Last words of variables that say something about a secret and hold none; and words before `key` that open nothing.
+_ABOUT = {
+    *("file", "path", "dir", "name", "names", "length", "limit", "limits", "count", "type", "ttl", "expiry", "host"),
+    *("port", "endpoint", "size", "max", "min", "issuer", "parallelism", "budget", "uri", "enabled"),
+}
+_PUBLIC = {"public", "sort", "primary", "foreign", "partition", "tag", "cache", "query", "column", "field", "file"}
+# Last words of variables whose values are secrets if they look like it (`SMTP_AUTH=plain` is none).
+_MAYBE = {"key", "pass", "pat", "pw", "pwd", "sas", "dsn", "auth", "jwt", "bearer", "cookie", "creds", "token"}
+
+# --- forms in a text ---
+
+IN_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]{0,30}://[^\s/?#@:'\"]*):([^\s/?#'\"]+)@")
+"""Groups: scheme and user; password."""
+_NAMED = re.compile(
+    r"(?i)([?&;][ \t]{0,9}(?:[\w-]*(?:token|secret|password|pwd|signature|accountkey|api_?key|credential)|sig|key)"
+    r"[ \t]?=[ \t]?)([^&;\s'\"#\\]+)"
+)
+"""Of a query (`?token=`) or a connection string (`;AccountKey=`); groups: name; secret."""
+
 # For the whole process and never written: a secret is known by its value, wherever it turns up.
 _learned: set[str] = set()
+
+
+@functools.lru_cache(maxsize=4096)
+def says_secret(name: str) -> bool:
+    """Whether an argument, or a key of a config, names a secret: `hub_token`, `comet.api_key`; not `pad_token`.
+
+    Only the last words count: `max_new_tokens` and `mask_out_eos_token` are none.
+    """
+    words = _words(name)
+    if not words:
+        return False
+    if words[-1] == "token":
+        return len(words) == 1 or words[-2] not in _TEXT_TOKENS
+    return words[-1].endswith(_ENDS) or _GLUED.search("".join(words)) is not None
+
+
+@functools.lru_cache(maxsize=4096)
+def variable_says_secret(name: str) -> bool:
+    """Whether a variable of the environment names a secret: also `MY_SERVICE_KEY`, `DB_PASS`, `SLACK_WEBHOOK_URL`."""
+    words = _words(name)
+    if not words or words[-1] in _ABOUT:
+        return False
+    if says_secret(name) or "webhook" in words or {*words} & {*_ENDS}:
+        return True
+    # Alone, `user_token` is the mark before a user's turn; behind the name of a service a key.
+    if words[-1] == "token":
+        return words[-2:] == ["user", "token"] and len(words) > 2
+    return len(words) > 1 and words[-1] in _MAYBE and not {*words} & _PUBLIC
+
+
+def _words(name: str) -> list[str]:
+    """Its words in lower case; numbers at the end count nothing: `API_KEY_2`, `PASSWORD1`."""
+    # Cuts `hubToken`, `HUB_TOKEN` and `hub.token` alike.
+    found = [word.lower() for word in re.findall(r"[A-Z]?[a-z0-9]+|[A-Z0-9]+(?![a-z])", name)]
+    while found and not (last := found[-1].rstrip("0123456789")):
+        found.pop()
+    return [*found[:-1], last] if found else []
 
 
 # --- what is known ---
@@ -54,47 +117,39 @@ _learned: set[str] = set()
 def learn(value: object) -> None:
     """Remember a secret; what is too short or too common to be searched for is not."""
     # A float is no secret that anybody has, and "1.0" would be found everywhere.
-    if value is None or isinstance(value, bool | float | Mapping | list | tuple):
-        return
-    text = str(value).strip()  # a YAML file makes a number or a date of some
-    if _is_searched(text):
-        _learned.add(text)
+    if value is not None and not isinstance(value, bool | float | Mapping | list | tuple):
+        text = str(value).strip()  # a YAML file makes a number or a date of some
+        _learned.update({text} if _is_searched(text) else ())
 
 
 def learn_arguments(given: Iterable[tuple[str, Sequence[Any]]]) -> None:
     """Remember the secrets among arguments: names, without dashes or with, and their values."""
     for name, values in given:
         for value in values:
-            if says_secret(name):
-                learn(value)
-            elif isinstance(value, str) and value.lstrip()[:1] in ("{", "["):
-                # `--deepspeed '{...}'` and `--model_init_kwargs '{...}'` carry keys of trackers and Hub tokens.
-                parsed = _parsed(value)
-                learn_config(_as_read(value) if parsed is None else parsed)
-            else:
-                learn_config(value)
+            learn_config({name: value})
 
 
 def learn_config(config: object) -> None:
     """Remember the secrets of a config: values of keys whose names say so, at any depth, and passwords in URLs."""
     if isinstance(config, Mapping):
         for name, value in config.items():
-            for text in _texts(value) if says_secret(str(name)) else ():
+            for text in _leaves(value) if says_secret(str(name)) else ():
                 learn(text)
             learn_config(value)
     elif isinstance(config, list | tuple):
         for value in config:
             learn_config(value)
     elif isinstance(config, str):
-        _learned.update(_passwords("", config))
-        if (start := config.find('{"')) > 0:  # `--callbacks FILE.py:CLASS{"token": "..."}`
+        _learned.update(_passwords(config))
+        # `--deepspeed '{...}'`, `--callbacks FILE.py:CLASS{"token": "..."}`
+        if (start := config.find("{")) >= 0:
             learn_config(_parsed(config[start:]))
 
 
 def learn_variables(environment: Mapping[str, str]) -> None:
     """Remember the secrets among variables of an environment."""
     for name, value in environment.items():
-        _learned.update(_of_variable(name, value))
+        _learn_variable(name, value)
 
 
 def learn_command(argv: Sequence[str]) -> None:
@@ -106,7 +161,8 @@ def forget() -> None:
     """Forget what was learnt; for tests."""
     _learned.clear()
     _command_learned.cache_clear()
-    _of_variable.cache_clear()
+    _learn_variable.cache_clear()
+    _saved_tokens.cache_clear()
 
 
 def known() -> frozenset[str]:
@@ -121,6 +177,18 @@ def _command_learned(argv: tuple[str, ...]) -> None:
     learn_command(argv[1:])
 
 
+# Redaction runs for every line that is logged; the environment hardly changes in between.
+@functools.lru_cache(maxsize=4096)
+def _learn_variable(name: str, value: str) -> None:
+    learn_config(value)
+    if variable_says_secret(name) and (says_secret(name) or _looks_secret(value)):
+        learn(value)
+    if name.lower().endswith(("url", "uri", "dsn")):
+        # The last `@` ends the password: passwords with an `@` of their own are often not quoted there.
+        user, at, _ = value.partition("://")[2].rpartition("@")
+        learn(user.partition(":")[2] or user if at else None)
+
+
 def _is_searched(value: str) -> bool:
     if len(value) < SHORTEST or value.lower() in _COMMON or MASK in value or value.startswith(("<", "${")):
         return False
@@ -128,61 +196,34 @@ def _is_searched(value: str) -> bool:
     return not ("/" in value and os.path.exists(value))
 
 
-# Redaction runs for every line that is logged; the environment hardly changes in between.
-@functools.lru_cache(maxsize=4096)
-def _of_variable(name: str, value: str) -> frozenset[str]:
-    found = _passwords(name, value)
-    if value.lstrip()[:1] in ("{", "["):
-        learn_config(_parsed(value))
-    bare = value.strip()
-    if variable_says_secret(name) and _is_searched(bare):
-        # `SMTP_AUTH=plain` and `SORT_KEY=id` hold words; a token is long, or mixes letters and digits.
-        sure = surely_secret(name) or not may_be_secret(name)
-        found |= {bare} if sure or _looks_secret(bare) else set()
-    return frozenset(found)
-
-
 def _looks_secret(value: str) -> bool:
     return len(value) >= _LONG or bool(re.search(r"[0-9]", value) and re.search(r"[A-Za-z]", value))
 
 
-def _passwords(name: str, text: str) -> set[str]:
-    """Passwords in URLs and connection strings.
-
-    A variable that is a URL is cut at its last `@`: passwords are not always quoted there.
-    """
-    found = {match[2] for match in IN_CONNECTION.finditer(text)} if "=" in text else set()
-    # The tests for a character come first: most lines have none, and regular expressions cost microseconds each.
-    if "://" in text:
-        found |= {match[2] for match in IN_URL.finditer(text)}
-        found |= {match[2] for match in IN_QUERY.finditer(text) if _looks_secret(match[2])}
-        if name.lower().endswith(("url", "uri", "dsn")):
-            # The last `@` ends the password: passwords with an `@` of their own are often not quoted.
-            user, at, _ = text.partition("://")[2].rpartition("@")
-            # Sentry's address has nothing but a token before it.
-            found |= {user.partition(":")[2] or (user if name.lower().endswith("dsn") else "")} if at else set()
-    # Both spellings: a library logs the URL as given, another the password as decoded.
+def _passwords(text: str) -> set[str]:
+    """Passwords in URLs, queries and connection strings, as they are written there and decoded."""
+    # The tests for a character come first: most texts have none, and regular expressions cost microseconds each.
+    found = {match[2] for match in IN_URL.finditer(text)} if "://" in text else set()
+    named = _NAMED.finditer(text) if "=" in text else ()
+    # In a query `key=instruction` is a word.
+    found |= {match[2] for match in named if match[1].startswith(";") or _looks_secret(match[2])}
     return {form for password in found for form in (password, unquote(password)) if _is_searched(form)}
 
 
-def _texts(value: object) -> Iterator[str]:
-    if isinstance(value, Mapping):
-        value = list(value.values())
-    if isinstance(value, list | tuple):
-        for entry in value:
-            yield from _texts(entry)
-    elif value is not None and not isinstance(value, bool | float):
-        yield str(value)
+def _leaves(value: object) -> Iterator[object]:
+    if isinstance(value, Mapping | list | tuple):
+        for entry in value.values() if isinstance(value, Mapping) else value:
+            yield from _leaves(entry)
+    else:
+        yield value
 
 
 def _token_files() -> tuple[str, ...]:
-    """Where `hf auth login` keeps tokens; huggingface_hub's rules, without its import."""
+    """Where `hf auth login` keeps tokens; huggingface_hub's rules, without its import, which takes long."""
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    # Without huggingface_hub, whose import takes longer than everything before the help page.
     home = os.environ.get("HF_HOME") or os.path.join(cache, "huggingface")
     token = os.environ.get("HF_TOKEN_PATH") or os.path.join(home, "token")
-    stored = os.environ.get("HF_STORED_TOKENS_PATH") or os.path.join(home, "stored_tokens")
-    return token, stored
+    return token, os.environ.get("HF_STORED_TOKENS_PATH") or os.path.join(home, "stored_tokens")
 
 
 @functools.lru_cache(maxsize=8)
@@ -192,13 +233,11 @@ def _saved_tokens(files: tuple[str, ...]) -> frozenset[str]:
     for name in files:
         file = Path(os.path.expanduser(os.path.expandvars(name)))
         try:
-            if not file.is_file() or file.stat().st_size > _SAVED_BYTES:
-                continue
-            lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+            if file.is_file() and file.stat().st_size <= _SAVED_BYTES:
+                lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+                found |= {re.sub(r"^\s*\w+ = ", "", line).strip() for line in lines}
         except OSError:  # not ours to read, then not ours to tell either
             continue
-        # `stored_tokens` is an INI file, `token` holds the token alone.
-        found |= {re.sub(r"^\s*\w+ = ", "", line).strip() for line in lines}
     return frozenset(value for value in found if _is_searched(value) and not value.startswith("["))
 
 
@@ -206,7 +245,7 @@ def _saved_tokens(files: tuple[str, ...]) -> frozenset[str]:
 
 
 def redact(text: str) -> str:
-    """A text in which `***` stands for every known secret, a password in a URL, or a well-known token."""
+    """A text in which `***` stands for every known secret, and for a password in a URL or behind a name for it."""
     return _without(known(), text)
 
 
@@ -215,12 +254,7 @@ def _without(values: frozenset[str], text: str) -> str:
         text = _pattern(values).sub(MASK, text)
     if "://" in text:
         text = IN_URL.sub(rf"\1:{MASK}@", text)
-        text = IN_QUERY.sub(rf"\1{MASK}", text)
-    if "=" in text:
-        text = IN_CONNECTION.sub(rf"\1{MASK}", text)
-    for token in tokens_in(text):
-        text = text.replace(token, MASK)
-    return text
+    return _NAMED.sub(rf"\1{MASK}", text) if "=" in text else text
 
 
 def redacted(value: Any) -> Any:
@@ -285,10 +319,9 @@ def command_without_secrets(argv: Sequence[str]) -> list[str]:
         name, equals, value = word.partition("=")
         # A flag ends what the one before it hides, also where several values follow.
         if _is_flag(word):
-            # Also `--hub-token`: `says_secret` splits at any sign.
             hides = says_secret(name)
             shown.append(f"{name}={MASK if hides and value else _inside(value)}" if equals else redact(word))
-        elif hides and not _is_switch(word):
+        elif hides and word.lower() not in ("true", "false", "none", "null"):  # `--use_auth_token True` says nothing
             shown.append(MASK)
         elif equals and name.isidentifier() and variable_says_secret(name) and value:
             shown.append(f"{name}={MASK}")
@@ -302,11 +335,6 @@ def _inside(word: str) -> str:
     parsed = _parsed(word) if word.lstrip()[:1] in ("{", "[") else None
     clean = redacted(parsed)
     return redact(word) if clean == parsed else json.dumps(clean, ensure_ascii=False)
-
-
-def _is_switch(word: str) -> bool:
-    """`--use_auth_token True` says nothing."""
-    return word.lower() in ("true", "false", "none", "null")
 
 
 def _is_flag(word: str) -> bool:
@@ -337,14 +365,6 @@ def _parsed(text: str) -> object:
         return None
 
 
-def _as_read(text: str) -> dict[str, str]:
-    """Names and values of what is no JSON after all; a message may quote it."""
-    return {match[1]: match[2] for match in IN_JSON.finditer(text)}
-
-
-# --- how a secret may be spelt ---
-
-
 @functools.lru_cache(maxsize=4)
 def _pattern(values: frozenset[str]) -> re.Pattern[str]:
     # Longest first, so that a secret that begins with another one is masked whole.
@@ -353,23 +373,11 @@ def _pattern(values: frozenset[str]) -> re.Pattern[str]:
 
 
 def spellings(value: str) -> set[str]:
-    """A secret as it is, and as it appears quoted for a URL, a shell, JSON, Python or HTML, in base64 or in hex.
-
-    Base64 of a longer text holds one of three forms, as the secret's first byte stands first, second or third in a
-    group; the characters at its ends that its neighbours shape are left out.
-    """
-    raw = value.encode("utf-8", errors="surrogatepass")
-    forms = {value, *(line.strip() for line in value.splitlines() if len(line.strip()) >= _LONG)}
-    quoted = {quote(value, safe="", errors="replace"), quote(value, errors="replace")}
-    quoted.add(quote_plus(value, errors="replace"))
-    forms |= quoted | {re.sub(r"%[0-9A-F]{2}", lambda match: match[0].lower(), text) for text in quoted}
-    forms |= {json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1], repr(value)[1:-1]}
-    # JSON within JSON: an inline DeepSpeed config in a manifest.
-    forms |= {json.dumps(json.dumps(value)[1:-1])[1:-1], shlex.quote(value).strip("'"), html.escape(value)}
-    forms |= {raw.hex(), raw.hex().upper()}
-    # Base64 groups three bytes: what comes before the secret shifts it by 0, 1 or 2, and each shift spells it anew.
-    for offset in range(3):
-        first, end = -(-8 * offset // 6), 8 * (offset + len(raw)) // 6
-        for encode in (base64.b64encode, base64.urlsafe_b64encode):
-            forms.add(encode(bytes(offset) + raw).decode()[first:end])
-    return forms
+    """A secret as it is, and as it appears quoted for a URL, in JSON, or by Python; long lines of one also alone."""
+    quoted = {
+        quote(value, errors="replace"),
+        quote(value, safe="", errors="replace"),
+        quote_plus(value, errors="replace"),
+    }
+    written = {json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1], repr(value)[1:-1]}
+    return {value, *quoted, *written, *(line.strip() for line in value.splitlines() if len(line.strip()) >= _LONG)}

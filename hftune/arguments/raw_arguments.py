@@ -14,8 +14,7 @@ from hftune.arguments.ranges import JOINED
 from hftune.errors import ArgumentError, UserError, did_you_mean, raise_together, shown
 from hftune.on_demand import on_demand
 from hftune.path_hints import path_hint
-from hftune.secret_names import says_secret
-from hftune.secrets import command_without_secrets, learn_command, learn_config
+from hftune.secrets import command_without_secrets, learn_command, learn_config, says_secret
 
 RawArguments = list[tuple[str, list[Any]]]
 COMMAND_LINE = "command line"

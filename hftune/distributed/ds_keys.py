@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from hftune.distributed.ds_config import DsConfig
 from hftune.errors import ArgumentError, did_you_mean
-from hftune.secret_names import says_secret
+from hftune.secrets import says_secret
 
 if TYPE_CHECKING:
     import pydantic

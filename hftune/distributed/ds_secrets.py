@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from hftune.distributed.ds_config import DsConfig
-from hftune.secret_names import says_secret
-from hftune.secrets import learn_config, redact
+from hftune.secrets import learn_config, redact, says_secret
 
 _VARIABLES: dict[tuple[str, ...], str] = {("comet", "api_key"): "COMET_API_KEY"}
 """What reads a secret from a variable as well as from the config."""

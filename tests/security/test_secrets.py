@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import logging
 import os
@@ -27,7 +26,7 @@ from hftune.distributed.ds_secrets import remove_secrets
 from hftune.errors import ArgumentError
 from hftune.logging import get_logger, notice, notices
 from hftune.publishing.files import write_page
-from hftune.secret_names import variable_says_secret
+from hftune.secrets import variable_says_secret
 from hftune.tools.doctor.findings import Finding, render, to_json
 from hftune.tools.doctor.surroundings import check_variables
 from hftune.tools.pipeline.progress import Screen
@@ -97,7 +96,6 @@ WAYS_IN: dict[str, Way] = {
     "dashes": _flags("--hub-token", SECRET),
     "one dash": _refused_flags("-hub_token", SECRET),
     "one dash, equals": _refused_flags("--max_steps", "1", f"-hub_token={SECRET}"),
-    "broken JSON": _flags("--model_init_kwargs", f'{{"token": "{SECRET}"'),
     "connection string": _flags("--run_name", f"AccountName=me;AccountKey={SECRET};End=x"),
     "handed on": _flags("--export", f"ALL,OPENAI_KEY={SECRET}"),
     "equals": _flags(f"--hub_token={SECRET}"),
@@ -227,14 +225,9 @@ def _doctor(text: str, folder: Path, capture: pytest.CaptureFixture[str]) -> str
     return render(found) + to_json(found)
 
 
-def _inside(text: str, folder: Path, capture: pytest.CaptureFixture[str]) -> str:
-    """In another text's base64, as a header has it."""
-    return secrets.redact(base64.b64encode(f"me:{text}:more".encode()).decode())
-
-
 WAYS_OUT = (
     *(_manifest, _notice, _logged, _refused, _traceback, _thread),
-    *(_lines_of_a_report, _command, _screen, _page, _doctor, _inside),
+    *(_lines_of_a_report, _command, _screen, _page, _doctor),
 )
 
 
@@ -257,7 +250,7 @@ def test_it_comes_in_and_never_gets_out(
 def test_what_nobody_knows_is_told(out: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Else the test above would hold for a way that tells nothing."""
     told = out("no-secret-at-all", tmp_path, capsys)
-    assert "no-secret-at-all" in told or "bm8tc2VjcmV0LWF0LWFsb" in told
+    assert "no-secret-at-all" in told
 
 
 def test_a_token_given_twice_is_not_told(tmp_path: Path) -> None:

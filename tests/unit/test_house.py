@@ -19,7 +19,7 @@ FLOORS = [
             "hftune",
             "interrupts",
         ),
-        *("logging", "on_demand", "opening", "path_hints", "secret_names", "secrets", "template_arguments", "terminal"),
+        *("logging", "on_demand", "opening", "path_hints", "secrets", "template_arguments", "terminal"),
         *("user_cache", "visible", "weight_files"),
     },
     {"compat"},

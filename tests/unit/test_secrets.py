@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import base64
-import html
 import json
 import os
 import re
-import shlex
-import subprocess
-import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,9 +15,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hftune import secret_names, secrets
-from hftune.secret_names import says_secret, variable_says_secret
-from hftune.secrets import MASK, command_without_secrets, masked, redact, redacted, spellings, without_secrets
+from hftune import secrets
+from hftune.secrets import (
+    MASK,
+    command_without_secrets,
+    masked,
+    redact,
+    redacted,
+    says_secret,
+    variable_says_secret,
+    without_secrets,
+)
 
 S = "pw/Q+7='\"<é x9Kzzz"
 
@@ -84,16 +88,19 @@ def test_names_of_none(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "is_one"),
     (
-        *((name, True) for name in ("OPENAI_KEY", "MY_SERVICE_KEY", "TOKEN_OF_MINE", "SECRET_A", "GITHUB_TOKEN")),
+        *((name, True) for name in ("OPENAI_KEY", "MY_SERVICE_KEY", "SECRET_A", "GITHUB_TOKEN")),
         *(
             (name, True)
             for name in ("PGPASSWORD", "MYSQL_PWD", "DB_PASS", "SMTP_PASS", "SSHPASS", "GITHUB_PAT", "GH_PAT")
         ),
         *((name, True) for name in ("AZURE_STORAGE_CONNECTION_STRING", "SENTRY_DSN", "AZURE_STORAGE_KEY", "BLOB_SAS")),
-        *((name, True) for name in ("GPG_PASSPHRASE", "AWS_CREDENTIALS", "GCP_CREDENTIALS_JSON", "PRIVATE_KEY_PEM")),
-        *((name, True) for name in ("SLACK_WEBHOOK_URL", "REDISCLI_AUTH", "MY_JWT", "DOCKER_AUTH_CONFIG", "LDAP_PW")),
-        *((name, True) for name in ("OPENAI_API_KEYS", "API_KEY_1", "SESSION_COOKIE", "AUTHORIZATION", "DB_CREDS")),
-        *((name, False) for name in ("PASSES", "FIRST_PASS", "PASS", "FILE_PAT", "MASTER_PORT", "OLDPWD", "COMPASS")),
+        *((name, True) for name in ("GPG_PASSPHRASE", "AWS_CREDENTIALS", "CREDENTIALS_OF_MINE")),
+        *((name, True) for name in ("SLACK_WEBHOOK_URL", "REDISCLI_AUTH", "MY_JWT", "LDAP_PW")),
+        *(
+            (name, True)
+            for name in ("OPENAI_API_KEYS", "API_KEY_1", "SESSION_COOKIE", "DAGSHUB_USER_TOKEN", "DB_CREDS")
+        ),
+        *((name, False) for name in ("PASSES", "PASS", "USER_TOKEN", "MASTER_PORT", "OLDPWD", "COMPASS")),
         *((name, False) for name in ("EOS_TOKEN", "WEBHOOK_PORT", "XAUTHORITY", "PGPASSFILE", "SMTP_AUTH_TYPE")),
         *((name, False) for name in ("PAD_TOKEN", "PWD", "PUBLIC_KEY", "SORT_KEY", "TOKENIZERS_PARALLELISM")),
         *((name, False) for name in ("MAX_TOKENS", "TOKEN_LIMIT", "PASSWORD_FILE", "PATH", "SSH_AUTH_SOCK", "")),
@@ -103,58 +110,96 @@ def test_variables(name: str, is_one: bool) -> None:
     assert variable_says_secret(name) is is_one
 
 
-def test_each_way_to_spell_a_secret_by_hand() -> None:
-    value = 'ä"b/ c\\'
-    assert {
-        value,
-        "%C3%A4%22b%2F%20c%5C", "%c3%a4%22b%2f%20c%5c", "%C3%A4%22b/%20c%5C", "%C3%A4%22b%2F+c%5C",
-        r"\u00e4\"b/ c\\", r"ä\"b/ c\\", r"\\u00e4\\\"b/ c\\\\",
-        "ä&quot;b/ c\\", "c3a422622f20635c", "C3A422622F20635C",
-        # Bytes c3 a4 22 62 2f 20 63 5c at the three places in a group, without what neighbours shape.
-        "w6QiYi8gY1", "OkImIvIGNc", "DpCJiLyBjX",
-    } <= spellings(value)  # fmt: skip
-    assert "a" * 20 in spellings(f"short\n  {'a' * 20} \nb"), "long lines of several are secrets of their own"
-    assert not {"short", "b"} & spellings(f"short\n  {'a' * 20} \nb")
-    # Bytes of a variable that are no UTF-8 reach Python so.
-    assert {"ab\udcff/cd", "ab%3F/cd", "ab%3F%2Fcd"} <= spellings("ab\udcff/cd")
+OWNERS = """api access secret private auth ssh encryption signing account storage service subscription openai anthropic
+hf hub huggingface wandb comet aws azure gcp google gemini swanlab mlflow neptune clearml cohere mistral groq deepseek
+dashscope openrouter together fireworks replicate judge"""
+
+
+@pytest.mark.parametrize("word", OWNERS.split())
+def test_whose_key_is_a_secret(word: str) -> None:
+    assert says_secret(f"{word}_key") and says_secret(f"my_{word}key") and says_secret(f"{word}-keys")
+
+
+@pytest.mark.parametrize(
+    "word",
+    (*("public", "sort", "primary", "foreign", "partition"), *("tag", "cache", "query", "column", "field", "file")),
+)
+def test_keys_that_open_nothing(word: str) -> None:
+    assert not variable_says_secret(f"{word.upper()}_KEY") and variable_says_secret("SOME_KEY")
+
+
+TEXT_TOKENS = """pad eos bos bol eol unk sep cls mask sys system user assistant image video audio img start end stop
+turn think step special new add first last next per each a boi eoi eot sot fim prefix suffix separator tool out one
+decoder multi target context placeholder str text split word sub max min num"""
+
+
+@pytest.mark.parametrize("word", TEXT_TOKENS.split())
+def test_tokens_of_a_text(word: str) -> None:
+    assert not says_secret(f"the_{word}_token") and not variable_says_secret(f"{word.upper()}_TOKEN")
+
+
+@pytest.mark.parametrize("word", ["api", "access", "auth", "hub", "hf", "bearer", "session", "refresh"])
+def test_tokens_that_let_in(word: str) -> None:
+    assert says_secret(f"{word}token") and says_secret(f"{word}_token")
+
+
+WHOLE = "secret secrets password passwords passwd passphrase passcode apikey apikeys credential credentials sshpass"
+
+
+@pytest.mark.parametrize("word", WHOLE.split())
+def test_words_that_are_always_one(word: str) -> None:
+    assert says_secret(word) and says_secret(f"pg{word}")
+    assert variable_says_secret(f"{word.upper()}_OF_MINE"), "also in the middle of a variable's name"
+
+
+ABOUT = """file path dir name names length limit limits count type ttl expiry host port endpoint size max min issuer
+parallelism budget uri enabled"""
+
+
+@pytest.mark.parametrize("word", ABOUT.split())
+def test_variables_about_a_secret(word: str) -> None:
+    assert not variable_says_secret(f"API_SECRET_{word.upper()}")
+
+
+@pytest.mark.parametrize(
+    "word", (*("key", "pass", "pat", "pw", "pwd", "sas"), *("dsn", "auth", "jwt", "bearer", "cookie", "creds"))
+)
+def test_last_words_of_what_may_be_one(word: str) -> None:
+    assert variable_says_secret(f"MY_{word.upper()}") and not says_secret(f"my_{word}")
+    assert not variable_says_secret(word.upper()), "PWD is a shell's own"
 
 
 @pytest.mark.parametrize(
     "spelt",
     (
-        S,
-        quote(S),
-        quote(S, safe=""),
-        quote_plus(S),
-        re.sub("%..", lambda match: match[0].lower(), quote(S, safe="")),
-        json.dumps({"a": S}),
-        json.dumps({"a": S}, ensure_ascii=False),
-        json.dumps({"inner": json.dumps({"a": S})}),
-        repr([S]),
-        shlex.quote(S),
-        html.escape(S),
-        S.encode().hex(),
-        *(base64.b64encode(b"user:"[:cut] + S.encode() + b":more").decode() for cut in range(4)),
-        *(base64.urlsafe_b64encode(b"user:"[:cut] + S.encode() + b"\xff\xfe").decode() for cut in range(4)),
+        *(
+            S,
+            quote(S),
+            quote(S, safe=""),
+            quote_plus(S),
+            json.dumps({"a": S}),
+            json.dumps({"a": S}, ensure_ascii=False),
+        ),
+        *(repr([S]), "ab\udcff/cdef1", "ab%3F/cdef1", "ab%3F%2Fcdef1", f"a\n  {'b' * 20}\nc", "b" * 20),
     ),
 )
 def test_every_spelling_is_found(spelt: str) -> None:
     assert redact(f"before {spelt} behind") == f"before {spelt} behind"
-    secrets.learn(S)
+    # Bytes of a variable that are no UTF-8 reach Python as halves of characters.
+    for value in (S, "ab\udcff/cdef1", f"a\n  {'b' * 20}\nc"):
+        secrets.learn(value)
     found = redact(f"before {spelt} behind")
-    assert "***" in found and found.startswith("before ") and found.endswith(" behind")
-    assert len(found) < len(spelt) + 15 - len(S) // 2  # what the secret shapes is gone, not a piece of it
+    assert MASK in found and found.startswith("before ") and found.endswith(" behind") and len(found) < 30
 
 
-@given(st.text(alphabet=st.characters(codec="utf-8"), min_size=8, max_size=40), st.binary(max_size=5))
-def test_no_value_gets_through(value: str, before: bytes) -> None:
+@given(st.text(alphabet=st.characters(codec="utf-8"), min_size=8, max_size=40))
+def test_no_value_gets_through(value: str) -> None:
     """Any text; those that are too common or name a file are not searched for."""
     value = value.strip()
     secrets.forget()
     secrets.learn(value)
     if value in secrets.known():
-        raw = before + value.encode() + b"z"
-        for text in (value, json.dumps(value), repr(value), quote(value, safe=""), base64.b64encode(raw).decode()):
+        for text in (value, json.dumps(value), repr(value), quote(value, safe="")):
             assert value not in redact(text) and "***" in redact(text)
 
 
@@ -175,9 +220,9 @@ def test_the_path_of_a_secret_is_none(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     (
-        *(("PGPASSWORD", "correcthorse"), ("MYSQL_PWD", "hush12345"), ("DB_PASS", "correcthorse")),
+        *(("PGPASSWORD", "correcthorse"), ("MYSQL_PWD", "hush12345"), ("DB_PASS", "correct1horse")),
         *(
-            ("GITHUB_PAT", "correcthorse"),
+            ("GITHUB_PAT", "correct1horse"),
             ("REDISCLI_AUTH", "correct1horse"),
             ("GCP_JSON", '{"private_key": "hush-google"}'),
         ),
@@ -217,29 +262,6 @@ def test_values_that_are_none(name: str, value: str) -> None:
 def test_a_variable_that_is_some_key_must_look_like_one(value: str, is_one: bool) -> None:
     secrets.learn_variables({"MY_KEY": value})
     assert (redact(value) == "***") is is_one
-
-
-TOKENS = (
-    "hf_" + "aBcD1234" * 4,
-    "sk-proj-" + "aB1_-" * 8,
-    "ghp_" + "a1B2" * 9,
-    "github_pat_11AAAA_" + "b2" * 20,
-    "glpat-" + "a1B2c3D4e5F6g7H8i9J0",
-    "xoxb-123456789012-abcdefGHIJ",
-    "AKIAIOSFODNN7EXAMPLE",
-    "AIza" + "SyA1b2C3d4" * 4,
-    "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0NTY3ODkwIn0.dozjgNryP4J3jVmNHl0w5N",
-    "https://hooks.slack.com/services/T00000000/B00000000/abcdEFGH",
-    "-----BEGIN RSA PRIVATE KEY-----\nMIIEow\nabc==\n-----END RSA PRIVATE KEY-----",
-    "-----BEGIN PRIVATE KEY-----\nMIIEow",
-    "Bearer abcdefgh12345678",
-)
-
-
-@pytest.mark.parametrize("token", TOKENS, ids=lambda token: token[:12])
-def test_tokens_by_their_form(token: str) -> None:
-    assert redact(f"a {token}") == "a ***"
-    assert token not in json.dumps(redacted({"text": [f"x={token}"]}))
 
 
 @pytest.mark.parametrize(
@@ -339,20 +361,6 @@ def test_variables_handed_on_by_a_launcher(words: list[str]) -> None:
     assert "hush" not in " ".join(command_without_secrets(words))
 
 
-@pytest.mark.parametrize(
-    "value",
-    (
-        '{"token": "hush-hush-1"',
-        "{'comet': {'api_key': 'hush-hush-1'}}",
-        "{token: hush-hush-1}",
-        '[{"password" : "hush-hush-1"',
-    ),
-)
-def test_json_that_is_broken_is_learnt(value: str) -> None:
-    secrets.learn_arguments([("model_init_kwargs", [value])])
-    assert "hush" not in redact(value)
-
-
 def test_numbers_and_dates_of_a_file_are_learnt() -> None:
     secrets.learn_config({"hub_token": 1234567890, "a": [{"passwords": [987654321, None, True, 1.5]}]})
     assert secrets.known() == {"1234567890", "987654321"}
@@ -383,44 +391,19 @@ def test_a_token_file_that_cannot_be_one_is_left_alone(tmp_path: Path, monkeypat
 
 
 NEARLY = {
-    "_TOKEN": (
-        *("sk-", "sk-a", "-sk-", "-hf_", "ghp_", "github_pat_", "-glpat-", "xoxb-", "-xoxb-", "AKIA", "AIza", "-AIza"),
-        *("gsk_", "-nvapi-", "pypi-", "eyJ-", "-eyJ", "eyJaaaaaaaa.", "eyJaaaaaaaa.eyJ-", "-hvs.", "a-"),
-        *("https://hooks.slack.com/", "-----BEGIN PRIVATE KEY-----", "-----BEGIN ", "-----BEGIN A PRIVATE KEY----"),
-        *("Bearer ", "Bearer a", "Bearer\t \t", "bearer.", "Bearer a."),
-    ),
     "IN_URL": ("a:a", "a://", "a:", "://", "a://a", "http://a:a", "a://a:", "a", "a.", "a:@"),
-    "IN_QUERY": ("?token", "&token", "?a-", "?token=", "&key=", "a?secret", "token", "?", "?a_api_key"),
-    "IN_CONNECTION": (";password", "password", ";password ", "; ", ";pwd=", "accountkey", "accountkey=", ";\t", " ="),
-    "IN_JSON": ("a", "a=", '"a":', "a.", "a .", "a: ", "=:", "a\n", "a:\n", "a ", ":"),
+    "_NAMED": ("?token", "&token", "?a-", "?token=", "&key=", "a?secret", "?", "?a_api_key", ";password ", "; ", ";\t"),
 }
 """Pattern to pieces; a text of nothing but one of them nearly matches everywhere."""
-_SEARCH = """
-import json, resource, sys
-from hftune import secret_names
-for piece in json.loads(sys.argv[2]):
-    print(repr(piece), flush=True)
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    resource.setrlimit(resource.RLIMIT_CPU, (int(used.ru_utime + used.ru_stime) + 15, resource.RLIM_INFINITY))
-    getattr(secret_names, sys.argv[1]).sub("", piece * (300_000 // len(piece)))
-print("done")
-"""
 
 
 @pytest.mark.parametrize("pattern", NEARLY)
 def test_no_search_is_quadratic(pattern: str) -> None:
-    """A linear search of such a text takes half a second, a quadratic one more than a minute.
-
-    Counted are seconds of the processor, so that a busy machine changes nothing.
-    """
-    asked = [sys.executable, "-c", _SEARCH, pattern, json.dumps(NEARLY[pattern])]
-    finished = subprocess.run(asked, capture_output=True, text=True, check=False)
-    assert finished.stdout.splitlines()[-1:] == ["done"], f"at {finished.stdout[-60:]} {finished.stderr}"
-
-
-def test_every_pattern_is_searched_so() -> None:
-    found = {name for name, value in vars(secret_names).items() if isinstance(value, re.Pattern)} - {"_GLUED"}
-    assert found == {*NEARLY}
+    """A linear search of such a text takes half a second at most, a quadratic one more than a minute."""
+    began = time.process_time()
+    for piece in NEARLY[pattern]:
+        getattr(secrets, pattern).sub("", piece * (300_000 // len(piece)))
+    assert time.process_time() - began < 30
 
 
 def test_json_behind_the_name_of_a_class() -> None:

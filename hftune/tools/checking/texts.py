@@ -11,7 +11,7 @@ import re
 from ftfy.badness import is_bad
 
 from hftune.errors import shown
-from hftune.secret_names import IN_URL, MASK, tokens_in
+from hftune.secrets import IN_URL, MASK
 
 # Of an answer: a refusal begins it.
 _BEGINNING = 240
@@ -50,6 +50,29 @@ _ENDS = ".!?。！？…；;:：\"”'’)）】」』》`*|~>"
 _SENTENCE = re.compile(r"[.!?](?=\s)|[。！？]")
 _ITEM = re.compile(r"\s{0,40}(?:[-*•#>|]|[0-9]{1,3}[.、)）])")
 _SHORTEST, _LONG, _LONG_LINE = 30, 160, 40
+
+# By what they begin with: tokens by their issuers' own prefixes, and a length below which prose would match. Where one
+# looks ahead, it looks so far and no further: in a text of nothing but `sk-` each would read all that follows.
+_TOKENS = {
+    "-----BEGIN": r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----[\s\S]*?(?:-----END [A-Z ]{0,40}PRIVATE KEY-----|\Z)",
+    **{mark: mark + r"[A-Za-z0-9]{20,}" for mark in ("hf_", "ghp_", "gho_", "ghu_", "ghs_", "ghr_")},
+    "github_pat_": r"github_pat_[A-Za-z0-9_]{20,}",
+    **{mark: mark + r"[A-Za-z0-9_-]{16,}" for mark in ("glpat-", "gsk_", "npm_", "nvapi-", "pypi-", "AIza", "hvs.")},
+    "sk-": r"sk-(?=[A-Za-z_-]{0,100}[0-9])[A-Za-z0-9_-]{20,}",
+    "xox": r"xox[abeoprs]-[A-Za-z0-9-]{10,}",
+    "AKIA": r"AKIA[0-9A-Z]{16}(?![0-9A-Za-z])",
+    "eyJ": r"eyJ[A-Za-z0-9_-]{8,500}\.eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]*",
+    "hooks.slack.com": r"https://hooks\.slack\.com/[A-Za-z0-9/_-]{20,}",
+    # A digit or a sign among the characters: "Bearer authentication" is prose.
+    "earer": r"[Bb]earer[ \t]+(?=[A-Za-z._~+/-]{0,200}[0-9=])[A-Za-z0-9._~+/=-]{16,}",
+}
+_TOKEN = re.compile(rf"(?<![A-Za-z0-9])(?:{'|'.join(_TOKENS.values())})")
+
+
+def tokens_in(text: str) -> list[str]:
+    """Tokens that anybody can tell by their form."""
+    # The pattern of all forms takes a hundred times as long as looking for what each of them begins with.
+    return [found[0] for found in _TOKEN.finditer(text)] if any(mark in text for mark in _TOKENS) else []
 
 
 def refusal(answer: str) -> str:

@@ -8,8 +8,7 @@ from dataclasses import replace
 
 from hftune.errors import ArgumentError
 from hftune.logging import notice
-from hftune.secret_names import variable_says_secret
-from hftune.secrets import command_without_secrets
+from hftune.secrets import command_without_secrets, variable_says_secret
 from hftune.tools.pipeline.launchers import PRINTED
 from hftune.tools.pipeline.state import HUB_TOKENS
 from hftune.tools.pipeline.step import Step

@@ -22,8 +22,7 @@ from hftune.checkpoints.manifest import is_complete
 from hftune.errors import ArgumentError, ManifestError, Preempted, UserError
 from hftune.publishing.disk import disk_errors
 from hftune.publishing.result_files import tidy_result
-from hftune.secret_names import MASK
-from hftune.secrets import command_without_secrets, variables_without_secrets
+from hftune.secrets import MASK, command_without_secrets, variables_without_secrets
 from hftune.tools.pipeline import failure, processes
 from hftune.tools.pipeline.checking import check_steps
 from hftune.tools.pipeline.exposed import with_quiet_token

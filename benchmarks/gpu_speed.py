@@ -131,7 +131,7 @@ def rate_of_products(size: int = 8192, times: int = 20) -> Rate | None:
     """Measured here and now; None without a GPU."""
     import torch
 
-    from hftune.tools.planning.clusters import cluster_here
+    from hftune.tools.planning.timing import cluster_here
 
     if not torch.cuda.is_available():
         return None

@@ -199,7 +199,7 @@ def plan_of(case: Case, flags: list[str]) -> Any:
     """What hftune says before a run of these arguments."""
     from hftune.arguments.entry import parse_arguments
     from hftune.preflight.facts import resolve
-    from hftune.tools.planning.planner import Planner
+    from hftune.preflight.estimating.planner import Planner
 
     given = parse_arguments(case.stage, flags)
     planner = Planner(resolve(case.stage, given))

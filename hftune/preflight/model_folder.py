@@ -1,14 +1,25 @@
-"""Whether a model was named, and a folder holds one: checked before other rules and decisions."""
+"""Whether folders hold what they are named for: a model, and an adapter that belongs to it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
 
+import torch
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
+from transformers.initialization import no_init_weights
+
 from hftune.arguments.model import ModelArguments
-from hftune.errors import ArgumentError, UserError
+from hftune.checkpoints.folder_checks import check_recorded_base
+from hftune.distributed import zero
+from hftune.errors import ArgumentError, ManifestError, UserError
+from hftune.models.classes import causal_class
+from hftune.models.loading.from_pretrained import from_config, pretrained
+from hftune.models.loading.stored_quantisation import quantisation_in
+from hftune.models.loading.stored_weights import places, rules_of
 from hftune.opening.model_files import read_checked
-from hftune.path_hints import looks_local, missing_folder
+from hftune.path_hints import looks_local, missing_folder, not_an_adapter
+from hftune.weight_files import weight_shapes
 
 
 def check_model_folder(model_args: ModelArguments) -> Iterator[UserError]:
@@ -59,3 +70,74 @@ def _base_of_adapter(folder: Path) -> str:
     """The base that an adapter's config names."""
     config = read_checked(folder / "adapter_config.json")
     return str(config.get("base_model_name_or_path") or "BASE")
+
+
+_PEFT_PREFIX = "base_model.model."
+
+
+def check_adapter_fits(base: str, adapter: str, flag: str) -> Iterator[UserError]:
+    """Problems of using the adapter in folder `adapter` on the model `base`.
+
+    The fingerprint of the base that the adapter's manifest recorded is the strictest test. Without a manifest (an
+    adapter from elsewhere, or a base on the Hub) the shapes must fit, and another name is only said.
+    """
+    config_file = Path(adapter) / "adapter_config.json"
+    if not config_file.is_file():
+        yield not_an_adapter(adapter, flag)
+        return
+    yield from _shape_problems(base, adapter, flag)
+    yield from check_recorded_base(base, adapter, flag)
+
+
+def _shape_problems(base: str, adapter: str, flag: str) -> Iterator[UserError]:
+    """A problem that names the first LoRA matrix whose module the base lacks, or has in another shape."""
+    base_shapes = {} if quantisation_in(base) else _by_module(base, weight_shapes(base))
+    if not base_shapes:
+        return  # on the Hub, packed, or in another format: peft compares when it loads
+    wrong = list(_misfits(base_shapes, weight_shapes(adapter)))
+    if wrong:
+        yield ManifestError(
+            f"the adapter in {adapter} does not fit {base}: {wrong[0]}"
+            + (f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""),
+            place=flag,
+            fix="give the model that the adapter was trained on",
+        )
+
+
+def _by_module(base: str, stored: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    """Shapes under the names on disk, and under those that transformers gives modules while it reads (Mixtral's)."""
+    # Code that comes with a model is not run to compare names.
+    if not stored or read_checked(Path(base) / "config.json").get("model_type") not in CONFIG_MAPPING:
+        return stored
+    config = pretrained(AutoConfig, base, trust_remote_code=False)
+    if causal_class(config) is None:
+        return stored
+    with zero.no_partitioning(), torch.device("meta"), no_init_weights():
+        model = from_config(AutoModelForCausalLM, config, trust_remote_code=False)
+    return stored | {name: stored[one] for one, name, pattern in places(model, stored, rules_of(model)) if not pattern}
+
+
+def _misfits(base: dict[str, tuple[int, ...]], adapter: dict[str, tuple[int, ...]]) -> Iterator[str]:
+    for name, shape in adapter.items():
+        if not name.endswith((".lora_A.weight", ".lora_B.weight")):
+            continue
+        module, which = name.removeprefix(_PEFT_PREFIX).rsplit(".lora_", 1)
+        if "expert" in module:
+            continue  # files hold an expert a tensor, models all of a layer in one: peft compares when it loads
+        weight = _shape_of(base, f"{module}.weight")
+        if weight is None:
+            yield f"{module} is not in the base"
+        # A is (r, in), B is (out, r), the base's weight (out, in); embeddings are the other way round.
+        elif (which.startswith("A") and shape[-1] not in weight) or (which.startswith("B") and shape[0] not in weight):
+            yield f"{module} is {weight} in the base, its adapter has {shape}"
+
+
+def _shape_of(base: dict[str, tuple[int, ...]], name: str) -> tuple[int, ...] | None:
+    """The shape of a weight in the base's files; None without one.
+
+    Files are saved with and without the names of outer modules: `transformer.h.0` of the model is `h.0` in GPT-2's.
+    """
+    parts = name.split(".")
+    shorter = (".".join(parts[first:]) for first in range(max(1, len(parts) - 2)))
+    found = next((part for part in shorter if part in base), None)
+    return base[found] if found else next((base[one] for one in base if one.endswith(f".{name}")), None)

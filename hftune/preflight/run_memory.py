@@ -1,61 +1,115 @@
-"""The inputs of a run's memory arithmetic, and what `--activation_checkpointing auto` makes of them."""
+"""Before every run: the memory that it needs, what is refused for it, and the layers that are recomputed."""
 
 from __future__ import annotations
 
-import importlib
-from dataclasses import dataclass
+import contextlib
+from collections.abc import Iterator
 
 from hftune.distributed import ranks
-from hftune.errors import UserError
-from hftune.logging import notice
+from hftune.errors import ArgumentError, UserError
+from hftune.logging import get_logger, notice
+from hftune.preflight.estimating.candidates import combinations, ways
+from hftune.preflight.estimating.plan import Plan
+from hftune.preflight.estimating.planner import Choice, Planner
+from hftune.preflight.estimating.selecting import choose_recomputed_share
 from hftune.preflight.facts import Facts
 from hftune.preflight.free_memory import free_memory
-from hftune.preflight.memory import Free, ModelSize, Setup, estimate, shortfall
-from hftune.preflight.sizes import model_size, run_setup
+from hftune.preflight.memory import GIB, Free, Setup
 
 
-@dataclass(frozen=True)
-class Memory:
-    """The inputs of the memory arithmetic.
-
-    Args:
-        size: Numbers of parameters.
-        setup: How the run keeps them.
-        free: What is free now.
-    """
-
-    size: ModelSize
-    setup: Setup
-    free: Free
-
-    @property
-    def missing(self) -> str | None:
-        """Which memory is too small for weights, gradients and optimizer, and by what; None where they fit."""
-        return shortfall(estimate(self.size, self.setup), self.free, self.setup)
-
-
-def memory_of(facts: Facts) -> Memory | None:
-    """The inputs of the memory arithmetic; None, with a notice, where the parameters cannot be counted."""
+def planner_of(facts: Facts, *, traced: bool = False) -> tuple[Planner, Choice, Free] | None:
+    """A planner, the run as asked and what is free now; None, with a notice, where the parameters cannot be counted."""
     if facts.skeleton is None:
         return None
     try:
-        size = model_size(facts.skeleton, facts.adapter_args, facts.training_args)
-        setup = run_setup(facts.model_args, facts.adapter_args, facts.training_args)
+        planner = Planner(facts, traced=traced)
+        asked = planner.asked()
+        planner.size(asked.adapter)
     except (UserError, ValueError, TypeError, NotImplementedError) as problem:
         # A faulty adapter is refused by its own rule; a run that continues must say that memory was not checked.
         notice(f"memory is not checked: {str(problem).splitlines()[0]}")
         return None
-    return Memory(size, setup, free_memory(on_cpu=setup.on_cpu, device=ranks.local_rank()))
+    return planner, asked, free_memory(on_cpu=asked.setup.on_cpu, device=ranks.local_rank())
+
+
+def check_memory(facts: Facts) -> Iterator[UserError]:
+    """A problem where weights, gradients and optimizer do not fit; a notice where activations probably do not."""
+    found = planner_of(facts)
+    if found is None:
+        return
+    planner, asked, free = found
+    missing = shortfall(planner.least(asked), free, asked.setup)
+    if missing is None:
+        # One process speaks for all: they are alike, or `check_machines` says otherwise.
+        if ranks.is_main():
+            _say(planner, asked, free)
+    elif facts.model_args.ignore_memory_check:
+        notice(f"--ignore_memory_check: {missing}")
+    else:
+        way = way_out(planner, asked, free)
+        yield ArgumentError(
+            f"the model does not fit: {missing}",
+            place="--model_name_or_path",
+            fix=(f"add {way}" if way else "use more processes or a smaller model")
+            + "; `hftune plan` shows what each way takes; --ignore_memory_check tries all the same",
+        )
+
+
+def _say(planner: Planner, asked: Choice, free: Free) -> None:
+    """Log the memory of one process; what probably does not fit is only a notice: activations are by formula."""
+    plan = planner.plan(asked)
+    # Below half a hundredth of a GiB it would be shown as 0.00.
+    parts = {part: count for part, count in plan.moment.parts.items() if count >= 0.005 * GIB}
+    named = ", ".join(f"{part} {count / GIB:.2f}" for part, count in parts.items())
+    host = f", {plan.host / GIB:.1f} in the machine's memory" if plan.host and not asked.setup.on_cpu else ""
+    get_logger().info(
+        "memory: about %.2f GiB a process%s%s; %.1f GiB free",
+        plan.needed(asked.setup) / GIB,
+        f" ({named})" if named else "",
+        host,
+        free.device / GIB,
+    )
+    if not plan.fits(free, asked.setup):
+        way = way_out(planner, asked, free)
+        notice(
+            "this will probably run out of memory at its peak. "
+            + (f"To fix it, add {way}" if way else "Shorter rows or more processes may fix it")
+            + "; `hftune plan` shows more ways"
+        )
+
+
+def shortfall(plan: Plan, free: Free, setup: Setup) -> str | None:
+    """Which memory is too small, and by what, in words; None where all fits."""
+    if plan.fits(free, setup):
+        return None
+    if setup.on_cpu:
+        who = f"{setup.local_processes} processes" if setup.local_processes > 1 else "the process"
+        asked = plan.needed(setup) * setup.local_processes
+        return f"{asked / GIB:.1f} GiB are needed for {who}, {free.host / GIB:.1f} GiB of memory are free"
+    if plan.device > free.device:
+        return f"{plan.device / GIB:.1f} GiB are needed in each process, {free.device / GIB:.1f} are free on the GPU"
+    asked = plan.host * setup.local_processes
+    return f"{asked / GIB:.1f} GiB are needed in the machine's memory, {free.host / GIB:.1f} are free"
+
+
+def way_out(planner: Planner, asked: Choice, free: Free) -> str | None:
+    """The flags of the least change with which a run fits, activations included; None where nothing does."""
+    try:
+        for choice in (changed for start in ways(planner, asked) for changed in combinations(planner, start)):
+            if planner.plan(choice).fits(free, choice.setup):
+                return choice.flags
+    except UserError:
+        pass  # peft knows no adapter of such a model, so that none is a way out
+    return None
 
 
 def choose_recomputed_layers(facts: Facts) -> None:
-    """Decide `--activation_checkpointing auto`; only then is the planner asked, which traces the model."""
-    memory = memory_of(facts) if facts.model_class is not None else None
+    """Decide `--activation_checkpointing auto`: the smallest share of recomputed layers that fits on every rank."""
+    found = planner_of(facts, traced=True) if facts.model_class is not None else None
     # Where weights and optimizer alone do not fit, recomputing activations is no way out: a rule says what is.
-    fits = ranks.all_agree(memory is not None and memory.missing is None)  # choosing is a collective
-    if memory is not None and fits:
-        # The one place where a run asks a tool, which lies above it: not by `on_demand`, which leads downwards alone.
-        tool = importlib.import_module("hftune.tools.planning.least_recomputation")
-        tool.choose_layers(facts, memory)
+    fits = found is not None and found[0].least(found[1]).fits(found[2], found[1].setup)
+    if ranks.all_agree(fits) and found is not None:  # choosing is a collective
+        with contextlib.suppress(UserError):  # what is wrong with the attention or the adapter has its own rule
+            choose_recomputed_share(*found, facts.training_args)
     if facts.training_args.recomputes_least:
         notice("--activation_checkpointing auto: this model is not planned, so that all layers are recomputed")

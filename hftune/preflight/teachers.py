@@ -18,7 +18,7 @@ from hftune.models.adapters.saved_config import read_lora_config
 from hftune.models.loading.config import model_config
 from hftune.models.loading.dtype import weight_dtype
 from hftune.models.loading.skeleton import skeleton
-from hftune.preflight.sizes import packed_bytes, packed_linears
+from hftune.preflight.memory import packed_bytes, packed_linears
 
 FLAG = "--teacher_model_name_or_path"
 SERVER = "--teacher_server_url"

@@ -26,7 +26,7 @@ from hftune.checkpoints.reward_scale import read_scale
 from hftune.errors import UserError, raise_together
 from hftune.models.vocabulary import new_tokens, recorded_growth
 from hftune.opening.model_files import KINDS, REQUIRED, json_problems, read_checked
-from hftune.preflight.rules.contents import check_contents
+from hftune.preflight.rules.folders import check_contents
 from hftune.tools.export.arguments import ExtractArguments, GgufArguments, ServedAdapterArguments, ServingArguments
 from hftune.tools.export.run import export
 from tests.unit.merging.models import make_adapter, merge

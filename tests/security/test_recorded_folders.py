@@ -17,7 +17,7 @@ from hftune.arguments.asking import AskArguments, EvaluateArguments, SampleArgum
 from hftune.arguments.distill import DistillArguments
 from hftune.checkpoints.manifest import finish_manifest
 from hftune.errors import UserError
-from hftune.preflight.rules.contents import check_contents
+from hftune.preflight.rules.folders import check_contents
 from hftune.tools.chatting.arguments import ChatArguments
 from hftune.tools.chatting.chat import chat
 from hftune.tools.checking.arguments import DataCheckArguments

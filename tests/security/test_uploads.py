@@ -17,7 +17,7 @@ from hftune.arguments.merging import MergeArguments
 from hftune.errors import ArgumentError
 from hftune.logging import notices
 from hftune.merging import merge
-from hftune.preflight.rules.hub import check_hub
+from hftune.preflight.rules.callbacks import check_hub
 from hftune.publishing.uploads import files_to_upload, push_folder
 from hftune.tools.export import hub
 from hftune.tools.export.arguments import HubArguments

@@ -1,27 +1,38 @@
-"""Rules about adapters and freezing, one function each, which yields the problems that it finds."""
+"""Rules about adapters, freezing and added tokens, and about what they name of the model, looked up on its skeleton."""
 
 from __future__ import annotations
 
+import copy
 import json
 import re
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
+import torch
 from peft import LoraConfig
-from transformers import PreTrainedConfig
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from hftune.arguments.adapter import AdapterArguments
-from hftune.arguments.model import ModelArguments
+from hftune.arguments.model import GrowthArguments, ModelArguments
 from hftune.arguments.training import StageArguments
 from hftune.checkpoints.folder_checks import chain_problems
 from hftune.checkpoints.manifest import read_manifest
 from hftune.constants import TASK_TYPES
+from hftune.distributed import zero
 from hftune.errors import ArgumentError, ManifestError, UserError
+from hftune.models.adapters.freezing import plan_freezing
+from hftune.models.adapters.lora_config import LINEAR, adapted_parameters, ends_with, inject, lora_config
+from hftune.models.adapters.new_token_rows import ADD_SOME, NO_NEW_TOKEN
 from hftune.models.adapters.preparation import fuses_lora
 from hftune.models.adapters.saved_config import read_lora_config
-from hftune.preflight.bases import check_adapter_fits
+from hftune.models.blocks import checkpointed_layers
+from hftune.models.heads import head_of
+from hftune.models.miniature import Miniature, cut_down
+from hftune.models.vocabulary import named_tokens, new_tokens
 from hftune.preflight.facts import Facts
-from hftune.preflight.rules.named_modules import check_names
+from hftune.preflight.memory import adapter_key, note_adapter, trained_parameters
+from hftune.preflight.model_folder import check_adapter_fits
 
 _BEGINNINGS = "true, gaussian, orthogonal, mica, olora, pissa or pissa_niter_N"
 # peft also knows beginnings that are computed from data or gradients before training.
@@ -252,3 +263,132 @@ def _values(adapter_args: AdapterArguments, name: str) -> list[int]:
     except ArgumentError:
         # `check_lora_numbers` reports a pattern that cannot be read.
         return []
+
+
+def check_names(facts: Facts) -> Iterator[UserError]:
+    """Problems of modules, parameters, layers and tokens that the model lacks, or that peft cannot adapt together.
+
+    A model whose skeleton cannot be made is asked when it has loaded, by the same functions.
+    """
+    adapter_args = facts.adapter_args
+    fresh = adapter_args.use_peft and adapter_args.continued_adapter is None
+    if not fresh and not (adapter_args.freezes and not adapter_args.use_peft):
+        return
+    model = facts.skeleton
+    # A head of another name is refused with the model (`rules/model.py`), and peft takes it for one that generates.
+    if model is None or (facts.training_args.scores and head_of(model) == "causal_lm"):
+        return
+    try:
+        with zero.no_partitioning():
+            if fresh:
+                yield from list(_try_adapter(model, adapter_args))
+            else:
+                plan_freezing(model, adapter_args)
+    except UserError as problem:
+        yield problem
+
+
+def _try_adapter(model: PreTrainedModel, adapter_args: AdapterArguments) -> Iterator[UserError]:
+    """Problems of putting the adapter into a copy of the skeleton: peft refuses here what it would refuse later."""
+    config = lora_config(model, adapter_args)
+    head = model.get_output_embeddings()
+    whole = [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, LINEAR) and module is not head and not ends_with(name, "score")
+        if any(ends_with(name, wanted) for wanted in config.modules_to_save or [])
+    ]
+    # peft would copy the packed matrix, whose bytes have no gradient.
+    if whole and adapter_args.quantised:
+        yield ArgumentError(
+            f"{whole[0]} is quantised and cannot be trained in full",
+            place="--lora_modules_to_save / --trainable_parameters",
+            fix="name embeddings, norms or the head, or leave the base unquantised",
+        )
+        return
+    config.init_lora_weights = True  # the factors are nothing to look at here
+    # Before the adapter is made: its key is of the model without it.
+    key, small = adapter_key(model, config), _in_small(model, config)
+    try:
+        with warnings.catch_warnings(), torch.device("meta"):
+            warnings.simplefilter("ignore")
+            adapted = inject(small.model if small else copy.deepcopy(model), config)
+    except (ValueError, TypeError, NotImplementedError) as error:
+        yield ArgumentError(
+            f"peft cannot make this adapter: {' '.join(str(error).split())[:300]}",
+            place="--lora_target_modules, --target_regex, --lora_target_parameters, --lora_modules_to_save",
+            fix="name other modules",
+        )
+        return
+    note_adapter(key, trained_parameters(adapted) + (small.added_by_others(trained_parameters) if small else 0))
+    # `all` makes peft adapt parameters as well in a mixture of experts.
+    parameters = adapted_parameters(adapted)
+    if parameters and adapter_args.init_lora_weights not in ("true", "gaussian"):
+        yield ArgumentError(
+            f"{parameters[0].removeprefix('base_model.model.')} is no module, and only modules can begin so",
+            place=f"--init_lora_weights {adapter_args.init_lora_weights}",
+            fix="leave the experts out: --exclude_modules experts; or use --init_lora_weights true or gaussian",
+        )
+
+
+def _in_small(model: PreTrainedModel, config: LoraConfig) -> Miniature | None:
+    """The model with one layer of each kind, where the adapter treats all alike: peft takes 1 ms a module."""
+    named = (config.target_modules, config.exclude_modules, config.target_parameters, config.modules_to_save)
+    words = [name for names in named for name in ([names] if isinstance(names, str) else names or [])]
+    regex = isinstance(config.target_modules, str) and config.target_modules != "all-linear"
+    layers = checkpointed_layers(model)
+    # Patterns and numbers may mean certain layers, and the small model has one of each kind.
+    if layers is None or regex or config.rank_pattern or config.alpha_pattern or re.search(r"\d", " ".join(words)):
+        return None
+    return cut_down(model, None, [None] * len(getattr(*layers)))
+
+
+def check_vocabulary(facts: Facts) -> Iterator[UserError]:
+    """Problems of added tokens: unreadable, not trained, or unknown to the continued adapter."""
+    model_args, adapter_args = facts.model_args, facts.adapter_args
+    yield from check_growth(model_args)
+    yield from _new_rows_problems(model_args, adapter_args)
+    yield from _continued_problems(model_args, adapter_args)
+    if model_args.grows and facts.stage == "rl" and not adapter_args.use_peft:
+        yield ArgumentError(
+            "the reference model, which is loaded from the same folder, would not have the new tokens",
+            place="--add_tokens / --resize_vocab / --pad_vocab_to_multiple_of",
+            fix="grow the model before: with run_pt.py or run_sft.py",
+        )
+
+
+def check_growth(args: GrowthArguments) -> Iterator[UserError]:
+    """Problems of the tokens that are named."""
+    for value, flag in ((args.add_tokens, "--add_tokens"), (args.add_special_tokens, "--add_special_tokens")):
+        try:
+            named_tokens(value, flag)
+        except ArgumentError as problem:
+            yield problem
+
+
+def _new_rows_problems(model_args: ModelArguments, adapter_args: AdapterArguments) -> Iterator[UserError]:
+    if not adapter_args.train_new_tokens_only:
+        return
+    if adapter_args.peft_path:
+        yield ArgumentError(
+            "an adapter that is continued trains what it has trained before",
+            place="--peft_path, --train_new_tokens_only",
+            fix="leave one of them out",
+        )
+    folder = model_args.model_name_or_path
+    # Of a model on the Hub nothing is recorded about rows that were added.
+    local = Path(folder or "").is_dir()
+    if not model_args.grows and not (local and new_tokens(read_manifest(folder))):
+        yield ArgumentError(NO_NEW_TOKEN, place="--train_new_tokens_only", fix=ADD_SOME)
+
+
+def _continued_problems(model_args: ModelArguments, adapter_args: AdapterArguments) -> Iterator[UserError]:
+    path = adapter_args.peft_path
+    if not path or not model_args.grows:
+        return
+    yield ArgumentError(
+        f"the adapter in {path} was trained without these rows, and would not train them",
+        place="--add_tokens / --resize_vocab / --pad_vocab_to_multiple_of",
+        fix=f"merge it first (python merge_peft_adapter.py --peft_model_path {path} --output_dir MERGED), then add "
+        "them to the merged model",
+    )

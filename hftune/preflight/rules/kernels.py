@@ -15,8 +15,7 @@ from hftune.arguments.model import ModelArguments
 from hftune.arguments.training import StageArguments
 from hftune.distributed import ranks
 from hftune.errors import ArgumentError, UserError, shown
-from hftune.preflight.decisions import kept_from_liger
-from hftune.preflight.facts import Facts, World
+from hftune.preflight.facts import Facts, World, kept_from_liger
 
 
 def check_kernels(facts: Facts) -> Iterator[UserError]:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.modeling_layers import GenericForTokenClassification
 
 from hftune.arguments.adapter import AdapterArguments
 from hftune.arguments.model import ModelArguments
+from hftune.arguments.recomputation import MLP
+from hftune.arguments.stage_table import base_stage
 from hftune.arguments.training import StageArguments
-from hftune.distributed import ranks
 from hftune.errors import ArgumentError, UserError
 from hftune.logging import notice
 from hftune.models.classes import NOT_TRAINED, causal_class, reward_class
@@ -19,15 +19,13 @@ from hftune.models.experts import is_mixture, router_shares
 from hftune.models.heads import head_of
 from hftune.models.kernels.dropout import find_dropouts
 from hftune.models.kernels.recomputable import not_recomputable
+from hftune.models.kernels.tiling import tileable
 from hftune.models.loading.config import row_length
 from hftune.models.loading.dropout_fields import outside_config
 from hftune.models.loading.stored_weights import check_stored
-from hftune.preflight.activations import activation_bytes
 from hftune.preflight.facts import Facts
-from hftune.preflight.memory import ModelSize, table
-from hftune.preflight.memory_line import say_memory
-from hftune.preflight.run_memory import memory_of
-from hftune.preflight.sizes import adapter_parameters, packed_linears
+from hftune.preflight.memory import packed_linears
+from hftune.preflight.run_memory import check_memory
 
 EXPERTS = ("eager", "batched_mm", "grouped_mm")
 
@@ -282,40 +280,26 @@ def check_packed(bare: PreTrainedModel, adapter_args: AdapterArguments) -> Itera
         )
 
 
-def check_memory(facts: Facts) -> Iterator[UserError]:
-    """A problem where weights, gradients and optimizer do not fit; a notice where activations probably do not."""
-    memory, bare = memory_of(facts), facts.skeleton
-    if memory is None or bare is None:
+def check_tiling(facts: Facts) -> Iterator[UserError]:
+    """Problems of `--tiled_mlp`: rows of unknown length, MLPs that are recomputed already, or none to tile."""
+    training_args = facts.training_args
+    if not training_args.tiled_mlp:
         return
-    missing = memory.missing
-    adapter = partial(_adapter_size, bare, facts.adapter_args, memory.size)
-    if missing is None:
-        # One process speaks for all: they are alike, or `check_machines` says otherwise.
-        if ranks.is_main():
-            args = facts.training_args
-            # Activations have the dtype of autocast, whatever that of the weights.
-            computed = 2 if args.bf16 or args.fp16 else int(memory.setup.weight_bytes)
-            kept = activation_bytes(bare.config.get_text_config(), args, computed)
-            say_memory(memory.size.shared(args.tensor_parallel_size), memory.setup, kept, memory.free, adapter)
+    place = "--tiled_mlp"
+    if base_stage(facts.stage) not in ("pt", "sft"):
+        yield ArgumentError("MLPs are tiled in pre-training and fine-tuning only", place=place, fix="leave it out")
         return
-    if facts.model_args.ignore_memory_check:
-        notice(f"--ignore_memory_check: {missing}")
-        return
-    lines, first = table(memory.size, memory.setup, memory.free, adapter())
-    yield ArgumentError(
-        f"the model does not fit: {missing}",
-        place="--model_name_or_path",
-        fix=(f"add {first}" if first else "use more processes or a smaller model")
-        + "; --ignore_memory_check tries all the same. Without activations:\n    "
-        + "\n    ".join(lines),
-    )
-
-
-def _adapter_size(bare: PreTrainedModel, adapter_args: AdapterArguments, size: ModelSize) -> int:
-    """Parameters of the run's adapter, or of one that would be advised; all of the model where it takes none."""
-    if adapter_args.use_peft:
-        return size.trained
-    try:
-        return adapter_parameters(bare, AdapterArguments())
-    except (ValueError, TypeError, NotImplementedError):
-        return size.trained  # peft knows no adapter of such a model, so that none is a way out
+    # How many tiles a row is cut into is decided once, by the longest.
+    if row_length(training_args) is None:
+        yield ArgumentError("tiles are cut from rows of a known length", place=place, fix="give --max_length")
+    if training_args.recomputation is not None and MLP in training_args.recomputation.parts:
+        yield ArgumentError(
+            "--tiled_mlp recomputes the MLPs already", place="--activation_checkpointing mlp", fix="leave one out"
+        )
+    bare = facts.skeleton
+    if bare is not None and not tileable(bare):
+        yield ArgumentError(
+            f"{type(bare).__name__} has no MLPs whose input could be cut: experts see a part of the tokens anyway",
+            place=place,
+            fix="leave it out; --activation_checkpointing full saves memory",
+        )

@@ -15,7 +15,7 @@ from hftune.arguments.ranges import SMOOTHED, UNPAIRED
 from hftune.errors import ArgumentError, UserError
 from hftune.logging import notice
 from hftune.preflight.facts import Facts
-from hftune.preflight.rules.schedule import REACTING, WSD
+from hftune.preflight.rules.optimizer import REACTING, WSD
 
 _OFF = ("False", "no", "none", "None", "")
 # transformers hands none of Adam's numbers to these.

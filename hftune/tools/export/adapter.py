@@ -22,7 +22,7 @@ from hftune.merging.adapters import ADAPTER_WEIGHTS, PREFIX, AdaptedModule, Adap
 from hftune.merging.tensors import close_files, read_tensor
 from hftune.models.loading.from_pretrained import pretrained
 from hftune.models.vocabulary import recorded_growth
-from hftune.preflight.bases import check_adapter_fits
+from hftune.preflight.model_folder import check_adapter_fits
 from hftune.tools.export.arguments import ServedAdapterArguments
 from hftune.tools.export.compared import distance, load, logits_of
 from hftune.weight_files import StoredTensor, stored_tensors

@@ -5,12 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from hftune.preflight.estimating.plan import PARTS, Plan
+from hftune.preflight.estimating.planner import Choice
 from hftune.preflight.memory import GIB, Free
-from hftune.tools.planning.clusters import Cluster
-from hftune.tools.planning.counting import Steps
-from hftune.tools.planning.plan import PARTS, Plan
-from hftune.tools.planning.planner import Choice
-from hftune.tools.planning.timing import Time
+from hftune.tools.planning.timing import Cluster, Steps, Time
 
 TIGHT = 0.92
 """A plan that takes more than this share of what is free: an allocator's gaps may not leave it."""

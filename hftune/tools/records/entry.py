@@ -75,7 +75,7 @@ def _encoder(argv: list[str], command: str) -> tuple[Any, Any]:
     from hftune.data.encoders import make_encoder
     from hftune.errors import raise_together
     from hftune.models.loading.tokenizer import load_tokenizer
-    from hftune.preflight.decisions import take_template_arguments
+    from hftune.preflight.facts import take_template_arguments
     from hftune.preflight.model_folder import check_model_folder
     from hftune.preflight.rules.data import check_data_flags
 

@@ -35,7 +35,7 @@ from hftune.logging import get_logger
 from hftune.models.loading.tokenizer import load_tokenizer
 from hftune.opening.json_file import parse_json
 from hftune.opening.safetensors_file import read_safetensors_header
-from hftune.preflight.decisions import take_template_arguments
+from hftune.preflight.facts import take_template_arguments
 from hftune.preflight.model_folder import check_model_folder
 from hftune.preflight.rules.data import check_data_flags
 from hftune.preflight.rules.distill import check_teachers

@@ -25,8 +25,7 @@ from hftune.checkpoints.resume import (
 from hftune.digests import digests
 from hftune.distributed import ranks
 from hftune.preflight.facts import resolve
-from hftune.preflight.rules.resume import check_resume
-from hftune.preflight.rules.resume_settings import check_resumed_settings
+from hftune.preflight.rules.resume import check_resume, check_resumed_settings
 from tests.unit.checkpoints.test_resume import make
 
 

@@ -28,7 +28,7 @@ from hftune.models.loading.config import _refuse_shapeless
 from hftune.models.loading.from_pretrained import from_config, pretrained
 from hftune.models.loading.stored_weights import find_mismatch
 from hftune.models.other_parts import freeze_other_parts, is_within, other_parts
-from hftune.preflight.bases import check_adapter_fits
+from hftune.preflight.model_folder import check_adapter_fits
 from hftune.weight_files import INDEX_NAME, weight_shapes
 from tests.architectures import make_model
 from tests.table.tiny import model_class, tiny_checkpoint, tiny_config

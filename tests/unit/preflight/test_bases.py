@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 
-from hftune.preflight.bases import check_adapter_fits
+from hftune.preflight.model_folder import check_adapter_fits
 from tests.architectures import make_model
 
 SIZES = {"q_proj": (6, 4), "down_proj": (4, 8)}

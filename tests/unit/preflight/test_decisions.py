@@ -11,7 +11,7 @@ import pytest
 
 from hftune.checkpoints.template_arguments import give_recorded
 from hftune.errors import UserError
-from hftune.preflight.decisions import take_template_arguments
+from hftune.preflight.facts import take_template_arguments
 from hftune.template_arguments import arguments_of
 from tests.unit.data.helpers import make_tokenizer, template
 

@@ -26,7 +26,6 @@ from hftune.models.loading.tokenizer import load_tokenizer
 from hftune.preflight import facts as facts_module
 from hftune.preflight.check_run import RULES_OF_ALL, RULES_OF_STAGE, check_run, rules_of
 from hftune.preflight.facts import RowLayout, resolve
-from hftune.preflight.rules.sharing import WAYS
 from hftune.trainers.dpo import DPOTrainer
 from hftune.trainers.reward_trainers import reward_trainer
 from hftune.trainers.sft import SFTTrainer
@@ -216,7 +215,7 @@ def imported(module: str, seen: set[str]) -> set[str]:
 
 
 def test_a_stage_does_without_the_rules_of_others() -> None:
-    others = {place.partition(":")[0] for place in (*RULES_OF_STAGE.values(), *(way.rules for way in WAYS))}
+    others = {place.partition(":")[0] for place in RULES_OF_STAGE.values()}
     others |= {f"hftune.arguments.{name}" for name in ("rl", "reinforcement", "reward", "preference")}
     needed: set[str] = set()
     for place in RULES_OF_ALL:

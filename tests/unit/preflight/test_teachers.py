@@ -10,8 +10,7 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
 from hftune.arguments.entry import parse_arguments
-from hftune.preflight.memory import ModelSize, Setup, estimate
-from hftune.preflight.sizes import packed_linears
+from hftune.preflight.memory import ModelSize, Setup, estimate, packed_linears
 from hftune.preflight.teachers import TeacherSource, teacher_arguments, teacher_bytes, teacher_source
 
 

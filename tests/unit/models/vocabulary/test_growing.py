@@ -16,9 +16,8 @@ from hftune.models.loading.causal_lm import load_causal_lm
 from hftune.models.loading.reward_model import load_reward_model
 from hftune.models.loading.tokenizer import load_tokenizer
 from hftune.models.vocabulary import Growth, describe_vocabulary, grow, grow_as_recorded, plan_growth, vocabulary_rows
-from hftune.preflight.decisions import take_tokenizer_of_adapter
-from hftune.preflight.facts import resolve
-from hftune.preflight.rules.vocabulary import check_vocabulary
+from hftune.preflight.facts import resolve, take_tokenizer_of_adapter
+from hftune.preflight.rules.adapters import check_vocabulary
 
 pytestmark = pytest.mark.long
 

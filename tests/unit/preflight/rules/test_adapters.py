@@ -13,10 +13,10 @@ from hftune.arguments.entry import parse_arguments
 from hftune.checkpoints.manifest import write_manifest
 from hftune.errors import UserError
 from hftune.models.adapters.preparation import add_adapter
-from hftune.preflight import sizes
+from hftune.preflight import memory
 from hftune.preflight.check_run import check_run
 from hftune.preflight.facts import resolve
-from hftune.preflight.rules import named_modules
+from hftune.preflight.rules import adapters
 from hftune.weight_files import fingerprint
 from tests.unit.models.adapting import load
 
@@ -224,12 +224,12 @@ def test_a_layer_of_each_kind_says_how_large_the_adapter_is(
     if model == "mixture" and "--lora_bias" in flags:
         flags = flags[:-2]
     SMALL[model].save_pretrained(tmp_path)
-    monkeypatch.setattr(sizes, "_counted", counted := {})
+    monkeypatch.setattr(memory, "_counted", counted := {})
     given = parse_arguments(
         "sft", ["--model_name_or_path", str(tmp_path), "--output_dir", "out", "--use_peft", "--lora_r", "4", *flags]
     )
     facts = resolve("sft", given)
-    assert list(named_modules.check_names(facts)) == []
+    assert list(adapters.check_names(facts)) == []
     (tried,) = counted.values()
     counted.clear()
-    assert tried == sizes.adapter_parameters(facts.skeleton, facts.adapter_args) > 0
+    assert tried == memory.adapter_parameters(facts.skeleton, facts.adapter_args) > 0

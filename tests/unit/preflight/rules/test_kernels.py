@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hftune.arguments.entry import parse_arguments
-from hftune.preflight.decisions import LIGER_LOSSES, LIGER_MLPS, keep_own_layers
+from hftune.preflight.facts import LIGER_LOSSES, LIGER_MLPS, keep_own_layers
 from hftune.preflight.rules import kernels
 from hftune.preflight.rules.kernels import check_cache, check_compiler, check_device, check_liger, check_static_graph
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from hftune.preflight.processes import content_mark, file_marks
 from hftune.preflight.rules.machines import (
     check_saving,
+    content_mark,
     differences,
+    file_marks,
     one_line,
     slight_differences,
     table,

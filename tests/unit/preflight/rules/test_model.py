@@ -20,11 +20,10 @@ from hftune.models.loading.config import model_config
 from hftune.models.loading.skeleton import skeleton
 from hftune.preflight import run_memory
 from hftune.preflight.facts import Facts, resolve
-from hftune.preflight.memory import GIB, Free
+from hftune.preflight.memory import GIB, Free, model_size, packed_bytes, packed_linears, run_setup
 from hftune.preflight.rules.adapters import check_adapters, check_rope
 from hftune.preflight.rules.model import check_model
 from hftune.preflight.rules.rl import check_reference
-from hftune.preflight.sizes import model_size, packed_bytes, packed_linears, run_setup
 from tests.architectures import ARCHITECTURES, MIXTURES_OF_EXPERTS, make_config
 from tests.table.tiny import tiny_checkpoint
 
@@ -200,7 +199,7 @@ def test_a_model_too_large_is_refused_with_a_way_out(config_of: Any, monkeypatch
     monkeypatch.setattr(run_memory, "free_memory", lambda **_: Free(0.0004 * GIB, 0.0004 * GIB))
     # 36,576 weights: 4 + 4 + 8 bytes are 585 kB; 0.0004 GiB are 429 kB. Frozen, they take 146 kB and the adapter.
     message = problems("sft", config_of("llama"))
-    assert "the model does not fit" in message and "add --use_peft" in message and "as asked" in message
+    assert "the model does not fit" in message and "`hftune plan` shows" in message
     assert problems("sft", config_of("llama"), "--use_peft", "--lora_rank", "2") == ""
     assert problems("sft", config_of("llama"), "--ignore_memory_check") == ""
 

@@ -13,8 +13,7 @@ from hftune.errors import UserError, raise_together
 from hftune.preflight.check_run import check_run
 from hftune.preflight.facts import resolve
 from hftune.preflight.rules import optimizer
-from hftune.preflight.rules.optimizer import NOT_UNDER_ZERO, PACKAGES, check_optimizer
-from hftune.preflight.rules.schedule import check_schedule
+from hftune.preflight.rules.optimizer import NOT_UNDER_ZERO, PACKAGES, check_optimizer, check_schedule
 
 ZERO = '{"zero_optimization": {"stage": %d}}'
 OFFLOAD = '{"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}'
@@ -51,13 +50,6 @@ def problems(*flags: str) -> str:
         ["--optim", "sgd", "--deepspeed", OFFLOAD, "--optim_args", "momentum=0.9, nesterov=true"],
         ["--use_peft", "--loraplus_lr_ratio", "16", "--loraplus_lr_embedding", "1e-5"],
         ["--layerwise_lr_decay_bound", "0.5"],
-        ["--lr_scheduler_type", "cosine", "--min_lr", "1e-5", "--num_cycles", "0.5"],
-        # A file of ERNIEKit names them all, at what they are when nothing is chosen.
-        ["--lr_scheduler_type", "linear", "--num_cycles", "0.5", "--lr_end", "1e-7", "--power", "1.0"],
-        ["--lr_scheduler_type", "polynomial", "--lr_end", "1e-6", "--power", "2"],
-        ["--lr_scheduler_type", "warmup_stable_decay", "--lr_wsd_decay_steps", "0.2"],
-        ["--lr_scheduler_type", "inverse_sqrt", "--lr_scheduler_kwargs", '{"timescale": 100}'],
-        ["--lr_scheduler_type", "reduce_lr_on_plateau", "--eval_strategy", "steps", "--min_lr", "1e-6"],
     ],
 )
 def test_nothing_to_say(flags: list[str]) -> None:
@@ -81,34 +73,6 @@ def test_nothing_to_say(flags: list[str]) -> None:
         (["--optim", "sgd", "--optim_args", "momentun=0.9"], "it takes momentum, dampening, nesterov"),
         (["--optim", "sgd", "--optim_args", "weight_decay=0.1"], "use --weight_decay"),
         (["--optim", "sgd", "--optim_args", "momentum"], "has no value"),
-        (["--min_lr", "1e-3"], "not between 0 and the learning rate"),
-        (["--lr_scheduler_type", "constant", "--min_lr", "1e-5"], "never comes down"),
-        (["--lr_scheduler_type", "cosine_with_min_lr"], "add --min_lr"),
-        (
-            [
-                "--lr_scheduler_type",
-                "cosine_with_min_lr",
-                "--min_lr",
-                "1e-5",
-                "--lr_scheduler_kwargs",
-                '{"min_lr": 1e-6}',
-            ],
-            "given twice",
-        ),
-        (["--lr_scheduler_type", "linear", "--num_cycles", "2"], "linear does not read --num_cycles"),
-        (["--lr_scheduler_type", "cosine", "--power", "2"], "cosine does not read --power"),
-        (
-            ["--lr_scheduler_type", "greedy", "--eval_strategy", "steps", "--warmup_steps", "5"],
-            "greedy does not read --warmup_steps",
-        ),
-        (["--lr_scheduler_type", "polynomial", "--lr_end", "1e-3"], "not below the learning rate"),
-        (["--lr_scheduler_type", "polynomial", "--lr_end", "1e-6", "--min_lr", "1e-5"], "the end is given twice"),
-        (["--lr_scheduler_type", "linear", "--lr_scheduler_kwargs", '{"power": 2}'], "linear does not take power"),
-        (["--lr_scheduler_type", "constant", "--lr_scheduler_kwargs", '{"power": 2}'], "leave them out"),
-        (
-            ["--lr_scheduler_type", "cosine", "--num_cycles", "1", "--lr_scheduler_kwargs", '{"num_cycles": 2}'],
-            "num_cycles is given twice",
-        ),
         (["--optim", "schedule_free_adamw"], "add --lr_scheduler_type constant"),
         (
             ["--optim", "schedule_free_adamw", "--lr_scheduler_type", "constant", "--warmup_steps", "0.1"],

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 from hftune.arguments.entry import parse_arguments
 from hftune.checkpoints.manifest import write_manifest
 from hftune.preflight.facts import resolve
-from hftune.preflight.rules.resume_settings import _COURSE, _IN_STATE, check_resumed_settings
+from hftune.preflight.rules.resume import _COURSE, _IN_STATE, check_resumed_settings
 from hftune.weight_files import fingerprint
 
 pytestmark = pytest.mark.long

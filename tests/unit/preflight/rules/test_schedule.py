@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hftune.preflight.rules.schedule import check_schedule
+from hftune.preflight.rules.optimizer import check_schedule
 
 _ARGS = {
     **{"schedule": "linear", "learning_rate": 1e-3, "optim_name": "adamw_torch", "warmup_steps": 0.0},

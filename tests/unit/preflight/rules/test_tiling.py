@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from hftune.arguments.recomputation import MLP
-from hftune.preflight.rules import tiling
-from hftune.preflight.rules.tiling import check_tiling
+from hftune.preflight.rules import model as tiling
+from hftune.preflight.rules.model import check_tiling
 
 
 def said(stage: str = "sft", *, parts: tuple[str, ...] | None = None, **args: Any) -> list[str]:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hftune.preflight.devices import DEVICES, GIB
-from hftune.tools.planning.clusters import cluster_here
+from hftune.tools.planning.timing import cluster_here
 
 
 @pytest.fixture

@@ -17,10 +17,9 @@ from hftune.distributed import ranks
 from hftune.errors import ArgumentError
 from hftune.preflight.devices import DEVICES
 from hftune.preflight.memory import GIB
-from hftune.tools.planning.clusters import cluster_of
 from hftune.tools.planning.command import take_own
-from hftune.tools.planning.counting import steps_of
 from hftune.tools.planning.report import duration
+from hftune.tools.planning.timing import cluster_of, steps_of
 
 pytestmark = pytest.mark.long
 

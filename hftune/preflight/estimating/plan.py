@@ -1,0 +1,145 @@
+"""Puts a plan together: the memory in use at each moment of a step, and the moment with the most."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from hftune.preflight.estimating.parts import PARTS, Buffers, Head, Moment
+from hftune.preflight.estimating.profiles import Profile, backward_peaks, forward_levels
+from hftune.preflight.memory import Free, Need, Setup
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Bytes in use all the time on the device that a process trains on.
+
+    Args:
+        weights: A reference model's included.
+        gradients: All of them.
+        optimizer: Float32 copies and states.
+        buffers: Of communication; gathered weights of ZeRO-3 included.
+        other: Reward models.
+    """
+
+    weights: float
+    gradients: float
+    optimizer: float
+    buffers: float = 0.0
+    other: float = 0.0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The memory that a run will need in each process.
+
+    Args:
+        moment: That at which the most lives where the process trains.
+        host: Bytes in the machine's memory in addition.
+        context: Bytes that the device's driver and libraries take, which no allocator counts.
+        untraced: Why activations could not be traced; None: they were.
+        moments: All that were compared.
+    """
+
+    moment: Moment
+    host: float
+    context: float
+    untraced: str | None = None
+    moments: tuple[Moment, ...] = field(default=(), repr=False)
+
+    @property
+    def device(self) -> float:
+        """The most bytes in use at a time on the device that the process trains on."""
+        return self.moment.total + self.context
+
+    def needed(self, setup: Setup) -> float:
+        """The bytes on the device; on a CPU the machine's as well, since both are one memory."""
+        return self.device + (self.host if setup.on_cpu else 0.0)
+
+    def fits(self, free: Free, setup: Setup) -> bool:
+        """Whether it fits, on the device and for all processes of the machine together."""
+        if setup.on_cpu:
+            return self.needed(setup) * setup.local_processes <= free.host
+        return self.device <= free.device and self.host * setup.local_processes <= free.host
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step as `moments` needs it.
+
+    Args:
+        profile: Of the layers.
+        head: What is not traced of head and loss.
+        layer_gradients: Bytes of the gradients of each kind of layer, as they appear.
+        tail_gradients: Of the head.
+        grows: Whether gradients appear in the backward pass and go with the step; else they stay between micro steps.
+        reference: Bytes that a forward pass of the reference takes on top of what the policy has kept; None: none runs.
+        extra: While a layer is at work: a weight that is made whole of packed ones.
+    """
+
+    profile: Profile
+    head: Head
+    layer_gradients: tuple[float, ...]
+    tail_gradients: float
+    grows: bool
+    reference: float | None = None
+    extra: float = 0.0
+
+
+def moments(standing: Standing, step: Step, buffers: Buffers, optimizer_extra: float) -> Iterable[Moment]:
+    """The moments of a step that may be its peak."""
+    profile, head = step.profile, step.head
+    peak, end = forward_levels(profile)
+    # Gradients that stay are there from the second micro step on, which is the one that needs most.
+    early = 0.0 if step.grows else standing.gradients
+
+    def at(name: str, activations: float, loss: float = 0.0, gradients: float = early, **more: float) -> Moment:
+        parts = {
+            "weights": standing.weights,
+            "gradients": gradients,
+            "optimizer": standing.optimizer,
+            "activations": activations,
+            "loss": loss,
+            "buffers": standing.buffers,
+            "other": standing.other,
+        }
+        return Moment(name, parts | more)
+
+    yield at("forward pass", peak + step.extra)
+    yield at("loss", end, head.forward)
+    if step.reference is not None:
+        # The policy's activations wait while the reference runs, so both count at once.
+        yield at("reference", profile.all_kept + step.reference, head.kept)
+        yield at("loss of the reference", profile.all_kept, head.kept + head.forward)
+    # The head, the layers from last to first, the embeddings.
+    levels = list(backward_peaks(profile))
+    yield at("backward pass, head", levels[0], head.kept + head.backward)
+    gradients = early
+    for kind, level in zip(reversed(profile.kinds), levels[1:-1], strict=True):
+        if step.grows:
+            # The head's gradient exists before the last layer's. Layers have an average share, whose sum may round up.
+            gradients = min(standing.gradients, (gradients or step.tail_gradients) + step.layer_gradients[kind])
+        yield at("backward pass, layers", level + step.extra, 0.0, gradients)
+    yield at("backward pass, embeddings", levels[-1], 0.0, standing.gradients)
+    # The backward pass has freed all activations by then.
+    yield at("optimizer", 0.0, 0.0, standing.gradients, optimizer=standing.optimizer + buffers.step + optimizer_extra)
+
+
+def highest(
+    found: Iterable[Moment], need: Need, setup: Setup, pinned: float, context: float, untraced: str | None
+) -> Plan:
+    """The plan: the moment at which the most is in use, and what the machine's memory must hold.
+
+    Args:
+        need: For what lies in the machine's memory, and for loading.
+        pinned: Bytes in the machine's memory beyond that.
+        context: See `Plan`.
+        untraced: See `Plan`.
+    """
+    every, host = list(found), need.host + pinned
+    # Loading is over before the first step, so it is one more moment and adds to none.
+    if setup.on_cpu or not need.loads_on_host:
+        every.append(Moment("loading", dict.fromkeys(PARTS, 0.0) | {"weights": need.loading}))
+    else:
+        host = max(host, need.loading)
+    return Plan(max(every, key=lambda one: one.total), host, context, untraced, tuple(every))

@@ -1,0 +1,384 @@
+"""Makes plans from the arguments of a run and changes of them. The model is on the meta device; nothing is loaded."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import Any
+
+import torch
+
+from hftune.arguments.adapter import AdapterArguments
+from hftune.arguments.recomputation import Recomputation
+from hftune.arguments.training import StageArguments
+from hftune.constants import TASK_TYPES
+from hftune.distributed import zero
+from hftune.distributed.ds_config import DsConfig
+from hftune.errors import ArgumentError
+from hftune.models.adapters.freezing import plan_freezing
+from hftune.models.adapters.lora_config import inject, lora_config
+from hftune.models.adapters.saved_config import read_lora_config
+from hftune.models.attention.names import registered
+from hftune.models.blocks import checkpointed_layers
+from hftune.models.experts import experts_per_token
+from hftune.models.heads import head_of
+from hftune.models.kernels.fused_lora import fuse_lora
+from hftune.models.kernels.tiling import longest_batch, tile_mlps, tiles_for
+from hftune.models.loading.dtype import weight_dtype
+from hftune.models.miniature import Miniature, cut_down, materialise
+from hftune.preflight.estimating import scans
+from hftune.preflight.estimating.parts import (
+    ALONE,
+    Buffers,
+    Degrees,
+    Head,
+    HeadSizes,
+    Largest,
+    Parts,
+    answer_head,
+    buffers,
+    dispatched_bytes,
+    generation_needs,
+    shared_largest,
+    shared_need,
+    shared_size,
+    step_extra,
+)
+from hftune.preflight.estimating.plan import Moment, Plan, Standing, Step, highest, moments
+from hftune.preflight.estimating.profiles import Batch, Profile, formula_profile, marks, offloaded, scaled
+from hftune.preflight.estimating.stand_ins import COUNTED, experts_counted, rows_shared
+from hftune.preflight.estimating.tracing import Untraceable, switch_on, trace, trace_without_gradients
+from hftune.preflight.estimating.work import ANSWERS, FULL_LOGITS, WEIGHTED, Numerics, Work, numerics_of, work_of
+from hftune.preflight.facts import Facts
+from hftune.preflight.memory import ModelSize, Setup, model_size, packed_linears, run_setup
+
+CONTEXT = 0.55 * 2**30
+"""Bytes of a CUDA context with its kernels: a round figure of H100 and H200 under CUDA 12 and 13."""
+
+COMMUNICATOR = 0.35 * 2**30
+"""Bytes of NCCL's buffers, which a run of one process does not have; likewise a round figure."""
+
+MOST_TILES = 16
+"""Pieces of an MLP that are traced, which takes a while for each; with more, a piece takes less than that."""
+
+LIBRARIES = 0.25 * 2**30
+"""Bytes of libraries imported after the checks (DeepSpeed, bitsandbytes, trainers): resident memory, measured."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One way to run.
+
+    Args:
+        flags: What to add to the command line for it.
+        adapter: `AdapterArguments` of it.
+        setup: How the model is kept.
+        deepspeed: The DeepSpeed config, or None.
+        work: The micro step.
+        recompute: What is computed again; None: nothing.
+        degrees: Of parallelism.
+    """
+
+    flags: str
+    adapter: AdapterArguments
+    setup: Setup
+    deepspeed: DsConfig | None
+    work: Work
+    recompute: Recomputation | None
+    degrees: Degrees = ALONE
+
+
+class Planner:
+    """Plans for one model and one command line, and for changes of it.
+
+    Args:
+        facts: Of the run: rows, attention and the model on the meta device are as decided there.
+        traced: Whether layers are traced, which takes seconds; else their activations are by formula.
+    """
+
+    def __init__(self, facts: Facts[StageArguments], *, traced: bool = True) -> None:
+        assert facts.skeleton is not None and facts.build is not None, "without a model there is nothing to plan"
+        self.facts, self.bare = facts, facts.skeleton
+        self.model_args, self.adapter_args = facts.model_args, facts.adapter_args
+        self.training_args = facts.training_args
+        self._profiles: dict[Any, tuple[Profile, int, str | None]] = {}
+        self._sizes: dict[Any, ModelSize] = {}
+        self._traced = traced
+        # What is left to transformers is SDPA wherever a model has it (5.23).
+        decided = registered(facts.build.attention)
+        self.attention = decided or ("sdpa" if getattr(facts.model_class, "_supports_sdpa", False) else "eager")
+
+    def asked(self) -> Choice:
+        """The run as it was asked for."""
+        training_args = self.training_args
+        return Choice(
+            "as asked",
+            self.adapter_args,
+            run_setup(self.model_args, self.adapter_args, training_args),
+            training_args.ds_resolved,
+            work_of(training_args, self.attention, adapted=self.adapter_args.use_peft),
+            training_args.recomputation,
+            Degrees(
+                training_args.tensor_parallel_size,
+                training_args.sequence_parallel_size,
+                training_args.expert_parallel_size,
+            ),
+        )
+
+    def size(self, adapter_args: AdapterArguments) -> ModelSize:
+        """The numbers of parameters with an adapter of these arguments."""
+        key = _method(adapter_args)
+        if key not in self._sizes:
+            try:
+                self._sizes[key] = model_size(self.bare, adapter_args, self.training_args)
+            except (ValueError, TypeError, NotImplementedError) as problem:
+                raise ArgumentError(
+                    f"peft cannot make this adapter: {str(problem).splitlines()[0]}",
+                    place="--lora_target_modules, --lora_target_parameters",
+                    fix="name modules that it can adapt, as q_proj v_proj",
+                ) from problem
+        return self._sizes[key]
+
+    def plan(self, choice: Choice) -> Plan:
+        """The memory that a choice needs in each process."""
+        size, setup, work = self.size(choice.adapter), choice.setup, choice.work
+        numerics = self.numerics(choice)
+        profile, reference, untraced = self.profile(choice, numerics)
+        away = 0.0
+        if choice.recompute is not None and choice.recompute.offload and not setup.on_cpu:
+            profile, away = offloaded(profile, marks(choice.recompute, len(profile.kinds)))
+        degrees, parts = choice.degrees, self.parts(choice.adapter)
+        # `need` is for weights and states; `held`, not yet sharded by ZeRO, sizes the buffers that gather and reduce.
+        need, held = shared_need(size, setup, parts, degrees), shared_size(size, parts, degrees)
+        alike = degrees.same_parts(setup)
+        largest = shared_largest(self.largest, parts.experts // max(1, len(profile.kinds)), degrees)
+        extra = buffers(held, alike, choice.deepspeed, largest)
+        head = self._head(choice, numerics, profile)
+        later, other = self._generation(choice, size, extra, numerics)
+        standing = Standing(need.weights, need.gradients, need.optimizer, extra.standing + extra.gathered, other)
+        step = self._step(choice, numerics, profile, head, reference if work.reference else None)
+        optimizer = step_extra(held, alike, self.training_args.optim_name, largest)
+        found = [*moments(standing, step, extra, optimizer), *later]
+        return highest(found, need, setup, extra.pinned + away, self.context(setup), untraced)
+
+    def least(self, choice: Choice) -> Plan:
+        """The memory that weights, gradients and optimizer take: what a choice needs for certain."""
+        need = shared_need(self.size(choice.adapter), choice.setup, self.parts(choice.adapter), choice.degrees)
+        parts = {"weights": need.weights, "gradients": need.gradients, "optimizer": need.optimizer}
+        return highest([Moment("training", parts)], need, choice.setup, pinned=0.0, context=0.0, untraced=None)
+
+    def _generation(
+        self, choice: Choice, size: ModelSize, extra: Buffers, numerics: Numerics
+    ) -> tuple[list[Moment], float]:
+        """What RL needs in addition to training; nothing for other stages."""
+        if choice.work.generation is None:
+            return [], 0.0
+        return generation_needs(
+            *(choice.work.generation, choice.setup, size, extra),
+            config=self.bare.config.get_text_config(),
+            training_args=self.training_args,
+            dtype=self.model_args.dtype,
+            compute=numerics.compute,
+        )
+
+    def parts(self, adapter_args: AdapterArguments) -> Parts:
+        """The numbers of parameters by the kind of parallelism that splits them."""
+        freezes = adapter_args.freezes and not adapter_args.use_peft
+        chosen = plan_freezing(self.bare, adapter_args) if freezes else set() if adapter_args.use_peft else None
+        return Parts.of(self.bare, chosen)
+
+    def context(self, setup: Setup) -> float:
+        """The bytes on a GPU that no allocator counts; on a CPU those of libraries not imported yet."""
+        if setup.on_cpu:
+            return LIBRARIES
+        return CONTEXT + (COMMUNICATOR if setup.processes > 1 else 0.0)
+
+    def numerics(self, choice: Choice) -> Numerics:
+        """The dtypes of a choice."""
+        return numerics_of(self.model_args, choice.adapter, self.training_args, choice.setup)
+
+    def loaded_dtype(self, adapter_args: AdapterArguments) -> torch.dtype:
+        """The dtype of weights as they are loaded."""
+        return weight_dtype(self.model_args, self.training_args, trains_all=not adapter_args.use_peft)
+
+    @cached_property
+    def largest(self) -> Largest:
+        """The largest weights that are gathered at a time."""
+        found = checkpointed_layers(self.bare)
+        layers = getattr(*found) if found else []
+        every = [sum(one.numel() for one in layer.parameters()) for layer in layers]
+        modules = [one.numel() for one in self.bare.get_input_embeddings().parameters()]
+        return Largest(max(every, default=0), max(modules, default=0), self.bare.config.get_text_config().hidden_size)
+
+    def profile(self, choice: Choice, numerics: Numerics) -> tuple[Profile, int, str | None]:
+        """The profile of a step, the bytes of a forward pass without gradients, and why neither was traced."""
+        work = choice.work
+        batch = Batch(*((1, work.rows * work.tokens) if work.flat else (work.rows, work.tokens)), work.masked)
+        if choice.degrees.sequence > 1:
+            # All rows end to end, of which rank 0 has the longest slice: rounded up.
+            batch = Batch(1, -(-work.rows * work.tokens // choice.degrees.sequence))
+        # A trace takes seconds and knows nothing of sharding or the optimizer: most choices of a table share one.
+        key = (_method(choice.adapter), numerics, batch, str(choice.recompute), self._older(choice), work.head)
+        if key not in self._profiles:
+            try:
+                if not self._traced:
+                    raise Untraceable("nothing is traced before a run")
+                self._profiles[key] = (*self._trace(choice, numerics, batch), None)
+            except Untraceable as problem:
+                rough = formula_profile(self.bare, batch, numerics, choice.recompute, work)
+                self._profiles[key] = (*rough, str(problem))
+        profile, reference, untraced = self._profiles[key]
+        if choice.degrees.tensor > 1:
+            return scaled(profile, choice.degrees.activations), reference, untraced
+        return profile, reference, untraced
+
+    def _trace(self, choice: Choice, numerics: Numerics, batch: Batch) -> tuple[Profile, int]:
+        # Slow to import, and no run needs it that traces nothing.
+        from torch._subclasses.fake_tensor import FakeTensorMode
+
+        miniature, marked = self._miniature(choice)
+        shared = rows_shared(choice.degrees.sequence, choice.work.rows * choice.work.tokens)
+        # Both traces run inside: tensors of one fake mode cannot meet those of another, and the attention is registered
+        # in the block alone.
+        with quiet(), FakeTensorMode(), shared:
+            self._ready(miniature, marked, choice, numerics)
+            with experts_counted(miniature.model):
+                with_loss = choice.work.head == FULL_LOGITS
+                step = partial(trace, miniature, autocast=numerics.autocast, with_loss=with_loss)
+                forward = partial(trace_without_gradients, miniature, autocast=numerics.autocast)
+                if scans.scans(miniature.model):
+                    step = partial(scans.profile_of, step, miniature)
+                    forward = partial(scans.peak_of, forward, miniature)
+                return step(batch), forward(batch) if choice.work.reference else 0
+
+    def _miniature(self, choice: Choice) -> tuple[Miniature, list[bool]]:
+        found = checkpointed_layers(self.bare)
+        if found is None:
+            raise Untraceable("its layers are not of transformers' make")
+        # Marks first: they are part of what makes two layers alike, so that a layer of the miniature stands for
+        # recomputed ones or for others, never both.
+        marked = marks(choice.recompute, len(getattr(*found)))
+        freezes = choice.adapter.freezes and not choice.adapter.use_peft
+        chosen = plan_freezing(self.bare, choice.adapter) if freezes else None
+        miniature = cut_down(self.bare, chosen, marked)
+        assert miniature is not None
+        if choice.adapter.use_peft:
+            miniature.model = self._adapted(miniature, choice.adapter)
+            if self._fuses(choice):
+                fuse_lora(miniature.model)
+        if self.training_args.tiled_mlp:
+            # After the adapter: tiling wraps the MLPs' forward, LoRA included.
+            tokens = longest_batch(self.training_args, choice.work.tokens)
+            plain = miniature.model.get_base_model() if choice.adapter.use_peft else miniature.model
+            tile_mlps(plain, min(MOST_TILES, tiles_for(tokens, self.bare.config.get_text_config().hidden_size)))
+        return miniature, marked
+
+    def _ready(self, miniature: Miniature, marked: list[bool], choice: Choice, numerics: Numerics) -> None:
+        """Give the miniature tensors without data, and attention and recomputation as the run will have them."""
+        materialise(miniature.model, numerics.of(miniature.model))
+        # Only eager and masked SDPA make tensors of tokens by tokens; `COUNTED` stands for all other kinds.
+        attention = "eager" if self.attention == "eager" else "sdpa" if choice.work.masked else COUNTED
+        for module in miniature.model.modules():
+            if hasattr(module, "config"):
+                module.config._attn_implementation = attention
+            if hasattr(module, "rope_type"):
+                # Others look at positions, which have no values here. Some models have a kind for each kind of layer.
+                several = isinstance(module.rope_type, dict)
+                module.rope_type = dict.fromkeys(module.rope_type, "default") if several else "default"
+        # Before recomputing: checkpoints act, and dropout keeps its masks, in training mode alone.
+        miniature.model.train()
+        switch_on(miniature, choice.recompute, marked, reentrant=self._older(choice))
+
+    def _fuses(self, choice: Choice) -> bool:
+        """Whether the run would fuse LoRA: the rule of `models/adapters.fuses_lora`, for a choice."""
+        wanted = choice.adapter.fused_lora is not False and not self.training_args.torch_compile
+        return wanted and choice.setup.zero_stage != 3
+
+    def _older(self, choice: Choice) -> bool:
+        """Whether layers are recomputed by torch's reentrant checkpoint, which adapters under ZeRO-3 need."""
+        return choice.adapter.use_peft and choice.setup.zero_stage == 3
+
+    def _adapted(self, miniature: Miniature, adapter_args: AdapterArguments) -> Any:
+        if adapter_args.continued_adapter:
+            config = read_lora_config(adapter_args.continued_adapter)
+            config.task_type = TASK_TYPES[head_of(miniature.model)]  # where it is another, the run is refused elsewhere
+        else:
+            # Layers have other numbers in the miniature; an adapter of some layers is planned as one of all.
+            config = lora_config(miniature.model, replace(adapter_args, layers_to_transform=None))
+        # Initialisers read values (PiSSA takes an SVD of the base), and the meta device has none.
+        config.init_lora_weights = False
+        miniature.model.requires_grad_(False)
+        with torch.device("meta"), zero.no_partitioning(), quiet():
+            try:
+                return inject(miniature.model, config, autocast_adapter_dtype=False)
+            except (ValueError, TypeError, NotImplementedError) as problem:
+                # An adapter that does not fit this model is refused where it is loaded, with what is wrong with it.
+                raise Untraceable(f"peft: {problem}".splitlines()[0][:200]) from problem
+
+    def _head(self, choice: Choice, numerics: Numerics, profile: Profile) -> Head:
+        work = choice.work
+        if work.head not in (ANSWERS, WEIGHTED):
+            return Head()
+        config = self.bare.config.get_text_config()
+        # An adapter trains the head only where it is saved whole, or tied to embeddings that are.
+        named = {"lm_head", "embed_tokens"} & {*(choice.adapter.lora_modules_to_save or [])}
+        sizes = HeadSizes(
+            tokens=work.scored_tokens // choice.degrees.sequence,
+            hidden=config.hidden_size,
+            words=config.vocab_size,
+            hidden_bytes=profile.hidden_bytes,
+            weight_bytes=numerics.head.itemsize,
+            trained=bool(named) if choice.adapter.use_peft else True,
+            on_cpu=choice.setup.on_cpu,
+        )
+        return answer_head(sizes, weighted=work.head == WEIGHTED)
+
+    def _step(self, choice: Choice, numerics: Numerics, profile: Profile, head: Head, reference: int | None) -> Step:
+        setup, size = choice.setup, self.size(choice.adapter)
+        layers = len(profile.kinds)
+        # Layers alike have alike gradients; in full training head and embeddings have theirs as well.
+        outside = self.largest.module if not choice.adapter.use_peft else 0
+        per_layer = max(0.0, (size.trained - outside) / max(1, layers)) * setup.gradient_bytes
+        unpacked = 0.0
+        if numerics.packed is not None:
+            # A quantised linear is made whole for its product, one at a time: the largest counts.
+            unpacked = max(linear.weight.numel() for linear in packed_linears(self.bare)) * numerics.packed.itemsize
+        return Step(
+            profile=profile,
+            head=head,
+            layer_gradients=(per_layer,) * (max(profile.kinds, default=0) + 1),
+            tail_gradients=outside * setup.gradient_bytes,
+            # The Trainer sets gradients to None after a step; DeepSpeed keeps its own, and accumulation needs them.
+            grows=not setup.deepspeed and choice.work.accumulation == 1,
+            reference=reference,
+            extra=unpacked + self._dispatched(choice, numerics),
+        )
+
+    def _dispatched(self, choice: Choice, numerics: Numerics) -> float:
+        config = self.bare.config.get_text_config()
+        chosen = experts_per_token(config)
+        tokens, itemsize = choice.work.tokens_per_micro_step, numerics.compute.itemsize
+        return dispatched_bytes(tokens, chosen, config.hidden_size, itemsize, choice.degrees)
+
+
+def _method(adapter_args: AdapterArguments) -> tuple[bool, bool, bool]:
+    return adapter_args.use_peft, adapter_args.load_in_4bit, adapter_args.load_in_8bit
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Silence, in the block, warnings about a model that is not trained and operators tried without data."""
+    # It logs each operator that fails without data as an error, also those whose failure `Untraceable` handles.
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)

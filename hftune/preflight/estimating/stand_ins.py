@@ -1,0 +1,169 @@
+"""Attention and experts on tensors without data, which allocate what the real ones do and compute nothing."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+from torch.nn.functional import pad
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+from hftune.compat.transformers_patches import attention_registered, experts_registered
+from hftune.distributed.sequence_parallel import SequenceGroup, shares
+from hftune.models.attention.ulysses import over_whole_rows
+
+COUNTED = "hftune_counted_attention"
+
+
+class _Exchange(torch.autograd.Function):
+    """An exchange without a network: saves nothing for backward, like that of `sequence_parallel`."""
+
+    @staticmethod
+    def forward(ctx: Any, flat: torch.Tensor, received: int) -> torch.Tensor:
+        # The gradient travels back the other way, so it has the size of what was sent.
+        ctx.sent = flat.numel()
+        # `all_to_all_single` needs contiguous tensors: the copy of a strided one counts here as well.
+        return flat.contiguous().new_empty(received)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return gradient.contiguous().new_empty(ctx.sent), None
+
+
+@dataclass(frozen=True)
+class CountedGroup(SequenceGroup):
+    """A group with one process present: rank 0, whose share of an uneven row is the largest.
+
+    Args:
+        tokens: Of a row.
+    """
+
+    tokens: int = 0
+
+    def exchange(self, flat: torch.Tensor, sent: list[int], received: list[int]) -> torch.Tensor:
+        """A tensor of the received size. Overrides `SequenceGroup.exchange`: there is no other process."""
+        out: torch.Tensor = _Exchange.apply(flat, sum(received))
+        return out
+
+
+def _fused(
+    module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **kwargs: Any
+) -> torch.Tensor:
+    """SDPA without a mask, which runs a fused kernel: it keeps no tensor of tokens by tokens, as FlashAttention."""
+    size = value.shape[-1]
+    # Latent attention has values of another size than keys. Fused kernels of GPUs take them; the one of a CPU, where
+    # this is traced, does not, and would fall back to tokens by tokens.
+    wide = pad(value, (0, query.shape[-1] - size)) if size < query.shape[-1] else value
+    out: torch.Tensor = sdpa_attention_forward(module, query, key, wide, None, **kwargs)[0]
+    return out[..., :size]
+
+
+@contextlib.contextmanager
+def rows_shared(size: int, tokens: int) -> Iterator[None]:
+    """Register the attention `COUNTED` in the block, over rows of `tokens` that `size` processes share."""
+    group = CountedGroup(size, 0, tokens=tokens)
+
+    def attend(
+        module: torch.nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor, None]:
+        def inner(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, heads: range) -> torch.Tensor:
+            return _fused(module, query, key, value, **kwargs)
+
+        if size == 1:
+            return _fused(module, query, key, value, **kwargs), None
+        return over_whole_rows(group, shares(tokens, size), query, key, value, inner), None
+
+    # The second function makes the mask; with the default one a mask would be counted that no run has.
+    with attention_registered(COUNTED, attend, lambda *args, **kwargs: None):
+        yield
+
+
+COUNTED_EXPERTS = "hftune_counted"
+
+
+class _GroupedMatmul(torch.autograd.Function):
+    """Save for backward what `grouped_mm` saves, its input and the weights of all experts; computes nothing."""
+
+    @staticmethod
+    def forward(ctx: Any, tokens: torch.Tensor, weight: torch.Tensor, width: int) -> torch.Tensor:
+        ctx.save_for_backward(tokens, weight)
+        return tokens.new_empty((tokens.shape[0], width))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None, None]:
+        wanted = zip(ctx.saved_tensors, ctx.needs_input_grad, strict=False)
+        # The weights' gradient has the shape of all experts, however few of them got a token.
+        tokens, weight = (torch.empty_like(one) if needed else None for one, needed in wanted)
+        return tokens, weight, None
+
+
+class Experts(Protocol):
+    """What transformers' `use_experts_implementation` (`integrations/moe.py`, 5.23) guarantees of a layer's experts."""
+
+    has_gate: bool
+    is_transposed: bool
+    # A layer with a gate has the first matrix, one without it the second.
+    gate_up_proj: torch.Tensor
+    up_proj: torch.Tensor
+    down_proj: torch.Tensor
+
+    def act_fn(self, hidden: torch.Tensor, /) -> torch.Tensor:
+        """The activation between the two matrices of a layer without a gate."""
+
+    def _apply_gate(self, gate_up: torch.Tensor, /) -> torch.Tensor:
+        """The activation and product of a layer with a gate: half the width remains."""
+
+
+def counted_experts(
+    self: Experts, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
+) -> torch.Tensor:
+    """Allocate the tensors of transformers' `grouped_mm_experts_forward`, in its order.
+
+    Args:
+        hidden_states: (tokens, hidden size).
+        top_k_index: (tokens, experts a token), and their weights alike.
+    """
+    tokens, chosen = top_k_index.shape
+    # In the place of a sort by expert, which looks at values: an index of the same size and dtype.
+    order = torch.empty_like(top_k_index.reshape(-1))
+    selected = hidden_states[order // chosen]
+    shares = top_k_weights.reshape(-1)[order]
+    weight = self.gate_up_proj if self.has_gate else self.up_proj
+    width = weight.shape[-1] if self.is_transposed else weight.shape[-2]
+    # `grouped_mm` knows no autocast: transformers casts its input to the weights' dtype, and so does this.
+    out = _GroupedMatmul.apply(selected.to(weight.dtype), weight, width)
+    out = self._apply_gate(out) if self.has_gate else self.act_fn(out)
+    weight = self.down_proj
+    out = _GroupedMatmul.apply(out.to(weight.dtype), weight, hidden_states.shape[-1])
+    weighted = (out * shares.unsqueeze(-1))[order]
+    return weighted.view(tokens, chosen, -1).sum(dim=1).to(hidden_states.dtype)
+
+
+@contextlib.contextmanager
+def experts_counted(model: nn.Module) -> Iterator[None]:
+    """Compute the model's experts by `counted_experts` in the block."""
+    # By id: modules share configs. All names are read before the first is changed, since transformers' setter changes
+    # those of sub-configs as well.
+    configs: dict[int, Any] = {id(one.config): one.config for one in model.modules() if hasattr(one, "config")}
+    asked = {key: config._experts_implementation for key, config in configs.items() if _has_experts(config)}
+    with experts_registered(COUNTED_EXPERTS, counted_experts):
+        try:
+            for key in asked:
+                configs[key]._experts_implementation = COUNTED_EXPERTS
+            yield
+        finally:
+            for key, name in asked.items():
+                configs[key]._experts_implementation = name
+
+
+def _has_experts(config: Any) -> bool:
+    return getattr(config, "_experts_implementation", None) is not None

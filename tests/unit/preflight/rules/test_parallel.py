@@ -1,0 +1,312 @@
+"""Tensor, expert and sequence parallelism are refused where they would be wrong, with the reason and the way out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoConfig, MixtralConfig, Qwen2Config
+
+from hftune.arguments.entry import parse_arguments
+from hftune.checkpoints.integrity import RECORD_NAME
+from hftune.distributed import ranks
+from hftune.errors import UserError
+from hftune.models.loading.config import model_config
+from hftune.preflight.check_run import check_run
+from hftune.preflight.facts import RowLayout, resolve
+from hftune.preflight.rules.parallel import check_architecture, check_expert_model, check_parallel
+from hftune.preflight.rules.resume import check_groups
+from tests.architectures import make_config
+
+ZERO = {stage: f'{{"zero_optimization": {{"stage": {stage}}}}}' for stage in range(4)}
+
+
+def zero(**more: Any) -> str:
+    return json.dumps({"zero_optimization": {"stage": 2} | more})
+
+
+def saved(folder: Path, name: str, **changes: Any) -> Path:
+    folder.mkdir(exist_ok=True)
+    make_config(name, **changes).save_pretrained(folder)
+    return folder
+
+
+def problems(model: Path, *flags: str, stage: str = "sft", processes: int = 2) -> str:
+    argv = ["--model_name_or_path", str(model), "--output_dir", "o", "--train_file_dir", ".", *flags]
+    # As a plan does: no process group is needed for what is only asked.
+    with ranks.planning_for(ranks.PlannedWorld(processes, processes, on_cpu=True)):
+        facts = resolve(stage, parse_arguments(stage, argv))
+        found = [*check_parallel(facts), *check_groups(facts.checkpoint.folder, facts.training_args)]
+    return "\n".join(map(str, found))
+
+
+TENSOR = ("--tensor_parallel_size", "2")
+EXPERT = ("--expert_parallel_size", "2")
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "mistral", "gemma2", "phi", "ernie4_5"])
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_tensor_parallelism_is_allowed(tmp_path: Path, name: str, stage: int) -> None:
+    assert problems(saved(tmp_path / name, name), *TENSOR, "--deepspeed", ZERO[stage]) == ""
+
+
+@pytest.mark.parametrize("name", ["mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3"])
+def test_expert_parallelism_is_allowed(tmp_path: Path, name: str) -> None:
+    model = saved(tmp_path / name, name)
+    for stage in (1, 2, 3):
+        assert problems(model, *EXPERT, "--deepspeed", ZERO[stage]) == ""
+
+
+@pytest.mark.parametrize(
+    ("flags", "parts"),
+    [
+        ((), ["no config for it was given", "--deepspeed zero1"]),
+        (("--deepspeed", zero(), "--use_peft"), ["--use_peft: AutoTP does not know the adapters", "--deepspeed zero3"]),
+        (("--deepspeed", zero(), "--qlora"), ["AutoTP shares no packed weights", "--deepspeed zero3"]),
+        (("--deepspeed", zero(), "--do_eval"), ["--do_train False: work is shared only when training begins"]),
+        (("--deepspeed", zero(), "--optim", "muon"), ["--optim muon: it looks at a matrix as a whole"]),
+        (("--deepspeed", ZERO[0], "--optim", "adafactor"), ["--optim adafactor: it looks at a matrix as a whole"]),
+        (
+            ("--deepspeed", zero(), "--train_sampling_strategy", "batch_rebalance"),
+            ["batch_rebalance: it gives rows to single processes, not to groups"],
+        ),
+        (("--deepspeed", zero(), "--torch_compile"), ["--torch_compile: it puts code of its own"]),
+        (("--deepspeed", zero(stage=3, zero_hpz_partition_size=2)), ["zero_hpz_partition_size: it splits"]),
+        (("--deepspeed", zero(), "--expert_parallel_size", "2"), ["tensor parallelism and expert parallelism at once"]),
+    ],
+)
+def test_tensor_parallelism_is_refused(tmp_path: Path, flags: tuple[str, ...], parts: list[str]) -> None:
+    said = problems(saved(tmp_path / "llama", "llama"), *TENSOR, *flags, processes=4)
+    for part in ("--tensor_parallel_size", *parts):
+        assert part in said
+
+
+@pytest.mark.parametrize("flag", [TENSOR, EXPERT])
+@pytest.mark.parametrize("stage", ["dpo", "rm", "rl"])
+def test_other_stages_are_refused(tmp_path: Path, stage: str, flag: tuple[str, str]) -> None:
+    model = saved(tmp_path / "model", "mixtral" if flag == EXPERT else "llama")
+    rewards = ("--reward_funcs", "accuracy") if stage == "rl" else ()
+    said = problems(model, *flag, "--deepspeed", zero(), *rewards, stage=stage)
+    assert "is for pre-training and fine-tuning: reward models, DPO and RL hold further models" in said
+    assert "--deepspeed zero3" in said
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "parts"),
+    [
+        ("phi3", {}, ["a phi3 model has layers that AutoTP cannot split", "qkv_proj"]),
+        ("mixtral", {}, ["experts", "--expert_parallel_size shares experts"]),
+        ("llama", {"num_key_value_heads": 1}, ["1 key-value heads cannot be shared evenly by 2", "zero3"]),
+        ("llama", {"intermediate_size": 63}, ["63 neurons cannot be shared"]),
+    ],
+)
+def test_models_that_cannot_be_split(tmp_path: Path, name: str, changes: dict[str, Any], parts: list[str]) -> None:
+    said = problems(saved(tmp_path / name, name, **changes), *TENSOR, "--deepspeed", zero())
+    for part in parts:
+        assert part in said
+
+
+def test_the_sizes_that_fit_are_named(tmp_path: Path) -> None:
+    model = saved(tmp_path / "model", "llama", num_attention_heads=8, num_key_value_heads=4)
+    said = problems(model, "--tensor_parallel_size", "3", "--deepspeed", zero(), processes=3)
+    assert "8 attention heads and 4 key-value heads and 64 neurons cannot be shared evenly by 3 processes" in said
+    assert "use 2 or 4" in said
+
+
+@pytest.mark.parametrize(
+    ("flags", "parts"),
+    [
+        ((), ["no config for it was given", "zero1, zero2 or zero3"]),
+        (("--deepspeed", ZERO[0]), ["measures and clips the gradients of each process's experts alone"]),
+        (("--deepspeed", zero(), "--use_peft"), ["--use_peft: AutoEP does not know"]),
+        (("--deepspeed", zero(), "--qlora"), ["AutoEP shares no packed"]),
+        (("--deepspeed", zero(), "--do_eval"), ["--do_train False"]),
+        (("--deepspeed", zero(offload_optimizer={"device": "cpu"})), ["offload_optimizer: was"]),
+        (("--deepspeed", zero(), "--activation_checkpointing", "mlp"), ["--activation_checkpointing mlp: it does not"]),
+        (("--deepspeed", zero(), "--hidden_dropout_prob", "0.1"), ["--hidden_dropout_prob: it does not reach"]),
+        (("--deepspeed", zero(), "--optim", "muon"), ["--optim muon: it does not"]),
+    ],
+)
+def test_expert_parallelism_is_refused(tmp_path: Path, flags: tuple[str, ...], parts: list[str]) -> None:
+    said = problems(saved(tmp_path / "mixtral", "mixtral"), *EXPERT, *flags)
+    for part in ("--expert_parallel_size", *parts):
+        assert part in said
+
+
+def test_a_config_that_shards_experts_by_itself(tmp_path: Path) -> None:
+    block = {"zero_optimization": {"stage": 2}, "expert_parallel": {"enabled": True, "autoep_size": 2}}
+    said = problems(saved(tmp_path / "mixtral", "mixtral"), "--deepspeed", json.dumps(block))
+    assert "remove the block and use --expert_parallel_size" in said
+
+
+@pytest.mark.parametrize(
+    ("config", "size", "parts"),
+    [
+        (MixtralConfig(num_local_experts=8), 4, []),
+        (MixtralConfig(hidden_act="swish"), 2, []),
+        (Qwen2Config(), 2, ["does not train the layers of a qwen2 model", "mixtral"]),
+        (MixtralConfig(num_local_experts=6), 4, ["6 experts cannot be shared evenly by 4", "use 2 or 3 or 6"]),
+        (MixtralConfig(router_jitter_noise=0.1), 2, ["router_jitter_noise 0.1", "set it to 0"]),
+        (MixtralConfig(hidden_act="gelu"), 2, ["hidden_act gelu", "AutoEP's experts compute silu"]),
+    ],
+)
+def test_models_of_experts(config: Any, size: int, parts: list[str]) -> None:
+    said = "\n".join(map(str, check_expert_model(config, size)))
+    assert all(part in said for part in parts) and bool(said) == bool(parts)
+
+
+def test_experts_that_are_frozen(tmp_path: Path) -> None:
+    """Some may be, but under ZeRO-3."""
+    model, frozen = saved(tmp_path / "mixtral", "mixtral"), ("--freeze_parameters_regex", "experts")
+    said = problems(model, *EXPERT, *frozen, "--deepspeed", ZERO[1])
+    assert "all experts are frozen" in said and "train some of them" in said
+    for flags in (frozen, ("--freeze_parameters", "model.layers.0")):
+        said = problems(model, *EXPERT, *flags, "--deepspeed", ZERO[3])
+        assert "ZeRO-3 leaves out of checkpoints" in said and "--deepspeed zero2" in said
+    assert problems(model, *EXPERT, "--freeze_parameters", "model.embed_tokens", "--deepspeed", ZERO[3]) == ""
+    assert problems(model, *EXPERT, "--freeze_parameters", "model.layers.0", "--deepspeed", ZERO[2]) == ""
+
+
+def checkpoint(folder: Path, files: list[str], **record: Any) -> Path:
+    """What is looked at of a checkpoint: the names of the engine's files, and the record."""
+    engine = folder / "global_step4"
+    engine.mkdir(parents=True)
+    (folder / "latest").write_text("global_step4")
+    for name in files:
+        (engine / name).touch()
+    (folder / RECORD_NAME).write_text(json.dumps({"files": {}, **record}))
+    return folder
+
+
+def test_state_of_other_groups_is_refused(tmp_path: Path) -> None:
+    model = saved(tmp_path / "llama", "llama")
+    split = [f"zero_pp_rank_0_mp_rank_0{rank}_optim_states.pt" for rank in range(2)]
+    folder = checkpoint(tmp_path / "tensor", split, zero_stage=2, world_size=2)
+    resume = ("--resume_from_checkpoint", str(folder))
+    assert problems(model, *TENSOR, "--deepspeed", ZERO[2], *resume) == ""
+    said = problems(model, "--deepspeed", ZERO[2], *resume)
+    assert "was written with --tensor_parallel_size 2, and this run has 1" in said
+    assert f"--warm_start {folder}" in said
+    assert "ZeRO stage 2, and this run has 1" in problems(model, *TENSOR, "--deepspeed", ZERO[1], *resume)
+    said = problems(model, *TENSOR, "--deepspeed", ZERO[2], *resume, processes=4)
+    assert "processes 2, and this run has 4" in said
+
+    # The pieces of a machine that shares no files with the other one.
+    folder = checkpoint(tmp_path / "beta", split[1:], zero_stage=2, world_size=2, tensor_parallel_size=2)
+    assert problems(model, *TENSOR, "--deepspeed", ZERO[2], "--resume_from_checkpoint", str(folder)) == ""
+
+    model = saved(tmp_path / "mixtral", "mixtral")
+    own = ["zero_pp_rank_0_mp_rank_00_optim_states.pt"]
+    folder = checkpoint(tmp_path / "expert", own, zero_stage=2, world_size=2, expert_parallel_size=2)
+    resume = ("--resume_from_checkpoint", str(folder))
+    assert problems(model, *EXPERT, "--deepspeed", ZERO[2], *resume) == ""
+    said = problems(model, "--deepspeed", ZERO[2], *resume)
+    assert "was written with --expert_parallel_size 2, and this run has 1" in said
+    plain = checkpoint(tmp_path / "plain", own, zero_stage=2, world_size=4)
+    assert problems(model, "--deepspeed", ZERO[3], "--resume_from_checkpoint", str(plain)) == ""
+
+
+TWO = ["--sequence_parallel_size", "2"]
+
+
+def run_problems(model: Path, stage: str, *flags: str, processes: int = 2) -> str:
+    argv = ["--model_name_or_path", str(model), "--train_file_dir", ".", "--output_dir", "not-there"]
+    with ranks.planning_for(ranks.PlannedWorld(processes, processes, on_cpu=True, bf16=False)):
+        try:
+            check_run(resolve(stage, parse_arguments(stage, [*argv, "--report_to", "none", *flags])))
+        except UserError as error:
+            return str(error)
+    return ""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("stage", ["pt", "sft"])
+@pytest.mark.parametrize("flags", [[], ["--packing", "True"], ["--use_peft"], ["--tiled_mlp"]])
+def test_rows_that_are_shared(tiny_model: Path, stage: str, flags: list[str]) -> None:
+    assert run_problems(tiny_model, stage, *TWO, *flags) == ""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("stage", "flags", "parts"),
+    [
+        (
+            "dpo",
+            [],
+            ["fine-tuning: the losses of preferences", "whole answers", "--deepspeed zero3"],
+        ),
+        ("rm", [], ["the losses of preferences"]),
+        ("rl", ["--reward_funcs", "length"], ["reinforcement learning"]),
+        ("rl", ["--reward_funcs", "length", "--rl_algorithm", "ppo"], ["reinforcement learning"]),
+        ("sft", ["--padding_free", "False"], ["--padding_free False: rows with padding are not shared"]),
+        ("pt", ["--streaming", "--max_steps", "2"], ["a stream gives every process records of its own"]),
+        (
+            "sft",
+            ["--train_sampling_strategy", "batch_rebalance"],
+            ["batch_rebalance: it gives rows to single"],
+        ),
+        (
+            "pt",
+            ["--accelerator_config", '{"split_batches": true}'],
+            ["split_batches: it gives rows to"],
+        ),
+        ("pt", ["--label_smoothing_factor", "0.1"], ["label smoothing takes the logits of whole rows"]),
+        ("pt", ["--average_tokens_across_devices", "False"], ["each process would divide by its own"]),
+        ("sft", ["--torch_compile"], ["--torch_compile: it puts code of its own"]),
+        ("sft", ["--attn_implementation", "sdpa"], ["sdpa: it would let the tokens of a slice see that slice only"]),
+        ("sft", ["--flash_attn"], ["flash_attention: it would let", "hftune_ulysses exchanges heads"]),
+    ],
+)
+def test_rows_that_are_not_shared(tiny_model: Path, stage: str, flags: list[str], parts: list[str]) -> None:
+    said = run_problems(tiny_model, stage, *TWO, *flags)
+    assert "--sequence_parallel_size" in said
+    assert all(part in said for part in parts), said
+
+
+@pytest.mark.long
+def test_other_degrees_of_sharing(tiny_model: Path) -> None:
+    said = run_problems(tiny_model, "pt", *TWO, "--tensor_parallel_size", "2", processes=4)
+    assert "tensor parallelism and sequence parallelism at once were not found right" in said
+
+
+def test_too_few_processes(tiny_model: Path) -> None:
+    assert "do not divide into groups of 2" in run_problems(tiny_model, "pt", *TWO, processes=3)
+
+
+@pytest.mark.parametrize(
+    ("config", "size", "reason"),
+    [
+        ({"model_type": "mamba"}, 2, "whose past is more than the attention mask says"),
+        ({"model_type": "qwen3_next"}, 2, "linear_attention"),
+        ({"model_type": "llama4_text"}, 2, "chunked attention"),
+        ({"model_type": "llama", "num_attention_heads": 4}, 8, "its 4 heads of attention do not suffice"),
+    ],
+)
+def test_architectures(tmp_path: Path, config: dict, size: int, reason: str) -> None:
+    AutoConfig.for_model(**config).save_pretrained(tmp_path)
+    flags = ["--model_name_or_path", str(tmp_path), "--output_dir", "o", "--sequence_parallel_size", str(size)]
+    with ranks.planning_for(ranks.PlannedWorld(size, size, on_cpu=True, bf16=False)):
+        model_args, _, _, training_args = parse_arguments("pt", flags)
+    (problem,) = check_architecture(model_config(model_args, training_args), size)
+    assert f"cannot be shared by {size} processes" in str(problem) and reason in str(problem)
+
+
+@pytest.mark.long
+def test_tiling(tiny_model: Path, tmp_path: Path) -> None:
+    assert "pre-training and fine-tuning only" in run_problems(tiny_model, "dpo", "--tiled_mlp", processes=1)
+    flags = ["--tiled_mlp", "--activation_checkpointing", "mlp"]
+    assert "recomputes the MLPs already" in run_problems(tiny_model, "sft", *flags, processes=1)
+    make_config("mixtral").save_pretrained(tmp_path)
+    assert "has no MLPs whose input could be cut" in run_problems(tmp_path, "pt", "--tiled_mlp", processes=1)
+
+
+def test_rows_lie_side_by_side(tiny_model: Path) -> None:
+    """Whatever the machine's attention prefers without: a slice is one of a row without padding."""
+    cases = {("sft",): True, ("sft", "--packing"): False, ("pt",): False, ("pt", "--cross_document_attention"): True}
+    for (stage, *flags), padding_free in cases.items():
+        with ranks.planning_for(ranks.PlannedWorld(2, 2, on_cpu=True, bf16=False)):
+            argv = ["--model_name_or_path", str(tiny_model), "--output_dir", "not-there", *TWO, *flags]
+            facts = resolve(stage, parse_arguments(stage, argv))
+        assert facts.rows == RowLayout(padding_free, side_by_side=True, shared_prompts=False)

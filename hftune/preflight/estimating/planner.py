@@ -7,7 +7,7 @@ import logging
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -30,7 +30,6 @@ from hftune.models.kernels.fused_lora import fuse_lora
 from hftune.models.kernels.tiling import longest_batch, tile_mlps, tiles_for
 from hftune.models.loading.dtype import weight_dtype
 from hftune.models.miniature import Miniature, cut_down, materialise
-from hftune.preflight.estimating import scans
 from hftune.preflight.estimating.parts import (
     ALONE,
     Buffers,
@@ -51,7 +50,13 @@ from hftune.preflight.estimating.parts import (
 from hftune.preflight.estimating.plan import Moment, Plan, Standing, Step, highest, moments
 from hftune.preflight.estimating.profiles import Batch, Profile, formula_profile, marks, offloaded, scaled
 from hftune.preflight.estimating.stand_ins import COUNTED, experts_counted, rows_shared
-from hftune.preflight.estimating.tracing import Untraceable, switch_on, trace, trace_without_gradients
+from hftune.preflight.estimating.tracing import (
+    Untraceable,
+    goes_token_by_token,
+    switch_on,
+    trace,
+    trace_without_gradients,
+)
 from hftune.preflight.estimating.work import ANSWERS, FULL_LOGITS, WEIGHTED, Numerics, Work, numerics_of, work_of
 from hftune.preflight.facts import Facts
 from hftune.preflight.memory import ModelSize, Setup, model_size, packed_linears, run_setup
@@ -247,18 +252,16 @@ class Planner:
         with quiet(), FakeTensorMode(), shared:
             self._ready(miniature, marked, choice, numerics)
             with experts_counted(miniature.model):
-                with_loss = choice.work.head == FULL_LOGITS
-                step = partial(trace, miniature, autocast=numerics.autocast, with_loss=with_loss)
-                forward = partial(trace_without_gradients, miniature, autocast=numerics.autocast)
-                if scans.scans(miniature.model):
-                    step = partial(scans.profile_of, step, miniature)
-                    forward = partial(scans.peak_of, forward, miniature)
-                return step(batch), forward(batch) if choice.work.reference else 0
+                model, autocast = miniature, numerics.autocast
+                profile = trace(model, batch, autocast, with_loss=choice.work.head == FULL_LOGITS)
+                return profile, trace_without_gradients(model, batch, autocast) if choice.work.reference else 0
 
     def _miniature(self, choice: Choice) -> tuple[Miniature, list[bool]]:
         found = checkpointed_layers(self.bare)
         if found is None:
             raise Untraceable("its layers are not of transformers' make")
+        if goes_token_by_token(self.bare):
+            raise Untraceable("its layers pass a state from token to token, of which each is as many operations")
         # Marks first: they are part of what makes two layers alike, so that a layer of the miniature stands for
         # recomputed ones or for others, never both.
         marked = marks(choice.recompute, len(getattr(*found)))

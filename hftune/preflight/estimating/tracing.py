@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from hftune.arguments.recomputation import Recomputation
+from hftune.models.attention.mixers import mixers_of
 from hftune.models.blocks import checkpointed_layers
 from hftune.models.kernels.activation_checkpointing import Recomputing
 from hftune.models.miniature import Miniature
@@ -166,6 +167,15 @@ def trace_without_gradients(miniature: Miniature, batch: Batch, autocast: torch.
         base_of(model)(**inputs, use_cache=False)
     # Nothing began a new stretch: the last one is the whole pass.
     return tracker.stretches[-1].peak
+
+
+def goes_token_by_token(model: nn.Module) -> bool:
+    """Whether a layer has a loop over tokens without its kernel, as Mamba's first version: minutes without data.
+
+    Later ones have a decay for each head, not for each element of the state, and go in chunks.
+    """
+    named = (found for mixer in mixers_of(model) for found in mixer.named_parameters())
+    return any(name.endswith("A_log") and sum(size > 1 for size in one.shape) > 1 for name, one in named)
 
 
 def base_of(model: Any) -> nn.Module:

@@ -216,7 +216,7 @@ def imported(module: str, seen: set[str]) -> set[str]:
 
 def test_a_stage_does_without_the_rules_of_others() -> None:
     others = {place.partition(":")[0] for place in RULES_OF_STAGE.values()}
-    others |= {f"hftune.arguments.{name}" for name in ("rl", "reinforcement", "reward", "preference")}
+    others |= {f"hftune.arguments.{name}" for name in ("rl_algorithms", "preference")}
     needed: set[str] = set()
     for place in RULES_OF_ALL:
         imported(place.partition(":")[0], needed)

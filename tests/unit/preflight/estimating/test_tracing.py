@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch.autograd.graph import saved_tensors_hooks
-from transformers import AutoModelForCausalLM, BloomConfig, CodeGenConfig, GPT2Config, PreTrainedModel
+from transformers import AutoModelForCausalLM, BloomConfig, CodeGenConfig, GPT2Config, MambaConfig, PreTrainedModel
 
 from hftune.arguments.entry import parse_arguments
 from hftune.arguments.recomputation import Recomputation
@@ -221,3 +221,10 @@ def test_what_the_planner_does_wrong_is_not_taken_for_the_model(
     monkeypatch.setattr("hftune.preflight.estimating.planner.materialise", fail)
     with pytest.raises(TypeError, match="a bug"):
         planner.plan(choice)
+
+
+def test_layers_that_go_token_by_token_are_by_formula(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 128}
+    for config, traced in ((MambaConfig(**sizes), False), (make_config("llama"), True)):
+        planner, choice = planner_of(config, tmp_path / config.model_type, "sft")
+        assert (planner.plan(choice).untraced is None) is traced

@@ -13,7 +13,7 @@ from hftune.arguments.stages import ALGORITHMS, stage_parser
 from hftune.errors import UserError
 from hftune.logging import notices
 from hftune.preflight.facts import resolve
-from hftune.preflight.rules.without_effect import NEEDS, check_without_effect
+from hftune.preflight.rules.without_effect import check_without_effect, needs
 from hftune.tools.planning.command import plan
 
 HELD = ("--validation_file_dir", "held-out")
@@ -133,14 +133,14 @@ def test_next_to_a_switch_turned_off_by_name_it_is_said(
 def test_each_name_of_the_table_is_an_argument() -> None:
     parsers = [stage_parser(stage) for stage in STAGES] + [stage_parser("rl", one) for one in ALGORITHMS]
     known = [parser.known for parser in parsers]
-    for need in NEEDS:
-        for name in need.names.split():
+    for need in needs():
+        for name in need.names:
             assert any(name in arguments and need.other in arguments for arguments in known), (name, need.other)
 
 
 def test_values_of_the_table_are_choices() -> None:
     known = [stage_parser(stage).known for stage in STAGES] + [stage_parser("rl", "online_dpo").known]
-    for need in NEEDS:
+    for need in needs():
         taken = [arguments[need.other].choices for arguments in known if need.other in arguments]
         for value in need.values:
             assert any(choices is None or value in choices for choices in taken), (need.other, value)

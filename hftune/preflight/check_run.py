@@ -1,4 +1,4 @@
-"""All rules of a run, imported by name: a stage needs no rules of others."""
+"""All rules of a run. Those of one stage are imported by name: no other needs them."""
 
 from __future__ import annotations
 
@@ -10,34 +10,29 @@ from hftune.distributed import nodes
 from hftune.errors import UserError
 from hftune.on_demand import on_demand
 from hftune.preflight.facts import Facts
+from hftune.preflight.rules.adapters import check_adapters, check_vocabulary
+from hftune.preflight.rules.callbacks import check_callbacks, check_hub, check_monitors, check_trackers
+from hftune.preflight.rules.data import check_data
+from hftune.preflight.rules.folders import check_contents, check_folders
+from hftune.preflight.rules.kernels import check_kernels
+from hftune.preflight.rules.machines import check_machines
+from hftune.preflight.rules.model import check_model, check_tiling
+from hftune.preflight.rules.optimizer import check_optimizer, check_schedule
+from hftune.preflight.rules.parallel import check_parallel
+from hftune.preflight.rules.quantisation import check_quantisation
+from hftune.preflight.rules.resume import check_resume, check_resumed_settings
+from hftune.preflight.rules.without_effect import check_without_effect
 
 Rule = Callable[[Facts], Iterator[UserError]]
 """A pure function from the facts of a run to its problems."""
 
 # In the order in which their problems are listed: machines and folders first, the model itself last.
-RULES_OF_ALL = (
-    "hftune.preflight.rules.machines:check_machines",
-    "hftune.preflight.rules.folders:check_folders",
-    "hftune.preflight.rules.folders:check_contents",
-    "hftune.preflight.rules.without_effect:check_without_effect",
-    "hftune.preflight.rules.callbacks:check_hub",
-    "hftune.preflight.rules.callbacks:check_trackers",
-    "hftune.preflight.rules.callbacks:check_monitors",
-    "hftune.preflight.rules.callbacks:check_callbacks",
-    "hftune.preflight.rules.data:check_data",
-    "hftune.preflight.rules.quantisation:check_quantisation",
-    "hftune.preflight.rules.kernels:check_kernels",
-    "hftune.preflight.rules.adapters:check_adapters",
-    "hftune.preflight.rules.adapters:check_vocabulary",
-    "hftune.preflight.rules.optimizer:check_optimizer",
-    "hftune.preflight.rules.optimizer:check_schedule",
-    "hftune.preflight.rules.parallel:check_parallel",
-    "hftune.preflight.rules.model:check_tiling",
-    "hftune.preflight.rules.resume:check_resume",
-    "hftune.preflight.rules.resume:check_resumed_settings",
-    "hftune.preflight.rules.model:check_model",
+RULES_OF_ALL: tuple[Rule, ...] = (
+    *(check_machines, check_folders, check_contents, check_without_effect),
+    *(check_hub, check_trackers, check_monitors, check_callbacks, check_data),
+    *(check_quantisation, check_kernels, check_adapters, check_vocabulary, check_optimizer, check_schedule),
+    *(check_parallel, check_tiling, check_resume, check_resumed_settings, check_model),
 )
-
 RULES_OF_STAGE = {
     "rm": "hftune.preflight.rules.reward:check_reward",
     "dpo": "hftune.preflight.rules.preference:check_preferences",
@@ -47,10 +42,8 @@ RULES_OF_STAGE = {
 
 
 def rules_of(stage: str) -> Iterator[Rule]:
-    """The rules that hold for a stage."""
-    for place in RULES_OF_ALL:
-        yield on_demand(place)
-    # Those of the stage that it is based on, too.
+    """The rules that hold for a stage, and those of the stage that it is based on."""
+    yield from RULES_OF_ALL
     for name in dict.fromkeys((base_stage(stage), stage)):
         if own := RULES_OF_STAGE.get(name):
             yield on_demand(own)

@@ -185,13 +185,13 @@ def formula_profile(
     marked = marks(recompute, config.num_hidden_layers)
     logits = tokens * config.vocab_size if work.head == FULL_LOGITS else 0
     # Two kinds of layers: 0 keeps everything, 1 is recomputed, keeps its input alone and has the whole again on the way
-    # back. Factors of `logits` are bytes a logit: at most 14 (`preflight.activations.LOGIT_BYTES`), 4 of which, the
+    # back. Factors of `logits` are bytes a logit: 4 of all, the
     # float32 softmax, wait for the backward pass.
     profile = Profile(
         kinds=tuple(int(mark) for mark in marked),
         embed=Part(hidden, hidden),
         forward=(Part(whole, whole), Part(whole, hidden)),
-        tail=Part(14 * logits + hidden, 4 * logits + hidden),
+        tail=Part(LOGIT_BYTES * logits + hidden, 4 * logits + hidden),
         kept_embed=hidden,
         kept=(whole, hidden),
         kept_tail=4 * logits + hidden,

@@ -33,6 +33,7 @@ from hftune.models.vocabulary import named_tokens, new_tokens
 from hftune.preflight.facts import Facts
 from hftune.preflight.memory import adapter_key, note_adapter, trained_parameters
 from hftune.preflight.model_folder import check_adapter_fits
+from hftune.preflight.rules import Clashes, clashes
 
 _BEGINNINGS = "true, gaussian, orthogonal, mica, olora, pissa or pissa_niter_N"
 # peft also knows beginnings that are computed from data or gradients before training.
@@ -70,68 +71,60 @@ def check_lora_numbers(adapter_args: AdapterArguments) -> Iterator[UserError]:
 
 def check_init(adapter_args: AdapterArguments) -> Iterator[UserError]:
     """Problems of `--init_lora_weights`: not known to peft, or not possible with this base and these modules."""
-    flag, init = f"--init_lora_weights {adapter_args.init_lora_weights}", adapter_args.init_lora_weights
+    init, args = adapter_args.init_lora_weights, adapter_args
+    flag = f"--init_lora_weights {init}"
     # peft takes them from a pass over data, which none of hftune's loaders makes before the adapter is there.
     if init in _NEED_DATA:
         yield ArgumentError("this beginning needs a pass over data first", place=flag, fix=f"use {_BEGINNINGS}")
     elif not re.fullmatch(r"true|gaussian|orthogonal|mica|olora|pissa(_niter_\d+)?", init):
         yield ArgumentError("this beginning is not known", place=flag, fix=f"use {_BEGINNINGS}")
+    packed = "--load_in_4bit / --load_in_8bit"
+    others: dict[str, tuple[object, str]] = {
+        "--lora_target_parameters": (
+            init not in ("true", "gaussian") and args.lora_target_parameters,
+            "only modules can begin so, not parameters; true and gaussian do",
+        ),
+        "--use_dora": (init == "mica" and args.use_dora, "peft has no such pair"),
+    }
     # PiSSA and its like subtract what the adapter begins with from the base's weights.
-    if adapter_args.changes_base and adapter_args.quantised:
-        yield ArgumentError(
+    if args.changes_base:
+        others[packed] = (
+            args.quantised,
             "it takes a part out of the base, which would be quantised anew and no longer be the base on disk",
-            place=f"{flag}, --load_in_4bit / --load_in_8bit",
-            fix="leave out one of the two",
         )
-    if init in ("orthogonal", "mica") and adapter_args.quantised:
-        yield ArgumentError(
-            "peft computes it in the dtype of the weights, which are packed (peft 0.21)",
-            place=f"{flag}, --load_in_4bit / --load_in_8bit",
-            fix="use --init_lora_weights true or gaussian",
-        )
-    if init not in ("true", "gaussian") and adapter_args.lora_target_parameters:
-        yield ArgumentError(
-            "only modules can begin so, not parameters",
-            place=f"{flag}, --lora_target_parameters",
-            fix="use --init_lora_weights true or gaussian",
-        )
+    elif init in ("orthogonal", "mica"):
+        others[packed] = (args.quantised, "peft (0.21) computes it in the dtype of the weights, which are packed")
+    yield from clashes(flag, others)
     # peft takes one half of an orthogonal matrix for A and the other for B.
-    ranks = {adapter_args.lora_r, *_values(adapter_args, "rank_pattern")}
+    ranks = {args.lora_r, *_values(args, "rank_pattern")}
     if init == "orthogonal" and any(rank % 2 for rank in ranks):
         yield ArgumentError("its rank must be even", place=f"{flag}, --lora_r", fix="use an even --lora_r")
 
 
 def check_lora_variants(adapter_args: AdapterArguments, training_args: StageArguments) -> Iterator[UserError]:
     """Problems of DoRA, dropout and adapted parameters that peft cannot combine."""
-    if adapter_args.lora_target_parameters:
-        for flag, given in (("--use_dora", adapter_args.use_dora), ("--lora_dropout", adapter_args.lora_dropout)):
-            if given:
-                yield ArgumentError(
-                    "adapters of parameters have neither DoRA nor dropout",
-                    place=f"--lora_target_parameters, {flag}",
-                    fix=f"leave out {flag}",
-                )
-    # `none` is for adapters of parameters alone.
-    if adapter_args.lora_target_modules == ["none"] and not adapter_args.lora_target_parameters:
-        yield ArgumentError(
-            "nothing is adapted", place="--lora_target_modules none", fix="name --lora_target_parameters, or use all"
-        )
-    if adapter_args.target_regex is not None and adapter_args.lora_target_modules != ["all"]:
+    args, modules, on_cpu = adapter_args, adapter_args.lora_target_modules, training_args.use_cpu
+    neither = "adapters of parameters have neither DoRA nor dropout"
+    parameters: Clashes = {"--use_dora": (args.use_dora, neither), "--lora_dropout": (args.lora_dropout, neither)}
+    if args.lora_target_parameters:
+        yield from clashes("--lora_target_parameters", parameters)
+    elif modules == ["none"]:  # for adapters of parameters alone
+        fix = "name --lora_target_parameters, or use all"
+        yield ArgumentError("nothing is adapted", place="--lora_target_modules none", fix=fix)
+    if args.target_regex is not None and modules != ["all"]:
         yield ArgumentError("modules are named twice", place="--target_regex, --lora_target_modules", fix="choose one")
-    if adapter_args.use_dora and adapter_args.init_lora_weights == "mica":
-        yield ArgumentError("peft has no such pair", place="--use_dora, --init_lora_weights mica", fix="choose one")
-    if adapter_args.use_dora and adapter_args.load_in_8bit and training_args.use_cpu:
-        yield ArgumentError(
-            "DoRA reads the weights of its base, and loses the scales of 8-bit ones on a CPU (peft 0.21)",
-            place="--use_dora, --load_in_8bit",
-            fix="leave out --use_dora, use --load_in_4bit, or quantise on a GPU",
-        )
-    if adapter_args.use_dora and adapter_args.load_in_4bit and training_args.zero_stage == 3 and training_args.use_cpu:
-        yield ArgumentError(
+    dora: Clashes = {
+        "--load_in_8bit": (
+            args.load_in_8bit and on_cpu,
+            "it reads the weights of its base, and loses the scales of 8-bit ones on a CPU (peft 0.21)",
+        ),
+        "--load_in_4bit": (
+            args.load_in_4bit and training_args.zero_stage == 3 and on_cpu,
             "peft puts 4-bit weights anew in each pass of DoRA on a CPU, and ZeRO-3 loses track of them (peft 0.21)",
-            place="--use_dora, --load_in_4bit",
-            fix="leave out --use_dora, use --deepspeed zero2, or quantise on a GPU",
-        )
+        ),
+    }
+    if args.use_dora:
+        yield from clashes("--use_dora", dora)
 
 
 def check_fused(adapter_args: AdapterArguments, training_args: StageArguments) -> Iterator[UserError]:
@@ -232,12 +225,14 @@ def _check_continued(
 def check_reference(adapter_args: AdapterArguments, training_args: StageArguments) -> Iterator[UserError]:
     """A problem where the adapter trains biases of the base: the reference of DPO and RL shares them."""
     # Log-probabilities that were computed before training are those of the untouched base.
-    compares = getattr(training_args, "beta", 0) and not getattr(training_args, "precompute_ref_log_probs", False)
+    precomputed = getattr(training_args, "precompute_ref_log_probs", None)
+    compares = getattr(training_args, "beta", 0) and not precomputed
     if adapter_args.use_peft and adapter_args.lora_bias != "none" and compares:
+        can = hasattr(training_args, "precompute_ref_log_probs")
         yield ArgumentError(
             "the reference would be trained as well: it shares the biases of the base",
             place=f"--lora_bias {adapter_args.lora_bias}",
-            fix="use --lora_bias none" + (", or --precompute_ref_log_probs" if _precomputes(training_args) else ""),
+            fix="use --lora_bias none" + (", or --precompute_ref_log_probs" if can else ""),
         )
 
 
@@ -251,10 +246,6 @@ def check_rope(config: PreTrainedConfig, adapter_args: AdapterArguments) -> Iter
                 place="--rope_scaling",
                 fix=f"give the same: --rope_scaling '{json.dumps(recorded['rope_parameters'])}'",
             )
-
-
-def _precomputes(training_args: StageArguments) -> bool:
-    return hasattr(training_args, "precompute_ref_log_probs")
 
 
 def _values(adapter_args: AdapterArguments, name: str) -> list[int]:

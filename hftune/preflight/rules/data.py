@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from hftune.arguments.data import DataArguments
 from hftune.arguments.training import PTArguments, SFTArguments, StageArguments
@@ -13,6 +14,7 @@ from hftune.data.readers.specs import parse_sources, path_exists
 from hftune.errors import ArgumentError, DataError, UserError
 from hftune.path_hints import path_hint
 from hftune.preflight.facts import Facts
+from hftune.preflight.rules import Clashes, clashes
 
 
 def check_data(facts: Facts) -> Iterator[UserError]:
@@ -75,37 +77,25 @@ def check_sources(data_args: DataArguments) -> Iterator[UserError]:
                 cause = f"there is no file or folder {spec.path}"
                 yield ArgumentError(cause, place=flag, fix=path_hint(spec.path, "a file or a folder of records"))
             elif path_exists(spec.path):
-                yield from _unusable_files(spec.path, flag)
+                try:
+                    find_files(spec.path, flag, say=False)
+                except DataError as problem:
+                    yield problem
     try:
         parse_columns(data_args.columns)
     except ArgumentError as problem:
         yield problem
 
 
-def _unusable_files(path: str, flag: str) -> Iterator[UserError]:
-    """Problems of a source's files that show before they are read."""
-    try:
-        find_files(path, flag, say=False)
-    except DataError as problem:
-        yield problem
-
-
 def check_turn_weights(training_args: StageArguments) -> Iterator[UserError]:
     """Problems of `--turn_weights` with packed rows, or with a loss that is no sum over tokens."""
-    if not getattr(training_args, "turn_weights", False):
-        return
-    if training_args.packing or training_args.eval_packing:
-        yield ArgumentError(
-            "packed rows do not carry the weights of turns",
-            place="--turn_weights, --packing",
-            fix="use --padding_free in place of --packing",
-        )
-    if training_args.loss_type != "nll":
-        yield ArgumentError(
-            f"the loss {training_args.loss_type} is no plain sum over tokens",
-            place="--turn_weights, --loss_type",
-            fix="use --loss_type nll",
-        )
+    args: Any = training_args
+    if getattr(args, "turn_weights", False):
+        others: Clashes = {
+            "--packing": (args.packing or args.eval_packing, "packed rows do not carry them; --padding_free does"),
+            f"--loss_type {args.loss_type}": (args.loss_type != "nll", "it is no plain sum over tokens, as nll is"),
+        }
+        yield from clashes("--turn_weights", others)
 
 
 def check_streaming(data_args: DataArguments, training_args: StageArguments) -> Iterator[UserError]:
@@ -116,49 +106,41 @@ def check_streaming(data_args: DataArguments, training_args: StageArguments) -> 
         yield ArgumentError("only text and conversations are streamed", place="--streaming", fix="leave it out")
     if training_args.max_steps <= 0:
         yield ArgumentError("a stream has no length", place="--streaming", fix="say how long to train: --max_steps")
-    clashing = [
-        *(name for name in ("tokenized_dir", "dummy_data", "train_dataset_prob") if getattr(data_args, name)),
-        *(["num_samples_each_epoch"] if data_args.num_samples_each_epoch else []),
-        *(["max_train_samples"] if data_args.max_train_samples > 0 else []),
-        *(["validation_split_percentage"] if data_args.validation_split_percentage > 0 else []),
-    ]
-    for name in clashing:
-        yield ArgumentError(
-            "it needs the records to be known before training",
-            place=f"--{name}, --streaming",
-            fix=f"leave --streaming out, or --{name}; held-out records come from --validation_file_dir",
-        )
-    if training_args.train_sampling_strategy != "random":
-        yield ArgumentError(
-            "a stream has an order of its own", place="--train_sampling_strategy, --streaming", fix="leave it out"
-        )
+    known = "it needs the records to be known before training; held-out records come from --validation_file_dir"
+    names = ("tokenized_dir", "dummy_data", "train_dataset_prob", "num_samples_each_epoch")
     # Stages without packing have no strategy; `wrapped` alone needs no look at later records.
     strategy = getattr(training_args, "packing_strategy", "wrapped")
-    if getattr(training_args, "packing", False) and strategy != "wrapped":
-        yield ArgumentError(
-            f"--packing_strategy {strategy} looks at all records to find those that fit together",
-            place="--packing, --streaming",
-            fix="use --packing_strategy wrapped or --padding_free with a stream",
-        )
+    others: Clashes = {
+        **{f"--{name}": (getattr(data_args, name), known) for name in names},
+        "--max_train_samples": (data_args.max_train_samples > 0, known),
+        "--validation_split_percentage": (data_args.validation_split_percentage > 0, known),
+        "--train_sampling_strategy": (
+            training_args.train_sampling_strategy != "random",
+            "a stream has an order of its own",
+        ),
+        f"--packing_strategy {strategy}": (
+            getattr(training_args, "packing", False) and strategy != "wrapped",
+            "it looks at all records to find those that fit together; wrapped or --padding_free does not",
+        ),
+    }
+    yield from clashes("--streaming", others)
 
 
 def check_tokenized(data_args: DataArguments, training_args: StageArguments) -> Iterator[UserError]:
     """Problems of options next to tokenised folders; only pre-training mixes several."""
     if not data_args.tokenized:
         return
-    for name in ("validation_file_dir", "validation_split_percentage"):
-        if getattr(data_args, name):
-            yield ArgumentError(
-                "files and tokenised folders at once",
-                place=f"--{name}, --tokenized_dir",
-                fix="give it to `hftune tokenize`, so that held-out records are tokenised, too",
-            )
+    held_out = "held-out records are tokenised, too: give it to `hftune tokenize`"
+    others: Clashes = {
+        f"--{name}": (getattr(data_args, name), held_out)
+        for name in ("validation_file_dir", "validation_split_percentage")
+    }
     # Pre-training reads blocks by an endless loader; the other stages read folders as they read files.
     if isinstance(training_args, PTArguments):
-        yield from _check_blocks(data_args, training_args)
-        return
+        others |= _of_blocks(data_args, training_args)
+    yield from clashes("--tokenized_dir", others)
     for name in ("datasets", "weights", "validation_tokenized_dir"):
-        if getattr(data_args, name):
+        if getattr(data_args, name) and not isinstance(training_args, PTArguments):
             yield ArgumentError(
                 "mixing tokenised folders is for pre-training",
                 place=f"--{name}",
@@ -166,43 +148,22 @@ def check_tokenized(data_args: DataArguments, training_args: StageArguments) -> 
             )
 
 
-def _check_blocks(data_args: DataArguments, training_args: StageArguments) -> Iterator[UserError]:
-    if not training_args.packing:
-        yield ArgumentError(
-            "tokenised documents are joined into blocks",
-            place="--packing False, --tokenized_dir",
-            fix="leave --packing out; documents in a block do not see each other",
-        )
-    for name in ("max_train_samples", "max_eval_samples"):
-        if getattr(data_args, name) > 0:
-            yield ArgumentError(
-                "tokenised folders are used whole",
-                place=f"--{name}",
-                fix="limit the records when they are tokenised, or give --max_steps or --num_samples_each_epoch",
-            )
-    yield from _check_loader_settings(data_args, training_args)
-
-
-def _check_loader_settings(data_args: DataArguments, training_args: StageArguments) -> Iterator[UserError]:
+def _of_blocks(data_args: DataArguments, args: PTArguments) -> dict[str, tuple[object, str]]:
+    """What does not go with blocks of tokenised documents."""
     # With either of them accelerate hands out parts of batches, where hftune's loader gives each rank documents of its
     # own.
-    accelerate = training_args.accelerator_config
-    for name in ("split_batches", "dispatch_batches"):
-        if getattr(accelerate, name, False):
-            yield ArgumentError(
-                f"{name} shards batches in another way, and documents would come twice",
-                place="--accelerator_config",
-                fix=f"leave {name} out",
-            )
-    if training_args.auto_find_batch_size:
-        yield ArgumentError(
-            "the position in tokenised data is counted in batches of one size",
-            place="--auto_find_batch_size",
-            fix="leave it out, and lower --per_device_train_batch_size",
-        )
-    if training_args.train_sampling_strategy != "random":
-        yield ArgumentError(
-            "blocks are all of one length, in an order of their own",
-            place="--train_sampling_strategy",
-            fix="leave it out; --shuffle_buffer 0 keeps the order of the files",
-        )
+    shards = "it shards batches in another way, and documents would come twice"
+    whole = "they are used whole; give --max_steps or --num_samples_each_epoch, or tokenise fewer"
+    return {
+        "--packing False": (not args.packing, "tokenised documents are joined into blocks, and do not see each other"),
+        **{f"--{name}": (getattr(data_args, name) > 0, whole) for name in ("max_train_samples", "max_eval_samples")},
+        **{
+            f"--accelerator_config {name}": (getattr(args.accelerator_config, name, False), shards)
+            for name in ("split_batches", "dispatch_batches")
+        },
+        "--auto_find_batch_size": (args.auto_find_batch_size, "their position is counted in batches of one size"),
+        "--train_sampling_strategy": (
+            args.train_sampling_strategy != "random",
+            "blocks are all of one length, in an order of their own; --shuffle_buffer 0 keeps the order of the files",
+        ),
+    }

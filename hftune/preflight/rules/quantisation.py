@@ -21,6 +21,7 @@ from hftune.models.loading.stored_quantisation import (
     quantisation_in,
 )
 from hftune.preflight.facts import Facts
+from hftune.preflight.rules import Clashes, clashes
 
 STORAGES = ("uint8", "bfloat16", "float16", "float32")
 
@@ -70,7 +71,7 @@ def check_float8(adapter_args: AdapterArguments, training_args: StageArguments) 
         yield ArgumentError(
             "FP8 is torchao's, which is not installed", place="--fp8", fix="pip install torchao, or leave it out"
         )
-    others = {
+    others: Clashes = {
         "--use_peft": (adapter_args.use_peft, "a frozen base gains more from --load_in_4bit, which also shrinks it"),
         "--bf16 False": (not training_args.bf16, "what is not multiplied in 8 bits is computed in bf16: --bf16 True"),
         "--rl_algorithm": (hasattr(training_args, "rl_algorithm"), "answers would be written by a rounded policy"),
@@ -81,9 +82,7 @@ def check_float8(adapter_args: AdapterArguments, training_args: StageArguments) 
         "--tensor_parallel_size": (training_args.tensor_parallel_size > 1, "AutoTP replaces the same layers"),
         "--expert_parallel_size": (training_args.expert_parallel_size > 1, "not found right with sharded experts"),
     }
-    for flag, (is_asked, why) in others.items():
-        if is_asked:
-            yield ArgumentError(f"FP8 does not go with {flag}", place=f"--fp8, {flag}", fix=f"drop one: {why}")
+    yield from clashes("--fp8", others)
 
 
 def check_storage(adapter_args: AdapterArguments, training_args: StageArguments) -> Iterator[UserError]:

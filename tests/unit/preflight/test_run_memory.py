@@ -81,8 +81,8 @@ def test_which_memory_is_too_small() -> None:
         (8, 14.0, 2000.0, "--deepspeed zero1"),
         (1, 8.0, 200.0, "--deepspeed zero2_offload"),
         (1, 8.0, 8.0, "--use_peft"),
-        (1, 2.0, 8.0, "--qlora"),
-        (1, 0.5, 8.0, None),
+        (1, 2.0, 2.0, "--qlora"),
+        (1, 0.5, 2.0, None),
     ],
 )
 def test_the_least_change_that_fits(

@@ -37,9 +37,9 @@ def test_nothing_to_say(tiny_model: Path) -> None:
     "flags, parts",
     [
         ([*TOKENIZED, "--train_file_dir", "."], ["2 kinds of training data at once"]),
-        ([*TOKENIZED, "--validation_file_dir", "."], ["files and tokenised folders at once", "hftune tokenize"]),
+        ([*TOKENIZED, "--validation_file_dir", "."], ["held-out records are tokenised, too", "hftune tokenize"]),
         ([*TOKENIZED, "--validation_split_percentage", "5"], ["--validation_split_percentage"]),
-        ([*TOKENIZED, "--max_train_samples", "5"], ["tokenised folders are used whole", "--max_steps"]),
+        ([*TOKENIZED, "--max_train_samples", "5"], ["they are used whole", "--max_steps"]),
         ([*TOKENIZED, "--num_samples_each_epoch", "0"], ["--num_samples_each_epoch"]),
         ([*TOKENIZED, "--accelerator_config", '{"split_batches": true}'], ["split_batches", "--accelerator_config"]),
         ([*TOKENIZED, "--accelerator_config", '{"dispatch_batches": true}'], ["dispatch_batches"]),
@@ -77,7 +77,7 @@ def test_a_stream_with_a_length_and_held_out_files(tiny_model: Path) -> None:
         ([*STREAMED, "--validation_split_percentage", "5"], ["--validation_split_percentage", "--validation_file_dir"]),
         ([*STREAMED, "--max_train_samples", "5"], ["--max_train_samples"]),
         ([*STREAMED, "--num_samples_each_epoch", "5"], ["--num_samples_each_epoch"]),
-        (["--streaming", "--max_steps", "5", *TOKENIZED], ["leave --streaming out"]),
+        (["--streaming", "--max_steps", "5", *TOKENIZED], ["--streaming does not go with --tokenized_dir"]),
     ],
 )
 def test_a_rule_each_for_streams(tiny_model: Path, flags: list[str], parts: list[str]) -> None:

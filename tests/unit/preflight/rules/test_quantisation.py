@@ -90,16 +90,16 @@ def test_fp8_without_a_gpu_or_torchao_is_refused(monkeypatch: pytest.MonkeyPatch
     ("flags", "said"),
     [
         ((), ""),
-        (("--use_peft",), "FP8 does not go with --use_peft"),
-        (("--bf16", "False"), "FP8 does not go with --bf16 False"),
-        (("--deepspeed", ZERO3), "FP8 does not go with --deepspeed: ZeRO-3"),
+        (("--use_peft",), "--fp8 does not go with --use_peft"),
+        (("--bf16", "False"), "--fp8 does not go with --bf16 False"),
+        (("--deepspeed", ZERO3), "--fp8 does not go with --deepspeed: ZeRO-3"),
     ],
 )
 def test_what_fp8_does_not_go_with(flags: tuple[str, ...], said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quantisation, "has_float8", lambda recipe: recipe in float8_support.CAPABILITY)
     monkeypatch.setattr(quantisation, "has_torchao", lambda: True)
     lines = problems("--fp8", "tensorwise", "--bf16", "True", *flags).splitlines()
-    without_device = [line for line in lines if line.startswith("FP8") and "needs a GPU" not in line]
+    without_device = [line for line in lines if line.startswith("--fp8") and "needs a GPU" not in line]
     assert "\n".join(without_device) == said
 
 

@@ -5,28 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from hftune.preflight.estimating.parts import PARTS, Buffers, Head, Moment
+from hftune.preflight.estimating.parts import PARTS, Head, Moment
 from hftune.preflight.estimating.profiles import Profile, backward_peaks, forward_levels
 from hftune.preflight.memory import Free, Need, Setup
-
-
-@dataclass(frozen=True)
-class Standing:
-    """Bytes in use all the time on the device that a process trains on.
-
-    Args:
-        weights: A reference model's included.
-        gradients: All of them.
-        optimizer: Float32 copies and states.
-        buffers: Of communication; gathered weights of ZeRO-3 included.
-        other: Reward models.
-    """
-
-    weights: float
-    gradients: float
-    optimizer: float
-    buffers: float = 0.0
-    other: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -70,7 +51,7 @@ class Step:
     Args:
         profile: Of the layers.
         head: What is not traced of head and loss.
-        layer_gradients: Bytes of the gradients of each kind of layer, as they appear.
+        layer_gradients: Bytes of the gradients of a layer, as they appear.
         tail_gradients: Of the head.
         grows: Whether gradients appear in the backward pass and go with the step; else they stay between micro steps.
         reference: Bytes that a forward pass of the reference takes on top of what the policy has kept; None: none runs.
@@ -79,31 +60,28 @@ class Step:
 
     profile: Profile
     head: Head
-    layer_gradients: tuple[float, ...]
+    layer_gradients: float
     tail_gradients: float
     grows: bool
     reference: float | None = None
     extra: float = 0.0
 
 
-def moments(standing: Standing, step: Step, buffers: Buffers, optimizer_extra: float) -> Iterable[Moment]:
-    """The moments of a step that may be its peak."""
+def moments(standing: dict[str, float], step: Step, optimizer_extra: float) -> Iterable[Moment]:
+    """The moments of a step that may be its peak.
+
+    Args:
+        standing: Bytes in use all the time where the process trains, by part: gradients are all of them, weights those
+            of a reference model too.
+        optimizer_extra: Bytes while the optimizer runs, above its states and gradients.
+    """
     profile, head = step.profile, step.head
     peak, end = forward_levels(profile)
     # Gradients that stay are there from the second micro step on, which is the one that needs most.
-    early = 0.0 if step.grows else standing.gradients
+    early = 0.0 if step.grows else standing["gradients"]
 
     def at(name: str, activations: float, loss: float = 0.0, gradients: float = early, **more: float) -> Moment:
-        parts = {
-            "weights": standing.weights,
-            "gradients": gradients,
-            "optimizer": standing.optimizer,
-            "activations": activations,
-            "loss": loss,
-            "buffers": standing.buffers,
-            "other": standing.other,
-        }
-        return Moment(name, parts | more)
+        return Moment(name, {**standing, "gradients": gradients, "activations": activations, "loss": loss, **more})
 
     yield at("forward pass", peak + step.extra)
     yield at("loss", end, head.forward)
@@ -115,14 +93,14 @@ def moments(standing: Standing, step: Step, buffers: Buffers, optimizer_extra: f
     levels = list(backward_peaks(profile))
     yield at("backward pass, head", levels[0], head.kept + head.backward)
     gradients = early
-    for kind, level in zip(reversed(profile.kinds), levels[1:-1], strict=True):
+    for level in levels[1:-1]:
         if step.grows:
             # The head's gradient exists before the last layer's. Layers have an average share, whose sum may round up.
-            gradients = min(standing.gradients, (gradients or step.tail_gradients) + step.layer_gradients[kind])
+            gradients = min(standing["gradients"], (gradients or step.tail_gradients) + step.layer_gradients)
         yield at("backward pass, layers", level + step.extra, 0.0, gradients)
-    yield at("backward pass, embeddings", levels[-1], 0.0, standing.gradients)
+    yield at("backward pass, embeddings", levels[-1], 0.0, standing["gradients"])
     # The backward pass has freed all activations by then.
-    yield at("optimizer", 0.0, 0.0, standing.gradients, optimizer=standing.optimizer + buffers.step + optimizer_extra)
+    yield at("optimizer", 0.0, 0.0, standing["gradients"], optimizer=standing["optimizer"] + optimizer_extra)
 
 
 def highest(

@@ -32,11 +32,13 @@ from hftune.models.loading.dtype import weight_dtype
 from hftune.models.miniature import Miniature, cut_down, materialise
 from hftune.preflight.estimating.parts import (
     ALONE,
+    PARTS,
     Buffers,
     Degrees,
     Head,
     HeadSizes,
     Largest,
+    Moment,
     Parts,
     answer_head,
     buffers,
@@ -47,7 +49,7 @@ from hftune.preflight.estimating.parts import (
     shared_size,
     step_extra,
 )
-from hftune.preflight.estimating.plan import Moment, Plan, Standing, Step, highest, moments
+from hftune.preflight.estimating.plan import Plan, Step, highest, moments
 from hftune.preflight.estimating.profiles import Batch, Profile, formula_profile, marks, offloaded, scaled
 from hftune.preflight.estimating.stand_ins import COUNTED, experts_counted, rows_shared
 from hftune.preflight.estimating.tracing import (
@@ -164,10 +166,11 @@ class Planner:
         extra = buffers(held, alike, choice.deepspeed, largest)
         head = self._head(choice, numerics, profile)
         later, other = self._generation(choice, size, extra, numerics)
-        standing = Standing(need.weights, need.gradients, need.optimizer, extra.standing + extra.gathered, other)
+        standing = dict.fromkeys(PARTS, 0.0) | {"weights": need.weights, "gradients": need.gradients, "other": other}
+        standing |= {"optimizer": need.optimizer, "buffers": extra.standing + extra.gathered}
         step = self._step(choice, numerics, profile, head, reference if work.reference else None)
-        optimizer = step_extra(held, alike, self.training_args.optim_name, largest)
-        found = [*moments(standing, step, extra, optimizer), *later]
+        optimizer = extra.step + step_extra(held, alike, self.training_args.optim_name, largest)
+        found = [*moments(standing, step, optimizer), *later]
         return highest(found, need, setup, extra.pinned + away, self.context(setup), untraced)
 
     def least(self, choice: Choice) -> Plan:
@@ -353,7 +356,7 @@ class Planner:
         return Step(
             profile=profile,
             head=head,
-            layer_gradients=(per_layer,) * (max(profile.kinds, default=0) + 1),
+            layer_gradients=per_layer,
             tail_gradients=outside * setup.gradient_bytes,
             # The Trainer sets gradients to None after a step; DeepSpeed keeps its own, and accumulation needs them.
             grows=not setup.deepspeed and choice.work.accumulation == 1,

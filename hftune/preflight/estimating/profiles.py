@@ -185,8 +185,7 @@ def formula_profile(
     marked = marks(recompute, config.num_hidden_layers)
     logits = tokens * config.vocab_size if work.head == FULL_LOGITS else 0
     # Two kinds of layers: 0 keeps everything, 1 is recomputed, keeps its input alone and has the whole again on the way
-    # back. Factors of `logits` are bytes a logit: 4 of all, the
-    # float32 softmax, wait for the backward pass.
+    # back. Of a logit 4 bytes, the float32 softmax, wait for the backward pass.
     profile = Profile(
         kinds=tuple(int(mark) for mark in marked),
         embed=Part(hidden, hidden),

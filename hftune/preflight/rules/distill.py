@@ -11,6 +11,7 @@ from hftune.errors import ArgumentError, UserError
 from hftune.models.loading.build import decide_build
 from hftune.opening.json_server import split_address
 from hftune.preflight.facts import Facts
+from hftune.preflight.rules import Clashes, clashes
 from hftune.preflight.teachers import FLAG, SERVER, errors_of_teacher, teacher_arguments, teacher_source
 
 
@@ -20,8 +21,19 @@ def check_distillation(facts: Facts[DistillArguments]) -> Iterator[UserError]:
     yield from _check_targets(facts)
     for name in facts.training_args.teachers:
         yield from _check_teacher(facts, name)
-    yield from _check_loss(facts.training_args)
-    yield from _check_parallel(facts)
+    args = facts.training_args
+    if args.loss_type not in (None, "nll") or args.label_smoothing_factor:
+        yield ArgumentError(
+            "the loss is the divergence from the teacher",
+            place="--loss_type, --label_smoothing_factor",
+            fix="leave them out; --hard_label_share mixes in the plain loss of the records' tokens",
+        )
+    if args.mesh.sequence > 1 or args.tensor_parallel_size > 1 or args.expert_parallel_size > 1:
+        yield ArgumentError(
+            "a teacher reads whole rows, on one device or partitioned by ZeRO-3",
+            place="--sequence_parallel_size, --tensor_parallel_size, --expert_parallel_size",
+            fix="use ZeRO-3 for what one device cannot hold",
+        )
     if facts.model_args.adds_tokens:
         yield ArgumentError(
             "a teacher has nothing to say of tokens that it does not know",
@@ -60,21 +72,21 @@ def _check_server(args: DistillArguments) -> Iterator[UserError]:
         split_address(url, SERVER)
     except ArgumentError as problem:
         yield problem
-    if args.teacher_targets:
-        fix = "leave one of them out"
-        yield ArgumentError("what a teacher says is stored already", place=f"{SERVER}, {TARGETS}", fix=fix)
-    if len(args.teacher_model_name_or_path or []) > 1:
-        yield ArgumentError("a server is asked as one teacher", place=f"{SERVER}, {FLAG}", fix="name one model of it")
-    if args.temperature != 1.0:
+    loaded = "the server has loaded the teacher: start it so"
+    others: Clashes = {
+        TARGETS: (args.teacher_targets, "what a teacher says is stored already"),
+        f"several {FLAG}": (len(args.teacher_model_name_or_path or []) > 1, "a server is asked as one teacher"),
         # p^(1/T) sums over all tokens, and the server does not say those of the rest.
-        cause = "a server says probabilities at temperature 1; at another the rest of its tokens cannot be known"
-        fix = "leave it out; or load the teacher, with --teacher_model_name_or_path alone"
-        yield ArgumentError(cause, place=f"--temperature {args.temperature}", fix=fix)
-    own = {"load_in_4bit": args.teacher_load_in_4bit, "load_in_8bit": args.teacher_load_in_8bit}
-    own |= {"dtype": args.teacher_dtype != "auto", "model_revision": bool(args.teacher_model_revision)}
-    for name in (name for name, given in own.items() if given):
-        fix = "leave it out, and start the server so"
-        yield ArgumentError("the server has loaded the teacher", place=f"--teacher_{name}", fix=fix)
+        f"--temperature {args.temperature}": (
+            args.temperature != 1.0,
+            "a server says probabilities at temperature 1; at another the rest of its tokens cannot be known",
+        ),
+        "--teacher_load_in_4bit": (args.teacher_load_in_4bit, loaded),
+        "--teacher_load_in_8bit": (args.teacher_load_in_8bit, loaded),
+        "--teacher_dtype": (args.teacher_dtype != "auto", loaded),
+        "--teacher_model_revision": (args.teacher_model_revision, loaded),
+    }
+    yield from clashes(SERVER, others)
 
 
 def _check_targets(facts: Facts[DistillArguments]) -> Iterator[UserError]:
@@ -82,20 +94,23 @@ def _check_targets(facts: Facts[DistillArguments]) -> Iterator[UserError]:
     args = facts.training_args
     if not args.teacher_targets:
         return
-    if args.teachers:
-        fix = "leave one of them out"
-        yield ArgumentError("what a teacher says is stored already", place=f"{FLAG}, {TARGETS}", fix=fix)
-    if args.share_on_policy:
-        fix = "add --distill_mode offline, or name a teacher"
-        cause = "a teacher must be there to judge the student's own answers"
-        yield ArgumentError(cause, place=f"--distill_mode {args.distill_mode}", fix=fix)
-    if facts.data_args.streaming:
-        fix = "leave --streaming out: hftune teach has read all records once, and they are in the cache"
-        yield ArgumentError("a stream does not look for stored targets", place="--streaming", fix=fix)
-    if (args.packing or args.eval_packing) and args.packing_strategy != "bfd":
-        fix = "use --packing_strategy bfd"
-        cause = "targets are those of whole records, and this packing cuts them"
-        yield ArgumentError(cause, place=f"--packing_strategy {args.packing_strategy}", fix=fix)
+    strategy = args.packing_strategy
+    others: Clashes = {
+        FLAG: (args.teachers, "what a teacher says is stored already"),
+        f"--distill_mode {args.distill_mode}": (
+            args.share_on_policy,
+            "a teacher must be there to judge the student's own answers",
+        ),
+        "--streaming": (
+            facts.data_args.streaming,
+            "a stream does not look for stored targets; hftune teach has read all records once, and they are cached",
+        ),
+        f"--packing_strategy {strategy}": (
+            (args.packing or args.eval_packing) and strategy != "bfd",
+            "targets are those of whole records, and this packing cuts them; bfd does not",
+        ),
+    }
+    yield from clashes(TARGETS, others)
     try:
         stored = StoredTargets(args.teacher_targets)
     except UserError as problem:
@@ -124,23 +139,4 @@ def _check_teacher(facts: Facts[DistillArguments], name: str) -> Iterator[UserEr
             "an adapter cannot be folded into 4 or 8 bit without loss",
             place=f"{FLAG} {name}",
             fix="merge it first (merge_peft_adapter.py), or leave out --teacher_load_in_4bit and its like",
-        )
-
-
-def _check_loss(args: DistillArguments) -> Iterator[UserError]:
-    if args.loss_type not in (None, "nll") or args.label_smoothing_factor:
-        yield ArgumentError(
-            "the loss is the divergence from the teacher",
-            place="--loss_type, --label_smoothing_factor",
-            fix="leave them out; --hard_label_share mixes in the plain loss of the records' tokens",
-        )
-
-
-def _check_parallel(facts: Facts[DistillArguments]) -> Iterator[UserError]:
-    args = facts.training_args
-    if args.mesh.sequence > 1 or args.tensor_parallel_size > 1 or args.expert_parallel_size > 1:
-        yield ArgumentError(
-            "a teacher reads whole rows, on one device or partitioned by ZeRO-3",
-            place="--sequence_parallel_size, --tensor_parallel_size, --expert_parallel_size",
-            fix="use ZeRO-3 for what one device cannot hold",
         )

@@ -15,10 +15,10 @@ from hftune.cli import dispatch
 from hftune.distributed import ranks
 from hftune.preflight import run_memory
 from hftune.preflight.estimating.planner import Planner
-from hftune.preflight.estimating.selecting import ROOM, SHARES, choose_recomputed_share
 from hftune.preflight.facts import resolve
 from hftune.preflight.memory import Free
 from hftune.preflight.rules.model import check_model
+from hftune.preflight.run_memory import ROOM, SHARES, choose_recomputed_share
 
 pytestmark = pytest.mark.long
 

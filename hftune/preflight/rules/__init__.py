@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from hftune.errors import ArgumentError
 
-Clashes = Mapping[str, tuple[object, str]]
+Clashes = dict[str, tuple[object, str]]
 """What is typed of other arguments -> whether it is asked for, and why it does not go with the first."""
 
 

@@ -79,7 +79,7 @@ def check_init(adapter_args: AdapterArguments) -> Iterator[UserError]:
     elif not re.fullmatch(r"true|gaussian|orthogonal|mica|olora|pissa(_niter_\d+)?", init):
         yield ArgumentError("this beginning is not known", place=flag, fix=f"use {_BEGINNINGS}")
     packed = "--load_in_4bit / --load_in_8bit"
-    others: dict[str, tuple[object, str]] = {
+    others: Clashes = {
         "--lora_target_parameters": (
             init not in ("true", "gaussian") and args.lora_target_parameters,
             "only modules can begin so, not parameters; true and gaussian do",

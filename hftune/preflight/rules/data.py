@@ -148,7 +148,7 @@ def check_tokenized(data_args: DataArguments, training_args: StageArguments) -> 
             )
 
 
-def _of_blocks(data_args: DataArguments, args: PTArguments) -> dict[str, tuple[object, str]]:
+def _of_blocks(data_args: DataArguments, args: PTArguments) -> Clashes:
     """What does not go with blocks of tokenised documents."""
     # With either of them accelerate hands out parts of batches, where hftune's loader gives each rank documents of its
     # own.

@@ -1,4 +1,4 @@
-"""What `check_run` says to run_sft.py's arguments."""
+"""What `check_run` says to a script's arguments."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from hftune.preflight.facts import resolve
 GOOD = {"train_file_dir": ".", "output_dir": "out-that-is-not-there"}
 
 
-def problems(model: Path | str, *flags: str, **given: Any) -> str:
-    """What `check_run` says to run_sft.py's arguments; empty for nothing."""
+def problems(model: Path | str, *flags: str, stage: str = "sft", **given: Any) -> str:
+    """What `check_run` says; empty for nothing. An argument of `GOOD` that is None is left out."""
     values = {"model_name_or_path": str(model), **GOOD, **given}
     argv = [part for name, value in values.items() if value is not None for part in (f"--{name}", str(value))]
     try:
-        check_run(resolve("sft", parse_arguments("sft", [*argv, *flags])))
+        check_run(resolve(stage, parse_arguments(stage, [*argv, *flags])))
     except UserError as error:
         return str(error)
     return ""

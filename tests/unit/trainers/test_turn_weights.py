@@ -90,7 +90,9 @@ def test_other_weights_than_0_and_1_must_be_asked_for() -> None:
     assert caught.value.place == "data.jsonl:7" and "--turn_weights" in str(caught.value)
 
 
-@pytest.mark.parametrize(("flags", "words"), [(["--packing"], "packed rows"), (["--loss_type", "dft"], "the loss dft")])
+@pytest.mark.parametrize(
+    ("flags", "words"), [(["--packing"], "packed rows"), (["--loss_type", "dft"], "--loss_type dft")]
+)
 def test_what_does_not_go_with_weights_is_refused(flags: list[str], words: str) -> None:
     args = parse_arguments("sft", ["--output_dir", "o", "--turn_weights", *flags])[-1]
     assert words in str(next(iter(check_turn_weights(args))))

@@ -11,27 +11,17 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen3MoeConfig
 
 from hftune.arguments.entry import parse_arguments
 from hftune.checkpoints.manifest import write_manifest
-from hftune.errors import UserError
 from hftune.models.adapters.preparation import add_adapter
 from hftune.preflight import memory
-from hftune.preflight.check_run import check_run
 from hftune.preflight.facts import resolve
 from hftune.preflight.rules import adapters
 from hftune.weight_files import fingerprint
 from tests.unit.models.adapting import load
+from tests.unit.preflight.said import problems
 
 pytestmark = pytest.mark.long
 
 ZERO3 = ["--deepspeed", '{"zero_optimization": {"stage": 3}}']
-
-
-def said_of(model: Path | str, *flags: str, stage: str = "sft") -> str:
-    argv = ["--model_name_or_path", str(model), "--output_dir", "out-that-is-not-there", "--train_file_dir", "."]
-    try:
-        check_run(resolve(stage, parse_arguments(stage, [*argv, *flags])))
-    except UserError as error:
-        return str(error)
-    return ""
 
 
 LORA = "--use_peft"
@@ -74,7 +64,7 @@ LORA = "--use_peft"
     ],
 )
 def test_a_rule_each(tiny_model: Path, flags: list[str], parts: list[str]) -> None:
-    message = said_of(tiny_model, *flags)
+    message = problems(tiny_model, *flags)
     assert bool(message) == bool(parts), message
     for part in parts:
         assert part in message
@@ -97,16 +87,16 @@ def test_a_rule_each(tiny_model: Path, flags: list[str], parts: list[str]) -> No
     ],
 )
 def test_what_works_is_let_through(tiny_model: Path, flags: list[str]) -> None:
-    assert said_of(tiny_model, *flags) == ""
+    assert problems(tiny_model, *flags) == ""
 
 
 def test_nothing_is_loaded(tmp_path: Path) -> None:
     """A config is enough, of a model far too large for this machine."""
     config = LlamaConfig(hidden_size=8192, intermediate_size=28672, num_hidden_layers=20, num_key_value_heads=8)
     config.save_pretrained(tmp_path)
-    assert "no module c_attn" in said_of(tmp_path, LORA, "--target_modules", "c_attn")
-    assert "no layer 20" in said_of(tmp_path, LORA, "--layers_to_transform", "20")
-    assert "the model has 20 layers" in said_of(tmp_path, "--freeze_trainable_layers", "21")
+    assert "no module c_attn" in problems(tmp_path, LORA, "--target_modules", "c_attn")
+    assert "no layer 20" in problems(tmp_path, LORA, "--layers_to_transform", "20")
+    assert "the model has 20 layers" in problems(tmp_path, "--freeze_trainable_layers", "21")
 
 
 @pytest.mark.parametrize(
@@ -133,7 +123,7 @@ def test_mixtures_of_experts(tmp_path: Path, flags: list[str], part: str) -> Non
     Qwen3MoeConfig(
         vocab_size=64, hidden_size=32, moe_intermediate_size=16, num_hidden_layers=1, num_experts=4, head_dim=16
     ).save_pretrained(tmp_path)
-    message = said_of(tmp_path, LORA, *flags)
+    message = problems(tmp_path, LORA, *flags)
     assert part in message and bool(message) == bool(part), message
 
 
@@ -155,32 +145,32 @@ def test_chains(tiny_model: Path, tmp_path: Path) -> None:
     a = recorded(saved(tiny_model, tmp_path / "a"), tiny_model)
     b = recorded(saved(tiny_model, tmp_path / "b", "--target_modules", "q_proj"), tiny_model, a)
     for path in (a, b, f"{a},{b}"):
-        assert said_of(tiny_model, "--peft_path", path) == ""
-    assert "here it would lie upon the base + " in said_of(tiny_model, "--peft_path", f"{b},{a}")
-    assert "holds no adapter" in said_of(tiny_model, "--peft_path", f"{a},{tmp_path}")
-    assert said_of(tiny_model, "--peft_path", a, "--qlora") == ""
+        assert problems(tiny_model, "--peft_path", path) == ""
+    assert "here it would lie upon the base + " in problems(tiny_model, "--peft_path", f"{b},{a}")
+    assert "holds no adapter" in problems(tiny_model, "--peft_path", f"{a},{tmp_path}")
+    assert problems(tiny_model, "--peft_path", a, "--qlora") == ""
     for flags in (["--peft_path", b, "--qlora"], ["--peft_path", a, "--create_new_adapter", "--qlora"]):
-        assert f"merge {a} first with merge_peft_adapter.py" in said_of(tiny_model, *flags)
+        assert f"merge {a} first with merge_peft_adapter.py" in problems(tiny_model, *flags)
 
 
 def test_what_goes_on_has_what_the_stage_trains(tiny_model: Path, tmp_path: Path) -> None:
     a = saved(tiny_model, tmp_path / "a", "--lora_modules_to_save", "norm")
-    assert said_of(tiny_model, "--peft_path", a, stage="dpo") == ""
-    assert "has no score head" in said_of(tiny_model, "--peft_path", a, stage="rm")
-    assert said_of(tiny_model, "--peft_path", a, "--create_new_adapter", stage="rm") == ""
-    assert "and no others" in said_of(tiny_model, "--peft_path", a, "--lora_modules_to_save", "lm_head")
-    assert "and no others" in said_of(tiny_model, "--peft_path", a, "--trainable_parameters", "lm_head")
+    assert problems(tiny_model, "--peft_path", a, stage="dpo") == ""
+    assert "has no score head" in problems(tiny_model, "--peft_path", a, stage="rm")
+    assert problems(tiny_model, "--peft_path", a, "--create_new_adapter", stage="rm") == ""
+    assert "and no others" in problems(tiny_model, "--peft_path", a, "--lora_modules_to_save", "lm_head")
+    assert "and no others" in problems(tiny_model, "--peft_path", a, "--trainable_parameters", "lm_head")
     file = Path(a) / "adapter_config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"task_type": "SEQ_CLS"}))
-    assert "has a score head" in said_of(tiny_model, "--peft_path", a)
-    assert "trains a model without one" in said_of(tiny_model, "--peft_path", a, "--create_new_adapter")
+    assert "has a score head" in problems(tiny_model, "--peft_path", a)
+    assert "trains a model without one" in problems(tiny_model, "--peft_path", a, "--create_new_adapter")
 
 
 def test_a_newer_peft(tiny_model: Path, tmp_path: Path) -> None:
     LoraConfig(r=4, target_modules=["q_proj"], task_type="CAUSAL_LM").save_pretrained(tmp_path)
     file = tmp_path / "adapter_config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"new_field": 2, "new_flag": False}))
-    assert "does not know: new_field = 2" in said_of(tiny_model, "--peft_path", str(tmp_path))
+    assert "does not know: new_field = 2" in problems(tiny_model, "--peft_path", str(tmp_path))
 
 
 def test_biases_of_a_reference(tmp_path: Path) -> None:
@@ -190,9 +180,9 @@ def test_biases_of_a_reference(tmp_path: Path) -> None:
     )  # fmt: skip
     LlamaForCausalLM(config).save_pretrained(tmp_path)
     flags = [LORA, "--lora_bias", "all"]
-    assert said_of(tmp_path, *flags) == ""
-    assert "or --precompute_ref_log_probs" in said_of(tmp_path, *flags, stage="dpo")
-    assert said_of(tmp_path, *flags, "--precompute_ref_log_probs", stage="dpo") == ""
+    assert problems(tmp_path, *flags) == ""
+    assert "or --precompute_ref_log_probs" in problems(tmp_path, *flags, stage="dpo")
+    assert problems(tmp_path, *flags, "--precompute_ref_log_probs", stage="dpo") == ""
 
 
 LAYERS = {"num_hidden_layers": 6, "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2}

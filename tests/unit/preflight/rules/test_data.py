@@ -6,22 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from hftune.arguments.entry import parse_arguments
-from hftune.errors import UserError
-from hftune.preflight.check_run import check_run
-from hftune.preflight.facts import resolve
+from tests.unit.preflight.said import problems
 
 pytestmark = pytest.mark.long
 
 
-def problems(model: Path, *flags: str, stage: str = "pt") -> str:
-    """What `check_run` says; empty for nothing."""
-    argv = ["--model_name_or_path", str(model), "--output_dir", "out-that-is-not-there", *flags]
-    try:
-        check_run(resolve(stage, parse_arguments(stage, argv)))
-    except UserError as error:
-        return str(error)
-    return ""
+def said(model: Path, *flags: str, stage: str = "pt") -> str:
+    return problems(model, *flags, stage=stage, train_file_dir=None)
 
 
 TOKENIZED = ["--tokenized_dir", "corpus"]
@@ -29,8 +20,8 @@ TOKENIZED = ["--tokenized_dir", "corpus"]
 
 def test_nothing_to_say(tiny_model: Path) -> None:
     evaluated = ["--eval_strategy", "steps", "--validation_tokenized_dir", "held_out"]
-    assert problems(tiny_model, *TOKENIZED, "--weights", "1", *evaluated) == ""
-    assert problems(tiny_model, "--datasets", "a,b", "--logical_shards", "3", "--shuffle_buffer", "0") == ""
+    assert said(tiny_model, *TOKENIZED, "--weights", "1", *evaluated) == ""
+    assert said(tiny_model, "--datasets", "a,b", "--logical_shards", "3", "--shuffle_buffer", "0") == ""
 
 
 @pytest.mark.parametrize(
@@ -51,15 +42,15 @@ def test_nothing_to_say(tiny_model: Path) -> None:
     ],
 )
 def test_a_rule_each(tiny_model: Path, flags: list[str], parts: list[str]) -> None:
-    message = problems(tiny_model, *flags)
+    message = said(tiny_model, *flags)
     for part in parts:
         assert part in message
 
 
 def test_only_pre_training_mixes_tokenised_folders(tiny_model: Path) -> None:
-    assert problems(tiny_model, *TOKENIZED, stage="sft") == ""
-    said = problems(tiny_model, *TOKENIZED, "--weights", "1", stage="sft")
-    assert "use run_pt.py" in said and "--train_dataset_prob" in said
+    assert said(tiny_model, *TOKENIZED, stage="sft") == ""
+    found = said(tiny_model, *TOKENIZED, "--weights", "1", stage="sft")
+    assert "use run_pt.py" in found and "--train_dataset_prob" in found
 
 
 STREAMED = ["--streaming", "--train_file_dir", ".", "--max_steps", "5"]
@@ -67,7 +58,7 @@ STREAMED = ["--streaming", "--train_file_dir", ".", "--max_steps", "5"]
 
 def test_a_stream_with_a_length_and_held_out_files(tiny_model: Path) -> None:
     for stage in ("pt", "sft"):
-        assert problems(tiny_model, *STREAMED, "--validation_file_dir", ".", stage=stage) == ""
+        assert said(tiny_model, *STREAMED, "--validation_file_dir", ".", stage=stage) == ""
 
 
 @pytest.mark.parametrize(
@@ -81,10 +72,10 @@ def test_a_stream_with_a_length_and_held_out_files(tiny_model: Path) -> None:
     ],
 )
 def test_a_rule_each_for_streams(tiny_model: Path, flags: list[str], parts: list[str]) -> None:
-    message = problems(tiny_model, *flags)
+    message = said(tiny_model, *flags)
     for part in parts:
         assert part in message
 
 
 def test_pairs_are_not_streamed(tiny_model: Path) -> None:
-    assert "only text and conversations are streamed" in problems(tiny_model, *STREAMED, stage="dpo")
+    assert "only text and conversations are streamed" in said(tiny_model, *STREAMED, stage="dpo")

@@ -10,15 +10,12 @@ import pytest
 from transformers import AutoConfig, MixtralConfig, Qwen2Config
 
 from hftune.arguments.entry import parse_arguments
-from hftune.checkpoints.integrity import RECORD_NAME
 from hftune.distributed import ranks
-from hftune.errors import UserError
 from hftune.models.loading.config import model_config
-from hftune.preflight.check_run import check_run
 from hftune.preflight.facts import RowLayout, resolve
 from hftune.preflight.rules.parallel import check_architecture, check_expert_model, check_parallel
-from hftune.preflight.rules.resume import check_groups
 from tests.architectures import make_config
+from tests.unit.preflight import said
 
 ZERO = {stage: f'{{"zero_optimization": {{"stage": {stage}}}}}' for stage in range(4)}
 
@@ -38,8 +35,7 @@ def problems(model: Path, *flags: str, stage: str = "sft", processes: int = 2) -
     # As a plan does: no process group is needed for what is only asked.
     with ranks.planning_for(ranks.PlannedWorld(processes, processes, on_cpu=True)):
         facts = resolve(stage, parse_arguments(stage, argv))
-        found = [*check_parallel(facts), *check_groups(facts.checkpoint.folder, facts.training_args)]
-    return "\n".join(map(str, found))
+        return "\n".join(map(str, check_parallel(facts)))
 
 
 TENSOR = ("--tensor_parallel_size", "2")
@@ -169,56 +165,12 @@ def test_experts_that_are_frozen(tmp_path: Path) -> None:
     assert problems(model, *EXPERT, "--freeze_parameters", "model.layers.0", "--deepspeed", ZERO[2]) == ""
 
 
-def checkpoint(folder: Path, files: list[str], **record: Any) -> Path:
-    """What is looked at of a checkpoint: the names of the engine's files, and the record."""
-    engine = folder / "global_step4"
-    engine.mkdir(parents=True)
-    (folder / "latest").write_text("global_step4")
-    for name in files:
-        (engine / name).touch()
-    (folder / RECORD_NAME).write_text(json.dumps({"files": {}, **record}))
-    return folder
-
-
-def test_state_of_other_groups_is_refused(tmp_path: Path) -> None:
-    model = saved(tmp_path / "llama", "llama")
-    split = [f"zero_pp_rank_0_mp_rank_0{rank}_optim_states.pt" for rank in range(2)]
-    folder = checkpoint(tmp_path / "tensor", split, zero_stage=2, world_size=2)
-    resume = ("--resume_from_checkpoint", str(folder))
-    assert problems(model, *TENSOR, "--deepspeed", ZERO[2], *resume) == ""
-    said = problems(model, "--deepspeed", ZERO[2], *resume)
-    assert "was written with --tensor_parallel_size 2, and this run has 1" in said
-    assert f"--warm_start {folder}" in said
-    assert "ZeRO stage 2, and this run has 1" in problems(model, *TENSOR, "--deepspeed", ZERO[1], *resume)
-    said = problems(model, *TENSOR, "--deepspeed", ZERO[2], *resume, processes=4)
-    assert "processes 2, and this run has 4" in said
-
-    # The pieces of a machine that shares no files with the other one.
-    folder = checkpoint(tmp_path / "beta", split[1:], zero_stage=2, world_size=2, tensor_parallel_size=2)
-    assert problems(model, *TENSOR, "--deepspeed", ZERO[2], "--resume_from_checkpoint", str(folder)) == ""
-
-    model = saved(tmp_path / "mixtral", "mixtral")
-    own = ["zero_pp_rank_0_mp_rank_00_optim_states.pt"]
-    folder = checkpoint(tmp_path / "expert", own, zero_stage=2, world_size=2, expert_parallel_size=2)
-    resume = ("--resume_from_checkpoint", str(folder))
-    assert problems(model, *EXPERT, "--deepspeed", ZERO[2], *resume) == ""
-    said = problems(model, "--deepspeed", ZERO[2], *resume)
-    assert "was written with --expert_parallel_size 2, and this run has 1" in said
-    plain = checkpoint(tmp_path / "plain", own, zero_stage=2, world_size=4)
-    assert problems(model, "--deepspeed", ZERO[3], "--resume_from_checkpoint", str(plain)) == ""
-
-
 TWO = ["--sequence_parallel_size", "2"]
 
 
 def run_problems(model: Path, stage: str, *flags: str, processes: int = 2) -> str:
-    argv = ["--model_name_or_path", str(model), "--train_file_dir", ".", "--output_dir", "not-there"]
     with ranks.planning_for(ranks.PlannedWorld(processes, processes, on_cpu=True, bf16=False)):
-        try:
-            check_run(resolve(stage, parse_arguments(stage, [*argv, "--report_to", "none", *flags])))
-        except UserError as error:
-            return str(error)
-    return ""
+        return said.problems(model, "--report_to", "none", *flags, stage=stage)
 
 
 @pytest.mark.long
@@ -260,15 +212,15 @@ def test_rows_that_are_shared(tiny_model: Path, stage: str, flags: list[str]) ->
     ],
 )
 def test_rows_that_are_not_shared(tiny_model: Path, stage: str, flags: list[str], parts: list[str]) -> None:
-    said = run_problems(tiny_model, stage, *TWO, *flags)
-    assert "--sequence_parallel_size" in said
-    assert all(part in said for part in parts), said
+    found = run_problems(tiny_model, stage, *TWO, *flags)
+    assert "--sequence_parallel_size" in found
+    assert all(part in found for part in parts), found
 
 
 @pytest.mark.long
 def test_other_degrees_of_sharing(tiny_model: Path) -> None:
-    said = run_problems(tiny_model, "pt", *TWO, "--tensor_parallel_size", "2", processes=4)
-    assert "tensor parallelism and sequence parallelism at once were not found right" in said
+    found = run_problems(tiny_model, "pt", *TWO, "--tensor_parallel_size", "2", processes=4)
+    assert "tensor parallelism and sequence parallelism at once were not found right" in found
 
 
 def test_too_few_processes(tiny_model: Path) -> None:

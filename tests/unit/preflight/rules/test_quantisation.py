@@ -99,8 +99,8 @@ def test_what_fp8_does_not_go_with(flags: tuple[str, ...], said: str, monkeypatc
     monkeypatch.setattr(quantisation, "has_float8", lambda recipe: recipe in float8_support.CAPABILITY)
     monkeypatch.setattr(quantisation, "has_torchao", lambda: True)
     lines = problems("--fp8", "tensorwise", "--bf16", "True", *flags).splitlines()
-    without_device = [line for line in lines if line.startswith("--fp8") and "needs a GPU" not in line]
-    assert "\n".join(without_device) == said
+    found = [line.partition(":")[0] for line in lines if "does not go with" in line]
+    assert found == ([said.partition(":")[0]] if said else [])
 
 
 def test_an_unknown_recipe_is_refused() -> None:

@@ -8,29 +8,22 @@ import pytest
 from transformers import LlamaConfig
 
 from hftune.arguments.entry import parse_arguments
-from hftune.errors import UserError
-from hftune.preflight.check_run import check_run
-from hftune.preflight.facts import resolve
 from hftune.preflight.rules import rl
 from hftune.preflight.rules.rl import _check_dynamic_sampling
+from tests.unit.preflight.said import problems
 
 FUNCTION = ["--reward_funcs", "length"]
 HELD_OUT = ["--validation_split_percentage", "10"]
 SMALL_BATCH = ["--per_device_train_batch_size", "2", "--gradient_accumulation_steps", "2"]
 
 
-def problems(model: Path, algorithm: str, *flags: str) -> str:
-    argv = ["--model_name_or_path", str(model), "--train_file_dir", ".", "--output_dir", "not-there"]
-    try:
-        check_run(resolve("rl", parse_arguments("rl", [*argv, "--rl_algorithm", algorithm, *flags])))
-    except UserError as error:
-        return str(error)
-    return ""
+def said(model: Path, algorithm: str, *flags: str) -> str:
+    return problems(model, "--rl_algorithm", algorithm, *flags, stage="rl")
 
 
 @pytest.mark.parametrize("algorithm", ["grpo", "rloo", "ppo", "online_dpo"])
 def test_nothing_to_say(tiny_model: Path, algorithm: str) -> None:
-    assert problems(tiny_model, algorithm, *FUNCTION) == ""
+    assert said(tiny_model, algorithm, *FUNCTION) == ""
 
 
 @pytest.mark.parametrize(
@@ -70,12 +63,12 @@ def test_nothing_to_say(tiny_model: Path, algorithm: str) -> None:
     ],
 )
 def test_what_cannot_work(tiny_model: Path, algorithm: str, flags: list[str], parts: list[str]) -> None:
-    said = problems(tiny_model, algorithm, *flags)
-    assert all(part in said for part in parts), said
+    found = said(tiny_model, algorithm, *flags)
+    assert all(part in found for part in parts), found
 
 
 @pytest.mark.parametrize(
-    ("flags", "accumulated", "said"),
+    ("flags", "accumulated", "what"),
     [
         (["--loss_type", "bnpo"], "2", "--loss_type bnpo, a mean over tokens (dapo's is over the whole step)"),
         (["--loss_type", "bnpo"], "1", ""),
@@ -87,14 +80,14 @@ def test_what_cannot_work(tiny_model: Path, algorithm: str, flags: list[str], pa
     ],
 )
 def test_a_loss_that_depends_on_the_cut_is_said(
-    tiny_model: Path, monkeypatch: pytest.MonkeyPatch, flags: list[str], accumulated: str, said: str
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch, flags: list[str], accumulated: str, what: str
 ) -> None:
     found: list[str] = []
     monkeypatch.setattr(rl, "notice", found.append)
     cut = ["--per_device_train_batch_size", "8", "--gradient_accumulation_steps", accumulated]
-    assert problems(tiny_model, "grpo", *FUNCTION, *flags, *cut) == ""
-    assert [one.partition(",")[0] for one in found] == ([said.partition(",")[0]] if said else [])
-    assert all(one.startswith(said) and "micro batch" in one for one in found)
+    assert said(tiny_model, "grpo", *FUNCTION, *flags, *cut) == ""
+    assert [one.partition(",")[0] for one in found] == ([what.partition(",")[0]] if what else [])
+    assert all(one.startswith(what) and "micro batch" in one for one in found)
 
 
 def test_the_quantile_is_that_of_all_processes(monkeypatch: pytest.MonkeyPatch) -> None:

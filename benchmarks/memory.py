@@ -198,8 +198,8 @@ def measure(case: Case, options: argparse.Namespace) -> dict[str, Any]:
 def plan_of(case: Case, flags: list[str]) -> Any:
     """What hftune says before a run of these arguments."""
     from hftune.arguments.entry import parse_arguments
-    from hftune.preflight.facts import resolve
     from hftune.preflight.estimating.planner import Planner
+    from hftune.preflight.facts import resolve
 
     given = parse_arguments(case.stage, flags)
     planner = Planner(resolve(case.stage, given))

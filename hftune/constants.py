@@ -71,3 +71,6 @@ STEP_LABELS = ("wrong", "right")
 REWARD_SCALE_FIELD = "reward_scale"
 """Of the scale of a reward model's scores: in config.json, which plain transformers carries along, and in the manifest,
 since adapters have no config.json."""
+
+ORIGIN = "stream_origin"
+"""Of a batch of a stream: the `Origin` of each of its examples."""

@@ -41,9 +41,7 @@ from hftune.preflight.facts import Facts, Training, resolve
 from hftune.publishing.disk import disk_errors, lexists, write_file
 from hftune.publishing.files import write_page
 from hftune.publishing.ownership import is_written
-from hftune.trainers.features.batch_digests import BatchDigests
-from hftune.trainers.features.completions import COMPLETIONS_NAME
-from hftune.trainers.features.speed import Speed
+from hftune.trainers.features.answers import COMPLETIONS_NAME
 from hftune.trainers.preemption import EvaluationStopped, PreemptionCallback
 from hftune.trainers.progress import NAME as PROGRESS_NAME
 from hftune.trainers.progress import ProgressFile, use_progress_line
@@ -202,8 +200,7 @@ def _train(
     # In this order: signals are noted before the first file is written.
     trainer.add_callback(stop)
     trainer.add_callback(_Begin(lambda: _begin(args, trainer, data, manifest, anew=resume is None)))
-    digests, speed = trainer.features.one(BatchDigests), trainer.features.one(Speed)
-    trainer.add_callback(ProgressFile(lambda: speed.tokens, lambda: digests.latest))
+    trainer.add_callback(ProgressFile(lambda: trainer.speed.tokens, lambda: trainer.digests.latest))
     if args.callbacks or args.early_stopping_patience:
         for callback in on_demand("hftune.trainers.callbacks:asked_callbacks")(args):
             trainer.add_callback(callback)

@@ -21,7 +21,7 @@ from hftune.errors import ArgumentError
 from hftune.weight_files import INDEX_NAME, weight_files
 
 _OWN = re.compile(
-    r"((rng_state_\d+\.pth|answers_\d+\.pt)|(_optim_states|zero_pp_rank_\d+_mp_rank_\d+_model_states)\.pt)$"
+    r"((rng_state_\d+\.pth|run_state_\d+\.pt)|(_optim_states|zero_pp_rank_\d+_mp_rank_\d+_model_states)\.pt)$"
 )
 """What each process writes for itself."""
 

@@ -86,8 +86,6 @@ KINDS: dict[str, Kinds] = {
     "processor_config.json": {},
     "chat_template.json": {},
     "trainer_state.json": {"global_step": int, "epoch": _NUMBER, "log_history": [dict]},
-    "ppo_state.json": {"beta": _NUMBER},
-    "online_state.json": {"first": dict},
     "loader_state.json": {
         **dict.fromkeys(("sources", "settings", "segment", "done", "totals"), dict),
         **dict.fromkeys(("blocks", "block_size", "version"), int),
@@ -102,8 +100,6 @@ _IN_A_ROW = re.compile(r"(?:.(?:[*+?]|\{[\d,]+\})[?+]?){4}")
 
 REQUIRED = {
     "trainer_state.json": ("global_step",),
-    "ppo_state.json": ("beta",),
-    "online_state.json": ("first",),
     "loader_state.json": ("kind",),
 }
 """What is read without asking whether it is there."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import trl
 from peft import PeftModel
-from torch.utils.data import DataLoader, IterableDataset, Sampler
+from torch.utils.data import DataLoader, Sampler
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, set_seed
 
 from hftune.arguments.distill import DistillArguments
@@ -15,19 +15,16 @@ from hftune.constants import TEACHER_ROWS
 from hftune.data.batches.collators import causal_collator
 from hftune.data.splits import Splits
 from hftune.models.vocabulary import token_rows
-from hftune.on_demand import on_demand
 from hftune.trainers.distillation.on_policy import OnPolicyAnswers
 from hftune.trainers.distillation.server_teacher import ServerTeacher
 from hftune.trainers.distillation.stored_teacher import StoredTeacher
 from hftune.trainers.distillation.taught_loss import TaughtLoss
 from hftune.trainers.distillation.teacher_server import teacher_server
 from hftune.trainers.distillation.teachers import Teachers
+from hftune.trainers.features.answers import PartSeconds
 from hftune.trainers.features.feature import Feature
-from hftune.trainers.features.held_out_loss import HeldOutLoss
-from hftune.trainers.features.part_seconds import PartSeconds
-from hftune.trainers.features.token_figures import TokenFigures
-from hftune.trainers.sft import sample_of
-from hftune.trainers.stage_trainer import StageTrainer
+from hftune.trainers.features.token_loss import TokenLoss
+from hftune.trainers.token_trainer import TokenTrainer
 
 
 class TokenRows(trl.DistillationTrainer):
@@ -70,7 +67,7 @@ class TokenRows(trl.DistillationTrainer):
         return super(trl.DistillationTrainer, self).prediction_step(model, inputs, prediction_loss_only, ignore_keys)
 
 
-class DistillTrainer(StageTrainer, TokenRows):
+class DistillTrainer(TokenTrainer, TokenRows):
     """TRL's trainer on records that hftune has tokenised and masked, as those of SFT.
 
     Args:
@@ -89,7 +86,6 @@ class DistillTrainer(StageTrainer, TokenRows):
         teachers: list[PreTrainedModel],
         **kwargs: Any,
     ) -> None:
-        self._streams = isinstance(data.train, IterableDataset)
         stored = args.teacher_targets
         self.teachers: Teachers | StoredTeacher | ServerTeacher
         if args.teacher_server_url:
@@ -102,32 +98,41 @@ class DistillTrainer(StageTrainer, TokenRows):
             model=model,
             args=args,
             processing_class=tokenizer,
-            train_dataset=sample_of(data.train) if self._streams else data.train,
+            train_dataset=self.follow(data.train),
             eval_dataset=data.evaluation,
             **kwargs,
         )
         # TRL's trainer takes a collator from nobody.
         self.data_collator = causal_collator(tokenizer.pad_token_id, flat=args.flat_batches)
-        self.record_order.mixture = data.mixture
+        self.mixture = data.mixture
         # Tokens are gathered from all processes; TRL knows of those that see the same only through accelerate.
         self._tp_size = args.tensor_parallel_size
-        if self._streams:
-            # The Trainer asks for it when training begins, and not before.
-            self.train_dataset = data.train
+        self.train_dataset = data.train
 
     def build_upstream(self, **kwargs: Any) -> None:
         """TRL's constructor gives each process another seed, so that their answers differ: the order must not."""
         super().build_upstream(**kwargs)
         set_seed(kwargs["args"].seed)
 
+    def make_token_loss(self, args: StageArguments) -> TokenLoss:
+        """The divergence from the teachers."""
+        self.drawn = OnPolicyAnswers(args.share_on_policy) if args.share_on_policy else None
+        return TaughtLoss(self.teachers, args, self.drawn)
+
     def make_features(self, model: Any, args: StageArguments) -> list[Feature]:
-        """Streams before all others, the loss behind all others."""
-        share, held_out = args.share_on_policy, HeldOutLoss()
-        drawn = OnPolicyAnswers(share) if share else None
-        answers = TaughtLoss(self.teachers, args, drawn)
-        first: list[Feature] = [TokenFigures(answers, held_out)]
-        if self._streams:
-            first.append(on_demand("hftune.trainers.features.streams:Streams")())
-        if drawn is not None:
-            first += [drawn, PartSeconds()]
-        return [*first, *super().make_features(model, args), held_out, self.teachers, answers]
+        """Answers are drawn before a batch is counted; the teachers stand next to the loss."""
+        *features, loss = super().make_features(model, args)
+        first = [] if self.drawn is None else [self.drawn, PartSeconds()]
+        # What follows a stream sees a batch first.
+        at = 0 if self.stream is None else 1
+        return [*features[:at], *first, *features[at:], self.teachers, loss]
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Overrides `Trainer.log`: samples of the answers that were drawn are written."""
+        super().log(logs, start_time)
+        if self.drawn is not None:
+            self.drawn.write(self)
+
+    def count_trained_tokens(self) -> int | None:
+        """Counted where answers are drawn, which have others than the records."""
+        return super().count_trained_tokens() if self.drawn is None else self.drawn.trained_tokens(self)

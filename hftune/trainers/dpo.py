@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,9 +23,9 @@ from hftune.data.splits import Splits
 from hftune.models.kernels.answer_head import add_answer_head
 from hftune.models.vocabulary import predicted_rows
 from hftune.trainers.features.feature import Feature
-from hftune.trainers.features.pair_figures import PairFigures
+from hftune.trainers.features.pair_figures import PairFigures, marked
 from hftune.trainers.features.reference_policy import PRECOMPUTED, ReferencePolicy
-from hftune.trainers.features.run import Inputs, mean_over_processes, plain_model
+from hftune.trainers.features.run import Inputs, mean_over_processes, plain_model, say_if_nothing_learnt
 from hftune.trainers.packing_isolation import prove_or_widen, uncompiled_and_unrounded
 from hftune.trainers.preference.batches import COLUMNS, PairCollator, counts_of
 from hftune.trainers.preference.isolation import prove_answer_isolation
@@ -88,7 +89,7 @@ class DPOTrainer(StageTrainer, trl.DPOTrainer):
             **kwargs,
         )
         self.model_accepts_loss_kwargs = True  # as `loss_is_scaled_for_ga`, before transformers 5.20
-        self.record_order.mixture = data.mixture
+        self.mixture = data.mixture
         self.pair_loss = PairLoss(self, self.reference_policy, self.pair_figures)
         self.reference_policy.choose(ref_model, starts_as_base)
         self.precompute_ref_logps = self.reference_policy.kind == PRECOMPUTED
@@ -138,6 +139,26 @@ class DPOTrainer(StageTrainer, trl.DPOTrainer):
             loss = self.compute_loss(model, inputs)
         # Metrics are added up on the way; logits of long answers would fill the memory.
         return loss.detach(), None, None
+
+    def held_out(self, dataset: Any) -> Any:
+        """As many records as fill every rank's last batch; those are marked, and not counted."""
+        return marked(dataset, self.args.eval_batch_size * self.args.world_size)
+
+    def begin_evaluation(self, prefix: str) -> None:
+        """Metrics are added up anew."""
+        self.pair_figures.begin_evaluation()
+
+    def end_evaluation(self, metrics: dict[str, float], prefix: str) -> None:
+        """Loss and metrics over all pairs."""
+        self.pair_figures.end_evaluation(self, metrics, prefix)
+
+    def end_training(self) -> None:
+        """Say whether the loss has fallen."""
+        say_if_nothing_learnt(self)
+
+    def saving_weights(self, folder: Path) -> AbstractContextManager[None]:
+        """Without the copy of the adapter that the reference may be."""
+        return self.reference_policy.left_out()
 
     def prove_isolation(self, model: Any) -> None:
         """By the log-probabilities of answers, in the layout of this run and padded."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from hftune.logging import get_logger
+from hftune.publishing.uploads import hub_errors
 from hftune.stores import modelscope
 from hftune.stores.located import chosen_hub
 from hftune.stores.objects import is_url
@@ -12,8 +14,8 @@ from hftune.stores.pushing import push
 from hftune.trainers.features.run import Run
 
 
-def make_repository(run: Run) -> bool:
-    """Make sure that the repository is there, where it is not on Hugging Face's Hub; whether it is elsewhere.
+def make_repository(run: Run, on_hugging_face: Callable[[], None]) -> None:
+    """Make sure that the repository of a run is there.
 
     Raises:
         ArgumentError: It is not taken: before a step is trained.
@@ -21,23 +23,18 @@ def make_repository(run: Run) -> bool:
     args = run.args
     repo = args.hub_model_id or Path(str(args.output_dir)).absolute().name
     if is_url(repo):
-        return True
+        return
     if chosen_hub(args.hub) != "modelscope":
-        return False
-    if run.is_world_process_zero():
+        with hub_errors(str(args.hub_model_id or args.output_dir), "--hub_model_id"):
+            on_hugging_face()
+    elif run.is_world_process_zero():
         modelscope.make_repository(repo, args.hub_token, args.hub_private_repo, "--hub_model_id")
-    return True
 
 
-def push_result(
-    run: Run, repo: str | None, *, message: str, token: str | None, revision: str | None, private: bool | None
-) -> str | None:
+def push_result(run: Run, *, message: str, token: str | None, revision: str | None, private: bool | None) -> str | None:
     """Upload the output folder; None on ranks other than the first.
 
     The Trainer's `push_to_hub` would save the model over the finished result once more and upload the whole folder.
-
-    Args:
-        repo: Its name; None: that of `--hub_model_id`, or of the folder.
 
     Raises:
         ArgumentError: The Hub does not take it.
@@ -45,7 +42,7 @@ def push_result(
     if not run.is_world_process_zero():
         return None
     args = run.args
-    repo = repo or args.hub_model_id or Path(str(args.output_dir)).absolute().name
+    repo = run.hub_model_id or args.hub_model_id or Path(str(args.output_dir)).absolute().name
     done = push(
         Path(str(args.output_dir)),
         repo,

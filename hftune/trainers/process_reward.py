@@ -12,19 +12,16 @@ from transformers import EvalPrediction, PreTrainedModel, PreTrainedTokenizerBas
 from trl.trainer.utils import disable_dropout_in_model
 
 from hftune.arguments.preference import RMArguments
-from hftune.arguments.training import StageArguments
 from hftune.constants import IGNORE_INDEX
 from hftune.data.batches.steps import StepCollator
 from hftune.data.splits import Splits
-from hftune.trainers.features.feature import Feature
 from hftune.trainers.features.run import Inputs
-from hftune.trainers.features.score_scale import ScoreScale, longest_first
 from hftune.trainers.losses.reward_model import step_loss
 from hftune.trainers.rewards.held_out_steps import describe_steps, step_figures, step_report
-from hftune.trainers.stage_trainer import StageTrainer
+from hftune.trainers.scored_trainer import ScoredTrainer, ScoreScale, longest_first
 
 
-class ProcessRewardTrainer(StageTrainer, Trainer):
+class ProcessRewardTrainer(ScoredTrainer, Trainer):
     """`transformers.Trainer` on answers in steps; TRL (1.16) has none.
 
     The loss is a mean over all steps of a global batch, however they are spread over answers, ranks and accumulation.
@@ -53,13 +50,9 @@ class ProcessRewardTrainer(StageTrainer, Trainer):
             compute_metrics=self.score_figures,
             **kwargs,
         )
-        self.record_order.mixture = data.mixture
+        self.mixture = data.mixture
         # The Trainer then counts `labels` over accumulated batches and ranks, and leaves the mean to `stage_loss`.
         self.model_accepts_loss_kwargs = True
-
-    def make_features(self, model: Any, args: StageArguments) -> list[Feature]:
-        """The scale around all others: its loss takes the place of what they measured."""
-        return [self.scores, *super().make_features(model, args)]
 
     def stage_loss(self, model: Any, inputs: Inputs, return_outputs: bool, num_items_in_batch: Any) -> Any:
         """The loss of a batch of answers; with `return_outputs` also the log-odds that each step is right, (steps,)."""

@@ -8,21 +8,19 @@ from typing import Any
 import numpy as np
 import torch
 from peft import PeftModel
+from torch.utils.data import IterableDataset
 from transformers import EvalPrediction, PreTrainedModel, PreTrainedTokenizerBase, Trainer
 
 from hftune.arguments.training import PTArguments, StageArguments
 from hftune.constants import IGNORE_INDEX
 from hftune.data.batches.collators import causal_collator
 from hftune.data.splits import Splits
-from hftune.trainers.features.answer_loss import AnswerLoss
-from hftune.trainers.features.blocks import Blocks
-from hftune.trainers.features.feature import Feature
-from hftune.trainers.features.held_out_loss import HeldOutLoss
-from hftune.trainers.features.streams import Streams
-from hftune.trainers.stage_trainer import StageTrainer
+from hftune.trainers.features.corpora import Blocks, Streams
+from hftune.trainers.features.token_loss import TokenLoss
+from hftune.trainers.token_trainer import TokenTrainer
 
 
-class PTTrainer(StageTrainer, Trainer):
+class PTTrainer(TokenTrainer, Trainer):
     """`transformers.Trainer` on blocks of text; evaluation reports token accuracy and perplexity.
 
     The training data are a map-style dataset, a `BlockDataset` over tokenised folders, or a `StreamingDataset`.
@@ -38,6 +36,7 @@ class PTTrainer(StageTrainer, Trainer):
         data: Splits,
         **kwargs: Any,
     ) -> None:
+        self.stream, self.blocks = (Streams(), None) if isinstance(data.train, IterableDataset) else (None, Blocks())
         super().__init__(
             model=model,
             args=args,
@@ -49,18 +48,17 @@ class PTTrainer(StageTrainer, Trainer):
             preprocess_logits_for_metrics=most_likely,
             **kwargs,
         )
-        self.record_order.mixture = data.mixture
+        self.mixture = data.mixture
 
-    def make_features(self, model: Any, args: StageArguments) -> list[Feature]:
-        """Data of one's own before all others, the loss behind all others."""
-        answers = AnswerLoss(measures_tokens=False)
-        return [Streams(), Blocks(), *super().make_features(model, args), HeldOutLoss(), answers]
+    def make_token_loss(self, args: StageArguments) -> TokenLoss:
+        """Without entropy, which nobody reads."""
+        return TokenLoss(measures_tokens=False, device=args.device)
 
 
 def most_likely(logits: torch.Tensor | tuple[torch.Tensor, ...], labels: torch.Tensor) -> torch.Tensor:
     """Token ids (batch, length) from logits (batch, length, vocabulary), so that no logits pile up in evaluation.
 
-    Mostly there are none: what comes are token ids already (`AnswerLossMixin`).
+    Mostly there are none: what comes are token ids already (`TokenLoss`).
     """
     tensor = logits[0] if isinstance(logits, tuple) else logits
     return tensor.argmax(dim=-1) if tensor.dim() == 3 else tensor

@@ -14,20 +14,17 @@ from peft import PeftModel
 from transformers import EvalPrediction, PreTrainedModel, PreTrainedTokenizerBase
 
 from hftune.arguments.preference import RMArguments
-from hftune.arguments.training import StageArguments
 from hftune.constants import FILLER
 from hftune.data.batches.pairs import FlatPairCollator, PairCollator
 from hftune.data.splits import Splits
-from hftune.trainers.features.feature import Feature
 from hftune.trainers.features.run import Inputs, mean_over_processes, plain_model
-from hftune.trainers.features.score_scale import ScoreScale, longest_first
 from hftune.trainers.losses.reward_model import bradley_terry, centring
 from hftune.trainers.packing_isolation import prove_rows_isolated
 from hftune.trainers.rewards.held_out_pairs import describe_pairs, pair_figures, pair_report
-from hftune.trainers.stage_trainer import StageTrainer
+from hftune.trainers.scored_trainer import ScoredTrainer, ScoreScale, longest_first
 
 
-class RewardTrainer(StageTrainer, trl.RewardTrainer):
+class RewardTrainer(ScoredTrainer, trl.RewardTrainer):
     """TRL's trainer with score differences, label smoothing and rows without padding.
 
     Figures of held-out pairs, the loss as well, are taken over all pairs at once: means of batches' means are other
@@ -60,11 +57,7 @@ class RewardTrainer(StageTrainer, trl.RewardTrainer):
             **kwargs,
         )
         self.model_accepts_loss_kwargs = True  # as `loss_is_scaled_for_ga`, before transformers 5.20
-        self.record_order.mixture = data.mixture
-
-    def make_features(self, model: Any, args: StageArguments) -> list[Feature]:
-        """The scale around all others: its loss takes the place of what they measured."""
-        return [self.scores, *super().make_features(model, args)]
+        self.mixture = data.mixture
 
     def _prepare_dataset(self, dataset: Dataset, *args: Any, **kwargs: Any) -> Dataset:
         """Overrides TRL's: pairs are tokenised and within their limits; TRL would go through all to see that."""

@@ -67,7 +67,7 @@ def rl_trainer(
         reward_processing_classes=tokenizers,
         **kwargs,
     )
-    trainer.record_order.mixture = data.mixture
+    trainer.mixture = data.mixture
     _say_gathered(model, args)
     # Behind the constructor, which would train on whatever it is given.
     trainer.guards.set_judges(judges, args.device)

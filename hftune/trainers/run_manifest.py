@@ -89,7 +89,7 @@ def describe_result(began: float, trainer: StageTrainer, data: Splits) -> dict[s
         "steps": trainer.state.global_step,
         "trained_tokens": trained,
         "wall_seconds": round(time.time() - began, 2),
-        "train_seconds": round(trainer.train_seconds, 2),
+        "train_seconds": round(trainer.totals.seconds(), 2),
         "notices": notices(),
     }
 

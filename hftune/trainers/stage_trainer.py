@@ -1,10 +1,11 @@
-"""What hftune changes in transformers' Trainer: every method that it overrides, once."""
+"""What hftune changes in transformers' Trainer: every method that it overrides, once, from making to saving."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data import DataLoader, Sampler
@@ -12,37 +13,101 @@ from transformers.trainer_utils import get_last_checkpoint
 
 from hftune.arguments.training import StageArguments
 from hftune.constants import FILLER, LABEL_COUNT
-from hftune.errors import ArgumentError
+from hftune.data.mixture import Mixture
+from hftune.distributed import phases, ranks, zero
+from hftune.models.experts import is_mixture
+from hftune.models.heads import without_tied
 from hftune.on_demand import on_demand
 from hftune.publishing.disk import disk_errors
-from hftune.trainers.feature_host import FeatureHost
+from hftune.trainers.features import engine, order, saving
+from hftune.trainers.features.batch_digests import BatchDigests
 from hftune.trainers.features.checkpoints import Checkpoints
-from hftune.trainers.features.feature import Epoch, Feature, Features
-from hftune.trainers.features.order import resuming_features
-from hftune.trainers.features.record_order import RecordOrder
-from hftune.trainers.features.run import Inputs
+from hftune.trainers.features.feature import Feature, Features
+from hftune.trainers.features.nan_guard import NanGuard
+from hftune.trainers.features.repeated_rows import RepeatedRows
+from hftune.trainers.features.run import Inputs, complete_metrics, plain_model, refuse_untrained
+from hftune.trainers.features.speed import Speed
+from hftune.trainers.features.totals import Totals
+from hftune.trainers.optimizers.choice import choose_optimizer, make_scheduler
+from hftune.trainers.optimizers.parameter_groups import Group
+from hftune.trainers.preemption import EvaluationStopped
+
+if TYPE_CHECKING:
+    from transformers import Trainer as Base
+
+    from hftune.trainers.features.router_loss import RouterLoss
+    from hftune.trainers.features.sequence_parallel import SequenceParallel
+else:
+    Base = object
 
 
-class StageTrainer(FeatureHost):
+class StageTrainer(Base):
     """Put before one upstream trainer: `class SFTTrainer(StageTrainer, trl.SFTTrainer)`.
 
-    Every method of the upstream trainer that hftune changes is overridden here, and calls the hooks of `Feature`. A
-    stage adds features to `make_features`, and has a loss or an evaluation of its own by `stage_loss` and
-    `stage_prediction`. The private methods among these are listed in `hftune/compat/symbols.csv`.
+    Every method of the upstream trainer that hftune changes is overridden here. The private methods among these are
+    listed in `hftune/compat/symbols.csv`. What reaches into several of them is a `Feature`, in the order of
+    `make_features`; what a stage does in its own way is under "What a stage may have of its own".
+
+    Attributes:
+        mixture: How records of several sources are drawn; None: all records once an epoch.
+        checkpoints: Writes them; a script gives it the manifest.
+        groups: Parameter groups; None where an optimizer was handed to the trainer.
+        routers: Adds the losses of a mixture of experts; None without experts.
+        sequence: Shares rows between processes; None without sequence parallelism.
+        sequence_group: The processes that share rows with this one, a `SequenceGroup`, or None.
     """
 
+    reports_perplexity = False
+    """Whether the stage's loss is a mean over tokens."""
+
+    extra_columns: tuple[str, ...] = ()
+    """Columns of records, in addition to those of the model, that the stage's collator reads."""
+
     eval_dataset: Any
+    mixture: Mixture | None = None
+    groups: list[Group] | None = None
+    sequence_group: Any = None
+    routers: RouterLoss | None = None
+    sequence: SequenceParallel | None = None
+    _proven = False  # documents in a row do not see each other
+    _last_evaluation: tuple[int, dict[str, float]] = (-1, {})  # step and metrics
 
     def __init__(self, *, model: Any, args: StageArguments, **kwargs: Any) -> None:
         # Joins the process group where `start_run` has not: transformers asks who this is before it would join it.
         _ = args.device
+        self.checkpoints, self.nan_guard, self.repeated_rows = Checkpoints(), NanGuard(), RepeatedRows()
+        self.digests, self.totals, self.speed = BatchDigests(), Totals(), Speed()
         self.features = Features(self.make_features(model, args))
-        self.record_order, self.checkpoints = self.features.one(RecordOrder), self.features.one(Checkpoints)
         # The Trainer makes the output folder in its constructor.
-        with disk_errors(str(args.output_dir)), self.features.around(Feature.building, model, args):
+        with disk_errors(str(args.output_dir)), engine.quantisation_hidden(model):
             self.build_upstream(model=model, args=args, **kwargs)
+        self.add_callback(engine.EvaluationBatches())
+        if args.asks_for_dropout or args.tiled_mlp or args.profile:
+            on_demand("hftune.trainers.features.asked:set_up")(self)
         # From the last to the first: what stands nearest to the model changes it first, and the others see it changed.
-        self.features.call_reversed(Feature.on_built, self)
+        self.features.call(Feature.on_built, self)
+
+    def make_features(self, model: Any, args: StageArguments) -> list[Feature]:
+        """All features in their order; stages put theirs before, to see a batch as the loader gives it, or behind.
+
+        A feature stands around all that follow it. Those that few runs ask for are imported by the runs that do.
+        """
+        routed = args.router_aux_loss_coef is not None or args.moe_z_loss_coef
+        if routed or (model is not None and is_mixture(plain_model(model).config)):
+            self.routers = on_demand("hftune.trainers.features.router_loss:RouterLoss")(model, args)
+        if args.mesh.sequence > 1:
+            self.sequence = on_demand("hftune.trainers.features.sequence_parallel:SequenceParallel")()
+        return [
+            self.digests,
+            # What is added to a log: the whole run's loss first, then speed and routers, all from the same logs.
+            self.totals,
+            self.speed,
+            self.nan_guard,
+            *([self.routers] if self.routers else []),
+            # Rows lose their labels while they are whole, and are then shared by processes.
+            self.repeated_rows,
+            *([self.sequence] if self.sequence else []),
+        ]
 
     # What a stage may have of its own.
 
@@ -50,96 +115,157 @@ class StageTrainer(FeatureHost):
         """Run the constructor of the upstream trainer."""
         super().__init__(**kwargs)
 
+    def draw_order(self, dataset: Any) -> Sampler[Any] | None:
+        """The order of the training records, in the place of the Trainer's: sources are drawn by their weights."""
+        return None if self.mixture is None else order.mixture_sampler(self.mixture, self.args)
+
     def stage_loss(self, model: Any, inputs: Inputs, return_outputs: bool, num_items_in_batch: Any) -> Any:
-        """The stage's loss, without what features add: a scalar, or with `return_outputs` (scalar, outputs)."""
-        made = self.features.first_answer(Feature.make_loss, self, model, inputs, num_items_in_batch)
-        if made is not None:
-            return made if return_outputs else made[0]
+        """The stage's loss, without what routers add: a scalar, or with `return_outputs` (scalar, outputs)."""
         for name in (FILLER, LABEL_COUNT):  # no inputs of the model
             inputs.pop(name, None)
         return super().compute_loss(model, inputs, return_outputs=return_outputs, num_items_in_batch=num_items_in_batch)
-
-    def stage_prediction(self, model: Any, inputs: Inputs, loss_only: bool, ignore_keys: Any) -> tuple[Any, ...]:
-        """Loss, predictions and labels of a batch that is evaluated."""
-        made = self.features.first_answer(Feature.make_prediction, self, model, inputs, loss_only)
-        if made is not None:
-            return made
-        result: tuple[Any, ...] = super().prediction_step(model, inputs, loss_only, ignore_keys)
-        return result
 
     def count_items(self, batches: list[Inputs], device: torch.device) -> Any:
         """What the losses of a step's micro batches are divided by: `num_items_in_batch` of `stage_loss`."""
         return super()._get_num_items_in_batch(batches, device)
 
-    # Training. What each override adds are the hooks it calls.
+    def stage_prediction(self, model: Any, inputs: Inputs, loss_only: bool, ignore_keys: Any) -> tuple[Any, ...]:
+        """Loss, predictions and labels of a batch that is evaluated."""
+        result: tuple[Any, ...] = super().prediction_step(model, inputs, loss_only, ignore_keys)
+        return result
+
+    def held_out(self, dataset: Any) -> Any:
+        """Records that are about to be evaluated."""
+        return dataset
+
+    def begin_evaluation(self, prefix: str) -> None:
+        """The batches of one data set are about to be gone through."""
+
+    def end_evaluation(self, metrics: dict[str, float], prefix: str) -> None:
+        """They have been; metrics can be changed."""
+
+    def end_training(self) -> None:
+        """Training has ended without an error."""
+
+    def own_weights(self, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Of the gathered weights those that are saved as the model's."""
+        return weights
+
+    def saving_weights(self, folder: Path) -> AbstractContextManager[None]:
+        """Around the writing of weights into a folder."""
+        return nullcontext()
+
+    def loading_weights(self, checkpoint: str | None) -> AbstractContextManager[None]:
+        """Around the loading of weights from a checkpoint without DeepSpeed, or (None) of the best ones."""
+        return nullcontext()
+
+    def prove_isolation(self, model: Any) -> None:
+        """Show that documents in a row do not see each other.
+
+        Raises:
+            ArgumentError: They do.
+        """
+        # Only runs whose documents share rows come here, and the proof brings modules of its own.
+        on_demand("hftune.trainers.packing_isolation:prove_rows_isolated")(self, model)
+
+    # What a script asks a trainer.
+
+    @property
+    def current_evaluation(self) -> dict[str, float] | None:
+        """Metrics of the last evaluation, where it measured the weights that are there after training."""
+        step, metrics = self._last_evaluation
+        best = self.state.best_global_step if self.args.load_best_model_at_end else None
+        return dict(metrics) if step == self.state.global_step and best in (None, 0, step) else None
+
+    def count_trained_tokens(self) -> int | None:
+        """Tokens with a loss so far, over all ranks and interruptions, where that is known; every rank must ask."""
+        return None
+
+    def before_saving(self) -> None:
+        """Training is over: look at what is saved with the model."""
+        # After the last step no loss would tell.
+        self.nan_guard.look_at_weights(self)
+
+    def figures(self) -> dict[str, Any]:
+        """What is added to the manifest."""
+        return {}
+
+    def save_checkpoint(self) -> None:
+        """Write a checkpoint of the step just made."""
+        self._save_checkpoint(self.model, None)
+
+    # Training.
 
     def create_accelerator_and_postprocess(self) -> None:
-        """Overrides `Trainer.create_accelerator_and_postprocess`: loaders and gathering may be others."""
+        """Overrides `Trainer.create_accelerator_and_postprocess`: processes that share rows load and gather others."""
         super().create_accelerator_and_postprocess()
-        self.features.call(Feature.on_accelerator, self)
+        if self.sequence:
+            self.sequence.join(self)
 
-    def train(
-        self,
-        resume_from_checkpoint: str | bool | None = None,
-        trial: Any = None,
-        ignore_keys_for_eval: list[str] | None = None,
-    ) -> Any:
-        """Overrides `Trainer.train`: features read a checkpoint before, and stand around all of training."""
+    def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> Any:
+        """Overrides `Trainer.train`: features read a checkpoint before, which may come from another world."""
         # A folder that is not named is looked up here once: the Trainer would do so after the features.
         if resume_from_checkpoint is True:  # features want its name, too
             resume_from_checkpoint = get_last_checkpoint(self.args.output_dir) or True
         checkpoint = resume_from_checkpoint if isinstance(resume_from_checkpoint, str) else None
         self.features.call(Feature.before_train, self, checkpoint)
-        if checkpoint is not None:
-            self.features.add(resuming_features())
-        with self.features.around(Feature.training, self):
-            result = super().train(
-                resume_from_checkpoint=resume_from_checkpoint, trial=trial, ignore_keys_for_eval=ignore_keys_for_eval
-            )
-        self.features.call_reversed(Feature.after_train, self)
+        loading = on_demand("hftune.trainers.features.resume:any_world")(self) if checkpoint else nullcontext()
+        with phases.timed("starting"), self.checkpoints.published_in_the_end(), loading:
+            result = super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
+        self.end_training()
         return result
 
     def set_initial_training_values(self, args: StageArguments, dataloader: DataLoader[Any]) -> Any:
-        """Overrides `Trainer.set_initial_training_values`: a loader may be refused."""
-        self.features.call(Feature.on_steps, self, dataloader)
+        """Overrides `Trainer.set_initial_training_values`: an empty loader is refused, which would train nothing."""
+        order.refuse_empty(self, dataloader)
         return super().set_initial_training_values(args, dataloader)
 
     def _run_epoch(self, *, train_dataloader: DataLoader[Any], epoch: int, **kwargs: Any) -> Any:
-        """Overrides `Trainer._run_epoch`: features learn where in its epoch the run is.
+        """Overrides `Trainer._run_epoch`: the order depends on seed and epoch, whatever was resumed before.
 
         And train nothing where a checkpoint within an epoch has all steps: transformers 5.23 looks after the next one.
         """
         resumes = kwargs["resume_from_checkpoint"] is not None and epoch == kwargs["epochs_trained"]
-        begun = Epoch(train_dataloader, epoch, kwargs["steps_trained_in_current_epoch"] if resumes else 0)
-        self.features.call(Feature.before_epoch, self, begun)
+        order.set_epoch(self, train_dataloader, epoch)
+        self.repeated_rows.begin(self, train_dataloader, kwargs["steps_trained_in_current_epoch"] if resumes else 0)
         if self.state.global_step >= self.state.max_steps > 0:
             self.control.should_training_stop = True
             return None
         return super()._run_epoch(train_dataloader=train_dataloader, epoch=epoch, **kwargs)
 
     def get_batch_samples(self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device) -> Any:
-        """Overrides `Trainer.get_batch_samples`: features see each batch, and the waiting for it."""
-        with self.features.around(Feature.fetching, self):
+        """Overrides `Trainer.get_batch_samples`: features see each batch; errors of workers read like our own."""
+        with order.worker_errors():
+            phases.enter(phases.DATA, self.state.global_step)
             for feature in self.features.having(Feature.batches):
                 epoch_iterator = feature.batches(self, epoch_iterator)
-            return super().get_batch_samples(epoch_iterator, num_batches, device)
+            samples = super().get_batch_samples(epoch_iterator, num_batches, device)
+            phases.enter(phases.FORWARD)
+        return samples
 
     def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> Any:
-        """Overrides `Trainer._get_num_items_in_batch`: not all losses are means over labels.
-
-        And an evaluation may not want labels to be counted.
-        """
-        if not batch_samples or not all(self.features.answers(Feature.counts_labels, self)):
-            return None
-        return self.count_items(batch_samples, device)
+        """Overrides `Trainer._get_num_items_in_batch`: not all losses are means over labels."""
+        return self.count_items(batch_samples, device) if batch_samples else None
 
     def training_step(self, model: Any, inputs: Inputs, num_items_in_batch: Any = None) -> torch.Tensor:
-        """Overrides `Trainer.training_step`: forward and backward pass of a micro batch, between features."""
+        """Overrides `Trainer.training_step`: forward and backward pass of a micro batch, counted and looked at."""
+        self._prove_once(model)  # before anything counts or times a batch: the proof is no step
         self.features.call(Feature.before_step, self, model, inputs)
-        with self.features.around(Feature.stepping, self):
+        if self.is_deepspeed_enabled:
+            engine.prepare_engine(self.model_wrapped, self.args)
+        phases.enter(phases.FORWARD, self.state.global_step)
+        with self.sequence.own_random_numbers(self) if self.sequence else nullcontext():
             loss: torch.Tensor = super().training_step(model, inputs, num_items_in_batch)
-        self.features.call_reversed(Feature.after_step, self, inputs, loss.detach())
+        self.nan_guard.after_step(self, inputs, loss.detach())
+        phases.enter(phases.OPTIMIZER)
         return loss
+
+    def _prove_once(self, model: Any) -> None:
+        """Prove that documents in a row are kept apart, once a run; all ranks come here at the same batch."""
+        if self.args.flat_batches and not self._proven:
+            # Before the proof, whose forward passes may come here again.
+            self._proven = True
+            self.prove_isolation(model)
 
     def _prepare_input(self, data: Any) -> Any:
         """Overrides `Trainer._prepare_input`: numbers of a batch keep their precision.
@@ -152,14 +278,20 @@ class StageTrainer(FeatureHost):
     def compute_loss(
         self, model: Any, inputs: Inputs, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        """Overrides `Trainer.compute_loss`: the stage's loss, and what features add to it."""
-        with self.features.around(Feature.forward, self):
+        """Overrides `Trainer.compute_loss`: the stage's loss, and what routers add to it."""
+        if torch.is_grad_enabled():
+            phases.enter(phases.FORWARD)  # TRL draws and scores answers within a training step
+        with self.routers.listening(self) if self.routers else nullcontext():
             result = self.stage_loss(model, inputs, return_outputs, num_items_in_batch)
-        # Features see the loss without the outputs, which some stages and evaluations return with it.
+        # Some stages and evaluations return outputs with the loss.
         loss = result[0] if isinstance(result, tuple) else result
-        for feature in reversed(self.features.having(Feature.after_loss)):
-            loss = feature.after_loss(self, loss, num_items_in_batch)
-        _refuse_untrained(model, loss)
+        if self.routers:
+            loss = self.routers.added(self, loss, num_items_in_batch)
+        if self.model.training and engine.unpartitioned(self.args):
+            loss = loss.clone()  # DeepSpeed would take it for an output of the model: `prepare_engine`
+        refuse_untrained(model, loss)
+        if torch.is_grad_enabled():  # else an evaluation, which no backward pass follows
+            phases.enter(phases.BACKWARD)
         return (loss, *result[1:]) if isinstance(result, tuple) else loss
 
     def _track_num_input_tokens(self, inputs: Inputs) -> None:
@@ -178,24 +310,26 @@ class StageTrainer(FeatureHost):
     ) -> None:
         """Overrides `Trainer._maybe_log_save_evaluate`: a broken step is neither logged nor saved.
 
-        And an evaluation that is left has a way out, which the Trainer has not.
+        And an evaluation that is left when the run is told to stop, on all ranks at the same batch, ends in a
+        checkpoint: the Trainer saves after an evaluation only.
         """
-        with self.features.around(Feature.ending_step, self):
-            self.features.call(Feature.on_step_end, self, grad_norm)
+        self.nan_guard.on_step_end(self, grad_norm)
+        try:
             super()._maybe_log_save_evaluate(tr_loss, grad_norm, model, trial, *args, **kwargs)
+        except EvaluationStopped:
+            self.save_checkpoint()
+            self.control.should_training_stop = True
+            self.control.should_evaluate = self.control.should_save = False  # else at the end of the epoch
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Overrides `Trainer.log`: features add figures."""
         self.features.call(Feature.before_log, self, logs)
         super().log(logs, start_time)
-        self.features.call_reversed(Feature.after_log, self, logs)
 
     def get_total_train_batch_size(self, args: StageArguments) -> int:
-        """Overrides `Trainer.get_total_train_batch_size`: rows of a step, where processes share rows."""
+        """Overrides `Trainer.get_total_train_batch_size`: processes that share rows count once."""
         rows: int = super().get_total_train_batch_size(args)
-        for feature in self.features.having(Feature.rows_per_step):
-            rows = feature.rows_per_step(self, rows)
-        return rows
+        return rows // args.mesh.sequence
 
     # Data.
 
@@ -211,24 +345,16 @@ class StageTrainer(FeatureHost):
                 self._signature_columns.append(name)
 
     def get_train_dataloader(self) -> DataLoader[Any]:
-        """Overrides `Trainer.get_train_dataloader`: data of its own kind, collators that say more."""
-        own = self.features.first_answer(Feature.make_train_loader, self)
-        if own is not None:
-            return own
-        with self.features.around(Feature.making_train_loader, self):
+        """Overrides `Trainer.get_train_dataloader`: collators that say more, workers that signals do not end."""
+        with self.repeated_rows.said_by_collator(self):
             loader: DataLoader[Any] = super().get_train_dataloader()
-        self.features.call_reversed(Feature.on_train_loader, self, loader)
+        order.prepare_workers(loader)
         return loader
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Sampler[Any] | None:
         """Overrides `Trainer._get_train_sampler`: sources are mixed, blocks have an order of their own."""
-        dataset = self.train_dataset if train_dataset is None else train_dataset
-        sampler = self.features.first_answer(Feature.train_sampler, self, dataset)
+        sampler = self.draw_order(self.train_dataset if train_dataset is None else train_dataset)
         return self.upstream_sampler(train_dataset) if sampler is None else sampler
-
-    def save_checkpoint(self) -> None:
-        """Write a checkpoint of the step just made."""
-        self._save_checkpoint(self.model, None)
 
     def upstream_sampler(self, dataset: Any) -> Any:
         """What the upstream trainer draws the records of a data set with."""
@@ -236,19 +362,15 @@ class StageTrainer(FeatureHost):
 
     def num_examples(self, dataloader: DataLoader[Any]) -> int:
         """Overrides `Trainer.num_examples`: a mixture's epoch is a virtual one."""
-        count = self.features.first_answer(Feature.count_examples, self, dataloader)
-        return int(super().num_examples(dataloader)) if count is None else count
+        if self.mixture is not None and dataloader is not None:
+            return len(order.innermost_sampler(dataloader))
+        return int(super().num_examples(dataloader))
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
         """Overrides `Trainer.get_eval_dataloader`: each rank has whole batches, no record counts twice."""
-        preparing = self.features.having(Feature.evaluation_data)
-        if not preparing:
-            return super().get_eval_dataloader(eval_dataset)
         given = self.eval_dataset
         name = eval_dataset if isinstance(eval_dataset, str) else None
-        dataset = given if eval_dataset is None else given[name] if name else eval_dataset
-        for feature in preparing:
-            dataset = feature.evaluation_data(self, dataset)
+        dataset = self.held_out(given if eval_dataset is None else given[name] if name else eval_dataset)
         if name is None:
             return super().get_eval_dataloader(dataset)
         # By its name: with workers that stay, the Trainer keeps a loader of each of several, and one of all others.
@@ -263,118 +385,118 @@ class StageTrainer(FeatureHost):
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
-        """Overrides `Trainer.evaluate`: features complete what it returns."""
-        # Other records, or another prefix, are another evaluation than the one whose figures are known.
-        if eval_dataset is None and metric_key_prefix == "eval":
-            known = self.features.first_answer(Feature.known_evaluation, self)
-            if known is not None:
-                return known
+        """Overrides `Trainer.evaluate`: what upstream only logs is returned as well, and perplexity."""
+        phases.enter(phases.EVALUATION, self.state.global_step)
         self.features.call(Feature.before_evaluate, self)
         metrics: dict[str, float] = super().evaluate(
             eval_dataset=eval_dataset, ignore_keys=ignore_keys, metric_key_prefix=metric_key_prefix
         )
-        self.features.call_reversed(Feature.after_evaluate, self, metrics, metric_key_prefix)
+        self.features.call(Feature.after_evaluate, self, metrics, metric_key_prefix)
+        zero.release_fetched(self.model_wrapped)  # a checkpoint may follow
+        complete_metrics(self, metrics, metric_key_prefix)
+        self._last_evaluation = (self.state.global_step, dict(metrics))
         return metrics
 
-    def evaluation_loop(
-        self,
-        dataloader: DataLoader[Any],
-        description: str,
-        prediction_loss_only: bool | None = None,
-        ignore_keys: list[str] | None = None,
-        metric_key_prefix: str = "eval",
-    ) -> Any:
+    def evaluation_loop(self, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> Any:
         """Overrides `Trainer.evaluation_loop`: a mean of batches' means is not the mean over tokens or pairs."""
-        self.features.call(Feature.before_evaluation_loop, self, metric_key_prefix)
-        output = super().evaluation_loop(
-            dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix=metric_key_prefix
-        )
-        self.features.call_reversed(Feature.after_evaluation_loop, self, output.metrics, metric_key_prefix)
+        self.begin_evaluation(metric_key_prefix)
+        if self.sequence:
+            self.sequence.compare_again()
+        output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)
+        self.end_evaluation(output.metrics, metric_key_prefix)
         return output
 
     def prediction_step(
         self, model: Any, inputs: Inputs, prediction_loss_only: bool, ignore_keys: list[str] | None = None
     ) -> tuple[Any, ...]:
-        """Overrides `Trainer.prediction_step`: one batch of an evaluation, between features."""
-        for feature in self.features.having(Feature.before_prediction):
-            inputs = feature.before_prediction(self, model, inputs)
-        result = self.stage_prediction(model, inputs, prediction_loss_only, ignore_keys)
-        for feature in reversed(self.features.having(Feature.after_prediction)):
-            result = feature.after_prediction(self, inputs, result)
-        return result
+        """Overrides `Trainer.prediction_step`: evaluation may begin before training does; processes may share rows."""
+        self._prove_once(model)
+        if self.sequence:
+            inputs = self.sequence.slice(self, inputs)
+        return self.stage_prediction(model, inputs, prediction_loss_only, ignore_keys)
 
     # Optimizer and schedule.
 
     def create_optimizer(self, *args: Any, **kwargs: Any) -> Any:
         """Overrides `Trainer.create_optimizer`: experts leave this process before their parameters are grouped."""
-        self.features.call(Feature.before_optimizer, self)
+        if self.args.expert_parallel_size > 1:
+            on_demand("hftune.trainers.features.asked:shard_experts_once")(self)
+            if self.routers:
+                self.routers.listen_to_sharded(self)
         return super().create_optimizer(*args, **kwargs)
 
     def get_optimizer_cls_and_kwargs(self, args: StageArguments, model: Any = None) -> Any:
         """Overrides `Trainer.get_optimizer_cls_and_kwargs`: optimizers and parameter groups of hftune's."""
         upstream = super().get_optimizer_cls_and_kwargs
-        return self.features.first_answer(Feature.choose_optimizer, self, model, lambda: upstream(args, model))
+        return choose_optimizer(self, model, lambda: upstream(args, model))
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
         """Overrides `Trainer.create_scheduler`: schedules of hftune's."""
-        return self.features.first_answer(Feature.make_scheduler, self, num_training_steps, optimizer)
+        return make_scheduler(self, num_training_steps, optimizer)
 
     # Saving and loading.
 
+    def _before_save(self) -> None:
+        """Weights are about to be saved, with a checkpoint or by themselves: not those of a broken step."""
+        phases.enter(phases.SAVE, self.state.global_step)
+        self.nan_guard.before_save(self)
+        # Schedule-free optimizers (arXiv:2405.15682) train at one point and mean another, to which they switch here.
+        # The Trainer does so for an evaluation, but not to save; each training step switches back.
+        if str(self.args.optim_name).startswith("schedule_free") and self.optimizer is not None:
+            self.optimizer.eval()
+
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Overrides `Trainer.save_model`: weights are saved as they are evaluated."""
-        self.features.call(Feature.before_save, self)
+        self._before_save()
         super().save_model(output_dir, _internal_call)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         """Overrides `Trainer._save_checkpoint`: written under another name, renamed when whole."""
-        self.features.call(Feature.before_save, self)
-        if trial is not None:  # a search has folders of its own
-            super()._save_checkpoint(model, trial)
-            return
-        with self.features.around(Feature.checkpointing, self):
+        self._before_save()
+        # A search has folders of its own.
+        with self.checkpoints.checkpointing(self) if trial is None else nullcontext():
             super()._save_checkpoint(model, trial)
 
     def _get_output_dir(self, trial: Any) -> str:
         """Overrides `Trainer._get_output_dir`: where `checkpoint-...` is made."""
-        folder = self.features.first_answer(Feature.checkpoint_parent, self)
-        return str(super()._get_output_dir(trial) if folder is None else folder)
+        return str(self.checkpoints.work or super()._get_output_dir(trial))
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
-        """Overrides `Trainer._save`: what is written with or within the weights."""
+        """Overrides `Trainer._save`: weights as any other tool reads them, and no pickle of the arguments."""
         folder = Path(output_dir or str(self.args.output_dir))
-        # Empty on ranks that do not save under ZeRO-3: there is nothing that features could change.
+        # Empty on ranks that do not save under ZeRO-3.
         if state_dict:
-            for feature in self.features.having(Feature.weights_to_save):
-                state_dict = feature.weights_to_save(self, state_dict)
-        with self.features.around(Feature.saving_weights, self, folder):
+            # A tied matrix once: safetensors refuses two names for one memory.
+            state_dict = without_tied(self.model, self.own_weights(state_dict))
+        with self.saving_weights(folder), saving.no_pickled_arguments(self, folder):
             super()._save(output_dir, state_dict)
         if self.args.should_save:
-            self.features.call_reversed(Feature.after_weights, self, folder)
+            saving.rewrite_adapter(self, folder)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         """Overrides `Trainer._load_from_checkpoint`: the inverse of `_save`, for runs without DeepSpeed."""
-        with self.features.around(Feature.loading_weights, self, resume_from_checkpoint):
-            if not any(self.features.answers(Feature.load_weights, self, resume_from_checkpoint)):
+        with self.loading_weights(resume_from_checkpoint):
+            if not saving.load_weights(self, resume_from_checkpoint):
                 super()._load_from_checkpoint(resume_from_checkpoint, model)
 
     def _load_best_model(self) -> None:
         """Overrides `Trainer._load_best_model`: it would load DeepSpeed's own state into the live engine."""
-        with self.features.around(Feature.loading_weights, self, None):
-            if not any(self.features.answers(Feature.load_best, self)):
+        self.checkpoints.wait_together()  # the best checkpoint must be published before it is read
+        with self.loading_weights(None):
+            if not saving.load_best(self):
                 super()._load_best_model()
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         """Overrides `Trainer._load_optimizer_and_scheduler`: states may come from another world."""
         # None: transformers asks for the states of a run that does not resume as well.
-        if checkpoint is None or not any(self.features.answers(Feature.load_optimizer, self, checkpoint)):
+        if not checkpoint or not on_demand("hftune.trainers.features.resume:load_optimizer")(self, checkpoint):
             super()._load_optimizer_and_scheduler(checkpoint)
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         """Overrides `Trainer._load_rng_state`: processes that a checkpoint does not know are named."""
         super()._load_rng_state(checkpoint)
-        if checkpoint:
-            self.features.call(Feature.after_random_states, self, checkpoint)
+        if checkpoint and ranks.is_main():
+            on_demand("hftune.trainers.features.resume:say_random_states")(checkpoint)
 
     # The Hub.
 
@@ -383,40 +505,19 @@ class StageTrainer(FeatureHost):
 
     def init_hf_repo(self, *args: Any, **kwargs: Any) -> None:
         """Overrides `Trainer.init_hf_repo`: what the Hub has against it is one message; other hubs have their own."""
-        if on_demand("hftune.trainers.hub:make_repository")(self):
-            return
-        hub_errors = on_demand("hftune.publishing.uploads:hub_errors")
-        with hub_errors(str(self.args.hub_model_id or self.args.output_dir), "--hub_model_id"):
-            super().init_hf_repo(*args, **kwargs)
+        on_demand("hftune.trainers.hub:make_repository")(
+            self, lambda: super(StageTrainer, self).init_hf_repo(*args, **kwargs)
+        )
 
-    def push_to_hub(
-        self,
-        commit_message: str = "End of training",
-        blocking: bool = True,
-        token: str | None = None,
-        revision: str | None = None,
-        private: bool | None = None,
-        **kwargs: Any,
-    ) -> str | None:
+    def push_to_hub(self, commit_message: str = "End of training", **given: Any) -> str | None:
         """Overrides `Trainer.push_to_hub`: upload, from the output folder, what belongs there (`publishing.uploads`).
 
         Raises:
             ArgumentError: The Hub does not take it.
         """
-        pushed: str | None = on_demand("hftune.trainers.hub:push_result")(
-            self, self.hub_model_id, message=commit_message, token=token, revision=revision, private=private
-        )
+        options = {name: given.get(name) for name in ("token", "revision", "private")}
+        pushed: str | None = on_demand("hftune.trainers.hub:push_result")(self, message=commit_message, **options)
         return pushed
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         """Overrides `Trainer._push_from_checkpoint`: nothing. Preflight refuses every --hub_strategy but `end`."""
-
-
-def _refuse_untrained(model: Any, loss: torch.Tensor) -> None:
-    # As where the layers with an adapter are reached only with a picture, or a layer of its own make drops gradients.
-    if model.training and torch.is_grad_enabled() and not loss.requires_grad:
-        raise ArgumentError(
-            "the loss has no gradient: nothing that is trained has a part in it, or the model's own code drops it",
-            place="--use_peft / --lora_target_modules / --freeze_parameters",
-            fix="train other parameters, or the model in full",
-        )

@@ -20,8 +20,8 @@ from hftune.errors import run_script
 def main() -> None:
     """The script's own main, slowed down."""
     from hftune.trainers.features.checkpoints import Checkpoints
-    from hftune.trainers.features.score_scale import ScoreScale
     from hftune.trainers.features.totals import Totals
+    from hftune.trainers.scored_trainer import ScoreScale
     from hftune.trainers.stage_trainer import StageTrainer
     from hftune.visible import say
 

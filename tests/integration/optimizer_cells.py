@@ -19,7 +19,6 @@ import run_pt
 from hftune.distributed import ranks
 from hftune.errors import UserError
 from hftune.trainers import pt
-from hftune.trainers.features.optimizers import Optimizers
 
 recorded: dict[str, Any] = {}
 
@@ -31,7 +30,7 @@ class Recorder(pt.PTTrainer):
         used = self.optimizer.param_groups
         recorded.setdefault("rates", {})[str(self.state.global_step)] = [group["lr"] for group in used]
         recorded["decays"] = [group["weight_decay"] for group in used]
-        recorded["elements"] = [group.elements for group in self.features.one(Optimizers).groups]
+        recorded["elements"] = [group.elements for group in self.groups or []]
         recorded["optimizer"] = type(innermost(self.optimizer)).__name__
         return super().training_step(*args, **kwargs)
 

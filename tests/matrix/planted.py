@@ -69,16 +69,16 @@ def portions_across_epochs() -> None:
 
 def order_of_the_first_epoch() -> None:
     """Samplers with a generator of their own are not told their epoch."""
-    from hftune.trainers.features.record_order import RecordOrder
+    from hftune.trainers.features import order
 
-    RecordOrder.before_epoch = lambda *_: None  # type: ignore[method-assign]
+    order.set_epoch = lambda *_: None  # type: ignore[assignment]
 
 
 def new_answers() -> None:
     """What is left of a round of answers is not in its checkpoint."""
-    from hftune.trainers.features.answer_round import AnswerRound
+    from hftune.trainers.features.answers import AnswerRound
 
-    AnswerRound.save_state = lambda *_: None  # type: ignore[method-assign]
+    AnswerRound.state = lambda *_: {}  # type: ignore[method-assign]
 
 
 FAULTS: dict[str, Callable[[], None]] = {

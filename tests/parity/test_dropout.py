@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from transformers import TrainerControl, TrainerState
 
-from hftune.trainers.features.dropout import DropoutWarmup
+from hftune.trainers.features.asked import DropoutWarmup
 from tests.parity.stages import losses, run_stage
 
 

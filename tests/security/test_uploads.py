@@ -48,7 +48,7 @@ BELONGS = (
 DOES_NOT = (
     *("training_args.bin", "optimizer.pt", "scheduler.pt", "rng_state.pth", "pytorch_model.bin", "adapter_model.bin"),
     *("trainer_state.json", "samples.json", "answers.json", "completions.jsonl", "progress.jsonl", "hftune.json"),
-    *("run.log", "run-rank1.log", "hftune_totals.json"),
+    *("run.log", "run-rank1.log", "run_state_0.pt"),
     *(
         ".hidden.gguf",
         ".env",

@@ -41,7 +41,7 @@ HOOKS = {
     ("hftune/arguments/parser.py", "type"): "how argparse reads a value",
     ("hftune/errors.py", "announce"): "of a listener of our own",
     ("hftune/interrupts.py", "deferring"): "of a listener of our own",
-    ("hftune/trainers/features/loader_workers.py", "worker_init_fn"): "torch's, for workers of a loader",
+    ("hftune/trainers/features/order.py", "worker_init_fn"): "torch's, for workers of a loader",
     ("hftune/visible.py", "excepthook"): "Python's, for tracebacks",
 }
 """Where a function is put on an object that is meant to be given one."""

@@ -25,14 +25,11 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, get_worker_info
 
-from hftune.constants import IGNORE_INDEX
+from hftune.constants import IGNORE_INDEX, ORIGIN
 from hftune.data.corpus.progress import End, Origin, Progress, Trained, Window
 from hftune.data.permutation import permutation
 from hftune.data.readers.base import Chunk, Row, RowOrError
 from hftune.errors import DataError
-
-ORIGIN = "stream_origin"
-"""The column with an example's `Origin`."""
 
 STATE_KIND = "stream"
 

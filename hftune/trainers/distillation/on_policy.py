@@ -10,15 +10,15 @@ from typing import Any
 
 import torch
 
-from hftune.constants import IGNORE_INDEX
-from hftune.data.corpus.streaming import ORIGIN
+from hftune.constants import IGNORE_INDEX, ORIGIN
 from hftune.distributed import phases, ranks
 from hftune.logging import notice
 from hftune.models.decoding import decoding_together
 from hftune.models.kernels.fused_lora import adapters_held
 from hftune.models.loading.dtype import compute_dtype
-from hftune.trainers.features.completions import Completions
-from hftune.trainers.features.phases import reporting_passes
+from hftune.trainers.features.answers import Completions
+from hftune.trainers.features.engine import reporting_passes
+from hftune.trainers.features.feature import Feature
 from hftune.trainers.features.reward_guards import share_ended
 from hftune.trainers.features.run import Run, plain_model
 from hftune.trainers.rewards.guards import PATIENCE, distinct_ngrams
@@ -29,7 +29,7 @@ _REPETITIVE = 0.3
 """Share of different 3-grams below which answers are said to repeat themselves."""
 
 
-class OnPolicyAnswers(Completions):
+class OnPolicyAnswers(Completions, Feature):
     """Replaces the last trained answer of each record by one that the student draws now (arXiv:2306.13649).
 
     What stands before that answer is the prompt; earlier answers in it are not trained. All micro batches of a step are
@@ -73,18 +73,18 @@ class OnPolicyAnswers(Completions):
         kept = [{name: batch[name] for name in (ORIGIN,) if name in batch} for batch in step]
         return [run.data_collator(batch) | more for batch, more in zip(renewed, kept, strict=True)]
 
-    def trained_tokens(self, run: Run) -> int | None:
+    def trained_tokens(self, run: Run) -> int:
         """Overrides `Completions.trained_tokens`: counted, since records have others than were trained."""
         counted = torch.tensor(self._tokens, dtype=torch.float64, device=run.args.device)
         return int(run.accelerator.reduce(counted, "sum"))
 
-    def counts(self, run: Run) -> dict[str, Any]:
+    def state(self, run: Run) -> dict[str, Any]:
         """Trained tokens, over all ranks."""
         return {"on_policy_tokens": self.trained_tokens(run)}
 
-    def resume_counts(self, run: Run, saved: dict[str, Any]) -> None:
+    def load_state(self, run: Run, saved: dict[str, Any]) -> None:
         """The sum over all processes is given to one of them."""
-        self._tokens = int(saved["on_policy_tokens"]) if run.is_world_process_zero() else 0
+        self._tokens = int(saved.get("on_policy_tokens", 0)) if run.is_world_process_zero() else 0
 
     def _generate(self, run: Any, prompts: list[list[int]]) -> list[list[int]]:
         phases.enter(phases.GENERATION, run.state.global_step)

@@ -7,9 +7,9 @@ import torch
 from hftune.constants import TEACHER_ROWS
 from hftune.data.teacher_targets import StoredTargets
 from hftune.models.kernels.lessons import TopTargets
-from hftune.trainers.features.answer_loss import next_values
 from hftune.trainers.features.feature import Feature
 from hftune.trainers.features.run import Inputs, Run
+from hftune.trainers.features.token_loss import next_values
 
 
 class StoredTeacher(Feature):

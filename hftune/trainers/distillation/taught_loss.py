@@ -14,11 +14,11 @@ from hftune.trainers.distillation.on_policy import OnPolicyAnswers
 from hftune.trainers.distillation.server_teacher import ServerTeacher
 from hftune.trainers.distillation.stored_teacher import StoredTeacher
 from hftune.trainers.distillation.teachers import Teachers
-from hftune.trainers.features.answer_loss import AnswerLoss
 from hftune.trainers.features.run import Inputs, Run
+from hftune.trainers.features.token_loss import TokenLoss
 
 
-class TaughtLoss(AnswerLoss):
+class TaughtLoss(TokenLoss):
     """The divergence between teacher and student at each label, in the place of the label's own loss.
 
     Args:
@@ -32,13 +32,13 @@ class TaughtLoss(AnswerLoss):
         args: StageArguments,
         drawn: OnPolicyAnswers | None = None,
     ) -> None:
-        super().__init__(measures_tokens=True)
+        super().__init__(measures_tokens=True, device=args.device)
         self.teachers, self.drawn = teachers, drawn
         self._sure: torch.Tensor | None = None  # of the tokens since the last log: those of a sure teacher, and all
         self.divergence = Divergence(args.beta, args.temperature, args.hard_label_share, args.max_teacher_entropy)
 
     def more(self, run: Run, inputs: Inputs, at: torch.Tensor) -> dict[str, Any]:
-        """Overrides `AnswerLoss.more`: what the teachers say of these tokens."""
+        """Overrides `TokenLoss.more`: what the teachers say of these tokens."""
         return {"answer_teacher": Lesson(self.teachers.targets(run, inputs, at), self.minimised(run))}
 
     def minimised(self, run: Run) -> Divergence:
@@ -47,7 +47,7 @@ class TaughtLoss(AnswerLoss):
         return replace(self.divergence, hard_label_share=0.0) if own else self.divergence
 
     def make_loss(self, run: Run, model: Any, inputs: Inputs, counted: Any) -> tuple[torch.Tensor, Any] | None:
-        """Overrides `AnswerLoss.make_loss`: tokens that `--max_teacher_entropy` leaves in are counted."""
+        """Overrides `TokenLoss.make_loss`: tokens that `--max_teacher_entropy` leaves in are counted."""
         made, limit = super().make_loss(run, model, inputs, counted), self.divergence.max_teacher_entropy
         if made is not None and limit is not None and run.model.training:
             sure = made[1].teacher_entropy.detach() <= limit
@@ -56,7 +56,8 @@ class TaughtLoss(AnswerLoss):
         return made
 
     def before_log(self, run: Run, logs: dict[str, float]) -> None:
-        """The share of tokens that were trained; every rank."""
+        """Overrides `TokenLoss.before_log`: the share of tokens that were trained as well; every rank."""
+        super().before_log(run, logs)
         if self._sure is None or not run.model.training:
             return
         sure, tokens = run.accelerator.reduce(self._sure, "sum").tolist()

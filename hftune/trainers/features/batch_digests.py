@@ -85,12 +85,12 @@ class BatchDigests(Feature):
             self.latest = self._total(run)
             self._sum, self._before = None, 0
 
-    def counts(self, run: Run) -> dict[str, Any]:
+    def state(self, run: Run) -> dict[str, Any]:
         """What is not logged yet."""
         return {"batches": self._total(run)}
 
-    def resume_counts(self, run: Run, saved: dict[str, Any]) -> None:
-        """Go on with that; checkpoints of earlier versions have none."""
+    def load_state(self, run: Run, saved: dict[str, Any]) -> None:
+        """Go on with that."""
         self._before = saved.get("batches", 0)
 
     def _total(self, run: Run) -> int:

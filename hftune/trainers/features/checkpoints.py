@@ -12,20 +12,18 @@ from typing import Any
 from hftune.checkpoints.integrity import TRAINER_STATE, added_files, checkpoint_fault, record_contents, write_record
 from hftune.checkpoints.manifest import Manifest, write_manifest
 from hftune.checkpoints.resume import PARTIAL, delete_discarded, discard, remove_leftovers, remove_old
-from hftune.checkpoints.sharded_state import exported_name
-from hftune.distributed import nodes, ranks, zero
+from hftune.distributed import nodes, ranks
 from hftune.distributed.nodes import wait_for_all
-from hftune.logging import get_logger, notice
-from hftune.models.adapters.initialisation import initial_factors, split_plain_lora
-from hftune.models.loading.own_weights import tensors_by_parameter
+from hftune.logging import notice
 from hftune.on_demand import on_demand
 from hftune.publishing.disk import flush, free_name, lexists
 from hftune.publishing.folder import make_work
 from hftune.trainers.features.feature import Feature
 from hftune.trainers.features.run import Run
+from hftune.trainers.features.state import write_state
 
 
-class Checkpoints(Feature):
+class Checkpoints:
     """Nothing is called a checkpoint before all ranks have written all of it.
 
     `save_total_limit` counts whole checkpoints only, and never takes the newest of them or the best. With
@@ -34,6 +32,7 @@ class Checkpoints(Feature):
 
     Attributes:
         manifest: Goes into every checkpoint: one that is merged or resumed must know its base as well.
+        work: Where the Trainer writes while a checkpoint is made; None at other times.
     """
 
     def __init__(self) -> None:
@@ -42,7 +41,7 @@ class Checkpoints(Feature):
         self._publisher = ThreadPoolExecutor(1, thread_name_prefix="hftune-publisher")
         self._published: Future[None] | None = None
         self._moves = 0  # counts what that thread does: who waits for it knows that it is at work
-        self._work: Path | None = None  # where the Trainer writes while a checkpoint is made
+        self.work: Path | None = None
         self._several_places: bool | None = None  # machines write into folders of their own; None: not asked yet
 
     @contextmanager
@@ -57,7 +56,10 @@ class Checkpoints(Feature):
         with self._writing_into(output / PARTIAL):
             yield
         finish_writing(run)
-        run.features.call_reversed(Feature.save_state, run, output / PARTIAL / name)
+        write_state(run, output / PARTIAL / name)
+        run.features.call(Feature.save_files, run, output / PARTIAL / name)
+        if self.manifest is not None and ranks.is_main():
+            write_manifest(output / PARTIAL / name, self.manifest)
         # After all files of features: the state that names the best checkpoint is written last.
         remember_best(run, output, name)
         ranks.barrier()
@@ -69,41 +71,13 @@ class Checkpoints(Feature):
             self.wait_together()
         self._published = recorded
 
-    def checkpoint_parent(self, run: Run) -> Path | None:
-        """The folder for work in progress."""
-        return self._work
-
-    def save_state(self, run: Run, folder: Path) -> None:
-        """The manifest."""
-        if self.manifest is not None and ranks.is_main():
-            write_manifest(folder, self.manifest)
-
     @contextmanager
-    def training(self, run: Run) -> Iterator[None]:
+    def published_in_the_end(self) -> Iterator[None]:
         """When training ends, however that is, the last checkpoint is published."""
         try:
             yield
         finally:
             self.wait()
-
-    def load_best(self, run: Run) -> bool:
-        """Under DeepSpeed from the weights that were exported with the best checkpoint.
-
-        The Trainer would load the engine's own state into the live engine, which needs the optimizer's memory again and
-        fails with the checkpoints of adapters.
-        """
-        self.wait_together()
-        if not run.is_deepspeed_enabled:
-            return False
-        best = Path(str(run.state.best_model_checkpoint))
-        get_logger().info("going back to the best weights, %s", best)
-        tensors = tensors_by_parameter(run.model, best)
-        if initial_factors(run.model):  # saved as an adapter of the whole base
-            tensors, _ = split_plain_lora(tensors)
-        missing = load_exported(run.model, tensors)
-        if missing:
-            notice(f"{best} lacks {len(missing)} trained tensors ({missing[0]}, ...): those stay as they are")
-        return True
 
     def wait(self) -> None:
         """Until the last checkpoint is published; only the rank that publishes waits.
@@ -170,11 +144,11 @@ class Checkpoints(Feature):
             if not lexists(folder):
                 make_work(folder)
         ranks.barrier()
-        self._work = folder
+        self.work = folder
         try:
             yield
         finally:
-            self._work = None
+            self.work = None
 
 
 def writes_in_several_places(output: Path) -> bool:
@@ -208,27 +182,6 @@ def remember_best(run: Run, output: Path, name: str) -> None:
         run.state.best_model_checkpoint = str(best)
         if run.args.should_save:
             run.state.save_to_json(str(output / PARTIAL / name / TRAINER_STATE))
-
-
-def load_exported(model: Any, tensors: dict[str, Any]) -> list[str]:
-    """Copy exported weights into a live model, partitioned or not.
-
-    Args:
-        model: A PreTrainedModel, or a PeftModel whose adapter was exported.
-        tensors: Names as in the exported safetensors; an adapter's lack the adapter's name.
-
-    Returns:
-        Names of trained parameters that the export does not have.
-    """
-    missing = []
-    for name, parameter in model.named_parameters():
-        stored = tensors.get(exported_name(name))
-        if stored is None:
-            missing += [name] if parameter.requires_grad else []
-            continue
-        with zero.gathered([parameter], write=True):
-            parameter.data.copy_(zero.local_shard(parameter, stored).to(parameter.dtype))
-    return missing
 
 
 def publish_checkpoint(

@@ -74,15 +74,7 @@ class NanGuard(Feature):
         """
         # A checkpoint saves its weights by themselves as well, and a result has been looked at: once a step is enough.
         if self._looked_at != run.state.global_step:
-            self._look_at_weights(run)
-
-    def before_result(self, run: Run) -> None:
-        """Nor is a result: after the last step no loss would tell.
-
-        Raises:
-            UserError: A trained weight is NaN or infinite on this rank.
-        """
-        self._look_at_weights(run)
+            self.look_at_weights(run)
 
     def after_evaluate(self, run: Run, metrics: dict[str, float], prefix: str) -> None:
         """Say that a held-out loss is NaN or infinite."""
@@ -101,7 +93,12 @@ class NanGuard(Feature):
             if not math.isfinite(value):
                 raise self._fault(run, f"the loss is {value}", inputs, ended=ended)
 
-    def _look_at_weights(self, run: Run) -> None:
+    def look_at_weights(self, run: Run) -> None:
+        """Weights are about to be saved as the result.
+
+        Raises:
+            UserError: A trained weight is NaN or infinite on this rank.
+        """
         broken = [name for name in broken_parameters(run.model, trained=True) if name not in self._broken_before]
         if broken:
             raise self._fault(run, f"weights are NaN or infinite ({', '.join(broken[:3])})", {})

@@ -1,96 +1,125 @@
-"""All features of a trainer in the order of their effects: why each stands where it does, and when a run has it."""
+"""The order of training records, by weights where sources are mixed and anew each epoch; and their loader."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
+import torch
+from torch.utils.data import DataLoader
+from transformers.trainer_pt_utils import BatchRebalanceSampler, LengthGroupedSampler
+from transformers.trainer_utils import has_length
+
+from hftune import interrupts
 from hftune.arguments.training import StageArguments
-from hftune.distributed import ranks
-from hftune.models.experts import is_mixture
-from hftune.on_demand import on_demand
-from hftune.trainers.features.batch_digests import BatchDigests
-from hftune.trainers.features.checkpoints import Checkpoints
-from hftune.trainers.features.evaluation_figures import EvaluationFigures
-from hftune.trainers.features.feature import Feature
-from hftune.trainers.features.nan_guard import NanGuard
-from hftune.trainers.features.optimizers import Optimizers
-from hftune.trainers.features.phases import Phases
-from hftune.trainers.features.pickled_arguments import NoPickledArguments
-from hftune.trainers.features.portable_weights import PortableWeights
-from hftune.trainers.features.record_order import RecordOrder
-from hftune.trainers.features.repeated_rows import RepeatedRows
-from hftune.trainers.features.run import plain_model
-from hftune.trainers.features.speed import Speed
-from hftune.trainers.features.stopping import Stopping
-from hftune.trainers.features.totals import Totals
+from hftune.data.mixture import Mixture, MixtureSampler
+from hftune.errors import ArgumentError, DataError, UserError
+from hftune.trainers.features.run import Run
 
 
-def common_features(args: StageArguments, model: Any) -> list[Feature]:
-    """What every stage has; stages put theirs before or behind.
+def data_seed(args: StageArguments) -> int:
+    """The seed of the order of records."""
+    return int(args.seed if args.data_seed is None else args.data_seed)
 
-    A feature stands around all that follow it: it sees a step before they do, and what comes of it after them. Those
-    that few runs ask for are imported by the runs that do.
 
-    Args:
-        model: As the trainer is given it, with an adapter around it or not.
+def mixture_sampler(mixture: Mixture, args: StageArguments) -> MixtureSampler:
+    """Draws records of several sources as a mixture says.
+
+    Raises:
+        ArgumentError: The run asks for an order of its own.
     """
-    plain = plain_model(model)
-    profiled = args.profile and (ranks.is_main() or not args.profiler_rank0_only)
-    quantised = any(getattr(plain, f"is_loaded_in_{bits}bit", False) for bits in (4, 8))
-    routed = is_mixture(plain.config) or args.router_aux_loss_coef is not None or args.moe_z_loss_coef
-    return [
-        # Sees the metrics of an evaluation last, when they are complete.
-        EvaluationFigures(),
-        # Before anything counts or times a batch: the proof is no step.
-        *_where(args.flat_batches, "hftune.trainers.features.isolation_proof:IsolationProof"),
-        RecordOrder(),
-        # Before rows are laid out anew or shared by processes: a batch as the loader gives it.
-        BatchDigests(),
-        # What is added to a log: the whole run's loss first, then speed and routers, all from the same logs.
-        Totals(),
-        # Around the NaN guard and the Trainer's own saving: what an evaluation leaves undone is saved here.
-        Stopping(),
-        # Around phases: what a worker says is said after its phase has ended.
-        *_where(args.dataloader_num_workers, "hftune.trainers.features.loader_workers:LoaderWorkers"),
-        # Before phases, so that it counts a batch whose forward pass is not yet timed.
-        Speed(),
-        # Around all that may hang: guards, collectives, the engine's step.
-        Phases(),
-        # Inside phases, so that a batch is looked at before the optimizer's phase is entered.
-        NanGuard(),
-        # Before PortableWeights: the best checkpoint must be published before it is read.
-        Checkpoints(),
-        PortableWeights(),
-        # Before Optimizers: groups are made of the experts that this process keeps.
-        *_where(args.expert_parallel_size > 1, "hftune.trainers.features.expert_parallel:ExpertParallel"),
-        # Before SequenceParallel: rows lose their labels while they are whole.
-        RepeatedRows(),
-        Optimizers(),
-        # Behind ExpertParallel, whose layers have routers of their own. Around GradientNorms: what it adds makes a
-        # new tensor anyway.
-        *_where(routed, "hftune.trainers.features.router_loss:RouterLoss"),
-        *_where(args.asks_for_dropout, "hftune.trainers.features.dropout:DropoutSettings"),
-        *_where(quantised, "hftune.trainers.features.adapter_precision:AdapterPrecision"),
-        # Right around the loss: DeepSpeed compares the tensor with the model's output.
-        *_where(
-            args.ds_resolved is not None and args.zero_stage == 0,
-            "hftune.trainers.features.gradient_norms:GradientNorms",
-        ),
-        # Behind all that reads whole rows.
-        *_where(args.mesh.sequence > 1, "hftune.trainers.features.sequence_parallel:SequenceParallel"),
-        *_where(args.tiled_mlp, "hftune.trainers.features.tiling:Tiling"),
-        # A callback of the Trainer: where it stands among these makes no difference.
-        *_where(profiled, "hftune.trainers.features.profiling:Profiling"),
-        # Last, so that no other feature meets the arguments that stand in for the true ones.
-        NoPickledArguments(),
-    ]
+    if args.train_sampling_strategy != "random":
+        raise ArgumentError(
+            "records drawn by weights have an order of their own",
+            place=f"--train_sampling_strategy {args.train_sampling_strategy}",
+            fix="Leave it out, or leave out the weights of the sources.",
+        )
+    # The same seed on all ranks: accelerate shards one order between them.
+    return MixtureSampler(mixture, data_seed(args))
 
 
-def resuming_features() -> list[Feature]:
-    """What a run has in addition when it resumes, behind all others: no other feature has hooks of the same name."""
-    return [on_demand("hftune.trainers.features.resume:Resume")()]
+def set_epoch(run: Run, loader: DataLoader[Any], number: int) -> None:
+    """Make the order depend on (seed, epoch) alone, before the Trainer tells the sampler its epoch.
+
+    Resumed in the middle of an epoch with several processes, the sampler lies under one more wrapper than accelerate's
+    `set_epoch` looks through (accelerate 1.15), and would begin again with the order of epoch 0. Others draw one epoch
+    after the other from a generator that no checkpoint holds: length groups and torch's own from torch's, TRL's repeats
+    (1.16) from one of their own.
+    """
+    batches = innermost_batches(loader)
+    sampler = getattr(batches, "sampler", batches)
+    if isinstance(sampler, LengthGroupedSampler):
+        # Of a step, as many as there are processes: transformers groups by the records of one process.
+        sampler.batch_size = run.get_total_train_batch_size(run.args)
+    if isinstance(sampler, BatchRebalanceSampler):
+        sampler.seed = data_seed(run.args)  # transformers has 42 whatever the run's is
+    if hasattr(sampler, "set_epoch"):
+        sampler.set_epoch(number)
+    elif hasattr(sampler, "generator"):
+        # Seed + number, as accelerate and TRL do.
+        sampler.generator = torch.Generator().manual_seed(data_seed(run.args) + number)
 
 
-def _where(asked: object, place: str) -> list[Feature]:
-    """The feature at a place, where a run asks for it."""
-    return [on_demand(place)()] if asked else []
+def innermost_batches(dataloader: DataLoader[Any]) -> Any:
+    """The batch sampler below those that accelerate wraps around each other."""
+    batches: Any = getattr(dataloader, "batch_sampler", None)
+    # accelerate wraps once for sharding, and once more to skip batches when a run resumes.
+    while hasattr(batches, "batch_sampler"):
+        batches = batches.batch_sampler
+    return batches
+
+
+def innermost_sampler(dataloader: DataLoader[Any]) -> Any:
+    """The sampler of single indices; None where batches are drawn as a whole."""
+    return getattr(innermost_batches(dataloader), "sampler", None)
+
+
+def refuse_empty(run: Run, loader: DataLoader[Any]) -> None:
+    """Refuse an empty loader: the Trainer would end at once, as if it had trained.
+
+    Raises:
+        DataError: There is no whole batch.
+    """
+    if not has_length(loader) or len(loader):
+        return
+    args, records = run.args, len(run.train_dataset)
+    dropping = ", --dataloader_drop_last" if args.dataloader_drop_last else ""
+    raise DataError(
+        f"{records} training records fill no batch of {args.train_batch_size}, so that nothing would be trained",
+        place=f"--per_device_train_batch_size{dropping}",
+        fix="give more records or smaller batches" + (", or leave --dataloader_drop_last out" if dropping else ""),
+    )
+
+
+def prepare_workers(loader: DataLoader[Any]) -> None:
+    """Have workers outlive signals to their parent: they set their signal handlers first."""
+    inner: Any = getattr(loader, "base_dataloader", None)  # accelerate wraps the Trainer's
+    # Whichever of the two makes the iterator starts the workers.
+    for each in (loader, inner):
+        if each is not None and each.num_workers:
+            each.worker_init_fn = partial(start_worker, each.worker_init_fn)
+
+
+def start_worker(given: Callable[[int], None] | None, number: int) -> None:
+    """What a worker does first; torch has set its own handlers by then."""
+    interrupts.keep_working()
+    if given is not None:
+        given(number)
+
+
+@contextmanager
+def worker_errors() -> Iterator[None]:
+    """Errors of DataLoader workers read as if this process had raised them.
+
+    torch rebuilds them from the text of their traceback: it writes that into the message, and raises the class of the
+    error with it as the only argument.
+    """
+    try:
+        yield
+    except UserError as error:
+        name = f"{type(error).__module__}.{type(error).__qualname__}: "
+        if not error.cause.startswith("Caught ") or name not in error.cause:
+            raise
+        raise type(error)(error.cause.rpartition(name)[2].rstrip()) from error

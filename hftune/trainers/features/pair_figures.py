@@ -10,8 +10,8 @@ from datasets import Dataset, concatenate_datasets
 from hftune.constants import FILLER
 from hftune.distributed import ranks
 from hftune.trainers.features.feature import Feature
-from hftune.trainers.features.run import Run, say_if_nothing_learnt
-from hftune.trainers.preference.metrics import PairMetrics
+from hftune.trainers.features.run import Run
+from hftune.trainers.features.sums import MetricSums
 
 LOSS_PARTS = ("loss/pairs", "loss/tokens")
 """Metrics whose sum is the loss."""
@@ -29,46 +29,37 @@ class PairFigures(Feature):
     """
 
     def __init__(self, device: torch.device) -> None:
-        self.metrics = {"train": PairMetrics(), "eval": PairMetrics()}
+        self.metrics = {mode: MetricSums(device) for mode in ("train", "eval")}
         self.seen_tokens = torch.zeros((), dtype=torch.long, device=device)
 
     def before_log(self, run: Run, logs: dict[str, float]) -> None:
         """The metrics since the last log, next to the training loss."""
         if "loss" in logs:
-            found = self.metrics["train"].read(run.accelerator)
+            found = self.metrics["train"].means(run.accelerator)
             whole_loss(found)  # the Trainer's own, over accumulated batches, is there
             logs |= found
             logs["num_tokens"] = float(run.accelerator.reduce(self.seen_tokens.double(), "sum"))
 
-    def evaluation_data(self, run: Run, dataset: Any) -> Any:
-        """As many records as fill every rank's last batch; those are marked, and not counted."""
-        return marked(dataset, run.args.eval_batch_size * run.args.world_size)
-
-    def before_evaluation_loop(self, run: Run, prefix: str) -> None:
+    def begin_evaluation(self) -> None:
         """Begin to add up."""
-        self.metrics["eval"] = PairMetrics()
+        self.metrics["eval"] = MetricSums(self.seen_tokens.device)
 
-    def after_evaluation_loop(self, run: Run, metrics: dict[str, float], prefix: str) -> None:
+    def end_evaluation(self, run: Run, metrics: dict[str, float], prefix: str) -> None:
         """Loss and metrics over all pairs."""
-        found = self.metrics["eval"].read(run.accelerator)
+        found = self.metrics["eval"].means(run.accelerator)
         found["loss"] = whole_loss(found)
         metrics.update({f"{prefix}_{name}": value for name, value in found.items()})
 
-    def after_train(self, run: Run) -> None:
-        """Whether the loss has fallen."""
-        say_if_nothing_learnt(run)
-
-    def counts(self, run: Run) -> dict[str, Any]:
+    def state(self, run: Run) -> dict[str, Any]:
         """Sums since the last log and tokens so far, over all ranks."""
-        pairs = self.metrics["train"].sums(run.accelerator)
+        pairs = self.metrics["train"].totals(run.accelerator)
         return {"pairs": pairs, "seen": int(run.accelerator.reduce(self.seen_tokens.double(), "sum"))}
 
-    def resume_counts(self, run: Run, saved: dict[str, Any]) -> None:
+    def load_state(self, run: Run, saved: dict[str, Any]) -> None:
         """Sums over all processes are given to one of them."""
         # A sum over ranks, of which the number may have changed.
-        self.seen_tokens.fill_(saved["seen"] if ranks.is_main() else 0)
-        if ranks.is_main():
-            self.metrics["train"].restore(saved["pairs"])
+        self.seen_tokens.fill_(saved.get("seen", 0) if ranks.is_main() else 0)
+        self.metrics["train"].restore(saved.get("pairs", {}))
 
 
 def whole_loss(figures: dict[str, float]) -> float:

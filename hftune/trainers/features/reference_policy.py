@@ -108,15 +108,15 @@ class ReferencePolicy(Feature):
         """An evaluation may come before training."""
         self.precompute()
 
-    def save_state(self, run: Run, folder: Path) -> None:
+    def save_files(self, run: Run, folder: Path) -> None:
         """A reference that is renewed: it cannot be made again from where the run began."""
         if self._renewed:
             save_parameters(folder / RENEWED_NAME, (target for target, _ in self.parameters()))
 
     @contextmanager
-    def saving_weights(self, run: Run, folder: Path) -> Iterator[None]:
-        """Without the copy of the adapter: peft saves all that a model has, each into a folder of its name."""
-        configs = run.model.peft_config if isinstance(run.model, PeftModel) else {}
+    def left_out(self) -> Iterator[None]:
+        """In the block the adapter has no copy: peft saves all that a model has, each into a folder of its name."""
+        configs = self.run.model.peft_config if isinstance(self.run.model, PeftModel) else {}
         copied = configs.pop(COPY, None)
         try:
             yield

@@ -8,14 +8,12 @@ from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
-from transformers.trainer_utils import has_length
 
 from hftune.constants import FILLER, IGNORE_INDEX, LABEL_COUNT
 from hftune.data.batches.collators import CausalCollator, FlatCollator
 from hftune.distributed import ranks
-from hftune.errors import DataError
-from hftune.trainers.features.feature import Epoch, Feature
-from hftune.trainers.features.record_order import innermost_sampler
+from hftune.trainers.features.feature import Feature
+from hftune.trainers.features.order import innermost_sampler
 from hftune.trainers.features.run import Run
 
 ROWS = "rows"
@@ -36,8 +34,8 @@ class RepeatedRows(Feature):
         self._records = 0  # of an epoch; 0 where their number or their way to the processes is not known
 
     @contextmanager
-    def making_train_loader(self, run: Run) -> Iterator[None]:
-        """Batches say how long their rows are, and how many labels those have."""
+    def said_by_collator(self, run: Run) -> Iterator[None]:
+        """While a loader is made: its batches say how long their rows are, and how many labels those have."""
         collator = run.data_collator
         # A process that reads for all would send the rows of all.
         if isinstance(collator, OF_TOKENS) and not run.accelerator.dispatch_batches:
@@ -47,20 +45,15 @@ class RepeatedRows(Feature):
         finally:
             run.data_collator = collator
 
-    def on_steps(self, run: Run, loader: DataLoader[Any]) -> None:
-        """Refuse an empty loader: the Trainer would end at once, as if it had trained.
+    def begin(self, run: Run, loader: DataLoader[Any], done: int) -> None:
+        """An epoch begins, or the rest of one: from here on batches are counted.
 
-        Raises:
-            DataError: There is no whole batch.
+        Args:
+            done: Micro batches of it that a run before an interruption has trained; 0 for an epoch that begins anew.
         """
-        if has_length(loader) and len(loader) == 0:
-            raise no_batch(run)
-
-    def before_epoch(self, run: Run, epoch: Epoch) -> None:
-        """From here on batches are counted."""
-        sampler = innermost_sampler(epoch.loader)
+        sampler = innermost_sampler(loader)
         self._records = len(sampler) if hasattr(sampler, "__len__") and each_reads_its_own(run) else 0
-        self._place = 0 if run.args.ignore_data_skip else epoch.done
+        self._place = 0 if run.args.ignore_data_skip else done
 
     def batches(self, run: Run, batches: Iterator[Any]) -> Iterator[Any]:
         """Without the labels of what has been seen in this epoch, or with its marks."""
@@ -89,17 +82,6 @@ def each_reads_its_own(run: Run) -> bool:
     alone = run._train_batch_size * run.args.gradient_accumulation_steps * run.args.data_parallel_size
     split = run.accelerator.split_batches or run.accelerator.dispatch_batches
     return not split and run.get_total_train_batch_size(run.args) == alone
-
-
-def no_batch(run: Run) -> DataError:
-    """The error for training records that fill no batch."""
-    args, records = run.args, len(run.train_dataset)
-    dropping = ", --dataloader_drop_last" if args.dataloader_drop_last else ""
-    return DataError(
-        f"{records} training records fill no batch of {args.train_batch_size}, so that nothing would be trained",
-        place=f"--per_device_train_batch_size{dropping}",
-        fix="give more records or smaller batches" + (", or leave --dataloader_drop_last out" if dropping else ""),
-    )
 
 
 class WithRows:

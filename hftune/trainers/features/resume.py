@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 from hftune.checkpoints.integrity import engine_folder
@@ -11,41 +10,37 @@ from hftune.compat.transformers_patches import Loader, checkpoint_loader
 from hftune.distributed import ranks
 from hftune.logging import notice
 from hftune.opening.torch_file import checked_loading
-from hftune.trainers.features.feature import Feature
 from hftune.trainers.features.run import Run
 from hftune.trainers.resharding import is_of_this_world, reshard, scheduler_state, written_by
 
 
-class Resume(Feature):
-    """Loads optimizer and schedule from checkpoints of other processes and ZeRO stages than this run's."""
+def any_world(run: Run) -> AbstractContextManager[None]:
+    """In the block the Trainer's one call of DeepSpeed's loader takes those of other processes and ZeRO stages."""
 
-    @contextmanager
-    def training(self, run: Run) -> Iterator[None]:
-        """Let the Trainer's one call of DeepSpeed's loader pass through here."""
+    def load_anywhere(load: Loader, engine: Any, checkpoint: str, options: dict[str, Any]) -> None:
+        if is_of_this_world(engine, checkpoint):
+            with checked_loading(checkpoint):  # DeepSpeed would run whatever a file's pickle says
+                load(engine, checkpoint, **options)
+        else:
+            reshard(run, checkpoint)
 
-        def load_anywhere(load: Loader, engine: Any, checkpoint: str, options: dict[str, Any]) -> None:
-            if is_of_this_world(engine, checkpoint):
-                with checked_loading(checkpoint):  # DeepSpeed would run whatever a file's pickle says
-                    load(engine, checkpoint, **options)
-            else:
-                reshard(run, checkpoint)
+    return checkpoint_loader(load_anywhere)
 
-        with checkpoint_loader(load_anywhere):
-            yield
 
-    def load_optimizer(self, run: Run, checkpoint: str) -> bool:
-        """A run without DeepSpeed reshards what DeepSpeed wrote."""
-        if run.is_deepspeed_enabled or engine_folder(checkpoint) is None:
-            return False
-        reshard(run, checkpoint)
-        run.lr_scheduler.load_state_dict(scheduler_state(checkpoint))
-        return True
+def load_optimizer(run: Run, checkpoint: str) -> bool:
+    """Reshard what DeepSpeed wrote for a run without DeepSpeed; whether that is done."""
+    if run.is_deepspeed_enabled or engine_folder(checkpoint) is None:
+        return False
+    reshard(run, checkpoint)
+    run.lr_scheduler.load_state_dict(scheduler_state(checkpoint))
+    return True
 
-    def after_random_states(self, run: Run, checkpoint: str) -> None:
-        """Processes that the checkpoint does not know keep the state of the seed."""
-        known = written_by(checkpoint)
-        if known != ranks.world_size() and ranks.is_main():
-            notice(
-                f"{checkpoint} has random states of {known} process(es): dropout and other noise are drawn anew; the "
-                "order of the data does not depend on them"
-            )
+
+def say_random_states(checkpoint: str) -> None:
+    """Say that processes which the checkpoint does not know keep the state of the seed."""
+    known = written_by(checkpoint)
+    if known != ranks.world_size():
+        notice(
+            f"{checkpoint} has random states of {known} process(es): dropout and other noise are drawn anew; the "
+            "order of the data does not depend on them"
+        )

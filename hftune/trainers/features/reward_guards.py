@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
-from hftune.distributed import ranks
-from hftune.errors import ManifestError, shown
 from hftune.logging import notice
-from hftune.opening.model_files import read_checked
 from hftune.trainers.features.feature import Feature
 from hftune.trainers.features.run import Run
 from hftune.trainers.online.dynamic_sampling import groups_that_differ
 from hftune.trainers.rewards.guards import AllAlike, Drift, distinct_ngrams
 from hftune.trainers.rewards.loading import Rewards
-
-STATE_NAME = "online_state.json"
-"""The file of a checkpoint with what judges are compared with."""
 
 
 class RewardGuards(Feature):
@@ -46,16 +39,16 @@ class RewardGuards(Feature):
         placed = [source.to(device) if isinstance(source, torch.nn.Module) else source for source in functions]
         self.judges, self.drift, self.alike = (placed, tokenizers), Drift(), AllAlike()
 
-    def before_train(self, run: Run, checkpoint: str | None) -> None:
-        """A run that resumes keeps what it compares with."""
-        state = Path(str(checkpoint)) / STATE_NAME
-        if checkpoint is not None and self.judges[0] and state.is_file():
-            self.drift = Drift(first_judgement(state))
-
-    def save_state(self, run: Run, folder: Path) -> None:
+    def state(self, run: Run) -> dict[str, Any]:
         """What judges are compared with."""
-        if self.judges[0] and ranks.is_main():
-            (folder / STATE_NAME).write_text(json.dumps(self.drift.state()), encoding="utf-8")
+        return {"first": self.drift.first}
+
+    def load_state(self, run: Run, saved: dict[str, Any]) -> None:
+        """A run that resumes keeps what it compares with."""
+        if self.judges[0]:
+            self.drift = Drift(
+                {name: (float(mean), float(std)) for name, (mean, std) in saved.get("first", {}).items()}
+            )
 
     def measure(
         self, run: Run, rewards: torch.Tensor, scores: torch.Tensor, prompts: list[Any], ids: list[list[int]]
@@ -108,17 +101,3 @@ def share_ended(run: Run, ids: list[list[int]]) -> float:
     ends = {*run.eos_token_ids, run._tokenizer.pad_token_id}
     ended = torch.tensor([sum(one[-1] in ends for one in ids if one) / len(ids)], device=run.accelerator.device)
     return float(run.accelerator.gather(ended).mean())
-
-
-def first_judgement(file: Path) -> dict[str, tuple[float, float]]:
-    """Mean and deviation of each judge's first scores, as a checkpoint has them.
-
-    Raises:
-        ManifestError: The file holds something else.
-    """
-    found = read_checked(file)["first"]
-    for name, pair in found.items():
-        if not isinstance(pair, list) or len(pair) != 2 or not all(isinstance(number, int | float) for number in pair):
-            cause = f"{file}: {shown(ascii(name))} has no mean and deviation"
-            raise ManifestError(cause, place=str(file), fix="resume from another checkpoint")
-    return {name: (mean, std) for name, (mean, std) in found.items()}

@@ -8,7 +8,6 @@ both of those are off, and all stages and architectures get the same loss.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -25,6 +24,7 @@ from hftune.logging import notice
 from hftune.models.experts import is_mixture, router_shares, routers_of
 from hftune.trainers.features.feature import Feature
 from hftune.trainers.features.run import Run, plain_model
+from hftune.trainers.features.sums import MetricSums
 from hftune.trainers.losses.routers import balance_loss, z_loss
 
 
@@ -118,19 +118,8 @@ class RouterLoss(Feature):
     since the last log and over ranks.
     """
 
-    # Factors of the two losses, known once the model is.
-    _balance_by: float
-    _z_by: float
-
-    def __init__(self) -> None:
-        self._listener: RouterListener | None = None
-        self._listens_to_sharded = False
-        self._passes: list[_Pass] | None = None  # of the loss that is being computed
-        self._sums: dict[str, list[torch.Tensor]] = defaultdict(list)
-
-    @contextmanager
-    def building(self, model: Any, args: StageArguments) -> Iterator[None]:
-        """Keep transformers' own losses and TRL's off, which would come on top."""
+    def __init__(self, model: Any, args: StageArguments) -> None:
+        """Keep transformers' own losses and TRL's off, which would come on top, while the trainer is made."""
         plain = plain_model(model)
         asked, text = args.router_aux_loss_coef, plain.config.get_text_config()
         mixture = is_mixture(plain.config)
@@ -146,15 +135,20 @@ class RouterLoss(Feature):
         if hasattr(text, "output_router_logits"):
             text.output_router_logits = False
         args.router_aux_loss_coef = 0.0 if mixture else None  # TRL's own is off
-        yield
-        args.router_aux_loss_coef = asked
-        if own is not None:
-            text.router_aux_loss_coef = own  # TRL wrote its 0 here, and the config is saved
+        self._asked, self._own = asked, own
+        self._listener: RouterListener | None = None
+        self._listens_to_sharded = False
+        self._passes: list[_Pass] | None = None  # of the loss that is being computed
+        self._sums = MetricSums(args.device, ("aux_loss", "z_loss"))
 
     def on_built(self, run: Run) -> None:
-        """Listen to the routers."""
+        """Listen to the routers; arguments and config are again what was asked for."""
+        run.args.router_aux_loss_coef = self._asked
+        plain = plain_model(run.model)
+        if self._own is not None:
+            plain.config.get_text_config().router_aux_loss_coef = self._own  # TRL wrote its 0 here; it is saved
         if self._balance_by or self._z_by:
-            self._listener = RouterListener(plain_model(run.model))
+            self._listener = RouterListener(plain)
             if not self._listener.routers:
                 # A config of experts, and no layer that has any.
                 self._listener = None
@@ -162,15 +156,15 @@ class RouterLoss(Feature):
                 return
             notice(f"router losses: load balancing x {self._balance_by:g}, z-loss x {self._z_by:g}")
 
-    def before_optimizer(self, run: Run) -> None:
+    def listen_to_sharded(self, run: Run) -> None:
         """Listen to the routers of sharded experts, which have just taken the place of the others."""
-        if self._listener is not None and run.args.expert_parallel_size > 1 and not self._listens_to_sharded:
+        if self._listener is not None and not self._listens_to_sharded:
             self._listens_to_sharded = True
             for _, layer in expert_layers(run.model):
                 self._listener.listen_to_sharded(layer.router)
 
     @contextmanager
-    def forward(self, run: Run) -> Iterator[None]:
+    def listening(self, run: Run) -> Iterator[None]:
         """Listen to the routers while a training loss is computed."""
         self._passes = None
         if self._listener is None or not run.model.training:
@@ -179,8 +173,12 @@ class RouterLoss(Feature):
         with self._listener.open() as self._passes:
             yield
 
-    def after_loss(self, run: Run, loss: torch.Tensor, counted: Any) -> torch.Tensor:
-        """Add what the passes of this loss have said."""
+    def added(self, run: Run, loss: torch.Tensor, counted: Any) -> torch.Tensor:
+        """The loss and what its passes have said of the routers.
+
+        Args:
+            counted: What the loss was divided by; None for a mean.
+        """
         if self._passes is None or self._listener is None:
             return loss
         passes, self._passes = self._passes, None
@@ -191,8 +189,8 @@ class RouterLoss(Feature):
                 place="--router_aux_loss_coef / --moe_z_loss_coef",
                 fix="add --gradient_checkpointing False, or set both to 0",
             )
-        self._sums["aux_loss"].append(balance.detach())
-        self._sums["z_loss"].append(z.detach())
+        self._sums.add("aux_loss", balance)
+        self._sums.add("z_loss", z)
         extra = self._balance_by * balance + self._z_by * z
         if is_mean_over_accumulation(run, counted):
             extra = extra / run.current_gradient_accumulation_steps
@@ -200,10 +198,8 @@ class RouterLoss(Feature):
 
     def before_log(self, run: Run, logs: dict[str, float]) -> None:
         """The routers' losses, next to the training loss."""
-        if "loss" in logs and self._sums:
-            for name, values in self._sums.items():
-                logs[name] = float(run.accelerator.reduce(torch.stack(values).mean(), "mean"))
-            self._sums.clear()
+        if "loss" in logs and self._listener is not None:
+            logs |= self._sums.means(run.accelerator)
 
 
 def is_mean_over_accumulation(run: Run, counted: Any) -> bool:

@@ -11,6 +11,7 @@ from peft import PeftModel
 from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from hftune.arguments.training import StageArguments
+from hftune.errors import ArgumentError
 from hftune.logging import notice
 
 Inputs = dict[str, Any]
@@ -43,10 +44,12 @@ class Run(Protocol):
     current_gradient_accumulation_steps: int
     label_smoother: Any
     neftune_noise_alpha: float | None
+    hub_model_id: str | None
 
     # Of `StageTrainer`.
     features: Any  # `Features`, which knows this class
-    record_order: Any  # `RecordOrder`, likewise
+    groups: Any  # `Group`s of the optimizer
+    mixture: Any  # a `Mixture`; None: all records once an epoch
     reports_perplexity: bool
     sequence_group: Any  # a `SequenceGroup` of `distributed.sequence_parallel`; None where no rows are shared
 
@@ -155,3 +158,34 @@ def say_if_nothing_learnt(run: Run, chance: float = math.inf) -> None:
 def plain_model(model: Any) -> Any:
     """The model without the adapter around it."""
     return model.get_base_model() if isinstance(model, PeftModel) else model
+
+
+def refuse_untrained(model: Any, loss: torch.Tensor) -> None:
+    """Refuse a loss in training that changes nothing.
+
+    Raises:
+        ArgumentError: It has no gradient.
+    """
+    # As where the layers with an adapter are reached only with a picture, or a layer of its own make drops gradients.
+    if model.training and torch.is_grad_enabled() and not loss.requires_grad:
+        raise ArgumentError(
+            "the loss has no gradient: nothing that is trained has a part in it, or the model's own code drops it",
+            place="--use_peft / --lora_target_modules / --freeze_parameters",
+            fix="train other parameters, or the model in full",
+        )
+
+
+def complete_metrics(run: Run, metrics: dict[str, float], prefix: str) -> None:
+    """Add to what an evaluation returns what upstream has only logged, and perplexity with a loss over tokens."""
+    # The last entry of this prefix: TRL logs its own metrics with the loss, and returns only the loss.
+    loss = f"{prefix}_loss"
+    logged: dict[str, float] = next((entry for entry in reversed(run.state.log_history) if loss in entry), {})
+    metrics |= {name: value for name, value in logged.items() if name.startswith(f"{prefix}_")}
+    if run.reports_perplexity and loss in metrics:
+        metrics[f"{prefix}_perplexity"] = perplexity(metrics[loss])
+
+
+def perplexity(loss: float) -> float:
+    """exp of a mean loss in nats a token."""
+    # Above 700 nats exp leaves the range of a float; the loss itself has diverged by then.
+    return math.exp(loss) if loss < 700 else math.inf

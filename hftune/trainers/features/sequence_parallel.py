@@ -38,7 +38,7 @@ class SequenceParallel(Feature):
         # Micro batches of the step so far, and that step.
         self._micro, self._micro_of = 0, -1
 
-    def on_accelerator(self, run: Run) -> None:
+    def join(self, run: Run) -> None:
         """Loaders give the processes of a group the same rows."""
         mesh = run.args.mesh
         run.sequence_group = sequence_parallel.join_group(mesh)
@@ -57,23 +57,15 @@ class SequenceParallel(Feature):
             # The noise is scaled by the tokens of what the embedding sees, which is a slice now.
             run.neftune_noise_alpha /= math.sqrt(run.args.mesh.sequence)
 
-    def rows_per_step(self, run: Run, rows: int) -> int:
-        """A group of processes counts once."""
-        return rows // run.args.mesh.sequence
-
     def batches(self, run: Run, batches: Iterator[Any]) -> Iterator[Any]:
         """Slices: labels are counted where they are trained."""
-        return (self._slice(run, batch) for batch in batches)
+        return (self.slice(run, batch) for batch in batches)
 
-    def before_evaluation_loop(self, run: Run, prefix: str) -> None:
-        """Whether a group has the same rows is looked at again."""
+    def compare_again(self) -> None:
+        """An evaluation begins: whether a group has the same rows is looked at again."""
         self._rows_compared = False
 
-    def before_prediction(self, run: Run, model: Any, inputs: Inputs) -> Inputs:
-        """A slice."""
-        return self._slice(run, inputs)
-
-    def stepping(self, run: Run) -> AbstractContextManager[None]:
+    def own_random_numbers(self, run: Run) -> AbstractContextManager[None]:
         """Random numbers of its own in each process: it has other tokens and other heads."""
         step = run.state.global_step
         self._micro = self._micro + 1 if step == self._micro_of else 0
@@ -82,7 +74,8 @@ class SequenceParallel(Feature):
         # A prime keeps the seeds of two runs apart for a million micro batches.
         return _drawn_from(run.args.seed * 1_000_003 + place + ranks.rank())
 
-    def _slice(self, run: Run, batch: Inputs) -> Inputs:
+    def slice(self, run: Run, batch: Inputs) -> Inputs:
+        """This process's part of a batch."""
         group: SequenceGroup = run.sequence_group
         if not self._rows_compared:
             # Nothing later would notice: exchanges of slices of two rows work as well.

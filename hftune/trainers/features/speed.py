@@ -10,15 +10,18 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from hftune.constants import IGNORE_INDEX
+from hftune.constants import FILLER, IGNORE_INDEX
 from hftune.distributed import zero
 from hftune.models.experts import expert_count, experts_per_token
 from hftune.models.layer_values import attention_layers, head_size
 from hftune.preflight.devices import known_gpu
-from hftune.trainers.features.answer_loss import tokens_of
 from hftune.trainers.features.feature import Feature
 from hftune.trainers.features.run import Inputs, Run, plain_model
+from hftune.trainers.features.sums import MetricSums
 from hftune.trainers.progress import peak_memory
+
+COUNTED = ("tokens", "squares", "labels", "of_data")
+"""All tokens, squared lengths of documents, labels, and tokens that do not only fill up a batch."""
 
 
 @dataclass(frozen=True)
@@ -61,43 +64,6 @@ class Cost:
         return self.per_token * tokens + self.per_square * squares + self.per_label * labels
 
 
-class Meter:
-    """What went through the model since it was last read. Adding waits for no device."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.sums = torch.zeros(4, dtype=torch.float64, device=device)
-        self.all_tokens = 0.0
-        self.began: float | None = None
-
-    def add(self, inputs: Any) -> None:
-        """A micro batch; of one that this does not know (prompts of RL), nothing."""
-        lengths = lengths_of(inputs) if isinstance(inputs, Mapping) else None
-        if lengths is not None:
-            self.began = self.began or time.perf_counter()
-            lengths = lengths.double()
-            # A batch of a stream is on the CPU until the Trainer's own step.
-            counts = [_labels_of(inputs).to(lengths), tokens_of(inputs).to(lengths)]
-            sums = torch.stack([lengths.sum(), lengths.square().sum(), *counts])
-            self.sums += sums.to(self.sums.device, non_blocking=True)
-
-    def pause(self, seconds: float) -> None:
-        """Leave out seconds in which something else was done."""
-        if self.began is not None:
-            self.began += seconds
-
-    def take(self, accelerator: Any) -> tuple[tuple[float, float, float], float, float]:
-        """Tokens, squared lengths and labels of all processes, tokens of the data alone, and seconds.
-
-        Every rank must ask, with some counted. What only fills up a batch is read, and is not of the data.
-        """
-        assert self.began is not None
-        tokens, squares, labels, of_data = accelerator.reduce(self.sums, "sum").tolist()
-        seconds = time.perf_counter() - self.began
-        self.sums, self.began = torch.zeros_like(self.sums), None
-        self.all_tokens += tokens
-        return (tokens, squares, labels), of_data, seconds
-
-
 def lengths_of(inputs: Mapping[str, Any]) -> torch.Tensor | None:
     """Tokens of each document of a batch, padding left out; None where it is of no kind known here."""
     borders, mask, ids = (inputs.get(name) for name in ("cu_seq_lens_q", "attention_mask", "input_ids"))
@@ -108,6 +74,13 @@ def lengths_of(inputs: Mapping[str, Any]) -> torch.Tensor | None:
     if isinstance(ids, torch.Tensor) and ids.dim() == 2:
         return torch.full((len(ids),), ids.shape[1], device=ids.device)
     return None
+
+
+def tokens_of(inputs: Mapping[str, Any]) -> torch.Tensor:
+    """Tokens of a batch that are neither padding nor of rows that only fill it up, a scalar; all those of pairs."""
+    mask, ids, filler = inputs.get("attention_mask"), inputs["input_ids"], inputs.get(FILLER)
+    read = mask.bool() if isinstance(mask, torch.Tensor) else torch.ones_like(ids, dtype=torch.bool)
+    return (read if filler is None or filler.shape != read.shape else read & ~filler).sum()
 
 
 def _labels_of(inputs: Mapping[str, Any]) -> torch.Tensor:
@@ -130,7 +103,9 @@ class Speed(Feature):
 
     def __init__(self) -> None:
         self.tokens = 0.0
-        self._meter: Meter | None = None
+        self._sums: MetricSums | None = None
+        self._began: float | None = None  # when the first batch since the last log came
+        self._all_tokens = 0.0
         self._cost: Cost | None = None
         self._evaluates_since = 0.0
 
@@ -139,10 +114,14 @@ class Speed(Feature):
         self._cost = Cost.of(run.model)
 
     def before_step(self, run: Run, model: Any, inputs: Inputs) -> None:
-        """Count the batch."""
-        if self._meter is None:
-            self._meter = Meter(run.args.device)
-        self._meter.add(inputs)
+        """Count the batch; of one that this does not know (prompts of RL), nothing. Waits for no device."""
+        sums = self._sums = self._sums or MetricSums(run.args.device, COUNTED)
+        lengths = lengths_of(inputs) if isinstance(inputs, Mapping) else None
+        if lengths is not None:
+            self._began = self._began or time.perf_counter()
+            counted = (lengths, lengths.double().square(), _labels_of(inputs), tokens_of(inputs))
+            for name, values in zip(COUNTED, counted, strict=True):
+                sums.add(name, values)
 
     def before_evaluate(self, run: Run) -> None:
         """What follows is no training."""
@@ -150,34 +129,36 @@ class Speed(Feature):
 
     def after_evaluate(self, run: Run, metrics: dict[str, float], prefix: str) -> None:
         """Leave the evaluation out."""
-        if self._meter is not None:
-            self._meter.pause(time.perf_counter() - self._evaluates_since)
+        if self._began is not None:
+            self._began += time.perf_counter() - self._evaluates_since
 
     def before_log(self, run: Run, logs: dict[str, float]) -> None:
         """The speed, next to the training loss."""
-        if self._meter is None:
+        if self._sums is None:
             return
         args, copies = run.args, _copies(run)
-        if "loss" in logs and self._meter.began is not None:
-            counts, of_data, seconds = self._meter.take(run.accelerator)
-            self.tokens += of_data / copies
-            logs["tokens_per_second"] = round(counts[0] / copies / seconds, 1)
+        if "loss" in logs and self._began is not None:
+            totals = {name: total / copies for name, (total, _) in self._sums.take(run.accelerator).items()}
+            seconds, self._began = time.perf_counter() - self._began, None
+            self._all_tokens += totals["tokens"]
+            self.tokens += totals["of_data"]
+            logs["tokens_per_second"] = round(totals["tokens"] / seconds, 1)
             tflops = known_gpu().tflops if args.device.type == "cuda" else None
             if tflops is not None and self._cost is not None:
-                work = self._cost.of_batches(*counts)
-                logs["mfu"] = round(work / copies / seconds / (tflops * 1e12 * args.world_size), 4)
+                work = self._cost.of_batches(totals["tokens"], totals["squares"], totals["labels"])
+                logs["mfu"] = round(work / seconds / (tflops * 1e12 * args.world_size), 4)
         if "train_runtime" in logs:
             logs["train_peak_memory_gb"] = round(peak_memory() / 1e9, 3)
-            if self._meter.all_tokens and logs["train_runtime"]:
-                logs["train_tokens_per_second"] = round(self._meter.all_tokens / copies / logs["train_runtime"], 1)
+            if self._all_tokens and logs["train_runtime"]:
+                logs["train_tokens_per_second"] = round(self._all_tokens / logs["train_runtime"], 1)
 
-    def counts(self, run: Run) -> dict[str, Any]:
+    def state(self, run: Run) -> dict[str, Any]:
         """With what is not logged yet."""
-        meter = self._meter or Meter(run.args.device)
-        return {"tokens_read": self.tokens + run.accelerator.reduce(meter.sums, "sum")[3].item() / _copies(run)}
+        sums = self._sums or MetricSums(run.args.device, COUNTED)
+        return {"tokens_read": self.tokens + sums.totals(run.accelerator)["of_data"][0] / _copies(run)}
 
-    def resume_counts(self, run: Run, saved: dict[str, Any]) -> None:
-        """Go on with that; checkpoints of earlier versions have none."""
+    def load_state(self, run: Run, saved: dict[str, Any]) -> None:
+        """Go on with that."""
         self.tokens = saved.get("tokens_read", 0.0)
 
 

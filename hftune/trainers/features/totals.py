@@ -6,21 +6,16 @@ one process alone.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from transformers import TrainerCallback
 
 from hftune.distributed import ranks
-from hftune.opening.model_files import read_checked
 from hftune.trainers.features.feature import Feature
 from hftune.trainers.features.run import Run
-
-NAME = "hftune_totals.json"
-"""The file of a checkpoint that holds them."""
+from hftune.trainers.features.state import load_state
 
 
 class Totals(Feature):
@@ -33,7 +28,7 @@ class Totals(Feature):
     def __init__(self) -> None:
         self.seconds_before = 0.0
         self._loss_from = 0  # the step from which on losses were added up
-        self._resumed: dict[str, Any] | None = None
+        self._checkpoint: str | None = None
         self._began: float | None = None
 
     def on_built(self, run: Run) -> None:
@@ -41,30 +36,43 @@ class Totals(Feature):
         run.add_callback(_Restore(lambda: self.restore(run)))
 
     def before_train(self, run: Run, checkpoint: str | None) -> None:
-        """Read what a checkpoint says of the run before it."""
-        file = Path(str(checkpoint)) / NAME
-        self._resumed = read_checked(file) if checkpoint and file.is_file() else None
+        """Know what to resume from."""
+        self._checkpoint = checkpoint
 
     def seconds(self) -> float:
         """Of training so far, those before an interruption included."""
         return self.seconds_before + (time.time() - self._began if self._began else 0.0)
 
     def restore(self, run: Run) -> None:
-        """When training begins: the Trainer has set everything to 0."""
+        """When training begins, the Trainer has set everything to 0: what all features have kept is taken up."""
         self._began = time.time()
-        # A checkpoint without the file, of an earlier version: the mean loss is that of the steps from here on.
+        # A checkpoint without a state: the mean loss is that of the steps from here on.
         self._loss_from = run.state.global_step
-        if self._resumed is None:
+        if self._checkpoint is not None:
+            load_state(run, self._checkpoint)
+
+    def state(self, run: Run) -> dict[str, Any]:
+        """Sums of all steps, and of each process those of the steps that no log has yet."""
+        return {
+            "from_step": self._loss_from,
+            "loss": run._total_loss_scalar,
+            "pending": ranks.gathered_objects(float(run._tr_loss)),
+            "logged_step": run._globalstep_last_logged,
+            "seconds": self.seconds(),
+            "tokens": getattr(run, "_total_train_tokens", 0),
+        }
+
+    def load_state(self, run: Run, saved: dict[str, Any]) -> None:
+        """Go on adding."""
+        if not saved:
             return
-        saved, own = self._resumed, ranks.rank()
         pending = saved["pending"]
         alike = len(pending) == ranks.world_size()  # then each takes its own, and the sums are the same to the bit
         self._loss_from, self.seconds_before = saved["from_step"], saved["seconds"]
         run._total_loss_scalar, run._globalstep_last_logged = saved["loss"], saved["logged_step"]
-        run._tr_loss += pending[own] if alike else sum(pending) / len(pending)
+        run._tr_loss += pending[ranks.rank()] if alike else sum(pending) / len(pending)
         if hasattr(run, "_total_train_tokens"):  # TRL's trainers
             run._total_train_tokens = saved["tokens"]
-        run.features.call(Feature.resume_counts, run, saved)
 
     def before_log(self, run: Run, logs: dict[str, float]) -> None:
         """The mean loss at the end is that of all steps and of all processes."""
@@ -73,21 +81,6 @@ class Totals(Feature):
             logged = run._total_loss_scalar - run._tr_loss.item()
             total = logged + float(run.accelerator.reduce(run._tr_loss.detach().clone(), "mean"))
             logs["train_loss"] = total / max(run.state.global_step - self._loss_from, 0.001)
-
-    def save_state(self, run: Run, folder: Path) -> None:
-        """Write them into a checkpoint."""
-        totals = {
-            "from_step": self._loss_from,
-            "loss": run._total_loss_scalar,
-            "pending": ranks.gathered_objects(float(run._tr_loss)),
-            "logged_step": run._globalstep_last_logged,
-            "seconds": self.seconds(),
-            "tokens": getattr(run, "_total_train_tokens", 0),
-            # Of features that this trainer lacks: the file has the same keys for all stages.
-            **({"seen": 0, "sums": None, "pairs": {}} | run.features.merged(Feature.counts, run)),
-        }
-        if ranks.is_main():
-            (folder / NAME).write_text(json.dumps(totals), encoding="utf-8")
 
 
 class _Restore(TrainerCallback):

@@ -10,9 +10,11 @@ from typing import Any
 
 import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
+from torch.utils.data import Sampler
 
 from hftune.arguments.training import StageArguments
 from hftune.compat.peft_patches import fused_heads
+from hftune.data.mixture import ReorderedSampler
 from hftune.distributed import phases
 from hftune.models.attention.documents import documents_of
 from hftune.models.decoding import Drawn, decoding_together
@@ -20,12 +22,9 @@ from hftune.models.kernels.fused_lora import adapters_held
 from hftune.models.kernels.scoring_head import add_scoring_head
 from hftune.models.loading.dtype import compute_dtype
 from hftune.models.vocabulary import predicted_rows
-from hftune.trainers.features.answer_round import AnswerRound
-from hftune.trainers.features.completions import Completions
+from hftune.trainers.features.answers import AnswerRound, Completions, PartSeconds
+from hftune.trainers.features.engine import reporting_passes
 from hftune.trainers.features.feature import Feature
-from hftune.trainers.features.part_seconds import PartSeconds
-from hftune.trainers.features.phases import reporting_passes
-from hftune.trainers.features.prompt_order import PromptOrder
 from hftune.trainers.features.reward_guards import RewardGuards
 from hftune.trainers.features.run import plain_model
 from hftune.trainers.online.guarded_tokenizer import guarded_tokenizer
@@ -55,10 +54,29 @@ class OnlineTrainer(StageTrainer):
     _keeper: Any = None  # stands for the tokenizer where prompts are encoded
 
     def make_features(self, model: Any, args: StageArguments) -> list[Feature]:
-        """Before all others: prompts have an order, guards a state, answers a file of their own."""
-        self.guards = RewardGuards()
-        own = [PromptOrder(), AnswerRound(), self.guards, Completions(), PartSeconds()]
-        return [*own, *super().make_features(model, args)]
+        """Before all others: guards have a state, and rounds of answers go on."""
+        self.guards, self.samples = RewardGuards(), Completions()
+        return [AnswerRound(), self.guards, PartSeconds(), *super().make_features(model, args)]
+
+    def draw_order(self, dataset: Any) -> Sampler[Any] | None:
+        """A mixture's order inside TRL's pattern, which repeats prompts for several answers and uses of them."""
+        drawn: Any = super().draw_order(dataset)
+        if drawn is None:
+            return None
+        # Over the places 0, 1, 2, ... of an epoch, whichever records are drawn for them.
+        pattern = self.upstream_sampler(range(len(drawn)))
+        # The mixture is in random order already.
+        pattern.shuffle = False
+        return ReorderedSampler(pattern, drawn)
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Overrides `Trainer.log`: samples of the answers are written."""
+        super().log(logs, start_time)
+        self.samples.write(self)
+
+    def count_trained_tokens(self) -> int | None:
+        """Those of all answers."""
+        return self.samples.trained_tokens(self)
 
     def build_upstream(self, **kwargs: Any) -> None:
         """TRL's constructor adds heads that give log-probabilities: only where they are the model's own."""

@@ -9,9 +9,9 @@ import torch
 from trl.trainer.utils import pad
 
 from hftune.arguments.rl_algorithms import GRPOArguments
-from hftune.data.mixture import MixtureSampler
+from hftune.data.mixture import Mixture, MixtureSampler
 from hftune.logging import notice
-from hftune.trainers.features.record_order import RecordOrder, data_seed
+from hftune.trainers.features.order import data_seed
 
 Batch = dict[str, Any]
 Row = tuple[int, int]
@@ -63,7 +63,7 @@ class SamplingRun(Protocol):
     accelerator: Any
     num_generations: int
     train_dataset: Any
-    record_order: RecordOrder
+    mixture: Mixture | None
     _metrics: dict[str, Any]
     _logs: dict[str, Any]
     _step: int
@@ -149,7 +149,7 @@ class DynamicSampling:
         """This process's share of further prompts, each as often as it is answered."""
         # Primes, so that no two steps and rounds of a run share a seed.
         seed = (data_seed(self.run.args) * 1_000_003 + self.run._step) * 1_009 + round_
-        mixture, records = self.run.record_order.mixture, self.run.train_dataset
+        mixture, records = self.run.mixture, self.run.train_dataset
         if mixture is not None:
             order = list(MixtureSampler(mixture, seed))
         else:

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from hftune.distributed import ranks
 from hftune.errors import ArgumentError
-from hftune.opening.model_files import read_checked
 from hftune.trainers.features.feature import Feature
 from hftune.trainers.features.run import Run
 from hftune.trainers.ppo.critic import FOLDER, detached, load_critic, save_critic
 from hftune.trainers.ppo.maths import KLController
-
-STATE = "ppo_state.json"
-"""The file of a checkpoint with the KL coefficient."""
 
 
 class PPOState(Feature):
@@ -36,26 +31,27 @@ class PPOState(Feature):
         """The arguments are there."""
         self.controller = KLController(run.args.beta, run.args.kl_target, run.args.kl_horizon)
 
-    def before_train(self, run: Run, checkpoint: str | None) -> None:
-        """Restore the KL coefficient."""
-        if checkpoint is None or self.controller is None:
-            return
-        file = Path(checkpoint) / STATE
-        if not file.is_file():
+    def state(self, run: Run) -> dict[str, Any]:
+        """The KL coefficient."""
+        assert self.controller is not None
+        return {"beta": self.controller.beta}
+
+    def load_state(self, run: Run, saved: dict[str, Any]) -> None:
+        """Restore the KL coefficient.
+
+        Raises:
+            ArgumentError: The checkpoint has none.
+        """
+        assert self.controller is not None
+        if "beta" not in saved:
             raise ArgumentError(
-                f"{checkpoint} was not written by PPO",
+                "the checkpoint was not written by PPO, or by an earlier version",
                 place="--resume_from_checkpoint",
                 fix="resume with the algorithm that wrote it",
             )
-        self.controller.beta = float(read_checked(file)["beta"])
+        self.controller.beta = float(saved["beta"])
 
-    def save_state(self, run: Run, folder: Path) -> None:
-        """The KL coefficient."""
-        assert self.controller is not None
-        if ranks.is_main():
-            (folder / STATE).write_text(json.dumps({"beta": self.controller.beta}), encoding="utf-8")
-
-    def weights_to_save(self, run: Run, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def own_weights(self, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """The policy's alone; DeepSpeed has gathered the critic's with them."""
         # As the child is called in the policy: DeepSpeed gathers all in one.
         begins = f"{FOLDER}."

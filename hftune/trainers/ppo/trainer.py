@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -58,6 +59,18 @@ class PPOTrainer(RolloutTrainer):
         """The critic around all others: they meet the policy as the model that it was."""
         self.ppo_state = PPOState()
         return [self.ppo_state, *super().make_features(model, args)]
+
+    def own_weights(self, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The policy's alone."""
+        return self.ppo_state.own_weights(weights)
+
+    def saving_weights(self, folder: Path) -> AbstractContextManager[None]:
+        """The critic in a folder of its own."""
+        return self.ppo_state.saving_weights(self, folder)
+
+    def loading_weights(self, checkpoint: str | None) -> AbstractContextManager[None]:
+        """The critic from there."""
+        return self.ppo_state.loading_weights(self, checkpoint)
 
     @property
     def controller(self) -> KLController:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 
 
 def distinct_ngrams(ids: Sequence[int], n: int = 3) -> float:
@@ -96,10 +96,6 @@ class Drift:
         self.first = self.first or found
         gained = {name: (found[name][0] - mean) / max(std, 1e-6) for name, (mean, std) in self.first.items()}
         return gained["reward"] - gained["judge"]
-
-    def state(self) -> dict[str, dict[str, tuple[float, float]]]:
-        """For a checkpoint."""
-        return asdict(self)
 
 
 def _mean_and_std(values: Sequence[float]) -> tuple[float, float]:

@@ -26,7 +26,7 @@ from hftune.trainers.losses.routers import balance_loss, z_loss
 from hftune.trainers.ppo.maths import token_rewards
 from tests.table.tiny import model_class, tiny_config
 from tests.unit.data.batches.test_sequence_slices import row as row_of_two
-from tests.unit.trainers.features import test_answer_loss as answer_loss
+from tests.unit.trainers.features import test_token_loss as answer_loss
 
 CPU = torch.device("cpu")
 LENGTHS, IDS = torch.tensor([2, 3]), torch.tensor([[3, 4, 5, 6], [7, 8, 9, 3]])
@@ -53,12 +53,12 @@ def counted() -> Any:
     batch = {name: value for name, value in answer_loss.BATCH.items() if name != "attention_mask"}
 
     def work() -> Any:
-        kept = one.counts(run)
+        kept = one.state(run)
         one.make_loss(run, model, batch, None)
         for _ in range(2):  # the second time there is nothing
             one.sums["train"].take(run.accelerator)
-        one.resume_counts(run, kept | {"sums": [1.0] * 4})
-        return given[0], one.sums["train"].sums
+        one.load_state(run, kept)
+        return given[0], *one.sums["train"]._sums.values()
 
     return work
 

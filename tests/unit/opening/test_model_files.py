@@ -41,7 +41,6 @@ def write(folder: Path, name: str, content: Any) -> Path:
         ("hftune.json", {"base": {"adapters": "a"}}, "base: adapters is 'a', where a list is wanted"),
         ("hftune.json", {"parents": [{"folder": 1}]}, "parents, at 0:: folder is 1, where a text is wanted"),
         ("trainer_state.json", {}, "it has no global_step"),
-        ("ppo_state.json", {"beta": None}, "it has no beta"),
     ],
 )
 def test_a_value_of_another_kind_is_named(tmp_path: Path, name: str, content: Any, fault: str) -> None:

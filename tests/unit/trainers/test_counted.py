@@ -11,10 +11,10 @@ from torch.nn.functional import logsigmoid
 
 from hftune.constants import FILLER
 from hftune.trainers.dpo import DPOTrainer
-from hftune.trainers.features.feature import Feature, Features
 from hftune.trainers.features.run import mean_over_processes
 from hftune.trainers.reward import RewardTrainer
 from hftune.trainers.stage_trainer import StageTrainer
+from hftune.trainers.token_trainer import TokenTrainer
 
 CPU = torch.device("cpu")
 
@@ -82,18 +82,11 @@ def test_a_reward_models_step_is_the_same_however_it_is_split() -> None:
     assert reward_loss([0.0, 1.0, 2.0, 0.0], None, **repeated) == pytest.approx(three)
 
 
-class Silent(Feature):
-    """As an evaluation that takes means of its own."""
-
-    def counts_labels(self, run: Any) -> bool:
-        return False
-
-
 def test_the_trainer_is_given_what_a_stage_counts() -> None:
     seen: list[Any] = []
-    itself = SimpleNamespace(features=Features([Feature()]), count_items=lambda *given: seen.append(given) or 7)
+    itself = SimpleNamespace(count_items=lambda *given: seen.append(given) or 7)
     counted = lambda batches: StageTrainer._get_num_items_in_batch(itself, batches, CPU)  # type: ignore[arg-type]  # noqa: E731
     assert counted([{"a": 1}]) == 7 and seen == [([{"a": 1}], CPU)]
     assert counted([]) is None, "the end of an epoch"
-    itself.features = Features([Silent()])
-    assert counted([{"a": 1}]) is None and len(seen) == 1
+    evaluates = SimpleNamespace(token_loss=SimpleNamespace(evaluates=True))
+    assert TokenTrainer.count_items(evaluates, [{"a": 1}], CPU) is None, "each batch is a mean of its own"  # type: ignore[arg-type]

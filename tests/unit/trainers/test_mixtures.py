@@ -17,7 +17,7 @@ from hftune.arguments.entry import parse_arguments
 from hftune.data.mixture import Mixture, MixtureSampler
 from hftune.data.splits import Splits
 from hftune.errors import ArgumentError
-from hftune.trainers.features.record_order import innermost_sampler
+from hftune.trainers.features.order import innermost_sampler
 from hftune.trainers.pt import PTTrainer
 from hftune.trainers.rl import rl_trainer
 from tests.unit.data.helpers import make_tokenizer

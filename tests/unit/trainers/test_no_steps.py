@@ -53,7 +53,6 @@ def run_to_its_end(steps: int, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         state=SimpleNamespace(global_step=steps),
         model=SimpleNamespace(config=SimpleNamespace(get_text_config=SimpleNamespace)),
         checkpoints=SimpleNamespace(),
-        features=SimpleNamespace(one=lambda kind: SimpleNamespace(latest=None)),
         before_saving=lambda: None,
     )
     monkeypatch.setattr(stage, "save_result", lambda *given: saved.append("out"))

@@ -107,7 +107,7 @@ def test_the_end(counted: int | None, expected: int) -> None:
         count_trained_tokens=lambda: counted,
         figures=lambda: {"steps": "of a feature", "more": 1},
         state=SimpleNamespace(epoch=1.5, global_step=9),
-        train_seconds=1.234,
+        totals=SimpleNamespace(seconds=lambda: 1.234),
     )
     found = describe_result(time.time() - 100, trainer, SimpleNamespace(about=ABOUT))  # type: ignore[arg-type]
     assert found["trained_tokens"] == expected and found["steps"] == 9 and found["more"] == 1

@@ -5,8 +5,8 @@ from __future__ import annotations
 import ast
 import errno
 import inspect
-from collections.abc import Iterator
-from contextlib import contextmanager
+import math
+from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
 from textwrap import dedent
@@ -17,23 +17,25 @@ import pytest
 import torch
 import transformers
 import trl
+from transformers import LlamaConfig, MixtralConfig
 
 import hftune.trainers
 from hftune.compat.symbols import listed
+from hftune.distributed.ranks import Mesh
 from hftune.errors import ArgumentError
 from hftune.on_demand import on_demand
-from hftune.trainers import features as package
 from hftune.trainers.distill import DistillTrainer
 from hftune.trainers.dpo import DPOTrainer
-from hftune.trainers.features.checkpoints import Checkpoints
 from hftune.trainers.features.feature import Feature, Features
-from hftune.trainers.features.record_order import RecordOrder
+from hftune.trainers.features.run import perplexity, refuse_untrained
+from hftune.trainers.preemption import EvaluationStopped
 from hftune.trainers.process_reward import ProcessRewardTrainer
 from hftune.trainers.pt import PTTrainer
 from hftune.trainers.reward import RewardTrainer
 from hftune.trainers.rl import TRAINERS
 from hftune.trainers.sft import SFTTrainer
-from hftune.trainers.stage_trainer import StageTrainer, _refuse_untrained
+from hftune.trainers.stage_trainer import StageTrainer
+from tests.unit.trainers.features import made_up
 
 STAGES = {
     PTTrainer: transformers.Trainer,
@@ -59,7 +61,7 @@ class Full(StageTrainer):
     """The upstream trainer finds no room for its output folder."""
 
     def make_features(self, model: Any, args: Any) -> list[Feature]:
-        return [RecordOrder(), Checkpoints()]
+        return []
 
     def build_upstream(self, **kwargs: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device", kwargs["args"].output_dir)
@@ -142,69 +144,120 @@ def test_dpo_sets_what_trls_constructor_sets() -> None:
     assert wanted <= assigned(DPOTrainer.__init__) | assigned(DPOTrainer.build_upstream)
 
 
-class Noted(Feature):
-    """Writes down when it is called."""
-
-    def __init__(self, name: str, said: list[str]) -> None:
-        self.name, self.said = name, said
-
-    def after_train(self, run: Any) -> None:
-        self.said.append(f"after {self.name}")
-
-    @contextmanager
-    def training(self, run: Any) -> Iterator[None]:
-        self.said.append(f"into {self.name}")
-        yield
-        self.said.append(f"out of {self.name}")
-
-
-def test_features_are_wrapped_around_each_other() -> None:
-    said: list[str] = []
-    features = Features([Noted("a", said), Feature(), Noted("b", said)])
-    with features.around(Feature.training, None):
-        said.append("training")
-    features.call_reversed(Feature.after_train, None)  # type: ignore[arg-type]  # no run is looked at
-    assert said == ["into a", "into b", "training", "out of b", "out of a", "after b", "after a"]
-    assert features.having(Feature.before_train) == (), "those that do nothing are not called"
-
-
-def test_a_fault_in_the_second_context_leaves_the_first() -> None:
-    class Fails(Feature):
-        @contextmanager
-        def training(self, run: Any) -> Iterator[None]:
-            raise KeyError
-            yield
-
-    class Tidies(Feature):
-        left = False
-
-        @contextmanager
-        def training(self, run: Any) -> Iterator[None]:
-            try:
-                yield
-            finally:
-                self.left = True
-
-    outer = Tidies()
-    with pytest.raises(KeyError), Features([outer, Fails()]).around(Feature.training, None):
-        pass
-    assert outer.left
-
-
-def test_a_feature_has_no_other_base() -> None:
-    for file in Path(str(package.__file__)).parent.glob("*.py"):
-        for one in ast.walk(ast.parse(file.read_text())):
-            names = (
-                [base.id for base in one.bases if isinstance(base, ast.Name)] if isinstance(one, ast.ClassDef) else []
-            )
-            assert "Feature" not in names or names == ["Feature"], f"{file.name}: {one}"
-
-
 def test_a_loss_without_a_gradient_is_one_message() -> None:
     model = torch.nn.Linear(1, 1).train()
     with pytest.raises(ArgumentError, match="the loss has no gradient"):
-        _refuse_untrained(model, torch.tensor(1.0))
-    _refuse_untrained(model, model(torch.ones(1)).sum())
-    _refuse_untrained(model.eval(), torch.tensor(1.0))
+        refuse_untrained(model, torch.tensor(1.0))
+    refuse_untrained(model, model(torch.ones(1)).sum())
+    refuse_untrained(model.eval(), torch.tensor(1.0))
     with torch.no_grad():
-        _refuse_untrained(model.train(), torch.tensor(1.0))
+        refuse_untrained(model.train(), torch.tensor(1.0))
+
+
+class Upstream:
+    """A trainer of transformers that is made up: what it is asked, and what comes of it."""
+
+    def __init__(self, **given: Any) -> None:
+        args = {"flat_batches": False, "load_best_model_at_end": False, "output_dir": "out", "should_save": True}
+        self.__dict__ |= vars(made_up.run(args=args | given.pop("args", {}), model_wrapped=None)) | given
+        self.features, self.sequence_asked = Features([]), []
+
+    def evaluate(self, **given: Any) -> dict[str, float]:
+        return {"eval_loss": 2.0}
+
+    def prediction_step(self, *given: Any) -> tuple[Any, ...]:
+        return (torch.tensor(1.0), None, None)
+
+    def _maybe_log_save_evaluate(self, *given: Any) -> None:
+        if given[0] is not None:
+            raise given[0]
+
+
+class Made(StageTrainer, Upstream):
+    """Without the constructors."""
+
+    nan_guard: Any = SimpleNamespace(on_step_end=lambda run, norm: None)
+
+    def __init__(self, **given: Any) -> None:
+        Upstream.__init__(self, **given)
+
+
+def test_a_left_evaluation_ends_in_a_checkpoint() -> None:
+    for error, stops in ((EvaluationStopped(), True), (None, False), (KeyError(), False)):
+        saved: list[str] = []
+        made: Any = Made(save_checkpoint=lambda saved=saved: saved.append("checkpoint"))
+        with pytest.raises(KeyError) if isinstance(error, KeyError) else nullcontext():
+            made._maybe_log_save_evaluate(error, 1.0, None, None)
+        control = made.control
+        assert saved == ["checkpoint"] * stops and control.should_training_stop == stops
+        assert control.should_evaluate == control.should_save == (not stops)
+
+
+def test_rows_are_proven_apart_once_a_run() -> None:
+    asked: list[Any] = []
+    made: Any = Made(prove_isolation=asked.append, args={"flat_batches": True})
+    for model in ("engine", "other"):
+        made.prediction_step(model, {"input_ids": 1}, True)
+    assert asked == ["engine"]
+    other: Any = Made(prove_isolation=asked.append)
+    other.prediction_step("padded", {"input_ids": 1}, True)
+    assert asked == ["engine"]
+
+
+@pytest.fixture
+def evaluated(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A trainer that has been evaluated at step 7, with what upstream has logged."""
+    monkeypatch.setattr("hftune.distributed.zero.release_fetched", lambda engine: None)
+    made: Any = Made()
+    assert made.current_evaluation is None, "there was none"
+    made.state.global_step, made.state.best_global_step = 7, None
+    made.state.log_history = [
+        {"eval_loss": 9.0, "eval_entropy": 8.0},
+        {"eval_loss": 2.0, "eval_entropy": 1.0, "epoch": 3},
+        {"loss": 1},
+    ]
+    made.evaluate()
+    return made
+
+
+def test_logged_figures_and_perplexity_are_returned(evaluated: Any) -> None:
+    assert evaluated.evaluate() == {"eval_loss": 2.0, "eval_entropy": 1.0}
+    evaluated.reports_perplexity = True
+    assert evaluated.evaluate() == {"eval_loss": 2.0, "eval_entropy": 1.0, "eval_perplexity": math.exp(2)}
+    assert perplexity(1e4) == math.inf, "of a loss that has diverged"
+
+
+@pytest.mark.parametrize(
+    ("step", "load_best", "best", "counts"),
+    [
+        *((7, False, None, True), (8, False, None, False), (7, True, 7, True), (7, True, None, True)),
+        *((7, True, 0, True), (7, True, 3, False), (7, False, 3, True)),
+    ],
+)
+def test_whether_it_measured_the_weights_that_are_there(
+    evaluated: Any, step: int, load_best: bool, best: int | None, counts: bool
+) -> None:
+    evaluated.state.global_step, evaluated.state.best_global_step = step, best
+    evaluated.args.load_best_model_at_end = load_best
+    assert evaluated.current_evaluation == ({"eval_loss": 2.0, "eval_entropy": 1.0} if counts else None)
+
+
+@pytest.mark.parametrize(
+    ("config", "args", "names"),
+    [
+        (LlamaConfig(), {}, set()),
+        (LlamaConfig(), {"router_aux_loss_coef": 0.1}, {"routers"}),
+        (LlamaConfig(), {"moe_z_loss_coef": 0.1}, {"routers"}),
+        (MixtralConfig(), {}, {"routers"}),
+        (LlamaConfig(), {"mesh": Mesh(world=2, sequence=2)}, {"sequence"}),
+    ],
+)
+def test_what_is_asked_for_is_a_feature(config: Any, args: dict[str, Any], names: set[str]) -> None:
+    given = {"router_aux_loss_coef": None, "moe_z_loss_coef": 0.0, "mesh": Mesh(world=2), "recomputation": None}
+    made: Any = Made()
+    for name in ("digests", "totals", "speed", "nan_guard", "checkpoints", "repeated_rows"):
+        setattr(made, name, name)
+    arguments: Any = SimpleNamespace(device=torch.device("cpu"), **(given | args))
+    found = made.make_features(SimpleNamespace(config=config), arguments)
+    assert {name for name in ("routers", "sequence") if getattr(made, name) in found} == names
+    assert found.index("repeated_rows") == len(found) - 1 - ("sequence" in names), "rows are shared when they are whole"

@@ -11,7 +11,7 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
 from hftune.models.loading.own_weights import stored_otherwise, tensors_by_parameter
-from hftune.trainers.features.portable_weights import PortableWeights
+from hftune.trainers.features.saving import load_best, load_weights
 from tests.architectures import make_config
 from tests.unit.trainers.features import made_up
 
@@ -38,7 +38,7 @@ def test_the_weights_of_a_run_come_back(name: str, dtype: torch.dtype | None, tm
     for parameter, tensor in wanted.items():
         assert torch.equal(found[parameter].to(tensor.dtype), tensor), parameter
     run = made_up.run(model=live)
-    assert PortableWeights().load_weights(run, str(tmp_path)) == SPLIT[name]
+    assert load_weights(run, str(tmp_path)) == SPLIT[name]
     assert all(torch.equal(live.state_dict()[n], tensor) for n, tensor in wanted.items()) == SPLIT[name]
 
 
@@ -47,7 +47,7 @@ def test_the_best_weights_come_back(tmp_path: Path) -> None:
     saved.save_pretrained(tmp_path)
     run = made_up.run(model=live)
     run.state.best_model_checkpoint = str(tmp_path)
-    assert PortableWeights().load_best(run)
+    assert load_best(run)
     assert all(torch.equal(live.state_dict()[n], tensor) for n, tensor in saved.state_dict().items())
 
 

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from hftune.constants import IGNORE_INDEX
+from hftune.constants import IGNORE_INDEX, ORIGIN
 from hftune.data.batches.collators import causal_collator
-from hftune.data.corpus.streaming import ORIGIN
 from hftune.logging import notices
 from hftune.trainers.distillation.on_policy import PATIENCE, OnPolicyAnswers, prompt_of, records_of
 from tests.unit.trainers.features import made_up
@@ -130,9 +129,9 @@ def test_a_step_that_draws_nothing_trains_the_records() -> None:
     batch = run.data_collator(RECORDS[:1])
     answers = OnPolicyAnswers(0.0)
     assert list(answers.batches(run, iter([batch]))) == [batch] and not student.asked and not answers.drawing
-    assert answers.counts(run) == {"on_policy_tokens": 3}
+    assert answers.state(run) == {"on_policy_tokens": 3}
     again = OnPolicyAnswers(0.0)
-    again.resume_counts(run, answers.counts(run))
+    again.load_state(run, answers.state(run))
     assert again.trained_tokens(run) == 3
 
 

@@ -12,7 +12,7 @@ import torch
 
 from hftune.data.batches.collators import CausalCollator, FlatCollator
 from hftune.trainers.distillation.server_teacher import ServerTeacher
-from hftune.trainers.features.answer_loss import next_tokens
+from hftune.trainers.features.token_loss import next_tokens
 from tests.unit.trainers.features import made_up
 
 RECORDS: list[dict[str, Any]] = [

@@ -12,7 +12,9 @@ from hftune.trainers.distillation.on_policy import OnPolicyAnswers
 from hftune.trainers.distillation.taught_loss import TaughtLoss
 from tests.unit.trainers.features import made_up
 
-ARGS: Any = SimpleNamespace(beta=0.5, temperature=2.0, hard_label_share=0.25, max_teacher_entropy=3.0)
+ARGS: Any = SimpleNamespace(
+    beta=0.5, temperature=2.0, hard_label_share=0.25, max_teacher_entropy=3.0, device=torch.device("cpu")
+)
 
 
 @pytest.mark.parametrize(

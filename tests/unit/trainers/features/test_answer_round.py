@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from hftune.trainers.features.answer_round import AnswerRound
+from hftune.trainers.features.answers import AnswerRound
 from tests.unit.trainers.features import made_up
 from tests.unit.trainers.rl_runs import logged, make_trainer
 
@@ -39,7 +39,7 @@ def test_a_run_stopped_within_a_round_trains_the_rest_of_it(
     resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-3"))
     for name in ("loss", "grad_norm"):
         assert logged(resumed, name)[3] == pytest.approx(logged(whole, name)[3], rel=1e-6), name
-    assert (tmp_path / "whole" / "checkpoint-3" / "answers_0.pt").is_file()
+    assert (tmp_path / "whole" / "checkpoint-3" / "run_state_0.pt").is_file()
 
 
 @pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
@@ -72,31 +72,28 @@ def run_at(step: int, **args: Any) -> Any:
     )
 
 
-def saved_at(folder: Path, steps: int) -> None:
-    (folder / "trainer_state.json").write_text(f'{{"global_step": {steps}}}')
-    AnswerRound().save_state(run_at(3 * steps), folder)
-
-
 def test_between_rounds_no_answers_are_saved_and_the_place_is_counted(tmp_path: Path) -> None:
-    saved_at(tmp_path, 4)
+    (tmp_path / "trainer_state.json").write_text('{"global_step": 4}')
     run = run_at(0)
     run._buffered_inputs, run._metrics = None, {"train": {}}
     AnswerRound().before_train(run, str(tmp_path))
+    AnswerRound().load_state(run, AnswerRound().state(run_at(12)))
     assert (run._step, run._buffered_inputs) == (12, None) and run._metrics["train"] == {"reward": [1.5]}
     AnswerRound().before_train(run, None)
     assert run._step == 12, "a fresh run counts by itself"
 
 
+@pytest.mark.parametrize("other", [None, "batch", "rank", "none"])
 def test_answers_for_other_batches_are_drawn_anew_and_that_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch, other: str | None
 ) -> None:
     monkeypatch.setattr("hftune.logging._notices", said := [])
-    saved_at(tmp_path, 3)
-    for other in ({}, {"per_device_train_batch_size": 4}):
-        run = run_at(0, **other)
-        run._buffered_inputs = None
-        AnswerRound().before_train(run, str(tmp_path))
-        assert (run._step, run._buffered_inputs is None) == (9, bool(other))
-        assert any("new answers are drawn" in line for line in said) == bool(other)
-        if not other:
-            assert [batch["ids"].tolist() for batch in run._buffered_inputs] == [[0, 1], [1, 2], [2, 3]]
+    saved = {} if other == "none" else AnswerRound().state(run_at(9))
+    saved |= {"rank": 1} if other == "rank" else {}
+    run = run_at(9, **({"per_device_train_batch_size": 4} if other == "batch" else {}))
+    run._buffered_inputs, run._metrics = None, {"train": {}}
+    AnswerRound().load_state(run, saved)
+    assert any("new answers are drawn" in line for line in said) == (run._buffered_inputs is None) == bool(other)
+    if not other:
+        assert [batch["ids"].tolist() for batch in run._buffered_inputs] == [[0, 1], [1, 2], [2, 3]]
+    assert run._metrics["train"] == ({} if other in ("rank", "none") else {"reward": [1.5]}), "of each process its own"

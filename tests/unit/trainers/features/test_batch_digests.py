@@ -125,16 +125,16 @@ def test_what_was_not_logged_is_resumed() -> None:
     whole, first, second, trainer = BatchDigests(), BatchDigests(), BatchDigests(), run()
     for feature, documents in ((whole, [[1, 2], [3]]), (first, [[1, 2]]), (second, [[3]])):
         if feature is second:
-            feature.resume_counts(trainer, first.counts(trainer))
+            feature.load_state(trainer, first.state(trainer))
         step(feature, trainer, *documents)
     for feature in (whole, second):
         feature.before_log(trainer, {"loss": 1.0})
     assert whole.latest == second.latest
     step(second, trainer, [5])
-    assert second.counts(trainer) == {"batches": digest(padded([[5]])).item()}, "what was logged does not count again"
-    second.resume_counts(trainer, {})
-    assert second.counts(trainer) == {"batches": digest(padded([[5]])).item()}
-    assert BatchDigests().counts(trainer) == {"batches": 0}
+    assert second.state(trainer) == {"batches": digest(padded([[5]])).item()}, "what was logged does not count again"
+    second.load_state(trainer, {})
+    assert second.state(trainer) == {"batches": digest(padded([[5]])).item()}
+    assert BatchDigests().state(trainer) == {"batches": 0}
 
 
 def test_processes_that_share_matrices_count_once() -> None:

@@ -8,8 +8,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
-from torch import nn
 
 from hftune import digests, logging
 from hftune.checkpoints.integrity import RECORD_NAME, TRAINER_STATE, read_record, record_contents
@@ -20,7 +18,6 @@ from hftune.trainers.features import checkpoints as feature_module
 from hftune.trainers.features.checkpoints import (
     Checkpoints,
     finish_writing,
-    load_exported,
     publish_checkpoint,
     remember_best,
     writes_in_several_places,
@@ -31,8 +28,11 @@ from tests.unit.trainers.features import made_up
 
 
 class Features(list):
-    def call_reversed(self, method: Any, *given: Any) -> None:
+    def call(self, method: Any, *given: Any) -> None:
         self.append((method, given[1]))
+
+    def having(self, method: Any) -> tuple[Any, ...]:
+        return ()
 
 
 def run_of(output: Path, step: int = 4, **args: Any) -> Any:
@@ -52,19 +52,19 @@ def run_of(output: Path, step: int = 4, **args: Any) -> Any:
 def save(feature: Checkpoints, run: Any, output: Path) -> None:
     """As the Trainer does within the block."""
     with feature.checkpointing(run):
-        assert feature.checkpoint_parent(run) == output / PARTIAL
+        assert feature.work == output / PARTIAL
         make(output / PARTIAL, run.state.global_step, record=False)
 
 
 def test_a_checkpoint_is_written_aside_and_published(tmp_path: Path) -> None:
     feature, run = Checkpoints(), run_of(tmp_path)
-    assert feature.checkpoint_parent(run) is None
+    assert feature.work is None
     save(feature, run, tmp_path)
-    assert feature.checkpoint_parent(run) is None and checkpoints(tmp_path) == [tmp_path / "checkpoint-4"]
+    assert feature.work is None and checkpoints(tmp_path) == [tmp_path / "checkpoint-4"]
     record = read_record(tmp_path / "checkpoint-4") or {}
     about = {"step": 4, "world_size": 1, "zero_stage": 2, "tensor_parallel_size": 3, "expert_parallel_size": 5}
     assert {name: record[name] for name in about} == about and record["global_batch"] == 64
-    assert run.features == [(Feature.save_state, tmp_path / PARTIAL / "checkpoint-4")]
+    assert run.features == [(Feature.save_files, tmp_path / PARTIAL / "checkpoint-4")]
     assert [entry.name for entry in tmp_path.iterdir()] == ["checkpoint-4"], "what was written aside is gone"
 
 
@@ -73,7 +73,7 @@ def test_an_error_while_the_trainer_writes_publishes_nothing(tmp_path: Path) -> 
     with pytest.raises(OSError, match="full"), feature.checkpointing(run):
         make(tmp_path / PARTIAL, 4, record=False)
         raise OSError("the disk is full")
-    assert checkpoints(tmp_path) == [] and feature.checkpoint_parent(run) is None and run.features == []
+    assert checkpoints(tmp_path) == [] and feature.work is None and run.features == []
     assert is_ours(tmp_path / PARTIAL), "the next start clears it up"
 
 
@@ -188,25 +188,6 @@ def test_the_best_is_where_it_is_published(tmp_path: Path) -> None:
     run.state.best_global_step = 3
     remember_best(run, tmp_path, "checkpoint-4")
     assert run.state.best_model_checkpoint == str(tmp_path / "checkpoint-3") and (aside / TRAINER_STATE).exists()
-
-
-def test_exported_weights_go_back_into_the_model() -> None:
-    model = nn.Linear(2, 1)
-    model.bias.requires_grad_(False)
-    assert load_exported(model, {"weight": torch.tensor([[1.0, 2.0]], dtype=torch.float64)}) == []
-    assert model.weight.tolist() == [[1.0, 2.0]] and model.weight.dtype == torch.float32
-    assert load_exported(model, {"bias": torch.tensor([5.0])}) == ["weight"] and model.bias.tolist() == [5.0]
-
-
-def test_the_best_weights_come_back_under_deepspeed_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Any] = []
-    monkeypatch.setattr(feature_module, "tensors_by_parameter", lambda model, best: asked.append(best) or {})
-    run = run_of(tmp_path)
-    run.model, run.state.best_model_checkpoint = nn.Linear(1, 1), "best"
-    assert Checkpoints().load_best(run) is False and asked == []
-    run.is_deepspeed_enabled = True
-    assert Checkpoints().load_best(run) is True and asked == [Path("best")]
-    assert "best lacks 2 trained tensors (weight, ...)" in "\n".join(map(str, logging._notices))
 
 
 def test_the_same_step_again(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from hftune.trainers.features.completions import COMPLETIONS_NAME, Completions, as_rewarded
+from hftune.trainers.features.answers import COMPLETIONS_NAME, Completions, as_rewarded
 from tests.unit.trainers.features import made_up
 
 
@@ -25,8 +25,8 @@ def test_the_first_answers_of_a_step_are_written_once(tmp_path: Path) -> None:
     answers = {"prompt": ["a", "b", "c"], "completion": ["A", "B", "C"], "advantages": [0.5, -0.5, 0.0]}
     run, feature = run_with(tmp_path, **answers, rewards={"length": [1.0, 0.0, 0.5]}), Completions()
     run.state.global_step = 3
-    feature.after_log(run, {})
-    feature.after_log(run, {})  # of an evaluation at the same step
+    feature.write(run)
+    feature.write(run)  # of an evaluation at the same step
     rows = [json.loads(line) for line in (tmp_path / COMPLETIONS_NAME).read_text().splitlines()]
     assert [(row["prompt"], row["completion"], row["rewards"], row["advantage"]) for row in rows] == [
         ("a", "A", {"length": 1.0}, 0.5),
@@ -38,11 +38,11 @@ def test_the_first_answers_of_a_step_are_written_once(tmp_path: Path) -> None:
 def test_an_answer_without_a_reward_is_null(tmp_path: Path) -> None:
     """NaN is no JSON."""
     answers = {"prompt": ["a"], "completion": ["A"], "advantages": [math.nan], "rewards": {"length": [math.nan]}}
-    Completions().after_log(run_with(tmp_path, **answers), {})
+    Completions().write(run_with(tmp_path, **answers))
     text = (tmp_path / COMPLETIONS_NAME).read_text()
     assert "NaN" not in text
     assert json.loads(text)["rewards"] == {"length": None} and json.loads(text)["advantage"] is None
-    Completions().after_log(run_with(tmp_path, **(answers | {"advantages": [None], "rewards": {}})), {})
+    Completions().write(run_with(tmp_path, **(answers | {"advantages": [None], "rewards": {}})))
 
 
 def test_trained_tokens_are_those_of_all_steps(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from hftune.arguments.entry import parse_arguments
 from hftune.constants import IGNORE_INDEX
 from hftune.data.splits import Splits
-from hftune.trainers.features.held_out_loss import padded_with_ignored
+from hftune.trainers.features.token_loss import padded_with_ignored
 from hftune.trainers.pt import PTTrainer
 from hftune.trainers.sft import SFTTrainer
 from tests.unit.data.helpers import pack, to_dataset

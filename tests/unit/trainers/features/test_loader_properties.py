@@ -19,8 +19,7 @@ from torch.utils.data import DataLoader, RandomSampler
 from hftune.data.batches.collators import CausalCollator
 from hftune.distributed.ranks import Mesh
 from hftune.trainers.features import repeated_rows
-from hftune.trainers.features.feature import Epoch
-from hftune.trainers.features.record_order import RecordOrder
+from hftune.trainers.features.order import set_epoch
 from hftune.trainers.features.repeated_rows import RepeatedRows
 from tests.unit.trainers.features import made_up
 
@@ -63,9 +62,9 @@ def micro_batches(world: World, rank: int, records: int, seed: int, epoch: int, 
     args = {"mesh": mesh, "gradient_accumulation_steps": world.accumulation, "data_parallel_size": world.processes}
     run = made_up.run(args=args, _train_batch_size=world.size, data_collator=CausalCollator(0))
     run.get_total_train_batch_size = lambda args: IN_A_STEP
-    rows, begun = RepeatedRows(), Epoch(loader, epoch, done)
-    for feature in (RecordOrder(), rows):
-        feature.before_epoch(run, begun)
+    rows = RepeatedRows()
+    set_epoch(run, loader, epoch)
+    rows.begin(run, loader, done)
     loader.set_epoch(epoch)  # as the Trainer does
     for batch in rows.batches(run, iter(loader)):
         yield sorted({int(label) - 1 for label in batch["labels"].flatten() if label != -100})

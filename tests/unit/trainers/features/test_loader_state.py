@@ -9,7 +9,8 @@ import pytest
 from transformers.trainer import TRAINER_STATE_NAME
 
 from hftune.errors import ArgumentError, ManifestError
-from hftune.trainers.features.loader_state import LOADER_STATE_NAME, read_state, refuse_state, state_errors
+from hftune.trainers.features.corpora import LOADER_STATE_NAME, read_state, refuse_state
+from hftune.trainers.features.state import state_errors
 
 
 def test_read_with_the_steps_made(tmp_path: Path) -> None:
@@ -29,8 +30,8 @@ def test_other_data_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("error", [KeyError("blocks"), TypeError("x"), ValueError("x"), AttributeError("x")])
 def test_faults_in_it_are_one_message(tmp_path: Path, error: Exception) -> None:
-    said = f"{LOADER_STATE_NAME} is no state of the data: {type(error).__name__}"
-    with pytest.raises(ManifestError, match=said), state_errors(tmp_path):
+    said = f"{LOADER_STATE_NAME} is no state of a run: {type(error).__name__}"
+    with pytest.raises(ManifestError, match=said), state_errors(tmp_path / LOADER_STATE_NAME):
         raise error
     with pytest.raises(OSError), state_errors(tmp_path):
         raise OSError

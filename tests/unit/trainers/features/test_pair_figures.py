@@ -34,14 +34,14 @@ def test_logs_of_training_have_means_without_the_loss() -> None:
 def test_an_evaluation_is_measured_by_itself() -> None:
     feature, run, metrics = PairFigures(CPU), made_up.run(), dict[str, float]()
     feature.metrics["eval"].add("loss/pairs", torch.tensor([100.0]))
-    feature.before_evaluation_loop(run, "eval")
+    feature.begin_evaluation()
     feature.metrics["eval"].add("loss/pairs", torch.tensor([1.0, 3.0]))
-    feature.after_evaluation_loop(run, metrics, "eval")
+    feature.end_evaluation(run, metrics, "eval")
     assert metrics == {"eval_loss": 2.0}
-    feature.before_evaluation_loop(run, "eval")
+    feature.begin_evaluation()
     feature.metrics["eval"].add("loss/pairs", torch.tensor([1.0, 3.0]))
     feature.metrics["eval"].add("loss/tokens", torch.tensor([1.0, 5.0]), torch.tensor([3.0, 1.0]))
-    feature.after_evaluation_loop(run, metrics, "eval")
+    feature.end_evaluation(run, metrics, "eval")
     assert metrics == {"eval_loss": 4.0}, "a mean over pairs, and one over tokens"
 
 
@@ -49,5 +49,5 @@ def test_sums_and_tokens_are_resumed() -> None:
     before, after, run = PairFigures(CPU), PairFigures(CPU), made_up.run()
     before.metrics["train"].add("margin", torch.tensor([1.0, 5.0]), torch.tensor([1.0, 3.0]))
     before.seen_tokens += 9
-    after.resume_counts(run, before.counts(run))
-    assert after.metrics["train"].read(run.accelerator) == {"margin": 4.0} and int(after.seen_tokens) == 9
+    after.load_state(run, before.state(run))
+    assert after.metrics["train"].means(run.accelerator) == {"margin": 4.0} and int(after.seen_tokens) == 9

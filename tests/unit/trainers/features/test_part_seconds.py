@@ -6,10 +6,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
 from hftune.distributed import phases
-from hftune.trainers.features.part_seconds import PartSeconds
+from hftune.trainers.features.answers import PartSeconds
+from tests.unit.trainers.features import made_up
 
 
 @pytest.fixture
@@ -31,26 +31,22 @@ def spend(clock: Any, name: str, seconds: float) -> None:
 
 
 def test_a_mean_over_the_steps_since_the_last_log(clock: Any) -> None:
-    feature, run = PartSeconds(), SimpleNamespace()
+    feature, run = PartSeconds(), made_up.run()
+    run.state.global_step = 3  # resumed
     phases.enter(phases.PREPARATION)
     clock.now += 50
     feature.before_train(run, None)
     for _ in range(2):
+        feature.before_step(run, None, {})
         spend(clock, phases.GENERATION, 3.0)
         spend(clock, phases.OLD, 1.0)
         spend(clock, phases.GENERATION, 1.0)
-        feature.on_step_end(run, None)
+        run.state.global_step += 1
     logs = {"loss": 1.0}
     feature.before_log(run, logs)
     assert logs == {
         "loss": 1.0, "seconds/generation": 4.0, "seconds/old_log-probabilities": 1.0, "seconds/preparation": 0.0,
     }  # fmt: skip
-    # TRL draws and scores answers within a step: what comes then is the forward pass, where there is one to come.
-    phases.enter(phases.REWARDS)
-    with torch.no_grad(), feature.forward(run):
-        assert phases.now().name == phases.REWARDS
-    with feature.forward(run):
-        assert phases.now().name == phases.FORWARD
     phases.enter(phases.GENERATION)
     # The part at hand goes on, and what was said is not said again.
     clock.now += 2.0
@@ -58,7 +54,7 @@ def test_a_mean_over_the_steps_since_the_last_log(clock: Any) -> None:
     evaluation: dict[str, float] = {"eval_loss": 1.0}
     feature.before_log(run, evaluation)
     assert evaluation == {"eval_loss": 1.0}
-    feature.on_step_end(run, None)
+    run.state.global_step += 1
     logs = {"loss": 1.0}
     feature.before_log(run, logs)
     assert {name: value for name, value in logs.items() if value} == {

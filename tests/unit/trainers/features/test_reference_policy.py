@@ -139,7 +139,7 @@ def test_the_copy_is_not_saved_and_nothing_of_its_name_is_removed(
     run = run_of(model)
     (tmp_path / COPY).mkdir()
     (tmp_path / COPY / "thesis").write_text("mine")
-    with suppress(OSError), ReferencePolicy(run).saving_weights(run, tmp_path):
+    with suppress(OSError), ReferencePolicy(run).left_out():
         model.save_pretrained(tmp_path)
         if fails:
             raise OSError("the disk is full")
@@ -147,5 +147,5 @@ def test_the_copy_is_not_saved_and_nothing_of_its_name_is_removed(
     assert [file.name for file in (tmp_path / COPY).iterdir()] == ["thesis"]
     assert [*model.peft_config] == ["default", COPY], "training continues with its reference"
     plain = run_of(PLAIN)
-    with ReferencePolicy(plain).saving_weights(plain, tmp_path):
+    with ReferencePolicy(plain).left_out():
         pass

@@ -17,8 +17,8 @@ from hftune.data.batches.pairs import FlatPairCollator
 from hftune.data.batches.pairs import PairCollator as RewardPairs
 from hftune.distributed.ranks import Mesh
 from hftune.trainers.features import repeated_rows
-from hftune.trainers.features.answer_loss import next_tokens, tokens_of
 from hftune.trainers.features.repeated_rows import OF_TOKENS, ROWS, RepeatedRows, WithRows, rows_behind
+from hftune.trainers.features.token_loss import next_tokens, tokens_of
 from hftune.trainers.preference.batches import PairCollator
 from tests.unit.trainers.features import made_up
 

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from hftune.trainers.features import resume
-from hftune.trainers.features.resume import Resume
 from tests.unit.trainers.features import made_up
 
 
@@ -32,7 +31,7 @@ def test_deepspeed_loads_its_own_and_others_are_resharded(monkeypatch: pytest.Mo
     monkeypatch.setattr(resume, "checked_loading", checked)
     monkeypatch.setattr(resume, "is_of_this_world", lambda engine, folder: same_world)
     monkeypatch.setattr(resume, "reshard", lambda run, folder: done.append(("resharded", folder)))
-    with Resume().training(made_up.run()):
+    with resume.any_world(made_up.run()):
         pass
     own = [("checked", "folder"), ("DeepSpeed", "engine", "folder", {"a": 1})]
     assert done == (own if same_world else [("resharded", "folder")])
@@ -44,10 +43,10 @@ def test_a_run_without_deepspeed_reads_what_deepspeed_wrote(monkeypatch: pytest.
     monkeypatch.setattr(resume, "reshard", lambda run, folder: done.append(folder))
     monkeypatch.setattr(resume, "scheduler_state", lambda folder: {"of": folder})
     run = made_up.run(lr_scheduler=SimpleNamespace(load_state_dict=done.append))
-    assert not Resume().load_optimizer(run, "the Trainer's")
-    assert Resume().load_optimizer(run, "DeepSpeed's") and done == ["DeepSpeed's", {"of": "DeepSpeed's"}]
+    assert not resume.load_optimizer(run, "the Trainer's")
+    assert resume.load_optimizer(run, "DeepSpeed's") and done == ["DeepSpeed's", {"of": "DeepSpeed's"}]
     run.is_deepspeed_enabled = True
-    assert not Resume().load_optimizer(run, "DeepSpeed's")
+    assert not resume.load_optimizer(run, "DeepSpeed's")
 
 
 @pytest.mark.parametrize(("known", "said"), [(1, 0), (2, 1)])
@@ -55,5 +54,5 @@ def test_random_states_of_another_world_are_said(monkeypatch: pytest.MonkeyPatch
     notices: list[str] = []
     monkeypatch.setattr(resume, "written_by", lambda folder: known)
     monkeypatch.setattr(resume, "notice", notices.append)
-    Resume().after_random_states(made_up.run(), "folder")
+    resume.say_random_states("folder")
     assert len(notices) == said and all("random states of 2 process(es)" in one for one in notices)

@@ -38,13 +38,16 @@ class Listener:
 def built(config: Any = None, **args: Any) -> tuple[RouterLoss, Any, Any]:
     """The feature after its trainer was made, with the arguments and the config that the trainer saw."""
     names = {"router_aux_loss_coef": None, "moe_z_loss_coef": 0.0, "recomputation": None}
-    given, feature = SimpleNamespace(**(names | args)), RouterLoss()
+    given = SimpleNamespace(**(names | {"device": torch.device("cpu")} | args))
     model = SimpleNamespace(config=config or MixtralConfig(router_aux_loss_coef=0.02, output_router_logits=True))
-    building: Any = feature.building
-    with building(model, given):
-        logits = getattr(model.config, "output_router_logits", None)
-        seen = SimpleNamespace(asked=given.router_aux_loss_coef, logits=logits)
-        model.config.router_aux_loss_coef = 0.0  # as TRL does
+    feature = RouterLoss(model, given)
+    logits = getattr(model.config, "output_router_logits", None)
+    seen = SimpleNamespace(asked=given.router_aux_loss_coef, logits=logits)
+    model.config.router_aux_loss_coef = 0.0  # as TRL does
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(router_loss, "RouterListener", lambda model: Listener())
+        feature.on_built(made_up.run(model=model, args=vars(given)))
+        given.router_aux_loss_coef = feature._asked
     return feature, seen, SimpleNamespace(args=given, config=model.config)
 
 
@@ -76,9 +79,9 @@ def test_upstream_s_losses_are_off_while_the_trainer_is_made() -> None:
 def test_what_is_added(counted: int | None, steps: int) -> None:
     """The Trainer divides a mean by the accumulated batches itself, and a sum over counted labels not."""
     feature, run, logs = listening(moe_z_loss_coef=0.01), run_of(), {"loss": 1.0}
-    with feature.forward(run):
+    with feature.listening(run):
         pass
-    found = feature.after_loss(run, torch.tensor(1.0), counted)
+    found = feature.added(run, torch.tensor(1.0), counted)
     assert found.item() == pytest.approx(1 + (0.1 * 2 + 0.01 * 3) / steps)
     feature.before_log(run, of_an_evaluation := {"eval_loss": 1.0})
     assert of_an_evaluation == {"eval_loss": 1.0}
@@ -90,30 +93,27 @@ def test_what_is_added(counted: int | None, steps: int) -> None:
 
 def test_an_evaluation_has_the_loss_alone() -> None:
     feature, run, loss = listening(), run_of(training=False), torch.tensor(1.0)
-    with feature.forward(run):
+    with feature.listening(run):
         pass
-    assert feature.after_loss(run, loss, None) is loss
+    assert feature.added(run, loss, None) is loss
 
 
 def test_routers_without_a_gradient_are_refused() -> None:
     feature, run = listening(), run_of()
     feature._listener = Listener(trained=False)  # type: ignore[assignment]
-    with feature.forward(run):
+    with feature.listening(run):
         pass
     with pytest.raises(ArgumentError, match="routers have no gradient"):
-        feature.after_loss(run, torch.tensor(1.0), None)
+        feature.added(run, torch.tensor(1.0), None)
 
 
 def test_routers_of_sharded_experts_are_listened_to_once(monkeypatch: pytest.MonkeyPatch) -> None:
     layers = [("a", SimpleNamespace(router=1)), ("b", SimpleNamespace(router=2))]
     monkeypatch.setattr(router_loss, "expert_layers", lambda model: iter(layers))
     feature, run = listening(), run_of(args={"expert_parallel_size": 2})
-    feature.before_optimizer(run)
-    feature.before_optimizer(run)
+    feature.listen_to_sharded(run)
+    feature.listen_to_sharded(run)
     assert feature._listener.routers == [1, 2]  # type: ignore[union-attr]
-    whole = listening()
-    whole.before_optimizer(run_of(args={"expert_parallel_size": 1}))
-    assert whole._listener.routers == []  # type: ignore[union-attr]
 
 
 def test_a_config_of_experts_without_a_layer_that_has_any() -> None:
@@ -152,6 +152,5 @@ def test_who_listens(monkeypatch: pytest.MonkeyPatch, balance: float, z: float, 
     feature, _, _ = built(router_aux_loss_coef=balance, moe_z_loss_coef=z)
     made = SimpleNamespace(routers=["a router"] * routers)
     monkeypatch.setattr(router_loss, "RouterListener", lambda model: made)
-    monkeypatch.setattr(router_loss, "plain_model", lambda model: model)
-    feature.on_built(run_of())
+    feature.on_built(made_up.run(model=SimpleNamespace(config=MixtralConfig())))
     assert feature._listener is (made if listens else None)

@@ -45,10 +45,9 @@ def test_slices_and_rows_are_counted_once() -> None:
     (own, other) = feature.batches(run, iter([batch(), batch()]))
     assert own["input_ids"].tolist() == [[4, 5, 6, 7]] == other["input_ids"].tolist()
     assert own["shift_labels"].tolist() == [[5, 6, 7, -100]], "what comes next, also behind a slice"
-    assert feature.rows_per_step(run, 12) == 6
     assert run.sequence_group.compared == 1
-    feature.before_evaluation_loop(run, "eval")
-    assert feature.before_prediction(run, None, batch())["input_ids"].shape == (1, 4)
+    feature.compare_again()
+    assert feature.slice(run, batch())["input_ids"].shape == (1, 4)
     assert run.sequence_group.compared == 2, "evaluations have loaders of their own"
 
 
@@ -56,7 +55,7 @@ def test_other_rows_in_a_group_are_an_error() -> None:
     run = run_of()
     run.sequence_group.same_rows = False
     with pytest.raises(AssertionError, match="different rows"):
-        SequenceParallel().before_prediction(run, None, batch())
+        SequenceParallel().slice(run, batch())
 
 
 def test_each_process_and_micro_batch_draws_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,7 +66,7 @@ def test_each_process_and_micro_batch_draws_its_own(monkeypatch: pytest.MonkeyPa
         run, feature = run_of(), SequenceParallel()
         for step in (0, 0, 1):
             run.state.global_step = step
-            with feature.stepping(run):
+            with feature.own_random_numbers(run):
                 seen.append(float(torch.rand(())))
     assert len(set(seen)) == 6
     assert torch.equal(torch.random.get_rng_state(), before), "samplers draw from it as well"

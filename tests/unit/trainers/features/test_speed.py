@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from torch.overrides import TorchFunctionMode
 from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
 
 from hftune.constants import FILLER
-from hftune.trainers.features.speed import Cost, Meter, Speed, lengths_of
+from hftune.trainers.features.speed import Cost, Speed, lengths_of
 from tests.unit.trainers.features import made_up
 
 SIZES: dict[str, Any] = {
@@ -62,22 +61,24 @@ def test_tokens_of_batches(inputs: dict[str, Any], lengths: list[int] | None) ->
     assert (None if found is None else found.tolist()) == lengths
 
 
-def test_a_meter_starts_anew_when_it_is_read() -> None:
-    class Alone:
-        def reduce(self, sums: torch.Tensor, how: str) -> torch.Tensor:
-            return sums
-
-    meter = Meter(torch.device("cpu"))
-    meter.add({"prompts": ["a"]})
-    assert meter.began is None
-    meter.add({"input_ids": torch.zeros(2, 3)})
-    meter.add({"input_ids": torch.zeros(1, 4), "labels": torch.tensor([[-100, -100, 5, 6]])})
-    meter.add({"input_ids": torch.zeros(1, 4), "answer_ids": torch.tensor([4, 5, 6])})
-    meter.add({"input_ids": torch.zeros(2, 3), FILLER: torch.tensor([[False] * 3, [True] * 3])})
-    counts, of_data, seconds = meter.take(Alone())
-    assert counts == (20, 4 * 9 + 16 + 16, 2 + 3) and of_data == 17 and seconds > 0
-    assert Cost(2.0, 10.0, 0.5).of_batches(*counts) == 2 * 20 + 10 * 5 + 0.5 * 68
-    assert meter.began is None and meter.all_tokens == 20 and not meter.sums.any()
+def test_what_is_counted_since_the_last_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    speed, run, clock = Speed(), made_up.run(), iter([100.0, 104.0])
+    monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
+    speed.before_step(run, None, {"prompts": ["a"]})
+    speed.before_step(run, None, {"input_ids": torch.zeros(2, 3)})
+    speed.before_step(run, None, {"input_ids": torch.zeros(1, 4), "labels": torch.tensor([[-100, -100, 5, 6]])})
+    speed.before_step(run, None, {"input_ids": torch.zeros(1, 4), "answer_ids": torch.tensor([4, 5, 6])})
+    fills = torch.tensor([[False] * 3, [True] * 3])
+    speed.before_step(run, None, {"input_ids": torch.zeros(2, 3), FILLER: fills})
+    assert speed._sums is not None
+    totals = [total for total, _ in speed._sums.totals(run.accelerator).values()]
+    assert totals == [20, 4 * 9 + 16 + 16, 2 + 3, 17]
+    assert Cost(2.0, 10.0, 0.5).of_batches(*totals[:3]) == 2 * 20 + 10 * 5 + 0.5 * 68
+    assert speed.state(run) == {"tokens_read": 17}
+    speed.before_log(run, logs := {"loss": 1.0})
+    assert logs["tokens_per_second"] == 5.0 and speed.tokens == 17 and speed.state(run) == {"tokens_read": 17}
+    speed.before_log(run, end := {"loss": 1.0, "train_runtime": 2.0})
+    assert "tokens_per_second" not in end and end["train_tokens_per_second"] == 10.0
 
 
 def test_an_evaluation_between_two_logs_is_no_training() -> None:
@@ -88,20 +89,3 @@ def test_an_evaluation_between_two_logs_is_no_training() -> None:
     speed.after_evaluate(run, {}, "eval")
     speed.before_log(run, logs := {"loss": 1.0})
     assert logs["tokens_per_second"] > 6 / 0.2
-
-
-class OneDevice(TorchFunctionMode):
-    """What a GPU insists on and the meta device does not: sums are added to from where they are."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if getattr(func, "__name__", "") in ("__iadd__", "add_"):
-            assert args[0].device == args[1].device
-        return func(*args, **(kwargs or {}))
-
-
-def test_a_meter_on_another_device_takes_batches_that_are_not_there_yet() -> None:
-    """Streams give batches on the CPU, which the Trainer's own step moves later."""
-    meter = Meter(torch.device("meta"))
-    with OneDevice():
-        meter.add({"input_ids": torch.zeros(2, 3)})
-    assert meter.began is not None and meter.sums.device.type == "meta"

@@ -8,16 +8,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
 from hftune import logging
+from hftune.constants import ORIGIN
 from hftune.data.corpus.progress import End, Origin, Progress, Window
-from hftune.data.corpus.streaming import ORIGIN
 from hftune.distributed import ranks
 from hftune.errors import ArgumentError, ManifestError
-from hftune.trainers.features import streams
-from hftune.trainers.features.loader_state import LOADER_STATE_NAME
-from hftune.trainers.features.streams import Streams, WithOrigins, check_world, progress_of
+from hftune.trainers.features import corpora
+from hftune.trainers.features.corpora import LOADER_STATE_NAME, Streams, WithOrigins, check_world, progress_of
 from tests.unit.data.corpus.streams import stream_of
 from tests.unit.trainers.features import made_up
 
@@ -30,6 +28,7 @@ def run_of(dataset: Any = None, *, total: int = 4, **args: Any) -> Any:
     given = {
         "gradient_accumulation_steps": 2, "tensor_parallel_size": 1, "dataloader_num_workers": 0, "use_cpu": False,
         "dataloader_pin_memory": True, "dataloader_prefetch_factor": None, "dataloader_multiprocessing_context": None,
+        "mesh": SimpleNamespace(sharing=1),
     }  # fmt: skip
     run = made_up.run(train_dataset=dataset or stream_of(8), _train_batch_size=2, args=given | args)
     run.data_collator = lambda features: {"ids": [one["ids"] for one in features]}
@@ -41,35 +40,10 @@ def said() -> str:
     return "\n".join(map(str, logging._notices))
 
 
-def test_other_data_are_left_alone(tmp_path: Path) -> None:
-    feature, run, logs = Streams(), run_of([1]), {"loss": 1.0}
-    feature.before_train(run, str(tmp_path))
-    feature.after_train(run)
-    feature.save_state(run, tmp_path)
-    feature.before_log(run, logs)
-    inputs = {"ids": 1}
-    feature.before_step(run, None, inputs)
-    feature.after_step(run, inputs, torch.zeros(()))
-    assert feature.make_train_loader(run) is None and feature.trained_tokens(run) is None
-    assert not [*tmp_path.iterdir()] and run.args.ignore_data_skip is False and not hasattr(run.state, "epoch")
-
-
-def test_a_micro_batch_is_noted_once_it_is_trained() -> None:
-    feature, run = Streams(), run_of()
-    inputs = {"ids": [1], ORIGIN: [origin(3), origin(4, tokens=2, begun=6)]}
-    feature.before_step(run, None, inputs)
-    assert inputs == {"ids": [1]} and feature.trained_tokens(run) == 0
-    feature.after_step(run, inputs, torch.zeros(()))
-    assert feature.trained_tokens(run) == 7 and run.train_dataset.progress.end == (4, 6)
-    feature.before_step(run, None, {"ids": [2]})
-    feature.after_step(run, inputs, torch.zeros(()))
-    assert feature.trained_tokens(run) == 7, "of the batch at hand, which says nothing"
-
-
 def test_a_checkpoint_has_it_and_a_run_resumes_from_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     feature, run = Streams(), run_of()
     run.train_dataset.progress.record([origin(3), origin(4)])
-    feature.save_state(run, tmp_path)
+    feature.save_files(run, tmp_path)
     saved = json.loads((tmp_path / LOADER_STATE_NAME).read_text())
     assert saved == run.train_dataset.state([run.train_dataset.progress]) | {
         "window": [0, 0, 0], "trained": [{"group": 1, "ends": [[4, 0]]}], "totals": {"dropped": 0, "tokens": 10}
@@ -81,18 +55,18 @@ def test_a_checkpoint_has_it_and_a_run_resumes_from_it(tmp_path: Path, monkeypat
     feature.before_train(other, str(tmp_path))
     assert other.train_dataset.progress.end == (4, 0) and other.args.ignore_data_skip is True
     (tmp_path / LOADER_STATE_NAME).write_text(json.dumps({name: saved[name] for name in ("kind", "settings")}))
-    with pytest.raises(ManifestError, match="is no state of the data"):
+    with pytest.raises(ManifestError, match="is no state of a run"):
         feature.before_train(run_of(), str(tmp_path))
     monkeypatch.setattr(ranks, "is_main", lambda: False)
-    feature.save_state(run, tmp_path / "nowhere")
+    feature.save_files(run, tmp_path / "nowhere")
 
 
 def test_what_was_dropped_is_said_at_the_end() -> None:
     feature, run = Streams(), run_of()
-    feature.after_train(run)
+    feature.say_dropped(run)
     assert said() == ""
     run.train_dataset.progress.record([origin(1, dropped=4)])
-    feature.after_train(run)
+    feature.say_dropped(run)
     assert "4 records of the stream gave no example and were dropped" in said()
 
 
@@ -106,9 +80,9 @@ def test_epochs_are_shares_of_the_steps() -> None:
 @pytest.mark.parametrize(("use_cpu", "pin"), [(True, False), (False, True)])
 def test_the_loader(use_cpu: bool, pin: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[Any] = []
-    monkeypatch.setattr(streams, "DataLoader", lambda dataset, **options: given.append((dataset, options)) or "loader")
+    monkeypatch.setattr(corpora, "DataLoader", lambda dataset, **options: given.append((dataset, options)) or "loader")
     run = run_of(use_cpu=use_cpu, dataloader_num_workers=3, dataloader_prefetch_factor=5)
-    assert Streams().make_train_loader(run) == "loader"
+    assert Streams().make_loader(run) == "loader"
     ((dataset, options),) = given
     assert dataset is run.train_dataset and options.pop("collate_fn").collator is run.data_collator
     assert options == {"batch_size": 2, "pin_memory": pin}
@@ -124,7 +98,7 @@ def test_every_process_needs_a_share_of_its_own() -> None:
     with pytest.raises(ArgumentError, match="sequence parallel"):
         check_world(run_of(total=4, world_size=2))
     with pytest.raises(ArgumentError, match="sequence parallel"):
-        Streams().make_train_loader(run_of(total=8))
+        Streams().make_loader(run_of(total=8))
 
 
 def test_all_processes_know_a_part(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,14 +107,7 @@ def test_all_processes_know_a_part(monkeypatch: pytest.MonkeyPatch) -> None:
     own, other = run.train_dataset.progress, Progress()
     own.record([origin(1)])
     other.record([origin(2, tokens=3)])
-    monkeypatch.setattr(ranks, "is_distributed", lambda: True)
-    monkeypatch.setattr(ranks, "world_size", lambda: 4)
-
-    def gather(everyone: list[Any], mine: Any) -> None:
-        assert mine is own
-        everyone[:] = [own, own, other, other]
-
-    monkeypatch.setattr(streams.dist, "all_gather_object", gather)
+    monkeypatch.setattr(ranks, "gathered_objects", lambda mine: [mine, mine, other, other])
     assert progress_of(run) == [own, other]
     assert Streams().trained_tokens(run) == 8
 

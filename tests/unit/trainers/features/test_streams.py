@@ -13,11 +13,11 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from hftune.arguments.entry import parse_arguments
-from hftune.data.corpus.streaming import ORIGIN
+from hftune.constants import ORIGIN
 from hftune.data.splits import Splits
 from hftune.errors import ArgumentError, DataError
 from hftune.logging import notices
-from hftune.trainers.features.loader_state import LOADER_STATE_NAME
+from hftune.trainers.features.corpora import LOADER_STATE_NAME
 from hftune.trainers.pt import PTTrainer
 from hftune.trainers.sft import SFTTrainer
 from tests.unit.data.corpus.streams import stream_of

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from hftune.errors import ManifestError
+from hftune.logging import notices
 from hftune.trainers.features import totals
-from hftune.trainers.features.answer_loss import AnswerLoss, TokenSums
 from hftune.trainers.features.feature import Features
 from hftune.trainers.features.pair_figures import PairFigures
-from hftune.trainers.features.totals import NAME, Totals
+from hftune.trainers.features.state import PATTERN, write_state
+from hftune.trainers.features.token_loss import TokenLoss
+from hftune.trainers.features.totals import Totals
 from tests.unit.trainers.features import made_up
 
 
@@ -23,8 +25,7 @@ class Run:
     def __init__(self) -> None:
         self.made = made_up.run()
         self.accelerator, self.state, self.logged = self.made.accelerator, self.made.state, []
-        self.answers = AnswerLoss(measures_tokens=True)
-        self.answers.sums = {"train": TokenSums(torch.device("cpu"))}
+        self.answers = TokenLoss(measures_tokens=True, device=torch.device("cpu"))
         self.pairs = PairFigures(torch.device("cpu"))
         self._total_train_tokens = 0
         self.totals = Totals()
@@ -45,7 +46,7 @@ class Run:
         self.logged.append(logs)
 
     def save(self, folder: Path) -> None:
-        self.totals.save_state(self, folder)
+        write_state(self, folder)
 
 
 def trained(folder: Path) -> Run:
@@ -56,7 +57,7 @@ def trained(folder: Path) -> Run:
     trainer._total_loss_scalar, trainer._tr_loss = 10.0, torch.tensor(11.0)
     trainer._total_train_tokens = 600
     trainer.pairs.seen_tokens += 77
-    trainer.answers.sums["train"].sums = torch.tensor([1.0, 2.0, 3.0, 40.0], dtype=torch.float64)
+    trainer.answers.sums["train"].add("entropy", torch.tensor([1.0, 0.0, 0.0]))
     trainer.pairs.metrics["train"].add("margin", torch.tensor([1.0, 4.0]))
     trainer.save(folder)
     return trainer
@@ -70,11 +71,8 @@ def test_what_is_saved_is_taken_up(tmp_path: Path) -> None:
     assert resumed._total_loss_scalar == 10.0 and float(resumed._tr_loss) == 11.0
     assert resumed._globalstep_last_logged == 4, "the next log is the mean of 4 steps, of which two are behind us"
     assert resumed._total_train_tokens == 600 and int(resumed.pairs.seen_tokens) == 77
-    assert resumed.answers.sums["train"].take(resumed.accelerator) == (
-        {"entropy": 1 / 3, "mean_token_accuracy": 2 / 3},
-        40,
-    )
-    assert resumed.pairs.metrics["train"].read(resumed.accelerator) == {"margin": 2.5}
+    assert resumed.answers.sums["train"].means(resumed.accelerator) == {"entropy": 1 / 3}
+    assert resumed.pairs.metrics["train"].means(resumed.accelerator) == {"margin": 2.5}
 
 
 def test_the_mean_loss_is_that_of_all_steps(tmp_path: Path) -> None:
@@ -103,8 +101,10 @@ def test_the_mean_loss_is_that_of_all_processes(monkeypatch: pytest.MonkeyPatch)
 
 def test_each_process_takes_its_own_where_there_are_as_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trained(tmp_path)
-    saved = json.loads((tmp_path / NAME).read_text())
-    (tmp_path / NAME).write_text(json.dumps(saved | {"pending": [11.0, 3.0]}))
+    file = tmp_path / PATTERN.replace("*", "0")
+    saved = torch.load(file)
+    saved["Totals"]["pending"] = [11.0, 3.0]
+    torch.save(saved, file)
     for world, rank, pending in ((2, 0, 11.0), (2, 1, 3.0), (4, 3, 7.0), (1, 0, 7.0)):
         monkeypatch.setattr(totals.ranks, "world_size", lambda world=world: world)
         monkeypatch.setattr(totals.ranks, "rank", lambda rank=rank: rank)
@@ -112,7 +112,7 @@ def test_each_process_takes_its_own_where_there_are_as_many(tmp_path: Path, monk
         resumed = Run()
         resumed.state.global_step = 6
         resumed.train(str(tmp_path))
-        assert float(resumed._tr_loss) == pending
+        assert float(resumed._tr_loss) == pending, "a process that is new reads what the first has written"
         assert int(resumed.pairs.seen_tokens) == (77 if rank == 0 else 0), "a sum over processes is given to one"
         assert resumed._total_train_tokens == 600, "and a count that all have, to all"
 
@@ -132,8 +132,8 @@ def test_seconds_of_all_starts_count(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert resumed.totals.seconds() == 35.0
 
 
-def test_a_checkpoint_of_an_earlier_version(tmp_path: Path) -> None:
-    """Without sums the mean is that of the steps from here on."""
+def test_a_checkpoint_without_a_state(tmp_path: Path) -> None:
+    """The mean is that of the steps from here on, and that is said."""
     resumed = Run()
     resumed.state.global_step = 6
     resumed.train(str(tmp_path))
@@ -141,3 +141,13 @@ def test_a_checkpoint_of_an_earlier_version(tmp_path: Path) -> None:
     resumed._total_loss_scalar = 6.0
     resumed.log({"train_runtime": 1.0, "train_loss": 3.0})
     assert resumed.logged[0]["train_loss"] == 3.0 and resumed._globalstep_last_logged == 6
+    assert f"has no {PATTERN}: sums over the run" in "".join(notices())
+
+
+@pytest.mark.parametrize(
+    "content", [{"Totals": {"loss": 1.0}}, {"Totals": 3}, [], {"PairFigures": {"pairs": {"a": 1}}}]
+)
+def test_a_state_that_is_none_is_one_message(tmp_path: Path, content: Any) -> None:
+    torch.save(content, tmp_path / PATTERN.replace("*", "0"))
+    with pytest.raises(ManifestError, match="is no state of a run"):
+        Run().train(str(tmp_path))

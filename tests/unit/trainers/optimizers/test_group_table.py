@@ -5,8 +5,7 @@ from __future__ import annotations
 from transformers import Trainer
 
 from hftune.arguments.entry import parse_arguments
-from hftune.trainers.optimizers.group_table import fold_layer_numbers, group_table
-from hftune.trainers.optimizers.parameter_groups import parameter_groups
+from hftune.trainers.optimizers.parameter_groups import fold_layer_numbers, group_table, parameter_groups
 from tests.unit.trainers.optimizers.test_parameter_groups import llama
 
 

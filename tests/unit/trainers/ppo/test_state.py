@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,13 +25,10 @@ def test_the_coefficient_is_restored(tmp_path: Path) -> None:
         feature.on_built(run_with())
     assert first.controller is not None and second.controller is not None
     first.controller.beta = 0.7
-    first.save_state(run_with(), tmp_path)
-    second.before_train(run_with(), None)
-    assert second.controller.beta == 0.1
-    second.before_train(run_with(), str(tmp_path))
+    second.load_state(run_with(), first.state(run_with()))
     assert second.controller.beta == 0.7
     with pytest.raises(ArgumentError, match="was not written by PPO"):
-        second.before_train(run_with(), str(tmp_path / "other"))
+        second.load_state(run_with(), {})
 
 
 def test_policy_and_critic_are_saved_separately(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -44,7 +40,7 @@ def test_policy_and_critic_are_saved_separately(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(state, "load_critic", lambda critic, folder: saved.append(folder))
     feature, run = PPOState(), run_with(policy)
     weights = {"lm_head": torch.ones(1), "critic.head.weight": torch.ones(1)}
-    assert {*feature.weights_to_save(run, weights)} == {"lm_head"}
+    assert {*feature.own_weights(weights)} == {"lm_head"}
     for names in ({"head.weight"}, {"head.weight", "head.bias"}):
         with feature.saving_weights(run, tmp_path):
             assert "critic" not in policy._modules
@@ -54,11 +50,3 @@ def test_policy_and_critic_are_saved_separately(monkeypatch: pytest.MonkeyPatch,
     with feature.loading_weights(run, None):
         pass
     assert saved == ["folder"] and "critic" in policy._modules
-
-
-def test_other_processes_write_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(state, "ranks", SimpleNamespace(is_main=lambda: False))
-    feature = PPOState()
-    feature.on_built(run_with())
-    feature.save_state(run_with(), tmp_path)
-    assert list(tmp_path.iterdir()) == []

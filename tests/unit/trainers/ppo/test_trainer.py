@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +111,7 @@ def test_a_run_is_saved_as_a_plain_model_and_goes_on(tiny_model: Path, tmp_path:
     assert "head.weight" in names and any(name.startswith("body.layers.0.") for name in names)
 
     half = tmp_path / "checkpoint-2"
-    assert json.loads((half / "ppo_state.json").read_text())["beta"] != 0.05, "the target moves the coefficient"
+    assert torch.load(half / "run_state_0.pt")["PPOState"]["beta"] != 0.05, "the target moves the coefficient"
     again = make_trainer(tiny_model, tmp_path, "ppo", count_even, *flags)
     again.train(resume_from_checkpoint=str(half))
     for name in ("loss", "reward", "value_loss", "beta"):

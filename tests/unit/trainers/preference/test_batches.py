@@ -1,9 +1,6 @@
-"""Batches of pairs against literal tensors, and metrics that count every pair once."""
+"""Batches of pairs against literal tensors."""
 
 from __future__ import annotations
-
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -11,7 +8,6 @@ import torch
 from hftune.errors import ArgumentError
 from hftune.models.attention.shared_prompts import SharedPrompts
 from hftune.trainers.preference.batches import PairCollator
-from hftune.trainers.preference.metrics import PairMetrics
 
 PAIRS = [
     {"prompt_ids": [1, 2, 3], "chosen_ids": [4, 5], "rejected_ids": [6], "margin": 2.0},
@@ -79,14 +75,3 @@ def test_who_sees_whom() -> None:
     assert [part.tolist() for part in keys] == [[0, 1, 2, 3, 4], [0, 1, 5, 6]]
     with pytest.raises(ArgumentError, match="--shared_prompts False"):
         shared.check((5, 1, 1))
-
-
-def test_means_over_pairs_not_batches() -> None:
-    accelerator: Any = SimpleNamespace(num_processes=1, device=torch.device("cpu"), reduce=lambda x, kind: x)
-    metrics = PairMetrics()
-    metrics.add("margin", torch.tensor([1.0, 2.0, 3.0]))
-    metrics.add("margin", torch.tensor([10.0]))
-    metrics.add("accuracy", torch.tensor([1.0, 0.0]), torch.tensor([3.0, 1.0]))
-    metrics.add("absent", torch.tensor([1.0]), torch.tensor([0.0]))
-    assert metrics.read(accelerator) == {"accuracy": 0.75, "margin": 4.0}
-    assert metrics.read(accelerator) == {}

@@ -79,7 +79,7 @@ def loss_of(made: PairLoss, **changes: Any) -> float:
 
 
 def measured(made: PairLoss, kind: str = "train") -> dict[str, float]:
-    found = made.figures.metrics[kind].read(made.run.accelerator)
+    found = made.figures.metrics[kind].means(made.run.accelerator)
     return {"loss": whole_loss(found), **found} if "loss/pairs" in found else found
 
 

@@ -27,7 +27,7 @@ def test_drift_is_what_the_judge_does_not_see() -> None:
     assert math.isnan(drift.measure([math.nan], [1.0]))
     # An answer that one of both has not scored says nothing, and is no 0.
     assert drift.measure([4.0, math.nan, 6.0, 9.0], [20.0, 90.0, 20.0, math.nan]) == pytest.approx(4.0)
-    assert Drift(**drift.state()).measure([4.0, 6.0], [20.0, 20.0]) == pytest.approx(4.0)
+    assert Drift(drift.first).measure([4.0, 6.0], [20.0, 20.0]) == pytest.approx(4.0)
 
 
 def said_after(batches: list[list[bool]], **about: Any) -> list[str]:

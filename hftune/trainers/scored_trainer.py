@@ -1,4 +1,4 @@
-"""Scores over a whole set of records, and their mean and spread, which stay with a reward model."""
+"""What both reward trainers share: scores over all records of a set, and their scale, which stays with the model."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from datasets import Dataset
 from hftune.checkpoints.reward_scale import RewardScale, scale_of
 from hftune.constants import REWARD_SCALE_FIELD as FIELD
 from hftune.logging import get_logger, notice
-from hftune.trainers.features.feature import Feature
 from hftune.trainers.features.run import Run, say_if_nothing_learnt
+from hftune.trainers.stage_trainer import StageTrainer
 
 TRAINING_RECORDS = 500
 """As many are scored for the scale where none are held out."""
@@ -27,7 +27,7 @@ def longest_first(dataset: Dataset) -> Dataset:
     return dataset.select(order).flatten_indices().add_column("index", np.arange(len(order)))
 
 
-class ScoreScale(Feature):
+class ScoreScale:
     """For reward models: evaluates over all records at once, and measures the scale of scores that RL wants.
 
     The stage's `compute_metrics` fills in `report`, `all_scores` and `whole_loss`.
@@ -53,15 +53,11 @@ class ScoreScale(Feature):
         self._training: Any = None  # the training records that are scored where none are held out
         self._known: tuple[int, dict[str, float]] | None = None  # step and metrics, measured before saving
 
-    def after_train(self, run: Run) -> None:
-        """Whether the loss has fallen."""
-        say_if_nothing_learnt(run)
-
-    def before_evaluation_loop(self, run: Run, prefix: str) -> None:
+    def begin_evaluation(self, run: Run, prefix: str) -> None:
         """`compute_metrics` looks up the records that are scored."""
         self.scored = self._training if prefix == "train" else run.eval_dataset
 
-    def after_evaluation_loop(self, run: Run, metrics: dict[str, float], prefix: str) -> None:
+    def end_evaluation(self, metrics: dict[str, float], prefix: str) -> None:
         """The loss over all records in place of a mean of batches' means."""
         metrics[f"{prefix}_loss"] = self.whole_loss
 
@@ -69,7 +65,7 @@ class ScoreScale(Feature):
         """What was measured before saving is not measured again."""
         return self._known[1] if self._known is not None and self._known[0] == run.state.global_step else None
 
-    def before_result(self, run: Run) -> None:
+    def measure(self, run: Run) -> None:
         """Measure the scale of the trained model's scores and store it in its config."""
         if run.eval_dataset is not None:
             # The scores of an evaluation at the last step are still here.
@@ -105,3 +101,40 @@ class ScoreScale(Feature):
         notice(f"no records are held out: the scale of scores is that of {count} training records")
         self._training = longest_first(run.train_dataset.select(range(count)))
         run.predict(self._training, metric_key_prefix="train")
+
+
+class ScoredTrainer(StageTrainer):
+    """Put before an upstream trainer; a stage makes `scores` and fills them in its `compute_metrics`."""
+
+    scores: ScoreScale
+
+    def end_training(self) -> None:
+        """Say whether the loss has fallen."""
+        say_if_nothing_learnt(self)
+
+    def begin_evaluation(self, prefix: str) -> None:
+        """`compute_metrics` looks up the records that are scored."""
+        self.scores.begin_evaluation(self, prefix)
+
+    def end_evaluation(self, metrics: dict[str, float], prefix: str) -> None:
+        """The loss over all records."""
+        self.scores.end_evaluation(metrics, prefix)
+
+    def evaluate(
+        self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
+    ) -> dict[str, float]:
+        """Overrides `Trainer.evaluate`: what was measured before saving is not measured again."""
+        # Other records, or another prefix, are another evaluation than the one whose figures are known.
+        known = self.scores.known_evaluation(self)
+        if known is not None and eval_dataset is None and metric_key_prefix == "eval":
+            return known
+        return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
+
+    def before_saving(self) -> None:
+        """Measure the scale, which is saved with the model."""
+        self.scores.measure(self)
+        super().before_saving()
+
+    def figures(self) -> dict[str, Any]:
+        """The report of held-out records, and the scale."""
+        return self.scores.figures(self)

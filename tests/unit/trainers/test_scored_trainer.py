@@ -10,7 +10,7 @@ import pytest
 from datasets import Dataset
 
 from hftune.checkpoints.reward_scale import FIELD
-from hftune.trainers.features.score_scale import ScoreScale, longest_first
+from hftune.trainers.scored_trainer import ScoreScale, longest_first
 from tests.unit.trainers.features import made_up
 
 
@@ -28,10 +28,10 @@ def trained(feature: ScoreScale, scores: list[float], *, held_out: bool = True, 
 
     def measure(*given: Any, metric_key_prefix: str = "eval") -> dict[str, float]:
         run.asked.append(metric_key_prefix)
-        feature.before_evaluation_loop(run, metric_key_prefix)
+        feature.begin_evaluation(run, metric_key_prefix)
         feature.all_scores, feature.report, feature.whole_loss = np.array(scores), {"pairs": 2}, 0.25
         metrics = {f"{metric_key_prefix}_loss": 9.0}
-        feature.after_evaluation_loop(run, metrics, metric_key_prefix)
+        feature.end_evaluation(metrics, metric_key_prefix)
         return metrics
 
     run.evaluate = run.predict = measure
@@ -47,7 +47,7 @@ def test_held_out_scores_give_the_scale_and_are_measured_once() -> None:
     feature = ScoreScale(lambda: "lines")
     run = trained(feature, [1.0, 3.0])
     assert feature.known_evaluation(run) is None
-    feature.before_result(run)
+    feature.measure(run)
     assert getattr(run.model.config, FIELD)["mean"] == 2.0
     assert feature.known_evaluation(run) == {"eval_loss": 0.25}, "over all records"
     assert feature.figures(run) == {"held_out": {"pairs": 2}, FIELD: getattr(run.model.config, FIELD)}
@@ -59,7 +59,7 @@ def test_an_evaluation_of_these_weights_is_not_made_again() -> None:
     feature = ScoreScale(lambda: "lines")
     run = trained(feature, [1.0, 3.0])
     run.current_evaluation = run.evaluate()
-    feature.before_result(run)
+    feature.measure(run)
     assert run.asked == ["eval"] and feature.known_evaluation(run) == {"eval_loss": 0.25}
     assert getattr(run.model.config, FIELD)["mean"] == 2.0
 
@@ -67,7 +67,7 @@ def test_an_evaluation_of_these_weights_is_not_made_again() -> None:
 def test_training_records_where_none_are_held_out() -> None:
     feature = ScoreScale(lambda: "lines")
     run = trained(feature, [1.0, 3.0], held_out=False)
-    feature.before_result(run)
+    feature.measure(run)
     assert run.asked == ["train"] and feature.scored["length"][:] == [9, 5, 3]
     assert "held_out" not in feature.figures(run)
 
@@ -76,5 +76,5 @@ def test_training_records_where_none_are_held_out() -> None:
 def test_without_a_scale_the_base_s_does_not_stay(scores: list[float], args: dict[str, Any]) -> None:
     feature = ScoreScale(lambda: "lines")
     run = trained(feature, scores, **args)
-    feature.before_result(run)
+    feature.measure(run)
     assert not hasattr(run.model.config, FIELD) and feature.scale is None

@@ -14,9 +14,16 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hftune.arguments.entry import parse_arguments
 from hftune.data.splits import Splits
-from hftune.trainers.features import optimizers
-from hftune.trainers.features.optimizers import Optimizers, is_8bit, lost_groups, optimizer_members, renew_members
-from hftune.trainers.optimizers.muon import muon_class
+from hftune.trainers.optimizers import choice
+from hftune.trainers.optimizers.choice import (
+    choose_optimizer,
+    is_8bit,
+    lost_groups,
+    make_scheduler,
+    muon_class,
+    optimizer_members,
+    renew_members,
+)
 from hftune.trainers.optimizers.parameter_groups import Group
 from hftune.trainers.pt import PTTrainer
 from tests.unit.trainers.features import made_up
@@ -42,11 +49,9 @@ def trainer(tiny_model: Path, tmp_path: Path) -> Any:
 def test_the_groups_reach_the_optimizer(trainer: Any, optim: str) -> None:
     made = trainer("--optim", optim, "--layerwise_lr_decay_bound", "0.5", "--learning_rate", "1e-3")
     optimizer = made.create_optimizer()
-    assert lost_groups(made.features.one(Optimizers).groups, optimizer) is None
+    assert lost_groups(made.groups, optimizer) is None
     trained = [name for name, parameter in made.model.named_parameters() if parameter.requires_grad]
-    assert sorted(name for group in made.features.one(Optimizers).groups for name, _ in group.members) == sorted(
-        trained
-    )
+    assert sorted(name for group in made.groups for name, _ in group.members) == sorted(trained)
     assert {group["lr"] for group in optimizer.param_groups} > {1e-3}
 
 
@@ -56,15 +61,15 @@ def test_lost_groups_are_noticed(trainer: Any, monkeypatch: pytest.MonkeyPatch) 
     for name, value in (("lr", 1.0), ("weight_decay", 0.5)):
         changed = copy.copy(optimizer)
         changed.param_groups = [{**optimizer.param_groups[0], name: value}, *optimizer.param_groups[1:]]
-        assert f"was given {name}" in str(lost_groups(made.features.one(Optimizers).groups, changed))
+        assert f"was given {name}" in str(lost_groups(made.groups, changed))
     changed.param_groups = optimizer.param_groups[:1]
-    assert "was given 2 parameter groups and uses 1" in str(lost_groups(made.features.one(Optimizers).groups, changed))
-    groups = made.features.one(Optimizers).groups
-    monkeypatch.setattr(optimizers, "optimizer_members", lambda optimizer: optimizer_members(optimizer)[:1])
+    assert "was given 2 parameter groups and uses 1" in str(lost_groups(made.groups, changed))
+    groups = made.groups
+    monkeypatch.setattr(choice, "optimizer_members", lambda optimizer: optimizer_members(optimizer)[:1])
     assert "was given 2 parameter groups" in str(lost_groups(groups, optimizer)), "as many settings, fewer members"
     monkeypatch.undo()
     changed.param_groups = [{**optimizer.param_groups[0], "params": []}, *optimizer.param_groups[1:]]
-    assert "other members" in str(lost_groups(made.features.one(Optimizers).groups, changed))
+    assert "other members" in str(lost_groups(made.groups, changed))
     made.optimizer.param_groups[0]["lr"] = 7.0
     with pytest.raises(AssertionError, match=r"uses 7\.0"):
         made.create_scheduler(10)
@@ -130,7 +135,7 @@ def test_small_tensors_and_embeddings_keep_32_bits(trainer: Any) -> None:
     made = trainer("--optim", "adamw_8bit", "--max_steps", "1")
     made.train()
     states = {id(parameter): state for parameter, state in innermost(made.optimizer).state.items()}
-    for group in made.features.one(Optimizers).groups:
+    for group in made.groups:
         for name, parameter in group.members:
             whole = "embed" in name or parameter.numel() < 4096
             assert states[id(parameter)]["state1"].dtype == (torch.float32 if whole else torch.uint8), name
@@ -157,6 +162,9 @@ def test_schedule_free_weights_are_saved_as_they_are_evaluated(trainer: Any, tmp
     made.args.optim = "schedule_free_sgd"
     made.optimizer = ScheduleFree(made.model.parameters(), lr=0.1)
     made.save_model(str(tmp_path / "saved"))
+    made.args.optim = "adamw_torch"
+    made.optimizer.eval = lambda: pytest.fail("others have one mode")
+    made.save_model(str(tmp_path / "other"))
     saved = AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
     assert all((parameter == 7.0).all() for parameter in saved.parameters())
 
@@ -178,20 +186,16 @@ def test_options_of_upstreams_groups_and_of_experts_go_to_their_parameters(monke
     weight, bias = model.weight, model.bias
     seen: list[Any] = []
     asked = {"hftune.distributed.expert_parallel:expert_options": lambda model: {id(weight): {"share": 2.0}}}
-    monkeypatch.setattr(optimizers, "on_demand", asked.__getitem__)
-    monkeypatch.setattr(
-        optimizers, "parameter_groups", lambda model, args, decayed, options: seen.append(options) or []
-    )
+    monkeypatch.setattr(choice, "on_demand", asked.__getitem__)
+    monkeypatch.setattr(choice, "parameter_groups", lambda model, args, decayed, options: seen.append(options) or [])
     args = {"optim": "galore_adamw", "expert_parallel_size": 2, "print_groups": False}
     run = made_up.run(args=args, get_decay_parameter_names=lambda model: ["weight"])
     groups = [{"params": [weight], "rank": 4}, {"params": [bias], "rank": 8, "scale": 1.0}]
-    chosen, kwargs = Optimizers().choose_optimizer(run, model, lambda: ("class", {"eps": 1.0, "params": groups}))
+    chosen, kwargs = choose_optimizer(run, model, lambda: ("class", {"eps": 1.0, "params": groups}))
     assert (chosen, kwargs) == ("class", {"eps": 1.0, "params": []})
     assert seen == [{id(weight): {"rank": 4, "share": 2.0}, id(bias): {"rank": 8, "scale": 1.0}}]
     args["expert_parallel_size"] = 1
-    Optimizers().choose_optimizer(
-        made_up.run(args=args, get_decay_parameter_names=lambda model: []), model, lambda: ("class", {})
-    )
+    choose_optimizer(made_up.run(args=args, get_decay_parameter_names=lambda model: []), model, lambda: ("class", {}))
     assert seen[1] == {}
 
 
@@ -207,15 +211,15 @@ def test_groups_find_the_parameters_that_came_in_the_place_of_theirs() -> None:
 def test_options_of_8_bit_are_added_to_those_of_upstream(monkeypatch: pytest.MonkeyPatch) -> None:
     model = torch.nn.Linear(2, 2)
     seen: list[Any] = []
-    by_group = lambda chosen, model: (f"{chosen} in 8 bit", {id(model.bias): {"optim_bits": 32}})  # noqa: E731
-    monkeypatch.setattr(optimizers, "on_demand", {"hftune.trainers.optimizers.eight_bit:by_group": by_group}.get)
+    monkeypatch.setattr(choice, "bits_by_group", lambda chosen: f"{chosen} in 8 bit")
+    monkeypatch.setattr(choice, "kept_in_32bit", lambda model: {id(model.bias): {"optim_bits": 32}})
     monkeypatch.setattr(
-        optimizers, "parameter_groups", lambda model, args, decayed, options: seen.append((decayed, options)) or []
+        choice, "parameter_groups", lambda model, args, decayed, options: seen.append((decayed, options)) or []
     )
     args = {"optim": "adamw_8bit", "expert_parallel_size": 1, "print_groups": False}
     run = made_up.run(args=args, get_decay_parameter_names=lambda model: ["weight"])
     groups = [{"params": [model.weight], "rank": 4}]
-    chosen, _ = Optimizers().choose_optimizer(run, model, lambda: ("adam", {"params": groups}))
+    chosen, _ = choose_optimizer(run, model, lambda: ("adam", {"params": groups}))
     assert chosen == "adam in 8 bit"
     assert seen == [({"weight"}, {id(model.weight): {"rank": 4}, id(model.bias): {"optim_bits": 32}})]
 
@@ -227,28 +231,14 @@ def test_the_schedule_is_made_of_the_optimizer_that_is_used(
 ) -> None:
     """Once; under tensor parallelism of the parameters that came in the place of others."""
     called: list[Any] = []
-    monkeypatch.setattr(optimizers, "renew_members", lambda groups, model: called.append((groups, model)))
-    monkeypatch.setattr(optimizers, "lost_groups", lambda groups, used: called.append(used))
-    monkeypatch.setattr(optimizers, "make_schedule", lambda args, used, steps: (used, steps))
-    feature = Optimizers()
-    feature.groups = ["a group"]  # type: ignore[list-item]
+    monkeypatch.setattr(choice, "renew_members", lambda groups, model: called.append((groups, model)))
+    monkeypatch.setattr(choice, "lost_groups", lambda groups, used: called.append(used))
+    monkeypatch.setattr(choice, "make_schedule", lambda args, used, steps: (used, steps))
     args = {"tensor_parallel_size": tensor_parallel}
-    run = made_up.run(args=args, model="model", optimizer="the run's", lr_scheduler=None)
+    run = made_up.run(args=args, model="model", optimizer="the run's", lr_scheduler=None, groups=["a group"])
     used = given or "the run's"
-    assert feature.make_scheduler(run, 7, given) == (used, 7) == run.lr_scheduler
+    assert make_scheduler(run, 7, given) == (used, 7) == run.lr_scheduler
     assert run._created_lr_scheduler is True
     assert called == [*([(["a group"], "model")] if tensor_parallel == 2 else []), used]
     run.lr_scheduler = "the user's"
-    assert feature.make_scheduler(run, 7, given) == "the user's"
-
-
-def test_the_weights_that_are_meant_are_saved_of_schedule_free_optimizers_alone() -> None:
-    asked: list[bool] = []
-    for name, optimizer, switched in (
-        ("schedule_free_adamw", SimpleNamespace(eval=lambda: asked.append(True)), True),
-        ("adamw_torch", SimpleNamespace(eval=lambda: asked.append(True)), False),
-        ("schedule_free_adamw", None, False),
-    ):
-        asked.clear()
-        Optimizers().before_save(made_up.run(args={"optim_name": name}, optimizer=optimizer))
-        assert bool(asked) == switched
+    assert make_scheduler(run, 7, given) == "the user's"

@@ -11,7 +11,7 @@ import torch
 
 from hftune.constants import IGNORE_INDEX
 from hftune.models.kernels.answer_head import AnswerOutput
-from hftune.trainers.features.answer_loss import AnswerLoss, TokenSums, finds_answers, next_tokens, next_values
+from hftune.trainers.features.token_loss import TokenLoss, finds_answers, next_tokens, next_values
 from tests.unit.trainers.features import made_up
 
 NO = IGNORE_INDEX
@@ -21,6 +21,9 @@ BATCH = {
     "labels": torch.tensor([[NO, NO, 7], [NO, 8, 9]]),
     "attention_mask": torch.tensor([[1, 1, 1], [1, 1, 0]]),
 }
+
+
+ALONE: Any = made_up.Accelerator()
 
 
 class Model:
@@ -45,10 +48,8 @@ def run_of(model: Model, *, processes: int = 1, tp: int = 1, **args: Any) -> Any
     return given
 
 
-def feature(measures: bool = True) -> AnswerLoss:
-    made = AnswerLoss(measures_tokens=measures)
-    made.sums = {mode: TokenSums(torch.device("cpu")) for mode in ("train", "eval")}
-    return made
+def feature(measures: bool = True) -> TokenLoss:
+    return TokenLoss(measures_tokens=measures, device=torch.device("cpu"))
 
 
 def made(
@@ -93,55 +94,24 @@ def test_detail_where_somebody_reads_it() -> None:
     for (measures, training), detail in cases.items():
         found = made(BATCH, measures=measures, training=training)
         assert found["answer_detail"] == detail
-        told = {mode: sums.sums for mode, sums in found["sums"].items()}
-        mode = "train" if training else "eval"
-        assert told.pop("eval" if training else "train") is None
+        mode, other = ("train", "eval") if training else ("eval", "train")
+        assert found["sums"][other].empty and found["sums"][mode].empty is not measures
         # Entropies 0 + 1 + 2, two of three right, and the mask's 5 tokens.
-        assert (told[mode].tolist() if measures else told[mode]) == ([3.0, 2.0, 3.0, 5.0] if measures else None)
+        if measures:
+            assert found["sums"][mode].take(ALONE) == {
+                "entropy": (3.0, 3.0), "mean_token_accuracy": (2.0, 3.0), "read": (5.0, 1.0),
+            }  # fmt: skip
     whole = {name: value for name, value in BATCH.items() if name != "attention_mask"}
-    assert made(whole)["sums"]["train"].sums.tolist() == [3.0, 2.0, 3.0, 6.0], "without a mask all tokens are read"
-
-
-def test_sums_are_means_over_all_processes_and_begin_anew() -> None:
-    sums = TokenSums(torch.device("cpu"))
-    output = AnswerOutput(entropy=torch.tensor([1.0, 2.0]), is_top1=torch.tensor([True, False]))
-    for _ in range(2):
-        sums.add(output, torch.tensor(7))
-    accelerator = SimpleNamespace(reduce=lambda value, how: {"sum": 3 * value}[how])
-    assert sums.take(accelerator) == ({"entropy": 1.5, "mean_token_accuracy": 0.5}, 42)
-    assert sums.take(accelerator) == ({"entropy": 0.0, "mean_token_accuracy": 0.0}, 0)
-    asked: list[torch.dtype] = []
-    sums.take(SimpleNamespace(reduce=lambda value, how: asked.append(value.dtype) or value))
-    assert asked == [torch.float64], "as another process has that read tokens"
-    sums.take(SimpleNamespace(reduce=lambda value, how: torch.stack([value, torch.ones(4)]).sum(0)))
-    # The mean of a single token is its own value.
-    sums.add(AnswerOutput(entropy=torch.tensor([3.0]), is_top1=torch.tensor([True])), torch.tensor(2))
-    alone = SimpleNamespace(reduce=lambda value, how: value)
-    assert sums.take(alone) == ({"entropy": 3.0, "mean_token_accuracy": 1.0}, 2)
+    assert made(whole)["sums"]["train"].take(ALONE)["read"] == (6.0, 1.0), "without a mask all tokens are read"
 
 
 def test_counts_of_an_interrupted_run_come_back() -> None:
-    one, run = feature(), run_of(Model())
-    reduced: list[Any] = []
-    run.accelerator.reduce = lambda value, how: reduced.append((value.tolist(), value.dtype, how)) or 2 * value
-    assert one.counts(run) == {"sums": None}
-    assert reduced == [([0.0] * 4, torch.float64, "sum")], "as many as another process has"
-    one.sums["train"].sums = torch.tensor([1.0, 2.0, 3.0, 4.0], dtype=torch.float64)
-    saved = one.counts(run)
-    assert saved == {"sums": [2.0, 4.0, 6.0, 8.0]} and one.sums["train"].sums.tolist() == [1.0, 2.0, 3.0, 4.0]
-    saved["sums"][3] = 2.0**30 + 1  # tokens of a long run, more than 32 bits hold
-    other = feature()
-    other.resume_counts(run, saved)
-    assert other.sums["train"].sums.tolist() == saved["sums"]
-    other.resume_counts(run, {"sums": None})
-    assert other.sums["train"].sums.tolist() == saved["sums"]
-
-
-def test_only_one_process_takes_the_sums(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hftune.distributed.ranks.is_main", lambda: False)
-    one = feature()
-    one.resume_counts(run_of(Model()), {"sums": [1.0, 2.0, 3.0, 4.0]})
-    assert one.sums["train"].sums.tolist() == [0.0] * 4
+    one, run, other = feature(), run_of(Model()), feature()
+    run.accelerator = ALONE
+    one.sums["train"].add("entropy", torch.tensor([1.0, 2.0]))
+    one.sums["train"].add("read", torch.tensor(2.0**30 + 1))  # of a long run, more than 32 bits hold
+    other.load_state(run, one.state(run))
+    assert other.sums["train"].take(ALONE) == one.sums["train"].take(ALONE)
 
 
 @pytest.mark.parametrize("sliced", [False, True])
@@ -189,11 +159,29 @@ def test_what_belongs_to_the_next_label() -> None:
     assert next_values(inputs | {"shift_labels": 0}, "w", -1.0) is inputs["w"], "slices come shifted"
 
 
-def test_sums_are_kept_where_the_model_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    taught: list[Any] = []
-    monkeypatch.setattr("hftune.trainers.features.answer_loss.add_answer_head", taught.append)
-    run, one = run_of(Model(), device=torch.device("meta")), AnswerLoss(measures_tokens=True)
-    monkeypatch.setattr("hftune.trainers.features.answer_loss.plain_model", lambda model: ("plain", model))
-    one.on_built(run)
-    assert taught == [("plain", run.model)]
-    assert {mode: sums.device.type for mode, sums in one.sums.items()} == {"train": "meta", "eval": "meta"}
+def run_in(training: bool, **metrics: Any) -> Any:
+    run = made_up.run(model=SimpleNamespace(training=training))
+    run._metrics, run._total_train_tokens, run._tp_size = {"train": {}, "eval": metrics}, 100, 2
+    return run
+
+
+def test_sums_become_means_and_are_read_once() -> None:
+    one, run = feature(), run_in(training=True)
+    one.sums["train"].add("entropy", torch.tensor([6.0, 0.0, 0.0, 0.0]))
+    one.sums["train"].add("mean_token_accuracy", torch.tensor([True, True, True, False]))
+    one.sums["train"].add("read", torch.tensor(10))
+    one.before_log(run, {})
+    # Tensor-parallel processes have the same tokens, so that those of two count once.
+    assert run._metrics["train"] == {"entropy": [1.5], "mean_token_accuracy": [0.75], "num_tokens": [105]}
+    one.before_log(run, {})
+    assert run._total_train_tokens == 105
+    unmeasured, other = feature(measures=False), run_in(training=True)
+    unmeasured.before_log(other, {})
+    assert other._metrics["train"] == {}
+
+
+def test_means_of_batches_are_weighted_by_their_tokens() -> None:
+    one, run = feature(), run_in(training=False, entropy=[1.0, 4.0])
+    one.tokens_per_batch = (3.0, 1.0)
+    one.before_log(run, {})
+    assert run._metrics["eval"] == {"entropy": [1.75]}, "and no empty entry for what was not measured"

@@ -33,7 +33,7 @@ from hftune.models.vocabulary import named_tokens, new_tokens
 from hftune.preflight.facts import Facts
 from hftune.preflight.memory import adapter_key, note_adapter, trained_parameters
 from hftune.preflight.model_folder import check_adapter_fits
-from hftune.preflight.rules import Clashes, clashes
+from hftune.preflight.rules import Clashes, clashes, raised
 
 _BEGINNINGS = "true, gaussian, orthogonal, mica, olora, pissa or pissa_niter_N"
 # peft also knows beginnings that are computed from data or gradients before training.
@@ -44,7 +44,9 @@ def check_adapters(facts: Facts) -> Iterator[UserError]:
     """Problems of adapters and freezing; names are looked up only where the flags are consistent."""
     model_args, adapter_args, training_args = facts.model_args, facts.adapter_args, facts.training_args
     # What the flags say by themselves comes first: names are looked up on a skeleton, which takes a while.
-    found = [*check_freezing_flags(adapter_args), *check_lora_numbers(adapter_args)]
+    found = list(check_freezing_flags(adapter_args))
+    for name in ("rank_pattern", "alpha_pattern"):
+        found += raised(adapter_args.patterns, name)
     if adapter_args.use_peft:
         found += [
             *check_init(adapter_args),
@@ -58,15 +60,6 @@ def check_adapters(facts: Facts) -> Iterator[UserError]:
     yield from found
     if not found:
         yield from check_names(facts)
-
-
-def check_lora_numbers(adapter_args: AdapterArguments) -> Iterator[UserError]:
-    """Problems of the rank and alpha patterns."""
-    for name in ("rank_pattern", "alpha_pattern"):
-        try:
-            adapter_args.patterns(name)
-        except ArgumentError as problem:
-            yield problem
 
 
 def check_init(adapter_args: AdapterArguments) -> Iterator[UserError]:
@@ -252,8 +245,7 @@ def _values(adapter_args: AdapterArguments, name: str) -> list[int]:
     try:
         return list(adapter_args.patterns(name).values())
     except ArgumentError:
-        # `check_lora_numbers` reports a pattern that cannot be read.
-        return []
+        return []  # said by `check_adapters`
 
 
 def check_names(facts: Facts) -> Iterator[UserError]:
@@ -351,10 +343,7 @@ def check_vocabulary(facts: Facts) -> Iterator[UserError]:
 def check_growth(args: GrowthArguments) -> Iterator[UserError]:
     """Problems of the tokens that are named."""
     for value, flag in ((args.add_tokens, "--add_tokens"), (args.add_special_tokens, "--add_special_tokens")):
-        try:
-            named_tokens(value, flag)
-        except ArgumentError as problem:
-            yield problem
+        yield from raised(named_tokens, value, flag)
 
 
 def _new_rows_problems(model_args: ModelArguments, adapter_args: AdapterArguments) -> Iterator[UserError]:

@@ -16,6 +16,7 @@ from hftune.arguments.stage_table import base_stage
 from hftune.errors import ArgumentError, UserError, did_you_mean
 from hftune.opening.json_file import parse_json
 from hftune.preflight.facts import Facts
+from hftune.preflight.rules import raised
 
 _FLAG, _TASKS = "--callbacks", "--eval_tasks"
 _FIX = "write --callbacks FILE.py:CLASS or MODULE:CLASS; with arguments 'FILE.py:CLASS{\"after\": 3}'"
@@ -25,10 +26,7 @@ def check_callbacks(facts: Facts) -> Iterator[UserError]:
     """Problems of `--callbacks` and `--early_stopping_patience`."""
     args = facts.training_args
     for text in args.callbacks or []:
-        try:
-            callback_class(text)
-        except UserError as problem:
-            yield problem
+        yield from raised(callback_class, text)
     if args.eval_tasks:
         yield from _check_tasks(facts)
     if args.early_stopping_patience is not None:

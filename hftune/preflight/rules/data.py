@@ -11,10 +11,10 @@ from hftune.data.readers.columns import parse_columns
 from hftune.data.readers.files import find_files
 from hftune.data.readers.hub import may_exist
 from hftune.data.readers.specs import parse_sources, path_exists
-from hftune.errors import ArgumentError, DataError, UserError
+from hftune.errors import ArgumentError, UserError
 from hftune.path_hints import path_hint
 from hftune.preflight.facts import Facts
-from hftune.preflight.rules import Clashes, clashes
+from hftune.preflight.rules import Clashes, clashes, raised
 
 
 def check_data(facts: Facts) -> Iterator[UserError]:
@@ -77,14 +77,8 @@ def check_sources(data_args: DataArguments) -> Iterator[UserError]:
                 cause = f"there is no file or folder {spec.path}"
                 yield ArgumentError(cause, place=flag, fix=path_hint(spec.path, "a file or a folder of records"))
             elif path_exists(spec.path):
-                try:
-                    find_files(spec.path, flag, say=False)
-                except DataError as problem:
-                    yield problem
-    try:
-        parse_columns(data_args.columns)
-    except ArgumentError as problem:
-        yield problem
+                yield from raised(find_files, spec.path, flag, say=False)
+    yield from raised(parse_columns, data_args.columns)
 
 
 def check_turn_weights(training_args: StageArguments) -> Iterator[UserError]:

@@ -11,7 +11,7 @@ from hftune.errors import ArgumentError, UserError
 from hftune.models.loading.build import decide_build
 from hftune.opening.json_server import split_address
 from hftune.preflight.facts import Facts
-from hftune.preflight.rules import Clashes, clashes
+from hftune.preflight.rules import Clashes, clashes, raised
 from hftune.preflight.teachers import FLAG, SERVER, errors_of_teacher, teacher_arguments, teacher_source
 
 
@@ -68,10 +68,7 @@ def _check_server(args: DistillArguments) -> Iterator[UserError]:
     url = args.teacher_server_url
     if not url:
         return
-    try:
-        split_address(url, SERVER)
-    except ArgumentError as problem:
-        yield problem
+    yield from raised(split_address, url, SERVER)
     loaded = "the server has loaded the teacher: start it so"
     others: Clashes = {
         TARGETS: (args.teacher_targets, "what a teacher says is stored already"),

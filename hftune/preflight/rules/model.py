@@ -25,6 +25,7 @@ from hftune.models.loading.dropout_fields import outside_config
 from hftune.models.loading.stored_weights import check_stored
 from hftune.preflight.facts import Facts
 from hftune.preflight.memory import packed_linears
+from hftune.preflight.rules import raised
 from hftune.preflight.run_memory import check_memory
 
 EXPERTS = ("eager", "batched_mm", "grouped_mm")
@@ -48,29 +49,50 @@ def check_model(facts: Facts) -> Iterator[UserError]:
     say_context(config, training_args)
     yield from check_attention_supported(config, model_args)
     yield from check_experts(config, model_args)
-    yield from check_latent_attention(config, adapter_args, training_args)
+    # bitsandbytes' (0.50) kernel for CPUs takes matrices only.
+    if adapter_args.load_in_8bit and training_args.use_cpu and getattr(config, "kv_lora_rank", None):
+        cause = f"{config.model_type} cannot be evaluated with 8-bit weights on a CPU"
+        yield ArgumentError(cause, place="--load_in_8bit", fix="use --load_in_4bit")
     yield from check_router_losses(config, adapter_args, training_args)
     # Code that comes with a model is not run to look at it.
     if facts.model_class is None:
         notice("the model's code comes with it: its memory and its parts are not checked before it is loaded")
         return
     # Without a class there is no skeleton: parts, weights and memory cannot be looked at.
-    if training_args.scores and (problems := list(check_score_head(config, training_args))):
-        yield from problems
-        return
-    bare = facts.skeleton
-    if bare is None:
-        return
-    if training_args.scores and head_of(bare) == "causal_lm":  # scores come from a head of another name
-        yield no_score_head(config)
-        return
+    if training_args.scores and not _has_score_head(config, facts.skeleton, steps=training_args.head == "steps"):
+        yield ArgumentError(
+            f"transformers has no {config.model_type} model with a score head"
+            + (" for steps" if training_args.head == "steps" else ""),
+            place="--model_name_or_path",
+            fix="train the reward model on another base (Llama, Qwen, Mistral, Gemma, GLM, DeepSeek, ...): it reads "
+            "the policy's text, so the two need not be alike",
+        )
+    elif facts.skeleton is not None:
+        yield from _of_skeleton(facts, facts.skeleton)
+
+
+def _of_skeleton(facts: Facts, bare: PreTrainedModel) -> Iterator[UserError]:
+    """Problems of weights, places of dropout, layers to recompute and memory."""
+    model_args, training_args = facts.model_args, facts.training_args
     # Weights that are drawn are not read from the folder, which may hold none.
     if not model_args.from_config:
-        yield from check_weights(bare, model_args, training_args)
-    yield from check_dropout_places(bare, training_args)
-    yield from check_recomputation(bare, training_args)
-    yield from check_packed(bare, adapter_args)
+        name, scores = model_args.model_name_or_path, training_args.scores
+        yield from raised(check_stored, bare, name, flag="--model_name_or_path", scores=scores)
+    if dropouts := outside_config(bare.config, training_args):
+        yield from raised(find_dropouts, bare, dropouts)
+    plan = training_args.recomputation
+    if plan and (problem := not_recomputable(bare, plan)):
+        yield problem
+    yield from check_packed(bare, facts.adapter_args)
     yield from check_memory(facts)
+
+
+def _has_score_head(config: PreTrainedConfig, bare: PreTrainedModel | None, *, steps: bool) -> bool:
+    """Whether transformers has a model of this architecture with the score head; one of another name is none."""
+    found = reward_class(config, steps=steps)
+    if found is None or (steps and not issubclass(found, GenericForTokenClassification)):
+        return False
+    return bare is None or head_of(bare) != "causal_lm"
 
 
 def say_context(config: PreTrainedConfig, training_args: StageArguments) -> None:
@@ -84,16 +106,6 @@ def say_context(config: PreTrainedConfig, training_args: StageArguments) -> None
             "(max_position_embeddings): what a longer row holds behind them is at positions that it does not know; "
             "lower the limit, or see --rope_scaling"
         )
-
-
-def check_weights(
-    bare: PreTrainedModel, model_args: ModelArguments, training_args: StageArguments
-) -> Iterator[UserError]:
-    """A problem where the stored weights are not those of the model that the config builds."""
-    try:
-        check_stored(bare, model_args.model_name_or_path, flag="--model_name_or_path", scores=training_args.scores)
-    except UserError as problem:
-        yield problem
 
 
 def check_from_config(model_args: ModelArguments, adapter_args: AdapterArguments) -> Iterator[UserError]:
@@ -125,40 +137,20 @@ def check_attention_supported(config: PreTrainedConfig, model_args: ModelArgumen
             )
 
 
-def check_latent_attention(
-    config: PreTrainedConfig, adapter_args: AdapterArguments, training_args: StageArguments
-) -> Iterator[UserError]:
-    """A problem of 8-bit latent attention on a CPU: bitsandbytes 0.50's kernel there takes matrices only."""
-    if adapter_args.load_in_8bit and training_args.use_cpu and getattr(config, "kv_lora_rank", None):
-        yield ArgumentError(
-            f"{config.model_type} cannot be evaluated with 8-bit weights on a CPU",
-            place="--load_in_8bit",
-            fix="use --load_in_4bit",
-        )
-
-
 def check_experts(config: PreTrainedConfig, model_args: ModelArguments) -> Iterator[UserError]:
-    """Problems of `--experts_implementation`: unknown, or not for this model."""
-    asked = model_args.experts_implementation
+    """A problem of `--experts_implementation`: unknown, or not for this model."""
+    asked, model_class, kind = model_args.experts_implementation, causal_class(config), config.model_type
     if asked is None:
         return
-    model_class = causal_class(config)
+    cause, fix = "", "leave it out"
     if asked not in EXPERTS:
-        yield ArgumentError(
-            f"there is no implementation {asked!r} of experts",
-            place="--experts_implementation",
-            fix=f"use {', '.join(EXPERTS)}",
-        )
+        cause, fix = f"there is no implementation {asked!r} of experts", f"use {', '.join(EXPERTS)}"
     elif not is_mixture(config):
-        yield ArgumentError(
-            f"{config.model_type} is no mixture of experts", place="--experts_implementation", fix="leave it out"
-        )
+        cause = f"{kind} is no mixture of experts"
     elif model_class is None or not model_class._can_set_experts_implementation():
-        yield ArgumentError(
-            f"{config.model_type} computes its experts in its own way",
-            place="--experts_implementation",
-            fix="leave it out",
-        )
+        cause = f"{kind} computes its experts in its own way"
+    if cause:
+        yield ArgumentError(cause, place="--experts_implementation", fix=fix)
 
 
 def check_router_losses(
@@ -222,41 +214,6 @@ def check_dropout(facts: Facts) -> Iterator[UserError]:
             place=", ".join(given),
             fix="leave it out, or add --disable_dropout False",
         )
-
-
-def check_score_head(config: PreTrainedConfig, training_args: StageArguments) -> Iterator[UserError]:
-    """A problem where transformers has no model of this architecture with the score head."""
-    steps = training_args.head == "steps"
-    found = reward_class(config, steps=steps)
-    if found is None or (steps and not issubclass(found, GenericForTokenClassification)):
-        yield no_score_head(config, steps=steps)
-
-
-def no_score_head(config: PreTrainedConfig, *, steps: bool = False) -> ArgumentError:
-    """The problem of a base that cannot become a reward model."""
-    return ArgumentError(
-        f"transformers has no {config.model_type} model with a score head" + (" for steps" if steps else ""),
-        place="--model_name_or_path",
-        fix="train the reward model on another base (Llama, Qwen, Mistral, Gemma, GLM, DeepSeek, ...): it reads "
-        "the policy's text, so the two need not be alike",
-    )
-
-
-def check_dropout_places(bare: PreTrainedModel, training_args: StageArguments) -> Iterator[UserError]:
-    """A problem where the architecture has no place for a dropout asked for."""
-    left = outside_config(bare.config, training_args)
-    try:
-        if left:
-            find_dropouts(bare, left)
-    except UserError as problem:
-        yield problem
-
-
-def check_recomputation(bare: PreTrainedModel, training_args: StageArguments) -> Iterator[UserError]:
-    """A problem where the architecture lacks the layers or parts that are to be recomputed."""
-    problem = training_args.recomputation and not_recomputable(bare, training_args.recomputation)
-    if problem:
-        yield problem
 
 
 def check_packed(bare: PreTrainedModel, adapter_args: AdapterArguments) -> Iterator[UserError]:

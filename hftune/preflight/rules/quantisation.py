@@ -21,7 +21,7 @@ from hftune.models.loading.stored_quantisation import (
     quantisation_in,
 )
 from hftune.preflight.facts import Facts
-from hftune.preflight.rules import Clashes, clashes
+from hftune.preflight.rules import Clashes, clashes, raised
 
 STORAGES = ("uint8", "bfloat16", "float16", "float32")
 
@@ -123,12 +123,9 @@ def check_stored_quantised(
     how = quantisation_in(folder)
     if how is None or model_args.from_config:
         return
-    try:
-        check_readable(folder, "--model_name_or_path")
-    except UserError as problem:
-        yield problem
-        return
-    if is_read_whole(how):
+    if problems := raised(check_readable, folder, "--model_name_or_path"):
+        yield from problems
+    elif is_read_whole(how):
         yield from _check_read_whole(folder, how, adapter_args, training_args)
     else:
         yield from _check_kept_packed(folder, how, adapter_args, training_args)

@@ -79,10 +79,6 @@ def errors_of_teacher(name: str) -> Iterator[None]:
         raise error.at(f"{FLAG} {name}") from error
 
 
-_known: dict[str, float] = {}
-"""By what decides it: a planner asks for each of its choices."""
-
-
 def teacher_bytes(model_args: ModelArguments, training_args: DistillArguments, *, half: bool) -> float:
     """Bytes of all teachers, whole.
 
@@ -94,12 +90,9 @@ def teacher_bytes(model_args: ModelArguments, training_args: DistillArguments, *
 
 def _bytes(name: str, model_args: ModelArguments, training_args: DistillArguments, half: bool) -> float:
     own_args, adapter_args = teacher_arguments(teacher_source(name), model_args, training_args)
-    key = f"{own_args} {adapter_args} {half}"
-    if key not in _known:
-        with errors_of_teacher(name):
-            bare = skeleton(model_config(own_args, training_args), training_args)
-        count = sum(parameter.numel() for parameter in bare.parameters())
-        packed = sum(linear.weight.numel() for linear in packed_linears(bare)) if adapter_args.quantised else 0
-        each = 2.0 if half else float(weight_dtype(own_args, training_args, trains_all=False).itemsize)
-        _known[key] = (count - packed) * each + packed * (packed_bytes(adapter_args) if packed else 0.0)
-    return _known[key]
+    with errors_of_teacher(name):
+        bare = skeleton(model_config(own_args, training_args), training_args)
+    count = sum(parameter.numel() for parameter in bare.parameters())
+    packed = sum(linear.weight.numel() for linear in packed_linears(bare)) if adapter_args.quantised else 0
+    each = 2.0 if half else float(weight_dtype(own_args, training_args, trains_all=False).itemsize)
+    return (count - packed) * each + packed * (packed_bytes(adapter_args) if packed else 0.0)

@@ -153,7 +153,7 @@ def test_all_optimizers_under_all_stages(cells: Callable) -> None:
         if cell == "output":
             continue
         if name in STAGE_0_ONLY and stage != "0":
-            assert f"{name} is not itself under ZeRO-{stage}" in result["refused"]
+            assert f"--optim {name} does not go with ZeRO-{stage}" in result["refused"]
         else:
             check_same(result, single[name], cell)
 
@@ -167,7 +167,7 @@ def test_offloaded_optimizers(cells: Callable) -> None:
     single = cells("alone", asked)
     offloaded = {name: [*flags, *deepspeed(2, offload=True)] for name, flags in asked.items()}
     found = cells("offload", offloaded | {"muon": ["--optim", "muon", "--max_grad_norm", "0", *deepspeed(2, True)]})
-    assert "muon cannot be offloaded" in found["muon"]["refused"]
+    assert "its matrices must be whole" in found["muon"]["refused"]
     assert found["adamw_torch"]["optimizer"] == "DeepSpeedCPUAdam"
     for name in names:
         check_same(found[name], single[name], name)

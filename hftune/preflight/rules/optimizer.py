@@ -16,6 +16,7 @@ from hftune.arguments.training import StageArguments
 from hftune.distributed.ds_config import offload_device
 from hftune.errors import ArgumentError, UserError
 from hftune.preflight.facts import Facts
+from hftune.preflight.rules import Clashes, clashes
 
 Entry = TypeVar("Entry")
 
@@ -85,10 +86,8 @@ def check_optimizer(facts: Facts) -> Iterator[UserError]:
     """Problems of the optimizer."""
     adapter_args, training_args = facts.adapter_args, facts.training_args
     yield from check_installed(training_args.optim_name)
-    yield from check_zero(training_args)
+    yield from check_others(adapter_args, training_args)
     yield from check_stage_0(training_args)
-    yield from check_muon(training_args)
-    yield from check_low_rank(adapter_args, training_args)
     yield from check_optim_args(training_args)
 
 
@@ -105,29 +104,41 @@ def check_installed(optim: str) -> Iterator[UserError]:
         yield ArgumentError(f"{optim} needs a package", place="--optim", fix=f"pip install {found[1]}")
 
 
-def check_zero(training_args: StageArguments) -> Iterator[UserError]:
-    """Problems of optimizers under ZeRO, which trains flat shards, and of paged ones without a GPU or offloaded."""
-    optim, stage = training_args.optim_name, training_args.zero_stage
+def check_others(adapter_args: AdapterArguments, training_args: StageArguments) -> Iterator[UserError]:
+    """Problems of optimizers under ZeRO, which trains flat shards, without a GPU, offloaded, or with an adapter."""
+    optim, stage, low_rank = training_args.optim_name, training_args.zero_stage, ("galore", "apollo")
+    paged, plain = optim.startswith("paged"), optim.removeprefix("paged_")
     reason = _by_start(NOT_UNDER_ZERO, optim)
-    if stage and reason:
+    others: Clashes = {
+        f"ZeRO-{stage}": (
+            stage and reason,
+            f"flat pieces of the weights are trained, and {reason}; adamw_torch, adamw_8bit, lion_32bit and muon do, "
+            "or train without DeepSpeed, or with ZeRO stage 0",
+        ),
+        "--use_cpu": (
+            training_args.use_cpu and (paged or optim == "galore_adamw_8bit"),
+            f"it runs on a GPU only; use {plain if paged else 'galore_adamw'}",
+        ),
+        "--deepspeed: zero_optimization.offload_optimizer": (
+            (paged or optim == MUON) and offload_device(training_args.ds_resolved, "optimizer"),
+            f"both would offload the moments; use {plain}" if paged else "its matrices must be whole",
+        ),
+        f"--max_grad_norm {training_args.max_grad_norm or 0:g}": (
+            optim == MUON and stage and training_args.max_grad_norm,
+            "under ZeRO DeepSpeed clips Muon's orthogonal updates, not the gradients, which would shrink every step: "
+            "add --max_grad_norm 0; an orthogonal update has the same size whatever the gradient's",
+        ),
+        "--use_peft": (
+            optim.startswith(low_rank) and adapter_args.use_peft,
+            "it is for training whole matrices, and an adapter has none",
+        ),
+    }
+    yield from clashes(f"--optim {optim}", others)
+    if optim.startswith(low_rank) and not training_args.optim_target_modules:
         yield ArgumentError(
-            f"{optim} is not itself under ZeRO-{stage}, which trains flat pieces of the weights: {reason}",
-            place="--optim, --deepspeed",
-            fix="use adamw_torch, adamw_8bit, lion_32bit or muon; or train without DeepSpeed, or with ZeRO stage 0",
-        )
-    if optim == "galore_adamw_8bit" and training_args.use_cpu:
-        yield ArgumentError("galore_adamw_8bit runs on a GPU only", place="--optim", fix="use galore_adamw")
-    if optim.startswith("paged") and training_args.use_cpu:
-        yield ArgumentError(
-            f"{optim} moves its moments between GPU and CPU, and there is no GPU",
-            place="--optim",
-            fix=f"use {optim.removeprefix('paged_')}",
-        )
-    if optim.startswith("paged") and offload_device(training_args.ds_resolved, "optimizer"):
-        yield ArgumentError(
-            f"{optim} and DeepSpeed would both offload the moments",
-            place="--optim, --deepspeed: zero_optimization.offload_optimizer",
-            fix=f"use --optim {optim.removeprefix('paged_')}, or a config without offload",
+            f"{optim} must know whose gradients to project",
+            place="--optim_target_modules",
+            fix="add --optim_target_modules all-linear, or names such as attn mlp",
         )
 
 
@@ -148,43 +159,6 @@ def check_stage_0(training_args: StageArguments) -> Iterator[UserError]:
                 place="--deepspeed: zero_optimization.stage",
                 fix="use stage 1, 2 or 3, or train without --deepspeed",
             )
-
-
-def check_muon(training_args: StageArguments) -> Iterator[UserError]:
-    """Problems of Muon: DeepSpeed clips its updates after orthogonalising them, and cannot offload it."""
-    if training_args.optim_name != MUON:
-        return
-    if training_args.zero_stage and training_args.max_grad_norm:
-        yield ArgumentError(
-            f"under ZeRO-{training_args.zero_stage} DeepSpeed clips Muon's orthogonal updates, not the gradients: "
-            f"--max_grad_norm {training_args.max_grad_norm:g} would shrink every step",
-            place="--max_grad_norm",
-            fix="add --max_grad_norm 0; an orthogonal update has the same size whatever the gradient's",
-        )
-    if offload_device(training_args.ds_resolved, "optimizer"):
-        yield ArgumentError(
-            "muon cannot be offloaded: its matrices must be whole to be orthogonalised",
-            place="--optim, --deepspeed: zero_optimization.offload_optimizer",
-            fix="use a config without offload, or --optim adamw_torch",
-        )
-
-
-def check_low_rank(adapter_args: AdapterArguments, training_args: StageArguments) -> Iterator[UserError]:
-    """Problems of GaLore and APOLLO: they project gradients of whole matrices, which must be named."""
-    if not training_args.optim_name.startswith(("galore", "apollo")):
-        return
-    if not training_args.optim_target_modules:
-        yield ArgumentError(
-            f"{training_args.optim_name} must know whose gradients to project",
-            place="--optim_target_modules",
-            fix="add --optim_target_modules all-linear, or names such as attn mlp",
-        )
-    if adapter_args.use_peft:
-        yield ArgumentError(
-            f"{training_args.optim_name} is for training whole matrices, and an adapter has none",
-            place="--optim, --use_peft",
-            fix="drop one of them",
-        )
 
 
 def check_optim_args(training_args: StageArguments) -> Iterator[UserError]:

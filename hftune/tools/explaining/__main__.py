@@ -39,16 +39,19 @@ PAGES: dict[str, tuple[str, ...]] = {
 """Page below docs/parameters -> keys of `tools()` whose names it has."""
 
 # What stands between the marks is written here, and not translated: the Chinese pages link to it.
-_MARKED = re.compile(r"(<!-- (names|defaults) -->\n\n).*?(\n\n<!-- end of \2 -->)", re.DOTALL)
+_MARKED = re.compile(r"(<!-- (names|defaults) -->\n\n)(.*?)(\n\n<!-- end of \2 -->)", re.DOTALL)
 
 
 def main(argv: list[str]) -> None:
     """Write the tables into the pages of a folder, docs/ if none is named."""
     folder = Path(argv[1] if len(argv) > 1 else "docs")
     for name, tables in pages().items():
-        file, left = folder / name, iter(tables)
-        text = file.read_text(encoding="utf-8")
-        file.write_text(_MARKED.sub(lambda match, left=left: match[1] + next(left) + match[3], text), encoding="utf-8")
+        file = folder / name
+        # Text, mark, kind of mark, tables and mark, again and again: tables are exchanged.
+        parts = _MARKED.split(file.read_text(encoding="utf-8"))
+        parts[3::5] = tables
+        del parts[2::5]
+        file.write_text("".join(parts), encoding="utf-8")
     say(f"{len(pages())} pages in {folder}")
 
 

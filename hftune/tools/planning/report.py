@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from hftune.preflight.estimating.plan import PARTS, Plan
+from hftune.preflight.estimating.parts import PARTS
+from hftune.preflight.estimating.plan import Plan
 from hftune.preflight.estimating.planner import Choice
 from hftune.preflight.memory import GIB, Free
 from hftune.tools.planning.timing import Cluster, Steps, Time

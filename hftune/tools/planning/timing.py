@@ -269,12 +269,7 @@ MOST_BYTES = 2 * 2**30
 
 @dataclass(frozen=True)
 class Steps:
-    """Steps of a run.
-
-    Args:
-        count: None where it is not known.
-        because: Where the number is from, or why there is none.
-    """
+    """Optimizer steps of a run, None where they are not known; and where the number is from, or why there is none."""
 
     count: int | None
     because: str

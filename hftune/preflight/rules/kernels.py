@@ -16,6 +16,7 @@ from hftune.arguments.training import StageArguments
 from hftune.distributed import ranks
 from hftune.errors import ArgumentError, UserError, shown
 from hftune.preflight.facts import Facts, World, kept_from_liger
+from hftune.preflight.rules import Clashes, clashes
 
 
 def check_kernels(facts: Facts) -> Iterator[UserError]:
@@ -25,7 +26,6 @@ def check_kernels(facts: Facts) -> Iterator[UserError]:
     yield from check_device(facts.model_args, facts.training_args)
     yield from check_liger(facts.adapter_args, facts.training_args)
     yield from check_compiler(facts.training_args)
-    yield from check_cache(facts.training_args)
 
 
 def check_compiler(training_args: StageArguments) -> Iterator[UserError]:
@@ -61,48 +61,40 @@ def check_static_graph(training_args: StageArguments) -> Iterator[UserError]:
         )
 
 
-def check_cache(training_args: StageArguments) -> Iterator[UserError]:
-    """Problems of a cache for answers that cannot be made here; transformers finds out at the first one."""
-    kind = getattr(training_args, "cache_implementation", None) or ""
+def check_device(model_args: ModelArguments, training_args: StageArguments) -> Iterator[UserError]:
+    """Problems of options that need a GPU, or a package; libraries would fail at the first step."""
+    # A plan is for another machine, of whose processors and packages nothing is known here.
     if ranks.planned_world() is not None:
         return
-    if "offloaded" in kind and training_args.use_cpu:
-        yield ArgumentError(
-            "a cache is offloaded from a GPU, and this run uses none",
-            place=f"--cache_implementation {kind}",
-            fix="leave it out",
-        )
-    if kind == "quantized" and not is_optimum_quanto_available():
-        yield ArgumentError(
-            "optimum-quanto is not installed",
-            place="--cache_implementation quantized",
-            fix="pip install optimum-quanto, or leave it out",
-        )
-
-
-def check_device(model_args: ModelArguments, training_args: StageArguments) -> Iterator[UserError]:
-    """Problems of options that do not run on a CPU; libraries would fail at the first step."""
-    # A plan is for another machine, of whose processors nothing is known here.
-    if ranks.planned_world() is not None or not training_args.use_cpu:
-        return
-    if model_args.attn_implementation == "flex_attention":
-        yield ArgumentError(
-            "flex_attention has no backward pass on a CPU",
-            place="--attn_implementation",
-            fix="leave it out: documents are kept apart by hftune_segments here",
-        )
-    if getattr(training_args, "activation_offloading", False):
-        yield ArgumentError(
-            "activations are offloaded from a GPU, and this run uses none",
-            place="--activation_offloading",
-            fix="leave it out; --gradient_checkpointing True keeps fewer of them",
-        )
-    if training_args.fp16 and training_args.ds_resolved is not None and not _deepspeed_has_fp16():
-        yield ArgumentError(
-            "DeepSpeed does not train in fp16 on this CPU",
-            place="--fp16, --deepspeed",
-            fix="leave --fp16 out, or use --bf16 True",
-        )
+    args: Any = training_args
+    cache, on_cpu = getattr(args, "cache_implementation", None) or "", args.use_cpu
+    if cache == "quantized" and not is_optimum_quanto_available():
+        fix = "pip install optimum-quanto, or leave it out"
+        yield ArgumentError("optimum-quanto is not installed", place="--cache_implementation quantized", fix=fix)
+    if args.use_liger_kernel and not on_cpu and find_spec("liger_kernel") is None:
+        fix = "pip install 'hftune[gpu]' or liger-kernel, or leave it out"
+        yield ArgumentError("Liger is not installed", place="--use_liger_kernel", fix=fix)
+    others: Clashes = {
+        "--attn_implementation flex_attention": (
+            model_args.attn_implementation == "flex_attention",
+            "it has no backward pass on a CPU; left out, documents are kept apart by hftune_segments",
+        ),
+        "--activation_offloading": (
+            getattr(args, "activation_offloading", False),
+            "activations are offloaded from a GPU; --gradient_checkpointing True keeps fewer of them",
+        ),
+        f"--cache_implementation {cache}": ("offloaded" in cache, "a cache is offloaded from a GPU"),
+        "--use_liger_kernel": (
+            args.use_liger_kernel,
+            "Liger's kernels are written in Triton, which runs on GPUs; the loss makes no logits but labels' already",
+        ),
+        "--fp16, --deepspeed": (
+            on_cpu and args.fp16 and args.ds_resolved is not None and not _deepspeed_has_fp16(),
+            "DeepSpeed does not train in fp16 on this CPU; --bf16 True does",
+        ),
+    }
+    if on_cpu:
+        yield from clashes("a CPU", others, fix="leave it out")
 
 
 def _deepspeed_has_fp16() -> bool:
@@ -112,24 +104,9 @@ def _deepspeed_has_fp16() -> bool:
 
 
 def check_liger(adapter_args: AdapterArguments, training_args: StageArguments) -> Iterator[UserError]:
-    """Problems of Liger: it cannot run here, or would replace what hftune has put into the model."""
-    args: Any = training_args
-    if not args.use_liger_kernel:
-        return
-    if ranks.planned_world() is None and args.use_cpu:
-        yield ArgumentError(
-            "Liger's kernels are written in Triton, which runs on GPUs",
-            place="--use_liger_kernel",
-            fix="leave it out: on a CPU the loss is computed without logits of anything but labels already",
-        )
-    elif ranks.planned_world() is None and find_spec("liger_kernel") is None:
-        yield ArgumentError(
-            "Liger is not installed",
-            place="--use_liger_kernel",
-            fix="pip install 'hftune[gpu]' or liger-kernel, or leave it out",
-        )
-    given = dict(args.liger_kernel_config or {})
-    if refused := [name for name in kept_from_liger(adapter_args, args) if given.get(name)]:
+    """A problem where Liger would replace what hftune has put into the model."""
+    given = dict(training_args.liger_kernel_config or {}) if training_args.use_liger_kernel else {}
+    if refused := [name for name in kept_from_liger(adapter_args, training_args) if given.get(name)]:
         yield ArgumentError(
             f"Liger's {', '.join(refused)} would undo what hftune computes there",
             place="--liger_kernel_config",

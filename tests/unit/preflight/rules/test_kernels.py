@@ -7,15 +7,16 @@ import pytest
 from hftune.arguments.entry import parse_arguments
 from hftune.preflight.facts import LIGER_LOSSES, LIGER_MLPS, keep_own_layers
 from hftune.preflight.rules import kernels
-from hftune.preflight.rules.kernels import check_cache, check_compiler, check_device, check_liger, check_static_graph
+from hftune.preflight.rules.kernels import check_compiler, check_device, check_liger, check_static_graph
 
 
 def checked(*flags: str, stage: str = "sft", gpu: bool = True) -> tuple[str, dict[str, bool] | None]:
     given = ["--model_name_or_path", "m", "--output_dir", "o", "--use_liger_kernel", "True", *flags]
-    _, _, adapter_args, args = parse_arguments(stage, given)
+    model_args, _, adapter_args, args = parse_arguments(stage, given)
     args.use_cpu = not gpu
     keep_own_layers(adapter_args, args)
-    return "\n".join(map(str, check_liger(adapter_args, args))), args.liger_kernel_config
+    found = [*check_device(model_args, args), *check_liger(adapter_args, args)]
+    return "\n".join(map(str, found)), args.liger_kernel_config
 
 
 @pytest.fixture
@@ -49,8 +50,8 @@ def test_a_compiler_that_nobody_knows() -> None:
 @pytest.mark.parametrize(
     ("kind", "gpu", "quanto", "says"),
     [
-        ("offloaded", False, True, "uses none"),
-        ("offloaded_hybrid", False, True, "uses none"),
+        ("offloaded", False, True, "offloaded from a GPU"),
+        ("offloaded_hybrid", False, True, "offloaded from a GPU"),
         ("quantized", False, False, "optimum-quanto is not installed"),
         *((kind, True, True, "") for kind in ("offloaded", "offloaded_static", "quantized")),
         *((kind, False, False, "") for kind in ("static", "dynamic")),
@@ -61,9 +62,9 @@ def test_a_cache_that_cannot_be_made(
 ) -> None:
     monkeypatch.setattr(kernels, "is_optimum_quanto_available", lambda: quanto)
     given = ["--model_name_or_path", "m", "--output_dir", "o", "--cache_implementation", kind]
-    args = parse_arguments(stage, given).training
-    args.use_cpu = not gpu
-    said = list(check_cache(args))
+    arguments = parse_arguments(stage, given)
+    arguments.training.use_cpu = not gpu
+    said = list(check_device(arguments.model, arguments.training))
     assert len(said) == bool(says) and all(says in str(one) and kind in str(one.place) for one in said)
 
 

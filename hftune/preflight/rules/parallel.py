@@ -31,7 +31,7 @@ from hftune.preflight.rules.optimizer import NOT_UNDER_ZERO
 TENSOR, SEQUENCE, EXPERT = "--tensor_parallel_size", "--sequence_parallel_size", "--expert_parallel_size"
 OTHERWISE = "or share weights over all processes with --deepspeed zero3 instead"
 
-_UNTRIED = "was not found right"
+_UNTRIED = "the two together were not found right"
 _SPLITS = "it splits or gathers matrices in another way, which was not found right"
 _ONE_PROCESS = "it gives rows to single processes, not to groups that see the same ones"
 _REPLACES = "it puts code of its own in the place of layers, which was not found right"
@@ -91,10 +91,10 @@ def check_parallel(facts: Facts) -> Iterator[UserError]:
         )
 
 
-def _of_weights(facts: Facts, splits: str) -> Iterator[UserError]:
+def _of_weights(facts: Facts, flag: str, splits: str) -> Iterator[UserError]:
     """Problems that tensor and expert parallelism share: only training in full is shared, when training begins."""
-    flag, args = (TENSOR if splits == "AutoTP" else EXPERT), facts.training_args
-    yield from clashes(flag, {"--do_train False": (not args.do_train, "work is shared only when training begins")})
+    idle = not facts.training_args.do_train
+    yield from clashes(flag, {"--do_train False": (idle, "work is shared only when training begins")})
     # The first reason is enough: QLoRA is both.
     quantised = facts.adapter_args.quantised
     adapter: Clashes = {
@@ -143,7 +143,7 @@ def _zero_features(config: DsConfig, *, offloading: str | None) -> Clashes:
 def _check_tensor(facts: Facts) -> Iterator[UserError]:
     """Problems of options that do not work with split matrices."""
     args = facts.training_args
-    yield from _of_weights(facts, "AutoTP")
+    yield from _of_weights(facts, TENSOR, "AutoTP")
     if args.ds_resolved is None:
         fix = "add --deepspeed zero1 (or any of ZeRO 0 to 3)"
         yield ArgumentError("matrices are split by DeepSpeed, and no config for it was given", place=TENSOR, fix=fix)
@@ -200,7 +200,7 @@ def _uneven(flag: str, size: int, counts: dict[str, int], fitting: list[int]) ->
 def _check_expert(facts: Facts) -> Iterator[UserError]:
     """Problems of options that do not work with sharded experts."""
     args, plan = facts.training_args, facts.training_args.recomputation
-    yield from _of_weights(facts, "AutoEP")
+    yield from _of_weights(facts, EXPERT, "AutoEP")
     yield from _check_expert_engine(args)
     unreached: Clashes = {
         f"--optim {MUON}": (args.optim_name == MUON, _UNREACHED),

@@ -7,7 +7,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from hftune.preflight.devices import GIB, known_gpu
+from hftune.preflight.devices import DEVICES, GIB, known_gpu
+from hftune.tools.planning.timing import cluster_here
 
 
 @pytest.fixture
@@ -34,3 +35,13 @@ def test_by_name_and_size(gpu: pytest.MonkeyPatch, name: str, gibibytes: float, 
     gpu.setattr(torch.cuda, "get_device_properties", lambda device: {3: found}[device])
     assert known_gpu().name == known
     assert (known_gpu().tflops is None) == (known == "Made Up 1")
+
+
+def test_only_this_processs_own_gpu_is_asked(gpu: pytest.MonkeyPatch) -> None:
+    """To ask another one makes a context of some hundred MB there."""
+    gpu.setattr(
+        torch.cuda, "get_device_properties", {3: SimpleNamespace(name="NVIDIA H200", total_memory=1, major=9)}.get
+    )
+    gpu.setattr(torch.cuda, "mem_get_info", lambda device: {3: (100 * GIB, 140 * GIB)}[device])
+    here = cluster_here()
+    assert here.device.memory == 100 * GIB and here.per_node == 8 and here.device.name == DEVICES["H200"].name

@@ -119,7 +119,7 @@ def test_the_sizes_that_fit_are_named(tmp_path: Path) -> None:
         (("--deepspeed", zero(), "--use_peft"), ["--use_peft: AutoEP does not know"]),
         (("--deepspeed", zero(), "--qlora"), ["AutoEP shares no packed"]),
         (("--deepspeed", zero(), "--do_eval"), ["--do_train False"]),
-        (("--deepspeed", zero(offload_optimizer={"device": "cpu"})), ["offload_optimizer: was"]),
+        (("--deepspeed", zero(offload_optimizer={"device": "cpu"})), ["offload_optimizer: the two together"]),
         (("--deepspeed", zero(), "--activation_checkpointing", "mlp"), ["--activation_checkpointing mlp: it does not"]),
         (("--deepspeed", zero(), "--hidden_dropout_prob", "0.1"), ["--hidden_dropout_prob: it does not reach"]),
         (("--deepspeed", zero(), "--optim", "muon"), ["--optim muon: it does not"]),

@@ -205,7 +205,7 @@ def _train(
         for callback in on_demand("hftune.trainers.callbacks:asked_callbacks")(args):
             trainer.add_callback(callback)
     if args.eval_tasks:
-        tasks = on_demand("hftune.trainers.checkpoint_tasks:CheckpointTasks")
+        tasks = on_demand("hftune.trainers.callbacks:CheckpointTasks")
         trainer.add_callback(tasks(run.facts.data_args, args, trainer.log))
     try:
         result = trainer.train(resume_from_checkpoint=resume)

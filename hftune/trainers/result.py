@@ -7,18 +7,22 @@ from pathlib import Path
 from typing import Any
 
 from filelock import FileLock
+from huggingface_hub import try_to_load_from_cache
 from peft import PeftModel
 
 from hftune import interrupts
 from hftune.arguments.model import ModelArguments
 from hftune.checkpoints.file_records import record_result
-from hftune.checkpoints.manifest import Manifest, write_manifest
+from hftune.checkpoints.manifest import CHECKPOINT, Manifest, read_manifest, write_manifest
 from hftune.distributed import nodes, ranks
 from hftune.errors import ArgumentError, exit_hooks
+from hftune.logging import notice
+from hftune.models.heads import head_of
 from hftune.on_demand import on_demand
 from hftune.publishing.disk import disk_errors
 from hftune.publishing.locks import lock_folder, release_lock
 from hftune.publishing.result_files import begin_result, finish_result, recover_result, result_folder
+from hftune.weight_files import fingerprint, weight_files
 
 _held: dict[Path, FileLock] = {}
 
@@ -90,7 +94,6 @@ def save_result(trainer: Any, manifest: Manifest, model_args: ModelArguments) ->
     if writes:
         if ranks.is_main():
             if not isinstance(trainer.model, PeftModel):  # an adapter is saved without any part of its base
-                keep_other_parts = on_demand("hftune.trainers.whole_result:keep_other_parts")
                 manifest |= keep_other_parts(trainer, result_folder(output), model_args)
             # By it a start after a kill knows these files as hftune's.
             manifest["files"] = record_result(result_folder(output))
@@ -98,3 +101,49 @@ def save_result(trainer: Any, manifest: Manifest, model_args: ModelArguments) ->
         finish_result(output)
     ranks.barrier()
     trainer.save_state()
+
+
+def keep_other_parts(trainer: Any, folder: Path, model_args: ModelArguments) -> dict[str, Any]:
+    """Have a saved model hold the other parts of the base of the run as they are; on the process that writes.
+
+    Args:
+        trainer: Of a run in full that has ended, whose weights are in `folder`.
+        folder: Not published yet.
+        model_args: What was loaded.
+
+    Returns:
+        For the manifest: what was kept, or nothing.
+    """
+    model = trainer.model
+    if head_of(model) != "causal_lm":
+        return {}
+    base = whole_base(
+        str(model_args.model_name_or_path), cache_dir=model_args.cache_dir, revision=model_args.model_revision
+    )
+    if model_args.from_config or model_args.gguf_file or base is None or not weight_files(base):
+        return {}
+    keep_of_base = on_demand("hftune.models.loading.base_parts:keep_of_base")
+    kept = keep_of_base(folder, base, trusted=bool(trainer.args.trust_remote_code))
+    if not kept:
+        return {}
+    notice(f"{len(kept)} tensors of {base} ({', '.join(kept[:2])}, ...) are kept as they are stored there")
+    return {"kept_parts": {"base": str(base), "tensors": len(kept)}}
+
+
+def whole_base(name: str, *, cache_dir: str | None = None, revision: str | None = None) -> Path | None:
+    """The folder of the model that a run began with, its other parts included; None where it is not on this machine.
+
+    A checkpoint holds the trained part alone: the rest is where its run began.
+    """
+    if not Path(name).is_dir():
+        cached = try_to_load_from_cache(name, "config.json", cache_dir=cache_dir, revision=revision)
+        return Path(cached).parent if isinstance(cached, str) else None
+    manifest = read_manifest(name) or {}
+    before = (manifest.get("base") or {}).get("name")
+    if manifest.get("status") != CHECKPOINT or not before:
+        return Path(name)
+    found = whole_base(before, cache_dir=cache_dir, revision=revision)
+    if found is None or fingerprint(before) != manifest["base"]["fingerprint"]:
+        notice(f"{name} is a checkpoint of {before}, which has changed or gone: parts that it does not hold are lost")
+        return Path(name)
+    return found

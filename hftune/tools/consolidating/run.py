@@ -28,7 +28,7 @@ from hftune.opening.torch_file import check_torch_files
 from hftune.path_hints import missing_folder
 from hftune.publishing.folder import published_folder
 from hftune.publishing.places import check_place
-from hftune.trainers.whole_result import whole_base
+from hftune.trainers.result import whole_base
 from hftune.weight_files import fingerprint, weight_files, weight_shapes
 
 # Copied next to the weights; what belongs to training (optimizer, scheduler, random state) stays behind.

@@ -1,4 +1,4 @@
-"""What a run on a stream writes down, with a stream and a run that are made up."""
+"""Training on blocks and on streams as it is written down and read again, with data and a run that are made up."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from transformers.trainer import TRAINER_STATE_NAME
 
 from hftune import logging
 from hftune.constants import ORIGIN
@@ -15,7 +16,16 @@ from hftune.data.corpus.progress import End, Origin, Progress, Window
 from hftune.distributed import ranks
 from hftune.errors import ArgumentError, ManifestError
 from hftune.trainers.features import corpora
-from hftune.trainers.features.corpora import LOADER_STATE_NAME, Streams, WithOrigins, check_world, progress_of
+from hftune.trainers.features.corpora import (
+    LOADER_STATE_NAME,
+    Streams,
+    WithOrigins,
+    check_world,
+    progress_of,
+    read_state,
+    refuse_state,
+)
+from hftune.trainers.features.state import state_errors
 from tests.unit.data.corpus.streams import stream_of
 from tests.unit.trainers.features import made_up
 
@@ -116,3 +126,27 @@ def test_batches_carry_origins() -> None:
     features = [{"ids": 1, ORIGIN: origin(1)}, {"ids": 2, ORIGIN: origin(2)}]
     batch = WithOrigins(lambda given: {"given": [sorted(one) for one in given]})(features)
     assert batch == {"given": [["ids"], ["ids"]], ORIGIN: [origin(1), origin(2)]}
+
+
+def test_read_with_the_steps_made(tmp_path: Path) -> None:
+    (tmp_path / TRAINER_STATE_NAME).write_text(json.dumps({"global_step": 12}))
+    with pytest.raises(ArgumentError, match=f"no {LOADER_STATE_NAME}, so it is not known"):
+        read_state(tmp_path)
+    (tmp_path / LOADER_STATE_NAME).write_text(json.dumps({"kind": "blocks", "blocks": 3}))
+    assert read_state(tmp_path) == ({"kind": "blocks", "blocks": 3}, 12)
+
+
+def test_other_data_are_refused(tmp_path: Path) -> None:
+    refuse_state(str(tmp_path))
+    (tmp_path / LOADER_STATE_NAME).write_text("{}")
+    with pytest.raises(ArgumentError, match="tokenised or streamed data"):
+        refuse_state(str(tmp_path))
+
+
+@pytest.mark.parametrize("error", [KeyError("blocks"), TypeError("x"), ValueError("x"), AttributeError("x")])
+def test_faults_in_it_are_one_message(tmp_path: Path, error: Exception) -> None:
+    said = f"{LOADER_STATE_NAME} is no state of a run: {type(error).__name__}"
+    with pytest.raises(ManifestError, match=said), state_errors(tmp_path / LOADER_STATE_NAME):
+        raise error
+    with pytest.raises(OSError), state_errors(tmp_path):
+        raise OSError

@@ -1,16 +1,121 @@
-"""Answers of RL that later steps still train on are saved in checkpoints, and used again after resuming."""
+"""What trainers that draw their own answers add: samples in a file, the seconds of each part, rounds that go on."""
 
 from __future__ import annotations
 
+import json
+import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from hftune.trainers.features.answers import AnswerRound
+from hftune.distributed import phases
+from hftune.trainers.features.answers import COMPLETIONS_NAME, AnswerRound, Completions, PartSeconds, as_rewarded
 from tests.unit.trainers.features import made_up
 from tests.unit.trainers.rl_runs import logged, make_trainer
+
+
+def run_with(folder: Path, **logs: Any) -> Any:
+    made = made_up.run(
+        args={"output_dir": str(folder), "sample_completions": 2, "per_device_train_batch_size": 4},
+        model=SimpleNamespace(training=True),
+    )
+    made._logs = {"prompt": [], "completion": [], "advantages": [], "rewards": {}} | logs
+    return made
+
+
+def test_the_first_answers_of_a_step_are_written_once(tmp_path: Path) -> None:
+    answers = {"prompt": ["a", "b", "c"], "completion": ["A", "B", "C"], "advantages": [0.5, -0.5, 0.0]}
+    run, feature = run_with(tmp_path, **answers, rewards={"length": [1.0, 0.0, 0.5]}), Completions()
+    run.state.global_step = 3
+    feature.write(run)
+    feature.write(run)  # of an evaluation at the same step
+    rows = [json.loads(line) for line in (tmp_path / COMPLETIONS_NAME).read_text().splitlines()]
+    assert [(row["prompt"], row["completion"], row["rewards"], row["advantage"]) for row in rows] == [
+        ("a", "A", {"length": 1.0}, 0.5),
+        ("b", "B", {"length": 0.0}, -0.5),
+    ]
+    assert {(row["step"], row["mode"]) for row in rows} == {(3, "train")}
+
+
+def test_an_answer_without_a_reward_is_null(tmp_path: Path) -> None:
+    """NaN is no JSON."""
+    answers = {"prompt": ["a"], "completion": ["A"], "advantages": [math.nan], "rewards": {"length": [math.nan]}}
+    Completions().write(run_with(tmp_path, **answers))
+    text = (tmp_path / COMPLETIONS_NAME).read_text()
+    assert "NaN" not in text
+    assert json.loads(text)["rewards"] == {"length": None} and json.loads(text)["advantage"] is None
+    Completions().write(run_with(tmp_path, **(answers | {"advantages": [None], "rewards": {}})))
+
+
+def test_trained_tokens_are_those_of_all_steps(tmp_path: Path) -> None:
+    run = run_with(tmp_path)
+    run.args.world_size, run.args.gradient_accumulation_steps = 2, 3
+    run.state.log_history = [
+        {"step": 2, "completions/mean_length": 10.0},
+        {"step": 2, "eval_loss": 1.0},
+        {"step": 5, "completions/mean_length": 20.0},
+    ]
+    assert Completions().trained_tokens(run) == 4 * 3 * 2 * (2 * 10 + 3 * 20)
+
+
+def test_an_answer_of_one_message_is_its_text() -> None:
+    assert as_rewarded([{"role": "assistant", "content": "yes"}]) == "yes"
+    calls = [{"role": "assistant", "content": "", "tool_calls": [1]}]
+    assert as_rewarded(calls) is calls
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Seconds that pass only when they are told to."""
+    clock = SimpleNamespace(now=100.0)
+    monkeypatch.setattr(phases, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    monkeypatch.setattr(phases, "_entered", 100.0)
+    monkeypatch.setattr(phases, "_seconds", {})
+    phases.take_seconds()
+    return clock
+
+
+def spend(clock: Any, name: str, seconds: float) -> None:
+    phases.enter(name)
+    clock.now += seconds / 2
+    phases.keep_alive()  # what shows that it moves begins no other part
+    clock.now += seconds / 2
+
+
+def test_a_mean_over_the_steps_since_the_last_log(clock: Any) -> None:
+    feature, run = PartSeconds(), made_up.run()
+    run.state.global_step = 3  # resumed
+    phases.enter(phases.PREPARATION)
+    clock.now += 50
+    feature.before_train(run, None)
+    for _ in range(2):
+        feature.before_step(run, None, {})
+        spend(clock, phases.GENERATION, 3.0)
+        spend(clock, phases.OLD, 1.0)
+        spend(clock, phases.GENERATION, 1.0)
+        run.state.global_step += 1
+    logs = {"loss": 1.0}
+    feature.before_log(run, logs)
+    assert logs == {
+        "loss": 1.0, "seconds/generation": 4.0, "seconds/old_log-probabilities": 1.0, "seconds/preparation": 0.0,
+    }  # fmt: skip
+    phases.enter(phases.GENERATION)
+    # The part at hand goes on, and what was said is not said again.
+    clock.now += 2.0
+    spend(clock, phases.BACKWARD, 6.0)
+    evaluation: dict[str, float] = {"eval_loss": 1.0}
+    feature.before_log(run, evaluation)
+    assert evaluation == {"eval_loss": 1.0}
+    run.state.global_step += 1
+    logs = {"loss": 1.0}
+    feature.before_log(run, logs)
+    assert {name: value for name, value in logs.items() if value} == {
+        "loss": 1.0, "seconds/generation": 2.0, "seconds/backward": 6.0,
+    }  # fmt: skip
+
 
 FLAGS = ("--max_steps", "4", "--num_generations", "2", "--per_device_train_batch_size", "4", "--learning_rate", "1e-2")
 FLAGS += ("--max_completion_length", "6", "--num_iterations", "2", "--save_steps", "3", "--save_strategy", "steps")

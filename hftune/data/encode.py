@@ -17,19 +17,21 @@ from hftune.data.encoder import IDS, Encoder, Ragged
 from hftune.data.mask import SPLIT, SpanFinder, span_of_tokens
 from hftune.data.readers.files import Row
 from hftune.data.records import to_conversation, to_text
-from hftune.data.rendering import Renderer, require_chat_template
-from hftune.data.turn_tokens import AnyEncoding, GuardedText, TurnTokenGuard, by_kind, encode_batch, encode_parts
-from hftune.data.turns import MASK, SpannedText
-from hftune.errors import ArgumentError, DataError
+from hftune.data.rendering import Renderer
+from hftune.data.turn_tokens import AnyEncoding, TurnTokenGuard, by_kind, encode_batch, encode_parts
+from hftune.data.turns import SpannedText
+from hftune.errors import DataError
 
 # Characters that a tokenizer's word boundaries may depend on beyond the word.
 _AHEAD = 2
-# Kinds of text for each UTF-8 byte a character: a page of Chinese with some English has fewer tokens than one without.
-_KINDS = 16
 
 
 class PrefixEncoder:
-    """Encodes texts that already hold their special tokens.
+    """Encodes texts that already hold their special tokens, of long ones the beginning alone.
+
+    A tokenizer cuts a text into words by looking at most a little ahead, and tokenises each word on its own: the tokens
+    of a text's beginning are those of the whole text, up to some words before the cut. Where it has no such words
+    (SentencePiece models without a pre-tokenizer) the whole text is read. A property test holds both ways equal.
 
     Args:
         tokenizer: A fast tokenizer.
@@ -37,93 +39,54 @@ class PrefixEncoder:
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, max_length: int | None) -> None:
-        self.backend = tokenizer.backend_tokenizer
-        self.max_length = max_length
+        self.backend, self.max_length = tokenizer.backend_tokenizer, max_length
         added = [token for token in tokenizer.get_added_vocab() if token]
         self.longest, self.openings = max(map(len, added), default=0), {token[0] for token in added}
-        # Characters a token by kind of text, as the texts before had them: Chinese has fewer than English.
-        # A wrong guess costs time, never a token.
-        self.density: dict[int, float] = {}
+        # UTF-8 bytes a token, as the texts before had them; alike in English and Chinese. A wrong guess costs time.
+        self.density = 4.0
 
-    def __call__(self, texts: list[str]) -> list[tuple[AnyEncoding, int]]:
-        """(encoding, characters of the text that it covers) of each text.
+    def __call__(self, texts: list[str]) -> list[AnyEncoding]:
+        """An encoding of each text, whose first `max_length` tokens are those of the whole text."""
+        return by_kind(texts, self._read, lambda text: encode_parts(self.backend, text))
 
-        The first `max_length` tokens are those of the whole text. Where the text is covered whole, all tokens are.
-        """
-        return by_kind(texts, self._read, self._read_parts)
+    def _read(self, texts: list[str]) -> list[AnyEncoding]:
+        reach = [self._reach(text) for text in texts]
+        found = self._encode([text[:end] for text, end in zip(texts, reach, strict=True)])
+        missed = []
+        for index, (text, end) in enumerate(zip(texts, reach, strict=True)):
+            self.density += 0.1 * (
+                len(text[:end].encode("utf-8", "replace")) / max(1, len(found[index])) - self.density
+            )
+            if end < len(text) and not self._is_final(found[index], text[:end]):
+                missed.append(index)
+        for index, whole in zip(missed, self._encode([texts[index] for index in missed]), strict=True):
+            found[index] = whole
+        return found
 
-    def _read_parts(self, text: GuardedText) -> tuple[AnyEncoding, int]:
-        return encode_parts(self.backend, text), len(text)
+    def _reach(self, text: str) -> int:
+        """How many characters probably hold `max_length` tokens and a margin for `_is_final`."""
+        if self.max_length is None or len(text) <= self.max_length:
+            return len(text)
+        head = text[: self.max_length]
+        width = len(head.encode("utf-8", "replace")) / len(head)
+        return min(len(text), int(1.25 * self.max_length * self.density / width) + 16)
 
-    def _read(self, texts: list[str]) -> list[tuple[AnyEncoding, int]]:
+    def _encode(self, texts: list[str]) -> list[AnyEncoding]:
         # State of the tokenizer that any earlier call may have left; truncation would cut from a side of its choice.
         self.backend.no_truncation()
         self.backend.no_padding()
-        if self.max_length is None:
-            return [(found, len(text)) for found, text in zip(self._encode(texts), texts, strict=True)]
-        done: dict[int, tuple[AnyEncoding, int]] = {}
-        # All texts of a chunk go in one call; those whose guess was too short go again, a quarter longer.
-        reach = {index: self._reach(text) for index, text in enumerate(texts)}
-        while reach:
-            encodings = self._encode([texts[index][:end] for index, end in reach.items()])
-            missed = {}
-            for (index, end), found in zip(reach.items(), encodings, strict=True):
-                text = texts[index]
-                self._learn(text, end / max(1, len(found)))
-                if end == len(text) or self._is_final(found, text[:end]):
-                    done[index] = found, end
-                else:
-                    missed[index] = max(self._reach(text), min(len(text), end * 5 // 4 + 1))
-            reach = missed
-        return [done[index] for index in range(len(texts))]
+        return [*self.backend.encode_batch(texts, add_special_tokens=False)]
 
-    def _reach(self, text: str) -> int:
-        """How many characters probably hold `max_length` tokens and a margin."""
-        assert self.max_length is not None
-        if len(text) <= self.max_length:
-            return len(text)  # rarely more than a token a character
-        # A tenth more than expected, and a margin for `_is_final`: reading twice costs more than reading too much.
-        return min(len(text), int(1.1 * self.max_length * self._expected(text)) + 16)
-
-    def _expected(self, text: str) -> float:
-        """Characters a token of a text: those of its kind, or of the kind that is nearest among those met."""
-        if not self.density:
-            # Nothing is known yet: one beginning is read to learn it, rather than all texts of a chunk by a guess.
-            head = text[: self.max_length]
-            self._learn(text, len(head) / max(1, len(self._encode([head])[0])))
-        kind = self._kind(text)
-        return self.density[min(self.density, key=lambda met: abs(met - kind))]
-
-    def _learn(self, text: str, density: float) -> None:
-        # A slow mean: a single odd text must not make all others be read twice.
-        kind = self._kind(text)
-        before = self.density.get(kind, density)
-        self.density[kind] = before + 0.1 * (density - before)
-
-    def _kind(self, text: str) -> int:
-        """Sixteenths of a UTF-8 byte a character: 16 for English, 48 for Chinese, between them where both are mixed.
-
-        By as many characters as tokens are wanted, which are most of what will be read.
-        """
-        head = text[: self.max_length]
-        return round(_KINDS * len(head.encode("utf-8", "replace")) / max(1, len(head)))
-
-    def _encode(self, texts: list[str]) -> list[Encoding]:
-        found: list[Encoding] = self.backend.encode_batch(texts, add_special_tokens=False)
-        return found
-
-    def _is_final(self, encoding: Encoding, prefix: str) -> bool:
+    def _is_final(self, encoding: AnyEncoding, prefix: str) -> bool:
         """Whether the first `max_length` tokens cannot change with what follows the prefix."""
-        assert self.max_length is not None
-        if len(encoding) <= self.max_length:
+        if self.max_length is None or len(encoding) <= self.max_length or not isinstance(encoding, Encoding):
             return False
         # A special token that the cut divides is read as words of its own, and may join the word before it.
         tail = prefix[-self.longest :]
         doubtful = len(tail) if self.openings.intersection(tail) else 0
         edge = encoding.char_to_word(max(0, len(prefix) - doubtful - _AHEAD))
         last = encoding.token_to_word(self.max_length - 1)
-        # Two words between what is kept and the cut: the word that the cut may have divided, and the one that may join
-        # it.
+        # Two words between what is kept and the cut: the one that it may have divided, and the one that may join that.
         return edge is not None and last is not None and last + 2 <= edge
 
 
@@ -141,12 +104,8 @@ class ChatEncoder(Encoder):
 
     Args:
         max_length: Tokens; None for no limit.
-        train_on_inputs: Train on every token instead.
-        last_turn_only: Train only on the last assistant turn.
         turn_weights: A turn's `weight` scales its loss; else it may only be 0 or 1.
-        borders_in_text: What becomes of turn tokens that contents spell, a mode of `TurnTokenGuard`.
-        empty_thoughts: What becomes of thoughts that a template writes where an answer has none; see `SpanFinder`.
-        rewritten: What becomes of conversations whose earlier turns a template rewrites, a mode of `rows_of`.
+        masking: What is trained, and what becomes of texts that are no such text: the arguments of `SpanFinder`.
 
     Raises:
         ArgumentError: Everything and the last turn only at once, or a length below 2.
@@ -161,33 +120,13 @@ class ChatEncoder(Encoder):
         tokenizer: PreTrainedTokenizerBase,
         *,
         max_length: int | None,
-        train_on_inputs: bool = False,
-        last_turn_only: bool = False,
         turn_weights: bool = False,
-        borders_in_text: str = "split",
-        empty_thoughts: str = MASK,
-        rewritten: str = SPLIT,
+        **masking: Any,
     ) -> None:
         check_length(max_length, "--max_length")
-        if train_on_inputs and last_turn_only:
-            raise ArgumentError(
-                "train on everything, or on the last turn only?",
-                place="--train_on_inputs, --train_on_last_turn",
-                fix="Give one of them.",
-            )
-        require_fast(tokenizer)
-        require_chat_template(tokenizer)
-        self.tokenizer = tokenizer
-        self.max_length, self.turn_weights = max_length, turn_weights
-        # Templates are rendered here, in the workers, and forms are remembered by each of them.
-        self.finder = SpanFinder(
-            tokenizer,
-            train_everything=train_on_inputs,
-            last_turn_only=last_turn_only,
-            borders_in_text=borders_in_text,
-            empty_thoughts=empty_thoughts,
-            rewritten=rewritten,
-        )
+        self.tokenizer, self.max_length, self.turn_weights = tokenizer, max_length, turn_weights
+        # Templates are rendered here, in the workers.
+        self.finder = SpanFinder(tokenizer, **{"rewritten": SPLIT, **masking})
         self.encodings = PrefixEncoder(tokenizer, max_length)
         columns = {"input_ids": IDS, "labels": IDS, "length": pa.int32(), "trained": pa.int32(), "begins": pa.bool_()}
         if turn_weights:
@@ -216,16 +155,8 @@ class ChatEncoder(Encoder):
 
     def settings(self) -> dict[str, Any]:
         """For the fingerprint."""
-        return {
-            "encoder": "chat",
-            "max_length": self.max_length,
-            "train_on_inputs": self.finder.train_everything,
-            "last_turn_only": self.finder.last_turn_only,
-            "turn_weights": self.turn_weights,
-            "borders_in_text": self.finder.guard.mode,
-            "empty_thoughts": self.finder.empty_thoughts,
-            "rewritten_turns": self.finder.rewritten,
-        }
+        own = {"encoder": "chat", "max_length": self.max_length, "turn_weights": self.turn_weights}
+        return own | self.finder.settings()
 
     def parse(self, row: Row) -> list[SpannedText]:
         """The texts of a record with their spans: one, unless the template rewrites its earlier turns."""
@@ -254,8 +185,8 @@ class ChatEncoder(Encoder):
             counts.note_texts([one.text for one in rows])
             truncated, used = False, 0
             for one in rows:
-                encoding, covered = next(encodings)
-                made = self._row(one, encoding, covered, counts)
+                encoding = next(encodings)
+                made = self._row(one, encoding, counts)
                 if made is None:
                     continue
                 truncated |= len(encoding) > made["length"]
@@ -276,12 +207,12 @@ class ChatEncoder(Encoder):
                 counts.note_dropped_length(len(self.tokenizer(text, add_special_tokens=False)["input_ids"]))
         return columns
 
-    def _row(self, one: SpannedText, encoding: AnyEncoding, covered: int, counts: Counts) -> dict[str, Any] | None:
+    def _row(self, one: SpannedText, encoding: AnyEncoding, counts: Counts) -> dict[str, Any] | None:
         """Ids, labels and counts of a text; None where no trained token is left."""
         # int32 halves the cache and what the DataLoader copies; no vocabulary has 2**31 tokens.
         ids = np.array(encoding.ids[: self.max_length], dtype=np.int32)
         # On the whole encoding, then cut: a span may reach beyond what is kept.
-        owner = span_of_tokens(encoding, one.spans, covered)[: len(ids)]
+        owner = span_of_tokens(encoding, one.spans)[: len(ids)]
         # The first token does not count: no token before it could predict it.
         trained = int(np.count_nonzero(owner[1:] >= 0))
         if not trained:

@@ -7,7 +7,7 @@ record half a data set away, so that the reference's numbers for it can be compu
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,16 +18,16 @@ from transformers import PreTrainedTokenizerBase
 
 from hftune.arguments.preference import CUT, CUT_ANSWER, CUT_PROMPT, DROP, PairLengths
 from hftune.data.compared_answers import Preference, to_preference
-from hftune.data.counts import Counts, check_length, require_fast
+from hftune.data.counts import Counts, check_length
 from hftune.data.encode import PrefixEncoder
 from hftune.data.encoder import IDS, Encoder, Keep, keep_in_memory, lists_of
 from hftune.data.mask import SPLIT, SpanFinder, tokens_of
 from hftune.data.messages import Message
 from hftune.data.readers.files import Row
 from hftune.data.records import Labelled, to_labelled
-from hftune.data.rendering import require_chat_template
+from hftune.data.rendering import opened_thoughts
 from hftune.data.turn_tokens import AnyEncoding
-from hftune.data.turns import DROP_THOUGHTS, MASK, Span, SpannedText, common_start, opened_thoughts
+from hftune.data.turns import MASK, Span, SpannedText, common_start
 from hftune.errors import DataError
 from hftune.logging import notice
 
@@ -58,11 +58,6 @@ class Limits:
         check_length(self.prompt, "--max_prompt_length", 1)
         check_length(self.completion, "--max_completion_length", 1)
 
-    @property
-    def cuts(self) -> str:
-        """What becomes of too many tokens; records that pass by their characters lose the answer's end."""
-        return CUT_ANSWER if self.characters is not None else self.too_long
-
 
 @dataclass(slots=True)
 class Pair:
@@ -85,17 +80,9 @@ class Pair:
         return len(self.prompt) + self.answer
 
 
-def limits_of(args: Any) -> dict[str, Any]:
-    """The arguments of an encoder of pairs that lengths are, from those of run_rm.py or run_dpo.py."""
-    assert isinstance(args, PairLengths)
-    prompt, completion = args.separate_limits
-    return {
-        "max_length": args.max_length,
-        "max_prompt_length": prompt,
-        "max_completion_length": completion,
-        "too_long": args.too_long,
-        "max_characters": args.most_characters,
-    }
+def limits_of(args: PairLengths) -> Limits:
+    """The lengths that the arguments of run_rm.py or run_dpo.py ask for."""
+    return Limits(args.max_length, *args.separate_limits, args.too_long, args.most_characters)
 
 
 def truncated_pair(pair: Pair, limits: Limits, characters: int, counts: Counts) -> Pair | None:
@@ -107,70 +94,38 @@ def truncated_pair(pair: Pair, limits: Limits, characters: int, counts: Counts) 
     if limits.characters is not None and characters > limits.characters:
         counts.drop(TOO_LONG_IN_CHARACTERS)
         return None
-    found = _WAYS[limits.cuts](pair, limits)
-    if found is None:
+    # Records that pass by their characters lose the answer's end.
+    way = CUT_ANSWER if limits.characters is not None else limits.too_long
+    kept = _kept(len(pair.prompt), pair.answer, limits, way)
+    if kept is None:
         counts.drop(TOO_LONG)
         return None
-    counts.note_cut(prompt=len(found.prompt) < len(pair.prompt), answer=_is_cut(found, pair))
-    return found
-
-
-def _is_cut(found: Pair, pair: Pair) -> bool:
-    return len(found.chosen) < len(pair.chosen) or len(found.rejected) < len(pair.rejected)
-
-
-def _cut(pair: Pair, limits: Limits) -> Pair:
-    """The prompt gives way first, down to half of the total; then the answers, down to one token."""
-    prompt = _at_most(len(pair.prompt), limits.prompt)
-    answer = _at_most(pair.answer, limits.completion)
-    # At least one token of the prompt stays: the first token of an answer needs one before it to be predicted.
-    least = max(1, limits.total // 2)
-    # What the answers leave, but at least half.
-    kept = min(prompt, max(least, limits.total - answer))
-    return _with(pair, kept, min(answer, limits.total - kept))
-
-
-def _cut_prompt(pair: Pair, limits: Limits) -> Pair | None:
-    # One token of the prompt must stay: the first token of an answer needs one before it.
-    if pair.answer > _at_most(limits.total - 1, limits.completion):
-        return None
-    return _with(pair, min(_at_most(len(pair.prompt), limits.prompt), limits.total - pair.answer), pair.answer)
-
-
-def _cut_answer(pair: Pair, limits: Limits) -> Pair | None:
-    if len(pair.prompt) > _at_most(limits.total - 1, limits.prompt):
-        return None
-    return _with(pair, len(pair.prompt), min(_at_most(pair.answer, limits.completion), limits.total - len(pair.prompt)))
-
-
-def _whole(pair: Pair, limits: Limits) -> Pair | None:
-    fits = len(pair.prompt) <= _at_most(limits.total, limits.prompt)
-    return (
-        pair
-        if fits and pair.length <= limits.total and pair.answer <= _at_most(pair.answer, limits.completion)
-        else None
-    )
-
-
-_WAYS = {CUT: _cut, CUT_PROMPT: _cut_prompt, CUT_ANSWER: _cut_answer, DROP: _whole}
-
-
-def _at_most(number: int, limit: int | None) -> int:
-    return number if limit is None else min(number, limit)
-
-
-def _with(pair: Pair, prompt: int, answer: int) -> Pair:
-    """The end of the prompt and the start of both answers, so many tokens of each."""
     # A prompt loses its beginning: its end is the question.
-    kept = pair.prompt[len(pair.prompt) - prompt :]
-    return Pair(kept, pair.chosen[:answer], pair.rejected[:answer], pair.margin, pair.source)
+    prompt = pair.prompt[len(pair.prompt) - kept[0] :]
+    chosen, rejected = pair.chosen[: kept[1]], pair.rejected[: kept[1]]
+    counts.note_cut(prompt=len(prompt) < len(pair.prompt), answer=kept[1] < pair.answer)
+    return replace(pair, prompt=prompt, chosen=chosen, rejected=rejected)
+
+
+def _kept(prompt: int, answer: int, limits: Limits, way: str) -> tuple[int, int] | None:
+    """Tokens that are kept of a prompt and of its longer answer; None where the pair is dropped."""
+    most_prompt = prompt if limits.prompt is None else min(prompt, limits.prompt)
+    most_answer = answer if limits.completion is None else min(answer, limits.completion)
+    # At least one token of the prompt stays: the first token of an answer needs one before it to be predicted.
+    least = max(1, limits.total // 2) if way == CUT else 1
+    if way in (CUT_PROMPT, DROP) and (most_answer < answer or answer > limits.total - 1):
+        return None
+    if way in (CUT_ANSWER, DROP) and (most_prompt < prompt or prompt > limits.total - 1):
+        return None
+    if way == DROP:
+        return (prompt, answer) if prompt + answer <= limits.total else None
+    # The prompt gives way first, down to half of the total; then the answers, down to one token.
+    kept = prompt if way == CUT_ANSWER else min(most_prompt, max(least, limits.total - most_answer))
+    return kept, min(most_answer, limits.total - kept)
 
 
 if TYPE_CHECKING:
     from hftune.arguments.preference import DPOArguments
-
-_THOUGHT = "HFTUNE7THOUGHT"
-"""Stands for a thought, to see what a template writes around one."""
 
 SAME = "chosen and rejected are equal after truncation"
 
@@ -193,7 +148,7 @@ class PairText:
 class PairEncoder(Encoder):
     """Preference pairs for DPO.
 
-    A prompt loses its start, an answer its end, or the pair is dropped, as `too_long` says (`truncation.py`). Pairs
+    A prompt loses its start, an answer its end, or the pair is dropped, as `limits` says. Pairs
     equal after that are dropped and counted.
 
     Columns prompt_ids, chosen_ids, rejected_ids (and margin, with `offset`); an untruncated answer ends with the
@@ -214,30 +169,15 @@ class PairEncoder(Encoder):
         self,
         tokenizer: PreTrainedTokenizerBase,
         *,
-        max_length: int,
-        max_prompt_length: int | None = None,
-        max_completion_length: int | None = None,
-        too_long: str = CUT,
-        max_characters: int | None = None,
+        limits: Limits,
         offset: bool = False,
-        borders_in_text: str = "split",
-        empty_thoughts: str = MASK,
-        rewritten: str = SPLIT,
+        **masking: Any,
     ) -> None:
-        self.tokenizer, self.offset = tokenizer, offset
+        self.tokenizer, self.limits, self.offset = tokenizer, limits, offset
         if offset:
             # On the instance: the class's schema is shared by encoders without offsets.
             self.schema = self.schema.append(pa.field("margin", pa.float32()))
-        self.limits = Limits(max_length, max_prompt_length, max_completion_length, too_long, max_characters)
-        require_fast(tokenizer)
-        require_chat_template(tokenizer)
-        self.finder = SpanFinder(
-            tokenizer,
-            last_turn_only=True,
-            borders_in_text=borders_in_text,
-            empty_thoughts=empty_thoughts,
-            rewritten=rewritten,
-        )
+        self.finder = SpanFinder(tokenizer, last_turn_only=True, **{"rewritten": SPLIT, **masking})
         self.encodings = PrefixEncoder(tokenizer, None)
 
     @classmethod
@@ -245,7 +185,7 @@ class PairEncoder(Encoder):
         """The encoder that the flags of run_dpo.py ask for."""
         return cls(
             tokenizer,
-            **limits_of(args),
+            limits=limits_of(args),
             offset=bool(getattr(args, "offset_alpha", 0.0)),
             borders_in_text=args.borders_in_text,
             empty_thoughts=args.empty_thoughts,
@@ -254,14 +194,8 @@ class PairEncoder(Encoder):
 
     def settings(self) -> dict[str, Any]:
         """For the fingerprint."""
-        about = {
-            "encoder": type(self).__name__,
-            "limits": str(self.limits),
-            "borders_in_text": self.finder.guard.mode,
-            "empty_thoughts": self.finder.empty_thoughts,
-            "rewritten_turns": self.finder.rewritten,
-        }
-        return about | ({"offset": True} if self.offset else {})
+        own = {"encoder": type(self).__name__, "limits": str(self.limits)}
+        return own | self.finder.settings() | ({"offset": True} if self.offset else {})
 
     def parse(self, row: Row) -> PairText:
         """The texts of a row and its answers' spans."""
@@ -279,9 +213,14 @@ class PairEncoder(Encoder):
 
     def pair_of(self, preference: Preference, chosen: SpannedText, rejected: SpannedText) -> PairText:
         """Both texts, if they write the prompt in the same way."""
-        if _prompt(chosen) != _prompt(rejected) and self.finder.empty_thoughts != DROP_THOUGHTS:
-            chosen, rejected = self.behind_one_prompt(preference, chosen, rejected)
         prompt, other = _prompt(chosen), _prompt(rejected)
+        # Of two answers to one question one may think and one not: the marks that only one of them has are its own.
+        shared = common_start(prompt, other)
+        masked = shared in (prompt, other) and self.finder.empty_thoughts == MASK
+        # A score is of the conversation as the template writes it.
+        if prompt != other and (masked or (self.to_the_end and opened_thoughts(shared))):
+            chosen, rejected = _from(chosen, len(shared)), _from(rejected, len(shared))
+            prompt = other = shared
         # Both sides are conditioned on one prompt; a template that adds a line for calls to one of them breaks that.
         if prompt != other:
             raise DataError(
@@ -292,22 +231,6 @@ class PairEncoder(Encoder):
             )
         answers = max(answer_characters(answer) for answer in (preference.chosen, preference.rejected))
         return PairText(chosen, rejected, preference.margin, characters=len(prompt) + answers)
-
-    def behind_one_prompt(
-        self, preference: Preference, chosen: SpannedText, rejected: SpannedText
-    ) -> tuple[SpannedText, SpannedText]:
-        """Both texts behind the prompt of the answer with thoughts, where the other one has none; else as they are."""
-        asked, other = _prompt(chosen), _prompt(rejected)
-        shared = common_start(asked, other)
-        if (shared in (asked, other) and self.finder.empty_thoughts == MASK) or (
-            # A score is of the conversation as the template writes it.
-            self.to_the_end and opened_thoughts(shared)
-        ):
-            return _from(chosen, len(shared)), _from(rejected, len(shared))
-        return (
-            without_thought(preference, preference.chosen, other, self.finder) or chosen,
-            without_thought(preference, preference.rejected, asked, self.finder) or rejected,
-        )
 
     def encode(self, parsed: list[PairText], counts: Counts) -> dict[str, list[Any]]:
         """Ids of each pair within its limits."""
@@ -343,7 +266,7 @@ class PairEncoder(Encoder):
             self.encodings([said.text for said in side])
             for side in ([pair.chosen for pair in parsed], [pair.rejected for pair in parsed])
         )
-        for text, (left, _), (right, _) in zip(parsed, lefts, rights, strict=True):
+        for text, left, right in zip(parsed, lefts, rights, strict=True):
             counts.note_texts([text.chosen.text, text.rejected.text])
             chosen, first = self._divide(left, text.chosen)
             rejected, second = self._divide(right, text.rejected)
@@ -368,41 +291,13 @@ class PairEncoder(Encoder):
     def _divide(self, encoding: AnyEncoding, said: SpannedText) -> tuple[np.ndarray, int]:
         """Ids up to the end of the answer, or of the text, and how many of them come before the answer."""
         ids = np.array(encoding.ids, dtype=np.int32)
-        first, end = tokens_of(encoding, said.spans[0], len(said.text))
+        ((first, end),) = tokens_of(encoding, said.spans)
         return (ids if self.to_the_end else ids[:end]), first
 
 
 def _prompt(said: SpannedText) -> str:
     """What comes before the answer."""
     return said.text[: said.spans[0].start]
-
-
-def without_thought(
-    preference: Preference, answer: list[Message], prompt: str, finder: SpanFinder
-) -> SpannedText | None:
-    """The text of an answer that ends the thought, which the prompt opens, at once, as no template writes it.
-
-    Nemotron 3 asks with `<think>` and a line break, and writes an answer without a thought behind `<think></think>`,
-    which is asked with thinking off. Of two answers to one question one may think and one not.
-
-    Args:
-        prompt: Of the other answer.
-
-    Returns:
-        None where the prompt opens no thought, or the template asks for thoughts in another way.
-    """
-    if not opened_thoughts(prompt):
-        return None
-    try:
-        said = answer_text(preference, [{**answer[-1], "reasoning_content": _THOUGHT}], finder)
-    except DataError:
-        return None
-    before, found, after = said.text.partition(_THOUGHT)
-    if not found or before.rstrip() != prompt.rstrip():
-        return None
-    # Right behind the prompt, so that its tokens are those that inference gives.
-    text, behind = prompt + after.lstrip(), len(said.text) - said.spans[0].end
-    return SpannedText(text, [Span(len(prompt), len(text) - behind)])
 
 
 def _from(said: SpannedText, start: int) -> SpannedText:
@@ -496,7 +391,7 @@ class LabelledEncoder(PairEncoder):
     def encode(self, parsed: list[Any], counts: Counts) -> dict[str, list[Any]]:
         """Ids within the limits."""
         columns: dict[str, list[Any]] = {name: [] for name in self.schema.names}
-        for one, (encoding, _) in zip(parsed, self.encodings([one.said.text for one in parsed]), strict=True):
+        for one, encoding in zip(parsed, self.encodings([one.said.text for one in parsed]), strict=True):
             counts.note_texts([one.said.text])
             ids, first = self._divide(encoding, one.said)
             # As a pair of two equal answers, so that there is one way to cut.

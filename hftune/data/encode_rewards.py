@@ -11,8 +11,8 @@ from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
 from hftune.arguments.preference import DPOArguments, RMArguments
-from hftune.data.compared_answers import Preference, Solution, is_stepwise, to_preference, to_solutions
-from hftune.data.counts import Context, Counts, check_length, require_fast
+from hftune.data.compared_answers import Preference, Solution, is_stepwise, to_preference, to_solution
+from hftune.data.counts import Context, Counts, check_length
 from hftune.data.encode import PrefixEncoder
 from hftune.data.encode_pairs import COUNT_COLUMNS, PairEncoder, PairText, answer_text, count_columns, limits_of
 from hftune.data.encoder import IDS, Encoder, Keep, keep_in_memory
@@ -63,7 +63,7 @@ class RewardPairEncoder(PairEncoder):
         """The encoder that the flags of run_rm.py ask for."""
         return cls(
             tokenizer,
-            **limits_of(args),
+            limits=limits_of(args),
             score_difference=args.score_difference,
             borders_in_text=args.borders_in_text,
         )
@@ -140,7 +140,7 @@ def source_of(row: Row) -> str:
     return row.file.replace("\\", "/").rsplit("/", 1)[-1]
 
 
-CUT = "no labelled step within --max_length"
+NO_STEP_LEFT = "no labelled step within --max_length"
 REWRITTEN = "steps rewritten by the template"
 
 
@@ -161,7 +161,7 @@ class StepEncoder(Encoder):
     `max_length` loses its end, and the steps that end there.
 
     Columns input_ids, ends (places of the labelled steps' last tokens), labels (float, the probability that a step is
-    right), length and source. A record may give several rows (PRM800K).
+    right), length and source.
 
     Raises:
         ArgumentError: A length that is too small.
@@ -183,8 +183,6 @@ class StepEncoder(Encoder):
         borders_in_text: str = "split",
     ) -> None:
         check_length(max_length, "--max_length")
-        require_fast(tokenizer)
-        require_chat_template(tokenizer)
         self.tokenizer, self.max_length = tokenizer, max_length
         self.separator, self.last_only, self.labelled_only = step_separator, last_only, labelled_only
         self.finder = SpanFinder(tokenizer, last_turn_only=True, borders_in_text=borders_in_text)
@@ -211,9 +209,9 @@ class StepEncoder(Encoder):
             "borders_in_text": self.finder.guard.mode,
         }
 
-    def parse(self, row: Row) -> list[StepText]:
-        """The solutions of a row as text."""
-        return [self.text_of(solution, source_of(row)) for solution in to_solutions(row)]
+    def parse(self, row: Row) -> StepText:
+        """The answer of a row as text."""
+        return self.text_of(to_solution(row), source_of(row))
 
     def text_of(self, solution: Solution, source: str) -> StepText:
         """A solution as text, and where the steps that count end in it."""
@@ -233,42 +231,28 @@ class StepEncoder(Encoder):
         said = SpannedText(found.text, [step for step, _ in kept])
         return StepText(said, [label for _, label in kept], source)
 
-    def encode(self, parsed: list[list[StepText]], counts: Counts) -> dict[str, list[Any]]:
+    def encode(self, parsed: list[StepText], counts: Counts) -> dict[str, list[Any]]:
         """Ids, and the last tokens of steps, within `max_length`."""
         columns: dict[str, list[Any]] = {name: [] for name in self.schema.names}
-        texts = [text for texts in parsed for text in texts]
-        encodings = iter(self.encodings([text.said.text for text in texts]))
-        for record in parsed:
-            counts.note_texts([one.said.text for one in record])
-            rows = [self._row(text, next(encodings)[0], counts) for text in record]
-            kept = [row for row in rows if row is not None]
-            if not kept:
-                counts.drop(CUT)
+        for text, encoding in zip(parsed, self.encodings([one.said.text for one in parsed]), strict=True):
+            counts.note_texts([text.said.text])
+            ids = np.array(encoding.ids[: self.max_length], dtype=np.int32)
+            ends = last_tokens(encoding, text.said)
+            # A step that is cut has no end to be scored at.
+            inside = [number for number, end in enumerate(ends) if end < len(ids)]
+            if not inside:
+                counts.drop(NO_STEP_LEFT)
                 continue
             counts.used += 1
-            for row in kept:
-                for name, value in row.items():
-                    columns[name].append(value)
+            counts.truncated += len(ids) < len(encoding.ids)
+            counts.tokens += len(ids)
+            counts.trained_tokens += len(inside)
+            steps = np.array([ends[number] for number in inside], dtype=np.int32)
+            labels = np.array([text.labels[number] for number in inside], dtype=np.float32)
+            values = (ids, steps, labels, text.source, len(ids), len(inside))
+            for name, value in zip(self.schema.names, values, strict=True):
+                columns[name].append(value)
         return columns
-
-    def _row(self, text: StepText, encoding: Any, counts: Counts) -> dict[str, Any] | None:
-        ids = np.array(encoding.ids[: self.max_length], dtype=np.int32)
-        ends = last_tokens(encoding, text.said)
-        # A step that is cut has no end to be scored at.
-        inside = [number for number, end in enumerate(ends) if end < len(ids)]
-        if not inside:
-            return None
-        counts.truncated += len(ids) < len(encoding.ids)
-        counts.tokens += len(ids)
-        counts.trained_tokens += len(inside)
-        return {
-            "input_ids": ids,
-            "ends": np.array([ends[number] for number in inside], dtype=np.int32),
-            "step_labels": np.array([text.labels[number] for number in inside], dtype=np.float32),
-            "source": text.source,
-            "length": len(ids),
-            "trained": len(inside),
-        }
 
 
 def _located(solution: Solution, found: SpannedText) -> list[Span]:
@@ -292,9 +276,8 @@ def _located(solution: Solution, found: SpannedText) -> list[Span]:
 
 def last_tokens(encoding: AnyEncoding, said: SpannedText) -> list[int]:
     """The token that holds the last character of each span; of several (bytes), the last, which makes it whole."""
-    covered = len(said.text)
     # Not the separator behind it: some tokenizers join it with the next step's first character.
-    return [tokens_of(encoding, Span(step.end - 1, step.end), covered)[1] - 1 for step in said.spans]
+    return [end - 1 for _, end in tokens_of(encoding, [Span(step.end - 1, step.end) for step in said.spans])]
 
 
 CHOSEN, REJECTED, SINGLE = "_chosen", "_rejected", ""
@@ -344,22 +327,13 @@ class ScoringEncoder:
     ) -> None:
         self.context = context or Context(None, 0)
         require_chat_template(tokenizer)
-        if steps:
-            require_fast(tokenizer)
         self.tokenizer, self.steps, self.separator, self.max_length = tokenizer, steps, separator, max_length
         self.render = Renderer(tokenizer)
         self.guard = TurnTokenGuard(tokenizer, borders_in_text, self.render)
-        self.encoder = (
-            StepEncoder(
-                tokenizer,
-                max_length=2**30,
-                step_separator=separator,
-                labelled_only=False,
-                borders_in_text=borders_in_text,
-            )
-            if steps
-            else None
-        )
+        self.encoder: StepEncoder | None = None
+        if steps:
+            options: dict[str, Any] = {"step_separator": separator, "borders_in_text": borders_in_text}
+            self.encoder = StepEncoder(tokenizer, max_length=2**30, labelled_only=False, **options)
 
     def __call__(self, row: Row) -> list[Scored]:
         """The conversations of a record: two of a preference pair, one of any other.
@@ -367,7 +341,7 @@ class ScoringEncoder:
         Raises:
             DataError: In no format that hftune reads, without an answer, or longer than the model's context.
         """
-        if pair_format(row.value) or (isinstance(row.value.get("output"), list) and "instruction" in row.value):
+        if pair_format(row.value):
             pair = to_preference(row)
             answers = ((CHOSEN, pair.chosen), (REJECTED, pair.rejected))
             return [
@@ -375,8 +349,7 @@ class ScoringEncoder:
                 for name, answer in answers
             ]
         if is_stepwise(row.value):
-            # PRM800K gives one for each alternative; the last is the path that was gone.
-            return [self.solution(SINGLE, solution) for solution in to_solutions(row)[-1:]]
+            return [self.solution(SINGLE, to_solution(row))]
         said = to_conversation(row)
         messages = list(said.messages)
         last = max(number for number, message in enumerate(messages) if message["role"] == "assistant")
@@ -393,8 +366,8 @@ class ScoringEncoder:
         arguments: TemplateArguments,
     ) -> Scored:
         if self.steps:
-            parts = [part for part in str(answer[-1].get("content") or "").split(self.separator) if part.strip()]
-            steps = [part.strip() for part in parts]
+            parts = str(answer[-1].get("content") or "").split(self.separator)
+            steps = [part.strip() for part in parts if part.strip()]
             if not steps:
                 raise DataError("the answer has no steps", place=origin, fix="Remove the record.", kind="no steps")
             labels: list[float | None] = [None] * len(steps)
@@ -417,7 +390,7 @@ class ScoringEncoder:
             return self._one(name, solution.prompt, [answer], solution.tools, solution.origin, more)
         parsed = self.encoder.text_of(solution, "")
         self.context.check_text(parsed.said.text, solution.origin)
-        encoding = self.encoder.encodings([parsed.said.text])[0][0]
+        encoding = self.encoder.encodings([parsed.said.text])[0]
         ends = last_tokens(encoding, parsed.said)
         scored = Scored(name, list(encoding.ids), ends, turn_tokens=turn_tokens_in(parsed.said.text))
         return self._cut(scored, solution.origin)

@@ -4,84 +4,56 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
+from hftune.data.counts import require_fast
 from hftune.data.messages import Message
-from hftune.data.rendering import Renderer
+from hftune.data.rendering import Renderer, opened_thoughts, require_chat_template
 from hftune.data.turn_tokens import AnyEncoding, TurnTokenGuard
-from hftune.data.turns import DROP_THOUGHTS, MASK, Span, SpannedText, TurnFinder, opened_thoughts, thoughts_of
-from hftune.errors import DataError
+from hftune.data.turns import DROP_THOUGHTS, MASK, TRAIN, Span, SpannedText, TurnFinder
+from hftune.errors import ArgumentError, DataError
 from hftune.template_arguments import TemplateArguments
 
-Offsets = list[tuple[int, int]]
-"""The character range of each token, (start, end)."""
+
+def token_ranges(encoding: AnyEncoding) -> np.ndarray:
+    """The characters that each token stands for, (tokens, 2) int64: the first, and one behind the last.
+
+    Tokens of white space get back the characters that `trim_offsets` took from them: byte-level tokenizers of the
+    GPT-NeoX family report white space in front of the next word with a range of zero width at its end. Without its
+    characters, a line break inside an answer would not be trained.
+    """
+    ranges = np.fromiter(chain.from_iterable(encoding.offsets), dtype=np.int64).reshape(-1, 2)
+    starts, ends = ranges[:, 0], ranges[:, 1]
+    reached = np.concatenate([[0], np.maximum.accumulate(ends)[:-1]]) if len(ends) else ends
+    ranges[:, 0] = np.where(starts == ends, np.minimum(reached, starts), starts)
+    return ranges
 
 
-def in_span(offsets: Offsets, span: Span) -> np.ndarray:
+def _in_span(ranges: np.ndarray, span: Span) -> np.ndarray:
     """Whether each token shares a character with a span, bool (tokens,); a range of zero width shares none."""
-    # Every token is looked at: slow, and the definition that the quick way is held against.
-    ranges = np.array(widened(offsets), dtype=np.int64).reshape(-1, 2)
     return np.maximum(ranges[:, 0], span.start) < np.minimum(ranges[:, 1], span.end)
 
 
-def widened(offsets: Offsets) -> Offsets:
-    """Give tokens of white space back the characters that `trim_offsets` took from them.
-
-    Byte-level tokenizers of the GPT-NeoX family report white space in front of the next word with a range of zero width
-    at its end. Without its characters, a line break inside an answer would not be trained.
-    """
-    widened, reached = [], 0
-    for start, end in offsets:
-        widened.append((min(reached, start), end) if start == end else (start, end))
-        reached = max(reached, end)
-    return widened
+def tokens_of(encoding: AnyEncoding, spans: list[Span]) -> list[tuple[int, int]]:
+    """The tokens of each span, (first, one past the last)."""
+    ranges = token_ranges(encoding)
+    inside = [np.flatnonzero(_in_span(ranges, span)) for span in spans]
+    return [(int(one[0]), int(one[-1]) + 1) for one in inside]
 
 
-def token_range(encoding: AnyEncoding, span: Span, covered: int) -> tuple[int, int] | None:
-    """The tokens (first, one past the last) that share a character with a span.
-
-    Args:
-        covered: Characters of the text that the encoding stands for.
-
-    Returns:
-        An empty range beyond the covered characters; None where the tokenizer leaves white space at a bound out of its
-        character ranges, so that every token must be looked at.
-    """
-    if span.start >= covered:
-        return len(encoding), len(encoding)
-    first, last = encoding.char_to_token(span.start), encoding.char_to_token(min(span.end, covered) - 1)
-    # White space that a tokenizer with trim_offsets leaves out of its ranges.
-    if first is None or last is None:
-        return None
-    # Several tokens may stand for one character, such as an emoji's bytes.
-    end = last + 1
-    while (following := encoding.token_to_chars(end)) and following[0] < min(span.end, following[1]):
-        end += 1
-    return first, end
-
-
-def tokens_of(encoding: AnyEncoding, span: Span, covered: int) -> tuple[int, int]:
-    """The tokens of a span, (first, one past the last), by the quick way where it knows."""
-    found = token_range(encoding, span, covered)
-    if found is None:
-        inside = np.flatnonzero(in_span(encoding.offsets, span))
-        found = int(inside[0]), int(inside[-1]) + 1
-    return found
-
-
-def span_of_tokens(encoding: AnyEncoding, spans: list[Span], covered: int) -> np.ndarray:
-    """For each token the index of the span that it belongs to, -1 for none: int64 (tokens,).
+def span_of_tokens(encoding: AnyEncoding, spans: list[Span]) -> np.ndarray:
+    """For each token the index of the span with which it shares a character, -1 for none: int64 (tokens,).
 
     A token that reaches from one span into the next belongs to the later one.
     """
-    # -1 also picks the 0 at the end of the list of weights; see `ChatEncoder.encode`.
-    owner = np.full(len(encoding), -1)
+    # -1 also picks the 0 at the end of the list of weights; see `ChatEncoder`.
+    ranges, owner = token_ranges(encoding), np.full(len(encoding), -1)
     for index, span in enumerate(spans):
-        found = token_range(encoding, span, covered)
-        owner[in_span(encoding.offsets, span) if found is None else slice(*found)] = index
+        owner[_in_span(ranges, span)] = index
     return owner
 
 
@@ -127,7 +99,7 @@ def rows_of(finder: TurnFinder, *, last_turn_only: bool = False, rewritten: str 
         rows.append(_row_upto(finder.upto(left[-1] + 1), left))
         left = [turn for turn in left if turn not in rows[-1].turns]
     if rewritten == REFUSE and len(rows) > 1:
-        finder.exact_span(next(turn for turn in turns if turn not in found))  # raises, and says what to do
+        finder.required_span(next(turn for turn in turns if turn not in found))  # raises, and says what to do
     return rows[::-1]
 
 
@@ -143,19 +115,13 @@ def _row_upto(part: TurnFinder, turns: list[int]) -> ExactRow:
     said = opened_turn(part) or asked_turn(part)
     if said is not None:
         return ExactRow(turns[-1:], said)
-    return _row(part, {turns[-1]: part.exact_span(turns[-1])})  # raises, and says what to do
+    return _row(part, {turns[-1]: part.required_span(turns[-1])})  # raises, and says what to do
 
 
 def _exact(finder: TurnFinder, turns: list[int]) -> dict[int, Span]:
     """The spans of those turns that begin as inference would have them begin."""
-    found = {}
-    for turn in turns:
-        try:
-            # Looking for a template that would do takes a second, and most faults here are none.
-            found[turn] = finder.exact_span(turn, proposes=False)
-        except DataError:
-            continue
-    return found
+    found = {turn: finder.exact_span(turn) for turn in turns}
+    return {turn: span for turn, span in found.items() if span is not None}
 
 
 def opened_turn(finder: TurnFinder) -> SpannedText | None:
@@ -184,8 +150,7 @@ def opened_turn(finder: TurnFinder) -> SpannedText | None:
     said["content"] = answer.lstrip() if closed else answer
     try:
         known = {key: text for key, text in finder.beginnings.items() if key[0] < len(finder.messages)}
-        options: dict[str, Any] = {"proposes": False, "empty_thoughts": "train", "beginnings": known}
-        written = TurnFinder([*before, said], finder.renderer, finder.tools, **options)
+        written = TurnFinder([*before, said], finder.renderer, finder.tools, empty_thoughts=TRAIN, beginnings=known)
         span = written.span(len(before))
     except DataError:
         return None
@@ -216,9 +181,8 @@ def asked_turn(finder: TurnFinder) -> SpannedText | None:
     if not question or not prompt or not without or not prompt.startswith(without):
         return None
     try:
-        alone = TurnFinder([*question, turn], finder.renderer, finder.tools, proposes=False)
-        alone.empty_thoughts = finder.empty_thoughts
-        span = alone.exact_span(1)
+        alone = TurnFinder([*question, turn], finder.renderer, finder.tools, empty_thoughts=finder.empty_thoughts)
+        span = alone.required_span(1)
     except DataError:
         return None
     # What stands before it in both conversations is what the template asks with, such as a header.
@@ -233,28 +197,50 @@ class SpanFinder:
 
     Args:
         tokenizer: With the chat template to use.
-        train_everything: Everything is trained.
+        train_on_inputs: Everything is trained.
         last_turn_only: Only the last assistant turn is trained.
         borders_in_text: What becomes of turn tokens that contents spell, a mode of `TurnTokenGuard`.
         empty_thoughts: What becomes of thoughts that a template writes where an answer has none: `mask` (they belong to
             the prompt), `train`, or `drop` them from the text.
         rewritten: What becomes of conversations whose earlier turns a template rewrites, a mode of `rows_of`.
+
+    Raises:
+        ArgumentError: Everything and the last turn only at once.
+        DataError: A tokenizer without character offsets, or without a chat template.
     """
 
     def __init__(
         self,
         tokenizer: PreTrainedTokenizerBase,
         *,
-        train_everything: bool = False,
+        train_on_inputs: bool = False,
         last_turn_only: bool = False,
         borders_in_text: str = "split",
         empty_thoughts: str = MASK,
         rewritten: str = KEEP,
     ) -> None:
+        if train_on_inputs and last_turn_only:
+            raise ArgumentError(
+                "train on everything, or on the last turn only?",
+                place="--train_on_inputs, --train_on_last_turn",
+                fix="Give one of them.",
+            )
+        require_fast(tokenizer)
+        require_chat_template(tokenizer)
+        self.train_on_inputs, self.last_turn_only = train_on_inputs, last_turn_only
         self.empty_thoughts, self.rewritten = empty_thoughts, rewritten
-        self.tokenizer, self.train_everything, self.last_turn_only = tokenizer, train_everything, last_turn_only
         self.render = Renderer(tokenizer)
         self.guard = TurnTokenGuard(tokenizer, borders_in_text, self.render)
+
+    def settings(self) -> dict[str, Any]:
+        """For the fingerprint, by the names of the arguments."""
+        return {
+            "train_on_inputs": self.train_on_inputs,
+            "last_turn_only": self.last_turn_only,
+            "borders_in_text": self.guard.mode,
+            "empty_thoughts": self.empty_thoughts,
+            "rewritten_turns": self.rewritten,
+        }
 
     def __call__(
         self,
@@ -296,11 +282,31 @@ class SpanFinder:
         return other
 
     def _rows(self, messages: list[Message], tools: list[dict[str, Any]] | None) -> list[SpannedText]:
-        if self.train_everything:
+        if self.train_on_inputs:
             text = self.render(messages, tools)
             return [SpannedText(text, [Span(0, len(text))])]
         finder = TurnFinder(messages, self.render, tools, empty_thoughts=self.empty_thoughts)
         rows = rows_of(finder, last_turn_only=self.last_turn_only, rewritten=self.rewritten)
         if self.empty_thoughts == DROP_THOUGHTS:
-            return [thoughts_of(self.render).dropped(row.said) for row in rows]
+            return [self._without_empty_thoughts(row.said) for row in rows]
         return [row.said for row in rows]
+
+    def _without_empty_thoughts(self, said: SpannedText) -> SpannedText:
+        """The text without the empty thoughts with which its spans begin.
+
+        Raises:
+            DataError: Their beginning is in the prompt that an answer is given, which cannot be changed.
+        """
+        parts, spans, reached, removed = [], [], 0, 0
+        for span in said.spans:
+            end = self.render.thoughts.end(said.text, span.start)
+            if end > span.start and not self.render.thoughts.begin_at(said.text, span.start):
+                raise DataError(
+                    "the generation prompt of this chat template opens thoughts, so empty ones cannot be dropped",
+                    fix="Give --empty_thoughts mask, or --chat_template_kwargs that switch thinking off.",
+                    kind="empty thoughts in the prompt",
+                )
+            parts.append(said.text[reached : span.start])
+            start, removed, reached = span.start - removed, removed + end - span.start, end
+            spans.append(Span(start, span.end - removed, span.weight))
+        return SpannedText("".join([*parts, said.text[reached:]]), spans) if removed else said

@@ -214,8 +214,6 @@ _WEIGHTS = dict.fromkeys(("weight", "loss_scale", "loss_weight", "train", "loss"
 _READ = frozenset(
     ("from", "value", "role", "content", "tool_calls", "function_call", *_KEPT, *THOUGHTS_KEYS, *_WEIGHTS)
 )
-# Turns whose message is their role and their text, and nothing else.
-_PLAIN = {spoken: role for spoken, role in ROLES.items() if spoken not in _CALLS and role != "tool"}
 
 
 def is_message(value: Any) -> bool:
@@ -248,30 +246,8 @@ def parse_messages(value: Any, origin: str, key: str) -> list[Message]:
         )
     messages: list[Message] = []
     for index, turn in enumerate(value):
-        # Nearly all turns of nearly all data are no more than this; the checks below cost several times as much.
-        message = _plain(turn)
-        if message is not None:
-            messages.append(message)
-        else:
-            _add_turn(messages, turn, origin, f"{key}[{index}]")
+        _add_turn(messages, turn, origin, f"{key}[{index}]")
     return messages
-
-
-def _plain(turn: Any) -> Message | None:
-    """The message of a turn that is no more than a speaker and a text; None leaves it to the long way."""
-    if type(turn) is not dict or len(turn) != 2:
-        return None
-    if "from" in turn:
-        spoken, content = turn["from"], turn.get("value")
-    else:
-        spoken, content = turn.get("role"), turn.get("content")
-    if type(spoken) is not str or type(content) is not str:
-        return None
-    # Spelled as the table has it; other spellings of a role take the long way and are found there.
-    role = _PLAIN.get(spoken)
-    if role is None or (role == "assistant" and (not content or content.isspace())):
-        return None
-    return {"role": role, "content": content}
 
 
 def _add_turn(messages: list[Message], turn: Any, origin: str, where: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import re
 from collections.abc import Callable
@@ -12,10 +11,9 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from hftune.chat_templates import CHATML, GENERAL, text_of, tokens_of
+from hftune.chat_templates import GENERAL, text_of, tokens_of
 from hftune.data.formats import note_unread
 from hftune.data.messages import Message
-from hftune.data.readers.strict_json import Malformed, loads
 from hftune.data.tool_calls import with_calls
 from hftune.errors import DataError
 from hftune.template_arguments import (
@@ -23,11 +21,11 @@ from hftune.template_arguments import (
     TemplateArguments,
     arguments_of,
     check_record_arguments,
+    names_read,
     template_text,
 )
 
 _UNDEFINED = re.compile(r"'(\w+_token)' is undefined")
-_TURNS = ("<|im_start|>", "<|im_end|>")
 
 
 def require_chat_template(tokenizer: PreTrainedTokenizerBase, flag: str = "--chat_template") -> None:
@@ -38,19 +36,14 @@ def require_chat_template(tokenizer: PreTrainedTokenizerBase, flag: str = "--cha
     """
     if not tokenizer.chat_template:
         # ChatML first: nearly all tools read it. Without its tokens they can be added.
-        fitting = ["chatml"] if tokens_of(CHATML) <= tokenizer.get_vocab().keys() else fitting_templates(tokenizer)
-        proposed = fitting[0] if fitting else f"chatml --add_special_tokens '{','.join(_TURNS)}'"
+        known = tokenizer.get_vocab().keys()
+        fitting = (name for name in ("chatml", *GENERAL) if tokens_of(text_of(name)) <= known)
+        proposed = next(fitting, "chatml --add_special_tokens '<|im_start|>,<|im_end|>'")
         raise DataError(
             "the tokenizer has no chat template, so conversations cannot be written as text",
             place=flag,
             fix=f"Add {flag} {proposed}; or give a .jinja file, or an instruct model and its tokenizer.",
         )
-
-
-def fitting_templates(tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """The general templates whose special tokens are in the tokenizer's vocabulary."""
-    known = tokenizer.get_vocab().keys()
-    return [name for name in GENERAL if tokens_of(text_of(name)) <= known]
 
 
 def without_token(error: Exception, tokenizer: PreTrainedTokenizerBase) -> DataError | None:
@@ -59,51 +52,12 @@ def without_token(error: Exception, tokenizer: PreTrainedTokenizerBase) -> DataE
     named = _UNDEFINED.match(str(error))
     if named is None:
         return None
-    fitting = next((f"or --chat_template {name}, " for name in fitting_templates(tokenizer)), "")
     return DataError(
         f"the chat template writes the {named[1]}, and this tokenizer has none: it belongs to another model",
         place="--chat_template",
-        fix=f"Leave --chat_template out, {fitting}or give a tokenizer with {named[1]} by --tokenizer_name_or_path.",
+        fix=f"Leave --chat_template out, or give a tokenizer with {named[1]} by --tokenizer_name_or_path.",
         kind="a template of another model",
     )
-
-
-class TemplateProposals:
-    """Proposes templates for one tokenizer, searching once for each sort of fault and not for each record.
-
-    Args:
-        tokenizer: With the template that has the faults.
-    """
-
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        self.tokenizer = tokenizer
-        self.found: dict[str, str | None] = {}
-
-    def fix_for(self, what: str, otherwise: str, works: Callable[[PreTrainedTokenizerBase], bool]) -> str:
-        """What to do about a record: a template that was found to write it, if there is one; or something else.
-
-        Args:
-            what: The sort of fault.
-            otherwise: What to do about the record itself.
-            works: Whether the tokenizer, with another template, writes the record.
-        """
-        # Trying all templates takes a second, and a data set with this fault has it in thousands of records.
-        if what not in self.found:
-            fitting = fitting_templates(self.tokenizer)
-            self.found[what] = next((name for name in fitting if works(self._with(name))), None)
-        name = self.found[what]
-        other = f"Add --chat_template {name}, which writes this record whole" if name else ""
-        ways = [other, otherwise, "leave such records out with --on_bad_record drop"]
-        if not name:
-            ways.append("give a template that writes it, as --chat_template FILE.jinja")
-        text = "; or ".join(way for way in ways if way)
-        return f"{text[0].upper()}{text[1:]}."
-
-    def _with(self, name: str) -> PreTrainedTokenizerBase:
-        # The tokenizer of the run must keep the template that it has.
-        other = copy.copy(self.tokenizer)
-        other.chat_template = text_of(name)
-        return other
 
 
 Tools = list[dict[str, Any]] | None
@@ -222,25 +176,11 @@ def _one_call_each(messages: list[Message]) -> list[Message]:
 
 def _results_of(calls: list[dict[str, Any]], results: list[Message]) -> list[Message]:
     """The result of each call; none where it cannot be told."""
-    if len(results) == 1:
-        # LLaMA-Factory's sets have those of all calls in one text, a list with the names of the functions.
-        results = _listed(calls, results[0])
     by_id = {str(one.get("tool_call_id")): one for one in results}
     ids = [str(call.get("id")) for call in calls]
     if len(by_id) == len(calls) and by_id.keys() == {*ids}:
         results = [by_id[name] for name in ids]
     return results if len(results) == len(calls) else []
-
-
-def _listed(calls: list[dict[str, Any]], result: Message) -> list[Message]:
-    try:
-        parts = loads(result["content"].encode("utf-8", "surrogatepass"))
-    except Malformed:
-        return []
-    names = [part.get("name") if isinstance(part, dict) else None for part in parts] if isinstance(parts, list) else []
-    if names != [call["function"]["name"] for call in calls]:
-        return []
-    return [{**result, "content": json.dumps([part], ensure_ascii=False)} for part in parts]
 
 
 # Sets of arguments of records that are remembered.
@@ -265,7 +205,6 @@ class Renderer:
         self.arguments = arguments_of(tokenizer) | self.own
         # All added tokens, not only those marked as special: terminators of some models are not.
         self.special_texts = tuple(token for token in tokenizer.get_added_vocab() if token.strip())
-        self.proposals = TemplateProposals(tokenizer)
         self.others: dict[str, Renderer] = {}
         self.prompted: dict[str, bool] = {}
         """Whether there is a generation prompt behind a message of a role, as far as it was asked (`TurnFinder`)."""
@@ -315,6 +254,11 @@ class Renderer:
         return self._written(self.reads.named(messages), tools, add_generation_prompt)
 
     @cached_property
+    def thoughts(self) -> EmptyThoughts:
+        """The finder of empty thoughts."""
+        return EmptyThoughts(self)
+
+    @cached_property
     def reads(self) -> Reads:
         """What the template reads of messages."""
         return Reads(self._written, str(self.tokenizer.chat_template))
@@ -339,3 +283,87 @@ class Renderer:
                 kind="refused by the chat template",
             ) from error
         return str(text)
+
+
+# <think>, </think>, [THINK], <|START_THINKING|>, <seed:think>, ◁think▷, <reasoning>.
+_TAG = r"[<\[◁][^<>\[\]◁▷\s]*(?:think|thought|reason)[^<>\[\]◁▷\s]*[>\]▷]"
+_OPEN = rf"(?P<open>(?![^>\]▷]*(?:/|end)){_TAG}|<\|channel>thought)"
+_CLOSED = re.compile(rf"(?:(?=[^>\]▷]*(?:/|end)){_TAG}|<channel\|>)\s*\Z", re.IGNORECASE)
+_EMPTY = re.compile(rf"{_OPEN}\s*(?!(?P=open)){_TAG}|<\|channel>thought\s*<channel\|>", re.IGNORECASE)
+_OPENED = re.compile(rf"{_OPEN}\s*\Z", re.IGNORECASE)
+_SWITCH = re.compile(r"think|reason", re.IGNORECASE)
+_WHITE_SPACE = re.compile(r"\s*")
+# Longer than any opening mark with its white space.
+_MARK = 64
+
+
+def opened_thoughts(text: str) -> re.Match[str] | None:
+    """The mark (`open`) with which thoughts are opened at the end of a text, and the white space behind it."""
+    return _OPENED.search(text[-_MARK:])
+
+
+class EmptyThoughts:
+    """Finds in what one template writes the empty thoughts before answers without any, as `<think>\\n\\n</think>`.
+
+    Served with thinking off, the prompt ends with them: the model never writes them, so they are not trained.
+    """
+
+    def __init__(self, render: Renderer) -> None:
+        self.render = render
+
+    @cached_property
+    def off(self) -> list[Renderer]:
+        """Renderers with thinking switched off, one for each argument that does it: their prompts end with marks."""
+        asked = [{"role": "user", "content": "a"}]
+        found = []
+        for name in sorted(names_read(self.render.template)):
+            if not _SWITCH.search(name) or self.render.arguments.get(name) is False:
+                continue
+            try:
+                other = self.render.given({**self.render.own, name: False})
+                prompt = other(asked, add_generation_prompt=True)
+                if prompt != self.render(asked, add_generation_prompt=True) and _CLOSED.search(prompt[-_MARK:]):
+                    found.append(other)
+            except DataError:  # no switch, or a template that wants more than a question
+                continue
+        return found
+
+    @cached_property
+    def tails(self) -> list[str]:
+        """What prompts end with where thinking is off: empty thoughts and the white space behind them."""
+        asked = [{"role": "user", "content": "a"}]
+        tails = []
+        for render in (self.render, *self.off):
+            try:
+                prompt = render(asked, add_generation_prompt=True)
+            except DataError:
+                continue
+            # The last ones: a system text may speak of such marks.
+            last = [*_EMPTY.finditer(prompt)][-1:]
+            tails += [prompt[one.start() :] for one in last if not prompt[one.end() :].strip()]
+        return sorted(set(tails), key=len, reverse=True)
+
+    def end(self, text: str, start: int) -> int:
+        """Where empty thoughts at `start`, or opened right before it, end; `start` where there are none."""
+        head = text[max(0, start - _MARK) : start]
+        opened = opened_thoughts(head)
+        # GLM's line break before them is not of the generation prompt.
+        begin = start - len(head) + opened.start() if opened else _behind_white_space(text, start)
+        found = _EMPTY.match(text, begin)
+        if found is None or found.end() <= start:
+            return start
+        tail = next((tail for tail in self.tails if text.startswith(tail, begin)), None)
+        if tail is not None:
+            return max(start, begin + len(tail))
+        end = found.end()
+        # As those write it that write line breaks there; more of them are the answer's own.
+        return end + len(text[end : end + 2]) - len(text[end : end + 2].lstrip("\n"))
+
+    def begin_at(self, text: str, start: int) -> bool:
+        """Whether empty thoughts begin at `start`, not in the prompt before it."""
+        return _EMPTY.match(text, _behind_white_space(text, start)) is not None
+
+
+def _behind_white_space(text: str, start: int) -> int:
+    found = _WHITE_SPACE.match(text, start)
+    return found.end() if found else start

@@ -1,11 +1,9 @@
-"""Function calls and results that stand in the text of turns, as models of several families write them.
+"""Function calls and the tools offered, from all the ways they are written to the one that chat templates read.
 
-Templates have forms of their own for calls, and find the last question by results: only as messages of their own are
-calls written as the model at hand writes them. They are read where the record offers the functions that are called;
-what is not read whole stays the text that it is.
-
-Known are `<tool_call>` with JSON (Hermes, Qwen), with `<function=...>` (Qwen3-Coder, Qwen3.5) and with `<arg_key>`
-(GLM), Mistral's `[TOOL_CALLS]`, and `Action:` with `Action Input:` (ReAct, MedicalGPT's pairs).
+Calls and results may also stand in the text of turns. Templates have forms of their own for calls, and find the last
+question by results: only as messages of their own are calls written as the model at hand writes them. They are read
+where the record offers the functions that are called; what is not read whole stays the text that it is. Known are
+`<tool_call>` with JSON (Hermes, Qwen), and `Action:` with `Action Input:` (ReAct, MedicalGPT's pairs).
 """
 
 from __future__ import annotations
@@ -105,12 +103,8 @@ THOUGHTS = re.compile(r"\s*<think>(.*?)</think>\s*", re.DOTALL)
 """Thoughts at the beginning of a text, with the white space around them."""
 
 # Where calls begin; all behind is calls. No pattern here repeats what may repeat: records may be made to be slow.
-_BEGIN = re.compile(r"<tool_call>|\[TOOL_CALLS\]|^Action:[^\n]*\n[ \t]*Action Input:", re.MULTILINE)
+_BEGIN = re.compile(r"<tool_call>|^Action:[^\n]*\n[ \t]*Action Input:", re.MULTILINE)
 _ACTION = re.compile(r"Action:[ \t]*(\S+)[ \t]*\n[ \t]*Action Input:(.*)", re.DOTALL)
-_MISTRAL = re.compile(r"([^\s\[{]+)(?:\[CALL_ID\][^\s\[{]*)?(?:\[ARGS\])?(\{.*)", re.DOTALL)
-_FUNCTION = re.compile(r"<function=([^>\s]+)>(.*)</function>", re.DOTALL)
-_PARAMETER = re.compile(r"<parameter=([^>\s]+)>")
-_ARGUMENT = re.compile(r"([^<]*)</arg_key>\s*<arg_value>(.*)</arg_value>\s*", re.DOTALL)
 
 
 def thoughts_and_call(text: Any) -> tuple[str, Any]:
@@ -173,39 +167,9 @@ def _blocks(text: str, tag: str) -> list[str]:
 def _calls(text: str, offered: Mapping[str, Any]) -> list[dict[str, Any] | None]:
     """The calls that a text is made of; None for one that is not understood."""
     if text.startswith("<"):
-        return [_tagged(block.strip(), offered) for block in _blocks(text, "tool_call")]
-    if text.startswith("A"):
-        pairs = [_ACTION.fullmatch(part) for part in re.split(r"\n(?=Action:)", text)]
-    else:
-        parts = [part.strip() for part in text.strip().removesuffix("</s>").split("[TOOL_CALLS]")[1:]]
-        if parts[0].startswith("["):
-            listed = _json(parts[0]) if len(parts) == 1 else None
-            return [_known(call, offered) for call in listed] if isinstance(listed, list) else [None]
-        pairs = [_MISTRAL.fullmatch(part) for part in parts]
+        return [_known(_json(block), offered) for block in _blocks(text, "tool_call")]
+    pairs = [_ACTION.fullmatch(part) for part in re.split(r"\n(?=Action:)", text)]
     return [found and _known({"name": found[1], "arguments": _json(found[2])}, offered) for found in pairs]
-
-
-def _tagged(block: str, offered: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The call between <tool_call> and </tool_call>."""
-    if block.startswith("{"):
-        return _known(_json(block), offered)
-    if written := _FUNCTION.fullmatch(block):
-        name, first, *rest = written[1], *_PARAMETER.split(written[2])
-        pairs = [(key, *text.partition("</parameter>")[::2]) for key, text in zip(rest[::2], rest[1::2], strict=True)]
-        found = [(key, text.removeprefix("\n").removesuffix("\n")) for key, text, _ in pairs]
-        # All of it must be arguments: a part that is not understood would be lost.
-        whole = not first.strip() and not any(behind.strip() for _, _, behind in pairs)
-    else:
-        name, *rest = block.split("<arg_key>")
-        given = [_ARGUMENT.fullmatch(part) for part in rest]
-        found = [(one[1].strip(), one[2]) for one in given if one]
-        name, whole = name.strip(), len(found) == len(given)
-    if name not in offered or not whole:
-        return None
-    known = offered[name].get("parameters")
-    known = known.get("properties") if isinstance(known, Mapping) else None
-    schemas = known if isinstance(known, Mapping) else {}
-    return {"name": name, "arguments": {key: _value(text, schemas.get(key)) for key, text in found}}
 
 
 def _known(call: Any, offered: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -213,16 +177,9 @@ def _known(call: Any, offered: Mapping[str, Any]) -> dict[str, Any] | None:
     return call if isinstance(call, dict) and str(call.get("name")) in offered else None
 
 
-def _value(text: str, schema: Any) -> Any:
-    """An argument as the function's schema has it: JSON, unless it is a string."""
-    if isinstance(schema, Mapping) and "str" in str(schema.get("type")):
-        return text
+def _json(text: str) -> Any:
+    """The value of a text of JSON; the text where it is none, which is no call and are no arguments."""
     try:
         return loads(text.encode("utf-8", "surrogatepass"))
     except Malformed:
         return text
-
-
-def _json(text: str) -> Any:
-    """The value of a text of JSON; the text where it is none, which is no call and are no arguments."""
-    return _value(text, None)

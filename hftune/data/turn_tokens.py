@@ -109,21 +109,13 @@ def turn_tokens_in(text: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class JoinedEncoding:
-    """The encodings of the parts of a text; what labels ask of an `Encoding`, by the same names."""
+    """The encodings of the parts of a text; what is asked of an `Encoding`, by the same names."""
 
     ids: list[int]
     offsets: list[tuple[int, int]]
 
     def __len__(self) -> int:
         return len(self.ids)
-
-    def char_to_token(self, position: int) -> int | None:
-        """The first token that holds a character."""
-        return next((index for index, (start, end) in enumerate(self.offsets) if start <= position < end), None)
-
-    def token_to_chars(self, token: int) -> tuple[int, int] | None:
-        """The character range of a token; None behind the last one."""
-        return self.offsets[token] if token < len(self.offsets) else None
 
 
 AnyEncoding = Encoding | JoinedEncoding
@@ -179,17 +171,9 @@ def encode_batch(
 
 def token_ids(tokenizer: PreTrainedTokenizerBase, texts: list[str], *, add_special_tokens: bool) -> list[list[int]]:
     """Token ids of texts, by any tokenizer."""
-
-    def ids(texts: list[str]) -> list[list[int]]:
-        if not texts:
-            return []
-        options: dict[str, Any] = {"add_special_tokens": add_special_tokens, "return_attention_mask": False}
-        return [list(one) for one in tokenizer(texts, verbose=False, **options)["input_ids"]]
-
-    def parts(text: GuardedText) -> list[int]:
-        return encode_parts(tokenizer.backend_tokenizer, text, add_special_tokens=add_special_tokens).ids
-
-    return by_kind(texts, ids, parts)
+    if tokenizer.is_fast:
+        return [list(one.ids) for one in encode_batch(tokenizer, texts, add_special_tokens=add_special_tokens)]
+    return [tokenizer.encode(text, add_special_tokens=add_special_tokens) for text in texts]
 
 
 # Where in Unicode's private planes the masks begin.
@@ -198,9 +182,6 @@ _MASKS = 0xF0000
 _LEAST = 5
 # A mask in JSON that holds ASCII only.
 _ESCAPED = re.compile(r"\\udb80\\ud", re.IGNORECASE)
-
-Write = Callable[[Any, Any], SpannedText]
-"""Writes messages and tools as text, with spans."""
 
 
 def mode_for_answers(mode: str) -> str:
@@ -235,18 +216,14 @@ class TurnTokenGuard:
     def _may_be_in(self, text: str) -> bool:
         return any(needle in text for needle in self.needles)
 
-    def guarded(self, write: Write, messages: Sequence[Message], tools: Any = None) -> SpannedText:
-        """What `write(messages, tools)` returns, its text a `GuardedText` if contents spell a turn token.
+    def guarded_rows(
+        self, write: Callable[[Any, Any], list[SpannedText]], messages: Sequence[Message], tools: Any = None
+    ) -> list[SpannedText]:
+        """The rows that `write(messages, tools)` returns, as `GuardedText` where contents spell turn tokens.
 
         Raises:
             DataError: A turn token, where they are refused; or a text that cannot be kept.
         """
-        return self.guarded_rows(lambda *said: [write(*said)], messages, tools)[0]
-
-    def guarded_rows(
-        self, write: Callable[[Any, Any], list[SpannedText]], messages: Sequence[Message], tools: Any = None
-    ) -> list[SpannedText]:
-        """As `guarded`, for a conversation that is written as several texts."""
         if not self.may_hold(messages, tools):
             return write(messages, tools)
         # Nothing is changed; the finds are counted all the same.
@@ -260,13 +237,14 @@ class TurnTokenGuard:
 
     def text(self, render: Render, messages: Sequence[Message], tools: Any = None, **options: Any) -> str:
         """A conversation as text."""
-        return self.guarded(lambda *said: SpannedText(render(*said, **options), []), messages, tools).text
+        rows = self.guarded_rows(lambda *said: [SpannedText(render(*said, **options), [])], messages, tools)
+        return rows[0].text
 
     def document(self, text: str) -> str:
         """A text without a template, `GuardedText` if a border is in it.
 
         Raises:
-            DataError: As `guarded`.
+            DataError: As `guarded_rows`.
         """
         found = self._found(text) if self._may_be_in(text) else []
         return self._bordered(text, [token for token, _ in found], [place for _, place in found])

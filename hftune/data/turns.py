@@ -14,13 +14,9 @@ part of the turn is not in the span found, the record is refused: a wrong mask w
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import count, pairwise
 from typing import Any
-
-from transformers import PreTrainedTokenizerBase
 
 from hftune.data.messages import Message
 from hftune.data.rendering import Renderer
@@ -49,122 +45,16 @@ class SpannedText:
 
 
 MASK, TRAIN, DROP_THOUGHTS = "mask", "train", "drop"
-
-_FLAG = "--empty_thoughts"
-# <think>, </think>, [THINK], <|START_THINKING|>, <seed:think>, ◁think▷, <reasoning>.
-_TAG = r"[<\[◁][^<>\[\]◁▷\s]*(?:think|thought|reason)[^<>\[\]◁▷\s]*[>\]▷]"
-_OPEN = rf"(?P<open>(?![^>\]▷]*(?:/|end)){_TAG}|<\|channel>thought)"
-_CLOSED = re.compile(rf"(?:(?=[^>\]▷]*(?:/|end)){_TAG}|<channel\|>)\s*\Z", re.IGNORECASE)
-_EMPTY = re.compile(rf"{_OPEN}\s*(?!(?P=open)){_TAG}|<\|channel>thought\s*<channel\|>", re.IGNORECASE)
-_OPENED = re.compile(rf"{_OPEN}\s*\Z", re.IGNORECASE)
-_SWITCH = re.compile(r"think|reason", re.IGNORECASE)
-_WHITE_SPACE = re.compile(r"\s*")
-# Longer than any opening mark with its white space.
-_MARK = 64
-
-
-def opened_thoughts(text: str) -> re.Match[str] | None:
-    """The mark (`open`) with which thoughts are opened at the end of a text, and the white space behind it."""
-    return _OPENED.search(text[-_MARK:])
-
-
-def thoughts_of(render: Renderer) -> EmptyThoughts:
-    """The finder of empty thoughts of a renderer, made once."""
-    found: EmptyThoughts | None = vars(render).get("thoughts")
-    if found is None:
-        vars(render)["thoughts"] = found = EmptyThoughts(render)
-    return found
-
-
-class EmptyThoughts:
-    """Finds empty thoughts in what one template writes."""
-
-    def __init__(self, render: Renderer) -> None:
-        self.render = render
-
-    @cached_property
-    def off(self) -> list[Renderer]:
-        """Renderers with thinking switched off, one for each argument that does it: their prompts end with marks."""
-        asked = [{"role": "user", "content": "a"}]
-        found = []
-        for name in sorted(names_read(self.render.template)):
-            if not _SWITCH.search(name) or self.render.arguments.get(name) is False:
-                continue
-            try:
-                other = self.render.given({**self.render.own, name: False})
-                prompt = other(asked, add_generation_prompt=True)
-                if prompt != self.render(asked, add_generation_prompt=True) and _CLOSED.search(prompt[-_MARK:]):
-                    found.append(other)
-            except DataError:  # no switch, or a template that wants more than a question
-                continue
-        return found
-
-    @cached_property
-    def tails(self) -> list[str]:
-        """What prompts end with where thinking is off: empty thoughts and the white space behind them."""
-        asked = [{"role": "user", "content": "a"}]
-        tails = []
-        for render in (self.render, *self.off):
-            try:
-                prompt = render(asked, add_generation_prompt=True)
-            except DataError:
-                continue
-            # The last ones: a system text may speak of such marks.
-            last = [*_EMPTY.finditer(prompt)][-1:]
-            tails += [prompt[one.start() :] for one in last if not prompt[one.end() :].strip()]
-        return sorted(set(tails), key=len, reverse=True)
-
-    def end(self, text: str, start: int) -> int:
-        """Where empty thoughts at `start`, or opened right before it, end; `start` where there are none."""
-        head = text[max(0, start - _MARK) : start]
-        opened = opened_thoughts(head)
-        # GLM's line break before them is not of the generation prompt.
-        begin = start - len(head) + opened.start() if opened else _behind_white_space(text, start)
-        found = _EMPTY.match(text, begin)
-        if found is None or found.end() <= start:
-            return start
-        tail = next((tail for tail in self.tails if text.startswith(tail, begin)), None)
-        if tail is not None:
-            return max(start, begin + len(tail))
-        end = found.end()
-        # As those write it that write line breaks there; more of them are the answer's own.
-        return end + len(text[end : end + 2]) - len(text[end : end + 2].lstrip("\n"))
-
-    def dropped(self, said: SpannedText) -> SpannedText:
-        """The text without the empty thoughts with which its spans begin.
-
-        Raises:
-            DataError: Their beginning is in the prompt that an answer is given, which cannot be changed.
-        """
-        parts, spans, reached, removed = [], [], 0, 0
-        for span in said.spans:
-            end = self.end(said.text, span.start)
-            if end > span.start and not _EMPTY.match(said.text, _behind_white_space(said.text, span.start)):
-                raise DataError(
-                    "the generation prompt of this chat template opens thoughts, so empty ones cannot be dropped",
-                    fix=f"Give {_FLAG} mask, or --chat_template_kwargs that switch thinking off.",
-                    kind="empty thoughts in the prompt",
-                )
-            parts.append(said.text[reached : span.start])
-            start, removed, reached = span.start - removed, removed + end - span.start, end
-            spans.append(Span(start, span.end - removed, span.weight))
-        return SpannedText("".join([*parts, said.text[reached:]]), spans) if removed else said
-
-
-def _behind_white_space(text: str, start: int) -> int:
-    found = _WHITE_SPACE.match(text, start)
-    return found.end() if found else start
-
+"""Of empty thoughts: they belong to the prompt, are trained, or are left out of the text (`--empty_thoughts`)."""
 
 _REWRITTEN = "turns rewritten by the chat template"
-_LAST_ONLY = "train on the last turn only (--train_on_last_turn), split the record into one record a turn"
+_LAST_ONLY = "Train on the last turn only (--train_on_last_turn), split the record into one record a turn"
 
 
 class TurnFinder:
     """Renders one conversation and finds its turns.
 
     Args:
-        proposes: Errors name a template that would do.
         empty_thoughts: "mask": a turn begins behind the empty thoughts that the template writes before its answer.
         beginnings: What is rendered already, as `beginning` asks for it.
 
@@ -178,11 +68,10 @@ class TurnFinder:
         renderer: Renderer,
         tools: list[dict[str, Any]] | None = None,
         *,
-        proposes: bool = True,
         empty_thoughts: str = MASK,
         beginnings: dict[tuple[int, bool], str | None] | None = None,
     ) -> None:
-        self.proposes, self.empty_thoughts = proposes, empty_thoughts
+        self.empty_thoughts = empty_thoughts
         self.messages, self.renderer, self.tools = messages, renderer, tools
         # Rendering is what takes the time, and neighbouring turns ask for the same beginnings.
         self.beginnings: dict[tuple[int, bool], str | None] = {} if beginnings is None else beginnings
@@ -190,7 +79,7 @@ class TurnFinder:
         self.text = text = renderer(messages, tools) if text is None else text
         self.beginnings[len(messages), False] = text
         self.found: dict[int, Span] = {}
-        self.thoughts = thoughts_of(renderer)
+        self.thoughts = renderer.thoughts
         # A number that does not occur: a record may speak of hftune, or hold a probe of an earlier run.
         self.probe = next(word for number in count(7) if (word := f"HFTUNE{number}PROBE") not in text)
 
@@ -235,19 +124,23 @@ class TurnFinder:
             start = min(self.thoughts.end(self.text, start), end)
         return Span(start, end, self._weight(index))
 
-    def exact_span(self, index: int, *, proposes: bool = True) -> Span:
-        """Where one assistant turn is, if what is before it is what inference would be given.
+    def exact_span(self, index: int) -> Span | None:
+        """Where one assistant turn is; None where it cannot be located, or is asked in another way by inference."""
+        try:
+            span = self.span(index)
+        except DataError:
+            return None
+        return span if self._is_exact(index, span.start) else None
+
+    def required_span(self, index: int) -> Span:
+        """Where one assistant turn is, behind what inference would be given.
 
         Raises:
             DataError: As `spans`; or something else is before it.
         """
-        before, self.proposes = self.proposes, self.proposes and proposes
-        try:
-            span = self.span(index)
-            if not self._is_exact(index, span.start):
-                raise self._inexact(index, span.start)
-        finally:
-            self.proposes = before
+        span = self.span(index)
+        if not self._is_exact(index, span.start):
+            raise self._inexact(index, span.start)
         return span
 
     def _is_exact(self, index: int, start: int) -> bool:
@@ -281,7 +174,6 @@ class TurnFinder:
             self.messages[:count],
             self.renderer,
             self.tools,
-            proposes=self.proposes,
             empty_thoughts=self.empty_thoughts,
             beginnings=self.beginnings,
         )
@@ -297,7 +189,7 @@ class TurnFinder:
         if any(second.start < first.end for first, second in pairwise(spans)):
             raise DataError(
                 "this chat template rewrites earlier turns: two turns overlap",
-                fix=self._fix_for("overlap", _LAST_ONLY),
+                fix=_fix(_LAST_ONLY),
                 kind=_REWRITTEN,
             )
         return spans
@@ -419,7 +311,7 @@ class TurnFinder:
                 raise self._rewritten(index, f"it drops the {name} of that turn")
             raise DataError(
                 f"this chat template drops the {name} of turn {index + 1} (assistant), which would not be trained",
-                fix=self._fix_for(name, f"remove the {name} from the record"),
+                fix=_fix(f"Remove the {name} from the record"),
                 kind="turn cut by the chat template",
             )
 
@@ -430,17 +322,17 @@ class TurnFinder:
     def _rewritten(self, index: int, why: str) -> DataError:
         where = f"turn {index + 1} (assistant) cannot be located exactly, {why}"
         if self._is_earlier(index):
-            fix = self._fix_for(why, _LAST_ONLY)
-            return DataError(f"this chat template rewrites earlier turns: {where}", fix=fix, kind=_REWRITTEN)
+            return DataError(
+                f"this chat template rewrites earlier turns: {where}", fix=_fix(_LAST_ONLY), kind=_REWRITTEN
+            )
         return DataError(
             f"this chat template writes the last turn differently from its own generation prompt: {where}",
-            fix=self._fix_for(why, self._switch(index) or "change the turn (often its reasoning)"),
+            fix=_fix(self._switch(index) or "Change the turn (often its reasoning)"),
             kind=_REWRITTEN,
         )
 
     def _inexact(self, index: int, start: int) -> DataError:
         """The error for a turn that begins in another way than inference would have it begin."""
-        switch = self._switch(index)
         prompt = self.beginning(index, prompt=True) or ""
         shared = len(common_start(self.text[:start], prompt))
         asked, written = shown(repr(prompt[shared:])), shown(repr(self.text[shared : start + 20]))
@@ -448,14 +340,14 @@ class TurnFinder:
         return DataError(
             f"this chat template asks for turn {index + 1} (assistant) with {asked} where it writes {written} in the "
             f"conversation{where}: what would be trained is not what the model is asked",
-            fix=self._fix_for("asked in another way", switch or "give --rewritten_turns keep"),
+            fix=_fix(self._switch(index) or "Give --rewritten_turns keep"),
             kind=_REWRITTEN,
         )
 
     def _switch(self, index: int) -> str:
-        """The arguments with which the template would ask as it writes; "" for none, and where nobody asks."""
+        """The arguments with which the template would ask as it writes; "" for none."""
         # Several renderings for each name.
-        for name in sorted(names_read(self.renderer.template)) if self.proposes else ():
+        for name in sorted(names_read(self.renderer.template)):
             for value in (True, False):
                 try:
                     other = self.renderer.given(self.renderer.own | {name: value})
@@ -463,19 +355,16 @@ class TurnFinder:
                 except DataError:
                     continue
                 if prompt != self.beginning(index, prompt=True) and self.text.startswith(prompt):
-                    return f"give {FLAG} '{{\"{name}\": {str(value).lower()}}}'"
+                    return f"Give {FLAG} '{{\"{name}\": {str(value).lower()}}}'"
         return ""
 
-    def _fix_for(self, what: str, otherwise: str) -> str:
-        """What to do about a fault of this sort; "" where nobody asks."""
-        return self.renderer.proposals.fix_for(what, otherwise, self._found_with) if self.proposes else ""
 
-    def _found_with(self, tokenizer: PreTrainedTokenizerBase) -> bool:
-        """Whether every turn of this conversation can be located with a tokenizer that has another template."""
-        try:
-            return bool(TurnFinder(self.messages, Renderer(tokenizer), self.tools, proposes=False).spans())
-        except DataError:
-            return False
+def _fix(first: str) -> str:
+    """What to do about a record that the template does not write whole."""
+    return (
+        f"{first}; or leave such records out with --on_bad_record drop; or give a template that writes them, as "
+        "--chat_template FILE.jinja."
+    )
 
 
 def common_start(left: str, right: str) -> str:

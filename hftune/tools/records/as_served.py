@@ -26,7 +26,6 @@ from hftune.data.readers.specs import parse_sources
 from hftune.data.records import Conversation, to_conversation, to_labelled
 from hftune.data.rendering import Renderer
 from hftune.data.turn_tokens import token_ids
-from hftune.data.turns import thoughts_of
 from hftune.errors import ArgumentError, DataError
 from hftune.visible import say, visible
 
@@ -82,7 +81,7 @@ class ServedCheck:
             fix = "give run_sft or run_dpo; RL asks as a server does, and a reward model reads what it will score"
             raise ArgumentError("nothing here answers a prompt", place="--as-served", fix=fix)
         self.encoder: Any = encoder.without_limit() if isinstance(encoder, ChatEncoder) else encoder
-        self.thoughts = thoughts_of(encoder.finder.render)
+        self.thoughts = encoder.finder.render.thoughts
         self.counts: Counter[str] = Counter()
 
     def __call__(self, row: Row | DataError) -> Iterator[str]:
@@ -121,7 +120,7 @@ class ServedCheck:
         messages = render.reads.said(said.messages, said.tools)
         for index, message in enumerate(messages):
             if message["role"] == "assistant" and message.get("weight") != 0:
-                ways = ((SERVED, render), *((OFF, other) for other in thoughts_of(render).off))
+                ways = ((SERVED, render), *((OFF, other) for other in render.thoughts.off))
                 ids = [(verdict, self._ids(way, messages[:index], said.tools)) for verdict, way in ways]
                 turns.append([(verdict, one) for verdict, one in ids if one])
         return turns

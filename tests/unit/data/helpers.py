@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerFast
 
 from hftune.data.counts import Counts, all_dropped
 from hftune.data.encode import ChatEncoder, TextEncoder
-from hftune.data.encode_pairs import PairEncoder
+from hftune.data.encode_pairs import Limits, PairEncoder
 from hftune.data.encode_prompts import PromptEncoder
 from hftune.data.encode_rewards import RewardPairEncoder
 from hftune.data.encoder import Encoder, without_counts, write_tokenised
@@ -149,14 +149,22 @@ def tokenize_texts(rows: list[Row], tokenizer: PreTrainedTokenizerFast, **settin
     return tokenise_rows(rows, TextEncoder(tokenizer, **settings))
 
 
+def with_limits(settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings of an encoder of pairs, with the lengths among them as `Limits`."""
+    names = {"total": "max_length", "prompt": "max_prompt_length", "completion": "max_completion_length"}
+    names |= {"too_long": "too_long", "characters": "max_characters"}
+    given = {ours: settings[name] for ours, name in names.items() if name in settings}
+    return {name: value for name, value in settings.items() if name not in names.values()} | {"limits": Limits(**given)}
+
+
 def tokenize_pairs(rows: list[Row], tokenizer: PreTrainedTokenizerFast, **settings: Any) -> tuple[Dataset, Counts]:
-    return tokenise_rows(rows, PairEncoder(tokenizer, **settings))
+    return tokenise_rows(rows, PairEncoder(tokenizer, **with_limits(settings)))
 
 
 def tokenize_reward_pairs(
     rows: list[Row], tokenizer: PreTrainedTokenizerFast, **settings: Any
 ) -> tuple[Dataset, Counts]:
-    return tokenise_rows(rows, RewardPairEncoder(tokenizer, **settings))
+    return tokenise_rows(rows, RewardPairEncoder(tokenizer, **with_limits(settings)))
 
 
 def prompts_dataset(rows: list[Row], tokenizer: PreTrainedTokenizerFast, **settings: Any) -> tuple[Dataset, Counts]:
@@ -166,3 +174,10 @@ def prompts_dataset(rows: list[Row], tokenizer: PreTrainedTokenizerFast, **setti
 def slow_if_alike(names: Iterable[str]) -> list[Any]:
     """Names of templates as parameters of a test; those of `ALIKE` are slow."""
     return [pytest.param(name, marks=pytest.mark.slow) if ALIKE.match(name) else name for name in names]
+
+
+SYSTEM = {"role": "system", "content": "S"}
+HG = [{"from": "human", "value": "Q"}, {"from": "gpt", "value": "A"}]
+UA = [user("Q"), assistant("A")]
+TOOL = {"name": "f", "description": "d", "parameters": {}}
+Q, C, R = [user("Q")], [assistant("C")], [assistant("R")]

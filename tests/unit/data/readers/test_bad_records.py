@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hftune.data import sources as parts
 from hftune.data.counts import Counts, all_dropped
 from hftune.data.encode import ChatEncoder, TextEncoder
-from hftune.data.encode_pairs import LabelledEncoder, PairEncoder
+from hftune.data.encode_pairs import LabelledEncoder, Limits, PairEncoder
 from hftune.data.encode_prompts import PromptEncoder
 from hftune.data.encode_rewards import RewardPairEncoder, StepEncoder
 from hftune.data.encoder import Encoder, write_tokenised
@@ -40,11 +40,11 @@ ENCODERS: dict[str, tuple[Encoder, dict[str, Any]]] = {
         ChatEncoder(TOKENIZER, max_length=40, turn_weights=True),
         {"messages": [user("hello"), assistant("the answer")]},
     ),
-    "pairs": (PairEncoder(TOKENIZER, max_length=60), PAIR),
+    "pairs": (PairEncoder(TOKENIZER, limits=Limits(60)), PAIR),
     "prompts": (PromptEncoder(TOKENIZER, max_prompt_length=60), {"prompt": "hello"}),
-    "rewards": (RewardPairEncoder(TOKENIZER, max_length=60), PAIR),
+    "rewards": (RewardPairEncoder(TOKENIZER, limits=Limits(60)), PAIR),
     "labelled": (
-        LabelledEncoder(TOKENIZER, max_length=60),
+        LabelledEncoder(TOKENIZER, limits=Limits(60)),
         {"prompt": "hello", "completion": "the answer", "label": True},
     ),
     "steps": (StepEncoder(TOKENIZER, max_length=60), STEPS),

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from hftune.preflight.rules.distill import _check_targets, check_teachers
-from tests.unit.data.teaching.writing import conversations, write
+from tests.unit.data.target_files import conversations, write
 
 
 def said(folder: Path | None, streaming: bool = False, **changes: Any) -> str:

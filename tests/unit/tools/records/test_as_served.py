@@ -10,12 +10,12 @@ import pytest
 
 from hftune.arguments.data import DataArguments
 from hftune.data.encode import ChatEncoder
-from hftune.data.encode_pairs import PairEncoder
+from hftune.data.encode_pairs import Limits, PairEncoder
 from hftune.data.encode_rewards import RewardPairEncoder
 from hftune.errors import ArgumentError, DataError
 from hftune.tools.records.as_served import OFF, OTHER, REFUSED, SERVED, UNASKED, ServedCheck, check_served
 from tests.unit.data.helpers import assistant, make_tokenizer, row, template, user
-from tests.unit.data.tokenizing.test_shapes import SHAPES
+from tests.unit.data.test_shapes import SHAPES
 
 THOUGHTS = [
     user("a"), assistant("b", reasoning_content="hm"), user("c"), assistant("d", reasoning_content="oh"),
@@ -41,7 +41,7 @@ def test_turns_of_conversations() -> None:
 
 @pytest.mark.parametrize("name", ["qwen3", "gptoss"])
 def test_calls_in_texts_and_several_calls_at_once(name: str) -> None:
-    for shape in ("GLM in text", "Anthropic", "ShareGPT"):
+    for shape in ("Hermes", "Anthropic", "ShareGPT"):
         check = ServedCheck(ChatEncoder(make_tokenizer(template(name)), max_length=None))
         for record in SHAPES[shape]:
             assert [*check(row(**record))]
@@ -60,13 +60,13 @@ def test_the_first_difference() -> None:
 
 def test_pairs() -> None:
     tokenizer, pair = make_tokenizer(template("qwen3")), {"prompt": "a " * 50, "chosen": "b", "rejected": "c"}
-    check = ServedCheck(PairEncoder(tokenizer, max_length=99, max_prompt_length=20, max_completion_length=79))
+    check = ServedCheck(PairEncoder(tokenizer, limits=Limits(99, 20, 79)))
     (line,) = check(row(**pair))
     assert line.endswith("behind 20 tokens: as served with thinking off, but for its start (--max_prompt_length)")
-    (line,) = ServedCheck(PairEncoder(tokenizer, max_length=999))(row(**pair))
+    (line,) = ServedCheck(PairEncoder(tokenizer, limits=Limits(999)))(row(**pair))
     assert line.endswith(OFF)
     with pytest.raises(ArgumentError, match="nothing here answers a prompt"):
-        ServedCheck(RewardPairEncoder(tokenizer, max_length=99))
+        ServedCheck(RewardPairEncoder(tokenizer, limits=Limits(99)))
 
 
 def test_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

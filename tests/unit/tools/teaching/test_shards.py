@@ -12,7 +12,7 @@ import pytest
 from hftune.opening.safetensors_file import map_arrays, read_safetensors_header
 from hftune.tools.teaching import shards
 from hftune.tools.teaching.shards import LostMass, divide, is_whole, new_shard
-from tests.unit.data.teaching.writing import SMALL, K, conversations, fill
+from tests.unit.data.target_files import SMALL, K, conversations, fill
 
 KINDS = {"ids": "I32", "log_probs": "F32"}
 

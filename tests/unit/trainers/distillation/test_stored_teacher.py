@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from hftune.trainers.distillation.stored_teacher import StoredTeacher
-from tests.unit.data.teaching.writing import VOCABULARY, conversations, said_at, write
+from tests.unit.data.target_files import VOCABULARY, conversations, said_at, write
 
 
 def test_the_targets_of_a_batch(tmp_path: Path) -> None:

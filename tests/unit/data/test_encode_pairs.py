@@ -1,0 +1,448 @@
+"""Preference pairs and labelled answers to token ids, and what is cut of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import PreTrainedTokenizerFast
+
+from hftune.arguments.entry import parse_arguments
+from hftune.arguments.preference import DPOArguments, RMArguments
+from hftune.data.counts import Counts
+from hftune.data.encode_pairs import (
+    TOO_LONG,
+    TOO_LONG_IN_CHARACTERS,
+    LabelledEncoder,
+    Limits,
+    MismatchedPairEncoder,
+    Pair,
+    PairEncoder,
+    truncated_pair,
+)
+from hftune.data.encode_rewards import RewardPairEncoder
+from hftune.data.readers.files import find_files
+from hftune.data.splits import describe
+from hftune.errors import ArgumentError, DataError
+from tests.unit.data.helpers import (
+    assistant,
+    call,
+    make_tokenizer,
+    prompts_dataset,
+    read_rows,
+    row,
+    template,
+    tokenise_rows,
+    tokenize_pairs,
+    user,
+    with_limits,
+)
+
+PAIR = {"prompt": "天气?", "chosen": "Thank you 🙂", "rejected": "\n\nno"}
+PROMPT = "<|im_start|>user\n天气?<|im_end|>\n<|im_start|>assistant\n"
+
+
+def decoded(tokenizer: PreTrainedTokenizerFast, example: dict[str, Any]) -> dict[str, str]:
+    return {name: tokenizer.decode(ids) for name, ids in example.items() if name.endswith("_ids")}
+
+
+def test_answers_end_with_the_terminator(chatml: PreTrainedTokenizerFast) -> None:
+    dataset, counts = tokenize_pairs([row(**PAIR)], chatml, max_length=999)
+    assert decoded(chatml, dataset[0]) == {
+        "prompt_ids": PROMPT, "chosen_ids": "Thank you 🙂<|im_end|>", "rejected_ids": "\n\nno<|im_end|>",
+    }  # fmt: skip
+    answers = len(dataset[0]["chosen_ids"]) + len(dataset[0]["rejected_ids"])
+    assert (counts.used, counts.truncated, counts.trained_tokens) == (1, 0, answers)
+    assert counts.tokens == answers + 2 * len(dataset[0]["prompt_ids"])
+
+
+def test_ids_are_those_of_the_whole_text(chatml: PreTrainedTokenizerFast) -> None:
+    """Also where the first token of an answer could join the line break before it."""
+    dataset, _ = tokenize_pairs([row(**PAIR)], chatml, max_length=999)
+    for name in ("chosen", "rejected"):
+        whole = chatml(PROMPT + PAIR[name] + "<|im_end|>", add_special_tokens=False)["input_ids"]
+        assert dataset[0]["prompt_ids"] + dataset[0][f"{name}_ids"] == whole
+
+
+@pytest.mark.parametrize(
+    ("mode", "of_the_prompt", "of_the_answer"),
+    [("mask", "<think>\n\n</think>\n\n", ""), ("train", "", "<think>\n\n</think>\n\n"), ("drop", "", "")],
+)
+def test_whose_empty_thoughts_are(mode: str, of_the_prompt: str, of_the_answer: str) -> None:
+    tokenizer = make_tokenizer(template("qwen3"))
+    dataset, _ = tokenize_pairs([row(**PAIR)], tokenizer, max_length=999, empty_thoughts=mode)
+    shown = decoded(tokenizer, dataset[0])
+    assert shown["prompt_ids"] == PROMPT + of_the_prompt
+    assert shown["chosen_ids"] == f"{of_the_answer}Thank you 🙂<|im_end|>"
+
+
+def test_an_answer_with_thoughts_and_one_without_share_their_prompt() -> None:
+    tokenizer = make_tokenizer(template("qwen3"))
+    pair = PAIR | {"chosen": "<think>\nhm\n</think>\n\nyes", "rejected": "no"}
+    dataset, _ = tokenize_pairs([row(**pair)], tokenizer, max_length=999)
+    assert decoded(tokenizer, dataset[0]) == {
+        "prompt_ids": PROMPT,
+        "chosen_ids": "<think>\nhm\n</think>\n\nyes<|im_end|>",
+        "rejected_ids": "<think>\n\n</think>\n\nno<|im_end|>",
+    }
+
+
+def test_empty_thoughts_that_a_prompt_opens_are_not_dropped() -> None:
+    pair = {"prompt": [user("hi")], "chosen": [assistant("yes", reasoning_content="hm")], "rejected": [assistant("no")]}
+    tokenizer = make_tokenizer(template("nemotron_3_nano"))
+    with pytest.raises(DataError, match="prompt differently"):
+        tokenize_pairs([row(**pair)], tokenizer, max_length=999, empty_thoughts="drop")
+
+
+def test_several_turns_and_a_system_text(chatml: PreTrainedTokenizerFast) -> None:
+    turns = [user("a"), assistant("b"), user("c")]
+    dataset, _ = tokenize_pairs([row(messages=turns, system="S", chosen="C", rejected="R")], chatml, max_length=999)
+    parts = [("system", "S"), ("user", "a"), ("assistant", "b"), ("user", "c")]
+    text = "".join(f"<|im_start|>{role}\n{content}<|im_end|>\n" for role, content in parts)
+    assert decoded(chatml, dataset[0]) == {
+        "prompt_ids": text + "<|im_start|>assistant\n", "chosen_ids": "C<|im_end|>", "rejected_ids": "R<|im_end|>",
+    }  # fmt: skip
+
+
+def test_pairs_equal_after_truncation_are_dropped(chatml: PreTrainedTokenizerFast) -> None:
+    rows = [row(prompt="a", chosen="same 1", rejected="same 2"), row(prompt="a", chosen="1", rejected="2")]
+    dataset, counts = tokenize_pairs(rows, chatml, max_length=99, max_completion_length=2)
+    assert (len(dataset), counts.dropped) == (1, {"chosen and rejected are equal after truncation": 1})
+    with pytest.raises(DataError, match="all 1 records were dropped"):
+        tokenize_pairs(rows[:1], chatml, max_length=99, max_completion_length=2)
+
+
+@pytest.mark.parametrize(
+    ("value", "name", "words"),
+    [
+        ({"messages": [user("a")], "chosen": [call("f"), {"role": "tool", "content": "1"}, assistant("1")],
+          "rejected": "R"}, "qwen2_5", ["an answer of 3 turns"]),
+        ({"prompt": "a", "chosen": [call("f")], "rejected": "R"}, "llama3", ["drops the function call"]),
+        ({"prompt": "a", "chosen": "C", "rejected": "R", "system": "S"}, "gemma", ["System role"]),
+        ({"messages": [user("a"), assistant("b")]}, "gemma", ["run_sft.py"]),
+    ],
+)  # fmt: skip
+def test_errors_name_the_record(value: dict[str, Any], name: str, words: list[str]) -> None:
+    with pytest.raises(DataError) as caught:
+        tokenize_pairs([row(9, **value)], make_tokenizer(template(name)), max_length=99)
+    assert caught.value.place == "data.jsonl:9"
+    assert all(word in str(caught.value) for word in words)
+
+
+@pytest.mark.parametrize("limits", [{"max_length": 1}, {"max_length": 9, "max_prompt_length": 0}])
+def test_lengths_are_refused(chatml: PreTrainedTokenizerFast, limits: dict[str, int]) -> None:
+    with pytest.raises(ArgumentError, match="--max_"):
+        tokenize_pairs([row(**PAIR)], chatml, **limits)
+
+
+# --- prompts ------------------------------------------------------------------------------------------------------
+
+
+def test_samples(samples: Path) -> None:
+    rows = read_rows(find_files(str(samples / "preference"), "--train_file_dir"), max_samples=20)
+    tokenizer = make_tokenizer(template("qwen2_5"))
+    dataset, counts = tokenize_pairs(rows, tokenizer, max_length=4096)
+    assert counts.used == 20
+    assert all(tokenizer.decode(example["chosen_ids"]).endswith("<|im_end|>") for example in dataset)
+    assert len(prompts_dataset(rows, tokenizer, max_prompt_length=None)[0]) == 20
+
+
+def test_offsets_need_scores_that_agree(chatml: PreTrainedTokenizerFast) -> None:
+    rows = [row(**PAIR, chosen_score=3, rejected_score=1), row(**PAIR)]
+    dataset, _ = tokenize_pairs(rows, chatml, max_length=99, offset=True)
+    assert dataset["margin"][:] == [2.0, 1.0]
+    with pytest.raises(DataError, match="not above the rejected"):
+        tokenize_pairs([row(**PAIR, margin=-1)], chatml, max_length=99, offset=True)
+    with pytest.raises(DataError, match="no record has scores"):
+        tokenize_pairs([row(**PAIR)], chatml, max_length=99, offset=True)
+    assert "margin" not in tokenize_pairs(rows, chatml, max_length=99)[0].column_names
+
+
+def test_labels_and_other_answers(chatml: PreTrainedTokenizerFast) -> None:
+    rows = [row(prompt=text, completion=f"answer {text}", label=text < "c") for text in "abcd"]
+    dataset, counts = tokenise_rows(rows, LabelledEncoder(chatml, limits=Limits(99)))
+    assert dataset["label"][:] == [True, True, False, False]
+    assert counts.used == 4 and counts.trained_tokens == sum(map(len, dataset["completion_ids"][:]))
+    texts = [chatml.decode(ids) for ids in dataset["completion_ids"][:]]
+    assert texts[0] == "answer a<|im_end|>"
+    # half the data set away: another prompt's
+    assert [chatml.decode(ids) for ids in dataset["kl_ids"][:]] == [*texts[2:], *texts[:2]]
+
+
+def test_other_answers_fit_behind_the_prompt(chatml: PreTrainedTokenizerFast) -> None:
+    rows = [row(prompt="a", completion="x" * 40, label=True), row(prompt="b" * 30, completion="y", label=False)]
+    dataset, counts = tokenise_rows(rows, LabelledEncoder(chatml, limits=Limits(30)))
+    assert counts.truncated == 2
+    for record in dataset:
+        assert len(record["prompt_ids"]) + len(record["completion_ids"]) <= 30
+        assert 1 <= len(record["kl_ids"]) <= max(1, 30 - len(record["prompt_ids"]))
+
+
+def test_pairs_get_good_and_bad_answers_in_turn(chatml: PreTrainedTokenizerFast) -> None:
+    rows = [row(prompt=text, chosen=f"good {text}", rejected=f"bad {text}") for text in "abcd"]
+    dataset, _ = tokenise_rows(rows, MismatchedPairEncoder(chatml, limits=Limits(99)))
+    shown = [chatml.decode(ids).removesuffix("<|im_end|>") for ids in dataset["kl_ids"][:]]
+    assert shown == ["good c", "bad d", "good a", "bad b"]
+
+
+# A prompt of 12 tokens: <|im_start|> user \n a b c d <|im_end|> \n <|im_start|> assistant \n; answers of 9 and 5.
+LENGTHY = {"prompt": "abcd", "chosen": "ABCDEFGH", "rejected": "1234"}
+
+
+@pytest.mark.parametrize(
+    ("too_long", "limits", "lengths"),
+    [
+        ("cut", {"max_length": 18}, (9, 9, 5)),
+        ("cut", {"max_length": 8}, (4, 4, 4)),
+        ("drop", {"max_length": 21}, (12, 9, 5)),
+        ("drop", {"max_length": 20}, None),
+        ("drop", {"max_length": 99, "max_prompt_length": 12, "max_completion_length": 9}, (12, 9, 5)),
+        ("drop", {"max_length": 99, "max_prompt_length": 11}, None),
+        ("drop", {"max_length": 99, "max_completion_length": 8}, None),
+        ("cut_prompt", {"max_length": 21}, (12, 9, 5)),
+        ("cut_prompt", {"max_length": 15}, (6, 9, 5)),
+        ("cut_prompt", {"max_length": 10}, (1, 9, 5)),
+        ("cut_prompt", {"max_length": 9}, None),  # no token of the prompt would stay
+        ("cut_prompt", {"max_length": 99, "max_prompt_length": 4}, (4, 9, 5)),
+        ("cut_prompt", {"max_length": 99, "max_completion_length": 8}, None),
+        ("cut_answer", {"max_length": 21}, (12, 9, 5)),
+        ("cut_answer", {"max_length": 15}, (12, 3, 3)),
+        ("cut_answer", {"max_length": 13}, (12, 1, 1)),
+        ("cut_answer", {"max_length": 12}, None),  # no token of an answer would stay
+        ("cut_answer", {"max_length": 99, "max_completion_length": 6}, (12, 6, 5)),
+        ("cut_answer", {"max_length": 99, "max_prompt_length": 11}, None),
+    ],
+)
+def test_three_choices(
+    chatml: PreTrainedTokenizerFast, too_long: str, limits: dict[str, int], lengths: tuple[int, int, int] | None
+) -> None:
+    whole = tokenize_pairs([row(**LENGTHY)], chatml, max_length=999)[0][0]
+    encoder, counts = PairEncoder(chatml, **with_limits({"too_long": too_long, **limits})), Counts()
+    found = encoder.pairs([encoder.parse(row(**LENGTHY))], counts)
+    if lengths is None:
+        assert (found, counts.dropped, counts.used, counts.truncated) == ([], {TOO_LONG: 1}, 0, 0)
+        return
+    prompt, chosen, rejected = lengths
+    assert found[0].prompt.tolist() == whole["prompt_ids"][12 - prompt :]
+    assert found[0].chosen.tolist() == whole["chosen_ids"][:chosen]
+    assert found[0].rejected.tolist() == whole["rejected_ids"][:rejected]
+    cut = {name: 1 for name, is_cut in (("prompt", prompt < 12), ("answer", (chosen, rejected) != (9, 5))) if is_cut}
+    assert (counts.cut, counts.truncated) == (cut, int(bool(cut)))
+
+
+def test_each_kind_is_counted_and_said(chatml: PreTrainedTokenizerFast) -> None:
+    rows = [
+        row(**LENGTHY),
+        row(prompt="abcdefghijkl", chosen="1", rejected="2"),
+        row(prompt="a", chosen="1", rejected="2"),
+    ]
+    _, counts = tokenize_pairs(rows, chatml, max_length=99, max_prompt_length=12, max_completion_length=8)
+    assert (counts.cut, counts.truncated) == ({"answer": 1, "prompt": 1}, 2)
+    assert "2 truncated (1 in the answer, 1 in the prompt)" in describe(counts)
+    _, counts = tokenize_pairs(rows, chatml, max_length=20, too_long="drop")
+    assert counts.dropped == {TOO_LONG: 2}
+    assert "2 dropped (longer than its lengths)" in describe(counts)
+    assert "cut" not in counts.to_dict()
+
+
+def numbered(prompt: int, chosen: int, rejected: int) -> Pair:
+    return Pair(np.arange(prompt), np.arange(100, 100 + chosen), np.arange(200, 200 + rejected), None)
+
+
+def test_a_limit_that_leaves_nothing_is_refused() -> None:
+    """Two tokens of both, one of either."""
+    limits = Limits(2, 1, 1)
+    assert (limits.total, limits.prompt, limits.completion) == (2, 1, 1)
+    for flag, sizes in (("length", (1,)), ("prompt_length", (2, 0)), ("completion_length", (2, 1, 0))):
+        with pytest.raises(ArgumentError) as problem:
+            Limits(*sizes)
+        assert problem.value.place == f"--max_{flag}"
+
+
+@pytest.mark.parametrize("too_long", ["cut", "cut_prompt", "cut_answer", "drop"])
+def test_margin_and_source_stay_with_a_pair(too_long: str) -> None:
+    pair = Pair(np.arange(9), np.arange(2), np.arange(3), 0.5, "a file")
+    found = truncated_pair(pair, Limits(20, 12, 9, too_long), 0, Counts())
+    assert found is not None and (found.margin, found.source) == (0.5, "a file")
+
+
+@pytest.mark.parametrize(
+    ("sizes", "limits", "lengths"),
+    [
+        # The prompt gives way to the answers, but keeps half; then they give way to it.
+        ((12, 9, 5), (15,), (7, 8, 5)),
+        ((12, 9, 5), (18,), (9, 9, 5)),
+        ((12, 9, 5), (20,), (11, 9, 5)),
+        ((12, 9, 5), (9,), (4, 5, 5)),
+        ((3, 9, 5), (9,), (3, 6, 5)),
+        ((12, 9, 5), (3,), (1, 2, 2)),
+        ((12, 9, 5), (2,), (1, 1, 1)),
+        ((12, 9, 5), (99, 4, 6), (4, 6, 5)),
+        ((12, 9, 5), (15, None, 3), (12, 3, 3)),
+        ((12, 9, 5), (15, 2, None), (2, 9, 5)),
+    ],
+)
+def test_both_give_way(sizes: tuple[int, ...], limits: tuple[Any, ...], lengths: tuple[int, ...]) -> None:
+    found = truncated_pair(numbered(*sizes), Limits(*limits), 0, Counts())
+    assert found is not None and (len(found.prompt), len(found.chosen), len(found.rejected)) == lengths
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.tuples(*[st.integers(1, 20)] * 3),
+    st.integers(2, 45),
+    st.none() | st.integers(1, 25),
+    st.none() | st.integers(1, 25),
+    st.sampled_from(["cut", "cut_prompt", "cut_answer", "drop"]),
+)
+def test_whatever_stays_fits(
+    sizes: tuple[int, int, int], total: int, prompt: int | None, completion: int | None, too_long: str
+) -> None:
+    pair, counts = numbered(*sizes), Counts()
+    found = truncated_pair(pair, Limits(total, prompt, completion, too_long), 0, counts)
+    fits = pair.length <= total and sizes[0] <= (prompt or 99) and max(sizes[1:]) <= (completion or 99)
+    if found is None:
+        assert not fits and too_long != "cut" and counts.dropped == {TOO_LONG: 1}
+        return
+    assert found.length <= total and min(len(found.prompt), len(found.chosen), len(found.rejected)) >= 1
+    assert len(found.prompt) <= (prompt or 99) and found.answer <= (completion or 99)
+    assert found.prompt.tolist() == pair.prompt.tolist()[len(pair.prompt) - len(found.prompt) :]
+    assert found.chosen.tolist() == pair.chosen.tolist()[: len(found.chosen)]
+    cut = {*counts.cut}
+    assert cut <= {"drop": set(), "cut_prompt": {"prompt"}, "cut_answer": {"answer"}}.get(
+        too_long, {"prompt", "answer"}
+    )
+    assert bool(cut) == (not fits)
+
+
+def test_answers_with_a_label_are_cut_and_dropped_alike(chatml: PreTrainedTokenizerFast) -> None:
+    value = {"prompt": "abcd", "completion": "ABCDEFGH", "label": True}
+    for limits, used in (
+        ({"max_length": 20}, 0),
+        ({"max_length": 21}, 1),
+        ({"max_length": 99, "max_characters": 9}, 0),
+    ):
+        encoder = LabelledEncoder(chatml, **with_limits({"too_long": "drop", **limits}))
+        counts = Counts()
+        encoder.encode([encoder.parse(row(**value))], counts)
+        assert counts.used == used
+
+
+# --- flags ----------------------------------------------------------------------------------------------------------
+
+
+def test_lengths_by_flags() -> None:
+    def args(stage: str, *flags: str) -> Any:
+        return parse_arguments(stage, ["--output_dir", "o", *flags])[-1]
+
+    both = ["--max_prompt_length", "100", "--max_completion_length", "20"]
+    for stage in ("rm", "dpo"):
+        assert (args(stage, *both).separate_limits, args(stage, *both).max_length) == ((100, 20), 120)
+        together = args(stage, *both, "--length_budget", "sum", "--too_long", "drop")
+        assert (together.separate_limits, together.max_length, together.most_characters) == ((None, None), 120, None)
+        counted = args(stage, *both, "--length_budget", "sum_of_characters", "--too_long", "drop")
+        assert (counted.separate_limits, counted.most_characters) == ((None, None), 120)
+        with pytest.raises(ArgumentError, match="sum of two lengths"):
+            args(stage, "--length_budget", "sum", "--max_prompt_length", "100")
+        with pytest.raises(ArgumentError, match="add --too_long drop"):
+            args(stage, *both, "--length_budget", "sum_of_characters")
+        with pytest.raises(ArgumentError, match="--too_long cannot be"):
+            args(stage, "--too_long", "forget")
+
+
+# --- MedicalGPT's rules, stated again -------------------------------------------------------------------------------
+
+
+def turns_of(record: dict[str, Any]) -> list[dict[str, str]]:
+    roles = {"human": "user", "gpt": "assistant", "system": "system"}
+    return [{"role": roles[turn["from"]], "content": turn["value"]} for turn in record["conversations"]]
+
+
+def prompt_of(record: dict[str, Any], tokenizer: Any) -> str:
+    return str(tokenizer.apply_chat_template(turns_of(record), tokenize=False, add_generation_prompt=True))
+
+
+def theirs_in_characters(record: dict[str, Any], tokenizer: Any, budget: int) -> bool:
+    """`0 < len(prompt + answer) <= max_source_length + max_target_length` for both answers, of the rendered prompt."""
+    prompt = prompt_of(record, tokenizer)
+    return all(0 < len(prompt + record[side]) <= budget for side in ("chosen", "rejected"))
+
+
+def theirs_in_tokens(record: dict[str, Any], tokenizer: Any, budget: int) -> bool:
+    """`0 < len(input_ids) <= max_source_length + max_target_length` for both conversations."""
+    turns = turns_of(record)
+    for side in ("chosen", "rejected"):
+        whole = [*turns, {"role": "assistant", "content": record[side]}]
+        text = tokenizer.apply_chat_template(whole, tokenize=False, add_generation_prompt=False)
+        if not 0 < len(tokenizer(text, add_special_tokens=False)["input_ids"]) <= budget:
+            return False
+    return True
+
+
+def kept_here(encoder: PairEncoder, records: list[dict[str, Any]]) -> tuple[list[bool], Counts]:
+    """Which records are kept, one by one, and the counts of all."""
+    every, kept = Counts(), []
+    for number, record in enumerate(records):
+        counts = Counts()
+        encoder.encode([encoder.parse(row(number + 1, **record))], counts)
+        kept.append(counts.used == 1)
+        every.add(counts)
+    return kept, every
+
+
+def of_theirs(stage: str, source: int, target: int) -> DPOArguments | RMArguments:
+    """The arguments of a command of MedicalGPT's."""
+    flags = ["--max_source_length", str(source), "--max_target_length", str(target), "--defaults", "medicalgpt"]
+    return parse_arguments(stage, ["--output_dir", "o", "--do_train", *flags])[-1]
+
+
+def check_the_same_records(records: list[dict[str, Any]], tokenizer: Any, budgets: list[tuple[int, int]]) -> None:
+    for source, target in budgets:
+        by_characters = [theirs_in_characters(record, tokenizer, source + target) for record in records]
+        assert 0 < sum(by_characters) < len(records)
+        kept, counts = kept_here(PairEncoder.from_arguments(tokenizer, of_theirs("dpo", source, target)), records)
+        # TRL then cuts what has more tokens than that at its end: of a longer prompt no answer would be left.
+        prompts = [len(tokenizer(prompt_of(record, tokenizer))["input_ids"]) for record in records]
+        assert kept == [fits and tokens < source + target for fits, tokens in zip(by_characters, prompts, strict=True)]
+        assert counts.cut.keys() <= {"answer"}
+        in_tokens = [theirs_in_tokens(record, tokenizer, source + target) for record in records]
+        assert counts.dropped[TOO_LONG_IN_CHARACTERS] == len(records) - sum(by_characters)
+        kept, counts = kept_here(RewardPairEncoder.from_arguments(tokenizer, of_theirs("rm", source, target)), records)
+        assert kept == in_tokens
+        assert counts.truncated == 0
+
+
+def test_the_same_records_are_kept(chatml: PreTrainedTokenizerFast) -> None:
+    """Prompts and answers of all lengths around the budget; one more character is one too many."""
+    records = [
+        {"conversations": [{"from": "human", "value": "a" * asked}], "chosen": "b" * said, "rejected": "c" * other}
+        for asked in (1, 20, 60)
+        for said in (1, 30, 31, 32, 33, 90)
+        for other in (2, 31, 32, 95)
+    ]
+    check_the_same_records(records, chatml, [(60, 40), (64, 64), (90, 30)])
+
+
+def test_the_same_records_of_pairs_in_the_wild(samples: Path, chatml: PreTrainedTokenizerFast) -> None:
+    file = samples / "preference" / "dpo_zh.jsonl"
+    records = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    check_the_same_records(records, chatml, [(256, 256), (512, 512), (1024, 512)])
+
+
+def test_one_budget_trains_whole_what_two_limits_cut(chatml: PreTrainedTokenizerFast) -> None:
+    """A short prompt leaves its room to a long answer."""
+    value = {"prompt": "ab", "chosen": "A" * 30, "rejected": "B" * 20}
+    lengths = ["--max_prompt_length", "30", "--max_completion_length", "20"]
+    apart, together = (
+        PairEncoder.from_arguments(chatml, parse_arguments("dpo", ["--output_dir", "o", *lengths, *more])[-1])
+        for more in ([], ["--length_budget", "sum"])
+    )
+    counts = [Counts(), Counts()]
+    for encoder, found in zip((apart, together), counts, strict=True):
+        encoder.encode([encoder.parse(row(**value))], found)
+    assert [found.cut for found in counts] == [{"answer": 1}, {}]

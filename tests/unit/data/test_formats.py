@@ -1,0 +1,300 @@
+"""Every format a row may have, every way it is refused, and what is passed over."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from hftune.data.compared_answers import to_preference
+from hftune.data.formats import FORMATS, KTO, added, describe_unread, has_text, note_unread, take_unread, unknown_format
+from hftune.data.messages import parse_messages
+from hftune.data.readers.columns import apply_columns, parse_columns
+from hftune.data.readers.files import find_files
+from hftune.data.records import to_conversation, to_labelled, to_prompt, to_text
+from hftune.errors import DataError
+from hftune.tools.records.recognition import describe_format
+from tests.unit.data.helpers import (
+    HG,
+    SYSTEM,
+    UA,
+    C,
+    Q,
+    R,
+    assistant,
+    make_tokenizer,
+    read_rows,
+    row,
+    template,
+    tokenize_chat,
+    user,
+)
+
+
+def turns(*values: tuple[Any, Any]) -> dict[str, Any]:
+    return {"conversations": [{"from": role, "value": value} for role, value in values]}
+
+
+REFUSED: list[tuple[Any, dict[str, Any], list[str]]] = [
+    # Data for another script says so.
+    (to_text, {"conversations": HG}, ["run_sft.py", "conversations", '"text"']),
+    (to_text, {"prompt": "Q", "chosen": "C", "rejected": "R"}, ["run_rm.py or run_dpo.py"]),
+    (to_text, {"question": "Q", "answer": "A"}, ["run_sft.py"]),
+    (to_conversation, {"text": "t"}, ["run_pt.py", "its keys: text"]),
+    (to_conversation, {"conversations": HG[:1], "chosen": "C", "rejected": "R"}, ["run_rm.py or run_dpo.py"]),
+    (to_conversation, {"question": "Q", "response_chosen": "C", "response_rejected": "R"}, ["run_dpo.py"]),
+    (to_conversation, {"problem": "Q", "answer": "A"}, ["run_rl.py"]),
+    (to_preference, {"conversations": HG}, ["run_sft.py", "chosen", "run_rm.py and run_dpo.py"]),
+    (to_preference, {"text": "t"}, ["run_pt.py"]),
+    (to_prompt, {"text": "t"}, ["run_pt.py", '"prompt"']),
+    # Unknown keys show the nearest format first.
+    (to_conversation, {"instuction": "Q", "output": "A"}, ["instuction, output", 'formats: {"instruction"']),
+    (to_conversation, {}, ["its keys: none"]),
+    (to_text, {"body": "t", "title": ""}, ["body, title (empty: title)"]),
+    # Text.
+    (to_text, {"text": " \n"}, ["blank"]),
+    (to_text, {"text": 3}, ["must be text, found int"]),
+    # Turns.
+    (to_conversation, {"conversations": []}, ["an empty list"]),
+    (to_conversation, {"conversations": "Q"}, ["found str"]),
+    (to_conversation, {"conversations": ["Q"]}, ["conversations[0]", "from/value"]),
+    (to_conversation, turns(("human", "Q"), ("narrator", "A")), ["conversations[1]", "'narrator'", "assistant"]),
+    (to_conversation, turns(("human", "Q"), (None, "A")), ["unknown role None"]),
+    (to_conversation, turns(("human", "Q"), ("gpt", " ")), ["conversations[1] is an empty assistant turn"]),
+    (to_conversation, turns(("human", "Q"), ("gpt", None)), ["must be text, found NoneType"]),
+    (to_conversation, turns(("human", [{"type": "image", "url": "x"}]), ("gpt", "A")), ["images"]),
+    (to_conversation, turns(("system", "S"), ("human", "Q")), ["no assistant turn"]),
+    (to_conversation, turns(("human", "Q"), ("observation", "1"), ("gpt", "A")), ["follows no assistant turn"]),
+    (to_conversation, turns(("human", "Q"), ("function_call", "{no")), ["is not JSON", "Expecting"]),
+    (to_conversation, turns(("human", "Q"), ("function_call", '{"arguments": {}}')), ["without a name"]),
+    (to_conversation, turns(("human", "Q"), ("function_call", '{"name": "f", "arguments": [1]}')), ["an object"]),
+    (to_conversation, turns(("human", "Q"), ("function_call", "[]")), ["empty list of function calls"]),
+    (to_conversation, {"messages": [user("Q"), assistant("A", weight=-2)]}, ['"weight" -2']),
+    (to_conversation, {"conversations": [SYSTEM, *UA], "system": "T"}, ["Keep one"]),
+    (to_conversation, {"conversations": HG, "tools": "{"}, ['"tools" is not JSON']),
+    (to_conversation, {"conversations": HG, "tools": [3]}, ["without a name"]),
+    (to_conversation, {"instruction": "", "input": "", "output": "A"}, ['"instruction" is empty']),
+    (to_conversation, {"instruction": "Q", "output": ""}, ["output[0] is an empty assistant turn"]),
+    (to_conversation, {"instruction": "Q", "output": "A", "history": ["Q", "A"]}, ["[[question, answer], ...]"]),
+    # A bad answer is not to be learned as if it were good.
+    (to_conversation, {"messages": UA, "label": False}, ["labels (KTO)"]),
+    (to_conversation, {"conversations": UA, "kto_tag": True}, ["labels (KTO)"]),
+    (to_conversation, {"messages": UA, "images": ["a.png"]}, ["images", "text only"]),
+    (to_conversation, {"messages": [user("Q"), assistant("A", weight=0)]}, ["every assistant turn has the weight 0"]),
+    (to_conversation, {"messages": [user("Q"), assistant("A", weight=True)]}, ['"weight" True']),
+    (to_conversation, {"messages": [user("Q"), assistant("A", loss=0.5)]}, ['"loss" 0.5']),
+    (to_conversation, {"messages": [user("Q"), assistant("A", weight=float("inf"))]}, ['"weight" inf']),
+    (to_conversation, {"messages": [user("Q"), assistant("A", weight=1, loss=False)]}, ["contradicts itself"]),
+    (
+        to_conversation,
+        {"messages": [{**user("Q"), "train": True}, assistant("A")]},
+        ['"train" True', "--train_on_inputs"],
+    ),
+    (
+        to_conversation,
+        {"messages": [{**user("Q"), "tool_calls": [{"name": "f"}]}]},
+        ["turn of user with function calls"],
+    ),
+    (to_conversation, {"messages": "[{]"}, ['"messages" is not JSON']),
+    (
+        to_conversation,
+        turns(("human", "Q"), ("function_call", '{"name": "f", "name": "g"}')),
+        ['"name" is there twice'],
+    ),
+    (to_conversation, {"src": ["Q", "R", "S"], "tgt": ["A"]}, ["3 questions", "1 answers"]),
+    (to_conversation, {"src": ["Q"], "tgt": ["A"], "label": [1, 1]}, ["list of 1 weights"]),
+    (
+        to_conversation,
+        {"conversation": [{"human": "Q", "assistant": ""}]},
+        ["conversation[0] is an empty assistant turn"],
+    ),
+    # Labels.
+    (to_labelled, {"prompt": "Q", "completion": "C", "label": "good"}, ['"label" must be true or false']),
+    (to_labelled, {"prompt": "Q", "completion": "C", "label": 2}, ['"label" must be true or false']),
+    (to_labelled, {"messages": UA[:1], "label": True}, ["no answer"]),
+    (to_labelled, {"messages": UA}, ["no format that training on labels (KTO)", '"label": true or false']),
+    (to_labelled, {"prompt": "Q", "chosen": "C", "rejected": "R"}, ["run_rm.py or run_dpo.py"]),
+    # Preference.
+    (to_preference, {"messages": Q, "rejected_response": "R"}, ["no better answer"]),
+    (to_preference, {"messages": [*Q, *C], "rejected_response": "C"}, ["are equal"]),
+    (to_preference, {"prompt": Q, "chosen": [{**C[0], "weight": 1}], "rejected": C}, ["are equal"]),
+    (to_preference, {"prompt": Q, "chosen": [{**C[0], "weight": 0.5}], "rejected": R}, ["the weight 0.5"]),
+    (to_labelled, {"messages": [*Q, {**C[0], "loss": False}], "label": True}, ["the weight 0.0"]),
+    (to_preference, {"src": ["Q"], "response": [["C"], ["R"]], "sort": [1, 1]}, ["two different numbers"]),
+    (to_preference, {"src": ["Q"], "response": [["C"]], "sort": [1]}, ['"response" must hold two answers']),
+    (to_preference, {"prompt": "Q", "chosen": "C", "rejected": "C"}, ["are equal"]),
+    (to_preference, {"prompt": "Q", "chosen": "C", "rejected": ""}, ["rejected[0] is an empty"]),
+    (to_preference, {"conversations": HG, "chosen": "C", "rejected": "R"}, ["must end with a turn of user or tool"]),
+    (to_preference, {"chosen": "C", "rejected": "R"}, ["its keys: chosen, rejected"]),
+    (to_preference, {"chosen": [*Q, *C], "rejected": [user("other"), *R]}, ["user", "continue the same prompt"]),
+    (to_preference, {"prompt": "P", "chosen": [*Q, *C], "rejected": [*Q, *R]}, ["do not share the prompt"]),
+    (to_preference, {"prompt": "Q", "chosen": "C", "rejected": "R", "margin": "two"}, ['"margin"', "finite"]),
+    (to_preference, {"prompt": "Q", "chosen": "C", "rejected": "R", "margin": float("nan")}, ["finite"]),
+    # Prompts.
+    (to_prompt, {"prompt": ""}, ['"prompt" is empty']),
+    (to_prompt, {"messages": [SYSTEM]}, ["must end with a turn of user or tool", "system"]),
+    (to_prompt, {"messages": [assistant("A")]}, ["found nothing"]),
+]
+
+
+@pytest.mark.parametrize(("read", "value", "words"), REFUSED)
+def test_refused(read: Any, value: dict[str, Any], words: list[str]) -> None:
+    with pytest.raises(DataError) as caught:
+        read(row(3, **value))
+    assert caught.value.place == "data.jsonl:3"
+    message = str(caught.value)
+    assert not [word for word in words if word not in message], message
+
+
+def test_every_refusal_has_a_kind_of_its_own() -> None:
+    """Records that are dropped are counted under it, so it must say something and hold nothing of the record."""
+    for read, value, _ in REFUSED:
+        with pytest.raises(DataError) as caught:
+            read(row(3, **value))
+        assert caught.value.kind != DataError("").kind, value
+        assert len(caught.value.kind) <= 40 and '"' not in caught.value.kind
+
+
+@pytest.mark.parametrize("script", sorted(FORMATS))
+def test_every_format_that_messages_suggest_is_read(script: str) -> None:
+    """A record of just the columns that a format names is recognised as that format and read."""
+    filling: dict[str, Any] = {
+        "messages": [*Q, *C], "conversations": [*Q, *C], "conversation": [{"human": "Q", "assistant": "A"}],
+        "src": ["Q"], "tgt": ["A"], "label": True, "kto_tag": True, "sort": [1, 0], "response": "C",
+        "rejected_response": "R", "rejected": "R", "response_rejected": "R", "rejected_messages": [*Q, *R],
+    }  # fmt: skip
+    read = {"run_pt.py": to_text, "run_sft.py": to_conversation, "run_dpo.py": to_preference, KTO: to_labelled}
+    for known in FORMATS[script]:
+        value = {key: filling.get(key, "T") for key in known.keys}
+        if script == "run_dpo.py":
+            value |= {"response": ["C", "R"], "tgt": []} if "sort" in known.keys else {}
+            value |= {"conversations": Q} if "conversations" in known.keys else {}
+            value |= {"chosen": [*Q, *C], "rejected": [*Q, *R]} if known.keys == ("chosen", "rejected") else {}
+        if script == "run_pt.py" and "messages" in known.keys:
+            value = {"messages": C}
+        assert read.get(script, to_prompt)(row(**value))
+        assert describe_format(value, script).startswith(known.name) or script == "run_dpo.py"
+
+
+def test_mixed_formats_in_one_folder(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text(
+        json.dumps({"messages": UA}) + "\n" + json.dumps({"prompt": "Q", "completion": "A"})
+    )
+    (tmp_path / "b.csv").write_text("query,response\nQ,A\n")
+    pq.write_table(pa.Table.from_pylist([{"instruction": "Q", "output": "A"}, {"src": ["Q"], "tgt": ["A"]}],
+                   pa.schema({"instruction": pa.string(), "output": pa.string(), "src": pa.list_(pa.string()),
+                              "tgt": pa.list_(pa.string())})), tmp_path / "c.parquet")  # fmt: skip
+    read = [to_conversation(row_).messages for row_ in read_rows(find_files(str(tmp_path), "--train_file_dir"))]
+    assert read == [UA] * 5
+
+
+def test_samples(samples: Path) -> None:
+    for row_ in read_rows(find_files(str(samples / "sft"), "--train_file_dir")):
+        assert {"user", "assistant"} <= {message["role"] for message in to_conversation(row_).messages}
+    for row_ in read_rows(find_files(str(samples / "preference"), "--train_file_dir")):
+        assert to_preference(row_).chosen != to_prompt(row_).messages
+
+
+@pytest.mark.parametrize(
+    ("value", "flag"),
+    [
+        ({"questoin": "a", "anser": "b"}, "Add --columns question=questoin answer=anser. "),
+        ({"prompt_": "a", "completions": "b"}, "Add --columns "),
+        ({"alpha": "a", "omega": "b"}, ""),
+        ({"questoin": "a"}, ""),
+        ({"questoin": "a", "said": "b", "third": "c"}, ""),
+    ],
+)
+def test_keys_that_are_like_known_ones_can_be_renamed(value: dict[str, str], flag: str) -> None:
+    problem = unknown_format(value, "data.jsonl:1", "run_sft.py")
+    assert str(problem.fix).startswith(flag or "Rename the keys, or")
+    if flag:
+        columns = re.search(r"--columns (.*?)\. ", str(problem.fix))
+        assert columns
+        renamed = apply_columns(row(**value), parse_columns(columns[1]))
+        assert to_conversation(renamed).messages[-1]["content"] == "b"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [("a", True), (" ", False), (None, False), (7, False), ({"a": 1, "b": ["", "c"]}, True), ([{}, {"a": ""}], False)],
+)
+def test_text(value: Any, text: bool) -> None:
+    assert has_text(value) == text
+
+
+def test_records_are_counted() -> None:
+    take_unread()
+    for origin in ("f:1", "f:1", "f:3"):
+        note_unread("x", origin)
+    found = take_unread()
+    assert found == {"x": [2, "f:1"]} and take_unread() == {}
+    both = added(found, {"x": [1, "g:1"], "y": [4, "g:2"]})
+    assert both == {"x": [3, "f:1"], "y": [4, "g:2"]}
+    assert next(describe_unread(both)) == "not read: x, in 3 record(s) (first: f:1)"
+
+
+def test_names_that_never_end_are_counted_together() -> None:
+    take_unread()
+    for number in range(50):
+        note_unread(f"x{number}", f"f:{number}")
+    found = take_unread()
+    assert len(found) == 21 and found["further fields and columns"] == [30, "f:20"]
+    both = added(found, {"x3": [1, "g:1"], "new": [4, "g:2"]})
+    assert len(both) == 21 and both["x3"] == [2, "f:3"] and both["further fields and columns"] == [34, "f:20"]
+
+
+@pytest.mark.parametrize(
+    ("turn", "what"),
+    [
+        (assistant("A", notes="because"), ['"notes" of a turn of assistant']),
+        (assistant("A", meta={"by": ["me"]}, id=7, index=None), ['"meta" of a turn of assistant']),
+        ({**user("Q"), "reasoning": "so"}, ['"reasoning" of a turn of user']),
+        (assistant("A", reasoning={"effort": "high"}), ['"reasoning" of a turn of assistant']),
+        ({"from": "gpt", "value": "A", "content": "B"}, ['"content" of a turn of assistant']),
+        ({"role": "assistant", "content": "A", "value": "B"}, ['"value" of a turn of assistant']),
+        ({"human": "Q", "assistant": "A", "notes": "because"}, ['"notes" of a turn of assistant']),
+        ({"role": "assistant", "content": [{"type": "redacted_thinking", "data": "x"}, {"type": "text", "text": "A"}]},
+         ["parts of the type redacted_thinking"]),
+        (assistant("A", weight=1, reasoning="", tool_calls=[], name="n", train=True), []),
+        ({"from": "gpt", "value": "A", "content": None, "role": None}, []),
+    ],
+)  # fmt: skip
+def test_what_a_turn_holds_and_is_not_read(turn: dict[str, Any], what: list[str]) -> None:
+    take_unread()
+    parse_messages([turn], "f:1", "messages")
+    assert [*take_unread()] == what
+
+
+def test_columns_of_thoughts_and_tools_that_no_template_writes() -> None:
+    rows = [
+        row(1, prompt="Q", completion="A", reasoning="because", thinking=None),
+        row(2, messages=[user("Q"), assistant("A")], tools=[{"name": "f"}]),
+    ]
+    _, counts = tokenize_chat(rows, make_tokenizer(), max_length=None)
+    assert counts.unread == {
+        'the column "reasoning"': [1, "data.jsonl:1"],
+        "tools, which the chat template does not write": [1, "data.jsonl:2"],
+    }
+    _, counts = tokenize_chat(rows[1:], make_tokenizer(template("qwen3")), max_length=None)
+    assert counts.unread == {}
+
+
+def test_a_run_counts_what_is_not_read() -> None:
+    rows = [row(line, messages=[user("Q"), assistant("A", notes="n")]) for line in (1, 2)]
+    rows.append(row(3, messages=[user("Q"), assistant("A", reasoning_effort="n")]))
+    _, counts = tokenize_chat(rows, make_tokenizer(), max_length=None)
+    assert counts.unread == {
+        '"notes" of a turn of assistant': [2, "data.jsonl:1"],
+        '"reasoning_effort" of a turn of assistant': [1, "data.jsonl:3"],
+    }
+    assert counts.to_dict()["unread"] == counts.unread
+    _, others = tokenize_chat([row(messages=[user("Q"), assistant("A")])], make_tokenizer(), max_length=None)
+    assert "unread" not in others.to_dict()
+    others.add(counts)
+    assert others.unread == counts.unread

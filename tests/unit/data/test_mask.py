@@ -1,0 +1,336 @@
+"""What is trained of a conversation as text, and of its tokens."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hftune.data.mask import SpanFinder, asked_turn, rows_of, span_of_tokens, token_ranges, tokens_of
+from hftune.data.rendering import Renderer
+from hftune.data.turns import Span, TurnFinder
+from hftune.errors import DataError
+from tests.unit.data.helpers import assistant, call, make_tokenizer, template, user
+from tests.unit.data.tokenizers import TEXTS, TOKENIZERS
+
+BYTES = TOKENIZERS["bytes"].backend_tokenizer
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+@settings(max_examples=100, deadline=None)
+@given(text=TEXTS.filter(bool), data=st.data())
+def test_each_token_belongs_to_the_span_that_it_shares_a_character_with(
+    name: str, text: str, data: st.DataObject
+) -> None:
+    cuts = sorted(data.draw(st.sets(st.integers(0, len(text)), max_size=6)))
+    spans = [Span(start, end) for start, end in zip(cuts[::2], cuts[1::2], strict=False)]
+    encoding = TOKENIZERS[name].backend_tokenizer.encode(text, add_special_tokens=False)
+    expected = [
+        max((at for at, span in enumerate(spans) if max(start, span.start) < min(end, span.end)), default=-1)
+        for start, end in token_ranges(encoding).tolist()
+    ]
+    assert span_of_tokens(encoding, spans).tolist() == expected
+    if expected and spans and 0 in expected:
+        first = [at for at, owner in enumerate(span_of_tokens(encoding, spans[:1])) if owner == 0]
+        assert tokens_of(encoding, spans[:1]) == [(first[0], first[-1] + 1)]
+
+
+def ranged(*offsets: tuple[int, int]) -> Any:
+    """An encoding of tokens with these ranges."""
+    return type("Ranged", (SimpleNamespace,), {"__len__": lambda self: len(offsets)})(offsets=[*offsets])
+
+
+def test_by_hand() -> None:
+    encoding = ranged((0, 3), (3, 5), (5, 8), (8, 9), (9, 12))
+    # A token that reaches into a span is trained.
+    assert span_of_tokens(encoding, [Span(4, 7), Span(9, 10)]).tolist() == [-1, 0, 0, -1, 1]
+    assert tokens_of(encoding, [Span(4, 7), Span(9, 10)]) == [(1, 3), (4, 5)]
+    assert span_of_tokens(ranged(), [Span(0, 1)]).tolist() == []
+    cut = BYTES.encode("you you you", add_special_tokens=False)
+    assert span_of_tokens(cut, [Span(0, 3), Span(8, 11), Span(11, 20)]).tolist() == [0, -1, 1], "behind the cut"
+
+
+def test_all_bytes_of_a_character_are_trained() -> None:
+    encoding = BYTES.encode("a🙂b", add_special_tokens=False)
+    assert span_of_tokens(encoding, [Span(1, 2)]).tolist() == [-1, 0, 0, 0, 0, -1]
+    assert tokens_of(encoding, [Span(1, 2)]) == [(1, 5)]
+
+
+def test_a_token_in_two_spans_belongs_to_the_later() -> None:
+    encoding = BYTES.encode("you", add_special_tokens=False)
+    assert len(encoding) == 1 and span_of_tokens(encoding, [Span(0, 1), Span(2, 3)]).tolist() == [1]
+
+
+@pytest.mark.parametrize(
+    ("offsets", "ranges"),
+    [
+        ([(0, 3), (5, 8)], [(0, 3), (5, 8)]),
+        ([(1, 1), (1, 3)], [(0, 1), (1, 3)]),
+        ([(0, 3), (5, 5), (5, 8)], [(0, 3), (3, 5), (5, 8)]),
+        ([(0, 4), (1, 2), (3, 3), (6, 6)], [(0, 4), (1, 2), (3, 3), (4, 6)]),
+    ],
+)
+def test_ranges_of_no_width_are_widened(offsets: list[tuple[int, int]], ranges: list[tuple[int, int]]) -> None:
+    """Up to where the ones before reach; a gap before a token with a range of its own is nobody's."""
+    assert [tuple(one) for one in token_ranges(ranged(*offsets)).tolist()] == ranges
+
+
+def test_white_space_gets_its_range_back() -> None:
+    for trim in (True, False):
+        encoding = make_tokenizer(trim_offsets=trim).backend_tokenizer.encode("<|im_end|>\n\nyou  \n x 🙂")
+        ranges = token_ranges(encoding)
+        assert (ranges[:, 1] > ranges[:, 0]).all() and tuple(ranges[1]) == (10, 11)
+
+
+def test_a_turn_is_rendered_twice_where_neighbours_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The conversation and its prompt; of several turns each has a prompt and an end."""
+    tokenizer, renders = make_tokenizer(), []
+    write = tokenizer.apply_chat_template
+    finder = SpanFinder(tokenizer)
+    finder([user("a"), assistant("b")])  # asks what the template reads, and whether it has a generation prompt
+    monkeypatch.setattr(
+        tokenizer, "apply_chat_template", lambda said, **options: renders.append(1) or write(said, **options)
+    )
+    for turns in (1, 2, 5):
+        renders.clear()
+        finder([user("a"), assistant("b")] * turns)
+        assert len(renders) == 2 * turns
+
+
+def test_weights_follow_their_turns() -> None:
+    finder = SpanFinder(make_tokenizer())
+    turns = [user("a"), assistant("b", weight=0.5), user("c"), assistant("d", weight=0), user("e"), assistant("f")]
+    found = finder(turns)
+    assert [(found.text[span.start : span.end], span.weight) for span in found.spans] == [
+        ("b<|im_end|>", 0.5),
+        ("f<|im_end|>", 1.0),
+    ]
+    # Also on the exact way, which a call takes.
+    turns[1] = call("get") | {"weight": 0.25}
+    tokenizer = make_tokenizer(template("qwen2_5"))
+    assert [span.weight for span in SpanFinder(tokenizer)(turns).spans] == [0.25, 1.0]
+
+
+def test_all_of_a_conversation_is_one_span() -> None:
+    found = SpanFinder(make_tokenizer(), train_on_inputs=True)([user("a"), assistant("b")])
+    assert found.spans == [Span(0, len(found.text))]
+    tokenizer, tools = make_tokenizer(template("qwen2_5")), [{"type": "function", "function": {"name": "look_up"}}]
+    found = SpanFinder(tokenizer, train_on_inputs=True)([user("a"), assistant("b")], tools)
+    assert "look_up" in found.text and found.spans == [Span(0, len(found.text))]
+
+
+THOUGHTS = [
+    user("a"), assistant("b", reasoning_content="hm"), user("c"), assistant("d", reasoning_content="oh"),
+]  # fmt: skip
+PLAIN = [user("a"), assistant("b"), user("c"), assistant("d")]
+END = "<｜end▁of▁sentence｜>"
+FIRST, SECOND = "<bos><｜User｜>a<｜Assistant｜>", f"<bos><｜User｜>a<｜Assistant｜>b{END}<｜User｜>c<｜Assistant｜>"
+# As DeepSeek-V3.1: no line breaks around thoughts.
+TIGHT = (
+    "{% for m in messages %}{{ '<' + m.role + '>' + m.content.split('</think>')[-1] + '<end>' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<assistant><think>' }}{% endif %}"
+)
+
+
+def rows(text: str, messages: list[dict[str, Any]], **settings: Any) -> list[tuple[str, str]]:
+    """(before, trained) of each row with its only turn."""
+    finder = SpanFinder(make_tokenizer(text), **{"rewritten": "split", **settings})
+    found = finder.rows(messages)
+    return [(one.text[: one.spans[0].start], one.text[one.spans[0].start : one.spans[-1].end]) for one in found]
+
+
+def test_each_turn_behind_the_prompt_of_inference() -> None:
+    asked = "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n"
+    then = f"{asked}b<|im_end|>\n<|im_start|>user\nc<|im_end|>\n<|im_start|>assistant\n"
+    first = (asked, "<think>\nhm\n</think>\n\nb<|im_end|>")
+    second = (then, "<think>\noh\n</think>\n\nd<|im_end|>")
+    assert rows(template("qwen3"), THOUGHTS) == [first, second]
+    assert rows(template("qwen3"), THOUGHTS, rewritten="last") == [second]
+    assert rows(template("qwen3"), [*THOUGHTS[:3], {**THOUGHTS[3], "weight": 0}]) == [first]
+    with pytest.raises(DataError, match=r"rewrites earlier turns: turn 2 \(assistant\)"):
+        rows(template("qwen3"), THOUGHTS, rewritten="refuse")
+
+
+def test_calls_stay_with_the_answer_after_them() -> None:
+    call = [{"type": "function", "function": {"name": "get", "arguments": {"x": 1}}}]
+    messages = [
+        user("a"), assistant("", reasoning_content="hm", tool_calls=call), {"role": "tool", "content": "1"},
+        assistant("b", reasoning_content="oh"), user("c"), assistant("d", reasoning_content="so"),
+    ]  # fmt: skip
+    finder = TurnFinder(messages, SpanFinder(make_tokenizer(template("qwen3"))).render)
+    assert [row.turns for row in rows_of(finder)] == [[1, 3], [5]]
+
+
+@pytest.mark.parametrize("name", ["deepseekv3", "deepseek_r1_distill", "deepseek_r1_distill_training"])
+def test_a_thought_that_the_prompt_opens(name: str) -> None:
+    """The row continues the prompt of inference, though the template writes no thoughts in conversations."""
+    given = [(f"{FIRST}<think>\n", f"hm\n</think>\n\nb{END}"), (f"{SECOND}<think>\n", f"oh\n</think>\n\nd{END}")]
+    assert rows(template(name), THOUGHTS) == given
+    assert rows(template(name), THOUGHTS[:2], rewritten="refuse") == given[:1]
+    inline = [user("a"), assistant("<think>hm</think>b")]
+    assert rows(template("deepseekv3"), inline) == given[:1]
+    empty = "\n</think>\n\n"
+    asked = [(f"{FIRST}<think>\n{empty}", f"b{END}"), (f"{SECOND}<think>\n{empty}", f"d{END}")]
+    assert rows(template(name), PLAIN) == asked
+    # Rows follow the turns that are trained.
+    assert rows(template(name), [*PLAIN[:3], {**PLAIN[3], "weight": 0}]) == asked[:1]
+    assert rows(template(name), [PLAIN[0], {**PLAIN[1], "weight": 0}, *PLAIN[2:]]) == asked[1:]
+    trained = [(f"{FIRST}<think>\n", f"{empty}b{END}"), (f"{SECOND}<think>\n", f"{empty}d{END}")]
+    assert rows(template(name), PLAIN, empty_thoughts="train") == trained
+    with pytest.raises(DataError, match="opens thoughts, so empty ones cannot be dropped"):
+        rows(template(name), PLAIN, empty_thoughts="drop")
+
+
+def test_line_breaks_are_those_of_the_prompt() -> None:
+    assert rows(TIGHT, THOUGHTS[:2]) == [("<user>a<end><assistant><think>", "hm</think>b<end>")]
+    assert rows(TIGHT, PLAIN[:2]) == [("<user>a<end><assistant><think></think>", "b<end>")]
+    square = TIGHT.replace("<think>", "[THINK]").replace("</think>", "[/THINK]")
+    assert rows(square, THOUGHTS[:2]) == [("<user>a<end><assistant>[THINK]", "hm[/THINK]b<end>")]
+
+
+def test_another_beginning_is_refused() -> None:
+    other = TIGHT.replace("'<assistant><think>'", "'<assistant>Sure: <think>'")
+    for text in (other, TIGHT.replace("'<assistant><think>'", "'<assistant><note>'")):
+        with pytest.raises(DataError, match="what would be trained is not what the model is asked"):
+            rows(text, PLAIN[:2])
+    # Thoughts in two places: one of them would be lost.
+    with pytest.raises(DataError, match="drops the reasoning"):
+        rows(TIGHT, [user("a"), assistant("<think>one</think>b", reasoning_content="two")])
+
+
+def test_the_argument_with_which_a_template_asks_as_it_writes_is_named() -> None:
+    """As a user types it: JSON has `false`."""
+    asking = (
+        "{% for m in messages %}{{ '<' + m.role + '>' + m.content + '<end>' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<assistant>' }}{% if think is not defined or think %}{{ '[hm]' }}"
+        "{% endif %}{% endif %}"
+    )
+    with pytest.raises(DataError) as problem:
+        rows(asking, [user("a"), assistant("b")], rewritten="refuse")
+    assert """--chat_template_kwargs '{"think": false}'""" in str(problem.value)
+    refuses = "{% if think is defined and think %}{{ raise_exception('no') }}{% endif %}"
+    with pytest.raises(DataError) as problem:
+        rows(refuses + asking, [user("a"), assistant("b")], rewritten="refuse")
+    assert """--chat_template_kwargs '{"think": false}'""" in str(problem.value), "the other value is tried as well"
+    assert rows(asking.replace("not defined or think", "defined and think"), [user("a"), assistant("b")])
+
+
+ASKING = (
+    "{% for m in messages %}{{ '<' + m.role + '>' + (said or '') * (m.role == 'assistant') + m.content + '<end>' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<assistant>' }}ASKED{% endif %}"
+)
+
+
+@pytest.mark.parametrize("fits", ["true", "false"])
+def test_only_an_argument_that_asks_as_the_template_writes_is_named(fits: str) -> None:
+    """Of both values the one that does, and none that changes the prompt to something else."""
+    asked = f"{{% if think is not defined %}}[hm]{{% elif think != {fits} %}}[oh]{{% endif %}}"
+    with pytest.raises(DataError, match=r"with '\[hm\]' where it writes 'b<end>'") as problem:
+        rows(ASKING.replace("ASKED", asked), [user("a"), assistant("b")], rewritten="refuse")
+    assert f"""--chat_template_kwargs '{{"think": {fits}}}'""" in str(problem.value)
+
+
+def test_an_argument_that_changes_nothing_is_not_named() -> None:
+    same = ASKING.replace("ASKED", "[hm]{% if think %}{% endif %}")
+    with pytest.raises(DataError, match="what would be trained is not what the model is asked") as problem:
+        rows(same, [user("a"), assistant("b")], rewritten="refuse")
+    assert "think" not in str(problem.value) and "Give --rewritten_turns keep" in str(problem.value.fix)
+
+
+@pytest.mark.parametrize("earlier", [True, False])
+def test_whether_a_turn_is_asked_otherwise_since_another_follows(earlier: bool) -> None:
+    finder: Any = SimpleNamespace(
+        text="<user>a<end>abcdefghijklmnopqrstuvwxyz", beginning=lambda index, prompt: "<user>a<end>Sure: ",
+        _switch=lambda index: "",
+        _is_earlier=lambda index: earlier,
+    )  # fmt: skip
+    said = str(TurnFinder._inexact(finder, 1, 12))
+    assert "turn 2 (assistant) with 'Sure: ' where it writes 'abcdefghijklmnopqrst'" in said
+    why = ", as it rewrites earlier turns" if earlier else ""
+    assert f"in the conversation{why}: what would be trained" in said
+
+
+# Thoughts before a call are shown until the answer is written.
+DROPPING = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if m.reasoning_content and not messages[loop.index:] | selectattr('role', 'eq', 'assistant') | list %}"
+    "<think>{{ m.reasoning_content }}</think>{% endif %}"
+    "{{ m.content }}{% for c in m.tool_calls or [] %}[{{ c.function.name }}]{% endfor %}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+SAID = [user("Q"), {**call("get", x=1), "reasoning_content": "so"}, {"role": "tool", "content": "7"}]
+
+
+def finder(text: str, *messages: dict[str, Any]) -> TurnFinder:
+    return TurnFinder([*messages], Renderer(make_tokenizer(text)))
+
+
+def test_the_prompt_and_behind_it_the_turn() -> None:
+    for answer in (assistant("A"), assistant("A", reasoning_content="oh"), assistant("A", weight=0.5)):
+        part = finder(DROPPING, *SAID, answer)
+        found = asked_turn(part)
+        assert found is not None
+        text, (span,) = found.text, found.spans
+        prompt = part.renderer(SAID, add_generation_prompt=True)
+        assert "<think>so</think>" in prompt and "so" not in part.text
+        thoughts = "<think>oh</think>" if "reasoning_content" in answer else ""
+        assert text == f"{prompt}{thoughts}A<|im_end|>\n"
+        assert text[span.start : span.end] == f"{thoughts}A<|im_end|>" and span.start == len(prompt)
+        assert span.weight == answer.get("weight", 1.0)
+
+
+def test_none_where_the_turn_is_written_in_another_way() -> None:
+    # Behind a result it is another text than behind a question.
+    other = DROPPING.replace("{{ m.content }}", "{% if loop.index > 3 %}late {% endif %}{{ m.content }}")
+    assert asked_turn(finder(other, *SAID, assistant("A"))) is None
+    # No generation prompt, no question, and a turn that is lost.
+    assert asked_turn(finder(DROPPING.split("{% if add_generation")[0], *SAID, assistant("A"))) is None
+    assert asked_turn(finder(DROPPING, SAID[1], SAID[2], assistant("A"))) is None
+    assert asked_turn(finder(template("qwen2_5"), *SAID[:1], assistant("A", reasoning_content="oh"))) is None
+
+
+MARK = st.text("<>|[ae", min_size=1, max_size=4)
+CONTENT = st.text("<>|[ae \n你", max_size=6)
+TRAINED = st.lists(st.booleans(), min_size=3, max_size=3)
+
+
+def written(opening: str, middle: str, closing: str, tail: str, head: str) -> str:
+    """A template that writes turns one after the other, each between the same marks."""
+    return (
+        f"{head}{{% for m in messages %}}{{{{ {opening!r} + m.role + {middle!r} + m.content + {closing + tail!r} }}}}"
+        f"{{% endfor %}}{{% if add_generation_prompt %}}{{{{ {opening + 'assistant' + middle!r} }}}}{{% endif %}}"
+    )
+
+
+@settings(max_examples=150)
+@given(
+    opening=MARK, middle=MARK, closing=MARK, tail=st.sampled_from(["", "\n", "\n\n"]),
+    head=st.sampled_from(["", "<bos>"]), said=st.lists(st.tuples(CONTENT, CONTENT), min_size=1, max_size=3),
+    trained=TRAINED, last=st.booleans(),
+)  # fmt: skip
+def test_an_answer_and_its_end(
+    opening: str,
+    middle: str,
+    closing: str,
+    tail: str,
+    head: str,
+    said: list[tuple[str, str]],
+    trained: list[bool],
+    last: bool,
+) -> None:
+    messages, text, wanted = [], head, []
+    for number, (question, answer) in enumerate(said):
+        messages += [user(question), assistant(answer, weight=int(trained[number]))]
+        text += f"{opening}user{middle}{question}{closing}{tail}{opening}assistant{middle}"
+        if trained[number] and (not last or number == len(said) - 1):
+            wanted.append((len(text), len(text) + len(answer + closing)))
+        text += f"{answer}{closing}{tail}"
+    try:
+        found = SpanFinder(make_tokenizer(written(opening, middle, closing, tail, head)), last_turn_only=last)(messages)
+    except DataError:
+        return
+    assert found.text == text
+    assert [(span.start, span.end) for span in found.spans] == wanted

@@ -1,0 +1,331 @@
+"""Spans of the assistant's turns on real templates, against literal text and against TRL's own markers."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given as each
+from hypothesis import strategies as st
+from transformers.utils.chat_template_utils import render_jinja_template
+
+from hftune.data.mask import SpanFinder
+from hftune.data.rendering import Renderer
+from hftune.data.turns import Span, TurnFinder, _parts, common_start
+from hftune.errors import DataError
+from tests.unit.data.helpers import (
+    CHATML,
+    TEMPLATES,
+    assistant,
+    call,
+    make_tokenizer,
+    render_with_spans,
+    template,
+    user,
+)
+
+SYSTEM = {"role": "system", "content": "Be brief."}
+RESULT = {"role": "tool", "name": "get", "content": '{"t": 20}'}
+SCHEMA = {"type": "object", "properties": {"x": {"type": "integer", "description": "e"}}, "required": ["x"]}
+TOOLS = [{"type": "function", "function": {"name": "get", "description": "d", "parameters": SCHEMA}}]
+TWO = [user("你好?"), assistant("First 🙂."), user("b?"), assistant("第二\n\n done")]
+WITH_CALL = [user("a?"), call("get", x=1), RESULT, assistant("20"), user("b?"), assistant("bye")]
+THOUGHT = "<think>\nhm\n</think>\n\n"
+
+
+def spoken(name: str | None, messages: list[dict[str, Any]], text: str | None = None, **settings: Any) -> list[str]:
+    """The spans of a conversation as strings, on one of TRL's templates or on the one given."""
+    tokenizer = make_tokenizer(template(name) if name else text)
+    rendered, spans = render_with_spans(messages, tokenizer, **settings)
+    return [rendered[start:end] for start, end in spans]
+
+
+@pytest.mark.parametrize(
+    ("name", "messages", "expected"),
+    [
+        ("qwen2_5", TWO, ["First 🙂.<|im_end|>", "第二\n\n done<|im_end|>"]),
+        ("qwen2_5", [SYSTEM, *TWO], ["First 🙂.<|im_end|>", "第二\n\n done<|im_end|>"]),
+        ("llama3", [SYSTEM, *TWO], ["First 🙂.<|eot_id|>", "第二\n\n done<|eot_id|>"]),
+        ("gemma", TWO, ["First 🙂.<end_of_turn>", "第二\n\n done<end_of_turn>"]),
+        # The last turn only is closed with EOS, or another token.
+        ("phi3", TWO, ["First 🙂.<|end|>", "第二\n\n done<|end|>\n<|endoftext|>"]),
+        ("gptoss", TWO,
+         ["<|channel|>final<|message|>First 🙂.<|end|>", "<|channel|>final<|message|>第二\n\n done<|return|>"]),
+        # Its generation prompt opens a thought, which a turn without one does not have.
+        ("deepseekv3", TWO, ["First 🙂.<｜end▁of▁sentence｜>", "第二\n\n done<｜end▁of▁sentence｜>"]),
+        # No terminator at all.
+        # An empty thought is of the prompt: up to where GLM's own ends when thinking is off.
+        ("glm4moe", TWO, ["\nFirst 🙂.", "\n第二\n\n done"]),
+        # One before the last turn, none before earlier ones.
+        ("qwen3", TWO, ["First 🙂.<|im_end|>", "第二\n\n done<|im_end|>"]),
+        ("qwen3", [user("a"), assistant(THOUGHT + "b")], [THOUGHT + "b<|im_end|>"]),
+        ("qwen3", [user("a"), assistant("b", reasoning_content="hm")], [THOUGHT + "b<|im_end|>"]),
+        # A conversation that the assistant opens, two turns in a row, trailing user turn, white space kept in a turn.
+        ("qwen2_5", [assistant("Hi"), *TWO[:2]], ["Hi<|im_end|>", "First 🙂.<|im_end|>"]),
+        ("qwen2_5", [user("a"), assistant("b"), assistant("c")], ["b<|im_end|>", "c<|im_end|>"]),
+        ("qwen2_5", TWO[:3], ["First 🙂.<|im_end|>"]),
+        ("qwen2_5", [user("a"), assistant(" b \n")], [" b \n<|im_end|>"]),
+        ("llama3", [user("a"), assistant(" b \n")], ["b<|eot_id|>"]),
+        ("qwen2_5", [user("same"), assistant("same"), user("same"), assistant("same")], ["same<|im_end|>"] * 2),
+        ("qwen3", [user("same"), assistant("same"), user("same"), assistant("x")],
+         ["same<|im_end|>", "x<|im_end|>"]),
+        ("qwen2_5", [user("a"), assistant("b", weight=0), user("c"), assistant("d", weight=1)], ["d<|im_end|>"]),
+    ],
+)  # fmt: skip
+def test_spans(name: str, messages: list[dict[str, Any]], expected: list[str]) -> None:
+    assert spoken(name, messages) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "first"),
+    [
+        ("qwen2_5", '<tool_call>\n{"name": "get", "arguments": {"x": 1}}\n</tool_call><|im_end|>'),
+        ("qwen3", '<tool_call>\n{"name": "get", "arguments": {"x": 1}}\n</tool_call><|im_end|>'),
+        ("llama3_1", '{"name": "get", "parameters": {"x": 1}}<|eot_id|>'),
+    ],
+)
+def test_function_calls_are_trained_and_results_are_not(name: str, first: str) -> None:
+    spans = spoken(name, WITH_CALL, tools=TOOLS)
+    assert len(spans) == 3
+    assert spans[0] == first
+    assert not any('{"t": 20}' in span for span in spans)
+
+
+NO_PROMPT = "{% for m in messages %}{{ m.role + ': ' + m.content + '\n' }}{% endfor %}"
+LLAMA2 = (
+    "{% for m in messages %}{% if m.role == 'user' %}[INST] {{ m.content }} [/INST] "
+    "{% else %}{{ m.content + eos_token }}{% endif %}{% endfor %}"
+)
+CLOSING = NO_PROMPT.replace("m.content", "m.content + ('' if m.content.endswith('!') else '[END]')")
+OPENED = (
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+BARE = "{% for m in messages %}{{ m.content }}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("text", "messages", "expected"),
+    [
+        (NO_PROMPT, TWO, ["First 🙂.", "第二\n\n done"]),
+        # The user says what the template writes before the assistant.
+        (NO_PROMPT, [user("assistant: b"), assistant("b")], ["b"]),
+        (LLAMA2, TWO, ["First 🙂.<|endoftext|>", "第二\n\n done<|endoftext|>"]),
+        # No terminator: white space at the end is the turn's own.
+        (BARE, [user("a"), assistant("b \n"), user("c"), assistant("d\n")], ["b \n", "d\n"]),
+        # What closes a turn depends on what it says.
+        (CLOSING, [user("a!"), assistant("b!"), user("c"), assistant("d")], ["b!", "d[END]"]),
+    ],
+)
+def test_templates_without_a_generation_prompt(text: str, messages: list[dict[str, Any]], expected: list[str]) -> None:
+    assert spoken(None, messages, text) == expected
+
+
+def test_last_turn_only() -> None:
+    thoughts = [user("a"), assistant(THOUGHT + "b"), user("c"), assistant(THOUGHT + "d")]
+    assert spoken("qwen3", thoughts, last_turn_only=True) == [THOUGHT + "d<|im_end|>"]
+
+
+@pytest.mark.parametrize(
+    ("name", "messages", "words"),
+    [
+        ("qwen3", [user("a"), assistant(THOUGHT + "b"), user("c"), assistant("d")],
+         ["rewrites earlier turns", "turn 2", "reasoning", "last turn only", "split", "--chat_template"]),
+        ("deepseek_r1_distill", [user("a"), assistant(THOUGHT + "b")], ["drops the reasoning of turn 2"]),
+        ("qwen2_5", [user("a"), assistant("b", reasoning_content="hm")], ["drops the reasoning of turn 2"]),
+        ("llama3", [user("a"), call("get", x=1)], ["drops the function call of turn 2"]),
+        ("llama3", [user("a"), {**call("get", x=1), "content": "said"}], ["drops the function call of turn 2"]),
+        ("qwen3_5_nothink", [user("a"), assistant(THOUGHT + "b")], ["its own generation prompt", "turn 2"]),
+        ("gemma", [SYSTEM, *TWO], ["refuses this conversation", "System role not supported"]),
+        ("gemma", [user("a"), user("b"), assistant("c")], ["refuses", "user user assistant", "alternate"]),
+        ("deepseekv3", [user("a"), call("get", x=1)], ["refuses", "concatenate"]),
+        ("smolvlm", TWO, ["drops the content"]),
+        # Nothing is there that could be trained.
+        (None, [user("a"), assistant("")], ["turn 2 (assistant) cannot be located exactly"]),
+    ],
+)  # fmt: skip
+def test_refused(name: str | None, messages: list[dict[str, Any]], words: list[str]) -> None:
+    with pytest.raises(DataError) as caught:
+        spoken(name, messages, BARE)
+    assert not [word for word in words if word not in str(caught.value)], str(caught.value)
+    assert caught.value.fix
+
+
+def test_turns_are_never_taken_from_elsewhere() -> None:
+    """A template that writes earlier answers in another case: the content is nowhere, so it must be refused."""
+    shouting = (
+        "{% for m in messages %}{{ '<' + m.role + '>' }}"
+        "{{ (m.content if loop.last else m.content | upper) + '\n' }}{% endfor %}"
+    )
+    with pytest.raises(DataError, match="rewrites earlier turns"):
+        spoken(None, [user("b"), assistant("b"), user("c"), assistant("d")], shouting)
+
+
+TRAINING = sorted(path.stem for path in TEMPLATES.glob("*_training.jinja"))
+CONVERSATIONS = {
+    "two": TWO,
+    "system": [SYSTEM, *TWO],
+    "call": WITH_CALL,
+    "thought": [user("a"), assistant(THOUGHT + "b")],
+}
+# Templates for images want content as a list of parts.
+IMAGES = {"idefics3_training", "llava_next_training", "smolvlm_training"}
+
+
+@pytest.mark.parametrize("kind", CONVERSATIONS)
+@pytest.mark.parametrize("name", [name for name in TRAINING if name not in IMAGES])
+def test_agrees_with_the_markers_of_training_templates(name: str, kind: str) -> None:
+    """TRL marks what is trained with {% generation %}; ours may leave out only what the generation prompt holds."""
+    messages, tokenizer = CONVERSATIONS[kind], make_tokenizer(template(name))
+    tools = TOOLS if kind == "call" else None
+    try:
+        text, ours = render_with_spans(messages, tokenizer, tools)
+    except DataError as error:
+        assert any(word in str(error) for word in ("refuses", "drops", "generation prompt"))
+        return
+    settings = {"tools": tools, "chat_template": tokenizer.chat_template, **tokenizer.special_tokens_map}
+    rendered, marked = render_jinja_template([messages], return_assistant_tokens_mask=True, **settings)
+    assert rendered[0] == text
+    theirs = {place for start, end in marked[0] for place in range(start, end)}
+    mine = {place for start, end in ours for place in range(start, end)}
+    # Gemma 4 opens the tool's answer at the end of a call; the model does write that token.
+    extra = "".join(text[place] for place in sorted(mine - theirs)).replace("<|tool_response>", "")
+    assert not extra.strip()
+    # What they train and we do not stands at the start of a turn, or is white space after it.
+    starts = {start for start, _ in ours}
+    for place in theirs - mine:
+        rest = place
+        while rest in theirs - mine:
+            rest += 1
+        assert rest in starts or not text[place:rest].strip()
+
+
+def test_an_untrained_end_of_text_behind_a_turn_is_refused() -> None:
+    """A template without any terminator, and a user who writes one."""
+    with pytest.raises(DataError, match=r"writes <\|endoftext\|> behind a turn"):
+        spoken(None, [user("a"), assistant("b"), user("<|endoftext|>c"), assistant("d")], BARE)
+    with pytest.raises(DataError, match=r"writes <\|endoftext\|> behind a turn"):
+        spoken(None, [user("a"), assistant("b"), user("\n <|endoftext|>c"), assistant("d")], BARE)
+    without = make_tokenizer(BARE)
+    without.eos_token = None
+    text, spans = render_with_spans([user("a"), assistant("b"), user("None"), assistant("d")], without)
+    assert [text[start:end] for start, end in spans] == ["b", "d"]
+
+
+def finder(text: str, messages: list[dict[str, Any]]) -> TurnFinder:
+    return TurnFinder(messages, Renderer(make_tokenizer(text)))
+
+
+def test_white_space_of_a_content_is_its_own_up_to_where_it_ends_last() -> None:
+    """The same words may stand in the thoughts before it."""
+    found = finder(BARE, [user("a"), assistant("b \n")])
+    found.text = "xb \nyb \n  "
+    assert found._trimmed(1, 0, len(found.text)) == len("xb \nyb \n")
+    found.text = "xb \ny  "
+    assert found._trimmed(1, 0, len(found.text)) == len("xb \ny")
+    found.text = "b \n<|im_end|>  "
+    assert found._trimmed(1, 0, len(found.text)) == len("b \n<|im_end|>")
+    assert finder(BARE, [user("a"), assistant(" ")])._trimmed(1, 0, 2) == 1, "white space alone is nowhere"
+
+
+@pytest.mark.parametrize(
+    ("text", "after", "closes"),
+    [
+        (BARE, "next words", ""),
+        (template("qwen2_5"), "<|im_end|>\n<|im_start|>user", "<|im_end|>"),
+        (template("qwen2_5"), "<|eot_id|>", ""),
+        (template("phi3"), "<|end|>\n<|user|>\nb", "<|end|>"),
+        (CLOSING, "[END]\nuser: b", "[END]"),
+        (CLOSING + "{{ eos_token + '\n' }}", "[END]\nuser: b", "[END]"),
+        # Only the opener of the next turn, whoever speaks.
+        (OPENED, "<|im_start|>user\nb", ""),
+    ],
+)
+def test_what_closes_a_turn(text: str, after: str, closes: str) -> None:
+    found = finder(text, [user("a"), assistant("b")])
+    upto = [user("a"), {"role": "assistant", "content": found.probe}]
+    assert found._terminator(upto, after) == len(closes)
+
+
+def test_a_prompt_that_a_template_refuses_does_not_hide_the_next() -> None:
+    found = finder(template("qwen2_5"), [user("a"), assistant("b")])
+
+    def refuses(*given: Any, **options: Any) -> str:
+        raise DataError("no", fix="none")
+
+    found.tools = TOOLS
+    found.thoughts = SimpleNamespace(off=[refuses, lambda *given, **options: f"{given} {options}"])
+    assert found.prompts_without_thoughts(1) == [f"{([user('a')], TOOLS)} {{'add_generation_prompt': True}}"]
+
+
+def test_a_prompt_without_thoughts_is_exact_if_it_is_all_that_is_written() -> None:
+    other = CHATML.replace("assistant\n", "assistant\nSure: ")
+    found = finder(other, [user("a"), assistant("b")])
+    start = found.text.rindex("b")
+    assert not found.text.startswith(str(found.beginning(1, prompt=True)))
+    for prompts, exact in (
+        ([found.text[:start]], True),
+        (["x", found.text[:start]], True),
+        (["x"], False),
+        ([], False),
+    ):
+        found.prompts_without_thoughts = lambda index, prompts=prompts: prompts  # type: ignore[method-assign]
+        assert found._is_exact(1, start) is exact
+
+
+def test_a_part_is_found_as_the_whole_is() -> None:
+    renderer = Renderer(make_tokenizer(template("qwen2_5")))
+    whole = TurnFinder(WITH_CALL, renderer, TOOLS, empty_thoughts="train")
+    part = whole.upto(2)
+    assert part.messages == WITH_CALL[:2] and part.renderer is renderer and part.tools is TOOLS
+    assert part.empty_thoughts == "train"
+    assert part.beginnings is whole.beginnings, "rendered once"
+
+
+@pytest.mark.parametrize(
+    ("message", "parts"),
+    [
+        (assistant(" b \n"), [("content", "b")]),
+        (assistant(""), []),
+        (assistant("<think>\nhm\n</think>\n\nb"), [("reasoning", "hm"), ("content", "b")]),
+        (assistant("hm</think>b"), [("reasoning", "hm"), ("content", "b")]),
+        (assistant("<think>hm"), [("content", "<think>hm")]),
+        # Of several marks the last ones.
+        (assistant("<think>one</think>two</think>b"), [("reasoning", "one</think>two"), ("content", "b")]),
+        (assistant("<think>one<think>two</think>b"), [("reasoning", "two"), ("content", "b")]),
+        (assistant("b", reasoning_content=" so "), [("reasoning", "so"), ("content", "b")]),
+        (assistant("b", reasoning_content=None, tool_calls=None), [("content", "b")]),
+        ({**call("get", x=1), "content": "b"}, [("content", "b"), ("function call", "get")]),
+        ({**call("get"), "tool_calls": [*call("get")["tool_calls"], *call("put")["tool_calls"]]},
+         [("function call", "get"), ("function call", "put")]),
+    ],
+)  # fmt: skip
+def test_what_a_turn_says(message: dict[str, Any], parts: list[tuple[str, str]]) -> None:
+    assert _parts(message) == parts
+
+
+def test_the_probe_is_no_part_of_the_text() -> None:
+    assert finder(BARE, [user("a"), assistant("b")]).probe == "HFTUNE7PROBE"
+    assert finder(BARE, [user("HFTUNE7PROBE"), assistant("HFTUNE8PROBE")]).probe == "HFTUNE9PROBE"
+
+
+def test_what_nobody_asks_for_is_off() -> None:
+    found = finder(BARE, [user("a"), assistant("b")])
+    assert found.empty_thoughts == "mask"
+    assert found.trained_turns() == [1]
+    spans = SpanFinder(make_tokenizer(BARE))
+    assert not (spans.train_on_inputs or spans.last_turn_only)
+    assert (spans.guard.mode, spans.rewritten) == ("split", "keep") and Span(0, 1).weight == 1.0
+
+
+@each(st.text("ab", max_size=30), st.text("ab", max_size=30))
+def test_what_two_texts_begin_with(left: str, right: str) -> None:
+    shared = common_start(left, right)
+    assert left.startswith(shared) and right.startswith(shared)
+    following = left[len(shared) :][:1], right[len(shared) :][:1]
+    assert following[0] != following[1] or following == ("", ""), "no more of them is alike"
+
+
+def test_turns_that_touch_do_not_overlap() -> None:
+    assert spoken(None, [user("a"), assistant("b"), assistant("c")], BARE) == ["b", "c"]

@@ -1,11 +1,10 @@
-"""JSON of bounded size and depth; every fault is one message with the file and the line."""
+"""JSON of bounded size; every fault is one message with the file and the line."""
 
 from __future__ import annotations
 
 import itertools
 import json
 import math
-import re
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -19,17 +18,8 @@ LIMIT = 64 * MIB
 LARGE = 256 * MIB
 """Of what grows with a vocabulary or a run: tokenizer.json, trainer_state.json."""
 
-_VALUES = 12_000_000
-"""Values in a file, by its commas and brackets. `[[],[],...` takes twenty bytes of memory for each of its own."""
-_DIGITS = 64
-"""Of a whole number. transformers writes 10**30 for "no limit"; Python refuses 4301, and floats end at 308."""
 _KINDS = {dict: "an object {...}", list: "a list [...]", str: "a text", int: "a number"}
-_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _FIX = "copy or download it again, or fix it"
-
-
-class _Fault(ValueError):
-    """A fault of a value, raised from within the parser."""
 
 
 def read_json(
@@ -39,7 +29,6 @@ def read_json(
     kind: type | None = dict,
     finite: bool = True,
     fast: bool = False,
-    halves: bool = False,
     error: type[UserError] = ManifestError,
     fix: str = _FIX,
 ) -> Any:
@@ -51,7 +40,6 @@ def read_json(
         kind: Of its outermost value; None: any.
         finite: Refuse NaN and infinities, which JSON does not know and Python writes (in the log of a run, say).
         fast: Take half the time, and the last of two values of one key; whole numbers end at 64 bits.
-        halves: Take halves of a character, which hftune's own notes on somebody's data may hold.
         error: Class of the message.
         fix: What to do about a fault.
 
@@ -59,7 +47,7 @@ def read_json(
         UserError: There is no such file, it is too large or is none, or it is not JSON of that kind.
     """
     content = read_bytes(file, limit=limit, error=error)
-    return parse_json(content, str(file), kind=kind, finite=finite, fast=fast, halves=halves, error=error, fix=fix)
+    return parse_json(content, str(file), kind=kind, finite=finite, fast=fast, error=error, fix=fix)
 
 
 def parse_json(
@@ -69,7 +57,6 @@ def parse_json(
     kind: type | None = dict,
     finite: bool = True,
     fast: bool = False,
-    halves: bool = False,
     error: type[UserError] = ManifestError,
     fix: str = _FIX,
 ) -> Any:
@@ -79,22 +66,16 @@ def parse_json(
         at = f"{place}:{line}" if line and not place.startswith("--") else place
         raise error(f"{place}: {cause}", place=at, fix=fix) from why
 
-    # Counted in the bytes, before anything is built of them.
     raw = content.encode("utf-8", "surrogatepass") if isinstance(content, str) else content
-    if raw.count(b",") + raw.count(b"[") + 3 * raw.count(b"{") > _VALUES:
-        refuse(f"it holds more than {_VALUES:,} values", None)
     try:
         value = orjson.loads(raw) if fast else json.loads(raw.decode("utf-8"), **_hooks(finite))
-        # Only where the text has an escape of the kind: rebuilding all values costs as much as parsing.
-        if not (fast or halves) and _SURROGATE.search(raw):
-            _check_text(value)
     except UnicodeDecodeError as problem:
         refuse("it is not text in UTF-8", raw.count(b"\n", 0, problem.start) + 1, problem)
     except json.JSONDecodeError as problem:
         refuse(f"it is not valid JSON: {problem.msg} (column {problem.colno})", problem.lineno, problem)
     except RecursionError as problem:
         refuse("it is not usable JSON: brackets are nested too deeply", None, problem)
-    except _Fault as problem:
+    except ValueError as problem:  # of the hooks, or of a number with thousands of digits
         refuse(str(problem), None, problem)
     # Python takes true for a whole number.
     if kind is not None and (not isinstance(value, kind) or (kind is int and isinstance(value, bool))):
@@ -104,7 +85,7 @@ def parse_json(
 
 def _hooks(finite: bool) -> dict[str, Any]:
     # Hooks of the standard parser: orjson, which is faster, has none and lets repeated keys pass.
-    hooks: dict[str, Any] = {"object_pairs_hook": _object, "parse_int": _whole_number}
+    hooks: dict[str, Any] = {"object_pairs_hook": _object}
     return hooks | ({"parse_float": _finite, "parse_constant": _not_finite} if finite else {})
 
 
@@ -114,34 +95,20 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) < len(pairs):
         names = sorted(name for name, _ in pairs)
         twice = next(name for name, after in itertools.pairwise(names) if name == after)
-        raise _Fault(f"the key {shown(ascii(twice))} is there twice")
+        raise ValueError(f"the key {shown(ascii(twice))} is there twice")
     return found
-
-
-def _whole_number(text: str) -> int:
-    if len(text) > _DIGITS:
-        raise _Fault(f"a number has {len(text)} digits: {text[:8]}...")
-    return int(text)
 
 
 def _finite(text: str) -> float:
     # 1e999 is valid JSON, and infinite as a float.
     number = float(text)
     if not math.isfinite(number):
-        raise _Fault(f"{shown(text, 20)} is no finite number")
+        raise ValueError(f"{shown(text, 20)} is no finite number")
     return number
 
 
 def _not_finite(text: str) -> NoReturn:
-    raise _Fault(f"{text} stands where a number is needed")
-
-
-def _check_text(value: Any) -> None:
-    """Refuse lone surrogates: printing or writing one would fail much later."""
-    try:
-        json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeEncodeError as problem:
-        raise _Fault("it holds half a character (a lone surrogate)") from problem
+    raise ValueError(f"{text} stands where a number is needed")
 
 
 def _named(kind: type) -> str:

@@ -5,7 +5,6 @@ What reads them later takes a dict for a dict. A value of another kind is said h
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -40,7 +39,8 @@ _ADAPTER: Kinds = {
     "r": int,
     "lora_alpha": _NUMBER,
     "lora_dropout": _NUMBER,
-    **dict.fromkeys(("rank_pattern", "alpha_pattern"), dict),
+    "rank_pattern": {EACH: int},
+    "alpha_pattern": {EACH: _NUMBER},
     **dict.fromkeys(("target_modules", "exclude_modules", "layers_pattern"), (list, str)),
     "modules_to_save": [str],
     "target_parameters": [str],
@@ -95,9 +95,6 @@ KINDS: dict[str, Kinds] = {
 """Names to the kinds of some of their keys, each of which may also be absent or null; `[kind]` is a list of it,
 a dict an object of such keys, or of any with `EACH`."""
 
-_INNERMOST = re.compile(r"\(([^()]*)\)([*+{]?)")
-_IN_A_ROW = re.compile(r"(?:.(?:[*+?]|\{[\d,]+\})[?+]?){4}")
-
 REQUIRED = {
     "trainer_state.json": ("global_step",),
     "loader_state.json": ("kind",),
@@ -105,7 +102,6 @@ REQUIRED = {
 """What is read without asking whether it is there."""
 
 _VOCABULARIES = {"tokenizer.json", "vocab.json"}
-_NOTES = {MANIFEST_NAME, "trainer_state.json"}
 _LARGE = {*_VOCABULARIES, "trainer_state.json"}
 _INDEX = "model.safetensors.index.json"
 
@@ -119,9 +115,8 @@ def read_checked(file: Path, *, error: type[UserError] = ManifestError, fix: str
     # Vocabularies are the largest files by far, and written by libraries: no key of theirs stands twice.
     limit = LARGE if file.name in _LARGE else LIMIT
     fast = file.name in _VOCABULARIES
-    halves = file.name in _NOTES
     # NaN passes: Python has written it into logs and metrics of runs that diverged.
-    found: dict[str, Any] = read_json(file, limit=limit, finite=False, fast=fast, halves=halves, error=error, fix=fix)
+    found: dict[str, Any] = read_json(file, limit=limit, finite=False, fast=fast, error=error, fix=fix)
     for fault in _faults(found, KINDS.get(file.name, {}), REQUIRED.get(file.name, ())):
         raise error(f"{file}: {fault}", place=str(file), fix=fix)
     return found
@@ -148,44 +143,6 @@ def _faults(found: dict[str, Any], kinds: Kinds, required: tuple[str, ...] = ())
     # Models of several parts keep the language model's config there, with the same keys.
     if kinds is _CONFIG and isinstance(found.get("text_config"), dict):
         yield from (f"text_config: {fault}" for fault in _faults(found["text_config"], kinds))
-    if kinds is _ADAPTER:
-        yield from _pattern_faults(found)
-
-
-def _pattern_faults(config: dict[str, Any]) -> Iterator[str]:
-    """Regular expressions of an adapter, which peft compiles as they are, and the numbers that belong to them."""
-    for name in ("target_modules", "exclude_modules", "layers_pattern"):
-        said = config.get(name)
-        # Names in a list are compared as they are, but for those of layers.
-        texts = [said] if isinstance(said, str) else said if name == "layers_pattern" and isinstance(said, list) else ()
-        yield from (f"{name}{fault}" for text in texts for fault in _expression_faults(str(text)))
-    for name in ("rank_pattern", "alpha_pattern"):
-        patterns = config.get(name)
-        for pattern, value in patterns.items() if isinstance(patterns, dict) else ():
-            faults = (*_expression_faults(pattern), *_faults_of(value, int if name == "rank_pattern" else _NUMBER))
-            yield from (f"{name}{fault}" for fault in faults)
-
-
-def _expression_faults(text: str) -> Iterator[str]:
-    try:
-        re.compile(text)
-    except (re.error, RecursionError, OverflowError) as error:
-        yield f" {shown(ascii(text), 40)} is no regular expression: {shown(error, 80)}"
-        return
-    if _is_endless(text):
-        yield f" {shown(ascii(text), 40)} may take for ever to match: repetitions of repetitions, or many in a row"
-
-
-def _is_endless(expression: str) -> bool:
-    """Whether matching a name may take exponentially many steps, by the two forms that such expressions have."""
-    # Escapes and classes are one character each, and what follows `(?` repeats nothing.
-    text = re.sub(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]", "x", expression)
-    text = re.sub(r"\(\?(?:P?<\w+>|<?[=!]|[a-zA-Z-]*:?)", "(", text)
-    while group := _INNERMOST.search(text):
-        if group[2] and re.search(r"[*+?{|]", group[1]):
-            return True
-        text = text[: group.start()] + group[1] + text[group.end(1) + 1 :]
-    return _IN_A_ROW.search(text) is not None
 
 
 def _faults_of(value: Any, kind: Any) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""YAML of bounded size and depth; every fault is one message with the file and the line."""
+"""YAML of bounded size; every fault is one message with the file and the line."""
 
 from __future__ import annotations
 
@@ -15,10 +15,6 @@ from hftune.errors import ArgumentError
 from hftune.opening.files import open_file
 
 MAX_BYTES = 1 << 20
-# Deeper than any config, and far from Python's limit of recursion, which PyYAML would meet.
-MAX_DEPTH = 50
-# Values after all aliases (`*name`) are written out: ten lines of them can stand for a billion.
-MAX_NODES = 100_000
 
 _OF_NAMES = re.compile(r"\b(?:alias|anchor|tag)\b")
 _QUOTED = re.compile(r"\s*(?:'.*'|\".*\")", re.DOTALL)
@@ -26,34 +22,8 @@ _WIDE_COLON = re.compile(r"^\s*\w+\uff1a", re.MULTILINE | re.ASCII)
 _TWICE = "stands here twice"
 
 
-class BeyondLimits(yaml.MarkedYAMLError):
-    """Raised for a file that exceeds the limits of a config."""
-
-
-class BoundedLoader(yaml.SafeLoader):
-    """A YAML loader that refuses deep nesting, circular aliases, and aliases that expand to too much."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__(text)
-        self._open = 0
-        # Values that a finished node stands for, by its identity: an alias is the node itself, not a copy.
-        self._sizes: dict[int, int] = {}
-
-    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        """Overrides `Composer.compose_node`: to count depth and values."""
-        # Before the node is read: an error deep inside must name the line where it begins.
-        mark = self.peek_event().start_mark
-        if self._open >= MAX_DEPTH:
-            raise BeyondLimits(problem=f"nested deeper than {MAX_DEPTH} levels", problem_mark=mark)
-        self._open += 1
-        node: yaml.Node | None = super().compose_node(parent, index)
-        self._open -= 1
-        if node is not None and id(node) not in self._sizes and self._is_open(node):
-            raise BeyondLimits(problem="an alias stands inside what it stands for", problem_mark=mark)
-        size = self._size_of(node)
-        if size > MAX_NODES:
-            raise BeyondLimits(problem=f"it stands for more than {MAX_NODES} values", problem_mark=mark)
-        return node
+class UniqueNames(yaml.SafeLoader):
+    """A YAML loader that refuses a name which stands twice in one place."""
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         """Overrides `Composer.compose_mapping_node`: a repeated name would lose its first value in silence."""
@@ -68,22 +38,6 @@ class BoundedLoader(yaml.SafeLoader):
                 raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
             seen[key.value] = key.start_mark.line + 1
         return node
-
-    def _is_open(self, node: yaml.Node) -> bool:
-        """Whether an alias has led to a collection whose end was not reached yet."""
-        return isinstance(node, yaml.CollectionNode) and node.end_mark is None
-
-    def _size_of(self, node: yaml.Node | None) -> int:
-        if node is None:
-            return 0
-        if id(node) not in self._sizes:
-            size = 1
-            if isinstance(node, yaml.SequenceNode):
-                size += sum(self._size_of(child) for child in node.value)
-            elif isinstance(node, yaml.MappingNode):
-                size += sum(self._size_of(part) for pair in node.value for part in pair)
-            self._sizes[id(node)] = size
-        return self._sizes[id(node)]
 
 
 def read_yaml_text(file: Path) -> str:
@@ -139,6 +93,8 @@ def yaml_errors(file: Path | str) -> Iterator[None]:
     except ReaderError as error:  # a character that YAML does not allow
         cause = " ".join(str(error).split())
         raise ArgumentError(f"not valid YAML: {cause}", place=str(file), fix=_fix(cause)) from error
+    except RecursionError:
+        raise ArgumentError("not valid YAML: nested too deeply", place=str(file), fix="write a flat list") from None
     except (yaml.YAMLError, ValueError, OverflowError, TypeError, LookupError, AttributeError) as error:
         # What PyYAML does not expect, 2024-13-45 as a date, !!bool perhaps; most of these quote the value.
         cause = f"not valid YAML: a value is not of its type ({type(error).__name__})"
@@ -155,8 +111,8 @@ def read_yaml(file: Path) -> Any:
     """The plain values of a file.
 
     Raises:
-        ArgumentError: It cannot be read, or is no YAML, or more than a config has.
+        ArgumentError: It cannot be read, or is no YAML.
     """
     text = read_yaml_text(file)
     with yaml_errors(file):
-        return yaml.load(text, Loader=BoundedLoader)  # noqa: S506  (a SafeLoader with bounds)
+        return yaml.load(text, Loader=UniqueNames)  # noqa: S506  (a SafeLoader)

@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from hftune.errors import ArgumentError, UserError
-from hftune.opening.yaml_file import BoundedLoader, read_yaml_text, yaml_errors
+from hftune.opening.yaml_file import UniqueNames, read_yaml_text, yaml_errors
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def read_yaml(file: Path) -> Positioned:
         raise ArgumentError(f"there is no file {file}", fix="hftune pipeline run PIPELINE.yaml; see examples/pipelines")
     text = read_yaml_text(file)
     with yaml_errors(file):
-        loader = BoundedLoader(text)
+        loader = UniqueNames(text)
         try:
             # Nodes and not loaded values: only nodes have lines. The type stubs of PyYAML leave these methods untyped.
             node = loader.get_single_node()

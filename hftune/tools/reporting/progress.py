@@ -155,7 +155,7 @@ def _line(raw: bytes) -> Line | None:
         return None
     found: Line = {}
     with suppress(ManifestError):
-        found = dict(_numbers(parse_json(raw, PROGRESS, finite=False, halves=True)))
+        found = dict(_numbers(parse_json(raw, PROGRESS, finite=False)))
     if not all(math.isfinite(found.get(name, math.nan)) for name in ("step", "time")):
         return None
     # Steps are whole numbers, which `int` must be able to make of these.

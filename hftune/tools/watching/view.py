@@ -128,16 +128,14 @@ def _said(run: Watched) -> Iterator[Text]:
 def last_answers(run: Watched) -> list[tuple[str, str, str, str]]:
     """The step, who or what reward, the prompt and the answer of the last samples; none where there are none."""
     with suppress(ManifestError, *SHAPES):
-        rows = [
-            parse_json(text, COMPLETIONS, finite=False, halves=True) for text in tail(run.folder / COMPLETIONS, _SAID)
-        ]
+        rows = [parse_json(text, COMPLETIONS, finite=False) for text in tail(run.folder / COMPLETIONS, _SAID)]
         if rows:
             return [
                 (f"step {row['step']}", rewards_of(row.get("rewards")), said(row["prompt"]), said(row["completion"]))
                 for row in rows
             ]
     with suppress(ManifestError, *SHAPES):
-        found = read_json(run.folder / ANSWERS, limit=16 * MIB, finite=False, halves=True)
+        found = read_json(run.folder / ANSWERS, limit=16 * MIB, finite=False)
         questions, (model, answers) = found["questions"], list(found["answers"].items())[-1]
         return [("", str(model), str(q), str(a)) for q, a in list(zip(questions, answers, strict=False))[:_SAID]]
     return []

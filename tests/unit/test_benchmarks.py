@@ -85,77 +85,6 @@ def is_there(name: tuple[str, str]) -> bool:
         return False
 
 
-@pytest.mark.long
-@pytest.mark.parametrize(
-    "code",
-    [
-        "def f():\n    from hftune.data.splits import no_such_name",
-        "from hftune.no_such_room import anything",
-        "import hftune.no_such_module",
-        'PARTS = {"data": ("hftune.data.splits", "no_such_name", "leave")}',
-        "from hftune.arguments import entry\nentry.no_such_name(1)",
-    ],
-)
-def test_a_rename_is_found(code: str) -> None:
-    assert not all(map(is_there, names_of_hftune(ast.parse(code))))
-
-
-MEASURED = """# Benchmarks
-
-## preference
-
-```
-hftune   185   (180 - 190)   3,196 MiB   11.3 s
-   trl    78     (78 - 78)   7,594 MiB    6.9 s
-```
-
-## train
-
-```
-unpacked:
-   hftune   177   167 - 186   0%   9.3 s   2,135   1.5
-      trl   115   112 - 118   16%  4.8 s   1,988   1.5
-packed:
-   hftune   202   195 - 210   0%  11.0 s   2,648   1.6
-```
-"""
-
-
-def test_a_section_goes_between_the_marks_of_the_page(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    publish = importlib.import_module("publish")
-    monkeypatch.setattr(publish, "PAGE", tmp_path / "page.md")
-    publish.PAGE.write_text("# Benchmarks\n")
-    for figure in ("1", "2"):
-        publish.publish("train", f"## train\n\n{figure}\n")
-        publish.publish("merge", "## merge\n\n3\n")
-    found = (tmp_path / "page.md").read_text()
-    assert found == f"# Benchmarks\n\n## merge\n\n3\n\n## train\n\n2\n\n{publish.END}"
-
-
-def test_a_readme_has_the_figures_of_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
-    publish = importlib.import_module("publish")
-    monkeypatch.setattr(publish, "ROWS", publish.ROWS[:5])
-    rows = [line.split(" | ")[1:4] for line in publish.peers(MEASURED, 0).splitlines()[2:]]
-    assert rows == [
-        ["**177**", "115", "-"],
-        ["2,135", "**1,988**", "-"],  # the least is the best of memory
-        ["**202**", "-", "-"],  # and the rows of another table are not taken
-        ["**185**", "78", "-"],
-        ["**3,196**", "7,594", "-"],
-    ]
-
-
-def test_tables_go_between_their_marks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    publish = importlib.import_module("publish")
-    monkeypatch.setattr(publish, "ROOT", tmp_path)
-    monkeypatch.setattr(publish, "peers", lambda page, language: f"new {language}")
-    for name in publish.READMES:
-        (tmp_path / name).write_text("before\n<!-- peers -->\nold\n<!-- /peers -->\nafter\n")
-    publish.write_readmes()
-    found = [(tmp_path / name).read_text() for name in publish.READMES]
-    assert found == [f"before\n<!-- peers -->\nnew {number}\n<!-- /peers -->\nafter\n" for number in (0, 1)]
-
-
 def test_a_tool_that_fails_is_left_out_and_ours_ends_the_benchmark(capsys: pytest.CaptureFixture[str]) -> None:
     harness = importlib.import_module("harness")
     asked = []
@@ -172,21 +101,6 @@ def test_a_tool_that_fails_is_left_out_and_ours_ends_the_benchmark(capsys: pytes
     assert "bad is left out, it failed: no such package" in capsys.readouterr().out
     with pytest.raises(SystemExit, match="hftune failed"):
         harness.in_turns(["hftune"], SimpleNamespace(quick=True), lambda tool: run("bad"))
-
-
-def test_a_process_finds_this_hftune_and_another_environment_its_own(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """Its last line counts; a repository that was given is passed on."""
-    harness = importlib.import_module("harness")
-    told = "[sys.argv[1:], os.environ['PYTHONPATH'].split(':')[0]]"
-    (tmp_path / "told.py").write_text(f"import json, os, sys\nprint('words')\nprint(json.dumps({told}))\n")
-    (tmp_path / "python").symlink_to(sys.executable)
-    monkeypatch.setattr(harness, "__file__", str(tmp_path / "harness.py"))
-    assert harness.ask("told.py", ["--flag"]) == [["--flag"], str(BENCHMARKS.parent)]
-    assert harness.ask("told.py", [], f"SOURCE:{tmp_path / 'python'}") == [["--repository", "SOURCE"], ""]
-    with pytest.raises(harness.Failed, match="No such file"):
-        harness.ask("absent.py", [])
 
 
 @pytest.mark.parametrize("field", ["Pss", "Private_Dirty"])

@@ -24,10 +24,10 @@ from __future__ import annotations
 import csv
 import functools
 import tomllib
-from importlib import import_module
 from importlib.resources import files
 
 from hftune.arguments.names.row import OFF, WORKS, Row, Translation, mapped, switched
+from hftune.arguments.names.translators import models, runs, training
 
 TOPICS = {
     "tasks": "Runs and stages",
@@ -51,7 +51,7 @@ TOPICS = {
 }
 """The column `topic` -> the heading of its section."""
 
-_TRANSLATORS = "hftune.arguments.names.translators"
+_TRANSLATORS = {"models": models, "runs": runs, "training": training}
 
 
 @functools.cache
@@ -118,8 +118,7 @@ def _translation(cells: dict[str, str]) -> Translation | None:
         return _by_values(cells["to"], cells["values"], cells["because"])
     if cells["by"]:
         module, _, function = cells["by"].partition(".")
-        # Named in the table and imported here, so that a topic's code stands in a file of its topic.
-        found: Translation = getattr(import_module(f"{_TRANSLATORS}.{module}"), function)
+        found: Translation = getattr(_TRANSLATORS[module], function)
         return found
     return None
 

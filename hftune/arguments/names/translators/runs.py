@@ -1,4 +1,7 @@
-"""Stages, algorithms and groups of processes, and where a run begins."""
+"""Stages, algorithms, teachers and groups of processes, and where a run begins.
+
+The beta of distillation runs as hftune's in every tool (0 the forward KL, 1 the reverse KL).
+"""
 
 from __future__ import annotations
 

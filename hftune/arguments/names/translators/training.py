@@ -1,4 +1,4 @@
-"""Optimizers, learning-rate schedules, and losses of preference optimisation."""
+"""Records, lengths and batches, which other tools count over all processes; optimizers, schedules and losses."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ import pytest
 
 from hftune.arguments.entry import parse_arguments
 from hftune.arguments.names.row import Request
-from hftune.arguments.names.translators import data
+from hftune.arguments.names.translators import training
 from hftune.distributed import ranks
 from hftune.errors import ArgumentError
 from tests.unit.arguments.names.translators.questions import ask, translated
@@ -15,7 +15,7 @@ from tests.unit.arguments.names.translators.questions import ask, translated
 # 64 rows a step: 4 processes x 2 rows x 8 micro batches; 16 x 1 x 4; 1 x 2 x 32.
 @pytest.mark.parametrize(("world", "micro", "steps"), [(4, 2, 8), (16, 1, 4), (1, 2, 32)])
 def test_a_global_batch_is_shared(world: int, micro: int, steps: int) -> None:
-    answer = translated(data.batches, ask(f"global_batch_size=64 micro_batch_size={micro}", world=world))
+    answer = translated(training.batches, ask(f"global_batch_size=64 micro_batch_size={micro}", world=world))
     assert answer == {
         "per_device_train_batch_size": str(micro),
         "per_device_eval_batch_size": str(micro),
@@ -35,45 +35,45 @@ def test_a_global_batch_is_shared(world: int, micro: int, steps: int) -> None:
 )
 def test_a_global_batch_that_cannot_be(question: Request, said: str) -> None:
     with pytest.raises(ArgumentError) as caught:
-        data.batches(question)
+        training.batches(question)
     assert said in str(caught.value)
 
 
 def test_an_own_batch_size_counts_and_rl_keeps_its_evaluation() -> None:
     own = ask("global_batch_size=32", "per_device_train_batch_size=4", world=2)
-    assert translated(data.batches, own) == {"gradient_accumulation_steps": "4"}
-    assert translated(data.batches, ask("micro_batch_size=2", stage="rl")) == {"per_device_train_batch_size": "2"}
+    assert translated(training.batches, own) == {"gradient_accumulation_steps": "4"}
+    assert translated(training.batches, ask("micro_batch_size=2", stage="rl")) == {"per_device_train_batch_size": "2"}
 
 
 def test_lengths_of_evaluations() -> None:
     """10 batches of 4 on 2 processes are 80 records; -1 is all of them."""
     question = ask("max_evaluate_steps=10", "per_device_eval_batch_size=4", world=2)
-    assert translated(data.evaluation_length, question) == {"max_eval_samples": "80"}
-    assert translated(data.evaluation_length, ask("eval_iters=-1")) == {}
-    both = data.evaluation_length(ask("eval_iters=10", "max_eval_samples=7"))
+    assert translated(training.evaluation_length, question) == {"max_eval_samples": "80"}
+    assert translated(training.evaluation_length, ask("eval_iters=-1")) == {}
+    both = training.evaluation_length(ask("eval_iters=10", "max_eval_samples=7"))
     assert not both.given and "no effect" in both.notices[0]
 
 
 def test_mixing_and_what_is_trained() -> None:
-    assert translated(data.interleaved, ask("interleave_prob=0.3,0.7")) == {
+    assert translated(training.interleaved, ask("interleave_prob=0.3,0.7")) == {
         "train_dataset_prob": "0.3,0.7",
         "mix_strategy": "under",
     }
-    assert not data.interleaved(ask("stopping_strategy=all_exhausted")).given
-    assert translated(data.loss_scale, ask("loss_scale=all")) == {"train_on_inputs": "True"}
+    assert not training.interleaved(ask("stopping_strategy=all_exhausted")).given
+    assert translated(training.loss_scale, ask("loss_scale=all")) == {"train_on_inputs": "True"}
     with pytest.raises(ArgumentError, match="weights of turns"):
-        data.loss_scale(ask("loss_scale=hermes"))
+        training.loss_scale(ask("loss_scale=hermes"))
     with pytest.raises(ArgumentError, match="loses its end"):
-        data.truncation(ask("truncation_strategy=left"))
+        training.truncation(ask("truncation_strategy=left"))
     for stage, value in (("sft", "True"), ("dpo", "False")):
-        assert not data.per_token(ask(f"calculate_per_token_loss={value}", stage=stage)).given
+        assert not training.per_token(ask(f"calculate_per_token_loss={value}", stage=stage)).given
         with pytest.raises(ArgumentError, match="same weight"):
-            data.per_token(ask(f"calculate_per_token_loss={'False' if value == 'True' else 'True'}", stage=stage))
+            training.per_token(ask(f"calculate_per_token_loss={'False' if value == 'True' else 'True'}", stage=stage))
 
 
 def test_processes_that_see_the_same_rows_count_once() -> None:
     shared = ask("global_batch_size=64 micro_batch_size=2", "tensor_parallel_size=2 sequence_parallel_size=2", world=8)
-    assert translated(data.batches, shared)["gradient_accumulation_steps"] == "16"  # two groups of four
+    assert translated(training.batches, shared)["gradient_accumulation_steps"] == "16"  # two groups of four
 
 
 @pytest.mark.parametrize("order", [1, -1])
@@ -94,7 +94,7 @@ def test_their_tensor_parallelism_comes_before_their_batches(order: int) -> None
     ],
 )
 def test_flags_of_thinking_are_arguments_of_the_template(given: str, expected: str) -> None:
-    assert translated(data.thinking, ask(given)) == {"chat_template_kwargs": expected}
+    assert translated(training.thinking, ask(given)) == {"chat_template_kwargs": expected}
 
 
 @pytest.mark.parametrize(
@@ -109,25 +109,25 @@ def test_flags_of_thinking_are_arguments_of_the_template(given: str, expected: s
     ],
 )
 def test_flags_of_empty_thoughts(given: str, expected: str) -> None:
-    assert translated(data.empty_thoughts, ask(given)) == {"empty_thoughts": expected}
+    assert translated(training.empty_thoughts, ask(given)) == {"empty_thoughts": expected}
 
 
 def test_presets_of_loss_scale_are_joined() -> None:
-    found = translated(data.loss_scale, ask("loss_scale=last_round+ignore_empty_think"))
+    found = translated(training.loss_scale, ask("loss_scale=last_round+ignore_empty_think"))
     assert found == {"train_on_last_turn": "True", "empty_thoughts": "mask"}
-    assert translated(data.loss_scale, ask("loss_scale=default")) == {}
+    assert translated(training.loss_scale, ask("loss_scale=default")) == {}
 
 
 def test_a_system_message_is_for_rl() -> None:
-    assert translated(data.system, ask("system=a\\nb", stage="rl")) == {"system_prompt": "a\nb"}
+    assert translated(training.system, ask("system=a\\nb", stage="rl")) == {"system_prompt": "a\nb"}
     with pytest.raises(ArgumentError, match="of role system"):
-        data.system(ask("system=x", stage="sft"))
+        training.system(ask("system=x", stage="sft"))
     with pytest.raises(ArgumentError, match="--system_prompt TEXT"):
-        data.system(ask("system=f.txt", stage="rl"))
+        training.system(ask("system=f.txt", stage="rl"))
 
 
 @pytest.mark.parametrize("name", ["split_dataset_ratio", "val_size", "val_set_size"])
 def test_a_share_that_is_held_out(name: str) -> None:
-    assert translated(data.held_out_share, ask(f"{name}=0.05")) == {"validation_split_percentage": "5"}
+    assert translated(training.held_out_share, ask(f"{name}=0.05")) == {"validation_split_percentage": "5"}
     with pytest.raises(ArgumentError, match=f"--{name} 500 cannot be used: give a share below 1"):
-        data.held_out_share(ask(f"{name}=500"))
+        training.held_out_share(ask(f"{name}=500"))

@@ -6,7 +6,7 @@ import pytest
 import torch
 from trl.experimental.gkd import GKDTrainer
 
-from hftune.arguments.names.translators import distillation
+from hftune.arguments.names.translators import runs
 from hftune.errors import ArgumentError
 from hftune.models.kernels.lessons import Divergence
 from tests.unit.arguments.names.translators.questions import ask, translated
@@ -23,35 +23,33 @@ from tests.unit.models.kernels.test_divergences import expected
 )
 def test_the_share_of_own_answers(share: str, given: dict[str, str]) -> None:
     for name in ("lmbda", "opd_lambda"):
-        assert translated(distillation.own_answers, ask(f"{name}={share}", stage="distill")) == given
+        assert translated(runs.own_answers, ask(f"{name}={share}", stage="distill")) == given
     with pytest.raises(ArgumentError, match="is not a number"):
-        distillation.own_answers(ask("lmbda=half"))
+        runs.own_answers(ask("lmbda=half"))
 
 
 def test_a_weight_of_the_plain_loss_is_a_share() -> None:
     """divergence + 0.25 * plain is 1.25 times (0.8 * divergence + 0.2 * plain)."""
-    answer = distillation.hard_label(ask("sft_alpha=0.25"))
+    answer = runs.hard_label(ask("sft_alpha=0.25"))
     assert answer.given == [("hard_label_share", ["0.2"])] and "divided by 1.25" in answer.notices[0]
-    assert distillation.hard_label(ask("sft_alpha=0")) == distillation.Translated([("hard_label_share", ["0"])])
+    assert runs.hard_label(ask("sft_alpha=0")) == runs.Translated([("hard_label_share", ["0"])])
     with pytest.raises(ArgumentError, match="weight of 0 or more"):
-        distillation.hard_label(ask("sft_alpha=-1"))
+        runs.hard_label(ask("sft_alpha=-1"))
 
 
 def test_teachers_and_adapters() -> None:
-    assert translated(distillation.teachers, ask("teacher_model=m")) == {"teacher_model_name_or_path": "m"}
-    both = distillation.teachers(ask("teacher_model=m teacher_adapters=a"))
+    assert translated(runs.teachers, ask("teacher_model=m")) == {"teacher_model_name_or_path": "m"}
+    both = runs.teachers(ask("teacher_model=m teacher_adapters=a"))
     assert both.given == [("teacher_model_name_or_path", ["a"])] and "on the base" in both.notices[0]
     with pytest.raises(ArgumentError, match="merge them first"):
-        distillation.teachers(ask("teacher_adapters=a,b"))
+        runs.teachers(ask("teacher_adapters=a,b"))
 
 
 def test_prompts_and_answers_are_one_length() -> None:
-    assert translated(distillation.prompt_length, ask("max_prompt_length=100", stage="rl")) == {
-        "max_prompt_length": "100"
-    }
+    assert translated(runs.prompt_length, ask("max_prompt_length=100", stage="rl")) == {"max_prompt_length": "100"}
     for others, total in (("", 612), ("max_completion_length=28", 128), ("defaults=medicalgpt", 228)):
         question = ask("max_prompt_length=100", others, stage="distill")
-        assert translated(distillation.prompt_length, question) == {"max_length": str(total)}
+        assert translated(runs.prompt_length, question) == {"max_length": str(total)}
 
 
 @pytest.mark.parametrize("beta", [0.0, 0.3, 1.0])

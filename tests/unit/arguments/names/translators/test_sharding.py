@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hftune.arguments.names.row import Request
-from hftune.arguments.names.translators import sharding
+from hftune.arguments.names.translators import models
 from hftune.errors import ArgumentError
 from tests.unit.arguments.names.translators.questions import ask, translated
 
@@ -17,7 +17,7 @@ DS_CONFIGS = Path(__file__).parents[5] / "ds_configs"
 
 def config_of(question: Request) -> dict[str, object]:
     """The DeepSpeed config that a question about sharding is answered with."""
-    return json.loads(translated(sharding.sharding, question)["deepspeed"])
+    return json.loads(translated(models.sharding, question)["deepspeed"])
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_sharding_is_a_shipped_config(command: str, shipped: str) -> None:
 
 @pytest.mark.parametrize("command", ["sharding=", "offload_optim=False", "sharding_strategy=ddp", "sharding_degree=4"])
 def test_no_sharding(command: str) -> None:
-    assert translated(sharding.sharding, ask(command, world=4)) == {}
+    assert translated(models.sharding, ask(command, world=4)) == {}
 
 
 def test_sharding_over_machines_and_shares() -> None:
@@ -65,12 +65,12 @@ def test_sharding_over_machines_and_shares() -> None:
 )
 def test_sharding_that_cannot_be(command: str, said: str) -> None:
     with pytest.raises(ArgumentError) as caught:
-        sharding.sharding(ask(command, world=4))
+        models.sharding(ask(command, world=4))
     assert said in str(caught.value)
 
 
 def test_a_config_given_counts() -> None:
-    answer = sharding.sharding(ask("sharding=stage1 offload_optim=1", "deepspeed=zero3.json"))
+    answer = models.sharding(ask("sharding=stage1 offload_optim=1", "deepspeed=zero3.json"))
     assert not answer.given and "--sharding --offload_optim not used" in answer.notices[0]
 
 
@@ -110,7 +110,7 @@ def some(parts: str, **more: str) -> dict[str, str]:
     ],
 )
 def test_what_is_recomputed(command: str, expected: dict[str, str]) -> None:
-    assert translated(sharding.recompute, ask(command)) == expected
+    assert translated(models.recompute, ask(command)) == expected
 
 
 @pytest.mark.parametrize(
@@ -125,5 +125,5 @@ def test_what_is_recomputed(command: str, expected: dict[str, str]) -> None:
 )
 def test_what_cannot_be_recomputed(command: str, said: str) -> None:
     with pytest.raises(ArgumentError) as caught:
-        sharding.recompute(ask(command))
+        models.recompute(ask(command))
     assert said in str(caught.value)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-
 import pytest
-
 from hftune.arguments.data import DataArguments
 from hftune.arguments.entry import parse_arguments
 from hftune.arguments.merging import parse_merge_arguments
@@ -14,6 +12,13 @@ from hftune.arguments.ranges import DONE_BY_HFTUNE, DONE_BY_HFTUNE_EVERYWHERE
 from hftune.arguments.stages import stage_parser
 from hftune.data.readers.columns import parse_columns
 from hftune.errors import ArgumentError, UserError
+import functools
+import pytest
+from hftune.arguments.parser import HftuneParser
+from hftune.arguments.rl_algorithms import RLOOArguments
+from hftune.arguments.stage_table import STAGES
+from hftune.arguments.stages import stage_parser
+
 
 OUT = ["--output_dir", "out"]
 
@@ -284,3 +289,19 @@ def test_several_trackers() -> None:
     argv = ["--model_name_or_path", "m", "--output_dir", "o", "--use_cpu", "True", "--report_to"]
     assert parse_arguments("sft", [*argv, "tensorboard", "wandb"])[-1].report_to == ["tensorboard", "wandb"]
     assert parse_arguments("sft", [*argv, "none"])[-1].report_to == []
+
+
+@functools.cache
+def parser_of(stage: str) -> HftuneParser:
+    """One parser a stage; translating leaves no trace in it."""
+    return stage_parser(stage)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_help_shows_all_arguments_ours_first(stage: str) -> None:
+    text = stage_parser(stage, RLOOArguments if stage == "rl" else None).format_help()
+    shown = {word.strip(",-") for word in text.split()}
+    assert stage == "rl" or not {name for name in parser_of(stage).known if "_" in name} - shown
+    titles = [line for line in text.splitlines() if line.endswith(":") and not line.startswith((" ", "Names"))]
+    assert titles.index("model and tokenizer:") < titles.index("training:") < len(titles) - 1
+    assert "transformers" in titles[-1]

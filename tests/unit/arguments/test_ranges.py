@@ -9,9 +9,7 @@ import pkgutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-
 import pytest
-
 import hftune.arguments
 from hftune.arguments.asking import AskArguments
 from hftune.arguments.merging import MergeArguments
@@ -24,6 +22,14 @@ from hftune.errors import ArgumentError
 from hftune.tools.export.arguments import ExtractArguments
 from hftune.tools.pipeline.checking import stage_problems
 from hftune.tools.scoring.arguments import ScoreArguments
+import inspect
+import re
+import pytest
+import torch
+from transformers import GenerationConfig
+from trl.trainer import grpo_trainer
+from hftune.arguments.ranges import choices_of
+from hftune.trainers.losses.divergences import scores
 
 
 def argument_classes() -> Iterator[type]:
@@ -184,3 +190,37 @@ def test_a_pipeline_says_the_line() -> None:
 def test_a_misfit_is_said_once() -> None:
     found = list(stage_parser("sft").misfits([Entry("lora_r", ["x"], COMMAND_LINE)]))
     assert len(found) == 1
+
+
+@pytest.mark.parametrize("stage", ["rl", "distill"])
+def test_caches(stage: str) -> None:
+    known = choices_of(stage)["cache_implementation"]
+    for name in known:
+        GenerationConfig(cache_implementation=name)
+    with pytest.raises(ValueError, match="Choose one of") as raised:
+        GenerationConfig(cache_implementation="nope")
+    assert set(re.findall(r"'(\w+)'", str(raised.value))) == set(known)
+
+
+@pytest.mark.parametrize(
+    "name", ["loss_type", "importance_sampling_level", "multi_objective_aggregation", "scale_rewards"]
+)
+def test_words_of_grpo(name: str) -> None:
+    """As TRL's trainer compares with them: it has no list."""
+    code = inspect.getsource(grpo_trainer)
+    found = set(re.findall(rf'\b{name} == "(\w+)"', code))
+    for several in re.findall(rf"\b{name} in \[(.*?)\]", code):
+        found |= set(re.findall(r'"(\w+)"', several))
+    older = {"True", "False"} if name == "scale_rewards" else set()
+    assert found | older == set(choices_of("rl")[name])
+
+
+def test_modes_of_the_compiler() -> None:
+    assert set(choices_of("pt")["torch_compile_mode"]) == set(torch._inductor.list_mode_options())
+
+
+def test_divergences() -> None:
+    for name in choices_of("dpo")["f_divergence_type"]:
+        assert scores(torch.zeros(2), name, 0.5).shape == (2,)
+    with pytest.raises(ValueError, match="no divergence"):
+        scores(torch.zeros(2), "nope", 0.5)

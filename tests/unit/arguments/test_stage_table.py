@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import pytest
-
 from hftune.arguments.entry import parse_arguments
 from hftune.arguments.names.row import ALIAS, Row
 from hftune.arguments.stage_table import STAGES, Stage, base_stage
 from hftune.arguments.stages import stage_parser
 from hftune.errors import ArgumentError
 from hftune.preflight.check_run import rules_of
+import pytest
+from hftune.arguments.stage_table import stage_of, take_script
+from hftune.errors import ArgumentError
+import pytest
+from hftune.arguments.data import DataArguments
+from hftune.arguments.entry import parse_arguments
+from hftune.arguments.preference import DPOArguments
 
 
 @pytest.fixture
@@ -50,3 +56,40 @@ def test_values_of_other_tools_mean_what_they_mean_there(other: None) -> None:
 def test_it_has_its_rules(other: None) -> None:
     assert [rule.__name__ for rule in rules_of("pairs")] == [rule.__name__ for rule in rules_of("dpo")]
     assert "check_preferences" not in {rule.__name__ for rule in rules_of("other")}
+
+
+@pytest.mark.parametrize(
+    ("word", "stage"),
+    [
+        ("run_sft.py", "sft"),
+        ("run_sft", "sft"),
+        ("rl", "rl"),
+        ("sft.py", "sft"),
+        ("run_kto", ""),
+        ("--sft", ""),
+        ("", ""),
+    ],
+)
+def test_how_a_script_is_written(word: str, stage: str) -> None:
+    assert stage_of(word) == stage
+
+
+def test_the_arguments_behind_it() -> None:
+    assert take_script(["run_dpo.py", "--beta", "0.2"], "plan") == ("dpo", ["--beta", "0.2"])
+
+
+@pytest.mark.parametrize("argv", [[], ["--beta", "run_dpo"], ["run_kto"]])
+def test_a_command_without_one(argv: list[str]) -> None:
+    with pytest.raises(
+        ArgumentError,
+        match=r"`hftune plan` needs the script.*\n.*run_pt, run_sft, run_rm, run_dpo, run_distill",
+    ):
+        take_script(argv, "plan")
+
+
+def test_groups_of_arguments_have_names_and_an_order() -> None:
+    run = parse_arguments("dpo", ["--output_dir", "out"])
+    assert isinstance(run.training, DPOArguments) and isinstance(run.data, DataArguments)
+    assert run == (run.model, run.data, run.adapter, run.training)
+    with pytest.raises(AttributeError):
+        run.training = None  # type: ignore[misc,assignment]

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-
 import pytest
-
 from hftune.checkpoints.engine_files import open_engine
 from hftune.checkpoints.integrity import RECORD_NAME
 from hftune.errors import ManifestError
+from pathlib import Path
+import pytest
+from hftune.checkpoints.integrity import engine_folder, read_tag
+from hftune.errors import ManifestError
+
 
 OWN = ["zero_pp_rank_0_mp_rank_00_optim_states.pt"]
 
@@ -33,3 +36,36 @@ def test_pieces_of_a_shared_model_are_not_put_together(
     with pytest.raises(ManifestError, match="tensor or expert parallel processes") as problem:
         open_engine(folder)
     assert "its whole weights are next to it" in str(problem.value)
+
+
+@pytest.mark.parametrize("tag", ["latest", "latest_universal"])
+def test_the_tag_names_the_folder(tmp_path: Path, tag: str) -> None:
+    for name in ("global_step1", "global_step2"):
+        (tmp_path / name).mkdir()
+    (tmp_path / tag).write_text("global_step1\n")
+    assert engine_folder(tmp_path) == tmp_path / "global_step1"
+
+
+def test_without_a_tag(tmp_path: Path) -> None:
+    assert engine_folder(tmp_path) is None
+    (tmp_path / "global_step2").mkdir()
+    assert engine_folder(str(tmp_path)) == tmp_path / "global_step2"
+
+
+@pytest.mark.parametrize("name", ["..", "../other", "/etc", "", "a\x00b", "x" * 5000])
+def test_a_tag_that_leads_elsewhere_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / "latest").write_text(name)
+    with pytest.raises(ManifestError):
+        read_tag(tmp_path / "latest")
+
+
+def test_links_are_refused(tmp_path: Path) -> None:
+    outside, checkpoint = tmp_path / "outside", tmp_path / "checkpoint-1"
+    outside.mkdir()
+    checkpoint.mkdir()
+    (checkpoint / "global_step1").symlink_to(outside)
+    with pytest.raises(ManifestError):
+        engine_folder(checkpoint)
+    (checkpoint / "latest").write_text("global_step1")
+    with pytest.raises(ManifestError):
+        engine_folder(checkpoint)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-
 import pytest
-
 from hftune.checkpoints.manifest import (
     is_complete,
     library_versions,
@@ -13,6 +11,20 @@ from hftune.checkpoints.manifest import (
     write_manifest,
 )
 from hftune.errors import ManifestError
+from pathlib import Path
+from typing import Any
+from hftune.checkpoints.manifest import (
+    changed_arguments,
+    read_manifest,
+    same_records,
+    trained_before,
+    with_history,
+    write_manifest,
+)
+import platform
+from pathlib import Path
+import torch
+from hftune.checkpoints.manifest import describe_machine, processor
 
 
 def test_written_whole_and_read_back(tmp_path: Path) -> None:
@@ -32,3 +44,85 @@ def test_a_broken_one_is_said(tmp_path: Path) -> None:
 
 def test_versions_name_what_shapes_a_result() -> None:
     assert {"python", "torch", "transformers", "trl", "peft", "deepspeed"} <= set(library_versions())
+
+
+def manifest(rate: float = 1e-3, **more: Any) -> dict[str, Any]:
+    arguments = {"training": {"learning_rate": rate, "output_dir": Path("out"), "resume_from_checkpoint": rate}}
+    return {"command": ["run_sft.py", str(rate)], "stage": "sft", "arguments": arguments, "world_size": 1, **more}
+
+
+def written(folder: Path, about: dict[str, Any]) -> dict[str, Any]:
+    write_manifest(folder, about)
+    found = read_manifest(folder)
+    assert found is not None
+    return found
+
+
+def test_legs_are_kept_oldest_first(tmp_path: Path) -> None:
+    first = written(tmp_path / "1", manifest())
+    second = written(tmp_path / "2", with_history(manifest(2e-3), first, 4))
+    third = with_history(manifest(2e-3), second, 6)
+    assert [leg["until_step"] for leg in third["history"]] == [4, 6]
+    assert [leg["command"][1] for leg in third["history"]] == ["0.001", "0.002"]
+    assert [leg["changed"] for leg in third["history"]] == [{"learning_rate": [1e-3, 2e-3]}, {}]
+    assert "arguments" not in third["history"][0] and third["command"] == ["run_sft.py", "0.002"]
+    assert changed_arguments({}, manifest()) == {}, "of an earlier version"
+
+
+def data(fingerprint: str, contents: str = "c", tokens: int = 9, file: str = "data/a.jsonl") -> dict[str, Any]:
+    path, name = file.split("/")
+    return {
+        "data": {"train": {"fingerprint": fingerprint, "files": [file], "rows": 3, "tokens": tokens}},
+        "inputs": {path: {"files": {name: [1, 2, contents]}}, "model": {"model": "m"}},
+    }
+
+
+def test_the_same_records() -> None:
+    then = data("f")
+    assert same_records({}, then), "a checkpoint that does not say"
+    assert same_records(then, data("f", "other", 8)), "one fingerprint: nothing else is asked"
+    assert same_records(then, data("g")), "another version of hftune"
+    assert same_records(then, data("g", file="moved/b.jsonl")), "by what they hold"
+    assert not same_records(then, data("g", "other")) and not same_records(then, data("g", tokens=8))
+    alone = data("g") | {"inputs": {"data/a.jsonl": {"files": {"a.jsonl": [1, 2, "c"]}}}}
+    assert same_records(then, alone), "a file that was named"
+    unknown = {**data("g"), "inputs": {}}
+    assert not same_records(then, unknown) and same_records(unknown, unknown | data("h", "z") | {"inputs": {}})
+
+
+def test_held_out_files_that_an_earlier_stage_trained(tmp_path: Path) -> None:
+    """The adapter below a merge trained it, and the first leg of a run that was resumed; a teacher is no past."""
+    first, merged, other = (str(tmp_path / name) for name in ("sft", "merged", "other"))
+    write_manifest(first, data("f", "held") | {"stage": "sft"})
+    write_manifest(merged, {"stage": "merge", "base": {"name": "owner/hub"}, "parents": [{"folder": first}]})
+    write_manifest(other, data("g", "else") | {"history": [data("h", "held")], "base": {"name": merged}})
+    held = {"data": {"eval": {"files": ["new/e.jsonl"]}}, "inputs": {"new": {"files": {"e.jsonl": [1, 2, "held"]}}}}
+
+    def found(**more: Any) -> list[tuple[str, str]]:
+        return list(trained_before(held | more))
+
+    assert found(base={"name": merged}) == [("new/e.jsonl", first)]
+    assert found(base={"name": other}, parents=[{"folder": other}]) == [("new/e.jsonl", other), ("new/e.jsonl", first)]
+    teacher = {"teachers": [{"name": merged}], "parents": [{"folder": merged}]}
+    assert found(**teacher) == [] == found(base={"name": "owner/hub"}) == list(trained_before({}))
+    divided = data("f", "held")
+    divided["data"]["eval"] = divided["data"]["train"]
+    write_manifest(tmp_path / "divided", divided)
+    assert found(base={"name": str(tmp_path / "divided")}) == [], "by the same seed"
+    unknown = held | {"inputs": {}, "base": {"name": merged}}
+    assert list(trained_before(unknown)) == [], "the same names say nothing"
+
+
+def test_what_shapes_the_last_bits_is_there() -> None:
+    found = describe_machine()
+    assert found["threads"] == torch.get_num_threads() and found["instructions"] and found["processor"]
+    assert ("gpu" in found) == torch.cuda.is_available()
+
+
+def test_the_processor_s_name(tmp_path: Path) -> None:
+    file = tmp_path / "cpuinfo"
+    file.write_text("processor\t: 0\nmodel name\t: Some CPU: 3 GHz\nmodel name\t: Other\n")
+    assert processor(file) == "Some CPU: 3 GHz"
+    file.write_text("processor\t: 0\n")
+    assert processor(file) == platform.machine()
+    assert processor(tmp_path / "gone") == (platform.processor() or platform.machine())

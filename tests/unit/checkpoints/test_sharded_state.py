@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-
 import pytest
 import torch
-
 from hftune.checkpoints.engine_files import open_engine
 from hftune.checkpoints.integrity import engine_folder
 from hftune.checkpoints.sharded_state import WEIGHTS, from_optimizer
 from hftune.errors import ManifestError
 from tests.unit.checkpoints.zero_files import PARAMETERS, write
+import pytest
+from hftune.checkpoints.sharded_state import exported_name
+
 
 ALL = {name: value for group in PARAMETERS for name, value in group.items()}
 
@@ -128,3 +129,17 @@ def test_parameters_that_were_not_trained(tmp_path: Path, world: int) -> None:
         torch.save(about, file)
     frozen = opened(checkpoint).frozen
     assert list(frozen) == ["f"] and torch.equal(frozen["f"](), whole)
+
+
+@pytest.mark.parametrize(
+    ("live", "saved"),
+    [
+        ("model.layers.0.mlp.up_proj.weight", "model.layers.0.mlp.up_proj.weight"),
+        ("base_model.model.q_proj.lora_A.default.weight", "base_model.model.q_proj.lora_A.weight"),
+        ("base_model.model.lora_embedding_A.default", "base_model.model.lora_embedding_A"),
+        ("base_model.model.score.modules_to_save.default.weight", "base_model.model.score.weight"),
+        ("model.default_head.weight", "model.default_head.weight"),
+    ],
+)
+def test_parts_that_peft_leaves_out(live: str, saved: str) -> None:
+    assert exported_name(live) == saved

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
-
 import pytest
-
 from hftune.arguments.defaults.choosing import hftune_defaults
 from hftune.arguments.defaults.table import KINDS, OWN, SAME
 from hftune.arguments.entry import help_page, parse_arguments
 from hftune.arguments.stages import ALGORITHMS, stage_parser
+import pytest
+from hftune.arguments.defaults.table import run_kind_of
+
 
 OUT = ["--output_dir", "o"]
 ROOT = Path(__file__).parents[4]
@@ -136,3 +137,11 @@ def test_help_shows_the_resolved_default(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 # --- the recipe -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "given, trained",
+    [({}, "full"), ({"use_peft": ""}, "lora"), ({"use_peft": "False"}, "full"), ({"from_config": "true"}, "scratch")],
+)
+def test_what_is_trained(given: dict[str, str], trained: str) -> None:
+    assert run_kind_of("sft", given).trained == trained

@@ -107,7 +107,7 @@ def parse_stage(stage: str, argv: list[str]) -> RunArguments[Any]:
         ArgumentError: Everything that is wrong with them, in one message.
     """
     if "SLURM_STEP_NUM_TASKS" in os.environ:  # set by srun alone
-        on_demand("hftune.distributed.slurm:adopt_slurm")()
+        on_demand("hftune.distributed.launchers:adopt_slurm")()
     return RunArguments(*parser_for(stage, argv).parse(argv))
 
 

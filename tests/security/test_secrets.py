@@ -22,7 +22,7 @@ from hftune.arguments.stages import stage_parser
 from hftune.checkpoints.manifest import write_manifest
 from hftune.cli import dispatch
 from hftune.distributed.ds_config import read_ds_config
-from hftune.distributed.ds_secrets import remove_secrets
+from hftune.distributed.ds_setup import remove_secrets
 from hftune.errors import ArgumentError
 from hftune.logging import get_logger, notice, notices
 from hftune.publishing.files import write_page

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-import pytest
-from hftune.arguments.computation import RECIPES, DropoutFields, PrecisionFields, RouterFields
-from hftune.errors import ArgumentError
 from dataclasses import dataclass
+
 import pytest
+
 from hftune import logging
-from hftune.arguments.computation import HangTimeoutFields, ProfileFields
-from hftune.errors import ArgumentError
-import pytest
-from hftune.arguments.computation import ParallelArguments
+from hftune.arguments.computation import (
+    RECIPES,
+    DropoutFields,
+    HangTimeoutFields,
+    ParallelArguments,
+    PrecisionFields,
+    ProfileFields,
+    RouterFields,
+)
 from hftune.distributed import ranks
 from hftune.errors import ArgumentError
 

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
+
 import pytest
+
 from hftune.arguments.data import DataArguments
 from hftune.arguments.entry import parse_arguments
 from hftune.arguments.merging import parse_merge_arguments
-from hftune.arguments.ranges import DONE_BY_HFTUNE, DONE_BY_HFTUNE_EVERYWHERE
-from hftune.arguments.stages import stage_parser
-from hftune.data.readers.columns import parse_columns
-from hftune.errors import ArgumentError, UserError
-import functools
-import pytest
 from hftune.arguments.parser import HftuneParser
+from hftune.arguments.ranges import DONE_BY_HFTUNE, DONE_BY_HFTUNE_EVERYWHERE
 from hftune.arguments.rl_algorithms import RLOOArguments
 from hftune.arguments.stage_table import STAGES
 from hftune.arguments.stages import stage_parser
-
+from hftune.data.readers.columns import parse_columns
+from hftune.errors import ArgumentError, UserError
 
 OUT = ["--output_dir", "out"]
 

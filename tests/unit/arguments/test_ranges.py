@@ -4,31 +4,31 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import inspect
 import math
 import pkgutil
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
 import pytest
+import torch
+from transformers import GenerationConfig
+from trl.trainer import grpo_trainer
+
 import hftune.arguments
 from hftune.arguments.asking import AskArguments
 from hftune.arguments.merging import MergeArguments
 from hftune.arguments.names.translate import COMMAND_LINE, Entry
 from hftune.arguments.parser import HftuneParser
-from hftune.arguments.ranges import RANGES, Range, is_number, numbers_of, out_of_range
+from hftune.arguments.ranges import RANGES, Range, choices_of, is_number, numbers_of, out_of_range
 from hftune.arguments.stage_table import STAGES
 from hftune.arguments.stages import ALGORITHMS, stage_parser
 from hftune.errors import ArgumentError
 from hftune.tools.export.arguments import ExtractArguments
 from hftune.tools.pipeline.checking import stage_problems
 from hftune.tools.scoring.arguments import ScoreArguments
-import inspect
-import re
-import pytest
-import torch
-from transformers import GenerationConfig
-from trl.trainer import grpo_trainer
-from hftune.arguments.ranges import choices_of
 from hftune.trainers.losses.divergences import scores
 
 

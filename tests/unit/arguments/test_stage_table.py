@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import pytest
+
+from hftune.arguments.data import DataArguments
 from hftune.arguments.entry import parse_arguments
 from hftune.arguments.names.row import ALIAS, Row
-from hftune.arguments.stage_table import STAGES, Stage, base_stage
+from hftune.arguments.preference import DPOArguments
+from hftune.arguments.stage_table import STAGES, Stage, base_stage, stage_of, take_script
 from hftune.arguments.stages import stage_parser
 from hftune.errors import ArgumentError
 from hftune.preflight.check_run import rules_of
-import pytest
-from hftune.arguments.stage_table import stage_of, take_script
-from hftune.errors import ArgumentError
-import pytest
-from hftune.arguments.data import DataArguments
-from hftune.arguments.entry import parse_arguments
-from hftune.arguments.preference import DPOArguments
 
 
 @pytest.fixture

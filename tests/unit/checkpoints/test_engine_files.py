@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-import pytest
-from hftune.checkpoints.engine_files import open_engine
-from hftune.checkpoints.integrity import RECORD_NAME
-from hftune.errors import ManifestError
-from pathlib import Path
-import pytest
-from hftune.checkpoints.integrity import engine_folder, read_tag
-from hftune.errors import ManifestError
 
+import pytest
+
+from hftune.checkpoints.engine_files import open_engine
+from hftune.checkpoints.integrity import RECORD_NAME, engine_folder, read_tag
+from hftune.errors import ManifestError
 
 OWN = ["zero_pp_rank_0_mp_rank_00_optim_states.pt"]
 

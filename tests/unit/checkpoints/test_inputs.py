@@ -6,20 +6,19 @@ import re
 from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
-import pytest
-from hftune.checkpoints.inputs import READ, inputs_of, paths_of, record_inputs
-from hftune.checkpoints.manifest import write_manifest
-from tests.unit.arguments.test_ranges import CLASSES
-from pathlib import Path
+
 import pytest
 import torch
+
 from hftune.checkpoints import integrity
 from hftune.checkpoints.file_records import changed_input
+from hftune.checkpoints.inputs import READ, inputs_of, paths_of, record_inputs
 from hftune.checkpoints.integrity import checkpoint_fault
+from hftune.checkpoints.manifest import write_manifest
 from hftune.digests import record_files
 from hftune.weight_files import fingerprint
+from tests.unit.arguments.test_ranges import CLASSES
 from tests.unit.merging.models import store
-
 
 _OTHERS = """
 activation_checkpointing activation_checkpointing_kwargs activation_checkpointing_layers adapter adapter_weights

@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-import pytest
-from hftune.checkpoints.manifest import (
-    is_complete,
-    library_versions,
-    read_manifest,
-    write_manifest,
-)
-from hftune.errors import ManifestError
+import platform
 from pathlib import Path
 from typing import Any
+
+import pytest
+import torch
+
 from hftune.checkpoints.manifest import (
     changed_arguments,
+    describe_machine,
+    is_complete,
+    library_versions,
+    processor,
     read_manifest,
     same_records,
     trained_before,
     with_history,
     write_manifest,
 )
-import platform
-from pathlib import Path
-import torch
-from hftune.checkpoints.manifest import describe_machine, processor
+from hftune.errors import ManifestError
 
 
 def test_written_whole_and_read_back(tmp_path: Path) -> None:

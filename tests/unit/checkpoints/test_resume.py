@@ -6,9 +6,13 @@ import json
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
+
 import pytest
 import torch
 from safetensors.torch import save_file
+
+from hftune import logging
+from hftune.arguments.entry import parse_arguments
 from hftune.checkpoints.file_records import result_files
 from hftune.checkpoints.integrity import (
     RECORD_NAME,
@@ -26,6 +30,7 @@ from hftune.checkpoints.resume import (
     remove_leftovers,
     remove_old,
     rename_earlier_run,
+    report_nothing_left,
     restore_checkpoints,
     steps_done,
 )
@@ -33,13 +38,6 @@ from hftune.constants import MANIFEST_NAME
 from hftune.errors import ArgumentError
 from hftune.publishing import locks
 from hftune.publishing.folder import make_work
-import json
-from pathlib import Path
-import pytest
-from hftune import logging
-from hftune.arguments.entry import parse_arguments
-from hftune.checkpoints.integrity import TRAINER_STATE
-from hftune.checkpoints.resume import report_nothing_left
 
 
 def make(output: Path, step: int, *, record: bool = True, engine: bool = False) -> Path:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+
 import pytest
 import torch
+
 from hftune.checkpoints.engine_files import open_engine
 from hftune.checkpoints.integrity import engine_folder
-from hftune.checkpoints.sharded_state import WEIGHTS, from_optimizer
+from hftune.checkpoints.sharded_state import WEIGHTS, exported_name, from_optimizer
 from hftune.errors import ManifestError
 from tests.unit.checkpoints.zero_files import PARAMETERS, write
-import pytest
-from hftune.checkpoints.sharded_state import exported_name
-
 
 ALL = {name: value for group in PARAMETERS for name, value in group.items()}
 

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import os
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+
 import pytest
+
 from hftune.distributed import ds_setup
 from hftune.distributed.ds_config import offload_device, read_ds_config, zero_stage
 from hftune.distributed.ds_features import Setting
-from hftune.distributed.ds_setup import check_ds_config, fill_in_sizes, prepare, resolve_ds_config, setting_of
+from hftune.distributed.ds_setup import (
+    check_ds_config,
+    fill_in_sizes,
+    prepare,
+    remove_secrets,
+    resolve_ds_config,
+    setting_of,
+)
 from hftune.errors import ArgumentError
-import copy
-import os
-import re
-from typing import Any
-import pytest
-from hftune.distributed.ds_secrets import remove_secrets
 from hftune.secrets import redact
-
 
 FOLDER = Path(__file__).parents[3] / "ds_configs"
 SHIPPED = sorted(FOLDER.rglob("*.json"))

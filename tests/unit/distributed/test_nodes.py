@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
+
 import pytest
-from hftune.distributed import nodes
-from hftune.errors import ArgumentError, ManifestError
-from concurrent.futures import Future
-from typing import Any
-import pytest
+
 from hftune.distributed import nodes, phases, ranks
 from hftune.distributed.nodes import once_a_machine, wait_for_all
-from hftune.errors import DataError, UserError
-
+from hftune.errors import ArgumentError, DataError, ManifestError, UserError
 
 HERE = ("no data", "--train_file_dir", "copy it")
 """As another process sends it."""

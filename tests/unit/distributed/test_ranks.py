@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
+
 from hftune.distributed import ranks
-import pytest
 from hftune.distributed.ranks import Mesh, mesh_problems
 
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 import time
+from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
-import pytest
-from hftune.distributed import heartbeats, phases, watchdog
-from datetime import timedelta
+
 import pytest
 import torch.distributed as dist
-from hftune.distributed.watchdog import describe_lost_contact, lost_contact
 
+from hftune.distributed import heartbeats, phases, watchdog
+from hftune.distributed.watchdog import describe_lost_contact, lost_contact
 
 pytestmark = pytest.mark.long
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+
 import pytest
+
 from hftune.arguments.defaults.choosing import hftune_defaults
-from hftune.arguments.defaults.table import KINDS, OWN, SAME
+from hftune.arguments.defaults.table import KINDS, OWN, SAME, run_kind_of
 from hftune.arguments.entry import help_page, parse_arguments
 from hftune.arguments.stages import ALGORITHMS, stage_parser
-import pytest
-from hftune.arguments.defaults.table import run_kind_of
-
 
 OUT = ["--output_dir", "o"]
 ROOT = Path(__file__).parents[4]

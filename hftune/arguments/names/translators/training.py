@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import math
+
 from hftune.arguments.names.row import NamedValues, Request, Translated, cannot, number
 from hftune.arguments.stage_table import base_stage
+from hftune.errors import ArgumentError
 
 _STYLES = {
     "constant": "constant_with_warmup",
@@ -92,3 +96,157 @@ def reference_update(request: Request) -> Translated:
     sync: NamedValues = [("sync_ref_model", ["True"]), ("ref_model_sync_steps", [str(steps)])]
     # 1: the reference becomes the policy, as in ERNIEKit; TRL would mix the two.
     return Translated([*sync, ("ref_model_mixup_alpha", ["1.0"])])
+
+
+# datasets' words: it stops with the first source that is used up, or with the last.
+_STOPS = {"first_exhausted": "under", "all_exhausted": "over"}
+
+
+def interleaved(request: Request) -> Translated:
+    """Megatron-SWIFT's `interleave_prob`, which stops when the first source is used up unless told otherwise."""
+    weights = request.text("interleave_prob")
+    stops = request.text("stopping_strategy") or "first_exhausted"
+    if weights is None:
+        return Translated([], ("--stopping_strategy has no effect without --interleave_prob",))
+    if stops not in _STOPS:
+        raise cannot("stopping_strategy", stops, f"use one of {', '.join(_STOPS)}")
+    given: NamedValues = [("train_dataset_prob", [",".join(weights.replace(",", " ").split())])]
+    return Translated([*given, ("mix_strategy", [_STOPS[stops]])])
+
+
+def per_token(request: Request) -> Translated:
+    """`calculate_per_token_loss`: tokens have the same weight over a step in pre-training and SFT, pairs elsewhere."""
+    wanted, done = bool(request.flag("calculate_per_token_loss")), base_stage(request.stage) in ("pt", "sft")
+    if wanted != done:
+        why = "every token of a step has the same weight" if done else "every pair or answer has the same weight"
+        raise cannot("calculate_per_token_loss", wanted, f"{why}; leave it out")
+    return Translated()
+
+
+def loss_scale(request: Request) -> Translated:
+    """Megatron-SWIFT's `loss_scale`: which tokens are trained; presets are joined with +."""
+    value = (request.text("loss_scale") or "").lower()
+    known: dict[str, NamedValues] = {
+        "default": [],
+        "last_round": [("train_on_last_turn", ["True"])],
+        "all": [("train_on_inputs", ["True"])],
+        "ignore_empty_think": [("empty_thoughts", ["mask"])],
+    }
+    presets = [part.strip() for part in value.split("+") if part.strip()]
+    if not known.keys() >= {*presets}:
+        named = ", ".join(known)
+        raise cannot("loss_scale", value, f"use {named} (with + between); or weights of turns in the records")
+    return Translated([given for preset in dict.fromkeys(presets) for given in known[preset]])
+
+
+def thinking(request: Request) -> Translated:
+    """`enable_thinking` and `preserve_thinking`, which other tools give the chat template by flags of their own."""
+    given = {name: request.flag(name) for name in ("enable_thinking", "preserve_thinking")}
+    said = {name: value for name, value in given.items() if value is not None}
+    return Translated([("chat_template_kwargs", [json.dumps(said)])]) if said else Translated()
+
+
+def empty_thoughts(request: Request) -> Translated:
+    """Megatron-SWIFT's flags of answers without thoughts: written before them or not, trained or not."""
+    if request.flag("add_non_thinking_prefix") is False:
+        return Translated([("empty_thoughts", ["drop"])])
+    trained = request.flag("disable_ignore_empty_think") or request.flag("ignore_empty_think") is False
+    return Translated([("empty_thoughts", ["train" if trained else "mask"])])
+
+
+def system(request: Request) -> Translated:
+    """`system` of ms-swift: the system message of records that have none.
+
+    Raises:
+        ArgumentError: A file of it, or a stage other than RL, whose records say it themselves.
+    """
+    text = request.text("system") or ""
+    if request.stage != "rl":
+        raise cannot("system", "TEXT", "put it into the records, as a message of role system")
+    if text.endswith(".txt"):
+        raise cannot("system", text, "write the text itself: --system_prompt TEXT")
+    return Translated([("system_prompt", [text.replace("\\n", "\n")])])
+
+
+def truncation(request: Request) -> Translated:
+    """`truncation_strategy`: hftune cuts the end of what is too long, which is "right"."""
+    value = (request.text("truncation_strategy") or "").lower()
+    if value == "right":
+        return Translated()
+    if value == "split":
+        return Translated([("packing_strategy", ["wrapped" if request.stage == "pt" else "bfd_split"])])
+    raise cannot("truncation_strategy", value, "what is too long loses its end (right), or is cut in pieces (split)")
+
+
+def batches(request: Request) -> Translated:
+    """`batch_size`, `micro_batch_size`, `global_batch_size` (sequences an optimizer step takes over all processes).
+
+    Raises:
+        ArgumentError: A global batch that the processes cannot share evenly, or that contradicts the accumulation.
+    """
+    micro = request.text("micro_batch_size", "batch_size")
+    given: NamedValues = []
+    if micro is not None:
+        given.append(("per_device_train_batch_size", [micro]))
+        # Their evaluation uses it as well. In RL the batch must hold whole groups of completions; left alone there.
+        if request.other("per_device_eval_batch_size") is None and request.stage != "rl":
+            given.append(("per_device_eval_batch_size", [micro]))
+    total = request.text("global_batch_size")
+    if total is None:
+        return Translated(given)
+    steps = _accumulation(request, int(number("global_batch_size", total)), micro)
+    said = f"--global_batch_size {total}: {steps} micro batches are accumulated on each of {_groups(request)} processes"
+    return Translated([*given, ("gradient_accumulation_steps", [str(steps)])], (said,))
+
+
+def _groups(request: Request) -> int:
+    """Processes, or groups of them that see the same rows: those of tensor and sequence parallelism."""
+    sizes = (request.other("tensor_parallel_size"), request.other("sequence_parallel_size"))
+    # Processes that share matrices or tokens see the same rows: they count once in a batch.
+    sharing = math.prod(max(1, int(number("size", size))) for size in sizes if size is not None)
+    return max(1, request.world_size // sharing)
+
+
+def _accumulation(request: Request, total: int, micro: str | None) -> int:
+    size = request.other("per_device_train_batch_size") or micro
+    if size is None:
+        raise ArgumentError("--global_batch_size needs the size of a micro batch", fix="give --micro_batch_size too")
+    rows = int(number("micro_batch_size", size)) * _groups(request)
+    # Rounded, a run would train on another batch than its learning rate was chosen for.
+    if rows < 1 or total % rows or total < 1:
+        raise ArgumentError(
+            f"--global_batch_size {total} cannot be shared by {_groups(request)} processes with micro batches of "
+            f"{size}",
+            fix=f"use a multiple of {max(rows, 1)}",
+        )
+    asked = request.other("gradient_accumulation_steps")
+    if asked is not None and int(number("gradient_accumulation_steps", asked)) != total // rows:
+        raise ArgumentError(
+            f"--global_batch_size {total} means --gradient_accumulation_steps {total // rows}, not {asked}",
+            fix="leave one of them out",
+        )
+    return total // rows
+
+
+def evaluation_length(request: Request) -> Translated:
+    """`max_evaluate_steps` and `eval_iters`, batches of an evaluation: as many held-out records as they hold."""
+    name = next(iter(request.given))
+    steps = int(number(name, request.text(name) or ""))
+    if steps <= 0:
+        return Translated()
+    if request.other("max_eval_samples") is not None:
+        return Translated([], (f"--{name} has no effect next to --max_eval_samples",))
+    # transformers' default, which holds where nothing else was given.
+    size = int(number("per_device_eval_batch_size", request.other("per_device_eval_batch_size") or "8"))
+    records = steps * size * _groups(request)
+    said = f"--{name} {steps}: {records} held-out records at most ({_groups(request)} processes, batches of {size})"
+    return Translated([("max_eval_samples", [str(records)])], (said,))
+
+
+def held_out_share(request: Request) -> Translated:
+    """`split_dataset_ratio`, `val_size` 0.01: one record of a hundred is held out."""
+    name = next(iter(request.given))
+    share = number(name, request.text(name) or "")
+    if share >= 1:
+        raise cannot(name, request.text(name), "give a share below 1, or a file of records in --validation_file_dir")
+    return Translated([("validation_split_percentage", [f"{100 * share:g}"])])

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
+from hftune.arguments.names.row import Request, each, mapped, number, shortest, switched
 from hftune.arguments.names.translators import models
 from hftune.errors import ArgumentError
 from tests.unit.arguments.names.translators.questions import ask, translated
@@ -67,3 +71,146 @@ def test_attention() -> None:
     }
     with pytest.raises(ArgumentError, match="--attn_implementation"):
         models.attention_backend(ask("attention_backend=fast"))
+
+
+DS_CONFIGS = Path(__file__).parents[5] / "ds_configs"
+
+
+def config_of(question: Request) -> dict[str, object]:
+    """The DeepSpeed config that a question about sharding is answered with."""
+    return json.loads(translated(models.sharding, question)["deepspeed"])
+
+
+@pytest.mark.parametrize(
+    ("command", "shipped"),
+    [
+        ("sharding=stage1", "zero1"),
+        ("sharding=stage2", "zero2"),
+        ("sharding=stage3", "zero3"),
+        ("sharding=stage2 offload_optim=True", "zero2_offload"),
+        ("offload_optim=True", "zero2_offload"),
+        ("optimizer_cpu_offload", "zero2_offload"),
+        ("sharding=stage3,offload tensorwise_offload_optimizer=1", "zero3_offload"),
+        ("use_distributed_optimizer=true", "zero1"),
+        ("use_megatron_fsdp=true", "zero3"),
+        ("use_megatron_fsdp=true data_parallel_sharding_strategy=optim_grads", "zero2"),
+        ("sharding_strategy=fsdp", "zero3"),
+        ("sharding_strategy=hsdp", "zero3"),
+        ("sharding=stage1 sharding_parallel_degree=1", "zero1"),
+    ],
+)
+def test_sharding_is_a_shipped_config(command: str, shipped: str) -> None:
+    assert config_of(ask(command)) == json.loads((DS_CONFIGS / f"{shipped}.json").read_text())
+
+
+@pytest.mark.parametrize("command", ["sharding=", "offload_optim=False", "sharding_strategy=ddp", "sharding_degree=4"])
+def test_no_sharding(command: str) -> None:
+    assert translated(models.sharding, ask(command, world=4)) == {}
+
+
+def test_sharding_over_machines_and_shares() -> None:
+    over_two = config_of(ask("sharding_strategy=hsdp", world=16, local=8))["zero_optimization"]
+    assert over_two["zero_hpz_partition_size"] == 8  # type: ignore[index]
+    share = config_of(ask("sharding=stage3 optimizer_cpu_offload=1 optimizer_offload_fraction=0.5"))
+    assert share["zero_optimization"]["offload_optimizer"]["ratio"] == 0.5  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("sharding=stage4", "stage1, stage2, stage3"),
+        ("sharding=stage1 sharding_parallel_degree=2", "zero_hpz_partition_size"),
+        ("sharding=stage1 offload_optim=1 optimizer_offload_fraction=0.5", "ZeRO-3 only"),
+        ("use_megatron_fsdp=1 data_parallel_sharding_strategy=rows", "no_shard"),
+    ],
+)
+def test_sharding_that_cannot_be(command: str, said: str) -> None:
+    with pytest.raises(ArgumentError) as caught:
+        models.sharding(ask(command, world=4))
+    assert said in str(caught.value)
+
+
+def test_a_config_given_counts() -> None:
+    answer = models.sharding(ask("sharding=stage1 offload_optim=1", "deepspeed=zero3.json"))
+    assert not answer.given and "--sharding --offload_optim not used" in answer.notices[0]
+
+
+ON, OFF = {"gradient_checkpointing": "True"}, {"gradient_checkpointing": "False"}
+LAYERS = "activation_checkpointing_layers"
+
+
+def some(parts: str, **more: str) -> dict[str, str]:
+    return {"activation_checkpointing": parts} | more
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        ("recompute", ON),
+        ("recompute=False recompute_granularity=full", OFF),  # ERNIEKit: the switch decides
+        ("recompute=False recompute_use_reentrant=True", OFF),
+        ("recompute_use_reentrant=True", {}),
+        ("recompute=True recompute_granularity=core_attn", some("core_attention")),
+        ("recompute=True recompute_granularity=full_attn", some("attention")),
+        ("recompute=True no_recompute_layers=[0,3]", ON | {LAYERS: "not 0,3"}),
+        ("recompute=True offload_recompute_inputs=True", ON | {"activation_checkpointing_offload": "True"}),
+        ("recompute=True offload_recompute_inputs=False", ON),
+        ("recompute=True recompute_use_reentrant", ON | {"gradient_checkpointing_kwargs": '{"use_reentrant": true}'}),
+        ("recompute=True recompute_use_reentrant=False", ON),
+        ("recompute_granularity=full recompute_method=uniform recompute_num_layers=1", ON),
+        ("recompute_granularity=full recompute_method=uniform recompute_num_layers=4", ON),
+        ("recompute_granularity=full recompute_method=block recompute_num_layers=4", ON | {LAYERS: "0-3"}),
+        ("recompute_granularity=selective", some("core_attention")),
+        ("recompute_granularity=selective recompute_modules=core_attn,moe", some("core_attention,mlp")),
+        ("recompute_granularity=none", OFF),
+        ("fsdp_activation_checkpointing=True", ON),
+        ("fsdp_activation_checkpointing=True selective_checkpointing=1/3", ON | {LAYERS: "1/3"}),
+        ("fsdp_activation_checkpointing=True selective_checkpointing=0.5", ON | {LAYERS: "1/2"}),
+        ("fsdp_activation_checkpointing=False selective_checkpointing=1/2", OFF),
+        ("fsdp_activation_checkpointing=True selective_checkpointing=0", OFF),
+    ],
+)
+def test_what_is_recomputed(command: str, expected: dict[str, str]) -> None:
+    assert translated(models.recompute, ask(command)) == expected
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("recompute_granularity=selective recompute_modules=core_attn,layernorm", "layernorm"),
+        ("recompute_granularity=full recompute_method=ring", "ring"),
+        ("recompute recompute_granularity=half", "half"),
+        ("fsdp_activation_checkpointing selective_checkpointing=3", "3"),
+        ("fsdp_activation_checkpointing selective_checkpointing=some", "some"),
+    ],
+)
+def test_what_cannot_be_recomputed(command: str, said: str) -> None:
+    with pytest.raises(ArgumentError) as caught:
+        models.recompute(ask(command))
+    assert said in str(caught.value)
+
+
+def test_numbers() -> None:
+    assert number("x", "1e-3") == 0.001
+    with pytest.raises(ArgumentError, match="--x many is not a number"):
+        number("x", "many")
+    assert [shortest(value) for value in (30.0, 0.5, -1.0)] == ["30", "0.5", "-1"]
+
+
+def test_a_table_of_values() -> None:
+    strict = mapped("to", {"a": "b c", "off": None}, "use a")
+    assert translated(strict, ask("x=A")) == {"to": "b c"}
+    assert translated(strict, ask("x=off")) == {}
+    with pytest.raises(ArgumentError, match="--x z cannot be used: use a"):
+        strict(ask("x=z"))
+    assert translated(mapped("to", {"a": "b"}, ""), ask("x=Z")) == {"to": "Z"}, "as it was written"
+
+
+@pytest.mark.parametrize(("written", "becomes"), [("x", "yes"), ("x=1", "yes"), ("x=False", "no"), ("x=off", "no")])
+def test_a_switch(written: str, becomes: str) -> None:
+    assert translated(switched("to", "yes", "no"), ask(written)) == {"to": becomes}
+    assert translated(switched("to", None, None), ask(written)) == {}
+
+
+def test_every_name_has_its_say() -> None:
+    assert each(lambda name, question: [(name, ["1"])])(ask("x=2 y=3")).given == [("x", ["1"]), ("y", ["1"])]

@@ -35,7 +35,7 @@ def process_facts() -> Facts:
         "memory": memory,
         "backend": dist.get_backend() if ranks.is_distributed() else "none",
         "versions": versions(),
-        "code": {"hftune's files": _code_digest(), "commit": _commit()},
+        "code": {"hftune's files": _code_digest()},
     }
 
 
@@ -88,25 +88,3 @@ def _code_digest() -> str:
         # Names as well, apart from contents by zero bytes: two files that trade places differ.
         digest.update(f"\0{file.relative_to(root)}\0".encode() + file.read_bytes())
     return digest.hexdigest()
-
-
-def _commit() -> str | None:
-    """The commit of the checkout that hftune lies in; None where it is installed. Read from git's own files."""
-    git = Path(hftune.__file__).parents[1] / ".git"
-    if git.is_file():  # a work tree of a repository that is elsewhere
-        git = Path(git.read_text(encoding="utf-8").partition(":")[2].strip())
-    head = git / "HEAD"
-    if not head.is_file():
-        return None
-    text = head.read_text(encoding="utf-8").strip()
-    if not text.startswith("ref: "):  # no branch is checked out
-        return text[:12]
-    common = git / "commondir"
-    root = git / common.read_text(encoding="utf-8").strip() if common.is_file() else git
-    # git packs branches from time to time; one that moved since has a file of its own again, which counts.
-    loose = root / text[5:]
-    if loose.is_file():
-        return loose.read_text(encoding="utf-8").strip()[:12]
-    packed = root / "packed-refs"
-    lines = packed.read_text(encoding="utf-8").splitlines() if packed.is_file() else []
-    return next((line[:12] for line in lines if line.endswith(f" {text[5:]}")), None)

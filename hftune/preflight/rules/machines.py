@@ -208,18 +208,18 @@ def one_line(everyone: Sequence[ProcessFacts], seconds: float) -> str:
 
 def table(everyone: Sequence[ProcessFacts], seconds: float) -> list[str]:
     """The processes as a table, a row for ranks that are alike, and the versions below it."""
-    rows: list[tuple[str, ...]] = [("rank", "host", "local rank", "device", "memory", "backend", "torch", "commit")]
+    rows: list[tuple[str, ...]] = [("rank", "host", "local rank", "device", "memory", "backend", "torch", "code")]
     keys = ("host", "device", "memory", "backend")
     # A rank a row would be 64 lines of one machine's eight: ranks with the same are drawn together.
     groups: dict[tuple[Any, ...], list[ProcessFacts]] = {}
     for facts in everyone:
-        key = (*(facts[name] for name in keys), facts["versions"].get("torch"), facts["code"].get("commit"))
+        key = (*(facts[name] for name in keys), facts["versions"].get("torch"), facts["code"].get("hftune's files"))
         groups.setdefault(key, []).append(facts)
-    for (host, device, memory, backend, torch, commit), members in groups.items():
+    for (host, device, memory, backend, torch, code), members in groups.items():
         local = ranges(sorted(facts["local_rank"] for facts in members))
         gib = f"{memory / 2**30:.0f} GiB" if memory else "-"
         who = ranges([facts["rank"] for facts in members])
-        rows.append((who, host, local, device, gib, backend, str(torch), commit or "installed"))
+        rows.append((who, host, local, device, gib, backend, str(torch), str(code)))
     head = f"{len(everyone)} processes on {machines_of(everyone)} machine(s), all reached in {_milliseconds(seconds)}"
     versions = ", ".join(f"{name} {value}" for name, value in everyone[0]["versions"].items())
     return [head, *align_columns(rows), f"  rank 0 has {versions}"]

@@ -25,7 +25,7 @@ def facts(rank: int, host: str = "a", **changes: Any) -> dict[str, Any]:
         "memory": 79 * 2**30,
         "backend": "nccl",
         "versions": {"python": "3.11.9", "torch": "2.13.0+cu130", "trl": "1.16.0"},
-        "code": {"hftune's files": "0123", "commit": "abcdef"},
+        "code": {"hftune's files": "abcdef"},
         "arguments": {"--learning_rate": "1111", "--seed": "2222"},
         "files": {"--train_file_dir": "3333"},
         "deepspeed": {"DeepSpeed config": "4444"},
@@ -46,7 +46,7 @@ def test_each_kind_of_difference_is_an_error() -> None:
         facts(0),
         facts(1),
         facts(2, "b", versions={"trl": "1.15.2", "bitsandbytes": "0.50.2"}, arguments={"--seed": "9"}),
-        facts(3, "b", versions={"trl": "1.15.2", "bitsandbytes": "0.50.2"}, code={"commit": "fedcba"}),
+        facts(3, "b", versions={"trl": "1.15.2", "bitsandbytes": "0.50.2"}, code={"hftune's files": "fedcba"}),
     ]
     found = [problem.cause.splitlines() for problem in differences(everyone)]
     assert [lines[0] for lines in found] == [
@@ -58,7 +58,7 @@ def test_each_kind_of_difference_is_an_error() -> None:
         "    bitsandbytes: none on a (rank 0-1); 0.50.2 on b (rank 2-3)",
         "    trl: 1.16.0 on a (rank 0-1); 1.15.2 on b (rank 2-3)",
     ]
-    assert found[1][1] == "    commit: abcdef on a, b (rank 0-2); fedcba on b (rank 3)"
+    assert found[1][1] == "    hftune's files: abcdef on a, b (rank 0-2); fedcba on b (rank 3)"
     assert found[2][1] == "    --seed: 2222 on a, b (rank 0-1,3); 9 on b (rank 2)"
 
 
@@ -86,7 +86,7 @@ def test_the_table() -> None:
     lines = [" ".join(line.split()) for line in table(everyone, 0.0001)]
     assert lines == [
         "4 processes on 2 machine(s), all reached in 0.10 ms",
-        "rank host local rank device memory backend torch commit",
+        "rank host local rank device memory backend torch code",
         "0-1 a 0-1 NVIDIA H100 80GB HBM3 79 GiB nccl 2.13.0+cu130 abcdef",
         "2-3 b 0-1 NVIDIA H100 80GB HBM3 79 GiB nccl 2.13.0+cu130 abcdef",
         "rank 0 has python 3.11.9, torch 2.13.0+cu130, trl 1.16.0",

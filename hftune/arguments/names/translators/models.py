@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import re
+from fractions import Fraction
+from typing import Any
+
 from hftune.arguments.names.row import (
     NamedValues,
     Request,
@@ -13,6 +18,8 @@ from hftune.arguments.names.row import (
     number,
     shortest,
 )
+from hftune.arguments.recomputation import ATTENTION, CORE_ATTENTION, MLP
+from hftune.distributed.ds_config import CONFIGS, read_ds_config
 
 # Megatron's fused layers -> those of Hugging Face's models.
 _MODULES = {
@@ -120,3 +127,191 @@ def attention_backend(request: Request) -> Translated:
     if (request.text("attention_backend") or "").lower() == "flash":
         return Translated([("flash_attn", ["True"])])
     return _kernels(request)
+
+
+_FSDP = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
+_FMS = {"ddp": 0, "fsdp": 3, "hsdp": 3}
+_ERNIE = {"": 0, "none": 0, "stage1": 1, "stage2": 2, "stage3": 3}
+_DEGREES = ("sharding_parallel_degree", "sharding_parallel_size", "sharding_degree")
+_OFFLOADS = ("offload_optim", "tensorwise_offload_optimizer", "optimizer_cpu_offload")
+
+
+def zero_config(stage: int, *, offload_optimizer: bool = False, offload_param: bool = False) -> dict[str, Any]:
+    """The DeepSpeed config of ZeRO stage 1, 2 or 3 in `ds_configs/`.
+
+    Args:
+        offload_optimizer: Keep the optimizer's states in the memory of the machine.
+        offload_param: Keep the weights there as well (stage 3).
+    """
+    # Its path, not its name: a file called "zero3" in the working folder would come first.
+    config = read_ds_config(str(CONFIGS / f"zero{stage}.json"))
+    for asked, what in ((offload_optimizer, "offload_optimizer"), (offload_param, "offload_param")):
+        if asked:
+            config["zero_optimization"][what] = {"device": "cpu", "pin_memory": True}
+    return config
+
+
+def sharding(request: Request) -> Translated:
+    """ERNIEKit's `sharding`, Megatron's distributed optimizer and FSDP, fms-fsdp's `sharding_strategy`, and offload.
+
+    Raises:
+        ArgumentError: A group of processes that ZeRO cannot shard over, or an unknown stage.
+    """
+    if request.other("deepspeed") is not None:
+        named = " ".join(f"--{name}" for name in request.given)
+        return Translated([], (f"{named} not used: --deepspeed says how the states are sharded",))
+    stage, words = _stage(request)
+    offload = any(request.flag(name) for name in _OFFLOADS)
+    # The shipped config that offloads the optimizer alone is that of stage 2.
+    if offload and not stage:
+        stage = 2
+    if not stage:
+        return Translated()
+    # Before the config is made: with a group that ZeRO cannot form no config is right.
+    _check_groups(request)
+    notices = [f"ZeRO-{stage}{' with the optimizer offloaded' if offload else ''}, as in ds_configs/"]
+    config = zero_config(stage, offload_optimizer=offload, offload_param=stage == 3 and "offload" in words)
+    _share(request, config)
+    if (request.text("sharding_strategy") or "").lower() == "hsdp":
+        notices += _within_machines(request, config)
+    return Translated([("deepspeed", [json.dumps(config)])], tuple(notices))
+
+
+def _stage(request: Request) -> tuple[int, list[str]]:
+    """ZeRO stage, and the words after it ("offload")."""
+    words = (request.text("sharding") or "").lower().split()
+    stages = [_looked_up("sharding", words[0] if words else "", _ERNIE)]
+    if request.flag("use_distributed_optimizer"):
+        stages.append(1)
+    if request.flag("use_megatron_fsdp"):
+        name = "data_parallel_sharding_strategy"
+        stages.append(_looked_up(name, request.text(name) or "optim_grads_params", _FSDP))
+    if request.text("sharding_strategy"):
+        stages.append(_looked_up("sharding_strategy", request.text("sharding_strategy") or "", _FMS))
+    return max(stages), words
+
+
+def _looked_up(name: str, value: str, table: dict[str, int]) -> int:
+    if value.lower() not in table:
+        raise cannot(name, value, f"it is one of {', '.join(key for key in table if key)}; or use --deepspeed")
+    return table[value.lower()]
+
+
+def _check_groups(request: Request) -> None:
+    """ZeRO shards over all processes; with degree 1 the numbers are the same and more memory is left."""
+    for name in _DEGREES:
+        degree = request.text(name)
+        if degree is not None and int(number(name, degree)) not in (-1, 0, 1, request.world_size):
+            fix = "ZeRO shards over all processes; for groups use ZeRO-3 with zero_hpz_partition_size in --deepspeed"
+            raise cannot(name, degree, fix)
+
+
+def _share(request: Request, config: dict[str, Any]) -> None:
+    share = number("optimizer_offload_fraction", request.text("optimizer_offload_fraction") or "1")
+    zero = config["zero_optimization"]
+    if share == 1 or "offload_optimizer" not in zero:
+        return
+    if zero["stage"] != 3:
+        raise cannot("optimizer_offload_fraction", share, "DeepSpeed offloads a share with ZeRO-3 only; use 1")
+    zero["offload_optimizer"]["ratio"] = share
+
+
+def _within_machines(request: Request, config: dict[str, Any]) -> list[str]:
+    """HSDP within one machine is ZeRO-3; over several, weights are kept a second time within each."""
+    if request.local_world_size == request.world_size:
+        return []
+    config["zero_optimization"]["zero_hpz_partition_size"] = request.local_world_size
+    return ["hsdp: ZeRO-3 with zero_hpz_partition_size: weights are gathered within a machine, states sharded over all"]
+
+
+_RECOMPUTED = {"core_attn": CORE_ATTENTION, "mlp": MLP, "moe": MLP}
+_DETAILS = ("recompute_use_reentrant", "offload_recompute_inputs", "no_recompute_layers")
+_IDLE = "--{} has no effect: nothing is recomputed"
+
+
+def recompute(request: Request) -> Translated:
+    """ERNIEKit's and Megatron's `recompute_*`, fms-fsdp's activation checkpointing.
+
+    Raises:
+        ArgumentError: Parts of a layer, or a share of the layers, that cannot be chosen.
+    """
+    if request.text("fsdp_activation_checkpointing", "selective_checkpointing") is not None:
+        return _share_of_blocks(request)
+    if not _wanted(request):
+        idle = tuple(
+            _IDLE.format(name)
+            for name in _DETAILS
+            if request.text(name) is not None and request.flag(name) is not False
+        )
+        off: NamedValues = [("gradient_checkpointing", ["False"])]
+        return Translated(off if request.text("recompute", "recompute_granularity") is not None else [], idle)
+    which, said = _which(request)
+    return Translated([*_parts(request), *which, *_how(request)], said)
+
+
+def _wanted(request: Request) -> bool:
+    """`recompute` decides where it is given (ERNIEKit); without it the granularity does (Megatron)."""
+    if request.text("recompute") is not None:
+        return bool(request.flag("recompute"))
+    granularity = request.text("recompute_granularity")
+    return granularity is not None and granularity.lower() != "none"
+
+
+def _parts(request: Request) -> NamedValues:
+    granularity = (request.text("recompute_granularity") or "full").lower()
+    if granularity == "full":
+        return [("gradient_checkpointing", ["True"])]
+    if granularity == "full_attn":
+        return [("activation_checkpointing", [ATTENTION])]
+    if granularity not in ("selective", "core_attn"):
+        raise cannot("recompute_granularity", granularity, "use full, full_attn, core_attn, selective or none")
+    # Megatron's selective recomputation without a list recomputes the core of the attention.
+    modules = (request.text("recompute_modules") or "core_attn").split()
+    for module in modules:
+        if module not in _RECOMPUTED:
+            raise cannot("recompute_modules", module, f"use {', '.join(_RECOMPUTED)}; or --recompute_granularity full")
+    return [("activation_checkpointing", [",".join(dict.fromkeys(_RECOMPUTED[module] for module in modules))])]
+
+
+def _which(request: Request) -> tuple[NamedValues, tuple[str, ...]]:
+    """Some of the layers: Megatron's `block` takes the first ones, ERNIEKit leaves some out."""
+    # A list or numbers with commas: files have it either way.
+    left_out = re.findall(r"\d+", request.text("no_recompute_layers") or "")
+    if left_out:
+        return [("activation_checkpointing_layers", [f"not {','.join(left_out)}"])], ()
+    count, method = (
+        int(number("recompute_num_layers", request.text("recompute_num_layers") or "1")),
+        (request.text("recompute_method") or "").lower(),
+    )
+    if method == "block":
+        return [("activation_checkpointing_layers", [f"0-{count - 1}" if count > 1 else "0"])], ()
+    if method not in ("", "none", "uniform"):
+        raise cannot("recompute_method", method, "use uniform or block")
+    return [], ("--recompute_num_layers has no effect: layers are recomputed one by one",) if count != 1 else ()
+
+
+def _how(request: Request) -> NamedValues:
+    given: NamedValues = []
+    if request.flag("offload_recompute_inputs"):
+        given.append(("activation_checkpointing_offload", ["True"]))
+    if request.flag("recompute_use_reentrant"):
+        given.append(("gradient_checkpointing_kwargs", [json.dumps({"use_reentrant": True})]))
+    return given
+
+
+def _share_of_blocks(request: Request) -> Translated:
+    """fms-fsdp: 1 is every block, 1/2 every second; both sides choose the blocks in the same way."""
+    text = request.text("selective_checkpointing") or "1"
+    try:
+        # As `recomputation.share_of`, with the name of fms-fsdp's argument in the message.
+        share = Fraction(text).limit_denominator(1000)
+    except (ValueError, ZeroDivisionError) as error:
+        raise cannot("selective_checkpointing", text, "give a share such as 1/3, up to 1") from error
+    if request.flag("fsdp_activation_checkpointing") is False or share == 0:
+        return Translated([("gradient_checkpointing", ["False"])])
+    if request.text("fsdp_activation_checkpointing") is None:
+        return Translated([], ("--selective_checkpointing has no effect without --fsdp_activation_checkpointing",))
+    if not 0 < share <= 1:
+        raise cannot("selective_checkpointing", text, "give a share such as 1/3, up to 1")
+    on: NamedValues = [("gradient_checkpointing", ["True"])]
+    return Translated(on if share == 1 else [*on, ("activation_checkpointing_layers", [str(share)])])

@@ -87,7 +87,7 @@ FAULTS = {
     "half a header": (
         lambda folder: (folder / "model.safetensors").write_bytes(b"\x40\0\0\0\0\0\0\0{"),
         False,
-        "cut off",
+        "cannot be read",
     ),
     "no weights": (lambda folder: (folder / "model.safetensors").unlink(), False, "no weights"),
     "empty tensors": (

@@ -120,7 +120,7 @@ def test_cut_off_and_missing_files(make_base: Callable, tmp_path: Path) -> None:
     last = sorted(base.glob("*.safetensors"))[-1]
     whole = last.read_bytes()
     last.write_bytes(whole[:-100])
-    refused(adapter, tmp_path, "cut off", last.name)
+    refused(adapter, tmp_path, "cannot be read", last.name)
     last.unlink()
     refused(adapter, tmp_path, f"lacks {last.name}")
 

@@ -94,7 +94,7 @@ IN_DOCSTRING = ("preview", "tokenize", "data", "export", "launch", "lineage", "r
 """Subcommands whose help is their lines at the top of this file; the others have a page of their own."""
 ARGUMENTS = {
     "merge": "hftune.arguments.merging:MergeArguments",
-    "data": "hftune.tools.checking.arguments:COMMANDS",
+    "data": "hftune.tools.checking.entry:COMMANDS",
     "export": "hftune.tools.export.run:FORMATS",
     "teach": "distill",
     "consolidate": "hftune.tools.consolidating.run:ConsolidateArguments",

@@ -52,6 +52,7 @@ REMOVED = {
     "join": _NO_PARTS,
     "init_new_embeddings": "rows of new tokens begin as the mean of the old ones, as transformers makes them",
     "keep": "`hftune data check` leaves out what --drop names, and nothing else",
+    "ancestors": "name the files that `hftune lineage FOLDER` lists before the others: `duplicate` finds them",
     "shared_token_weight": _GOLD,
     "split_token_weight": _GOLD,
     "reward_model": "`hftune score` asks a reward model",

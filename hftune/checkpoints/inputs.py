@@ -29,7 +29,7 @@ READ = {
 """Arguments that name what a result depends on. The value of another, such as `--lr_scheduler_type linear`, may be the
 name of a folder by chance."""
 
-_READ_BY_COMMANDS = READ - {"include_path"} | {"ancestors", "checkpoint", "files", "input", "model", "questions"}
+_READ_BY_COMMANDS = READ - {"include_path"} | {"checkpoint", "files", "input", "model", "questions"}
 """Of parsed arguments, those of tools as well; in the folder of somebody's code all else may lie."""
 
 _NAMED_BY_OTHERS = {"sft_model_path"}

@@ -173,7 +173,7 @@ READING = {
         "teach --model_name_or_path {base} --teacher_model_name_or_path {other} --train_file_dir {data} --use_cpu",
         "base other data",
     ),
-    "data check": ("data check {data} --model {base}", "base data"),
+    "data check": ("data check {data}", "data"),
     "tokenize": ("tokenize run_sft --model_name_or_path {base} --train_file_dir {data} --use_cpu", "base data"),
     "export": ("export gguf --model_name_or_path {base}", "base"),
     "export an adapter": (

@@ -20,8 +20,6 @@ from hftune.errors import UserError
 from hftune.preflight.rules.folders import check_contents
 from hftune.tools.chatting.arguments import ChatArguments
 from hftune.tools.chatting.chat import chat
-from hftune.tools.checking.arguments import DataCheckArguments
-from hftune.tools.checking.run import check_arguments
 from hftune.tools.evaluating.run import check_evaluate
 from hftune.tools.export.arguments import HubArguments, ServingArguments
 from hftune.tools.export.run import check_export
@@ -56,7 +54,6 @@ LANGUAGE: dict[str, Callable[[str], Iterator[UserError]]] = {
         ServeArguments(model="owner/name", adapter=[f"a={name}"], backend="vllm")
     ),
     "sample": lambda name: check_sample(SampleArguments(model_name_or_path=name)),
-    "data check": lambda name: check_arguments(DataCheckArguments(model=name)),
     "teach": _teach,
 }
 WHOLE: dict[str, Callable[[str], Iterator[UserError]]] = {

@@ -1,33 +1,44 @@
-"""What may be found in data, and all that a check has found, as terminal, page and summary show it."""
+"""What a check found: kinds, findings, counts of each source in constant memory, and the page that shows them."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
-from hftune.tools.checking.sources import Source
+from hftune.data.readers.base import Chunk, FailedChunk
+from hftune.data.readers.files import chunks
+from hftune.publishing.disk import write_file
+from hftune.secrets import redact
+from hftune.tools.reporting.page import html_document, html_table
+from hftune.tools.reporting.tables import Section
+from hftune.visible import html
 
-UNUSABLE, DUPLICATE, NEAR, TRAINED = "unusable", "duplicate", "near_duplicate", "trained_before"
-LEAK, CUT, REFUSAL, BOILERPLATE = "leak", "cut_off", "refusal", "boilerplate"
-CONTROL, ENCODING, SECRET, LOSS = "control_tokens", "encoding", "secret", "high_loss"
+UNUSABLE, DUPLICATE, NEAR, LEAK = "unusable", "duplicate", "near_duplicate", "leak"
+CUT, REFUSAL, BOILERPLATE = "cut_off", "refusal", "boilerplate"
+CONTROL, ENCODING, SECRET = "control_tokens", "encoding", "secret"
 
 KINDS: dict[str, str] = {
     UNUSABLE: "cannot be read, or trained by no stage",
     DUPLICATE: "equal to an earlier record",
     NEAR: "nearly equal to an earlier record",
     LEAK: "holds a record of the evaluation data",
-    TRAINED: "trained already, by an ancestor of the model",
     CUT: "an answer ends in the middle",
     REFUSAL: "an answer refuses",
     BOILERPLATE: "an assistant of another maker speaks",
     CONTROL: "control tokens of chat templates in the text",
     ENCODING: "decoded from the wrong encoding",
     SECRET: "a token or password",
-    LOSS: "far less likely under the model than the others",
 }
 """Kind -> what it means."""
 
+REPORT = "report.html"
 _BITS = {kind: 1 << number for number, kind in enumerate(KINDS)}
+# Of a histogram whose steps grow: lengths are known to 5 %.
+_STEP = math.log(1.05)
 
 
 def mask_of(kinds: set[str]) -> int:
@@ -63,6 +74,83 @@ class Finding:
 
 
 @dataclass
+class Tally:
+    """What is counted of the records of a source.
+
+    Attributes:
+        records: All that were read, those included that cannot be used.
+        kinds: What records are for.
+        found: Findings by kind.
+        lengths: Records by their length in characters, as a histogram.
+        total, longest: Characters in all, and of the longest record; exact.
+    """
+
+    records: int = 0
+    kinds: Counter[str] = field(default_factory=Counter)
+    found: Counter[str] = field(default_factory=Counter)
+    lengths: Counter[int] = field(default_factory=Counter)
+    total: int = 0
+    longest: int = 0
+
+    def add(self, kind: str, length: int) -> None:
+        """Count one record that can be used, of so many characters."""
+        self.kinds[kind] += 1
+        self.lengths[round(math.log(length) / _STEP) if length else -1] += 1
+        self.total += length
+        self.longest = max(self.longest, length)
+
+    def merge(self, other: Tally) -> None:
+        """Add those of another part of the source."""
+        self.records += other.records
+        self.total += other.total
+        self.longest = max(self.longest, other.longest)
+        for name in ("kinds", "found", "lengths"):
+            getattr(self, name).update(getattr(other, name))
+
+    def quantile(self, share: float) -> int:
+        """The length that this share of the records does not exceed."""
+        left = share * self.lengths.total()
+        for step, count in sorted(self.lengths.items()):
+            left -= count
+            if left <= 0:
+                return min(self.longest, round(math.exp(step * _STEP))) if step >= 0 else 0
+        return self.longest
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for the summary in the output folder."""
+        lengths = {"median": self.quantile(0.5), "p95": self.quantile(0.95), "longest": self.longest}
+        counts = {name: dict(getattr(self, name).most_common()) for name in ("kinds", "found")}
+        return {"records": self.records, **counts, "characters": {"total": self.total, **lengths}}
+
+
+@dataclass
+class Source:
+    """Files that are counted together.
+
+    Attributes:
+        name: As it was given.
+        files: In the order in which they are read.
+        first: Number of the first of these files among those of all sources.
+        tally: What is in them.
+        failed: Those that cannot be read to their end.
+    """
+
+    name: str
+    files: list[Path]
+    first: int = 0
+    tally: Tally = field(default_factory=Tally)
+    failed: set[str] = field(default_factory=set)
+
+    def chunks(self) -> Iterator[tuple[int, Chunk]]:
+        """The number of the file and a chunk of its records, for all of them."""
+        for number, file in enumerate(self.files, start=self.first):
+            for chunk in chunks([file]):
+                if isinstance(chunk, FailedChunk):
+                    self.failed.add(str(file))
+                yield number, chunk
+
+
+@dataclass
 class Result:
     """All that was found.
 
@@ -72,8 +160,6 @@ class Result:
         left_out: Records that are left out, by the first kind that is the reason.
         kept: Records that are left.
         dropped: Kinds whose records are left out.
-        median_loss: Of all records under the model; None without one.
-        worst: The records with the highest losses.
     """
 
     sources: list[Source]
@@ -81,20 +167,60 @@ class Result:
     left_out: Counter[str] = field(default_factory=Counter)
     kept: int = 0
     dropped: set[str] = field(default_factory=set)
-    median_loss: float | None = None
-    worst: list[tuple[str, float]] = field(default_factory=list)
 
     @property
-    def checked(self) -> list[Source]:
-        """The sources that the check is about."""
-        return [source for source in self.sources if not source.is_ancestor]
+    def records(self) -> int:
+        """All records that were read."""
+        return sum(source.tally.records for source in self.sources)
 
-    @property
-    def files(self) -> list[str]:
-        """All files, by their numbers."""
-        return [str(file) for source in self.sources for file in source.files]
+    def summary(self) -> str:
+        """What was found, in a line or two for each source."""
+        lines = []
+        for source in self.sources:
+            tally = source.tally
+            median, most = tally.quantile(0.5), tally.quantile(0.95)
+            lengths = f"{median:,} characters at the median, {most:,} at 95 %, {tally.longest:,} at most"
+            lines.append(f"{source.name}: {tally.records:,} records ({_listed(tally.kinds)}); {lengths}")
+            lines += [f"  found: {_listed(tally.found)}"] if tally.found else []
+        return "\n".join([*lines, self._left_out()])
 
-    @property
-    def owners(self) -> list[Source]:
-        """The source of each of them."""
-        return [source for source in self.sources for _ in source.files]
+    def _left_out(self) -> str:
+        if not self.left_out:
+            return f"nothing is left out of {self.records:,} records"
+        return f"{self.kept:,} of {self.records:,} records are left; left out: {_listed(self.left_out)}"
+
+    def write_report(self, folder: Path) -> None:
+        """Write the page into a folder."""
+        title = f"Data check: {', '.join(Path(source.name).name for source in self.sources)}"
+        tables = "".join(map(html_table, (self._sources(), self._findings(), *self._examples())))
+        body = f"<h1>{html(title)}</h1><p>{html(self._left_out())}</p>{tables}"
+        write_file(folder / REPORT, redact(html_document(title, body)))
+
+    def _sources(self) -> Section:
+        headers = ("source", "files", "records", "for", "characters", "median", "95 %", "longest")
+        rows = []
+        for source in self.sources:
+            tally = source.tally
+            lengths = (tally.total, tally.quantile(0.5), tally.quantile(0.95), tally.longest)
+            rows.append((source.name, len(source.files), tally.records, _listed(tally.kinds), *lengths))
+        return Section("Sources", headers, rows, "Lengths are in characters; all but the longest are known to 5 %.")
+
+    def _findings(self) -> Section:
+        found = sum((source.tally.found for source in self.sources), Counter[str]())
+        rows = [
+            (kind, meaning, found[kind], "left out" if kind in self.dropped else "kept", self.left_out[kind])
+            for kind, meaning in KINDS.items()
+            if found[kind]
+        ]
+        headers = ("kind", "what it means", "findings", "its records are", "left out first for it")
+        return Section("Findings", headers, rows, "A record may have several findings.")
+
+    def _examples(self) -> Iterator[Section]:
+        for kind, meaning in KINDS.items():
+            if shown := self.examples.get(kind):
+                rows = [(finding.origin, finding.reason) for finding in shown]
+                yield Section(f"{kind}: {meaning}", ("record", "reason"), rows, f"The first {len(rows)}.")
+
+
+def _listed(counts: Counter[str]) -> str:
+    return ", ".join(f"{count:,} {name}" for name, count in counts.most_common())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,10 +14,6 @@ from hftune.data.counts import Context
 from hftune.data.encode_rewards import ScoringEncoder
 from hftune.data.readers.base import Row
 from hftune.errors import DataError
-from hftune.logging import notices
-from hftune.tools.checking.arguments import DataCheckArguments
-from hftune.tools.checking.losses import Losses
-from hftune.tools.checking.sources import Source
 from hftune.tools.evaluating.losses import RecordLosses
 from hftune.tools.scoring.ask import ask
 from hftune.tools.talking.answering import Answerer, Question
@@ -74,15 +69,6 @@ def test_where_nobody_says_a_context_everything_fits(talker: Talker) -> None:
 def test_ask(tiny_model: Path) -> None:
     with pytest.raises(DataError, match="does not fit into the model's context"):
         ask(AskArguments(models=[str(tiny_model)], questions=[ENDLESS], use_cpu=True), [])
-
-
-def test_losses_of_a_check_are_counted(tiny_model: Path, tmp_path: Path) -> None:
-    file = tmp_path / "a.jsonl"
-    file.write_text("".join(json.dumps({"text": text}) + "\n" for text in ("a b c", LONG, "a " * 10**6)))
-    losses = Losses(DataCheckArguments(model=str(tiny_model), max_length=64, use_cpu=True))
-    assert [number for number, *_ in losses.of([Source("a", [file])], {})] == [0, 1]
-    assert "1 records are longer than 64 tokens: their loss is that of their beginning" in notices()
-    assert "1 records are longer than anything the model can read, and have no loss" in notices()
 
 
 @pytest.mark.parametrize(("text", "size"), [(LONG, "tokens"), (ENDLESS, "characters")])

@@ -12,7 +12,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from hftune.checkpoints.manifest import COMPLETE, write_manifest
 from hftune.cli import dispatch
 from hftune.errors import ArgumentError, DataError, UserError
 from hftune.logging import notices
@@ -48,18 +47,18 @@ def test_what_is_left_out_and_why(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert found[1][3] == f"equals {data}:1"
     assert summary["records"] == 6 and summary["kept"] == 4
     assert summary["left_out"] == {"unusable": 1, "duplicate": 1}
-    # Byte for byte, and nothing of the data has changed.
+    # Nothing of the data has changed.
     lines = before.splitlines(keepends=True)
     assert (tmp_path / "o" / "kept" / "d.jsonl").read_bytes() == b"".join([*lines[:3], lines[5]])
     assert data.read_bytes() == before
     (about,) = summary["sources"].values()
-    assert about["turns"] == {"2": 5} and about["kinds"] == {"conversation": 5}
+    assert about["kinds"] == {"conversation": 5}
     assert about["characters"]["longest"] == max(
         sum(len(turn["content"]) for turn in one["messages"]) + 1 for one in GOOD[:4]
     )
     said = capsys.readouterr().out
     assert "4 of 6 records are left; left out: 1 unusable, 1 duplicate" in said
-    assert len(said.splitlines()) <= 5 and "tokens" not in said
+    assert len(said.splitlines()) <= 5
     assert sorted(file.name for file in (tmp_path / "o").iterdir()) == [
         "findings.jsonl",
         "hftune.json",
@@ -114,16 +113,13 @@ def test_counts_of_a_source(tmp_path: Path) -> None:
         )
     summary, _ = checked(tmp_path / "o", tmp_path / "d")
     (about,) = summary["sources"].values()
-    assert about["thoughts"] == 6 and about["tools"] == 3 and about["turns"] == {"2": 3, "4": 3}
     assert about["records"] == 6 and about["found"] == {"duplicate": 4}
     said = "One and one?\nAdd them.\nIt is 2."
     called = f"One and one?\n{json.dumps(call)}\n2\nAdd them.\nIt is 2."
     lengths = about["characters"]
     assert lengths["longest"] == len(called) and lengths["total"] == 3 * (len(said) + len(called))
     # To 5 %, as the page says.
-    assert lengths["p5"] == pytest.approx(len(said), rel=0.05) and lengths["p95"] == pytest.approx(
-        len(called), rel=0.05
-    )
+    assert [lengths["median"], lengths["p95"]] == pytest.approx([len(said), len(called)], rel=0.05)
 
 
 def test_nothing_is_left_out_unless_asked(tmp_path: Path) -> None:
@@ -160,33 +156,13 @@ def test_one_of_several_alike_stays(tmp_path: Path) -> None:
     ]
 
 
-def test_leaks_and_what_ancestors_were_trained_on(tmp_path: Path) -> None:
+def test_leaks(tmp_path: Path) -> None:
     evaluation = made.write(tmp_path / "eval.jsonl", GOOD[0], {"messages": []})
-    old = made.write(tmp_path / "old.jsonl", GOOD[1], GOOD[0])
     data = made.write(tmp_path / "d.jsonl", *GOOD[:3])
-    base, top = tmp_path / "base", tmp_path / "top"
-    # Only files are read that a manifest names: a folder could be all of the machine.
-    made.write(tmp_path / "all" / "more.jsonl", GOOD[2])
-    named = [str(old), str(tmp_path / "gone.jsonl"), str(tmp_path / "all"), __file__]
-    for folder, files, parents in ((base, named, []), (top, [], [str(base)])):
-        folder.mkdir()
-        about = {"stage": "sft", "status": COMPLETE, "data": {"train": {"files": files, "rows": 2, "used": 2}}}
-        write_manifest(folder, about | {"parents": [{"folder": name, "fingerprint": None} for name in parents]})
-    summary, found = checked(tmp_path / "o", data, "--against", evaluation, "--ancestors", top)
-    assert found == [
-        ("leak", "old.jsonl", 2, f"the record of {evaluation}:1 stands in it (100%)"),
-        ("leak", "d.jsonl", 1, f"the record of {evaluation}:1 stands in it (100%)"),
-        ("trained_before", "d.jsonl", 1, f"equals {old}:2"),
-        ("trained_before", "d.jsonl", 2, f"equals {old}:1"),
-    ]
+    summary, found = checked(tmp_path / "o", data, "--against", evaluation)
+    assert found == [("leak", "d.jsonl", 1, f"the record of {evaluation}:1 stands in it (100%)")]
     assert summary["left_out"] == {"leak": 1} and summary["kept"] == 2 and summary["records"] == 3
-    assert any(
-        f"1 record(s) of the evaluation data cannot be read (first: {evaluation}:2)" in said for said in notices()
-    )
-    told = [said for said in notices() if "which is not compared" in said]
-    assert len(told) == 3 and "gone.jsonl, which" in told[0] and "all, which" in told[1]
-    summary, _ = checked(tmp_path / "p", data, "--ancestors", top, drop=("--drop", "trained_before"))
-    assert summary["left_out"] == {"trained_before": 2}
+    assert f"1 record(s) of the evaluation data cannot be read (first: {evaluation}:2)" in "".join(notices())
 
 
 FORMATS = {
@@ -206,26 +182,19 @@ FORMATS = {
 
 
 @pytest.mark.parametrize("kind", FORMATS)
-def test_what_is_left_has_the_format_that_it_had(tmp_path: Path, kind: str) -> None:
+def test_what_is_left_is_a_table_or_lines(tmp_path: Path, kind: str) -> None:
     texts = [made.sentence(RNG, 20) for _ in range(4)]
     file = tmp_path / "in" / f"d.{kind}"
     file.parent.mkdir()
     FORMATS[kind](file, [*texts[:2], texts[0], *texts[2:], texts[3]])
     summary, found = checked(tmp_path / "o", file.parent)
     assert found[0][0] == "duplicate" and summary["kept"] == 4
-    kept = tmp_path / "o" / "kept" / f"d.{kind.removesuffix('.gz')}"
     if kind == "parquet":
-        assert pq.read_table(kept).to_pydict() == {"text": texts, "n": [0, 1, 3, 4]}
+        kept = pq.read_table(tmp_path / "o" / "kept" / "d.parquet")
+        assert kept.to_pydict() == {"text": texts, "n": [0, 1, 3, 4]}
         return
-    if kind == "json":
-        assert json.loads(kept.read_text(encoding="utf-8")) == [{"text": text} for text in texts]
-        return
-    # The same bytes as of a file that never had the others.
-    wanted = tmp_path / "wanted"
-    FORMATS[kind.removesuffix(".gz")](wanted, texts)
-    if kind == "jsonl.gz":
-        wanted.write_text("".join(json.dumps({"text": t}) + "\n" for t in texts))
-    assert kept.read_bytes().rstrip(b"\n") == wanted.read_bytes().rstrip(b"\n")
+    lines = (tmp_path / "o" / "kept" / "d.jsonl").read_text(encoding="utf-8").splitlines()
+    assert [json.loads(line)["text"].strip() for line in lines] == texts
 
 
 def test_without_a_folder_only_a_summary(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -248,7 +217,8 @@ def test_without_a_folder_only_a_summary(tmp_path: Path, capsys: pytest.CaptureF
         (["check", ".", "--output_dir", "out"], "lies in ., which is read"),
         (["check", "d.jsonl", "--columns", "text=body"], "no record has the column body"),
         (["check", "d.jsonl", "--against", "bad.jsonl"], "no format"),
-        (["check", "d.jsonl", "--ancestors", "."], "has no hftune.json"),
+        (["check", "d.jsonl", "--ancestors", "."], "--ancestors was removed"),
+        (["check", "d.jsonl", "--model", "m"], "runs no model any more"),
     ],
 )
 def test_what_cannot_work_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, argv: list[str], words: str) -> None:

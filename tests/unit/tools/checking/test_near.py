@@ -7,9 +7,8 @@ import random
 import numpy as np
 import pytest
 
-from hftune.tools.checking import near
-from hftune.tools.checking.leaks import LeakIndex
-from hftune.tools.checking.near import NONE, Twins, find_twins, shingles_of, signature_of
+from hftune.tools.checking import compare as near
+from hftune.tools.checking.compare import NONE, LeakIndex, Twins, find_twins, shingles_of, signature_of
 from hftune.tools.checking.records import Record
 from tests.unit.tools.checking import made
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hftune.tools.checking import texts
+from hftune.tools.checking import records as texts
 
 LONG = (
     "The first point is clear. The second one takes longer to explain, since it rests on the first. The third is new. "

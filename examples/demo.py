@@ -66,8 +66,8 @@ def hftune(*words: str, **values: str) -> int:
 
 def show(folder: Path) -> None:
     """The tables that say most: stages, rewards and answers."""
-    from hftune.tools.reporting.answers import answer_sections
-    from hftune.tools.reporting.evaluations import capabilities
+    from hftune.tools.reporting.tables import answer_sections
+    from hftune.tools.reporting.tables import capabilities
     from hftune.tools.reporting.stages import ASKED, UNTRAINED, read_stages
     from hftune.tools.reporting.tables import stages_section
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from hftune.checkpoints.integrity import checkpoint_fault, read_record
-from hftune.tools.consolidating.run import ConsolidateArguments, consolidate
+from hftune.tools.consolidating import ConsolidateArguments, consolidate
 
 TWO = "deepspeed --num_gpus 2"
 

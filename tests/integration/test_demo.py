@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hftune.tools.reporting.answers import labels, reward_section
+from hftune.tools.reporting.tables import labels, reward_section
 
 ROOT = Path(__file__).parents[2]
 

@@ -16,7 +16,7 @@ from hftune import child_processes
 from hftune.arguments.named_code import named_code
 from hftune.errors import ArgumentError
 from hftune.tools.doctor import devices, launching, libraries
-from hftune.tools.pipeline import checking, planning, processes, runner
+from hftune.tools.pipeline import checking, command, processes, runner
 from hftune.tools.pipeline.spec import read_spec
 from hftune.tools.pipeline.step import Step
 from hftune.tools.pipeline.steps import steps_of
@@ -162,7 +162,7 @@ def test_the_pipeline_s_checks_run_apart(started: list[Any], tmp_path: Path) -> 
 
 
 def test_plans_of_stages_run_apart(started: list[Any], tmp_path: Path) -> None:
-    list(planning.measure(Step("sft", "sft", "sft", tmp_path, {}, {}, "x:1", env={"PYTHONPATH": "."})))
+    list(command.measure(Step("sft", "sft", "sft", tmp_path, {}, {}, "x:1", env={"PYTHONPATH": "."})))
     assert started and all(_is_apart(*one) for one in started)
 
 

@@ -16,7 +16,7 @@ from hftune.cli import dispatch
 from hftune.digests import digest
 from hftune.errors import ArgumentError, UserError
 from hftune.merging.merge import merge_adapter
-from hftune.tools.consolidating.run import ConsolidateArguments, consolidate
+from hftune.tools.consolidating import ConsolidateArguments, consolidate
 from hftune.tools.export import gguf
 from hftune.tools.export.arguments import GgufArguments, OllamaArguments, ServingArguments
 from hftune.tools.export.run import export

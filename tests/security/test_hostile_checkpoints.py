@@ -20,7 +20,7 @@ from hftune.checkpoints.engine_files import open_engine
 from hftune.checkpoints.integrity import engine_folder
 from hftune.checkpoints.resume import FoundCheckpoint, fault_of
 from hftune.errors import UserError, raise_together
-from hftune.tools.consolidating.run import ConsolidateArguments, consolidate
+from hftune.tools.consolidating import ConsolidateArguments, consolidate
 from tests.security.pickles import FORMS
 from tests.unit.checkpoints.zero_files import write
 

@@ -31,7 +31,7 @@ from hftune.data.readers.lines import LineRange
 from hftune.errors import ArgumentError, DataError, UserError
 from hftune.opening import yaml_file
 from hftune.preflight.rules.data import check_sources
-from hftune.tools.pipeline.yaml_positions import read_yaml
+from hftune.tools.pipeline.spec import read_yaml
 
 FLAG = "--train_file_dir"
 GOOD = b'{"text": "hello"}\n'

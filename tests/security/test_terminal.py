@@ -26,12 +26,12 @@ from hftune.distributed import watchdog
 from hftune.errors import ArgumentError, DataError, UserError, run_script, shown
 from hftune.logging import get_logger
 from hftune.tools.doctor.findings import Finding, render, to_json
-from hftune.tools.pipeline import names
-from hftune.tools.pipeline.progress import Screen
+from hftune.tools.pipeline import spec as names
+from hftune.tools.pipeline.runner import Screen
 from hftune.tools.pipeline.spec import read_spec
 from hftune.tools.pipeline.steps import steps_of
-from hftune.tools.reporting.answers import answer_sections
 from hftune.tools.reporting.progress import Moment
+from hftune.tools.reporting.tables import answer_sections
 from hftune.visible import as_json, say
 from tests.conftest import tiny_tokenizer
 

@@ -53,7 +53,7 @@ def test_the_version(word: str, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_the_words_behind_the_name_are_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[list[str]] = []
-    monkeypatch.setattr("hftune.tools.reporting.entry.report", seen.append)
+    monkeypatch.setattr("hftune.tools.reporting.page.main", seen.append)
     dispatch(["report", "outputs/lora", "--x"])
     assert seen == [["outputs/lora", "--x"]]
 

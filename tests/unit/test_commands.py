@@ -40,9 +40,9 @@ PROGRAMS = {
 """Programs of the system, which no test of this project can know."""
 WORKERS = {
     "ask": "hftune.tools.scoring.ask:ask",
-    "board": "hftune.tools.board.entry:Path",
+    "board": "hftune.tools.board.app:Path",
     "chat": "hftune.tools.chatting.chat:chat",
-    "consolidate": "hftune.tools.consolidating.entry:write",
+    "consolidate": "hftune.tools.consolidating:consolidate",
     "data": "hftune.tools.checking.run:check",
     "doctor": "hftune.tools.doctor.command:examine",
     "export": "hftune.tools.export.entry:write",

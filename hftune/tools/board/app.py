@@ -1,4 +1,4 @@
-"""The board's addresses, and who may use them. It only reads.
+"""`hftune board [FOLDER ...]`: the page's addresses, and who may use them. It only reads.
 
 Every address begins with the token, and a page elsewhere that has its own name lead to this machine is refused. Paths
 of files are in no address: a run has a number made of its folder's name, looked up among those that were found.
@@ -9,19 +9,23 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
+import secrets
 import socket
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import parse_qs, urlsplit
 
+from hftune.errors import ArgumentError
 from hftune.logging import get_logger
+from hftune.path_hints import path_hint
 from hftune.secrets import redact
 from hftune.tools.board.pages import CSS, Pages
-from hftune.tools.listening.server import LOCAL
+from hftune.tools.listening import LOCAL
+from hftune.visible import say
 
 _STYLE = base64.b64encode(hashlib.sha256(CSS.encode()).digest()).decode()
 HEADERS = {
@@ -138,3 +142,59 @@ def _hostname(host: str) -> str | None:
         return urlsplit(f"//{host}").hostname
     except ValueError:  # brackets that do not close
         return None
+
+
+HELP = """A page in the browser, for this machine alone: runs with their curves as they train, and compared.
+
+hftune board [FOLDER ...]
+
+FOLDER            output folders of stages or pipelines, or folders with such below them; nothing else is read. Left
+                  out: outputs, or the working folder where there is none
+--port N          left out: 8765; 0: any that is free
+
+The address has a token in it: whoever knows it sees what the runs have written. Ctrl-C ends the page, and no run."""
+PORT = 8765
+
+
+def board(argv: list[str]) -> None:
+    """Show the page until the process is told to stop.
+
+    Raises:
+        ArgumentError: No such folder, or a port that is taken.
+    """
+    if {"-h", "--help"} & {*argv}:
+        say(HELP)
+        return
+    words, port = _taken(argv)
+    from hftune.tools.board.app import Board, serve
+    from hftune.tools.listening import bound
+
+    folders = [Path(word) for word in words] or [Path("outputs" if Path("outputs").is_dir() else ".")]
+    token = secrets.token_urlsafe(24)
+    with closing(bound("127.0.0.1", port)) as listening:
+        address = f"http://127.0.0.1:{listening.getsockname()[1]}/{token}/"
+        said = f"the board is at {address}   Ctrl-C ends it"
+        serve(Board(folders, token), listening, lambda: say(said, flush=True))
+
+
+def _taken(argv: list[str]) -> tuple[list[str], int]:
+    """Folders, and the port."""
+    words, port, left = [], PORT, iter(argv)
+    for word in left:
+        name, equals, value = word.partition("=")
+        if name == "--port":
+            text = value if equals else next(left, "")
+            if not text.isdecimal() or int(text) > 65535:
+                raise ArgumentError(f"--port takes a number, not {text!r}", place="--port", fix="--port 8765")
+            port = int(text)
+        elif word.startswith("-"):
+            raise ArgumentError(f"`hftune board` has no {name}", place="hftune board", fix="hftune board --help")
+        elif word.endswith((".yaml", ".yml")):
+            cause = "the board starts no pipelines any more"
+            raise ArgumentError(cause, place=f"hftune board {word}", fix=f"hftune pipeline run {word}")
+        elif not Path(word).is_dir():
+            fix = path_hint(word, "a folder of runs")
+            raise ArgumentError(f"there is no folder {word}", place="hftune board", fix=fix)
+        else:
+            words.append(word)
+    return words, port

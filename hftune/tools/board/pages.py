@@ -16,12 +16,10 @@ from markupsafe import Markup
 
 from hftune.errors import ManifestError
 from hftune.opening.files import MIB
-from hftune.tools.reporting.history import StageSummary
+from hftune.tools.reporting.page import CSS as REPORT
 from hftune.tools.reporting.page import html_charts, html_details, html_origin, html_table
 from hftune.tools.reporting.progress import with_speed
-from hftune.tools.reporting.shapes import SHAPES
-from hftune.tools.reporting.stages import Points, Stage, curves_of, read_texts
-from hftune.tools.reporting.style import CSS as REPORT
+from hftune.tools.reporting.stages import SHAPES, Points, Stage, StageSummary, curves_of, read_texts
 from hftune.tools.reporting.svg import chart
 from hftune.tools.reporting.tables import Section
 from hftune.tools.watching.runs import FINISHED, RUNNING, Runs, Watched, last_words

@@ -15,7 +15,7 @@ def evaluate(argv: list[str]) -> None:
 
     launch.prepare_environment()
     from hftune.tools.evaluating.run import evaluate as run
-    from hftune.tools.reporting.evaluations import evaluation_sections
+    from hftune.tools.reporting.tables import evaluation_sections
 
     # `hftune evaluate MODEL ...`: the first words are the models.
     models = list(takewhile(lambda word: not word.startswith("-"), argv))

@@ -11,21 +11,197 @@ hftune pipeline check FILE     ask the scripts' parsers about every argument, an
 from __future__ import annotations
 
 import argparse
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
+from hftune import child_processes
 from hftune.arguments.raw_arguments import refuse_one_dash
 from hftune.errors import ArgumentError
+from hftune.publishing.folder import clear_work, make_work, work_folder_locked
 from hftune.secrets import command_without_secrets
-from hftune.tools.pipeline.checking import check_steps
-from hftune.tools.pipeline.dry_run import in_small, scratch_folder
-from hftune.tools.pipeline.planning import show_plan
-from hftune.tools.pipeline.progress import Screen
-from hftune.tools.pipeline.references import Names
-from hftune.tools.pipeline.runner import Choice, Runner
-from hftune.tools.pipeline.spec import Spec, read_spec
+from hftune.tools.pipeline.checking import check_steps, with_quiet_token
+from hftune.tools.pipeline.runner import Choice, Runner, Screen, environment, shown
+from hftune.tools.pipeline.spec import EVALUATE, SAMPLE, Spec, read_spec
+from hftune.tools.pipeline.state import AGAIN, DAMAGED, DONE, RESUME, state_of
+from hftune.tools.pipeline.step import COMMANDS, Step
 from hftune.tools.pipeline.steps import steps_of
-from hftune.visible import say
+from hftune.tools.pipeline.values import Names
+from hftune.visible import clock, say
+
+RECORDS, STEPS = 8, 2
+_SMALL = {
+    "max_train_samples": str(RECORDS),
+    "max_eval_samples": str(RECORDS),
+    "max_steps": str(STEPS),
+    "save_strategy": "no",
+    "eval_strategy": "no",
+    "load_best_model_at_end": "False",
+    "logging_steps": "1",
+    "report_to": "none",
+    "push_to_hub": "False",
+    "per_device_train_batch_size": "1",
+    "gradient_accumulation_steps": "1",
+}
+_OTHER_NAMES = ("global_batch_size", "train_iters", "num_steps", "save_steps", "eval_steps", "save_total_limit")
+"""Arguments that would say something else, or nothing any more."""
+_FEWER = {EVALUATE: ("max_eval_samples",), SAMPLE: ("max_train_samples",)}
+
+
+def in_small(steps: list[Step], folder: Path, scratch: Path) -> list[Step]:
+    """The same steps on few records, with results below `scratch` instead of `folder`."""
+    made = {str(step.folder): str(scratch / step.folder.relative_to(folder)) for step in steps}
+    return [_small(step, made) for step in steps]
+
+
+def _small(step: Step, made: dict[str, str]) -> Step:
+    arguments = {name: [_moved(value, made) for value in values] for name, values in step.arguments.items()}
+    if step.script in COMMANDS:
+        arguments |= {"max_new_tokens": ["2"]}
+        arguments |= {name: [str(RECORDS)] for name in _FEWER.get(step.script, ())}
+        if step.script == SAMPLE:
+            # Answers of two tokens are all cut, and score alike: what trains on them would have no record.
+            arguments["keep_all"] = ["True"]
+    elif step.trains:
+        small = dict(_SMALL)
+        if step.script == "rl":
+            # A whole group of answers must fill a batch (TRL refuses others); 16 tokens are enough to see one scored.
+            small["per_device_train_batch_size"] = arguments.get("num_generations", ["8"])[0]
+            small["max_completion_length"] = "16"
+        # Taken out before ours are put in, which some of them would contradict.
+        arguments = {name: values for name, values in arguments.items() if name not in _OTHER_NAMES}
+        arguments |= {name: [value] for name, value in small.items()}
+        held_out = {"validation_file_dir", "validation_split_percentage"} & arguments.keys()
+        if "streaming" in arguments or "tokenized_dir" in arguments or not held_out:
+            arguments.pop("max_eval_samples")  # refused where no records are held out
+    # What two steps have made of a model would open no gate.
+    return replace(step, arguments=arguments, folder=Path(made[str(step.folder)]), gates=())
+
+
+def _moved(value: str, made: dict[str, str]) -> str:
+    """An argument's value with folders of earlier steps replaced by those below the scratch folder."""
+    # Arguments that take several folders have them in one text.
+    return ",".join(_moved_path(part, made) for part in value.split(","))
+
+
+def _moved_path(path: str, made: dict[str, str]) -> str:
+    """A step's folder, or what lies in one: the data of a stage that samples."""
+    folder = next((name for name in made if path == name or path.startswith(f"{name}/")), None)
+    return path if folder is None else made[folder] + path.removeprefix(folder)
+
+
+@contextmanager
+def scratch_folder(folder: Path) -> Iterator[Path]:
+    """A folder alongside the pipeline's; removed if all goes well, left to look at if not.
+
+    Raises:
+        ArgumentError: Something that no dry run made has its name, or another one is at work in it.
+    """
+    work = folder.with_name(f"{folder.name}.dry_run")
+    with work_folder_locked(work, work, "output_dir"):
+        clear_work(work)
+        # No `finally` around it: after a failure the logs and half results are what the user wants to see.
+        yield make_work(work)
+        clear_work(work)
+
+
+_PLAN_SECONDS = 600
+GIB = 1 << 30
+
+
+def show_plan(steps: Sequence[Step], screen: Screen, *, measured: bool, gpus: str | None = None) -> None:
+    """Print every command, and whether it would run.
+
+    Args:
+        measured: Ask `hftune plan` for memory and time; it loads libraries, some seconds a stage.
+        gpus: The devices to plan for; None: those that are here.
+    """
+    # Names of steps that would run again; later steps that read their results may have to as well.
+    again: set[str] = set()
+    for number, step in enumerate(steps, start=1):
+        verdict = _verdict(step, again)
+        screen.say(f"[{number}/{len(steps)}] {step.name}: {verdict}")
+        screen.say(f"  {shown(step.env, step.command())}")
+        if measured and step.trains:
+            for line in measure(step, gpus):
+                screen.say(f"  {line}")
+
+
+def _verdict(step: Step, again: set[str]) -> str:
+    """A text that says what `run` would do, and why."""
+    state = state_of(step)
+    changed = sorted(again & {*step.needs})
+    if state.verdict == DONE and not changed:
+        return "finished and unchanged, will be skipped"
+    again.add(step.name)
+    if state.verdict == DAMAGED:
+        return f"its result was changed after it was written: {'; '.join(state.reasons)}"
+    if state.verdict == AGAIN:
+        return f"will run again, since {'; '.join(state.reasons)}"
+    if state.verdict == DONE:
+        return f"will run again if {' or '.join(changed)} comes to another result"
+    return "was interrupted, will resume" if state.verdict == RESUME else "will run"
+
+
+def measure(step: Step, gpus: str | None = None) -> Iterator[str]:
+    """Lines with memory and time as `hftune plan` estimates them, or one that says why it cannot.
+
+    Args:
+        gpus: `8xH200`: the devices of each machine; None: those that are here.
+    """
+    # What a stage before will make is not there yet: it has the shape of the model that it begins with.
+    model = step.arguments.get("model_name_or_path", [""])[0]
+    asked = step if Path(model).exists() or not step.base else step.given(model_name_or_path=step.base)
+    asked = with_quiet_token(asked)
+    # The adapter of an earlier stage may not exist yet: a new one of the same settings is planned for.
+    flags = [
+        token for name, values in asked.arguments.items() if name != "peft_path" for token in (f"--{name}", *values)
+    ]
+    processes = step.launcher.processes
+    # `hftune plan` takes devices by machine.
+    more = ["--nodes", str(processes[0] // processes[1])] if processes else []
+    more += ["--gpus", gpus] if gpus else []
+    # In a process of its own: planning pretends a world, and may fail, for each stage anew.
+    finished = child_processes.run(
+        child_processes.python("-m", "hftune.cli", "plan", f"run_{step.script}", *flags, *more, "--json"),
+        env=environment(asked),
+        capture_output=True,
+        timeout=_PLAN_SECONDS,
+    )
+    found = _last_json(finished.stdout)
+    if finished.returncode or found is None:
+        told = [line.removeprefix("error: ") for line in finished.stderr.splitlines() if line.startswith("error: ")]
+        yield f"memory and time: not estimated ({told[0] if told else 'hftune plan said nothing'})"
+        return
+    yield from _lines(found)
+
+
+def _lines(plan: dict[str, Any]) -> Iterator[str]:
+    """Lines for the stage as asked in the output of `hftune plan --json`, and for what would fit if it does not."""
+    asked, free = plan["choices"][0], (plan.get("free") or {}).get("device")
+    room = f" of {free / GIB:.1f} free on {plan['device']}" if free else ""
+    guess = "" if asked.get("traced", True) else ", a rough guess"
+    yield f"memory: {asked['peak'] / GIB:.1f} GiB a process at the peak{room}: {asked['verdict']}{guess}"
+    if not asked["fits"]:
+        best = plan.get("cheapest")
+        yield f"  what would fit: {best['flags']}" if best else "  nothing of this fits there"
+    seconds, steps = asked.get("seconds_per_step"), plan.get("steps")
+    if seconds:
+        whole = f", {steps:,} steps in about {clock(seconds * steps)}" if steps else ""
+        yield f"time: about {seconds:.3g} s a step{whole}"
+
+
+def _last_json(text: str) -> dict[str, Any] | None:
+    """The JSON object that a command printed last, on one line or several; None without one."""
+    start = text.find("\n{") + 1 if not text.lstrip().startswith("{") else 0
+    try:
+        found = json.loads(text[start:])
+    except json.JSONDecodeError:
+        return None
+    return found if isinstance(found, dict) else None
 
 
 class _Parser(argparse.ArgumentParser):

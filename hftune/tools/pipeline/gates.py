@@ -14,9 +14,8 @@ from typing import Any
 
 from hftune.constants import GATE_EXIT_CODE
 from hftune.errors import ArgumentError, UserError
-from hftune.tools.pipeline.yaml_positions import Positioned
-from hftune.tools.reporting.evaluations import read_evaluation, shown
-from hftune.tools.reporting.tables import format_cell, format_table
+from hftune.tools.pipeline.spec import Positioned
+from hftune.tools.reporting.tables import format_cell, format_table, read_evaluation, shown
 
 KEYS = ("min", "max", "drop")
 # Other batches and processors give the same model losses that differ by less, all to one side by chance.

@@ -1,17 +1,113 @@
-"""Reads a pipeline file: shared settings, and stages with their arguments. References are not resolved yet."""
+"""Reads a pipeline file as values that know their lines: settings, and stages. References are not resolved yet."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 from hftune.arguments.raw_arguments import bad_name
 from hftune.arguments.stage_table import STAGES
-from hftune.errors import ArgumentError, UserError, did_you_mean, raise_together
+from hftune.errors import ArgumentError, UserError, did_you_mean, raise_together, shown
+from hftune.opening.yaml_file import UniqueNames, read_yaml_text, yaml_errors
 from hftune.secrets import learn_config, learn_variables
-from hftune.tools.pipeline.names import check_name
-from hftune.tools.pipeline.yaml_positions import Positioned, read_yaml
+
+
+@dataclass(frozen=True)
+class Positioned:
+    """A value and where it stands.
+
+    Args:
+        value: A text, number, bool or None; for a mapping a dict of name to `Positioned`, for a list a list of them.
+        place: `file:line`.
+        name_place: Where its name stands, if it has one; else `place`.
+    """
+
+    value: Any
+    place: str
+    name_place: str = ""
+
+    @property
+    def plain(self) -> Any:
+        """The value without places."""
+        if isinstance(self.value, dict):
+            return {name: child.plain for name, child in self.value.items()}
+        if isinstance(self.value, list):
+            return [child.plain for child in self.value]
+        return self.value
+
+    def mapping(self, what: str, problems: list[UserError]) -> dict[str, Positioned]:
+        """The value as a dict; an empty one if it is something else, which is added to `problems`."""
+        if isinstance(self.value, dict):
+            return self.value
+        if self.value is not None:
+            problems.append(ArgumentError(f"{what} must hold names and values", place=self.place, fix="NAME: VALUE"))
+        return {}
+
+
+def read_yaml(file: Path) -> Positioned:
+    """The content of a file.
+
+    Raises:
+        ArgumentError: No such file, not YAML, a name twice in one mapping.
+    """
+    if not file.is_file():
+        raise ArgumentError(f"there is no file {file}", fix="hftune pipeline run PIPELINE.yaml; see examples/pipelines")
+    text = read_yaml_text(file)
+    with yaml_errors(file):
+        loader = UniqueNames(text)
+        try:
+            # Nodes and not loaded values: only nodes have lines. The type stubs of PyYAML leave these methods untyped.
+            node = loader.get_single_node()
+            return Positioned({}, f"{file}:1") if node is None else _positioned(loader, node, str(file))
+        finally:
+            loader.dispose()
+
+
+def _positioned(loader: yaml.SafeLoader, node: yaml.Node, file: str, name_place: str = "") -> Positioned:
+    place = f"{file}:{node.start_mark.line + 1}"
+    name_place = name_place or place
+    if isinstance(node, yaml.SequenceNode):
+        return Positioned([_positioned(loader, child, file) for child in node.value], place, name_place)
+    if not isinstance(node, yaml.MappingNode):
+        # Untyped in the stubs of PyYAML, as above.
+        return Positioned(loader.construct_object(node), place, name_place)
+    # Puts the names of `<<: *other` first.
+    loader.flatten_mapping(node)
+    found = {}
+    for key, child in node.value:
+        if not isinstance(key, yaml.ScalarNode):
+            line = key.start_mark.line + 1
+            raise ArgumentError("a name must be a text", place=f"{file}:{line}", fix="NAME: VALUE")
+        # Of a name that `<<` brings and the mapping has itself, the own one is last.
+        found[str(key.value)] = _positioned(loader, child, file, f"{file}:{key.start_mark.line + 1}")
+    return Positioned(found, place, name_place)
+
+
+# Bytes. Linux takes 255; the rest is for what hftune appends (`-merged`, `.dry_run`, numbers).
+LONGEST = 100
+_PLAIN = re.compile(r"[^\W_]([\w.+=,-]*\w)?|_\w*")
+"""Letters, digits and _ at both ends: no separators, no `..` on its own, nothing that a program takes for a flag."""
+
+
+def check_name(name: str, item: Positioned, what: str) -> Iterator[UserError]:
+    """Problems of a name that cannot be that of a folder.
+
+    Args:
+        item: Where it stands.
+        what: What it names, "a stage".
+    """
+    if not _PLAIN.fullmatch(name) or ".." in name or len(name.encode()) > LONGEST:
+        yield ArgumentError(
+            f"{shown(name) or 'nothing'} cannot be the name of a folder, and so not of {what}",
+            place=item.name_place,
+            fix=f"letters, digits, - _ . within, at most {LONGEST} bytes",
+        )
+
 
 KEYS = (
     "model",

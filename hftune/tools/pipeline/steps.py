@@ -10,12 +10,9 @@ from pathlib import Path
 from hftune.errors import ArgumentError, UserError, raise_together, shown
 from hftune.secrets import learn_command, learn_variables
 from hftune.tools.pipeline.gates import Gate, read_gates
-from hftune.tools.pipeline.launchers import Launcher, read_launcher
-from hftune.tools.pipeline.references import Names
-from hftune.tools.pipeline.spec import ANSWERS, EVALUATE, SAMPLE, Spec, StageSpec
-from hftune.tools.pipeline.step import ASK, MERGE, Step
-from hftune.tools.pipeline.sweep import Combination, combinations, secrets_in_names
-from hftune.tools.pipeline.yaml_positions import Positioned
+from hftune.tools.pipeline.spec import ANSWERS, EVALUATE, SAMPLE, Positioned, Spec, StageSpec
+from hftune.tools.pipeline.step import ASK, MERGE, Launcher, Step, read_launcher
+from hftune.tools.pipeline.values import Combination, Names, combinations, secrets_in_names
 
 _ADAPTER = ("use_peft", "qlora", "peft_path", "lora", "train_new_tokens_only")
 _NO = ("false", "no", "0", "none", "off", "")

@@ -10,9 +10,9 @@ from typing import Any
 from hftune.checkpoints.file_records import changed_input
 from hftune.checkpoints.manifest import COMPLETE, HISTORY, Manifest, from_here, read_manifest, same_records
 from hftune.digests import changed_files
-from hftune.errors import ManifestError
-from hftune.tools.reporting.shapes import written_by_hftune
-from hftune.tools.reporting.stages import ASKED, EVALUATED
+from hftune.errors import ArgumentError, ManifestError
+from hftune.tools.reporting.stages import ASKED, EVALUATED, written_by_hftune
+from hftune.visible import as_json, say
 from hftune.weight_files import fingerprint
 
 _SETTINGS = (
@@ -302,3 +302,19 @@ def _lines_of_descent(origin: Origin) -> Iterator[Origin]:
             yield member
 
     return (member for member in walk(origin) if trained_on(member.manifest))
+
+
+def main(argv: list[str]) -> None:
+    """Run `hftune lineage FOLDER [--json]`.
+
+    Raises:
+        SystemExit: With 1 where something no longer holds.
+    """
+    folders = [word for word in argv if not word.startswith("-")]
+    strangers = [word for word in argv if word.startswith("-") and word != "--json"]
+    if len(folders) != 1 or strangers:
+        raise ArgumentError("`hftune lineage` needs one folder", fix="hftune lineage outputs/sft-merged [--json]")
+    origin = trace(folders[0])
+    say(as_json(origin.to_dict(), indent=2) if "--json" in argv else draw(origin))
+    if origin.all_faults():
+        raise SystemExit(1)

@@ -25,7 +25,7 @@ def ask(argv: list[str]) -> None:
     from hftune.arguments.stages import parse_command
 
     launch.prepare_environment()
-    from hftune.tools.reporting.answers import answer_sections
+    from hftune.tools.reporting.tables import answer_sections
     from hftune.tools.scoring.ask import ask as run
 
     found = run(parse_command(AskArguments, argv), argv)

@@ -15,7 +15,7 @@ import torch
 from hftune.child_processes import program
 from hftune.errors import ArgumentError, UserError, raise_together, shown
 from hftune.secrets import learn
-from hftune.tools.listening.server import LOCAL, bound
+from hftune.tools.listening import LOCAL, bound
 from hftune.tools.serving.arguments import KEY_VARIABLE, ServeArguments
 from hftune.tools.serving.engine import run_engine
 from hftune.tools.serving.transformers_server import transformers_server

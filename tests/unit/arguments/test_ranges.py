@@ -36,7 +36,7 @@ def argument_classes() -> Iterator[type]:
     """All dataclasses of arguments, each stage's on the config of its trainer, and those of the tools."""
     modules = [module.name for module in pkgutil.walk_packages(hftune.arguments.__path__, "hftune.arguments.")]
     tools = [f"hftune.tools.{tool}.arguments" for tool in ("chatting", "export", "scoring", "serving")]
-    tools.append("hftune.tools.consolidating.run")
+    tools.append("hftune.tools.consolidating")
     for module in [*modules, *tools]:
         for name, found in vars(importlib.import_module(module)).items():
             if dataclasses.is_dataclass(found) and isinstance(found, type) and name.endswith(("Arguments", "Fields")):

@@ -18,7 +18,7 @@ from hftune.data.readers.columns import apply_columns, parse_columns
 from hftune.data.readers.files import find_files
 from hftune.data.records import to_conversation, to_labelled, to_prompt, to_text
 from hftune.errors import DataError
-from hftune.tools.records.recognition import describe_format
+from hftune.tools.records.entry import describe_format
 from tests.unit.data.helpers import (
     HG,
     SYSTEM,

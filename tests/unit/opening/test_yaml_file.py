@@ -8,7 +8,7 @@ import pytest
 
 from hftune.errors import ArgumentError
 from hftune.opening import yaml_file
-from hftune.tools.pipeline.yaml_positions import read_yaml
+from hftune.tools.pipeline.spec import read_yaml
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ import pytest
 from hftune.checkpoints.manifest import COMPLETE, INTERRUPTED
 from hftune.tools.board.app import HEADERS, Board, serve
 from hftune.tools.board.pages import number
-from hftune.tools.listening.server import bound
+from hftune.tools.listening import bound
 from tests.unit.tools.board.asking import TOKEN, ask
 from tests.unit.tools.watching.files import log_line, write_run
 

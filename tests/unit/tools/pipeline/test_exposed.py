@@ -14,12 +14,10 @@ from hftune import child_processes, secrets
 from hftune.errors import ArgumentError
 from hftune.logging import notices
 from hftune.secrets import redact
-from hftune.tools.pipeline import checking, planning
-from hftune.tools.pipeline.checking import check_steps
+from hftune.tools.pipeline import checking, command
+from hftune.tools.pipeline.checking import check_steps, exposures, say_variables_not_passed_on, with_quiet_token
 from hftune.tools.pipeline.command import main
-from hftune.tools.pipeline.exposed import exposures, say_variables_not_passed_on, with_quiet_token
-from hftune.tools.pipeline.launchers import PRINTED, Launcher
-from hftune.tools.pipeline.step import Step
+from hftune.tools.pipeline.step import PRINTED, Launcher, Step
 from tests.unit.tools.pipeline.files import steps
 
 HUSH = "hush/Zq7+v3ry=quiet"
@@ -150,15 +148,15 @@ def test_combinations_with_names_may_have_some(tmp_path: Path) -> None:
 def test_a_plan_is_measured_without_the_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[tuple[list[str], dict[str, str]]] = []
 
-    def run(command: list[str], *, env: dict[str, str], **more: Any) -> subprocess.CompletedProcess[str]:
-        started.append((command, env))
-        return subprocess.CompletedProcess(command, 1, "", "")
+    def run(words: list[str], *, env: dict[str, str], **more: Any) -> subprocess.CompletedProcess[str]:
+        started.append((words, env))
+        return subprocess.CompletedProcess(words, 1, "", "")
 
-    monkeypatch.setattr(planning.child_processes, "run", run)
+    monkeypatch.setattr(command.child_processes, "run", run)
     (step,) = steps(tmp_path, f"{TOP}stages:\n  sft: {{hub_token: '{HUSH}'}}\n")
-    list(planning.measure(step))
-    ((command, env),) = started
-    assert HUSH not in str(command) and "--hub_token" not in command and env["HF_TOKEN"] == HUSH
+    list(command.measure(step))
+    ((words, env),) = started
+    assert HUSH not in str(words) and "--hub_token" not in words and env["HF_TOKEN"] == HUSH
 
 
 # --- other machines ---

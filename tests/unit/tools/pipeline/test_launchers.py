@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hftune.tools.pipeline.launchers import Launcher
+from hftune.tools.pipeline.step import Launcher
 from tests.unit.tools.pipeline.files import steps
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from hftune.errors import ArgumentError
-from hftune.tools.pipeline import launching
-from hftune.tools.pipeline.launching import launch
+from hftune.tools.pipeline import starting as launching
+from hftune.tools.pipeline.starting import launch
 
 OF_TORCHRUN = """
 W1123 08:13:18.308000 918 torch/distributed/elastic/multiprocessing/api.py:1028] Sending process 1005 closing signal
@@ -77,7 +77,7 @@ def test_only_launchers_are_launched() -> None:
 )
 def test_words_of_other_machines_come_through_the_launcher(argv: str, hides: bool, tmp_path: Path) -> None:
     with (tmp_path / "terminal").open("w") as stream:
-        code = f"from hftune.tools.pipeline.launching import _may_hide; raise SystemExit(_may_hide({argv.split()!r}))"
+        code = f"from hftune.tools.pipeline.starting import _may_hide; raise SystemExit(_may_hide({argv.split()!r}))"
         assert subprocess.run([sys.executable, "-c", code], stdout=stream, stderr=stream).returncode == hides
 
 

@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from hftune.tools.pipeline import progress
-from hftune.tools.pipeline.dry_run import in_small, scratch_folder
-from hftune.tools.pipeline.planning import measure, show_plan
-from hftune.tools.pipeline.progress import Screen, clock
+from hftune.tools.pipeline import runner as progress
+from hftune.tools.pipeline.command import in_small, measure, scratch_folder, show_plan
+from hftune.tools.pipeline.runner import Screen, clock
 from hftune.tools.pipeline.step import Step
 from hftune.tools.reporting.progress import Log, Moment
 from tests.unit.tools.pipeline.files import by_name, finish, model, steps

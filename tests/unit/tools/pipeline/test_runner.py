@@ -21,10 +21,9 @@ from hftune.checkpoints.manifest import read_manifest
 from hftune.errors import ArgumentError, ManifestError, Preempted
 from hftune.publishing.folder import make_work
 from hftune.tools.pipeline import processes
-from hftune.tools.pipeline.exposed import with_quiet_token
-from hftune.tools.pipeline.lock import locked
-from hftune.tools.pipeline.progress import Screen
-from hftune.tools.pipeline.runner import Choice, Runner, StageFailed, agree, command_of, shown
+from hftune.tools.pipeline.checking import with_quiet_token
+from hftune.tools.pipeline.runner import Choice, Runner, Screen, StageFailed, agree, command_of, shown
+from hftune.tools.pipeline.state import locked
 from hftune.tools.pipeline.step import Step
 from tests.unit.tools.pipeline.files import finish, model, steps
 
@@ -342,8 +341,8 @@ def test_a_runner_that_dies_leaves_nothing_and_no_lock(launcher: list[str], tmp_
 import os, time
 from pathlib import Path
 from hftune.tools.pipeline import processes
-from hftune.tools.pipeline.exposed import with_quiet_token
-from hftune.tools.pipeline.lock import locked
+from hftune.tools.pipeline.checking import with_quiet_token
+from hftune.tools.pipeline.state import locked
 with locked(Path({str(tmp_path)!r})):
     kept = processes.start({launcher!r}, os.environ, Path({str(tmp_path / "log")!r}))
     while True:

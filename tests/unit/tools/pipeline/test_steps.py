@@ -8,7 +8,7 @@ import pytest
 
 from hftune.errors import ArgumentError
 from hftune.tools.pipeline.checking import missing_files
-from hftune.tools.pipeline.dry_run import in_small
+from hftune.tools.pipeline.command import in_small
 from hftune.tools.pipeline.spec import OF_STAGE
 from tests.unit.tools.pipeline.files import by_name, steps
 

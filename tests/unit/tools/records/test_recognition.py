@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hftune.tools.records.recognition import describe_format, describe_formats
+from hftune.tools.records.entry import describe_format, describe_formats
 from tests.unit.data.helpers import HG, TOOL, C, Q
 from tests.unit.data.test_preview import TURNS
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hftune.tools.reporting.answers import answer_sections, html_answers, html_completions, labels
+from hftune.tools.reporting.tables import answer_sections, html_answers, html_completions, labels
 
 FOUND: dict[str, Any] = {
     "questions": ["Who?", "Why?"],

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hftune.errors import ManifestError
-from hftune.tools.reporting.history import StageSummary, read_history, series, summary
+from hftune.tools.reporting.stages import StageSummary, read_history, series, summary
 
 
 def write_state(folder: Path, log: list[dict[str, Any]]) -> None:

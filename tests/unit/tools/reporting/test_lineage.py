@@ -13,8 +13,8 @@ import pytest
 from hftune.checkpoints.inputs import record_inputs
 from hftune.checkpoints.manifest import COMPLETE, write_manifest
 from hftune.errors import ManifestError
-from hftune.tools.reporting.entry import lineage
 from hftune.tools.reporting.lineage import draw, trace
+from hftune.tools.reporting.lineage import main as lineage
 from hftune.weight_files import fingerprint
 from tests.unit.tools.pipeline.files import finish, model, steps
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hftune.tools.reporting.history import StageSummary
+from hftune.tools.reporting.stages import StageSummary
 from hftune.tools.reporting.tables import format_cell, format_table, stages_section
 
 

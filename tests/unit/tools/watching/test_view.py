@@ -14,10 +14,9 @@ from rich.console import Console
 from hftune.checkpoints.manifest import COMPLETE, INTERRUPTED
 from hftune.cli import dispatch
 from hftune.errors import ArgumentError, ManifestError
-from hftune.tools.watching import following
-from hftune.tools.watching.following import follow, show
+from hftune.tools.watching import entry as following
+from hftune.tools.watching.entry import follow, last_answers, show
 from hftune.tools.watching.runs import Runs
-from hftune.tools.watching.view import last_answers
 from tests.unit.tools.watching.files import log_line, write_run
 
 HOSTILE = "\x1b[2J\x1b]0;title\x07\u202egpj[bold]x[/bold]"

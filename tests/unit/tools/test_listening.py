@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from hftune.errors import ArgumentError
-from hftune.tools.listening.server import bound
+from hftune.tools.listening import bound
 
 
 def test_a_port_that_is_taken() -> None:

@@ -1,4 +1,4 @@
-"""Whole weights from the shards that ZeRO's ranks wrote, at any stage, with one tensor in memory at a time."""
+"""`hftune consolidate`: whole weights from the shards of ZeRO's ranks, at any stage, one tensor in memory at a time."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import torch
 from huggingface_hub import split_torch_state_dict_into_shards
 from torch import Tensor
 
+from hftune.arguments.stages import parse_command
 from hftune.checkpoints.engine_files import open_engine
 from hftune.checkpoints.inputs import inputs_of
 from hftune.checkpoints.integrity import engine_folder
@@ -210,3 +211,8 @@ def _compare_shapes(checkpoint: Path, output: Path) -> None:
             fix="take the weights that lie in the checkpoint: an adapter that began with a part of its base is saved "
             "whole there, and only there",
         )
+
+
+def main(argv: list[str]) -> None:
+    """Run the command."""
+    consolidate(parse_command(ConsolidateArguments, argv))

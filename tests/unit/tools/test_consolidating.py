@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from hftune.errors import ArgumentError
-from hftune.tools.consolidating.run import ConsolidateArguments, consolidate
+from hftune.tools.consolidating import ConsolidateArguments, consolidate
 from hftune.weight_files import weight_files
 from tests.unit.checkpoints.zero_files import PARAMETERS, write
 

@@ -1,1 +1,0 @@
-"""Whole weights from a DeepSpeed checkpoint."""

@@ -5,25 +5,22 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
-from importlib import resources
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
-from jinja2 import Environment, Template
 from markupsafe import Markup
 
 from hftune.errors import ManifestError
 from hftune.opening.files import MIB
 from hftune.tools.reporting.page import CSS as REPORT
-from hftune.tools.reporting.page import html_charts, html_details, html_origin, html_table
+from hftune.tools.reporting.page import as_html, environment, html_charts, html_details, html_origin, part
 from hftune.tools.reporting.progress import with_speed
 from hftune.tools.reporting.stages import SHAPES, Points, Stage, StageSummary, curves_of, read_texts
 from hftune.tools.reporting.svg import chart
 from hftune.tools.reporting.tables import Section
 from hftune.tools.watching.runs import FINISHED, RUNNING, Runs, Watched, last_words
-from hftune.visible import clock, html
+from hftune.visible import html
 
 CSS = (
     REPORT
@@ -103,7 +100,7 @@ class Pages:
             again=one.state == RUNNING,
             run=one,
             origin=_read(lambda: html_origin(stage)),
-            charts=_as_html(html_charts(_curves(one))),
+            charts=html_charts(_curves(one)),
             saved=one.checkpoints()[-12:],
             words=last_words(one.folder, one.top, 20) if quiet else ("", []),
             # A link may lead out of the folder: nothing behind it is read.
@@ -121,9 +118,9 @@ class Pages:
                     name = f"{title}, {label}" if title in ("Loss", "Reward", "Reward margin", "Accuracy") else title
                     # All of them from the start, so that a run has one colour in all figures.
                     over.setdefault(name, {other.name: ([], []) for other in runs})[one.name] = points
-        tables = _read(lambda: "".join(html_table(section) for section in _differences(runs) if section.rows))
+        tables = _read(lambda: as_html("").join(part("table", one) for one in _differences(runs) if one.rows))
         again = any(one.run.state == RUNNING for one in runs)
-        return _page("compared", again=again, runs=runs, charts=_as_html(html_charts(over)), tables=tables)
+        return _page("compared", again=again, runs=runs, charts=html_charts(over), tables=tables)
 
     def _read(self) -> list[Watched]:
         return self._runs.read()[::-1]
@@ -140,30 +137,14 @@ class Pages:
         title = next((name for name in ("Reward", "Loss") if name in curves), "")
         picture = f"<small>{title}</small>{chart(curves[title], title)}" if title else ""
         others = [one for one in ticked if one != key] if key in ticked else [*ticked, key]
-        return _Card(run, key, self._name(run), _as_html(picture), tuple(others))
-
-
-def _as_html(text: str) -> Markup:
-    """A text that is HTML already: made by functions that escape what runs say."""
-    return Markup(text)  # noqa: S704
-
-
-@cache
-def _template() -> Template:
-    text = resources.files("hftune.tools.board").joinpath("board.html").read_text(encoding="utf-8")
-    made = Environment(autoescape=True, finalize=_safe, trim_blocks=True).from_string(text)
-    made.globals.update(clock=clock, css=_as_html(CSS), query=lambda runs: urlencode([("run", one) for one in runs]))
-    return made
-
-
-def _safe(value: Any) -> Markup:
-    """A value of a page; unlike jinja's own escaping `html` also shows what a terminal would obey."""
-    return _as_html(value if hasattr(value, "__html__") else html(value))
+        return _Card(run, key, self._name(run), as_html(picture), tuple(others))
 
 
 def _page(title: str, *, again: bool, first: str = "./", **parts: Any) -> str:
     """A page; one that changes is loaded again by the browser."""
-    return _template().render(title=title, again=again, first=first, **parts)
+    query = {"query": lambda runs: urlencode([("run", one) for one in runs])}
+    template = environment().get_template("board/board.html")
+    return template.render(title=title, again=again, first=first, css=as_html(CSS), **query, **parts)
 
 
 def _curves(run: Watched) -> dict[str, dict[str, Points]]:
@@ -175,14 +156,14 @@ def _with_texts(stage: Stage) -> Stage:
     return stage
 
 
-def _read(make: Callable[[], str]) -> Markup:
+def _read(make: Callable[[], Markup]) -> Markup:
     """HTML made of a run's files, or why they cannot be shown: they may be of another shape than hftune writes."""
     try:
-        return _as_html(make())
+        return make()
     except ManifestError as error:
-        return _as_html(f'<p class="fault">{html(error)}</p>')
+        return as_html(f'<p class="fault">{html(error)}</p>')
     except SHAPES:
-        return _as_html('<p class="fault">its files have another shape than those that hftune writes</p>')
+        return as_html('<p class="fault">its files have another shape than those that hftune writes</p>')
 
 
 def _differences(runs: Sequence[_Card]) -> Iterator[Section]:

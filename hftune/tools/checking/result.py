@@ -13,7 +13,7 @@ from hftune.data.readers.base import Chunk, FailedChunk
 from hftune.data.readers.files import chunks
 from hftune.publishing.disk import write_file
 from hftune.secrets import redact
-from hftune.tools.reporting.page import html_document, html_table
+from hftune.tools.reporting.page import as_html, html_page, part
 from hftune.tools.reporting.tables import Section
 from hftune.visible import html
 
@@ -192,9 +192,9 @@ class Result:
     def write_report(self, folder: Path) -> None:
         """Write the page into a folder."""
         title = f"Data check: {', '.join(Path(source.name).name for source in self.sources)}"
-        tables = "".join(map(html_table, (self._sources(), self._findings(), *self._examples())))
-        body = f"<h1>{html(title)}</h1><p>{html(self._left_out())}</p>{tables}"
-        write_file(folder / REPORT, redact(html_document(title, body)))
+        tables = [part("table", one) for one in (self._sources(), self._findings(), *self._examples())]
+        body = as_html(f"<p>{html(self._left_out())}</p>") + as_html("").join(tables)
+        write_file(folder / REPORT, redact(html_page(title, body=body)))
 
     def _sources(self) -> Section:
         headers = ("source", "files", "records", "for", "characters", "median", "95 %", "longest")

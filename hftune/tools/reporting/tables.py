@@ -12,7 +12,7 @@ from typing import Any
 from hftune.opening.json_file import LARGE, read_json
 from hftune.tools.reporting.stages import RESULTS, StageSummary
 from hftune.tools.reporting.svg import chart
-from hftune.visible import html, markdown
+from hftune.visible import markdown
 
 WIDEST_PADDING = 60
 """Cells are padded to the widest of their column, but no further than this: one long answer must not widen all."""
@@ -26,6 +26,11 @@ class Section:
     headers: Sequence[str]
     rows: Sequence[Sequence[object]]
     note: str = ""
+
+    @property
+    def numeric(self) -> list[bool]:
+        """Of each column, whether it stands to the right."""
+        return _numeric(self.rows, len(self.headers))
 
     def render(self) -> str:
         """The section as Markdown."""
@@ -62,7 +67,7 @@ def format_table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> st
     for row in rows:
         if len(row) != len(headers):
             raise ValueError(f"a row of {len(row)} cells under {len(headers)} headers: {row!r}")
-    numeric = [_all_numbers([row[column] for row in rows]) for column in range(len(headers))]
+    numeric = _numeric(rows, len(headers))
     lines = [[markdown(header) for header in headers], *([format_cell(cell) for cell in row] for row in rows)]
     # Some readers of Markdown take fewer than three dashes for text.
     widths = [max(3, *(min(_width(line[column]), WIDEST_PADDING) for line in lines)) for column in range(len(headers))]
@@ -95,9 +100,9 @@ def _format_float(value: float) -> str:
     return f"{value:,.{decimals}f}"
 
 
-def _all_numbers(cells: Sequence[object]) -> bool:
-    known = [cell for cell in cells if cell is not None]
-    return bool(known) and all(isinstance(cell, int | float) and not isinstance(cell, bool) for cell in known)
+def _numeric(rows: Sequence[Sequence[object]], columns: int) -> list[bool]:
+    known = ([row[column] for row in rows if row[column] is not None] for column in range(columns))
+    return [bool(cells) and all(type(cell) in (int, float) for cell in cells) for cells in known]
 
 
 def _width(text: str) -> int:
@@ -118,6 +123,8 @@ SHOWN = 6
 
 Said = tuple[str, str, str]
 """Who answered, a note on it (a reward), and the answer."""
+Card = tuple[str, list[Said]]
+"""A question, and its answers."""
 
 
 def labels(names: Sequence[str]) -> list[str]:
@@ -203,45 +210,31 @@ def rewards_of(found: Mapping[str, Any] | None) -> str:
     return ", ".join(f"{name} {value:.3g}" for name, value in numbers.items())
 
 
-# --- HTML: cards, since three columns of long texts do not fit a phone ---
+# --- cards of a page, since three columns of long texts do not fit a phone ---
 
 
-def html_answers(found: Mapping[str, Any]) -> str:
-    """Cards as HTML, one a question with every model's answer; those beyond `SHOWN` are folded away."""
-    questions, answers, rewards = found["questions"], found.get("answers") or {}, found.get("rewards") or {}
+def answer_cards(found: Mapping[str, Any]) -> list[Card]:
+    """A card a question, with every model's answer and its reward."""
+    answers, rewards = found.get("answers") or {}, found.get("rewards") or {}
     names = dict(zip(answers, labels(list(answers)), strict=True))
-    cards = [
-        _card(question, [(names[model], _reward(rewards, model, number), answers[model][number]) for model in answers])
-        for number, question in enumerate(questions)
+    return [
+        (question, [(names[model], _reward(rewards, model, number), answers[model][number]) for model in answers])
+        for number, question in enumerate(found.get("questions") or [])
     ]
-    more = "".join(cards[SHOWN:])
-    folded = f"<details><summary>{len(cards) - SHOWN} more questions</summary>{more}</details>" if more else ""
-    limit = found.get("max_new_tokens")
-    note = f"<p>Greedy, at most {html(limit)} tokens.</p>" if limit else ""
-    return f"<h3>Answers</h3>{note}{''.join(cards[:SHOWN])}{folded}"
 
 
-def html_completions(lines: Sequence[Mapping[str, Any]]) -> str:
-    """Cards as HTML, one a prompt, with the answers that were sampled for it."""
+def completion_cards(lines: Sequence[Mapping[str, Any]]) -> list[Card]:
+    """A card a prompt, with the answers that were sampled for it."""
     by_prompt: dict[str, list[Said]] = {}
     for line in lines:
         entry = (f"step {line['step']}", rewards_of(line.get("rewards")), said(line.get("completion")))
         by_prompt.setdefault(said(line.get("prompt")), []).append(entry)
-    cards = "".join(_card(prompt, entries) for prompt, entries in by_prompt.items())
-    return f"<h3>Answers in the course of training</h3><p>Samples of the first and of the last logged step.</p>{cards}"
+    return list(by_prompt.items())
 
 
 def _reward(rewards: Mapping[str, Sequence[float | None]], model: str, number: int) -> str:
     value: Any = rewards[model][number] if model in rewards else None
     return "" if value is None else f"reward {value:.3g}" if isinstance(value, int | float) else f"reward {value}"
-
-
-def _card(question: str, entries: Sequence[Said]) -> str:
-    rows = "".join(
-        f"<dt>{html(who)}{f'<small>{html(note)}</small>' if note else ''}</dt><dd>{html(text)}</dd>"
-        for who, note, text in entries
-    )
-    return f'<div class="asked"><p>{html(question)}</p><dl>{rows}</dl></div>'
 
 
 _NOTE = "In brackets: 95 % of bootstrap samples of the records."

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from hftune.tools.reporting.tables import answer_sections, html_answers, html_completions, labels
+from hftune.tools.reporting.page import part
+from hftune.tools.reporting.tables import answer_cards, answer_sections, completion_cards, labels
 
 FOUND: dict[str, Any] = {
     "questions": ["Who?", "Why?"],
@@ -55,12 +56,16 @@ def test_answers_must_fit_the_questions() -> None:
 
 
 def test_on_the_page() -> None:
-    page = html_answers(FOUND | REWARDS)
+    page = details(cards=answer_cards(FOUND | REWARDS))
     assert "<p>Who?</p>" in page and "<dt>sft<small>reward 2</small></dt><dd>you</dd>" in page
     assert "<dt>base</dt><dd>a|b</dd>" in page, "an empty answer has no reward"
     assert "<dd>&lt;b&gt;</dd>" in page and "<details>" not in page
     many = {"questions": [f"{n}?" for n in range(9)], "answers": {"base": ["."] * 9}}
-    assert "<summary>3 more questions</summary>" in html_answers(many)
+    assert "<summary>3 more questions</summary>" in details(cards=answer_cards(many))
+
+
+def details(*, cards: Any = (), completions: Any = ()) -> str:
+    return part("details", [], [], None, cards, 6, None, completions, [], "")
 
 
 def test_completions_of_one_prompt_lie_together() -> None:
@@ -74,6 +79,6 @@ def test_completions_of_one_prompt_lie_together() -> None:
         }
         for step, said, reward in ((1, "so", -0.25), (9, "thus", 1.5))
     ]
-    page = html_completions(lines)
+    page = details(completions=completion_cards(lines))
     assert page.count("<p>How?</p>") == 1
     assert "<dt>step 1<small>rm -0.25</small></dt><dd>so</dd><dt>step 9<small>rm 1.5</small></dt><dd>thus</dd>" in page

@@ -66,10 +66,8 @@ def hftune(*words: str, **values: str) -> int:
 
 def show(folder: Path) -> None:
     """The tables that say most: stages, rewards and answers."""
-    from hftune.tools.reporting.tables import answer_sections
-    from hftune.tools.reporting.tables import capabilities
     from hftune.tools.reporting.stages import ASKED, UNTRAINED, read_stages
-    from hftune.tools.reporting.tables import stages_section
+    from hftune.tools.reporting.tables import answer_sections, capabilities, stages_section
 
     stages = read_stages(folder)
     trained = [stage.summary for stage in stages if stage.manifest["stage"] not in UNTRAINED]

@@ -7,7 +7,6 @@ import copy
 import functools
 import inspect
 import json
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any, NoReturn, get_args, get_origin, get_type_hints
@@ -98,13 +97,13 @@ class HftuneParser(TrlParser):
         """argparse's own complaints (a wrong type, a missing value) as ours."""
         raise argparse_error(message, self.known, COMMAND_LINE)
 
-    def _print_message(self, message: str, file: Any = None) -> None:
+    def print_help(self, file: Any = None) -> None:
         """The page of --help, where the user looks: standard output itself may lead to a log."""
-        say(as_typed(message), end="", file=file if file is not sys.stdout else terminal.out())
+        say(as_typed(self.format_help()), end="", file=file or terminal.out())
 
     def format_help(self) -> str:
         """hftune's own arguments first, by topic; then those of TRL and transformers."""
-        formatter = self._get_formatter()
+        formatter = self.formatter_class(prog=self.prog)
         formatter.add_usage("%(prog)s [--config FILE.yaml] [--NAME VALUE ...]", [], [])
 
         for title, actions in help_groups(self.dataclass_types, self._actions).items():

@@ -44,25 +44,6 @@ def rows_on_any_device(gather: Gather) -> Iterator[None]:
         TrainableTokensLayer._collect_token_weights = original
 
 
-def gather_parameters_only(is_partitioned: Callable[[torch.Tensor], bool]) -> None:
-    """Let TRL's fused head take a weight that is computed, as that of trainable tokens is, under ZeRO-3.
-
-    TRL 1.16 asks every weight for its ZeRO status, which only parameters have. The computed one is whole already: its
-    parts were gathered when it was computed.
-    """
-    original = trl_utils.maybe_gather_lm_head_ctx
-    # Several models may be prepared in one process (a reference next to the policy): one wrapper is enough.
-    if getattr(original, "parameters_only", False) or not usable("trl.trainer.utils.maybe_gather_lm_head_ctx"):
-        return
-
-    @functools.wraps(original)
-    def gather(*params: Any) -> Any:
-        return original(*(weight for weight in params if weight is not None and is_partitioned(weight)))
-
-    vars(gather)["parameters_only"] = True  # by which a second call sees the first
-    trl_utils.maybe_gather_lm_head_ctx = gather
-
-
 @contextmanager
 def fused_heads(add: Callable[..., None]) -> Iterator[None]:
     """Have TRL's trainers that generate add their fused heads with `add(model, **options)` in the block."""

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from datasets import Dataset, Features, Json, Value
-from datasets.features.features import generate_from_arrow_type
 from transformers import PreTrainedTokenizerBase
 
 from hftune.data.counts import Counts, check_length
@@ -190,4 +189,6 @@ def _feature(kinds: set[str]) -> Any:
     if kinds == {"int64", "double"}:
         return Value("float64")
     found = kinds - {"exact"} or {"null"}
-    return Json() if len(found) > 1 or _JSON in found else generate_from_arrow_type(pa.type_for_alias(*found))
+    if len(found) > 1 or _JSON in found:
+        return Json()
+    return Features.from_arrow_schema(pa.schema({"column": pa.type_for_alias(*found)}))["column"]

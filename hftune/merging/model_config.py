@@ -58,19 +58,14 @@ def _describe_head(config: dict[str, Any], text_config: dict[str, Any], inputs: 
 
 
 def _classifier(config: dict[str, Any], head: str) -> str:
-    from transformers.models.auto import modeling_auto
+    from transformers import AutoConfig
 
-    kind = "TOKEN" if head == "steps" else "SEQUENCE"
-    found = getattr(modeling_auto, f"MODEL_FOR_{kind}_CLASSIFICATION_MAPPING_NAMES").get(config["model_type"])
-    if found is None:  # one that hftune makes of the decoder
-        from transformers import AutoConfig
+    from hftune.models.classes import reward_class
 
-        from hftune.models.classes import reward_class
-
-        made = reward_class(AutoConfig.for_model(config["model_type"]), steps=head == "steps")
-        assert made is not None, "it was trained"
-        return made.__name__
-    return str(found)
+    # transformers' own class, or one that hftune makes of the decoder.
+    found = reward_class(AutoConfig.for_model(config["model_type"]), steps=head == "steps")
+    assert found is not None, "it was trained"
+    return found.__name__
 
 
 def copy_tokenizer(source: Path, target: Path) -> None:

@@ -20,8 +20,7 @@ from hftune.models.loading.from_pretrained import from_config, pretrained
 from hftune.weight_files import StoredTensor
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-    from transformers.core_model_loading import WeightConverter
+    from transformers import PreTrainedModel, WeightConverter
 
 
 class Unsupported(Exception):

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import PreTrainedConfig
-from transformers.utils.output_capturing import OutputRecorder
 
 from hftune.models.layer_values import layer_configs
 
@@ -80,10 +79,10 @@ def routers_of(model: nn.Module) -> dict[nn.Module, int]:
     places: dict[type, int] = {}
     for module in model.modules():
         recorder: Any = (getattr(module, "_can_record_outputs", None) or {}).get("router_logits")
-        if isinstance(recorder, OutputRecorder):
-            places[recorder.target_class] = recorder.index
-        elif isinstance(recorder, type):
-            places[recorder] = 0
+        # A class, or a recorder that names one and which of its outputs is meant.
+        kind = getattr(recorder, "target_class", recorder)
+        if isinstance(kind, type):
+            places[kind] = getattr(recorder, "index", 0)
     return {module: place for module in model.modules() for kind, place in places.items() if isinstance(module, kind)}
 
 

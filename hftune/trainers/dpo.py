@@ -14,7 +14,7 @@ from datasets import Dataset
 from peft import PeftModel
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from trl.models import get_act_offloading_ctx_manager
-from trl.trainer.utils import disable_dropout_in_model
+from trl.trainer import disable_dropout_in_model
 
 from hftune.arguments.preference import DPOArguments
 from hftune.arguments.training import StageArguments
@@ -99,7 +99,7 @@ class DPOTrainer(StageTrainer, trl.DPOTrainer):
         # The class above TRL's DPOTrainer in the order of bases.
         super(trl.DPOTrainer, self).__init__(**kwargs)
         args = self.args
-        self._tokenizer, self._is_vlm, self._is_vision_dataset = self.processing_class, False, False
+        self._tokenizer, self._is_vision_dataset = self.processing_class, False
         self.beta, self.label_smoothing, self.ld_alpha = args.beta, args.label_smoothing, args.ld_alpha
         self.loss_types, self.loss_weights = args.loss_type, args.loss_weights or [1.0] * len(args.loss_type)
         self.f_divergence_type, self.f_alpha_divergence_coef = args.f_divergence_type, args.f_alpha_divergence_coef
@@ -112,7 +112,6 @@ class DPOTrainer(StageTrainer, trl.DPOTrainer):
         self.router_aux_loss_coef, self.aux_loss_enabled = 0.0, False
         self._metrics: dict[str, dict[str, list[float]]] = {"train": defaultdict(list), "eval": defaultdict(list)}
         self._total_train_tokens, self._tp_size = 0, args.tensor_parallel_size
-        self._precompute_model_hash, self._precompute_engine = None, None
 
     def make_features(self, model: Any, args: StageArguments) -> list[Feature]:
         """The reference before all that asks for data, and figures over all."""

@@ -9,7 +9,7 @@ import torch
 from datasets import Dataset
 from peft import PeftModel
 from transformers import EvalPrediction, PreTrainedModel, PreTrainedTokenizerBase, Trainer
-from trl.trainer.utils import disable_dropout_in_model
+from trl.trainer import disable_dropout_in_model
 
 from hftune.arguments.preference import RMArguments
 from hftune.constants import IGNORE_INDEX

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from transformers import TrainerCallback
-from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
+from transformers.integrations import INTEGRATION_TO_CALLBACK
 
 from hftune.compat.installing import replace_method
 from hftune.distributed import ranks

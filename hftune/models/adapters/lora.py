@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from peft import LoraConfig, PeftModel, prepare_model_for_kbit_training
-from peft.tuners.lora.layer import LoraLayer, ParamWrapper
-from peft.tuners.trainable_tokens.layer import TrainableTokensLayer
+from peft.tuners.lora import LoraLayer, ParamWrapper
+from peft.tuners.trainable_tokens import TrainableTokensLayer
 from transformers import PreTrainedModel, set_seed
 
 from hftune.arguments.adapter import AdapterArguments
@@ -15,7 +15,7 @@ from hftune.distributed import zero
 from hftune.logging import notice
 from hftune.models.adapters.folding import fold_adapters, load_adapter
 from hftune.models.adapters.lora_config import inject, lora_config
-from hftune.models.adapters.new_token_rows import new_rows_config, register_missing_bias
+from hftune.models.adapters.new_token_rows import new_rows_config
 from hftune.models.adapters.parameter_report import report_targets
 from hftune.models.adapters.saved_config import read_lora_config
 from hftune.on_demand import on_demand
@@ -44,7 +44,6 @@ def add_lora(model: PreTrainedModel, adapter_args: AdapterArguments, training_ar
     Raises:
         ArgumentError: A name that this model does not have, or an adapter that does not fit it.
     """
-    peft_patches.gather_parameters_only(zero.is_partitioned)
     model = fold_adapters(model, adapter_args.folded_adapters)
     for folder in adapter_args.folded_adapters:
         notice(f"{folder} is folded into the base in memory")
@@ -68,7 +67,6 @@ def add_lora(model: PreTrainedModel, adapter_args: AdapterArguments, training_ar
             report_targets(adapted, adapter_args)
     if training_args.zero_stage == 3:
         _gather_for_adapters(adapted)
-    register_missing_bias(adapted)
     if adapter_args.changes_base:
         on_demand("hftune.models.adapters.initialisation:keep_initial_factors")(adapted)
     peft_patches.write_no_card(adapted)

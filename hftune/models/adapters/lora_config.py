@@ -9,11 +9,10 @@ from typing import Any
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
-from peft.tuners.lora.layer import ParamWrapper
-from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
+from peft.tuners.lora import ParamWrapper
+from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
 from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
-from transformers import PreTrainedModel
-from transformers.pytorch_utils import Conv1D
+from transformers import Conv1D, PreTrainedModel
 
 from hftune.arguments.adapter import AdapterArguments
 from hftune.constants import TASK_TYPES

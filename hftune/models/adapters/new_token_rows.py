@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from peft import LoraConfig
 from peft.utils.constants import DUMMY_TARGET_MODULES
-from peft.utils.other import TrainableTokensWrapper
-from torch import nn
 from transformers import PreTrainedModel
 
 from hftune.constants import TASK_TYPES
@@ -93,11 +91,3 @@ def _tables(model: PreTrainedModel) -> list[str]:
 def _tied(model: PreTrainedModel) -> bool:
     head = model.get_output_embeddings()
     return head is not None and head.weight is model.get_input_embeddings().weight
-
-
-def register_missing_bias(adapted: nn.Module) -> None:
-    """Give a head whose rows are trained a `bias` of None, which TRL's fused head reads: peft's wrapper has none."""
-    # None is right: `_indices` refuses a head with a bias, and a tied head follows the embeddings.
-    for module in adapted.modules():
-        if isinstance(module, TrainableTokensWrapper) and getattr(module.original_module, "bias", None) is None:
-            module.register_parameter("bias", None)

@@ -7,9 +7,9 @@ from collections import Counter
 
 import torch
 from peft import PeftModel
-from peft.tuners.lora.layer import LoraLayer
+from peft.tuners.lora import LoraLayer
 from peft.tuners.tuners_utils import BaseTunerLayer
-from peft.utils.other import AuxiliaryTrainingWrapper
+from peft.utils import AuxiliaryTrainingWrapper
 from transformers import PreTrainedModel
 
 from hftune.arguments.adapter import AdapterArguments

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import peft
-from peft import LoraConfig, PeftConfig
-from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING
+from peft import PEFT_TYPE_TO_CONFIG_MAPPING, LoraConfig, PeftConfig
 
 from hftune.errors import ArgumentError, shown
 from hftune.logging import notice

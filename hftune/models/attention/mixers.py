@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers import GradientCheckpointingLayer
 
 from hftune.compat.installing import replace_method, usable
 from hftune.models.attention.isolation import MIXERS

@@ -16,8 +16,6 @@ import torch
 from torch.nn.functional import dropout as drop
 from torch.nn.functional import pad, scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
-from transformers.masking_utils import sdpa_mask
 
 from hftune.models.attention.names import SEGMENTS
 from hftune.models.attention.shared_prompts import SharedPrompts
@@ -92,7 +90,8 @@ def segments_mask(
         if starts is not None:
             borders = pad(starts, (0, 1), value=batch_size * q_length).int()
             return Segments(borders.to(device), tuple(borders.diff().tolist()), local_size)
-    return sdpa_mask(
+    dense: Callable[..., torch.Tensor | None] = AttentionMaskInterface()["sdpa"]
+    return dense(
         batch_size,
         q_length,
         kv_length,
@@ -181,9 +180,8 @@ def segments_attention(
     if shared_prompts is not None:
         shared_prompts.check(())  # a dense mask knows no shared prompts: refused
     if softmax.plain:
-        return sdpa_attention_forward(
-            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
-        )
+        plain: Callable[..., tuple[torch.Tensor, None]] = AttentionInterface()["sdpa"]
+        return plain(module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs)
     assert kwargs.get("position_bias") is None, "no model has both a bias by position and a cap or sinks"
     return softmax.of(query, key, value, attention_mask).transpose(1, 2), None
 
@@ -257,6 +255,14 @@ class _Softmax:
             scores = torch.cat([scores, sink], dim=-1)
         weights = scores.softmax(dim=-1, dtype=torch.float32).to(value.dtype)
         return drop(weights[..., :keys], self.dropout) @ value
+
+
+def repeat_kv(states: torch.Tensor, groups: int) -> torch.Tensor:
+    """(batch, heads, tokens, size) to (batch, heads * groups, tokens, size): a copy of each head for its queries."""
+    batch, heads, *rest = states.shape
+    if groups == 1:
+        return states
+    return states[:, :, None].expand(batch, heads, groups, *rest).reshape(batch, heads * groups, *rest)
 
 
 def _runs(states: torch.Tensor, runs: Segments) -> tuple[torch.Tensor, ...]:

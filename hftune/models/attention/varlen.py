@@ -6,11 +6,10 @@ from typing import Any
 
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.integrations.sdpa_attention import repeat_kv
 
 from hftune.models.attention.machine import varlen_parameters
 from hftune.models.attention.names import MAX_HEAD_SIZE, VARLEN
-from hftune.models.attention.segments import Segments, segments_attention, segments_mask
+from hftune.models.attention.segments import Segments, repeat_kv, segments_attention, segments_mask
 from hftune.models.attention.shared_prompts import SharedPrompts
 
 

@@ -18,15 +18,13 @@ from peft import PeftModel
 from torch import nn
 from torch.autograd.graph import save_on_cpu
 from torch.utils.checkpoint import checkpoint
-from transformers import PreTrainedModel
-from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers import AttentionInterface, GradientCheckpointingLayer, PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from hftune.arguments.adapter import AdapterArguments
 from hftune.arguments.recomputation import CORE_ATTENTION, FULL, Recomputation
 from hftune.arguments.training import StageArguments
 from hftune.compat.installing import replace_method, require
-from hftune.compat.transformers_patches import replace_attention
 from hftune.logging import notice
 from hftune.models.blocks import decoder_layers
 from hftune.models.kernels.recomputable import members, not_recomputable
@@ -182,7 +180,7 @@ def _wrap_attention(attention: Any) -> None:
         return
     # Eager attention is no entry of the table but a function in the file of the module's class.
     found = None if name == "eager" else ALL_ATTENTION_FUNCTIONS[name]
-    replace_attention(name, _CoreAttention(found))
+    AttentionInterface.register(name, _CoreAttention(found))
 
 
 class _CoreAttention:

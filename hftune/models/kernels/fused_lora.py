@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from peft.tuners.lora.layer import Linear as LoraLinear
-from peft.tuners.lora.layer import LoraLayer
+from peft.tuners.lora import Linear as LoraLinear
+from peft.tuners.lora import LoraLayer
 from torch import nn
 from torch.nn.functional import gelu, linear, silu
 

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from torch import nn
-from transformers import PreTrainedModel
-from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers import GradientCheckpointingLayer, PreTrainedModel
 
 from hftune.arguments.recomputation import ATTENTION, CORE_ATTENTION, FULL, MLP, Recomputation
 from hftune.errors import ArgumentError

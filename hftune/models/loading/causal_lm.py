@@ -15,7 +15,7 @@ from transformers import (
     set_seed,
 )
 from transformers.initialization import no_init_weights
-from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
+from transformers.integrations import is_deepspeed_zero3_enabled
 from transformers.utils import logging as hf_logging
 
 from hftune.arguments.adapter import AdapterArguments

@@ -75,7 +75,7 @@ def pretrained(auto: Any, name: str | Path | None, *, trust_remote_code: bool, *
         ManifestError: Its files are damaged.
     """
     # Here: merging starts without transformers.
-    from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
+    from transformers.integrations import is_deepspeed_zero3_enabled
 
     never_ask_about_code()
     if "local_files_only" not in given and hub_is_silent(name):
@@ -100,7 +100,7 @@ def from_config(auto: Any, config: Any, *, trust_remote_code: bool, **given: Any
     try:
         return auto.from_config(config, trust_remote_code=bool(trust_remote_code), **given)
     except ValueError as error:
-        _explain(error, getattr(config, "_name_or_path", "") or "the config")
+        _explain(error, getattr(config, "name_or_path", "") or "the config")
         raise
 
 

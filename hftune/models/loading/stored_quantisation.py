@@ -85,7 +85,7 @@ def whole_weights(config: Any) -> dict[str, Any]:
     how = stored_quantisation(config)
     if how is None or not is_read_whole(how):
         return {}
-    from transformers.quantizers.auto import AutoQuantizationConfig
+    from transformers.quantizers import AutoQuantizationConfig
 
     return {"quantization_config": AutoQuantizationConfig.from_dict(how | {"dequantize": True})}
 

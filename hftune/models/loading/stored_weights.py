@@ -14,9 +14,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, WeightConverter
 from transformers.conversion_mapping import get_model_conversion_mapping
-from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
+from transformers.core_model_loading import rename_source_key
 
 from hftune.errors import ArgumentError
 from hftune.logging import notice
@@ -185,7 +185,7 @@ class Rules:
         converters: Several to one, or one to several.
     """
 
-    renamings: list[WeightRenaming]
+    renamings: list[Any]
     converters: list[WeightConverter]
 
     def converter(self, pattern: str) -> WeightConverter:
@@ -197,7 +197,7 @@ def rules_of(model: PreTrainedModel) -> Rules:
     """The rules by which transformers reads a checkpoint of this model; on any device."""
     rules = get_model_conversion_mapping(model)
     return Rules(
-        [rule for rule in rules if isinstance(rule, WeightRenaming)],
+        [rule for rule in rules if not isinstance(rule, WeightConverter)],
         [rule for rule in rules if isinstance(rule, WeightConverter)],
     )
 

@@ -51,7 +51,7 @@ from hftune.preflight.estimating.parts import (
 )
 from hftune.preflight.estimating.plan import Plan, Step, highest, moments
 from hftune.preflight.estimating.profiles import Batch, Profile, formula_profile, marks, offloaded, scaled
-from hftune.preflight.estimating.stand_ins import COUNTED, experts_counted, rows_shared
+from hftune.preflight.estimating.stand_ins import COUNTED, experts_counted, share_rows
 from hftune.preflight.estimating.tracing import (
     Untraceable,
     goes_token_by_token,
@@ -249,10 +249,9 @@ class Planner:
         from torch._subclasses.fake_tensor import FakeTensorMode
 
         miniature, marked = self._miniature(choice)
-        shared = rows_shared(choice.degrees.sequence, choice.work.rows * choice.work.tokens)
-        # Both traces run inside: tensors of one fake mode cannot meet those of another, and the attention is registered
-        # in the block alone.
-        with quiet(), FakeTensorMode(), shared:
+        share_rows(choice.degrees.sequence, choice.work.rows * choice.work.tokens)
+        # Both traces run inside: tensors of one fake mode cannot meet those of another.
+        with quiet(), FakeTensorMode():
             self._ready(miniature, marked, choice, numerics)
             with experts_counted(miniature.model):
                 model, autocast = miniature, numerics.autocast

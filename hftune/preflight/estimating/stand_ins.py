@@ -10,9 +10,9 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 from torch.nn.functional import pad
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
-from hftune.compat.transformers_patches import attention_registered, experts_registered
 from hftune.distributed.sequence_parallel import SequenceGroup, shares
 from hftune.models.attention.ulysses import over_whole_rows
 
@@ -58,13 +58,12 @@ def _fused(
     # Latent attention has values of another size than keys. Fused kernels of GPUs take them; the one of a CPU, where
     # this is traced, does not, and would fall back to tokens by tokens.
     wide = pad(value, (0, query.shape[-1] - size)) if size < query.shape[-1] else value
-    out: torch.Tensor = sdpa_attention_forward(module, query, key, wide, None, **kwargs)[0]
+    out: torch.Tensor = AttentionInterface()["sdpa"](module, query, key, wide, None, **kwargs)[0]
     return out[..., :size]
 
 
-@contextlib.contextmanager
-def rows_shared(size: int, tokens: int) -> Iterator[None]:
-    """Register the attention `COUNTED` in the block, over rows of `tokens` that `size` processes share."""
+def share_rows(size: int, tokens: int) -> None:
+    """Register the attention `COUNTED`, over rows of `tokens` that `size` processes share."""
     group = CountedGroup(size, 0, tokens=tokens)
 
     def attend(
@@ -83,8 +82,8 @@ def rows_shared(size: int, tokens: int) -> Iterator[None]:
         return over_whole_rows(group, shares(tokens, size), query, key, value, inner), None
 
     # The second function makes the mask; with the default one a mask would be counted that no run has.
-    with attention_registered(COUNTED, attend, lambda *args, **kwargs: None):
-        yield
+    AttentionInterface.register(COUNTED, attend)
+    AttentionMaskInterface.register(COUNTED, lambda *args, **kwargs: None)
 
 
 COUNTED_EXPERTS = "hftune_counted"
@@ -155,14 +154,14 @@ def experts_counted(model: nn.Module) -> Iterator[None]:
     # those of sub-configs as well.
     configs: dict[int, Any] = {id(one.config): one.config for one in model.modules() if hasattr(one, "config")}
     asked = {key: config._experts_implementation for key, config in configs.items() if _has_experts(config)}
-    with experts_registered(COUNTED_EXPERTS, counted_experts):
-        try:
-            for key in asked:
-                configs[key]._experts_implementation = COUNTED_EXPERTS
-            yield
-        finally:
-            for key, name in asked.items():
-                configs[key]._experts_implementation = name
+    ALL_EXPERTS_FUNCTIONS.register(COUNTED_EXPERTS, counted_experts)
+    try:
+        for key in asked:
+            configs[key]._experts_implementation = COUNTED_EXPERTS
+        yield
+    finally:
+        for key, name in asked.items():
+            configs[key]._experts_implementation = name
 
 
 def _has_experts(config: Any) -> bool:

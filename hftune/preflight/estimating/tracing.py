@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_iter
 
 from hftune.arguments.recomputation import Recomputation
 from hftune.models.attention.mixers import mixers_of
@@ -72,9 +71,8 @@ class Tracker(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operator and count what it returns. Overrides `TorchDispatchMode`'s: it sees all below autograd."""
         out = func(*args, **(kwargs or {}))
-        for leaf in tree_iter(out):
-            if isinstance(leaf, torch.Tensor):
-                self._count(leaf)
+        for tensor in _tensors(out):
+            self._count(tensor)
         return out
 
     def _count(self, tensor: torch.Tensor) -> None:
@@ -94,6 +92,15 @@ class Tracker(TorchDispatchMode):
     def _forget(self, address: int) -> None:
         size, _ = self._living.pop(address)
         self.now -= size
+
+
+def _tensors(result: Any) -> Iterator[torch.Tensor]:
+    """The tensors among what an operator returns."""
+    if isinstance(result, torch.Tensor):
+        yield result
+    elif isinstance(result, (tuple, list)):
+        for one in result:
+            yield from _tensors(one)
 
 
 def _address(tensor: torch.Tensor) -> int:

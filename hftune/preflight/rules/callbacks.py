@@ -112,7 +112,7 @@ PACKAGES = {
 
 def check_trackers(facts: Facts) -> Iterator[UserError]:
     """Problems of trackers; the Trainer would end with a traceback once the model is loaded."""
-    from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
+    from transformers.integrations import INTEGRATION_TO_CALLBACK
 
     # transformers takes one name as well as a list.
     asked = facts.training_args.report_to

@@ -38,7 +38,7 @@ def logits_of(model: Any, tokenizer_folder: Path, trust_remote_code: bool = Fals
         logits = [model(input_ids=row).logits[0].float().cpu() for row in ids]
     # Of NaN the likeliest token is always the first, and no distance is too large.
     if any(row.isnan().any() for row in logits):
-        cause = f"{model.config._name_or_path or tokenizer_folder} gives logits that are NaN"
+        cause = f"{model.config.name_or_path or tokenizer_folder} gives logits that are NaN"
         raise UserError(cause, place="--verify", fix="take a checkpoint from before its weights broke")
     return logits
 

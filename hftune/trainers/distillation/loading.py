@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 
 from transformers import AutoModelForCausalLM, PreTrainedModel
-from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
+from transformers.integrations import is_deepspeed_zero3_enabled
 
 from hftune.arguments.distill import DistillArguments
 from hftune.arguments.model import ModelArguments

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from torch.utils.data import DataLoader
-from transformers.trainer import TRAINER_STATE_NAME
 
+from hftune.checkpoints.integrity import TRAINER_STATE
 from hftune.constants import ORIGIN
 from hftune.data.corpus.blocks import BlockDataset, BlockSampler
 from hftune.data.corpus.progress import Progress
@@ -46,7 +46,7 @@ def read_state(checkpoint: str | Path) -> tuple[dict[str, Any], int]:
         ArgumentError: The checkpoint has none: it was made on other data, or is damaged.
     """
     folder = Path(checkpoint)
-    missing = [name for name in (LOADER_STATE_NAME, TRAINER_STATE_NAME) if not (folder / name).is_file()]
+    missing = [name for name in (LOADER_STATE_NAME, TRAINER_STATE) if not (folder / name).is_file()]
     if missing:
         raise ArgumentError(
             f"{checkpoint} has no {' and no '.join(missing)}, so it is not known which documents it was trained on",
@@ -55,7 +55,7 @@ def read_state(checkpoint: str | Path) -> tuple[dict[str, Any], int]:
             "folder as --model_name_or_path to start anew from its weights.",
         )
     state = read_checked(folder / LOADER_STATE_NAME)
-    steps = read_checked(folder / TRAINER_STATE_NAME)["global_step"]
+    steps = read_checked(folder / TRAINER_STATE)["global_step"]
     return state, int(steps)
 
 

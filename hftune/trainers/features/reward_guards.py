@@ -33,7 +33,7 @@ class RewardGuards(Feature):
         """Take on judges, placed where the trained rewards are."""
         functions, tokenizers = judges
         self.names = [
-            Path(source.config._name_or_path).name if isinstance(source, PreTrainedModel) else source.__name__
+            Path(source.config.name_or_path).name if isinstance(source, PreTrainedModel) else source.__name__
             for source in functions
         ]
         placed = [source.to(device) if isinstance(source, torch.nn.Module) else source for source in functions]
@@ -98,6 +98,6 @@ class RewardGuards(Feature):
 
 def share_ended(run: Run, ids: list[list[int]]) -> float:
     """Share of the answers of all ranks that end by themselves."""
-    ends = {*run.eos_token_ids, run._tokenizer.pad_token_id}
+    ends = {*run.eos_token_ids, run.processing_class.pad_token_id}
     ended = torch.tensor([sum(one[-1] in ends for one in ids if one) / len(ids)], device=run.accelerator.device)
     return float(run.accelerator.gather(ended).mean())

@@ -7,8 +7,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from transformers.trainer import TRAINING_ARGS_NAME
-
 from hftune.checkpoints.sharded_state import exported_name
 from hftune.distributed import zero
 from hftune.logging import get_logger, notice
@@ -38,7 +36,7 @@ def no_pickled_arguments(run: Run, folder: Path) -> Iterator[None]:
         run.args = args
     if args.should_save:
         # The sentence is a file that nobody wants either.
-        (folder / TRAINING_ARGS_NAME).unlink(missing_ok=True)
+        (folder / "training_args.bin").unlink(missing_ok=True)
 
 
 class UnpicklableArguments:

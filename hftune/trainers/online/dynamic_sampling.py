@@ -67,7 +67,7 @@ class SamplingRun(Protocol):
     _metrics: dict[str, Any]
     _logs: dict[str, Any]
     _step: int
-    _tokenizer: Any
+    processing_class: Any
 
     def own_scores(self, rows: int) -> torch.Tensor:
         """Of this process's last answers, so many rows."""
@@ -108,7 +108,7 @@ class DynamicSampling:
         if len(batches) == 1:
             return output
         chosen = [row for group in places for row in group]
-        merged = take_rows(batches, chosen, self.run._tokenizer.pad_token_id)
+        merged = take_rows(batches, chosen, self.run.processing_class.pad_token_id)
         self._show(shown, chosen)
         # TRL divides by the tokens of the whole batch, which has other answers now.
         mask = merged["completion_mask"] * merged.get("tool_mask", 1)

@@ -93,7 +93,7 @@ class RolloutTrainer(OnlineTrainer, trl.RLOOTrainer):
             logps, values = self._old(tokens)
             ref_logps = self._reference(tokens)
         rewards = self._calculate_rewards(inputs, prompts, completions, completion_ids)
-        ends = torch.tensor([*self.eos_token_ids, self._tokenizer.pad_token_id], device=self.accelerator.device)
+        ends = torch.tensor([*self.eos_token_ids, self.processing_class.pad_token_id], device=self.accelerator.device)
         last = torch.tensor([ids[-1] for ids in completion_ids], device=self.accelerator.device)
         ended = torch.isin(last, ends)
         scores, scored = self._scores(rewards, len(prompts), ended)
@@ -169,7 +169,7 @@ class RolloutTrainer(OnlineTrainer, trl.RLOOTrainer):
         return summed
 
     def _tensors(self, prompt_ids: list[list[int]], completion_ids: list[list[int]]) -> Batch:
-        device, padding = self.accelerator.device, self._tokenizer.pad_token_id
+        device, padding = self.accelerator.device, self.processing_class.pad_token_id
         both = (("prompt", prompt_ids, "left"), ("completion", completion_ids, "right"))
         batch = {}
         for name, lists, side in both:

@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
-from transformers.utils import get_json_schema
-from transformers.utils.chat_template_utils import DocstringParsingException, TypeHintParsingException
+from transformers.utils import DocstringParsingException, TypeHintParsingException, get_json_schema
 from trl.chat_template_utils import (
     add_response_schema,
     get_training_chat_template,

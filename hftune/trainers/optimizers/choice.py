@@ -72,7 +72,7 @@ def optimizer_class(
             f"muon: learning rate x {args.muon_extra_scale_factor} x {args.muon_scale_mode} for the matrices of "
             "the layers, AdamW for all other weights"
         )
-        return muon_class(on_cpu=args.use_cpu), {}, {}
+        return muon_class(on_cpu=args.use_cpu, compiled=args.torch_compile), {}, {}
     chosen, kwargs = upstream()
     # GaLore and APOLLO come with groups of their own, of which only the options are kept.
     return chosen, kwargs, _options(kwargs.pop("params", []))
@@ -148,17 +148,20 @@ def bits_by_group(optimizer: Any) -> type[torch.optim.Optimizer]:
     return type(optimizer.__name__, (optimizer,), {"get_config": get_config})
 
 
-def muon_class(*, on_cpu: bool) -> type[torch.optim.Optimizer]:
+def muon_class(*, on_cpu: bool, compiled: bool = False) -> type[torch.optim.Optimizer]:
     """DeepSpeed's Muon (arXiv:2502.16982), which updates all other weights by AdamW; compiled where that is a help.
 
     ZeRO-1, 2 and 3 know it: they gather a whole matrix, orthogonalise it, and split it again. torch's own would
     get flat pieces.
+
+    Args:
+        compiled: Whether the model goes through torch.compile, which then works here.
     """
     from deepspeed.runtime.zero.muon import muon_optimizer
 
     # On a CPU compiling takes longer than it saves, and without a C++ compiler it fails at the first step.
-    if on_cpu or not op_builder.has_cpp_compiler():
-        on_demand("hftune.compat.deepspeed_patches:run_muon_eagerly")()
+    if not compiled and (on_cpu or not op_builder.has_cpp_compiler()):
+        torch.compiler.set_stance("force_eager")
     chosen: type[torch.optim.Optimizer] = muon_optimizer.MuonWithAuxAdam
     return chosen
 

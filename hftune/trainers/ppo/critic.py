@@ -115,13 +115,14 @@ def attach(policy: nn.Module, critic: Critic) -> None:
 @contextmanager
 def detached(policy: nn.Module) -> Iterator[Critic]:
     """The policy without its critic, to be saved or loaded as the model that it was."""
-    # Not `del`: hooks, parameters and the engine's references to them stay as they are.
-    critic = policy._modules.pop("critic")
+    # Hooks, parameters and the engine's references to them stay as they are.
+    critic = policy.critic
     assert isinstance(critic, Critic)
+    del policy.critic
     try:
         yield critic
     finally:
-        policy._modules["critic"] = critic
+        policy.critic = critic
 
 
 def transformer_of(policy: nn.Module) -> PreTrainedModel:

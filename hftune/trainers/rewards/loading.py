@@ -103,7 +103,7 @@ def _load(
     for path, name in zip(model_paths, log_names(model_paths), strict=True):
         source, tokenizer = _reward_of(path, dtype, training_args)
         if isinstance(source, PreTrainedModel):
-            source.config._name_or_path = name  # what TRL calls it in the log: of an adapter it would be the base
+            source.config.name_or_path = name  # what TRL calls it in the log: of an adapter it would be the base
         else:
             named: Any = source
             named.__name__ = name

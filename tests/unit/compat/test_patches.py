@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -17,10 +16,6 @@ from peft.tuners.trainable_tokens.layer import TrainableTokensLayer
 from torch import nn
 from transformers import dynamic_module_utils
 from transformers.integrations import deepspeed as hf_deepspeed
-from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
-from transformers.masking_utils import AttentionMaskInterface
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
-from trl.trainer import utils as trl_utils
 
 from hftune.compat import (
     accelerate_patches,
@@ -98,34 +93,11 @@ def test_checkpoints_are_loaded_our_way(monkeypatch: pytest.MonkeyPatch) -> None
         transformers_patches.never_ask_about_code,
         lambda: transformers_patches.no_deepspeed_config().__enter__(),
         lambda: transformers_patches.checkpoint_loader(print).__enter__(),
-        lambda: transformers_patches.replace_attention("hftune_test", print),
-        lambda: transformers_patches.attention_registered("hftune_test", print, print).__enter__(),
-        lambda: transformers_patches.experts_registered("hftune_test", print).__enter__(),
     ],
 )
 def test_what_cannot_be_left_out_is_an_error(patch: Any) -> None:
     with pytest.raises(UserError, match="--made_up_flag needs it"):
         patch()
-    assert "hftune_test" not in ALL_ATTENTION_FUNCTIONS
-    assert "hftune_test" not in ALL_EXPERTS_FUNCTIONS
-
-
-def test_an_attention_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ALL_ATTENTION_FUNCTIONS, "_local_mapping", {})
-    transformers_patches.replace_attention("sdpa", print)
-    assert ALL_ATTENTION_FUNCTIONS["sdpa"] is print
-
-
-def test_what_is_registered_is_taken_out_again() -> None:
-    with (
-        transformers_patches.attention_registered("hftune_test", print, repr),
-        transformers_patches.experts_registered("hftune_test", len),
-    ):
-        assert AttentionInterface()["hftune_test"] is print
-        assert AttentionMaskInterface()["hftune_test"] is repr
-        assert ALL_EXPERTS_FUNCTIONS["hftune_test"] is len
-    for table in (AttentionInterface(), AttentionMaskInterface(), ALL_EXPERTS_FUNCTIONS):
-        assert "hftune_test" not in table
 
 
 def test_rows_are_gathered() -> None:
@@ -150,26 +122,6 @@ def test_rows_are_peft_s_own_business() -> None:
     before = TrainableTokensLayer._collect_token_weights
     with peft_patches.rows_on_any_device(pytest.fail):
         assert TrainableTokensLayer._collect_token_weights is before
-
-
-def test_computed_weights_are_not_gathered(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Any] = []
-    monkeypatch.setattr(trl_utils, "maybe_gather_lm_head_ctx", lambda *params: asked.append(params))
-    monkeypatch.setattr(peft_patches, "usable", lambda symbol: True)
-    parameter, computed = nn.Parameter(torch.ones(1)), torch.ones(1)
-    peft_patches.gather_parameters_only(lambda weight: weight.requires_grad)
-    once = trl_utils.maybe_gather_lm_head_ctx
-    once(parameter, computed, None)
-    assert asked == [(parameter,)]
-    peft_patches.gather_parameters_only(lambda weight: weight.requires_grad)
-    assert trl_utils.maybe_gather_lm_head_ctx is once
-
-
-@pytest.mark.usefixtures("changed")
-def test_heads_are_trl_s_own_business(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trl_utils, "maybe_gather_lm_head_ctx", upstream := lambda *params: None)
-    peft_patches.gather_parameters_only(lambda weight: True)
-    assert trl_utils.maybe_gather_lm_head_ctx is upstream
 
 
 def test_no_card_is_written(tmp_path: Any) -> None:
@@ -207,54 +159,3 @@ def test_no_shared_memory_operator_is_compiled() -> None:
         assert ops.__compatible_ops__["deepspeed_shm_comm"] is False
     finally:
         ops.__compatible_ops__["deepspeed_shm_comm"] = before
-
-
-@pytest.fixture
-def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Notices."""
-    lines: list[str] = []
-    monkeypatch.setattr(installing, "notice", lines.append)
-    monkeypatch.setattr(deepspeed_patches, "notice", lines.append)
-    return lines
-
-
-@pytest.fixture
-def compiled(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """DeepSpeed's Muon, whose functions are compiled as upstream has them, whatever other tests did to them."""
-    from deepspeed.runtime.zero.muon import muon_optimizer, original_muon
-
-    for name in deepspeed_patches._COMPILED:
-        written = inspect.unwrap(getattr(original_muon, name))
-        monkeypatch.setattr(original_muon, name, torch.compile(written))
-    monkeypatch.setattr(muon_optimizer, "muon_update", original_muon.muon_update)
-    return original_muon
-
-
-def test_muon_runs_as_written(compiled: Any, said: list[str]) -> None:
-    from deepspeed.runtime.zero.muon import muon_optimizer
-
-    for _ in range(2):  # the second call finds nothing compiled
-        deepspeed_patches.run_muon_eagerly()
-    for name in deepspeed_patches._COMPILED:
-        assert not hasattr(getattr(compiled, name), "__wrapped__")
-    assert muon_optimizer.muon_update is compiled.muon_update
-    assert said == []
-
-
-@pytest.mark.usefixtures("changed")
-def test_muon_is_left_compiled(compiled: Any, said: list[str]) -> None:
-    before = compiled.muon_update
-    deepspeed_patches.run_muon_eagerly()
-    assert compiled.muon_update is before
-    assert said[0].startswith("off: --made_up_flag")
-
-
-def test_a_compiled_function_that_hides_what_it_was(
-    compiled: Any, said: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def hidden(G: torch.Tensor, steps: int) -> None:  # upstream's name
-        """Nothing of the original is left."""
-
-    monkeypatch.setattr(compiled, "zeropower_via_newtonschulz5", hidden)
-    deepspeed_patches.run_muon_eagerly()
-    assert said[-1] == "off: --optim muon without compiling; torch hides what zeropower_via_newtonschulz5 was before"

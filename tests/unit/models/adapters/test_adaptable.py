@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from peft import get_peft_model
-from peft.tuners.lora.layer import LoraLayer
+from peft.tuners.lora import LoraLayer
 from torch import nn
 
 from hftune.arguments.adapter import AdapterArguments

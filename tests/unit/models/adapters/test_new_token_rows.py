@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from peft import get_peft_model
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from hftune.errors import ArgumentError
-from hftune.models.adapters.new_token_rows import new_rows_config, new_rows_with_lora, register_missing_bias
+from hftune.models.adapters.new_token_rows import new_rows_config, new_rows_with_lora
 from hftune.models.vocabulary import Growth
 
 
@@ -47,10 +46,3 @@ def test_rows_alone() -> None:
     assert config.modules_to_save is None and config.task_type == "CAUSAL_LM"
     with pytest.raises(ArgumentError, match="no token is new"):
         new_rows_config(model(new=()))
-
-
-def test_a_head_whose_rows_are_trained_has_a_bias_to_read() -> None:
-    adapted = get_peft_model(model(), new_rows_config(model()))
-    assert not hasattr(adapted.get_output_embeddings(), "bias")
-    register_missing_bias(adapted)
-    assert adapted.get_output_embeddings().bias is None

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from transformers import GradientCheckpointingLayer
 from transformers.integrations.hub_kernels import use_kernel_func_from_hub_with_fallback
-from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from hftune.models.attention.documents import Documents

@@ -13,8 +13,13 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from torch import nn
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
-from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers import (
+    AutoModelForCausalLM,
+    GradientCheckpointingLayer,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+)
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from trl.models.utils import disable_gradient_checkpointing
 

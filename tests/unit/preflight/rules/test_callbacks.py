@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
+from transformers.integrations import INTEGRATION_TO_CALLBACK
 from transformers.trainer_utils import HubStrategy
 
 from hftune.preflight.rules import callbacks as rules

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from transformers.trainer import TRAINING_ARGS_NAME
 
 from hftune import logging
 from hftune.trainers.features import saving
@@ -64,18 +63,18 @@ def test_no_secret_is_written_even_for_a_moment(tmp_path: Path) -> None:
     args = run.args
     with saving.no_pickled_arguments(run, tmp_path):
         assert run.args.hub_token == "hf_secret", "the Trainer still uses them"
-        torch.save(run.args, tmp_path / TRAINING_ARGS_NAME)
-        assert b"hf_secret" not in (tmp_path / TRAINING_ARGS_NAME).read_bytes()
+        torch.save(run.args, tmp_path / "training_args.bin")
+        assert b"hf_secret" not in (tmp_path / "training_args.bin").read_bytes()
         assert "hftune.json" in pickle.loads(pickle.dumps(run.args))
-    assert run.args is args and not (tmp_path / TRAINING_ARGS_NAME).exists()
+    assert run.args is args and not (tmp_path / "training_args.bin").exists()
 
 
 def test_a_process_that_does_not_save_removes_nothing(tmp_path: Path) -> None:
-    (tmp_path / TRAINING_ARGS_NAME).write_text("another process is at it")
+    (tmp_path / "training_args.bin").write_text("another process is at it")
     run = made_up.run(args={"should_save": False})
     with saving.no_pickled_arguments(run, tmp_path):
         pass
-    assert (tmp_path / TRAINING_ARGS_NAME).exists()
+    assert (tmp_path / "training_args.bin").exists()
 
 
 def test_arguments_come_back_after_an_error(tmp_path: Path) -> None:

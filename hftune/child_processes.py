@@ -7,7 +7,6 @@ Python puts the working folder first on its path for `-m` and `-c`, and wherever
 from __future__ import annotations
 
 import os
-import runpy
 import shutil
 import subprocess
 import sys
@@ -32,16 +31,6 @@ def python(*words: str) -> list[str]:
 def script(name: str) -> str:
     """The path of one of hftune's own scripts, `run_sft.py`: never one of the working folder's."""
     return str(SHIPPED / name)
-
-
-def become(name: str, words: Sequence[str]) -> None:
-    """In a fork: run one of hftune's own scripts, or `hftune` itself, as Python's command line does."""
-    sys.argv = [name, *words]
-    if name == "hftune":
-        runpy.run_module("hftune.cli", run_name="__main__")
-        return
-    sys.path.insert(0, str(Path(script(name)).parent))
-    runpy.run_path(script(name), run_name="__main__")
 
 
 def environment(given: Mapping[str, str] | None = None) -> dict[str, str]:

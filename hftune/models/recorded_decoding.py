@@ -16,7 +16,7 @@ from transformers.cache_utils import DynamicLayer, StaticLayer
 
 from hftune.distributed import phases
 from hftune.logging import notice
-from hftune.models.attention.names import SEGMENTS, VARLEN
+from hftune.models.attention.segments import SEGMENTS, VARLEN
 
 ROOM = 256
 """Tokens that are drawn with one recording: more would have each token read more of the cache that is empty."""

@@ -28,7 +28,7 @@ from hftune.distributed import nodes, ranks
 from hftune.distributed.ds_config import DsConfig
 from hftune.errors import UserError
 from hftune.logging import notice
-from hftune.models.attention.choice import attention_for
+from hftune.models.attention.layout import attention_for, decide_rows
 from hftune.models.classes import causal_class
 from hftune.models.loading.build import Build
 from hftune.models.loading.config import model_config
@@ -98,15 +98,6 @@ def kept_from_liger(adapter_args: AdapterArguments, training_args: StageArgument
 
 
 Training = TypeVar("Training", bound=StageArguments, covariant=True, default=StageArguments)
-
-ROW_LAYOUTS = {
-    "pt": "hftune.models.attention.choice:decide_padding_free",
-    "sft": "hftune.models.attention.choice:decide_padding_free",
-    "rm": "hftune.models.attention.reward_padding:decide_reward_padding",
-    "dpo": "hftune.models.attention.pair_layout:decide_pair_layout",
-    "rl": "hftune.models.attention.pair_layout:decide_answer_layout",
-}
-"""What decides `padding_free` and, in DPO and RL, `shared_prompts`."""
 
 
 @dataclass(frozen=True)
@@ -293,8 +284,7 @@ def _build(stage: str, arguments: RunArguments[StageArguments], problems: list[U
         return None
     found: list[str | None] = []
     # Rows first: only where several lie in a row must the attention keep them apart.
-    if decide_rows := ROW_LAYOUTS.get(base_stage(stage)):
-        _attempt(problems, lambda: on_demand(decide_rows)(config, model_args, training_args))
+    _attempt(problems, lambda: decide_rows(base_stage(stage), config, model_args, training_args))
     _attempt(problems, lambda: found.append(attention_for(config, model_args, training_args)))
     dtype = weight_dtype(model_args, training_args, trains_all=not adapter_args.use_peft)
     return Build(config, found[0] if found else None, dtype)

@@ -26,9 +26,8 @@ from hftune.trainers.features.feature import Feature
 from hftune.trainers.features.pair_figures import PairFigures, marked
 from hftune.trainers.features.reference_policy import PRECOMPUTED, ReferencePolicy
 from hftune.trainers.features.run import Inputs, mean_over_processes, plain_model, say_if_nothing_learnt
-from hftune.trainers.packing_isolation import prove_or_widen, uncompiled_and_unrounded
+from hftune.trainers.isolation import made_up_answers, prove_answers_isolated
 from hftune.trainers.preference.batches import COLUMNS, PairCollator, counts_of
-from hftune.trainers.preference.isolation import prove_answer_isolation
 from hftune.trainers.preference.loss import PairLoss, forward_answers
 from hftune.trainers.stage_trainer import StageTrainer
 
@@ -161,18 +160,24 @@ class DPOTrainer(StageTrainer, trl.DPOTrainer):
 
     def prove_isolation(self, model: Any) -> None:
         """By the log-probabilities of answers, in the layout of this run and padded."""
+        names = ("prompt_ids", "chosen_ids", "rejected_ids")
+        made = made_up_answers(predicted_rows(self.model), self.args.device)
+        records = [dict(zip(names, one, strict=True)) for one in made]
 
-        def score(batch: Inputs) -> torch.Tensor:
-            log_probs = forward_answers(model, self._prepare_inputs(batch)).log_probs
+        def score(collator: PairCollator) -> torch.Tensor:
+            log_probs = forward_answers(model, self._prepare_inputs(collator(records))).log_probs
             assert log_probs is not None
             return log_probs
 
-        was_training = model.training
-        model.eval()  # dropout is no leak
-        with self.compute_loss_context_manager(), uncompiled_and_unrounded(self.model, self.args):
-            prove = partial(prove_answer_isolation, score, self.data_collator, predicted_rows(self.model))
-            prove_or_widen(prove, self.model, whole_model=True, shared=self.data_collator.shared)
-        model.train(was_training)
+        prove_answers_isolated(
+            self,
+            model,
+            partial(score, self.data_collator),
+            partial(score, PairCollator(self.data_collator.pad_token_id, flat=False)),
+            whole_model=True,
+            place="--shared_prompts / --padding_free / --attn_implementation",
+            fix="add --shared_prompts False, or if that does not help --padding_free False",
+        )
 
     # TRL's methods of a reference, which its `evaluate` calls for records that the trainer was not given.
 

@@ -18,8 +18,8 @@ from hftune.constants import FILLER
 from hftune.data.batches.pairs import FlatPairCollator, PairCollator
 from hftune.data.splits import Splits
 from hftune.trainers.features.run import Inputs, mean_over_processes, plain_model
+from hftune.trainers.isolation import prove_rows_isolated
 from hftune.trainers.losses.reward_model import bradley_terry, centring
-from hftune.trainers.packing_isolation import prove_rows_isolated
 from hftune.trainers.rewards.held_out_pairs import describe_pairs, pair_figures, pair_report
 from hftune.trainers.scored_trainer import ScoredTrainer, ScoreScale, longest_first
 

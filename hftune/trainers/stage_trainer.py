@@ -166,7 +166,7 @@ class StageTrainer(Base):
             ArgumentError: They do.
         """
         # Only runs whose documents share rows come here, and the proof brings modules of its own.
-        on_demand("hftune.trainers.packing_isolation:prove_rows_isolated")(self, model)
+        on_demand("hftune.trainers.isolation:prove_rows_isolated")(self, model)
 
     # What a script asks a trainer.
 

@@ -11,10 +11,9 @@ from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_availa
 
 from hftune.data.batches.collators import FlatCollator
 from hftune.models.attention.machine import has_varlen
-from hftune.models.attention.segments import SEGMENTS
-from hftune.models.attention.varlen import VARLEN
+from hftune.models.attention.segments import SEGMENTS, VARLEN
 from hftune.models.classes import causal_class
-from hftune.trainers.packing_isolation import prove_isolation
+from hftune.trainers.isolation import prove_isolation
 
 pytestmark = [
     pytest.mark.gpu,

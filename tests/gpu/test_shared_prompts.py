@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from hftune.models.attention.machine import has_varlen
-from hftune.models.attention.segments import SEGMENTS
-from hftune.models.attention.varlen import VARLEN
+from hftune.models.attention.segments import SEGMENTS, VARLEN
 from hftune.models.kernels.answer_head import add_answer_head
 from hftune.trainers.preference.batches import PairCollator
 from tests.parity.test_packing import tiny

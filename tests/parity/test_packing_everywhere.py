@@ -12,13 +12,13 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from hftune.data.batches.collators import CausalCollator, FlatCollator
 from hftune.errors import ArgumentError
-from hftune.models.attention.choice import choose_attention
 from hftune.models.attention.documents import documents_of, isolate_documents
 from hftune.models.attention.isolation import ATTENTION, BACKBONE, MIXERS, has_attention, isolation_method
+from hftune.models.attention.layout import choose_attention
 from hftune.models.attention.machine import Machine
-from hftune.models.attention.names import SEGMENTS, registered
+from hftune.models.attention.segments import SEGMENTS
 from hftune.models.classes import NOT_TRAINED
-from hftune.trainers.packing_isolation import prove_isolation, prove_or_widen
+from hftune.trainers.isolation import prove_isolation, prove_or_widen
 from tests.table.tiny import UNBUILT, tiny_config
 
 VOCABULARY = 97
@@ -80,7 +80,7 @@ def apart(model: Any) -> Any:
     way, _ = isolation_method(model.config, type(model))
     if way != BACKBONE and has_attention(model.config):
         chosen, _ = choose_attention(model.config, type(model), Machine())
-        model.set_attn_implementation(registered(chosen))
+        model.set_attn_implementation(chosen)
     isolate_documents(model, way)
     return model
 
@@ -182,7 +182,7 @@ def test_a_model_that_leaks_takes_the_next_way(documents: list[dict[str, list[in
     """Mixers that were not found: the proof finds out, and the whole model reads padded rows."""
     model = tiny("gated delta rule")
     expected = loss_and_gradients(model, CausalCollator(pad_token_id=0)(documents))
-    model.set_attn_implementation(registered(SEGMENTS))
+    model.set_attn_implementation(SEGMENTS)
     isolate_documents(model, MIXERS)
     documents_of(model).way = ATTENTION
 

@@ -15,7 +15,7 @@ from hftune.data.splits import Splits
 from hftune.models.adapters.preparation import add_adapter
 from hftune.models.attention.documents import documents_of, isolate_documents
 from hftune.models.attention.isolation import ATTENTION
-from hftune.models.attention.names import SEGMENTS, registered
+from hftune.models.attention.segments import SEGMENTS
 from hftune.models.kernels.answer_head import add_answer_head
 from hftune.models.loading.causal_lm import load_causal_lm
 from hftune.preflight.facts import resolve
@@ -99,7 +99,7 @@ def test_prompts_are_copied_where_layers_pass_nothing_on(model_type: str, ways: 
     found = {}
     for layout in ("padded", "shared"):
         torch.manual_seed(0)
-        attention = registered(SEGMENTS) if model_type == "nemotron" and layout == "shared" else "eager"
+        attention = SEGMENTS if model_type == "nemotron" and layout == "shared" else "eager"
         model = AutoModelForCausalLM.from_config(tiny_config(model_type), attn_implementation=attention).float()
         if layout == "shared":
             isolate_documents(model, ATTENTION)

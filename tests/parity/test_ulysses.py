@@ -18,8 +18,7 @@ from hftune.data.batches.sequence_slices import sliced
 from hftune.distributed import sequence_parallel
 from hftune.distributed.ranks import Mesh
 from hftune.models.attention.segments import SEGMENTS
-from hftune.models.attention.ulysses import ULYSSES
-from hftune.models.attention.whole_row_rope import stretch_by_whole_rows
+from hftune.models.attention.ulysses import ULYSSES, stretch_by_whole_rows
 from tests.architectures import make_config
 from tests.forks import fork_and_wait
 

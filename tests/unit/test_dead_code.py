@@ -23,6 +23,7 @@ ASKED_FOR = {
         ),
         "by upstream",
     ),
+    "print_help": "by argparse",
     # by http.server
     **dict.fromkeys(
         ("do_GET", "error_content_type", "error_message_format", "log_message", "version_string"), "by http.server"

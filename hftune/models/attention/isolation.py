@@ -10,7 +10,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from hftune.errors import ArgumentError, did_you_mean, shown
 from hftune.models.attention.machine import Machine
-from hftune.models.attention.names import SEGMENTS, VARLEN
+from hftune.models.attention.segments import SEGMENTS, VARLEN
 
 ISOLATED_LAYERS = {"full_attention", "sliding_attention", "chunked_attention", "sparse", "dense", "moe"}
 """Kinds of layers, in transformers' words, in which a token's past is what its attention mask says."""

@@ -10,7 +10,7 @@ from transformers import PreTrainedConfig
 from hftune.arguments.adapter import AdapterArguments
 from hftune.arguments.model import ModelArguments
 from hftune.arguments.training import StageArguments
-from hftune.models.attention.choice import attention_for
+from hftune.models.attention.layout import attention_for
 from hftune.models.loading.config import model_config
 from hftune.models.loading.dtype import weight_dtype
 

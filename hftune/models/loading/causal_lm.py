@@ -27,10 +27,9 @@ from hftune.distributed import zero
 from hftune.distributed.ds_config import live_config
 from hftune.errors import ArgumentError
 from hftune.logging import notice
-from hftune.models.attention.choice import report_attention
 from hftune.models.attention.documents import isolate_documents
 from hftune.models.attention.isolation import isolation_method
-from hftune.models.attention.names import registered
+from hftune.models.attention.layout import report_attention
 from hftune.models.classes import causal_class
 from hftune.models.experts import gather_experts_at_once, is_mixture
 from hftune.models.loading.build import Build, decide_build
@@ -89,7 +88,7 @@ def build_model(
     options: dict[str, Any] = {
         "dtype": dtype,
         "trust_remote_code": training_args.trust_remote_code,
-        "attn_implementation": registered(build.attention),
+        "attn_implementation": build.attention,
         "experts_implementation": model_args.experts_implementation,
     }
     given = {name: value for name, value in options.items() if value is not None}

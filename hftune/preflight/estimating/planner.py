@@ -22,7 +22,6 @@ from hftune.errors import ArgumentError
 from hftune.models.adapters.freezing import plan_freezing
 from hftune.models.adapters.lora_config import inject, lora_config
 from hftune.models.adapters.saved_config import read_lora_config
-from hftune.models.attention.names import registered
 from hftune.models.blocks import checkpointed_layers
 from hftune.models.experts import experts_per_token
 from hftune.models.heads import head_of
@@ -116,7 +115,7 @@ class Planner:
         self._sizes: dict[Any, ModelSize] = {}
         self._traced = traced
         # What is left to transformers is SDPA wherever a model has it (5.23).
-        decided = registered(facts.build.attention)
+        decided = facts.build.attention
         self.attention = decided or ("sdpa" if getattr(facts.model_class, "_supports_sdpa", False) else "eager")
 
     def asked(self) -> Choice:

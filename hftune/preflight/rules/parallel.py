@@ -21,7 +21,7 @@ from hftune.distributed.tensor_parallel import plan_of, unknown_styles
 from hftune.errors import ArgumentError, UserError
 from hftune.models.adapters.freezing import plan_freezing
 from hftune.models.attention.isolation import why_not_isolated, why_not_shareable
-from hftune.models.attention.names import ULYSSES
+from hftune.models.attention.ulysses import ULYSSES
 from hftune.models.classes import causal_class
 from hftune.models.experts import expert_count
 from hftune.preflight.facts import Facts

@@ -25,7 +25,7 @@ from hftune.distributed import ranks, sequence_parallel
 from hftune.distributed.ranks import Mesh
 from hftune.distributed.sequence_parallel import SequenceGroup
 from hftune.logging import notice
-from hftune.models.attention.whole_row_rope import stretch_by_whole_rows
+from hftune.models.attention.ulysses import stretch_by_whole_rows
 from hftune.trainers.features.feature import Feature
 from hftune.trainers.features.run import Inputs, Run
 

@@ -27,9 +27,8 @@ from hftune.trainers.features.engine import reporting_passes
 from hftune.trainers.features.feature import Feature
 from hftune.trainers.features.reward_guards import RewardGuards
 from hftune.trainers.features.run import plain_model
+from hftune.trainers.isolation import padded_answers, prove_answers_isolated
 from hftune.trainers.online.guarded_tokenizer import guarded_tokenizer
-from hftune.trainers.online.isolation import prove_shared_answers
-from hftune.trainers.packing_isolation import prove_or_widen, uncompiled_and_unrounded
 from hftune.trainers.stage_trainer import StageTrainer
 
 CLIP_RATIOS = frozenset(f"clip_ratio/{part}_mean" for part in ("low", "high", "region"))
@@ -89,12 +88,24 @@ class OnlineTrainer(StageTrainer):
 
     def prove_isolation(self, model: Any) -> None:
         """By the log-probabilities of answers that share their prompts in a row, and of each alone."""
-        prove = partial(prove_shared_answers, model, predicted_rows(self.model), self.args.device)
-        was_training = model.training
-        model.eval()  # dropout is no leak
-        with self.compute_loss_context_manager(), uncompiled_and_unrounded(self.model, self.args):
-            prove_or_widen(prove, self.model, whole_model=False, shared=True)
-        model.train(was_training)
+        batch = padded_answers(predicted_rows(self.model), self.args.device)
+
+        def scored(rows: list[int]) -> torch.Tensor:
+            log_probs: torch.Tensor = model(
+                **{name: one[rows] for name, one in batch.items()}, fused_lm_head=True
+            ).log_probs
+            return log_probs
+
+        every = range(len(batch["labels"]))
+        prove_answers_isolated(
+            self,
+            model,
+            lambda: scored([*every]),
+            lambda: torch.cat([scored([row]) for row in every]),
+            whole_model=False,
+            place="--shared_prompts / --attn_implementation",
+            fix="add --shared_prompts False",
+        )
         if self.ref_model is not None:
             # What holds for the policy holds for what it began as.
             own, other = (documents_of(plain_model(each)) for each in (self.model, self.ref_model))

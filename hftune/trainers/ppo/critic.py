@@ -24,7 +24,7 @@ from transformers.utils import ModelOutput
 
 from hftune.distributed import zero
 from hftune.errors import ArgumentError
-from hftune.models.attention.names import SEGMENTS, VARLEN
+from hftune.models.attention.segments import SEGMENTS, VARLEN
 from hftune.models.heads import body_of
 from hftune.models.kernels.answer_rows import AnswerRows, padded_rows
 from hftune.models.kernels.scoring_head import rows_to_score

@@ -14,7 +14,7 @@ from transformers import GenerationConfig
 from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
 from hftune.models import decoding, recorded_decoding
-from hftune.models.attention.names import SEGMENTS, VARLEN
+from hftune.models.attention.segments import SEGMENTS, VARLEN
 from hftune.models.decoding import GrowingLayer, decoding_together
 from hftune.models.recorded_decoding import FixedLayer, can_be_recorded, record
 from tests.table.tiny import tiny_config

@@ -19,7 +19,7 @@ from hftune.checkpoints.manifest import write_manifest
 from hftune.data.splits import Splits
 from hftune.errors import UserError
 from hftune.models.adapters.preparation import add_adapter
-from hftune.models.attention.names import SEGMENTS
+from hftune.models.attention.segments import SEGMENTS
 from hftune.models.loading.causal_lm import load_causal_lm
 from hftune.models.loading.reward_model import load_reward_model
 from hftune.models.loading.tokenizer import load_tokenizer

@@ -18,8 +18,7 @@ from hftune.models.attention.isolation import (
     refuse_unknown,
 )
 from hftune.models.attention.machine import Machine
-from hftune.models.attention.segments import SEGMENTS
-from hftune.models.attention.varlen import VARLEN
+from hftune.models.attention.segments import SEGMENTS, VARLEN
 from hftune.models.classes import causal_class
 
 ALL = frozenset({2, 3, 4})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hftune.models.attention.unfolding import Unfolding, similar
+from hftune.models.attention.mixers import Unfolding, similar
 
 LENGTHS = [3, 1, 7, 4, 1, 6]
 CPU = torch.device("cpu")

@@ -12,9 +12,8 @@ from torch.nn.attention import varlen as torch_varlen
 from torch.nn.functional import scaled_dot_product_attention
 
 from hftune.models.attention import varlen
-from hftune.models.attention.segments import Segments, segments_attention
+from hftune.models.attention.segments import Segments, segments_attention, varlen_attention
 from hftune.models.attention.shared_prompts import SharedPrompts
-from hftune.models.attention.varlen import varlen_attention
 
 SIGNATURE = inspect.signature(torch_varlen.varlen_attn)
 BATCH, TOKENS, HEADS, KEY_HEADS, SIZE = 2, 8, 4, 2, 16

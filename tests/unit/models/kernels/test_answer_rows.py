@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from hftune.models.attention.documents import isolate_documents
 from hftune.models.attention.isolation import ATTENTION
-from hftune.models.attention.names import SEGMENTS, registered
+from hftune.models.attention.segments import SEGMENTS
 from hftune.models.kernels.answer_rows import padded_rows, shared_rows
 from hftune.models.kernels.scoring_head import rows_to_score
 from tests.table.tiny import tiny_config
@@ -81,7 +81,7 @@ def test_an_answer_without_a_prompt_leaves_rows_padded() -> None:
 
 def model(model_type: str, attention: str) -> Any:
     torch.manual_seed(0)
-    made = AutoModelForCausalLM.from_config(tiny_config(model_type), attn_implementation=registered(attention)).eval()
+    made = AutoModelForCausalLM.from_config(tiny_config(model_type), attn_implementation=attention).eval()
     if attention == SEGMENTS:
         isolate_documents(made, ATTENTION)
     return made

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, LlamaForCausalLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from hftune.models.attention.documents import documents_of
-from hftune.models.attention.names import SEGMENTS, registered
+from hftune.models.attention.segments import SEGMENTS
 from hftune.models.classes import NOT_TRAINED
 from hftune.models.heads import body_of
 from hftune.models.kernels import answer_head, scoring_head
@@ -181,7 +181,7 @@ def test_what_holds_where_nothing_else_is_asked_for(model_type: str, has_head: b
 
 
 def test_rows_share_prompts_where_that_is_asked_for() -> None:
-    model = AutoModelForCausalLM.from_config(tiny_config("llama"), attn_implementation=registered(SEGMENTS))
+    model = AutoModelForCausalLM.from_config(tiny_config("llama"), attn_implementation=SEGMENTS)
     add_scoring_head(model, shares_prompts=True)
     documents = documents_of(model)
     assert documents is not None

@@ -12,7 +12,7 @@ import torch
 
 from hftune.arguments.entry import parse_arguments
 from hftune.errors import ArgumentError
-from hftune.models.attention.names import SEGMENTS
+from hftune.models.attention.segments import SEGMENTS
 from hftune.models.loading import build as module
 from hftune.models.loading.build import decide_build
 from hftune.models.loading.causal_lm import load_causal_lm

@@ -55,8 +55,8 @@ class Student:
         found.accelerator.gather = lambda tensor: tensor
         found._metrics = {"train": {name: [] for name in NAMES}}
         found._logs, found.max_completion_length = {}, 8
-        found.eos_token_ids, found.processing_class = [99], SimpleNamespace(pad_token_id=0)
-        found.processing_class = SimpleNamespace(decode=lambda ids: " ".join(map(str, ids)))
+        found.eos_token_ids = [99]
+        found.processing_class = SimpleNamespace(pad_token_id=0, decode=lambda ids: " ".join(map(str, ids)))
 
         def generate(prompts: list[list[int]], images: Any, fields: Any) -> list[list[int]]:
             self.asked.append(prompts)

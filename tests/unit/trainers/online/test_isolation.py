@@ -10,8 +10,8 @@ import torch
 
 from hftune.errors import ArgumentError
 from hftune.models.attention import shared_prompts
+from hftune.models.attention.documents import Documents
 from hftune.trainers.online.base import is_reference
-from hftune.trainers.online.isolation import SHORT, made_up, prove_shared_answers
 from tests.unit.trainers.rl_runs import make_trainer
 
 FLAGS = ("--per_device_train_batch_size", "4", "--num_generations", "2", "--max_completion_length", "4")
@@ -23,15 +23,6 @@ def even(completion_ids: list[list[int]], **_: Any) -> list[float]:
 
 def trainer_of(model: Path, folder: Path, *flags: str) -> Any:
     return make_trainer(model, folder, "grpo", even, *FLAGS, "--shared_prompts", "True", "--beta", "0.1", *flags)
-
-
-def test_made_up_answers_are_padded_as_trl_does_it() -> None:
-    batch = made_up(1000, ((2, 1, 3), (1, 2, 1)))
-    assert batch["attention_mask"].tolist() == [[1, 1, 1, 0, 0], [1, 1, 1, 1, 1], [0, 1, 1, 1, 0], [0, 1, 1, 0, 0]]
-    # From the middle of 1000 tokens: prompts step by 3 and 7, answers by 5, 7 and 9, 11.
-    assert batch["input_ids"][1].tolist() == [333, 336, 333, 340, 347]
-    assert batch["labels"].tolist()[3] == [-100, -100, 333, -100, -100]
-    assert len({*map(tuple, made_up(1000, SHORT)["input_ids"].tolist())}) == 4
 
 
 def test_a_model_that_keeps_answers_apart_passes(tiny_model: Path, tmp_path: Path) -> None:
@@ -53,9 +44,10 @@ def test_one_that_mixes_them_up_gets_copies_and_so_does_its_reference(
         return [torch.zeros_like(one) if self.prompts[1:] else one for one in whole(self, states, dim)]
 
     monkeypatch.setattr(shared_prompts.SharedPrompts, "with_prompts", first_prompt_only)
-    model = trainer.model.eval()
-    with pytest.raises(ArgumentError, match="--shared_prompts"):
-        prove_shared_answers(model, 200, torch.device("cpu"))
+    with monkeypatch.context() as unwidened:
+        unwidened.setattr(Documents, "widen", lambda self, **options: None)
+        with pytest.raises(ArgumentError, match="--shared_prompts"):
+            trainer.prove_isolation(trainer.model)
     trainer.prove_isolation(trainer.model)
     assert trainer.model.hftune_documents.copies_prompts and trainer.ref_model.hftune_documents.copies_prompts
     # From here on it trains as with padded rows.

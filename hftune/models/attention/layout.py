@@ -1,13 +1,19 @@
-"""Which attention a run uses, and whether its rows are padded: from the arguments, the model and the machine."""
+"""Which attention a run uses, and how the records of a batch lie in its rows: by arguments, model and machine.
+
+Rows come first: only where several records lie in one must the attention keep them apart. What was left out is set in
+the arguments, and a notice says why.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+from typing import TYPE_CHECKING, Any
 
 from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.modeling_layers import GenericForSequenceClassification, GenericForTokenClassification
 
 from hftune.arguments.model import ModelArguments
-from hftune.arguments.training import PTArguments, SFTArguments, StageArguments
+from hftune.errors import ArgumentError
 from hftune.logging import notice
 from hftune.models.attention.isolation import (
     ATTENTION,
@@ -19,22 +25,48 @@ from hftune.models.attention.isolation import (
     refuse_unknown,
 )
 from hftune.models.attention.machine import Machine, this_machine
-from hftune.models.attention.names import (
-    MAX_HEAD_SIZE,
-    MIN_FLEX_HEAD_SIZE,
-    SEGMENTS,
-    ULYSSES,
-    VARLEN,
-    whole_row_attention,
-)
-from hftune.models.classes import causal_class
+from hftune.models.attention.segments import MAX_HEAD_SIZE, SEGMENTS, VARLEN
+from hftune.models.attention.ulysses import ULYSSES
+from hftune.models.classes import causal_class, reward_class
+from hftune.models.experts import is_mixture
 from hftune.models.layer_values import attention_layers, head_size
+
+if TYPE_CHECKING:
+    from hftune.arguments.preference import DPOArguments, RMArguments
+    from hftune.arguments.rl_algorithms import GRPOArguments, RLOOArguments
+    from hftune.arguments.training import PTArguments, SFTArguments, StageArguments
+
+MIN_FLEX_HEAD_SIZE = 16
+"""What torch's FlexAttention begins with on a GPU (2.11 to 2.13)."""
+
+SHARED_LAYERS = {"full_attention", "sliding_attention", "sparse", "dense", "moe"}
+"""Kinds of layers in which several answers can follow one prompt; a chunk of attention would cut it elsewhere."""
 
 WORDS = {
     MIXERS: "layers with a state end it with each",
     BACKBONE: "which the model reads as padded rows",
 }
 """How documents are kept apart, where attention does not do it alone."""
+
+
+def decide_rows(stage: str, config: PreTrainedConfig, model_args: ModelArguments, training_args: Any) -> None:
+    """Set `padding_free` and, in DPO and RL, `shared_prompts` where they were left out.
+
+    Args:
+        stage: A key of `STAGES` that is based on no other.
+
+    Raises:
+        ArgumentError: A layout was asked for that would change scores.
+    """
+    decide = {
+        "pt": decide_padding_free,
+        "sft": decide_padding_free,
+        "rm": decide_reward_padding,
+        "dpo": decide_pair_layout,
+        "rl": decide_answer_layout,
+    }.get(stage)
+    if decide is not None:
+        decide(config, model_args, training_args)
 
 
 def attention_for(config: PreTrainedConfig, model_args: ModelArguments, training_args: StageArguments) -> str | None:
@@ -49,7 +81,7 @@ def attention_for(config: PreTrainedConfig, model_args: ModelArguments, training
     """
     machine = this_machine(training_args, dtype=model_args.dtype)
     if training_args.sequence_parallel_size > 1:
-        inner = whole_row_attention(machine.varlen)
+        inner = VARLEN if machine.varlen else SEGMENTS
         notice(f"attention: {ULYSSES}, which is {inner} over whole rows, for a share of the heads a process")
         return ULYSSES
     asked = model_args.attn_implementation or (_flash(machine) if model_args.flash_attn else None)
@@ -161,3 +193,100 @@ def _flash(machine: Machine) -> str | None:
         return f"flash_attention_{version}"
     notice("--flash_attn: FlashAttention is not installed, or there is no GPU for it; it has no effect")
     return None
+
+
+def decide_pair_layout(config: PreTrainedConfig, model_args: ModelArguments, training_args: DPOArguments) -> None:
+    """Set `padding_free` and `shared_prompts` where they were left out: on wherever they are exact; else it is said."""
+    if training_args.padding_free is None:
+        reason = _why_padded(config, model_args, training_args)
+        training_args.padding_free = reason is None
+        if reason:
+            notice(f"pairs are padded: {reason}")
+    if training_args.shared_prompts is None:
+        flat = training_args.padding_free
+        reason = _why_not_one_row(config, model_args, training_args) if flat else "pairs are padded"
+        training_args.shared_prompts = reason is None
+        if reason and training_args.padding_free:
+            notice(f"the prompt of a pair is computed twice: {reason}")
+
+
+def decide_answer_layout(
+    config: PreTrainedConfig, model_args: ModelArguments, training_args: GRPOArguments | RLOOArguments
+) -> None:
+    """Set RL's `shared_prompts` where it was left out: on where it is exact; else it is said.
+
+    Raises:
+        ArgumentError: It was asked for, and cannot be had.
+    """
+    reason = _why_padded(config, model_args, training_args) or _why_not_one_row(config, model_args, training_args)
+    if is_mixture(config):
+        reason = "the routers of a mixture count the tokens of padded rows"
+    if training_args.shared_prompts and reason:
+        raise ArgumentError(
+            f"answers cannot share a row with their prompt: {reason}",
+            place="--shared_prompts True",
+            fix="leave it out: rows are padded then",
+        )
+    if training_args.shared_prompts is None:
+        training_args.shared_prompts = reason is None
+        if reason:
+            notice(f"answers are scored in padded rows, each behind a copy of its prompt: {reason}")
+
+
+def _why_padded(config: PreTrainedConfig, model_args: ModelArguments, args: StageArguments) -> str | None:
+    """Why documents cannot lie side by side in a row; None where they can."""
+    way, reason = isolation_method(config, causal_class(config))
+    if way == BACKBONE:
+        return reason
+    try:
+        if model_args.attn_implementation:
+            refuse_attention(model_args.attn_implementation, this_machine(args, dtype=model_args.dtype))
+    except ArgumentError as problem:
+        return problem.cause
+    return None
+
+
+def _why_not_one_row(config: PreTrainedConfig, model_args: ModelArguments, args: StageArguments) -> str | None:
+    layers = set(getattr(config.get_text_config(), "layer_types", None) or ())
+    way, reason = isolation_method(config, causal_class(config))
+    if way != ATTENTION:
+        return reason
+    if model_args.attn_implementation not in (None, SEGMENTS, VARLEN):
+        return f"{model_args.attn_implementation} knows no shared prompts"
+    if args.torch_compile:
+        return "the model is compiled"
+    if other := layers - SHARED_LAYERS:
+        return f"layers of {', '.join(sorted(other))}"
+    return None
+
+
+def decide_reward_padding(config: PreTrainedConfig, model_args: ModelArguments, training_args: RMArguments) -> None:
+    """Set `padding_free` where it was left out: on, wherever it changes no score.
+
+    Raises:
+        ArgumentError: It was asked for, and would change scores.
+    """
+    reason = _why_scores_padded(config, model_args, training_args)
+    if training_args.padding_free and reason:
+        raise ArgumentError(
+            f"conversations cannot lie side by side in a row: {reason}", place="--padding_free", fix="leave it out"
+        )
+    if training_args.padding_free is None:
+        training_args.padding_free = reason is None
+        notice(f"conversations are padded: {reason}" if reason else "conversations lie side by side, without padding")
+
+
+def _why_scores_padded(config: PreTrainedConfig, model_args: ModelArguments, training_args: RMArguments) -> str | None:
+    """Why padding stays; None where rows without it are exact and cost nothing."""
+    model_class = reward_class(config, steps=training_args.reward_kind == "process")
+    # Only of these is it known that they score all tokens and then take the last one's score.
+    if model_class is None or not issubclass(
+        model_class, GenericForSequenceClassification | GenericForTokenClassification
+    ):
+        return f"{config.model_type} reads its score in a way of its own"
+    if training_args.torch_compile and not training_args.padding_free:
+        return "the model is compiled"
+    asked = model_args.attn_implementation
+    if asked in ("sdpa", "eager") and not training_args.padding_free:
+        return f"{asked}, as asked, would take a mask of tokens by tokens"
+    return _why_padded(config, model_args, training_args)

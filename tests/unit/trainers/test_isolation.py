@@ -1,15 +1,16 @@
-"""A run finds out whether documents in a row see each other, before its first step."""
+"""A run finds out whether what shares a row sees others, before its first step, and by which way it is kept apart."""
 
 from __future__ import annotations
 
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from torch._dynamo.testing import CompileCounter
+from torch import nn
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -18,14 +19,157 @@ from transformers import (
 )
 from transformers.models.llama import modeling_llama
 
+from hftune import logging
 from hftune.arguments.entry import parse_arguments
 from hftune.data.splits import Splits
+from hftune.distributed import ranks
 from hftune.errors import ArgumentError
+from hftune.models.attention.documents import Documents
+from hftune.models.attention.isolation import ATTENTION, BACKBONE, MIXERS
 from hftune.models.attention.segments import SEGMENTS
-from hftune.trainers import packing_isolation
-from hftune.trainers.packing_isolation import _inner, prove_isolation, uncompiled_and_unrounded
+from hftune.trainers import isolation
+from hftune.trainers.isolation import (
+    _inner,
+    _logits_of_whole_row,
+    assert_same_scores,
+    padded_answers,
+    prove_isolation,
+    prove_or_widen,
+    prove_rows_isolated,
+)
 from hftune.trainers.sft import SFTTrainer
 from tests.unit.data.helpers import pack, to_dataset
+
+ERROR = ArgumentError("they see each other", place="here", fix="none")
+
+
+def model_with(way: str | None, **given: Any) -> nn.Module:
+    model = nn.Linear(1, 1)
+    if way is not None:
+        model.hftune_documents = Documents(way, **given)  # type: ignore[assignment]
+    return model
+
+
+def failing(times: int) -> Any:
+    """A proof that holds after so many failures; `left` counts down."""
+    left = [times]
+
+    def prove() -> None:
+        left[0] -= 1
+        if left[0] >= 0:
+            raise ERROR
+
+    prove.left = left  # type: ignore[attr-defined]
+    return prove
+
+
+def test_ways_are_tried_until_a_proof_holds() -> None:
+    model, prove = model_with(MIXERS, kernels=True), failing(2)
+    prove_or_widen(prove, model, whole_model=True)
+    assert prove.left == [-1] and model.hftune_documents.way == BACKBONE
+    said = "\n".join(map(str, logging._notices))
+    assert "documents in a row would see each other: layers with a state are called a document at a time" in said
+    assert "documents in a row would see each other: the model reads the documents of a row as padded rows" in said
+    with pytest.raises(ArgumentError, match="they see each other"):
+        prove_or_widen(failing(3), model_with(MIXERS, kernels=True), whole_model=True)
+
+
+@pytest.mark.parametrize(
+    ("way", "whole", "shared", "failures", "holds"),
+    [
+        (None, True, True, 0, True), (None, True, True, 1, False), (ATTENTION, False, False, 1, False),
+        (ATTENTION, True, False, 1, True), (ATTENTION, False, True, 1, True), (ATTENTION, False, True, 2, False),
+    ],
+)  # fmt: skip
+def test_which_ways_there_are(way: str | None, whole: bool, shared: bool, failures: int, holds: bool) -> None:
+    model = model_with(way)
+    if holds:
+        prove_or_widen(failing(failures), model, whole_model=whole, shared=shared)
+    else:
+        with pytest.raises(ArgumentError, match="they see each other"):
+            prove_or_widen(failing(failures), model, whole_model=whole, shared=shared)
+
+
+def test_all_processes_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another one's proof fails: this one goes on as that one does."""
+    told: list[bool] = []
+    answers = iter([False, True])
+    monkeypatch.setattr(ranks, "all_agree", lambda holds: told.append(holds) or next(answers))
+    model = model_with(ATTENTION)
+    prove_or_widen(failing(0), model, whole_model=True)
+    assert told == [True, True] and model.hftune_documents.way == BACKBONE
+    answers = iter([False])
+    with pytest.raises(ArgumentError, match="see each other on another process"):
+        prove_or_widen(failing(0), model_with(None), whole_model=True)
+
+
+@pytest.mark.parametrize("group", [None, "group"])
+@pytest.mark.parametrize("scores", [False, True])
+@pytest.mark.parametrize(("bf16", "fp16"), [(False, False), (True, False), (False, True)])
+def test_what_is_proved_of_a_run(
+    group: Any, scores: bool, bf16: bool, fp16: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[Any] = []
+    monkeypatch.setattr(isolation, "prove_isolation", lambda *args, **options: given.append((args, options)))
+    monkeypatch.setattr(isolation, "vocabulary_rows", lambda model: 77)
+    monkeypatch.setattr(isolation, "uncompiled_and_unrounded", lambda model, args: nullcontext())
+    monkeypatch.setattr(
+        isolation,
+        "prove_or_widen",
+        lambda prove, model, whole_model: given.append((model, whole_model)) or prove(),
+    )
+    model = model_with(None)
+    model.config = SimpleNamespace(_attn_implementation="sdpa")  # type: ignore[assignment]
+    args = SimpleNamespace(device="cpu", bf16=bf16, fp16=fp16)
+    read = (lambda *_: None) if scores else None
+    prove_rows_isolated(SimpleNamespace(args=args, sequence_group=group, model=model), "engine", read)  # type: ignore[arg-type]
+    (of, whole_model), (positional, options) = given
+    assert of is model and whole_model is (group is None and not scores), "scores and slices are read where tokens lie"
+    assert positional[:4] == ("engine", 77, "sdpa", "cpu") and options == {"autocast": bf16 or fp16}
+    if scores or group is None:
+        assert positional[4] is read
+    else:
+        assert isinstance(positional[4], partial) and positional[4].func is _logits_of_whole_row
+        assert positional[4].args == ("group",)
+
+
+def test_a_row_that_processes_share_is_put_together() -> None:
+    """The first of two processes, which has three tokens of five."""
+    given: list[dict[str, Any]] = []
+
+    def model(**inputs: Any) -> Any:
+        given.append(inputs)
+        return SimpleNamespace(logits=inputs["input_ids"][..., None] * 10)
+
+    group = SimpleNamespace(size=2, slice_of=lambda tokens: slice(0, 3), whole=lambda logits, tokens: (logits, tokens))
+    ids = torch.arange(1, 6)[None]
+    row = {"input_ids": ids, "position_ids": ids - 1, "cu_seq_lens_q": torch.tensor([0, 5])}
+    logits, tokens = _logits_of_whole_row(group, model, row)  # type: ignore[misc]
+    assert tokens == 5 and logits[0, :, 0].tolist() == [10, 20, 30]
+    assert sorted(given[0]) == ["cu_seq_lens_q", "input_ids", "position_ids"], "no labels: a loss is not wanted"
+
+
+@pytest.mark.parametrize(
+    ("compiles", "deep", "attention", "eagerly"),
+    [
+        (True, False, "sdpa", True),
+        (True, False, "flex_attention", False),
+        (True, True, "sdpa", False),
+        (False, False, "sdpa", False),
+    ],
+)
+def test_a_proof_compiles_nothing_but_kernels(
+    compiles: bool, deep: bool, attention: str, eagerly: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stances: list[str] = []
+    monkeypatch.setattr(torch.compiler, "set_stance", lambda stance: stances.append(stance) or nullcontext())
+    monkeypatch.setattr(isolation, "asks_for_compiling", lambda config: config == "deep")
+    model: Any = SimpleNamespace(config=SimpleNamespace(_attn_implementation=attention), modules=lambda: [])
+    args = SimpleNamespace(torch_compile=compiles, ds_resolved="deep" if deep else "plain")
+    with isolation.uncompiled_and_unrounded(model, args):
+        pass
+    assert stances == (["force_eager"] if eagerly else [])
+
 
 CPU = torch.device("cpu")
 
@@ -43,7 +187,7 @@ def blind(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_may_compute_in_16_bits_may_be_off_by_as_much() -> None:
     """Logits that move by a hundredth: float32 alone moves by less, and so a mask leaks."""
-    model = torch.nn.Linear(1, 1)
+    model = nn.Linear(1, 1)
 
     def read(_: Any, inputs: dict[str, Any]) -> torch.Tensor:
         logits = torch.ones(1, inputs["input_ids"].shape[1], 2)
@@ -64,9 +208,9 @@ def test_apart(tiny_model: Path, attention: str) -> None:
 
 @pytest.mark.parametrize("training", [True, False])
 def test_a_model_is_left_as_it_was(training: bool) -> None:
-    model, seen = torch.nn.Dropout().train(training), []
+    model, seen = nn.Dropout().train(training), []
 
-    def read(given: torch.nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
+    def read(given: nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
         seen.append(given.training)
         return torch.ones(1, inputs["input_ids"].shape[1], 2)
 
@@ -85,7 +229,7 @@ def test_what_the_two_documents_are(vocabulary: int) -> None:
         assert "labels" not in inputs, "a loss is not wanted"
         return torch.ones(1, 24, 2)
 
-    prove_isolation(torch.nn.Linear(1, 1), vocabulary, "sdpa", CPU, read)
+    prove_isolation(nn.Linear(1, 1), vocabulary, "sdpa", CPU, read)
     (first, second), (before, after) = ([row[:8] for row in rows], [row[8:] for row in rows])
     assert before == after and first != second
     assert all(0 <= token < vocabulary for row in rows for token in row)
@@ -106,7 +250,7 @@ def test_kernels_in_blocks_get_more_than_a_block(attention: str, device: str, to
         seen.append((inputs["input_ids"].device.type, inputs["input_ids"].shape[1]))
         return torch.ones(1, inputs["input_ids"].shape[1], 2)
 
-    prove_isolation(torch.nn.Linear(1, 1), 256, attention, torch.device(device), read)
+    prove_isolation(nn.Linear(1, 1), 256, attention, torch.device(device), read)
     assert seen == [(device, tokens)] * 2
 
 
@@ -122,7 +266,7 @@ def test_one_token_of_the_second_document_is_enough(place: int) -> None:
             return logits
 
         with pytest.raises(ArgumentError, match="see each other"):
-            prove_isolation(torch.nn.Linear(1, 1), 256, "sdpa", CPU, read)
+            prove_isolation(nn.Linear(1, 1), 256, "sdpa", CPU, read)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -205,21 +349,6 @@ def test_what_rounds_more_may_move_more(tiny_model: Path) -> None:
     assert [refused(share) for share in (0.01, 0.04, 0.1)] == [False, False, True]
 
 
-def test_a_proof_compiles_nothing(tiny_model: Path) -> None:
-    """Its lengths are no other batch's; DeepCompile's model alone cannot run as it is."""
-    model = AutoModelForCausalLM.from_pretrained(tiny_model)
-    counter = CompileCounter()
-    compiled, ids = torch.compile(model, backend=counter), torch.arange(8)[None]
-    args = SimpleNamespace(ds_resolved=None, torch_compile=True)
-    with uncompiled_and_unrounded(model, args):
-        compiled(input_ids=ids)
-    assert counter.frame_count == 0
-    args.ds_resolved = {"compile": {"deepcompile": True}}
-    with uncompiled_and_unrounded(model, args):
-        compiled(input_ids=ids)
-    assert counter.frame_count > 0
-
-
 def test_the_model_inside() -> None:
     base = SimpleNamespace()
     adapted = SimpleNamespace(get_base_model=lambda: base)
@@ -229,10 +358,34 @@ def test_the_model_inside() -> None:
 
 def test_as_much_as_logits_may_move(monkeypatch: pytest.MonkeyPatch) -> None:
     """By half of the largest one, say, and not by more."""
-    monkeypatch.setattr(packing_isolation, "TOLERANCE", 0.5)
+    monkeypatch.setattr(isolation, "TOLERANCE", 0.5)
     for moved, refused in ((1.5, False), (0.5, False), (1.5001, True), (0.4999, True)):
         numbers = iter([1.0, moved])
         with pytest.raises(ArgumentError, match="see each other") if refused else nullcontext():
-            prove_isolation(
-                torch.nn.Linear(1, 1), 9, "sdpa", CPU, lambda *_, of=numbers: torch.full((1, 24, 1), next(of))
-            )
+            prove_isolation(nn.Linear(1, 1), 9, "sdpa", CPU, lambda *_, of=numbers: torch.full((1, 24, 1), next(of)))
+
+
+@pytest.mark.parametrize(("off", "refused"), [(0.04, False), (0.06, True)])
+@pytest.mark.parametrize("side", [1, -1])
+def test_scores_of_two_layouts(off: float, refused: bool, side: int) -> None:
+    """As a share of the first one's largest number; in eval mode, without a gradient."""
+    model, weight = nn.Linear(1, 1), nn.Parameter(torch.tensor([1.0, -2.0]))
+
+    def scored(by: float) -> torch.Tensor:
+        assert not model.training and not torch.is_grad_enabled()
+        return weight + torch.tensor([2 * by, 0.0])
+
+    problem = ArgumentError("apart", place="here", fix="none")
+    with pytest.raises(ArgumentError, match="apart") if refused else nullcontext():
+        assert_same_scores(model, lambda: scored(0.0), lambda: scored(side * off), 0.05, problem)
+    assert refused or model.training
+
+
+def test_made_up_answers_are_padded_as_trl_does_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert len({*map(tuple, padded_answers(1000, CPU)["input_ids"].tolist())}) == 4
+    monkeypatch.setattr(isolation, "SHORT_ANSWERS", ((2, 1, 3), (1, 2, 1)))
+    batch = padded_answers(1000, CPU)
+    assert batch["attention_mask"].tolist() == [[1, 1, 1, 0, 0], [1, 1, 1, 1, 1], [0, 1, 1, 1, 0], [0, 1, 1, 0, 0]]
+    # From the middle of 1000 tokens: prompts step by 3 and 7, answers by 5, 7 and 9, 11.
+    assert batch["input_ids"][1].tolist() == [333, 336, 333, 340, 347]
+    assert batch["labels"].tolist()[3] == [-100, -100, 333, -100, -100]

@@ -1,4 +1,4 @@
-"""Which attention is chosen, and what is refused before a model loads."""
+"""Which attention is chosen, how the records of a batch lie in rows, and what is refused before a model loads."""
 
 from __future__ import annotations
 
@@ -7,18 +7,28 @@ from typing import Any
 
 import pytest
 import transformers
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import (
+    AttentionInterface,
+    AttentionMaskInterface,
+    BloomConfig,
+    Llama4TextConfig,
+    MambaConfig,
+    PreTrainedConfig,
+)
 
+from hftune import logging
 from hftune.arguments.entry import parse_arguments
+from hftune.errors import ArgumentError
 from hftune.logging import notices
-from hftune.models.attention.choice import attention_for, choose_attention, decide_padding_free
+from hftune.models.attention.layout import attention_for, choose_attention, decide_rows
 from hftune.models.attention.machine import Machine
-from hftune.models.attention.segments import SEGMENTS
-from hftune.models.attention.varlen import VARLEN
+from hftune.models.attention.segments import SEGMENTS, VARLEN
+from hftune.models.attention.ulysses import ULYSSES
 from hftune.models.classes import causal_class
 from hftune.models.loading.causal_lm import load_causal_lm
 from hftune.models.loading.config import model_config
 from hftune.models.loading.tokenizer import load_tokenizer
+from tests.architectures import make_config
 
 ALL = frozenset({2, 3, 4})
 HOPPER = Machine(major=9, half=True, flash=ALL, varlen=True, flex=True)
@@ -75,7 +85,7 @@ def test_heads_that_flex_attention_does_not_take(size: int, compiled: bool, expe
 
 
 def test_both_parts_are_known_to_transformers() -> None:
-    for name in (SEGMENTS, VARLEN):
+    for name in (SEGMENTS, VARLEN, ULYSSES):
         assert name in AttentionInterface() and name in AttentionMaskInterface()
 
 
@@ -120,7 +130,7 @@ def test_rows_are_padded_only_where_they_must_be(
 ) -> None:
     given = ["--model_name_or_path", str(tiny_model), "--output_dir", "o", "--use_cpu", "True", *flags]
     model_args, _, _, training = parse_arguments(stage, given)
-    decide_padding_free(model_config(model_args, training), model_args, training)
+    decide_rows(stage, model_config(model_args, training), model_args, training)
     assert training.padding_free is expected
     if expected:
         assert any("side by side" in line for line in notices())
@@ -143,7 +153,7 @@ def test_models_that_are_more_than_attention(
     given = ["--model_name_or_path", str(tmp_path), "--output_dir", "o", "--use_cpu", "True"]
     model_args, _, _, training = parse_arguments(stage, given)
     config = model_config(model_args, training)
-    decide_padding_free(config, model_args, training)
+    decide_rows(stage, config, model_args, training)
     assert training.padding_free is free and attention_for(config, model_args, training) == attention
     assert not words or words in [line for line in notices() if "documents of a row" in line][-1]
 
@@ -164,3 +174,116 @@ def test_flash_attn_is_no_error_without_it(tiny_model: Path) -> None:
     )
     assert attention_for(model_config(model_args, training), model_args, training) is None
     assert any("--flash_attn" in line for line in notices())
+
+
+@pytest.mark.parametrize(
+    ("config", "flags", "padding_free", "shared", "said"),
+    [
+        (make_config("llama"), "", True, True, None),
+        (make_config("llama"), "--padding_free False", False, False, None),
+        (make_config("llama"), "--shared_prompts False", True, False, None),
+        (make_config("llama"), "--attn_implementation eager", True, False, "eager knows no shared prompts"),
+        (make_config("llama"), "--torch_compile", True, False, "the model is compiled"),
+        (make_config("llama"), "--attn_implementation flash_attention_2", False, False, "needs a GPU"),
+        (Llama4TextConfig(num_hidden_layers=4), "", True, False, "layers of chunked_attention"),
+        (MambaConfig(num_hidden_layers=1), "", True, False, "computed twice: it has layers whose past"),
+        (BloomConfig(n_layer=1), "", False, False, "pairs are padded: it has an attention of its own"),
+    ],
+)
+def test_on_where_it_is_exact(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    config: PreTrainedConfig,
+    flags: str,
+    padding_free: bool,
+    shared: bool,
+    said: str | None,
+) -> None:
+    monkeypatch.setattr(logging, "_notices", [])
+    given = ["--model_name_or_path", "m", "--output_dir", str(tmp_path), "--use_cpu", "True", *flags.split()]
+    model_args, _, _, training_args = parse_arguments("dpo", given)
+    decide_rows("dpo", config, model_args, training_args)
+    assert (training_args.padding_free, training_args.shared_prompts) == (padding_free, shared)
+    assert training_args.flat_batches == padding_free
+    heard = [line for line in logging.notices() if "pair" in line]
+    assert not heard if said is None else said in heard[0]
+
+
+RL = [
+    (make_config("llama"), "", True, None),
+    (make_config("llama"), "--shared_prompts False", False, None),
+    (make_config("llama"), "--attn_implementation sdpa", False, "sdpa knows no shared prompts"),
+    (make_config("llama"), "--torch_compile", False, "the model is compiled"),
+    (make_config("mixtral"), "", False, "routers of a mixture"),
+    (MambaConfig(num_hidden_layers=1), "", False, "whose past"),
+    (BloomConfig(n_layer=1), "", False, "an attention of its own"),
+]
+
+
+@pytest.mark.parametrize(("config", "flags", "shared", "said"), RL)
+@pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
+def test_answers_of_rl_share_a_row_where_it_is_exact(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    algorithm: str,
+    config: PreTrainedConfig,
+    flags: str,
+    shared: bool,
+    said: str | None,
+) -> None:
+    monkeypatch.setattr(logging, "_notices", [])
+    given = ["--model_name_or_path", "m", "--output_dir", str(tmp_path), "--use_cpu", "True", *flags.split()]
+    given += ["--rl_algorithm", algorithm]
+    model_args, _, _, training_args = parse_arguments("rl", given)
+    decide_rows("rl", config, model_args, training_args)
+    assert (training_args.shared_prompts, training_args.flat_batches) == (shared, shared)
+    heard = [line for line in logging.notices() if "padded rows" in line]
+    assert not heard if said is None else said in heard[0]
+    if said is not None:
+        training_args.shared_prompts = True
+        with pytest.raises(ArgumentError, match="--shared_prompts True"):
+            decide_rows("rl", config, model_args, training_args)
+
+
+def asked(model: Path, *flags: str) -> tuple:
+    given = ["--model_name_or_path", str(model), "--output_dir", "o", "--use_cpu", "True", *flags]
+    model_args, _, _, training_args = parse_arguments("rm", given)
+    return transformers.AutoConfig.from_pretrained(model), model_args, training_args
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ([], None),
+        (["--reward_kind", "process"], None),
+        (["--torch_compile"], "the model is compiled"),
+        (["--torch_compile", "--padding_free"], None),
+        (["--attn_implementation", "sdpa"], "a mask of tokens by tokens"),
+        (["--attn_implementation", "sdpa", "--padding_free"], None),
+        (["--attn_implementation", "flash_attention_2"], "needs a GPU"),
+    ],
+)
+def test_why_conversations_of_a_reward_model_are_padded(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch, flags: list[str], words: str | None
+) -> None:
+    monkeypatch.setattr(logging, "_notices", [])
+    config, model_args, training_args = asked(tiny_model, *flags)
+    decide_rows("rm", config, model_args, training_args)
+    assert training_args.padding_free is (words is None)
+    said = [line for line in logging.notices() if "conversations" in line]
+    assert len(said) == (0 if "--padding_free" in flags else 1)
+    assert words is None or words in said[0]
+
+
+def test_an_architecture_that_reads_its_score_otherwise(tmp_path: Path) -> None:
+    transformers.GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=32).save_pretrained(tmp_path)
+    with pytest.raises(
+        ArgumentError, match="cannot lie side by side in a row: gpt2 reads its score in a way of its own"
+    ):
+        decide_rows("rm", *asked(tmp_path, "--padding_free"))
+
+
+def test_padding_of_a_reward_model_stays_as_asked(tiny_model: Path) -> None:
+    config, model_args, training_args = asked(tiny_model, "--padding_free", "0")
+    decide_rows("rm", config, model_args, training_args)
+    assert training_args.padding_free is False

@@ -1,4 +1,9 @@
-"""The proof, before the first step, that documents in a row do not see each other."""
+"""The proof, before the first step, that what shares a row is scored as if it stood alone.
+
+One comparison, `assert_same_scores`, for all stages: documents of a row with another document before them, and the
+answers of pairs and of RL in the layout of the run with the same answers in rows of their own. Whatever stands between
+the borders and the softmax (a model's own mask, a kernel, a patch) is covered: a rule about names would not be.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from hftune.constants import IGNORE_INDEX
 from hftune.data.batches.collators import FlatCollator
 from hftune.data.batches.sequence_slices import sliced
 from hftune.distributed import ranks, zero
@@ -21,14 +27,20 @@ from hftune.models.kernels.float8_support import without_float8
 from hftune.models.vocabulary import vocabulary_rows
 from hftune.trainers.features.run import Run, plain_model
 
-Read = Callable[[Any, dict[str, Any]], torch.Tensor]
+Batch = dict[str, Any]
+
+Read = Callable[[Any, Batch], torch.Tensor]
 """From model and inputs to (1, tokens, outputs)."""
 
-LONG = (100, 156)
-"""Tokens of the two documents: more than a block of any kernel in all, with the border inside a block."""
+Layout = Callable[[], torch.Tensor]
+"""A forward pass over made-up rows in some layout, to their scores: the same numbers in the same order for each."""
 
-SHORT = (8, 16)
-"""On a CPU, where no kernel works in blocks: a large model would take a second for the others."""
+LONG, SHORT = (100, 156), (8, 16)
+"""Tokens of the two documents: more than a block of any kernel in all, with the border inside a block. On a CPU, where
+no kernel works in blocks, a large model would take a second for the long ones."""
+
+LONG_ANSWERS, SHORT_ANSWERS = ((60, 40, 70), (50, 90, 30)), ((9, 5, 8), (7, 10, 4))
+"""Likewise a prompt and its two answers, twice."""
 
 TOLERANCE = 0.02
 """How far logits may move, as a share of the largest one. A mask that leaks moves them by 0.1 to 1.5 (measured on
@@ -41,6 +53,31 @@ a product and moves by less than a millionth."""
 INT8 = 0.06
 """For a base in LLM.int8(), which computes columns with outliers separately, whichever document has them: SmolLM2's
 logits moved by 0.04."""
+
+OF_ANSWERS = 0.05
+"""How far log-probabilities may move. A mask that leaks moves them by 0.2 and more; bf16 rounds to less than 0.01."""
+
+
+@torch.no_grad()
+def assert_same_scores(model: Any, here: Layout, there: Layout, tolerance: float, problem: ArgumentError) -> None:
+    """Compare what a model says in two layouts; every rank must take part.
+
+    Args:
+        model: As it is trained, an engine or a wrapper included.
+        here, there: The two layouts.
+        tolerance: How far they may be apart, as a share of the first one's largest number.
+
+    Raises:
+        ArgumentError: `problem`, where they differ by more.
+    """
+    was_training = model.training
+    model.eval()  # dropout would move the scores, too
+    first, second = here().float(), there().float()
+    model.train(was_training)
+    # ZeRO-3 has noted in which order these passes used the modules; training would prefetch by it.
+    zero.reset_fetch_order(model)
+    if float((first - second).abs().max() / first.abs().max().clamp(min=1e-6)) > tolerance:
+        raise problem
 
 
 def prove_rows_isolated(run: Run, model: Any, read: Read | None = None) -> None:
@@ -69,6 +106,27 @@ def prove_rows_isolated(run: Run, model: Any, read: Read | None = None) -> None:
     )
     with uncompiled_and_unrounded(run.model, args):
         prove_or_widen(prove, run.model, whole_model=whole_model)
+
+
+def prove_answers_isolated(
+    run: Run, model: Any, here: Layout, alone: Layout, *, whole_model: bool, place: str, fix: str
+) -> None:
+    """Show that answers of a run are scored as if each stood alone behind its prompt; every rank must take part.
+
+    Args:
+        model: As it is trained, an engine or a wrapper included.
+        here, alone: Made-up answers in the layout of this run, and in rows of one answer each, which no other reaches.
+        whole_model: Whether the model may be called with the documents as padded rows.
+        place, fix: For the message.
+
+    Raises:
+        ArgumentError: They are not.
+    """
+    cause = "answers in a row are not scored as if they stood alone: this model or attention mixes them up"
+    problem = ArgumentError(cause, place=place, fix=fix)
+    prove = partial(assert_same_scores, model, here, alone, OF_ANSWERS, problem)
+    with run.compute_loss_context_manager(), uncompiled_and_unrounded(run.model, run.args):
+        prove_or_widen(prove, run.model, whole_model=whole_model, shared=bool(run.args.shared_prompts))
 
 
 def prove_or_widen(prove: Callable[[], object], model: Any, *, whole_model: bool, shared: bool = False) -> None:
@@ -119,7 +177,6 @@ def uncompiled_and_unrounded(model: nn.Module, args: Any) -> Iterator[None]:
         yield
 
 
-@torch.no_grad()
 def prove_isolation(
     model: Any,
     vocabulary: int,
@@ -128,10 +185,9 @@ def prove_isolation(
     read: Read | None = None,
     autocast: bool = True,
 ) -> None:
-    """Change the first of two documents in a row, and compare the logits of the second.
+    """Change the first of two documents in a row, and compare what the model says of the second.
 
-    Whatever stands between the borders and the softmax (a model's own mask, a kernel, a patch) is covered: a rule about
-    names would not be. It costs two forward passes of 256 tokens a run, of 24 on a CPU. Every rank must take part.
+    It costs two forward passes of 256 tokens a run, of 24 on a CPU. Every rank must take part.
 
     Args:
         model: As it is trained, an engine or a wrapper included.
@@ -142,23 +198,18 @@ def prove_isolation(
     Raises:
         ArgumentError: The second document noticed.
     """
-    was_training = model.training
-    model.eval()  # dropout would move the logits, too
-    lengths = SHORT if device.type == "cpu" and attention != "flex_attention" else LONG
+    on_cpu = device.type == "cpu"
+    lengths = SHORT if on_cpu and attention != "flex_attention" else LONG
+    # The first document's tokens: every one, then every seventh of the vocabulary.
     before, after = (
-        _logits_of_second(model, vocabulary, step, device, read or _logits, lengths)
-        for step in (1, 7)  # the first document's tokens: every one, then every seventh of the vocabulary
+        partial(_logits_of_second, model, vocabulary, step, device, read or _logits, lengths) for step in (1, 7)
     )
-    model.train(was_training)
-    # ZeRO-3 has noted in which order these passes used the modules; training would prefetch by it.
-    zero.reset_fetch_order(model)
-    noticed = (before - after).abs().max() / before.abs().max().clamp(min=1e-6)
-    if float(noticed) > logit_tolerance(model, exact=device.type == "cpu" and not autocast):
-        raise ArgumentError(
-            f"documents in a row see each other in {type(_inner(model)).__name__} with attention {attention}",
-            place="--packing / --padding_free / --attn_implementation",
-            fix="use --attn_implementation hftune_segments, or train without --packing (for text: --packing False)",
-        )
+    problem = ArgumentError(
+        f"documents in a row see each other in {type(_inner(model)).__name__} with attention {attention}",
+        place="--packing / --padding_free / --attn_implementation",
+        fix="use --attn_implementation hftune_segments, or train without --packing (for text: --packing False)",
+    )
+    assert_same_scores(model, before, after, logit_tolerance(model, exact=on_cpu and not autocast), problem)
 
 
 def logit_tolerance(model: Any, *, exact: bool) -> float:
@@ -193,13 +244,42 @@ def _logits_of_whole_row(group: Any, model: Any, inputs: dict[str, Any]) -> torc
 def _logits_of_second(
     model: Any, vocabulary: int, step: int, device: torch.device, read: Read, lengths: tuple[int, int]
 ) -> torch.Tensor:
-    # From the middle of the vocabulary: its ends hold placeholders, for images and the like.
-    first = [(vocabulary // 3 + step * token) % vocabulary for token in range(lengths[0])]
-    second = [(vocabulary // 3 + 5 * token) % vocabulary for token in range(lengths[1])]
+    first, second = (_tokens(length, by, vocabulary) for length, by in zip(lengths, (step, 5), strict=True))
     batch = FlatCollator()([{"input_ids": ids, "labels": ids} for ids in (first, second)])
     inputs = {name: value.to(device) if isinstance(value, torch.Tensor) else value for name, value in batch.items()}
     del inputs["labels"]
     return read(model, inputs)[0, lengths[0] :]
+
+
+def _tokens(length: int, step: int, vocabulary: int) -> list[int]:
+    """Made-up tokens, from the middle of the vocabulary: its ends hold placeholders, for images and the like."""
+    return [(vocabulary // 3 + step * place) % vocabulary for place in range(length)]
+
+
+def made_up_answers(vocabulary: int, device: torch.device) -> list[list[list[int]]]:
+    """Two prompts with two answers each."""
+    lengths = SHORT_ANSWERS if device.type == "cpu" else LONG_ANSWERS
+    return [
+        [_tokens(length, 3 + 4 * number + 2 * place, vocabulary) for place, length in enumerate(each)]
+        for number, each in enumerate(lengths)
+    ]
+
+
+def padded_answers(vocabulary: int, device: torch.device) -> dict[str, torch.Tensor]:
+    """`made_up_answers` as a batch, (answers, tokens), padded as TRL's are."""
+    made = made_up_answers(vocabulary, device)
+    left = max(len(prompt) for prompt, *_ in made)
+    right = max(len(answer) for _, *answers in made for answer in answers)
+    rows = []
+    for prompt, *answers in made:
+        for answer in answers:
+            before, after = left - len(prompt), right - len(answer)
+            seen = [0] * before + [1] * (len(prompt) + len(answer)) + [0] * after
+            rows.append(([0] * before + prompt + answer + [0] * after, seen))
+    input_ids, mask = (torch.tensor(column, device=device) for column in zip(*rows, strict=True))
+    labels = input_ids.masked_fill(mask == 0, IGNORE_INDEX)
+    labels[:, :left] = IGNORE_INDEX
+    return {"input_ids": input_ids, "attention_mask": mask, "labels": labels}
 
 
 def _inner(model: Any) -> Any:

@@ -11,7 +11,7 @@ import torch
 from torch.nn.attention import varlen as torch_varlen
 from torch.nn.functional import scaled_dot_product_attention
 
-from hftune.models.attention import varlen
+from hftune.models.attention import segments
 from hftune.models.attention.segments import Segments, segments_attention, varlen_attention
 from hftune.models.attention.shared_prompts import SharedPrompts
 
@@ -31,8 +31,8 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> list[inspect.BoundArguments]:
         return by_the_book(**call.arguments)
 
     monkeypatch.setattr(torch_varlen, "varlen_attn", slow)
-    monkeypatch.setattr(varlen, "_kernel_takes", lambda query, value, kwargs: True)
-    monkeypatch.setattr(varlen, "varlen_parameters", lambda: frozenset(SIGNATURE.parameters))
+    monkeypatch.setattr(segments, "_kernel_takes", lambda query, value, kwargs: True)
+    monkeypatch.setattr(segments, "varlen_parameters", lambda: frozenset(SIGNATURE.parameters))
     return calls
 
 
@@ -98,7 +98,7 @@ def test_the_kernel_gets_what_it_should(
 def test_a_torch_without_grouped_queries_gets_repeated_keys(
     kernel: list[inspect.BoundArguments], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(varlen, "varlen_parameters", lambda: frozenset(SIGNATURE.parameters) - {"enable_gqa"})
+    monkeypatch.setattr(segments, "varlen_parameters", lambda: frozenset(SIGNATURE.parameters) - {"enable_gqa"})
     given = inputs()
     found = varlen_attention(torch.nn.Identity(), *given, runs(None))[0]
     assert kernel[0].arguments["key"].shape == (BATCH * TOKENS, HEADS, SIZE)

@@ -145,7 +145,7 @@ def machine_here() -> Machine:
     import torch
     from torch.utils.cpp_extension import CUDA_HOME
 
-    from hftune.models.kernels.float8_support import has_float8, has_torchao
+    from hftune.models.kernels.float8 import has_float8, has_torchao
 
     return Machine(
         gpu=torch.cuda.is_available(),

@@ -15,7 +15,7 @@ from datetime import timedelta
 
 import torch
 
-from hftune.compat import accelerate_patches, deepspeed_patches
+from hftune.compat import patches
 from hftune.distributed import op_builder, ranks, watchdog
 from hftune.errors import ArgumentError, exit_hooks
 from hftune.logging import get_logger, notice, quiet_libraries
@@ -112,7 +112,7 @@ def tell_libraries(*, use_cpu: bool, deepspeed: bool) -> None:
     if ranks.planned_world() is not None:
         return
     # Before any model is unwrapped, which is when accelerate looks.
-    accelerate_patches.look_for_engines(needed=deepspeed)
+    patches.look_for_engines(needed=deepspeed)
     if use_cpu:
         os.environ["DS_ACCELERATOR"] = "cpu"
         # Told to accelerate by the Trainer's `use_cpu`; its own variable would switch DeepSpeed off.
@@ -177,5 +177,5 @@ def _init_deepspeed_on_gloo(timeout: float) -> None:
     import deepspeed
 
     # The order matters: DeepSpeed compiles the operator as it makes the group.
-    deepspeed_patches.compile_no_shared_memory()
+    patches.compile_no_shared_memory()
     deepspeed.init_distributed("gloo", auto_mpi_discovery=False, verbose=False, timeout=timedelta(seconds=timeout))

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from hftune.compat.transformers_patches import no_deepspeed_config
+from hftune.compat.patches import no_deepspeed_config
 
 
 def is_partitioned(parameter: torch.Tensor) -> bool:

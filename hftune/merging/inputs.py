@@ -360,7 +360,7 @@ def _download(name: str, revision: str | None, flag: str, files: tuple[str, ...]
     """
     from huggingface_hub import snapshot_download
 
-    from hftune.models.loading.hub import hub_is_silent
+    from hftune.models.loading.from_pretrained import hub_is_silent
 
     wanted: dict[str, Any] = {"allow_patterns": list(files), "ignore_patterns": _OTHER_FORMATS}
     try:

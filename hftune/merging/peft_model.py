@@ -15,7 +15,7 @@ from peft import PeftConfig, PeftModel, get_peft_model_state_dict
 from peft.tuners.lora import LoraLayer
 from transformers import AutoConfig, AutoTokenizer, BitsAndBytesConfig, PretrainedConfig, PreTrainedModel
 
-from hftune.compat.bitsandbytes_patches import keep_differentiable
+from hftune.compat.patches import keep_differentiable
 from hftune.constants import AUTO_CLASSES, REWARD_SCALE_FIELD
 from hftune.errors import ArgumentError, ManifestError
 from hftune.logging import notice
@@ -24,9 +24,9 @@ from hftune.merging.inputs import BASE_FLAG, FLAG, Inputs, Quantisation, has_tok
 from hftune.merging.plan import Plan
 from hftune.merging.tensors import DTYPES
 from hftune.models.loading.base_parts import keep_of_base
+from hftune.models.loading.causal_lm import forget_gguf
 from hftune.models.loading.from_pretrained import pretrained, reporting_damage
-from hftune.models.loading.gguf import forget_gguf
-from hftune.models.loading.stored_quantisation import drop_quantisation
+from hftune.models.loading.quantisation import drop_quantisation
 from hftune.models.vocabulary import forbid_rows_without_token, grow
 from hftune.weight_files import weight_files, weight_shapes
 

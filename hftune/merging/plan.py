@@ -15,7 +15,7 @@ from hftune.merging.changes import Update, Updates, is_same, misfits, updates_of
 from hftune.merging.inputs import Inputs
 from hftune.merging.skeleton import BaseTensors, StoredSlice, Unsupported, build_skeleton, match_names
 from hftune.merging.tensors import FLOATS, NAMES, read_tensor
-from hftune.models.loading.stored_quantisation import (
+from hftune.models.loading.quantisation import (
     check_readable,
     convert,
     describe,

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from hftune.models.blocks import checkpointed_layers
+from hftune.models.structure import checkpointed_layers
 
 
 @dataclass

@@ -22,10 +22,10 @@ from hftune.arguments.model import ModelArguments
 from hftune.arguments.training import StageArguments
 from hftune.distributed import ds_config, ranks, zero
 from hftune.distributed.ds_config import DsConfig
+from hftune.models.adapters.folding import usable_quantisers
 from hftune.models.adapters.freezing import plan_freezing
 from hftune.models.adapters.lora_config import lora_config
-from hftune.models.adapters.saved_config import usable_quantisers
-from hftune.models.loading.dtype import weight_dtype
+from hftune.models.loading.build import weight_dtype
 from hftune.on_demand import on_demand
 from hftune.weight_files import weight_shapes
 

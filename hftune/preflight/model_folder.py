@@ -15,7 +15,7 @@ from hftune.distributed import zero
 from hftune.errors import ArgumentError, ManifestError, UserError
 from hftune.models.classes import causal_class
 from hftune.models.loading.from_pretrained import from_config, pretrained
-from hftune.models.loading.stored_quantisation import quantisation_in
+from hftune.models.loading.quantisation import quantisation_in
 from hftune.models.loading.stored_weights import places, rules_of
 from hftune.opening.model_files import read_checked
 from hftune.path_hints import looks_local, missing_folder, not_an_adapter

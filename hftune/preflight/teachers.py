@@ -14,9 +14,9 @@ from hftune.arguments.model import ModelArguments
 from hftune.checkpoints.folder_checks import whole_chain
 from hftune.checkpoints.manifest import read_manifest
 from hftune.errors import UserError
-from hftune.models.adapters.saved_config import read_lora_config
+from hftune.models.adapters.folding import read_lora_config
+from hftune.models.loading.build import weight_dtype
 from hftune.models.loading.config import model_config
-from hftune.models.loading.dtype import weight_dtype
 from hftune.models.loading.skeleton import skeleton
 from hftune.preflight.memory import packed_bytes, packed_linears
 

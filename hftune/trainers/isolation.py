@@ -23,7 +23,7 @@ from hftune.distributed.ds_config import asks_for_compiling
 from hftune.errors import ArgumentError
 from hftune.logging import notice
 from hftune.models.attention.documents import documents_of
-from hftune.models.kernels.float8_support import without_float8
+from hftune.models.kernels.float8 import without_float8
 from hftune.models.vocabulary import vocabulary_rows
 from hftune.trainers.features.run import Run, plain_model
 

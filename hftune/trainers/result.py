@@ -17,7 +17,7 @@ from hftune.checkpoints.manifest import CHECKPOINT, Manifest, read_manifest, wri
 from hftune.distributed import nodes, ranks
 from hftune.errors import ArgumentError, exit_hooks
 from hftune.logging import notice
-from hftune.models.heads import head_of
+from hftune.models.structure import head_of
 from hftune.on_demand import on_demand
 from hftune.publishing.disk import disk_errors
 from hftune.publishing.locks import lock_folder, release_lock

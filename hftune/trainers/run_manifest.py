@@ -16,7 +16,7 @@ from hftune.checkpoints.manifest import describe_machine
 from hftune.data.splits import Splits
 from hftune.distributed import ranks, zero
 from hftune.logging import notices
-from hftune.models.heads import head_of
+from hftune.models.structure import head_of
 from hftune.models.vocabulary import describe_vocabulary
 from hftune.preflight.facts import Facts
 from hftune.secrets import command_without_secrets, without_secrets

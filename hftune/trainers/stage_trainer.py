@@ -15,8 +15,7 @@ from hftune.arguments.training import StageArguments
 from hftune.constants import FILLER, LABEL_COUNT
 from hftune.data.mixture import Mixture
 from hftune.distributed import phases, ranks, zero
-from hftune.models.experts import is_mixture
-from hftune.models.heads import without_tied
+from hftune.models.structure import is_mixture, without_tied
 from hftune.on_demand import on_demand
 from hftune.publishing.disk import disk_errors
 from hftune.trainers.features import engine, order, saving

@@ -8,8 +8,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from hftune.models.kernels.float8 import to_float8
-from hftune.models.kernels.float8_support import CAPABILITY, has_float8
+from hftune.models.kernels.float8 import CAPABILITY, has_float8, to_float8
 
 pytest.importorskip("torchao")
 pytestmark = pytest.mark.gpu

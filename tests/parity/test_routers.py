@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
-from hftune.models.experts import routers_of
+from hftune.models.structure import routers_of
 from hftune.trainers.features.router_loss import RouterListener
 from tests.architectures import MIXTURES_OF_EXPERTS, make_model
 from tests.parity.stages import METHODS, STAGES, losses, run_stage

@@ -18,8 +18,7 @@ from hftune.arguments.adapter import AdapterArguments
 from hftune.distributed import zero
 from hftune.errors import ArgumentError, raise_together
 from hftune.logging import notice
-from hftune.models.blocks import decoder_layers, decoder_list
-from hftune.models.other_parts import other_parameters
+from hftune.models.structure import decoder_layers, decoder_list, other_parameters
 
 
 def freeze(model: PreTrainedModel, args: AdapterArguments) -> None:

@@ -9,15 +9,14 @@ from transformers import PreTrainedModel, set_seed
 
 from hftune.arguments.adapter import AdapterArguments
 from hftune.arguments.training import StageArguments
-from hftune.compat import peft_patches
-from hftune.compat.bitsandbytes_patches import keep_differentiable
+from hftune.compat import patches
+from hftune.compat.patches import keep_differentiable
 from hftune.distributed import zero
 from hftune.logging import notice
-from hftune.models.adapters.folding import fold_adapters, load_adapter
+from hftune.models.adapters.folding import fold_adapters, load_adapter, read_lora_config
 from hftune.models.adapters.lora_config import inject, lora_config
 from hftune.models.adapters.new_token_rows import new_rows_config
 from hftune.models.adapters.parameter_report import report_targets
-from hftune.models.adapters.saved_config import read_lora_config
 from hftune.on_demand import on_demand
 
 # Flags that a fresh adapter reads, and the field of a saved one that holds instead where one is trained further.
@@ -34,7 +33,7 @@ _FIXED_BY_ADAPTER = {
 _NOT_READ = ("lora_target_modules", "target_regex", "exclude_modules", "layers_to_transform", "init_lora_weights")
 
 
-@peft_patches.rows_on_any_device(zero.gathered)
+@patches.rows_on_any_device(zero.gathered)
 def add_lora(model: PreTrainedModel, adapter_args: AdapterArguments, training_args: StageArguments) -> PeftModel:
     """The model with the earlier adapters of a chain folded in, and with the one that is trained on top.
 
@@ -69,7 +68,7 @@ def add_lora(model: PreTrainedModel, adapter_args: AdapterArguments, training_ar
         _gather_for_adapters(adapted)
     if adapter_args.changes_base:
         on_demand("hftune.models.adapters.initialisation:keep_initial_factors")(adapted)
-    peft_patches.write_no_card(adapted)
+    patches.write_no_card(adapted)
     return adapted
 
 

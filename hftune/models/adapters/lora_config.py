@@ -18,13 +18,10 @@ from hftune.arguments.adapter import AdapterArguments
 from hftune.constants import TASK_TYPES
 from hftune.errors import ArgumentError
 from hftune.models.adapters.adaptable import unadaptable, without_effect
+from hftune.models.adapters.folding import usable_quantisers
 from hftune.models.adapters.freezing import modules_to_unfreeze
 from hftune.models.adapters.new_token_rows import new_rows_with_lora
-from hftune.models.adapters.saved_config import usable_quantisers
-from hftune.models.blocks import decoder_list
-from hftune.models.experts import expert_count, routers_of
-from hftune.models.heads import head_of
-from hftune.models.other_parts import is_within, other_parts
+from hftune.models.structure import decoder_list, expert_count, head_of, is_within, other_parts, routers_of
 
 LINEAR = (torch.nn.Linear, Conv1D)
 ADAPTABLE = (*LINEAR, torch.nn.Embedding)

@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 from hftune.constants import TASK_TYPES
 from hftune.errors import ArgumentError
 from hftune.logging import notice
-from hftune.models.heads import head_of
+from hftune.models.structure import head_of
 
 NO_NEW_TOKEN = "no token is new in this model"
 ADD_SOME = "add some with --add_tokens, or leave the flag out"

@@ -18,7 +18,7 @@ from hftune.distributed import zero
 from hftune.logging import notice
 from hftune.models.adapters.adaptable import unadaptable
 from hftune.models.adapters.lora_config import all_linear, ends_with
-from hftune.models.experts import routers_of
+from hftune.models.structure import routers_of
 
 # The first that is found in a name says what kind of parameter it is.
 _KINDS = {

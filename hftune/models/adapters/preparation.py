@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
 from peft import PeftModel
 from torch import nn
 from transformers import PreTrainedModel
 
 from hftune.arguments.adapter import AdapterArguments
 from hftune.arguments.training import StageArguments
+from hftune.distributed import zero
 from hftune.models.adapters.parameter_report import report_low_precision, report_trained_parameters
-from hftune.models.experts import is_mixture
+from hftune.models.structure import is_mixture
 from hftune.on_demand import on_demand
 
 
@@ -29,7 +33,7 @@ def add_adapter(
         on_demand("hftune.models.adapters.freezing:freeze")(model, adapter_args)
     # From here on it is known what is trained. DeepSpeed makes all weights one dtype, and trains float32 copies.
     if training_args.train_in_float32 and not training_args.deepspeed:
-        on_demand("hftune.models.adapters.float32:train_in_float32")(adapted)
+        on_demand("hftune.models.adapters.preparation:train_in_float32")(adapted)
     if fuses_lora(adapter_args, training_args):
         on_demand("hftune.models.kernels.fused_lora:fuse_lora")(adapted)
     report_trained_parameters(adapted)
@@ -69,3 +73,29 @@ def _give_blocks_a_gradient(adapted: PreTrainedModel | PeftModel, training_args:
     wanted = training_args.recomputation is not None or by_blocks
     if wanted and not any(p.requires_grad for p in adapted.get_input_embeddings().parameters()):
         adapted.enable_input_require_grads()
+
+
+def train_in_float32(adapted: PreTrainedModel | PeftModel) -> None:
+    """Keep trained parameters in float32; next to frozen ones of 16 bits each module computes in float32 by itself."""
+    # All modules before any is changed: embeddings and head may be one matrix.
+    found = [(name, module, _low(module)) for name, module in adapted.named_modules()]
+    for name, module, low in [entry for entry in found if entry[2]]:
+        before = low[0].dtype
+        module.register_forward_pre_hook(lambda _, inputs: tuple(_in_dtype(value, torch.float32) for value in inputs))
+        # What follows in the base wants its own dtype back. Nothing follows a score head, whose scores stay exact.
+        if "score" not in name.split("."):
+            module.register_forward_hook(lambda _, inputs, found, dtype=before: _in_dtype(found, dtype))
+    for parameter in [parameter for *_, low in found for parameter in low]:
+        parameter.data = parameter.data.float()
+
+
+def _low(module: torch.nn.Module) -> list[torch.nn.Parameter]:
+    """The module's own parameters that are trained, in less than 32 bits, and whole on this process."""
+    own = [p for p in module.parameters(recurse=False) if p.requires_grad and p.is_floating_point()]
+    # Under ZeRO-3 the optimizer has float32 copies of what is partitioned.
+    return [p for p in own if p.element_size() < 4 and not zero.is_partitioned(p)]
+
+
+def _in_dtype(value: Any, dtype: torch.dtype) -> Any:
+    is_float = isinstance(value, torch.Tensor) and value.is_floating_point()
+    return value.to(dtype) if is_float else value

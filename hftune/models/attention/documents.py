@@ -22,7 +22,7 @@ from hftune.distributed import zero
 from hftune.models.attention.isolation import BACKBONE, MIXERS
 from hftune.models.attention.mixers import BORDERS, Group, Unfolding, call_by_documents, kernels_take_borders, mixers_of
 from hftune.models.attention.shared_prompts import SharedPrompts
-from hftune.models.heads import body_of
+from hftune.models.structure import body_of
 
 
 class Row:

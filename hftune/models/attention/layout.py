@@ -28,8 +28,7 @@ from hftune.models.attention.machine import Machine, this_machine
 from hftune.models.attention.segments import MAX_HEAD_SIZE, SEGMENTS, VARLEN
 from hftune.models.attention.ulysses import ULYSSES
 from hftune.models.classes import causal_class, reward_class
-from hftune.models.experts import is_mixture
-from hftune.models.layer_values import attention_layers, head_size
+from hftune.models.structure import attention_layers, head_size, is_mixture
 
 if TYPE_CHECKING:
     from hftune.arguments.preference import DPOArguments, RMArguments

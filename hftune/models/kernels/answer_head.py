@@ -20,10 +20,9 @@ from transformers.utils import ModelOutput
 
 from hftune.compat.installing import method_replaced, replace_method
 from hftune.distributed import zero
-from hftune.models.heads import body_of
-from hftune.models.kernels.answer_projection import LogitShape, answer_log_probs, weighted_loss
-from hftune.models.kernels.divergences import taught_loss
-from hftune.models.kernels.lessons import Lesson, TeacherStates
+from hftune.models.kernels.chunked_heads import LogitShape, answer_log_probs, weighted_loss
+from hftune.models.kernels.divergences import Lesson, TeacherStates, taught_loss
+from hftune.models.structure import body_of
 
 
 @dataclass

@@ -14,8 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from hftune.arguments.training import StageArguments
 from hftune.compat.installing import replace_method
-from hftune.models.blocks import decoder_layers
-from hftune.models.experts import routers_of
+from hftune.models.structure import decoder_layers, routers_of
 
 _NAMES = ("mlp", "feed_forward")
 

@@ -22,9 +22,9 @@ from hftune.constants import PROCESSOR_FILES, VOICES_FILE
 from hftune.distributed import zero
 from hftune.models.classes import has_parts
 from hftune.models.loading.from_pretrained import from_config, pretrained
-from hftune.models.loading.stored_quantisation import quantisation_in
+from hftune.models.loading.quantisation import quantisation_in
 from hftune.models.loading.stored_weights import places, rules_of
-from hftune.models.other_parts import is_within, other_parts
+from hftune.models.structure import is_within, other_parts
 from hftune.opening.files import copy_file
 from hftune.opening.json_file import read_json
 from hftune.opening.safetensors_file import open_tensors

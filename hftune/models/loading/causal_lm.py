@@ -21,7 +21,7 @@ from transformers.utils import logging as hf_logging
 from hftune.arguments.adapter import AdapterArguments
 from hftune.arguments.model import ModelArguments
 from hftune.arguments.training import StageArguments
-from hftune.compat.bitsandbytes_patches import keep_differentiable
+from hftune.compat.patches import keep_differentiable
 from hftune.constants import STEP_LABELS
 from hftune.distributed import zero
 from hftune.distributed.ds_config import live_config
@@ -31,14 +31,12 @@ from hftune.models.attention.documents import isolate_documents
 from hftune.models.attention.isolation import isolation_method
 from hftune.models.attention.layout import report_attention
 from hftune.models.classes import causal_class
-from hftune.models.experts import gather_experts_at_once, is_mixture
 from hftune.models.loading.build import Build, decide_build
 from hftune.models.loading.config import file_options
 from hftune.models.loading.from_pretrained import from_config, pretrained
-from hftune.models.loading.gguf import forget_gguf
-from hftune.models.loading.stored_quantisation import drop_quantisation
+from hftune.models.loading.quantisation import drop_quantisation
 from hftune.models.loading.stored_weights import check_loaded
-from hftune.models.other_parts import freeze_other_parts
+from hftune.models.structure import freeze_other_parts, gather_experts_at_once, is_mixture
 from hftune.models.vocabulary import fit_to_tokenizer
 from hftune.on_demand import on_demand
 from hftune.path_hints import cannot_load
@@ -97,7 +95,7 @@ def build_model(
         model = draw_weights(auto, config, given, seed=training_args.seed)
     else:
         if adapter_args.quantised:
-            options_for = on_demand("hftune.models.loading.quantization:quantisation_options")
+            options_for = on_demand("hftune.models.loading.quantisation:quantisation_options")
             given |= options_for(adapter_args, training_args, dtype)
         model = _from_pretrained(auto, config, model_args, given)
         keep_differentiable(model)
@@ -181,3 +179,16 @@ def _report_experts(model: PreTrainedModel) -> None:
     """Say how a mixture of experts computes its experts."""
     if type(model)._can_set_experts_implementation() and is_mixture(model.config):
         notice(f"experts: {model.config._experts_implementation}")
+
+
+def forget_gguf(model: PreTrainedModel) -> None:
+    """Remove what reading a GGUF file leaves on a model, whose weights were dequantised on the way."""
+    # transformers would refuse to train or save it as a quantised model (5.23).
+    for holder, name in (
+        (model, "hf_quantizer"),
+        (model, "quantization_method"),
+        (model.config, "quantization_config"),
+    ):
+        if hasattr(holder, name):
+            delattr(holder, name)
+    model.is_quantized = False

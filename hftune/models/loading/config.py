@@ -17,10 +17,9 @@ from hftune.arguments.training import StageArguments
 from hftune.errors import ArgumentError
 from hftune.logging import notice
 from hftune.models.classes import causal_class, reads_text_alone
+from hftune.models.kernels.dropout import set_dropout_fields
 from hftune.models.loading.config_sizes import check_config
-from hftune.models.loading.dropout_fields import set_dropout_fields
-from hftune.models.loading.from_pretrained import pretrained
-from hftune.models.loading.hub import hub_answers
+from hftune.models.loading.from_pretrained import hub_answers, pretrained
 from hftune.on_demand import on_demand
 from hftune.path_hints import cannot_load
 

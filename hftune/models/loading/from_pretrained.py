@@ -6,16 +6,45 @@ Here every caller has to say, and nobody is asked, not by a library on its own e
 
 from __future__ import annotations
 
+import functools
+import os
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
+from urllib.parse import urlsplit
 
-from hftune.compat.transformers_patches import never_ask_about_code
+from huggingface_hub import constants
+
+from hftune.compat.patches import never_ask_about_code
 from hftune.errors import ArgumentError, ManifestError, shown
-from hftune.models.loading.hub import hub_is_silent
 from hftune.on_demand import on_demand
+
+# A Hub that needs longer for a handshake is as good as none.
+_PROBE_SECONDS = 5.0
+
+
+def hub_is_silent(name: str | Path | None) -> bool:
+    """Whether `name` is on the Hub if it is anywhere, and the Hub, which may be asked, does not answer."""
+    return not os.path.exists(str(name)) and not constants.HF_HUB_OFFLINE and not hub_answers(constants.ENDPOINT)
+
+
+@functools.cache
+def hub_answers(endpoint: str) -> bool:
+    """Whether something listens at the Hub's address; asked once a process."""
+    # Behind a proxy a direct connection says nothing.
+    if any(os.environ.get(name) for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")):
+        return True
+    address = urlsplit(endpoint)
+    try:
+        port = address.port or (80 if address.scheme == "http" else 443)
+        socket.create_connection((address.hostname or "", port), timeout=_PROBE_SECONDS).close()
+    except OSError:
+        return False
+    return True
+
 
 _FIX = "copy or download it again; weights that are a program (a pickle) are not loaded: save them as safetensors"
 LANGUAGE_MODELS = (

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from hftune.compat.transformers_patches import no_deepspeed_config
+from hftune.compat.patches import no_deepspeed_config
 from hftune.opening.safetensors_file import load_tensors, read_safetensors_header
 from hftune.weight_files import weight_files
 

@@ -16,7 +16,7 @@ from transformers.initialization import no_init_weights
 
 from hftune.distributed import zero
 from hftune.models.loading.from_pretrained import from_config
-from hftune.models.other_parts import freeze_other_parts
+from hftune.models.structure import freeze_other_parts
 
 
 class TrustsCode(Protocol):

@@ -10,7 +10,7 @@ from transformers.utils import CONFIG_NAME, cached_file
 
 from hftune.errors import ManifestError
 from hftune.models.classes import auto_class, make_reward_models
-from hftune.models.loading.stored_quantisation import check_readable, describe, stored_quantisation, whole_weights
+from hftune.models.loading.quantisation import check_readable, describe, stored_quantisation, whole_weights
 
 _OF_FILES = ("revision", "cache_dir", "local_files_only")
 

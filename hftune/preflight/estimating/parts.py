@@ -10,10 +10,9 @@ import torch
 from transformers import PreTrainedModel
 
 from hftune.distributed.ds_config import DsConfig
-from hftune.models.adapters.saved_config import read_lora_config
-from hftune.models.experts import routed_weights
+from hftune.models.adapters.folding import read_lora_config
 from hftune.models.kernels.chunked_heads import CHUNK_BYTES, KEPT_BYTES
-from hftune.models.layer_values import attention_layers, head_size
+from hftune.models.structure import attention_layers, head_size, routed_weights
 from hftune.preflight.estimating.work import Generation
 from hftune.preflight.memory import ModelSize, Need, Setup, estimate
 from hftune.weight_files import weight_shapes

@@ -19,16 +19,14 @@ from hftune.constants import TASK_TYPES
 from hftune.distributed import zero
 from hftune.distributed.ds_config import DsConfig
 from hftune.errors import ArgumentError
+from hftune.models.adapters.folding import read_lora_config
 from hftune.models.adapters.freezing import plan_freezing
 from hftune.models.adapters.lora_config import inject, lora_config
-from hftune.models.adapters.saved_config import read_lora_config
-from hftune.models.blocks import checkpointed_layers
-from hftune.models.experts import experts_per_token
-from hftune.models.heads import head_of
 from hftune.models.kernels.fused_lora import fuse_lora
 from hftune.models.kernels.tiling import longest_batch, tile_mlps, tiles_for
-from hftune.models.loading.dtype import weight_dtype
+from hftune.models.loading.build import weight_dtype
 from hftune.models.miniature import Miniature, cut_down, materialise
+from hftune.models.structure import checkpointed_layers, experts_per_token, head_of
 from hftune.preflight.estimating.parts import (
     ALONE,
     PARTS,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from transformers import PretrainedConfig, PreTrainedModel
 
 from hftune.arguments.recomputation import Recomputation
-from hftune.models.layer_values import layer_configs
+from hftune.models.structure import layer_configs
 from hftune.preflight.estimating.work import FULL_LOGITS, Numerics, Work
 
 PER_TOKEN = 34

@@ -14,9 +14,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from hftune.arguments.recomputation import Recomputation
 from hftune.models.attention.mixers import mixers_of
-from hftune.models.blocks import checkpointed_layers
 from hftune.models.kernels.activation_checkpointing import Recomputing
 from hftune.models.miniature import Miniature
+from hftune.models.structure import checkpointed_layers
 from hftune.preflight.estimating.profiles import Batch, Part, Profile
 
 GRAIN = 512

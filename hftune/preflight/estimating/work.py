@@ -12,8 +12,8 @@ from torch import nn
 from hftune.arguments.adapter import AdapterArguments
 from hftune.arguments.model import ModelArguments
 from hftune.arguments.training import PTArguments, SFTArguments, StageArguments
+from hftune.models.loading.build import weight_dtype
 from hftune.models.loading.config import row_length
-from hftune.models.loading.dtype import weight_dtype
 from hftune.preflight.memory import Setup
 
 FULL_LOGITS, ANSWERS, WEIGHTED, SCORE = "full logits", "answers", "weighted", "score"

@@ -21,14 +21,13 @@ from hftune.checkpoints.manifest import read_manifest
 from hftune.constants import TASK_TYPES
 from hftune.distributed import zero
 from hftune.errors import ArgumentError, ManifestError, UserError
+from hftune.models.adapters.folding import read_lora_config
 from hftune.models.adapters.freezing import plan_freezing
 from hftune.models.adapters.lora_config import LINEAR, adapted_parameters, ends_with, inject, lora_config
 from hftune.models.adapters.new_token_rows import ADD_SOME, NO_NEW_TOKEN
 from hftune.models.adapters.preparation import fuses_lora
-from hftune.models.adapters.saved_config import read_lora_config
-from hftune.models.blocks import checkpointed_layers
-from hftune.models.heads import head_of
 from hftune.models.miniature import Miniature, cut_down
+from hftune.models.structure import checkpointed_layers, head_of
 from hftune.models.vocabulary import named_tokens, new_tokens
 from hftune.preflight.facts import Facts
 from hftune.preflight.memory import adapter_key, note_adapter, trained_parameters

@@ -15,14 +15,12 @@ from hftune.arguments.training import StageArguments
 from hftune.errors import ArgumentError, UserError
 from hftune.logging import notice
 from hftune.models.classes import NOT_TRAINED, causal_class, reward_class
-from hftune.models.experts import is_mixture, router_shares
-from hftune.models.heads import head_of
-from hftune.models.kernels.dropout import find_dropouts
-from hftune.models.kernels.recomputable import not_recomputable
+from hftune.models.kernels.activation_checkpointing import not_recomputable
+from hftune.models.kernels.dropout import find_dropouts, outside_config
 from hftune.models.kernels.tiling import tileable
 from hftune.models.loading.config import row_length
-from hftune.models.loading.dropout_fields import outside_config
 from hftune.models.loading.stored_weights import check_stored
+from hftune.models.structure import head_of, is_mixture, router_shares
 from hftune.preflight.facts import Facts
 from hftune.preflight.memory import packed_linears
 from hftune.preflight.rules import raised

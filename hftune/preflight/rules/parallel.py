@@ -23,7 +23,7 @@ from hftune.models.adapters.freezing import plan_freezing
 from hftune.models.attention.isolation import why_not_isolated, why_not_shareable
 from hftune.models.attention.ulysses import ULYSSES
 from hftune.models.classes import causal_class
-from hftune.models.experts import expert_count
+from hftune.models.structure import expert_count
 from hftune.preflight.facts import Facts
 from hftune.preflight.rules import Clashes, clashes
 from hftune.preflight.rules.optimizer import NOT_UNDER_ZERO

@@ -11,8 +11,8 @@ from hftune.arguments.training import StageArguments
 from hftune.distributed import ranks
 from hftune.errors import ArgumentError, UserError
 from hftune.logging import notice
-from hftune.models.kernels.float8_support import CAPABILITY, has_float8, has_torchao
-from hftune.models.loading.stored_quantisation import (
+from hftune.models.kernels.float8 import CAPABILITY, has_float8, has_torchao
+from hftune.models.loading.quantisation import (
     check_readable,
     convert,
     describe,

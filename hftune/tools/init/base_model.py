@@ -87,8 +87,8 @@ def _convert(package: Path, folder: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging as transformers_logging
 
+    from hftune.models.loading.causal_lm import forget_gguf
     from hftune.models.loading.from_pretrained import pretrained
-    from hftune.models.loading.gguf import forget_gguf
 
     transformers_logging.disable_progress_bar()
     given: dict[str, Any] = {"gguf_file": GGUF, "trust_remote_code": False}

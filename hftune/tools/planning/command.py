@@ -13,7 +13,7 @@ from hftune.arguments.training import StageArguments
 from hftune.distributed import ranks
 from hftune.errors import ArgumentError, raise_together
 from hftune.logging import notice
-from hftune.models.loading.stored_quantisation import is_read_whole, quantisation_in
+from hftune.models.loading.quantisation import is_read_whole, quantisation_in
 from hftune.preflight.estimating.candidates import combinations, single_changes, ways
 from hftune.preflight.estimating.planner import Choice, Planner
 from hftune.preflight.facts import Facts, resolve

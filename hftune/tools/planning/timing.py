@@ -17,8 +17,7 @@ from hftune.data.readers.files import find_files
 from hftune.data.readers.specs import parse_sources
 from hftune.distributed import launch
 from hftune.errors import ArgumentError, UserError, did_you_mean
-from hftune.models.experts import expert_count, experts_per_token, routed_weights
-from hftune.models.layer_values import attention_layers, head_size
+from hftune.models.structure import attention_layers, expert_count, experts_per_token, head_size, routed_weights
 from hftune.preflight.devices import DEVICES, GIB, Device, known_gpu
 from hftune.preflight.estimating.planner import Choice
 from hftune.preflight.estimating.work import Generation, Work

@@ -13,7 +13,7 @@ from hftune.checkpoints.folder_checks import whole_chain
 from hftune.checkpoints.template_arguments import give_recorded
 from hftune.child_processes import program
 from hftune.errors import ArgumentError, UserError, raise_together
-from hftune.models.adapters.saved_config import read_lora_config
+from hftune.models.adapters.folding import read_lora_config
 from hftune.models.loading.from_pretrained import pretrained
 from hftune.models.vocabulary import manifest_of, recorded_growth
 from hftune.template_arguments import arguments_of, template_text

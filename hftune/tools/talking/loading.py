@@ -21,8 +21,7 @@ from hftune.checkpoints.folder_checks import chain_problems, check_recorded_base
 from hftune.checkpoints.template_arguments import give_recorded
 from hftune.distributed import ranks
 from hftune.errors import ArgumentError, UserError, raise_together
-from hftune.models.adapters.folding import fold_adapters
-from hftune.models.adapters.saved_config import read_lora_config
+from hftune.models.adapters.folding import fold_adapters, read_lora_config
 from hftune.models.loading.config_sizes import check_config
 from hftune.models.loading.from_pretrained import pretrained
 from hftune.models.loading.layer_numbers import check_layers

@@ -17,7 +17,7 @@ from hftune.data.counts import Context
 from hftune.data.teacher_targets import trained_places
 from hftune.models.kernels.answer_head import add_answer_head
 from hftune.models.kernels.chunked_heads import CHUNK_BYTES
-from hftune.models.kernels.lessons import MixedTeachers, TeacherStates
+from hftune.models.kernels.divergences import MixedTeachers, TeacherStates
 from hftune.models.vocabulary import predicted_rows
 from hftune.tools.teaching.shards import ShardFile, Work
 from hftune.trainers.distillation.loading import load_teachers

@@ -15,7 +15,7 @@ from hftune.distributed import phases, ranks
 from hftune.logging import notice
 from hftune.models.decoding import decoding_together
 from hftune.models.kernels.fused_lora import adapters_held
-from hftune.models.loading.dtype import compute_dtype
+from hftune.models.loading.build import compute_dtype
 from hftune.trainers.features.answers import Completions
 from hftune.trainers.features.engine import reporting_passes
 from hftune.trainers.features.feature import Feature

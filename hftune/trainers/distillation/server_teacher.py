@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from hftune.models.kernels.lessons import TopTargets
+from hftune.models.kernels.divergences import TopTargets
 from hftune.trainers.distillation.on_policy import spans_of
 from hftune.trainers.distillation.teacher_server import TeacherServer
 from hftune.trainers.features.feature import Feature

@@ -6,7 +6,7 @@ import torch
 
 from hftune.constants import TEACHER_ROWS
 from hftune.data.teacher_targets import StoredTargets
-from hftune.models.kernels.lessons import TopTargets
+from hftune.models.kernels.divergences import TopTargets
 from hftune.trainers.features.feature import Feature
 from hftune.trainers.features.run import Inputs, Run
 from hftune.trainers.features.token_loss import next_values

@@ -9,7 +9,7 @@ import torch
 
 from hftune.arguments.training import StageArguments
 from hftune.logging import notice
-from hftune.models.kernels.lessons import Divergence, Lesson
+from hftune.models.kernels.divergences import Divergence, Lesson
 from hftune.trainers.distillation.on_policy import OnPolicyAnswers
 from hftune.trainers.distillation.server_teacher import ServerTeacher
 from hftune.trainers.distillation.stored_teacher import StoredTeacher

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from trl.models import prepare_deepspeed
 
 from hftune.models.kernels.answer_head import add_answer_head
-from hftune.models.kernels.lessons import MixedTeachers, TeacherStates
+from hftune.models.kernels.divergences import MixedTeachers, TeacherStates
 from hftune.trainers.features.feature import Feature
 from hftune.trainers.features.run import Inputs, Run
 from hftune.trainers.features.token_loss import OF_LABELS

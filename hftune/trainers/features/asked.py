@@ -19,10 +19,9 @@ from hftune.compat.installing import replace_method
 from hftune.distributed import ranks
 from hftune.distributed.expert_parallel import expert_layers, gathered_weights, shard_experts
 from hftune.logging import get_logger, notice
-from hftune.models.kernels.dropout import Dropouts, find_dropouts
+from hftune.models.kernels.dropout import Dropouts, Probabilities, find_dropouts, outside_config
 from hftune.models.kernels.tiling import longest_batch, tile_mlps, tiles_for
 from hftune.models.loading.config import row_length
-from hftune.models.loading.dropout_fields import Probabilities, outside_config
 from hftune.trainers.features.run import Run, plain_model
 
 FOLDER = "profile"

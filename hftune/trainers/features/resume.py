@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from hftune.checkpoints.integrity import engine_folder
-from hftune.compat.transformers_patches import Loader, checkpoint_loader
+from hftune.compat.patches import Loader, checkpoint_loader
 from hftune.distributed import ranks
 from hftune.logging import notice
 from hftune.opening.torch_file import checked_loading

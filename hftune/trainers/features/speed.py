@@ -12,8 +12,7 @@ from transformers import PreTrainedModel
 
 from hftune.constants import FILLER, IGNORE_INDEX
 from hftune.distributed import zero
-from hftune.models.experts import expert_count, experts_per_token
-from hftune.models.layer_values import attention_layers, head_size
+from hftune.models.structure import attention_layers, expert_count, experts_per_token, head_size
 from hftune.preflight.devices import known_gpu
 from hftune.trainers.features.feature import Feature
 from hftune.trainers.features.run import Inputs, Run, plain_model

@@ -13,14 +13,14 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from torch.utils.data import Sampler
 
 from hftune.arguments.training import StageArguments
-from hftune.compat.peft_patches import fused_heads
+from hftune.compat.patches import fused_heads
 from hftune.data.mixture import ReorderedSampler
 from hftune.distributed import phases
 from hftune.models.attention.documents import documents_of
 from hftune.models.decoding import Drawn, decoding_together
 from hftune.models.kernels.fused_lora import adapters_held
 from hftune.models.kernels.scoring_head import add_scoring_head
-from hftune.models.loading.dtype import compute_dtype
+from hftune.models.loading.build import compute_dtype
 from hftune.models.vocabulary import predicted_rows
 from hftune.trainers.features.answers import AnswerRound, Completions, PartSeconds
 from hftune.trainers.features.engine import reporting_passes

@@ -14,7 +14,7 @@ from torch import nn
 from hftune.arguments.optimizer import MUON
 from hftune.arguments.training import StageArguments
 from hftune.distributed import zero
-from hftune.models.blocks import decoder_list
+from hftune.models.structure import decoder_list
 
 LORAPLUS_LR_EMBEDDING = 1e-6  # peft's and the LoRA+ authors' default
 

@@ -25,9 +25,8 @@ from transformers.utils import ModelOutput
 from hftune.distributed import zero
 from hftune.errors import ArgumentError
 from hftune.models.attention.segments import SEGMENTS, VARLEN
-from hftune.models.heads import body_of
-from hftune.models.kernels.answer_rows import AnswerRows, padded_rows
-from hftune.models.kernels.scoring_head import rows_to_score
+from hftune.models.kernels.scoring_head import AnswerRows, padded_rows, rows_to_score
+from hftune.models.structure import body_of
 from hftune.opening.safetensors_file import load_tensors
 from hftune.trainers.features.run import plain_model
 

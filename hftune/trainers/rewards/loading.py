@@ -23,8 +23,7 @@ from hftune.data.turn_tokens import mode_for_answers
 from hftune.distributed.zero import no_partitioning
 from hftune.errors import ArgumentError, did_you_mean, raise_together
 from hftune.logging import notice
-from hftune.models.adapters.folding import fold_adapters
-from hftune.models.adapters.saved_config import read_lora_config
+from hftune.models.adapters.folding import fold_adapters, read_lora_config
 from hftune.models.loading.config_sizes import check_config
 from hftune.models.loading.from_pretrained import pretrained
 from hftune.models.loading.layer_numbers import check_layers

@@ -17,14 +17,7 @@ from torch import nn
 from transformers import dynamic_module_utils
 from transformers.integrations import deepspeed as hf_deepspeed
 
-from hftune.compat import (
-    accelerate_patches,
-    bitsandbytes_patches,
-    deepspeed_patches,
-    installing,
-    peft_patches,
-    transformers_patches,
-)
+from hftune.compat import installing, patches
 from hftune.compat.checking import problem_of
 from hftune.compat.symbols import UpstreamSymbol, entry_of
 from hftune.errors import UserError
@@ -39,29 +32,29 @@ def changed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_engines_are_looked_for_where_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(other, "is_deepspeed_available", imports.is_deepspeed_available)
-    accelerate_patches.look_for_engines(needed=False)
+    patches.look_for_engines(needed=False)
     assert not other.is_deepspeed_available()
     assert problem_of(entry_of("accelerate.utils.other.is_deepspeed_available")) is None
-    accelerate_patches.look_for_engines(needed=True)
+    patches.look_for_engines(needed=True)
     assert other.is_deepspeed_available is imports.is_deepspeed_available
 
 
 @pytest.mark.usefixtures("changed")
 def test_engines_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(other, "is_deepspeed_available", imports.is_deepspeed_available)
-    accelerate_patches.look_for_engines(needed=False)
+    patches.look_for_engines(needed=False)
     assert other.is_deepspeed_available is imports.is_deepspeed_available
 
 
 def test_nobody_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dynamic_module_utils, "TIME_OUT_REMOTE_CODE", 15)
-    transformers_patches.never_ask_about_code()
+    patches.never_ask_about_code()
     assert dynamic_module_utils.TIME_OUT_REMOTE_CODE == 0
 
 
 def test_the_deepspeed_config_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hf_deepspeed, "_hf_deepspeed_config_weak_ref", mark := object())
-    with pytest.raises(RuntimeError), transformers_patches.no_deepspeed_config():
+    with pytest.raises(RuntimeError), patches.no_deepspeed_config():
         assert hf_deepspeed._hf_deepspeed_config_weak_ref is None
         raise RuntimeError
     assert hf_deepspeed._hf_deepspeed_config_weak_ref is mark
@@ -79,7 +72,7 @@ def test_checkpoints_are_loaded_our_way(monkeypatch: pytest.MonkeyPatch) -> None
         heard.append("ours")
         original(engine, folder, **options)
 
-    with pytest.raises(RuntimeError), transformers_patches.checkpoint_loader(load):
+    with pytest.raises(RuntimeError), patches.checkpoint_loader(load):
         transformers.trainer.deepspeed_load_checkpoint("engine", "folder", load_module_strict=False)
         raise RuntimeError
     assert heard == ["ours", ("engine", "folder", False)]
@@ -90,9 +83,9 @@ def test_checkpoints_are_loaded_our_way(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize(
     "patch",
     [
-        transformers_patches.never_ask_about_code,
-        lambda: transformers_patches.no_deepspeed_config().__enter__(),
-        lambda: transformers_patches.checkpoint_loader(print).__enter__(),
+        patches.never_ask_about_code,
+        lambda: patches.no_deepspeed_config().__enter__(),
+        lambda: patches.checkpoint_loader(print).__enter__(),
     ],
 )
 def test_what_cannot_be_left_out_is_an_error(patch: Any) -> None:
@@ -110,7 +103,7 @@ def test_rows_are_gathered() -> None:
 
     weight = torch.arange(12.0).reshape(4, 3)
     before = TrainableTokensLayer._collect_token_weights
-    with peft_patches.rows_on_any_device(gather):
+    with patches.rows_on_any_device(gather):
         rows = TrainableTokensLayer._collect_token_weights(SimpleNamespace(), weight, [3, 1], 3)
     assert rows.tolist() == [[9.0, 10.0, 11.0], [3.0, 4.0, 5.0]]
     assert gathered[0] is weight
@@ -120,13 +113,13 @@ def test_rows_are_gathered() -> None:
 @pytest.mark.usefixtures("changed")
 def test_rows_are_peft_s_own_business() -> None:
     before = TrainableTokensLayer._collect_token_weights
-    with peft_patches.rows_on_any_device(pytest.fail):
+    with patches.rows_on_any_device(pytest.fail):
         assert TrainableTokensLayer._collect_token_weights is before
 
 
 def test_no_card_is_written(tmp_path: Any) -> None:
     adapted = get_peft_model(nn.Sequential(nn.Linear(2, 2)), LoraConfig(target_modules=["0"]))
-    peft_patches.write_no_card(adapted)
+    patches.write_no_card(adapted)
     adapted.save_pretrained(tmp_path)
     assert (tmp_path / "adapter_config.json").is_file()
     assert not (tmp_path / "README.md").exists()
@@ -136,7 +129,7 @@ def test_4_bit_weights_stay_differentiable() -> None:
     bnb = pytest.importorskip("bitsandbytes")
     model = nn.Sequential(bnb.nn.Linear4bit(64, 64), nn.Linear(64, 64))
     model[0].support_avx512bf16_for_cpu = True
-    bitsandbytes_patches.keep_differentiable(model)
+    patches.keep_differentiable(model)
     assert model[0].support_avx512bf16_for_cpu is False
     assert not hasattr(model[1], "support_avx512bf16_for_cpu")
 
@@ -144,10 +137,10 @@ def test_4_bit_weights_stay_differentiable() -> None:
 @pytest.mark.usefixtures("changed")
 def test_4_bit_weights_that_may_not_be() -> None:
     bnb = pytest.importorskip("bitsandbytes")
-    bitsandbytes_patches.keep_differentiable(nn.Linear(2, 2))
+    patches.keep_differentiable(nn.Linear(2, 2))
     if not torch.accelerator.is_available():
         with pytest.raises(UserError, match="--made_up_flag needs it"):
-            bitsandbytes_patches.keep_differentiable(bnb.nn.Linear4bit(64, 64))
+            patches.keep_differentiable(bnb.nn.Linear4bit(64, 64))
 
 
 def test_no_shared_memory_operator_is_compiled() -> None:
@@ -155,7 +148,7 @@ def test_no_shared_memory_operator_is_compiled() -> None:
     before = ops.__compatible_ops__["deepspeed_shm_comm"]
     ops.__compatible_ops__["deepspeed_shm_comm"] = True
     try:
-        deepspeed_patches.compile_no_shared_memory()
+        patches.compile_no_shared_memory()
         assert ops.__compatible_ops__["deepspeed_shm_comm"] is False
     finally:
         ops.__compatible_ops__["deepspeed_shm_comm"] = before

@@ -279,7 +279,7 @@ def test_only_the_files_of_a_model_are_downloaded(
         return str(tmp_path)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    monkeypatch.setattr("hftune.models.loading.hub.hub_is_silent", lambda name: silent and "owner/" in name)
+    monkeypatch.setattr("hftune.models.loading.from_pretrained.hub_is_silent", lambda name: silent and "owner/" in name)
     found = find_base("owner/model", "v2")
     assert (found.name, found.folder) == ("owner/model", tmp_path)
     ((name, options),) = asked

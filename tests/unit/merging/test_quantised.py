@@ -13,7 +13,7 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
-from hftune.compat.bitsandbytes_patches import keep_differentiable
+from hftune.compat.patches import keep_differentiable
 from hftune.errors import UserError
 from tests.unit.merging.models import ATTENTION, IDS, make_adapter, merge, merged_logits, settings
 

@@ -6,7 +6,7 @@ import pytest
 from torch import nn
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
-from hftune.models.blocks import checkpointed_layers, decoder_layers
+from hftune.models.structure import checkpointed_layers, decoder_layers
 from tests.architectures import ARCHITECTURES, make_config
 
 

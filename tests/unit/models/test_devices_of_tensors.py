@@ -17,10 +17,9 @@ from hftune.models.attention.documents import Row
 from hftune.models.attention.segments import Segments, segments_attention, segments_mask
 from hftune.models.attention.shared_prompts import SharedPrompts
 from hftune.models.kernels.answer_head import add_answer_head
-from hftune.models.kernels.answer_projection import LogitShape
-from hftune.models.kernels.answer_rows import shared_rows
-from hftune.models.kernels.divergences import taught_loss
-from hftune.models.kernels.lessons import Divergence, Lesson, TeacherStates
+from hftune.models.kernels.chunked_heads import LogitShape
+from hftune.models.kernels.divergences import Divergence, Lesson, TeacherStates, taught_loss
+from hftune.models.kernels.scoring_head import shared_rows
 from hftune.trainers.losses.divergences import desensitised
 from hftune.trainers.losses.routers import balance_loss, z_loss
 from hftune.trainers.ppo.maths import token_rewards

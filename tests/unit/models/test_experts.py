@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hftune.models.experts import gather_experts_at_once
+from hftune.models.structure import gather_experts_at_once
 from tests.table.tiny import model_class, tiny_config
 
 

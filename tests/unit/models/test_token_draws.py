@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from transformers import GenerationConfig
 
-from hftune.models import token_draws
-from hftune.models.token_draws import Draws, LogProbs, head_in_pieces, random_state
+from hftune.models import decoding
+from hftune.models.decoding import Draws, LogProbs, head_in_pieces, random_state
 
 
 @pytest.mark.parametrize("ahead", [False, True])
@@ -69,7 +69,7 @@ def test_log_probabilities_by_hand() -> None:
 @pytest.mark.parametrize("bias", [False, True])
 def test_a_head_in_pieces_gives_the_same(bias: bool) -> None:
     torch.manual_seed(0)
-    head, states = nn.Linear(8, 2 * token_draws.PIECE + 5, bias=bias), torch.randn(3, 1, 8)
+    head, states = nn.Linear(8, 2 * decoding.PIECE + 5, bias=bias), torch.randn(3, 1, 8)
     expected = head(states)
     with head_in_pieces(head):
         assert "forward" in vars(head)

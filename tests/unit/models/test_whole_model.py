@@ -22,12 +22,11 @@ from hftune.errors import ArgumentError
 from hftune.models.adapters.freezing import plan_freezing
 from hftune.models.adapters.lora_config import all_linear, inject, lora_config
 from hftune.models.classes import make_reward_models
-from hftune.models.heads import body_of
 from hftune.models.loading.base_parts import keep_of_base
 from hftune.models.loading.config import _refuse_shapeless
 from hftune.models.loading.from_pretrained import from_config, pretrained
 from hftune.models.loading.stored_weights import find_mismatch
-from hftune.models.other_parts import freeze_other_parts, is_within, other_parts
+from hftune.models.structure import body_of, freeze_other_parts, is_within, other_parts
 from hftune.preflight.model_folder import check_adapter_fits
 from hftune.weight_files import INDEX_NAME, weight_shapes
 from tests.architectures import make_model

@@ -16,7 +16,7 @@ from hftune.logging import notices
 from hftune.models.adapters.adaptable import unadaptable
 from hftune.models.adapters.lora_config import adapted_parameters, experts, inject, lora_config
 from hftune.models.adapters.parameter_report import report_targets
-from hftune.models.experts import routers_of
+from hftune.models.structure import routers_of
 from tests.table.tiny import model_class, tiny_config
 
 

@@ -86,7 +86,7 @@ def test_one_notice_says_what_is_left_out() -> None:
 def test_layers_that_the_config_counts_otherwise() -> None:
     """LongCat's config counts each layer as two: flags that name layers mean those that are there."""
     from hftune.models.adapters.freezing import plan_freezing
-    from hftune.models.blocks import decoder_layers
+    from hftune.models.structure import decoder_layers
 
     model = model_of("longcat_flash")
     assert len(decoder_layers(model)) == 2 < model.config.num_hidden_layers

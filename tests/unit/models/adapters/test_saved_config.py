@@ -12,9 +12,8 @@ from peft.tuners.lora import torchao
 
 from hftune.errors import ArgumentError
 from hftune.logging import notices
-from hftune.models.adapters.folding import fold_adapters, load_adapter
+from hftune.models.adapters.folding import fold_adapters, load_adapter, read_adapter_config, read_lora_config
 from hftune.models.adapters.preparation import add_adapter
-from hftune.models.adapters.saved_config import read_adapter_config, read_lora_config
 from tests.unit.models.adapting import arguments, load
 
 

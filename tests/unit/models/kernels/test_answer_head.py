@@ -10,11 +10,11 @@ from peft import LoraConfig, get_peft_model
 from torch._dynamo.testing import CompileCounter
 from transformers import Gemma2Config, Gemma2ForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from hftune.models.heads import body_of
 from hftune.models.kernels import answer_head, chunked_heads
 from hftune.models.kernels.answer_head import add_answer_head
-from hftune.models.kernels.answer_projection import LogitShape
-from hftune.models.kernels.lessons import Divergence, Lesson
+from hftune.models.kernels.chunked_heads import LogitShape
+from hftune.models.kernels.divergences import Divergence, Lesson
+from hftune.models.structure import body_of
 from tests.table.tiny import model_class, tiny_config
 
 WORDS = 97

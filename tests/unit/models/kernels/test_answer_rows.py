@@ -13,8 +13,7 @@ from transformers import AutoModelForCausalLM
 from hftune.models.attention.documents import isolate_documents
 from hftune.models.attention.isolation import ATTENTION
 from hftune.models.attention.segments import SEGMENTS
-from hftune.models.kernels.answer_rows import padded_rows, shared_rows
-from hftune.models.kernels.scoring_head import rows_to_score
+from hftune.models.kernels.scoring_head import padded_rows, rows_to_score, shared_rows
 from tests.table.tiny import tiny_config
 
 PAD = 0

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from hftune.models.kernels.divergences import taught
-from hftune.models.kernels.lessons import Divergence, TopTargets
+from hftune.models.kernels.divergences import Divergence, TopTargets, taught
 
 WORDS, TOKENS = 23, 11
 

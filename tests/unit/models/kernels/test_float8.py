@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
 
 from hftune.arguments.entry import parse_arguments
-from hftune.models.kernels import float8, float8_support
+from hftune.models.kernels import float8
 from hftune.models.kernels.float8 import report_float8, to_float8
 from hftune.models.loading.causal_lm import load_causal_lm
 from hftune.models.loading.tokenizer import load_tokenizer
@@ -19,7 +19,7 @@ pytest.importorskip("torchao")
 
 SIZES = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
 SIZES |= {"num_key_value_heads": 2, "vocab_size": 160, "max_position_embeddings": 64}
-RECIPES = list(float8_support.CAPABILITY)
+RECIPES = list(float8.CAPABILITY)
 
 
 def llama() -> LlamaForCausalLM:
@@ -109,11 +109,11 @@ def test_for_a_proof_nothing_is_rounded() -> None:
     rounded = copy.deepcopy(plain)
     to_float8(rounded, "tensorwise")
     layer = rounded.model.layers[0].self_attn.q_proj
-    with float8_support.without_float8(rounded):
+    with float8.without_float8(rounded):
         assert torch.equal(rounded(**batch()).logits, plain(**batch()).logits)
     assert not torch.equal(rounded(**batch()).logits, plain(**batch()).logits)
     assert "forward" not in vars(layer)
     layer.forward = before = lambda *_: None  # somebody else's
-    with float8_support.without_float8(rounded):
+    with float8.without_float8(rounded):
         assert layer.forward is not before
     assert layer.forward is before

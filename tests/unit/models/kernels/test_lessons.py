@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-from hftune.models.kernels.answer_projection import LogitShape
-from hftune.models.kernels.lessons import Divergence, Lesson, MixedTeachers, TeacherStates, TopTargets
+from hftune.models.kernels.chunked_heads import LogitShape
+from hftune.models.kernels.divergences import Divergence, Lesson, MixedTeachers, TeacherStates, TopTargets
 
 LOG = math.log
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from hftune.models.kernels.answer_projection import LogitShape
+from hftune.models.kernels.chunked_heads import LogitShape
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from hftune.arguments.recomputation import CORE_ATTENTION, FULL, MLP, Recomputation
-from hftune.models.kernels.recomputable import members, not_recomputable
+from hftune.models.kernels.activation_checkpointing import members, not_recomputable
 
 
 def llama() -> LlamaForCausalLM:

@@ -15,10 +15,10 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from hftune.models.attention.documents import documents_of
 from hftune.models.attention.segments import SEGMENTS
 from hftune.models.classes import NOT_TRAINED
-from hftune.models.heads import body_of
 from hftune.models.kernels import answer_head, scoring_head
-from hftune.models.kernels.answer_projection import LogitShape
+from hftune.models.kernels.chunked_heads import LogitShape
 from hftune.models.kernels.scoring_head import add_scoring_head
+from hftune.models.structure import body_of
 from tests.table.tiny import UNBUILT, tiny_config
 
 # Of plain structure; whose `base_model` is itself; with layers before the head; with logits that are scaled or capped.

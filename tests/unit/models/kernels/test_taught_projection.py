@@ -14,11 +14,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import Gemma2Config, Gemma2ForCausalLM, LlamaConfig, LlamaForCausalLM
 from trl.kernels.chunked_divergence import ChunkedDivergenceFunction
 
-from hftune.models.kernels import answer_projection, chunked_heads, divergences
+from hftune.models.kernels import chunked_heads, divergences
 from hftune.models.kernels.answer_head import add_answer_head
-from hftune.models.kernels.answer_projection import LogitShape
-from hftune.models.kernels.divergences import taught_loss
-from hftune.models.kernels.lessons import Divergence, Lesson, MixedTeachers, TeacherStates, TopTargets
+from hftune.models.kernels.chunked_heads import LogitShape
+from hftune.models.kernels.divergences import Divergence, Lesson, MixedTeachers, TeacherStates, TopTargets, taught_loss
 from tests.table.tiny import model_class, tiny_config
 from tests.unit.models.kernels.test_divergences import expected
 
@@ -397,9 +396,9 @@ def test_chunks_are_of_so_many_logits(monkeypatch: pytest.MonkeyPatch) -> None:
     lesson = Lesson(TeacherStates(states, teacher, LogitShape()), Divergence(0.5))
     ids, factors = torch.zeros(TOKENS).long(), torch.ones(TOKENS)
     taught_loss(student, hidden, ids, LogitShape(), 0, factors, lesson)
-    answer_projection.weighted_loss(student, hidden, ids, LogitShape(), 0, factors)
+    chunked_heads.weighted_loss(student, hidden, ids, LogitShape(), 0, factors)
     student.requires_grad_(False)
-    answer_projection.answer_log_probs(student, hidden, ids, LogitShape(), 0)
+    chunked_heads.answer_log_probs(student, hidden, ids, LogitShape(), 0)
     assert {*asked} == {(WORDS,)}
 
 
@@ -411,15 +410,13 @@ def test_what_a_frozen_head_tells_of_each_token() -> None:
         student.requires_grad_(trained)
         told = []
         for detail in (0, 1, 2):
-            loss, columns = answer_projection.weighted_loss(student, hidden, ids, LogitShape(), detail, factors)
+            loss, columns = chunked_heads.weighted_loss(student, hidden, ids, LogitShape(), detail, factors)
             told.append(len(columns))
             same(loss, -columns[0].sum())
         assert told == [1, 3, 5]
-    nothing = [
-        len(answer_projection.answer_log_probs(student, hidden[:0], ids[:0], LogitShape(), n)) for n in (0, 1, 2)
-    ]
+    nothing = [len(chunked_heads.answer_log_probs(student, hidden[:0], ids[:0], LogitShape(), n)) for n in (0, 1, 2)]
     assert nothing == told, "of no token as many columns, which are empty"
-    log_probs, *figures = answer_projection.answer_log_probs(student, hidden, ids, LogitShape(), 2)
+    log_probs, *figures = chunked_heads.answer_log_probs(student, hidden, ids, LogitShape(), 2)
     assert log_probs.requires_grad and not any(figure.requires_grad for figure in figures)
 
 
@@ -448,7 +445,7 @@ def test_a_chunk_that_only_another_process_has_of_labels_alone(monkeypatch: pyte
     for most in (1, 50):
         monkeypatch.setattr(chunked_heads.zero, "is_any_partitioned", lambda module, most=most: most > 1)
         monkeypatch.setattr(chunked_heads.ranks, "max_over_ranks", lambda count, most=most: most * count)
-        loss, columns = answer_projection.weighted_loss(student, hidden, ids, LogitShape(), 2, factors)
+        loss, columns = chunked_heads.weighted_loss(student, hidden, ids, LogitShape(), 2, factors)
         loss.backward()
         found.append([loss, *columns, *gradients(hidden, student)])
     assert all(len(column) == TOKENS for column in columns)
@@ -468,7 +465,7 @@ def test_labels_alone_of_logits_that_are_capped(head: str) -> None:
     wanted = -(log_probs * factors).sum()
     wanted.backward()
     of_full = gradients(hidden, student)
-    loss, columns = answer_projection.weighted_loss(student, hidden, ids, shape, 2, factors)
+    loss, columns = chunked_heads.weighted_loss(student, hidden, ids, shape, 2, factors)
     loss.backward()
     same(loss, wanted)
     same(columns[0], log_probs)

@@ -6,7 +6,7 @@ import pytest
 from transformers import GPT2Config, LlamaConfig
 
 from hftune.arguments.entry import parse_arguments
-from hftune.models.loading.dropout_fields import Probabilities, outside_config, set_dropout_fields
+from hftune.models.kernels.dropout import Probabilities, outside_config, set_dropout_fields
 
 
 def asked(*flags: str):

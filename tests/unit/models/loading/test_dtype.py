@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from hftune.arguments.entry import parse_arguments
-from hftune.models.loading.dtype import weight_dtype
+from hftune.models.loading.build import weight_dtype
 
 
 def test_weights_that_are_updated_stay_in_float32(tiny_model: Path) -> None:

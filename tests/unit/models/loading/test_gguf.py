@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from hftune.models.loading.gguf import forget_gguf
+from hftune.models.loading.causal_lm import forget_gguf
 
 
 def test_nothing_is_left() -> None:

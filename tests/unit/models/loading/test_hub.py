@@ -14,7 +14,7 @@ from transformers import AutoConfig
 from hftune.arguments.entry import parse_arguments
 from hftune.errors import ArgumentError
 from hftune.merging.inputs import find_base
-from hftune.models.loading import hub
+from hftune.models.loading import from_pretrained
 from hftune.models.loading.from_pretrained import pretrained
 from hftune.models.loading.tokenizer import load_tokenizer
 
@@ -28,11 +28,11 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
         found.append(address)
         raise OSError("no route")
 
-    monkeypatch.setattr(hub.constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(hub.socket, "create_connection", refuse)
+    monkeypatch.setattr(from_pretrained.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(from_pretrained.socket, "create_connection", refuse)
     for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"):
         monkeypatch.delenv(name, raising=False)
-    clear = hub.hub_answers.cache_clear  # a test may put another function there
+    clear = from_pretrained.hub_answers.cache_clear  # a test may put another function there
     clear()
     yield found
     clear()
@@ -41,11 +41,11 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
 def test_a_name_is_silent_and_a_folder_is_not_asked_for(
     asked: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert not hub.hub_is_silent(tmp_path) and not asked
-    assert hub.hub_is_silent("some-owner/some-model") and hub.hub_is_silent("another/one")
+    assert not from_pretrained.hub_is_silent(tmp_path) and not asked
+    assert from_pretrained.hub_is_silent("some-owner/some-model") and from_pretrained.hub_is_silent("another/one")
     assert len(asked) == 1, "asked once a process"
-    monkeypatch.setattr(hub.constants, "HF_HUB_OFFLINE", True)
-    assert not hub.hub_is_silent("some-owner/some-model"), "nobody asks it then"
+    monkeypatch.setattr(from_pretrained.constants, "HF_HUB_OFFLINE", True)
+    assert not from_pretrained.hub_is_silent("some-owner/some-model"), "nobody asks it then"
 
 
 @pytest.mark.parametrize(
@@ -57,15 +57,15 @@ def test_a_name_is_silent_and_a_folder_is_not_asked_for(
     ],
 )
 def test_the_address_of_an_endpoint(endpoint: str, address: tuple[str, int], asked: list[Any]) -> None:
-    assert not hub.hub_answers(endpoint) and asked == [address]
+    assert not from_pretrained.hub_answers(endpoint) and asked == [address]
 
 
 def test_who_listens_answers_and_a_proxy_may(monkeypatch: pytest.MonkeyPatch, asked: list[Any]) -> None:
-    monkeypatch.setattr(hub.socket, "create_connection", lambda *_, **__: socket.socket())
-    assert hub.hub_answers("http://one")
+    monkeypatch.setattr(from_pretrained.socket, "create_connection", lambda *_, **__: socket.socket())
+    assert from_pretrained.hub_answers("http://one")
     monkeypatch.undo()
     monkeypatch.setenv("ALL_PROXY", "http://proxy")
-    assert hub.hub_answers("http://127.0.0.1:9")
+    assert from_pretrained.hub_answers("http://127.0.0.1:9")
 
 
 def test_only_the_cache_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,7 +73,7 @@ def test_only_the_cache_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(AutoConfig, "from_pretrained", lambda *_, **options: given.append(options))
     pretrained(AutoConfig, "some-owner/some-model", trust_remote_code=False)
     pretrained(AutoConfig, "some-owner/some-model", trust_remote_code=False, local_files_only=False)
-    monkeypatch.setattr(hub, "hub_answers", lambda endpoint: True)
+    monkeypatch.setattr(from_pretrained, "hub_answers", lambda endpoint: True)
     pretrained(AutoConfig, "some-owner/some-model", trust_remote_code=False)
     assert [one.get("local_files_only") for one in given] == [True, False, None]
 

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from hftune.arguments.entry import parse_arguments
 from hftune.errors import UserError
-from hftune.models.loading import stored_quantisation
+from hftune.models.loading import quantisation
 from hftune.models.loading.causal_lm import load_causal_lm
 from hftune.models.loading.reward_model import load_reward_model
 from hftune.models.loading.tokenizer import load_tokenizer
@@ -127,7 +127,7 @@ def refusal(folder: Path, tmp_path: Path, *flags: str) -> str:
 def test_what_is_not_served_is_refused(
     said: dict[str, Any], cause: str, make_base: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stored_quantisation, "find_spec", lambda name: None)
+    monkeypatch.setattr(quantisation, "find_spec", lambda name: None)
     folder = change(pack(make_base("llama", num_hidden_layers=1), tmp_path / "packed", "fp8"), **said)
     message = refusal(folder, tmp_path, "--use_peft", "True")
     assert cause in message and "give the weights in 16 bit" in message
@@ -154,7 +154,7 @@ def test_blocks_that_do_not_divide_a_weight_are_refused(make_base: Callable, tmp
 def test_flags_that_do_not_go_with_it(
     kind: str, flags: tuple[str, ...], cause: str, make_base: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stored_quantisation, "find_spec", lambda name: name)
+    monkeypatch.setattr(quantisation, "find_spec", lambda name: name)
     folder = pack(make_base("llama", **WIDE), tmp_path / "packed", "fp8")
     assert cause in refusal(change(folder, quant_method=kind), tmp_path, *flags)
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from hftune.models.kernels.answer_projection import LogitShape, answer_log_probs, weighted_loss
+from hftune.models.kernels.chunked_heads import LogitShape, answer_log_probs, weighted_loss
 from hftune.preflight.estimating.parts import HeadSizes, answer_head
 from hftune.preflight.estimating.tracing import Tracker
 

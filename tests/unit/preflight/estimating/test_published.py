@@ -23,7 +23,7 @@ from transformers.initialization import no_init_weights
 from hftune.arguments.entry import parse_arguments
 from hftune.cli import dispatch
 from hftune.distributed import ranks
-from hftune.models.blocks import decoder_layers
+from hftune.models.structure import decoder_layers
 from hftune.preflight.estimating.planner import Planner
 from hftune.preflight.facts import resolve
 from hftune.preflight.memory import ModelSize

@@ -176,7 +176,7 @@ def test_a_reference_counts_in_full_dpo_alone(config_of: Any) -> None:
 
 def test_what_bitsandbytes_packs(config_of: Any) -> None:
     """Counted against a real quantised model: linears but the head, and no experts."""
-    from hftune.models.loading.quantization import quantization_config
+    from hftune.models.loading.quantisation import quantization_config
 
     for name in ("llama", "mixtral"):
         model_args, adapter_args, training_args = arguments("sft", config_of(name), "--qlora")

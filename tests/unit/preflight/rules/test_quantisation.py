@@ -9,8 +9,8 @@ import pytest
 
 from hftune.arguments.entry import parse_arguments
 from hftune.errors import ArgumentError
-from hftune.models.kernels import float8_support
-from hftune.models.loading import stored_quantisation
+from hftune.models.kernels import float8
+from hftune.models.loading import quantisation as stored_quantisation
 from hftune.preflight.facts import resolve
 from hftune.preflight.rules import quantisation
 from hftune.preflight.rules.quantisation import check_quantisation
@@ -96,7 +96,7 @@ def test_fp8_without_a_gpu_or_torchao_is_refused(monkeypatch: pytest.MonkeyPatch
     ],
 )
 def test_what_fp8_does_not_go_with(flags: tuple[str, ...], said: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quantisation, "has_float8", lambda recipe: recipe in float8_support.CAPABILITY)
+    monkeypatch.setattr(quantisation, "has_float8", lambda recipe: recipe in float8.CAPABILITY)
     monkeypatch.setattr(quantisation, "has_torchao", lambda: True)
     lines = problems("--fp8", "tensorwise", "--bf16", "True", *flags).splitlines()
     found = [line.partition(":")[0] for line in lines if "does not go with" in line]

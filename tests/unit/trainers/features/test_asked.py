@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import LlamaConfig
 
-from hftune.models.loading.dropout_fields import Probabilities
+from hftune.models.kernels.dropout import Probabilities
 from hftune.trainers.features import asked as asked_module
 from hftune.trainers.features.asked import FOLDER, DropoutWarmup, describe_dropout, shard_experts_once
 from tests.unit.trainers.features import made_up

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 from trl.trainer.utils import split_tensor_dict
 
-from hftune.models.kernels.answer_rows import padded_rows
+from hftune.models.kernels.scoring_head import padded_rows
 from hftune.trainers.ppo.critic import critic_from_reward
 from tests.unit.trainers.rl_runs import PROMPTS, logged, make_trainer
 

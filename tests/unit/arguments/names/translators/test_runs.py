@@ -8,7 +8,7 @@ from trl.experimental.gkd import GKDTrainer
 
 from hftune.arguments.names.translators import runs
 from hftune.errors import ArgumentError
-from hftune.models.kernels.lessons import Divergence
+from hftune.models.kernels.divergences import Divergence
 from tests.unit.arguments.names.translators.questions import ask, translated
 from tests.unit.models.kernels.test_divergences import expected
 

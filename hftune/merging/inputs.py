@@ -19,8 +19,7 @@ from hftune.errors import ArgumentError, ManifestError, UserError, raise_togethe
 from hftune.logging import notice
 from hftune.merging.adapters import Adapter, read_adapter
 from hftune.merging.tensors import NAMES
-from hftune.models.loading.config_sizes import check_config
-from hftune.models.loading.layer_numbers import check_layers
+from hftune.models.loading.config_file import check_config, check_layers
 from hftune.models.vocabulary import Growth, recorded_growth
 from hftune.opening.files import unsafe_entries
 from hftune.path_hints import cannot_load

@@ -8,12 +8,10 @@ import resource
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from datasets import Dataset
 
-from hftune.arguments.asking import AskArguments
 from hftune.arguments.entry import parse_arguments
 from hftune.arguments.merging import MergeArguments
 from hftune.data import sources as parts
@@ -21,16 +19,8 @@ from hftune.data.counts import Counts
 from hftune.data.readers.specs import parse_sources
 from hftune.data.sources import TokenizedSource, draw_records
 from hftune.errors import ArgumentError, DataError, UserError
-from hftune.merging.inputs import read_config, read_inputs
-from hftune.models.loading.config_sizes import LIMITS, check_config, check_sizes
-from hftune.preflight.check_run import check_run
-from hftune.preflight.facts import resolve
-from hftune.tools.export.arguments import GgufArguments, QuantisedArguments
-from hftune.tools.export.run import check_export
-from hftune.tools.talking.loading import load_talker
-from hftune.trainers.rewards.loading import reward_head
-
-BOMBS = [10**9, 10**18, 10**400, float("nan"), float("inf"), -5]
+from hftune.merging.inputs import read_inputs
+from hftune.models.loading.config_file import check_config
 
 
 @pytest.fixture(autouse=True)
@@ -40,40 +30,6 @@ def at_once() -> Iterator[None]:
     yield
     assert time.process_time() - began < 20
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1_000_000, "kilobytes"
-
-
-@pytest.mark.parametrize("name", sorted(LIMITS))
-def test_each_size_at_its_edges(name: str) -> None:
-    check_sizes({name: LIMITS[name]}, "here")
-    check_sizes({name: None}, "here")
-    check_sizes({name: -1}, "here")
-    for value in (LIMITS[name] + 1, -2, float("nan"), float("inf"), 10**400):
-        with pytest.raises(ArgumentError, match=f"{name} is"):
-            check_sizes({name: value}, "here")
-
-
-def test_all_at_once_and_within() -> None:
-    with pytest.raises(ArgumentError) as error:
-        check_sizes({"vocab_size": 10**12, "text_config": {"num_hidden_layers": 10**9}}, "m/config.json")
-    assert "vocab_size is 1000000000000, at most 100,000,000; text_config.num_hidden_layers" in str(error.value)
-    assert "m/config.json (--model_name_or_path)" in str(error.value)
-
-
-def deep(levels: int) -> dict[str, Any]:
-    found: dict[str, Any] = {"num_hidden_layers": 10**9}
-    for _ in range(levels):
-        found = {"text_config": found}
-    return found
-
-
-@pytest.mark.parametrize("levels", [1, 3, 8])
-def test_configs_within_configs(levels: int) -> None:
-    with pytest.raises(ArgumentError, match="num_hidden_layers"):
-        check_sizes(deep(levels), "here")
-
-
-def test_no_end_of_configs_within() -> None:
-    check_sizes(deep(500), "here")
 
 
 @pytest.mark.parametrize(
@@ -92,42 +48,6 @@ def test_a_config_too_long_to_be_read(tmp_path: Path) -> None:
         stream.truncate(1 << 40)  # takes no room on the disk
     with pytest.raises(ArgumentError, match=r"1,048,576\.0 MiB"):
         check_config(tmp_path)
-
-
-def model_with(model: Path, folder: Path, **fields: Any) -> Path:
-    folder.mkdir()
-    for file in model.iterdir():
-        if file.is_file():
-            (folder / file.name).write_bytes(file.read_bytes())
-    config = json.loads((folder / "config.json").read_text()) | fields
-    (folder / "config.json").write_text(json.dumps(config))
-    return folder
-
-
-@pytest.mark.parametrize("stage", ["pt", "sft", "rm", "dpo", "rl"])
-@pytest.mark.parametrize("value", BOMBS, ids=lambda value: str(value)[:6])
-def test_a_stage(stage: str, value: float, tiny_model: Path, tmp_path: Path) -> None:
-    folder = model_with(tiny_model, tmp_path / "m", num_hidden_layers=value, vocab_size=value)
-    argv = ["--model_name_or_path", str(folder), "--output_dir", str(tmp_path / "o"), "--train_file_dir", str(tmp_path)]
-    argv += ["--use_peft", *(["--reward_funcs", "length"] if stage == "rl" else [])]
-    with pytest.raises(UserError) as error:
-        check_run(resolve(stage, parse_arguments(stage, argv)))
-    assert "config.json" in str(error.value) and not (tmp_path / "o").exists()
-
-
-@pytest.mark.parametrize("value", BOMBS, ids=lambda value: str(value)[:6])
-def test_every_other_door(value: float, tiny_model: Path, tmp_path: Path) -> None:
-    folder = str(model_with(tiny_model, tmp_path / "m", num_hidden_layers=value))
-    doors = [
-        lambda: read_config(Path(folder)),
-        lambda: reward_head(folder),
-        lambda: load_talker(folder, AskArguments()),
-    ]
-    for door in doors:
-        with pytest.raises(ArgumentError, match=r"config\.json"):
-            door()
-    for args in (GgufArguments, QuantisedArguments):
-        assert [*check_export(args(model_name_or_path=folder, output_dir=str(tmp_path / "o")))]
 
 
 # --- records that are taken ------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from hftune.errors import ArgumentError
 from hftune.logging import notice
 from hftune.models.classes import causal_class, reads_text_alone
 from hftune.models.kernels.dropout import set_dropout_fields
-from hftune.models.loading.config_sizes import check_config
+from hftune.models.loading.config_file import check_config
 from hftune.models.loading.from_pretrained import hub_answers, pretrained
 from hftune.on_demand import on_demand
 from hftune.path_hints import cannot_load
@@ -28,7 +28,7 @@ def model_config(model_args: ModelArguments, training_args: StageArguments) -> P
     """The config of `--model_name_or_path` with rope scaling and dropout as asked for. A new one each time.
 
     Raises:
-        ArgumentError: There is none, it cannot be read, says what no model has, or has no room for what was asked.
+        ArgumentError: There is none, it cannot be read, or it has no room for what was asked.
     """
     check_config(model_args.model_name_or_path)
     try:

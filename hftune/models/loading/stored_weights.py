@@ -20,7 +20,7 @@ from transformers.core_model_loading import rename_source_key
 
 from hftune.errors import ArgumentError
 from hftune.logging import notice
-from hftune.models.loading.layer_numbers import beyond_last, mismatch_error
+from hftune.models.loading.config_file import beyond_last, mismatch_error
 from hftune.weight_files import weight_shapes
 
 Shape = tuple[int, ...]

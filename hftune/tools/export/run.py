@@ -13,9 +13,8 @@ from hftune.checkpoints.folder_checks import check_recorded
 from hftune.checkpoints.inputs import inputs_of
 from hftune.errors import ArgumentError, UserError, raise_together
 from hftune.logging import get_logger
-from hftune.models.loading.config_sizes import check_config
+from hftune.models.loading.config_file import check_config, check_layers
 from hftune.models.loading.from_pretrained import pretrained
-from hftune.models.loading.layer_numbers import check_layers
 from hftune.preflight.model_folder import no_model_in
 from hftune.publishing.folder import published_folder
 from hftune.publishing.places import check_place

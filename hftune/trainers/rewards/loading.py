@@ -24,9 +24,8 @@ from hftune.distributed.zero import no_partitioning
 from hftune.errors import ArgumentError, did_you_mean, raise_together
 from hftune.logging import notice
 from hftune.models.adapters.folding import fold_adapters, read_lora_config
-from hftune.models.loading.config_sizes import check_config
+from hftune.models.loading.config_file import check_config, check_layers
 from hftune.models.loading.from_pretrained import pretrained
-from hftune.models.loading.layer_numbers import check_layers
 from hftune.models.loading.stored_weights import check_finite, check_loaded
 from hftune.models.vocabulary import grow_as_recorded
 from hftune.path_hints import cannot_load

@@ -15,7 +15,7 @@ from hftune.arguments.entry import parse_arguments
 from hftune.errors import ArgumentError, UserError
 from hftune.models.classes import make_reward_models
 from hftune.models.loading.causal_lm import load_causal_lm
-from hftune.models.loading.layer_numbers import beyond_last, check_layers, layer_count, missing_layers
+from hftune.models.loading.config_file import beyond_last, check_layers, layer_count, missing_layers
 from hftune.models.loading.reward_model import load_reward_model
 from hftune.models.loading.stored_weights import Mismatch, check_loaded, check_stored, find_mismatch
 from hftune.models.loading.tokenizer import load_tokenizer

@@ -1,12 +1,48 @@
-"""Whether the decoder layers that are stored are those that config.json says: by names alone, without transformers."""
+"""What config.json says, looked at before anything is built from it: names of foreign code, and numbers of layers."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
-from hftune.errors import ArgumentError
+from hftune.errors import ArgumentError, shown
+from hftune.opening.model_files import read_checked
+
+_DEEP = 8
+"""Configs within configs: text, vision and audio parts lie one deep."""
+
+
+def check_config(name: str | Path | None, flag: str = "--model_name_or_path") -> dict[str, Any]:
+    """The config.json of a local folder, looked at; nothing of a name on the Hub, which is not there yet.
+
+    Raises:
+        ArgumentError: It is no JSON object, or names kernels of the Hub.
+    """
+    file = Path(name or "") / "config.json"
+    if not name or not file.is_file():
+        return {}
+    config = read_checked(file, error=ArgumentError, fix="copy or download the model again")
+    kernels = [*_foreign_kernels(config, "", 0)]
+    if kernels:
+        raise ArgumentError(
+            f"config.json names code of others that would be downloaded and run: {'; '.join(kernels)}",
+            place=f"{file} ({flag})",
+            fix="take it out of config.json; --attn_implementation chooses an implementation",
+        )
+    return config
+
+
+def _foreign_kernels(config: Mapping[str, Any], within: str, depth: int) -> Iterator[str]:
+    """Implementations that are named as a repository's, which transformers fetches where it finds `kernels`."""
+    for name, value in config.items():
+        if isinstance(value, Mapping) and depth < _DEEP:
+            yield from _foreign_kernels(value, f"{within}{name}.", depth + 1)
+        # One for each part of a model has the part's name, below that of all.
+        elif "_implementation" in f"{within}{name}" and "/" in str(value):
+            yield f"{within}{name} is {shown(value)}"
+
 
 _LAYER = re.compile(
     r"^(?:model\.(?:language_model\.)?|language_model\.(?:model\.)?|transformer\.|gpt_neox\.|backbone\.|model\.decoder\.)?"

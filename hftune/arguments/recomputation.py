@@ -11,8 +11,8 @@ from typing import Any
 from hftune.errors import ArgumentError
 from hftune.opening.json_file import parse_json
 
-FULL, ATTENTION, CORE_ATTENTION, MLP = "full", "attention", "core_attention", "mlp"
-PARTS = (FULL, ATTENTION, CORE_ATTENTION, MLP)
+FULL, ATTENTION, MLP = "full", "attention", "mlp"
+PARTS = (FULL, ATTENTION, MLP)
 AUTO = "auto"
 _FLAG, _WHICH = "--activation_checkpointing", "--activation_checkpointing_layers"
 
@@ -28,8 +28,7 @@ class Recomputation:
     """Which layers recompute what, resolved from all flags.
 
     Args:
-        parts: `("full",)`, or some of "attention" (the module with its projections), "core_attention" (scores, softmax
-            and the sum of values alone) and "mlp".
+        parts: `("full",)`, or some of "attention" (the module with its projections) and "mlp".
         every: One of this many layers, the first included.
         which: Further restricts the layers: "0-3,7", "not 0,1", or a share such as "1/3".
         offload: Keep what is saved for recomputing in the memory of the machine, not on the accelerator.
@@ -82,9 +81,8 @@ class RecomputationFields:
         default=None,
         metadata={
             "help": "What is computed again in the backward pass instead of being kept: full (whole layers), attention "
-            "(with its projections), core_attention (scores, softmax and values alone), mlp, several joined by commas, "
-            "auto (as few whole layers as the plan says that memory needs) or none. Left out: full, unless "
-            "--gradient_checkpointing False. Losses stay the same."
+            "(with its projections), mlp, both joined by a comma, auto (as few whole layers as the plan says that "
+            "memory needs) or none. Left out: full, unless --gradient_checkpointing False. Losses stay the same."
         },
     )
     gradient_checkpointing: bool = field(
@@ -182,7 +180,7 @@ class RecomputationFields:
                     f"{part!r} cannot be recomputed by itself", place=_FLAG, fix=f"use {', '.join(PARTS)}, auto or none"
                 )
         # A checkpoint within a checkpoint computes the inner part three times.
-        if (len(parts) > 1 and FULL in parts) or {ATTENTION, CORE_ATTENTION} <= set(parts):
+        if len(parts) > 1 and FULL in parts:
             raise ArgumentError(
                 f"{', '.join(parts)}: one lies within another", place=_FLAG, fix="leave the smaller one out"
             )

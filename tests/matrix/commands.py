@@ -45,7 +45,7 @@ _OWN: dict[str, tuple[str, ...]] = {
 _RECOMPUTED = {
     "full": ("--gradient_checkpointing", "True"),
     "none": ("--gradient_checkpointing", "False"),
-    **{each: ("--activation_checkpointing", each) for each in ("attention", "core_attention", "mlp")},
+    **{each: ("--activation_checkpointing", each) for each in ("attention", "mlp")},
 }
 _OTHERS = {
     "workers": ("workers", ("0", "2")),

@@ -18,7 +18,6 @@ OFF = ("--gradient_checkpointing", "False")
 MODES: dict[str, tuple[str, ...]] = {
     "full": ("--activation_checkpointing", "full"),
     "attention": ("--activation_checkpointing", "attention"),
-    "core_attention": ("--activation_checkpointing", "core_attention"),
     "mlp": ("--activation_checkpointing", "mlp"),
     "every": ("--activation_checkpointing_every", "2"),
     "reentrant": ("--gradient_checkpointing_kwargs", '{"use_reentrant": true}'),

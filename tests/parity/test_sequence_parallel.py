@@ -141,7 +141,6 @@ MORE: dict[str, tuple[str, str, tuple[str, ...], tuple[str, ...], int]] = {
     "tiles, ZeRO-3": ("pt", "full", (), ("--tiled_mlp", *ZERO3, *RECOMPUTED), 2),
     "tiles, ZeRO-3, LoRA": ("sft", "lora", (), ("--tiled_mlp", *ZERO3, *RECOMPUTED), 2),
     "tiles, alone": ("pt", "full", (), ("--tiled_mlp",), 1),
-    "core attention": ("sft", "full", (), (*RECOMPUTED, "--activation_checkpointing", "core_attention"), 2),
     "weights of turns": ("sft", "full", ("--turn_weights", "True"), (), 2),
     "documents that see each other": ("pt", "full", ("--cross_document_attention", "True"), (), 2),
     "length groups": ("sft", "full", ("--train_sampling_strategy", "group_by_length"), (), 2),

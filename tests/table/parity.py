@@ -38,7 +38,6 @@ RECOMPUTED: dict[str, tuple[str, ...]] = {
     "none": ("--activation_checkpointing", "none"),
     "full": ("--activation_checkpointing", "full"),
     "attention": ("--activation_checkpointing", "attention"),
-    "core_attention": ("--activation_checkpointing", "core_attention"),
     "mlp": ("--activation_checkpointing", "mlp"),
     "every 2": ("--activation_checkpointing_every", "2"),
     "reentrant": ("--gradient_checkpointing_kwargs", '{"use_reentrant": true}'),

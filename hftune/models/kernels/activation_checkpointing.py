@@ -7,7 +7,6 @@ model, which is replaced here, on the model itself: it knows what was asked for 
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -18,11 +17,10 @@ from peft import PeftModel
 from torch import nn
 from torch.autograd.graph import save_on_cpu
 from torch.utils.checkpoint import checkpoint
-from transformers import AttentionInterface, GradientCheckpointingLayer, PreTrainedModel
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers import GradientCheckpointingLayer, PreTrainedModel
 
 from hftune.arguments.adapter import AdapterArguments
-from hftune.arguments.recomputation import ATTENTION, CORE_ATTENTION, FULL, MLP, Recomputation
+from hftune.arguments.recomputation import ATTENTION, FULL, MLP, Recomputation
 from hftune.arguments.training import StageArguments
 from hftune.compat.installing import replace_method, require
 from hftune.errors import ArgumentError
@@ -62,22 +60,12 @@ def members(layer: nn.Module, part: str) -> Iterator[nn.Module]:
     if part == FULL:
         yield layer
         return
-    for name in _CHILDREN[MLP if part == MLP else ATTENTION]:
-        child = getattr(layer, name, None)
-        if isinstance(child, nn.Module) and (part != CORE_ATTENTION or _asks_for_function(child)):
-            yield child
-
-
-def _asks_for_function(attention: nn.Module) -> bool:
-    """Whether a module takes its attention function from transformers' table, where it can be found."""
-    forward: Any = inspect.unwrap(type(attention).forward)
-    return "ALL_ATTENTION_FUNCTIONS" in forward.__code__.co_names
+    children = (getattr(layer, name, None) for name in _CHILDREN[part])
+    yield from (child for child in children if isinstance(child, nn.Module))
 
 
 # What architectures call the argument that holds keys and values of earlier tokens.
 _CACHES = ("past_key_values", "past_key_value", "layer_past", "cache_params")
-# Beginnings of the names of attentions that never keep a matrix of scores.
-_KEEP_NO_SCORES = ("sdpa", "flash", "flex", "hftune")
 
 
 def recompute_as_asked(
@@ -120,7 +108,6 @@ def recompute(
         raise problem
     if plan.offload and on_cpu:
         notice("--activation_checkpointing_offload has no effect: on a CPU all activations are in its memory")
-    _warn_if_useless(plain, plan)
     plain.recomputing = Recomputing(plain, plan, reentrant=reentrant, offload=plan.offload and not on_cpu)
     # Off until the Trainer enables it, whatever the config or an earlier stage has left on.
     plain.recomputing.switch(plain, on=False)
@@ -184,13 +171,8 @@ def _switch(
 
 def _parts(layer: nn.Module, part: str) -> Iterator[nn.Module]:
     """The modules of a part, prepared; whole layers need nothing."""
-    modules: list[Any] = [] if part == FULL else list(members(layer, part))
-    for module in modules:
-        if part == CORE_ATTENTION:
-            module.recomputes_core = True
-            _wrap_attention(module)
-        else:
-            _wrap_forward(module)
+    for module in () if part == FULL else members(layer, part):
+        _wrap_forward(module)
         yield module
 
 
@@ -216,46 +198,3 @@ def _recomputed_forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
     if not args:
         args = (kwargs.pop("hidden_states"),)
     return set_here["_gradient_checkpointing_func"](partial(forward, **kwargs), *args)
-
-
-def _wrap_attention(attention: Any) -> None:
-    """Put `_recomputed_core` around the attention function that a module takes, once a process."""
-    name = attention.config._attn_implementation
-    if name in ALL_ATTENTION_FUNCTIONS and isinstance(ALL_ATTENTION_FUNCTIONS[name], _CoreAttention):
-        return
-    # Eager attention is no entry of the table but a function in the file of the module's class.
-    found = None if name == "eager" else ALL_ATTENTION_FUNCTIONS[name]
-    AttentionInterface.register(name, _CoreAttention(found))
-
-
-class _CoreAttention:
-    """An attention function that is recomputed for the modules that ask for it.
-
-    Args:
-        function: The one around which it stands; None: the eager one of each module's own file.
-    """
-
-    def __init__(self, function: Callable[..., Any] | None) -> None:
-        self.function = function
-
-    def __call__(self, module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **kwargs: Any) -> Any:
-        """As transformers calls it: query (batch, heads, length, head size), key and value likewise."""
-        function = partial(self.function or _eager(module), module, **kwargs)
-        asked = getattr(module, "recomputes_core", False) and module.gradient_checkpointing
-        if not (asked and module.training and torch.is_grad_enabled()):
-            return function(query, key, value, attention_mask)
-        return module._gradient_checkpointing_func(function, query, key, value, attention_mask)
-
-
-def _eager(module: nn.Module) -> Callable[..., Any]:
-    function: Callable[..., Any] = inspect.unwrap(type(module).forward).__globals__["eager_attention_forward"]
-    return function
-
-
-def _warn_if_useless(model: PreTrainedModel, plan: Recomputation) -> None:
-    kernel = model.config._attn_implementation or ""
-    if CORE_ATTENTION in plan.parts and kernel.startswith(_KEEP_NO_SCORES):
-        notice(
-            f"core_attention saves next to nothing here: {kernel} keeps no matrix of scores and recomputes it itself; "
-            "--activation_checkpointing none is faster, attention or full saves memory"
-        )

@@ -206,7 +206,7 @@ def recomputed_share(choice: Choice, layers: int) -> float:
     if plan is None:
         return 0.0
     # Shares of a layer's operations, in round figures of a Llama-like layer: two thirds are in its gated MLP.
-    parts = {"full": 1.0, "mlp": 0.65, "attention": 0.35, "core_attention": 0.1}
+    parts = {"full": 1.0, "mlp": 0.65, "attention": 0.35}
     return sum(parts[part] for part in plan.parts) * len(plan.layers(layers)) / layers
 
 

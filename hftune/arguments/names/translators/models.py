@@ -18,7 +18,7 @@ from hftune.arguments.names.row import (
     number,
     shortest,
 )
-from hftune.arguments.recomputation import ATTENTION, CORE_ATTENTION, MLP
+from hftune.arguments.recomputation import ATTENTION, MLP
 from hftune.distributed.ds_config import CONFIGS, read_ds_config
 
 # Megatron's fused layers -> those of Hugging Face's models.
@@ -224,7 +224,7 @@ def _within_machines(request: Request, config: dict[str, Any]) -> list[str]:
     return ["hsdp: ZeRO-3 with zero_hpz_partition_size: weights are gathered within a machine, states sharded over all"]
 
 
-_RECOMPUTED = {"core_attn": CORE_ATTENTION, "mlp": MLP, "moe": MLP}
+_RECOMPUTED = {"core_attn": ATTENTION, "mlp": MLP, "moe": MLP}
 _DETAILS = ("recompute_use_reentrant", "offload_recompute_inputs", "no_recompute_layers")
 _IDLE = "--{} has no effect: nothing is recomputed"
 

@@ -20,7 +20,6 @@ from transformers import (
     LlamaForCausalLM,
     PreTrainedModel,
 )
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from trl.models.utils import disable_gradient_checkpointing
 
 from hftune.arguments.recomputation import Recomputation
@@ -88,9 +87,8 @@ def step(plain: Any) -> tuple[torch.Tensor, dict[str, torch.Tensor], int]:
 TWICE = {
     Recomputation(): ("q_proj", "up_proj", "input_layernorm", "softmax"),
     Recomputation(("attention",)): ("q_proj", "softmax"),
-    Recomputation(("core_attention",)): ("softmax",),
     Recomputation(("mlp",)): ("up_proj",),
-    Recomputation(("core_attention", "mlp")): ("softmax", "up_proj"),
+    Recomputation(("attention", "mlp")): ("q_proj", "softmax", "up_proj"),
 }
 WHICH = {(1, None): [0, 1, 2, 3], (2, None): [0, 2], (1, "1-2"): [1, 2], (1, "not 0,1"): [2, 3], (1, "1/2"): [0, 2]}
 
@@ -128,7 +126,7 @@ def test_bytes_that_are_kept() -> None:
         return step(plain)[2]
 
     whole = kept(Recomputation())
-    assert whole < kept(Recomputation(("attention",))) < kept(Recomputation(("core_attention",))) < step(model())[2]
+    assert whole < kept(Recomputation(("attention",))) < step(model())[2]
     assert whole < kept(Recomputation(every=2)) < kept(Recomputation(every=4)) < step(model())[2]
 
 
@@ -226,7 +224,7 @@ def test_every_architecture(architecture: str) -> None:
     """All parts are found wherever an architecture is promised, and change nothing."""
     plain = AutoModelForCausalLM.from_config(make_config(architecture), attn_implementation="eager").train()
     expected = step(plain)
-    for parts in (("full",), ("attention", "mlp"), ("core_attention",)):
+    for parts in (("full",), ("attention", "mlp")):
         recompute(plain, Recomputation(parts))
         plain.gradient_checkpointing_enable()
         loss, grads, kept = step(plain)
@@ -235,8 +233,7 @@ def test_every_architecture(architecture: str) -> None:
 
 
 def test_upstream_still_has_the_places_that_are_used() -> None:
-    """One method that all switches end in, a flag and a function on each layer, a table of attention functions."""
+    """One method that all switches end in, a flag and a function on each layer."""
     parameters = inspect.signature(PreTrainedModel._set_gradient_checkpointing).parameters
     assert {"enable", "gradient_checkpointing_func"} <= set(parameters)
     assert GradientCheckpointingLayer.gradient_checkpointing is False
-    assert "sdpa" in ALL_ATTENTION_FUNCTIONS and callable(ALL_ATTENTION_FUNCTIONS.get_interface)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from hftune.arguments.recomputation import CORE_ATTENTION, FULL, MLP, Recomputation
+from hftune.arguments.recomputation import ATTENTION, FULL, MLP, Recomputation
 from hftune.models.kernels.activation_checkpointing import members, not_recomputable
 
 
@@ -18,9 +18,7 @@ def test_the_modules_of_a_part() -> None:
     layer = llama().model.layers[0]
     assert list(members(layer, FULL)) == [layer]
     assert list(members(layer, MLP)) == [layer.mlp]
-    assert list(members(layer, CORE_ATTENTION)) == [layer.self_attn], "it takes its function from transformers' table"
-    layer.self_attn = nn.Linear(2, 2)
-    assert list(members(layer, CORE_ATTENTION)) == []
+    assert list(members(layer, ATTENTION)) == [layer.self_attn]
 
 
 def test_what_cannot_be_recomputed() -> None:

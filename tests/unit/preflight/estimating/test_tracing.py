@@ -111,12 +111,8 @@ def test_configs_that_call_their_layers_otherwise(tmp_path: Path, make: Any, mod
         (("--activation_checkpointing", "mlp"), Recomputation(("mlp",))),
         (("--activation_checkpointing_every", "2"), Recomputation(every=2)),
         (("--activation_checkpointing_layers", "1/3"), Recomputation(which="1/3")),
-        (
-            ("--activation_checkpointing", "core_attention", "--attn_implementation", "eager"),
-            Recomputation(("core_attention",)),
-        ),
     ],
-    ids=["attention", "mlp", "every", "share", "core"],
+    ids=["attention", "mlp", "every", "share"],
 )  # fmt: skip
 def test_every_way_of_recomputing(tmp_path: Path, flags: tuple[str, ...], plan: Recomputation) -> None:
     config = config_of("llama")

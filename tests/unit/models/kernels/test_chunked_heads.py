@@ -133,17 +133,6 @@ def test_what_is_computed_in_16_bits() -> None:
     assert chunked_heads.is_plain(torch.nn.Linear(1, 1)) and not chunked_heads.is_plain(torch.nn.Identity())
 
 
-@pytest.mark.parametrize(("tokens", "kept"), [(3, torch.bfloat16), (4, torch.float32)])
-def test_sums_over_several_chunks_are_float32(monkeypatch: pytest.MonkeyPatch, tokens: int, kept: torch.dtype) -> None:
-    """A 16-bit weight's gradient; chunks are of logits, as wide as the vocabulary."""
-    monkeypatch.setattr(chunked_heads, "CHUNK_BYTES", {"cpu": 3 * 4 * WORDS})
-    hidden, weight = torch.zeros(tokens, SIZE), torch.zeros(WORDS, SIZE, dtype=torch.bfloat16)
-    of_hidden, of_weight, of_bias = chunked_heads.new_gradients(hidden, weight, weight[:, 0], [True, True, True])
-    assert of_weight is not None and (of_weight.dtype, of_weight.shape) == (kept, weight.shape)
-    assert of_hidden is not None and of_hidden.shape == hidden.shape
-    assert of_bias is not None and (of_bias.dtype, of_bias.shape) == (torch.float32, (WORDS,))
-
-
 @pytest.mark.parametrize(("device", "tokens"), [("cpu", 64), ("cuda", 512), ("meta", 512)])
 def test_how_large_a_chunk_is(device: str, tokens: int) -> None:
     """32 MiB of logits on a CPU, 256 MiB elsewhere: here 2^17 words, of 4 bytes each."""

@@ -160,21 +160,6 @@ def test_top_tokens_and_any_other(beta: float, temperature: float, share: float)
     torch.testing.assert_close(found.slope, wanted, rtol=1e-6, atol=1e-9)
 
 
-@pytest.mark.parametrize("beta", [0.0, 0.1, 0.5, 0.9, 1.0])
-@pytest.mark.parametrize("share", [0.0, 0.3])
-def test_all_tokens_are_the_dense_divergence(beta: float, share: float) -> None:
-    logits, ids, teacher = (one.detach() for one in made())
-    given = teacher.log_softmax(-1)
-    top = given.topk(WORDS, dim=-1)
-    how = Divergence(beta, 1.0, share)
-    sparse = Found(logits.clone(), ids, TopTargets(top.indices, top.values).within(WORDS), how, 1)
-    dense = Found(logits.clone(), ids, given.clone(), how, 1)
-    for one, other in zip(
-        (*sparse.columns, sparse.losses, sparse.slope), (*dense.columns, dense.losses, dense.slope), strict=True
-    ):
-        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
-
-
 def test_a_rest_too_small_for_the_sum_of_the_known_is_no_infinite_divergence() -> None:
     given = torch.tensor([[30.0, 0.0, 0.0, 0.0]]).log_softmax(-1)
     top = given.topk(2, dim=-1)

@@ -153,29 +153,6 @@ def test_all_tokens_of_a_teacher_are_the_teacher(beta: float, kind: Any, words: 
     same(found[0][0], (expected(student(hidden), ids, teacher(states), how) * factors).sum())
 
 
-@pytest.mark.parametrize("temperature", [1.0, 2.0])
-@pytest.mark.parametrize("kind", [torch.nn.Linear, type("Other", (torch.nn.Linear,), {})])
-def test_several_teachers_are_the_mean_of_their_probabilities(temperature: float, kind: Any) -> None:
-    student, first, hidden, states = heads(kind=kind)
-    second, others = torch.nn.Linear(16, WORDS + 5), torch.randn(TOKENS, 16)
-    each = [TeacherStates(states, first, LogitShape()), TeacherStates(others, second, LogitShape(2.0))]
-    chances = [
-        (one.logits(slice(None))[:, :WORDS] / temperature).softmax(-1) * weight
-        for one, weight in zip(each, (0.3, 0.7), strict=True)
-    ]
-    factors, ids = torch.rand(TOKENS), torch.zeros(TOKENS).long()
-    for beta in (0.0, 0.5, 1.0):
-        logits = torch.log(sum(chances)) * temperature  # type: ignore[call-overload]
-        wanted = (expected(student(hidden), ids, logits, Divergence(beta, temperature)) * factors).sum()
-        wanted.backward()
-        of_full = gradients(hidden, student)
-        lesson = Lesson(MixedTeachers(each, [0.3, 0.7]), Divergence(beta, temperature))
-        loss, _ = taught_loss(student, hidden, ids, LogitShape(), 0, factors, lesson)
-        loss.backward()
-        same(loss, wanted)
-        same(gradients(hidden, student), of_full)
-
-
 class Largest(TorchDispatchMode):
     """Numbers of the largest tensor that any operation returns."""
 
@@ -251,21 +228,6 @@ def test_under_autocast_sums_are_of_32_bits(trained: bool, kind: str) -> None:
     losses = expected(logits, ids, given, lesson.divergence)
     torch.testing.assert_close(columns["divergence"], losses, rtol=1e-3, atol=1e-4)
     torch.testing.assert_close(loss, losses.sum(), rtol=1e-4, atol=1e-4)
-
-
-def test_unsure_tokens_and_evaluation() -> None:
-    student, teacher, hidden, states = heads()
-    online = TeacherStates(states, teacher, LogitShape())
-    given = online.logits(slice(None)).log_softmax(-1)
-    entropies = -(given.exp() * given).sum(-1)
-    lesson = Lesson(online, Divergence(1.0, max_teacher_entropy=float(entropies.median())))
-    with torch.no_grad():
-        loss, columns = taught_loss(
-            student, hidden, torch.zeros(TOKENS).long(), LogitShape(), 1, torch.ones(TOKENS), lesson
-        )
-    assert not loss.requires_grad
-    same(columns["teacher_entropy"], entropies)
-    same(loss, columns["divergence"][entropies <= entropies.median()].sum())
 
 
 @pytest.mark.parametrize("kind", [torch.nn.Linear, type("Other", (torch.nn.Linear,), {})])
@@ -451,33 +413,3 @@ def test_a_chunk_that_only_another_process_has_of_labels_alone(monkeypatch: pyte
     assert all(len(column) == TOKENS for column in columns)
     for one, other in zip(*found, strict=True):
         same(one, other)
-
-
-@pytest.mark.parametrize("head", ["trained", "frozen", "module"])
-def test_labels_alone_of_logits_that_are_capped(head: str) -> None:
-    """Loss and gradients as from full logits, of which many lie where the cap bends them."""
-    student, _, hidden, _ = heads(
-        bias=True, kind=type("Other", (torch.nn.Linear,), {}) if head == "module" else torch.nn.Linear
-    )
-    student.requires_grad_(head != "frozen")
-    shape, ids, factors = LogitShape(1.5, 4.0), torch.randint(0, WORDS, (TOKENS,)), torch.rand(TOKENS)
-    log_probs = shape(student(hidden)).log_softmax(-1).gather(1, ids[:, None]).squeeze(1)
-    wanted = -(log_probs * factors).sum()
-    wanted.backward()
-    of_full = gradients(hidden, student)
-    loss, columns = chunked_heads.weighted_loss(student, hidden, ids, shape, 2, factors)
-    loss.backward()
-    same(loss, wanted)
-    same(columns[0], log_probs)
-    same(gradients(hidden, student), of_full)
-
-
-@pytest.mark.parametrize("kind", [torch.nn.Linear, type("Other", (torch.nn.Linear,), {})])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_of_tokens_that_share_the_largest_logit_one_is_the_most_likely(kind: Any, dtype: torch.dtype) -> None:
-    student, teacher, hidden, states = heads(kind=kind)
-    torch.nn.init.zeros_(student.to(dtype).weight)
-    lesson = Lesson(TeacherStates(states, teacher, LogitShape()), Divergence(0.5))
-    read, ids = hidden.detach().to(dtype), torch.arange(TOKENS)
-    _, columns = taught_loss(student, read, ids, LogitShape(), 1, torch.ones(TOKENS), lesson)
-    assert int(columns["is_top1"].sum()) == 1

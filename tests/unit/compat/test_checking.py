@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from hftune.compat import checking
+from hftune.compat import checking, symbols
 from hftune.compat.checking import find, parameters_of, problem_of
-from hftune.compat.symbols import UpstreamSymbol, listed
+from hftune.compat.symbols import UpstreamSymbol, entry_of, listed
 
 
 @pytest.mark.parametrize("entry", listed(), ids=lambda entry: entry.symbol)
@@ -118,3 +118,33 @@ def test_a_later_version_is_looked_at(library: types.ModuleType) -> None:
 def test_a_replacement_shows_the_original(library: types.ModuleType) -> None:
     library.a_function = functools.wraps(a_function)(lambda *anything: None)  # type: ignore[attr-defined]  # made up
     assert parameters_of(find("made_up.a_function")) == ("first", "*rest", "key", "**others")
+
+
+USES = {"imported", "read", "overridden", "replaced", "replaced on an object", "set"}
+
+
+def test_every_symbol_stands_once() -> None:
+    names = [entry.symbol for entry in listed()]
+    assert len({*names}) == len(names) > 50
+
+
+def test_rows() -> None:
+    for entry in listed():
+        assert entry.use in USES, entry.symbol
+        assert entry.source and not entry.source.startswith("/"), entry.symbol
+        assert entry.versions or entry.library == "argparse", entry.symbol
+
+
+def test_parameters() -> None:
+    assert symbols._parameters("") is None
+    assert symbols._parameters("()") == ()
+    assert symbols._parameters("(model, *rest, ...)") == ("model", "*rest", "...")
+
+
+def test_a_row_by_its_symbol() -> None:
+    found = entry_of("transformers.trainer.Trainer._save")
+    assert (found.library, found.name) == ("transformers", "_save")
+    assert found.parameters == ("output_dir", "state_dict")
+    assert found.link.endswith("/src/transformers/trainer.py")
+    with pytest.raises(KeyError):
+        entry_of("transformers.trainer.Trainer.gone")

@@ -14,7 +14,7 @@ from hftune.arguments.entry import parse_arguments
 from hftune.errors import ArgumentError
 from hftune.models.attention.segments import SEGMENTS
 from hftune.models.loading import build as module
-from hftune.models.loading.build import decide_build
+from hftune.models.loading.build import decide_build, weight_dtype
 from hftune.models.loading.causal_lm import load_causal_lm
 from hftune.models.loading.reward_model import load_reward_model
 from hftune.models.loading.tokenizer import load_tokenizer
@@ -47,3 +47,9 @@ def test_a_loader_takes_what_was_decided(tiny_model: Path, stage: str, monkeypat
     model: Any = load(model_args, adapter_args, training_args, tokenizer, made)  # type: ignore[operator]
     assert model.config._attn_implementation == "eager"
     assert made.config.to_dict() == before and model.config is not made.config
+
+
+def test_weights_that_are_updated_stay_in_float32(tiny_model: Path) -> None:
+    model_args, _, _, training = parse_arguments("sft", ["--output_dir", "o", "--bf16"])
+    assert weight_dtype(model_args, training, trains_all=True) is torch.float32
+    assert weight_dtype(model_args, training, trains_all=False) is torch.bfloat16

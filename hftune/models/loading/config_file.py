@@ -10,6 +10,9 @@ from typing import Any
 from hftune.errors import ArgumentError, shown
 from hftune.opening.model_files import read_checked
 
+_MOST_LAYERS = 10_000
+"""transformers makes a list of one entry a layer as it reads a config: of a billion it never ends."""
+
 _DEEP = 8
 """Configs within configs: text, vision and audio parts lie one deep."""
 
@@ -18,12 +21,18 @@ def check_config(name: str | Path | None, flag: str = "--model_name_or_path") ->
     """The config.json of a local folder, looked at; nothing of a name on the Hub, which is not there yet.
 
     Raises:
-        ArgumentError: It is no JSON object, or names kernels of the Hub.
+        ArgumentError: It is no JSON object, says a number of layers that no model has, or names kernels of the Hub.
     """
     file = Path(name or "") / "config.json"
     if not name or not file.is_file():
         return {}
     config = read_checked(file, error=ArgumentError, fix="copy or download the model again")
+    if not 0 <= layer_count(config) <= _MOST_LAYERS:
+        raise ArgumentError(
+            f"config.json says {shown(layer_count(config))} layers, which no model has",
+            place=f"{file} ({flag})",
+            fix="copy or download the model again",
+        )
     kernels = [*_foreign_kernels(config, "", 0)]
     if kernels:
         raise ArgumentError(

@@ -218,6 +218,7 @@ STAGES = ["pt", "sft", "rm", "dpo", "rl"]
         ({"num_hidden_layers": 3}, "not stored"),
         ({"intermediate_size": 48}, "is stored as 64 x 32 and 48 x 32 in the model"),
         ({"attention_bias": True}, "_proj.bias"),
+        ({"num_hidden_layers": 10**9}, "says 1000000000 layers, which no model has"),
     ],
 )
 def test_before_a_model_loads(

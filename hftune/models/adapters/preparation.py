@@ -33,7 +33,7 @@ def add_adapter(
         on_demand("hftune.models.adapters.freezing:freeze")(model, adapter_args)
     # From here on it is known what is trained. DeepSpeed makes all weights one dtype, and trains float32 copies.
     if training_args.train_in_float32 and not training_args.deepspeed:
-        on_demand("hftune.models.adapters.preparation:train_in_float32")(adapted)
+        train_in_float32(adapted)
     if fuses_lora(adapter_args, training_args):
         on_demand("hftune.models.kernels.fused_lora:fuse_lora")(adapted)
     report_trained_parameters(adapted)

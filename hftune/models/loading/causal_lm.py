@@ -34,7 +34,7 @@ from hftune.models.classes import causal_class
 from hftune.models.loading.build import Build, decide_build
 from hftune.models.loading.config import file_options
 from hftune.models.loading.from_pretrained import from_config, pretrained
-from hftune.models.loading.quantisation import drop_quantisation
+from hftune.models.loading.quantisation import drop_quantisation, quantisation_options
 from hftune.models.loading.stored_weights import check_loaded
 from hftune.models.structure import freeze_other_parts, gather_experts_at_once, is_mixture
 from hftune.models.vocabulary import fit_to_tokenizer
@@ -95,8 +95,7 @@ def build_model(
         model = draw_weights(auto, config, given, seed=training_args.seed)
     else:
         if adapter_args.quantised:
-            options_for = on_demand("hftune.models.loading.quantisation:quantisation_options")
-            given |= options_for(adapter_args, training_args, dtype)
+            given |= quantisation_options(adapter_args, training_args, dtype)
         model = _from_pretrained(auto, config, model_args, given)
         keep_differentiable(model)
     freeze_other_parts(model)

@@ -68,7 +68,6 @@ def test_an_unknown_target_is_an_error(tiny_model: Path) -> None:
         (("--freeze_parameters_ratio", "0.5"), ["freezing:freeze"]),
         (("--use_peft", "--fused_lora", "False"), ["lora:add_lora"]),
         (("--use_peft",), ["lora:add_lora", "fused_lora:fuse_lora"]),
-        (("--train_in_float32",), ["float32:train_in_float32"]),
         (("--gradient_checkpointing", "True"), ["activation_checkpointing:recompute_as_asked"]),
     ],
 )

@@ -8,7 +8,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from transformers.trainer import TRAINER_STATE_NAME
 
 from hftune import logging
 from hftune.constants import ORIGIN
@@ -129,7 +128,7 @@ def test_batches_carry_origins() -> None:
 
 
 def test_read_with_the_steps_made(tmp_path: Path) -> None:
-    (tmp_path / TRAINER_STATE_NAME).write_text(json.dumps({"global_step": 12}))
+    (tmp_path / "trainer_state.json").write_text(json.dumps({"global_step": 12}))
     with pytest.raises(ArgumentError, match=f"no {LOADER_STATE_NAME}, so it is not known"):
         read_state(tmp_path)
     (tmp_path / LOADER_STATE_NAME).write_text(json.dumps({"kind": "blocks", "blocks": 3}))

@@ -1,14 +1,10 @@
-"""What adapters do to the base's parameters: each kind of update, applied to a block of rows at a time, in float32.
-
-A tensor of any shape is seen as (rows, columns): a vector as one column, a stack of experts one below the other.
-"""
+"""What adapters do to the base's parameters: each kind of update, in float32."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import lru_cache, partial
-from math import prod
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -17,12 +13,12 @@ from torch import Tensor
 from hftune.errors import ManifestError, UserError
 from hftune.merging.adapters import AdaptedModule, Adapter
 from hftune.merging.skeleton import BaseTensors, StoredSlice, Unsupported
-from hftune.merging.tensors import read_tensor, scratch
+from hftune.merging.tensors import read_tensor
 from hftune.weight_files import StoredTensor
 
-Apply = Callable[[Tensor | None, int, int], Tensor]
-"""(block, start, rows) to the rows `start` to `start + rows` afterwards; `block` holds them before and may be
-overwritten. It is None where the base has no such tensor."""
+Apply = Callable[[Tensor | None, StoredSlice], Tensor]
+"""From one of the tensors that store a parameter, float32, to what it is afterwards; the given one may be overwritten.
+It is None where the base has no such tensor."""
 
 _OTHER_MODEL = "give the model that the adapter was trained on"
 
@@ -33,11 +29,11 @@ class Update:
 
     Args:
         key: Its kind and what it is made of; equal, contents of tensors included, for updates that do the same.
-        load: Reads the adapter's tensors for one of the tensors that store the parameter, given its shape.
+        apply: Reads the adapter's tensors and makes the change.
     """
 
     key: tuple[Any, ...]
-    load: Callable[[StoredSlice, tuple[int, ...]], Apply]
+    apply: Apply
 
 
 Updates = dict[str, list[Update]]
@@ -63,16 +59,12 @@ def read_float(stored: StoredTensor) -> Tensor:
     return read_tensor(stored).float()
 
 
-def load_all(updates: list[Update], where: StoredSlice, shape: tuple[int, ...]) -> Apply:
-    """Read the adapters' tensors; the result gives rows of the merged tensor, float32."""
-    return partial(_apply_all, [update.load(where, shape) for update in updates])
-
-
-def _apply_all(steps: list[Apply], block: Tensor | None, start: int, rows: int) -> Tensor:
-    for step in steps:
-        block = step(block, start, rows)
-    assert block is not None
-    return block
+def apply_all(updates: list[Update], weight: Tensor | None, where: StoredSlice) -> Tensor:
+    """What is stored of the merged parameter, float32. See `Apply`."""
+    for update in updates:
+        weight = update.apply(weight, where)
+    assert weight is not None
+    return weight
 
 
 # --- the kinds -------------------------------------------------------------------------------------------------------
@@ -98,71 +90,38 @@ def low_rank(
         magnitude: DoRA's.
     """
 
-    def fold(where: StoredSlice, expert: int, first: int) -> Fold:
+    def fold(weight: Tensor, where: StoredSlice, expert: int) -> Tensor:
         left, right = read_float(b), read_float(a)
         if experts > 1:
             left = left.reshape(left.shape[0], -1, experts)[:, :, expert]
             right = right.reshape(experts, -1, right.shape[1])[expert]
         if transposed:
             left, right = right.T, left.T
-        rows = left.shape[0] // where.parts
-        left = left[where.part * rows : (where.part + 1) * rows].contiguous()
-        norms = None if magnitude is None else read_float(magnitude).flatten()
-        return Fold(left, right.contiguous(), scale, first, norms)
-
-    def load(where: StoredSlice, shape: tuple[int, ...]) -> Apply:
-        if experts == 1 or where.expert is not None:
-            return fold(where, where.expert or 0, 0)
-        rows = prod(shape[:-1]) // experts
-        return partial(_apply_all, [fold(where, expert, expert * rows) for expert in range(experts)])
-
-    return Update(("low rank", a, b, scale, experts, transposed, magnitude), load)
-
-
-@dataclass
-class Fold:
-    """`low_rank` with its matrices in memory.
-
-    Args:
-        left: (rows, r).
-        right: (r, columns).
-        scale: See `low_rank`.
-        first: The row of the tensor that the first row of `left` belongs to.
-        magnitude: Of shape (rows,).
-    """
-
-    left: Tensor
-    right: Tensor
-    scale: float
-    first: int = 0
-    magnitude: Tensor | None = None
-
-    def __call__(self, block: Tensor | None, start: int, rows: int) -> Tensor:
-        """See `Apply`."""
-        assert block is not None, "a low-rank update needs a weight"
-        low, high = max(start, self.first), min(start + rows, self.first + self.left.shape[0])
-        if low >= high:  # rows of other experts
-            return block
-        delta = scratch("delta", high - low, self.right.shape[1], torch.float32)
-        torch.mm(self.left[low - self.first : high - self.first], self.right, out=delta)
         # Each step rounds to float32, as in peft's W + scale * (left @ right): addmm would round once less.
-        part = block[low - start : high - start].add_(delta.mul_(self.scale))
-        if self.magnitude is not None:
-            part.mul_((self.magnitude[low - self.first : high - self.first] / torch.linalg.norm(part, dim=1))[:, None])
-        return block
+        weight.add_((left.chunk(where.parts)[where.part] @ right).mul_(scale))
+        if magnitude is not None:
+            weight.mul_((read_float(magnitude).flatten() / torch.linalg.norm(weight, dim=1))[:, None])
+        return weight
+
+    def apply(weight: Tensor | None, where: StoredSlice) -> Tensor:
+        assert weight is not None, "a low-rank update needs a weight"
+        if experts == 1 or where.expert is not None:
+            return fold(weight, where, where.expert or 0)
+        for expert, own in enumerate(weight):
+            fold(own, where, expert)
+        return weight
+
+    return Update(("low rank", a, b, scale, experts, transposed, magnitude), apply)
 
 
 def replace(stored: StoredTensor) -> Update:
     """The tensor as it was trained in full (`modules_to_save`, biases)."""
 
-    def load(where: StoredSlice, shape: tuple[int, ...]) -> Apply:
+    def apply(weight: Tensor | None, where: StoredSlice) -> Tensor:
         found = read_tensor(stored).float()
-        if where.expert is not None:
-            found = found[where.expert].chunk(where.parts)[where.part]
-        values = found.reshape(-1, found.shape[-1]) if found.ndim > 1 else found.reshape(-1, 1)
-        return lambda block, start, rows: values[start : start + rows].clone()  # later updates overwrite it
+        return found if where.expert is None else found[where.expert].chunk(where.parts)[where.part]
 
-    return Update(("replace", stored), load)
+    return Update(("replace", stored), apply)
 
 
 # --- which update belongs to which parameter, and whether it fits ----------------------------------------------------

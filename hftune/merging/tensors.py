@@ -1,12 +1,11 @@
-"""The bytes of safetensors files as torch tensors, whole or some rows of them.
-
-Files are read, not mapped: pages of a mapped file would count as memory of this process. Everything is on the CPU.
-"""
+"""Tensors of safetensors files, read and written one at a time: memory does not depend on the size of a model."""
 
 from __future__ import annotations
 
+import json
 import os
-import threading
+import struct
+from collections.abc import Callable, Iterable
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -37,52 +36,57 @@ NAMES = {dtype: name for name, dtype in DTYPES.items()}
 FLOATS = ("F64", "F32", "F16", "BF16")
 """What is cast when another dtype is asked for, and what can be folded into."""
 
-_SCRATCH_BYTES = 1 << 24
-_thread = threading.local()
-_open: dict[Path, int] = {}
+
+def read_tensor(stored: StoredTensor) -> Tensor:
+    """A tensor in its own shape and dtype. The file is read, not mapped: mapped pages would count as memory.
+
+    Raises:
+        ManifestError: The file ends before.
+    """
+    found = torch.empty(stored.nbytes, dtype=torch.uint8)
+    with stored.file.open("rb") as file:
+        file.seek(stored.start)
+        if file.readinto(raw(found)) != stored.nbytes:
+            raise ManifestError(f"{stored.file} ends too early", place=str(stored.file), fix="copy it again")
+    return found.view(DTYPES[stored.dtype]).view(stored.shape)
 
 
-# --- rows of a stored tensor -----------------------------------------------------------------------------------------
+def write_tensors(
+    path: Path, tensors: Iterable[tuple[str, str, tuple[int, ...]]], value_of: Callable[[str], Tensor]
+) -> None:
+    """A safetensors file, durably: its header, then one tensor after the other.
+
+    Args:
+        path: A file that is not there yet.
+        tensors: Name, dtype as the format names it, and shape, in the order of their bytes.
+        value_of: Gives a tensor by its name.
+
+    Raises:
+        FileExistsError: Something has that name.
+    """
+    tensors = list(tensors)
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    start = 0
+    for name, dtype, shape in tensors:
+        end = start + nbytes(dtype, shape)
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [start, end]}
+        start = end
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)  # the format's own padding: tensors start at a multiple of 8
+    # Not through a file or link that somebody else has put into the new folder.
+    with path.open("xb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        for name, dtype, shape in tensors:
+            value = value_of(name)
+            assert (value.dtype, tuple(value.shape)) == (DTYPES[dtype], shape), f"{name} is not what was planned"
+            file.write(raw(value.contiguous()))
+        file.flush()
+        os.fsync(file.fileno())
 
 
-def itemsize(dtype: str) -> int:
-    """Bytes of one element."""
-    return DTYPES[dtype].itemsize
-
-
-def as_rows(shape: tuple[int, ...]) -> tuple[int, int]:
-    """Rows and columns under which a tensor is folded: a vector is one column, experts lie one below the other."""
-    if len(shape) < 2:
-        return prod(shape), 1
-    return prod(shape[:-1]), shape[-1]
-
-
-def open_file(file: Path) -> int:
-    """An open descriptor of a file for `os.pread`, which threads can share."""
-    # Two threads may both open it at first; one descriptor is then open until the process ends.
-    if file not in _open:
-        _open[file] = os.open(file, os.O_RDONLY)
-    return _open[file]
-
-
-def close_files() -> None:
-    """Close what `open_file` keeps open."""
-    for file in list(_open):
-        os.close(_open.pop(file))
-
-
-def scratch(purpose: str, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
-    """An uninitialised (rows, columns) tensor whose memory this thread uses again for the same `purpose`."""
-    nbytes = rows * columns * dtype.itemsize
-    # A block of some megabytes would otherwise be fresh pages from the kernel each time, zeroed one by one. What is
-    # larger (a tensor that has to be seen whole) is not kept: it would stay in memory until the thread ends.
-    if nbytes > _SCRATCH_BYTES:
-        return torch.empty((rows, columns), dtype=dtype)
-    kept: Tensor | None = getattr(_thread, purpose, None)
-    if kept is None or kept.numel() < nbytes:
-        kept = torch.empty(nbytes, dtype=torch.uint8)
-        setattr(_thread, purpose, kept)
-    return kept[:nbytes].view(dtype).view(rows, columns)
+def nbytes(dtype: str, shape: tuple[int, ...]) -> int:
+    """Bytes of a tensor."""
+    return prod(shape) * DTYPES[dtype].itemsize
 
 
 def raw(tensor: Tensor) -> memoryview:
@@ -90,36 +94,3 @@ def raw(tensor: Tensor) -> memoryview:
     # NumPy has no bfloat16 and no float8: it is given bytes.
     array: Any = tensor.view(-1).view(torch.uint8).numpy()
     return memoryview(array)
-
-
-def read_rows(stored: StoredTensor, start: int = 0, rows: int | None = None, *, reuse: bool = False) -> Tensor:
-    """Rows of a tensor as (rows, columns), in its own dtype.
-
-    Args:
-        stored: The tensor.
-        start: The first row.
-        rows: How many; None: all that follow.
-        reuse: Read into scratch memory: the result is valid until this thread reads the next rows.
-
-    Raises:
-        ManifestError: The file ends before.
-    """
-    all_rows, columns = as_rows(stored.shape)
-    rows = all_rows - start if rows is None else rows
-    dtype = DTYPES[stored.dtype]
-    found = scratch("read", rows, columns, dtype) if reuse else torch.empty((rows, columns), dtype=dtype)
-    view, done = raw(found), 0
-    first = stored.start + start * columns * itemsize(stored.dtype)
-    while done < len(view):  # Linux reads 2 GiB at most in one call
-        got = os.preadv(open_file(stored.file), [view[done:]], first + done)
-        if not got:
-            raise ManifestError(
-                f"{stored.file} ends at byte {first + done}", place=str(stored.file), fix="copy it again"
-            )
-        done += got
-    return found
-
-
-def read_tensor(stored: StoredTensor) -> Tensor:
-    """A whole tensor in its own shape and dtype."""
-    return read_rows(stored).view(stored.shape)

@@ -19,7 +19,7 @@ from hftune.checkpoints.folder_checks import check_recorded, recorded_chain
 from hftune.errors import ArgumentError, UserError
 from hftune.logging import get_logger, notice
 from hftune.merging.adapters import ADAPTER_WEIGHTS, PREFIX, AdaptedModule, Adapter, read_adapter
-from hftune.merging.tensors import close_files, read_tensor
+from hftune.merging.tensors import read_tensor
 from hftune.models.loading.from_pretrained import pretrained
 from hftune.models.vocabulary import recorded_growth
 from hftune.preflight.model_folder import check_adapter_fits
@@ -108,7 +108,6 @@ def _replaced(adapter: Adapter, base: str) -> set[str]:
         same = before.get(name) or before.get(name.replace("lm_head", "model.embed_tokens"))
         if same is None or same.shape != stored.shape or not torch.equal(read_tensor(same), read_tensor(stored)):
             found.add(name)
-    close_files()
     return found
 
 
@@ -172,7 +171,6 @@ def _plain(adapter: Adapter) -> tuple[int, float, dict[str, torch.Tensor]]:
             ("lora_embedding_A", "lora_embedding_B") if module.is_embedding else ("lora_A.weight", "lora_B.weight")
         )
         tensors |= {f"{PREFIX}{module.name}.{name}": value for name, value in zip(suffixes, (down, up), strict=True)}
-    close_files()
     return rank, alpha, tensors
 
 

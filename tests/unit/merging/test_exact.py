@@ -14,7 +14,6 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from hftune.errors import UserError
-from hftune.merging import write
 from hftune.weight_files import fingerprint
 from tests.unit.merging.models import (
     ATTENTION,
@@ -90,21 +89,6 @@ def test_dora_and_its_norms_by_hand(make_base: Callable, tmp_path: Path) -> None
 
 
 _DORA = ("lora_A.weight", "lora_B.weight", "lora_magnitude_vector")
-
-
-@pytest.mark.parametrize("use_dora", [False, True])
-def test_blocks_do_not_show(
-    use_dora: bool, make_base: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    base = make_base("llama")
-    config = {"target_modules": ["q_proj", "down_proj"], "use_dora": use_dora}
-    adapter = make_adapter(base, tmp_path / "adapter", **config, modules_to_save=["lm_head"])
-    merge(adapter, tmp_path / "whole")
-    monkeypatch.setattr(write, "BLOCK_ELEMENTS", 100)  # three rows of 32 a block, and 281 rows in the head
-    merge(adapter, tmp_path / "blocks")
-    whole, blocks = weights(tmp_path / "whole"), weights(tmp_path / "blocks")
-    for name, tensor in whole.items():
-        torch.testing.assert_close(blocks[name], tensor, atol=1e-7, rtol=1e-6)
 
 
 def test_same_bytes_twice_and_the_base_s_files(make_base: Callable, tmp_path: Path) -> None:

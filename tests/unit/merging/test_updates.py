@@ -1,4 +1,4 @@
-"""Each kind of update by hand, whole and in blocks, and what counts as the same."""
+"""Each kind of update by hand, and what counts as the same."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hftune.merging.changes import Fold, Update, is_same, load_all, low_rank, replace
+from hftune.merging.changes import Update, apply_all, is_same, low_rank, replace
 from hftune.merging.skeleton import StoredSlice
 from tests.unit.merging.models import store
 
@@ -16,19 +16,15 @@ WHOLE = StoredSlice("w")
 W, A, B = torch.randn(6, 4), torch.randn(2, 4), torch.randn(6, 2)
 
 
-def applied(updates: list[Update], weight: Tensor, *, where: StoredSlice = WHOLE, step: int = 0) -> Tensor:
-    """What the updates make of a weight, in blocks of `step` rows."""
-    load = load_all(updates, where, tuple(weight.shape))
-    rows = weight.reshape(-1, weight.shape[-1])
-    step = step or len(rows)
-    return torch.cat([load(rows[i : i + step].clone(), i, len(rows[i : i + step])) for i in range(0, len(rows), step)])
+def applied(updates: list[Update], weight: Tensor, *, where: StoredSlice = WHOLE) -> Tensor:
+    """What the updates make of a weight."""
+    return apply_all(updates, weight.clone(), where)
 
 
-@pytest.mark.parametrize("step", [0, 1, 4])
-def test_lora(step: int, tmp_path: Path) -> None:
+def test_lora(tmp_path: Path) -> None:
     stored = store(tmp_path, {"a": A, "b": B})
     update = low_rank(stored["a"], stored["b"], 1.5)
-    assert torch.equal(applied([update], W, step=step), W + 1.5 * (B @ A))
+    assert torch.equal(applied([update], W), W + 1.5 * (B @ A))
 
 
 def test_a_weight_stored_the_other_way_round(tmp_path: Path) -> None:
@@ -41,7 +37,7 @@ def test_dora(tmp_path: Path) -> None:
     m = torch.rand(6)
     stored = store(tmp_path, {"a": A, "b": B, "m": m})
     v = W + 0.5 * (B @ A)
-    found = applied([low_rank(stored["a"], stored["b"], 0.5, magnitude=stored["m"])], W, step=2)
+    found = applied([low_rank(stored["a"], stored["b"], 0.5, magnitude=stored["m"])], W)
     torch.testing.assert_close(found, m[:, None] * v / v.norm(dim=1, keepdim=True))
 
 
@@ -52,8 +48,7 @@ def test_experts(count: int, tmp_path: Path) -> None:
     stored = store(tmp_path, {"a": a, "b": b})
     wanted = torch.stack([w[e] + b[:, [e, count + e]] @ a[2 * e : 2 * e + 2] for e in range(count)])
     update = low_rank(stored["a"], stored["b"], 1.0, experts=count)
-    torch.testing.assert_close(applied([update], w).reshape(count, 4, 2), wanted)
-    torch.testing.assert_close(applied([update], w, step=3).reshape(count, 4, 2), wanted)
+    torch.testing.assert_close(applied([update], w), wanted)
     # Halves of the rows of an expert, as a checkpoint stores its gate and up projections.
     for expert, part in ((0, 0), (1, 1)):
         rows = slice(2 * part, 2 * part + 2)
@@ -62,18 +57,12 @@ def test_experts(count: int, tmp_path: Path) -> None:
 
 
 def test_replaced_whole(tmp_path: Path) -> None:
-    new = replace(store(tmp_path, {"new": torch.randn(6, 4)})["new"])
-    assert torch.equal(applied([new], W, step=4), applied([new], W * 0))
-
-
-def test_replaced_whatever_its_shape(tmp_path: Path) -> None:
-    """A vector is one column, experts lie one below the other; and what comes after does not change what is read."""
+    """Whatever its shape, and before it or none; what comes after does not change what is read."""
     tensors = {"vector": torch.randn(6), "experts": torch.randn(3, 4, 2)}
     for name, tensor in store(tmp_path, tensors).items():
-        load = load_all([replace(tensor)], WHOLE, tensor.shape)
-        wanted = tensors[name].reshape(-1, 2 if name == "experts" else 1)
-        rows = len(wanted)
-        assert torch.equal(load(None, 0, rows).mul_(2), 2 * wanted) and torch.equal(load(None, 0, rows), wanted)
+        new = replace(tensor)
+        assert torch.equal(apply_all([new], None, WHOLE).mul_(2), 2 * tensors[name])
+        assert torch.equal(applied([new], tensors[name] * 0), tensors[name])
 
 
 def test_an_expert_that_was_trained_whole(tmp_path: Path) -> None:
@@ -108,8 +97,9 @@ def test_the_same(tmp_path: Path) -> None:
     assert not is_same([replace(a)], replace(a)) and not is_same(replace(a), [replace(a)])
 
 
-def test_a_magnitude_is_one_a_row() -> None:
+def test_a_magnitude_is_one_a_row(tmp_path: Path) -> None:
     """(3, 4) and (0, 2), to which nothing is added, at a length of 10 each."""
-    block, nothing = torch.tensor([[3.0, 4.0], [0.0, 2.0]]), torch.zeros(2, 1)
-    by_row = Fold(nothing, nothing.T, 1.0, magnitude=torch.full((2,), 10.0))(block.clone(), 0, 2)
-    assert by_row.tolist() == [[6.0, 8.0], [0.0, 10.0]]
+    weight, nothing = torch.tensor([[3.0, 4.0], [0.0, 2.0]]), torch.zeros(2, 1)
+    stored = store(tmp_path, {"a": nothing.T.contiguous(), "b": nothing, "m": torch.full((2, 1), 10.0)})
+    found = applied([low_rank(stored["a"], stored["b"], 1.0, magnitude=stored["m"])], weight)
+    assert found.tolist() == [[6.0, 8.0], [0.0, 10.0]]

@@ -14,8 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from hftune.errors import ManifestError, UserError
-from hftune.merging import verify
-from hftune.merging.changes import Fold
+from hftune.merging import changes, verify
 from hftune.merging.verify import Answers, compare, judge, reload_strictly
 from tests.unit.merging.models import ATTENTION, make_adapter, merge, merged_logits, settings
 
@@ -33,13 +32,8 @@ def test_a_good_merge(adapter: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("fault", [2.0, -1.0, 0.9])
 def test_a_wrong_scale(fault: float, adapter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    right = Fold.__call__
-
-    def wrong(self: Fold, block: torch.Tensor | None, start: int, rows: int) -> torch.Tensor:
-        self.scale = abs(self.scale) * fault
-        return right(self, block, start, rows)
-
-    monkeypatch.setattr(Fold, "__call__", wrong)
+    right = changes.low_rank
+    monkeypatch.setattr(changes, "low_rank", lambda a, b, scale, **more: right(a, b, scale * fault, **more))
     with pytest.raises(UserError, match="does not say what base"):
         merge(adapter, tmp_path / "merged", verify="true")
     assert not (tmp_path / "merged").exists()

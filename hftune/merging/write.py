@@ -170,6 +170,6 @@ def _round(exact: Tensor, output: Output) -> Tensor:
         return values
     large = bool(torch.isfinite(exact).all())
     raise ManifestError(
-        f"the merged {output.name} holds {'numbers too large for ' + output.dtype if large else 'NaN or infinity'}",
-        fix="use --dtype bfloat16" if large else "the adapter (or the base) is broken; train it again",
+        f"{output.name} holds {'numbers too large for ' + output.dtype if large else 'NaN or infinity'}",
+        fix="use --dtype bfloat16" if large else "the weights are broken: take an earlier checkpoint, or train again",
     )

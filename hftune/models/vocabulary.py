@@ -6,16 +6,12 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from tokenizers import AddedToken
 from torch import nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from hftune.arguments.adapter import AdapterArguments
-from hftune.arguments.model import GrowthArguments, ModelArguments
-from hftune.arguments.training import StageArguments
 from hftune.constants import MANIFEST_NAME
 from hftune.errors import ArgumentError, ManifestError, shown
 from hftune.logging import notice
@@ -23,6 +19,13 @@ from hftune.on_demand import on_demand
 from hftune.opening.files import read_bytes
 from hftune.opening.json_file import LIMIT, parse_json
 from hftune.opening.model_files import read_checked
+
+if TYPE_CHECKING:  # merging reads what is recorded of a growth without transformers, which takes seconds to import
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from hftune.arguments.adapter import AdapterArguments
+    from hftune.arguments.model import GrowthArguments, ModelArguments
+    from hftune.arguments.training import StageArguments
 
 # A hundred times the largest vocabulary there is; see `_numbers`.
 _MOST_TOKENS = 10_000_000

@@ -5,6 +5,7 @@ What reads them later takes a dict for a dict. A value of another kind is said h
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -95,6 +96,9 @@ KINDS: dict[str, Kinds] = {
 """Names to the kinds of some of their keys, each of which may also be absent or null; `[kind]` is a list of it,
 a dict an object of such keys, or of any with `EACH`."""
 
+_INNERMOST = re.compile(r"\(([^()]*)\)([*+{]?)")
+_IN_A_ROW = re.compile(r"(?:.(?:[*+?]|\{[\d,]+\})[?+]?){4}")
+
 REQUIRED = {
     "trainer_state.json": ("global_step",),
     "loader_state.json": ("kind",),
@@ -143,6 +147,40 @@ def _faults(found: dict[str, Any], kinds: Kinds, required: tuple[str, ...] = ())
     # Models of several parts keep the language model's config there, with the same keys.
     if kinds is _CONFIG and isinstance(found.get("text_config"), dict):
         yield from (f"text_config: {fault}" for fault in _faults(found["text_config"], kinds))
+    if kinds is _ADAPTER:
+        yield from _pattern_faults(found)
+
+
+def _pattern_faults(config: dict[str, Any]) -> Iterator[str]:
+    """Regular expressions of an adapter, which peft compiles and matches as they are."""
+    for name in ("target_modules", "exclude_modules", "layers_pattern", "rank_pattern", "alpha_pattern"):
+        said = config.get(name)
+        # Names in a list are compared as they are, but for those of layers; patterns are keys.
+        is_many = isinstance(said, dict) or (name == "layers_pattern" and isinstance(said, list))
+        texts = [said] if isinstance(said, str) else said if is_many and said else ()
+        yield from (f"{name}{fault}" for text in texts for fault in _expression_faults(str(text)))
+
+
+def _expression_faults(text: str) -> Iterator[str]:
+    try:
+        re.compile(text)
+    except (re.error, RecursionError, OverflowError) as error:
+        yield f" {shown(ascii(text), 40)} is no regular expression: {shown(error, 80)}"
+        return
+    if _is_endless(text):
+        yield f" {shown(ascii(text), 40)} may take for ever to match: repetitions of repetitions, or many in a row"
+
+
+def _is_endless(expression: str) -> bool:
+    """Whether matching a name may take exponentially many steps, by the two forms that such expressions have."""
+    # Escapes and classes are one character each, and what follows `(?` repeats nothing.
+    text = re.sub(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]", "x", expression)
+    text = re.sub(r"\(\?(?:P?<\w+>|<?[=!]|[a-zA-Z-]*:?)", "(", text)
+    while group := _INNERMOST.search(text):
+        if group[2] and re.search(r"[*+?{|]", group[1]):
+            return True
+        text = text[: group.start()] + group[1] + text[group.end(1) + 1 :]
+    return _IN_A_ROW.search(text) is not None
 
 
 def _faults_of(value: Any, kind: Any) -> Iterator[str]:

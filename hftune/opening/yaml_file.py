@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from hftune.errors import ArgumentError
 from hftune.opening.files import open_file
 
 MAX_BYTES = 1 << 20
+MAX_VALUES = 100_000
+"""Values of a file after all aliases (`*name`) are written out: ten lines of them can stand for a billion."""
 
 _OF_NAMES = re.compile(r"\b(?:alias|anchor|tag)\b")
 _QUOTED = re.compile(r"\s*(?:'.*'|\".*\")", re.DOTALL)
@@ -23,7 +26,22 @@ _TWICE = "stands here twice"
 
 
 class UniqueNames(yaml.SafeLoader):
-    """A YAML loader that refuses a name which stands twice in one place."""
+    """A YAML loader that refuses a name which stands twice in one place, and aliases that stand for too much."""
+
+    def get_single_node(self) -> yaml.Node | None:
+        """Overrides `Composer.get_single_node`: whoever walks through the values would not come to an end."""
+        root: yaml.Node | None = super().get_single_node()
+        waiting, seen = [root], 0
+        while waiting:
+            node, seen = waiting.pop(), seen + 1
+            if seen + len(waiting) > MAX_VALUES:
+                mark = root and root.start_mark
+                raise yaml.MarkedYAMLError(problem=f"it stands for more than {MAX_VALUES} values", problem_mark=mark)
+            if isinstance(node, yaml.SequenceNode):
+                waiting += node.value
+            elif isinstance(node, yaml.MappingNode):
+                waiting += chain.from_iterable(node.value)
+        return root
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         """Overrides `Composer.compose_mapping_node`: a repeated name would lose its first value in silence."""

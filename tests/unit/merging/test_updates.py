@@ -99,7 +99,7 @@ def test_the_same(tmp_path: Path) -> None:
 
 def test_a_magnitude_is_one_a_row(tmp_path: Path) -> None:
     """(3, 4) and (0, 2), to which nothing is added, at a length of 10 each."""
-    weight, nothing = torch.tensor([[3.0, 4.0], [0.0, 2.0]]), torch.zeros(2, 1)
-    stored = store(tmp_path, {"a": nothing.T.contiguous(), "b": nothing, "m": torch.full((2, 1), 10.0)})
+    weight = torch.tensor([[3.0, 4.0], [0.0, 2.0]])
+    stored = store(tmp_path, {"a": torch.zeros(1, 2), "b": torch.zeros(2, 1), "m": torch.full((2, 1), 10.0)})
     found = applied([low_rank(stored["a"], stored["b"], 1.0, magnitude=stored["m"])], weight)
     assert found.tolist() == [[6.0, 8.0], [0.0, 10.0]]

@@ -103,3 +103,19 @@ def test_what_an_alias_brings_may_be_replaced(file: Path) -> None:
     """In whichever order the parts are made: `z` flattens `b` before `b` itself is made."""
     file.write_text("a: &a {k: 1}\nx: {y: &b {<<: *a, k: 2}}\nz: {<<: *b, k: 3}\nw: {<<: [*a, *b]}\n")
     assert yaml_file.read_yaml(file) == {"a": {"k": 1}, "x": {"y": {"k": 2}}, "z": {"k": 3}, "w": {"k": 1}}
+
+
+def test_values_are_counted_with_their_aliases(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file.write_text("a: &a [1, 2, 3]\nb: [*a, *a]\n")  # 1 + (1 + 4) + (1 + 1 + 2 x 4) values
+    monkeypatch.setattr(yaml_file, "MAX_VALUES", 16)
+    assert yaml_file.read_yaml(file) == {"a": [1, 2, 3], "b": [[1, 2, 3], [1, 2, 3]]}
+    monkeypatch.setattr(yaml_file, "MAX_VALUES", 15)
+    with pytest.raises(ArgumentError, match="stands for more than 15 values"):
+        yaml_file.read_yaml(file)
+
+
+@pytest.mark.parametrize("text", ["a: &a [*a]\n", "a: &a {b: *a}\n"])
+def test_an_alias_inside_what_it_stands_for(text: str, file: Path) -> None:
+    file.write_text(text)
+    with pytest.raises(ArgumentError, match="stands for more than"):
+        yaml_file.read_yaml(file)

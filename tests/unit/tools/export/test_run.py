@@ -45,7 +45,7 @@ def test_logits_that_are_nan_are_refused(model: Path, tmp_path: Path) -> None:
     broken = AutoModelForCausalLM.from_pretrained(model)
     broken.model.norm.weight.data[0] = torch.nan
     broken.save_pretrained(model)
-    args = ServingArguments(model_name_or_path=str(model), output_dir=str(tmp_path / "s"), verify=True)
+    args = ServingArguments(model_name_or_path=str(model), output_dir=str(tmp_path / "s"), dtype="auto", verify=True)
     with pytest.raises(UserError, match=r"(?s)gives logits that are NaN.*from before its weights broke"):
         export(args)
     assert not (tmp_path / "s").exists()

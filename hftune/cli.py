@@ -44,20 +44,20 @@ from hftune.visible import TYPED, say
 
 COMMANDS = {
     "merge": "hftune.tools.pipeline.starting:merge",
-    "init": "hftune.tools.init.entry:init",
+    "init": "hftune.tools.init:init",
     "preview": "hftune.tools.records.entry:preview",
     "tokenize": "hftune.tools.records.entry:tokenize",
     "plan": "hftune.tools.planning.entry:plan",
     "data": "hftune.tools.checking.entry:data",
     "export": "hftune.tools.export.entry:export",
-    "teach": "hftune.tools.teaching.entry:teach",
-    "evaluate": "hftune.tools.evaluating.entry:evaluate",
-    "sample": "hftune.tools.sampling.entry:sample",
-    "consolidate": "hftune.tools.consolidating:main",
-    "ask": "hftune.tools.scoring.entry:ask",
-    "chat": "hftune.tools.chatting.entry:chat",
-    "score": "hftune.tools.scoring.entry:score",
-    "serve": "hftune.tools.serving.entry:serve",
+    "teach": "hftune.tools.teaching:teach",
+    "evaluate": "hftune.tools.evaluating.run:evaluate",
+    "sample": "hftune.tools.sampling:sample",
+    "consolidate": "hftune.tools.consolidating.entry:consolidate",
+    "ask": "hftune.tools.asking:ask",
+    "chat": "hftune.tools.chatting.chat:chat",
+    "score": "hftune.tools.scoring:score",
+    "serve": "hftune.tools.serving.run:serve",
     "explain": "hftune.tools.explaining.entry:explain",
     "launch": "hftune.tools.pipeline.starting:launch",
     "pipeline": "hftune.tools.pipeline.command:main",
@@ -99,13 +99,22 @@ ARGUMENTS = {
     "teach": "distill",
     "consolidate": "hftune.tools.consolidating:ConsolidateArguments",
     "ask": "hftune.arguments.asking:AskArguments",
-    "chat": "hftune.tools.chatting.arguments:ChatArguments",
+    "chat": "hftune.arguments.asking:ChatArguments",
     "evaluate": "hftune.arguments.asking:EvaluateArguments",
     "sample": "hftune.arguments.asking:SampleArguments",
-    "score": "hftune.tools.scoring.arguments:ScoreArguments",
-    "serve": "hftune.tools.serving.arguments:ServeArguments",
+    "score": "hftune.arguments.asking:ScoreArguments",
+    "serve": "hftune.arguments.asking:ServeArguments",
 }
 """What holds the arguments of subcommands, for completion: a class, one for each word behind it, or a stage."""
+WITH_MODELS = {
+    "ask": "--models",
+    "chat": "--models",
+    "evaluate": "--models",
+    "sample": "--model_name_or_path",
+    "score": "--input",
+    "serve": "--model",
+}
+"""Subcommands that take their class of `ARGUMENTS`, and the argument that their first words are."""
 START = "hftune.tools.pipeline.starting:start"
 """Takes a stage, whose name is a subcommand as well, and the words behind it."""
 
@@ -147,7 +156,18 @@ def dispatch(argv: list[str]) -> None:
         lines = str(__doc__).splitlines()
         say("\n".join(line for line in lines if line.startswith(f"hftune {argv[0]} ")))
         return
-    on_demand(COMMANDS[argv[0]])(argv[1:])
+    if argv[0] in WITH_MODELS:
+        _with_models(argv[0], argv[1:])
+    else:
+        on_demand(COMMANDS[argv[0]])(argv[1:])
+
+
+def _with_models(command: str, words: list[str]) -> None:
+    """Run a subcommand that loads models: the environment is prepared before transformers is imported."""
+    on_demand("hftune.distributed.launch:prepare_environment")()
+    argv = [WITH_MODELS[command], *words] if words and not words[0].startswith("-") else words
+    arguments = on_demand("hftune.arguments.stages:parse_command")(on_demand(ARGUMENTS[command]), argv)
+    on_demand(COMMANDS[command])(arguments, argv)
 
 
 def completion(argv: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""What the commands that have models answer need to know: `hftune ask`, `evaluate`, `sample` and their like."""
+"""What the commands that have models answer or score need to know: ask, chat, sample, evaluate, score and serve."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from hftune.arguments.model import HubFields
 
 JUDGE_KEY = "HFTUNE_JUDGE_API_KEY"
 """The variable with the key of `--judge_url`, of `hftune evaluate` and `hftune sample`."""
+
+KEY_VARIABLE = "HFTUNE_API_KEY"
+"""Variable with the key that clients of `hftune serve` send, for whoever does not want it in the list of processes."""
 
 
 @dataclass
@@ -215,3 +218,114 @@ class SampleArguments(TalkerFields):
         },
     )
     overwrite_output_dir: bool = field(default=False, metadata={"help": "Replace an earlier result there."})
+
+
+@dataclass
+class ChatArguments(TalkerFields):
+    """A conversation in the terminal with one model, or the same questions to two."""
+
+    models: list[str] | None = field(
+        default=None,
+        metadata={"help": "One folder (whole, merged or an adapter) or Hub name, or two; also given alone."},
+    )
+    adapter: list[str] | None = field(
+        default=None,
+        metadata={"help": "Folders of adapters on the model, the one next to it first; each alone knows its base."},
+    )
+    system_prompt: str | None = field(
+        default=None, metadata={"help": "The system message. Left out: as the run was that made the model; '': none."}
+    )
+    tools: str | None = field(
+        default=None,
+        metadata={"help": "JSON file of the tools that are offered, as records of a data set have them."},
+    )
+    max_new_tokens: int = field(default=1024, metadata={"help": "Tokens of an answer; a longer one is cut, and said."})
+    temperature: float | None = field(
+        default=None,
+        metadata={"help": "0: the likeliest token each time. Left out: as the model's generation_config.json says."},
+    )
+    top_p: float | None = field(
+        default=None, metadata={"help": "Draw from the likeliest tokens that have this probability together."}
+    )
+    top_k: int | None = field(
+        default=None, metadata={"help": "Draw from this many of the likeliest tokens; 0: from all."}
+    )
+    seed: int | None = field(default=None, metadata={"help": "Seed of what is drawn; left out: another one each time."})
+
+
+@dataclass
+class ScoreArguments(HubFields, TurnTokenFields):
+    """Scores of conversations, from an outcome or a process reward model."""
+
+    input: str | None = field(
+        default=None,
+        metadata={"help": "File or folder of conversations, preference pairs or answers in steps; also given alone."},
+    )
+    model: str | None = field(
+        default=None,
+        metadata={"help": "Reward model: a folder of run_rm.py, adapter or merged; or a Hub name."},
+    )
+    output: str | None = field(default=None, metadata={"help": "JSONL file for the scores; left out: standard output."})
+    overwrite_output: bool = field(default=False, metadata={"help": "Replace the output file."})
+    batch_tokens: int = field(
+        default=8192, metadata={"help": "Tokens in a batch, padding included; a longer conversation goes alone."}
+    )
+    max_length: int | None = field(
+        default=None, metadata={"help": "Longer conversations lose their beginning; left out: nothing is lost."}
+    )
+    step_separator: str | None = field(
+        default=None,
+        metadata={"help": "Parts answers into steps for a process model; left out: as the model was trained."},
+    )
+    dtype: str = field(
+        default="float32",
+        metadata={"help": "Dtype of the weights.", "choices": ["float32", "bfloat16", "float16"]},
+    )
+    on_bad_record: str = field(
+        default="error",
+        metadata={
+            "help": "error: stop at a record that cannot be used; drop: leave it out, and say how many and why.",
+            "choices": ["error", "drop"],
+        },
+    )
+    trust_remote_code: bool = field(default=False, metadata={"help": "Run code that comes with the model."})
+    use_cpu: bool = field(default=False, metadata={"help": "Score on the CPU even where there is a GPU."})
+
+
+@dataclass
+class ServeArguments(LoadingFields):
+    """vLLM's server, or transformers' own, for one model."""
+
+    model: str | None = field(
+        default=None,
+        metadata={"help": "Folder (whole, merged or adapter) or Hub name of the model to serve; also given alone."},
+    )
+    adapter: list[str] | None = field(
+        default=None,
+        metadata={"help": "NAME=FOLDER of an adapter that vLLM serves under that name."},
+    )
+    served_model_name: str | None = field(
+        default=None, metadata={"help": "What the model is called in requests; left out: its folder's name."}
+    )
+    host: str = field(
+        default="127.0.0.1",
+        metadata={"help": "Address to listen at. Another one than this machine's own needs vLLM and a key."},
+    )
+    port: int = field(default=8000, metadata={"help": "Port to listen at; 0: any that is free, which is said."})
+    api_key: str | None = field(
+        default=None,
+        metadata={
+            "help": f"Key that clients of vLLM must send; better in the variable {KEY_VARIABLE}, which is not shown."
+        },
+    )
+    backend: str = field(
+        default="auto",
+        metadata={
+            "help": "Whose server is started. auto: vLLM's where it is installed and there is a GPU, else that of "
+            "transformers (pip install 'hftune[serve]'), which answers one request at a time on any machine.",
+            "choices": ["auto", "transformers", "vllm"],
+        },
+    )
+    max_model_len: int | None = field(
+        default=None, metadata={"help": "Tokens of prompt and answer together in vLLM; left out: what the model takes."}
+    )

@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -65,14 +65,17 @@ def from_here(path: str, folder: str | Path, manifest: Manifest) -> str:
     return path if not os.path.exists(found) or os.path.realpath(found) == os.path.realpath(path) else found
 
 
-def finish_manifest(folder: Path, manifest: Manifest) -> Manifest:
+def finish_manifest(folder: Path, manifest: Manifest, files: Iterable[str] | None = None) -> Manifest:
     """Write the manifest of a folder to which nothing will be added, with records of all its files.
 
     `written` records every file, by which hftune knows the folder as its own; `files` those that make the result.
+
+    Args:
+        files: The names of these; None: all that make a model or its data.
     """
     # Before the manifest itself is written, which cannot hold its own digest.
     manifest[WRITTEN] = record_written(folder)
-    manifest["files"] = {name: manifest[WRITTEN][name] for name in result_files(folder)}
+    manifest["files"] = {name: manifest[WRITTEN][name] for name in files or result_files(folder)}
     write_manifest(folder, manifest)
     return manifest
 

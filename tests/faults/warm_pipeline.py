@@ -35,7 +35,7 @@ from tests.forks import fork, import_everything
 
 MODULES = (
     "hftune.data.encode_pairs",
-    "hftune.tools.scoring.ask",
+    "hftune.tools.asking",
     "hftune.merging.merge",
     "hftune.merging.peft_model",
     "hftune.trainers.rewards.loading",

@@ -27,13 +27,13 @@ from hftune.data.encode_prompts import PromptEncoder
 from hftune.data.encode_rewards import RewardPairEncoder, StepEncoder
 from hftune.data.encoder import write_tokenised
 from hftune.data.readers.files import Row, chunks
-from hftune.data.records import Prompt
 from hftune.data.sources import load_source
 from hftune.data.stream_splits import StreamEncoder
 from hftune.errors import DataError
+from hftune.inference import generate
+from hftune.inference.questions import asked
 from hftune.logging import notices
-from hftune.tools.scoring import ask as asking
-from hftune.tools.talking import answering
+from hftune.tools import asking
 from hftune.trainers.online.base import OnlineTrainer
 from hftune.trainers.online.guarded_tokenizer import GuardedTokenizer, guarded_tokenizer
 from tests.unit.data.helpers import make_tokenizer
@@ -397,12 +397,12 @@ def test_rollouts_and_results_of_tools(mode: str, turns: int, tokenizer: PreTrai
 @pytest.mark.parametrize("mode", ["split", "allow", "error"])
 def test_questions(mode: str, template: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = make_tokenizer(template)
-    question = Prompt([{"role": "user", "content": EVIL + "<|endoftext|>"}], origin="--questions")
+    question = asked(EVIL + "<|endoftext|>", "--questions")
     prompts: list[list[int]] = []
     talker = SimpleNamespace(name="model", tokenizer=tokenizer, model=None, ends=())
     monkeypatch.setattr(asking, "load_talker", lambda *given: talker)
-    monkeypatch.setattr(answering.Context, "of", lambda *given: Context(None, 0))
-    monkeypatch.setattr(answering, "answer_ids", lambda talker, ids, **options: prompts.extend(ids) or [[0]])
+    monkeypatch.setattr(generate.Context, "of", lambda *given: Context(None, 0))
+    monkeypatch.setattr(generate, "answer_ids", lambda talker, ids, **options: prompts.extend(ids) or [[0]])
     args = AskArguments(borders_in_text=mode)
     if mode == "error":
         with pytest.raises(DataError) as caught:

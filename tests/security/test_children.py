@@ -15,8 +15,8 @@ import pytest
 from hftune import child_processes
 from hftune.arguments.named_code import named_code
 from hftune.errors import ArgumentError
-from hftune.tools.doctor import devices, launching, libraries
-from hftune.tools.pipeline import checking, command, processes, runner
+from hftune.tools.doctor import launching, libraries, machine
+from hftune.tools.pipeline import checking, planning, processes, runner
 from hftune.tools.pipeline.spec import read_spec
 from hftune.tools.pipeline.step import Step
 from hftune.tools.pipeline.steps import steps_of
@@ -175,7 +175,7 @@ def test_the_driver_is_asked_of_no_program_of_the_working_folder(
     hostile: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", ".")
-    assert devices._driver() is None
+    assert machine._driver() is None
 
 
 def test_the_doctor_s_launcher(hostile: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,21 +13,25 @@ from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from hftune.arguments.asking import AskArguments, EvaluateArguments, SampleArguments
+from hftune.arguments.asking import (
+    AskArguments,
+    ChatArguments,
+    EvaluateArguments,
+    SampleArguments,
+    ScoreArguments,
+    ServeArguments,
+)
 from hftune.arguments.distill import DistillArguments
 from hftune.checkpoints.manifest import finish_manifest
 from hftune.errors import UserError
 from hftune.preflight.rules.folders import check_contents
-from hftune.tools.chatting.arguments import ChatArguments
+from hftune.tools.asking import check_ask
 from hftune.tools.chatting.chat import chat
 from hftune.tools.evaluating.run import check_evaluate
 from hftune.tools.export.arguments import HubArguments, ServingArguments
 from hftune.tools.export.run import check_export
-from hftune.tools.sampling.run import check_sample
-from hftune.tools.scoring.arguments import ScoreArguments
-from hftune.tools.scoring.ask import check_ask
-from hftune.tools.scoring.run import check_score
-from hftune.tools.serving.arguments import ServeArguments
+from hftune.tools.sampling import check_sample
+from hftune.tools.scoring import check_score
 from hftune.tools.serving.run import check_serve
 from hftune.tools.teaching.run import check_teaching
 from hftune.weight_files import fingerprint

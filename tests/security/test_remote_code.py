@@ -17,10 +17,11 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from hftune.arguments.asking import AskArguments
+from hftune.arguments.asking import AskArguments, ScoreArguments, ServeArguments
 from hftune.arguments.entry import parse_arguments
 from hftune.arguments.parser import HftuneParser
 from hftune.errors import ArgumentError, UserError, raise_together
+from hftune.inference.loading import load_talker
 from hftune.merging import model_config, peft_model, skeleton, verify
 from hftune.merging.inputs import BaseFolder, Inputs
 from hftune.merging.plan import Plan
@@ -31,9 +32,6 @@ from hftune.models.loading.reward_model import load_reward_model
 from hftune.models.loading.tokenizer import load_tokenizer
 from hftune.preflight.facts import resolve
 from hftune.tools.export import compared, extract
-from hftune.tools.scoring.arguments import ScoreArguments
-from hftune.tools.serving.arguments import ServeArguments
-from hftune.tools.talking.loading import load_talker
 from hftune.trainers.distillation.loading import load_teachers
 from hftune.trainers.rewards import loading
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from hftune.errors import ArgumentError
+from hftune.inference import judging
+from hftune.inference.judging import ChatServer, Judge
+from hftune.inference.questions import Question, asked
 from hftune.opening import json_server
-from hftune.tools.evaluating.judging import Judge
-from hftune.tools.talking import chat_server
-from hftune.tools.talking.answering import Question
-from hftune.tools.talking.chat_server import ChatServer
 from hftune.trainers.distillation.teacher_server import TeacherServer
 from tests.answering import server
 from tests.conftest import tiny_tokenizer
@@ -52,7 +52,7 @@ ANY: dict[str, Any] = {
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody is waited for; the key is there for all."""
     monkeypatch.setattr(json_server.time, "sleep", lambda seconds: None)
-    monkeypatch.setattr(chat_server, "_PATIENCE", 0.0)
+    monkeypatch.setattr(judging, "_PATIENCE", 0.0)
     monkeypatch.setattr("hftune.trainers.distillation.teacher_server._PATIENCE", 0.0)
     for name in ("HFTUNE_TEACHER_API_KEY", "HFTUNE_JUDGE_API_KEY"):
         monkeypatch.setenv(name, KEY)
@@ -63,7 +63,7 @@ def taught(url: str) -> None:
 
 
 def judged(url: str) -> None:
-    Judge(ChatServer(url, "--judge_url", "t", "HFTUNE_JUDGE_API_KEY"))([([{"role": "user", "content": "Q"}], "A", "B")])
+    Judge(url, "t").wins([replace(asked("Q"), right="B")], [{"role": "assistant", "content": "A"}])
 
 
 @pytest.mark.parametrize("asks", [taught, judged])
@@ -157,11 +157,11 @@ def test_a_judge_that_gives_no_verdict_is_told_of() -> None:
     said = iter(["Verdict: A", "I will not say", "", "ignore that. Verdict: C"])
     notices: list[str] = []
     judgement = lambda path, body: (200, {"choices": [{"message": {"content": next(said)}}]})  # noqa: E731
-    with server(judgement) as asked, pytest.MonkeyPatch.context() as patch:
-        patch.setattr("hftune.tools.evaluating.judging.notice", notices.append)
-        patch.setattr(chat_server, "_SIDE_BY_SIDE", 1)
-        judge = Judge(ChatServer(asked.url, "--judge_url", "t", "NO_KEY"))
-        assert judge([([{"role": "user", "content": "Q"}], "A", "B")] * 2) == [0.5, 0.5]
+    with server(judgement) as service, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(judging, "notice", notices.append)
+        patch.setattr(judging, "_SIDE_BY_SIDE", 1)
+        said_here = [{"role": "assistant", "content": "A"}] * 2
+        assert Judge(service.url, "t").wins([replace(asked("Q"), right="B")] * 2, said_here) == [0.5, 0.5]
     assert notices == ["3 of 4 answers of the judge hold no verdict; each counts as a tie"]
 
 

@@ -39,8 +39,8 @@ PROGRAMS = {
 }
 """Programs of the system, which no test of this project can know."""
 WORKERS = {
-    "ask": "hftune.tools.scoring.ask:ask",
-    "board": "hftune.tools.board.app:Path",
+    "ask": "hftune.tools.asking:ask",
+    "board": "hftune.tools.board.entry:Path",
     "chat": "hftune.tools.chatting.chat:chat",
     "consolidate": "hftune.tools.consolidating:consolidate",
     "data": "hftune.tools.checking.run:check",
@@ -50,7 +50,7 @@ WORKERS = {
     "lineage": "hftune.tools.reporting.lineage:trace",
     "pipeline": "hftune.tools.pipeline.command:read_spec",
     "report": "hftune.tools.reporting.page:write_pages",
-    "score": "hftune.tools.scoring.run:score",
+    "score": "hftune.tools.scoring:score",
     "serve": "hftune.tools.serving.run:serve",
     "teach": "hftune.tools.teaching.run:teach",
     "watch": "hftune.tools.watching.entry:Path",

@@ -1,28 +1,35 @@
-"""`hftune chat`: reads questions and commands, a line each, until the end of the input."""
+"""`hftune chat`: a conversation in the terminal with one model, or with two alongside; it may be saved as a record."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from hftune import terminal
+from hftune.arguments.asking import ChatArguments
 from hftune.checkpoints.folder_checks import check_recorded
 from hftune.checkpoints.manifest import read_manifest
 from hftune.data.messages import Message
+from hftune.data.readers.base import Row
+from hftune.data.records import to_conversation
 from hftune.data.tool_calls import parse_tools
 from hftune.errors import ArgumentError, DataError, UserError, did_you_mean, raise_together
+from hftune.inference.loading import check_talker, load_talker
+from hftune.inference.parsing import CALLS, THOUGHT, Part
 from hftune.logging import notice
-from hftune.opening.json_file import read_json
+from hftune.opening.files import read_bytes
+from hftune.opening.json_file import LIMIT, parse_json, read_json
+from hftune.publishing.disk import disk_errors, lexists, write_file
+from hftune.secrets import redacted
 from hftune.template_arguments import FIELD
-from hftune.tools.chatting.arguments import ChatArguments, check_models
-from hftune.tools.chatting.saving import append_record
 from hftune.tools.chatting.speaker import Speaker, Tools
-from hftune.tools.chatting.view import AnswerView, note
-from hftune.tools.talking.loading import check_talker, load_talker
-from hftune.visible import say
+from hftune.visible import as_json, say
 
+_SAVE = "/save"
 HELP = """\
 /new            begin another conversation
 /system TEXT    begin another one with this system message; without a text: with none
@@ -35,7 +42,7 @@ HELP = """\
 Ctrl-C stops an answer; where a question is awaited, it ends the chat."""
 
 
-def chat(args: ChatArguments) -> None:
+def chat(args: ChatArguments, argv: Sequence[str] = ()) -> None:
     """Load the models and talk until the input ends.
 
     Raises:
@@ -61,6 +68,18 @@ def chat(args: ChatArguments) -> None:
     if at_terminal:
         note("/help tells the commands, Ctrl-D ends")
     Chat(speakers, args, patient=at_terminal).run(lines())
+
+
+def check_models(args: ChatArguments) -> Iterator[ArgumentError]:
+    """Models that are too few or too many."""
+    if not args.models:
+        yield ArgumentError("no model was named", place="--models", fix="hftune chat outputs/sft-merged")
+    elif len(args.models) > 2:
+        fix = "hftune ask puts the same questions to any number"
+        yield ArgumentError(f"{len(args.models)} models are named, and two talk alongside", place="--models", fix=fix)
+    elif args.adapter and len(args.models) == 2:
+        fix = "name the adapter's folder as a model: its base is known"
+        yield ArgumentError("of two models it is open which one the adapter is for", place="--adapter", fix=fix)
 
 
 def _check_adapters(folders: list[str]) -> Iterator[UserError]:
@@ -245,3 +264,117 @@ class Chat:
         record: dict[str, Any] = {"messages": speaker.messages}
         arguments = speaker.render.arguments if speaker.render is not None else {}
         return record | ({"tools": speaker.tools} if speaker.tools else {}) | ({FIELD: arguments} if arguments else {})
+
+
+def note(text: str) -> None:
+    """A line that no model has said: on standard error, so that a pipe gets the answers alone."""
+    say(text, file=terminal.err(), flush=True)
+
+
+class AnswerView:
+    """Shows the parts of one answer.
+
+    Args:
+        count: Tokens of a text.
+        thoughts: Whether thoughts are shown as they come, or folded.
+    """
+
+    def __init__(self, count: Callable[[str], int], *, thoughts: bool) -> None:
+        self.count, self.thoughts = count, thoughts
+        self.thought = self._held = ""
+        self._thinking = self._begun = self._inside = False
+
+    def show(self, part: Part) -> None:
+        """Show one part."""
+        if part.kind == THOUGHT:
+            self._think(part.text)
+            return
+        self._fold()
+        if part.kind == CALLS and part.call is not None:
+            self._break()
+            function = part.call["function"]
+            say(f"[call] {function['name']} {as_json(function['arguments'])}", flush=True)
+        else:
+            self._write(part.text)
+
+    def end(self, cut: str = "") -> None:
+        """End the answer's last line, and say why it was cut."""
+        self._fold()
+        self._write(self._held, last=True)
+        self._break()
+        if cut:
+            note(f"[{cut}]")
+
+    def _think(self, text: str) -> None:
+        if self.thoughts:
+            if not self._thinking:
+                say("[thought]")
+                self._begun = False
+            self._write(text)
+        else:
+            terminal.show_progress(f"thinking ({len(self.thought) + len(text)} characters)")
+        self._thinking = True
+        self.thought += text
+
+    def _fold(self) -> None:
+        """End a thought: its line, where it is folded."""
+        if not self._thinking:
+            return
+        terminal.clear_progress()
+        self._thinking = False
+        self._break()
+        tokens = self.count(self.thought)
+        size = f"{tokens} token{'s' * (tokens != 1)}"
+        say("[end of thought]" if self.thoughts else f"[thought for {size}; /think shows it]", flush=True)
+        self._begun = False
+
+    def _write(self, text: str, *, last: bool = False) -> None:
+        text, self._held = ("" if last else self._held) + text, ""
+        # A carriage return may be half of a line's end.
+        if text.endswith("\r") and not last:
+            text, self._held = text[:-1], "\r"
+        if not self._begun:
+            text = text.lstrip("\n")
+        if text:
+            self._begun = True
+            self._inside = not text.endswith("\n")
+            say(text, end="", flush=True)
+
+    def _break(self) -> None:
+        if self._inside:
+            say(flush=True)
+        self._inside = False
+
+
+def append_record(file: Path, record: dict[str, Any]) -> int:
+    """Append a conversation to a file of such, or to a new one; returns how many records it has now.
+
+    Raises:
+        ArgumentError: The file is no JSONL of conversations, or the disk does not take the record.
+        DataError: Nothing in the conversation could be trained.
+    """
+    to_conversation(Row(record, _SAVE, 1))
+    if file.is_symlink() or not file.absolute().parent.is_dir() or (lexists(file) and not file.is_file()):
+        raise ArgumentError(f"{file} is no plain file in a folder", place=_SAVE, fix="name another one")
+    content = read_bytes(file, limit=LIMIT, error=ArgumentError) if lexists(file) else b""
+    count = sum(_is_record(line, f"{file}:{number}") for number, line in enumerate(content.splitlines(), start=1))
+    line = (json.dumps(redacted(record), ensure_ascii=False) + "\n").encode("utf-8", "replace")
+    with disk_errors(file, _SAVE):
+        write_file(file, content + (b"\n" if content and not content.endswith(b"\n") else b"") + line)
+    return count + 1
+
+
+def _is_record(line: bytes, place: str) -> bool:
+    """Whether a line is a conversation; False for an empty one.
+
+    Raises:
+        ArgumentError: It is something else.
+    """
+    if not line.strip():
+        return False
+    try:
+        to_conversation(Row(parse_json(line, place, error=DataError), place, 1))
+    except DataError as error:
+        cause = "this is no JSONL of conversations: nothing was written"
+        raise ArgumentError(cause, place=place, fix="choose another name") from error
+    return True

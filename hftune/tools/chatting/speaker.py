@@ -9,15 +9,14 @@ from typing import Any
 import torch
 
 from hftune import interrupts
-from hftune.data.counts import Counts, context_of, describe_turn_tokens
+from hftune.arguments.asking import ChatArguments
+from hftune.data.counts import Counts, describe_turn_tokens
 from hftune.data.messages import Message
 from hftune.errors import ArgumentError, DataError
+from hftune.inference.generate import Answerer, Listener, sampling
+from hftune.inference.loading import Talker
+from hftune.inference.parsing import Part
 from hftune.logging import notice
-from hftune.tools.chatting.arguments import ChatArguments
-from hftune.tools.talking.listening import Listener, sampling
-from hftune.tools.talking.loading import Talker
-from hftune.tools.talking.parsing import AnswerForm, Part
-from hftune.tools.talking.prompts import PromptWriter
 
 Tools = list[dict[str, Any]]
 
@@ -25,7 +24,7 @@ STOPPED, TOO_LONG, FULL = "stopped", "cut at --max_new_tokens", "cut: the contex
 
 
 @dataclass
-class Answer:
+class Reply:
     """What a model has said.
 
     Attributes:
@@ -54,11 +53,9 @@ class Speaker:
     """
 
     def __init__(self, talker: Talker, args: ChatArguments, system: str | None = None, tools: Tools | None = None):
-        self.talker, self.name, self.args = talker, talker.name, args
-        self.prompts = PromptWriter(talker.name, talker.tokenizer, args.borders_in_text)
-        self.render = self.prompts.render
-        self.form = AnswerForm(self.render)
-        self.tools = tools
+        self.talker, self.name, self.args, self.tools = talker, talker.name, args, tools
+        self.model = Answerer(talker, args.borders_in_text, batch_tokens=0)
+        self.render = self.model.write.render
         self._check_tools()
         self.begin(system)
 
@@ -108,13 +105,10 @@ class Speaker:
 
     def taken_back(self) -> bool:
         """Whether there was an answer to take back, with all behind the question or result before it."""
-        last = next(
-            (at for at in reversed(range(len(self.messages))) if self.messages[at]["role"] == "assistant"), None
-        )
-        if last is None:
-            return False
-        del self.messages[last:]
-        return True
+        answers = [at for at, message in enumerate(self.messages) if message["role"] == "assistant"]
+        if answers:
+            del self.messages[answers[-1] :]
+        return bool(answers)
 
     # --- answers ------------------------------------------------------------------------------------------------------
 
@@ -124,28 +118,14 @@ class Speaker:
         Raises:
             DataError: The chat template refuses the conversation, or `--borders_in_text` a text in it.
         """
-        text = self.prompts.text(self.messages, self.tools)
+        text = self.model.write.text(self.messages, self.tools)
         counts = Counts(rows=1)
         counts.note_texts([text])
         if counts.bordered:
             notice(describe_turn_tokens(counts, self.args.borders_in_text))
-        return text, self.prompts.ids([text])[0]
+        return text, self.model.write.ids([text])[0]
 
-    def room(self, length: int) -> int:
-        """Tokens that the context has left behind a prompt of this length.
-
-        Raises:
-            ArgumentError: The context is full.
-        """
-        limit = context_of(self.talker.model, self.talker.tokenizer)
-        if limit is None:
-            return self.args.max_new_tokens
-        if length >= limit:
-            cause = f"the conversation has {length} tokens, and the context of {self.name} is {limit}: it was not asked"
-            raise ArgumentError(cause, fix="/new begins another one; nothing of this one is left out by itself")
-        return limit - length
-
-    def answer(self, show: Callable[[Part], None], seed: int | None = None) -> Answer:
+    def answer(self, show: Callable[[Part], None], seed: int | None = None) -> Reply:
         """The answer to the conversation, which it joins.
 
         Args:
@@ -156,23 +136,24 @@ class Speaker:
             DataError: As `prompt`.
         """
         text, ids = self.prompt()
-        room = self.room(len(ids))
-        reader = self.form.reader(text, self.tools)
-
-        listener = Listener(self.talker, reader, show)
-        stopped = self._generate(ids, min(room, self.args.max_new_tokens), listener, seed)
-        # What is still held, of an answer that was stopped as well.
-        said = listener.finish()
-        cut = STOPPED if stopped else "" if listener.ended_by else TOO_LONG
-        if cut == TOO_LONG and len(listener.ids) >= room:
-            cut = FULL
-        message = self._message(text, said, reader.message())
+        limit = self.model.context.tokens
+        if limit is not None and len(ids) >= limit:
+            cause = (
+                f"the conversation has {len(ids)} tokens, and the context of {self.name} is {limit}: it was not asked"
+            )
+            raise ArgumentError(cause, fix="/new begins another one; nothing of this one is left out by itself")
+        room = self.args.max_new_tokens if limit is None else min(limit - len(ids), self.args.max_new_tokens)
+        listener = Listener(self.model, self.model.form.reader(text, self.tools), show)
+        stopped = self._generate(ids, room, listener, seed)
+        listener.finish()
+        cut = STOPPED if stopped else "" if listener.ended else TOO_LONG if room == self.args.max_new_tokens else FULL
+        message = self._message(text, listener.ids)
         if not message["content"].strip() and not message.get("tool_calls"):
-            return Answer(None, ids, listener.ids, cut)
+            return Reply(None, ids, listener.ids, cut)
         # To train it would teach to stop there.
         message |= {"weight": 0.0} if cut else {}
         self.messages.append(message)
-        return Answer(message, ids, listener.ids, cut)
+        return Reply(message, ids, listener.ids, cut)
 
     def _generate(self, prompt: list[int], tokens: int, listener: Listener, seed: int | None) -> bool:
         """Whether it was stopped by Ctrl-C."""
@@ -192,10 +173,11 @@ class Speaker:
             raise ArgumentError(cause, fix="/new begins another conversation") from error
         return False
 
-    def _message(self, prompt: str, said: str, read: Message) -> Message:
+    def _message(self, prompt: str, ids: list[int]) -> Message:
         """The answer as the message that the template writes as it was said, where there is one."""
+        read, said = self.model.read(prompt, self.tools, ids), self.model.text(ids)
         if self.render is None:
-            return {"role": "assistant", "content": said}
+            return read
         calls = [{"id": f"call{number:05}", **call} for number, call in enumerate(read.get("tool_calls", []))]
         # Some templates want calls to have an id of nine characters, some read thoughts under the other name; some
         # write no thoughts, and then they are part of the text.

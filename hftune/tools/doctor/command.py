@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from hftune.constants import USER_ERROR_EXIT_CODE
 from hftune.distributed import launch
 from hftune.errors import ArgumentError, did_you_mean
-from hftune.tools.doctor import devices, launching, libraries, surroundings
+from hftune.tools.doctor import launching, libraries, machine
 from hftune.tools.doctor.findings import WRONG, Finding, render, to_json
 from hftune.visible import say
 
@@ -60,11 +60,11 @@ def examine(folders: list[str], *, quick: bool, train: bool = False) -> Iterator
     if not quick:
         yield from libraries.check_loading(libraries.LOADED)
         yield from libraries.check_symbols()
-    found = devices.gpus()
-    yield from devices.check_gpus(found)
-    yield from devices.check_host(has_gpu=bool(found.seen))
-    yield from surroundings.check_folders(surroundings.folders(folders))
-    yield from surroundings.check_variables(environment)
+    found = machine.gpus()
+    yield from machine.check_gpus(found)
+    yield from machine.check_host(has_gpu=bool(found.seen))
+    yield from machine.check_folders(machine.folders(folders))
+    yield from machine.check_variables(environment)
     if not quick:
         # Without GPUs two processes: a single one would have nobody to reach.
         yield from launching.check_launch(len(found.seen) or 2)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from hftune import child_processes
 from hftune.tools.doctor.findings import FINE, WRONG, Finding
-from hftune.tools.doctor.surroundings import LAUNCHED
+from hftune.tools.doctor.machine import LAUNCHED
 
 TOPIC = "launch"
 PATIENCE = 180.0

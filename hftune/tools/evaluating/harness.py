@@ -2,59 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from functools import cached_property
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property, partial
 from typing import Any
 
 from lm_eval import simple_evaluate
-from lm_eval.api.model import LM
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 
 from hftune.arguments.asking import OWN_TASKS, EvaluateArguments
 from hftune.distributed import ranks
 from hftune.errors import ArgumentError, did_you_mean
-from hftune.tools.evaluating.harness_lines import Line, lines_of_results
-from hftune.tools.talking.loading import Talker
+from hftune.inference.loading import Talker
+from hftune.inference.results import Line
+from hftune.tools.evaluating.results import lines_of_results
 
 
-class SharedOut(LM):
-    """A model whose requests are shared out among the processes; each has all answers."""
+def share_out(model: Any) -> Any:
+    """Have the processes share out the requests of a model; each has all answers. Returns the model."""
+    for kind in ("loglikelihood", "loglikelihood_rolling", "generate_until"):
+        setattr(model, kind, partial(_shared_out, getattr(model, kind)))
+    return model
 
-    def __init__(self, model: HFLM) -> None:
-        super().__init__()
-        self.model = model
 
-    def loglikelihood(self, requests: Any) -> Any:
-        """Overrides `LM.loglikelihood`."""
-        return self._shared_out("loglikelihood", requests)
-
-    def loglikelihood_rolling(self, requests: Any) -> Any:
-        """Overrides `LM.loglikelihood_rolling`."""
-        return self._shared_out("loglikelihood_rolling", requests)
-
-    def generate_until(self, requests: Any) -> Any:
-        """Overrides `LM.generate_until`."""
-        return self._shared_out("generate_until", requests)
-
-    def apply_chat_template(self, chat_history: Any, add_generation_prompt: bool = True) -> str:
-        """Overrides `LM.apply_chat_template`."""
-        return str(self.model.apply_chat_template(chat_history, add_generation_prompt))
-
-    def chat_template(self, chat_template: bool | str = False) -> str | None:
-        """Overrides `LM.chat_template`."""
-        found: str | None = self.model.chat_template(chat_template)
-        return found
-
-    @property
-    def tokenizer_name(self) -> str:
-        """Overrides `LM.tokenizer_name`."""
-        return str(self.model.tokenizer_name)
-
-    def _shared_out(self, kind: str, requests: Sequence[Any]) -> list[Any]:
-        own = list(requests[ranks.rank() :: ranks.world_size()])
-        said = ranks.gathered_objects(getattr(self.model, kind)(own) if own else [])
-        return [said[number % len(said)][number // len(said)] for number in range(len(requests))]
+def _shared_out(answer: Callable[[list[Any]], list[Any]], requests: Sequence[Any]) -> list[Any]:
+    own = list(requests[ranks.rank() :: ranks.world_size()])
+    said = ranks.gathered_objects(answer(own) if own else [])
+    return [said[number % len(said)][number // len(said)] for number in range(len(requests))]
 
 
 class Harness:
@@ -91,7 +65,7 @@ class Harness:
             pretrained=talker.model, tokenizer=talker.tokenizer, batch_size=self.args.per_device_eval_batch_size
         )
         found = simple_evaluate(
-            SharedOut(model),
+            share_out(model),
             tasks=[task],
             num_fewshot=self.args.num_fewshot,
             limit=self.args.max_eval_samples,

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import numpy as np
 import torch
 
-from hftune.constants import IGNORE_INDEX
 from hftune.data.counts import FIX, Context, Counts
 from hftune.data.encode import ChatEncoder
 from hftune.data.readers.base import Row
+from hftune.data.teacher_targets import trained_places
+from hftune.inference.generate import batches_by_length, scored_rows
+from hftune.inference.loading import Talker
 from hftune.models.kernels.answer_head import add_answer_head
-from hftune.tools.talking.answering import batches_by_length
-from hftune.tools.talking.loading import Talker
 
 
 class RecordLosses:
@@ -63,19 +62,9 @@ class RecordLosses:
     @torch.no_grad()
     def _sums(self, ids: Sequence[np.ndarray], labels: Sequence[np.ndarray]) -> Iterable[tuple[float, int]]:
         """Loss and tokens of each row of a batch."""
-        length = max(map(len, ids))
-        tokens, mask = torch.full((len(ids), length), self.pad), torch.zeros(len(ids), length, dtype=torch.long)
-        at, wanted, counts = [], [], []
-        for row, (one, label) in enumerate(zip(ids, labels, strict=True)):
-            tokens[row, : len(one)] = torch.from_numpy(one.astype(np.int64))
-            mask[row, : len(one)] = 1
-            # The first token has none before it that could predict it.
-            places = 1 + np.flatnonzero(label[1:] != IGNORE_INDEX)
-            at.append(torch.from_numpy(places - 1 + row * length))
-            wanted.append(torch.from_numpy(label[places].astype(np.int64)))
-            counts.append(len(places))
-        device = self.model.device
-        given: dict[str, Any] = {"input_ids": tokens.to(device), "attention_mask": mask.to(device)}
-        given |= {"answer_at": torch.cat(at).to(device), "answer_ids": torch.cat(wanted).to(device)}
-        said = self.model(**given, answer_detail=0).log_probs.double().cpu()
-        return [(-float(part.sum()), len(part)) for part in said.split(counts)]
+        trained = [trained_places(one) for one in labels]
+        given, at = scored_rows(ids, trained, self.pad, self.model.device)
+        wanted = np.concatenate([one[mask] for one, mask in zip(labels, trained, strict=True)]).astype(np.int64)
+        answers = torch.from_numpy(wanted).to(at.device)
+        said = self.model(**given, answer_at=at, answer_ids=answers, answer_detail=0).log_probs.double().cpu()
+        return [(-float(part.sum()), len(part)) for part in said.split([int(mask.sum()) for mask in trained])]

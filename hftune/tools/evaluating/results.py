@@ -1,20 +1,25 @@
-"""What an evaluation found: figures of each model and task, differences, and the files that keep them."""
+"""What an evaluation found: figures of each model and task with intervals, differences, and the files that keep them.
+
+An interval holds 95 % of the figures of 2000 bootstrap samples of the records (Efron 1979); of a difference both models
+are given the same samples, so that what is hard in a record for both does not widen it.
+"""
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from hftune.checkpoints.manifest import read_manifest
 from hftune.errors import ArgumentError, ManifestError
 from hftune.logging import notice
 from hftune.opening.files import read_bytes
 from hftune.opening.json_file import LARGE, parse_json
-from hftune.tools.evaluating.figures import difference, figure
 from hftune.tools.reporting.stages import EVALUATED
 
 RECORDS = "records.jsonl"
@@ -24,6 +29,54 @@ Line = Mapping[str, Any]
 """Of one record: `model`, `record`, `digest`, `source`, `weight` (1 where it is missing) and `scores` by task."""
 Scores = dict[str, tuple[float, float]]
 """Of one task: a record's digest, numbered where several records are alike, to score and weight."""
+SAMPLES, SHARE = 2000, 0.95
+_SEED = 0
+# Of a normal distribution: half the width of an interval that holds 95 % of it.
+_DEVIATIONS = 1.96
+# Of the counts of a block of samples.
+_BLOCK_BYTES = 1 << 25
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A weighted mean over records, and the interval that it lies in.
+
+    Args:
+        low, high: Ends of the interval.
+        records: How many it is of.
+    """
+
+    value: float
+    low: float
+    high: float
+    records: int
+
+
+def figure(values: Sequence[float], weights: Sequence[float] | None = None) -> Figure:
+    """The mean of values, each with a weight, such as the loss of a record with its trained tokens.
+
+    Args:
+        values: One a record, at least one.
+        weights: Above 0; None: 1 each.
+    """
+    of = np.asarray(values, dtype=np.float64)
+    weight = np.ones(len(of)) if weights is None else np.asarray(weights, dtype=np.float64)
+    assert len(of) == len(weight) > 0, "a weight a record"
+    # The same for all figures of as many records: two models are given the same samples.
+    random = np.random.default_rng(_SEED)
+    block = max(1, _BLOCK_BYTES // (8 * len(of)))
+    means = []
+    for start in range(0, SAMPLES, block):
+        chances = np.full(len(of), 1 / len(of))
+        counts = random.multinomial(len(of), chances, size=min(block, SAMPLES - start))
+        means.append(counts @ (weight * of) / (counts @ weight))
+    low, high = np.quantile(np.concatenate(means), [(1 - SHARE) / 2, (1 + SHARE) / 2])
+    return Figure(float(weight @ of / weight.sum()), float(low), float(high), len(of))
+
+
+def difference(ours: Sequence[float], theirs: Sequence[float], weights: Sequence[float] | None = None) -> Figure:
+    """The mean of `ours` less that of `theirs`, which are of the same records, with the same weights."""
+    return figure(np.subtract(ours, theirs).tolist(), weights)
 
 
 def is_evaluation(folder: str) -> bool:
@@ -49,6 +102,49 @@ def lines_of(folder: str) -> list[Line]:
         fix = "name the model itself, or an evaluation of one model"
         raise ArgumentError(f"{folder} is an evaluation of several models", place="--against", fix=fix)
     return found
+
+
+def lines_of_results(found: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Records of lm-eval's samples, and for each task a line of what it makes of them."""
+    for task, figures in found["results"].items():
+        samples = found["samples"].get(task, ())
+        for sample in samples:
+            known = {name: sample[name] for name in sample["metrics"] if isinstance(sample[name], int | float)}
+            scores = {_name(task, name, sample["filter"]): float(value) for name, value in known.items()}
+            record = f"{task}:{sample['doc_id']}:{sample['filter']}"
+            yield {
+                "record": record,
+                "digest": sample.get("doc_hash", record),
+                "source": task,
+                "scores": scores,
+                "responses": sample["filtered_resps"],
+            }
+        more_is_better = found["higher_is_better"].get(task) or {}
+        told = {}
+        for key, value in figures.items():
+            name, _, kind = key.partition(",")
+            if kind and not name.endswith("_stderr") and isinstance(value, int | float):
+                error = figures.get(f"{name}_stderr,{kind}")
+                less = more_is_better.get(name) is False
+                told[_name(task, name, kind)] = _aggregate(value, error, len(samples), less)
+        yield {"record": f"{task}:", "source": task, "scores": {}, "aggregates": told}
+
+
+def _name(task: str, metric: str, kind: str) -> str:
+    """`hellaswag/acc`; with the name of the filter where there is one."""
+    return f"{task}/{metric}" if kind == "none" else f"{task}/{metric},{kind}"
+
+
+def _aggregate(value: float, error: Any, records: int, less: bool) -> dict[str, Any]:
+    """A figure of lm-eval's, with the interval of its standard error where there is one."""
+    half = _DEVIATIONS * error if isinstance(error, int | float) and math.isfinite(error) else 0.0
+    return {
+        "value": float(value),
+        "low": value - half,
+        "high": value + half,
+        "records": records,
+        "less_is_better": less,
+    }
 
 
 def _is_line(line: Line) -> bool:
@@ -84,7 +180,7 @@ def figures_of(scores: Mapping[str, Scores]) -> dict[str, dict[str, float]]:
     found = {}
     for task, records in scores.items():
         values, weights = zip(*records.values(), strict=True)
-        found[task] = figure(values, weights).to_dict()
+        found[task] = asdict(figure(values, weights))
         if task.partition("/")[0] == "loss":
             found[task]["less_is_better"] = True
             found[task]["perplexity"] = math.exp(min(found[task]["value"], 700.0))
@@ -125,7 +221,7 @@ def differences_of(ours: Mapping[str, Scores], theirs: Mapping[str, Scores]) -> 
             notice(f"{task}: the models have other tokens, and losses of other tokens do not compare")
             continue
         mine, other = ([one[side][0] for one in pairs] for side in (0, 1))
-        found[task] = difference(mine, other, [one[0][1] for one in pairs]).to_dict()
+        found[task] = asdict(difference(mine, other, [one[0][1] for one in pairs]))
     return found
 
 
@@ -146,8 +242,3 @@ def results(lines: Sequence[Line], against: str | None, other: Sequence[Line]) -
         theirs = by_task(other)
         found["differences"] = {model: differences_of(own, theirs) for model, own in scores.items() if model != against}
     return found
-
-
-def results_text(found: Mapping[str, Any]) -> str:
-    """`evaluation.json` as it is written."""
-    return json.dumps(found, indent=1, ensure_ascii=False) + "\n"

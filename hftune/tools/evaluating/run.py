@@ -1,37 +1,107 @@
-"""`hftune evaluate`: records are divided into parts, parts among processes; what is there whole is not made again."""
+"""`hftune evaluate`: what models can do on held-out records, printed as tables and kept record by record.
+
+Records are divided into parts, parts among processes; what is there whole is not made again.
+"""
 
 from __future__ import annotations
 
 import gc
 import importlib.util
+import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 from typing import Any
 
-from hftune.arguments.asking import COMPARED_TASKS, OWN_TASKS, EvaluateArguments
-from hftune.checkpoints import manifest as manifests
+from hftune.arguments.asking import ANSWER_TASKS, COMPARED_TASKS, OF_ANSWERS, OWN_TASKS, EvaluateArguments
 from hftune.checkpoints.folder_checks import check_recorded_whole
-from hftune.checkpoints.inputs import inputs_of, record_inputs
+from hftune.checkpoints.inputs import inputs_of
+from hftune.checkpoints.manifest import text_fingerprint
+from hftune.data.messages import Message
+from hftune.data.readers.base import Row
 from hftune.distributed import launch, ranks
 from hftune.errors import ArgumentError, UserError, did_you_mean, raise_together
-from hftune.logging import get_logger, notice, notices
+from hftune.inference.generate import Answerer
+from hftune.inference.judging import Judge
+from hftune.inference.loading import Talker, check_talker, load_talker
+from hftune.inference.questions import Question, question_of, rows_of
+from hftune.inference.results import Line, Parts, about_result, json_lines, parts_of, plan_of, publish
+from hftune.logging import get_logger, notice
 from hftune.on_demand import on_demand
-from hftune.publishing.disk import write_file
-from hftune.publishing.folder import published_folder
 from hftune.publishing.places import check_place
-from hftune.secrets import command_without_secrets, without_secrets
 from hftune.tools.evaluating.answer_scores import Said, missing_libraries, scores
-from hftune.tools.evaluating.judged_answers import judge_answers
 from hftune.tools.evaluating.losses import RecordLosses
-from hftune.tools.evaluating.results import RECORDS, is_evaluation, lines_of, results, results_text
-from hftune.tools.evaluating.work import FLAG, Work
+from hftune.tools.evaluating.results import RECORDS, is_evaluation, lines_of, results
+from hftune.tools.reporting.evaluations import evaluation_sections
 from hftune.tools.reporting.stages import EVALUATED, RESULTS
-from hftune.tools.resumable.parts import Line, Parts, json_lines, parts_of
-from hftune.tools.talking.answering import Answerer
-from hftune.tools.talking.loading import Talker, check_talker, load_talker
-from hftune.weight_files import fingerprint
+from hftune.trainers.rewards.answer_scorer import AnswerScorer
+from hftune.visible import say
 
+PART_RECORDS = 32
+"""What a killed process loses, and what processes share out."""
+FLAG = "--validation_file_dir"
 _HARNESS = "hftune.tools.evaluating.harness:Harness"
+
+
+@dataclass
+class Work:
+    """What is to be measured, and in which parts."""
+
+    args: EvaluateArguments
+    rows: list[tuple[Row, str]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        folder = self.args.validation_file_dir
+        self.rows = rows_of(folder, FLAG, self.args.max_eval_samples) if folder else []
+        self.tasks = list(self.args.eval_tasks or [])
+
+    @property
+    def models(self) -> list[str]:
+        """All that are loaded; what the others are compared with is the last."""
+        against = [self.args.against] if self.args.against and not is_evaluation(self.args.against) else []
+        return list(dict.fromkeys([*(self.args.models or []), *against]))
+
+    @property
+    def answer_tasks(self) -> list[str]:
+        """Those for which answers are generated."""
+        return [task for task in self.tasks if task in ANSWER_TASKS]
+
+    @cached_property
+    def asked(self) -> list[Question]:
+        """The questions of all records."""
+        return [question_of(row) for row, _ in self.rows]
+
+    def parts(self, kind: str, number: int) -> list[str]:
+        """The names of a model's parts of one kind."""
+        return [f"{number}-{kind}-{start}" for start in range(0, len(self.rows), PART_RECORDS)]
+
+    def of(self, part: str) -> range:
+        """The records of a part."""
+        start = int(part.rpartition("-")[2])
+        return range(start, min(start + PART_RECORDS, len(self.rows)))
+
+    @property
+    def kinds(self) -> list[str]:
+        """Of parts that need the model."""
+        answers = [task for task in (*ANSWER_TASKS, *OF_ANSWERS) if task in self.tasks]
+        return [*(["loss"] if "loss" in self.tasks else []), *(["answers"] if answers else [])]
+
+    def harness_parts(self, number: int) -> dict[str, str]:
+        """A model's parts of lm-eval, each with its task."""
+        return {f"{number}-lm_eval-{place}": task for place, task in enumerate(self.args.harness_tasks)}
+
+    def all_parts(self, number: int) -> list[str]:
+        """The names of all parts of a model, in the order of their lines in the result."""
+        kinds = [*self.kinds, *(task for task in OF_ANSWERS if task in self.tasks)]
+        return [*(part for kind in kinds for part in self.parts(kind, number)), *self.harness_parts(number)]
+
+    def named(self, place: int) -> dict[str, Any]:
+        """A record's name and source, and a digest by which another evaluation knows it again."""
+        row, source = self.rows[place]
+        # `default`: Parquet has dates and decimals.
+        digest = text_fingerprint(json.dumps(row.value, sort_keys=True, default=str))
+        return {"record": f"{source}:{row.line}", "digest": digest, "source": source}
 
 
 def evaluate(args: EvaluateArguments, argv: list[str]) -> dict[str, Any]:
@@ -51,14 +121,23 @@ def evaluate(args: EvaluateArguments, argv: list[str]) -> dict[str, Any]:
     launch.meet_for_objects()
     work = Work(args)
     raise_together(_check_records(work))
-    with parts_of(str(args.output_dir), _plan(work)) as parts:
+    data = [(row.value, row.origin) for row, _ in work.rows]
+    plan = plan_of(args, work.models, data, {"against", "models"})
+    with parts_of(str(args.output_dir), plan) as parts:
         for number, model in enumerate(work.models):
             _measure(work, parts, number, model)
         judge_answers(work, parts)
         lines = _lines(work, parts)
         found = results(lines, args.against, _others(args, lines))
         if ranks.is_main():
-            _publish(found, lines, args, argv, began)
+            files = {
+                RECORDS: json_lines(lines),
+                RESULTS: (json.dumps(found, indent=1, ensure_ascii=False) + "\n").encode(),
+            }
+            about = about_result(EVALUATED, args, argv, [*found["models"], args.against], began)
+            publish(str(args.output_dir), files, about, overwrite=args.overwrite_output_dir)
+    if ranks.is_main():
+        say("\n\n".join(section.render() for section in evaluation_sections(found)))
     return found
 
 
@@ -112,17 +191,6 @@ def _check_records(work: Work) -> Iterator[UserError]:
             notice(f"{task}: {len(without)} of {len(work.asked)} records are without {what}, and not in the figure")
 
 
-def _plan(work: Work) -> dict[str, Any]:
-    """All that decides what is in the parts."""
-    args = work.args
-    without = {"output_dir", "overwrite_output_dir", "against", "models", "use_cpu"}
-    settings = {name: value for name, value in vars(args).items() if name not in without}
-    data = manifests.text_fingerprint(repr([(row.value, row.origin) for row, _ in work.rows]))
-    versions = manifests.library_versions()
-    models = [(name, fingerprint(name)) for name in work.models]
-    return {"settings": without_secrets(settings), "models": models, "data": data, "versions": versions}
-
-
 def _measure(work: Work, parts: Parts, number: int, name: str) -> None:
     """Make the parts of one model, which is freed afterwards; it is not loaded where all are there."""
     harness = work.harness_parts(number)
@@ -171,8 +239,7 @@ def _answers(work: Work, talker: Talker) -> Callable[[str], Iterable[Line]]:
 
     def make(part: str) -> Iterator[Line]:
         places = work.of(part)
-        questions = work.questions(places)
-        found = answer(questions, max_new_tokens=args.max_new_tokens, do_sample=False)
+        found = answer([work.asked[place] for place in places], max_new_tokens=args.max_new_tokens, do_sample=False)
         for place, one in zip(places, found, strict=True):
             record, message = work.asked[place], one.message
             said = Said(message["content"], message.get("tool_calls") or (), one.ended)
@@ -183,6 +250,32 @@ def _answers(work: Work, talker: Talker) -> Callable[[str], Iterable[Line]]:
 
 
 _MAKERS: dict[str, Callable[[Work, Talker], Callable[[str], Iterable[Line]]]] = {"loss": _losses, "answers": _answers}
+
+
+def judge_answers(work: Work, parts: Parts) -> None:
+    """Make the parts of `OF_ANSWERS`, of all models, by a reward model or a judge that is loaded once."""
+    for task in OF_ANSWERS:
+        names = [part for number in range(len(work.models)) for part in work.parts(task, number)]
+        if task not in work.tasks or all(parts.has(name) for name in names):
+            continue
+        ranks.barrier()
+        parts.make(names, partial(_judged, work, parts, task, _judge(task, work.args)))
+
+
+def _judge(task: str, args: EvaluateArguments) -> Callable[[list[Question], list[Message]], list[float | None]]:
+    """What scores answers to questions; None where it cannot."""
+    if task == "judge":
+        return Judge(str(args.judge_url), args.judge_model).wins
+    scorer = AnswerScorer(str(args.reward_model_path), args)
+    return lambda asked, said: scorer([one.answered(message) for one, message in zip(asked, said, strict=True)])
+
+
+def _judged(work: Work, parts: Parts, task: str, judge: Callable[..., list[float | None]], part: str) -> Iterator[Line]:
+    answers = parts.read([part.replace(f"-{task}-", "-answers-")])
+    found = judge([work.asked[place] for place in work.of(part)], [line["answer"] for line in answers])
+    for line, score in zip(answers, found, strict=True):
+        if score is not None:
+            yield {name: line[name] for name in ("record", "digest", "source")} | {"scores": {task: score}}
 
 
 def _lines(work: Work, parts: Parts) -> list[Line]:
@@ -201,25 +294,3 @@ def _others(args: EvaluateArguments, lines: Sequence[Line]) -> list[Any]:
     if is_evaluation(args.against):
         return list(lines_of(args.against))
     return [line for line in lines if line["model"] == args.against]
-
-
-def _publish(
-    found: dict[str, Any], lines: Sequence[Line], args: EvaluateArguments, argv: list[str], began: float
-) -> None:
-    parents = [name for name in [*found["models"], args.against] if name and manifests.read_manifest(name)]
-    with published_folder(str(args.output_dir), overwrite=args.overwrite_output_dir) as result:
-        write_file(result / RECORDS, json_lines(lines))
-        write_file(result / RESULTS, results_text(found))
-        about = {
-            "hftune": manifests.library_versions().get("hftune"),
-            "stage": EVALUATED,
-            "status": manifests.COMPLETE,
-            "command": ["hftune", "evaluate", *command_without_secrets(argv)],
-            "arguments": without_secrets(vars(args)),
-            "versions": manifests.library_versions(),
-            "parents": [{"folder": name, "fingerprint": fingerprint(name)} for name in dict.fromkeys(parents)],
-            "inputs": record_inputs(argv),
-            "wall_seconds": round(time.time() - began, 2),
-            "notices": notices(),
-        }
-        manifests.finish_manifest(result, about)

@@ -8,9 +8,9 @@ from typing import Any
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from hftune.errors import ArgumentError
+from hftune.inference.prompts import terminator
 from hftune.logging import notice
 from hftune.tools.export.turns import Turns, turns_of
-from hftune.tools.talking.ends import terminator
 
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p")
 

@@ -9,15 +9,13 @@ import torch
 from transformers import AutoConfig
 
 from hftune.constants import PROCESSOR_FILES
-from hftune.merging.plan import Output
-from hftune.merging.tensors import FLOATS, NAMES, nbytes
-from hftune.merging.write import write_weights
+from hftune.inference.prompts import write_generation_config
+from hftune.merging.tensors import FLOATS
 from hftune.models.loading.from_pretrained import pretrained
 from hftune.opening.files import copy_file
 from hftune.tools.export.arguments import ServingArguments
 from hftune.tools.export.template import exported_tokenizer
-from hftune.tools.talking.ends import write_generation_config
-from hftune.weight_files import stored_tensors
+from hftune.weight_files import INDEX_NAME, StoredTensor, divide, numbered, parse_size, stored_tensors
 
 
 def write_serving_folder(folder: Path, output: Path, args: ServingArguments) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase
 
-from hftune.tools.talking.ends import Messages, render_whole
+from hftune.inference.prompts import Messages, render_whole
 
 # Letters alone: templates strip white space and would escape nothing in these.
 _MARKS = ("Qsystemq", "Quseroneq", "Qanswroneq", "Qusertwoq", "Qanswrtwoq", "Quserthreeq")

@@ -11,11 +11,9 @@ from pathlib import Path
 
 from hftune.constants import SHIPPED
 from hftune.errors import ArgumentError, raise_together, shown
-from hftune.opening.files import open_file
 from hftune.publishing.disk import disk_errors, lexists, write_file, writing_problem
 from hftune.secrets import redact
 from hftune.tools.init.base_model import HUB_NAME, prepare_base
-from hftune.tools.init.readme import README
 from hftune.tools.schema.entry import file_name, schema_text
 from hftune.visible import say
 
@@ -60,6 +58,72 @@ KINDS = {
         "hftune pipeline run pipeline.yaml",
         "PT -> SFT with LoRA, each adapter merged, and the merge verified, before the next stage.",
     ),
+}
+_LOOK = """
+| you want | command |
+|---|---|
+| what an argument does, also under other tools' names | `hftune explain NAME` |
+| what this machine has, and what is wrong with it | `hftune doctor` |
+| what else hftune does | `hftune --help` |
+"""
+
+_PIPELINE = """
+```bash
+hftune pipeline plan {file}      # the commands, what would run and why, memory and time
+{command}       # resumes after anything; what is finished is skipped
+```
+
+Results are in `outputs/`, a folder a stage; each says in its `hftune.json` what it was made from.
+"""
+
+README = {
+    "demo": f"""# The demo
+
+All stages on a small real model: it learns a handbook's words (PT), to be an assistant named Fina (SFT), what people
+prefer (RM, DPO), and to be rewarded for it (RL). Some minutes on two CPU cores.
+{_PIPELINE}
+```bash
+hftune report outputs/demo            # curves, counts and answers of all stages: report.html
+hftune chat outputs/demo/rl-merged    # talk to what it became
+```
+
+| file | what |
+|---|---|
+| `{{file}}` | models, stages and their arguments |
+| `base/` | the model that it begins with |
+| `data/` | the records of each stage, `*_eval` for evaluation |
+| `.hftune/` | what an editor knows of `{{file}}`: names, values, what they mean |
+{_LOOK}""",
+    "sft": f"""# Fine-tuning on conversations
+
+`{{file}}` holds the arguments; each may also be given on the command line, where it wins.
+
+```bash
+hftune preview sft --config {{file}}      # the records as the model reads them, and what is trained
+hftune plan sft --config {{file}}         # memory, and the cheapest setting that fits
+{{command}}              # Ctrl-C saves a checkpoint; again with --resume_from_checkpoint auto
+hftune merge --peft_model_path outputs/sft --output_dir outputs/sft-merged
+hftune chat outputs/sft-merged
+```
+
+With two GPUs it starts two processes; `--deepspeed zero2` shards the optimizer over them.
+
+Your own data: put files with conversations (JSONL, JSON, CSV, Parquet) into `data/sft`, in place of those that are
+there. A record is a line such as this one; the forms of ShareGPT, Alpaca and others are recognised. Of the
+records 5 % are held out (`validation_split_percentage`). Rate, schedule and epochs are hftune's for what is trained
+(`hftune explain learning_rate`); `max_length` and the batch are yours to fit, which `hftune plan` helps with.
+
+```json
+{{{{"messages": [{{{{"role": "user", "content": "Hi!"}}}}, {{{{"role": "assistant", "content": "Hello."}}}}]}}}}
+```
+{_LOOK}""",
+    "pipeline": f"""# Stages from one file
+
+`{{file}}` names the model, the stages and their arguments. Each stage begins with what the one before came to.
+{_PIPELINE}
+A stage more is a key more below `stages:`, such as `dpo: {{{{train_file_dir: data/preference}}}}`, with files of
+pairs in that folder. Your own data goes into `data/`, in place of what is there.
+{_LOOK}""",
 }
 
 
@@ -141,26 +205,11 @@ def _check_model(model: str) -> None:
         raise ArgumentError(cause, place="--model", fix="a folder, or a name of the Hub")
 
 
-def _in_the_way(file: Path, content: bytes) -> bool:
-    """Whether something is there that would be replaced. The same file is not: a process that was killed wrote it."""
-    if any(lexists(above) and not above.is_dir() for above in file.parents):
-        return True
-    if not lexists(file) or file.is_symlink():
-        return lexists(file)
-    try:
-        with open_file(file) as stream:
-            return stream.read(len(content) + 1) != content
-    except OSError:
-        return True
-
-
 def _refuse_existing(folder: Path, contents: dict[str, str]) -> None:
     for place in (folder, *folder.parents):
         if lexists(place) and not place.is_dir():
             raise ArgumentError(f"{place} is no folder", place="FOLDER", fix="choose another name")
-    # `data` may be a file: what is below it cannot be made either.
-    links = [path for path in contents for above in Path(path).parents if above.name and os.path.islink(folder / above)]
-    there = links or [path for path, text in contents.items() if _in_the_way(folder / path, text.encode())]
+    there = [path for path in contents if lexists(folder / path) or any(map(_is_no_folder, _above(folder, path)))]
     if there:
         more = f" and {len(there) - 3} more" if len(there) > 3 else ""
         raise ArgumentError(
@@ -168,3 +217,13 @@ def _refuse_existing(folder: Path, contents: dict[str, str]) -> None:
             place="FOLDER",
             fix="name a new folder: hftune init KIND FOLDER",
         )
+
+
+def _above(folder: Path, path: str) -> list[Path]:
+    """The folders between a new folder and one of its files."""
+    return [folder / above for above in Path(path).parents if above.name]
+
+
+def _is_no_folder(place: Path) -> bool:
+    """Whether something else is there, or a link, through which nothing is written."""
+    return os.path.islink(place) or (lexists(place) and not os.path.isdir(place))

@@ -1,18 +1,14 @@
-"""`hftune teach`: records are divided into shards, shards among processes; what is there whole is not made again.
-
-Shards are written in `.NAME.shards` next to the output folder, which stays where a process is killed. The same command
-makes those that are missing, and publishes the folder when all are there.
-"""
+"""`hftune teach`: records are divided into shards, shards among processes; what is there whole is not made again."""
 
 from __future__ import annotations
 
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import xxhash
 from datasets import concatenate_datasets
 from tqdm.auto import tqdm
@@ -28,29 +24,28 @@ from hftune.data.encoders import make_encoder
 from hftune.data.sources import TokenizedSource, concatenated
 from hftune.data.splits import load_sources
 from hftune.data.storage.cache import tokenizer_key
-from hftune.data.teacher_targets import ABOUT, shard_name
+from hftune.data.teacher_targets import ABOUT, SHARD_KINDS, shard_name
 from hftune.distributed import ranks
 from hftune.errors import ArgumentError, UserError, raise_together
+from hftune.inference.results import parts_of
 from hftune.logging import get_logger
 from hftune.models.loading.tokenizer import load_tokenizer
-from hftune.opening.json_file import parse_json
-from hftune.opening.safetensors_file import read_safetensors_header
+from hftune.opening.safetensors_file import map_arrays
 from hftune.preflight.facts import take_template_arguments
 from hftune.preflight.model_folder import check_model_folder
 from hftune.preflight.rules.data import check_data_flags
 from hftune.preflight.rules.distill import check_teachers
-from hftune.publishing.disk import disk_errors
-from hftune.publishing.folder import clear_work, published_folder, work_folder_locked
+from hftune.publishing.folder import published_folder
 from hftune.publishing.places import check_place
 from hftune.secrets import command_without_secrets
-from hftune.tools.resumable.parts import begin_parts
-from hftune.tools.teaching.shards import LostMass, Work, divide, is_whole, new_shard, write_index
+from hftune.tools.teaching.shards import Shard, Work, divide, is_whole, lost_mass, write_index
 from hftune.tools.teaching.teacher import ServedTeacher, Teacher, load_teacher
 from hftune.trainers.distillation.tokenizers import check_tokenizers
 from hftune.visible import say
 from hftune.weight_files import fingerprint
 
 DEFAULT_K = 64
+NOTHING_LOST = {"mean": 0.0, "p99": 0.0}
 
 
 def teach(arguments: RunArguments[DistillArguments], argv: list[str]) -> None:
@@ -79,27 +74,20 @@ def teach(arguments: RunArguments[DistillArguments], argv: list[str]) -> None:
     k = min(teacher.k or args.top_k or DEFAULT_K, teacher.vocabulary)
     work = divide(dataset, k)
     plan = _plan(work, teacher, tokenizer, args, k)
-    target = Path(str(args.output_dir)).resolve()
-    aside = target.with_name(f".{target.name}.shards")
-    main = ranks.is_main()
-    with work_folder_locked(aside, str(args.output_dir)) if main else nullcontext():
-        if main:
-            begin_parts(aside, plan, "targets-*.safetensors")
-        ranks.barrier()
+    with parts_of(str(args.output_dir), plan, "targets-*.safetensors") as kept:
+        files = [kept.folder / shard_name(number) for number in range(work.shards)]
         # All look before the first one writes, so that all divide the same shards.
-        missing = [
-            shard for shard in range(work.shards) if not is_whole(aside / shard_name(shard), work.tokens_of(shard), k)
-        ]
+        missing = [n for n, file in enumerate(files) if not is_whole(file, work.tokens_of(n), k)]
         ranks.barrier()
         own = missing[ranks.rank() :: ranks.world_size()]
-        with disk_errors(target), tqdm(own, unit=" shards", desc="teaching", delay=2, disable=not main) as bar:
-            for shard in bar:
-                with new_shard(aside / shard_name(shard), work.tokens_of(shard), k) as writer:
-                    teacher.fill(writer, dataset, work, shard, args.per_device_train_batch_size)
+        with tqdm(own, unit=" shards", desc="teaching", delay=2, disable=not ranks.is_main()) as bar:
+            for number in bar:
+                shard = Shard(work.tokens_of(number), k)
+                teacher.fill(shard, dataset, work, number, args.per_device_train_batch_size)
+                shard.save(files[number])
         ranks.barrier()
-        if main:
-            _publish(aside, work, plan, sources, args, argv)
-            clear_work(aside)
+        if ranks.is_main():
+            _publish(files, work, plan, sources, args, argv)
 
 
 def check_teaching(args: DistillArguments) -> Iterator[UserError]:
@@ -149,7 +137,7 @@ def _plan(
 
 
 def _publish(
-    aside: Path,
+    files: list[Path],
     work: Work,
     plan: dict[str, Any],
     sources: dict[str, list[TokenizedSource]],
@@ -157,14 +145,16 @@ def _publish(
     argv: list[str],
 ) -> None:
     """Put all shards, the index and the manifest in place together."""
-    lost = LostMass()
+    lost = np.concatenate([np.zeros(0), *(lost_mass(map_arrays(file, SHARD_KINDS)["log_probs"]) for file in files)])
+    figures = {"mean": float(lost.mean()), "p99": float(np.quantile(lost, 0.99))} if len(lost) else NOTHING_LOST
     with published_folder(str(args.output_dir), overwrite=args.overwrite_output_dir) as result:
-        for shard in range(work.shards):
-            file = aside / shard_name(shard)
-            lost.merge(parse_json(read_safetensors_header(file).metadata["lost_mass"], str(file)))
-            _link(file, result / file.name)
+        for file in files:
+            # A second name, so that a process that dies while it publishes loses no shard; some disks know none.
+            try:
+                os.link(file, result / file.name)
+            except OSError:
+                shutil.copyfile(file, result / file.name)
         write_index(result, work)
-        figures = lost.figures()
         parents = [name for name in args.teachers if manifests.read_manifest(name)]
         about = {
             "hftune": manifests.library_versions().get("hftune"),
@@ -191,12 +181,3 @@ def _described(found: list[TokenizedSource]) -> dict[str, Any]:
     """A split as the manifests of runs describe theirs: all that read manifests look for that."""
     whole = concatenated(found)
     return {"files": whole.files, "fingerprint": whole.key[:16], **whole.counts.to_dict()}
-
-
-def _link(file: Path, target: Path) -> None:
-    """A second name for a file, so that a process that dies while it publishes loses no shard; a copy where disks
-    know none."""
-    try:
-        os.link(file, target)
-    except OSError:
-        shutil.copyfile(file, target)

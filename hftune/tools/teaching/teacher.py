@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -15,11 +14,12 @@ from hftune.arguments.distill import DistillArguments
 from hftune.arguments.model import ModelArguments
 from hftune.data.counts import Context
 from hftune.data.teacher_targets import trained_places
+from hftune.inference.generate import scored_rows
 from hftune.models.kernels.answer_head import add_answer_head
 from hftune.models.kernels.chunked_heads import CHUNK_BYTES
 from hftune.models.kernels.divergences import MixedTeachers, TeacherStates
 from hftune.models.vocabulary import predicted_rows
-from hftune.tools.teaching.shards import ShardFile, Work
+from hftune.tools.teaching.shards import Shard, Work
 from hftune.trainers.distillation.loading import load_teachers
 from hftune.trainers.distillation.teacher_server import TeacherServer, teacher_server
 
@@ -52,7 +52,7 @@ class Teacher:
         """Of the weights; quantised ones have their own."""
         return " ".join(sorted({str(parameter.dtype) for model in self.models for parameter in model.parameters()}))
 
-    def fill(self, shard: ShardFile, dataset: Dataset, work: Work, number: int, rows: int) -> None:
+    def fill(self, shard: Shard, dataset: Dataset, work: Work, number: int, rows: int) -> None:
         """Write what is said of all records of a shard, `rows` of them at a time.
 
         Which records are read together depends on the shard alone, so that any process writes the same bytes.
@@ -71,38 +71,20 @@ class Teacher:
             self._write(shard, [np.asarray(one["input_ids"]) for one in records], _trained(records), begins)
 
     @torch.no_grad()
-    def _write(self, shard: ShardFile, ids: list[Any], trained: list[Any], begins: np.ndarray) -> None:
+    def _write(self, shard: Shard, ids: list[Any], trained: list[Any], begins: np.ndarray) -> None:
         """Of a batch of records, the first trained token of each at `begins` of the shard."""
-        states, places = self._states(ids, trained), []
-        for mask, begin in zip(trained, begins.tolist(), strict=True):
-            places.append(begin + np.arange(int(mask.sum())))
-        at = np.concatenate(places)
+        states = self._states(ids, trained)
+        at = np.concatenate([begin + np.arange(int(mask.sum())) for mask, begin in zip(trained, begins, strict=True)])
         device = self.models[0].device
         step = max(1, CHUNK_BYTES.get(device.type, 2**28) // (4 * self.vocabulary))
         with states.opened(self.vocabulary, self.temperature) as log_probs_of:
             for start in range(0, len(at), step):
                 log_probs, chosen = log_probs_of(slice(start, start + step)).topk(shard.k)
-                values, numbers = log_probs.cpu().numpy(), chosen.cpu().numpy()
-                here = at[start : start + step]
-                # Runs of neighbouring places: a chunk may hold tokens of several records.
-                cuts = [0, *(np.flatnonzero(np.diff(here) != 1) + 1).tolist(), len(here)]
-                for begin, end in pairwise(cuts):
-                    shard.write(int(here[begin]), numbers[begin:end], values[begin:end])
+                shard.write(at[start : start + step], chosen.cpu().numpy(), log_probs.cpu().numpy())
 
     def _states(self, ids: list[Any], trained: list[Any]) -> TeacherStates | MixedTeachers:
-        device = self.models[0].device
-        length = max(map(len, ids))
-        tokens = torch.full((len(ids), length), self.pad)
-        mask = torch.zeros_like(tokens)
-        at = []
-        for row, (one, places) in enumerate(zip(ids, trained, strict=True)):
-            tokens[row, : len(one)] = torch.from_numpy(one.astype(np.int64))
-            mask[row, : len(one)] = 1
-            # A token is predicted at the place before it.
-            at.append(torch.from_numpy(np.flatnonzero(places)) - 1 + row * length)
-        given = {"input_ids": tokens.to(device), "attention_mask": mask.to(device)}
-        where = torch.cat(at).to(device)
-        said = [model(**given, answer_at=where, answer_states=True) for model in self.models]
+        given, at = scored_rows(ids, trained, self.pad, self.models[0].device)
+        said = [model(**given, answer_at=at, answer_states=True) for model in self.models]
         return said[0] if len(said) == 1 else MixedTeachers(said, self.shares)
 
 
@@ -122,7 +104,7 @@ class ServedTeacher:
     def __init__(self, server: TeacherServer) -> None:
         self.server, self.k = server, server.k
 
-    def fill(self, shard: ShardFile, dataset: Dataset, work: Work, number: int, rows: int) -> None:
+    def fill(self, shard: Shard, dataset: Dataset, work: Work, number: int, rows: int) -> None:
         """Write what is said of all records of a shard, `rows` of them at a time."""
         first, last = int(work.bounds[number]), int(work.bounds[number + 1])
         found = dataset.select(work.records[first:last]).with_format("numpy")
@@ -135,7 +117,8 @@ class ServedTeacher:
                 if (few := int((ids[at - 1] >= 0).sum(axis=1).min())) < shard.k:
                     fix = f"give --teacher_top_k {few}"
                     raise self.server.server.error(f"the server gives {few} of {shard.k} tokens at a place", fix)
-                shard.write(int(work.places[first + row] - work.places[first]), ids[at - 1], log_probs[at - 1])
+                begin = int(work.places[first + row] - work.places[first])
+                shard.write(begin + np.arange(len(at)), ids[at - 1], log_probs[at - 1])
 
 
 def load_teacher(

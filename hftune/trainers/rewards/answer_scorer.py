@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from hftune.arguments.asking import TalkerFields
 from hftune.data.counts import Context
 from hftune.data.encode_rewards import ScoringEncoder
 from hftune.data.messages import Message
@@ -21,16 +22,16 @@ class AnswerScorer:
 
     Args:
         path: Of an outcome or a process reward model.
-        use_cpu: Even where there is a GPU.
-        borders_in_text: See `--borders_in_text`.
+        args: Of the command: `use_cpu`, `trust_remote_code`, `borders_in_text`.
     """
 
-    def __init__(self, path: str, *, use_cpu: bool, trust_remote_code: bool, borders_in_text: str) -> None:
-        steps = reward_head(path, trust_remote_code=trust_remote_code) == "steps"
-        self.model, self.tokenizer = load_reward_model(path, torch.float32, trust_remote_code=trust_remote_code)
-        if torch.cuda.is_available() and not use_cpu:
+    def __init__(self, path: str, args: TalkerFields) -> None:
+        trusted = args.trust_remote_code
+        steps = reward_head(path, trust_remote_code=trusted) == "steps"
+        self.model, self.tokenizer = load_reward_model(path, torch.float32, trust_remote_code=trusted)
+        if torch.cuda.is_available() and not args.use_cpu:
             self.model.to("cuda")  # transformers wraps `to` without its types
-        mode = mode_for_answers(borders_in_text)
+        mode = mode_for_answers(args.borders_in_text)
         separator = step_separator(path)
         options: dict[str, Any] = {"separator": separator, "borders_in_text": mode}
         context = Context.of(self.model, self.tokenizer)

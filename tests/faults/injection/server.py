@@ -27,9 +27,9 @@ from tests.warm import ROOT
 
 MODULES = (
     *("cli", "merging.merge", "merging.peft_model", "tools.export.run", "tools.export.adapter", "tools.export.extract"),
-    *("tools.pipeline.command", "tools.reporting.page", "tools.scoring.ask", "tools.scoring.run"),
-    *("tools.teaching.run", "tools.evaluating.run", "tools.sampling.run"),
-    *("tools.checking.run", "tools.schema.entry", "tools.init.entry"),
+    *("tools.pipeline.command", "tools.reporting.page", "tools.asking", "tools.scoring"),
+    *("tools.teaching.run", "tools.evaluating.run", "tools.sampling"),
+    *("tools.checking.run", "tools.schema.entry", "tools.init"),
 )
 SOURCE = Path(__file__).with_name("fail_at.c")
 KILL = -1

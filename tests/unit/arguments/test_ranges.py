@@ -18,7 +18,7 @@ from transformers import GenerationConfig
 from trl.trainer import grpo_trainer
 
 import hftune.arguments
-from hftune.arguments.asking import AskArguments
+from hftune.arguments.asking import AskArguments, ScoreArguments
 from hftune.arguments.merging import MergeArguments
 from hftune.arguments.names.translate import COMMAND_LINE, Entry
 from hftune.arguments.parser import HftuneParser
@@ -28,15 +28,12 @@ from hftune.arguments.stages import ALGORITHMS, stage_parser
 from hftune.errors import ArgumentError
 from hftune.tools.export.arguments import ExtractArguments
 from hftune.tools.pipeline.checking import stage_problems
-from hftune.tools.scoring.arguments import ScoreArguments
-from hftune.trainers.losses.divergences import scores
 
 
 def argument_classes() -> Iterator[type]:
     """All dataclasses of arguments, each stage's on the config of its trainer, and those of the tools."""
     modules = [module.name for module in pkgutil.walk_packages(hftune.arguments.__path__, "hftune.arguments.")]
-    tools = [f"hftune.tools.{tool}.arguments" for tool in ("chatting", "export", "scoring", "serving")]
-    tools.append("hftune.tools.consolidating")
+    tools = ["hftune.tools.export.arguments", "hftune.tools.consolidating.run"]
     for module in [*modules, *tools]:
         for name, found in vars(importlib.import_module(module)).items():
             if dataclasses.is_dataclass(found) and isinstance(found, type) and name.endswith(("Arguments", "Fields")):

@@ -12,7 +12,7 @@ from hftune.checkpoints import manifest as manifests
 from hftune.constants import IGNORE_INDEX
 from hftune.data.teacher_targets import StoredTargets, shard_name
 from hftune.tools.teaching import shards
-from hftune.tools.teaching.shards import Work, divide, new_shard, write_index
+from hftune.tools.teaching.shards import Shard, Work, divide, write_index
 from tests.unit.data.helpers import to_dataset
 
 K, VOCABULARY = 3, 50
@@ -47,9 +47,10 @@ def write(folder: Path, dataset: Dataset, **changes: Any) -> StoredTargets:
 def fill(file: Path, work: Work, shard: int) -> None:
     """A shard, its later half first."""
     tokens, begin = work.tokens_of(shard), int(work.places[work.bounds[shard]])
-    with new_shard(file, tokens, K) as writer:
-        for first, last in ((tokens // 2, tokens), (0, tokens // 2)):
-            writer.write(first, *said_at(begin + np.arange(first, last)))
+    writer = Shard(tokens, K)
+    for at in (np.arange(tokens // 2, tokens), np.arange(tokens // 2)):
+        writer.write(at, *said_at(begin + at))
+    writer.save(file)
 
 
 SMALL = 8 * K * 10

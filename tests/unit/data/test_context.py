@@ -14,10 +14,15 @@ from hftune.data.counts import Context
 from hftune.data.encode_rewards import ScoringEncoder
 from hftune.data.readers.base import Row
 from hftune.errors import DataError
+from hftune.inference.generate import Answerer
+from hftune.inference.loading import Talker, load_talker
+from hftune.inference.questions import Question
+from hftune.logging import notices
+from hftune.tools.asking import ask
+from hftune.tools.checking.arguments import DataCheckArguments
+from hftune.tools.checking.losses import Losses
+from hftune.tools.checking.sources import Source
 from hftune.tools.evaluating.losses import RecordLosses
-from hftune.tools.scoring.ask import ask
-from hftune.tools.talking.answering import Answerer, Question
-from hftune.tools.talking.loading import Talker, load_talker
 from hftune.tools.teaching.teacher import Teacher
 
 LONG, ENDLESS = "a " * 300, "a " * 200_000

@@ -12,7 +12,7 @@ import torch
 from hftune.arguments.entry import parse_arguments
 from hftune.distributed import launch, ranks
 from hftune.errors import ArgumentError
-from hftune.tools.doctor.devices import gpus
+from hftune.tools.doctor.machine import gpus
 from hftune.tools.planning.timing import cluster_here
 
 

@@ -16,8 +16,8 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from hftune.arguments.asking import AskArguments
 from hftune.errors import UserError
+from hftune.inference.loading import load_talker
 from hftune.models.loading.from_pretrained import reporting_damage
-from hftune.tools.talking.loading import load_talker
 from hftune.trainers.rewards.loading import load_reward_model
 
 LOADERS: dict[str, Callable[[Path], Any]] = {

@@ -11,10 +11,10 @@ import torch
 import trl
 from transformers import GenerationConfig
 
-from hftune.tools.chatting.arguments import ChatArguments
+from hftune.arguments.asking import ChatArguments
+from hftune.inference.loading import Talker
 from hftune.tools.chatting.chat import Chat
 from hftune.tools.chatting.speaker import Speaker
-from hftune.tools.talking.loading import Talker
 from tests.conftest import tiny_tokenizer
 
 INTERRUPT = "<CTRL-C>"

@@ -10,11 +10,11 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from hftune.arguments.asking import ChatArguments
 from hftune.checkpoints.manifest import write_manifest
 from hftune.cli import dispatch
 from hftune.errors import UserError
-from hftune.tools.chatting.arguments import ChatArguments
-from hftune.tools.talking.loading import load_talker
+from hftune.inference.loading import load_talker
 from hftune.weight_files import fingerprint
 
 pytestmark = pytest.mark.long

@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 
+from hftune.arguments.asking import ChatArguments
 from hftune.checkpoints.manifest import write_manifest
 from hftune.cli import dispatch
 from hftune.errors import ArgumentError, DataError, UserError
-from hftune.tools.chatting.arguments import ChatArguments, check_models
-from hftune.tools.chatting.chat import system_of
-from hftune.tools.chatting.view import AnswerView
-from hftune.tools.talking.parsing import Part
+from hftune.inference.parsing import Part
+from hftune.tools.chatting.chat import AnswerView, check_models, system_of
 from tests.unit.tools.chatting.scripted import INTERRUPT, chat_with, says, talker, template
 
 Capture = pytest.CaptureFixture[str]
@@ -77,10 +76,10 @@ def test_calls_have_ids_where_the_template_wants_them() -> None:
     """As Mistral's, which refuses calls and results without."""
     strict = (
         "{% for m in messages %}{% for c in m.tool_calls or [] %}{% if c.id is not defined or c.id | length != 9 %}"
-        "{{ raise_exception('no id') }}{% endif %}[CALL]{{ c.function | tojson }}{% endfor %}"
+        "{{ raise_exception('no id') }}{% endif %}[TOOL_CALLS]{{ c.function | tojson }}{% endfor %}"
         "{% if m.role == 'tool' %}[RESULT]{{ m.tool_call_id }}={% endif %}{{ m.content }}</s>{% endfor %}{{ tools }}"
     )
-    one = says(talker(chat_template=strict), 'x[CALL]{"name": "add", "arguments": {}}', "Done.")
+    one = says(talker(chat_template=strict), 'x[TOOL_CALLS]{"name": "add", "arguments": {}}', "Done.")
     chat_with(one, tools=[ADD])("Add.", "/tool 5")
     assert "[RESULT]call00000=5</s>" in one.tokenizer.decode(one.model.calls[1]["prompt"])
 

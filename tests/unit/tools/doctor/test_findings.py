@@ -13,10 +13,10 @@ import pytest
 from packaging.requirements import Requirement
 
 from hftune.errors import ArgumentError
-from hftune.tools.doctor import devices, launching, libraries, surroundings
+from hftune.tools.doctor import launching, libraries, machine
 from hftune.tools.doctor.command import main
-from hftune.tools.doctor.devices import GIB, Gpu, Gpus
 from hftune.tools.doctor.findings import FINE, NOTE, WRONG, Finding, render, to_json
+from hftune.tools.doctor.machine import GIB, Gpu, Gpus
 
 HOPPER = Gpu("NVIDIA H200", (9, 0), 140 * GIB, 139 * GIB)
 GOOD = Gpus("580.65", "13.0", None, [HOPPER, HOPPER])
@@ -118,8 +118,8 @@ def test_private_parts(code: str, found: list[tuple[str, str]], monkeypatch: pyt
 
 
 def test_gpus() -> None:
-    assert levels(devices.check_gpus(GOOD)) == [FINE, FINE]
-    assert levels(devices.check_gpus(Gpus())) == [FINE], "a CPU is no fault"
+    assert levels(machine.check_gpus(GOOD)) == [FINE, FINE]
+    assert levels(machine.check_gpus(Gpus())) == [FINE], "a CPU is no fault"
 
 
 @pytest.mark.parametrize(
@@ -136,32 +136,32 @@ def test_gpus() -> None:
     ],
 )
 def test_gpus_that_want_something(found: Gpus, level: str, said: str, fix: str) -> None:
-    problem = the_wrong(devices.check_gpus(found))
+    problem = the_wrong(machine.check_gpus(found))
     assert problem.level == level and said in problem.said and fix in str(problem.fix)
 
 
 def test_this_machine_is_described(monkeypatch: pytest.MonkeyPatch) -> None:
-    (first, *_) = devices.check_host(has_gpu=False)
+    (first, *_) = machine.check_host(has_gpu=False)
     assert "core" in first.said and "GiB free" in first.said
-    monkeypatch.setattr(devices.op_builder, "can_build_operators", lambda: False)
-    assert any("no C++ compiler" in one.said for one in devices.check_host(has_gpu=False))
+    monkeypatch.setattr(machine.op_builder, "can_build_operators", lambda: False)
+    assert any("no C++ compiler" in one.said for one in machine.check_host(has_gpu=False))
 
 
 def test_folders(tmp_path: Path) -> None:
     file = tmp_path / "a file"
     file.write_text("")
     fresh, closed = tmp_path / "not" / "yet", Path("/proc/nowhere")
-    well, shut = surroundings.check_folders({"results": fresh, "more results": closed})
+    well, shut = machine.check_folders({"results": fresh, "more results": closed})
     assert well.level != WRONG and "GiB free" in well.said and not fresh.exists()
     assert shut.level == WRONG and "more results: /proc/nowhere cannot be written to" in shut.said
     assert list(tmp_path.iterdir()) == [file], "nothing is left"
 
 
 def test_variables() -> None:
-    assert levels(surroundings.check_variables({"HOME": "/root"})) == [FINE]
-    left = the_wrong(surroundings.check_variables({"RANK": "3", "WORLD_SIZE": "8"}))
+    assert levels(machine.check_variables({"HOME": "/root"})) == [FINE]
+    left = the_wrong(machine.check_variables({"RANK": "3", "WORLD_SIZE": "8"}))
     assert "RANK=3, WORLD_SIZE=8" in left.said and left.fix == "unset RANK WORLD_SIZE"
-    found = list(surroundings.check_variables({"NCCL_DEBUG": "INFO", "HF_HUB_OFFLINE": "1"}))
+    found = list(machine.check_variables({"NCCL_DEBUG": "INFO", "HF_HUB_OFFLINE": "1"}))
     assert levels(found) == [FINE, NOTE] and found[0].said == "set: HF_HUB_OFFLINE=1, NCCL_DEBUG=INFO"
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hftune.tools.evaluating.figures import difference, figure
+from hftune.tools.evaluating.results import difference, figure
 
 VALUES = st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=30)
 

@@ -9,8 +9,8 @@ import pytest
 
 from hftune.arguments.asking import EvaluateArguments
 from hftune.distributed import ranks
-from hftune.tools.evaluating.harness_lines import lines_of_results
-from hftune.tools.talking.loading import load_talker
+from hftune.inference.loading import load_talker
+from hftune.tools.evaluating.results import lines_of_results
 
 pytestmark = pytest.mark.long
 
@@ -31,25 +31,17 @@ def arguments(tasks: Path, *names: str, **more: Any) -> EvaluateArguments:
 
 
 def test_requests_are_shared_out(tasks: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from hftune.tools.evaluating.harness import SharedOut
+    from hftune.tools.evaluating.harness import share_out
 
     class Model:
-        tokenizer_name = "tiny"
-
         def loglikelihood(self, requests: list[int]) -> list[int]:
             return [10 * number for number in requests]
 
         generate_until = loglikelihood_rolling = loglikelihood
 
-        def apply_chat_template(self, history: Any, ask: bool) -> str:
-            return f"{history} {ask}"
-
-        def chat_template(self, name: Any) -> str:
-            return f"template {name}"
-
     monkeypatch.setattr(ranks, "world_size", lambda: 3)
     requests, said = [*range(8)], [10 * number for number in range(8)]
-    shared = SharedOut(Model())  # type: ignore[arg-type]  # it has what is asked of it
+    shared = share_out(Model())
     own: list[Any] = []
     # What the other processes would send.
     monkeypatch.setattr(ranks, "gathered_objects", lambda mine: own.append(mine) or [said[n::3] for n in range(3)])
@@ -58,8 +50,6 @@ def test_requests_are_shared_out(tasks: Path, monkeypatch: pytest.MonkeyPatch) -
         for kind in ("loglikelihood", "loglikelihood_rolling", "generate_until"):
             assert getattr(shared, kind)(requests) == said
             assert own.pop() == said[rank::3]
-    assert shared.apply_chat_template("a", False) == "a False" and shared.chat_template("b") == "template b"
-    assert shared.tokenizer_name == "tiny"
 
 
 def test_figures_are_those_of_lm_eval(tasks: Path, tiny_model: Path) -> None:

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from hftune.tools.evaluating.harness_lines import lines_of_results
-from hftune.tools.evaluating.results import results
+from hftune.tools.evaluating.results import lines_of_results, results
 
 
 def sample(number: int, kind: str = "none", **metrics: Any) -> dict[str, Any]:

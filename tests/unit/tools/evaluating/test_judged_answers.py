@@ -11,10 +11,9 @@ import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from hftune.arguments.asking import EvaluateArguments
-from hftune.tools.evaluating import work as work_module
-from hftune.tools.evaluating.judged_answers import judge_answers
-from hftune.tools.evaluating.work import Work
-from hftune.tools.resumable.parts import Parts
+from hftune.inference.results import Parts
+from hftune.tools.evaluating import run as run_module
+from hftune.tools.evaluating.run import Work, judge_answers
 from tests.answering import server
 
 RECORDS = [
@@ -27,7 +26,7 @@ RECORDS = [
 @pytest.fixture
 def parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Parts:
     """With the answers of two models, two records a part."""
-    monkeypatch.setattr(work_module, "PART_RECORDS", 2)
+    monkeypatch.setattr(run_module, "PART_RECORDS", 2)
     (tmp_path / "parts").mkdir()
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(record) + "\n" for record in RECORDS))
     found = Parts(tmp_path / "parts")

@@ -20,7 +20,7 @@ from hftune.data.readers.base import Row
 from hftune.digests import changed_files
 from hftune.errors import ArgumentError
 from hftune.logging import notices
-from hftune.tools.evaluating import work as work_module
+from hftune.tools.evaluating import run as run_module
 from hftune.tools.evaluating.losses import RecordLosses
 
 pytestmark = pytest.mark.long
@@ -136,7 +136,7 @@ def test_answers_are_the_models_own(tiny_model: Path, adapter: Path, data: Path,
 def test_a_killed_evaluation_goes_on(
     tiny_model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(work_module, "PART_RECORDS", 1)
+    monkeypatch.setattr(run_module, "PART_RECORDS", 1)
     whole = evaluated(tmp_path / "whole", data, tiny_model, "--eval_tasks", "loss")
     real, asked = RecordLosses.__call__, []
 

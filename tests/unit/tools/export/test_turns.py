@@ -8,10 +8,10 @@ import pytest
 import trl
 
 from hftune.errors import UserError
+from hftune.inference.prompts import terminator
 from hftune.models.loading.tokenizer import read_chat_template
 from hftune.tools.export.ollama import go_template, modelfile
 from hftune.tools.export.turns import Turns, turns_of
-from hftune.tools.talking.ends import terminator
 from tests.conftest import tiny_tokenizer
 
 TEMPLATES = sorted(file.stem for file in (Path(trl.__file__).parent / "chat_templates").glob("*.jinja"))

@@ -18,16 +18,24 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
+from hftune.arguments.asking import ServeArguments
 from hftune.arguments.stages import parse_command
 from hftune.errors import ArgumentError
+from hftune.inference.loading import load_talker
 from hftune.logging import notices
 from hftune.tools.serving import run as serving
-from hftune.tools.serving.arguments import ServeArguments
-from hftune.tools.serving.engine import CONVERSATIONS, Engine, check_prompts, expected_prompts, run_engine
-from hftune.tools.serving.entry import one_flag
-from hftune.tools.serving.run import adapters_of, backend_of, bound, check_serve, name_of
-from hftune.tools.serving.transformers_server import transformers_server
-from hftune.tools.talking.loading import load_talker
+from hftune.tools.serving.run import (
+    CONVERSATIONS,
+    adapters_of,
+    backend_of,
+    bound,
+    check_prompts,
+    check_serve,
+    expected_prompts,
+    name_of,
+    run_engine,
+)
+from hftune.tools.serving.servers import Engine, transformers_server
 from tests.answering import Answer, server
 
 
@@ -40,12 +48,11 @@ def _packages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serving, "_NEEDED", ("uvicorn",))
 
 
-def test_a_repeated_flag_is_one() -> None:
-    argv = ["--model", "m", "--adapter", "a=1", "--port", "1", "--adapter=b=2", "--adapter", "c=3", "d=4"]
-    argv += ["--use_cpu", "True"]
-    assert one_flag(argv, "--adapter")[-5:] == ["--adapter", "a=1", "b=2", "c=3", "d=4"]
-    args = parse_command(ServeArguments, one_flag(argv, "--adapter"))
-    assert adapters_of(args) == {"a": "1", "b": "2", "c": "3", "d": "4"} and (args.port, args.use_cpu) == (1, True)
+def test_adapters_by_name() -> None:
+    args = parse_command(
+        ServeArguments, ["--model", "m", "--adapter", "a=1", "b=2", "--port", "1", "--use_cpu", "True"]
+    )
+    assert adapters_of(args) == {"a": "1", "b": "2"} and (args.port, args.use_cpu) == (1, True)
 
 
 @pytest.mark.parametrize(("flag", "instead"), [("reward_model", "hftune score"), ("max_waiting", "queues requests")])
@@ -207,7 +214,7 @@ def test_an_interrupt_ends_the_server(
 
     threading.Thread(target=interrupt).start()
     with pytest.raises(Stopped):
-        serving.serve(ServeArguments(model=str(folders["base"]), backend="vllm", port=0))
+        serving.serve(ServeArguments(model=str(folders["base"]), backend="vllm", port=0), [])
     with pytest.raises(ProcessLookupError):
         os.kill(int(said.read_text()), 0)
 
@@ -217,4 +224,4 @@ def test_a_port_that_is_taken_is_said_before_anything_is_loaded(folders: dict[st
         listening.listen()
         port = listening.getsockname()[1]
         with pytest.raises(ArgumentError, match="cannot be listened at"):
-            serving.serve(ServeArguments(model=str(folders["base"]), port=port))
+            serving.serve(ServeArguments(model=str(folders["base"]), port=port), [])

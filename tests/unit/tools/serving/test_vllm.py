@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
+from hftune.arguments.asking import ServeArguments
 from hftune.checkpoints.manifest import write_manifest
 from hftune.errors import ArgumentError
-from hftune.tools.serving import vllm
-from hftune.tools.serving.arguments import ServeArguments
+from hftune.tools.serving import servers
 from hftune.tools.serving.run import serve
-from hftune.tools.serving.vllm import vllm_server
+from hftune.tools.serving.servers import vllm_server
 
 
 def flags(command: list[str]) -> dict[str, list[str]]:
@@ -53,7 +53,7 @@ def test_the_command(folders: dict[str, Path], tmp_path: Path) -> None:
 def test_an_adapter_is_laid_over_its_base_with_what_its_manifest_says(
     folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(vllm, "give_recorded", lambda tokenizer, folder, given: tokenizer)
+    monkeypatch.setattr(servers, "give_recorded", lambda tokenizer, folder, given: tokenizer)
     args = ServeArguments(model=str(folders["calls"]))
     found = flags(command := vllm_server(args, "calls", {}, 81, tmp_path).command)
     assert command[2] == str(folders["base"]) and found["--lora-modules"] == [f"calls={folders['calls']}"]

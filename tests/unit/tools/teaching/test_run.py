@@ -14,7 +14,7 @@ from hftune.checkpoints.manifest import read_manifest
 from hftune.data.teacher_targets import StoredTargets
 from hftune.errors import UserError
 from hftune.publishing.folder import make_work
-from hftune.tools.teaching.entry import teach
+from hftune.tools.teaching import teach
 from hftune.tools.teaching.teacher import Teacher
 from tests.answering import server
 from tests.unit.trainers.distillation.test_teacher_server import answers
@@ -82,7 +82,7 @@ def test_a_killed_command_resumes_with_the_same_bytes(
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(Teacher, "fill", killed)
         teach(argv)
-    aside = tmp_path / ".cut.shards"
+    aside = tmp_path / ".cut.parts"
     assert not (tmp_path / "cut").exists() and len(list(aside.glob("targets-*.safetensors"))) == 2
 
     def counted(self: Teacher, shard: Any, dataset: Any, work: Any, number: int, rows: int) -> None:

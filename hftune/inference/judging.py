@@ -1,0 +1,203 @@
+"""Models behind an OpenAI-compatible server: one that answers conversations, and judges of what others answer."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+from collections.abc import Sequence
+from multiprocessing.pool import ThreadPool
+from typing import Any
+
+from hftune.arguments.asking import JUDGE_KEY
+from hftune.data.messages import Message
+from hftune.errors import shown
+from hftune.inference.generate import Answer
+from hftune.inference.questions import Question, asked
+from hftune.logging import notice
+from hftune.opening.files import MIB
+from hftune.opening.json_server import JsonServer
+
+_SIDE_BY_SIDE = 16
+_PATIENCE = 60.0
+"""Seconds in which a server that is away is asked again."""
+# Of one token in an answer, escaped.
+_TOKEN_BYTES = 64
+# Of what a judge says.
+_JUDGE_TOKENS = 1024
+_SCORING = """Score an answer to the last turn of a conversation from 1 (useless) to 10 (as good as it can be). Judge \
+whether it is right, helpful and clear; its length does not count.
+
+[conversation]
+{conversation}
+
+[answer]
+{answer}
+{right}
+End with one line: "Score: N"."""
+_RIGHT = """
+[an answer that is known to be right]
+{}
+"""
+_SCORE = re.compile(r"score[^\w-]*(\d+(?:\.\d+)?)(?:\s*/\s*(\d+))?", re.IGNORECASE)
+_COMPARING = """Compare two answers to the last turn of a conversation. Judge whether they are right, helpful and \
+clear; neither their order nor their length counts.
+
+[conversation]
+{conversation}
+
+[answer A]
+{first}
+
+[answer B]
+{second}
+
+End with one line: "Verdict: A", "Verdict: B", or "Verdict: tie"."""
+# A small "a" may be an article, as in "a tie": it names an answer only where nothing but a mark follows.
+_VERDICT = re.compile(
+    r"(?i:verdict)\W*(?:(?i:is|it is|it's|an?|the|answer|response|option)\W+)*?"
+    r"((?i:tie|draw)\b|[ABab](?=[^\w\s]|\s*$|\s+(?i:is|wins|because|since)\b))",
+    re.MULTILINE,
+)
+
+
+class ChatServer:
+    """Answers of a model.
+
+    Args:
+        url: Its address, with `/v1` or without.
+        flag: What named it, for messages.
+        name: Of the model there; None: the only one.
+        variable: That holds its key.
+    """
+
+    def __init__(self, url: str, flag: str, name: str | None, variable: str) -> None:
+        address = url.rstrip("/") + ("" if url.rstrip("/").endswith("/v1") else "/v1")
+        self.server = JsonServer(address, flag, key=os.environ.get(variable) or None, variable=variable)
+        self.given_name = name
+
+    @functools.cached_property
+    def name(self) -> str:
+        """Of the model.
+
+        Raises:
+            ArgumentError: Several are served and none was named.
+        """
+        if self.given_name:
+            return self.given_name
+        found = self.server.ask("/models", limit=MIB, patience=_PATIENCE).get("data")
+        names = [str(one.get("id")) for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+        if len(names) != 1:
+            raise self.server.error(f"it serves {len(names)} models: {shown(', '.join(names), 200)}", "name one")
+        return names[0]
+
+    def __call__(
+        self, questions: Sequence[Question], *, max_new_tokens: int, seed: int | None = None, **options: Any
+    ) -> list[Answer]:
+        """An answer to each question; they are asked side by side.
+
+        Args:
+            seed: Of the first, those after it count on: the same question asked twice gets two answers.
+            options: Of the request, such as `temperature`.
+
+        Raises:
+            ArgumentError: It is away, refuses one, or its answer cannot be used.
+        """
+        if not questions:
+            return []
+        body = {"model": self.name, "max_tokens": max_new_tokens, **options}
+        bodies = [body if seed is None else {**body, "seed": seed + at} for at in range(len(questions))]
+        with ThreadPool(min(len(questions), _SIDE_BY_SIDE)) as pool:
+            return pool.starmap(self._answer, zip(questions, bodies, strict=True))
+
+    def _answer(self, question: Question, body: dict[str, Any]) -> Answer:
+        body = {**body, "messages": question.messages, **({"tools": question.tools} if question.tools else {})}
+        if question.arguments:
+            body["chat_template_kwargs"] = question.arguments
+        limit = MIB + _TOKEN_BYTES * int(body["max_tokens"])
+        found = self.server.ask("/chat/completions", body, limit=limit, patience=_PATIENCE)
+        choices = found.get("choices")
+        choice = choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], dict) else {}
+        message = choice.get("message")
+        if not isinstance(message, dict) or not _is_message(message):
+            raise self.server.error("its answer holds no message", "give a server with OpenAI's API")
+        said = {"role": "assistant", "content": (message.get("content") or "").strip()}
+        said |= {name: message[name] for name in ("reasoning_content", "tool_calls") if message.get(name)}
+        return Answer(said, choice.get("finish_reason") != "length")
+
+
+def _is_message(found: dict[str, Any]) -> bool:
+    """Whether the parts of a message are of the kinds that templates, rewards and files of data expect."""
+    texts = all(isinstance(found.get(name), str | None) for name in ("content", "reasoning_content"))
+    calls = found.get("tool_calls") or []
+    return texts and isinstance(calls, list) and all(map(_is_call, calls))
+
+
+def _is_call(found: Any) -> bool:
+    function = found.get("function") if isinstance(found, dict) else None
+    if not isinstance(function, dict):
+        return False
+    return isinstance(function.get("name"), str) and isinstance(function.get("arguments"), str | dict)
+
+
+class Judge:
+    """A model that is asked what answers of others are worth.
+
+    Args:
+        url: Of its server.
+        name: Of the model there; None: the only one.
+    """
+
+    def __init__(self, url: str, name: str | None) -> None:
+        self.server = ChatServer(url, "--judge_url", name, JUDGE_KEY)
+
+    def scores(self, questions: Sequence[Question], said: Sequence[Message]) -> list[float | None]:
+        """The score of each answer, from 1 to 10; None where the judge gives none."""
+        prompts = []
+        for one, message in zip(questions, said, strict=True):
+            right = "" if one.right is None else _RIGHT.format(one.right)
+            answer = message.get("content") or ""
+            prompts.append(_SCORING.format(conversation=one.transcript(), answer=answer, right=right))
+        return [score(text) for text in self._said(prompts)]
+
+    def wins(self, questions: Sequence[Question], said: Sequence[Message]) -> list[float | None]:
+        """1 where an answer is better than the record's, 0.5 for a tie, else 0; None for a record without one.
+
+        Both orders are asked, since judges favour a place; a verdict that changes with the order is a tie.
+        """
+        prompts = []
+        for one, message in zip(questions, said, strict=True):
+            if one.right is not None:
+                ours, talk = message.get("content") or "", one.transcript()
+                prompts.append(_COMPARING.format(conversation=talk, first=ours, second=one.right))
+                prompts.append(_COMPARING.format(conversation=talk, first=one.right, second=ours))
+        texts = self._said(prompts)
+        if none := sum(not _VERDICT.search(text) for text in texts):
+            notice(f"{none} of {len(texts)} answers of the judge hold no verdict; each counts as a tie")
+        verdicts = map(verdict, texts)
+        return [None if one.right is None else outcome(next(verdicts), next(verdicts)) for one in questions]
+
+    def _said(self, prompts: Sequence[str]) -> list[str]:
+        found = self.server([asked(text) for text in prompts], max_new_tokens=_JUDGE_TOKENS, temperature=0)
+        return [str(one.message["content"]) for one in found]
+
+
+def score(text: str) -> float | None:
+    """The last score that a judge says, from 1 to 10; None where there is none."""
+    found = _SCORE.findall(text)
+    if not found:
+        return None
+    number, of = found[-1]
+    # "Score: 80/100" is a score on another scale than the one that was asked for.
+    return float(number) if 1 <= float(number) <= 10 and of in ("", "10") else None
+
+
+def verdict(text: str) -> str:
+    """`a`, `b` or `tie`: the last that a judge says; `tie` where it says none."""
+    found = _VERDICT.findall(text)
+    return str(found[-1]).lower().replace("draw", "tie") if found else "tie"
+
+
+def outcome(ours_first: str, ours_second: str) -> float:
+    """1 where an answer wins in both places, 0 where it loses in both; else 0.5."""
+    return {("a", "b"): 1.0, ("b", "a"): 0.0}.get((ours_first, ours_second), 0.5)

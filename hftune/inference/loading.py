@@ -1,0 +1,148 @@
+"""A model that answers, from any folder or name: a base, an adapter, a chain of adapters, a merged model.
+
+`hftune ask`, `hftune chat` and their like load by this module alone, so that all say the same.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging as transformers_logging
+
+from hftune.arguments.asking import LoadingFields
+from hftune.checkpoints import manifest as manifests
+from hftune.checkpoints.folder_checks import chain_problems, check_recorded_base, check_recorded_whole, whole_chain
+from hftune.checkpoints.template_arguments import give_recorded
+from hftune.distributed import ranks
+from hftune.errors import ArgumentError, UserError, raise_together
+from hftune.inference.prompts import ends_of
+from hftune.models.adapters.folding import fold_adapters
+from hftune.models.adapters.saved_config import read_lora_config
+from hftune.models.loading.config_sizes import check_config
+from hftune.models.loading.from_pretrained import pretrained
+from hftune.models.loading.stored_weights import check_finite
+from hftune.models.vocabulary import forbid_rows_without_token, grow_as_recorded
+from hftune.path_hints import cannot_load
+from hftune.trainers.rewards.loading import reward_head
+from hftune.weight_files import is_model, weight_shapes
+
+
+@dataclass
+class Talker:
+    """A model that answers, ready for `generate`.
+
+    Attributes:
+        name: The folder or name that was given.
+        model: Whole, adapters folded in, in evaluation mode; its own settings for sampling are cleared, so that a call
+            samples only where it says so.
+        tokenizer: With a pad token.
+        sampling: The model's own settings for generation, as they were saved.
+        ends: Ids of the tokens that end an answer.
+    """
+
+    name: str
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    sampling: GenerationConfig
+    ends: list[int]
+
+
+def check_talker(name: str, flag: str, fix: str, *, trust_remote_code: bool) -> Iterator[UserError]:
+    """What is wrong with a folder that should talk, and with what it lies upon, before anything is loaded.
+
+    Args:
+        fix: What to do where it is a reward model.
+    """
+    if not Path(name).is_dir():
+        return
+    if not is_model(Path(name)):
+        yield ArgumentError(f"there is no model in {name}", place=flag, fix="give a model or an adapter")
+        return
+    problems = list(check_recorded_whole(name, flag))
+    yield from problems
+    if not problems and _scores(name, flag, trust_remote_code):
+        yield ArgumentError(f"{name} is a reward model and says nothing", place=flag, fix=fix)
+
+
+def _scores(folder: str, flag: str, trust_remote_code: bool) -> bool:
+    """Whether a model ends with a score head: with tied embeddings it would load as a language model, too."""
+    try:
+        return reward_head(folder, flag, trust_remote_code=trust_remote_code) in ("score", "steps")
+    except ArgumentError:
+        return False
+
+
+def load_talker(name: str, how: LoadingFields, flag: str = "--models", adapters: Sequence[str] = ()) -> Talker:
+    """A model and its tokenizer, over all GPUs of this machine, on that of this process, or on the CPU.
+
+    Adapters are folded into the base.
+
+    Args:
+        flag: What named the model, for errors.
+        adapters: Folders of more adapters, in the order in which they lie on the model; the tokenizer, its template and
+            its arguments are those of the last.
+
+    Raises:
+        ArgumentError: There is no such model, it lacks weights, or an adapter does not fit its base.
+    """
+    on_gpu = torch.cuda.is_available() and not how.use_cpu
+    dtype: Any = ("auto" if on_gpu else torch.float32) if how.dtype == "auto" else getattr(torch, how.dtype)
+    options: dict[str, Any] = {"dtype": dtype, "trust_remote_code": how.trust_remote_code}
+    folders, base = [], name
+    if (Path(name) / "adapter_config.json").is_file():
+        folders = whole_chain([name])
+        # The manifest knows the base by the name that was given; PEFT's config by what it was when the adapter was
+        # saved.
+        recorded = (manifests.read_manifest(name) or {}).get("base", {}).get("name")
+        base = recorded or read_lora_config(name, flag).base_model_name_or_path
+    if adapters:
+        folders = whole_chain([*folders, *adapters])
+        raise_together([*check_recorded_base(base, folders[0], "--adapter"), *chain_problems(folders, "--adapter")])
+        name = adapters[-1]
+    # Before transformers reads them: a config with absurd sizes would fill the memory.
+    for folder in {name, base}:
+        check_layers(check_config(folder, flag), weight_shapes(folder), folder, flag)
+    level = transformers_logging.get_verbosity()
+    # Reports on loading and advice on sampling would be printed for every model.
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    try:
+        tokenizer = pretrained(AutoTokenizer, name, trust_remote_code=how.trust_remote_code)
+        if tokenizer.chat_template:
+            give_recorded(tokenizer, name, how.template_arguments)
+        if on_gpu:
+            # Each of several processes has a whole model.
+            alone = ranks.world_size() == 1
+            options["device_map"] = "auto" if alone else {"": ranks.local_rank() % torch.cuda.device_count()}
+        # The loading info tells what was not in the files.
+        model, info = pretrained(AutoModelForCausalLM, base, output_loading_info=True, **options)
+    except (OSError, ValueError) as error:
+        raise cannot_load(name, error, flag, "language model") from error
+    finally:
+        transformers_logging.set_verbosity(level)
+    # transformers draws them at random with a warning, which is silenced above.
+    if info["missing_keys"]:
+        missing = sorted(map(str, info["missing_keys"]))
+        cause = f"{base} lacks weights, which would be drawn at random: {', '.join(missing[:3])}"
+        raise ArgumentError(cause, place=flag, fix="give a whole language model")
+    # First the rows of added tokens, with which the adapter was trained.
+    grow_as_recorded(model, folders)
+    model = fold_adapters(model, folders)
+    check_finite(model, name, flag)
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    forbid_rows_without_token(model, tokenizer)
+    sampling = copy.deepcopy(model.generation_config)
+    # They mean nothing to greedy answers, and transformers warns of each that is set.
+    for setting in ("temperature", "top_p", "top_k"):
+        setattr(model.generation_config, setting, None)
+    # An adapter's base may know the end of a text only, and the adapter was trained to end turns.
+    ends = ends_of(tokenizer, sampling)
+    model.generation_config.eos_token_id = ends or None
+    return Talker(name, model.eval(), tokenizer, sampling, ends)

@@ -1,1 +1,0 @@
-"""Results that are made in parts, by several processes, and resumed after a kill."""

@@ -1,0 +1,215 @@
+"""`hftune sample` in this process: what is drawn, how it is scored, and what is left after a kill."""
+
+from __future__ import annotations
+
+import json
+import math
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+
+from hftune.checkpoints.manifest import COMPLETE, read_manifest
+from hftune.cli import dispatch
+from hftune.data.compared_answers import to_preference
+from hftune.data.readers.base import Row
+from hftune.errors import ArgumentError, DataError, UserError
+from hftune.inference.generate import Answerer
+from hftune.inference.questions import asked
+from hftune.tools import sampling as run_module
+from tests.answering import server
+
+pytestmark = pytest.mark.long
+
+LONGEST = """def longest(completions, prompts, answer, **columns):
+    return [float(len(completion[-1]["content"])) for completion in completions]
+"""
+
+
+@pytest.fixture(scope="module")
+def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("prompts")
+    rows = [{"prompt": f"What is {a} plus 1?", "answer": str(a + 1)} for a in range(3)]
+    (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "longest.py").write_text(LONGEST)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def talkative(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model that draws anything, and ends its turn soon."""
+    folder = tmp_path_factory.mktemp("models") / "talkative"
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(tiny_model), AutoTokenizer.from_pretrained(tiny_model)
+    # States that are nearly alike everywhere, and a few tokens that are likely there, one of which ends the turn.
+    few = [*tokenizer(" a b c d e f g", add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
+    model.lm_head = torch.nn.Linear(model.config.hidden_size, model.config.vocab_size, bias=False)
+    torch.nn.init.zeros_(model.lm_head.weight)
+    with torch.no_grad():
+        model.model.embed_tokens.weight[:, 0] = 10
+        model.lm_head.weight[few, 0] = 10
+    model.config.tie_word_embeddings = False
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def sampled(folder: Path, prompts: Path, *flags: object) -> list[dict[str, Any]]:
+    given = ["--train_file_dir", prompts / "prompts.jsonl", "--output_dir", folder, "--max_new_tokens", 12]
+    dispatch(["sample", *map(str, [*flags, *given])])
+    (file,) = (folder / "data").iterdir()
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def answers(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "answers.jsonl").read_text().splitlines()]
+
+
+def test_the_best_by_a_function(talkative: Path, prompts: Path, tmp_path: Path) -> None:
+    longest = ["--reward_funcs", f"{prompts}/longest.py:longest", "--num_generations", 6]
+    records = sampled(tmp_path / "o", prompts, talkative, *longest)
+    drawn = answers(tmp_path / "o")
+    assert [one["messages"][0]["content"] for one in drawn] == [f"What is {a} plus 1?" for a in range(3)]
+    assert all(len(one["answers"]) == 6 for one in drawn)
+    texts = [answer["message"]["content"] for one in drawn for answer in one["answers"]]
+    assert len({*texts}) > 6, "they are drawn, and not greedy"
+    scores = [answer["score"] for one in drawn for answer in one["answers"]]
+    assert scores == [float(len(text)) for text in texts]
+    for record, one in zip(records, drawn, strict=True):
+        whole = [answer for answer in one["answers"] if answer["ended"]]
+        assert len(record["messages"][-1]["content"]) == max(answer["score"] for answer in whole)
+    manifest = read_manifest(tmp_path / "o")
+    assert manifest and manifest["stage"] == "sample" and manifest["status"] == COMPLETE
+    assert manifest["sampled"]["answers"] == 18 and manifest["sampled"]["kept"] == len(records) == 3
+    # The seed says what is drawn, and nothing else does.
+    assert sampled(tmp_path / "again", prompts, talkative, *longest) == records
+    assert sampled(tmp_path / "other", prompts, talkative, *longest, "--seed", 7) != records
+
+
+def test_pairs_by_a_reward_model(talkative: Path, tiny_model: Path, prompts: Path, tmp_path: Path) -> None:
+    torch.manual_seed(5)
+    reward = AutoModelForSequenceClassification.from_pretrained(tiny_model, num_labels=1)
+    reward.score.weight.data.normal_()
+    reward.save_pretrained(tmp_path / "reward")
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+    tokenizer.save_pretrained(tmp_path / "reward")
+    flags = ["--reward_model_path", tmp_path / "reward", "--keep", "pairs", "--num_generations", 6]
+    records = sampled(tmp_path / "o", prompts, talkative, *flags)
+    assert len(records) == 3
+    for record, line in zip(records, answers(tmp_path / "o"), strict=True):
+        pair = to_preference(Row(record, "a", 1))
+        scores = []
+        for answer in (pair.chosen, pair.rejected):
+            ids = tokenizer.apply_chat_template([*pair.prompt, *answer], return_tensors="pt", return_dict=True)
+            with torch.no_grad():
+                scores.append(float(reward.eval()(**ids).logits[0, 0]))
+        known = [one["score"] for one in line["answers"] if one["ended"] and one["score"] is not None]
+        assert scores == pytest.approx([max(known), min(known)], abs=1e-4)
+
+
+def test_a_killed_command_draws_the_same(
+    talkative: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_module, "PART_PROMPTS", 1)
+    flags = [talkative, "--reward_funcs", f"{prompts}/longest.py:longest", "--num_generations", 6]
+    whole = sampled(tmp_path / "whole", prompts, *flags)
+    real, calls = Answerer.__call__, []
+
+    def killed(self: Answerer, questions: Any, **options: Any) -> Any:
+        calls.append(len(questions))
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return real(self, questions, **options)
+
+    monkeypatch.setattr(Answerer, "__call__", killed)
+    with pytest.raises(KeyboardInterrupt):
+        sampled(tmp_path / "o", prompts, *flags)
+    assert sampled(tmp_path / "o", prompts, *flags) == whole and calls == [6] * 4
+    assert answers(tmp_path / "o") == answers(tmp_path / "whole")
+
+
+def test_a_server_answers(prompts: Path, tmp_path: Path) -> None:
+    def answer(path: str, body: Any) -> tuple[int, dict[str, Any]]:
+        if path == "/v1/models":
+            return 200, {"data": [{"id": "served"}]}
+        question = body["messages"][-1]["content"]
+        reason = "length" if "2" in question else "stop"
+        message = {"role": "assistant", "content": f" {question} {body['temperature']} "}
+        return 200, {"choices": [{"message": message, "finish_reason": reason}]}
+
+    with server(answer) as service:
+        flags = ["--server_url", service.url, "--reward_funcs", f"{prompts}/longest.py:longest", "--temperature", 0.5]
+        records = sampled(tmp_path / "o", prompts, *flags, "--num_generations", 2)
+    assert [one["messages"][-1]["content"] for one in records] == [f"What is {a} plus 1? 0.5" for a in (0, 1)]
+    bodies = [body for path, body, _ in service.requests if path.endswith("/chat/completions")]
+    assert sorted(body["seed"] for body in bodies) == [*range(42, 48)], "every answer has its own"
+    assert len(bodies) == 6 and all(body["model"] == "served" and body["max_tokens"] == 12 for body in bodies)
+
+
+def test_a_judge_adds_its_score(prompts: Path, tmp_path: Path) -> None:
+    """Of the two answers to each prompt, "long..." and "b", it likes the shorter one more than its length costs."""
+    drawn = {f"What is {a} plus 1?": cycle(["long answer", "b"]) for a in range(3)}
+
+    def answer(path: str, body: Any) -> tuple[int, dict[str, Any]]:
+        text = body["messages"][-1]["content"]
+        if "[answer]" not in text:
+            said = next(drawn[text])
+        elif "plus 1?" in text and "What is 2" in text:
+            said = "I cannot say"
+        else:
+            said = "Score: 1" if "long answer" in text else "Score: 10"
+        return 200, {"choices": [{"message": {"content": said}, "finish_reason": "stop"}]}
+
+    with server(answer) as service:
+        judged = ["--judge_url", service.url, "--judge_model", "j"]
+        flags = ["--server_url", service.url, "--server_model", "s", "--num_generations", 2, *judged]
+        records = sampled(tmp_path / "o", prompts, *flags)
+        longest = ["--reward_funcs", f"{prompts}/longest.py:longest"]
+        both = sampled(tmp_path / "p", prompts, *flags, *longest)
+    assert [one["messages"][-1]["content"] for one in records] == ["b", "b"], "without a score nothing is kept"
+    scores = [[answer["score"] for answer in one["answers"]] for one in answers(tmp_path / "p")]
+    assert sorted(scores[0]) == [10 + 1, 11 + 1] and scores[2] == [None, None]
+    assert [one["messages"][-1]["content"] for one in both] == ["long answer", "long answer"]
+
+
+def test_what_is_wrong_is_said_at_once(talkative: Path, prompts: Path, tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError) as refused:
+        dispatch(["sample", "--keep", "pairs", "--num_generations", "1", "--temperature", "0"])
+    told = ("from a model, or from a server", "no prompts", "nothing scores", "needs 2", "all be the same", "no folder")
+    for said in told:
+        assert said in str(refused.value)
+    with pytest.raises(DataError, match="nothing is kept: 12 answers to 3 prompts"):
+        flags = ["--reward_funcs", f"{prompts}/longest.py:longest", "--threshold", 1000]
+        sampled(tmp_path / "o", prompts, talkative, *flags)
+
+
+def test_nan_is_no_score() -> None:
+    """In RL it counts as None does; here no answer could be better or worse than it."""
+    given = run_module._by_function(
+        lambda completions, **_: [1.0, math.nan, None], [asked("?")] * 3, [{"role": "assistant"}] * 3
+    )
+    assert given == [1.0, None, None]
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        ("async def own(completions, **columns):\n    return [float(len(completions))] * len(completions)", ""),
+        ("def own(completions, **columns):\n    return [float('nan')] * len(completions)", "nothing is kept"),
+        ("async def own(completions, **columns):\n    return 1 / 0", r"raised ZeroDivisionError: .*own\.py:2"),
+        ("def own(completions, **columns):\n    return completions[0].strip()", r"raised AttributeError: .*own\.py:2"),
+        ("def own(completions, **columns):\n    return 'x'", "where a list of 6 numbers is wanted"),
+    ],
+)
+def test_reward_functions_of_every_kind(talkative: Path, prompts: Path, tmp_path: Path, body: str, told: str) -> None:
+    (tmp_path / "own.py").write_text(body + "\n")
+    flags = [talkative, "--reward_funcs", f"{tmp_path}/own.py:own", "--num_generations", 2]
+    if not told:
+        sampled(tmp_path / "o", prompts, *flags)
+        scores = [answer["score"] for one in answers(tmp_path / "o") for answer in one["answers"]]
+        assert scores == [6.0] * 6
+        return
+    with pytest.raises(UserError, match=told):
+        sampled(tmp_path / "o", prompts, *flags)

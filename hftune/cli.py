@@ -53,7 +53,7 @@ COMMANDS = {
     "teach": "hftune.tools.teaching:teach",
     "evaluate": "hftune.tools.evaluating.run:evaluate",
     "sample": "hftune.tools.sampling:sample",
-    "consolidate": "hftune.tools.consolidating.entry:consolidate",
+    "consolidate": "hftune.tools.consolidating:main",
     "ask": "hftune.tools.asking:ask",
     "chat": "hftune.tools.chatting.chat:chat",
     "score": "hftune.tools.scoring:score",

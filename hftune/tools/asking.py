@@ -29,8 +29,8 @@ from hftune.inference.results import about_result, publish
 from hftune.logging import get_logger, notice
 from hftune.publishing.files import published_file
 from hftune.publishing.places import FILE, check_place
-from hftune.tools.reporting.answers import answer_sections
 from hftune.tools.reporting.stages import ANSWERS, ASKED
+from hftune.tools.reporting.tables import answer_sections
 from hftune.trainers.rewards.answer_scorer import AnswerScorer
 from hftune.visible import say, whole
 

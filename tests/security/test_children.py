@@ -16,7 +16,7 @@ from hftune import child_processes
 from hftune.arguments.named_code import named_code
 from hftune.errors import ArgumentError
 from hftune.tools.doctor import launching, libraries, machine
-from hftune.tools.pipeline import checking, planning, processes, runner
+from hftune.tools.pipeline import checking, command, processes, runner
 from hftune.tools.pipeline.spec import read_spec
 from hftune.tools.pipeline.step import Step
 from hftune.tools.pipeline.steps import steps_of

@@ -29,8 +29,7 @@ from hftune.publishing.files import write_page
 from hftune.secrets import variable_says_secret
 from hftune.tools.doctor.findings import Finding, render, to_json
 from hftune.tools.doctor.machine import check_variables
-from hftune.tools.pipeline.progress import Screen
-from hftune.tools.pipeline.runner import shown
+from hftune.tools.pipeline.runner import Screen, shown
 from hftune.tools.pipeline.spec import read_spec
 from hftune.tools.pipeline.steps import steps_of
 from hftune.tools.reporting.page import write_pages

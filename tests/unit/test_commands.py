@@ -40,7 +40,7 @@ PROGRAMS = {
 """Programs of the system, which no test of this project can know."""
 WORKERS = {
     "ask": "hftune.tools.asking:ask",
-    "board": "hftune.tools.board.entry:Path",
+    "board": "hftune.tools.board.app:Path",
     "chat": "hftune.tools.chatting.chat:chat",
     "consolidate": "hftune.tools.consolidating:consolidate",
     "data": "hftune.tools.checking.run:check",

@@ -70,11 +70,6 @@ def check_arguments(args: DataCheckArguments) -> Iterator[UserError]:
     if args.drop and not args.output_dir:
         cause = "what is left has no place"
         yield ArgumentError(cause, place="--drop", fix="name a folder for it: --output_dir OUT")
-    if args.model is not None:
-        from hftune.inference.loading import check_talker
-
-        fix = "give the language model"
-        yield from check_talker(args.model, "--model", fix, trust_remote_code=args.trust_remote_code)
     if args.output_dir:
         yield from check_place(args.output_dir, inputs_of(args), overwrite=args.overwrite_output_dir)
 

@@ -33,8 +33,8 @@ from hftune.publishing.places import check_place
 from hftune.tools.evaluating.answer_scores import Said, missing_libraries, scores
 from hftune.tools.evaluating.losses import RecordLosses
 from hftune.tools.evaluating.results import RECORDS, is_evaluation, lines_of, results
-from hftune.tools.reporting.evaluations import evaluation_sections
 from hftune.tools.reporting.stages import EVALUATED, RESULTS
+from hftune.tools.reporting.tables import evaluation_sections
 from hftune.trainers.rewards.answer_scorer import AnswerScorer
 from hftune.visible import say
 

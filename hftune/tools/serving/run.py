@@ -31,7 +31,7 @@ from hftune.opening.files import MIB
 from hftune.opening.json_server import JsonServer
 from hftune.secrets import learn
 from hftune.template_arguments import TemplateArguments
-from hftune.tools.listening.server import LOCAL, bound
+from hftune.tools.listening import LOCAL, bound
 from hftune.tools.serving.servers import Engine, transformers_server, vllm_server
 
 _NAME = re.compile(r"[\w.:/-]{1,200}")

@@ -28,12 +28,13 @@ from hftune.arguments.stages import ALGORITHMS, stage_parser
 from hftune.errors import ArgumentError
 from hftune.tools.export.arguments import ExtractArguments
 from hftune.tools.pipeline.checking import stage_problems
+from hftune.trainers.losses.divergences import scores
 
 
 def argument_classes() -> Iterator[type]:
     """All dataclasses of arguments, each stage's on the config of its trainer, and those of the tools."""
     modules = [module.name for module in pkgutil.walk_packages(hftune.arguments.__path__, "hftune.arguments.")]
-    tools = ["hftune.tools.export.arguments", "hftune.tools.consolidating.run"]
+    tools = ["hftune.tools.export.arguments", "hftune.tools.consolidating"]
     for module in [*modules, *tools]:
         for name, found in vars(importlib.import_module(module)).items():
             if dataclasses.is_dataclass(found) and isinstance(found, type) and name.endswith(("Arguments", "Fields")):

@@ -17,11 +17,7 @@ from hftune.errors import DataError
 from hftune.inference.generate import Answerer
 from hftune.inference.loading import Talker, load_talker
 from hftune.inference.questions import Question
-from hftune.logging import notices
 from hftune.tools.asking import ask
-from hftune.tools.checking.arguments import DataCheckArguments
-from hftune.tools.checking.losses import Losses
-from hftune.tools.checking.sources import Source
 from hftune.tools.evaluating.losses import RecordLosses
 from hftune.tools.teaching.teacher import Teacher
 

@@ -13,7 +13,7 @@ import pytest
 from hftune.constants import GATE_EXIT_CODE, USER_ERROR_EXIT_CODE
 from hftune.errors import ArgumentError
 from hftune.tools.evaluating.results import difference, figure
-from hftune.tools.pipeline.dry_run import in_small
+from hftune.tools.pipeline.command import in_small
 from hftune.tools.pipeline.gates import Gate, GateFailed, check_gates, failures
 from hftune.tools.pipeline.runner import Runner
 from hftune.tools.pipeline.step import Step

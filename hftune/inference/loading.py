@@ -22,9 +22,8 @@ from hftune.checkpoints.template_arguments import give_recorded
 from hftune.distributed import ranks
 from hftune.errors import ArgumentError, UserError, raise_together
 from hftune.inference.prompts import ends_of
-from hftune.models.adapters.folding import fold_adapters
-from hftune.models.adapters.saved_config import read_lora_config
-from hftune.models.loading.config_sizes import check_config
+from hftune.models.adapters.folding import fold_adapters, read_lora_config
+from hftune.models.loading.config_file import check_config
 from hftune.models.loading.from_pretrained import pretrained
 from hftune.models.loading.stored_weights import check_finite
 from hftune.models.vocabulary import forbid_rows_without_token, grow_as_recorded

@@ -19,14 +19,8 @@ from hftune.data.counts import Counts
 from hftune.data.readers.specs import parse_sources
 from hftune.data.sources import TokenizedSource, draw_records
 from hftune.errors import ArgumentError, DataError, UserError
-from hftune.inference.loading import load_talker
-from hftune.merging.inputs import read_config, read_inputs
-from hftune.models.loading.config_sizes import LIMITS, check_config, check_sizes
-from hftune.preflight.check_run import check_run
-from hftune.preflight.facts import resolve
-from hftune.tools.export.arguments import GgufArguments, QuantisedArguments
-from hftune.tools.export.run import check_export
-from hftune.trainers.rewards.loading import reward_head
+from hftune.merging.inputs import read_inputs
+from hftune.models.loading.config_file import check_config
 
 BOMBS = [10**9, 10**18, 10**400, float("nan"), float("inf"), -5]
 

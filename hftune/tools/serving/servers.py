@@ -23,7 +23,7 @@ from hftune.errors import ArgumentError, UserError, raise_together
 from hftune.inference.loading import load_talker
 from hftune.inference.prompts import write_generation_config
 from hftune.logging import notice
-from hftune.models.adapters.saved_config import read_lora_config
+from hftune.models.adapters.folding import read_lora_config
 from hftune.models.loading.from_pretrained import pretrained
 from hftune.models.vocabulary import manifest_of, recorded_growth
 from hftune.template_arguments import arguments_of, template_text

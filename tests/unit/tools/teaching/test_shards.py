@@ -6,12 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.unit.data.target_files import SMALL, K, conversations, fill, said_at
 
 from hftune.data.teacher_targets import SHARD_KINDS
 from hftune.opening.safetensors_file import map_arrays, read_safetensors_header
 from hftune.tools.teaching import shards
 from hftune.tools.teaching.shards import Shard, divide, is_whole, lost_mass
+from tests.unit.data.target_files import SMALL, K, conversations, fill, said_at
 
 
 def test_records_are_asked_about_once_and_stay_whole(monkeypatch: pytest.MonkeyPatch) -> None:

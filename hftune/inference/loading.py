@@ -23,7 +23,7 @@ from hftune.distributed import ranks
 from hftune.errors import ArgumentError, UserError, raise_together
 from hftune.inference.prompts import ends_of
 from hftune.models.adapters.folding import fold_adapters, read_lora_config
-from hftune.models.loading.config_file import check_config
+from hftune.models.loading.config_file import check_config, check_layers
 from hftune.models.loading.from_pretrained import pretrained
 from hftune.models.loading.stored_weights import check_finite
 from hftune.models.vocabulary import forbid_rows_without_token, grow_as_recorded

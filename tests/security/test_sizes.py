@@ -22,8 +22,6 @@ from hftune.errors import ArgumentError, DataError, UserError
 from hftune.merging.inputs import read_inputs
 from hftune.models.loading.config_file import check_config
 
-BOMBS = [10**9, 10**18, 10**400, float("nan"), float("inf"), -5]
-
 
 @pytest.fixture(autouse=True)
 def at_once() -> Iterator[None]:

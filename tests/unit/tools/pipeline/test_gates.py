@@ -59,7 +59,7 @@ def test_noise_passes_and_harm_does_not() -> None:
         same = np.where(random.random(200) < 0.2, random.random(200) < 0.5, before)
         worse = before & (random.random(200) < 0.8)
         told = [
-            list(failures(gate, figure(now).to_dict(), difference(now, then).to_dict()))
+            list(failures(gate, asdict(figure(now)), asdict(difference(now, then))))
             for now, then in (
                 (one.astype(float).tolist(), before.astype(float).tolist()) for one in (before, same, worse)
             )

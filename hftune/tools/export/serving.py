@@ -15,7 +15,7 @@ from hftune.models.loading.from_pretrained import pretrained
 from hftune.opening.files import copy_file
 from hftune.tools.export.arguments import ServingArguments
 from hftune.tools.export.template import exported_tokenizer
-from hftune.weight_files import INDEX_NAME, StoredTensor, divide, numbered, parse_size, stored_tensors
+from hftune.weight_files import stored_tensors
 
 
 def write_serving_folder(folder: Path, output: Path, args: ServingArguments) -> dict[str, Any]:

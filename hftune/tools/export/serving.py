@@ -10,7 +10,9 @@ from transformers import AutoConfig
 
 from hftune.constants import PROCESSOR_FILES
 from hftune.inference.prompts import write_generation_config
-from hftune.merging.tensors import FLOATS
+from hftune.merging.plan import Output
+from hftune.merging.tensors import FLOATS, NAMES, nbytes
+from hftune.merging.write import write_weights
 from hftune.models.loading.from_pretrained import pretrained
 from hftune.opening.files import copy_file
 from hftune.tools.export.arguments import ServingArguments

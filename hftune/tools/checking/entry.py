@@ -1,40 +1,11 @@
-"""`hftune data check`: its arguments, and where it begins."""
+"""`hftune data check`: where it begins."""
 
 from __future__ import annotations
-
-from dataclasses import dataclass, field
 
 from hftune.arguments.stages import parse_command
 from hftune.distributed import launch
 from hftune.errors import ArgumentError, did_you_mean
-from hftune.tools.checking.result import KINDS
-
-
-@dataclass
-class DataCheckArguments:
-    """What is in data, and what should not be trained."""
-
-    files: list[str] | None = field(
-        default=None, metadata={"help": "Files and folders of records, in any format of any stage; also given alone."}
-    )
-    against: list[str] | None = field(
-        default=None, metadata={"help": "Files and folders of evaluation data, which must not stand in the others."}
-    )
-    output_dir: str | None = field(
-        default=None, metadata={"help": "Folder for a page, the findings and, with --drop, the records that are left."}
-    )
-    overwrite_output_dir: bool = field(default=False, metadata={"help": "Replace an earlier result there."})
-    drop: list[str] | None = field(
-        default=None,
-        metadata={"help": "Kinds of findings whose records are left out of what is written.", "choices": [*KINDS]},
-    )
-    columns: str | None = field(
-        default=None, metadata={"help": "Columns with names of their own: prompt=question response=answer."}
-    )
-    preprocessing_num_workers: int | None = field(
-        default=None, metadata={"help": "Processes; left out: one for each core."}
-    )
-
+from hftune.tools.checking.result import DataCheckArguments
 
 COMMANDS = {"check": DataCheckArguments}
 """What stands behind `hftune data`."""

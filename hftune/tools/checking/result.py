@@ -1,4 +1,4 @@
-"""What a check found: kinds, findings, counts of each source in constant memory, and the page that shows them."""
+"""What a check is asked, and what it found: kinds, findings, counts of each source, and the page that shows them."""
 
 from __future__ import annotations
 
@@ -39,6 +39,32 @@ REPORT = "report.html"
 _BITS = {kind: 1 << number for number, kind in enumerate(KINDS)}
 # Of a histogram whose steps grow: lengths are known to 5 %.
 _STEP = math.log(1.05)
+
+
+@dataclass
+class DataCheckArguments:
+    """What is in data, and what should not be trained."""
+
+    files: list[str] | None = field(
+        default=None, metadata={"help": "Files and folders of records, in any format of any stage; also given alone."}
+    )
+    against: list[str] | None = field(
+        default=None, metadata={"help": "Files and folders of evaluation data, which must not stand in the others."}
+    )
+    output_dir: str | None = field(
+        default=None, metadata={"help": "Folder for a page, the findings and, with --drop, the records that are left."}
+    )
+    overwrite_output_dir: bool = field(default=False, metadata={"help": "Replace an earlier result there."})
+    drop: list[str] | None = field(
+        default=None,
+        metadata={"help": "Kinds of findings whose records are left out of what is written.", "choices": [*KINDS]},
+    )
+    columns: str | None = field(
+        default=None, metadata={"help": "Columns with names of their own: prompt=question response=answer."}
+    )
+    preprocessing_num_workers: int | None = field(
+        default=None, metadata={"help": "Processes; left out: one for each core."}
+    )
 
 
 def mask_of(kinds: set[str]) -> int:

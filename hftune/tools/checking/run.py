@@ -29,9 +29,8 @@ from hftune.publishing.folder import published_folder
 from hftune.publishing.places import check_place
 from hftune.secrets import command_without_secrets
 from hftune.tools.checking.compare import NONE, LeakIndex, find_twins
-from hftune.tools.checking.entry import DataCheckArguments
 from hftune.tools.checking.records import Record, to_record
-from hftune.tools.checking.result import DUPLICATE, NEAR, Finding, Result, Source, kinds_in, mask_of
+from hftune.tools.checking.result import DUPLICATE, NEAR, DataCheckArguments, Finding, Result, Source, kinds_in, mask_of
 from hftune.tools.checking.scan import ABOUT, Scanned, place_of, scan
 from hftune.visible import as_json, say
 

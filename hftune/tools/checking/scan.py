@@ -11,7 +11,7 @@ from hftune.data.formats import take_unread
 from hftune.data.readers.base import Chunk, Row, RowOrError
 from hftune.data.readers.columns import apply_columns, columns_found
 from hftune.errors import DataError, shown
-from hftune.secrets import redact
+from hftune.secrets import MASK, redact
 from hftune.tools.checking import records as texts
 from hftune.tools.checking.compare import BANDS, ROWS, LeakIndex, shingles_of, signature_of
 from hftune.tools.checking.records import Record, to_record
@@ -78,7 +78,10 @@ def scan(chunk: Chunk, columns: Mapping[str, str], leaks: LeakIndex | None = Non
             told = [*_compare(record, about, found.tally, leaks), *faults(record)]
         except DataError as error:
             # Causes quote the record; of a very long quotation only the beginning is looked through.
-            told = [(UNUSABLE, f"{error.kind}: {shown(redact(error.cause[:1000]), 120)}")]
+            cause = redact(error.cause[:1000])
+            for token in texts.tokens_in(cause):
+                cause = cause.replace(token, MASK)
+            told = [(UNUSABLE, f"{error.kind}: {shown(cause, 120)}")]
         about["line"], about["kinds"] = line, mask_of({kind for kind, _ in told})
         found.found += [Finding(kind, file, line, reason) for kind, reason in told]
     # Of a file that cannot be read at all there is no record.

@@ -35,7 +35,7 @@ class UniqueNames(yaml.SafeLoader):
         while waiting:
             node, seen = waiting.pop(), seen + 1
             if seen + len(waiting) > MAX_VALUES:
-                mark = root and root.start_mark
+                mark = None if root is None else root.start_mark
                 raise yaml.MarkedYAMLError(problem=f"it stands for more than {MAX_VALUES} values", problem_mark=mark)
             if isinstance(node, yaml.SequenceNode):
                 waiting += node.value

@@ -82,7 +82,8 @@ def test_why_a_run_does_not_train(tmp_path: Path) -> None:
     assert "the disk is full" not in printed(tmp_path)
 
 
-def test_nothing_is_obeyed(tmp_path: Path) -> None:
+def test_nothing_is_obeyed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_" + "a1B2" * 9)
     write_run(tmp_path / "other", 1, COMPLETE)
     write_run(tmp_path / f"sft{HOSTILE}", 4, INTERRUPTED)
     folder = tmp_path / f"sft{HOSTILE}"

@@ -334,7 +334,7 @@ MISTAKES = [
         "a template without tools",
         "run_sft --train_file_dir {case}/data.jsonl",
         ("drops the function call of turn 2", "data.jsonl:1"),
-        added,
+        given("--chat_template", "qwen3", "give a template that writes them"),
         {"data.jsonl": _lines(CALL)},
     ),
     Mistake("a base model without a template", "run_sft --model_name_or_path {bare}", ("no chat template",), added),

@@ -91,6 +91,7 @@ def test_one_commit_after_all_files_were_looked_at(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(huggingface_hub, "HfApi", Api)
     monkeypatch.setattr(Api, "made", [])
     token = "hf_" + "a1B2" * 9
+    monkeypatch.setenv("HF_TOKEN", token)
     write(tmp_path, "config.json")
     with pytest.raises(ArgumentError, match="holds no weights to upload"):
         push_folder(tmp_path, "me/m", token=None, message="x")
@@ -119,6 +120,7 @@ def test_whose_commit_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(huggingface_hub, "HfApi", Api)
     monkeypatch.setattr(Api, "commits", [])
     secret = "hf_" + "a1B2" * 9
+    monkeypatch.setenv("HF_TOKEN", secret)
     with pytest.raises(ArgumentError) as caught:
         push_folder(tmp_path, "me/m", token=None, message="x")
     assert caught.value.place == "--hub_model_id"
@@ -135,6 +137,7 @@ def test_every_kind_of_text_is_searched(name: str, tmp_path: Path, monkeypatch: 
     write(tmp_path, "model.safetensors")
     (tmp_path / "config.json").write_text('{"auto_map": {"AutoModel": "own.Model"}}')
     secret = "# hf_" + "a1B2" * 9
+    monkeypatch.setenv("HF_TOKEN", secret[2:])
     (tmp_path / name).write_text(secret)
     with pytest.raises(ArgumentError, match="holds a secret") as caught:
         uploads.what_to_upload(tmp_path, "me/m", "--flag")

@@ -240,7 +240,7 @@ def test_every_byte_of_a_base_is_compared_with_what_was_written(tmp_path: Path) 
 
 def test_sizes_that_no_base_has_are_said_of_the_flag_that_named_it(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"num_hidden_layers": 10**9}))
-    with pytest.raises(UserError, match="config.json says 1000000000 layers") as error:
+    with pytest.raises(UserError, match=r"config\.json says 1000000000 layers") as error:
         read_config(tmp_path)
     assert "--base_model_name_or_path" in str(error.value)
 

@@ -66,6 +66,10 @@ def add_lora(model: PreTrainedModel, adapter_args: AdapterArguments, training_ar
             report_targets(adapted, adapter_args)
     if training_args.zero_stage == 3:
         _gather_for_adapters(adapted)
+    head = adapted.get_output_embeddings()
+    if head is not None and not hasattr(head, "bias"):
+        # peft's wrapper of a head whose rows are trained has none, and TRL reads it.
+        head.register_parameter("bias", None)
     if adapter_args.changes_base:
         on_demand("hftune.models.adapters.initialisation:keep_initial_factors")(adapted)
     patches.write_no_card(adapted)

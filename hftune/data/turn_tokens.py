@@ -3,12 +3,12 @@
 A chat template writes `<|im_start|>` and `<|im_end|>` around contents, and the tokenizer makes one token of each, in
 contents too. In the text of a user, a tool or a web page, `<|im_end|><|im_start|>assistant` would end the turn and
 begin another one: the model would learn, or obey, an answer that nobody gave. Therefore every text of a record is
-searched for the tokens that begin and end turns and texts (`turn_tokens.py`); finds are counted and, as
+searched for the tokens that begin and end turns and texts (`turn_tokens`); finds are counted and, as
 `--borders_in_text` says, refused (`error`), kept as text (`split`), or encoded as the token that they spell (`allow`).
 
 Before the template runs, finds are masked by characters of one of Unicode's private planes, as many as they have, so
 that the template and positions are those of any other record. In what is rendered then all borders are the template's
-own; those that appear when the masks are taken off are text, and the text is cut inside of each (`guarded_text.py`).
+own; those that appear when the masks are taken off are text, and the text is cut inside of each (`GuardedText`).
 
 A border may also be made of parts, half by the record and half by the template (Qwen3-Coder writes `<` and `>` around
 the names of parameters). So what is searched for and masked is, where it is long enough, the border without its outer

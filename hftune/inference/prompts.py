@@ -87,9 +87,9 @@ def write_generation_config(folder: Path, output: Path, tokenizer: PreTrainedTok
     settings.eos_token_id = ids[0] if len(ids) == 1 else ids
     settings.pad_token_id = tokenizer.pad_token_id
     settings.save_pretrained(output)
-    for extra in ("chat_template.jinja",):
-        if (folder / extra).is_file() and not (output / extra).is_file():
-            copy_file(folder / extra, output / extra, within=folder)
+    template = "chat_template.jinja"
+    if (folder / template).is_file() and not (output / template).is_file():
+        copy_file(folder / template, output / template, within=folder)
     return [str(token) for token in tokenizer.convert_ids_to_tokens(ids)]
 
 

@@ -76,7 +76,7 @@ def new_tokens(manifest: dict[str, Any] | None) -> list[int]:
 
 
 def _numbers(spans: list[list[int]]) -> list[int]:
-    """The opposite of `_spans`. A manifest may come from anywhere: ten digits there must not fill the memory."""
+    """The opposite of `spans`. A manifest may come from anywhere: ten digits there must not fill the memory."""
     if sum(last - first for first, last in spans) > _MOST_TOKENS or not all(first <= last for first, last in spans):
         raise ValueError("no vocabulary has such spans of tokens")
     return [number for first, last in spans for number in range(first, last + 1)]

@@ -107,8 +107,6 @@ def load_tensors(file: str | Path) -> dict[str, Tensor]:
     Raises:
         ManifestError: It is damaged, or larger than the free memory.
     """
-    # With a message of its own for each fault, before the library's single exception.
-    read_safetensors_header(file)
     check_memory(file)
     with open_tensors(file) as stored:
         return {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118 - it is no dict

@@ -114,7 +114,7 @@ def test_attentions_of_transformers_keep_documents_apart_too(
     """With a dense mask: what `--attn_implementation` may ask for.
 
     Not GPT-OSS: transformers 5.23 keeps its position ids from its mask, so documents see each other with eager and flex
-    attention there. A run finds out before its first step (`trainers/apart.py`), and our own attention cuts the row at
+    attention there. A run finds out before its first step (`trainers/isolation.py`), and our own attention cuts the row at
     the borders that came with the batch.
     """
     if attention == "sdpa" and not causal_class(tiny(name, "eager").config)._supports_sdpa:

@@ -1,7 +1,7 @@
 """Several documents in a row of `max_length` tokens, none of which sees or predicts another.
 
 A packed row says where its documents begin (`position_ids` start again at 0, `seq_lengths` are their lengths), and the
-first label of each is masked. The collator hands the boundaries to the attention (see `models/attention/choice.py`).
+first label of each is masked. The collator hands the boundaries to the attention (see `models/attention/layout.py`).
 """
 
 from __future__ import annotations

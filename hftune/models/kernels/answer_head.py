@@ -1,7 +1,7 @@
 """Log-probabilities of answers without logits of anything else, and without logits in the backward pass.
 
 `model(..., answer_at=places, answer_ids=tokens)` runs the decoder, picks the hidden states that predict an answer's
-tokens, and projects those alone, a chunk at a time (`models/kernels/answer_projection.py`). With a factor for each
+tokens, and projects those alone, a chunk at a time (`chunked_heads.py`). With a factor for each
 token, the output has the weighted loss, and even a head that is trained computes its logits once.
 """
 

@@ -114,8 +114,8 @@ def test_attentions_of_transformers_keep_documents_apart_too(
     """With a dense mask: what `--attn_implementation` may ask for.
 
     Not GPT-OSS: transformers 5.23 keeps its position ids from its mask, so documents see each other with eager and flex
-    attention there. A run finds out before its first step (`trainers/isolation.py`), and our own attention cuts the row at
-    the borders that came with the batch.
+    attention there. A run finds out before its first step (`trainers/isolation.py`), and our own attention cuts the row
+    at the borders that came with the batch.
     """
     if attention == "sdpa" and not causal_class(tiny(name, "eager").config)._supports_sdpa:
         pytest.skip("transformers has no SDPA for it")

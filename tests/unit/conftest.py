@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,15 @@ LAUNCHED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR
 
 @pytest.fixture(autouse=True)
 def without_launcher() -> Iterator[None]:
-    """Take away the variables by which arguments with `--deepspeed` make this process a world of one."""
+    """Take away the variables by which arguments with `--deepspeed` make this process a world of one, and the config.
+
+    The config lives as long as the arguments: until they are collected, models would be loaded under ZeRO-3.
+    """
     yield
     for name in LAUNCHED:
         os.environ.pop(name, None)
+    if integration := sys.modules.get("transformers.integrations.deepspeed"):
+        integration.unset_hf_deepspeed_config()
 
 
 @pytest.fixture(autouse=True)

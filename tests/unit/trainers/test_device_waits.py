@@ -12,6 +12,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.masking_utils import causal_mask_function
 
+import hftune
 from hftune.arguments.entry import parse_arguments
 from hftune.data.splits import Splits
 from hftune.models.adapters.preparation import add_adapter
@@ -22,6 +23,7 @@ from tests.unit.trainers.test_reward import trainer as reward_trainer
 from tests.unit.trainers.test_turn_weights import FLAGS, data, tiny
 
 WAITING = {"nonzero", "_local_scalar_dense", "item", "equal", "masked_select", "unique_dim", "_unique2"}
+OURS = str(Path(hftune.__file__).parent)
 AT_THE_END = ("nan_guard.py",)
 """On a CPU losses are looked at after each micro batch, elsewhere when the step ends."""
 
@@ -55,7 +57,7 @@ class Waits(TorchDispatchMode):
         frame = sys._getframe(1)
         while any(part in frame.f_code.co_filename for part in ("/torch/", "/tests/")):
             frame = frame.f_back or frame
-        if "/hftune/" in frame.f_code.co_filename and not frame.f_code.co_filename.endswith(AT_THE_END):
+        if frame.f_code.co_filename.startswith(OURS) and not frame.f_code.co_filename.endswith(AT_THE_END):
             self.found.append((name, Path(frame.f_code.co_filename).name))
 
 

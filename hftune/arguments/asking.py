@@ -31,7 +31,9 @@ class LoadingFields(HubFields, TemplateFields):
 
 @dataclass
 class TalkerFields(LoadingFields, TurnTokenFields):
-    """What `hftune ask`, `chat` and their like have in common."""
+    """What `hftune ask`, `chat`, `evaluate` and `sample` have in common."""
+
+    max_new_tokens: int = field(default=256, metadata={"help": "Tokens of an answer; a longer one is cut."})
 
 
 @dataclass
@@ -48,7 +50,6 @@ class AskArguments(TalkerFields):
             "help": "File or folder of prompts, in any format that run_rl.py reads, or of lines in a .txt; asked last."
         },
     )
-    max_new_tokens: int = field(default=48, metadata={"help": "Tokens of an answer; a longer one is cut."})
     reward_model_path: str | None = field(
         default=None, metadata={"help": "Reward model that scores every answer: a folder of run_rm.py or a Hub name."}
     )
@@ -93,7 +94,6 @@ class EvaluateArguments(TalkerFields):
         default=None,
         metadata={"help": "Of loss: longer records lose their end, as in run_sft.py; left out: none does."},
     )
-    max_new_tokens: int = field(default=256, metadata={"help": "Tokens of an answer; a longer one is cut."})
     batch_tokens: int = field(
         default=4096, metadata={"help": "Tokens in a batch, padding included; a longer record goes alone."}
     )
@@ -168,7 +168,6 @@ class SampleArguments(TalkerFields):
         default=None, metadata={"help": "At most so many prompts, the first ones; left out: all."}
     )
     num_generations: int = field(default=4, metadata={"help": "Answers to each prompt."})
-    max_new_tokens: int = field(default=256, metadata={"help": "Tokens of an answer; a longer one is cut."})
     temperature: float = field(default=1.0, metadata={"help": "Temperature of sampling, above 0."})
     top_p: float = field(default=1.0, metadata={"help": "Only the most likely tokens of so much probability together."})
     batch_tokens: int = field(default=8192, metadata={"help": "Tokens in a batch, padding and answers included."})
@@ -239,6 +238,7 @@ class ChatArguments(TalkerFields):
         default=None,
         metadata={"help": "JSON file of the tools that are offered, as records of a data set have them."},
     )
+    # A reader may wait for the end of what comes word by word, and stop it.
     max_new_tokens: int = field(default=1024, metadata={"help": "Tokens of an answer; a longer one is cut, and said."})
     temperature: float | None = field(
         default=None,

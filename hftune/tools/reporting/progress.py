@@ -23,11 +23,10 @@ PROGRESS = "progress.jsonl"
 Line = dict[str, Any]
 """Names and finite or infinite numbers of a log; `step` and `time` are always there."""
 
-_MOST, _MOST_FIGURES = 4000, 100_000
-"""Lines that are kept, and figures in all of them: of more, every other line goes."""
+_MOST = 4000
+"""Lines that are kept: of more, every other one goes."""
 _AT_ONCE = 64 * MIB
 _LONGEST = 64 << 10
-_FIGURES, _NAME = 150, 80
 _LARGEST = 2.0**64  # digests of batches are below, as are tokens, seconds since the epoch and FLOPs a second
 _WINDOW = 20
 
@@ -96,7 +95,7 @@ class Log:
         self._rest = self._rest[-_LONGEST:]
         new = [line for raw in whole if (line := _line(raw)) is not None]
         self.lines += new
-        while len(self.lines) > 1 and (len(self.lines) > _MOST or sum(map(len, self.lines)) > _MOST_FIGURES):
+        while len(self.lines) > _MOST:
             self.lines = _halved(self.lines)
         return bool(new)
 
@@ -166,10 +165,10 @@ def _line(raw: bytes) -> Line | None:
 
 
 def _numbers(found: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    for name, value in list(found.items())[:_FIGURES]:
+    for name, value in found.items():
         if name == "began":
             yield name, bool(value)
-        elif len(name) <= _NAME and isinstance(value, int | float) and not isinstance(value, bool):
+        elif isinstance(value, int | float) and not isinstance(value, bool):
             # What no curve can show counts as infinite: differences of such numbers are no floats.
             # Of each line the same text, not one of its own.
             yield sys.intern(name), value if not abs(value) > _LARGEST else math.copysign(math.inf, value)

@@ -1,4 +1,4 @@
-"""What runs left in their folders: the Trainer's log, curves, counts, samples, answers and commands.
+"""What runs left in their folders: what they logged, curves, counts, samples, answers and commands.
 
 Anything may be missing: a stage may have been stopped, or have logged nothing. What is not there is None.
 """
@@ -6,6 +6,7 @@ Anything may be missing: a stage may have been stopped, or have logged nothing. 
 from __future__ import annotations
 
 import math
+import os
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -18,9 +19,8 @@ from hftune.constants import MANIFEST_NAME, SAMPLES_NAME
 from hftune.errors import ManifestError, shown
 from hftune.opening.files import read_bytes
 from hftune.opening.json_file import LARGE, parse_json, read_json
-from hftune.opening.model_files import read_checked
 from hftune.secrets import command_without_secrets
-from hftune.tools.reporting.progress import read_progress
+from hftune.tools.reporting.progress import PROGRESS, read_progress
 
 SHAPES = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 """What reading raises where a file is JSON of another shape than hftune writes: somebody else's file of the name."""
@@ -44,10 +44,6 @@ def written_by_hftune(
         raise ManifestError(cause, place=str(folder), fix=fix) from error
 
 
-STATE_NAME = "trainer_state.json"
-"""The file in which the Trainer keeps its log."""
-
-
 @dataclass(frozen=True)
 class StageSummary:
     """One stage in a few numbers; None for what its folder does not tell."""
@@ -63,30 +59,10 @@ class StageSummary:
     metrics: dict[str, float] = field(default_factory=dict)
 
 
-def read_history(folder: Path) -> list[dict[str, Any]]:
-    """The Trainer's log of a stage, one dict per logged line.
-
-    A stage that has not finished has its log only in its newest checkpoint. No log at all is an empty list.
-    """
-    folder = Path(folder)
-    path = folder / STATE_NAME
-    if not path.is_file():
-        # By number: as text, checkpoint-200 sorts behind checkpoint-1000.
-        found = max(folder.glob(f"checkpoint-*/{STATE_NAME}"), key=_checkpoint_step, default=None)
-        if found is None:
-            return []
-        path = found
-    fix = "train the stage again, or copy the file back from its checkpoint"
-    found = read_checked(path, fix=fix).get("log_history")
-    if found is None:
-        raise ManifestError(f"{path} is no Trainer's state: it has no log_history", place=str(path), fix=fix)
-    return list(found)
-
-
-def series(history: Sequence[Mapping[str, Any]], key: str) -> tuple[list[int], list[float]]:
+def series(logged: Sequence[Mapping[str, Any]], key: str) -> tuple[list[int], list[float]]:
     """Steps and values of one logged quantity; where a step was logged twice, its last value."""
     points: dict[int, float] = {}
-    for line in history:
+    for line in logged:
         step, value = _number(line.get("step")), _number(line.get(key))
         if step is not None and value is not None:
             # A resumed run logs some steps again; the later value is that of the weights that were kept.
@@ -95,15 +71,15 @@ def series(history: Sequence[Mapping[str, Any]], key: str) -> tuple[list[int], l
     return steps, [points[step] for step in steps]
 
 
-def summary(manifest: Mapping[str, Any], history: Sequence[Mapping[str, Any]]) -> StageSummary:
-    """A stage in a few numbers, from its manifest and, for the losses, from its log.
+def summary(manifest: Mapping[str, Any], logged: Sequence[Mapping[str, Any]]) -> StageSummary:
+    """A stage in a few numbers, from its manifest and, for the losses, from what it has logged.
 
     The speed is over the time spent in training (`train_seconds`) where that is known, not over loading and saving.
     """
     metrics = {
         key: value for key, raw in (manifest.get("metrics") or {}).items() if (value := _number(raw)) is not None
     }
-    steps, losses = series(history, "loss")
+    steps, losses = series(logged, "loss")
     wall_seconds = _first(_number(manifest.get("wall_seconds")), metrics.get("train_runtime"))
     tokens = _number(manifest.get("trained_tokens"))
     # `train_runtime` is that of the last start alone, where a run was resumed.
@@ -142,11 +118,6 @@ def _first(*values: float | None) -> float | None:
     return next((value for value in values if value is not None), None)
 
 
-def _checkpoint_step(state: Path) -> int:
-    number = state.parent.name.rpartition("-")[2]
-    return int(number) if number.isdecimal() else -1
-
-
 ANSWERS, COMPLETIONS = "answers.json", "completions.jsonl"
 ASKED = "answers"
 """The stage of a folder of `hftune ask`."""
@@ -159,6 +130,7 @@ _SHOWN = 2
 SKIPPED = {"previous", "logs"}
 # Folders of stages, of pipelines and of sweeps; without an end, a report of a home folder would search all of it.
 DEPTH = 3
+MOST_RUNS, MOST_ENTRIES = 200, 20_000
 
 CURVES: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
     ("Loss", (("loss", "training"), ("eval_loss", "held out"))),
@@ -216,7 +188,7 @@ def read_stages(folder: str | Path) -> list[Stage]:
         ManifestError: There are none.
     """
     folder = Path(folder)
-    found = list(_folders(folder, DEPTH))
+    found = [place for place in run_folders(folder) if (place / MANIFEST_NAME).is_file()]
     if not found:
         raise ManifestError(
             f"there is no {MANIFEST_NAME} in {folder} or below it"
@@ -229,25 +201,36 @@ def read_stages(folder: str | Path) -> list[Stage]:
     return _in_order(stages)
 
 
-def _folders(folder: Path, depth: int) -> Iterator[Path]:
-    if (folder / MANIFEST_NAME).is_file():
-        # What lies within a result (checkpoints) belongs to it.
-        yield folder
-        return
-    if depth and folder.is_dir():
-        for child in sorted(folder.iterdir()):
-            if child.is_dir() and child.name not in SKIPPED and not child.name.startswith((".", "checkpoint-")):
-                yield from _folders(child, depth - 1)
+def run_folders(top: Path) -> Iterator[Path]:
+    """The folders of runs at and below a folder, in the order of their names. Links are not followed."""
+    left, seen, found = [(top, DEPTH)], 0, 0
+    while left and found < MOST_RUNS:
+        folder, depth = left.pop()
+        if any(os.path.isfile(folder / name) for name in (MANIFEST_NAME, PROGRESS)):  # not where it may not be looked
+            # What lies within a result (checkpoints) belongs to it.
+            found += 1
+            yield folder
+        elif depth:
+            children = []
+            with suppress(OSError), os.scandir(folder) as entries:
+                for entry in entries:
+                    seen += 1
+                    # A home folder given by mistake ends as well.
+                    if seen > MOST_ENTRIES:
+                        break
+                    skipped = entry.name in SKIPPED or entry.name.startswith((".", "checkpoint-"))
+                    if not skipped and entry.is_dir(follow_symlinks=False):
+                        children.append(entry.path)
+            left += [(Path(child), depth - 1) for child in sorted(children, reverse=True)]
 
 
 def _read(folder: Path, top: Path) -> Stage:
     manifest = read_manifest(folder) or {}
-    history = read_history(folder)
+    logged = read_progress(folder)
     name = folder.name if folder == top else str(folder.relative_to(top))
     with written_by_hftune(folder):
-        stage = Stage(name, folder, manifest, summary(manifest, history))
-        # It has memory and speed as well, and survives a kill: the Trainer writes its own log only when it saves.
-        stage.curves = curves_of(read_progress(folder) or history)
+        stage = Stage(name, folder, manifest, summary(manifest, logged))
+        stage.curves = curves_of(logged)
         read_texts(stage)
     return stage
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,15 +15,14 @@ from hftune.constants import LOG_NAME, MANIFEST_NAME, SAMPLES_NAME
 from hftune.errors import ManifestError
 from hftune.opening.files import MIB, open_file, size_text
 from hftune.tools.reporting.progress import PROGRESS, Log, Moment
-from hftune.tools.reporting.stages import ANSWERS, COMPLETIONS, DEPTH, SKIPPED
+from hftune.tools.reporting.stages import ANSWERS, COMPLETIONS, MOST_ENTRIES, MOST_RUNS, run_folders
 
 RUNNING, FINISHED, STOPPED, SILENT, LOADING, UNREADABLE = (
     *("running", "finished", "stopped", "silent", "loading", "unreadable"),
 )
 """`STOPPED` has a checkpoint that it resumes from; `SILENT` has not finished, and has written nothing for a while."""
 
-FILES = (MANIFEST_NAME, PROGRESS, SAMPLES_NAME, ANSWERS, COMPLETIONS, "trainer_state.json", LOG_NAME)
-_MOST_RUNS, _MOST_ENTRIES = 200, 20_000
+FILES = (MANIFEST_NAME, PROGRESS, SAMPLES_NAME, ANSWERS, COMPLETIONS, LOG_NAME)
 _MANIFESTS = 32 * MIB
 """Bytes of the manifests of all runs: values of JSON take twenty times as much."""
 _PATIENCE = 120.0
@@ -129,7 +128,7 @@ class Watched:
         """The steps of its checkpoints that are whole, in order."""
         found = []
         with suppress(OSError), os.scandir(self.folder) as entries:
-            for entry, _ in zip(entries, range(_MOST_ENTRIES), strict=False):
+            for entry, _ in zip(entries, range(MOST_ENTRIES), strict=False):
                 match = _CHECKPOINT.fullmatch(entry.name)
                 if match and (Path(entry.path) / "hftune_checkpoint.json").is_file():
                     found.append(int(match[1]))
@@ -145,7 +144,7 @@ class Runs:
 
     def read(self) -> list[Watched]:
         """The runs, read anew: in the order in which they were written, the last one last."""
-        places = {place: top for top in reversed(self.tops) for place in _places(top)}
+        places = {place: top for top in reversed(self.tops) for place in run_folders(top)}
         known = self.all
         self.all = {place: known.get(place) or Watched(top, place, Log(place)) for place, top in places.items()}
         left = _MANIFESTS
@@ -161,34 +160,11 @@ def _written(run: Watched) -> float:
     return 0.0
 
 
-def _places(top: Path) -> Iterator[Path]:
-    """The folders of runs at and below a folder."""
-    left, seen, found = [(top, DEPTH)], 0, 0
-    while left and found < _MOST_RUNS:
-        folder, depth = left.pop()
-        if any(os.path.isfile(folder / name) for name in (MANIFEST_NAME, PROGRESS)):  # not where it may not be looked
-            # What lies within a result (checkpoints) belongs to it.
-            found += 1
-            yield folder
-        elif depth:
-            children = []
-            with suppress(OSError), os.scandir(folder) as entries:
-                for entry in entries:
-                    seen += 1
-                    # A home folder given by mistake ends as well. Links are not followed: they may lead anywhere.
-                    if seen > _MOST_ENTRIES:
-                        break
-                    skipped = entry.name in SKIPPED or entry.name.startswith((".", "checkpoint-"))
-                    if not skipped and entry.is_dir(follow_symlinks=False):
-                        children.append(entry.path)
-            left += [(Path(child), depth - 1) for child in sorted(children, reverse=True)]
-
-
 def last_words(folder: Path, top: Path, count: int) -> tuple[str, list[str]]:
     """The name and the last lines of the log of a folder that was written last: a run's own, or a pipeline's."""
     logs = []
     with suppress(OSError):
-        logs = sorted((folder / "logs").glob("*.log"))[:_MOST_RUNS]
+        logs = sorted((folder / "logs").glob("*.log"))[:MOST_RUNS]
     known: list[tuple[float, Path]] = []
     for file in (folder / LOG_NAME, *logs):
         with suppress(OSError, RuntimeError):

@@ -1,56 +1,12 @@
-"""A stage's log and its summary, from files as the Trainer writes them."""
+"""A stage's summary, from its manifest and what it has logged."""
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hftune.errors import ManifestError
-from hftune.tools.reporting.stages import StageSummary, read_history, series, summary
-
-
-def write_state(folder: Path, log: list[dict[str, Any]]) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "trainer_state.json").write_text(json.dumps({"global_step": 4, "log_history": log}))
-
-
-def test_reads_the_log_of_the_output_folder(tmp_path: Path) -> None:
-    write_state(tmp_path, [{"loss": 2.0, "step": 1}])
-    write_state(tmp_path / "checkpoint-1", [{"loss": 9.0, "step": 1}])
-
-    assert read_history(tmp_path) == [{"loss": 2.0, "step": 1}]
-
-
-def test_reads_the_newest_checkpoint_of_an_unfinished_stage(tmp_path: Path) -> None:
-    write_state(tmp_path / "checkpoint-9", [{"loss": 9.0, "step": 9}])
-    write_state(tmp_path / "checkpoint-10", [{"loss": 10.0, "step": 10}])
-
-    assert read_history(tmp_path) == [{"loss": 10.0, "step": 10}]
-
-
-def test_reads_what_the_trainer_writes(tmp_path: Path) -> None:
-    from transformers import TrainerState
-
-    state = TrainerState(global_step=2, log_history=[{"loss": 2.5, "epoch": 0.5, "step": 1}])
-    state.save_to_json(str(tmp_path / "trainer_state.json"))
-
-    assert series(read_history(tmp_path), "loss") == ([1], [2.5])
-
-
-def test_no_log_is_an_empty_history(tmp_path: Path) -> None:
-    assert read_history(tmp_path) == []
-    assert read_history(tmp_path / "absent") == []
-
-
-@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"log_history": null}'])
-def test_a_broken_log_names_its_file(content: str, tmp_path: Path) -> None:
-    (tmp_path / "trainer_state.json").write_text(content)
-
-    with pytest.raises(ManifestError, match=r"trainer_state\.json"):
-        read_history(tmp_path)
+from hftune.tools.reporting.stages import StageSummary, series, summary
 
 
 def test_series_takes_numbers_in_order_of_steps() -> None:

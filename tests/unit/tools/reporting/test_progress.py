@@ -60,17 +60,16 @@ def test_what_is_no_line_is_left_out(tmp_path: Path, text: str) -> None:
 
 
 def test_numbers_that_no_curve_can_show(tmp_path: Path) -> None:
-    odd = {"loss": 10**60, "grad_norm": -1e300, "kl": float("nan"), "text": "\x1b[2J", "flag": True, "x" * 100: 1}
-    many = {f"name{number}": 1.0 for number in range(1000)}
-    rows = [json.dumps({"step": -1, "max_steps": 1e30, "time": 1, "tokens": 10**60, **odd, **many})]
+    odd = {"loss": 10**60, "grad_norm": -1e300, "kl": float("nan"), "text": "\x1b[2J", "flag": True}
+    rows = [json.dumps({"step": -1, "max_steps": 1e30, "time": 1, "tokens": 10**60, **odd})]
     rows += [json.dumps({"step": 2, "time": 2, "tokens": -(10**60), "loss": 1.0})]
     (tmp_path / "progress.jsonl").write_text("\n".join(rows) + "\n")
     found = Log(tmp_path)
     assert found.read()
     first = found.lines[0]
-    assert (first["step"], first["max_steps"]) == (0, 0) and len(first) < 200
+    assert (first["step"], first["max_steps"]) == (0, 0)
     assert first["loss"] == math.inf and first["grad_norm"] == -math.inf and math.isnan(first["kl"])
-    assert not {"text", "flag", "x" * 100} & {*first}
+    assert not {"text", "flag"} & {*first}
     assert curves_of(with_speed(found.lines))["Loss"]["training"] == ([0, 2], [math.inf, 1.0])
 
 
@@ -89,19 +88,6 @@ def test_it_stays_of_bounded_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert found.lines[-1]["step"] == 1000
     (tmp_path / "progress.jsonl").write_text("".join(log_line(step, 0, eval_loss=1.0) for step in range(1, 901)))
     assert found.read() and len(found.lines) <= 100, "evaluations alone are thinned as well"
-
-
-def test_wide_lines_are_fewer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "_MOST_FIGURES", 1000)
-    (tmp_path / "progress.jsonl").write_text(
-        "".join(log_line(step, 0, **{f"figure{number}": 1.5 for number in range(90)}) for step in range(1, 101))
-    )
-    found = Log(tmp_path)
-    assert found.read() and 500 < sum(map(len, found.lines)) <= 1000
-    assert found.lines[-1]["step"] == 100 and found.lines[-1]["figure89"] == 1.5
-    (tmp_path / "progress.jsonl").write_text(log_line(1, 0, **{f"figure{number}": 1.5 for number in range(140)}) * 30)
-    monkeypatch.setattr(reading, "_MOST_FIGURES", 10)
-    assert found.read() and len(found.lines) == 1, "one always stays"
 
 
 def test_a_line_without_an_end_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from hftune.checkpoints.manifest import COMPLETE, INTERRUPTED
 from hftune.errors import ArgumentError
+from hftune.tools.reporting import stages
 from hftune.tools.watching import runs as watching
 from hftune.tools.watching.entry import watch
 from hftune.tools.watching.runs import Runs, last_words, tail
@@ -36,13 +37,13 @@ def test_runs_are_found_below_a_folder(tmp_path: Path) -> None:
 
 
 def test_a_large_folder_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watching, "_MOST_ENTRIES", 10)
+    monkeypatch.setattr(stages, "MOST_ENTRIES", 10)
     for number in range(50):
         (tmp_path / f"empty{number}").mkdir()
     write_run(tmp_path / "one", 1)
     assert len(names(tmp_path)) <= 1
-    monkeypatch.setattr(watching, "_MOST_ENTRIES", 1000)
-    monkeypatch.setattr(watching, "_MOST_RUNS", 2)
+    monkeypatch.setattr(stages, "MOST_ENTRIES", 1000)
+    monkeypatch.setattr(stages, "MOST_RUNS", 2)
     for number in range(5):
         write_run(tmp_path / f"run{number}", 1)
     assert len(names(tmp_path)) == 2

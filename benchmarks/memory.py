@@ -199,10 +199,11 @@ def plan_of(case: Case, flags: list[str]) -> Any:
     """What hftune says before a run of these arguments."""
     from hftune.arguments.entry import parse_arguments
     from hftune.preflight.estimating.planner import Planner
+    from hftune.preflight.estimating.traced_step import traced_step
     from hftune.preflight.facts import resolve
 
     given = parse_arguments(case.stage, flags)
-    planner = Planner(resolve(case.stage, given))
+    planner = Planner(resolve(case.stage, given), traced_step)
     plan = planner.plan(planner.asked())
     assert plan.untraced is None, plan.untraced
     return plan

@@ -250,7 +250,7 @@ def resolve(stage: str, given: RunArguments[Training]) -> Facts[Training]:
     facts = Facts(stage, arguments, build, rows, world, checkpoint, tuple(problems))
     # Last: the planner asks for rows, attention and memory. A plan for other machines knows what is free there itself.
     if training_args.recomputes_least and ranks.planned_world() is None:
-        on_demand("hftune.preflight.run_memory:choose_recomputed_layers")(facts)
+        on_demand("hftune.preflight.recomputed_share:choose_recomputed_layers")(facts)
     return facts
 
 

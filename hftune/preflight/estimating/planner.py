@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import logging
-import warnings
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -15,18 +12,12 @@ import torch
 from hftune.arguments.adapter import AdapterArguments
 from hftune.arguments.recomputation import Recomputation
 from hftune.arguments.training import StageArguments
-from hftune.constants import TASK_TYPES
-from hftune.distributed import zero
+from hftune.distributed import ranks
 from hftune.distributed.ds_config import DsConfig
 from hftune.errors import ArgumentError
-from hftune.models.adapters.folding import read_lora_config
 from hftune.models.adapters.freezing import plan_freezing
-from hftune.models.adapters.lora_config import inject, lora_config
-from hftune.models.kernels.fused_lora import fuse_lora
-from hftune.models.kernels.tiling import longest_batch, tile_mlps, tiles_for
 from hftune.models.loading.build import weight_dtype
-from hftune.models.miniature import Miniature, cut_down, materialise
-from hftune.models.structure import checkpointed_layers, experts_per_token, head_of
+from hftune.models.structure import checkpointed_layers, experts_per_token
 from hftune.preflight.estimating.parts import (
     ALONE,
     PARTS,
@@ -48,15 +39,7 @@ from hftune.preflight.estimating.parts import (
 )
 from hftune.preflight.estimating.plan import Plan, Step, highest, moments
 from hftune.preflight.estimating.profiles import Batch, Profile, formula_profile, marks, offloaded, scaled
-from hftune.preflight.estimating.stand_ins import COUNTED, experts_counted, share_rows
-from hftune.preflight.estimating.tracing import (
-    Untraceable,
-    goes_token_by_token,
-    switch_on,
-    trace,
-    trace_without_gradients,
-)
-from hftune.preflight.estimating.work import ANSWERS, FULL_LOGITS, WEIGHTED, Numerics, Work, numerics_of, work_of
+from hftune.preflight.estimating.work import ANSWERS, WEIGHTED, Numerics, Work, numerics_of, work_of
 from hftune.preflight.facts import Facts
 from hftune.preflight.memory import ModelSize, Setup, model_size, packed_linears, run_setup
 
@@ -65,9 +48,6 @@ CONTEXT = 0.55 * 2**30
 
 COMMUNICATOR = 0.35 * 2**30
 """Bytes of NCCL's buffers, which a run of one process does not have; likewise a round figure."""
-
-MOST_TILES = 16
-"""Pieces of an MLP that are traced, which takes a while for each; with more, a piece takes less than that."""
 
 LIBRARIES = 0.25 * 2**30
 """Bytes of libraries imported after the checks (DeepSpeed, bitsandbytes, trainers): resident memory, measured."""
@@ -96,22 +76,30 @@ class Choice:
     degrees: Degrees = ALONE
 
 
+class Untraceable(Exception):
+    """A model cannot be run on tensors without data; the message says why."""
+
+
+Tracer = Callable[["Planner", Choice, Numerics, Batch], tuple[Profile, int]]
+"""The profile of a step, and the bytes of a forward pass without gradients. Raises `Untraceable`."""
+
+
 class Planner:
     """Plans for one model and one command line, and for changes of it.
 
     Args:
         facts: Of the run: rows, attention and the model on the meta device are as decided there.
-        traced: Whether layers are traced, which takes seconds; else their activations are by formula.
+        tracer: What traces the layers, which takes seconds (`traced_step`); None: their activations are by formula.
     """
 
-    def __init__(self, facts: Facts[StageArguments], *, traced: bool = True) -> None:
+    def __init__(self, facts: Facts[StageArguments], tracer: Tracer | None = None) -> None:
         assert facts.skeleton is not None and facts.build is not None, "without a model there is nothing to plan"
         self.facts, self.bare = facts, facts.skeleton
         self.model_args, self.adapter_args = facts.model_args, facts.adapter_args
         self.training_args = facts.training_args
         self._profiles: dict[Any, tuple[Profile, int, str | None]] = {}
         self._sizes: dict[Any, ModelSize] = {}
-        self._traced = traced
+        self._tracer = tracer
         # What is left to transformers is SDPA wherever a model has it (5.23).
         decided = facts.build.attention
         self.attention = decided or ("sdpa" if getattr(facts.model_class, "_supports_sdpa", False) else "eager")
@@ -200,7 +188,9 @@ class Planner:
         """The bytes on a GPU that no allocator counts; on a CPU those of libraries not imported yet."""
         if setup.on_cpu:
             return LIBRARIES
-        return CONTEXT + (COMMUNICATOR if setup.processes > 1 else 0.0)
+        # What a run measures as free has lost the context of this process already.
+        context = 0.0 if ranks.planned_world() is None else CONTEXT
+        return context + (COMMUNICATOR if setup.processes > 1 else 0.0)
 
     def numerics(self, choice: Choice) -> Numerics:
         """The dtypes of a choice."""
@@ -227,12 +217,19 @@ class Planner:
             # All rows end to end, of which rank 0 has the longest slice: rounded up.
             batch = Batch(1, -(-work.rows * work.tokens // choice.degrees.sequence))
         # A trace takes seconds and knows nothing of sharding or the optimizer: most choices of a table share one.
-        key = (_method(choice.adapter), numerics, batch, str(choice.recompute), self._older(choice), work.head)
+        key = (
+            _method(choice.adapter),
+            numerics,
+            batch,
+            str(choice.recompute),
+            self.older_checkpoint(choice),
+            work.head,
+        )
         if key not in self._profiles:
             try:
-                if not self._traced:
+                if self._tracer is None:
                     raise Untraceable("nothing is traced before a run")
-                self._profiles[key] = (*self._trace(choice, numerics, batch), None)
+                self._profiles[key] = (*self._tracer(self, choice, numerics, batch), None)
             except Untraceable as problem:
                 rough = formula_profile(self.bare, batch, numerics, choice.recompute, work)
                 self._profiles[key] = (*rough, str(problem))
@@ -241,85 +238,9 @@ class Planner:
             return scaled(profile, choice.degrees.activations), reference, untraced
         return profile, reference, untraced
 
-    def _trace(self, choice: Choice, numerics: Numerics, batch: Batch) -> tuple[Profile, int]:
-        # Slow to import, and no run needs it that traces nothing.
-        from torch._subclasses.fake_tensor import FakeTensorMode
-
-        miniature, marked = self._miniature(choice)
-        share_rows(choice.degrees.sequence, choice.work.rows * choice.work.tokens)
-        # Both traces run inside: tensors of one fake mode cannot meet those of another.
-        with quiet(), FakeTensorMode():
-            self._ready(miniature, marked, choice, numerics)
-            with experts_counted(miniature.model):
-                model, autocast = miniature, numerics.autocast
-                profile = trace(model, batch, autocast, with_loss=choice.work.head == FULL_LOGITS)
-                return profile, trace_without_gradients(model, batch, autocast) if choice.work.reference else 0
-
-    def _miniature(self, choice: Choice) -> tuple[Miniature, list[bool]]:
-        found = checkpointed_layers(self.bare)
-        if found is None:
-            raise Untraceable("its layers are not of transformers' make")
-        if goes_token_by_token(self.bare):
-            raise Untraceable("its layers pass a state from token to token, of which each is as many operations")
-        # Marks first: they are part of what makes two layers alike, so that a layer of the miniature stands for
-        # recomputed ones or for others, never both.
-        marked = marks(choice.recompute, len(getattr(*found)))
-        freezes = choice.adapter.freezes and not choice.adapter.use_peft
-        chosen = plan_freezing(self.bare, choice.adapter) if freezes else None
-        miniature = cut_down(self.bare, chosen, marked)
-        assert miniature is not None
-        if choice.adapter.use_peft:
-            miniature.model = self._adapted(miniature, choice.adapter)
-            if self._fuses(choice):
-                fuse_lora(miniature.model)
-        if self.training_args.tiled_mlp:
-            # After the adapter: tiling wraps the MLPs' forward, LoRA included.
-            tokens = longest_batch(self.training_args, choice.work.tokens)
-            plain = miniature.model.get_base_model() if choice.adapter.use_peft else miniature.model
-            tile_mlps(plain, min(MOST_TILES, tiles_for(tokens, self.bare.config.get_text_config().hidden_size)))
-        return miniature, marked
-
-    def _ready(self, miniature: Miniature, marked: list[bool], choice: Choice, numerics: Numerics) -> None:
-        """Give the miniature tensors without data, and attention and recomputation as the run will have them."""
-        materialise(miniature.model, numerics.of(miniature.model))
-        # Only eager and masked SDPA make tensors of tokens by tokens; `COUNTED` stands for all other kinds.
-        attention = "eager" if self.attention == "eager" else "sdpa" if choice.work.masked else COUNTED
-        for module in miniature.model.modules():
-            if hasattr(module, "config"):
-                module.config._attn_implementation = attention
-            if hasattr(module, "rope_type"):
-                # Others look at positions, which have no values here. Some models have a kind for each kind of layer.
-                several = isinstance(module.rope_type, dict)
-                module.rope_type = dict.fromkeys(module.rope_type, "default") if several else "default"
-        # Before recomputing: checkpoints act, and dropout keeps its masks, in training mode alone.
-        miniature.model.train()
-        switch_on(miniature, choice.recompute, marked, reentrant=self._older(choice))
-
-    def _fuses(self, choice: Choice) -> bool:
-        """Whether the run would fuse LoRA: the rule of `models/adapters.fuses_lora`, for a choice."""
-        wanted = choice.adapter.fused_lora is not False and not self.training_args.torch_compile
-        return wanted and choice.setup.zero_stage != 3
-
-    def _older(self, choice: Choice) -> bool:
+    def older_checkpoint(self, choice: Choice) -> bool:
         """Whether layers are recomputed by torch's reentrant checkpoint, which adapters under ZeRO-3 need."""
         return choice.adapter.use_peft and choice.setup.zero_stage == 3
-
-    def _adapted(self, miniature: Miniature, adapter_args: AdapterArguments) -> Any:
-        if adapter_args.continued_adapter:
-            config = read_lora_config(adapter_args.continued_adapter)
-            config.task_type = TASK_TYPES[head_of(miniature.model)]  # where it is another, the run is refused elsewhere
-        else:
-            # Layers have other numbers in the miniature; an adapter of some layers is planned as one of all.
-            config = lora_config(miniature.model, replace(adapter_args, layers_to_transform=None))
-        # Initialisers read values (PiSSA takes an SVD of the base), and the meta device has none.
-        config.init_lora_weights = False
-        miniature.model.requires_grad_(False)
-        with torch.device("meta"), zero.no_partitioning(), quiet():
-            try:
-                return inject(miniature.model, config, autocast_adapter_dtype=False)
-            except (ValueError, TypeError, NotImplementedError) as problem:
-                # An adapter that does not fit this model is refused where it is loaded, with what is wrong with it.
-                raise Untraceable(f"peft: {problem}".splitlines()[0][:200]) from problem
 
     def _head(self, choice: Choice, numerics: Numerics, profile: Profile) -> Head:
         work = choice.work
@@ -369,18 +290,3 @@ class Planner:
 
 def _method(adapter_args: AdapterArguments) -> tuple[bool, bool, bool]:
     return adapter_args.use_peft, adapter_args.load_in_4bit, adapter_args.load_in_8bit
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Silence, in the block, warnings about a model that is not trained and operators tried without data."""
-    # It logs each operator that fails without data as an error, also those whose failure `Untraceable` handles.
-    logger = logging.getLogger("torch._subclasses.fake_tensor")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logger.setLevel(level)

@@ -17,6 +17,7 @@ from hftune.models.attention.mixers import mixers_of
 from hftune.models.kernels.activation_checkpointing import Recomputing
 from hftune.models.miniature import Miniature
 from hftune.models.structure import checkpointed_layers
+from hftune.preflight.estimating.planner import Untraceable
 from hftune.preflight.estimating.profiles import Batch, Part, Profile
 
 GRAIN = 512
@@ -111,10 +112,6 @@ def _address(tensor: torch.Tensor) -> int:
 
 _FROM_MODELS = (RuntimeError, TypeError, ValueError, AttributeError, KeyError, IndexError, AssertionError)
 """Errors that a model's code may raise on tensors without data, or for arguments that it does not have."""
-
-
-class Untraceable(Exception):
-    """A model cannot be run on tensors without data; the message says why."""
 
 
 def trace(miniature: Miniature, batch: Batch, autocast: torch.dtype | None, *, with_loss: bool) -> Profile:

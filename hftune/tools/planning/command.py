@@ -16,12 +16,13 @@ from hftune.logging import notice
 from hftune.models.loading.quantisation import is_read_whole, quantisation_in
 from hftune.preflight.estimating.candidates import combinations, single_changes, ways
 from hftune.preflight.estimating.planner import Choice, Planner
+from hftune.preflight.estimating.traced_step import traced_step
 from hftune.preflight.facts import Facts, resolve
 from hftune.preflight.memory import Free
 from hftune.preflight.model_folder import check_model_folder
+from hftune.preflight.recomputed_share import choose_recomputed_share
 from hftune.preflight.rules.quantisation import check_quantised_base, say_read_whole
 from hftune.preflight.rules.without_effect import check_without_effect
-from hftune.preflight.run_memory import choose_recomputed_share
 from hftune.tools.planning.report import Row, as_json, table, words
 from hftune.tools.planning.timing import Cluster, Time, cluster_here, cluster_of, estimate_time, steps_of
 from hftune.visible import say
@@ -53,7 +54,7 @@ def plan(stage: str, argv: list[str]) -> None:
     ):
         given = parse_arguments(stage, rest)
         facts = _facts(stage, given)
-        planner = Planner(facts)
+        planner = Planner(facts, traced_step)
         free, training_args = free_of(cluster), facts.training_args
         # Before the table: `auto` leaves its share in `training_args`, from which every row starts.
         if training_args.recomputes_least:

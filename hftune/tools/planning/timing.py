@@ -19,7 +19,7 @@ from hftune.distributed import launch
 from hftune.errors import ArgumentError, UserError, did_you_mean
 from hftune.models.structure import attention_layers, expert_count, experts_per_token, head_size, routed_weights
 from hftune.preflight.devices import DEVICES, GIB, Device, known_gpu
-from hftune.preflight.estimating.planner import Choice
+from hftune.preflight.estimating.planner import CONTEXT, Choice
 from hftune.preflight.estimating.work import Generation, Work
 from hftune.preflight.free_memory import free_memory
 from hftune.preflight.memory import ModelSize, Setup
@@ -100,8 +100,8 @@ def cluster_here(nodes: int = 1) -> Cluster:
         # torch's threads and not the machine's cores: OMP_NUM_THREADS and a container's quota bound what a run gets.
         threads = torch.get_num_threads()
         return Cluster(Device("CPU", free.host, CPU_TFLOPS_A_CORE * threads, 50.0, major=0), 1, nodes, free.host)
-    # What is free has this process's own context taken off already, where it has one.
-    here = replace(known_gpu(), memory=free.device, bf16=launch.supports_bf16())
+    # To look at what is free has cost this process a context, which a plan counts for the run.
+    here = replace(known_gpu(), memory=free.device + CONTEXT, bf16=launch.supports_bf16())
     return Cluster(here, count, nodes, free.host)
 
 

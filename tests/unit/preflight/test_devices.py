@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from hftune.preflight.devices import DEVICES, GIB, known_gpu
+from hftune.preflight.estimating.planner import CONTEXT
 from hftune.tools.planning.timing import cluster_here
 
 
@@ -44,4 +45,4 @@ def test_only_this_processs_own_gpu_is_asked(gpu: pytest.MonkeyPatch) -> None:
     )
     gpu.setattr(torch.cuda, "mem_get_info", lambda device: {3: (100 * GIB, 140 * GIB)}[device])
     here = cluster_here()
-    assert here.device.memory == 100 * GIB and here.per_node == 8 and here.device.name == DEVICES["H200"].name
+    assert here.device.memory == 100 * GIB + CONTEXT and here.per_node == 8 and here.device.name == DEVICES["H200"].name

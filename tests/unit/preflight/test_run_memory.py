@@ -12,12 +12,12 @@ from transformers import LlamaConfig
 from hftune.arguments.entry import parse_arguments
 from hftune.distributed import ranks
 from hftune.errors import UserError
-from hftune.preflight import run_memory
+from hftune.preflight import recomputed_share, run_memory
 from hftune.preflight.estimating.plan import Moment, Plan
-from hftune.preflight.estimating.planner import Planner
+from hftune.preflight.estimating.planner import COMMUNICATOR, CONTEXT, Planner
 from hftune.preflight.facts import resolve
 from hftune.preflight.memory import GIB, Free, Setup
-from hftune.preflight.run_memory import check_memory, choose_recomputed_layers, planner_of, shortfall, way_out
+from hftune.preflight.run_memory import check_memory, planner_of, shortfall, way_out
 
 CPU = ("--use_cpu", "True", "--bf16", "False")
 
@@ -93,13 +93,20 @@ def test_the_least_change_that_fits(
         num_key_value_heads=4,
     ).save_pretrained(tmp_path)  # fmt: skip
     with ranks.planning_for(ranks.PlannedWorld(processes, processes, major=9)):
-        planner = Planner(facts_of(tmp_path, "--max_length", "128", "--per_device_train_batch_size", "1"), traced=False)
+        planner = Planner(facts_of(tmp_path, "--max_length", "128", "--per_device_train_batch_size", "1"))
         way = way_out(planner, planner.asked(), Free(device * GIB, host * GIB))
     assert way == flags or (flags and way and way.startswith(flags)), way
 
 
+def test_a_context_is_counted_where_free_memory_has_not_lost_it_yet(tiny_model: Path) -> None:
+    planner, gpu = Planner(facts_of(tiny_model, *CPU)), Setup()
+    with ranks.planning_for(ranks.PlannedWorld(1, 1)):
+        assert planner.context(gpu) == CONTEXT
+    assert planner.context(gpu) == 0 and planner.context(Setup(processes=2)) == COMMUNICATOR
+
+
 def test_a_model_that_takes_no_adapter(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    planner = Planner(facts_of(tiny_model, *CPU), traced=False)
+    planner = Planner(facts_of(tiny_model, *CPU))
 
     def takes_none(adapter_args: Any) -> Any:
         if adapter_args.use_peft:
@@ -125,6 +132,6 @@ def test_layers_are_chosen_where_the_weights_fit(
 ) -> None:
     asked: list[Any] = []
     has_free(monkeypatch, free)
-    monkeypatch.setattr(run_memory, "choose_recomputed_share", lambda *given: asked.append(given))
-    choose_recomputed_layers(facts_of(tiny_model))
+    monkeypatch.setattr(recomputed_share, "choose_recomputed_share", lambda *given: asked.append(given))
+    recomputed_share.choose_recomputed_layers(facts_of(tiny_model))
     assert bool(asked) == planned

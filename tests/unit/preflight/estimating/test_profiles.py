@@ -55,7 +55,7 @@ def test_what_a_step_keeps(stage: str, flags: tuple[str, ...], tokens: int, tmp_
 
     def kept(*more: str) -> float:
         given = ["--model_name_or_path", str(tmp_path), "--output_dir", "o", "--use_cpu", "True", "--bf16", "False"]
-        planner = Planner(resolve(stage, parse_arguments(stage, [*given, *flags, *more])), traced=False)
+        planner = Planner(resolve(stage, parse_arguments(stage, [*given, *flags, *more])))
         profile, _, untraced = planner.profile(planner.asked(), planner.numerics(planner.asked()))
         assert untraced is not None
         return sum(profile.kept[kind] for kind in profile.kinds)

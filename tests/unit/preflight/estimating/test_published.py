@@ -25,6 +25,7 @@ from hftune.cli import dispatch
 from hftune.distributed import ranks
 from hftune.models.structure import decoder_layers
 from hftune.preflight.estimating.planner import Planner
+from hftune.preflight.estimating.traced_step import traced_step
 from hftune.preflight.facts import resolve
 from hftune.preflight.memory import ModelSize
 from hftune.tools.planning.timing import active_weights
@@ -124,7 +125,7 @@ def test_as_published(name: str) -> None:
 def test_a_few_are_planned(name: str) -> None:
     with ranks.planning_for(ranks.PlannedWorld(32, 8, major=9)):
         flags = ("--model_name_or_path", str(FOLDER / "configs" / name), *RUN, "--use_peft", "--deepspeed", "zero3")
-        planner = Planner(resolve("sft", parse_arguments("sft", list(flags))))
+        planner = Planner(resolve("sft", parse_arguments("sft", list(flags))), traced_step)
         found = planner.plan(planner.asked())
     # Every layer of the model was traced; a 32nd of the base in bf16, and of an adapter that trains.
     weights = size(bare(config_of(name).get_text_config()))

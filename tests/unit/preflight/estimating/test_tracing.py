@@ -17,6 +17,7 @@ from hftune.models.adapters.preparation import add_adapter
 from hftune.models.kernels.activation_checkpointing import recompute
 from hftune.preflight.estimating.planner import Choice, Planner
 from hftune.preflight.estimating.profiles import backward_peaks, forward_levels
+from hftune.preflight.estimating.traced_step import traced_step
 from hftune.preflight.estimating.tracing import Tracker, base_of
 from hftune.preflight.estimating.work import FULL_LOGITS
 from hftune.preflight.facts import resolve
@@ -46,7 +47,7 @@ def planner_of(config: Any, folder: Path, stage: str, *flags: str) -> tuple[Plan
             *flags,
         ],
     )
-    planner = Planner(resolve(stage, given))
+    planner = Planner(resolve(stage, given), traced_step)
     return planner, planner.asked()
 
 
@@ -200,7 +201,7 @@ def test_a_model_that_cannot_be_traced_is_reckoned_by_formula(tmp_path: Path, mo
 
     model_class = type(planner.bare.get_decoder())
     monkeypatch.setattr(model_class, "forward", fail)
-    rough = Planner(planner.facts).plan(choice)
+    rough = Planner(planner.facts, traced_step).plan(choice)
     assert rough.untraced == "RuntimeError: data-dependent"
     wanted = exact.moment.parts["activations"]
     assert wanted / 3 < rough.moment.parts["activations"] < wanted * 3
@@ -214,7 +215,7 @@ def test_what_the_planner_does_wrong_is_not_taken_for_the_model(
     def fail(*args: Any, **kwargs: Any) -> Any:
         raise TypeError("a bug")
 
-    monkeypatch.setattr("hftune.preflight.estimating.planner.materialise", fail)
+    monkeypatch.setattr("hftune.preflight.estimating.traced_step.materialise", fail)
     with pytest.raises(TypeError, match="a bug"):
         planner.plan(choice)
 

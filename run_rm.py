@@ -20,7 +20,7 @@ def main() -> None:
     from hftune.models.loading.reward_model import load_reward_model
     from hftune.models.loading.tokenizer import load_tokenizer
     from hftune.stage import finish_run, start_run
-    from hftune.trainers.reward_trainers import reward_trainer
+    from hftune.trainers.process_reward import reward_trainer
 
     run = start_run("rm", arguments)  # decide what was left open, refuse what cannot work, seed
     model_args, data_args, adapter_args, training_args = run.arguments  # as decided

@@ -17,8 +17,9 @@ from hftune.data.batches.steps import StepCollator
 from hftune.data.splits import Splits
 from hftune.trainers.features.run import Inputs
 from hftune.trainers.losses.reward_model import step_loss
+from hftune.trainers.reward import RewardTrainer
 from hftune.trainers.rewards.held_out_steps import describe_steps, step_figures, step_report
-from hftune.trainers.scored_trainer import ScoredTrainer, ScoreScale, longest_first
+from hftune.trainers.scored_trainer import ScoredTrainer
 
 
 class ProcessRewardTrainer(ScoredTrainer, Trainer):
@@ -39,20 +40,8 @@ class ProcessRewardTrainer(ScoredTrainer, Trainer):
     ) -> None:
         if args.disable_dropout:
             disable_dropout_in_model(model)
-        self.scores = ScoreScale(self.describe)
-        super().__init__(
-            model=model,
-            args=args,
-            processing_class=tokenizer,
-            train_dataset=data.train,
-            eval_dataset=None if data.evaluation is None else longest_first(data.evaluation),
-            data_collator=StepCollator(tokenizer.pad_token_id, flat=args.flat_batches),
-            compute_metrics=self.score_figures,
-            **kwargs,
-        )
-        self.mixture = data.mixture
-        # The Trainer then counts `labels` over accumulated batches and ranks, and leaves the mean to `stage_loss`.
-        self.model_accepts_loss_kwargs = True
+        collator = StepCollator(tokenizer.pad_token_id, flat=args.flat_batches)
+        super().__init__(model, args, tokenizer, data, collator, **kwargs)
 
     def stage_loss(self, model: Any, inputs: Inputs, return_outputs: bool, num_items_in_batch: Any) -> Any:
         """The loss of a batch of answers; with `return_outputs` also the log-odds that each step is right, (steps,)."""
@@ -92,25 +81,37 @@ class ProcessRewardTrainer(ScoredTrainer, Trainer):
     def score_figures(self, prediction: EvalPrediction) -> dict[str, float]:
         """Figures over all held-out answers; the report of them is kept for the manifest."""
         numbered_labels, odds = np.asarray(prediction.label_ids), np.asarray(prediction.predictions)
-        answers: Dataset = self.scores.scored[numbered_labels[:, 0].astype(int)]
+        answers: Dataset = self.scored[numbered_labels[:, 0].astype(int)]
         # From the records: what was gathered is padded, and rounded to the model's dtype.
         labels = [np.asarray(each, dtype=np.float32) for each in answers["step_labels"]]
         found = [row[1 : 1 + len(each)] for row, each in zip(odds, labels, strict=True)]
         with np.errstate(over="ignore"):
             right = [1 / (1 + np.exp(-each.astype(np.float64))) for each in found]
-        self.scores.report = step_report(right, labels, answers["source"])
-        self.scores.all_scores = np.array([each.min() for each in right])
+        self.report = step_report(right, labels, answers["source"])
+        self.all_scores = np.array([each.min() for each in right])
         flat = torch.tensor(np.concatenate(found)).float()
         logits = torch.stack([torch.zeros_like(flat), flat], dim=1)
         losses = step_loss(logits, torch.tensor(np.concatenate(labels)), label_smoothing=self.args.label_smoothing)
-        self.scores.whole_loss = float(losses.double().mean())
+        self.whole_loss = float(losses.double().mean())
         return step_figures(right, labels)
 
     def describe(self) -> str:
         """The last evaluation, in lines."""
-        return describe_steps(self.scores.report)
+        return describe_steps(self.report)
 
 
 def _rows(parts: list[torch.Tensor]) -> torch.Tensor:
     """(answers, longest), filled up as the Trainer fills what it gathers."""
     return torch.nn.utils.rnn.pad_sequence(parts, batch_first=True, padding_value=IGNORE_INDEX)
+
+
+def reward_trainer(
+    model: PreTrainedModel | PeftModel,
+    args: RMArguments,
+    tokenizer: PreTrainedTokenizerBase,
+    data: Splits,
+    **kwargs: Any,
+) -> RewardTrainer | ProcessRewardTrainer:
+    """The trainer of `--reward_kind`."""
+    kind = ProcessRewardTrainer if args.reward_kind == "process" else RewardTrainer
+    return kind(model, args, tokenizer, data, **kwargs)

@@ -14,14 +14,50 @@ from peft import PeftModel
 from transformers import EvalPrediction, PreTrainedModel, PreTrainedTokenizerBase
 
 from hftune.arguments.preference import RMArguments
+from hftune.arguments.training import StageArguments
 from hftune.constants import FILLER
 from hftune.data.batches.pairs import FlatPairCollator, PairCollator
 from hftune.data.splits import Splits
-from hftune.trainers.features.run import Inputs, mean_over_processes, plain_model
+from hftune.trainers.features.feature import Feature
+from hftune.trainers.features.pair_figures import PairFigures
+from hftune.trainers.features.run import Inputs, Run, mean_over_processes, plain_model
 from hftune.trainers.isolation import prove_rows_isolated
 from hftune.trainers.losses.reward_model import bradley_terry, centring
 from hftune.trainers.rewards.held_out_pairs import describe_pairs, pair_figures, pair_report
-from hftune.trainers.scored_trainer import ScoredTrainer, ScoreScale, longest_first
+from hftune.trainers.scored_trainer import ScoredTrainer
+
+
+class RewardFigures(PairFigures):
+    """Figures of pairs, with the lowest and the highest score since the last log.
+
+    Attributes:
+        extremes: (2,) float64: the lowest score of this process, and the highest with its sign turned.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(device)
+        self.extremes = torch.full((2,), torch.inf, dtype=torch.float64, device=device)
+
+    def before_log(self, run: Run, logs: dict[str, float]) -> None:
+        """Next to the other figures."""
+        super().before_log(run, logs)
+        if "mean_reward" in logs:
+            low, high = self._of_all(run)
+            logs |= {"min_reward": low, "max_reward": -high}
+            self.extremes.fill_(torch.inf)
+
+    def state(self, run: Run) -> dict[str, Any]:
+        """Those since the last log, of all ranks."""
+        return super().state(run) | {"extremes": self._of_all(run)}
+
+    def load_state(self, run: Run, saved: dict[str, Any]) -> None:
+        """Every rank may know them: they are no sums."""
+        super().load_state(run, saved)
+        self.extremes = self.extremes.new_tensor(saved.get("extremes", [torch.inf, torch.inf]))
+
+    def _of_all(self, run: Run) -> list[float]:
+        found: list[float] = run.accelerator.gather(self.extremes[None]).amin(0).tolist()
+        return found
 
 
 class RewardTrainer(ScoredTrainer, trl.RewardTrainer):
@@ -45,23 +81,17 @@ class RewardTrainer(ScoredTrainer, trl.RewardTrainer):
         **kwargs: Any,
     ) -> None:
         pad = tokenizer.pad_token_id
-        self.scores = ScoreScale(self.describe)
-        super().__init__(
-            model=model,
-            args=args,
-            processing_class=tokenizer,
-            train_dataset=data.train,
-            eval_dataset=None if data.evaluation is None else longest_first(data.evaluation),
-            data_collator=FlatPairCollator(pad) if args.flat_batches else PairCollator(pad, args.pad_to_multiple_of),
-            compute_metrics=self.score_figures,
-            **kwargs,
-        )
-        self.model_accepts_loss_kwargs = True  # as `loss_is_scaled_for_ga`, before transformers 5.20
-        self.mixture = data.mixture
+        self.measured = RewardFigures(args.device)
+        collator = FlatPairCollator(pad) if args.flat_batches else PairCollator(pad, args.pad_to_multiple_of)
+        super().__init__(model, args, tokenizer, data, collator, **kwargs)
 
     def _prepare_dataset(self, dataset: Dataset, *args: Any, **kwargs: Any) -> Dataset:
         """Overrides TRL's: pairs are tokenised and within their limits; TRL would go through all to see that."""
         return dataset
+
+    def make_features(self, model: Any, args: StageArguments) -> list[Feature]:
+        """Figures over all pairs."""
+        return [self.measured, *super().make_features(model, args)]
 
     def count_items(self, batches: list[Inputs], device: torch.device) -> torch.Tensor:
         """Pairs of a step, as a mean over processes."""
@@ -81,7 +111,7 @@ class RewardTrainer(ScoredTrainer, trl.RewardTrainer):
         losses = self.pair_losses(chosen, rejected, difference) * kept
         loss = losses.sum() / (kept.sum() if num_items_in_batch is None else num_items_in_batch)
         if self.model.training:
-            self._count(inputs, chosen.detach(), rejected.detach(), kept > 0)
+            self._measure(inputs, chosen.detach(), rejected.detach(), kept)
         return (loss, torch.stack([chosen, rejected], dim=1)) if return_outputs else loss
 
     def conversation_scores(self, model: Any, inputs: Inputs) -> torch.Tensor:
@@ -122,17 +152,17 @@ class RewardTrainer(ScoredTrainer, trl.RewardTrainer):
         """Figures over all held-out pairs; the report of them is kept for the manifest."""
         scores, index = np.asarray(prediction.predictions, dtype=np.float32), np.asarray(prediction.label_ids)
         # By their numbers: ranks and batches bring them in another order.
-        pairs: Dataset = self.scores.scored[index]
-        self.scores.report = pair_report(scores, pairs["source"] if "source" in pairs else ["all"] * len(index))
-        self.scores.all_scores = scores.flatten()
+        pairs: Dataset = self.scored[index]
+        self.report = pair_report(scores, pairs["source"] if "source" in pairs else ["all"] * len(index))
+        self.all_scores = scores.flatten()
         difference = torch.tensor(pairs["margin"]) if "margin" in pairs else None
         chosen, rejected = torch.tensor(scores).unbind(1)
-        self.scores.whole_loss = float(self.pair_losses(chosen, rejected, difference).double().mean())
+        self.whole_loss = float(self.pair_losses(chosen, rejected, difference).double().mean())
         return pair_figures(scores)
 
     def describe(self) -> str:
         """The last evaluation, in lines."""
-        return describe_pairs(self.scores.report)
+        return describe_pairs(self.report)
 
     def prove_isolation(self, model: Any) -> None:
         """Show it by the scores of tokens: a reward model gives one score of a row."""
@@ -144,35 +174,18 @@ class RewardTrainer(ScoredTrainer, trl.RewardTrainer):
             model(**inputs)
         return heard[-1]
 
-    def _count(self, inputs: Inputs, chosen: torch.Tensor, rejected: torch.Tensor, kept: torch.Tensor) -> None:
-        """What TRL logs of training batches, under its names, over all ranks, in one exchange.
-
-        Args:
-            kept: Which pairs count, (pairs,), bool; the others only fill up the last batch of an epoch.
-        """
+    def _measure(self, inputs: Inputs, chosen: torch.Tensor, rejected: torch.Tensor, kept: torch.Tensor) -> None:
+        """What TRL logs of training batches, under its names; `kept` (pairs,) is 0 for those that only fill up."""
         # Of each conversation, all chosen ones before the rejected.
         lengths = inputs["attention_mask"].sum(1) if "attention_mask" in inputs else inputs["cu_seq_lens_q"].diff()
-        tokens = (lengths.view(2, -1) * kept.to(lengths.device)).sum()
-        scores = torch.stack([chosen, rejected]).double()
-        # Chosen by `where`: an index of bools would wait for the device. A process may have no pair that counts.
-        counted, right = torch.where(kept, scores, 0.0), (chosen > rejected) & kept
-        mine = [tokens.to(scores.device).double(), kept.sum().double(), counted.sum() / 2]
-        mine += [right.double().sum(), (counted[0] - counted[1]).sum()]
-        mine += [torch.where(kept, scores, torch.inf).min(), torch.where(kept, scores, -torch.inf).max()]
-        # One exchange for all of them: each would wait for the device.
-        *sums, low, high = self.accelerator.gather(torch.stack(mine)[None]).T.cpu()
-        read, pairs, *totals = (float(each.sum()) for each in sums)
-        metrics = self._metrics["train"]
-        self._total_train_tokens += int(read) // self._tp_size
-        metrics["num_tokens"] = [self._total_train_tokens]
-        if not pairs:
-            return
-        # One number each: TRL logs the mean of all that is here.
-        metrics["min_reward"] = [min([*metrics["min_reward"], float(low.min())])]
-        metrics["max_reward"] = [max([*metrics["max_reward"], float(high.max())])]
-        for name, total in zip(("mean_reward", "accuracy", "margin"), totals, strict=True):
-            # Once a pair: batches have unlike many.
-            metrics[name] += [total / pairs] * int(pairs)
+        self.measured.seen_tokens += (lengths.view(2, -1) * kept.to(lengths.device)).sum().long()
+        metrics, scores = self.measured.metrics["train"], torch.stack([chosen, rejected])
+        metrics.add("mean_reward", scores, kept.expand_as(scores))
+        metrics.add("accuracy", (chosen > rejected).float(), kept)
+        metrics.add("margin", chosen - rejected, kept)
+        # Chosen by `where`: an index of bools would wait for the device.
+        signed = torch.stack([scores, -scores]).masked_fill(kept == 0, torch.inf)
+        self.measured.extremes = torch.minimum(self.measured.extremes, signed.flatten(1).amin(1).double())
 
 
 def _kept(inputs: Inputs) -> torch.Tensor:

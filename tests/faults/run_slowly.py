@@ -21,7 +21,7 @@ def main() -> None:
     """The script's own main, slowed down."""
     from hftune.trainers.features.checkpoints import Checkpoints
     from hftune.trainers.features.totals import Totals
-    from hftune.trainers.scored_trainer import ScoreScale
+    from hftune.trainers.scored_trainer import ScoredTrainer
     from hftune.trainers.stage_trainer import StageTrainer
     from hftune.visible import say
 
@@ -40,7 +40,7 @@ def main() -> None:
 
     slowed(StageTrainer, "training_step", "step")
     slowed(StageTrainer, "evaluate", "evaluation")
-    slowed(ScoreScale, "_score_training", "scoring")
+    slowed(ScoredTrainer, "_score_training", "scoring")
     slowed(Checkpoints, "publish", "save")
     slowed(Totals, "restore", "begin")
     importlib.import_module(f"run_{os.environ['STAGE']}").main()

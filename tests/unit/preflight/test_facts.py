@@ -27,7 +27,7 @@ from hftune.preflight import facts as facts_module
 from hftune.preflight.check_run import RULES_OF_STAGE, check_run, rules_of
 from hftune.preflight.facts import RowLayout, resolve
 from hftune.trainers.dpo import DPOTrainer
-from hftune.trainers.reward_trainers import reward_trainer
+from hftune.trainers.process_reward import reward_trainer
 from hftune.trainers.sft import SFTTrainer
 from tests.unit.preflight.account import account, watched
 

@@ -74,16 +74,12 @@ def test_a_micro_batch_waits_for_nothing(
     assert waits_of(trainer, monkeypatch) == []
 
 
-def test_a_reward_model_waits_once(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For the figures of all processes, in one exchange."""
+def test_a_reward_model_waits_for_nothing(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pair = {"prompt": "a", "chosen": "b", "rejected": "c"}
     (tmp_path / "pairs.jsonl").write_text(6 * f"{json.dumps(pair)}\n")
     flags = ("--max_steps", "3", "--eval_strategy", "no", "--attn_implementation", "sdpa", "--disable_tqdm", "True")
     made, _ = reward_trainer(tiny_model, tmp_path / "pairs.jsonl", tmp_path / "out", *flags)
-    # Only what is on the host by then is read one by one.
-    first, *rest = waits_of(made, monkeypatch)
-    assert first == ("cpu", "reward.py") and rest.count(first) == 1
-    assert {*rest} == {first, ("_local_scalar_dense", "reward.py")}
+    assert waits_of(made, monkeypatch) == []
 
 
 def waits_of(trainer: Any, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:

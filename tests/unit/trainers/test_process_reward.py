@@ -17,8 +17,7 @@ from hftune.models.adapters.preparation import add_adapter
 from hftune.models.loading.reward_model import load_reward_model
 from hftune.models.loading.tokenizer import load_tokenizer
 from hftune.preflight.facts import resolve
-from hftune.trainers.process_reward import ProcessRewardTrainer
-from hftune.trainers.reward_trainers import reward_trainer
+from hftune.trainers.process_reward import ProcessRewardTrainer, reward_trainer
 from hftune.trainers.rewards.held_out_steps import first_wrong, step_figures
 
 
@@ -73,10 +72,10 @@ def test_held_out_figures(tiny_model: Path, steps: Path, tmp_path: Path, flags: 
     said, wanted = np.concatenate(right), np.concatenate(labels)
     expected = -np.log(np.where(wanted == 1, said, 1 - said)).mean()
     assert metrics["eval_loss"] == pytest.approx(expected, abs=1e-5)
-    assert made.scores.report["answers"] == 7 and made.scores.report["steps"] == sum(map(len, labels))
+    assert made.report["answers"] == 7 and made.report["steps"] == sum(map(len, labels))
     assert "steps.jsonl" in made.describe()
     made.before_saving()
-    assert made.scores.scale.mean == pytest.approx(np.mean([each.min() for each in right]), abs=1e-5)
+    assert made.scale.mean == pytest.approx(np.mean([each.min() for each in right]), abs=1e-5)
 
 
 def losses(made: ProcessRewardTrainer) -> list[float]:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import trl
+from datasets import Dataset
 from transformers import AutoModelForSequenceClassification
 
 from hftune.arguments.entry import parse_arguments
@@ -17,12 +18,14 @@ from hftune.checkpoints.reward_scale import read_scale
 from hftune.constants import FILLER
 from hftune.data.encode_rewards import RewardPairEncoder
 from hftune.data.splits import Splits, load_splits
+from hftune.logging import notices
 from hftune.models.adapters.preparation import add_adapter
 from hftune.models.loading.reward_model import load_reward_model
 from hftune.models.loading.tokenizer import load_tokenizer
 from hftune.preflight.facts import resolve
-from hftune.trainers.reward import RewardTrainer
+from hftune.trainers.reward import RewardFigures, RewardTrainer
 from hftune.trainers.rewards.held_out_pairs import pair_figures, pair_report
+from hftune.trainers.scored_trainer import longest_first
 
 WORDS = ["one", "two three", "four five six seven", "eight " * 12]
 
@@ -110,10 +113,10 @@ def test_held_out_figures_are_over_all_pairs(
     distance = torch.tensor(scores[:, 0] - scores[:, 1] - np.array(data.train["margin"][:]))
     expected = -torch.nn.functional.logsigmoid(distance).mean().item()
     assert metrics["eval_loss"] == pytest.approx(expected, abs=1e-5)
-    assert made.scores.report["pairs"] == 11
-    assert {name: part["pairs"] for name, part in made.scores.report["by_source"].items()} == {"left": 7, "right": 4}
+    assert made.report["pairs"] == 11
+    assert {name: part["pairs"] for name, part in made.report["by_source"].items()} == {"left": 7, "right": 4}
     right = scores[[source == "right" for source in data.train["source"]]]
-    assert made.scores.report["by_source"]["right"]["margin"] == pytest.approx(pair_figures(right)["margin"], abs=1e-5)
+    assert made.report["by_source"]["right"]["margin"] == pytest.approx(pair_figures(right)["margin"], abs=1e-5)
     assert ("left" in made.describe() and "▁" in made.describe()) or "█" in made.describe()
 
 
@@ -128,26 +131,28 @@ def test_training_figures_are_means_over_pairs(tiny_model: Path, pairs: Path, tm
     assert logged["accuracy"] == pytest.approx(wanted["accuracy"], abs=1e-6)
     assert logged["margin"] == pytest.approx(wanted["margin"], abs=1e-4)
     assert logged["mean_reward"] == pytest.approx(scores.mean(), abs=1e-4)
-    batch = made.data_collator([data.train[number] for number in range(3)])
-    batch[FILLER] = torch.tensor([False, True, False])
-    made._metrics["train"].clear()
-    made.compute_loss(made.model.train(), batch)
-    assert len(made._metrics["train"]["margin"]) == 2
-    assert made._metrics["train"]["margin"][0] == pytest.approx(
-        (scores[[0, 2], 0] - scores[[0, 2], 1]).mean(), abs=1e-4
-    )
-    assert made._metrics["train"]["min_reward"] == [pytest.approx(scores[[0, 2]].min(), abs=1e-4)]
-    batch = made.data_collator([data.train[0]])
-    batch[FILLER] = torch.tensor([True])
-    made._metrics["train"].clear()
-    made.compute_loss(made.model, batch, num_items_in_batch=torch.tensor(1.0))
-    assert list(made._metrics["train"]) == ["num_tokens"]
-    before = made._total_train_tokens
-    batch = made.data_collator([data.train[number] for number in range(2)])
-    batch[FILLER] = torch.tensor([False, True])
-    made.compute_loss(made.model, batch, num_items_in_batch=torch.tensor(1.0))
-    read = sum(len(data.train[0][name]) for name in ("chosen_ids", "rejected_ids"))
-    assert made._total_train_tokens - before == read
+    assert logged["min_reward"] == pytest.approx(scores.min(), abs=1e-4)
+    assert logged["max_reward"] == pytest.approx(scores.max(), abs=1e-4)
+
+
+def test_pairs_that_fill_up_count_not_and_figures_are_resumed(tiny_model: Path, pairs: Path, tmp_path: Path) -> None:
+    made, data = trainer(tiny_model, pairs, tmp_path, "--disable_dropout", "True", "--padding_free", "False")
+    scores = by_hand(made.model, data)[:3]
+    for numbers, fillers in (([0, 1, 2], [False, True, False]), ([0], [True])):
+        batch = made.data_collator([data.train[number] for number in numbers]) | {FILLER: torch.tensor(fillers)}
+        made.compute_loss(made.model.train(), batch, num_items_in_batch=torch.tensor(1.0))
+    figures, logs = RewardFigures(made.args.device), {"loss": 1.0}
+    figures.load_state(made, made.measured.state(made))
+    figures.before_log(made, logs)
+    kept = scores[[0, 2]]
+    wanted = {"margin": (kept[:, 0] - kept[:, 1]).mean(), "mean_reward": kept.mean(), "min_reward": kept.min()}
+    for name, value in (wanted | {"max_reward": kept.max()}).items():
+        assert logs[name] == pytest.approx(value, abs=1e-4), name
+    sides = ("chosen_ids", "rejected_ids")
+    assert logs["num_tokens"] == sum(len(data.train[number][side]) for number in (0, 2) for side in sides)
+    again = {"loss": 1.0}
+    figures.before_log(made, again)
+    assert "min_reward" not in again and float(figures.extremes.min()) == torch.inf, "begun anew"
 
 
 def by_hand(model: Any, data: Splits) -> np.ndarray:
@@ -184,8 +189,28 @@ def test_evaluation_is_not_repeated_after_the_scale(tiny_model: Path, pairs: Pat
     made, _ = trainer(tiny_model, pairs, tmp_path)
     made.before_saving()
     logged = len(made.state.log_history)
-    assert made.evaluate()["eval_accuracy"] == made.scores.report["accuracy"]
+    assert made.evaluate()["eval_accuracy"] == made.report["accuracy"]
     assert len(made.state.log_history) == logged
+    made.state.global_step += 1
+    made.evaluate()
+    assert len(made.state.log_history) > logged, "of another step"
+
+
+@pytest.mark.parametrize("asked", ["True", "False"])
+def test_without_a_scale_the_bases_does_not_stay(tiny_model: Path, pairs: Path, tmp_path: Path, asked: str) -> None:
+    """As where all scores are the same, or none is asked for."""
+    made, _ = trainer(tiny_model, pairs, tmp_path, "--normalize_scores", asked)
+    made.model.config.reward_scale = "the base's"
+    torch.nn.init.zeros_(made.model.score.weight)
+    made.before_saving()
+    assert not hasattr(made.model.config, "reward_scale") and made.scale is None
+    assert "reward_scale" not in made.figures()
+    assert any("all scores are the same" in line for line in notices()) == (asked == "True")
+
+
+def test_longest_first_with_their_places() -> None:
+    found = longest_first(Dataset.from_dict({"length": [3, 9, 5, 9]}))
+    assert found["length"][:] == [9, 9, 5, 3] and found["index"][:] == [0, 1, 2, 3]
 
 
 def test_report_by_hand() -> None:

@@ -19,8 +19,8 @@ from hftune.models.loading.reward_model import load_reward_model
 from hftune.models.loading.tokenizer import load_tokenizer
 from hftune.preflight.facts import resolve
 from hftune.trainers.dpo import DPOTrainer
+from hftune.trainers.process_reward import reward_trainer
 from hftune.trainers.pt import PTTrainer
-from hftune.trainers.reward_trainers import reward_trainer
 from hftune.trainers.rewards.score_batches import run_batches
 from hftune.trainers.sft import SFTTrainer
 from tests.unit.trainers.rl_runs import make_trainer

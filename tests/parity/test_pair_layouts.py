@@ -20,7 +20,7 @@ from hftune.models.kernels.answer_head import add_answer_head
 from hftune.models.loading.causal_lm import load_causal_lm
 from hftune.preflight.facts import resolve
 from hftune.trainers.dpo import DPOTrainer
-from hftune.trainers.losses.table import LOSSES
+from hftune.trainers.losses.preference import LOSSES
 from hftune.trainers.preference.batches import PairCollator
 from hftune.trainers.preference.loss import forward_answers, likelihoods, settings_of
 from tests.parity.test_packing import CONFIGS, tiny

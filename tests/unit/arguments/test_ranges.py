@@ -28,7 +28,7 @@ from hftune.arguments.stages import ALGORITHMS, stage_parser
 from hftune.errors import ArgumentError
 from hftune.tools.export.arguments import ExtractArguments
 from hftune.tools.pipeline.checking import stage_problems
-from hftune.trainers.losses.divergences import scores
+from hftune.trainers.losses.terms import scores
 
 
 def argument_classes() -> Iterator[type]:

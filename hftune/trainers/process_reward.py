@@ -18,7 +18,7 @@ from hftune.data.splits import Splits
 from hftune.trainers.features.run import Inputs
 from hftune.trainers.losses.reward_model import step_loss
 from hftune.trainers.reward import RewardTrainer
-from hftune.trainers.rewards.held_out_steps import describe_steps, step_figures, step_report
+from hftune.trainers.rewards.held_out import describe, step_figures, step_report
 from hftune.trainers.scored_trainer import ScoredTrainer
 
 
@@ -97,7 +97,7 @@ class ProcessRewardTrainer(ScoredTrainer, Trainer):
 
     def describe(self) -> str:
         """The last evaluation, in lines."""
-        return describe_steps(self.report)
+        return describe(self.report)
 
 
 def _rows(parts: list[torch.Tensor]) -> torch.Tensor:

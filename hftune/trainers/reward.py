@@ -23,7 +23,7 @@ from hftune.trainers.features.pair_figures import PairFigures
 from hftune.trainers.features.run import Inputs, Run, mean_over_processes, plain_model
 from hftune.trainers.isolation import prove_rows_isolated
 from hftune.trainers.losses.reward_model import bradley_terry, centring
-from hftune.trainers.rewards.held_out_pairs import describe_pairs, pair_figures, pair_report
+from hftune.trainers.rewards.held_out import describe, pair_figures, pair_report
 from hftune.trainers.scored_trainer import ScoredTrainer
 
 
@@ -162,7 +162,7 @@ class RewardTrainer(ScoredTrainer, trl.RewardTrainer):
 
     def describe(self) -> str:
         """The last evaluation, in lines."""
-        return describe_pairs(self.report)
+        return describe(self.report)
 
     def prove_isolation(self, model: Any) -> None:
         """Show it by the scores of tokens: a reward model gives one score of a row."""

@@ -19,9 +19,8 @@ from hftune.models.loading.build import compute_dtype
 from hftune.trainers.features.answers import Completions
 from hftune.trainers.features.engine import reporting_passes
 from hftune.trainers.features.feature import Feature
-from hftune.trainers.features.reward_guards import share_ended
+from hftune.trainers.features.reward_guards import PATIENCE, distinct_ngrams, share_ended
 from hftune.trainers.features.run import Run, plain_model
-from hftune.trainers.rewards.guards import PATIENCE, distinct_ngrams
 
 Record = dict[str, list[int]]
 

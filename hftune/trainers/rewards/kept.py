@@ -7,7 +7,8 @@ import inspect
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,9 @@ Reward = float | None
 
 _WIDTH, _LINE = 32, 512
 """Letters of a key; bytes of a line at most."""
-_WHOLE = re.compile(rb"([0-9a-f]{32})\t(\S+)\t[^\n]*\n")
+_WHOLE = re.compile(rb"([0-9a-f]{32})\t(nan|[-+.0-9e]+)\t[^\n]*\n")
+# What a process that was killed has left of a line, closed by the next one perhaps.
 _TORN = re.compile(rb"[0-9a-f]{32}\t[-+.0-9a-f]*\t[^\n]*|[0-9a-f]{1,32}(\t[-+.0-9e]*)?\n?")
-_FIX = "give another folder, or remove this file: rewards are then asked for again"
 
 
 class KeptRewards:
@@ -87,9 +88,7 @@ def code_of(function: Callable[..., Any]) -> str:
 
 def rows_of(columns: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
     """Columns of a batch, a dict for each answer; what is no list of as many values belongs to no answer."""
-    lists: dict[str, Sequence[Any]] = {
-        name: values for name, values in columns.items() if isinstance(values, list) and len(values) == count
-    }
+    lists = {name: values for name, values in columns.items() if isinstance(values, list) and len(values) == count}
     return [{name: values[row] for name, values in lists.items()} for row in range(count)]
 
 
@@ -99,7 +98,7 @@ def _ends_whole(file: Path) -> bool:
         return stream.read(1) == b"\n"
 
 
-def _read(file: Path) -> Iterable[tuple[str, Reward]]:
+def _read(file: Path) -> Iterator[tuple[str, Reward]]:
     """Keys and rewards.
 
     Raises:
@@ -107,19 +106,15 @@ def _read(file: Path) -> Iterable[tuple[str, Reward]]:
     """
     with open_regular(file) as stream:
         for number, line in enumerate(iter(lambda: stream.readline(_LINE), b""), start=1):
-            if found := _WHOLE.fullmatch(line):
-                value = _number(found[2])
-                if value is not None:
+            found = _WHOLE.fullmatch(line)
+            with suppress(ValueError):  # of a number such as 1e-
+                if found:
+                    value = float(found[2])
                     yield found[1].decode("ascii"), None if math.isnan(value) else value
                     continue
-            # A process was killed while it wrote.
             if _TORN.fullmatch(line) is None:
-                raise ManifestError(f"{file}: line {number} holds no reward", place=f"{file}:{number}", fix=_FIX)
-
-
-def _number(text: bytes) -> float | None:
-    try:
-        value = float(text)
-    except ValueError:
-        return None
-    return None if math.isinf(value) else value
+                raise ManifestError(
+                    f"{file}: line {number} holds no reward",
+                    place=f"{file}:{number}",
+                    fix="give another folder, or remove this file: rewards are then asked for again",
+                )

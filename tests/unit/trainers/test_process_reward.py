@@ -18,7 +18,7 @@ from hftune.models.loading.reward_model import load_reward_model
 from hftune.models.loading.tokenizer import load_tokenizer
 from hftune.preflight.facts import resolve
 from hftune.trainers.process_reward import ProcessRewardTrainer, reward_trainer
-from hftune.trainers.rewards.held_out_steps import first_wrong, step_figures
+from hftune.trainers.rewards.held_out import step_figures
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +73,7 @@ def test_held_out_figures(tiny_model: Path, steps: Path, tmp_path: Path, flags: 
     expected = -np.log(np.where(wanted == 1, said, 1 - said)).mean()
     assert metrics["eval_loss"] == pytest.approx(expected, abs=1e-5)
     assert made.report["answers"] == 7 and made.report["steps"] == sum(map(len, labels))
-    assert "steps.jsonl" in made.describe()
+    assert "7 answers" in made.describe()
     made.before_saving()
     assert made.scale.mean == pytest.approx(np.mean([each.min() for each in right]), abs=1e-5)
 
@@ -115,15 +115,3 @@ def test_a_head_of_another_kind_is_refused(tiny_model: Path, steps: Path, tmp_pa
     model_args, _, adapter_args, training_args = parse_arguments("rm", argv)
     with pytest.raises(Exception, match="a score head of 2 outputs, and one of 1 is trained"):
         load_reward_model(model_args, adapter_args, training_args, load_tokenizer(model_args, training_args))
-
-
-def test_figures_by_hand() -> None:
-    right = [np.array([0.9, 0.2, 0.8]), np.array([0.9, 0.8]), np.array([0.4])]
-    labels = [np.array([1.0, 0.0, 0.0]), np.array([1.0, 0.0]), np.array([1.0])]
-    assert [first_wrong(each) for each in right] == [1, -1, 0]
-    figures = step_figures(right, labels)
-    assert figures["step_accuracy"] == pytest.approx(3 / 6)
-    assert figures["first_error_accuracy"] == pytest.approx(1 / 3)
-    # One of the two answers with an error, none of the one without.
-    assert (figures["first_error_with"], figures["first_error_without"]) == (0.5, 0.0)
-    assert figures["first_error_f1"] == 0.0

@@ -24,7 +24,7 @@ from hftune.models.loading.reward_model import load_reward_model
 from hftune.models.loading.tokenizer import load_tokenizer
 from hftune.preflight.facts import resolve
 from hftune.trainers.reward import RewardFigures, RewardTrainer
-from hftune.trainers.rewards.held_out_pairs import pair_figures, pair_report
+from hftune.trainers.rewards.held_out import pair_figures
 from hftune.trainers.scored_trainer import longest_first
 
 WORDS = ["one", "two three", "four five six seven", "eight " * 12]
@@ -211,14 +211,3 @@ def test_without_a_scale_the_bases_does_not_stay(tiny_model: Path, pairs: Path, 
 def test_longest_first_with_their_places() -> None:
     found = longest_first(Dataset.from_dict({"length": [3, 9, 5, 9]}))
     assert found["length"][:] == [9, 9, 5, 3] and found["index"][:] == [0, 1, 2, 3]
-
-
-def test_report_by_hand() -> None:
-    scores = np.array([[2.0, 0.0], [1.0, 1.0], [0.0, 4.0]], dtype=np.float32)
-    report = pair_report(scores, ["b", "a", "b"])
-    assert report["accuracy"] == pytest.approx(1 / 3) and report["margin"] == pytest.approx(-2 / 3)
-    # Confidences 1 / (1 + e^-2) = 0.8808 (right), 0.5 (half right), 1 / (1 + e^-4) = 0.9820 (wrong), each in a bin of
-    # its own: (0.1192 + 0 + 0.9820) / 3.
-    assert report["ece"] == pytest.approx(0.36707, abs=1e-4) and report["ece_bins"] == 10
-    assert report["edges"][0] == 0.0 and report["edges"][-1] == 4.0
-    assert sum(report["by_source"]["b"]["chosen"]) == 2 and report["by_source"]["b"]["rejected"][-1] == 1

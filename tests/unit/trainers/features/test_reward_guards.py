@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hftune.trainers.rewards.guards import PATIENCE, AllAlike, Drift, distinct_ngrams
+from hftune.trainers.features.reward_guards import PATIENCE, AllAlike, Drift, distinct_ngrams
 from tests.unit.trainers.rl_runs import logged, make_trainer
 
 
@@ -67,7 +67,7 @@ def test_answers_without_a_score_do_not_hide_that_nothing_is_learned(
     """Taken as 0 they would differ from the others, which all have 1."""
     said: list[str] = []
     monkeypatch.setattr("hftune.trainers.features.reward_guards.notice", said.append)
-    monkeypatch.setattr("hftune.trainers.rewards.guards.PATIENCE", 2)
+    monkeypatch.setattr("hftune.trainers.features.reward_guards.PATIENCE", 2)
 
     def score(completions: list[Any], **columns: Any) -> list[float | None]:
         return [None if index % 2 else 1.0 for index, _ in enumerate(completions)]

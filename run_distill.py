@@ -20,8 +20,7 @@ def main() -> None:
     from hftune.models.loading.tokenizer import load_tokenizer
     from hftune.stage import finish_run, start_run
     from hftune.trainers.distill import DistillTrainer
-    from hftune.trainers.distillation.loading import load_teachers
-    from hftune.trainers.distillation.tokenizers import check_tokenizers
+    from hftune.trainers.distillation.loading import check_tokenizers, load_teachers
 
     run = start_run("distill", arguments)  # decide what was left open, refuse what cannot work, seed
     model_args, data_args, adapter_args, training_args = run.arguments  # as decided

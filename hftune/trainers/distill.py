@@ -16,11 +16,9 @@ from hftune.data.batches.collators import causal_collator
 from hftune.data.splits import Splits
 from hftune.models.vocabulary import token_rows
 from hftune.trainers.distillation.on_policy import OnPolicyAnswers
-from hftune.trainers.distillation.server_teacher import ServerTeacher
-from hftune.trainers.distillation.stored_teacher import StoredTeacher
 from hftune.trainers.distillation.taught_loss import TaughtLoss
 from hftune.trainers.distillation.teacher_server import teacher_server
-from hftune.trainers.distillation.teachers import Teachers
+from hftune.trainers.distillation.teachers import ServerTeacher, StoredTeacher, Teachers
 from hftune.trainers.features.answers import PartSeconds
 from hftune.trainers.features.feature import Feature
 from hftune.trainers.features.token_loss import TokenLoss
@@ -89,7 +87,7 @@ class DistillTrainer(TokenTrainer, TokenRows):
         stored = args.teacher_targets
         self.teachers: Teachers | StoredTeacher | ServerTeacher
         if args.teacher_server_url:
-            self.teachers = ServerTeacher(teacher_server(args))
+            self.teachers = ServerTeacher(teacher_server(args), args.device)
         elif stored:
             self.teachers = StoredTeacher(stored)
         else:

@@ -40,7 +40,7 @@ from hftune.publishing.places import check_place
 from hftune.secrets import command_without_secrets
 from hftune.tools.teaching.shards import Shard, Work, divide, is_whole, lost_mass, write_index
 from hftune.tools.teaching.teacher import ServedTeacher, Teacher, load_teacher
-from hftune.trainers.distillation.tokenizers import check_tokenizers
+from hftune.trainers.distillation.loading import check_tokenizers
 from hftune.visible import say
 from hftune.weight_files import fingerprint
 

@@ -1,7 +1,6 @@
 """A teacher behind an OpenAI-compatible server, which says its most likely tokens of texts that it is given as ids.
 
-vLLM's `prompt_logprobs` of `/v1/completions`; or OpenAI's older `echo` with
-`logprobs`, where tokens come as ids (`return_tokens_as_token_ids`). What comes back is checked value by value.
+By vLLM's `prompt_logprobs` of `/v1/completions`. What comes back is checked value by value.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ from hftune.distributed import phases
 from hftune.errors import shown
 from hftune.logging import notice
 from hftune.opening.files import MIB
-from hftune.opening.json_server import JsonServer, Refused
+from hftune.opening.json_server import JsonServer
 from hftune.preflight.teachers import SERVER
-from hftune.trainers.distillation.tokenizers import GOLD, SAMPLES
+from hftune.trainers.distillation.loading import GOLD, SAMPLES
 
 USUAL_K = 20
 """As many as vLLM gives unless it is told otherwise (`--max-logprobs`)."""
@@ -41,7 +40,6 @@ _ENTRY_BYTES = 256
 # Rounding: a log-probability, and the sum of probabilities, may be a little above.
 _ABOVE = 1e-2
 _FIX = "give a server of the same tokenizer that returns prompt_logprobs by token ids (vllm serve)"
-_AS_ID = "token_id:"
 
 
 class TeacherServer:
@@ -60,7 +58,7 @@ class TeacherServer:
         key = os.environ.get(KEY_VARIABLE) or None
         address = url.rstrip("/") + ("" if url.rstrip("/").endswith("/v1") else "/v1")
         self.server = JsonServer(address, SERVER, key=key, variable=KEY_VARIABLE, timeout=timeout)
-        self.given_name, self.k, self.patience, self.echoes = name, k, _PATIENCE, False
+        self.given_name, self.k, self.patience = name, k, _PATIENCE
 
     @functools.cached_property
     def name(self) -> str:
@@ -86,11 +84,12 @@ class TeacherServer:
         """
         probe = "\n".join(SAMPLES) + str(tokenizer.eos_token or "")
         own = list(tokenizer(probe, add_special_tokens=False)["input_ids"])
-        found = self._ids_of(probe)
-        # It may put a token in front, and of the first one nothing is predicted.
+        # Without further ones an entry is the token itself. The server may put a token in front.
+        found = [next(iter(entry)) for entry in self._entries(probe, 0)]
         if found[1 - len(own) :] != own[1:]:
-            cause = f"the server has another tokenizer: of a probe text it makes {len(found)} tokens, the student "
-            raise self.server.error(cause + str(len(own)) if len(found) != len(own) else cause + "others", GOLD)
+            count = len(found) + 1
+            cause = f"the server has another tokenizer: of a probe text it makes {count} tokens, the student "
+            raise self.server.error(cause + (str(len(own)) if count != len(own) else "others"), GOLD)
         ((ids, log_probs),) = self.said([own])
         self.k = int((ids >= 0).sum(axis=1).max())
         lost = float(np.clip(1 - np.where(ids >= 0, np.exp(log_probs), 0).sum(axis=1), 0, 1).mean())
@@ -120,78 +119,36 @@ class TeacherServer:
                         phases.keep_alive()  # how long it takes is the server's affair, and limited there
 
     def _said(self, ids: list[int]) -> Said:
-        choice = self._choice(ids, self.k, len(ids))
-        return self._table(self._echoed(choice, ids) if self.echoes else self._prompted(choice, ids))
+        entries = self._entries(ids, self.k)
+        if len(entries) != len(ids) - 1:
+            self._unusable(f"it holds {len(entries) + 1} tokens of {len(ids)}")
+        if any(token not in entry for entry, token in zip(entries, ids[1:], strict=True)):
+            self._unusable("it is about other tokens than were sent")
+        return self._table(entries)
 
-    def _choice(self, prompt: str | list[int], k: int, tokens: int) -> dict[str, Any]:
-        """The one choice of an answer."""
-        body: dict[str, Any] = {"model": self.name, "prompt": prompt, "temperature": 0, "add_special_tokens": False}
-        if self.echoes:
-            body |= {"echo": True, "logprobs": k, "max_tokens": 0, "return_tokens_as_token_ids": True}
-        else:
-            # One token more than is wanted: vLLM makes no answer without any.
-            body |= {"prompt_logprobs": k, "max_tokens": 1, "return_token_ids": True}
-        limit = 4 * MIB + tokens * (k + 2) * _ENTRY_BYTES
+    def _entries(self, prompt: str | list[int], k: int) -> list[dict[int, float]]:
+        """At each place from the second on numbers by ids: of the k likeliest tokens, and of the one that stands there.
+
+        Args:
+            prompt: A text, or its ids.
+        """
+        body = {"model": self.name, "prompt": prompt, "temperature": 0, "add_special_tokens": False}
+        # One token more than is wanted: vLLM makes no answer without any.
+        body |= {"prompt_logprobs": k, "max_tokens": 1}
+        limit = 4 * MIB + len(prompt) * (k + 2) * _ENTRY_BYTES
         choices = self.server.ask("/completions", body, limit=limit, patience=self.patience).get("choices")
         if not isinstance(choices, list) or len(choices) != 1 or not isinstance(choices[0], dict):
             self._unusable("it holds no answer")
-        found: dict[str, Any] = choices[0]
-        return found
-
-    def _ids_of(self, text: str) -> list[int]:
-        """The ids of a text there; finds out which of the two forms the server has."""
-        problem = None
-        try:
-            choice = self._choice(text, 0, len(text))
-            ids, entries = choice.get("prompt_token_ids"), choice.get("prompt_logprobs")
-            if isinstance(entries, list) and entries:
-                if isinstance(ids, list) and ids and all(type(one) is int for one in ids):
-                    return ids
-                # Without further ones, an entry is the token itself. Of the first nothing is said.
-                return [-1, *(next(iter(self._entry(one)), -1) for one in entries[1:])]
-        except Refused as error:
-            if error.status not in (400, 422):
-                raise
-            problem = error  # a field that it does not know
-        self.echoes = True
-        try:
-            found = self._choice(text, 1, len(text)).get("logprobs")
-        except Refused as error:
-            raise problem or error from error
-        tokens = found.get("tokens") if isinstance(found, dict) else None
-        if not isinstance(tokens, list):
-            self._unusable("it holds no log-probabilities of the tokens that it was given")
-        return [self._id(str(one), _AS_ID) for one in tokens]
-
-    def _prompted(self, choice: dict[str, Any], ids: list[int]) -> list[dict[int, float]]:
-        """vLLM's form: at each place numbers by ids, with that of the token that stands there."""
-        entries = choice.get("prompt_logprobs")
+        entries = choices[0].get("prompt_logprobs")
         if not isinstance(entries, list):
             self._unusable("it holds no prompt_logprobs")
-        if len(entries) != len(ids):
-            self._unusable(f"it holds {len(entries)} tokens of {len(ids)}")
-        found = [self._entry(one) for one in entries[1:]]
-        if any(token not in entry for entry, token in zip(found, ids[1:], strict=True)):
-            self._unusable("it is about other tokens than were sent")
-        return found
+        return [self._entry(one) for one in entries[1:]]
 
     def _entry(self, entry: Any) -> dict[int, float]:
         if not isinstance(entry, dict) or not entry:
             self._unusable("it says nothing of a token")
         values = ((key, one.get("logprob") if isinstance(one, dict) else one) for key, one in entry.items())
         return {self._id(key): self._number(value) for key, value in values}
-
-    def _echoed(self, choice: dict[str, Any], ids: list[int]) -> list[dict[int, float]]:
-        """OpenAI's form: the tokens, and at each place numbers by tokens."""
-        found = choice.get("logprobs")
-        tokens, tops = (found.get("tokens"), found.get("top_logprobs")) if isinstance(found, dict) else (None, None)
-        if not isinstance(tokens, list) or not isinstance(tops, list) or not len(tokens) == len(tops) == len(ids):
-            self._unusable(f"it does not hold {len(ids)} tokens with top_logprobs")
-        if [self._id(str(one), _AS_ID) for one in tokens] != ids:
-            self._unusable("it is about other tokens than were sent")
-        if not all(isinstance(entry, dict) and entry for entry in tops[1:]):
-            self._unusable("it says nothing of a token")
-        return [{self._id(key, _AS_ID): self._number(value) for key, value in entry.items()} for entry in tops[1:]]
 
     def _table(self, entries: list[dict[int, float]]) -> Said:
         """The k likeliest of each."""
@@ -204,11 +161,10 @@ class TeacherServer:
             self._unusable("it holds probabilities that sum to more than 1")
         return ids, log_probs
 
-    def _id(self, key: str, mark: str = "") -> int:
-        number = key.removeprefix(mark)
-        if not key.startswith(mark) or not (number.isascii() and number.isdigit()) or len(number) > 9:
+    def _id(self, key: str) -> int:
+        if not (key.isascii() and key.isdigit()) or len(key) > 9:
             self._unusable(f"it holds the text {shown(key, 20)!r} where the id of a token is needed")
-        return int(number)
+        return int(key)
 
     def _number(self, value: Any) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value > _ABOVE:

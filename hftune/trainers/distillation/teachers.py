@@ -1,4 +1,4 @@
-"""What teachers say of the tokens of a micro batch."""
+"""What teachers say of the tokens of a micro batch: models next to the student, a server, or what is stored."""
 
 from __future__ import annotations
 
@@ -9,11 +9,16 @@ import torch
 from transformers import PreTrainedModel
 from trl.models import prepare_deepspeed
 
+from hftune.constants import TEACHER_ROWS
+from hftune.data.teacher_targets import StoredTargets
 from hftune.models.kernels.answer_head import add_answer_head
-from hftune.models.kernels.divergences import MixedTeachers, TeacherStates
+from hftune.models.kernels.divergences import MixedTeachers, TeacherStates, TopTargets
+from hftune.trainers.distillation.on_policy import spans_of
+from hftune.trainers.distillation.teacher_server import TeacherServer
 from hftune.trainers.features.feature import Feature
 from hftune.trainers.features.run import Inputs, Run
-from hftune.trainers.features.token_loss import OF_LABELS
+from hftune.trainers.features.sums import MetricSums
+from hftune.trainers.features.token_loss import OF_LABELS, next_values
 
 
 class Teachers(Feature):
@@ -54,3 +59,68 @@ class Teachers(Feature):
         if run.is_deepspeed_enabled:
             return prepare_deepspeed(model, run.accelerator)
         return run.accelerator.prepare_model(model, evaluation_mode=True)
+
+
+class StoredTeacher(Feature):
+    """Targets of a folder, read as each batch wants them; of the size of a batch, whatever the folder's size."""
+
+    def __init__(self, folder: str) -> None:
+        self.stored = StoredTargets(folder)
+
+    def targets(self, run: Run, inputs: Inputs, at: torch.Tensor) -> TopTargets:
+        """What was said of the tokens whose predictions are at places `at` (tokens,) of the flattened batch.
+
+        Args:
+            inputs: With teacher_rows, the places of the targets of each token.
+        """
+        rows = next_values(inputs, TEACHER_ROWS, -1).reshape(-1)[at]
+        ids, log_probs = self.stored.take(rows)
+        return TopTargets(ids.to(at.device), log_probs.to(at.device), self.stored.about["vocabulary"])
+
+
+class ServerTeacher(Feature):
+    """Asks for the targets of each batch; each process for those of its own documents, all of them side by side."""
+
+    def __init__(self, server: TeacherServer, device: torch.device) -> None:
+        self.server, self.figures = server, MetricSums(device, ("teacher_lost_mass",))
+
+    def targets(self, run: Run, inputs: Inputs, at: torch.Tensor) -> TopTargets:
+        """What is said of the tokens whose predictions are at places `at` (tokens,) of the flattened batch, ascending.
+
+        Raises:
+            ArgumentError: The server is away, or its answer cannot be used.
+        """
+        flat, length = inputs["input_ids"].reshape(-1).cpu(), inputs["input_ids"].shape[1]
+        places, starts = at.cpu(), torch.tensor([row * length + span.start for row, span in spans_of(inputs)])
+        # Of each document with labels the text up to the last of them; a label is never the first token of one.
+        of = torch.searchsorted(starts, places, right=True) - 1
+        documents, counts = torch.unique_consecutive(of, return_counts=True)
+        ends = counts.cumsum(0) - 1
+        firsts, lasts = starts[documents].tolist(), places[ends].tolist()
+        texts = [flat[first : last + 2].tolist() for first, last in zip(firsts, lasts, strict=True)]
+        parts = list(zip(texts, places.split(counts.tolist()), firsts, strict=True))
+        ids = torch.full((len(places), self.server.k), -1)
+        log_probs = torch.zeros(len(places), self.server.k)
+        begin = 0
+        for said, (_, wanted, first) in zip(self.server.said(texts), parts, strict=True):
+            rows = slice(begin, begin + len(wanted))
+            # At its place in a text the token after it is predicted, of which the table has one row less.
+            ids[rows], log_probs[rows] = (torch.from_numpy(one)[wanted - first] for one in said)
+            begin = rows.stop
+        if run.model.training:
+            known = log_probs.double().exp().masked_fill(ids < 0, 0).sum(dim=1)
+            self.figures.add("teacher_lost_mass", (1 - known).clamp(0, 1))
+        return TopTargets(ids.to(at.device), log_probs.to(at.device))
+
+    def before_log(self, run: Run, logs: dict[str, float]) -> None:
+        """Probability outside the k tokens, as a mean over the trained tokens of all processes since the last log."""
+        if "loss" in logs:
+            logs |= {name: round(value, 6) for name, value in self.figures.means(run.accelerator).items()}
+
+    def state(self, run: Run) -> dict[str, Any]:
+        """Sums since the last log, over all ranks."""
+        return {"lost": self.figures.totals(run.accelerator)}
+
+    def load_state(self, run: Run, saved: dict[str, Any]) -> None:
+        """Go on adding."""
+        self.figures.restore(saved.get("lost", {}))

@@ -1,4 +1,4 @@
-"""What a teacher's server says, in both forms, and what is made of answers that cannot be."""
+"""What a teacher's server says, and what is made of answers that cannot be."""
 
 from __future__ import annotations
 
@@ -30,13 +30,7 @@ def vllm(body: dict[str, Any], tokenizer: Any) -> dict[str, Any]:
     for place, token in enumerate(ids[1:], start=1):
         entries = {token: -1.0} if k == 0 else top(place, token)
         said.append({str(one): {"logprob": value, "rank": 1, "decoded_token": "x"} for one, value in entries.items()})
-    return {"choices": [{"index": 0, "text": "", "prompt_logprobs": said, "prompt_token_ids": ids}]}
-
-
-def echo(body: dict[str, Any], tokenizer: Any) -> dict[str, Any]:
-    ids = body["prompt"] if isinstance(body["prompt"], list) else tokenizer(body["prompt"]).input_ids
-    tops = [None, *({f"token_id:{one}": value for one, value in top(*at).items()} for at in enumerate(ids[1:], 1))]
-    return {"choices": [{"logprobs": {"tokens": [f"token_id:{one}" for one in ids], "top_logprobs": tops}}]}
+    return {"choices": [{"index": 0, "text": "", "prompt_logprobs": said}]}
 
 
 def answers(change: Change = lambda choice: None, form: Any = vllm) -> Callable[[str, Any], Answer]:
@@ -45,8 +39,6 @@ def answers(change: Change = lambda choice: None, form: Any = vllm) -> Callable[
     def answer(path: str, body: Any) -> Answer:
         if path == "/v1/models":
             return 200, {"data": [{"id": "teacher"}]}
-        if form is echo and "prompt_logprobs" in body:
-            return 400, {"error": {"message": "unrecognized field prompt_logprobs"}}
         found = form(body, tokenizer)
         if isinstance(body["prompt"], list):
             change(found["choices"][0])
@@ -55,9 +47,8 @@ def answers(change: Change = lambda choice: None, form: Any = vllm) -> Callable[
     return answer
 
 
-@pytest.mark.parametrize("form", [vllm, echo])
-def test_the_most_likely_tokens_of_texts(form: Any) -> None:
-    with server(answers(form=form)) as asked:
+def test_the_most_likely_tokens_of_texts() -> None:
+    with server(answers()) as asked:
         teacher = TeacherServer(asked.url, None, K)
         teacher.check(tiny_tokenizer())
         said = [*teacher.said([[4, 5, 6], [9, 8]])]
@@ -110,14 +101,11 @@ def test_an_answer_that_cannot_be_is_one_message(change: Change, says: str) -> N
     assert says in str(problem.value) and "cannot be used" in str(problem.value) and problem.value.fix
 
 
-def test_a_server_of_texts_alone_is_refused() -> None:
-    def texts(body: dict[str, Any], tokenizer: Any) -> dict[str, Any]:
-        return {
-            "choices": [{"text": "said", "logprobs": {"tokens": ["sa", "id"], "top_logprobs": [None, {"a": -1.0}]}}]
-        }
-
-    with server(answers(form=texts)) as asked, pytest.raises(ArgumentError, match="the text 'sa' where the id"):
+def test_a_server_without_prompt_logprobs_is_refused() -> None:
+    form = answers(form=lambda body, tokenizer: {"choices": [{"text": "said"}]})
+    with server(form) as asked, pytest.raises(ArgumentError, match="no prompt_logprobs") as problem:
         TeacherServer(asked.url, "t", K).check(tiny_tokenizer())
+    assert "vllm serve" in str(problem.value.fix)
 
 
 def test_another_tokenizer_is_refused() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from hftune.arguments.entry import parse_arguments
 from hftune.errors import ArgumentError
-from hftune.trainers.distillation.tokenizers import check_tokenizers, same_tokenizer
+from hftune.trainers.distillation.loading import check_tokenizers, same_tokenizer
 from tests.conftest import tiny_tokenizer
 
 

@@ -1,8 +1,9 @@
-"""Targets of a batch from a server: each document is asked about alone, as far as it is trained."""
+"""Targets of a batch: from a server, which is asked about each document as far as it is trained, and stored ones."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,10 +12,12 @@ import pytest
 import torch
 
 from hftune.data.batches.collators import CausalCollator, FlatCollator
-from hftune.trainers.distillation.server_teacher import ServerTeacher
+from hftune.trainers.distillation.teachers import ServerTeacher, StoredTeacher
 from hftune.trainers.features.token_loss import next_tokens
+from tests.unit.data.target_files import VOCABULARY, conversations, said_at, write
 from tests.unit.trainers.features import made_up
 
+CPU = torch.device("cpu")
 RECORDS: list[dict[str, Any]] = [
     {"input_ids": [1, 2, 3, 4, 5], "labels": [-100, -100, 3, -100, -100]},
     {"input_ids": [6, 7], "labels": [-100, -100]},
@@ -40,7 +43,7 @@ class Server:
 @pytest.mark.parametrize("collator", [CausalCollator(0), FlatCollator()])
 def test_documents_are_asked_about_up_to_their_last_label(collator: Any) -> None:
     server: Any = Server()
-    teacher, batch = ServerTeacher(server), collator(RECORDS)
+    teacher, batch = ServerTeacher(server, CPU), collator(RECORDS)
     labels = next_tokens(batch).reshape(-1)
     at = (labels != -100).nonzero().squeeze(1)
     run = made_up.run(model=SimpleNamespace(training=True))
@@ -48,8 +51,9 @@ def test_documents_are_asked_about_up_to_their_last_label(collator: Any) -> None
     assert server.asked == [[1, 2, 3], [8, 9, 10]]
     assert found.ids.tolist() == [[3, 1000], [9, 1000], [10, 1000]] and found.vocabulary is None
     assert found.log_probs.tolist() == [[-1.0, -3.0]] * 3
-    logs = {"loss": 1.0}
-    teacher.before_log(run, logs)
+    resumed, logs = ServerTeacher(server, CPU), {"loss": 1.0}
+    resumed.load_state(run, teacher.state(run))
+    resumed.before_log(run, logs)
     assert logs["teacher_lost_mass"] == pytest.approx(1 - np.exp(-1) - np.exp(-3), abs=1e-6)
     teacher.before_log(run, last := {"train_runtime": 1.0})
     assert last == {"train_runtime": 1.0}
@@ -58,7 +62,23 @@ def test_documents_are_asked_about_up_to_their_last_label(collator: Any) -> None
 def test_a_batch_without_labels_asks_nothing() -> None:
     server: Any = Server()
     batch = CausalCollator(0)(RECORDS[1:2])
-    found = ServerTeacher(server).targets(
+    found = ServerTeacher(server, CPU).targets(
         made_up.run(model=SimpleNamespace(training=False)), batch, torch.zeros(0, dtype=torch.long)
     )
     assert server.asked == [] and found.ids.shape == (0, 2)
+
+
+def test_the_targets_of_a_batch(tmp_path: Path) -> None:
+    write(tmp_path / "targets", conversations([8, 5]))
+    teacher, run = StoredTeacher(str(tmp_path / "targets")), None
+    given: Any = run
+    # Two rows of four tokens: the label at place 2 is predicted at place 1, those of the second row at 4 and 6.
+    inputs = {"teacher_rows": torch.tensor([[-1, -1, 3, -1], [-1, 7, -1, 0]])}
+    found = teacher.targets(given, inputs, torch.tensor([1, 4, 6]))
+    ids, log_probs = said_at(np.array([3, 7, 0]))
+    np.testing.assert_array_equal(found.ids, ids)
+    np.testing.assert_allclose(found.log_probs, log_probs, rtol=1e-6)
+    assert found.vocabulary == VOCABULARY
+    # Slices of a row come shifted like their labels.
+    shifted = {"teacher_rows": torch.tensor([[-1, 3, -1]]), "shift_labels": torch.tensor([[-100, 5, -100]])}
+    np.testing.assert_array_equal(teacher.targets(given, shifted, torch.tensor([1])).ids, ids[:1])

@@ -22,7 +22,7 @@ RLArguments: TypeAlias = GRPOArguments | RLOOArguments | PPOArguments | OnlineDP
 
 TRAINERS = {
     "grpo": "hftune.trainers.online.grpo:GRPOTrainer",
-    "rloo": "hftune.trainers.online.rloo:RLOOTrainer",
+    "rloo": "hftune.trainers.online.grpo:RLOOTrainer",
     "ppo": "hftune.trainers.ppo.trainer:PPOTrainer",
     "online_dpo": "hftune.trainers.online.dpo:OnlineDPOTrainer",
 }

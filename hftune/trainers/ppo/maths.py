@@ -157,12 +157,6 @@ def value_losses(
     return torch.maximum(plain, clipped) / 2, clipped > plain
 
 
-def entropy(logits: torch.Tensor) -> torch.Tensor:
-    """Entropy in nats of the distributions over the last dimension of `logits`."""
-    logps = logits.log_softmax(dim=-1)
-    return -(logps.exp() * logps).sum(dim=-1)
-
-
 def explained_variance(
     values: torch.Tensor, returns: torch.Tensor, mask: torch.Tensor, reduce: Reduce = own_sum
 ) -> float:

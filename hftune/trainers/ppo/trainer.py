@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,13 @@ import torch
 from hftune.arguments.rl_algorithms import PPOArguments
 from hftune.arguments.training import StageArguments
 from hftune.distributed import ranks
+from hftune.errors import ArgumentError
 from hftune.logging import notice
 from hftune.models.kernels.activation_checkpointing import recompute
 from hftune.trainers.features.feature import Feature
+from hftune.trainers.features.run import Run
 from hftune.trainers.online.rollouts import Answers, Batch, RolloutTrainer
-from hftune.trainers.ppo.critic import Critic, attach, detached
+from hftune.trainers.ppo.critic import FOLDER, Critic, attach, detached, load_critic, save_critic
 from hftune.trainers.ppo.maths import (
     KLController,
     explained_variance,
@@ -26,7 +29,28 @@ from hftune.trainers.ppo.maths import (
     value_losses,
     whiten,
 )
-from hftune.trainers.ppo.state import PPOState
+
+
+class PPOState(KLController, Feature):
+    """The KL coefficient, kept in checkpoints."""
+
+    def state(self, run: Run) -> dict[str, Any]:
+        """The KL coefficient."""
+        return {"beta": self.beta}
+
+    def load_state(self, run: Run, saved: dict[str, Any]) -> None:
+        """Restore it.
+
+        Raises:
+            ArgumentError: The checkpoint has none.
+        """
+        if "beta" not in saved:
+            raise ArgumentError(
+                "the checkpoint was not written by PPO, or by an earlier version",
+                place="--resume_from_checkpoint",
+                fix="resume with the algorithm that wrote it",
+            )
+        self.beta = float(saved["beta"])
 
 
 class PPOTrainer(RolloutTrainer):
@@ -41,6 +65,7 @@ class PPOTrainer(RolloutTrainer):
 
     args: PPOArguments
     has_critic = True
+    _gathered: dict[str, torch.Tensor] | None = None  # the critic's part of what is being saved
 
     def __init__(self, *, critic: Critic, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -56,27 +81,34 @@ class PPOTrainer(RolloutTrainer):
             notice("--beta 0: no reference, so KL is neither held nor logged")
 
     def make_features(self, model: Any, args: StageArguments) -> list[Feature]:
-        """The critic around all others: they meet the policy as the model that it was."""
-        self.ppo_state = PPOState()
-        return [self.ppo_state, *super().make_features(model, args)]
+        """The KL coefficient is kept in checkpoints."""
+        self.controller = PPOState(args.beta, args.kl_target, args.kl_horizon)
+        return [self.controller, *super().make_features(model, args)]
 
     def own_weights(self, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """The policy's alone."""
-        return self.ppo_state.own_weights(weights)
+        """The policy's alone; DeepSpeed has gathered the critic's with them."""
+        # As the child is called in the policy: DeepSpeed gathers all in one.
+        begins = f"{FOLDER}."
+        self._gathered = {name.removeprefix(begins): t for name, t in weights.items() if name.startswith(begins)}
+        return {name: tensor for name, tensor in weights.items() if not name.startswith(begins)}
 
-    def saving_weights(self, folder: Path) -> AbstractContextManager[None]:
-        """The critic in a folder of its own."""
-        return self.ppo_state.saving_weights(self, folder)
+    @contextmanager
+    def saving_weights(self, folder: Path) -> Iterator[None]:
+        """Save the policy without its critic, and that in a folder of its own."""
+        # Without DeepSpeed nothing was gathered, and the critic has all of its tensors.
+        state, self._gathered = self._gathered, None
+        with detached(self.model) as critic:
+            yield
+            if self.args.should_save:
+                save_critic(critic, folder, dict(critic.state_dict()) if state is None else state)
 
-    def loading_weights(self, checkpoint: str | None) -> AbstractContextManager[None]:
-        """The critic from there."""
-        return self.ppo_state.loading_weights(self, checkpoint)
-
-    @property
-    def controller(self) -> KLController:
-        """Moves the KL coefficient."""
-        assert self.ppo_state.controller is not None, "made with the trainer"
-        return self.ppo_state.controller
+    @contextmanager
+    def loading_weights(self, checkpoint: str | None) -> Iterator[None]:
+        """Load the policy without its critic; the best weights are the policy's alone."""
+        with detached(self.model) as critic:
+            yield
+            if checkpoint is not None:
+                load_critic(critic, checkpoint)
 
     @property
     def critic(self) -> Critic:

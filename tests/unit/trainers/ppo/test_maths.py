@@ -9,7 +9,6 @@ import torch
 
 from hftune.trainers.ppo.maths import (
     KLController,
-    entropy,
     explained_variance,
     gae,
     kl_estimate,
@@ -167,12 +166,6 @@ def test_estimators_of_kl_have_its_mean() -> None:
     assert means["k2"] != pytest.approx(exact, abs=1e-6)
     assert (kl_estimate(policy, other, "k3") >= 0).all()
     assert (kl_estimate(policy, other, "k1") < 0).any()
-
-
-def test_entropy_is_in_nats() -> None:
-    assert float(entropy(torch.zeros(8))) == pytest.approx(math.log(8))
-    logits = torch.randn(3, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
-    torch.testing.assert_close(entropy(logits), torch.distributions.Categorical(logits=logits).entropy(), **TIGHT)
 
 
 def test_the_coefficient_follows_the_target() -> None:

@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 from trl.trainer.utils import split_tensor_dict
 
+from hftune.errors import ArgumentError
 from hftune.models.kernels.scoring_head import padded_rows
 from hftune.trainers.ppo.critic import critic_from_reward
 from tests.unit.trainers.rl_runs import PROMPTS, logged, make_trainer
@@ -118,6 +119,20 @@ def test_a_run_is_saved_as_a_plain_model_and_goes_on(tiny_model: Path, tmp_path:
         assert logged(again, name) == pytest.approx(logged(whole, name), rel=1e-4, abs=1e-7), name
     for (name, left), right in zip(whole.model.named_parameters(), again.model.parameters(), strict=True):
         torch.testing.assert_close(left, right, atol=1e-5, rtol=1e-4, msg=name)
+
+
+def test_policy_and_critic_are_saved_separately(tiny_model: Path, tmp_path: Path) -> None:
+    """With DeepSpeed both come gathered in one; without, the critic has its own."""
+    trainer = make_trainer(tiny_model, tmp_path, "ppo", count_even, *SMALL)
+    gathered = {f"critic.{name}": torch.zeros_like(t) for name, t in trainer.critic.state_dict().items()}
+    assert {*trainer.own_weights({"lm_head": torch.ones(1)} | gathered)} == {"lm_head"}
+    for from_gathered in (True, False):
+        with trainer.saving_weights(tmp_path):
+            assert "critic" not in trainer.model._modules
+        saved = load_file(tmp_path / "critic" / "critic.safetensors")
+        assert any(tensor.any() for tensor in saved.values()) is not from_gathered
+    with pytest.raises(ArgumentError, match="was not written by PPO"):
+        trainer.controller.load_state(trainer, {})
 
 
 def test_with_lora_the_critic_is_a_second_adapter_on_the_same_base(tiny_model: Path, tmp_path: Path) -> None:

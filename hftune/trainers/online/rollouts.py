@@ -1,8 +1,7 @@
 """Answers of the policy with what is known of them: log-probabilities, the reference's, values and scores.
 
 What PPO and online DPO share. Generation, rewards, samplers and batches are those of TRL's `RLOOTrainer` (1.16), of
-which parts are used here that TRL does not promise to keep, `_generate` and `_calculate_rewards` first of all;
-tests/unit/trainers/online/test_rollouts.py fails where they change.
+which parts are used here that TRL does not promise to keep, `_generate` and `_calculate_rewards` first of all.
 """
 
 from __future__ import annotations

@@ -12,7 +12,6 @@ import torch
 from hftune import stage
 from hftune.errors import DataError, UserError
 from tests.unit.trainers.features.test_phases import ROWS, stage_trainer
-from tests.unit.trainers.rl_runs import make_trainer
 
 pytestmark = pytest.mark.long
 
@@ -27,13 +26,6 @@ def test_records_that_fill_no_batch(kind: tuple[str, ...], steps: tuple, tiny_mo
         trainer.train()
     assert f"{ROWS} training records fill no batch of {ROWS + 1}" in str(error.value)
     assert "--dataloader_drop_last" in str(error.value) and not [*tmp_path.glob("checkpoint-*")]
-
-
-@pytest.mark.parametrize("algorithm", ["grpo", "rloo", "ppo", "online_dpo"])
-def test_prompts_that_fill_no_batch(algorithm: str, tiny_model: Path, tmp_path: Path) -> None:
-    flags = ["--per_device_train_batch_size", "16", "--num_generations", "2", "--max_completion_length", "2"]
-    with pytest.raises(UserError, match="4 prompts, and a batch of answers is drawn for 8"):
-        make_trainer(tiny_model, tmp_path, algorithm, lambda completions, **_: [1.0] * len(completions), *flags)
 
 
 @pytest.mark.parametrize("epochs", ["0.01", "0.3"])

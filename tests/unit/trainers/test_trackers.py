@@ -62,17 +62,10 @@ def test_those_that_end_with_the_process_end_before(trainer: Any, monkeypatch: p
     monkeypatch.setattr(trackers, "INTEGRATION_TO_CALLBACK", {"wandb": Recorder})
     monkeypatch.setattr(trackers, "_PLACES", {"wandb": lambda callback, args: "there"})
     monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(finish=lambda: recorder.seen.append("finish")))
-    with tracked(trainer, MANIFEST):
-        recorder.on_train_end(trainer.args, None, None)
-    assert recorder.seen == ["end {}", "finish"]
-
-
-def test_it_ends_where_a_run_fails_as_well(trainer: Any) -> None:
-    recorder = trainer.callback_handler.callbacks[1]
     with pytest.raises(KeyError), tracked(trainer, MANIFEST):
         recorder.on_train_end(trainer.args, None, None)
         raise KeyError
-    assert recorder.seen == ["end {}"]
+    assert recorder.seen == ["end {}", "finish"], "where a run fails as well"
 
 
 def test_what_they_are_told(trainer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,13 +94,6 @@ def test_tags_that_are_no_json(trainer: Any, monkeypatch: pytest.MonkeyPatch) ->
         pass
 
 
-def test_a_name_that_was_given_stays(trainer: Any) -> None:
-    trainer.args.run_name = "given"
-    with tracked(trainer, MANIFEST):
-        pass
-    assert trainer.args.run_name == "given"
-
-
 def test_a_project_is_for_all_of_them(trainer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_PROJECT", "mine")
     for name in ("SWANLAB_PROJECT", "MLFLOW_EXPERIMENT_NAME"):
@@ -115,17 +101,10 @@ def test_a_project_is_for_all_of_them(trainer: Any, monkeypatch: pytest.MonkeyPa
         monkeypatch.delenv(name)
     with tracked(trainer, MANIFEST):
         assert "SWANLAB_PROJECT" not in os.environ, "the trackers' own default"
-    trainer.args.given = frozenset({"project"})
+    trainer.args.given, trainer.args.run_name = frozenset({"project"}), "given"
     with tracked(trainer, MANIFEST):
         found = [os.environ[name] for name in ("WANDB_PROJECT", "SWANLAB_PROJECT", "MLFLOW_EXPERIMENT_NAME")]
-    assert found == ["mine", "p", "p"]
-
-
-def test_only_the_first_process_says_where(trainer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trackers.ranks, "is_main", lambda: False)
-    with tracked(trainer, MANIFEST) as places:
-        pass
-    assert places == {}
+    assert found == ["mine", "p", "p"] and trainer.args.run_name == "given"
 
 
 def test_a_run_of_swanlab_is_begun_for_its_callback(trainer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,7 +113,7 @@ def test_a_run_of_swanlab_is_begun_for_its_callback(trainer: Any, monkeypatch: p
     module = SimpleNamespace(has_run=lambda: there[0], init=lambda **given: begun.append(given))
     monkeypatch.setitem(sys.modules, "swanlab", module)
     monkeypatch.setattr(trackers, "INTEGRATION_TO_CALLBACK", {"swanlab": Recorder})
-    monkeypatch.setattr(trackers, "_PLACES", {})
+    monkeypatch.setattr(trackers, "_PLACES", {"swanlab": lambda callback, args: "there"})
     monkeypatch.setenv("SWANLAB_PROJECT", "p")
     for is_there, times in ((False, 1), (True, 1)):
         there[0] = is_there
@@ -143,8 +122,9 @@ def test_a_run_of_swanlab_is_begun_for_its_callback(trainer: Any, monkeypatch: p
     assert begun == [{"project": "p", "name": "my-run", "tags": ["hftune", "sft", "base-model"]}]
     monkeypatch.setattr(trackers.ranks, "is_main", lambda: False)
     there[0] = False
-    with tracked(trainer, MANIFEST):
+    with tracked(trainer, MANIFEST) as places:
         assert len(begun) == 1, "one process reports"
+    assert places == {}
 
 
 def test_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

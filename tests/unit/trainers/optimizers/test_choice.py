@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -149,9 +148,12 @@ def test_small_tensors_and_embeddings_keep_32_bits(trainer: Any) -> None:
     states = {id(parameter): state for parameter, state in innermost(made.optimizer).state.items()}
     for group in made.groups:
         for name, parameter in group.members:
-            whole = "embed" in name or parameter.numel() < 4096
+            whole = "embed" in name or parameter.numel() < SMALLEST_8BIT
             assert states[id(parameter)]["state1"].dtype == (torch.float32 if whole else torch.uint8), name
             assert ("optim_bits" in group.options) == whole
+    model = nn.Linear(4, 4)
+    model.weight.ds_shape = torch.Size((64, 64))  # ZeRO-3's: what lies here is a part
+    assert [*kept_in_32bit(model).values()] == [{"optim_bits": 32}], "the bias alone"
 
 
 def test_which_are_8bit() -> None:
@@ -185,13 +187,6 @@ def innermost(optimizer: Any) -> torch.optim.Optimizer:
     return innermost(optimizer.optimizer) if hasattr(optimizer, "optimizer") else optimizer
 
 
-def test_options_are_handed_on() -> None:
-    weight = torch.nn.Parameter(torch.zeros(2, 2))
-    group = Group(0.1, 0.0, "", {"rank": 4}, [("w", weight)])
-    assert group.as_dict() == {"params": [weight], "lr": 0.1, "weight_decay": 0.0, "rank": 4}
-    assert group.elements == 4
-
-
 def test_options_of_upstreams_groups_and_of_experts_go_to_their_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
     """GaLore's groups come with a rank; experts with a factor of their own, which does not lose the rank."""
     model = torch.nn.Linear(2, 2)
@@ -214,26 +209,11 @@ def test_options_of_upstreams_groups_and_of_experts_go_to_their_parameters(monke
 def test_groups_find_the_parameters_that_came_in_the_place_of_theirs() -> None:
     """As under tensor parallelism, which shards them after groups were made."""
     model = torch.nn.Linear(2, 2)
-    made: Any = SimpleNamespace(members=[("bias", "old"), ("weight", "old")])
-    renew_members([made], model)
-    assert [name for name, _ in made.members] == ["bias", "weight"]
-    assert made.members[0][1] is model.bias and made.members[1][1] is model.weight
-
-
-def test_options_of_8_bit_are_added_to_those_of_upstream(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = torch.nn.Linear(2, 2)
-    seen: list[Any] = []
-    monkeypatch.setattr(choice, "bits_by_group", lambda chosen: f"{chosen} in 8 bit")
-    monkeypatch.setattr(choice, "kept_in_32bit", lambda model: {id(model.bias): {"optim_bits": 32}})
-    monkeypatch.setattr(
-        choice, "parameter_groups", lambda model, args, decayed, options: seen.append((decayed, options)) or []
+    group = Group(0.1, 0.0, "", {"rank": 4}, [("bias", torch.nn.Parameter(torch.zeros(1)))])
+    renew_members([group], model)
+    assert (
+        group.as_dict() == {"params": [model.bias], "lr": 0.1, "weight_decay": 0.0, "rank": 4} and group.elements == 2
     )
-    args = {"optim": "adamw_8bit", "expert_parallel_size": 1, "print_groups": False}
-    run = made_up.run(args=args, get_decay_parameter_names=lambda model: ["weight"])
-    groups = [{"params": [model.weight], "rank": 4}]
-    chosen, _ = choose_optimizer(run, model, lambda: ("adam", {"params": groups}))
-    assert chosen == "adam in 8 bit"
-    assert seen == [({"weight"}, {id(model.weight): {"rank": 4}, id(model.bias): {"optim_bits": 32}})]
 
 
 @pytest.mark.parametrize("tensor_parallel", [1, 2])
@@ -268,12 +248,3 @@ def test_groups_say_the_bits_and_the_class_keeps_its_name() -> None:
     assert made.__name__ == "Made" and issubclass(made, Made)
     assert made().get_config(1, 2, {"optim_bits": 32}) == {"optim_bits": 32, "place": (1, 2)}
     assert made().get_config(1, 2, {}) == {"optim_bits": 8, "place": (1, 2)}
-
-
-def test_embeddings_and_small_tensors_keep_32_bits() -> None:
-    side = int(SMALLEST_8BIT**0.5)
-    model = nn.Sequential(nn.Embedding(side, 2 * side), nn.Linear(side, side), nn.Linear(side, side - 1))
-    model[2].weight.ds_shape = torch.Size((side, 2 * side))  # ZeRO-3's: what lies here is a part
-    options = kept_in_32bit(model)
-    kept = {name for name, parameter in model.named_parameters() if options.get(id(parameter)) == {"optim_bits": 32}}
-    assert kept == {"0.weight", "1.bias", "2.bias"}

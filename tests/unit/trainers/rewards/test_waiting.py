@@ -94,15 +94,6 @@ def test_one_that_fails_every_third_call_is_asked_again_and_counted() -> None:
     assert any("shaky raised ConnectionError: the server is away" in text for text in notices())
 
 
-def test_one_that_always_fails_is_refused_with_its_line() -> None:
-    def broken(**_: Any) -> list[float]:
-        raise KeyError("answer")
-
-    with pytest.raises(UserError, match="broken raised KeyError") as refused:
-        asked(broken, Patience(retries=2))
-    assert "the last of 3 tries" in str(refused.value) and "test_waiting.py:" in str(refused.value)
-
-
 USERS = """import json
 
 def no_columns(prompts, completions):
@@ -147,6 +138,7 @@ def test_an_error_in_a_function_is_three_lines_with_its_own(
         asyncio.run(function(**given)) if patience else function(**given)
     text = str(refused.value)
     assert said in text and f"({file}:{line})" in text and text.count("\n") == 2
+    assert ("the last of 2 tries" in text) == bool(patience)
     assert 'the text is completion[-1]["content"]' in text
 
 
@@ -181,18 +173,15 @@ def test_one_that_hangs_is_named_and_asked_again() -> None:
     forever.set()
 
 
-def test_coroutine_functions_are_waited_for_as_well() -> None:
-    async def far(answer: list[int], **_: Any) -> list[float]:
-        await asyncio.sleep(0)
-        return [float(value) for value in answer]
-
-    assert asked(far, Patience()) == [1.0, 2.0, 3.0]
-
-
 def test_nan_counts_as_no_opinion_and_is_said() -> None:
     def odd(**_: Any) -> list[float]:
         return [float("nan"), 1.0, 2.0]
 
+    async def far(answer: list[int], **_: Any) -> list[float]:
+        await asyncio.sleep(0)
+        return [float(value) for value in answer]
+
+    assert asked(far, Patience()) == [1.0, 2.0, 3.0], "coroutine functions are waited for as well"
     logged, more = figures()
     asked(odd, Patience(retries=1), **more)
     assert ("rewards/odd/nan", 1.0) in logged

@@ -96,11 +96,12 @@ def lost_groups(groups: list[Group], optimizer: Any) -> str | None:
     if len(used) != len(groups) or len(members) != len(groups):
         return f"the optimizer was given {len(groups)} parameter groups and uses {len(used)}"
     for number, (group, settings, parameters) in enumerate(zip(groups, used, members, strict=True)):
-        if {id(parameter) for _, parameter in group.members} != {id(parameter) for parameter in parameters}:
-            return f"parameter group {number} has other members than it was given"
-        for name, value in (("lr", group.lr), ("weight_decay", group.weight_decay)):
-            if settings[name] != value:
-                return f"parameter group {number} was given {name} {value} and uses {settings[name]}"
+        given = {"lr": group.lr, "weight_decay": group.weight_decay}
+        uses = {name: settings[name] for name in given}
+        if {id(one) for _, one in group.members} != {id(one) for one in parameters}:
+            uses["members"] = "others"
+        if uses != given:
+            return f"parameter group {number} was given {given} and uses {uses}"
     return None
 
 

@@ -14,6 +14,7 @@ from torch import nn
 from hftune.arguments.optimizer import MUON
 from hftune.arguments.training import StageArguments
 from hftune.distributed import zero
+from hftune.distributed.verdicts import ranges
 from hftune.models.structure import decoder_list
 
 LORAPLUS_LR_EMBEDDING = 1e-6  # peft's and the LoRA+ authors' default
@@ -197,16 +198,6 @@ def fold_layer_numbers(names: Iterable[str]) -> list[str]:
         found = [int(number) for number in re.findall(r"(?<=\.)\d+(?=\.)", name)]
         numbers.setdefault(re.sub(r"(?<=\.)\d+(?=\.)", "{}", name), []).append(found)
     return [
-        pattern.format(*(_ranges(column) for column in zip(*rows, strict=True))) for pattern, rows in numbers.items()
+        pattern.format(*(ranges(sorted({*column})) for column in zip(*rows, strict=True)))
+        for pattern, rows in numbers.items()
     ]
-
-
-def _ranges(numbers: Iterable[int]) -> str:
-    """0,1,2,5 as 0-2,5."""
-    parts: list[list[int]] = []
-    for number in sorted(set(numbers)):
-        if parts and parts[-1][-1] == number - 1:
-            parts[-1][-1:] = [number] if len(parts[-1]) > 1 else [parts[-1][0], number]
-        else:
-            parts.append([number])
-    return ",".join("-".join(map(str, part)) for part in parts)

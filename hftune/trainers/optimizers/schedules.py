@@ -92,16 +92,12 @@ def shape_options(args: StageArguments) -> dict[str, Any]:
         restarts = kind == SchedulerType.COSINE_WITH_RESTARTS
         given["num_cycles"] = int(args.num_cycles) if restarts else args.num_cycles
     if kind == SchedulerType.POLYNOMIAL:
-        given |= _polynomial_options(args)
+        # Its own end is 0 where a floor lifts the whole.
+        options = {"lr_end": 0.0 if args.min_lr else args.lr_end, "power": args.power}
+        given |= {name: value for name, value in options.items() if value is not None}
     if kind in FLOOR_OF_THEIR_OWN and args.min_lr is not None:
         given["min_lr_rate"] = args.min_lr / args.learning_rate
     return given
-
-
-def _polynomial_options(args: StageArguments) -> dict[str, float]:
-    """Its own end is 0 where a floor lifts the whole."""
-    options = {"lr_end": 0.0 if args.min_lr else args.lr_end, "power": args.power}
-    return {name: value for name, value in options.items() if value is not None}
 
 
 def _wsd(args: StageArguments, warmup: int, end: int) -> Factor:

@@ -8,7 +8,6 @@ a folder of its own next to it.
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -30,7 +29,7 @@ from hftune.models.structure import body_of
 from hftune.opening.safetensors_file import load_tensors
 from hftune.trainers.features.run import plain_model
 
-FOLDER, WEIGHTS, ABOUT = "critic", "critic.safetensors", "critic.json"
+FOLDER, WEIGHTS = "critic", "critic.safetensors"
 
 
 @dataclass
@@ -208,8 +207,6 @@ def save_critic(critic: Critic, folder: str | Path, state: Mapping[str, torch.Te
     # Frozen ones are those of the base, or of the reward model that it began as.
     trained = {name: state[name].detach().cpu().contiguous() for name in _trained(critic)}
     save_file(trained, place / WEIGHTS, metadata={"format": "pt"})
-    kind = "shared" if critic.body is None else type(critic.body).__name__
-    (place / ABOUT).write_text(json.dumps({"critic": kind, "tensors": len(trained)}, indent=1), encoding="utf-8")
 
 
 def load_critic(critic: Critic, folder: str | Path) -> None:

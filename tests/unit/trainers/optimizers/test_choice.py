@@ -61,20 +61,18 @@ def test_the_groups_reach_the_optimizer(trainer: Any, optim: str) -> None:
 def test_lost_groups_are_noticed(trainer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     made = trainer()
     optimizer = made.create_optimizer()
-    for name, value in (("lr", 1.0), ("weight_decay", 0.5)):
-        changed = copy.copy(optimizer)
-        changed.param_groups = [{**optimizer.param_groups[0], name: value}, *optimizer.param_groups[1:]]
-        assert f"was given {name}" in str(lost_groups(made.groups, changed))
+    first, *others = optimizer.param_groups
+    changed = copy.copy(optimizer)
+    for value in ({"lr": 1.0}, {"weight_decay": 0.5}, {"params": []}):
+        changed.param_groups = [first | value, *others]
+        assert "parameter group 0 was given" in str(lost_groups(made.groups, changed))
     changed.param_groups = optimizer.param_groups[:1]
     assert "was given 2 parameter groups and uses 1" in str(lost_groups(made.groups, changed))
-    groups = made.groups
     monkeypatch.setattr(choice, "optimizer_members", lambda optimizer: optimizer_members(optimizer)[:1])
-    assert "was given 2 parameter groups" in str(lost_groups(groups, optimizer)), "as many settings, fewer members"
+    assert "was given 2 parameter groups" in str(lost_groups(made.groups, optimizer)), "fewer members than settings"
     monkeypatch.undo()
-    changed.param_groups = [{**optimizer.param_groups[0], "params": []}, *optimizer.param_groups[1:]]
-    assert "other members" in str(lost_groups(made.groups, changed))
     made.optimizer.param_groups[0]["lr"] = 7.0
-    with pytest.raises(AssertionError, match=r"uses 7\.0"):
+    with pytest.raises(AssertionError, match=r"uses .*7\.0"):
         made.create_scheduler(10)
 
 

@@ -130,7 +130,7 @@ class AnswerRound(Feature):
         saved: dict[str, Any] = {
             "rank": ranks.rank(),
             "metrics": {name: [*values] for name, values in run._metrics["train"].items() if values},
-            "sums": run.sums,
+            "sums": run.sums["train"].totals(run.accelerator),
         }
         if not _round_is_over(run):
             saved |= {"shape": _shape(run), "batches": run._buffered_inputs, "rollout": run.rollout}
@@ -138,10 +138,10 @@ class AnswerRound(Feature):
 
     def load_state(self, run: Run, saved: dict[str, Any]) -> None:
         """Go on in the round that the checkpoint was made in."""
+        run.sums["train"].restore(saved.get("sums", {}))
         if saved.get("rank") != ranks.rank():  # this process is a new one
             saved = {}
         run._metrics["train"].update(saved.get("metrics", {}))
-        run.sums.update(saved.get("sums", {}))
         if _round_is_over(run):
             return
         # Every process draws, or none: to generate is a collective.

@@ -78,9 +78,9 @@ class Run(Protocol):
     max_completion_length: int
     mask_truncated_completions: bool
 
-    # Of `OnlineTrainer`; the second by mode and figure.
+    # Of `OnlineTrainer`; the second of training and evaluation.
     rollout: Inputs | None
-    sums: dict[tuple[str, str], tuple[float, float]]
+    sums: dict[str, Any]  # `MetricSums`
 
     def upstream_sampler(self, dataset: Any) -> Any:
         """What the upstream trainer draws the records of a data set with."""

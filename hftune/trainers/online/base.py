@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,6 +27,7 @@ from hftune.trainers.features.engine import reporting_passes
 from hftune.trainers.features.feature import Feature
 from hftune.trainers.features.reward_guards import RewardGuards
 from hftune.trainers.features.run import plain_model
+from hftune.trainers.features.sums import MetricSums
 from hftune.trainers.isolation import padded_answers, prove_answers_isolated
 from hftune.trainers.online.guarded_tokenizer import guarded_tokenizer
 from hftune.trainers.stage_trainer import StageTrainer
@@ -43,6 +44,7 @@ class OnlineTrainer(StageTrainer):
         scores: Weighted sums of the rewards of the last batch of answers, (completions of all ranks,); NaN where no
             function had an opinion.
         drawn: The last answers with their log-probabilities as they were drawn; None once these are used.
+        sums: Means of training and evaluation over all since the last log.
         rollout: The answers of all micro batches, where an algorithm deals them anew in each iteration.
     """
 
@@ -55,6 +57,7 @@ class OnlineTrainer(StageTrainer):
     def make_features(self, model: Any, args: StageArguments) -> list[Feature]:
         """Before all others: guards have a state, and rounds of answers go on."""
         self.guards, self.samples = RewardGuards(), Completions()
+        self.sums = {mode: MetricSums(args.device) for mode in ("train", "eval")}
         return [AnswerRound(), self.guards, PartSeconds(), *super().make_features(model, args)]
 
     def draw_order(self, dataset: Any) -> Sampler[Any] | None:
@@ -69,7 +72,11 @@ class OnlineTrainer(StageTrainer):
         return ReorderedSampler(pattern, drawn)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Overrides `Trainer.log`: samples of the answers are written."""
+        """Overrides `Trainer.log`: means over all since the last log are added, samples of the answers are written."""
+        mode = "train" if self.model.training else "eval"
+        # Of a step or an evaluation, which every rank logs; what one alone logs must wait for no other.
+        if any(name == "loss" or name.endswith("_loss") for name in logs):
+            self._metrics[mode] |= {name: [mean] for name, mean in self.sums[mode].means(self.accelerator).items()}
         super().log(logs, start_time)
         self.samples.write(self)
 
@@ -177,20 +184,6 @@ class OnlineTrainer(StageTrainer):
         alike[-1] = min(1.0, alike[-1] + lacking.float().mean().item())
         return output
 
-    @cached_property
-    def sums(self) -> dict[tuple[str, str], tuple[float, float]]:
-        """By mode and figure, since the last log: the sum of a figure, and of its weights."""
-        return {}
-
-    def add_to_mean(self, name: str, total: float, count: float) -> None:
-        """Log a figure as its mean over all since the last log, of which `total` and `count` are new."""
-        mode = "train" if self.model.training else "eval"
-        # TRL empties its lists when it logs.
-        before = self.sums.get((mode, name), (0.0, 0.0)) if self._metrics[mode].get(name) else (0.0, 0.0)
-        self.sums[mode, name] = both = before[0] + total, before[1] + count
-        if both[1]:
-            self._metrics[mode][name] = [both[0] / both[1]]
-
     def join_figures(self, mask: torch.Tensor, of_tokens: Collection[str], of_answers: Collection[str]) -> None:
         """Put means over all since the last log in the place of what TRL has logged of the last micro batch.
 
@@ -200,15 +193,15 @@ class OnlineTrainer(StageTrainer):
             mask: (answers, tokens) of this rank's micro batch; 0 for what is left out.
             of_tokens, of_answers: Names of means over tokens, and over answers, of all ranks.
         """
-        figures = self._metrics["train" if self.model.training else "eval"]
-        counts = torch.stack([mask.sum(), mask.new_tensor(len(mask))]).double()
-        tokens, answers = self.accelerator.reduce(counts, reduction="sum").tolist()
-        for names, count in ((of_tokens, tokens), (of_answers, answers)):
+        mode = "train" if self.model.training else "eval"
+        figures = self._metrics[mode]
+        for names, count in ((of_tokens, mask.sum()), (of_answers, mask.new_tensor(len(mask)))):
             for name in figures.keys() & names:
                 *joined, latest = figures.pop(name)
                 figures |= {name: joined} if joined else {}
                 if not math.isnan(latest):
-                    self.add_to_mean(name, latest * count, count)
+                    # Each rank has the mean of all: weighted by what each counts, it is that of all again.
+                    self.sums[mode].add(name, torch.full_like(count, latest, dtype=torch.float64), count)
         for name, of in (("clip_ratio/low_min", min), ("clip_ratio/high_max", max)):
             if known := [value for value in figures.get(name, []) if not math.isnan(value)]:
                 figures[name] = [of(known)]

@@ -157,10 +157,8 @@ class RolloutTrainer(OnlineTrainer, trl.RLOOTrainer):
             values: Each of the shape of `weights`, of this rank's micro-batch.
             weights: 0 for what is left out.
         """
-        parts = [(value.detach() * weights).sum().double() for value in values.values()]
-        *totals, count = self.sum_over_ranks(torch.stack([*parts, weights.sum().double()])).tolist()
-        for name, total in zip(values, totals, strict=True):
-            self.add_to_mean(name, total, count)
+        for name, value in values.items():
+            self.sums["train" if self.model.training else "eval"].add(name, value, weights)
 
     def sum_over_ranks(self, tensor: torch.Tensor) -> torch.Tensor:
         """The `Reduce` of this run."""

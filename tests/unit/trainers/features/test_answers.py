@@ -13,6 +13,7 @@ import torch
 
 from hftune.distributed import phases
 from hftune.trainers.features.answers import COMPLETIONS_NAME, AnswerRound, Completions, PartSeconds, as_rewarded
+from hftune.trainers.features.sums import MetricSums
 from tests.unit.trainers.features import made_up
 from tests.unit.trainers.rl_runs import logged, make_trainer
 
@@ -173,7 +174,7 @@ def run_at(step: int, **args: Any) -> Any:
         _buffered_inputs=answers,
         rollout=None,
         _metrics={"train": {"reward": [1.5], "kl": []}},
-        sums={},
+        sums={"train": MetricSums(torch.device("cpu"))},
     )
 
 

@@ -56,7 +56,7 @@ def rl_trainer(
     if tools:
         kwargs["tools"] = list(tools)
     if isinstance(args, PPOArguments):
-        kwargs["critic"] = on_demand("hftune.trainers.ppo.build_critic:build_critic")(model, args, read_again)
+        kwargs["critic"] = on_demand("hftune.trainers.ppo.critic:build_critic")(model, args, read_again)
     trainer: OnlineTrainer = on_demand(TRAINERS[args.rl_algorithm])(
         model=model,
         args=args,

@@ -8,7 +8,7 @@ a folder of its own next to it.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,13 +21,18 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
+from hftune.arguments.rl_algorithms import PPOArguments
+from hftune.checkpoints.reward_scale import read_scale
 from hftune.distributed import zero
 from hftune.errors import ArgumentError
+from hftune.logging import notice
 from hftune.models.attention.segments import SEGMENTS, VARLEN
 from hftune.models.kernels.scoring_head import AnswerRows, padded_rows, rows_to_score
 from hftune.models.structure import body_of
+from hftune.models.vocabulary import vocabulary_rows
 from hftune.opening.safetensors_file import load_tensors
 from hftune.trainers.features.run import plain_model
+from hftune.trainers.rewards.loading import load_reward_model
 
 FOLDER, WEIGHTS = "critic", "critic.safetensors"
 
@@ -229,11 +234,6 @@ def load_critic(critic: Critic, folder: str | Path) -> None:
                 parameter.data.copy_(tensors[name].to(parameter.dtype))
 
 
-def trained_parameters(critic: Critic) -> list[nn.Parameter]:
-    """What the optimizer updates of it."""
-    return [parameter for parameter in critic.parameters() if parameter.requires_grad]
-
-
 def _trained(critic: Critic) -> list[str]:
     return [name for name, parameter in critic.named_parameters() if parameter.requires_grad]
 
@@ -259,3 +259,43 @@ def _adapter_like(policy: PeftModel) -> LoraConfig:
         # By the last part: paths in a classifier begin otherwise than in a causal LM.
         target_modules=sorted({name.rsplit(".", 1)[-1] for name in adapted}),
     )
+
+
+def build_critic(
+    policy: PreTrainedModel | PeftModel, args: PPOArguments, read_again: Callable[[], PreTrainedModel] | None
+) -> Critic:
+    """The critic that --critic and --critic_init ask for.
+
+    Raises:
+        ArgumentError: A reward model with another vocabulary, or weights that cannot be copied.
+    """
+    critic = shared_critic(policy) if args.critic == "shared" else _own_critic(policy, args, read_again)
+    trained = sum(zero.full_numel(parameter) for parameter in critic.parameters() if parameter.requires_grad)
+    notice(f"critic: {args.critic}, {trained:,} weights are trained")
+    return critic
+
+
+def _own_critic(
+    policy: PreTrainedModel | PeftModel, args: PPOArguments, read_again: Callable[[], PreTrainedModel] | None
+) -> Critic:
+    if args.critic_init == "policy":
+        impossible = not isinstance(policy, PeftModel) and needs_reading_again(policy)
+        again = read_again() if read_again is not None and impossible else None
+        return critic_like(policy, again)
+    assert args.reward_model_path, "preflight asks for one"
+    # Of several the first: one critic begins as one model.
+    path = args.reward_model_path[0]
+    reward, _ = load_reward_model(path, torch.float32, trust_remote_code=args.trust_remote_code)
+    if reward.config.num_labels != 1:
+        raise ArgumentError(
+            f"{path} scores steps, not conversations", place="--critic_init reward", fix="use --critic_init policy"
+        )
+    if vocabulary_rows(reward) != vocabulary_rows(policy):
+        raise ArgumentError(
+            f"{path} reads another vocabulary than the policy writes",
+            place="--critic_init reward",
+            fix="use --critic_init policy",
+        )
+    notice(f"the critic begins as {path}, read whole by every process")
+    scale = read_scale(path) if args.normalize_rewards else None
+    return critic_from_reward(policy, reward, *((scale.mean, scale.std) if scale else ()))

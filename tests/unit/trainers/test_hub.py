@@ -11,28 +11,24 @@ from hftune.trainers import hub
 from tests.unit.trainers.features import made_up
 
 
-@pytest.mark.parametrize(("named", "repo"), [("mine/model", "mine/model"), (None, "from/arguments")])
+@pytest.mark.parametrize(
+    ("named", "asked", "repo"),
+    [("mine/model", "from/arguments", "mine/model"), (None, "from/arguments", "from/arguments"), (None, None, "out")],
+)
 def test_the_output_folder_with_what_was_asked(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, named: str | None, repo: str
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, named: str | None, asked: str | None, repo: str
 ) -> None:
     sent: list[Any] = []
     monkeypatch.setattr(hub, "push", lambda *given, **options: sent.append((given, options)) or "done")
-    args = {"output_dir": str(tmp_path), "hub_model_id": "from/arguments", "hub_token": "from arguments"}
+    args = {"output_dir": str(tmp_path / "out"), "hub_model_id": asked, "hub_token": "from arguments"}
     args |= {"hub_private_repo": True, "hub_revision": "main", "hub": "modelscope"}
     run = made_up.run(args=args, hub_model_id=named, is_world_process_zero=lambda: True)
-    assert hub.push_result(run, message="done", token=None, revision=None, private=False) == "done"
-    options = {"token": "from arguments", "message": "done", "private": False, "revision": "main", "hub": "modelscope"}
-    assert sent == [((tmp_path, repo), options)]
+    for private in (False, None):
+        assert hub.push_result(run, message="done", token=None, revision=None, private=private) == "done"
+    options = {"token": "from arguments", "message": "done", "revision": "main", "hub": "modelscope"}
+    assert sent == [((tmp_path / "out", repo), options | {"private": private}) for private in (False, True)]
     run.is_world_process_zero = lambda: False
-    assert hub.push_result(run, message="", token=None, revision=None, private=None) is None and len(sent) == 1
-
-
-def test_a_folder_gives_its_name_where_nothing_else_does(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(hub, "push", lambda folder, repo, **options: (repo, options["private"]))
-    args = {"output_dir": str(tmp_path / "model"), "hub_model_id": None, "hub_token": None, "hub_revision": None}
-    args |= {"hub": None}
-    run = made_up.run(args=args | {"hub_private_repo": True}, hub_model_id=None, is_world_process_zero=lambda: True)
-    assert hub.push_result(run, message="", token=None, revision=None, private=None) == ("model", True)
+    assert hub.push_result(run, message="", token=None, revision=None, private=None) is None and len(sent) == 2
 
 
 @pytest.mark.parametrize(

@@ -93,20 +93,15 @@ def test_answers_take_the_place_of_the_last_ones(flat: bool) -> None:
     assert run._logs["prompt"] == ["1 2 3 4", "10 11"] and run._logs["completion"] == ["20 99", "21 22 23"]
 
 
-def test_a_process_without_answers_takes_part() -> None:
-    student = Student([[20, 99]])
+def test_a_process_without_answers_takes_part_and_no_step_is_answered_twice() -> None:
+    student = Student([[20, 99]] * 2)
     run = student.run()
     (batch,) = OnPolicyAnswers(1.0).batches(run, iter([run.data_collator(RECORDS[1:2])]))
-    assert student.asked == [[[7]]] and records_of(batch) == RECORDS[1:2]
-
-
-def test_no_step_is_answered_twice_and_an_end_is_an_end() -> None:
-    student = Student([[20, 99]] * 2)
+    assert student.asked.pop() == [[7]] and records_of(batch) == RECORDS[1:2]
     run = student.run(args={"gradient_accumulation_steps": 2})
     rest = iter([run.data_collator(RECORDS[:1]) for _ in range(3)])
     answers = OnPolicyAnswers(1.0)
-    assert [len(list(answers.batches(run, rest))) for _ in range(3)] == [2, 1, 0]
-    assert len(student.asked) == 2
+    assert [len(list(answers.batches(run, rest))) for _ in range(3)] == [2, 1, 0] and len(student.asked) == 2
 
 
 def test_the_share_of_steps_depends_on_seed_and_step_alone() -> None:

@@ -90,12 +90,10 @@ def test_dull_prompts_are_replaced(tiny_model: Path, tmp_path: Path) -> None:
     assert metrics["dynamic_sampling/rounds"][0] > 1
 
 
-def test_nothing_is_drawn_where_all_differ_or_without_the_flag(tiny_model: Path, tmp_path: Path) -> None:
+def test_nothing_is_drawn_where_all_differ(tiny_model: Path, tmp_path: Path) -> None:
     trainer = make_trainer(tiny_model, tmp_path, "grpo", two_are_dull, *SMALL, "--dynamic_sampling")
     assert prompts_in(trainer, batch_of(trainer, PROMPTS[2:])) == PROMPTS[2:]
     assert trainer._metrics["train"]["dynamic_sampling/rounds"] == [1]
-    plain = make_trainer(tiny_model, tmp_path, "grpo", two_are_dull, *SMALL)
-    assert prompts_in(plain, batch_of(plain, DULL)) == DULL
 
 
 def test_rounds_are_bounded(tiny_model: Path, tmp_path: Path) -> None:

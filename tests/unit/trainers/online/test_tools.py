@@ -62,22 +62,20 @@ def test_what_is_loaded(calling_model: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name, part",
+    ("template", "name", "part"),
     [
-        (f"{HERE}:nobody", "cannot be loaded"),
-        ("multiply", "names no function"),
-        (f"{HERE}:undescribed", "nobody can know how to call undescribed"),
+        (True, f"{HERE}:nobody", "cannot be loaded"),
+        (True, "multiply", "names no function"),
+        (True, f"{HERE}:undescribed", "nobody can know how to call undescribed"),
+        (False, f"{HERE}:multiply", "shows no tools"),
     ],
 )
-def test_what_cannot_be_called_is_refused(calling_model: Path, name: str, part: str) -> None:
+def test_what_cannot_be_called_is_refused(
+    tiny_model: Path, calling_model: Path, template: bool, name: str, part: str
+) -> None:
     with pytest.raises(UserError, match=part) as error:
-        tools_of(calling_model, name)
+        tools_of(calling_model if template else tiny_model, name)
     assert "--tools" in str(error.value)
-
-
-def test_a_template_without_tools_is_refused(tiny_model: Path) -> None:
-    with pytest.raises(UserError, match="shows no tools"):
-        tools_of(tiny_model, f"{HERE}:multiply")
 
 
 def test_an_answer_with_a_call_goes_on_with_its_result(calling_model: Path, tmp_path: Path) -> None:

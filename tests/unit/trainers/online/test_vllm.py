@@ -76,10 +76,8 @@ def played(monkeypatch: pytest.MonkeyPatch) -> type[Played]:
 @pytest.mark.parametrize(
     "algorithm, method, mode",
     [
-        ("grpo", (), "colocate"),
         ("grpo", LORA, "server"),
-        ("rloo", LORA, "colocate"),
-        ("ppo", (), "server"),
+        ("rloo", (), "colocate"),
         ("ppo", LORA, "colocate"),
         ("online_dpo", (), "colocate"),
     ],
@@ -116,8 +114,7 @@ def test_it_is_told_what_the_flags_say(played: type[Played], tiny_model: Path, t
     assert engine.max_num_seqs == 4 * 2 and engine.max_completion_length == 4
 
 
-@pytest.mark.parametrize("mode", ["colocate", "server"])
-@pytest.mark.parametrize("algorithm", GENERATIONS)
+@pytest.mark.parametrize(("algorithm", "mode"), [("grpo", "colocate"), ("ppo", "server")])
 def test_without_it_or_without_a_gpu_it_is_refused(
     algorithm: str, mode: str, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

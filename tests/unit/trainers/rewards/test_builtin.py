@@ -64,11 +64,6 @@ def test_what_is_not_compared_without_math_verify_is_said(monkeypatch: pytest.Mo
     assert any("only answers that are certainly equal count" in line for line in notices())
 
 
-def test_format() -> None:
-    texts = ["<think>a</think> b", "<think>a</think>", "b", "<think>a</think> <think>b</think> c"]
-    assert follows_format(texts) == [1.0, 0.0, 0.0, 0.0]
-
-
 def test_the_format_that_a_prompt_asks_for() -> None:
     """Tags around the answer where the prompt, as messages or as text, asks for them."""
     texts = ["<think>a</think><answer>4</answer>", "<think>a</think>\n<answer>\n4\n</answer>\n", "<think>a</think> 4"]
@@ -78,14 +73,14 @@ def test_the_format_that_a_prompt_asks_for() -> None:
     assert follows_format(texts, prompts=[asks] * 6) == [1.0, 1.0, 0.0, 0.0, 0.0, 0.0]
     assert follows_format(texts[:1] * 2, prompts=[ASKS_FOR_TAGS, "2 + 2?"]) == [1.0, 1.0]
     assert follows_format(texts[2:3] * 2, prompts=[asks, plain]) == [0.0, 1.0]
+    texts = ["<think>a</think> b", "<think>a</think>", "b", "<think>a</think> <think>b</think> c"]
+    assert follows_format(texts) == [1.0, 0.0, 0.0, 0.0], "no tags without a prompt"
 
 
 def test_length() -> None:
     assert fits_length(["", "a " * 8, "a " * 16, "a " * 256, "a " * 384, "a " * 600]) == [0.0, 0.5, 1.0, 1.0, 0.5, 0.0]
-
-
-def test_names_are_those_of_the_flag() -> None:
-    assert [builtin_reward(name, 20).__name__ for name in BUILTIN_REWARDS] == [*BUILTIN_REWARDS]
+    names = [builtin_reward(name, 20).__name__ for name in BUILTIN_REWARDS]
+    assert names == [*BUILTIN_REWARDS], "as the flag calls them"
 
 
 def test_overlong_answers_lose_up_to_one_over_the_last_fifth() -> None:

@@ -12,7 +12,7 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.unit.trainers import rl_runs
-from tests.unit.trainers.rl_runs import logged, make_trainer
+from tests.unit.trainers.rl_runs import count_even, logged, make_trainer
 
 pytestmark = pytest.mark.long
 
@@ -27,11 +27,6 @@ PROMPTS = [f"What is {number} plus {2 * number}, {'and why' * (number % 3)}?" fo
 FIGURES = ("loss", "grad_norm", "reward", "kl", "entropy", "completions/mean_length")
 
 
-def even(completion_ids: list[list[int]], **_: Any) -> list[float]:
-    """The share of even token ids."""
-    return [sum(token % 2 == 0 for token in ids) / len(ids) for ids in completion_ids]
-
-
 def by_trl(model: Path, folder: Path, algorithm: str, **options: Any) -> Any:
     config = getattr(trl, f"{algorithm.upper()}Config")(
         **(SHARED | options), output_dir=str(folder), use_cpu=True, bf16=False, report_to="none", logging_steps=1,
@@ -44,7 +39,7 @@ def by_trl(model: Path, folder: Path, algorithm: str, **options: Any) -> Any:
         args=config,
         processing_class=AutoTokenizer.from_pretrained(model),
         train_dataset=Dataset.from_dict({"prompt": [[{"role": "user", "content": text}] for text in PROMPTS]}),
-        reward_funcs=even,
+        reward_funcs=count_even,
     )
 
 
@@ -68,7 +63,7 @@ def test_five_steps_are_those_of_trl(
     theirs.train()
     flags = [part for name, value in (SHARED | options).items() for part in (f"--{name}", str(value))]
     ours = make_trainer(
-        tiny_model, tmp_path / "ours", algorithm, even, *flags, "--shared_prompts", "True", "--dtype", "float32"
+        tiny_model, tmp_path / "ours", algorithm, count_even, *flags, "--shared_prompts", "True", "--dtype", "float32"
     )
     ours.train()
     assert ours._logs["completion"][-1] == theirs._logs["completion"][-1]

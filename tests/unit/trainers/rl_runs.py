@@ -38,6 +38,19 @@ def make_trainer(
     return rl_trainer(policy, training_args, tokenizer, data, rewards, starts_as_base=starts, read_again=read, **more)
 
 
+def count_even(completion_ids: list[list[int]], **_: Any) -> list[float]:
+    """A reward: the share of even token ids."""
+    return [sum(token % 2 == 0 for token in ids) / len(ids) for ids in completion_ids]
+
+
+def drawn(trainer: Any, *texts: str, times: int = 1) -> dict[str, Any]:
+    """A batch of answers, as a step would draw it had the sampler given each of these prompts so often."""
+    trainer.model.train()
+    rows = [{"prompt": [{"role": "user", "content": text}]} for text in texts for _ in range(times)]
+    batch: dict[str, Any] = trainer._generate_and_score_completions(rows)
+    return batch
+
+
 def logged(trainer: Any, name: str) -> list[float]:
     """The values of one figure, step by step."""
     return [entry[name] for entry in trainer.state.log_history if name in entry]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hftune.arguments.rl_algorithms import GRPO_VARIANTS
-from tests.unit.trainers.rl_runs import logged, make_trainer
+from tests.unit.trainers.rl_runs import count_even, logged, make_trainer
 
 pytestmark = pytest.mark.long
 
@@ -16,14 +16,10 @@ SMALL = ("--per_device_train_batch_size", "8", "--max_completion_length", "5", "
 COMMON = (*SMALL, "--learning_rate", "1e-3", "--num_iterations", "2", "--max_steps", "2")
 
 
-def share_of_even(completion_ids: list[list[int]], **_: Any) -> list[float]:
-    return [sum(token % 2 == 0 for token in ids) / len(ids) for ids in completion_ids]
-
-
 @pytest.mark.parametrize("variant", GRPO_VARIANTS)
 def test_each_variant_trains(variant: str, tiny_model: Path, tmp_path: Path) -> None:
     flags = (*COMMON, "--grpo_variant", variant, "--mask_truncated_completions", "False")
-    trainer = make_trainer(tiny_model, tmp_path, "grpo", share_of_even, *flags)
+    trainer = make_trainer(tiny_model, tmp_path, "grpo", count_even, *flags)
     for name, value in GRPO_VARIANTS[variant][1].items():
         assert name == "mask_truncated_completions" or getattr(trainer.args, name) == value
     trainer.train()
@@ -37,7 +33,7 @@ def test_training_on_none_that_is_cut_is_said(
     said: list[str] = []
     monkeypatch.setattr("hftune.trainers.features.reward_guards.notice", said.append)
     flags = (*COMMON, "--mask_truncated_completions", "--max_completion_length", "1", "--max_steps", "1")
-    trainer = make_trainer(tiny_model, tmp_path, "grpo", share_of_even, *flags)
+    trainer = make_trainer(tiny_model, tmp_path, "grpo", count_even, *flags)
     trainer.train()
     assert any("such steps train nothing" in line for line in said)
 
@@ -53,11 +49,11 @@ def test_what_can_be_looked_at(
 
     flags = (*COMMON, "--num_iterations", "1", "--beta", "0.1", "--learning_rate", "1e-2")
     flags += ("--log_completions", "--num_completions_to_print", "2")
-    trainer = make_trainer(tiny_model, tmp_path, algorithm, share_of_even, *flags)
+    trainer = make_trainer(tiny_model, tmp_path, algorithm, count_even, *flags)
     trainer.guards.set_judges(([judge], [None]), trainer.args.device)
     trainer.train()
     printed = capsys.readouterr().out
-    assert all(word in printed for word in ("Prompt", "Completion", "share_of_", "Advantage")), printed
+    assert all(word in printed for word in ("Prompt", "Completion", "count_ev", "Advantage")), printed
     wanted = ("completions/mean_length", "completions/clipped_ratio", "completions/distinct_3", "kl")
     assert {*wanted, "judge/judge/mean", "judge/drift", "reward_std"} <= trainer.state.log_history[0].keys()
     assert logged(trainer, "kl")[1] > 0, "the policy has moved"

@@ -8,12 +8,7 @@ import pytest
 import torch
 
 from hftune.trainers.online.base import OnlineTrainer
-from tests.unit.trainers.rl_runs import logged, make_trainer
-
-
-def count_even(completion_ids: list[list[int]], **_: object) -> list[float]:
-    """The share of even token ids."""
-    return [sum(token % 2 == 0 for token in ids) / len(ids) for ids in completion_ids]
+from tests.unit.trainers.rl_runs import count_even, logged, make_trainer
 
 
 @pytest.mark.parametrize("algorithm", ["rloo", "online_dpo"])

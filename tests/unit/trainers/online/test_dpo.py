@@ -10,7 +10,9 @@ import pytest
 import torch
 
 from hftune.trainers.online.dpo import best_and_worst, pair_losses
-from tests.unit.trainers.rl_runs import PROMPTS, make_trainer
+from tests.unit.trainers.rl_runs import PROMPTS, drawn, make_trainer
+
+FLAGS = ("--per_device_train_batch_size", "8", "--max_completion_length", "5", "--num_generations", "4")
 
 
 def test_losses_by_hand() -> None:
@@ -35,11 +37,8 @@ def test_a_prompt_with_an_unscored_answer_still_makes_a_pair(tiny_model: Path, t
     def not_the_first(completion_ids: list[list[int]], **_: Any) -> list[float | None]:
         return [None if place % 4 == 0 else float(place) for place in range(len(completion_ids))]
 
-    flags = ("--per_device_train_batch_size", "8", "--max_completion_length", "5", "--num_generations", "4")
-    trainer = make_trainer(tiny_model, tmp_path, "online_dpo", not_the_first, *flags)
-    trainer.model.train()
-    rows = [{"prompt": [{"role": "user", "content": text}]} for text in PROMPTS[:2] for _ in range(4)]
-    batch = trainer._generate_and_score_completions(rows)
+    trainer = make_trainer(tiny_model, tmp_path, "online_dpo", not_the_first, *FLAGS)
+    batch = drawn(trainer, *PROMPTS[:2], times=4)
     assert batch["counts"].tolist() == [1.0, 1.0]
     shown = list(trainer._logs["advantages"])
     assert math.isnan(shown[0]) and shown[1:4] == [-1.0, 0.0, 1.0]
@@ -50,11 +49,8 @@ def test_pairs_are_of_one_prompt_and_ties_train_nothing(tiny_model: Path, tmp_pa
         tie = prompts[0]
         return [0.5 if prompt == tie else float(sum(ids)) for ids, prompt in zip(completion_ids, prompts, strict=True)]
 
-    flags = ("--per_device_train_batch_size", "8", "--max_completion_length", "5", "--num_generations", "4")
-    trainer = make_trainer(tiny_model, tmp_path, "online_dpo", two_sorts, *flags)
-    trainer.model.train()
-    rows = [{"prompt": [{"role": "user", "content": text}]} for text in PROMPTS[:2] for _ in range(4)]
-    batch = trainer._generate_and_score_completions(rows)
+    trainer = make_trainer(tiny_model, tmp_path, "online_dpo", two_sorts, *FLAGS)
+    batch = drawn(trainer, *PROMPTS[:2], times=4)
     assert batch["counts"].tolist() == [0.0, 1.0]
     assert (batch["prompt_ids"][:, 0] == batch["prompt_ids"][:, 1]).all()
     sums = (batch["completion_ids"] * batch["completion_mask"]).sum(-1)
@@ -69,11 +65,8 @@ def test_figures_do_not_depend_on_the_cut_into_micro_batches(tiny_model: Path, t
     def first_prompt(completion_ids: list[list[int]], **_: Any) -> list[float]:
         return [float(place) if place < 4 else 0.0 for place in range(len(completion_ids))]
 
-    flags = ("--per_device_train_batch_size", "8", "--max_completion_length", "5", "--num_generations", "4")
-    trainer = make_trainer(tiny_model, tmp_path, "online_dpo", first_prompt, *flags)
-    trainer.model.train()
-    rows = [{"prompt": [{"role": "user", "content": text}]} for text in PROMPTS[:2] for _ in range(4)]
-    batch = trainer._generate_and_score_completions(rows)
+    trainer = make_trainer(tiny_model, tmp_path, "online_dpo", first_prompt, *FLAGS)
+    batch = drawn(trainer, *PROMPTS[:2], times=4)
     batch["completion_mask"][1, :, 1:] = 0
     trainer.sums["train"].take(trainer.accelerator)  # of drawing
     found = []

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hftune.trainers.online.dynamic_sampling import groups_that_differ, take_rows
-from tests.unit.trainers.rl_runs import PROMPTS, logged, make_trainer
+from tests.unit.trainers.rl_runs import PROMPTS, drawn, logged, make_trainer
 
 pytestmark = pytest.mark.long
 
@@ -55,13 +55,6 @@ def two_are_dull(completion_ids: list[list[int]], prompts: list[Any], **_: Any) 
     return [1.0 if text in DULL else sum(ids) / 1000 for ids, text in zip(completion_ids, texts, strict=True)]
 
 
-def batch_of(trainer: Any, texts: list[str]) -> dict[str, torch.Tensor]:
-    """What a step would train on, had the sampler drawn these prompts."""
-    trainer.model.train()
-    rows = [{"prompt": [{"role": "user", "content": text}]} for text in texts for _ in range(4)]
-    return trainer._generate_and_score_completions(rows)
-
-
 def prompts_in(trainer: Any, batch: dict[str, torch.Tensor]) -> list[str]:
     """The prompts of a batch, one a group."""
     found = trainer.processing_class.batch_decode(batch["prompt_ids"][::4], skip_special_tokens=True)
@@ -70,7 +63,7 @@ def prompts_in(trainer: Any, batch: dict[str, torch.Tensor]) -> list[str]:
 
 def test_dull_prompts_are_replaced(tiny_model: Path, tmp_path: Path) -> None:
     trainer = make_trainer(tiny_model, tmp_path, "grpo", two_are_dull, *SMALL, "--dynamic_sampling")
-    batch = batch_of(trainer, [DULL[0], PROMPTS[2]])
+    batch = drawn(trainer, DULL[0], PROMPTS[2], times=4)
     found = prompts_in(trainer, batch)
     assert found[1] == PROMPTS[2] and found[0] not in DULL
     assert (batch["advantages"].view(2, 4).std(dim=1) > 0.1).all(), "every group has an advantage"
@@ -92,7 +85,7 @@ def test_dull_prompts_are_replaced(tiny_model: Path, tmp_path: Path) -> None:
 
 def test_nothing_is_drawn_where_all_differ(tiny_model: Path, tmp_path: Path) -> None:
     trainer = make_trainer(tiny_model, tmp_path, "grpo", two_are_dull, *SMALL, "--dynamic_sampling")
-    assert prompts_in(trainer, batch_of(trainer, PROMPTS[2:])) == PROMPTS[2:]
+    assert prompts_in(trainer, drawn(trainer, *PROMPTS[2:], times=4)) == PROMPTS[2:]
     assert trainer._metrics["train"]["dynamic_sampling/rounds"] == [1]
 
 
@@ -105,7 +98,7 @@ def test_rounds_are_bounded(tiny_model: Path, tmp_path: Path) -> None:
 
     flags = (*SMALL, "--dynamic_sampling", "--max_sampling_rounds", "3")
     trainer = make_trainer(tiny_model, tmp_path, "grpo", all_dull, *flags)
-    batch = batch_of(trainer, [DULL[0], PROMPTS[2]])
+    batch = drawn(trainer, DULL[0], PROMPTS[2], times=4)
     assert calls == [8, 8, 8]
     assert prompts_in(trainer, batch) == [DULL[0], PROMPTS[2]], "the first ones are kept"
     assert trainer._metrics["train"]["dynamic_sampling/alike"] == [1.0]

@@ -12,17 +12,13 @@ from hftune.errors import ArgumentError
 from hftune.models.attention import shared_prompts
 from hftune.models.attention.documents import Documents
 from hftune.trainers.online.base import is_reference
-from tests.unit.trainers.rl_runs import make_trainer
+from tests.unit.trainers.rl_runs import count_even, make_trainer
 
 FLAGS = ("--per_device_train_batch_size", "4", "--num_generations", "2", "--max_completion_length", "4")
 
 
-def even(completion_ids: list[list[int]], **_: Any) -> list[float]:
-    return [sum(token % 2 == 0 for token in ids) / len(ids) for ids in completion_ids]
-
-
 def trainer_of(model: Path, folder: Path, *flags: str) -> Any:
-    return make_trainer(model, folder, "grpo", even, *FLAGS, "--shared_prompts", "True", "--beta", "0.1", *flags)
+    return make_trainer(model, folder, "grpo", count_even, *FLAGS, "--shared_prompts", "True", "--beta", "0.1", *flags)
 
 
 def test_a_model_that_keeps_answers_apart_passes(tiny_model: Path, tmp_path: Path) -> None:
@@ -68,7 +64,7 @@ def test_ppo_reads_shared_rows_as_padded_ones(flags: tuple[str, ...], tiny_model
     found = []
     for shared in ("False", "True"):
         more = ("--shared_prompts", shared, "--beta", "0.05", "--per_device_train_batch_size", "4", *flags)
-        made = make_trainer(tiny_model, tmp_path / shared, "ppo", even, "--max_completion_length", "5", *more)
+        made = make_trainer(tiny_model, tmp_path / shared, "ppo", count_even, "--max_completion_length", "5", *more)
         torch.nn.init.normal_(made.critic.head.weight, generator=torch.Generator().manual_seed(1))
         torch.manual_seed(3)
         rows = [{"prompt": made.train_dataset[number % 2]["prompt"]} for number in range(4)]

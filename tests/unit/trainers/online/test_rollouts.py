@@ -17,14 +17,9 @@ from hftune.models.decoding import Drawn
 from hftune.trainers.online.base import is_reference
 from hftune.trainers.rewards.kept import KeptRewards
 from hftune.trainers.rewards.waiting import Patience, watched
-from tests.unit.trainers.rl_runs import logged, make_trainer
+from tests.unit.trainers.rl_runs import count_even, drawn, logged, make_trainer
 
 SMALL = ("--per_device_train_batch_size", "4", "--max_completion_length", "4", "--num_generations", "2")
-
-
-def count_even(completion_ids: list[list[int]], **_: Any) -> list[float]:
-    """The share of even token ids."""
-    return [sum(token % 2 == 0 for token in ids) / len(ids) for ids in completion_ids]
 
 
 def count_odd(completion_ids: list[list[int]], **_: Any) -> list[float]:
@@ -79,9 +74,7 @@ def test_answers_that_no_function_scores_train_nothing(tiny_model: Path, tmp_pat
 
     flags = ("--per_device_train_batch_size", "4", "--max_completion_length", "4")
     trainer = make_trainer(tiny_model, tmp_path, "ppo", half, *flags)
-    trainer.model.train()
-    rows = [{"prompt": [{"role": "user", "content": text}]} for text in "abcd"]
-    batch = trainer._generate_and_score_completions(rows)
+    batch = drawn(trainer, *"abcd")
     assert batch["mask"].any(dim=1).tolist() == [False, True, False, True]
     assert not batch["advantages"][~batch["mask"].bool()].any()
     shown = trainer._logs["advantages"]

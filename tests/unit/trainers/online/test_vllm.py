@@ -16,7 +16,7 @@ from hftune.arguments.entry import parse_arguments
 from hftune.errors import UserError
 from hftune.preflight.check_run import check_run
 from hftune.preflight.facts import resolve
-from tests.unit.trainers.rl_runs import logged, make_trainer
+from tests.unit.trainers.rl_runs import count_even, logged, make_trainer
 
 pytestmark = pytest.mark.long
 
@@ -61,10 +61,6 @@ class Played(vllm_generation.VLLMGeneration):
         return prompts, ids, logps, None
 
 
-def share_of_even(completion_ids: list[list[int]], **_: Any) -> list[float]:
-    return [sum(token % 2 == 0 for token in ids) / len(ids) for ids in completion_ids]
-
-
 @pytest.fixture
 def played(monkeypatch: pytest.MonkeyPatch) -> type[Played]:
     monkeypatch.setattr(Played, "made", [])
@@ -87,7 +83,7 @@ def test_it_is_sent_the_policy_and_nothing_else(
 ) -> None:
     flags = (*SMALL, *method, "--vllm_mode", mode, "--num_generations", GENERATIONS[algorithm])
     flags += ("--learning_rate", "1e-2", "--num_iterations", "1", "--eval_strategy", "no")
-    trainer = make_trainer(tiny_model, tmp_path, algorithm, share_of_even, *flags)
+    trainer = make_trainer(tiny_model, tmp_path, algorithm, count_even, *flags)
     trainer.train()
     (engine,) = played.made
     assert engine.mode == mode
@@ -106,7 +102,7 @@ def test_it_is_told_what_the_flags_say(played: type[Played], tiny_model: Path, t
     flags = ("--vllm_mode", "server", "--vllm_server_base_url", "http://there:1234", "--vllm_group_port", "777")
     flags += ("--vllm_gpu_memory_utilization", "0.4", "--vllm_tensor_parallel_size", "2", "--vllm_max_model_length")
     flags += ("99", "--temperature", "0.7", "--top_p", "0.9", "--top_k", "5", "--num_generations", "2")
-    make_trainer(tiny_model, tmp_path, "grpo", share_of_even, *SMALL, *flags)
+    make_trainer(tiny_model, tmp_path, "grpo", count_even, *SMALL, *flags)
     (engine,) = played.made
     wanted = {"mode": "server", "server_base_url": "http://there:1234", "group_port": 777, "max_model_length": 99}
     wanted |= {"gpu_memory_utilization": 0.4, "tensor_parallel_size": 2, "temperature": 0.7, "top_p": 0.9, "top_k": 5}

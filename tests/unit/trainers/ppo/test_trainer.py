@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -14,24 +13,12 @@ from trl.trainer.utils import split_tensor_dict
 from hftune.errors import ArgumentError
 from hftune.models.kernels.scoring_head import padded_rows
 from hftune.trainers.ppo.critic import critic_from_reward
-from tests.unit.trainers.rl_runs import PROMPTS, logged, make_trainer
+from tests.unit.trainers.rl_runs import PROMPTS, count_even, drawn, logged, make_trainer
 
 pytestmark = pytest.mark.long
 
 SMALL = ("--per_device_train_batch_size", "4", "--max_completion_length", "5", "--learning_rate", "1e-3")
 LORA = ("--use_peft", "--lora_r", "4", "--target_modules", "all")
-
-
-def count_even(completion_ids: list[list[int]], **_: Any) -> list[float]:
-    """The share of even token ids."""
-    return [sum(token % 2 == 0 for token in ids) / len(ids) for ids in completion_ids]
-
-
-def rollout_of(trainer: Any) -> dict[str, torch.Tensor]:
-    """A batch of answers, as the first step would draw it."""
-    trainer.model.train()
-    rows = [{"prompt": [{"role": "user", "content": text}]} for text in PROMPTS]
-    return trainer._generate_and_score_completions(rows)
 
 
 def plain_pass(model: torch.nn.Module, body: torch.nn.Module, head: torch.nn.Module, batch: dict) -> tuple:
@@ -54,7 +41,7 @@ def test_the_loss_is_the_papers(critic: str, tiny_model: Path, tmp_path: Path) -
     """After the weights have moved: ratios, values and both clips computed again without padding or hooks."""
     flags = (*SMALL, "--vf_coef", "0.5", "--entropy_coef", "0.01", "--beta", "0.1", "--critic", critic)
     trainer = make_trainer(tiny_model, tmp_path, "ppo", count_even, *flags)
-    batch = rollout_of(trainer)
+    batch = drawn(trainer, *PROMPTS)
     policy, kept = trainer.model, trainer.critic
     with torch.no_grad():
         generator = torch.Generator().manual_seed(0)
@@ -80,7 +67,7 @@ FIGURES = ("policy_loss", "value_loss", "entropy", "approx_kl", "ratio", "clip_r
 def test_figures_do_not_depend_on_the_cut_into_micro_batches(tiny_model: Path, tmp_path: Path) -> None:
     """Answers are of unlike length, so that the mean of means is another."""
     trainer = make_trainer(tiny_model, tmp_path, "ppo", count_even, *SMALL)
-    batch = rollout_of(trainer)
+    batch = drawn(trainer, *PROMPTS)
     batch["mask"][0, 1:] = 0
     trainer.sums["train"].take(trainer.accelerator)  # of drawing
     with torch.no_grad():
@@ -168,7 +155,7 @@ def test_a_critic_from_a_reward_model_values_the_end_as_it_scores(tiny_model: Pa
 def test_rewards_are_those_of_the_answers_and_advantages_are_white(tiny_model: Path, tmp_path: Path) -> None:
     flags = ("--missing_eos_penalty", "1.0", "--reward_clip_range", "0.0", "0.4", "--beta", "0.05", *SMALL)
     trainer = make_trainer(tiny_model, tmp_path, "ppo", count_even, *flags)
-    batch = rollout_of(trainer)
+    batch = drawn(trainer, *PROMPTS)
     mask = batch["mask"].bool()
     white = batch["advantages"][mask]
     assert white.mean().item() == pytest.approx(0.0, abs=1e-6)
@@ -192,7 +179,7 @@ def test_recomputing_activations_changes_nothing(
         trainer = make_trainer(tiny_model, tmp_path, "ppo", count_even, *SMALL, "--vf_coef", "1.0", *method, *flags)
         if flags:
             trainer.model.gradient_checkpointing_enable()
-        batch = rollout_of(trainer)
+        batch = drawn(trainer, *PROMPTS)
         trainer._compute_loss(trainer.model, batch).backward()
         trained = {name: p for name, p in trainer.model.named_parameters() if p.requires_grad}
         assert all(parameter.grad is not None for parameter in trained.values())

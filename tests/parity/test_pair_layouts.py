@@ -22,7 +22,7 @@ from hftune.preflight.facts import resolve
 from hftune.trainers.dpo import DPOTrainer
 from hftune.trainers.losses.preference import LOSSES
 from hftune.trainers.preference.batches import PairCollator
-from hftune.trainers.preference.loss import forward_answers, likelihoods, settings_of
+from hftune.trainers.preference.loss import forward_answers, likelihoods
 from tests.parity.test_packing import CONFIGS, tiny
 from tests.table.tiny import tiny_config
 
@@ -145,7 +145,6 @@ def test_every_loss(method: str, tiny_model: Path, tmp_path: Path) -> None:
         for layout, trainer in trainers.items():
             trainer.args.loss_type, trainer.args.label_smoothing, trainer.args.offset_alpha = names, 0.1, 0.7
             trainer.reference_policy.kind = "precomputed" if trainer.args.needs_reference else "none"
-            trainer.pair_loss.settings = settings_of(trainer.args)
             trainer.model.train().zero_grad()
             loss = trainer.compute_loss(trainer.model, trainer.data_collator(records(250)))
             loss.backward()

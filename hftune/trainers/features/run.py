@@ -82,6 +82,9 @@ class Run(Protocol):
     rollout: Inputs | None
     sums: dict[str, Any]  # `MetricSums`
 
+    def own_scores(self, rows: int) -> torch.Tensor:
+        """Of `OnlineTrainer`: scores of this process's last answers, so many rows."""
+
     def upstream_sampler(self, dataset: Any) -> Any:
         """What the upstream trainer draws the records of a data set with."""
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.nn.functional import logsigmoid, relu
 
-from hftune.trainers.losses.terms import Settings, Terms
+from hftune.trainers.losses.terms import Terms
 
 MIN_DIFFERENCE = 1e-6
 """Added to a difference of scores before its logarithm, as in ERNIEKit."""
@@ -37,7 +37,7 @@ class Loss:
     of: OfPairs
     reference: bool = True
     average: bool = False
-    likelihood: Callable[[Settings], float] = lambda settings: 0.0
+    likelihood: Callable[[Any], float] = lambda settings: 0.0
 
 
 LOSSES: dict[str, Loss] = {}
@@ -239,7 +239,7 @@ def log1mexp(x: torch.Tensor) -> torch.Tensor:
 
 
 def of_answers(
-    name: str, ratios: torch.Tensor, desirable: torch.Tensor, kl: torch.Tensor, settings: Settings
+    name: str, ratios: torch.Tensor, desirable: torch.Tensor, kl: torch.Tensor, settings: Any
 ) -> torch.Tensor:
     """w (1 - s(beta (ratio - kl))) for good answers, w' (1 - s(beta (kl - ratio))) for bad ones, of single answers.
 

@@ -3,29 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.nn.functional import logsigmoid
 
 _MAX_EXPONENT = {torch.float16: 11.0, torch.bfloat16: 80.0, torch.float32: 80.0, torch.float64: 700.0}
-
-
-@dataclass(frozen=True)
-class Settings:
-    """Numbers of the losses; names and defaults are those of `run_dpo.py`."""
-
-    beta: float = 0.1
-    label_smoothing: float = 0.0
-    simpo_gamma: float = 0.5
-    cpo_alpha: float = 1.0
-    dpop_lambda: float = 50.0
-    discopop_tau: float = 0.05
-    offset_alpha: float = 0.0
-    desirable_weight: float = 1.0
-    undesirable_weight: float = 1.0
-    f_divergence_type: str = "reverse_kl"
-    f_alpha_divergence_coef: float = 0.5
 
 
 @dataclass(frozen=True)
@@ -40,6 +24,7 @@ class Terms:
             for the reverse KL.
         differences: Score of the chosen less that of the rejected answer, > 0, (B,); None where records have none.
         nll: Negative log-probability of each chosen answer in full, (B,): over its tokens, the SFT loss.
+        settings: The numbers of the losses under the names that they have in `DPOArguments`.
         kl: Estimate of beta-free KL(policy, reference) for KTO, a scalar without gradient.
     """
 
@@ -52,9 +37,9 @@ class Terms:
     chosen_scores: torch.Tensor
     rejected_scores: torch.Tensor
     nll: torch.Tensor
+    settings: Any
     differences: torch.Tensor | None = None
     kl: torch.Tensor | None = None
-    settings: Settings = field(default_factory=Settings)
 
     @property
     def chosen_ratios(self) -> torch.Tensor:

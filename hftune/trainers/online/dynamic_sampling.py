@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from trl.trainer.utils import pad
 
-from hftune.arguments.rl_algorithms import GRPOArguments
-from hftune.data.mixture import Mixture, MixtureSampler
+from hftune.data.mixture import MixtureSampler
 from hftune.logging import notice
 from hftune.trainers.features.order import data_seed
+from hftune.trainers.features.run import Run
 
 Batch = dict[str, Any]
 Row = tuple[int, int]
@@ -56,23 +56,6 @@ def logged_columns(logs: Mapping[str, Any]) -> dict[str, Any]:
     return {name: logs[name] for name in ("prompt", "completion", "advantages")} | nested
 
 
-class SamplingRun(Protocol):
-    """What is needed of a trainer of TRL's that answers in groups."""
-
-    args: GRPOArguments
-    accelerator: Any
-    num_generations: int
-    train_dataset: Any
-    mixture: Mixture | None
-    _metrics: dict[str, Any]
-    _logs: dict[str, Any]
-    _step: int
-    processing_class: Any
-
-    def own_scores(self, rows: int) -> torch.Tensor:
-        """Of this process's last answers, so many rows."""
-
-
 class DynamicSampling:
     """Replaces groups of equal rewards, which have no advantage and only thin out the gradient.
 
@@ -85,7 +68,7 @@ class DynamicSampling:
         generate: Its way from rows to a scored batch, which leaves `run.own_scores`, and its answers in the log.
     """
 
-    def __init__(self, run: SamplingRun, generate: Callable[[list[dict[str, Any]]], Batch]) -> None:
+    def __init__(self, run: Run, generate: Callable[[list[dict[str, Any]]], Batch]) -> None:
         self.run, self.generate = run, generate
         self._said_short = False
 

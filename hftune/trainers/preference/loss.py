@@ -5,14 +5,13 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from hftune.arguments.preference import DPOArguments
 from hftune.constants import FILLER
 from hftune.models.kernels.answer_head import AnswerOutput
 from hftune.trainers.features.pair_figures import PairFigures
 from hftune.trainers.features.reference_policy import ReferencePolicy
 from hftune.trainers.features.run import Inputs, Run
 from hftune.trainers.losses.preference import LOSSES, Parts, combined, of_answers
-from hftune.trainers.losses.terms import Settings, Terms, desensitised, scores
+from hftune.trainers.losses.terms import Terms, desensitised, scores
 from hftune.trainers.preference.batches import counts_of
 
 OF_MODEL = ("input_ids", "attention_mask", "position_ids", "use_cache", "shared_prompts", "answer_at", "answer_ids")
@@ -26,14 +25,10 @@ class PairLoss:
         run: The trainer.
         reference_policy: Gives the reference's numbers.
         figures: Where metrics are added up on the way.
-
-    Attributes:
-        settings: The numbers of the losses.
     """
 
     def __init__(self, run: Run, reference_policy: ReferencePolicy, figures: PairFigures) -> None:
         self.run, self.reference_policy, self.figures = run, reference_policy, figures
-        self.settings = settings_of(run.args)
         self._step: list[Inputs] = []  # the micro batches of the step that is being trained
         self._step_kl: torch.Tensor | None = None
 
@@ -110,7 +105,7 @@ class PairLoss:
         ratios = policy - self.reference_policy.of_answers(inputs)[kept].to(policy)
         names, kl = self.run.args.loss_type, torch.zeros_like(ratios.sum()) if kl is None else kl
         weights = self.run.args.loss_weights or [1.0] * len(names)
-        losses = [of_answers(name, ratios, good, kl, self.settings) for name in names]
+        losses = [of_answers(name, ratios, good, kl, self.run.args) for name in names]
         loss = sum((weight * each for weight, each in zip(weights, losses, strict=True)), torch.zeros_like(policy))
         metrics = self.figures.metrics["train" if self.run.model.training else "eval"]
         if self.run.model.training:
@@ -148,7 +143,7 @@ class PairLoss:
             nll=nll[kept],
             differences=None if differences is None else differences[kept],
             kl=kl,
-            settings=self.settings,
+            settings=self.run.args,
         )
 
     def _measure(self, terms: Terms, outputs: AnswerOutput, inputs: Inputs, parts: Parts) -> None:
@@ -208,8 +203,3 @@ def likelihoods(outputs: AnswerOutput, inputs: Inputs) -> torch.Tensor:
     chosen, rejected = means.exp().chunk(2)
     weights = chosen * rejected
     return weights[inputs[FILLER].logical_not()] if FILLER in inputs else weights
-
-
-def settings_of(args: DPOArguments) -> Settings:
-    """The numbers of the losses."""
-    return Settings(**{name: getattr(args, name) for name in Settings.__dataclass_fields__})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections import defaultdict
+from dataclasses import fields
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +15,7 @@ import trl
 
 from hftune.arguments.preference import LOSS_TYPES, DPOArguments
 from hftune.trainers.losses.preference import LOSSES, combined, log1mexp, of_answers
-from hftune.trainers.losses.terms import Settings, Terms, desensitised, scores
+from hftune.trainers.losses.terms import Terms, desensitised, scores
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # "experimental": compared with, not used
@@ -23,6 +24,11 @@ with warnings.catch_warnings():
 
 LENGTHS = ((5, 3), (2, 6), (4, 4))
 """Tokens of chosen and rejected answers."""
+
+
+def numbers(**given: Any) -> SimpleNamespace:
+    """The defaults of the command, with these in their place."""
+    return SimpleNamespace(**{one.name: one.default for one in fields(DPOArguments)} | given)
 
 
 def per_token(seed: int = 0) -> torch.Tensor:
@@ -40,12 +46,12 @@ def lengths() -> torch.Tensor:
 def terms(
     policy: torch.Tensor,
     reference: torch.Tensor,
-    settings: Settings | None = None,
+    settings: Any = None,
     ld: float | None = None,
     **more: Any,
 ) -> Terms:
     """As the trainer makes them."""
-    settings = settings or Settings()
+    settings = settings or numbers()
     sizes = lengths()
     half = len(sizes) // 2
     shared = torch.minimum(sizes[:half], sizes[half:]).repeat(2)
@@ -127,9 +133,7 @@ def trl_loss(policy: torch.Tensor, reference: torch.Tensor, options: dict[str, A
 
 
 def our_loss(policy: torch.Tensor, reference: torch.Tensor, options: dict[str, Any]) -> torch.Tensor:
-    settings = Settings(
-        beta=0.3, **{name: value for name, value in options.items() if name in Settings.__dataclass_fields__}
-    )
+    settings = numbers(beta=0.3, **options)
     made = terms(policy, reference, settings, options.get("ld_alpha"))
     weights = None
     if options.get("use_weighting"):
@@ -167,7 +171,7 @@ def test_every_loss_of_trl_is_there() -> None:
 
 @pytest.mark.parametrize("kind", ["simpo", "sigmoid"])
 def test_simpo_and_cpo_as_trl(kind: str) -> None:
-    made = terms(per_token(1), per_token(2), Settings(beta=2.0, simpo_gamma=0.7, label_smoothing=0.1, cpo_alpha=0.0))
+    made = terms(per_token(1), per_token(2), numbers(beta=2.0, simpo_gamma=0.7, label_smoothing=0.1, cpo_alpha=0.0))
     itself = SimpleNamespace(
         loss_type=kind, beta=2.0, simpo_gamma=0.7, label_smoothing=0.1, alpha=0.0,
         accelerator=SimpleNamespace(device="cpu"),
@@ -182,7 +186,7 @@ def test_simpo_and_cpo_as_trl(kind: str) -> None:
 
 
 def test_orpo_as_trl() -> None:
-    made = terms(per_token(1), per_token(2), Settings(beta=0.2))
+    made = terms(per_token(1), per_token(2), numbers(beta=0.2))
     itself = SimpleNamespace(beta=0.2, accelerator=SimpleNamespace(device="cpu"))
     chosen, rejected = made.averages
     losses, *_ = ORPOTrainer.odds_ratio_loss(itself, chosen, rejected)
@@ -195,7 +199,7 @@ def s(x: float) -> float:
     return 1 / (1 + math.exp(-x))
 
 
-def pair(settings: Settings, differences: list[float] | None = None, kl: float | None = None) -> Terms:
+def pair(settings: Any, differences: list[float] | None = None, kl: float | None = None) -> Terms:
     """One pair: log pi -4 (4 tokens) and -6 (2 tokens); the reference gives -5 and -5.
 
     log ratios 1 and -1, so z = 2; a token 1/4 + 1/2 = 0.75; averages -1 and -3.
@@ -252,7 +256,7 @@ BY_HAND = {
 @pytest.mark.parametrize("case", BY_HAND)
 def test_worked_by_hand(case: str) -> None:
     options, expected = BY_HAND[case]
-    made = pair(Settings(beta=BETA, **options), kl=0.4)
+    made = pair(numbers(beta=BETA, **options), kl=0.4)
     found = combined(made, [case.split()[0]], [1.0], None).over(torch.tensor([1.0, 4.0]))
     assert float(found) == pytest.approx(expected, abs=1e-6)
     assert combined(made, ["sigmoid"], [1.0], None).of_tokens is None, "what tokens have no part in is no sum of zeros"
@@ -268,7 +272,7 @@ def test_all_are_worked_by_hand_and_say_what_they_need() -> None:
 
 def test_offset() -> None:
     """ODPO with alpha 2 and a difference of e: beta z - 2 * 1; a difference of 1 is no offset, nor is none at all."""
-    settings = Settings(beta=BETA, offset_alpha=2.0)
+    settings = numbers(beta=BETA, offset_alpha=2.0)
     for differences, wanted in (([math.e], 1 - 2), ([1.0], 1), (None, 1)):
         assert float(LOSSES["sigmoid"].of(pair(settings, differences))) == pytest.approx(-LOG(s(wanted)), abs=1e-5)
     assert LOSSES["sigmoid"].of(pair(settings, [0.0])).isfinite().all(), "two answers may have the same score"
@@ -277,7 +281,7 @@ def test_offset() -> None:
 def test_dpop_penalises_chosen_answers_that_became_less_likely() -> None:
     made = Terms(
         *(torch.tensor([value]) for value in (-6.0, -9.0, -5.0, -5.0, 4.0, 2.0, -1.0, -4.0)),
-        nll=torch.tensor([1.0]), settings=Settings(beta=BETA, dpop_lambda=3.0),
+        nll=torch.tensor([1.0]), settings=numbers(beta=BETA, dpop_lambda=3.0),
     )  # fmt: skip
     # z = 3, less 3 * max(0, 1)
     assert float(LOSSES["dpop"].of(made)) == pytest.approx(-LOG(s(0.0)))
@@ -287,7 +291,7 @@ def test_each_half_of_kto_pairs_is_measured_by_the_other() -> None:
     """Ratios 1 and 3 against 2 and -1: the chosen half's KL is their mean 2, that of the rejected half 0.5."""
     made = Terms(
         *(torch.tensor(values) for values in ([1.0, 3.0], [2.0, -1.0], [0.0, 0.0], [0.0, 0.0], [1.0, 1.0], [1.0, 1.0])),
-        torch.tensor([1.0, 3.0]), torch.tensor([2.0, -1.0]), nll=torch.tensor([1.0, 1.0]), settings=Settings(beta=BETA),
+        torch.tensor([1.0, 3.0]), torch.tensor([2.0, -1.0]), nll=torch.tensor([1.0, 1.0]), settings=numbers(beta=BETA),
     )  # fmt: skip
     first = (1 - s(0.5 * (1 - 0.5)) + 1 - s(0.5 * (2 - 2))) / 2
     second = (1 - s(0.5 * (3 - 0.5)) + 1 - s(0.5 * (2 + 1))) / 2
@@ -296,7 +300,7 @@ def test_each_half_of_kto_pairs_is_measured_by_the_other() -> None:
 
 def test_kto_weights_and_labels() -> None:
     ratios, good, kl = torch.tensor([1.0, 1.0]), torch.tensor([True, False]), torch.tensor(0.4)
-    settings = Settings(beta=BETA, desirable_weight=2.0, undesirable_weight=3.0)
+    settings = numbers(beta=BETA, desirable_weight=2.0, undesirable_weight=3.0)
     for name, expected in (
         ("kto", [2 * (1 - s(0.5 * 0.6)), 3 * (1 - s(-0.5 * 0.6))]),
         ("apo_zero_unpaired", [2 * (1 - s(0.5)), 3 * s(0.5)]),
@@ -352,14 +356,8 @@ def test_log1mexp_near_zero_and_far_away() -> None:
 def test_a_step_raises_the_margin(name: str) -> None:
     """Down each loss chosen answers gain on rejected ones (DiscoPOP is not monotone, by design)."""
     policy = per_token(1).requires_grad_()
-    made = terms(policy, per_token(1), Settings(beta=0.3, label_smoothing=0.0))
+    made = terms(policy, per_token(1), numbers(beta=0.3, label_smoothing=0.0))
     combined(made, [name], [1.0], None).over(torch.ones(2)).backward()
     step = -policy.grad
     sizes = int(made.chosen_tokens.sum())
     assert step[:sizes].sum() - step[sizes:].sum() > 0
-
-
-def test_numbers_of_the_losses_are_those_of_the_command() -> None:
-    """`Settings` says so of its defaults."""
-    asked = DPOArguments(output_dir="out", report_to="none")
-    assert Settings() == Settings(**{name: getattr(asked, name) for name in Settings.__dataclass_fields__})

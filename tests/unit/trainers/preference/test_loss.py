@@ -13,9 +13,9 @@ import torch
 from hftune.constants import FILLER
 from hftune.models.kernels.answer_head import AnswerOutput
 from hftune.trainers.features.pair_figures import PairFigures, whole_loss
-from hftune.trainers.losses.terms import Settings
 from hftune.trainers.preference.batches import counts_of
 from hftune.trainers.preference.loss import PairLoss, forward_answers, likelihoods
+from tests.unit.trainers.losses.test_preference import numbers
 
 # Two pairs. Chosen answers: (-1, -2) and (-3); rejected: (-4) and (-1, -1, -2).
 LOG_PROBS = [-1.0, -2.0, -3.0, -4.0, -1.0, -1.0, -2.0]
@@ -59,10 +59,9 @@ def batch(**changes: Any) -> dict[str, Any]:
 
 
 def pair_loss(ref: Any = REF, training: bool = True, reduce: Any = lambda value, how: value, **args: Any) -> PairLoss:
-    numbers = {name: getattr(Settings(), name) for name in Settings.__dataclass_fields__}
     own = {"loss_type": ["sigmoid"], "loss_weights": None, "use_weighting": False, "ld_alpha": None}
     run: Any = SimpleNamespace(
-        args=SimpleNamespace(**numbers | own | {"normalize_logps": False, "beta": BETA} | args),
+        args=numbers(**own | {"normalize_logps": False, "beta": BETA} | args),
         model=SimpleNamespace(training=training),
         accelerator=SimpleNamespace(reduce=reduce, device=torch.device("cpu")),
     )

@@ -1,4 +1,4 @@
-"""A task whose best reward is known: digits and small letters in turns. Every algorithm finds it."""
+"""A task whose best reward is known: digits and small letters in turns. The algorithms that are not TRL's find it."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ TOKENS = 4
 SHARED = ("--per_device_train_batch_size", "64", "--num_generations", "16", "--lr_scheduler_type", "constant")
 PPO = ("--num_iterations", "2", "--vf_coef", "1.0", "--lam", "1.0")
 SETTINGS = {
-    "grpo": ("--learning_rate", "5e-3", "--max_steps", "20", "--loss_type", "grpo"),
-    "rloo": ("--learning_rate", "5e-3", "--max_steps", "20", "--beta", "0.0"),
     "ppo": ("--learning_rate", "5e-3", "--max_steps", "44", "--beta", "0.005", *PPO),
     "online_dpo": ("--learning_rate", "3e-3", "--max_steps", "30", "--beta", "0.1"),
 }

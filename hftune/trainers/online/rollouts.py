@@ -228,13 +228,9 @@ class RolloutTrainer(OnlineTrainer, trl.RLOOTrainer):
         return scores * scored, scored
 
     def _flush_what_functions_logged(self, mode: str) -> None:
-        """What reward functions handed to `log_metric`: means over ranks. Columns of `log_extra` likewise."""
-        # Ranks may have logged other names, and must sum in the same order.
-        for name in sorted(set(gather_object(list(self._pending_metrics)))):
-            values = self._pending_metrics.get(name, [])
-            sums = torch.tensor([sum(values), len(values)], dtype=torch.float64, device=self.accelerator.device)
-            total, count = self.sum_over_ranks(sums).tolist()
-            self._metrics[mode][name].append(total / count)
+        """Means of what reward functions handed to `log_metric`; columns of `log_extra`, of all ranks."""
+        for name, values in self._pending_metrics.items():
+            self.sums[mode].add(name, torch.tensor(values, dtype=torch.float64))
         for column in sorted(set(gather_object(list(self._pending_extra_logs)))):
             self._logs["extra"][column].extend(gather_object(self._pending_extra_logs.get(column, [])))
         self._pending_metrics.clear()

@@ -62,10 +62,17 @@ def test_those_that_end_with_the_process_end_before(trainer: Any, monkeypatch: p
     monkeypatch.setattr(trackers, "INTEGRATION_TO_CALLBACK", {"wandb": Recorder})
     monkeypatch.setattr(trackers, "_PLACES", {"wandb": lambda callback, args: "there"})
     monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(finish=lambda: recorder.seen.append("finish")))
+    with tracked(trainer, MANIFEST):
+        recorder.on_train_end(trainer.args, None, None)
+    assert recorder.seen == ["end {}", "finish"]
+
+
+def test_it_ends_where_a_run_fails_as_well(trainer: Any) -> None:
+    recorder = trainer.callback_handler.callbacks[1]
     with pytest.raises(KeyError), tracked(trainer, MANIFEST):
         recorder.on_train_end(trainer.args, None, None)
         raise KeyError
-    assert recorder.seen == ["end {}", "finish"], "where a run fails as well"
+    assert recorder.seen == ["end {}"]
 
 
 def test_what_they_are_told(trainer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,7 +117,7 @@ def test_a_project_is_for_all_of_them(trainer: Any, monkeypatch: pytest.MonkeyPa
 def test_a_run_of_swanlab_is_begun_for_its_callback(trainer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[dict[str, Any]] = []
     there = [False]
-    module = SimpleNamespace(has_run=lambda: there[0], init=lambda **given: begun.append(given))
+    module = SimpleNamespace(has_run=lambda: there[0], init=lambda **given: begun.append(given), finish=lambda: None)
     monkeypatch.setitem(sys.modules, "swanlab", module)
     monkeypatch.setattr(trackers, "INTEGRATION_TO_CALLBACK", {"swanlab": Recorder})
     monkeypatch.setattr(trackers, "_PLACES", {"swanlab": lambda callback, args: "there"})

@@ -35,7 +35,7 @@ def test_the_share_of_sure_tokens_is_resumed() -> None:
     before, after = (TaughtLoss(SimpleNamespace(), ARGS) for _ in range(2))  # type: ignore[arg-type]
     before.sure.add("sure", torch.tensor([True, False, False, True]))
     run = made_up.run(model=torch.nn.Linear(1, 1))
-    run._metrics = {"train": {}}
+    run._metrics, run._total_train_tokens, run._tp_size = {"train": {}}, 0, 1
     after.load_state(run, before.state(run))
     after.before_log(run, {"loss": 1.0})
     assert run._metrics["train"]["teacher_sure"] == [0.5]

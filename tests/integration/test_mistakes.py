@@ -129,7 +129,3 @@ def _filled(text: str, places: dict[str, str]) -> str:
     for name, place in places.items():
         text = text.replace(f"{{{name}}}", place)
     return text
-
-
-def test_there_are_thirty() -> None:
-    assert len({mistake.name for mistake in MISTAKES}) == len(MISTAKES) >= 30

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shutil
@@ -15,6 +16,7 @@ import pytest
 
 from tests.conftest import Finished, without_launcher
 from tests.documents import ROOT, blocks, commands
+from tests.table.tiny import tiny_checkpoint
 
 FIRST_HOUR = (ROOT / "docs" / "first_hour.md").read_text(encoding="utf-8")
 MEDICALGPT = (ROOT / "docs" / "from_medicalgpt.md").read_text(encoding="utf-8")
@@ -82,6 +84,8 @@ def before_and_after() -> dict[str, tuple[list[str], list[str]]]:
 
 
 EIGHT = before_and_after()
+MODELS = ["llama", *(pytest.param(name, marks=pytest.mark.slow) for name in ("qwen3_5", "qwen3_5_moe"))]
+"""The tiny model of all tests; and MedicalGPT's default, in the layout that is published: a vision tower included."""
 DATA = {"./data/pretrain": "pt", "./data/sft": "sft", "./data/reward": "pairs", "data/grpo": "grpo"}
 
 
@@ -103,26 +107,27 @@ def questions(tiny_data: Path) -> Path:
 @pytest.fixture(scope="module")
 def run_eight(run: Callable, tiny_model: Path, tiny_data: Path, questions: Path, workspace: Path) -> Callable:
     """Run one of the eight, unchanged but for names of models, paths and steps; each once. Its output folder."""
-    done: dict[str, Path] = {}
 
-    def once(name: str) -> Path:
-        folder = workspace / "eight" / name
-        if name in done:
-            return done[name]
+    @functools.cache
+    def model_of(model_type: str) -> Path:
+        return tiny_model if model_type == "llama" else tiny_checkpoint(model_type, workspace / "eight" / model_type)
+
+    @functools.cache
+    def once(name: str, model_type: str) -> Path:
+        folder = workspace / "eight" / f"of-{model_type}" / name
         after = EIGHT[name][1]
         words = with_steps(arguments_of(after))
         for number, (flag, value) in enumerate(pairwise(words)):
             if flag in ("--model_name_or_path", "--sft_model_path", "--teacher_model_name_or_path"):
-                words[number + 1] = str(tiny_model)
+                words[number + 1] = str(model_of(model_type))
             elif flag == "--reward_model_path":
-                words[number + 1] = str(once(value))
+                words[number + 1] = str(once(value, model_type))
             elif flag in ("--train_file_dir", "--validation_file_dir"):
                 words[number + 1] = str(tiny_data / DATA[value])
             elif flag in ("--output_dir", "--cache_dir"):
                 words[number + 1] = str(folder if flag == "--output_dir" else workspace / "hub")
         script = next(word for word in after if word.endswith(".py"))
         run(script, *words, warm=True).check()
-        done[name] = folder
         return folder
 
     return once
@@ -138,9 +143,10 @@ def with_steps(words: list[str]) -> list[str]:
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("model_type", MODELS)
 @pytest.mark.parametrize("name", EIGHT)
-def test_the_eight_commands_train(name: str, run_eight: Callable) -> None:
-    folder = run_eight(name)
+def test_the_eight_commands_train(name: str, model_type: str, run_eight: Callable) -> None:
+    folder = run_eight(name, model_type)
     manifest = json.loads((folder / "hftune.json").read_text())
     assert manifest["status"] == "complete"
     state = json.loads((folder / "trainer_state.json").read_text())

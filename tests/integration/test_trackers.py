@@ -1,6 +1,6 @@
 """What arrives at each tracker, offline, from two processes: every figure in one run, arguments, name and tags.
 
-A tracker whose package is not installed is skipped: `pip install wandb mlflow swanlab trackio` has all of them tried.
+A tracker whose package is not installed is skipped: `pip install mlflow trackio` has all of them tried.
 """
 
 from __future__ import annotations
@@ -8,18 +8,15 @@ from __future__ import annotations
 import importlib.util
 import json
 import sqlite3
-import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 SECRETS = {
     "WANDB_API_KEY": "wandb-key-of-nobody-0123456789abcdef0123",
-    "SWANLAB_API_KEY": "swanlab-key-of-nobody-0123",
     "MLFLOW_TRACKING_PASSWORD": "mlflow-password-of-nobody",
     "HF_TOKEN": "hf_tokenOfNobodyAtAll0123456789",
 }
@@ -46,40 +43,6 @@ def tensorboard(folder: Path) -> Arrived:
     return Arrived(losses, [event.value for event in events.Scalars("eval/loss")], json.loads(text))
 
 
-def records(file: Path) -> Iterator[bytes]:
-    """The records of a log as LevelDB has them, which W&B and SwanLab write behind seven bytes of their own."""
-    data, at, part = file.read_bytes(), 7, b""
-    while at + 7 <= len(data):
-        left = 32768 - at % 32768
-        if left < 7:
-            at += left
-            continue
-        length, kind = struct.unpack("<HB", data[at + 4 : at + 7])
-        part += data[at + 7 : at + 7 + length]
-        at += 7 + length
-        if kind in (1, 4):  # whole, or the last part of one
-            yield part
-            part = b""
-
-
-def wandb(folder: Path) -> Arrived:
-    from wandb.proto.wandb_internal_pb2 import Record
-
-    (file,) = (folder / "wandb").glob("offline-run-*/*.wandb")
-    found = Arrived()
-    for raw in records(file):
-        record = Record()
-        record.ParseFromString(raw)
-        if record.run.display_name:
-            found.name, found.tags = record.run.display_name, [*record.run.tags]
-        found.arguments |= {one.key: json.loads(one.value_json) for one in record.config.update if one.key}
-        items = {one.key or one.nested_key[0]: json.loads(one.value_json) for one in record.history.item}
-        if "train/loss" in items:
-            found.losses[items["train/global_step"]] = items["train/loss"]
-        found.evaluations += [items["eval/loss"]] if "eval/loss" in items else []
-    return found
-
-
 def mlflow(folder: Path) -> Arrived:
     from mlflow import MlflowClient
 
@@ -92,24 +55,6 @@ def mlflow(folder: Path) -> Arrived:
     return Arrived(losses, evaluations, run.data.params, run.info.run_name, ["hftune", *tags])
 
 
-def swanlab(folder: Path) -> Arrived:
-    from swanlab.proto.swanlab.record.v1.record_pb2 import Record
-
-    (file,) = (folder / "swanlog").glob("run-*/*.swanlab")
-    found = Arrived()
-    for raw in records(file):
-        record = Record()
-        record.ParseFromString(raw)
-        if record.start.name:
-            found.name, found.tags = record.start.name, [*record.start.tags]
-        if record.scalar.key == "train/loss":
-            found.losses[record.scalar.step] = record.scalar.value.number
-        found.evaluations += [record.scalar.value.number] if record.scalar.key == "eval/loss" else []
-    content = yaml.safe_load((file.parent / "files" / "config.yaml").read_text())
-    found.arguments = {name: one["value"] for name, one in content.items()}
-    return found
-
-
 def trackio(folder: Path) -> Arrived:
     (file,) = (folder / "trackio").glob("*.db")
     with sqlite3.connect(file) as base:
@@ -119,8 +64,7 @@ def trackio(folder: Path) -> Arrived:
     return Arrived(losses, [one["eval/loss"] for one in logged if "eval/loss" in one], json.loads(config), name)
 
 
-READERS = {"tensorboard": tensorboard, "wandb": wandb, "mlflow": mlflow, "swanlab": swanlab, "trackio": trackio}
-TAGGED = ("wandb", "mlflow", "swanlab")
+READERS = {"tensorboard": tensorboard, "mlflow": mlflow, "trackio": trackio}
 
 
 @pytest.mark.parametrize("name", READERS)
@@ -135,13 +79,8 @@ def test_what_arrives(
 ) -> None:
     if importlib.util.find_spec(name) is None:
         pytest.skip(f"{name} is not installed")
-    places = {"WANDB_DIR": "", "TRACKIO_DIR": "trackio", "SWANLAB_LOG_DIR": "swanlog", "SWANLAB_LOGDIR": "swanlog"}
-    offline = {
-        "WANDB_MODE": "offline",
-        "SWANLAB_MODE": "offline",
-        "MLFLOW_TRACKING_URI": f"sqlite:///{tmp_path}/mlflow.db",
-    }
-    for variable, value in (offline | SECRETS | {one: str(tmp_path / at) for one, at in places.items()}).items():
+    places = {"TRACKIO_DIR": str(tmp_path / "trackio"), "MLFLOW_TRACKING_URI": f"sqlite:///{tmp_path}/mlflow.db"}
+    for variable, value in (places | SECRETS).items():
         monkeypatch.setenv(variable, value)
     finished = run(
         "run_sft.py",
@@ -166,7 +105,7 @@ def test_what_arrives(
         **{"hftune_stage": "sft", "hftune_base": str(tiny_model)},
     }
     assert found.name == ("my-run" if name != "tensorboard" else "")
-    assert {"hftune", "sft"} <= {*found.tags} if name in TAGGED else not found.tags
+    assert {"hftune", "sft"} <= {*found.tags} if name == "mlflow" else not found.tags
 
     (place,) = json.loads((tmp_path / "out" / "hftune.json").read_text())["trackers"].values()
     assert finished.output.count(f"{name}: {place}") == 1

@@ -11,6 +11,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from hftune.data.counts import require_fast
+from hftune.data.forms import Forms
 from hftune.data.messages import Message
 from hftune.data.rendering import Renderer, opened_thoughts, require_chat_template
 from hftune.data.turn_tokens import AnyEncoding, TurnTokenGuard
@@ -231,6 +232,7 @@ class SpanFinder:
         self.empty_thoughts, self.rewritten = empty_thoughts, rewritten
         self.render = Renderer(tokenizer)
         self.guard = TurnTokenGuard(tokenizer, borders_in_text, self.render)
+        self.forms = Forms(self.render, self._exact_rows)
 
     def settings(self) -> dict[str, Any]:
         """For the fingerprint, by the names of the arguments."""
@@ -279,12 +281,17 @@ class SpanFinder:
         """This finder with other arguments for the template."""
         other = copy.copy(self)  # the turn tokens are the same with all of them
         other.render = self.render.given(arguments)
+        other.forms = Forms(other.render, other._exact_rows)
         return other
 
     def _rows(self, messages: list[Message], tools: list[dict[str, Any]] | None) -> list[SpannedText]:
         if self.train_on_inputs:
             text = self.render(messages, tools)
             return [SpannedText(text, [Span(0, len(text))])]
+        known = self.forms.said(messages) if tools is None and self.empty_thoughts != DROP_THOUGHTS else None
+        return self._exact_rows(messages, tools) if known is None else [known]
+
+    def _exact_rows(self, messages: list[Message], tools: list[dict[str, Any]] | None) -> list[SpannedText]:
         finder = TurnFinder(messages, self.render, tools, empty_thoughts=self.empty_thoughts)
         rows = rows_of(finder, last_turn_only=self.last_turn_only, rewritten=self.rewritten)
         if self.empty_thoughts == DROP_THOUGHTS:

@@ -13,7 +13,7 @@ LAUNCHER_SAYS = re.compile(r"\[20\d\d-|[WE]\d{4} |\*{9}")
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("launcher", ["python", "launched torchrun"])
+@pytest.mark.parametrize("launcher", ["python", pytest.param("launched torchrun", marks=pytest.mark.slow)])
 def test_a_small_run_and_a_refusal_are_a_few_lines(terminal: Terminal, launcher: str) -> None:
     flags = ["--validation_file_dir", str(terminal.data / "sft_eval"), "--eval_strategy", "steps", "--eval_steps", "5"]
     flags += ["--use_peft", "True"]

@@ -43,9 +43,9 @@ def test_a_quantised_student_trains_alike_under_zero2(distil: Callable, kind: st
     assert distil("qlora4", "zero2", kind).losses == pytest.approx(alone, abs=1e-4)
 
 
-def test_a_quantised_teacher_and_a_launcher(launched_run: Callable, tiny_teacher: Path) -> None:
+def test_a_quantised_teacher(stage_run: Callable, tiny_teacher: Path) -> None:
     teacher = ("--teacher_model_name_or_path", str(tiny_teacher), "--teacher_load_in_4bit", "True")
-    result = launched_run("distill", "lora", "zero2", (*teacher, *MODES["on_policy"]))
+    result = stage_run("distill", "lora", "zero2", (*teacher, *MODES["on_policy"]))
     assert result.losses[-1] < result.losses[0]
     (known,) = result.manifest["teachers"]
     assert known["name"] == str(tiny_teacher) and known["fingerprint"]

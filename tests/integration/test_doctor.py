@@ -7,11 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.conftest import without_launcher
 
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.slow
 def test_two_processes_meet(tmp_path: Path) -> None:
     command = [sys.executable, "-c", "from hftune.cli import main; main()", "doctor", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, env=without_launcher(os.environ), capture_output=True, text=True)

@@ -21,6 +21,7 @@ def test_a_loss_that_is_no_number_ends_all_ranks(
         *("--train_file_dir", str(tiny_data / "sft"), "--learning_rate", "1e25", "--lr_scheduler_type", "constant"),
         *("--per_device_train_batch_size", "2", "--max_steps", "6", "--save_steps", "1", "--max_grad_norm", "0"),
         launcher="deepspeed --num_gpus 2",
+        warm=True,
     )
     assert finished.code == 2, finished.output[-3000:]
     assert "training has broken down" in finished.output and "Traceback" not in finished.output, finished.output[-3000:]

@@ -22,7 +22,7 @@ FLAGS = {
 }
 
 
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("processes", [pytest.param(1, marks=pytest.mark.slow), 2])
 @pytest.mark.parametrize("stage", FLAGS)
 def test_as_if_it_had_not_stopped(
     run: Callable, tiny_model: Path, tiny_data: Path, tmp_path: Path, stage: str, processes: int

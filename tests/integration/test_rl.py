@@ -29,11 +29,9 @@ def test_grpo_from_a_reward_model(stage_run: Callable, method: str, mode: str) -
 
 
 @pytest.mark.parametrize("mode", ["single", "zero2"])
-def test_rloo_from_a_function(stage_run: Callable, launched_run: Callable, mode: str) -> None:
-    """Alone as a user starts it, in a process that has imported nothing; under launchers: `test_rl_parity.py`."""
+def test_rloo_from_a_function(stage_run: Callable, mode: str) -> None:
     function = "tests/integration/reward_functions.py:count_digits"
-    start = launched_run if mode == "single" else stage_run
-    result = start("rl", "lora", mode, (*GENERATION, "--rl_algorithm", "rloo", "--reward_funcs", function))
+    result = stage_run("rl", "lora", mode, (*GENERATION, "--rl_algorithm", "rloo", "--reward_funcs", function))
     assert result.manifest["arguments"]["training"]["rl_algorithm"] == "rloo"
     assert "eval_rewards/count_digits/mean" in result.manifest["metrics"]
 

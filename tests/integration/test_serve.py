@@ -96,6 +96,7 @@ def test_a_model_answers_as_hftune_ask_says(folders: dict[str, Path], tmp_path: 
         assert "nothing is left half written" in server.log.read_text()
 
 
+@pytest.mark.slow
 def test_an_adapter_answers_as_it_was_trained_and_ends(
     folders: dict[str, Path], tmp_path: Path, netguard_log: Path
 ) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -15,34 +14,13 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from hftune.weight_files import weight_files, weight_shapes
 
 SUPERVISED = ["pt", "sft", "rm", "dpo"]
-LAUNCHED = {
-    ("sft", "full", "zero2"),
-    ("sft", "lora", "zero3"),
-    ("pt", "lora", "zero2"),
-    ("rm", "lora", "single"),
-    ("dpo", "lora", "single"),
-}
-"""What is started as a user starts it, under DeepSpeed's launcher or as `python run_rm.py`; the rest is forked."""
-
-
-@pytest.fixture
-def start(stage_run: Callable, launched_run: Callable) -> Callable:
-    """Starts each script once as a user does, SFT under both stages of ZeRO, and all others by fork.
-
-    That takes ten seconds more, thirty under a launcher, and `test_a_forked_run_is_the_launched_one`.
-    """
-
-    def started(stage: str, method: str, mode: str) -> Any:
-        return (launched_run if (stage, method, mode) in LAUNCHED else stage_run)(stage, method, mode)
-
-    return started
 
 
 @pytest.mark.parametrize("mode", ["zero2", "zero3"])
 @pytest.mark.parametrize("method", ["full", "lora"])
 @pytest.mark.parametrize("stage", SUPERVISED)
-def test_what_is_saved_is_whole(start: Callable, tiny_model: Path, stage: str, method: str, mode: str) -> None:
-    result = start(stage, method, mode)
+def test_what_is_saved_is_whole(stage_run: Callable, tiny_model: Path, stage: str, method: str, mode: str) -> None:
+    result = stage_run(stage, method, mode)
     shapes = weight_shapes(result.folder)
     assert shapes and all(0 not in shape for shape in shapes.values())
     model = load_result(result.folder, stage, method, tiny_model)
@@ -52,8 +30,8 @@ def test_what_is_saved_is_whole(start: Callable, tiny_model: Path, stage: str, m
 
 @pytest.mark.parametrize("mode", ["zero2", "zero3"])
 @pytest.mark.parametrize("stage", SUPERVISED)
-def test_manifest_says_where_a_result_came_from(start: Callable, tiny_model: Path, stage: str, mode: str) -> None:
-    manifest = start(stage, "lora", mode).manifest
+def test_manifest_says_where_a_result_came_from(stage_run: Callable, tiny_model: Path, stage: str, mode: str) -> None:
+    manifest = stage_run(stage, "lora", mode).manifest
     assert manifest["status"] == "complete"
     assert manifest["stage"] == stage
     assert manifest["kind"] == "adapter"
@@ -66,17 +44,17 @@ def test_manifest_says_where_a_result_came_from(start: Callable, tiny_model: Pat
     assert 0 < manifest["parameters"]["trained"] < manifest["parameters"]["all"]
 
 
-def test_held_out_pairs_are_scored_by_the_pair(start: Callable) -> None:
-    results = {mode: start("rm", "full", mode).manifest["metrics"] for mode in ("single", "zero2", "zero3")}
+def test_held_out_pairs_are_scored_by_the_pair(stage_run: Callable) -> None:
+    results = {mode: stage_run("rm", "full", mode).manifest["metrics"] for mode in ("single", "zero2", "zero3")}
     for name in ("eval_accuracy", "eval_margin"):
         assert results["zero2"][name] == pytest.approx(results["single"][name], abs=1e-3)
         assert results["zero3"][name] == pytest.approx(results["single"][name], abs=1e-3)
     assert results["single"]["eval_accuracy"] == 1.0
 
 
-def test_perplexity_is_that_of_the_loss(start: Callable) -> None:
+def test_perplexity_is_that_of_the_loss(stage_run: Callable) -> None:
     for stage in ("pt", "sft"):
-        metrics = start(stage, "full", "zero2").manifest["metrics"]
+        metrics = stage_run(stage, "full", "zero2").manifest["metrics"]
         assert metrics["eval_perplexity"] == pytest.approx(torch.tensor(metrics["eval_loss"]).exp().item(), rel=1e-5)
 
 
@@ -102,7 +80,7 @@ def test_other_launches(stage_run: Callable, launched_run: Callable, mode: str, 
     assert start("sft", "lora", mode).losses == pytest.approx(stage_run("sft", "lora", "single").losses, abs=1e-4)
 
 
-@pytest.mark.parametrize(("method", "mode"), [("full", "zero2"), ("lora", "zero3")])
+@pytest.mark.parametrize(("method", "mode"), [("full", "zero2"), pytest.param("lora", "zero3", marks=pytest.mark.slow)])
 def test_a_forked_run_is_the_launched_one(stage_run: Callable, launched_run: Callable, method: str, mode: str) -> None:
     """What other tests start by fork is what a user's launcher starts: the same weights, to the last bit."""
     forked, launched = stage_run("sft", method, mode), launched_run("sft", method, mode)

@@ -133,6 +133,7 @@ def shortened(file: Path, *stages: str) -> None:
     file.write_text(yaml.safe_dump(spec, sort_keys=False))
 
 
+@pytest.mark.slow
 def test_the_demo_begins_in_an_empty_folder(installed: Command, tiny_model: Path, tmp_path: Path) -> None:
     """One stage of the demo under two processes, and its merge, while files of the folder lie in wait."""
     for name in ("run_sft.py", "merge_peft_adapter.py", "yaml.py", "hftune.py"):

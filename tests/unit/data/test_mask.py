@@ -96,7 +96,7 @@ def test_a_turn_is_rendered_twice_where_neighbours_are_known(monkeypatch: pytest
     )
     for turns in (1, 2, 5):
         renders.clear()
-        finder([user("a"), assistant("b")] * turns)
+        finder._exact_rows([user("a"), assistant("b")] * turns, None)
         assert len(renders) == 2 * turns
 
 

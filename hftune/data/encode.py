@@ -158,19 +158,15 @@ class ChatEncoder(Encoder):
         own = {"encoder": "chat", "max_length": self.max_length, "turn_weights": self.turn_weights}
         return own | self.finder.settings()
 
-    def parse(self, row: Row) -> list[SpannedText]:
+    def read(self, row: Row) -> list[SpannedText]:
         """The texts of a record with their spans: one, unless the template rewrites its earlier turns."""
         conversation = to_conversation(row)
         self.finder.render.reads.note_tools(conversation.tools, row.origin)
-        try:
-            found = self.finder.rows(conversation.messages, conversation.tools, conversation.template_arguments)
-        except DataError as error:
-            raise error.at(conversation.origin) from error
+        found = self.finder.rows(conversation.messages, conversation.tools, conversation.template_arguments)
         fraction = next((span.weight for text in found for span in text.spans if span.weight != 1.0), None)
         if fraction is not None and not self.turn_weights:
             raise DataError(
                 f"a turn has the weight {fraction}",
-                place=row.origin,
                 fix="Add --turn_weights to scale the loss of turns, or write 0 or 1.",
                 kind="turn with a fractional weight",
             )
@@ -289,16 +285,13 @@ class TextEncoder(Encoder):
             "borders_in_text": self.guard.mode,
         }
 
-    def parse(self, row: Row) -> str:
+    def read(self, row: Row) -> str:
         """The text of a row; EOS at its end, which `encode` puts there, is not part of what it says."""
         text = to_text(row)
         if self.eos is not None and self.guard.mode != "allow":
             # Corpora often end each text with it; as text it would be split into letters by the guard.
             text = text.removesuffix(str(self.tokenizer.eos_token))
-        try:
-            return self.guard.document(text)
-        except DataError as error:
-            raise error.at(row.origin) from error
+        return self.guard.document(text)
 
     def encode(self, parsed: list[str], counts: Counts) -> dict[str, list[Any]]:
         """Documents, or their blocks; `truncated` counts documents whose last, lone token is left out."""

@@ -197,14 +197,13 @@ class PairEncoder(Encoder):
         own = {"encoder": type(self).__name__, "limits": str(self.limits)}
         return own | self.finder.settings() | ({"offset": True} if self.offset else {})
 
-    def parse(self, row: Row) -> PairText:
+    def read(self, row: Row) -> PairText:
         """The texts of a row and its answers' spans."""
         preference = to_preference(row)
         self.finder.render.reads.note_tools(preference.tools, row.origin)
         if self.offset and preference.margin is not None and preference.margin <= 0:
             raise DataError(
                 f"the chosen answer's score is not above the rejected one's (difference {preference.margin:g})",
-                place=preference.origin,
                 fix="Fix the scores, or leave out --offset_alpha.",
                 kind="scores that do not agree",
             )
@@ -225,7 +224,6 @@ class PairEncoder(Encoder):
         if prompt != other:
             raise DataError(
                 "the chat template writes the prompt differently before the two answers",
-                place=preference.origin,
                 fix="Remove reasoning and function calls from the answers, or give another --chat_template.",
                 kind="prompt written in two ways",
             )
@@ -328,18 +326,12 @@ def answer_text(preference: Preference | Labelled, answer: list[Message], finder
     if len(answer) != 1:
         raise DataError(
             f"an answer of {len(answer)} turns; tool results and questions in it would be trained, too",
-            place=preference.origin,
             fix="Move all turns that both answers share into the prompt, and keep the last one as the answer.",
             kind="answer of several turns",
         )
-    try:
-        found = finder(preference.prompt + answer, preference.tools, preference.template_arguments)
-    except DataError as error:
-        raise error.at(preference.origin) from error
+    found = finder(preference.prompt + answer, preference.tools, preference.template_arguments)
     if not found.spans:
-        raise DataError(
-            'an answer with "weight" 0', place=preference.origin, fix="Remove the weight.", kind="answer of weight 0"
-        )
+        raise DataError('an answer with "weight" 0', fix="Remove the weight.", kind="answer of weight 0")
     return found
 
 
@@ -382,7 +374,7 @@ class LabelledEncoder(PairEncoder):
         {"prompt_ids": IDS, "completion_ids": IDS, "label": pa.bool_(), "length": pa.int32(), "trained": pa.int32()}
     )
 
-    def parse(self, row: Row) -> Any:
+    def read(self, row: Row) -> Any:
         """The text of a row and its answer's span."""
         found = to_labelled(row)
         said = answer_text(found, found.completion, self.finder)

@@ -81,14 +81,13 @@ class PromptEncoder(Encoder):
         }
         return about | ({} if self.system_prompt is None else {"system_prompt": self.system_prompt})
 
-    def parse(self, row: Row) -> tuple[Prompt, str]:
+    def read(self, row: Row) -> tuple[Prompt, str]:
         """The prompt of a row, and its text as the model will see it."""
         prompt = to_prompt(row)
         own = {name: value for name, value in prompt.template_arguments.items() if value != self.shown.get(name)}
         if own:
             raise DataError(
                 f"a prompt of RL with {FIELD} of its own ({', '.join(own)}): all prompts are shown alike",
-                place=row.origin,
                 fix=f"Leave it out, and give {FLAG} for the run.",
                 kind=KIND,
             )
@@ -96,10 +95,7 @@ class PromptEncoder(Encoder):
             # The record's own system text wins.
             prompt.messages.insert(0, {"role": "system", "content": self.system_prompt})
         prompt.messages = self.render.reads.said(prompt.messages, None)
-        try:
-            return prompt, self.guard.text(self.render, prompt.messages, add_generation_prompt=True)
-        except DataError as error:
-            raise error.at(prompt.origin) from error
+        return prompt, self.guard.text(self.render, prompt.messages, add_generation_prompt=True)
 
     def encode(self, parsed: list[tuple[Prompt, str]], counts: Counts) -> dict[str, list[Any]]:
         """Each prompt as JSON."""
@@ -127,25 +123,23 @@ class PromptEncoder(Encoder):
     def finish(self, dataset: Dataset, keep: Keep = keep_in_memory) -> Dataset:
         """The columns that prompts have: read twice, since all records decide which and of what types."""
         have: Counter[str] = Counter()
-        kinds: defaultdict[str, set[str]] = defaultdict(set, prompt={_JSON})
+        kinds: defaultdict[str, set[type]] = defaultdict(set, prompt={list})
         offered = 0
         for _, extras in _read(dataset):
             have.update(name for extra in extras for name in extra)
             offered += sum(any(extra.get(name) for name in _OFFERED) for extra in extras)
-            for name in {name for extra in extras for name in extra}:
-                kinds[name] |= _kinds([extra[name] for extra in extras if name in extra])
+            for name, value in (item for extra in extras for item in extra.items()):
+                kinds[name].add(_kind(value))
         _say_columns(have, offered, len(dataset))
         features = Features({name: _feature(kinds[name]) for name in ("prompt", *have)})
 
         def batches() -> Iterator[pa.RecordBatch]:
             for prompts, extras in _read(dataset):
                 columns = {"prompt": prompts, **{name: [extra.get(name) for extra in extras] for name in have}}
-                yield from Dataset.from_dict(columns, features=features).data.table.to_batches()
+                written = {name: _written(values, features[name]) for name, values in columns.items()}
+                yield from Dataset.from_dict(written, features=features).data.table.to_batches()
 
         return keep(features.arrow_schema, batches())
-
-
-_JSON = "json"
 
 
 def _read(dataset: Dataset) -> Iterator[tuple[list[Any], list[dict[str, Any]]]]:
@@ -167,28 +161,26 @@ def _say_columns(have: Counter[str], offered: int, number: int) -> None:
         )
 
 
-def _kinds(values: list[Any]) -> set[str]:
-    """The Arrow types of some values of a column, by name: one, and `exact` for integers that no float holds."""
-    if any(isinstance(value, (dict, list)) for value in values):
-        return {_JSON}
-    try:
-        array = pa.array(values)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
-        return {_JSON}
-    large = pa.types.is_integer(array.type) and any(abs(value) > 2**53 for value in values if value is not None)
-    return {str(array.type), *(["exact"] if large else [])}
+_PLAIN = {str: "string", bool: "bool", int: "int64", float: "float64", type(None): "null"}
 
 
-def _feature(kinds: set[str]) -> Any:
-    """How a column is kept: as Arrow infers it where all values are texts, or numbers, or the like; else as JSON.
+def _kind(value: Any) -> type:
+    """The type by which a value decides how its column is kept."""
+    return dict if isinstance(value, int) and abs(value) >= 2**63 else type(value)
+
+
+def _feature(kinds: set[type]) -> Any:
+    """How a column is kept: as Arrow has it where all values are texts, or whole numbers, or the like; else as JSON.
 
     Arrow has one type a column. Objects with other keys (arguments of tools) would get each other's keys, with nulls,
     and values of other types would be refused.
     """
-    kinds = kinds - {"null"}
-    if kinds == {"int64", "double"}:
-        return Value("float64")
-    found = kinds - {"exact"} or {"null"}
-    if len(found) > 1 or _JSON in found:
-        return Json()
-    return Features.from_arrow_schema(pa.schema({"column": pa.type_for_alias(*found)}))["column"]
+    (first, *others) = kinds - {type(None)} or {type(None)}
+    return Json() if others or first not in _PLAIN else Value(_PLAIN[first])
+
+
+def _written(values: list[Any], feature: Any) -> list[Any]:
+    """Values of a column as `datasets` takes them."""
+    # It would take a text such as "42" for JSON, and write numbers with ten digits.
+    as_json = isinstance(feature, Json)
+    return [json.dumps(value) if as_json and value is not None else value for value in values]

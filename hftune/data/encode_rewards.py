@@ -20,13 +20,12 @@ from hftune.data.formats import pair_format
 from hftune.data.mask import KEEP, SpanFinder, tokens_of
 from hftune.data.messages import Message, without_weight
 from hftune.data.readers.base import Row
-from hftune.data.records import to_conversation
+from hftune.data.records import Conversation, to_conversation
 from hftune.data.rendering import Renderer, require_chat_template
 from hftune.data.turn_tokens import AnyEncoding, TurnTokenGuard, token_ids, turn_tokens_in
 from hftune.data.turns import Span, SpannedText
 from hftune.errors import DataError
 from hftune.logging import notice
-from hftune.template_arguments import TemplateArguments
 
 NEGATIVE = "negative score difference"
 
@@ -72,7 +71,7 @@ class RewardPairEncoder(PairEncoder):
         """For the fingerprint."""
         return super().settings() | {"score_difference": self.score_difference}
 
-    def parse(self, row: Row) -> PairText:
+    def read(self, row: Row) -> PairText:
         """The texts of a row, its answers' spans, and where it comes from."""
         preference = to_preference(row)
         sides = [self._side(preference, answer) for answer in (preference.chosen, preference.rejected)]
@@ -80,7 +79,6 @@ class RewardPairEncoder(PairEncoder):
         if self.score_difference == "weight" and pair.margin is not None and pair.margin < 0:
             raise DataError(
                 f"the better answer has the lower score, by {-pair.margin:g}; a loss cannot weigh less than nothing",
-                place=row.origin,
                 fix="Swap the answers, or use --score_difference margin or none.",
                 kind=NEGATIVE,
             )
@@ -94,10 +92,7 @@ class RewardPairEncoder(PairEncoder):
         # The weights of earlier turns are for SFT; with a weight of 0 a turn would be no span and shift the count
         # below.
         before = [without_weight(message) for message in preference.prompt]
-        try:
-            found = self.all_turns(before + answer, preference.tools, preference.template_arguments)
-        except DataError as error:
-            raise error.at(preference.origin) from error
+        found = self.all_turns(before + answer, preference.tools, preference.template_arguments)
         # The first span behind those of the prompt's own turns.
         said = self.all_turns.render.reads.said(before, preference.tools)
         first = sum(message["role"] == "assistant" for message in said)
@@ -209,7 +204,7 @@ class StepEncoder(Encoder):
             "borders_in_text": self.finder.guard.mode,
         }
 
-    def parse(self, row: Row) -> StepText:
+    def read(self, row: Row) -> StepText:
         """The answer of a row as text."""
         return self.text_of(to_solution(row), source_of(row))
 
@@ -217,10 +212,7 @@ class StepEncoder(Encoder):
         """A solution as text, and where the steps that count end in it."""
         # One turn: what a template writes around it stands once, at its ends.
         answer = {"role": "assistant", "content": self.separator.join(solution.steps)}
-        try:
-            found = self.finder([*solution.prompt, answer], solution.tools, solution.template_arguments)
-        except DataError as error:
-            raise error.at(solution.origin) from error
+        found = self.finder([*solution.prompt, answer], solution.tools, solution.template_arguments)
         steps = _located(solution, found)
         kept = [
             (step, -1.0 if label is None else label)
@@ -265,7 +257,6 @@ def _located(solution: Solution, found: SpannedText) -> list[Span]:
         if start < 0:
             raise DataError(
                 f"the chat template writes a step in another way: {step[:60]!r}",
-                place=solution.origin,
                 fix="Give another --chat_template, or fix the step.",
                 kind=REWRITTEN,
             )
@@ -341,53 +332,48 @@ class ScoringEncoder:
         Raises:
             DataError: In no format that hftune reads, without an answer, or longer than the model's context.
         """
-        if pair_format(row.value):
-            pair = to_preference(row)
-            answers = ((CHOSEN, pair.chosen), (REJECTED, pair.rejected))
+        try:
             return [
-                self._one(name, pair.prompt, answer, pair.tools, row.origin, pair.template_arguments)
-                for name, answer in answers
+                self._one(name, said) if isinstance(said, Conversation) else self.solution(name, said)
+                for name, said in self._read(row)
             ]
-        if is_stepwise(row.value):
-            return [self.solution(SINGLE, to_solution(row))]
-        said = to_conversation(row)
-        messages = list(said.messages)
-        last = max(number for number, message in enumerate(messages) if message["role"] == "assistant")
-        arguments = said.template_arguments
-        return [self._one(SINGLE, messages[:last], messages[last:], said.tools, row.origin, arguments)]
+        except DataError as error:
+            raise error.at(row.origin) from error
 
-    def _one(
-        self,
-        name: str,
-        prompt: list[Message],
-        answer: list[Message],
-        tools: Any,
-        origin: str,
-        arguments: TemplateArguments,
-    ) -> Scored:
+    def _read(self, row: Row) -> list[tuple[str, Conversation | Solution]]:
+        """What is scored of a record, by name."""
+        if is_stepwise(row.value):
+            return [(SINGLE, to_solution(row))]
+        if not pair_format(row.value):
+            return [(SINGLE, to_conversation(row))]
+        pair = to_preference(row)
+        answers = ((CHOSEN, pair.chosen), (REJECTED, pair.rejected))
+        more = pair.tools, row.origin, pair.template_arguments
+        return [(name, Conversation(pair.prompt + answer, *more)) for name, answer in answers]
+
+    def _one(self, name: str, said: Conversation) -> Scored:
+        *before, answer = said.messages
         if self.steps:
-            parts = str(answer[-1].get("content") or "").split(self.separator)
+            parts = str(answer.get("content") or "").split(self.separator)
             steps = [part.strip() for part in parts if part.strip()]
             if not steps:
-                raise DataError("the answer has no steps", place=origin, fix="Remove the record.", kind="no steps")
+                raise DataError("the answer has no steps", fix="Remove the record.", kind="no steps")
             labels: list[float | None] = [None] * len(steps)
-            return self.solution(name, Solution(prompt + answer[:-1], steps, labels, tools, origin, arguments))
-        try:
-            render = self.render.given(arguments)
-            said = render.reads.said([without_weight(message) for message in prompt + answer], tools)
-            text = self.guard.text(render, said, tools)
-        except DataError as error:
-            raise error.at(origin) from error
-        self.context.check_text(text, origin)
+            more = said.tools, said.origin, said.template_arguments
+            return self.solution(name, Solution(before, steps, labels, *more))
+        render = self.render.given(said.template_arguments)
+        messages = render.reads.said([without_weight(message) for message in said.messages], said.tools)
+        text = self.guard.text(render, messages, said.tools)
+        self.context.check_text(text, said.origin)
         (ids,) = token_ids(self.tokenizer, [text], add_special_tokens=False)
-        return self._cut(Scored(name, ids, None, turn_tokens=turn_tokens_in(text)), origin)
+        return self._cut(Scored(name, ids, None, turn_tokens=turn_tokens_in(text)), said.origin)
 
     def solution(self, name: str, solution: Solution) -> Scored:
         """An answer in steps; scored as a whole where steps are not."""
         if self.encoder is None:
             answer: Message = {"role": "assistant", "content": self.separator.join(solution.steps)}
-            more = solution.template_arguments
-            return self._one(name, solution.prompt, [answer], solution.tools, solution.origin, more)
+            more = solution.tools, solution.origin, solution.template_arguments
+            return self._one(name, Conversation([*solution.prompt, answer], *more))
         parsed = self.encoder.text_of(solution, "")
         self.context.check_text(parsed.said.text, solution.origin)
         encoding = self.encoder.encodings([parsed.said.text])[0]

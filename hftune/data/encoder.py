@@ -156,13 +156,20 @@ class Encoder(ABC):
     def settings(self) -> dict[str, Any]:
         """All that decides the result apart from the records and the tokenizer; plain values, for the fingerprint."""
 
-    @abstractmethod
     def parse(self, row: Row) -> Any:
         """One record, checked, as `encode` wants it.
 
         Raises:
-            DataError: It cannot be used.
+            DataError: It cannot be used, with the place of the record.
         """
+        try:
+            return self.read(row)
+        except DataError as error:
+            raise error.at(row.origin) from error
+
+    @abstractmethod
+    def read(self, row: Row) -> Any:
+        """What `parse` returns; faults need not know the place of the record."""
 
     @abstractmethod
     def encode(self, parsed: list[Any], counts: Counts) -> dict[str, list[Any]]:

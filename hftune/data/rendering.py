@@ -212,11 +212,8 @@ class Renderer:
     @cached_property
     def asks(self) -> bool:
         """Whether the template has a generation prompt."""
-        said = [{"role": "user", "content": "a"}]
-        try:
-            return self(said, add_generation_prompt=True) != self(said)
-        except DataError:
-            return True
+        asked, plain = self.prompt([_ASKED]), self.or_none([_ASKED])
+        return asked is None or asked != plain
 
     @property
     def template(self) -> str:
@@ -252,6 +249,17 @@ class Renderer:
             DataError: The template refuses it (for example a system turn, or roles that do not alternate).
         """
         return self._written(self.reads.named(messages), tools, add_generation_prompt)
+
+    def or_none(self, messages: list[Message], tools: Tools = None, *, prompt: bool = False) -> str | None:
+        """The text of a conversation, with the generation prompt if asked; None where the template refuses it."""
+        try:
+            return self(messages, tools, add_generation_prompt=prompt)
+        except DataError:
+            return None
+
+    def prompt(self, messages: list[Message], tools: Tools = None) -> str | None:
+        """A conversation with the generation prompt behind it; None where the template refuses it."""
+        return self.or_none(messages, tools, prompt=True)
 
     @cached_property
     def thoughts(self) -> EmptyThoughts:
@@ -314,30 +322,22 @@ class EmptyThoughts:
     @cached_property
     def off(self) -> list[Renderer]:
         """Renderers with thinking switched off, one for each argument that does it: their prompts end with marks."""
-        asked = [{"role": "user", "content": "a"}]
-        found = []
-        for name in sorted(names_read(self.render.template)):
-            if not _SWITCH.search(name) or self.render.arguments.get(name) is False:
-                continue
-            try:
-                other = self.render.given({**self.render.own, name: False})
-                prompt = other(asked, add_generation_prompt=True)
-                if prompt != self.render(asked, add_generation_prompt=True) and _CLOSED.search(prompt[-_MARK:]):
-                    found.append(other)
-            except DataError:  # no switch, or a template that wants more than a question
-                continue
-        return found
+        names = [name for name in sorted(names_read(self.render.template)) if _SWITCH.search(name)]
+        others = [
+            self.render.given({**self.render.own, name: False})
+            for name in names
+            if self.render.arguments.get(name) is not False
+        ]
+        usual = self.render.prompt([_ASKED])
+        prompts = [(other, other.prompt([_ASKED])) for other in others if usual is not None]
+        return [other for other, prompt in prompts if prompt and prompt != usual and _CLOSED.search(prompt[-_MARK:])]
 
     @cached_property
     def tails(self) -> list[str]:
         """What prompts end with where thinking is off: empty thoughts and the white space behind them."""
-        asked = [{"role": "user", "content": "a"}]
         tails = []
         for render in (self.render, *self.off):
-            try:
-                prompt = render(asked, add_generation_prompt=True)
-            except DataError:
-                continue
+            prompt = render.prompt([_ASKED]) or ""
             # The last ones: a system text may speak of such marks.
             last = [*_EMPTY.finditer(prompt)][-1:]
             tails += [prompt[one.start() :] for one in last if not prompt[one.end() :].strip()]

@@ -83,22 +83,6 @@ class TurnFinder:
         # A number that does not occur: a record may speak of hftune, or hold a probe of an earlier run.
         self.probe = next(word for number in count(7) if (word := f"HFTUNE{number}PROBE") not in text)
 
-    def spans(self, *, last_turn_only: bool = False) -> list[Span]:
-        """Where the assistant speaks in the text.
-
-        Args:
-            last_turn_only: Only the span of the last assistant turn.
-
-        Returns:
-            A span for each assistant turn with a weight other than 0: its content with the terminator of the template
-            (such as <|im_end|>), without white space after that.
-
-        Raises:
-            DataError: The template drops a part of a turn, or rewrites earlier turns so that one cannot be located
-                exactly.
-        """
-        return self.checked([self.span(index) for index in self.trained_turns(last_turn_only=last_turn_only)])
-
     def trained_turns(self, *, last_turn_only: bool = False) -> list[int]:
         """The assistant turns with a weight other than 0, or the last assistant turn if it has one."""
         turns = [index for index, message in enumerate(self.messages) if message["role"] == "assistant"]
@@ -109,10 +93,11 @@ class TurnFinder:
         return float(self.messages[index].get("weight", 1.0))
 
     def span(self, index: int) -> Span:
-        """Where one assistant turn is.
+        """Where one assistant turn is: its content with the terminator of the template (such as <|im_end|>), without
+        white space after that.
 
         Raises:
-            DataError: As `spans`.
+            DataError: The template drops a part of the turn, or rewrites it so that it cannot be located exactly.
         """
         if index not in self.found:
             self.found[index] = self._span(index)
@@ -136,7 +121,7 @@ class TurnFinder:
         """Where one assistant turn is, behind what inference would be given.
 
         Raises:
-            DataError: As `spans`; or something else is before it.
+            DataError: As `span`; or something else is before it.
         """
         span = self.span(index)
         if not self._is_exact(index, span.start):
@@ -158,13 +143,8 @@ class TurnFinder:
 
     def prompts_without_thoughts(self, index: int) -> list[str]:
         """The generation prompts of a turn with thinking switched off, where the template has a switch."""
-        prompts = []
-        for render in self.thoughts.off:
-            try:
-                prompts.append(render(self.messages[:index], self.tools, add_generation_prompt=True))
-            except DataError:
-                continue
-        return prompts
+        prompts = [render.prompt(self.messages[:index], self.tools) for render in self.thoughts.off]
+        return [prompt for prompt in prompts if prompt is not None]
 
     def upto(self, count: int) -> TurnFinder:
         """The finder for the first `count` messages, which shares what is rendered already."""
@@ -227,12 +207,7 @@ class TurnFinder:
 
     def _rendered_or_none(self, messages: list[Message], *, prompt: bool = False) -> str | None:
         """Render a part of the conversation, or None where the template refuses that part alone."""
-        if not messages:
-            return None
-        try:
-            return self.renderer(messages, self.tools, add_generation_prompt=prompt)
-        except DataError:
-            return None
+        return self.renderer.or_none(messages, self.tools, prompt=prompt) if messages else None
 
     def _start_by_prefix(self, index: int) -> int | None:
         """Where the generation prompt before the turn ends."""
@@ -347,14 +322,11 @@ class TurnFinder:
     def _switch(self, index: int) -> str:
         """The arguments with which the template would ask as it writes; "" for none."""
         # Several renderings for each name.
+        said = self.messages[:index]
         for name in sorted(names_read(self.renderer.template)):
             for value in (True, False):
-                try:
-                    other = self.renderer.given(self.renderer.own | {name: value})
-                    prompt = other(self.messages[:index], self.tools, add_generation_prompt=True)
-                except DataError:
-                    continue
-                if prompt != self.beginning(index, prompt=True) and self.text.startswith(prompt):
+                prompt = self.renderer.given(self.renderer.own | {name: value}).prompt(said, self.tools)
+                if prompt and prompt != self.beginning(index, prompt=True) and self.text.startswith(prompt):
                     return f"Give {FLAG} '{{\"{name}\": {str(value).lower()}}}'"
         return ""
 

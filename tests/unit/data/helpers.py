@@ -109,7 +109,8 @@ def render_with_spans(
 ) -> tuple[str, list[tuple[int, int]]]:
     """The text of a conversation and (start, end) of its spans, by the exact way."""
     finder = TurnFinder(messages, Renderer(tokenizer), tools)
-    return finder.text, [(span.start, span.end) for span in finder.spans(**settings)]
+    found = finder.checked([finder.span(turn) for turn in finder.trained_turns(**settings)])
+    return finder.text, [(span.start, span.end) for span in found]
 
 
 def read_rows(files: list[Path], max_samples: int | None = None) -> list[Row]:

@@ -40,9 +40,9 @@ _ON_DEMAND = {
     "blocks": "hftune.data.folder_splits:open_tokenized",
     "tokenized_dir": "hftune.data.tokenized_folder:load_tokenised",
     "dummy_data": "hftune.data.generated:generated_source",
-    "packing": "hftune.data.packing.sources:packed_source",
+    "packing": "hftune.data.packing.rows:packed_source",
     "teacher_targets": "hftune.data.teacher_targets:taught_source",
-    "count_rows": "hftune.data.packing.sources:limit_packed_rows",
+    "count_rows": "hftune.data.packing.rows:limit_packed_rows",
 }
 
 

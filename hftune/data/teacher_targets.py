@@ -222,7 +222,6 @@ def _about(folder: Path) -> dict[str, Any]:
 
 
 KIND = pa.list_(pa.int64())
-_AT_ONCE = 1024
 
 
 def taught_source(

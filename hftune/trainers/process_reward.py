@@ -13,7 +13,7 @@ from trl.trainer import disable_dropout_in_model
 
 from hftune.arguments.preference import RMArguments
 from hftune.constants import IGNORE_INDEX
-from hftune.data.batches.steps import StepCollator
+from hftune.data.batches.pairs import StepCollator
 from hftune.data.splits import Splits
 from hftune.trainers.features.run import Inputs
 from hftune.trainers.losses.reward_model import step_loss

@@ -7,15 +7,19 @@ first label of each is masked. The collator hands the boundaries to the attentio
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+import xxhash
 from datasets import Dataset, Features, List, Value
 
+from hftune.arguments.data import DataArguments
 from hftune.constants import IGNORE_INDEX, TEACHER_ROWS
+from hftune.data.counts import Counts
 from hftune.data.encoder import lists_of, write_batches
 from hftune.data.packing.bins import (
     Bins,
@@ -26,8 +30,9 @@ from hftune.data.packing.bins import (
     split_overlong,
     whole_documents,
 )
-from hftune.data.packing.int_columns import IntColumn
 from hftune.data.packing.settings import STRATEGIES, Packing
+from hftune.data.sources import TokenizedSource, select_records
+from hftune.data.storage.cache import cached
 from hftune.errors import DataError
 
 FEATURES = Features({name: List(Value("int32")) for name in ("input_ids", "labels", "position_ids", "seq_lengths")})
@@ -171,3 +176,72 @@ def _packs(
     arrays += [lists_of(values, sizes, schema.field(TEACHER_ROWS).type) for values in more]
     batch = pa.RecordBatch.from_arrays(arrays, schema=schema)
     return batch if kept.all() else batch.filter(pa.array(kept))
+
+
+class IntColumn:
+    """Lists of integers, read from Arrow's buffers where they lie.
+
+    Args:
+        dataset: Without a selection on top.
+    """
+
+    def __init__(self, dataset: Dataset, name: str) -> None:
+        chunks = dataset.data.column(name).chunks
+        # Arrow's offsets are int32 within a chunk; sums over chunks need 64 bits.
+        offsets = [chunk.offsets.to_numpy().astype(np.int64) for chunk in chunks]
+        self.values: list[np.ndarray] = [chunk.values.to_numpy() for chunk in chunks]
+        self.lengths: IntArray = _joined([np.diff(part) for part in offsets])
+        # Where each document lies: number of the chunk, first token in it.
+        self.chunk: IntArray = np.repeat(np.arange(len(chunks)), [len(part) - 1 for part in offsets])
+        self.begin: IntArray = _joined([part[:-1] for part in offsets])
+
+    def of(self, document: int) -> np.ndarray:
+        """The values of one document."""
+        begin = int(self.begin[document])
+        return self.values[self.chunk[document]][begin : begin + int(self.lengths[document])]
+
+    def gather(self, documents: IntArray, starts: IntArray, lengths: IntArray) -> np.ndarray:
+        """The values of segments, one after the other, of the column's own type."""
+        out = np.empty(int(lengths.sum()), dtype=self.values[0].dtype if self.values else np.int32)
+        at = 0
+        begins = (self.begin[documents] + starts).tolist()
+        for chunk, begin, length in zip(self.chunk[documents].tolist(), begins, lengths.tolist(), strict=True):
+            # Segment by segment: one fancy index over all tokens would need eight bytes for each of them.
+            out[at : at + length] = self.values[chunk][begin : begin + length]
+            at += length
+        return out
+
+
+def _joined(parts: list[IntArray]) -> IntArray:
+    return np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
+
+
+def packed_source(part: TokenizedSource, packing: Packing, data_args: DataArguments) -> TokenizedSource:
+    """The records in packed rows, and their counts with tokens as packed and `packing` filled in."""
+
+    def write(folder: Path) -> Counts:
+        stats = pack_into(folder, part.dataset, packing)
+        about = {"strategy": packing.strategy, **stats.to_dict()}
+        return replace(part.counts, tokens=stats.tokens, trained_tokens=stats.trained_tokens, packing=about)
+
+    key = xxhash.xxh3_128(f"{part.key} {packing}".encode()).hexdigest()
+    dataset, counts = cached(key, write, cache_dir=data_args.data_cache_dir, overwrite=data_args.overwrite_cache)
+    # The key stays that of the records: it names the data in the manifest, however they are packed.
+    return replace(part, dataset=dataset, counts=counts)
+
+
+def limit_packed_rows(part: TokenizedSource, limit: int) -> TokenizedSource:
+    """At most `limit` packed rows of a part, with what is in them counted."""
+    rows = len(part.dataset)
+    assert part.counts.packing is not None, "packed before"
+    if limit >= rows:
+        return part
+    kept = select_records(part, range(limit))
+    table = kept.dataset.select_columns(["input_ids", "labels"]).with_format("arrow")[:]
+    labels = pc.list_flatten(table["labels"])
+    tokens, trained = len(labels), int(pc.sum(pc.not_equal(labels, IGNORE_INDEX)).as_py())
+    room = limit * part.counts.packing["max_length"]
+    about = part.counts.packing | {"packs": limit, "of": rows, "fill": round(tokens / room, 4)}
+    about |= {"tokens": tokens, "trained_tokens": trained}
+    counts = replace(part.counts, tokens=tokens, trained_tokens=trained, packing=about)
+    return replace(kept, counts=counts)

@@ -122,6 +122,9 @@ def check(name: str, mode: str) -> None:
         assert [*said(row(messages=messages, tools=tools))] and {*said.counts} <= {SERVED, OFF}, (kind, said.counts)
         trained = [(one["input_ids"], *run) for one in rows for run in runs(one)]
         assert len(trained) == len(turns), kind
+        others = [message["content"] for message in messages if message["role"] != "assistant"]
+        texts = [tokenizer.decode(ids[begin:end]) for ids, begin, end in trained]
+        assert not [text for text in texts if any(other in text for other in others)], kind
         for turn, prompt, empty in zip(turns, asked, off, strict=True):
             parts = [turn["content"], turn.get("reasoning_content") or "", "get" if "tool_calls" in turn else ""]
             said = [one for one in trained if all(part in tokenizer.decode(one[0][one[1] : one[2]]) for part in parts)]

@@ -20,7 +20,7 @@ from hftune.constants import IGNORE_INDEX
 from hftune.data.counts import Counts
 from hftune.data.encode import ChatEncoder, PrefixEncoder, TextEncoder
 from hftune.data.encoder import write_tokenised
-from hftune.data.readers.files import Row, find_files
+from hftune.data.readers.files import Row
 from hftune.data.turns import Span, SpannedText
 from hftune.errors import ArgumentError, DataError
 from tests.unit.data.helpers import (
@@ -28,7 +28,6 @@ from tests.unit.data.helpers import (
     assistant,
     call,
     make_tokenizer,
-    read_rows,
     row,
     template,
     tokenize_chat,
@@ -105,12 +104,6 @@ def test_what_is_trained(chatml: PreTrainedTokenizerFast, settings: dict[str, bo
         assert trained(chatml, example) == expected
 
 
-def test_weight_zero_is_not_trained(chatml: PreTrainedTokenizerFast) -> None:
-    turns = [user("a"), assistant("no", weight=0), user("b"), assistant("yes")]
-    dataset, _ = tokenize_chat([row(messages=turns)], chatml, max_length=999)
-    assert trained(chatml, dataset[0]) == "yes<|im_end|>"
-
-
 def test_truncation_keeps_the_start_and_adds_nothing(chatml: PreTrainedTokenizerFast) -> None:
     whole = tokenize_chat([row(messages=TURNS)], chatml, max_length=999)[0][0]
     for length in range(2, len(whole["input_ids"]) + 1):
@@ -121,12 +114,6 @@ def test_truncation_keeps_the_start_and_adds_nothing(chatml: PreTrainedTokenizer
         assert dataset[0]["labels"] == whole["labels"][:length]
         assert counts.truncated == int(length < len(whole["input_ids"]))
         assert counts.tokens == length
-
-
-def test_conversations_to_be_split_are_not_truncated(chatml: PreTrainedTokenizerFast) -> None:
-    dataset, counts = tokenize_chat([row(messages=TURNS)], chatml, max_length=None)
-    assert dataset.to_dict() == tokenize_chat([row(messages=TURNS)], chatml, max_length=999)[0].to_dict()
-    assert counts.truncated == 0
 
 
 def test_records_without_a_trained_token_are_dropped(chatml: PreTrainedTokenizerFast) -> None:
@@ -165,19 +152,6 @@ def test_settings_are_refused(chatml: PreTrainedTokenizerFast) -> None:
         tokenize_chat([row(messages=TURNS)], chatml, max_length=9, train_on_inputs=True, last_turn_only=True)
     with pytest.raises(DataError, match="no chat template"):
         tokenize_chat([row(messages=TURNS)], make_tokenizer(None), max_length=9)
-
-
-def test_samples(samples: Path) -> None:
-    rows = [
-        kept
-        for file in find_files(str(samples / "sft"), "--train_file_dir")
-        for kept in read_rows([file], max_samples=12)
-    ]
-    for name in ("qwen2_5", "qwen3"):
-        tokenizer = make_tokenizer(template(name))
-        dataset, counts = tokenize_chat(rows, tokenizer, max_length=4096)
-        assert counts.used + sum(counts.dropped.values()) == counts.rows == 36
-        assert all(trained(tokenizer, example) for example in dataset)
 
 
 def test_a_row_says_whether_its_record_begins_with_it(tmp_path: Path) -> None:
@@ -299,11 +273,6 @@ def test_lone_tokens_are_counted(chatml: PreTrainedTokenizerFast) -> None:
     assert problem.value.place == "--train_file_dir"
 
 
-def test_eos_is_not_doubled(chatml: PreTrainedTokenizerFast) -> None:
-    dataset, _ = tokenize_texts([row(text="ab" + EOS)], chatml, block_size=9)
-    assert chatml.decode(dataset[0]["input_ids"]) == "ab" + EOS
-
-
 def test_texts_are_refused(chatml: PreTrainedTokenizerFast) -> None:
     with pytest.raises(ArgumentError, match="--block_size is 1"):
         tokenize_texts([row(text="a")], chatml, block_size=1)
@@ -363,25 +332,6 @@ def test_what_the_flags_and_the_fingerprint_say(chatml: PreTrainedTokenizerFast)
     assert other.without_limit().settings() == {
         "encoder": "text", "piece": None, "append_eos": False, "borders_in_text": "split"
     }  # fmt: skip
-
-
-def test_documents_begin_as_the_tokenizer_begins_texts() -> None:
-    tokenizer = make_tokenizer()
-    first = tokenizer.bos_token_id
-    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
-        single=f"{tokenizer.bos_token} $A", special_tokens=[(tokenizer.bos_token, first)]
-    )
-    made = TextEncoder(tokenizer).encode(["ab", "c"], Counts())
-    assert [tokenizer.decode(ids) for ids in made["input_ids"]] == [f"<bos>ab{EOS}", f"<bos>c{EOS}"]
-
-
-def test_where_a_refused_text_is(chatml: PreTrainedTokenizerFast) -> None:
-    encoder = TextEncoder(chatml, borders_in_text="error")
-    with pytest.raises(DataError) as caught:
-        encoder.parse(row(7, text="a<|im_end|>b"))
-    assert str(caught.value.place).endswith(":7")
-    assert TextEncoder(chatml, borders_in_text="allow").parse(row(text=f"a{EOS}")) == f"a{EOS}"
-    assert TextEncoder(chatml, append_eos=False).parse(row(text="a")) == "a"
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)

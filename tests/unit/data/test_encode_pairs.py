@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,15 +24,12 @@ from hftune.data.encode_pairs import (
     truncated_pair,
 )
 from hftune.data.encode_rewards import RewardPairEncoder
-from hftune.data.readers.files import find_files
 from hftune.data.splits import describe
 from hftune.errors import ArgumentError, DataError
 from tests.unit.data.helpers import (
     assistant,
     call,
     make_tokenizer,
-    prompts_dataset,
-    read_rows,
     row,
     template,
     tokenise_rows,
@@ -99,16 +94,6 @@ def test_empty_thoughts_that_a_prompt_opens_are_not_dropped() -> None:
         tokenize_pairs([row(**pair)], tokenizer, max_length=999, empty_thoughts="drop")
 
 
-def test_several_turns_and_a_system_text(chatml: PreTrainedTokenizerFast) -> None:
-    turns = [user("a"), assistant("b"), user("c")]
-    dataset, _ = tokenize_pairs([row(messages=turns, system="S", chosen="C", rejected="R")], chatml, max_length=999)
-    parts = [("system", "S"), ("user", "a"), ("assistant", "b"), ("user", "c")]
-    text = "".join(f"<|im_start|>{role}\n{content}<|im_end|>\n" for role, content in parts)
-    assert decoded(chatml, dataset[0]) == {
-        "prompt_ids": text + "<|im_start|>assistant\n", "chosen_ids": "C<|im_end|>", "rejected_ids": "R<|im_end|>",
-    }  # fmt: skip
-
-
 def test_pairs_equal_after_truncation_are_dropped(chatml: PreTrainedTokenizerFast) -> None:
     rows = [row(prompt="a", chosen="same 1", rejected="same 2"), row(prompt="a", chosen="1", rejected="2")]
     dataset, counts = tokenize_pairs(rows, chatml, max_length=99, max_completion_length=2)
@@ -138,18 +123,6 @@ def test_errors_name_the_record(value: dict[str, Any], name: str, words: list[st
 def test_lengths_are_refused(chatml: PreTrainedTokenizerFast, limits: dict[str, int]) -> None:
     with pytest.raises(ArgumentError, match="--max_"):
         tokenize_pairs([row(**PAIR)], chatml, **limits)
-
-
-# --- prompts ------------------------------------------------------------------------------------------------------
-
-
-def test_samples(samples: Path) -> None:
-    rows = read_rows(find_files(str(samples / "preference"), "--train_file_dir"), max_samples=20)
-    tokenizer = make_tokenizer(template("qwen2_5"))
-    dataset, counts = tokenize_pairs(rows, tokenizer, max_length=4096)
-    assert counts.used == 20
-    assert all(tokenizer.decode(example["chosen_ids"]).endswith("<|im_end|>") for example in dataset)
-    assert len(prompts_dataset(rows, tokenizer, max_prompt_length=None)[0]) == 20
 
 
 def test_offsets_need_scores_that_agree(chatml: PreTrainedTokenizerFast) -> None:
@@ -191,53 +164,9 @@ def test_pairs_get_good_and_bad_answers_in_turn(chatml: PreTrainedTokenizerFast)
 
 
 # A prompt of 12 tokens: <|im_start|> user \n a b c d <|im_end|> \n <|im_start|> assistant \n; answers of 9 and 5.
-LENGTHY = {"prompt": "abcd", "chosen": "ABCDEFGH", "rejected": "1234"}
-
-
-@pytest.mark.parametrize(
-    ("too_long", "limits", "lengths"),
-    [
-        ("cut", {"max_length": 18}, (9, 9, 5)),
-        ("cut", {"max_length": 8}, (4, 4, 4)),
-        ("drop", {"max_length": 21}, (12, 9, 5)),
-        ("drop", {"max_length": 20}, None),
-        ("drop", {"max_length": 99, "max_prompt_length": 12, "max_completion_length": 9}, (12, 9, 5)),
-        ("drop", {"max_length": 99, "max_prompt_length": 11}, None),
-        ("drop", {"max_length": 99, "max_completion_length": 8}, None),
-        ("cut_prompt", {"max_length": 21}, (12, 9, 5)),
-        ("cut_prompt", {"max_length": 15}, (6, 9, 5)),
-        ("cut_prompt", {"max_length": 10}, (1, 9, 5)),
-        ("cut_prompt", {"max_length": 9}, None),  # no token of the prompt would stay
-        ("cut_prompt", {"max_length": 99, "max_prompt_length": 4}, (4, 9, 5)),
-        ("cut_prompt", {"max_length": 99, "max_completion_length": 8}, None),
-        ("cut_answer", {"max_length": 21}, (12, 9, 5)),
-        ("cut_answer", {"max_length": 15}, (12, 3, 3)),
-        ("cut_answer", {"max_length": 13}, (12, 1, 1)),
-        ("cut_answer", {"max_length": 12}, None),  # no token of an answer would stay
-        ("cut_answer", {"max_length": 99, "max_completion_length": 6}, (12, 6, 5)),
-        ("cut_answer", {"max_length": 99, "max_prompt_length": 11}, None),
-    ],
-)
-def test_three_choices(
-    chatml: PreTrainedTokenizerFast, too_long: str, limits: dict[str, int], lengths: tuple[int, int, int] | None
-) -> None:
-    whole = tokenize_pairs([row(**LENGTHY)], chatml, max_length=999)[0][0]
-    encoder, counts = PairEncoder(chatml, **with_limits({"too_long": too_long, **limits})), Counts()
-    found = encoder.pairs([encoder.parse(row(**LENGTHY))], counts)
-    if lengths is None:
-        assert (found, counts.dropped, counts.used, counts.truncated) == ([], {TOO_LONG: 1}, 0, 0)
-        return
-    prompt, chosen, rejected = lengths
-    assert found[0].prompt.tolist() == whole["prompt_ids"][12 - prompt :]
-    assert found[0].chosen.tolist() == whole["chosen_ids"][:chosen]
-    assert found[0].rejected.tolist() == whole["rejected_ids"][:rejected]
-    cut = {name: 1 for name, is_cut in (("prompt", prompt < 12), ("answer", (chosen, rejected) != (9, 5))) if is_cut}
-    assert (counts.cut, counts.truncated) == (cut, int(bool(cut)))
-
-
 def test_each_kind_is_counted_and_said(chatml: PreTrainedTokenizerFast) -> None:
     rows = [
-        row(**LENGTHY),
+        row(prompt="abcd", chosen="ABCDEFGH", rejected="1234"),
         row(prompt="abcdefghijkl", chosen="1", rejected="2"),
         row(prompt="a", chosen="1", rejected="2"),
     ]
@@ -272,24 +201,41 @@ def test_margin_and_source_stay_with_a_pair(too_long: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("sizes", "limits", "lengths"),
+    ("way", "limits", "lengths"),
     [
-        # The prompt gives way to the answers, but keeps half; then they give way to it.
-        ((12, 9, 5), (15,), (7, 8, 5)),
-        ((12, 9, 5), (18,), (9, 9, 5)),
-        ((12, 9, 5), (20,), (11, 9, 5)),
-        ((12, 9, 5), (9,), (4, 5, 5)),
-        ((3, 9, 5), (9,), (3, 6, 5)),
-        ((12, 9, 5), (3,), (1, 2, 2)),
-        ((12, 9, 5), (2,), (1, 1, 1)),
-        ((12, 9, 5), (99, 4, 6), (4, 6, 5)),
-        ((12, 9, 5), (15, None, 3), (12, 3, 3)),
-        ((12, 9, 5), (15, 2, None), (2, 9, 5)),
+        # Of a prompt of 12 tokens and answers of 9 and 5: the prompt gives way, but keeps half; then the answers do.
+        ("cut", (18,), (9, 9, 5)),
+        ("cut", (15,), (7, 8, 5)),
+        ("cut", (20,), (11, 9, 5)),
+        ("cut", (9,), (4, 5, 5)),
+        ("cut", (3,), (1, 2, 2)),
+        ("cut", (2,), (1, 1, 1)),
+        ("cut", (99, 4, 6), (4, 6, 5)),
+        ("cut", (15, None, 3), (12, 3, 3)),
+        ("cut", (15, 2, None), (2, 9, 5)),
+        ("drop", (21,), (12, 9, 5)),
+        ("drop", (20,), None),
+        ("drop", (99, 12, 9), (12, 9, 5)),
+        ("drop", (99, 11), None),
+        ("drop", (99, None, 8), None),
+        ("cut_prompt", (21,), (12, 9, 5)),
+        ("cut_prompt", (15,), (6, 9, 5)),
+        ("cut_prompt", (10,), (1, 9, 5)),
+        ("cut_prompt", (9,), None),  # no token of the prompt would stay
+        ("cut_prompt", (99, 4), (4, 9, 5)),
+        ("cut_prompt", (99, None, 8), None),
+        ("cut_answer", (21,), (12, 9, 5)),
+        ("cut_answer", (15,), (12, 3, 3)),
+        ("cut_answer", (13,), (12, 1, 1)),
+        ("cut_answer", (12,), None),  # no token of an answer would stay
+        ("cut_answer", (99, None, 6), (12, 6, 5)),
+        ("cut_answer", (99, 11), None),
     ],
 )
-def test_both_give_way(sizes: tuple[int, ...], limits: tuple[Any, ...], lengths: tuple[int, ...]) -> None:
-    found = truncated_pair(numbered(*sizes), Limits(*limits), 0, Counts())
-    assert found is not None and (len(found.prompt), len(found.chosen), len(found.rejected)) == lengths
+def test_what_is_kept(way: str, limits: tuple[Any, ...], lengths: tuple[int, ...] | None) -> None:
+    total, prompt, completion = (*limits, None, None)[:3]
+    found = truncated_pair(numbered(12, 9, 5), Limits(total, prompt, completion, way), 0, Counts())
+    assert (found and (len(found.prompt), len(found.chosen), len(found.rejected))) == lengths
 
 
 @settings(max_examples=300, deadline=None)
@@ -401,22 +347,6 @@ def of_theirs(stage: str, source: int, target: int) -> DPOArguments | RMArgument
     return parse_arguments(stage, ["--output_dir", "o", "--do_train", *flags])[-1]
 
 
-def check_the_same_records(records: list[dict[str, Any]], tokenizer: Any, budgets: list[tuple[int, int]]) -> None:
-    for source, target in budgets:
-        by_characters = [theirs_in_characters(record, tokenizer, source + target) for record in records]
-        assert 0 < sum(by_characters) < len(records)
-        kept, counts = kept_here(PairEncoder.from_arguments(tokenizer, of_theirs("dpo", source, target)), records)
-        # TRL then cuts what has more tokens than that at its end: of a longer prompt no answer would be left.
-        prompts = [len(tokenizer(prompt_of(record, tokenizer))["input_ids"]) for record in records]
-        assert kept == [fits and tokens < source + target for fits, tokens in zip(by_characters, prompts, strict=True)]
-        assert counts.cut.keys() <= {"answer"}
-        in_tokens = [theirs_in_tokens(record, tokenizer, source + target) for record in records]
-        assert counts.dropped[TOO_LONG_IN_CHARACTERS] == len(records) - sum(by_characters)
-        kept, counts = kept_here(RewardPairEncoder.from_arguments(tokenizer, of_theirs("rm", source, target)), records)
-        assert kept == in_tokens
-        assert counts.truncated == 0
-
-
 def test_the_same_records_are_kept(chatml: PreTrainedTokenizerFast) -> None:
     """Prompts and answers of all lengths around the budget; one more character is one too many."""
     records = [
@@ -425,13 +355,18 @@ def test_the_same_records_are_kept(chatml: PreTrainedTokenizerFast) -> None:
         for said in (1, 30, 31, 32, 33, 90)
         for other in (2, 31, 32, 95)
     ]
-    check_the_same_records(records, chatml, [(60, 40), (64, 64), (90, 30)])
-
-
-def test_the_same_records_of_pairs_in_the_wild(samples: Path, chatml: PreTrainedTokenizerFast) -> None:
-    file = samples / "preference" / "dpo_zh.jsonl"
-    records = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
-    check_the_same_records(records, chatml, [(256, 256), (512, 512), (1024, 512)])
+    for source, target in ((60, 40), (64, 64), (90, 30)):
+        by_characters = [theirs_in_characters(record, chatml, source + target) for record in records]
+        assert 0 < sum(by_characters) < len(records)
+        kept, counts = kept_here(PairEncoder.from_arguments(chatml, of_theirs("dpo", source, target)), records)
+        # TRL then cuts what has more tokens than that at its end: of a longer prompt no answer would be left.
+        prompts = [len(chatml(prompt_of(record, chatml))["input_ids"]) for record in records]
+        assert kept == [fits and tokens < source + target for fits, tokens in zip(by_characters, prompts, strict=True)]
+        assert counts.cut.keys() <= {"answer"}
+        assert counts.dropped[TOO_LONG_IN_CHARACTERS] == len(records) - sum(by_characters)
+        kept, counts = kept_here(RewardPairEncoder.from_arguments(chatml, of_theirs("rm", source, target)), records)
+        assert kept == [theirs_in_tokens(record, chatml, source + target) for record in records]
+        assert counts.truncated == 0
 
 
 def test_one_budget_trains_whole_what_two_limits_cut(chatml: PreTrainedTokenizerFast) -> None:

@@ -151,16 +151,17 @@ def test_memory_does_not_grow_with_the_records(kind: str, chatml: PreTrainedToke
 
 
 def test_types_of_all_records_decide_wherever_they_stand(chatml: PreTrainedTokenizerFast) -> None:
-    """As Arrow infers them from a whole column, though a thousand records at a time are looked at."""
+    """One type, or JSON, in which texts stay texts, though a thousand records at a time are looked at."""
     large = 2**60 + 1
     cases: dict[str, tuple[list[Any], str]] = {
         "whole": ([1, None, 2], "Value('int64')"),
-        "numbers": ([1, 0.5, 2], "Value('float64')"),
-        "exact": ([large, 0.5, 2], "Json("),
-        "texts": (["a", None, "b"], "Value('string')"),
+        "numbers": ([large, 0.5, 3.141592653589793], "Json("),
+        "fractions": ([0.1, 3.141592653589793, None], "Value('float64')"),
+        "texts": (["a", None, "42"], "Value('string')"),
         "flags": ([True, None, False], "Value('bool')"),
         "flags and numbers": ([True, 1, 2], "Json("),
-        "mixed": (["a", 1, None], "Json("),
+        "mixed": (["42", 1, None], "Json("),
+        "largest": ([2**63 - 1, None, -(2**63) + 1], "Value('int64')"),
         "lists": ([None, ["a"], None], "Json("),
         "nothing": ([None, None, None], "Value('null')"),
     }

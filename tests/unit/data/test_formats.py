@@ -149,15 +149,8 @@ def test_refused(read: Any, value: dict[str, Any], words: list[str]) -> None:
     assert caught.value.place == "data.jsonl:3"
     message = str(caught.value)
     assert not [word for word in words if word not in message], message
-
-
-def test_every_refusal_has_a_kind_of_its_own() -> None:
-    """Records that are dropped are counted under it, so it must say something and hold nothing of the record."""
-    for read, value, _ in REFUSED:
-        with pytest.raises(DataError) as caught:
-            read(row(3, **value))
-        assert caught.value.kind != DataError("").kind, value
-        assert len(caught.value.kind) <= 40 and '"' not in caught.value.kind
+    # Records that are dropped are counted under it, so it must say something and hold nothing of the record.
+    assert caught.value.kind != DataError("").kind and len(caught.value.kind) <= 40 and '"' not in caught.value.kind
 
 
 @pytest.mark.parametrize("script", sorted(FORMATS))
@@ -191,13 +184,6 @@ def test_mixed_formats_in_one_folder(tmp_path: Path) -> None:
                               "tgt": pa.list_(pa.string())})), tmp_path / "c.parquet")  # fmt: skip
     read = [to_conversation(row_).messages for row_ in read_rows(find_files(str(tmp_path), "--train_file_dir"))]
     assert read == [UA] * 5
-
-
-def test_samples(samples: Path) -> None:
-    for row_ in read_rows(find_files(str(samples / "sft"), "--train_file_dir")):
-        assert {"user", "assistant"} <= {message["role"] for message in to_conversation(row_).messages}
-    for row_ in read_rows(find_files(str(samples / "preference"), "--train_file_dir")):
-        assert to_preference(row_).chosen != to_prompt(row_).messages
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from hftune.data import rendering
 from hftune.data.mask import SpanFinder
 from hftune.data.rendering import Reads, Renderer, require_chat_template
 from hftune.errors import DataError
-from tests.unit.data.helpers import CHATML, assistant, call, make_tokenizer, render_with_spans, template, user
+from tests.unit.data.helpers import CHATML, assistant, make_tokenizer, render_with_spans, template, user
 
 TALK = [user("a"), assistant("bc")]
 
@@ -172,21 +172,10 @@ def test_of_many_sets_few_are_remembered(monkeypatch: pytest.MonkeyPatch) -> Non
         assert 1 <= len(finder.render.others) <= 3
 
 
-WITH_CALL = [user("a"), call("get", x=1), {"role": "tool", "content": "20"}, assistant("20")]
-
-
 def refused(tokenizer: PreTrainedTokenizerFast, messages: list[dict[str, Any]]) -> DataError:
     with pytest.raises(DataError) as caught:
         render_with_spans(messages, tokenizer)
     return caught.value
-
-
-def test_what_a_template_loses_is_named() -> None:
-    problem = refused(make_tokenizer(), WITH_CALL)
-    assert problem.fix == (
-        "Remove the function call from the record; or leave such records out with --on_bad_record drop; or give a "
-        "template that writes them, as --chat_template FILE.jinja."
-    )
 
 
 def test_chatml_is_roles_and_texts() -> None:
@@ -223,17 +212,3 @@ def test_a_template_that_asks_for_a_token_of_another_model() -> None:
     )
     assert str(problem.fix).startswith("Leave --chat_template out, or give a tokenizer")
     assert problem.place == "--chat_template"
-
-
-def test_other_refusals_are_those_of_the_template() -> None:
-    problem = refused(
-        make_tokenizer(template("gemma")), [{"role": "system", "content": "S"}, user("a"), assistant("b")]
-    )
-    assert "System role not supported" in problem.cause and "--on_bad_record drop" in str(problem.fix)
-
-
-def test_require_chat_template(chatml: PreTrainedTokenizerFast) -> None:
-    require_chat_template(chatml)
-    with pytest.raises(DataError, match="no chat template") as caught:
-        require_chat_template(make_tokenizer(None))
-    assert "--chat_template" in str(caught.value)

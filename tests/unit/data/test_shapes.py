@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from hftune.constants import IGNORE_INDEX
 from hftune.data.counts import Counts
 from hftune.data.encode import ChatEncoder
 from tests.unit.data.helpers import assistant, make_tokenizer, row, slow_if_alike, template, tokenize_pairs, user
@@ -303,48 +302,6 @@ CALLS = {
     "glm": lambda city: glm(city),
     "gptoss": lambda city: f"to=functions.get_weather<|channel|>commentary json<|message|>{json.dumps(city)}<|call|>",
 }
-
-
-def trained_of(encoder: ChatEncoder, record: Record) -> list[tuple[list[int], str]]:
-    """Of each trained turn the ids before it, and its text."""
-    found = []
-    for ids, labels in rows_of(encoder, record):
-        trained = [label != IGNORE_INDEX for label in labels] + [False]
-        begins = [place for place in range(len(ids)) if trained[place] and (place == 0 or not trained[place - 1])]
-        ends = [place + 1 for place in range(len(ids)) if trained[place] and not trained[place + 1]]
-        found += [
-            (ids[:begin], encoder.tokenizer.decode(ids[begin:end])) for begin, end in zip(begins, ends, strict=True)
-        ]
-    return found
-
-
-@pytest.mark.parametrize("name", slow_if_alike(NAMES))
-def test_rows_are_what_transformers_writes(name: str) -> None:
-    encoder = ChatEncoder(tokenizer := make_tokenizer(template(name)), max_length=None)
-    call = next(form for family, form in reversed(CALLS.items()) if name.startswith(family))
-    parts = [
-        [("hm ja", "eins.")],
-        [("erst holen", call(ROME)), ("nun sagen", "Es sind 20."), ("oh so", "zwei.")],
-        [(call(ROME), call(OSLO)), ("Rom.",)],
-    ]
-    for record, said in zip(EXPECTED, parts, strict=True):
-        messages = record["messages"]
-        if name == "gptoss" and record is EXPECTED[2]:
-            # Its template writes one call a message.
-            first, second = calls(ROME, OSLO)
-            messages = [messages[0], assistant("", tool_calls=[first]), messages[2], assistant("", tool_calls=[second]),
-                        *messages[3:]]  # fmt: skip
-            said = [(call(ROME),), (call(OSLO),), ("Rom.",)]
-        trained = trained_of(encoder, record)
-        assert len(trained) == len(said)
-        asked = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
-        for turn, wanted in zip(asked, said, strict=True):
-            ((before, _),) = [one for one in trained if all(part in one[1] for part in wanted)]
-            prompt = tokenizer.apply_chat_template(
-                messages[:turn], tools=record.get("tools"), add_generation_prompt=True, return_dict=True
-            )["input_ids"]
-            rest = "".join(tokenizer.decode(before[len(prompt) :]).split())
-            assert before[: len(prompt)] == prompt and rest in ("", "<think></think>", "</think>"), (turn, rest)
 
 
 @pytest.mark.parametrize("name", slow_if_alike(NAMES))

@@ -342,18 +342,6 @@ def test_steps_end_where_they_end_with_the_tokens() -> None:
         assert [text.endswith(step) for text, step in zip(shown, STEPWISE["completions"], strict=True)] == [True, True]
 
 
-def test_weights_lie_on_the_same_text() -> None:
-    tokenizer = make_tokenizer()
-    shown = {}
-    for mode in ("split", "allow"):
-        dataset = encoded("sft weights", mode, ENCODERS["sft weights"][2])[2]
-        scaled = [
-            token for token, w in zip(dataset[0]["input_ids"], dataset[0]["loss_weights"], strict=True) if w == 0.5
-        ]
-        shown[mode] = tokenizer.decode(scaled)
-    assert shown["split"] == shown["allow"] == f"c{BAD}<|im_end|>"
-
-
 @pytest.mark.parametrize("mode", MODES)
 def test_documents_that_end_with_eos_already(mode: str) -> None:
     """Corpora of other tools end documents so: it is the end that the encoder writes, not a border in the text."""
@@ -529,8 +517,7 @@ def test_special_tokens_that_the_tokenizer_adds_stay() -> None:
     tokenizer = make_tokenizer()
     bos = ("<bos>", tokenizer.bos_token_id)
     tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=[bos])
-    dataset, _ = tokenise_rows([row(text="a<bos>b")], TextEncoder(tokenizer))
-    assert (
-        ids_of(dataset[0]).count(tokenizer.bos_token_id) == 1 and dataset[0]["input_ids"][0] == tokenizer.bos_token_id
-    )
-    assert tokenizer.decode(dataset[0]["input_ids"]) == "<bos>a<bos>b<|endoftext|>"
+    dataset, _ = tokenise_rows([row(text="a<bos>b"), row(text="c")], TextEncoder(tokenizer))
+    for ids, text in zip(dataset["input_ids"][:], ("<bos>a<bos>b<|endoftext|>", "<bos>c<|endoftext|>"), strict=True):
+        assert ids.count(tokenizer.bos_token_id) == 1 and ids[0] == tokenizer.bos_token_id
+        assert tokenizer.decode(ids) == text

@@ -1,4 +1,4 @@
-"""Tokenizers made on the spot with the turn tokens and templates of five families, by three kinds of words."""
+"""Tokenizers made on the spot with the turn tokens and templates of five families, by two kinds of words."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ FAMILIES: dict[str, tuple[str, tuple[str, ...], str | None, str]] = {
         "<｜end▁of▁sentence｜>",
     ),
 }
-KINDS = ("bytes", "pieces", "unigram")
+KINDS = ("bytes", "pieces")
 PAD = "<|pad|>"
 
 
@@ -106,10 +106,10 @@ def borders_of_family(family: str) -> set[str]:
 
 @cache
 def family_tokenizer(family: str, kind: str = "bytes") -> PreTrainedTokenizerFast:
-    """A family's tokenizer: byte-level BPE, BPE of SentencePiece's kind (merges make "</s>", too), or Unigram."""
+    """A family's tokenizer: byte-level BPE, or BPE of SentencePiece's kind (merges make "</s>", too)."""
     template, written, bos, eos = FAMILIES[family]
     special = ["<unk>", *dict.fromkeys([*([bos] if bos else []), eos, PAD, *written])]
-    backend = {"bytes": _bytes, "pieces": _pieces, "unigram": _unigram}[kind](special)
+    backend = {"bytes": _bytes, "pieces": _pieces}[kind](special)
     backend.add_tokens([AddedToken(mark, special=False, normalized=False) for mark in MARKS])
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=backend, eos_token=eos, pad_token=PAD, unk_token="<unk>", **({"bos_token": bos} if bos else {})
@@ -150,18 +150,6 @@ def _pieces(special: list[str]) -> Tokenizer:
     backend.decoder = decoders.Sequence(
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     )
-    backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
-    return backend
-
-
-def _unigram(special: list[str]) -> Tokenizer:
-    """As T5's: special tokens are pieces of the model."""
-    characters = sorted({*"".join(CORPUS), *"".join(special), *"abcdefghijklmnopqrstuvwxyz_/|<>[]\n▁▂", "▁"} - {" "})
-    pieces = [(token, 0.0) for token in special]
-    pieces += [(text, -3.0) for text in characters if text not in special] + [("▁hello", -1.0), ("er", -2.0)]
-    backend = Tokenizer(models.Unigram(pieces, unk_id=0, byte_fallback=False))
-    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
-    backend.decoder = decoders.Metaspace(prepend_scheme="first", split=False)
     backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
     return backend
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from hftune.data.batches.pairs import FlatPairCollator, PairCollator
+from hftune.data.batches.pairs import FlatPairCollator, PairCollator, StepCollator
 
 PAIRS = [
     {"chosen_ids": [1, 2, 9], "rejected_ids": [3], "margin": 0.5, "index": 4},
@@ -37,3 +37,23 @@ def test_flat() -> None:
     assert batch["ends"].tolist() == [1, 3, 6, 8]
     assert batch["margin"].tolist() == [0.5, 1.0] and batch["index"].tolist() == [4, 7]
     assert "labels" not in batch and isinstance(batch["ends"], torch.Tensor)
+
+
+EXAMPLES = [
+    {"input_ids": [1, 2, 3, 4], "ends": [1, 3], "step_labels": [1.0, 0.0], "index": 5},
+    {"input_ids": [6, 7], "ends": [1], "step_labels": [0.5], "index": 6},
+]
+
+
+@pytest.mark.parametrize(
+    "flat, ids, ends",
+    [
+        (True, [[1, 2, 3, 4, 6, 7]], [1, 3, 5]),
+        (False, [[1, 2, 3, 4], [6, 7, 0, 0]], [1, 3, 5]),
+    ],
+)
+def test_batches(flat: bool, ids: list[list[int]], ends: list[int]) -> None:
+    batch = StepCollator(0, flat=flat)(EXAMPLES)
+    assert batch["input_ids"].tolist() == ids and batch["ends"].tolist() == ends
+    assert batch["labels"].tolist() == [1.0, 0.0, 0.5]
+    assert batch["steps"].tolist() == [2, 1] and batch["index"].tolist() == [5, 6]

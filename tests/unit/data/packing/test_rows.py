@@ -5,18 +5,23 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
-from datasets import Dataset
+from datasets import Dataset, Features, Sequence, Value, concatenate_datasets
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from examples.base_model import prepare_base
+from hftune.arguments.data import DataArguments
 from hftune.constants import IGNORE_INDEX
+from hftune.data.counts import Counts
 from hftune.data.packing import rows as packing_module
 from hftune.data.packing.bins import Bins, Segments
+from hftune.data.packing.rows import IntColumn, limit_packed_rows, packed_source
 from hftune.data.packing.settings import STRATEGIES, Packing
 from hftune.data.readers.files import find_files
+from hftune.data.sources import TokenizedSource
 from hftune.errors import DataError
 from tests.unit.data.helpers import pack, read_rows, to_dataset, tokenize_chat
 
@@ -182,3 +187,79 @@ def test_real_conversations_fill_rows(samples: Path) -> None:
         # Every token that tokenising kept, and as few rows as can hold them.
         assert stats.tokens == counts.tokens
         assert len(packs) == -(-counts.tokens // 2048) or strategy == "bfd_split"
+
+
+def test_segments_of_several_chunks() -> None:
+    parts = [to_dataset({"input_ids": ids}) for ids in ([[1, 2, 3], []], [[4, 5], [6, 7, 8, 9]])]
+    column = IntColumn(concatenate_datasets(parts), "input_ids")
+    assert column.lengths.tolist() == [3, 0, 2, 4]
+    found = column.gather(np.array([3, 0, 2]), np.array([1, 0, 1]), np.array([2, 3, 1]))
+    assert found.tolist() == [7, 8, 1, 2, 3, 5] and found.dtype == np.int32
+
+
+def test_a_slice_of_a_file_begins_where_it_begins() -> None:
+    """Arrow's offsets of a slice do not begin at 0."""
+    table = to_dataset({"input_ids": [[1, 2], [3], [4, 5, 6]]}).data.table.slice(1, 2)
+    column = IntColumn(type(to_dataset({}))(table), "input_ids")
+    assert column.lengths.tolist() == [1, 3]
+    assert column.gather(np.array([0, 1]), np.array([0, 1]), np.array([1, 2])).tolist() == [3, 5, 6]
+
+
+def test_values_keep_their_type() -> None:
+    """What is gathered is not widened, nor cut."""
+    long = 2**40
+    column = IntColumn(Dataset.from_dict({"n": [[long], [2]]}, Features({"n": Sequence(Value("int64"))})), "n")
+    found = column.gather(np.array([1, 0]), np.array([0, 0]), np.array([1, 1]))
+    assert found.tolist() == [2, long] and found.dtype == np.int64
+
+
+def test_a_column_of_nothing() -> None:
+    empty = np.zeros(0, dtype=np.int64)
+    table = to_dataset({"input_ids": [[1]]}).data.table
+    no_chunks = type(to_dataset({}))(pa.table({"input_ids": pa.chunked_array([], table.schema.field(0).type)}))
+    assert not no_chunks.data.column("input_ids").chunks
+    for dataset in (to_dataset({"input_ids": [[1]]}).select([]), no_chunks):
+        column = IntColumn(dataset, "input_ids")
+        for found in (column.lengths, column.begin, column.chunk):
+            assert found.tolist() == [] and found.dtype == np.int64, "with which one can count"
+        assert column.gather(empty, empty, empty).dtype == np.int32
+
+
+def source(lengths: list[int], counts: Counts) -> TokenizedSource:
+    ids = [[100 * number + place for place in range(length)] for number, length in enumerate(lengths)]
+    return TokenizedSource(to_dataset({"input_ids": ids, "labels": ids}), counts, ["a.jsonl"], "key")
+
+
+def test_packing_is_cached_under_its_settings(tmp_path: Path) -> None:
+    args = DataArguments(data_cache_dir=str(tmp_path))
+    records = source([3, 4], Counts(rows=3, used=2, dropped={"x": 1}, tokens=7, trained_tokens=5))
+    packed = packed_source(records, Packing(5, "wrapped"), args)
+    changed = packed.counts
+    assert changed.packing is not None
+    assert (packed.files, packed.key) == (records.files, records.key)
+    assert (changed.rows, changed.used, changed.dropped) == (3, 2, {"x": 1})
+    assert (changed.tokens, changed.trained_tokens) == (7, 4)
+    assert (changed.packing["strategy"], changed.packing["packs"], changed.packing["fill"]) == ("wrapped", 2, 0.7)
+    # From the cache: nothing is read of what is given.
+    again = packed_source(source([1], Counts()), Packing(5, "wrapped"), args)
+    assert again.dataset.to_dict() == packed.dataset.to_dict() and again.counts == changed
+    assert list(tmp_path.iterdir()), "in the folder that is asked for"
+    for other in (Packing(6, "wrapped"), Packing(5, "bfd"), Packing(5, "wrapped", cross_document_attention=True)):
+        assert packed_source(records, other, args).dataset.to_dict() != packed.dataset.to_dict()
+    # Made again where that is asked for.
+    before, args = packed.dataset.to_dict(), DataArguments(data_cache_dir=str(tmp_path), overwrite_cache=True)
+    assert packed_source(source([1, 4], Counts()), Packing(5, "wrapped"), args).dataset.to_dict() != before
+
+
+def test_the_first_rows_are_counted_for_themselves(tmp_path: Path) -> None:
+    """Rows of 5, 4 and 4 tokens, of which the first of each is not trained, in a room of 6 each."""
+    packed = packed_source(source([5, 4, 4], Counts()), Packing(6), DataArguments(data_cache_dir=str(tmp_path)))
+    assert limit_packed_rows(packed, 4) is packed and limit_packed_rows(packed, 3) is packed
+    first = limit_packed_rows(packed, 2)
+    assert len(first.dataset) == 2 and first.key != packed.key
+    assert (first.counts.tokens, first.counts.trained_tokens) == (9, 7)
+    assert first.counts.packing is not None and packed.counts.packing is not None
+    assert set(first.counts.packing) == {*packed.counts.packing, "of"}
+    assert {name: first.counts.packing[name] for name in ("packs", "of", "fill", "tokens", "trained_tokens")} == {
+        **{"packs": 2, "of": 3, "fill": 0.75, "tokens": 9, "trained_tokens": 7}
+    }

@@ -139,12 +139,10 @@ class TurnFinder:
             # or empty thoughts, of which a model is given the whole where thinking is off.
             between = self.text[len(prompt) : start].strip()
             return not (between and self.renderer.asks) or self.thoughts.end(self.text, len(prompt)) == start
-        return any(self.text[:start] == other for other in self.prompts_without_thoughts(index))
-
-    def prompts_without_thoughts(self, index: int) -> list[str]:
-        """The generation prompts of a turn with thinking switched off, where the template has a switch."""
-        prompts = [render.prompt(self.messages[:index], self.tools) for render in self.thoughts.off]
-        return [prompt for prompt in prompts if prompt is not None]
+        # Or it is the prompt with thinking switched off, where the template has a switch.
+        return any(
+            self.text[:start] == render.prompt(self.messages[:index], self.tools) for render in self.thoughts.off
+        )
 
     def upto(self, count: int) -> TurnFinder:
         """The finder for the first `count` messages, which shares what is rendered already."""

@@ -78,13 +78,6 @@ def test_ranges_of_no_width_are_widened(offsets: list[tuple[int, int]], ranges: 
     assert [tuple(one) for one in token_ranges(ranged(*offsets)).tolist()] == ranges
 
 
-def test_white_space_gets_its_range_back() -> None:
-    for trim in (True, False):
-        encoding = make_tokenizer(trim_offsets=trim).backend_tokenizer.encode("<|im_end|>\n\nyou  \n x 🙂")
-        ranges = token_ranges(encoding)
-        assert (ranges[:, 1] > ranges[:, 0]).all() and tuple(ranges[1]) == (10, 11)
-
-
 def test_a_turn_is_rendered_twice_where_neighbours_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
     """The conversation and its prompt; of several turns each has a prompt and an end."""
     tokenizer, renders = make_tokenizer(), []

@@ -248,29 +248,16 @@ def test_what_closes_a_turn(text: str, after: str, closes: str) -> None:
     assert found._terminator(upto, after) == len(closes)
 
 
-def test_a_prompt_that_a_template_refuses_does_not_hide_the_next() -> None:
-    found = finder(template("qwen2_5"), [user("a"), assistant("b")])
-
-    def refuses(*given: Any, **options: Any) -> str:
-        raise DataError("no", fix="none")
-
-    found.tools = TOOLS
-    found.thoughts = SimpleNamespace(off=[refuses, lambda *given, **options: f"{given} {options}"])
-    assert found.prompts_without_thoughts(1) == [f"{([user('a')], TOOLS)} {{'add_generation_prompt': True}}"]
-
-
 def test_a_prompt_without_thoughts_is_exact_if_it_is_all_that_is_written() -> None:
     other = CHATML.replace("assistant\n", "assistant\nSure: ")
     found = finder(other, [user("a"), assistant("b")])
     start = found.text.rindex("b")
     assert not found.text.startswith(str(found.beginning(1, prompt=True)))
-    for prompts, exact in (
-        ([found.text[:start]], True),
-        (["x", found.text[:start]], True),
-        (["x"], False),
-        ([], False),
-    ):
-        found.prompts_without_thoughts = lambda index, prompts=prompts: prompts  # type: ignore[method-assign]
+    found.tools = TOOLS
+    asked: dict[str, Any] = {f"{([user('a')], TOOLS)}": found.text[:start]}
+    for prompts, exact in (([asked], True), ([{}, asked], True), ([{}], False), ([], False)):
+        off = [SimpleNamespace(prompt=lambda *given, known=known: known.get(str(given))) for known in prompts]
+        found.thoughts = SimpleNamespace(off=off)
         assert found._is_exact(1, start) is exact
 
 

@@ -105,11 +105,6 @@ def test_reward_pairs_hold_prompt_and_answer(chatml: PreTrainedTokenizerFast) ->
     assert counts.tokens == len(dataset[0]["chosen_ids"]) + len(dataset[0]["rejected_ids"])
 
 
-def test_margin_is_a_column_if_any_row_has_one(chatml: PreTrainedTokenizerFast) -> None:
-    dataset, _ = tokenize_reward_pairs([row(**SPOKEN, margin=2), row(**SPOKEN)], chatml, max_length=999)
-    assert dataset["margin"][:] == [2.0, 0.0]
-
-
 def encode(tokenizer: PreTrainedTokenizerFast, *values: dict[str, Any], **settings: Any) -> Any:
     rows = [row(number, **value) for number, value in enumerate(values, start=1)]
     return tokenise_rows(rows, StepEncoder(tokenizer, **{"max_length": 999, **settings}))

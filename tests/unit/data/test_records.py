@@ -20,6 +20,10 @@ from tests.unit.data.helpers import HG, SYSTEM, TOOL, UA, C, Q, assistant, call,
 CALL = '{"name": "f", "arguments": {"x": 1}}'
 
 
+def only_calls(name: str, **arguments: Any) -> dict[str, Any]:
+    return {"tool_calls": call(name, **arguments)["tool_calls"]}
+
+
 SFT: list[tuple[dict[str, Any], list[dict[str, Any]]]] = [
     ({"conversations": HG}, UA),
     ({"conversations": HG, "system": "S"}, [SYSTEM, *UA]),
@@ -53,6 +57,50 @@ SFT: list[tuple[dict[str, Any], list[dict[str, Any]]]] = [
      [user("Q"), assistant("", tool_calls=[
          {"type": "function", "function": {"name": "f", "arguments": {"x": 1}}, "id": "c1"}]),
       {"role": "tool", "content": "1", "tool_call_id": "c1"}, assistant("A")]),
+    # ms-swift.
+    ({"conversation": [{"human": "Q", "assistant": "A"}], "system": "S"}, [SYSTEM, *UA]),
+    ({"conversations": [{"from": "user", "value": "Q"}, {"from": "bot", "value": "A"}]}, UA),
+    ({"messages": [user("Q"), {"role": "tool_call", "content": CALL}, {"role": "tool-call", "content": CALL},
+                   {"role": "tool_response", "content": "1"}, {"role": "tool_response", "content": "2"},
+                   assistant("A")]},
+     [user("Q"), assistant("", tool_calls=call("f", x=1)["tool_calls"] * 2), {"role": "tool", "content": "1"},
+      {"role": "tool", "content": "2"}, assistant("A")]),
+    ({"messages": [user("Q"), assistant("so"), {"role": "tool_call", "content": CALL}]},
+     [user("Q"), assistant("so", tool_calls=call("f", x=1)["tool_calls"])]),
+    ({"query": "R", "response": "B", "history": '[["Q", "A"]]'}, [*UA, user("R"), assistant("B")]),
+    ({"query": "R", "response": "B", "history": UA}, [*UA, user("R"), assistant("B")]),
+    # Real ShareGPT records have users who say nothing, to make a cut answer go on.
+    ({"conversations": [*HG, {"from": "human", "value": ""}, HG[1]]}, [*UA, user(""), assistant("A")]),
+    # ERNIEKit.
+    ({"src": ["Q", "R"], "tgt": ["A", "B"], "label": [0, 1], "system": "S"},
+     [SYSTEM, user("Q"), assistant("A", weight=0.0), user("R"), assistant("B", weight=1.0)]),
+    ({"src": "Q", "tgt": ["A"]}, UA),
+    # MedicalGPT's converter, Dolly.
+    ({"input": "Q", "output": "A"}, UA),
+    ({"instruction": "Q", "response": "A"}, UA),
+    ({"question": "Q", "response": "A"}, UA),
+    ({"question": "Q", "answer": "A"}, UA),
+    # OpenAI: calls before 2024, and without arguments.
+    ({"messages": [user("Q"),
+                   {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": ""}},
+                   {"role": "function", "name": "f", "content": "1"}, assistant("A")]},
+     [user("Q"), call("f"), {"role": "tool", "content": "1", "name": "f"}, assistant("A")]),
+    ({"messages": [user("Q"), assistant("A", reasoning_content="because")]},
+     [user("Q"), assistant("A", reasoning_content="because")]),
+    # LLaMA-Factory (v1) and Anthropic write a turn in parts.
+    ({"messages": [{"role": "user", "content": [{"type": "text", "value": "Q"}], "loss_weight": 0.0},
+                   {"role": "assistant", "loss_weight": 0.5, "content": [
+                       {"type": "reasoning", "value": "because"}, {"type": "text", "value": "A"},
+                       {"type": "tool_call", "value": CALL}]}]},
+     [user("Q"), assistant("A", reasoning_content="because", weight=0.5, **only_calls("f", x=1))]),
+    ({"messages": [user("Q"), {"role": "assistant", "content": [
+        {"type": "thinking", "thinking": "because"}, {"type": "tool_use", "name": "f", "input": {"x": 1}}]}]},
+     [user("Q"), assistant("", reasoning_content="because", **only_calls("f", x=1))]),
+    # Tables: JSON in cells, and null for the columns of other records.
+    ({"messages": '[{"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}]'}, UA),
+    ({"conversations": None, "messages": None, "prompt": "Q", "completion": "A", "text": None}, UA),
+    ({"messages": [{"role": "user", "content": "Q", "from": None, "train": None}, assistant("A", tool_calls=None)]},
+     UA),
 ]  # fmt: skip
 
 
@@ -61,63 +109,6 @@ def test_conversation(value: dict[str, Any], messages: list[dict[str, Any]]) -> 
     conversation = to_conversation(row(7, **value))
     assert conversation.messages == messages
     assert (conversation.tools, conversation.origin) == (None, "data.jsonl:7")
-
-
-def only_calls(name: str, **arguments: Any) -> dict[str, Any]:
-    return {"tool_calls": call(name, **arguments)["tool_calls"]}
-
-
-@pytest.mark.parametrize(
-    ("value", "messages"),
-    [
-        # ms-swift.
-        ({"conversation": [{"human": "Q", "assistant": "A"}], "system": "S"}, [SYSTEM, *UA]),
-        ({"conversations": [{"from": "user", "value": "Q"}, {"from": "bot", "value": "A"}]}, UA),
-        ({"messages": [user("Q"), {"role": "tool_call", "content": CALL}, {"role": "tool-call", "content": CALL},
-                       {"role": "tool_response", "content": "1"}, {"role": "tool_response", "content": "2"},
-                       assistant("A")]},
-         [user("Q"), assistant("", tool_calls=call("f", x=1)["tool_calls"] * 2), {"role": "tool", "content": "1"},
-          {"role": "tool", "content": "2"}, assistant("A")]),
-        ({"messages": [user("Q"), assistant("so"), {"role": "tool_call", "content": CALL}]},
-         [user("Q"), assistant("so", tool_calls=call("f", x=1)["tool_calls"])]),
-        ({"query": "R", "response": "B", "history": '[["Q", "A"]]'}, [*UA, user("R"), assistant("B")]),
-        ({"query": "R", "response": "B", "history": UA}, [*UA, user("R"), assistant("B")]),
-        # Real ShareGPT records have users who say nothing, to make a cut answer go on.
-        ({"conversations": [*HG, {"from": "human", "value": ""}, HG[1]]}, [*UA, user(""), assistant("A")]),
-        # ERNIEKit.
-        ({"src": ["Q", "R"], "tgt": ["A", "B"], "label": [0, 1], "system": "S"},
-         [SYSTEM, user("Q"), assistant("A", weight=0.0), user("R"), assistant("B", weight=1.0)]),
-        ({"src": "Q", "tgt": ["A"]}, UA),
-        # MedicalGPT's converter, Dolly.
-        ({"input": "Q", "output": "A"}, UA),
-        ({"instruction": "Q", "response": "A"}, UA),
-        ({"question": "Q", "response": "A"}, UA),
-        ({"question": "Q", "answer": "A"}, UA),
-        # OpenAI: calls before 2024, and without arguments.
-        ({"messages": [user("Q"),
-                       {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": ""}},
-                       {"role": "function", "name": "f", "content": "1"}, assistant("A")]},
-         [user("Q"), call("f"), {"role": "tool", "content": "1", "name": "f"}, assistant("A")]),
-        ({"messages": [user("Q"), assistant("A", reasoning_content="because")]},
-         [user("Q"), assistant("A", reasoning_content="because")]),
-        # LLaMA-Factory (v1) and Anthropic write a turn in parts.
-        ({"messages": [{"role": "user", "content": [{"type": "text", "value": "Q"}], "loss_weight": 0.0},
-                       {"role": "assistant", "loss_weight": 0.5, "content": [
-                           {"type": "reasoning", "value": "because"}, {"type": "text", "value": "A"},
-                           {"type": "tool_call", "value": CALL}]}]},
-         [user("Q"), assistant("A", reasoning_content="because", weight=0.5, **only_calls("f", x=1))]),
-        ({"messages": [user("Q"), {"role": "assistant", "content": [
-            {"type": "thinking", "thinking": "because"}, {"type": "tool_use", "name": "f", "input": {"x": 1}}]}]},
-         [user("Q"), assistant("", reasoning_content="because", **only_calls("f", x=1))]),
-        # Tables: JSON in cells, and null for the columns of other records.
-        ({"messages": '[{"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}]'}, UA),
-        ({"conversations": None, "messages": None, "prompt": "Q", "completion": "A", "text": None}, UA),
-        ({"messages": [{"role": "user", "content": "Q", "from": None, "train": None}, assistant("A", tool_calls=None)]},
-         UA),
-    ],
-)  # fmt: skip
-def test_conversations_of_other_tools(value: dict[str, Any], messages: list[dict[str, Any]]) -> None:
-    assert to_conversation(row(**value)).messages == messages
 
 
 def test_an_input_belongs_to_its_instruction_alone() -> None:

@@ -73,8 +73,8 @@ def named(thoughts: str, *, written: bool = True, content: Any = None) -> list[R
     return [{"messages": one} | ({"tools": OFFERED} if number else {}) for number, one in enumerate(said)]
 
 
-def part(kind: str, text: str, key: str | None = None) -> dict[str, Any]:
-    return {"type": kind, key or kind: text}
+def part(kind: str, text: str) -> dict[str, Any]:
+    return {"type": kind, kind: text}
 
 
 def use(city: dict[str, Any], number: int) -> dict[str, Any]:
@@ -111,42 +111,12 @@ def anthropic() -> list[Record]:
     return [first, {**second, "tools": ANTHROPIC, "system": SYSTEM}, {**third, "tools": ANTHROPIC}]
 
 
-def mistral() -> list[Record]:
-    made = named("reasoning_content", content="")
-    for record in made:
-        for turn in record["messages"]:
-            thoughts = turn.pop("reasoning_content", None)
-            if thoughts:
-                text = [part("text", turn["content"])] if turn["content"] else []
-                turn["content"] = [{"type": "thinking", "thinking": [part("text", thoughts)]}, *text]
-    return made
-
-
-def llamafactory_parts() -> list[Record]:
-    """LLaMA-Factory's reason_tool_use: parts with `value`, tools as text."""
-    first, second, third = ([*record["messages"]] for record in named("reasoning_content", written=False))
-    made = []
-    for said in (first, second, third):
-        turns = []
-        for turn in said:
-            parts = [part("reasoning", turn["reasoning_content"], "value")] if "reasoning_content" in turn else []
-            parts += [part("text", turn["content"], "value")] if turn["content"] else []
-            parts += [
-                {"type": "tool_call", "value": bare(call["function"]["arguments"])}
-                for call in turn.get("tool_calls", [])
-            ]
-            turns.append({"role": turn["role"], "content": parts})
-        made.append({"messages": turns, "tools": json.dumps(OFFERED)})
-    made[0]["tools"] = ""
-    return made
-
-
 def think(thoughts: str, text: str = "") -> str:
     return f"<think>\n{thoughts}\n</think>\n\n{text}"
 
 
-def turns(*said: tuple[str, str], keys: tuple[str, str] = ("from", "value")) -> list[dict[str, Any]]:
-    return [dict(zip(keys, one, strict=True)) for one in said]
+def turns(*said: tuple[str, str]) -> list[dict[str, Any]]:
+    return [{"from": speaker, "value": text} for speaker, text in said]
 
 
 def sharegpt(**more: Any) -> list[Record]:
@@ -174,39 +144,6 @@ def sharegpt(**more: Any) -> list[Record]:
                 ("gpt", "Rom."),
             ),
             "tools": json.dumps(BARE),
-        },
-    ]
-
-
-def ms_swift() -> list[Record]:
-    keys = ("role", "content")
-    return [
-        {"messages": turns(("user", "wie?"), ("assistant", think("hm ja", "eins.")), keys=keys)},
-        {
-            "messages": turns(
-                ("system", SYSTEM),
-                ("user", "Rom?"),
-                ("assistant", "<think>\nerst holen\n</think>\n"),
-                ("tool_call", bare(ROME)),
-                ("tool_response", "zwanzig"),
-                ("assistant", think("nun sagen", "Es sind 20.")),
-                ("user", "und?"),
-                ("assistant", think("oh so", "zwei.")),
-                keys=keys,
-            ),
-            "tools": json.dumps(OFFERED),
-        },
-        {
-            "messages": turns(
-                ("user", "Rom und Oslo?"),
-                ("tool_call", bare(ROME)),
-                ("tool_call", bare(OSLO)),
-                ("tool_response", "zwanzig"),
-                ("tool_response", "vier"),
-                ("assistant", "Rom."),
-                keys=keys,
-            ),
-            "tools": json.dumps(OFFERED),
         },
     ]
 
@@ -267,13 +204,10 @@ SHAPES: dict[str, list[Record]] = {
     "vLLM, OpenRouter": named("reasoning"),
     "gpt-oss": named("thinking"),
     "Anthropic": anthropic(),
-    "Mistral": mistral(),
     "Hermes": in_text(tagged, responded, results="tool"),
     "Qwen in text": in_text(tagged, responded),
     "ReAct in text": in_text(react, responded, join=""),
     "ShareGPT": sharegpt(),
-    "LLaMA-Factory": llamafactory_parts(),
-    "ms-swift": ms_swift(),
 }
 EXPECTED = named("reasoning_content", written=False, content="")
 

@@ -26,35 +26,27 @@ PAIRS = [{"prompt": f"question {number}", "chosen": "b", "rejected": "c"} for nu
 
 
 @pytest.mark.parametrize(
-    ("record", "flags", "expected"),
+    ("stage", "flags", "records", "expected"),
     [
-        ({"prompt": "a", "completion": "b", "label": True}, "--loss_type kto", LabelledEncoder),
-        ({"prompt": "a", "chosen": "b", "rejected": "c"}, "--loss_type kto", MismatchedPairEncoder),
-        ({"prompt": "a", "chosen": "b", "rejected": "c"}, "--loss_type apo_zero_unpaired", PairEncoder),
-        ({"prompt": "a", "chosen": "b", "rejected": "c"}, "", PairEncoder),
+        ("pt", "", None, TextEncoder),
+        ("sft", "", None, ChatEncoder),
+        ("rm", "", None, RewardPairEncoder),
+        ("rm", "--reward_kind process", None, StepEncoder),
+        ("rl", "", None, PromptEncoder),
+        ("dpo", "--loss_type kto", LABELLED, LabelledEncoder),
+        ("dpo", "--loss_type kto", PAIRS, MismatchedPairEncoder),
+        ("dpo", "--loss_type apo_zero_unpaired", PAIRS, PairEncoder),
+        ("dpo", "", PAIRS, PairEncoder),
     ],
 )
-def test_what_losses_and_records_ask_for(
-    chatml: PreTrainedTokenizerFast, tmp_path: Path, record: dict, flags: str, expected: type
+def test_what_stages_losses_and_records_ask_for(
+    chatml: PreTrainedTokenizerFast, tmp_path: Path, stage: str, flags: str, records: list[dict] | None, expected: type
 ) -> None:
-    (tmp_path / "records.jsonl").write_text(json.dumps(record) + "\n")
-    argv = ["--model_name_or_path", "m", "--output_dir", str(tmp_path / "out"), "--use_cpu", "True"]
-    _, data_args, _, args = parse_arguments("dpo", [*argv, "--train_file_dir", str(tmp_path), *flags.split()])
-    assert type(make_encoder("dpo", chatml, args, data_args)) is expected
-
-
-@pytest.mark.parametrize(
-    ("stage", "flags", "expected"),
-    [
-        ("pt", "", TextEncoder),
-        ("sft", "", ChatEncoder),
-        ("rm", "", RewardPairEncoder),
-        ("rm", "--reward_kind process", StepEncoder),
-        ("rl", "", PromptEncoder),
-    ],
-)
-def test_what_a_stage_makes(chatml: PreTrainedTokenizerFast, stage: str, flags: str, expected: type) -> None:
-    _, data_args, _, args = parse_arguments(stage, ["--output_dir", "o", "--use_cpu", "True", *flags.split()])
+    argv = ["--output_dir", str(tmp_path / "out"), "--use_cpu", "True", *flags.split()]
+    if records:
+        (tmp_path / "records.jsonl").write_text(json.dumps(records[0]) + "\n")
+        argv += ["--train_file_dir", str(tmp_path)]
+    _, data_args, _, args = parse_arguments(stage, argv)
     assert type(make_encoder(stage, chatml, args, data_args)) is expected
 
 

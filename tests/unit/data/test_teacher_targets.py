@@ -138,33 +138,19 @@ def edit(file: Path, name: str, place: Any, value: Any) -> None:
     save_file(tensors, file)
 
 
-@pytest.mark.parametrize(
-    ("name", "place", "value", "said"),
-    [
-        ("places", 0, 56, "places that it does not have"),
-        ("places", 0, -1, "places that it does not have"),
-    ],
-)
-def test_an_index_that_was_changed_is_refused(folder: Path, name: str, place: int, value: int, said: str) -> None:
-    edit(folder / "index.safetensors", name, place, value)
-    with pytest.raises(ManifestError, match=said):
+@pytest.mark.parametrize("place", [56, -1])
+def test_an_index_that_was_changed_is_refused(folder: Path, place: int) -> None:
+    edit(folder / "index.safetensors", "places", 0, place)
+    with pytest.raises(ManifestError, match="places that it does not have"):
         StoredTargets(folder)
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "said"),
-    [
-        ("ids", VOCABULARY, "token ids"),
-        ("ids", -2, "token ids"),
-    ],
-)
-def test_values_that_were_changed_are_refused_where_they_are_read(
-    folder: Path, name: str, value: float, said: str
-) -> None:
-    edit(folder / "targets-00001.safetensors", name, (0, 1), value)
+@pytest.mark.parametrize("token", [VOCABULARY, -2])
+def test_values_that_were_changed_are_refused_where_they_are_read(folder: Path, token: int) -> None:
+    edit(folder / "targets-00001.safetensors", "ids", (0, 1), token)
     stored = StoredTargets(folder)
     stored.take(torch.arange(9))
-    with pytest.raises(ManifestError, match=said):
+    with pytest.raises(ManifestError, match="token ids"):
         stored.take(torch.tensor([9]))
     with pytest.raises(ManifestError, match="a place that it does not have"):
         stored.take(torch.tensor([56]))

@@ -24,7 +24,6 @@ from hftune.data.turn_tokens import GuardedText, TurnTokenGuard, encode_batch, t
 from hftune.errors import DataError
 from tests.unit.data.helpers import (
     CHATML,
-    TEMPLATES,
     assistant,
     make_tokenizer,
     row,
@@ -478,13 +477,6 @@ def test_ends_of_texts_are_borders_without_a_template() -> None:
 def test_a_template_in_plain_text_has_no_border_tokens() -> None:
     tokenizer = make_tokenizer("{% for m in messages %}### {{ m.role }}:\n{{ m.content }}\n{% endfor %}")
     assert "###" not in "".join(turn_tokens(tokenizer, Renderer(tokenizer)))
-
-
-@pytest.mark.parametrize("name", sorted(path.stem for path in TEMPLATES.glob("*.jinja")))
-def test_every_template_that_trl_ships_has_borders(name: str) -> None:
-    tokenizer = make_tokenizer(template(name))
-    written = turn_tokens(tokenizer, Renderer(tokenizer))
-    assert not [token for token in written if "think" in token or "tool_call" in token]
 
 
 def test_a_border_that_is_the_unknown_token_or_normalised() -> None:

@@ -10,9 +10,7 @@ import pytest
 from datasets import Dataset, Features, Sequence, Value, concatenate_datasets
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from transformers import AutoTokenizer
 
-from examples.base_model import prepare_base
 from hftune.arguments.data import DataArguments
 from hftune.constants import IGNORE_INDEX
 from hftune.data.counts import Counts
@@ -20,10 +18,9 @@ from hftune.data.packing import rows as packing_module
 from hftune.data.packing.bins import Bins, Segments
 from hftune.data.packing.rows import IntColumn, limit_packed_rows, packed_source
 from hftune.data.packing.settings import STRATEGIES, Packing
-from hftune.data.readers.files import find_files
 from hftune.data.sources import TokenizedSource
 from hftune.errors import DataError
-from tests.unit.data.helpers import pack, read_rows, to_dataset, tokenize_chat
+from tests.unit.data.helpers import pack, to_dataset
 
 LENGTH = 8
 DOCUMENTS = st.lists(st.integers(1, 20), min_size=1, max_size=25)
@@ -171,22 +168,6 @@ def test_selections_and_files_of_several_batches(tmp_path: Path) -> None:
     assert chosen["input_ids"][:] == [[400, 401, 200, 201, 202, 203], [100, 101, 102, 103, 104]]
     sliced = pack(dataset.select(range(1, 3)), 6)[0]
     assert sliced["input_ids"][:] == [[100, 101, 102, 103, 104], [200, 201, 202, 203]]
-
-
-@pytest.mark.slow
-def test_real_conversations_fill_rows(samples: Path) -> None:
-    """200 conversations, a third of them longer than a row, with the tokenizer of the model that examples train."""
-    folder = Path(__file__).parents[4] / "outputs" / "base" / "SmolLM2-135M-Instruct"
-    prepare_base(folder)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    rows = read_rows(find_files(str(samples / "sft" / "sharegpt_zh.jsonl"), "--train_file_dir"))
-    for strategy in STRATEGIES:
-        dataset, counts = tokenize_chat(rows, tokenizer, max_length=None if Packing(2048, strategy).cuts else 2048)
-        packs, stats = pack(dataset, 2048, strategy)
-        assert stats.fill >= 0.98, (strategy, stats)
-        # Every token that tokenising kept, and as few rows as can hold them.
-        assert stats.tokens == counts.tokens
-        assert len(packs) == -(-counts.tokens // 2048) or strategy == "bfd_split"
 
 
 def test_segments_of_several_chunks() -> None:

@@ -110,7 +110,7 @@ def as_escapes(file: Path, records: list[dict[str, Any]]) -> Path:
 
 def as_array(file: Path, records: list[dict[str, Any]]) -> Path:
     target = file.with_suffix(".json")
-    target.write_text(json.dumps(records))
+    target.write_text("[" + ",\n".join(map(json.dumps, records)) + "]")
     return target
 
 

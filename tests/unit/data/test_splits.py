@@ -43,7 +43,7 @@ class Numbers(Encoder):
     def settings(self) -> dict[str, Any]:
         return {}
 
-    def parse(self, row: Row) -> int:
+    def read(self, row: Row) -> int:
         if row.value["n"] < 0:
             raise DataError("negative", place=row.origin, kind="negative number")
         return int(row.value["n"])

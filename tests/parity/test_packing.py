@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from peft import LoraConfig, get_peft_model
 
 from hftune.data.batches.collators import CausalCollator, FlatCollator
 from hftune.models.attention.segments import SEGMENTS
@@ -122,52 +121,6 @@ def test_attentions_of_transformers_keep_documents_apart_too(
     expected, _ = loss_and_gradients(tiny(name, SEGMENTS), layouts(examples)["packed"])
     loss, _ = loss_and_gradients(tiny(name, attention), layouts(examples)["packed"])
     assert loss == pytest.approx(expected, abs=1e-5)
-
-
-@pytest.mark.parametrize("name", CONFIGS)
-def test_a_document_does_not_notice_another(name: str, examples: list[dict[str, list[int]]]) -> None:
-    model = tiny(name, SEGMENTS).eval()
-    batch = FlatCollator()(examples)
-    del batch["labels"]
-    before = model(**batch).logits[0]
-    start, end = LENGTHS[0] + LENGTHS[1], LENGTHS[0] + LENGTHS[1] + LENGTHS[2]
-    changed = batch["input_ids"].clone()
-    changed[0, start:end] = (changed[0, start:end] + 11) % VOCABULARY
-    after = model(**{**batch, "input_ids": changed}).logits[0]
-    inside = torch.zeros(len(before), dtype=torch.bool)
-    inside[start:end] = True
-    torch.testing.assert_close(after[~inside], before[~inside], atol=1e-6, rtol=0)
-    assert (after[inside] - before[inside]).abs().amax(-1).min() > 1e-3
-
-
-@pytest.mark.parametrize("reentrant", [False, True])
-def test_checkpointing_and_adapters_change_nothing(reentrant: bool, examples: list[dict[str, list[int]]]) -> None:
-    results = []
-    for checkpointing in (False, True):
-        model = tiny("mistral", SEGMENTS)
-        adapted = get_peft_model(model, LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False))
-        torch.manual_seed(1)
-        for parameter in adapted.parameters():
-            if parameter.requires_grad:
-                torch.nn.init.normal_(parameter, std=0.1)
-        if checkpointing:
-            adapted.enable_input_require_grads()
-            adapted.gradient_checkpointing_enable({"use_reentrant": reentrant})
-        results.append(loss_and_gradients(adapted, layouts(examples)["packed"]))
-    assert results[0][0] == pytest.approx(results[1][0], abs=1e-6)
-    for name, gradient in results[0][1].items():
-        torch.testing.assert_close(results[1][1][name], gradient)
-
-
-def test_bf16_differs_by_rounding_only(examples: list[dict[str, list[int]]]) -> None:
-    batch = layouts(examples)["packed"][0]
-    model = tiny("llama", SEGMENTS)
-    expected, _ = loss_and_gradients(model, [batch])
-    with torch.autocast("cpu", torch.bfloat16):
-        under_autocast, _ = loss_and_gradients(model, [batch])
-    in_half, _ = loss_and_gradients(model.bfloat16(), [batch])
-    assert under_autocast == pytest.approx(expected, rel=0.02)
-    assert in_half == pytest.approx(expected, rel=0.02)
 
 
 def test_generation_is_that_of_sdpa() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import pytest
@@ -13,12 +12,11 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from hftune.data.batches.collators import CausalCollator, FlatCollator
 from hftune.errors import ArgumentError
 from hftune.models.attention.documents import documents_of, isolate_documents
-from hftune.models.attention.isolation import ATTENTION, BACKBONE, MIXERS, has_attention, isolation_method
+from hftune.models.attention.isolation import BACKBONE, MIXERS, has_attention, isolation_method
 from hftune.models.attention.layout import choose_attention
 from hftune.models.attention.machine import Machine
-from hftune.models.attention.segments import SEGMENTS
 from hftune.models.classes import NOT_TRAINED
-from hftune.trainers.isolation import prove_isolation, prove_or_widen
+from hftune.trainers.isolation import prove_isolation
 from tests.table.tiny import UNBUILT, tiny_config
 
 VOCABULARY = 97
@@ -138,14 +136,6 @@ def test_the_proof_agrees(name: str) -> None:
     prove_isolation(*check, autocast=False)
 
 
-@pytest.mark.parametrize("name", ["gated delta rule", "mamba 2", "indexed attention"])
-def test_recomputing_changes_nothing(name: str, documents: list[dict[str, list[int]]]) -> None:
-    model, batch = apart(tiny(name)), FlatCollator()(documents)
-    expected = loss_and_gradients(model, batch)
-    model.gradient_checkpointing_enable({"use_reentrant": False})
-    assert_alike(loss_and_gradients(model, batch), expected)
-
-
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_a_pass_between_changes_nothing_that_is_recomputed(
     reentrant: bool, documents: list[dict[str, list[int]]]
@@ -176,25 +166,6 @@ def test_under_zero3_all_documents_are_one_call(documents: list[dict[str, list[i
     documents_of(model).whole = True
     assert_alike(loss_and_gradients(model, FlatCollator()(documents)), expected)
     assert rows == [2, 1, 2, 1, 6]
-
-
-def test_a_model_that_leaks_takes_the_next_way(documents: list[dict[str, list[int]]]) -> None:
-    """Mixers that were not found: the proof finds out, and the whole model reads padded rows."""
-    model = tiny("gated delta rule")
-    expected = loss_and_gradients(model, CausalCollator(pad_token_id=0)(documents))
-    model.set_attn_implementation(SEGMENTS)
-    isolate_documents(model, MIXERS)
-    documents_of(model).way = ATTENTION
-
-    def leaks() -> None:
-        if documents_of(model).way == ATTENTION:
-            raise ArgumentError("documents see each other", place="--packing")
-
-    with pytest.raises(ArgumentError):
-        prove_or_widen(leaks, model, whole_model=False)
-    prove_or_widen(leaks, model, whole_model=True)
-    assert documents_of(model).way == BACKBONE
-    assert_alike(loss_and_gradients(copy.deepcopy(model), FlatCollator()(documents)), expected)
 
 
 TYPES = sorted({*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES} - {*UNBUILT, *NOT_TRAINED})

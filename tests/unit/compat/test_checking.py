@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hftune.compat import checking, symbols
+from hftune.compat import checking
 from hftune.compat.checking import find, parameters_of, problem_of
 from hftune.compat.symbols import UpstreamSymbol, entry_of, listed
 
@@ -17,17 +17,6 @@ from hftune.compat.symbols import UpstreamSymbol, entry_of, listed
 def test_upstream_has_it(entry: UpstreamSymbol) -> None:
     problem = problem_of(entry)
     assert problem is None, problem
-
-
-def test_all_lists_are_read() -> None:
-    libraries = {entry.library for entry in listed()}
-    assert {"transformers", "trl", "peft", "deepspeed", "accelerate", "datasets", "bitsandbytes", "torch"} <= libraries
-
-
-def test_an_entry_says_why() -> None:
-    for entry in listed():
-        assert entry.why and entry.feature, entry.symbol
-        assert entry.link.startswith("https://github.com/"), entry.symbol
 
 
 def a_function(first: int, *rest: int, key: str = "", **others: Any) -> None:
@@ -81,14 +70,11 @@ def entry(path: str, *parameters: str, versions: str = ">=1", checked: bool = Tr
         entry("Heir._set_here", checked=False),
         entry("gone", versions=">=3"),
         entry("gone", versions=">=1,<2"),
+        UpstreamSymbol("not_there.gone", None, ">=1", "why", "--some_flag"),
     ],
 )
 def test_nothing_to_say(listed_as: UpstreamSymbol, library: types.ModuleType) -> None:
     assert problem_of(listed_as) is None
-
-
-def test_what_is_not_installed_has_no_problem(library: types.ModuleType) -> None:
-    assert problem_of(UpstreamSymbol("not_there.gone", None, ">=1", "why", "--some_flag")) is None
 
 
 @pytest.mark.parametrize(
@@ -123,22 +109,15 @@ def test_a_replacement_shows_the_original(library: types.ModuleType) -> None:
 USES = {"imported", "read", "overridden", "replaced", "replaced on an object", "set"}
 
 
-def test_every_symbol_stands_once() -> None:
+def test_rows() -> None:
     names = [entry.symbol for entry in listed()]
     assert len({*names}) == len(names) > 50
-
-
-def test_rows() -> None:
     for entry in listed():
+        assert entry.why and entry.feature, entry.symbol
+        assert entry.link.startswith("https://github.com/"), entry.symbol
         assert entry.use in USES, entry.symbol
         assert entry.source and not entry.source.startswith("/"), entry.symbol
         assert entry.versions or entry.library == "argparse", entry.symbol
-
-
-def test_parameters() -> None:
-    assert symbols._parameters("") is None
-    assert symbols._parameters("()") == ()
-    assert symbols._parameters("(model, *rest, ...)") == ("model", "*rest", "...")
 
 
 def test_a_row_by_its_symbol() -> None:

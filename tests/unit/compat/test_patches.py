@@ -155,36 +155,18 @@ def test_no_shared_memory_operator_is_compiled() -> None:
         ops.__compatible_ops__["deepspeed_shm_comm"] = before
 
 
-SYMBOL = "transformers.dynamic_module_utils.TIME_OUT_REMOTE_CODE"
-
-
-@pytest.fixture
-def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Notices."""
-    lines: list[str] = []
-    monkeypatch.setattr(installing, "notice", lines.append)
-    return lines
-
-
-def test_as_listed(said: list[str]) -> None:
-    assert usable(SYMBOL)
-    require(SYMBOL)
-    assert said == []
-
-
-def test_unlisted_symbols_are_our_mistake() -> None:
-    with pytest.raises(KeyError):
+def test_only_what_is_as_listed_is_used(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    symbol, said = "transformers.dynamic_module_utils.TIME_OUT_REMOTE_CODE", []
+    monkeypatch.setattr(installing, "notice", said.append)
+    assert usable(symbol)
+    require(symbol)
+    with pytest.raises(KeyError):  # unlisted: our mistake
         usable("transformers.Trainer.train")
-
-
-def test_a_notice_names_what_is_off(changed: None, said: list[str]) -> None:
-    assert not usable(SYMBOL)
+    request.getfixturevalue("changed")
+    assert not said and not usable(symbol)
     assert said[0].startswith("off: --made_up_flag; transformers.trainer.GONE is not in transformers")
-
-
-def test_an_error_where_going_on_is_wrong(changed: None) -> None:
     with pytest.raises(UserError, match=r"GONE is not in transformers(.|\n)*hftune doctor"):
-        require(SYMBOL)
+        require(symbol)
 
 
 class Layer:

@@ -126,10 +126,15 @@ class SharedPrompts:
         """What a model returns for `copied`, (1, tokens, ...), as the row is laid out; others as they are."""
         if not isinstance(values, torch.Tensor) or values.dim() < 2 or values.shape[1] != sum(self.key_runs):
             return values
+        return values.index_select(1, self.first_copies().to(values.device))
+
+    def first_copies(self) -> torch.Tensor:
+        """Where each token of the row stands in `copied`, (tokens,): in a prompt, in the first copy.
+
+        All copies say the same, since nothing before a token sees what follows.
+        """
         row = torch.cat([place for pair in self._documents() for place in pair])
-        # Of several copies of a prompt the first: they say the same, since nothing before a token sees what follows.
-        first = torch.full((sum(self.parts),), len(row)).scatter_reduce(0, row, torch.arange(len(row)), "amin")
-        return values.index_select(1, first.to(values.device))
+        return torch.full((sum(self.parts),), len(row)).scatter_reduce(0, row, torch.arange(len(row)), "amin")
 
     def _documents(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Of each answer the places of its prompt and its own in the row."""

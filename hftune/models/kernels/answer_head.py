@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from transformers.utils import ModelOutput
 
 from hftune.compat.installing import method_replaced, replace_method
 from hftune.distributed import zero
-from hftune.models.kernels.chunked_heads import LogitShape, answer_log_probs, weighted_loss
+from hftune.models.kernels.chunked_heads import LogitShape, answer_log_probs, in_float32, weighted_loss
 from hftune.models.kernels.divergences import Lesson, TeacherStates, taught_loss
 from hftune.models.structure import body_of
 
@@ -51,7 +51,9 @@ class AnswerOutput(ModelOutput):
     teacher_entropy: torch.Tensor | None = None
 
 
-def add_answer_head(model: PreTrainedModel) -> None:
+def add_answer_head(
+    model: PreTrainedModel, temperature: float = 1.0, *, entropy_learns: bool = False, exact: bool = False
+) -> None:
     """Give a model (without an adapter around it) the arguments `answer_at` and `answer_ids`, in place.
 
     `answer_at` (tokens,) are places in the flattened (batch * length) input whose hidden state predicts a token,
@@ -62,9 +64,14 @@ def add_answer_head(model: PreTrainedModel) -> None:
 
     `answer_teacher`, with factors, has the loss be what a teacher's lesson asks for. `answer_states` asks a teacher for
     its `TeacherStates` at `answer_at`, without a gradient.
+
+    Args:
+        temperature: What logits are divided by.
+        entropy_learns: Whether entropies have a gradient where no factors are given.
+        exact: Whether log-probabilities are computed in float32 then, outside of autocast.
     """
     original = model.forward
-    shape = LogitShape.of(model.config)
+    own = LogitShape.of(model.config)
     known: list[bool] = []  # whether the head on the body's states gives the model's logits: tried in the first call
 
     @functools.wraps(type(model).forward)
@@ -92,13 +99,14 @@ def add_answer_head(model: PreTrainedModel) -> None:
             )
             answer_teacher = None if answer_teacher is None else answer_teacher.made_up()
         if not known:
-            known.append(_head_is_all(self, original, shape))
-        head, form = self.get_output_embeddings(), shape
+            known.append(_head_is_all(self, original, own))
+        head, form = self.get_output_embeddings(), replace(own, temperature=temperature)
         with torch.no_grad() if answer_states else nullcontext():
             if known[0]:
                 hidden = body_of(self)(*args, **{**kwargs, "use_cache": False}).last_hidden_state
             else:
-                head, form, hidden = _AS_IT_IS, LogitShape(), original(*args, **{**kwargs, "use_cache": False}).logits
+                head, form = _AS_IT_IS, LogitShape(temperature=temperature)
+                hidden = original(*args, **{**kwargs, "use_cache": False}).logits
             if width is not None:
                 hidden = hidden[:, -width:]
             picked = hidden.reshape(-1, hidden.shape[-1]).index_select(0, answer_at)
@@ -108,7 +116,10 @@ def add_answer_head(model: PreTrainedModel) -> None:
             loss, found = taught_loss(head, picked, answer_ids, form, answer_detail, answer_factors, answer_teacher)
             return AnswerOutput(loss=loss, **{name: one[:0] if none else one for name, one in found.items()})
         if answer_factors is None:
-            return AnswerOutput(*answer_log_probs(head, picked, answer_ids, form, answer_detail))
+            with in_float32(picked.device) if exact else nullcontext():
+                picked = picked.float() if exact else picked
+                columns = answer_log_probs(head, picked, answer_ids, form, answer_detail, entropy_learns=entropy_learns)
+            return AnswerOutput(*columns)
         loss, columns = weighted_loss(head, picked, answer_ids, form, answer_detail, answer_factors, dft=answer_dft)
         return AnswerOutput(*(column[:0] if none else column for column in columns), loss=loss)
 
@@ -121,10 +132,10 @@ _AS_IT_IS = torch.nn.Identity()
 _PROBED = 8
 """Tokens of the trial."""
 
-ROUNDED = 0.02
+_ROUNDED = 0.02
 """How far logits may be off in 16 bits, as a share of the largest; what comes between changes them by more."""
 
-MISFITS = (RuntimeError, TypeError, AttributeError, LookupError, ValueError)
+_MISFITS = (RuntimeError, TypeError, AttributeError, LookupError, ValueError)
 """What a trial raises where something before the head takes states of another kind."""
 
 
@@ -162,9 +173,9 @@ def _try_head(model: Any, original: Any, body: torch.nn.Module, logits_of: Calla
         with made_up_states(model, body) as (ids, states):
             logits = original(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits.float()
         found = logits_of(states).float()
-    except MISFITS:
+    except _MISFITS:
         return False
-    return found.shape == logits.shape and bool((found - logits).abs().max() <= ROUNDED * logits.abs().max())
+    return found.shape == logits.shape and bool((found - logits).abs().max() <= _ROUNDED * logits.abs().max())
 
 
 @contextmanager

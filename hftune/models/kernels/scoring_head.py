@@ -2,7 +2,7 @@
 
 TRL 1.16 computes padded rows, on a CPU through the head at every place, and applies the output embeddings to
 `base_model`'s states. In some models that is the model itself (Llama 4), in others something comes between states and
-head (BERT), or the head has a LoRA of its own, whose product is left out: there the model's own logits are taken.
+head (BERT), or the head has a LoRA of its own, whose product is left out: `answer_head.py` knows of these.
 
 Its trainers that generate pad prompts on the left and answers on the right, and repeat a prompt before each of its
 answers. A model reads one row without pads, each prompt once, and what comes of the answers' tokens is put back into
@@ -12,8 +12,6 @@ that shape, (rows, tokens - 1).
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
@@ -24,13 +22,10 @@ from transformers.utils import ModelOutput
 
 from hftune.compat.installing import replace_method
 from hftune.constants import IGNORE_INDEX
-from hftune.distributed import zero
 from hftune.models.attention.documents import documents_of, isolate_documents
 from hftune.models.attention.isolation import ATTENTION
 from hftune.models.attention.shared_prompts import SharedPrompts
-from hftune.models.kernels.answer_head import MISFITS, ROUNDED, made_up_states
-from hftune.models.kernels.chunked_heads import LogitShape, answer_log_probs, in_float32
-from hftune.models.structure import body_of
+from hftune.models.kernels.answer_head import add_answer_head
 
 Ids = tuple[int, ...]
 
@@ -44,24 +39,20 @@ class AnswerRows:
         at: (tokens,) places in the flattened input whose states predict a token, row by row of the padded batch.
         ids: (tokens,) those tokens.
         mask: Bool (rows, tokens of a padded row - 1): where they belong.
-        copies: Where each answer has a prompt of its own: how the row is without copies, which `at` counts in.
     """
 
     inputs: dict[str, Any]
     at: torch.Tensor
     ids: torch.Tensor
     mask: torch.Tensor
-    copies: SharedPrompts | None = None
 
     def with_copies(self) -> AnswerRows:
         """A row that shares prompts with a prompt before each answer: for models that cannot share them."""
         shared: SharedPrompts = self.inputs["shared_prompts"]
-        return replace(self, inputs=shared.copied(self.inputs), copies=shared)
+        return replace(self, inputs=shared.copied(self.inputs), at=shared.first_copies().to(self.at.device)[self.at])
 
     def pick(self, states: torch.Tensor) -> torch.Tensor:
         """Those of (batch, length, size) that predict a token: (tokens, size)."""
-        if self.copies is not None:
-            states = self.copies.without_copies(states)
         return states.reshape(-1, states.shape[-1]).index_select(0, self.at)
 
     def spread(self, column: torch.Tensor) -> torch.Tensor:
@@ -175,46 +166,11 @@ def add_scoring_head(
         cast_lm_head_to_fp32: Whether the projection is computed in float32, outside of autocast.
         outputs: What is wanted besides, as TRL's `add_fused_lm_head` has it: "entropy".
     """
-    original, body, head = model.forward, body_of(model), model.get_output_embeddings()
-    if body is not model and head is not None:
-        if shares_prompts and documents_of(model) is None:  # a reference that TRL has read
-            isolate_documents(model, ATTENTION)
-        shape = replace(LogitShape.of(model.config), temperature=temperature)
-        detail = int("entropy" in outputs)
-        score = _scorer(model, shape, detail, exact=cast_lm_head_to_fp32, entropy_learns=trains_entropy)
-        replace_method(model, "forward", _from_states(model, original, score))
-        if _agrees(model, original, body, temperature):
-            return
-    replace_method(model, "forward", _from_logits(model, original, temperature))
-
-
-def rows_to_score(
-    model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor, labels: torch.Tensor
-) -> AnswerRows:
-    """A padded batch as a model reads it: as it is where its attention alone does not keep answers apart."""
-    documents = documents_of(model)
-    if documents is None or documents.way != ATTENTION:
-        return padded_rows(input_ids, attention_mask, labels)
-    rows = shared_rows(input_ids, attention_mask, labels)
-    return rows.with_copies() if documents.copies_prompts and "shared_prompts" in rows.inputs else rows
-
-
-Scorer = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, ...]]
-"""From states (tokens, size) and the tokens that they predict to log-probabilities and entropies."""
-
-
-def _scorer(model: Any, shape: LogitShape, detail: int, *, exact: bool, entropy_learns: bool) -> Scorer:
-    def score(states: torch.Tensor, ids: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        head = model.get_output_embeddings()
-        with in_float32(states.device) if exact else nullcontext():
-            states = states.float() if exact else states
-            return answer_log_probs(head, states, ids, shape, detail, entropy_learns=entropy_learns)[:2]
-
-    return score
-
-
-def _from_states(model: Any, original: Callable[..., Any], score: Scorer) -> Callable[..., Any]:
-    """A forward pass that takes `fused_lm_head`: the head is applied to the states that predict a labelled token."""
+    if shares_prompts and documents_of(model) is None:  # a reference that TRL has read
+        isolate_documents(model, ATTENTION)
+    original = model.forward
+    add_answer_head(model, temperature, entropy_learns=trains_entropy, exact=cast_lm_head_to_fp32)
+    answered, detail = model.forward, int("entropy" in outputs)
 
     @functools.wraps(type(model).forward)  # `generate` reads the signature
     def forward(
@@ -227,50 +183,20 @@ def _from_states(model: Any, original: Callable[..., Any], score: Scorer) -> Cal
         if not fused_lm_head:
             return original(*args, **kwargs, **({} if labels is None else {"labels": labels}))
         assert labels is not None, "TRL gives them with fused_lm_head"
-        ids, mask = kwargs.pop("input_ids"), kwargs.pop("attention_mask")
-        rows = rows_to_score(self, ids, mask, labels)
-        states = rows.pick(body_of(self)(**rows.inputs, **kwargs).last_hidden_state)
-        return Scores(*(rows.spread(column) for column in score(states, rows.ids)))
+        rows = rows_to_score(self, kwargs.pop("input_ids"), kwargs.pop("attention_mask"), labels)
+        found = answered(**rows.inputs, **kwargs, answer_at=rows.at, answer_ids=rows.ids, answer_detail=detail)
+        columns = (found.log_probs, found.entropy) if detail else (found.log_probs,)
+        return Scores(*(rows.spread(column) for column in columns))
 
-    return forward
-
-
-def _agrees(model: Any, original: Callable[..., Any], body: torch.nn.Module, temperature: float) -> bool:
-    """Whether the log-probabilities of the model's present forward pass are those of its original one's logits."""
-    # A tied head is below the body as well.
-    below = {*map(id, body.parameters())} - {*map(id, model.get_output_embeddings().parameters())}
-    others = [parameter for parameter in model.parameters() if id(parameter) not in below]
-    try:
-        with torch.no_grad(), zero.gathered(others), made_up_states(model, body) as (ids, _):
-            given = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-            logits = original(**given, use_cache=False).logits[:, :-1].float() / temperature
-            found = model(**given, labels=ids, fused_lm_head=True).log_probs
-    except MISFITS:
-        return False
-    expected = logits.log_softmax(dim=2).gather(2, ids[:, 1:, None]).squeeze(2)
-    return bool((found - expected).abs().max() <= 2 * ROUNDED * logits.abs().max())
+    replace_method(model, "forward", forward)
 
 
-def _from_logits(model: Any, original: Callable[..., Any], temperature: float) -> Callable[..., Any]:
-    """A forward pass that takes `fused_lm_head`, from full logits: right whatever comes before them."""
-
-    @functools.wraps(type(model).forward)
-    def forward(
-        self: PreTrainedModel,
-        *args: Any,
-        fused_lm_head: bool = False,
-        labels: torch.Tensor | None = None,
-        **kwargs: Any,
-    ) -> Any:
-        if not fused_lm_head:
-            return original(*args, **kwargs, **({} if labels is None else {"labels": labels}))
-        assert labels is not None, "TRL gives them with fused_lm_head"
-        targets = labels[:, 1:]
-        mask = targets != IGNORE_INDEX
-        logits = original(*args, **{**kwargs, "use_cache": False}).logits[:, :-1][mask].float() / temperature
-        log_probs = logits.log_softmax(dim=1)
-        each = log_probs.gather(1, targets[mask][:, None]).squeeze(1), -(log_probs.exp() * log_probs).sum(dim=1)
-        # Connected to the model even where no label is valid, so that every process has a gradient.
-        return Scores(*(column.new_zeros(mask.shape).masked_scatter(mask, column) for column in each))
-
-    return forward
+def rows_to_score(
+    model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor, labels: torch.Tensor
+) -> AnswerRows:
+    """A padded batch as a model reads it: as it is where its attention alone does not keep answers apart."""
+    documents = documents_of(model)
+    if documents is None or documents.way != ATTENTION:
+        return padded_rows(input_ids, attention_mask, labels)
+    rows = shared_rows(input_ids, attention_mask, labels)
+    return rows.with_copies() if documents.copies_prompts and "shared_prompts" in rows.inputs else rows

@@ -75,14 +75,18 @@ def test_equals_full_logits(kind: str, head: str, dft: bool, rows: int, monkeypa
     assert not wanted
 
 
-def test_no_label_is_a_loss_of_zero_with_a_gradient_of_zero() -> None:
-    model = tiny("llama", tied=False)
+@pytest.mark.parametrize("model_type", ["llama", "bert"])
+def test_rows_may_be_given_by_place_are_not_cached_and_may_be_shorter(model_type: str) -> None:
+    """Places count in rows without the virtual tokens that an adapter puts before each: the first 3 of 9 here."""
+    model = model_class(model_type)(tiny_config(model_type)).eval()
+    ids, asked = torch.randint(5, 250, (2, 9)), []
+    log_probs = model(ids, use_cache=False).logits[:, 3:].reshape(12, -1).float().log_softmax(-1)
     add_answer_head(model)
-    none = torch.zeros(0, dtype=torch.long)
-    found = model(input_ids=torch.zeros(1, 4).long(), answer_at=none, answer_ids=none, answer_factors=none.float())
-    found.loss.backward()
-    assert found.loss == 0 and len(found.log_probs) == len(found.entropy) == 0
-    assert all(one.grad is None or not one.grad.any() for one in model.parameters())
+    body_of(model).register_forward_pre_hook(lambda body, args, given: asked.append(given), with_kwargs=True)
+    at = torch.tensor([0, 5, 6, 11])
+    found = model(ids, answer_at=at, answer_ids=at + 7, answer_width=6, use_cache=True).log_probs
+    torch.testing.assert_close(found, log_probs[at, at + 7], rtol=1e-5, atol=1e-5)
+    assert asked[-1]["use_cache"] is False, "nothing is generated"
 
 
 @pytest.mark.parametrize("lesson", [False, True])
@@ -94,50 +98,11 @@ def test_a_batch_without_labels_projects_one_token(lesson: bool) -> None:
     lessons = {"answer_teacher": Lesson(model(**given, answer_states=True), Divergence(0.5))}
     projected: list[Any] = []
     model.lm_head.register_forward_pre_hook(lambda head, states: projected.append(tuple(states[0].shape)))
-    model(**given, answer_factors=none.float(), **(lessons if lesson else {}))
+    found = model(**given, answer_factors=none.float(), **(lessons if lesson else {}))
     assert projected == [(1, 32)]
-
-
-@pytest.mark.parametrize("model_type", ["llama", "bert"])
-def test_rows_may_be_given_by_place_and_are_not_cached(model_type: str) -> None:
-    model = model_class(model_type)(tiny_config(model_type)).eval()
-    ids = torch.randint(5, 250, (1, 9))
-    log_probs = model(ids, use_cache=False).logits[0].float().log_softmax(-1)
-    add_answer_head(model)
-    asked: list[Any] = []
-    body_of(model).register_forward_pre_hook(lambda body, args, given: asked.append(given), with_kwargs=True)
-    at = torch.arange(8)
-    found = model(ids, answer_at=at, answer_ids=ids[0, 1:], use_cache=True).log_probs
-    torch.testing.assert_close(found, log_probs[at, ids[0, 1:]], rtol=1e-5, atol=1e-5)
-    assert asked[-1]["use_cache"] is False, "nothing is generated"
-
-
-@pytest.mark.parametrize("model_type", ["llama", "bert"])
-def test_places_count_in_rows_without_virtual_tokens(model_type: str) -> None:
-    """An adapter has put some before each row: the first 3 of 9 here."""
-    model = model_class(model_type)(tiny_config(model_type)).eval()
-    ids = torch.randint(5, 250, (2, 9))
-    log_probs = model(input_ids=ids, use_cache=False).logits[:, 3:].reshape(12, -1).float().log_softmax(-1)
-    add_answer_head(model)
-    at = torch.tensor([0, 5, 6, 11])
-    found = model(input_ids=ids, answer_at=at, answer_ids=at + 7, answer_width=6).log_probs
-    torch.testing.assert_close(found, log_probs[at, at + 7], rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("head", ["trained", "frozen", "module"])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_of_tokens_that_share_the_largest_logit_one_is_the_most_likely(head: str, dtype: torch.dtype) -> None:
-    model = tiny("llama", tied=False).to(dtype)
-    if head == "module":
-        model.lm_head = type("Head", (torch.nn.Linear,), {})(32, WORDS, bias=False, dtype=dtype)
-    torch.nn.init.zeros_(model.lm_head.weight)
-    model.lm_head.requires_grad_(head != "frozen")
-    add_answer_head(model)
-    every = torch.arange(WORDS)
-    found = model(
-        input_ids=torch.ones(1, WORDS).long(), answer_at=every, answer_ids=every, answer_factors=every.float()
-    )
-    assert int(found.is_top1.sum()) == 1
+    found.loss.backward()
+    assert found.loss == 0 and len(found.log_probs) == len(found.entropy) == 0
+    assert all(one.grad is None or not one.grad.any() for one in model.parameters())
 
 
 def test_a_call_without_places_is_the_models_own() -> None:
@@ -218,20 +183,44 @@ def test_whatever_comes_between_body_and_head(model_type: str) -> None:
     assert any(one.grad is not None and one.grad.any() for one in model.parameters())
 
 
-@pytest.mark.parametrize(("model_type", "alone"), [("llama", True), ("gemma3_text", True), ("electra", False)])
-def test_without_a_trial_the_structure_decides(model_type: str, alone: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def head_is_all(model: Any) -> bool:
+    return answer_head._head_is_all(model, model.forward, LogitShape.of(model.config))
+
+
+@pytest.mark.parametrize(
+    ("model_type", "fields", "alone"),
+    [
+        ("llama", {}, True),
+        ("llama", {"unpadded_vocab_size": None}, True),
+        ("llama", {"unpadded_vocab_size": 2}, False),
+        ("gemma3_text", {}, True),
+        ("electra", {}, False),
+    ],
+)
+def test_without_a_trial_the_structure_decides(
+    model_type: str, fields: dict[str, Any], alone: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = model_class(model_type)(tiny_config(model_type))
     monkeypatch.setattr(answer_head.zero, "is_partitioned", lambda parameter: True)
-    assert answer_head._head_is_all(model, model.forward, LogitShape.of(model.config)) is alone
+    vars(model.config).update(fields)
+    assert head_is_all(model) is alone
 
 
-def test_a_structure_that_says_too_little(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the field of those whose logits are others, whatever is next to their body; None says nothing."""
-    model = tiny("llama", tied=False)
-    monkeypatch.setattr(answer_head.zero, "is_partitioned", lambda parameter: True)
-    for value, alone in ((None, True), (2, False)):
-        model.config.unpadded_vocab_size = value
-        assert answer_head._head_is_all(model, model.forward, LogitShape.of(model.config)) is alone
+def test_what_a_trial_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also in 16 bits, and of a model that looks at its ids; one without a head or a body has no head alone."""
+
+    class Looks(LlamaForCausalLM):
+        def forward(self, input_ids: torch.Tensor, **kwargs: Any) -> Any:
+            assert input_ids.shape == kwargs["attention_mask"].shape and kwargs["use_cache"] is False
+            return super().forward(input_ids=input_ids, **kwargs)
+
+    model = Looks(LlamaConfig(**SIZES))
+    assert head_is_all(model) and head_is_all(model.to(torch.bfloat16))
+    with monkeypatch.context() as patch:
+        patch.setattr(answer_head, "body_of", lambda whole: whole)
+        assert head_is_all(model) is False
+    monkeypatch.setattr(model, "get_output_embeddings", lambda: None)
+    assert head_is_all(model) is False
 
 
 def test_what_a_trial_gives_in_the_place_of_a_body() -> None:
@@ -249,26 +238,6 @@ def test_what_a_trial_gives_in_the_place_of_a_body() -> None:
         assert ids.device.type == states.device.type == "meta" and states.dtype == torch.bfloat16
 
 
-@pytest.mark.parametrize("lacks", ["body", "head"])
-def test_a_model_without_a_body_or_a_head_has_no_head_alone(lacks: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = tiny("llama", tied=False)
-    if lacks == "body":
-        monkeypatch.setattr(answer_head, "body_of", lambda whole: whole)
-    else:
-        monkeypatch.setattr(model, "get_output_embeddings", lambda: None)
-    assert answer_head._head_is_all(model, model.forward, LogitShape.of(model.config)) is False
-
-
-def test_the_trial_gives_ids_to_a_model_that_looks_at_them_itself() -> None:
-    class Looks(LlamaForCausalLM):
-        def forward(self, input_ids: torch.Tensor, **kwargs: Any) -> Any:
-            assert input_ids.shape == kwargs["attention_mask"].shape and kwargs["use_cache"] is False
-            return super().forward(input_ids=input_ids, **kwargs)
-
-    model = Looks(LlamaConfig(**SIZES))
-    assert answer_head._head_is_all(model, model.forward, LogitShape.of(model.config))
-
-
 @pytest.mark.parametrize("own", [True, False])
 def test_the_trial_leaves_the_model_as_it_is(own: bool) -> None:
     model = model_class("mixtral")(tiny_config("mixtral")).train()
@@ -280,16 +249,11 @@ def test_the_trial_leaves_the_model_as_it_is(own: bool) -> None:
         body.forward = lambda *args, **kwargs: calls.append(1) or original(*args, **kwargs)
     before, modes = vars(body).get("forward"), [module.training for module in model.modules()]
     drawn = torch.get_rng_state()
-    assert answer_head._head_is_all(model, model.forward, LogitShape.of(model.config))
+    assert head_is_all(model)
     assert torch.equal(torch.get_rng_state(), drawn) and not calls, "layers may want real rows, or other processes"
     assert vars(body).get("forward") is before and [module.training for module in model.modules()] == modes
     model(input_ids=torch.ones((1, 3), dtype=torch.long))
     assert len(calls) == own
-
-
-def test_heads_of_16_bits_are_the_head_alone() -> None:
-    model = model_class("llama")(tiny_config("llama")).to(torch.bfloat16)
-    assert answer_head._head_is_all(model, model.forward, LogitShape.of(model.config))
 
 
 @pytest.mark.parametrize("size", [1e-3, 9.0])

@@ -25,7 +25,7 @@ from hftune.inference.prompts import ends_of
 from hftune.models.adapters.folding import fold_adapters, read_lora_config
 from hftune.models.loading.config_file import check_config, check_layers
 from hftune.models.loading.from_pretrained import pretrained
-from hftune.models.loading.stored_weights import check_finite
+from hftune.models.loading.stored_weights import check_finite, check_loaded
 from hftune.models.vocabulary import forbid_rows_without_token, grow_as_recorded
 from hftune.path_hints import cannot_load
 from hftune.trainers.rewards.loading import reward_head
@@ -125,11 +125,8 @@ def load_talker(name: str, how: LoadingFields, flag: str = "--models", adapters:
         raise cannot_load(name, error, flag, "language model") from error
     finally:
         transformers_logging.set_verbosity(level)
-    # transformers draws them at random with a warning, which is silenced above.
-    if info["missing_keys"]:
-        missing = sorted(map(str, info["missing_keys"]))
-        cause = f"{base} lacks weights, which would be drawn at random: {', '.join(missing[:3])}"
-        raise ArgumentError(cause, place=flag, fix="give a whole language model")
+    # transformers draws what is missing at random with a warning, which is silenced above.
+    check_loaded(info, model, base, flag=flag, scores=False)
     # First the rows of added tokens, with which the adapter was trained.
     grow_as_recorded(model, folders)
     model = fold_adapters(model, folders)

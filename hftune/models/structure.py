@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -276,11 +276,11 @@ def gather_experts_at_once(model: nn.Module) -> int:
 
     found = [module for name, module in model.named_modules() if name.split(".")[-1] == "experts"]
     # An activation function is called by each, too, but alone it has nothing to gather.
-    several = [module for module in found if len(list(module.children())) > 1 or _has_weights(module.children())]
+    several = [
+        module
+        for module in found
+        if len(list(module.children())) > 1 or any(True for child in module.children() for _ in child.parameters())
+    ]
     for module in several:
         set_z3_leaf_module(module, True)
     return len(several)
-
-
-def _has_weights(modules: Iterable[nn.Module]) -> bool:
-    return any(True for module in modules for _ in module.parameters())

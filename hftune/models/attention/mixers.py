@@ -37,19 +37,15 @@ _ONE_TOKEN = ("update", "recurrent")
 def mixers_of(model: nn.Module) -> list[nn.Module]:
     """The modules of a model that mix tokens along a row, and are no attention of transformers' interface."""
     # A whole layer hands its cache on.
-    parts = [(name, part) for name, part in model.named_modules() if name and not _is_layer(part)]
-    takers = {name for name, part in parts if takes_cache(part)}
+    parts = {name: part for name, part in model.named_modules() if not isinstance(part, GradientCheckpointingLayer)}
+    takers = {name for name, part in parts.items() if name and takes_cache(part)}
     inner = {name for name in takers if not any(_within(other, name) for other in takers)}
-    found = {name for name in inner if not is_attention(model.get_submodule(name))}
+    found = {name for name in inner if not is_attention(parts[name])}
     # A convolution's module may take no cache (RecurrentGemma).
     for name, module in model.named_modules():
         if isinstance(module, nn.Conv1d):
             found.add(name.rpartition(".")[0])
     return [model.get_submodule(name) for name in sorted(found) if not any(_within(name, other) for other in found)]
-
-
-def _is_layer(module: nn.Module) -> bool:
-    return isinstance(module, GradientCheckpointingLayer)
 
 
 def _within(name: str, other: str) -> bool:
@@ -72,13 +68,9 @@ def kernels_take_borders(mixer: nn.Module) -> bool:
     if not usable(_KERNEL_CHOICE):
         return False
     forward = inspect.unwrap(type(mixer).forward)
-    kernels = [forward.__globals__.get(name) for name in forward.__code__.co_names]
-    found = [
-        _kernel_borders(function)
-        for name, function in zip(forward.__code__.co_names, kernels, strict=True)
-        if callable(function) and not any(word in name for word in _ONE_TOKEN)
-    ]
-    known = [takes for takes in found if takes is not None]
+    names = [name for name in forward.__code__.co_names if not any(word in name for word in _ONE_TOKEN)]
+    kernels = [forward.__globals__.get(name) for name in names]
+    known = [takes for one in kernels if callable(one) and (takes := _kernel_borders(one)) is not None]
     return bool(known) and all(known)
 
 

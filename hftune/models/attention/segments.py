@@ -123,7 +123,7 @@ def _starts(
     # function on (rows, length) take the place of one on (rows, length, length).
     row, head, here = _places(rows, length, device)
     linked = mask_function(row, head, here, here - 1).expand(rows, length - 1)
-    unfit = _sees_ahead(mask_function, rows, length, device)
+    unfit = sees_ahead(mask_function, rows, length, device)
     if attention_mask is not None:
         changes = attention_mask[:, 1:] != attention_mask[:, :-1]
         begins = (changes & attention_mask[:, 1:]).sum(1) + attention_mask[:, 0]
@@ -134,12 +134,8 @@ def _starts(
     return None if unfit else starts.nonzero().flatten()
 
 
-def looks_ahead(mask_function: MaskFunction, rows: int, length: int, device: torch.device) -> bool:
-    """Whether some token sees the one after it."""
-    return bool(_sees_ahead(mask_function, rows, length, device))
-
-
-def _sees_ahead(mask_function: MaskFunction, rows: int, length: int, device: torch.device) -> torch.Tensor:
+def sees_ahead(mask_function: MaskFunction, rows: int, length: int, device: torch.device) -> torch.Tensor:
+    """Whether some token sees the one after it, bool ()."""
     row, head, here = _places(rows, length, device)
     return mask_function(row, head, here - 1, here).any()
 

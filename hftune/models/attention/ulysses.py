@@ -21,7 +21,7 @@ from hftune.models.attention.machine import has_varlen
 from hftune.models.attention.segments import (
     MaskFunction,
     Segments,
-    looks_ahead,
+    sees_ahead,
     segments_attention,
     varlen_attention,
 )
@@ -56,7 +56,7 @@ def ulysses_mask(
         ArgumentError: Tokens see what comes after them.
     """
     assert attention_mask is None, "slices are of rows without padding"
-    if looks_ahead(mask_function, 1, q_length, torch.device(device)):
+    if sees_ahead(mask_function, 1, q_length, torch.device(device)):
         raise ArgumentError(
             "this model's tokens see those after them", place="--sequence_parallel_size", fix="leave it out"
         )

@@ -74,18 +74,12 @@ def recompute_as_asked(
     """`recompute` what `--activation_checkpointing` and its like say."""
     assert training_args.recomputation is not None
     reentrant = adapter_args.use_peft and training_args.zero_stage == 3
-    if reentrant:
-        _checkpoint_reentrantly(training_args)
-    recompute(adapted, training_args.recomputation, reentrant=reentrant, on_cpu=training_args.use_cpu)
-
-
-def _checkpoint_reentrantly(training_args: StageArguments) -> None:
-    """Ask for reentrant checkpointing, which adapters under ZeRO-3 need (TRL issue 2514)."""
-    # TRL sets it under the older of two names once the Trainer has read the newer one (transformers 5.23), so both are
-    # set here.
+    # Adapters under ZeRO-3 need reentrant checkpointing (TRL issue 2514). TRL sets it under the older of two names once
+    # the Trainer has read the newer one (transformers 5.23), so both are set here.
     for name in ("gradient_checkpointing_kwargs", "activation_checkpointing_kwargs"):
-        if hasattr(training_args, name):
+        if reentrant and hasattr(training_args, name):
             setattr(training_args, name, {**(getattr(training_args, name) or {}), "use_reentrant": True})
+    recompute(adapted, training_args.recomputation, reentrant=reentrant, on_cpu=training_args.use_cpu)
 
 
 def recompute(
@@ -170,18 +164,14 @@ def _switch(
 
 
 def _parts(layer: nn.Module, part: str) -> Iterator[nn.Module]:
-    """The modules of a part, prepared; whole layers need nothing."""
-    for module in () if part == FULL else members(layer, part):
-        _wrap_forward(module)
+    """The modules of a part, whose `forward` is recomputed; whole layers need nothing."""
+    modules: Any = () if part == FULL else members(layer, part)
+    for module in modules:
+        # Not `__call__`: the module's hooks, ZeRO's among them, then run once, outside of what is recomputed.
+        if not hasattr(module, "forward_as_it_was"):
+            module.forward_as_it_was = module.forward
+            replace_method(module, "forward", _recomputed_forward)
         yield module
-
-
-def _wrap_forward(module: Any) -> None:
-    """Have a module's `forward` recomputed."""
-    # Not `__call__`: the module's hooks, ZeRO's among them, then run once, outside of what is recomputed.
-    if not hasattr(module, "forward_as_it_was"):
-        module.forward_as_it_was = module.forward
-        replace_method(module, "forward", _recomputed_forward)
 
 
 def _recomputed_forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.autograd.graph import get_gradient_edge
 from torch.nn.functional import linear
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedConfig
@@ -84,18 +85,18 @@ class _Chunked(torch.autograd.Function):
         to_hidden, to_weight, to_bias = new_gradients(hidden, weight, bias, wanted)
         ctx.dtypes = (weight.dtype, None if bias is None else bias.dtype)
         dtype = product_dtype(weight)
-        weight, bias = weight.to(dtype), None if bias is None else bias.to(dtype)
+        weight, bias = weight.detach().to(dtype), None if bias is None else bias.detach().to(dtype)
         # 16 bits hold shares of the largest factor; one over all tokens of a batch might be too small for them.
         largest = None if factors is None else factors.abs().amax().clamp(min=torch.finfo(torch.float32).tiny)
         found: list[Columns] = []
         with in_float32(hidden.device):
             for rows in chunk_slices(hidden, len(weight)):
-                part = hidden[rows].to(dtype)
-                columns, slope = _scored(linear(part, weight, bias), rows, score, any(wanted))
+                part = hidden[rows].detach().to(dtype)
+                columns, slope = _scored(part, weight, bias, rows, score, learns=any(wanted))
                 found.append(columns)
-                if to_hidden is not None:
+                if slope is not None and to_hidden is not None:
                     to_hidden[rows] = slope @ weight
-                if factors is not None and largest is not None:
+                if slope is not None and factors is not None and largest is not None:
                     by = factors[rows] / largest
                     if to_weight is not None:
                         add_product(to_weight, slope, (part * by[:, None]).to(dtype))
@@ -121,12 +122,17 @@ class _Chunked(torch.autograd.Function):
         return to_hidden, *scaled, *[None] * 3
 
 
-def _scored(raw: torch.Tensor, rows: slice, score: Score, learns: bool) -> tuple[Columns, torch.Tensor]:
-    """The columns without a gradient, and d first column / d raw, (tokens, vocabulary); `raw` where nothing learns."""
+def _scored(
+    part: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, rows: slice, score: Score, *, learns: bool
+) -> tuple[Columns, torch.Tensor | None]:
+    """The columns of a chunk without a gradient, and d first column / d what the head gives, (tokens, vocabulary)."""
     with torch.enable_grad():
-        raw.requires_grad_(learns)
+        raw = linear(part.requires_grad_(learns), weight, bias)
+        edge = get_gradient_edge(raw) if learns else None
         first, *rest = score(raw, rows)
-    slope = torch.autograd.grad(first, raw, torch.ones_like(first))[0] if learns else raw
+    # As large as a chunk may be: what the gradient needs of it is kept by the loss itself.
+    del raw
+    slope = None if edge is None else torch.autograd.grad(first, edge, torch.ones_like(first))[0]
     return (first.detach(), *rest), slope
 
 

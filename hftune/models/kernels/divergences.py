@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.linalg import vecdot
@@ -193,25 +193,8 @@ class TopTargets:
         return replace(self, ids=ids, log_probs=torch.zeros_like(ids, dtype=torch.float32))
 
 
-class Targets(Protocol):
-    """What a teacher says of some tokens, however it is known: the classes above."""
-
-    @property
-    def heads(self) -> tuple[torch.nn.Module, ...]:
-        """As `TeacherStates.heads`."""
-        ...
-
-    def opened(self, widest: int, temperature: float) -> AbstractContextManager[Callable[[slice], Any]]:
-        """As `TeacherStates.opened`."""
-        ...
-
-    def part(self, rows: slice) -> Targets:
-        """Of some tokens."""
-        ...
-
-    def made_up(self) -> Targets:
-        """As `TeacherStates.made_up`."""
-        ...
+Targets = TeacherStates | MixedTeachers | TopTargets
+"""What a teacher says of some tokens, however it is known."""
 
 
 @dataclass(frozen=True)

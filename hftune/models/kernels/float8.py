@@ -76,16 +76,12 @@ def to_float8(model: PreTrainedModel, recipe: str) -> int:
 
 
 def train_in_float8(model: PreTrainedModel, training_args: StageArguments) -> None:
-    """`to_float8` with the recipe of `--fp8`, and a word about it."""
+    """`to_float8` with the recipe of `--fp8`, and a word about it and what it lacks to pay."""
     recipe = training_args.fp8
     assert recipe is not None, "called for runs with --fp8"
-    report_float8(to_float8(model, recipe), recipe, compiled=training_args.torch_compile)
-
-
-def report_float8(layers: int, recipe: str, *, compiled: bool) -> None:
-    """Say what runs in FP8, and what it lacks to pay."""
+    layers = to_float8(model, recipe)
     notice(f"FP8 ({recipe}): {layers} linear layers; head, embeddings, norms and attention stay in bf16")
-    if not compiled:
+    if not training_args.torch_compile:
         notice("--fp8 without --torch_compile True: casts are kernels of their own, which costs what 8 bits save")
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-from huggingface_hub import constants, try_to_load_from_cache
 from transformers import (
     MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
     AutoConfig,
@@ -15,11 +13,10 @@ from transformers import (
 from hftune.arguments.model import ModelArguments
 from hftune.arguments.training import StageArguments
 from hftune.errors import ArgumentError
-from hftune.logging import notice
 from hftune.models.classes import causal_class, reads_text_alone
 from hftune.models.kernels.dropout import set_dropout_fields
 from hftune.models.loading.config_file import check_config
-from hftune.models.loading.from_pretrained import hub_answers, pretrained
+from hftune.models.loading.from_pretrained import pretrained
 from hftune.on_demand import on_demand
 from hftune.path_hints import cannot_load
 
@@ -80,32 +77,7 @@ def file_options(model_args: ModelArguments, name: str | None = None) -> dict[st
     found: dict[str, Any] = {"revision": model_args.model_revision, "cache_dir": model_args.cache_dir}
     if model_args.gguf_file and name == model:
         found["gguf_file"] = model_args.gguf_file
-    if from_cache_only(model_args, name):
-        found["local_files_only"] = True
-    return found
-
-
-def from_cache_only(model_args: ModelArguments, name: str) -> bool:
-    """Whether names on the Hub are taken from the cache: asked for, or because the Hub does not answer.
-
-    Raises:
-        ArgumentError: The Hub does not answer, and the model is not in the cache.
-    """
-    if Path(name).is_dir():
-        return False
-    if model_args.offline or constants.HF_HUB_OFFLINE:
-        return True
-    if hub_answers(constants.ENDPOINT):
-        return False
-    kept = (
-        try_to_load_from_cache(name, file, cache_dir=model_args.cache_dir, revision=model_args.model_revision)
-        for file in ("config.json", "tokenizer_config.json")
-    )
-    if not any(isinstance(path, str) for path in kept):
-        flag = "--model_name_or_path" if name == model_args.model_name_or_path else "--tokenizer_name_or_path"
-        raise cannot_load(name, f"{constants.ENDPOINT} does not answer, and it is not in the cache", flag, "model")
-    notice(f"{constants.ENDPOINT} does not answer: {name} is taken from the cache")
-    return True
+    return found | ({"local_files_only": True} if model_args.offline else {})
 
 
 def row_length(training_args: StageArguments) -> int | None:

@@ -20,6 +20,7 @@ from huggingface_hub import constants
 
 from hftune.compat.patches import never_ask_about_code
 from hftune.errors import ArgumentError, ManifestError, shown
+from hftune.logging import notice
 from hftune.on_demand import on_demand
 
 # A Hub that needs longer for a handshake is as good as none.
@@ -108,6 +109,7 @@ def pretrained(auto: Any, name: str | Path | None, *, trust_remote_code: bool, *
 
     never_ask_about_code()
     if "local_files_only" not in given and hub_is_silent(name):
+        notice(f"{constants.ENDPOINT} does not answer: {name} is looked for in the cache")
         given["local_files_only"] = True
     try:
         # Under ZeRO-3 the same errors come of architectures that cannot be loaded in parts, which the caller says.

@@ -39,15 +39,14 @@ def scale_rope(config: PreTrainedConfig, model_args: ModelArguments, rows: int |
             already in another way.
     """
     asked = model_args.rope_scaling
-    if asked is None:
-        if model_args.rope_factor is not None:
-            raise _problem("a factor without a kind of scaling", "add --rope_scaling linear, dynamic, yarn or llama3")
-        return
+    if asked is None:  # called for runs with one of the two
+        raise _problem("a factor without a kind of scaling", "add --rope_scaling linear, dynamic, yarn or llama3")
     text = config.get_text_config()
     current = _current(text)
     by_name = isinstance(asked, str) and not asked.lstrip().startswith("{")
     wanted = _named(str(asked), text, model_args, rows) if by_name else _inline(asked, text)
-    if wanted is None or _is_done(current, wanted):
+    # A flag that all stages are given must not stretch twice: an earlier one may have done the same.
+    if wanted is None or all(current.get(name) == value for name, value in wanted.items()):
         return
     # A kind by name is applied to a model as it was trained; JSON says all values, and may replace others.
     if by_name and current.get("rope_type", "default") != "default":
@@ -106,11 +105,6 @@ def _inline(asked: Any, text: PreTrainedConfig) -> dict[str, Any]:
     if given["rope_type"] == "llama3":
         given = {**BY_NAME["llama3"], **given}
     return given
-
-
-def _is_done(current: dict[str, Any], wanted: dict[str, Any]) -> bool:
-    """Whether an earlier stage did the same: a flag that all stages are given must not stretch twice."""
-    return all(current.get(name) == value for name, value in wanted.items())
 
 
 def _stretch(text: PreTrainedConfig, current: dict[str, Any], wanted: dict[str, Any]) -> tuple[int, int]:

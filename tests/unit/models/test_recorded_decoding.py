@@ -10,12 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import GenerationConfig
-from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from hftune.models import decoding, recorded_decoding
 from hftune.models.attention.segments import SEGMENTS, VARLEN
-from hftune.models.decoding import GrowingLayer, decoding_together
+from hftune.models.decoding import decoding_together
 from hftune.models.recorded_decoding import FixedLayer, can_be_recorded, record
 from tests.table.tiny import tiny_config
 from tests.unit.models.test_decoding import OPTIONS, EndsOften, config, drawn, prompts, tiny, watched
@@ -74,21 +73,6 @@ def test_answers_that_have_ended_leave_with_the_cache_that_is_full(
     assert len(recordings) == -(-len(rows) // 5) and max(recordings) == 4
 
 
-def test_a_cache_has_room_for_what_may_be_drawn_and_no_more(recordings: list[int]) -> None:
-    sizes = []
-    model = tiny("llama")
-    made = FixedLayer.__init__
-
-    def noted(self: FixedLayer, keys: torch.Tensor, values: torch.Tensor, tokens: int) -> None:
-        made(self, keys, values, tokens)
-        sizes.append((keys.shape[2], tokens))
-
-    with pytest.MonkeyPatch.context() as patch, decoding_together(model, torch.float32):
-        patch.setattr(FixedLayer, "__init__", noted)
-        drawn(model, prompts(), config(max_new_tokens=9))
-    assert set(sizes) == {(4, 13)} and recorded_decoding.ROOM > 13
-
-
 def test_a_fixed_layer_keeps_what_there_was_and_picks_rows() -> None:
     keys = torch.randn(3, 2, 5, 4)
     layer = FixedLayer(keys, -keys, 8)
@@ -128,54 +112,45 @@ class OnAGPU:
 
     _can_compile_fullgraph = True
 
-    def __init__(self, *devices: str, attention: str = "sdpa") -> None:
+    def __init__(self, *devices: str, attention: str = "sdpa", kind: str = "llama", **fields: Any) -> None:
         self.devices = devices or ("cuda:0",)
-        self.config = tiny_config("llama")
+        self.config = tiny_config(kind)
         self.config._attn_implementation = attention
+        vars(self).update(fields)
 
     def parameters(self) -> list[Any]:
         """All there is to know of them."""
         return [type("Parameter", (), {"device": torch.device(device)}) for device in self.devices]
 
 
-def test_what_launches_the_same_kernels_is_recorded() -> None:
-    layers = [DynamicLayer()]
-    assert can_be_recorded(OnAGPU(), layers)
-    assert not can_be_recorded(OnAGPU("cpu"), layers)
-    assert not can_be_recorded(OnAGPU("cuda:0", "cuda:1"), layers)
-    assert not can_be_recorded(OnAGPU(), [DynamicLayer(), DynamicSlidingWindowLayer(sliding_window=4)])
-    assert not can_be_recorded(tiny("llama"), DynamicCache().layers or layers)
-    quantised, experts = OnAGPU(), OnAGPU()
-    quantised.quantization_method = "bitsandbytes"  # type: ignore[attr-defined]
-    experts._can_compile_fullgraph = False
-    assert not can_be_recorded(quantised, layers) and not can_be_recorded(experts, layers)
-    quantised.is_loaded_in_4bit = True  # type: ignore[attr-defined]
-    assert can_be_recorded(quantised, layers)
-
-
 @pytest.mark.parametrize(
-    ("attention", "masked"),
+    ("model", "recorded"),
     [
-        *((name, True) for name in ("sdpa", "eager", SEGMENTS, VARLEN)),
-        *((name, False) for name in ("flash_attention_2", "flash_attention_3", "flex_attention", "someone/kernel")),
+        *((OnAGPU(attention=name), True) for name in ("sdpa", "eager", SEGMENTS, VARLEN)),
+        # What takes no mask would read behind the last token.
+        *((OnAGPU(attention=name), False) for name in ("flash_attention_2", "flex_attention", "someone/kernel")),
+        (OnAGPU("cpu"), False),
+        (OnAGPU("cuda:0", "cuda:1"), False),
+        (OnAGPU(_can_compile_fullgraph=False), False),
+        (OnAGPU(quantization_method="bitsandbytes"), False),
+        (OnAGPU(quantization_method="bitsandbytes", is_loaded_in_4bit=True), True),
     ],
 )
-def test_what_takes_no_mask_would_read_behind_the_last_token(attention: str, masked: bool) -> None:
-    assert can_be_recorded(OnAGPU(attention=attention), [DynamicLayer()]) is masked
+def test_what_launches_the_same_kernels_is_recorded(
+    model: Any, recorded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layers = [DynamicLayer()]
+    assert can_be_recorded(model, layers) is recorded
+    assert not can_be_recorded(model, [*layers, DynamicSlidingWindowLayer(sliding_window=4)])
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: device == "cuda")
+    assert not can_be_recorded(model, layers)
 
 
 def test_the_part_that_writes_is_asked_too() -> None:
-    model = OnAGPU()
-    model.config = tiny_config("gemma3")
-    model.config._attn_implementation = "sdpa"
+    model = OnAGPU(kind="gemma3")
     assert can_be_recorded(model, [DynamicLayer()])
     model.config.get_text_config()._attn_implementation = "flash_attention_2"
     assert not can_be_recorded(model, [DynamicLayer()])
-
-
-def test_nothing_is_recorded_under_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: device == "cuda")
-    assert not can_be_recorded(OnAGPU(), [DynamicLayer()])
 
 
 def test_what_cannot_be_recorded_is_drawn_without(recordings: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,44 +195,29 @@ def test_a_recording_is_replayed_into_the_same_tensor(monkeypatch: pytest.Monkey
     assert replay() is logits and replay() is logits
     assert cuda.said[2:] == ["replay", "replay"]
 
-
-def test_after_a_recording_that_failed_numbers_can_be_drawn_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    cuda = Cuda(monkeypatch)
-
     def waits() -> torch.Tensor:
         raise RuntimeError("operation not permitted when stream is capturing")
 
+    cuda.said.clear()
     with pytest.raises(RuntimeError, match="not permitted"):
         record(waits)
-    assert cuda.said == ["recording", "before"]
+    assert cuda.said == ["recording", "before"], "numbers can be drawn again"
 
 
-def test_with_dropout_nothing_is_recorded(recordings: list[int]) -> None:
-    model = tiny("llama", attention_dropout=0.3).train()
-    with decoding_together(model, torch.float32):
-        assert drawn(model, prompts(), config()).shape == (6, 16)
-    assert not recordings
-
-
-def test_every_token_is_a_sign_of_life(recordings: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    alive = []
+def test_what_is_recorded(recordings: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sign of life a token; a cache with room for what may be drawn and no more; nothing with dropout."""
+    alive, sizes = [], []
     monkeypatch.setattr(recorded_decoding.phases, "keep_alive", lambda: alive.append(1))
-    model = tiny("llama")
-    with decoding_together(model, torch.float32):
-        drawn(model, prompts(), GenerationConfig(max_new_tokens=6, do_sample=False, pad_token_id=0, eos_token_id=None))
-    assert len(alive) == 5 and recordings == [4]
+    made = FixedLayer.__init__
 
+    def noted(self: FixedLayer, keys: torch.Tensor, values: torch.Tensor, tokens: int) -> None:
+        made(self, keys, values, tokens)
+        sizes.append((keys.shape[2], tokens))
 
-def test_on_a_cpu_a_cache_grows() -> None:
-    model = tiny("llama")
-    seen = []
-    layer_made = GrowingLayer.__init__
-
-    def noted(self: GrowingLayer) -> None:
-        layer_made(self)
-        seen.append(self)
-
-    with pytest.MonkeyPatch.context() as patch, decoding_together(model, torch.float32):
-        patch.setattr(GrowingLayer, "__init__", noted)
-        drawn(model, prompts(), config())
-    assert len(seen) == model.config.num_hidden_layers
+    monkeypatch.setattr(FixedLayer, "__init__", noted)
+    for model in (tiny("llama", attention_dropout=0.3).train(), tiny("llama")):
+        with decoding_together(model, torch.float32):
+            found = drawn(model, prompts(), config(max_new_tokens=6, do_sample=False, eos_token_id=None))
+        assert found.shape == (6, 10)
+        assert (len(alive), recordings) == ((0, []) if model.training else (5, [4]))
+    assert set(sizes) == {(4, 10)} and recorded_decoding.ROOM > 10

@@ -55,13 +55,9 @@ def test_a_record_gives_the_growth_again() -> None:
     assert Growth.from_json(record) == GROWN
     manifest = {"kind": "adapter", "vocabulary": {"growth": record, "new_tokens": [[3, 4]]}}
     assert recorded_growth(manifest) == GROWN and new_tokens(manifest) == [3, 4]
+    assert spans([5, 6, 7, 9]) == [[5, 7], [9, 9]] and spans([]) == []
     # A whole model has its rows already.
     assert recorded_growth({**manifest, "kind": "full"}) is None and new_tokens(None) == []
-
-
-def test_runs_of_ids() -> None:
-    assert spans([5, 6, 7, 9]) == [[5, 7], [9, 9]] and spans([]) == []
-    assert new_tokens({"vocabulary": {"new_tokens": [[5, 7], [9, 9]]}}) == [5, 6, 7, 9]
 
 
 @pytest.mark.parametrize("damaged", [[[0, 10**10]], [[3, 2]], [[1, "a"]], [7]])
@@ -86,20 +82,23 @@ def test_the_wrapper_of_trained_rows_is_not_asked_for_a_weight() -> None:
     assert predicted_rows(adapted) == vocabulary_rows(adapted) == VOCABULARY
 
 
-def test_lists_and_files(tmp_path: Path) -> None:
-    assert named_tokens(None, "--f") == []
-    assert named_tokens("<a>,<b>,<a>", "--f") == ["<a>", "<b>"]
-    (tmp_path / "tokens.txt").write_text("<a>\n\n心肌 梗死\n a,b\n", encoding="utf-8")
-    assert named_tokens(str(tmp_path / "tokens.txt"), "--f") == ["<a>", "心肌 梗死", " a,b"]
-    (tmp_path / "tokens.json").write_text(json.dumps(["<a>", "x\ny"]))
-    assert named_tokens(str(tmp_path / "tokens.json"), "--f") == ["<a>", "x\ny"]
-
-
-@pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"\n \n"])
-def test_files_that_hold_none(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "tokens.txt").write_bytes(content)
+@pytest.mark.parametrize(
+    ("name", "content", "tokens"),
+    [
+        ("tokens.txt", "<a>\n\n心肌 梗死\n a,b\n<a>".encode(), ["<a>", "心肌 梗死", " a,b"]),
+        ("tokens.json", b'["<a>", "x\\ny"]', ["<a>", "x\ny"]),
+        *(("tokens.txt", content, None) for content in (b"", b"\xff\xfe", b"\n \n")),
+        ("tokens.json", b'{"<a>": 1}', None),
+    ],
+)
+def test_lists_and_files(tmp_path: Path, name: str, content: bytes, tokens: list[str] | None) -> None:
+    assert named_tokens(None, "--f") == [] and named_tokens("<a>,<b>,<a>", "--f") == ["<a>", "<b>"]
+    (tmp_path / name).write_bytes(content)
+    if tokens is not None:
+        assert named_tokens(str(tmp_path / name), "--f") == tokens
+        return
     with pytest.raises(ArgumentError, match="--f"):
-        named_tokens(str(tmp_path / "tokens.txt"), "--f")
+        named_tokens(str(tmp_path / name), "--f")
 
 
 def test_each_is_read_and_written_as_it_is_spelt(tiny_model: Path) -> None:
@@ -114,16 +113,13 @@ def test_each_is_read_and_written_as_it_is_spelt(tiny_model: Path) -> None:
     assert tokenizer.encode("What is 2 plus 3?") == before
 
 
-@pytest.mark.parametrize("tokens", ["é", "ab,abc"])
-def test_one_that_would_not_come_back_is_refused(tiny_model: Path, tokens: str) -> None:
-    # "é" is the spelling of a byte for a byte-level decoder. "abc" is found whole although "ab" is a token: no fault.
+def test_one_that_would_not_come_back_is_refused(tiny_model: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(tiny_model)
-    if tokens == "é":
-        with pytest.raises(ArgumentError, match="use a tokenizer that has it"):
-            add_named_tokens(tokenizer, GrowthArguments(add_tokens=tokens))
-    else:
-        add_named_tokens(tokenizer, GrowthArguments(add_tokens=tokens))
-        assert tokenizer.decode(tokenizer.encode("ab abc")) == "ab abc"
+    # The spelling of a byte for a byte-level decoder. "abc" is found whole although "ab" is a token: no fault.
+    with pytest.raises(ArgumentError, match="use a tokenizer that has it"):
+        add_named_tokens(tokenizer, GrowthArguments(add_tokens="é"))
+    add_named_tokens(tokenizer, GrowthArguments(add_tokens="ab,abc"))
+    assert tokenizer.decode(tokenizer.encode("ab abc")) == "ab abc"
 
 
 class Tokens(dict[str, int]):
@@ -142,12 +138,6 @@ def fit(folder: Path, ids: dict[str, int]) -> Any:
     training_args: Any = SimpleNamespace()
     fit_to_tokenizer(model, tokenizer, model_args, adapter_args, training_args)
     return model
-
-
-def test_ids_without_a_row_are_refused(tmp_path: Path) -> None:
-    fit(tmp_path, {"a": 0, "z": 9})
-    with pytest.raises(ArgumentError, match=r"ids up to 10 \(2 tokens\), the model has 10 embeddings"):
-        fit(tmp_path, {"a": 0, "z": 10})
 
 
 def test_rows_that_no_token_has_are_not_drawn(tmp_path: Path) -> None:

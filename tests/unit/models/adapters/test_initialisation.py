@@ -63,18 +63,6 @@ def test_another_start_is_refused(tiny_model: Path, tmp_path: Path) -> None:
         check_same_initialisation(add_adapter(other, adapter_args, training_args), tmp_path)
 
 
-def test_a_copy_as_reference_takes_nothing_more_out_of_the_base(tiny_model: Path) -> None:
-    """DPO adds a second adapter of the same config and copies the weights: it must say what the base said."""
-    _, adapter_args, training_args = arguments(tiny_model, "--init_lora_weights", "pissa")
-    adapted = add_adapter(load(tiny_model), adapter_args, training_args)
-    adapted.add_adapter("ref", adapted.peft_config["default"])
-    for name, parameter in adapted.named_parameters():
-        if ".default." in name:
-            adapted.get_parameter(name.replace(".default.", ".ref.")).data.copy_(parameter.data)
-    adapted.set_adapter("ref")
-    torch.testing.assert_close(logits(adapted), logits(load(tiny_model)), atol=1e-4, rtol=1e-4)
-
-
 def test_other_tensors_are_kept(tiny_model: Path, tmp_path: Path) -> None:
     flags = ["--init_lora_weights", "pissa", "--use_dora", "--lora_modules_to_save", "norm"]
     _, adapter_args, training_args = arguments(tiny_model, *flags)
@@ -91,3 +79,15 @@ def test_other_tensors_are_kept(tiny_model: Path, tmp_path: Path) -> None:
         "adapter_config.json",
         "adapter_model.safetensors",
     ]
+
+
+def test_a_copy_as_reference_takes_nothing_more_out_of_the_base(tiny_model: Path) -> None:
+    """DPO adds a second adapter of the same config and copies the weights: it must say what the base said."""
+    _, adapter_args, training_args = arguments(tiny_model, "--init_lora_weights", "pissa")
+    adapted = add_adapter(load(tiny_model), adapter_args, training_args)
+    adapted.add_adapter("ref", adapted.peft_config["default"])
+    for name, parameter in adapted.named_parameters():
+        if ".default." in name:
+            adapted.get_parameter(name.replace(".default.", ".ref.")).data.copy_(parameter.data)
+    adapted.set_adapter("ref")
+    torch.testing.assert_close(logits(adapted), logits(load(tiny_model)), atol=1e-4, rtol=1e-4)

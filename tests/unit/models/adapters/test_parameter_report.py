@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from hftune.models.adapters import parameter_report
-from hftune.models.adapters.parameter_report import kind_of, report_low_precision, report_trained_parameters
+from hftune.models.adapters.parameter_report import report_low_precision, report_trained_parameters
 
 
 @pytest.fixture
@@ -43,8 +43,3 @@ def test_16_bits_without_deepspeed(said: list[str], dtype: torch.dtype, deepspee
     assert [line.partition(":")[0] for line in said] == (
         ["1 trained parameters are kept in 16 bit, mlp.weight the first"] if warned else []
     )
-
-
-def test_the_first_kind_that_is_found_counts() -> None:
-    names = {"model.layers.0.mlp.experts.down_proj": "experts", "x.self_attn.q_proj.lora_A.default.weight": "adapter"}
-    assert {name: kind_of(name) for name in names} == names

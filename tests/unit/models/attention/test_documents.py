@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 from hftune.models.attention.documents import Documents, Row, _filler, _Hooks, documents_of, isolate_documents
 from hftune.models.attention.isolation import ATTENTION, BACKBONE, MIXERS
@@ -148,15 +147,6 @@ def test_a_token_to_pad_with(pad: Any, filler: int) -> None:
     assert _filler(config(pad)) == filler
 
 
-def test_who_has_documents() -> None:
-    model = nn.Linear(1, 1)
-    assert documents_of(model) is None
-    model.hftune_documents = Documents(ATTENTION)  # type: ignore[assignment]
-    assert documents_of(model) is model.hftune_documents
-    model.hftune_documents = "something else"  # type: ignore[assignment]
-    assert documents_of(model) is None
-
-
 def test_a_pass_that_fails_is_over_as_well() -> None:
     """What is called next has no borders of the row before."""
     model: Any = model_class("llama")(tiny_config("llama"))
@@ -189,15 +179,6 @@ def test_layers_with_a_state_are_called_by_documents(model_type: str) -> None:
     assert documents_of(model) is not None
 
 
-def test_the_states_of_a_decoder_within_a_base_are_put_together() -> None:
-    """Bart's head calls the decoder within its base; elsewhere the base is the decoder, and is told once."""
-    for model_type in ("bart", "llama"):
-        model = model_class(model_type)(tiny_config(model_type)).eval()
-        before = len(model.get_decoder()._forward_hooks)
-        isolate_documents(model, BACKBONE)
-        assert len(model.get_decoder()._forward_hooks) == before + 1
-
-
 def test_what_is_known_of_a_model_from_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether kernels of its layers take borders, where it has such layers; whether its weights are partitioned."""
     monkeypatch.setattr("hftune.models.attention.documents.kernels_take_borders", lambda mixer: True)
@@ -208,3 +189,12 @@ def test_what_is_known_of_a_model_from_the_start(monkeypatch: pytest.MonkeyPatch
             isolate_documents(model, way)
             found = documents_of(model)
             assert found is not None and (found.way, found.trusts_kernels, found.whole) == (way, kernels, partitioned)
+
+
+def test_the_states_of_a_decoder_within_a_base_are_put_together() -> None:
+    """Bart's head calls the decoder within its base; elsewhere the base is the decoder, and is told once."""
+    for model_type in ("bart", "llama"):
+        model = model_class(model_type)(tiny_config(model_type)).eval()
+        before = len(model.get_decoder()._forward_hooks)
+        isolate_documents(model, BACKBONE)
+        assert len(model.get_decoder()._forward_hooks) == before + 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from transformers import (
     PreTrainedConfig,
 )
 
-from hftune import logging
+from hftune.arguments.adapter import AdapterArguments
 from hftune.arguments.entry import parse_arguments
 from hftune.errors import ArgumentError
 from hftune.logging import notices
@@ -30,12 +31,7 @@ from hftune.models.loading.config import model_config
 from hftune.models.loading.tokenizer import load_tokenizer
 from tests.architectures import make_config
 
-ALL = frozenset({2, 3, 4})
-HOPPER = Machine(major=9, half=True, flash=ALL, varlen=True, flex=True)
-
-
-def without(machine: Machine, **changes: Any) -> Machine:
-    return Machine(**{**vars(machine), **changes})
+HOPPER = Machine(major=9, half=True, flash=frozenset({2, 3, 4}), varlen=True, flex=True)
 
 
 @pytest.mark.parametrize(
@@ -46,18 +42,18 @@ def without(machine: Machine, **changes: Any) -> Machine:
         ("Llama", Machine(compiled=True), "sdpa"),
         ("Gemma2", Machine(compiled=True), "eager"),
         ("Llama", HOPPER, "flash_attention_3"),
-        ("Llama", without(HOPPER, major=8), "flash_attention_2"),
-        ("Llama", without(HOPPER, major=10), "flash_attention_4"),
-        ("Llama", without(HOPPER, flash=frozenset({4})), "flash_attention_4"),
-        ("Llama", without(HOPPER, major=7, varlen=False), "flex_attention"),
-        ("Llama", without(HOPPER, flash=frozenset()), VARLEN),
-        ("Mistral", without(HOPPER, flash=frozenset()), VARLEN),
-        ("Llama", without(HOPPER, half=False), "flex_attention"),
-        ("Llama", without(HOPPER, half=False, flex=False), SEGMENTS),
-        ("Llama", without(HOPPER, compiled=True, flash=frozenset()), "flex_attention"),
+        ("Llama", replace(HOPPER, major=8), "flash_attention_2"),
+        ("Llama", replace(HOPPER, major=10), "flash_attention_4"),
+        ("Llama", replace(HOPPER, flash=frozenset({4})), "flash_attention_4"),
+        ("Llama", replace(HOPPER, major=7, varlen=False), "flex_attention"),
+        ("Llama", replace(HOPPER, flash=frozenset()), VARLEN),
+        ("Mistral", replace(HOPPER, flash=frozenset()), VARLEN),
+        ("Llama", replace(HOPPER, half=False), "flex_attention"),
+        ("Llama", replace(HOPPER, half=False, flex=False), SEGMENTS),
+        ("Llama", replace(HOPPER, compiled=True, flash=frozenset()), "flex_attention"),
         ("Gemma2", HOPPER, "flex_attention"),  # soft caps
-        ("Gemma2", without(HOPPER, flex=False), SEGMENTS),
-        ("GptOss", without(HOPPER, compiled=True), SEGMENTS),
+        ("Gemma2", replace(HOPPER, flex=False), SEGMENTS),
+        ("GptOss", replace(HOPPER, compiled=True), SEGMENTS),
         ("GptOss", HOPPER, SEGMENTS),  # sinks, and a mask that does not know the positions
     ],
 )
@@ -67,10 +63,9 @@ def test_the_fastest_exact_attention(model: str, machine: Machine, expected: str
 
 
 def test_what_kernels_cannot_do_is_left_to_us() -> None:
-    for changes in ({"attention_dropout": 0.1}, {"head_dim": 512}):
+    for changes, expected in (({"attention_dropout": 0.1}, SEGMENTS), ({"head_dim": 512}, "flex_attention")):
         config = transformers.LlamaConfig(**changes)
-        expected = SEGMENTS if "attention_dropout" in changes else "flex_attention"
-        assert choose_attention(config, causal_class(config), without(HOPPER, flash=frozenset()))[0] == expected
+        assert choose_attention(config, causal_class(config), replace(HOPPER, flash=frozenset()))[0] == expected
     assert choose_attention(config, causal_class(config), HOPPER)[0] == expected
 
 
@@ -80,13 +75,20 @@ def test_what_kernels_cannot_do_is_left_to_us() -> None:
 def test_heads_that_flex_attention_does_not_take(size: int, compiled: bool, expected: str) -> None:
     """On a GPU it compiles for 16 and more alone, seen on an H200."""
     config = transformers.Gemma2Config(head_dim=size)
-    machine = without(HOPPER, compiled=compiled)
+    machine = replace(HOPPER, compiled=compiled)
     assert choose_attention(config, causal_class(config), machine)[0] == expected
 
 
 def test_both_parts_are_known_to_transformers() -> None:
     for name in (SEGMENTS, VARLEN, ULYSSES):
         assert name in AttentionInterface() and name in AttentionMaskInterface()
+
+
+def parsed(stage: str, model: Path | str, *flags: str) -> tuple[Any, Any]:
+    """The arguments of the model and of training."""
+    given = ["--model_name_or_path", str(model), "--output_dir", "o", "--use_cpu", "True", *flags]
+    groups = parse_arguments(stage, given)
+    return groups.model, groups.training
 
 
 @pytest.mark.parametrize(
@@ -97,6 +99,7 @@ def test_both_parts_are_known_to_transformers() -> None:
         ("sft", ["--padding_free"], SEGMENTS),
         ("sft", ["--packing", "--attn_implementation", "eager"], "eager"),
         ("sft", ["--attn_implementation", "eager"], "eager"),
+        ("sft", ["--flash_attn"], None),
         ("pt", [], SEGMENTS),
         ("pt", ["--packing", "False"], None),
         ("pt", ["--cross_document_attention", "True"], None),
@@ -105,11 +108,10 @@ def test_both_parts_are_known_to_transformers() -> None:
     ],
 )
 def test_a_run_on_a_cpu(tiny_model: Path, stage: str, flags: list[str], expected: str | None) -> None:
-    given = ["--model_name_or_path", str(tiny_model), "--output_dir", "o", "--use_cpu", "True", *flags]
-    model_args, _, _, training = parse_arguments(stage, given)
+    model_args, training = parsed(stage, tiny_model, *flags)
     assert attention_for(model_config(model_args, training), model_args, training) == expected
-    if expected == SEGMENTS:
-        assert any(SEGMENTS in line for line in notices())
+    said = {SEGMENTS: SEGMENTS}.get(expected or "", "--flash_attn" if "--flash_attn" in flags else "")
+    assert any(said in line for line in ["", *notices()])
 
 
 @pytest.mark.parametrize(
@@ -128,12 +130,10 @@ def test_a_run_on_a_cpu(tiny_model: Path, stage: str, flags: list[str], expected
 def test_rows_are_padded_only_where_they_must_be(
     tiny_model: Path, stage: str, flags: list[str], expected: bool
 ) -> None:
-    given = ["--model_name_or_path", str(tiny_model), "--output_dir", "o", "--use_cpu", "True", *flags]
-    model_args, _, _, training = parse_arguments(stage, given)
+    model_args, training = parsed(stage, tiny_model, *flags)
     decide_rows(stage, model_config(model_args, training), model_args, training)
     assert training.padding_free is expected
-    if expected:
-        assert any("side by side" in line for line in notices())
+    assert not expected or any("side by side" in line for line in notices())
 
 
 @pytest.mark.parametrize(
@@ -150,8 +150,7 @@ def test_models_that_are_more_than_attention(
 ) -> None:
     """Rows without pads where they save some; what is packed by default stays packed."""
     getattr(transformers, f"{model}Config")().save_pretrained(tmp_path)
-    given = ["--model_name_or_path", str(tmp_path), "--output_dir", "o", "--use_cpu", "True"]
-    model_args, _, _, training = parse_arguments(stage, given)
+    model_args, training = parsed(stage, tmp_path)
     config = model_config(model_args, training)
     decide_rows(stage, config, model_args, training)
     assert training.padding_free is free and attention_for(config, model_args, training) == attention
@@ -159,21 +158,11 @@ def test_models_that_are_more_than_attention(
 
 
 def test_the_model_is_loaded_with_it_and_saved_without(tiny_model: Path, tmp_path: Path) -> None:
-    model_args, _, adapter, training = parse_arguments(
-        "sft", ["--model_name_or_path", str(tiny_model), "--output_dir", "o", "--packing"]
-    )
-    model = load_causal_lm(model_args, adapter, training, load_tokenizer(model_args, training))
+    model_args, training = parsed("sft", tiny_model, "--packing")
+    model = load_causal_lm(model_args, AdapterArguments(), training, load_tokenizer(model_args, training))
     assert model.config._attn_implementation == SEGMENTS
     model.save_pretrained(tmp_path)
     assert "hftune" not in (tmp_path / "config.json").read_text()
-
-
-def test_flash_attn_is_no_error_without_it(tiny_model: Path) -> None:
-    model_args, _, _, training = parse_arguments(
-        "sft", ["--model_name_or_path", str(tiny_model), "--output_dir", "o", "--flash_attn", "--use_cpu", "True"]
-    )
-    assert attention_for(model_config(model_args, training), model_args, training) is None
-    assert any("--flash_attn" in line for line in notices())
 
 
 @pytest.mark.parametrize(
@@ -190,65 +179,42 @@ def test_flash_attn_is_no_error_without_it(tiny_model: Path) -> None:
         (BloomConfig(n_layer=1), "", False, False, "pairs are padded: it has an attention of its own"),
     ],
 )
-def test_on_where_it_is_exact(
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    config: PreTrainedConfig,
-    flags: str,
-    padding_free: bool,
-    shared: bool,
-    said: str | None,
+def test_pairs_share_a_row_where_it_is_exact(
+    config: PreTrainedConfig, flags: str, padding_free: bool, shared: bool, said: str | None
 ) -> None:
-    monkeypatch.setattr(logging, "_notices", [])
-    given = ["--model_name_or_path", "m", "--output_dir", str(tmp_path), "--use_cpu", "True", *flags.split()]
-    model_args, _, _, training_args = parse_arguments("dpo", given)
-    decide_rows("dpo", config, model_args, training_args)
-    assert (training_args.padding_free, training_args.shared_prompts) == (padding_free, shared)
-    assert training_args.flat_batches == padding_free
-    heard = [line for line in logging.notices() if "pair" in line]
+    model_args, training = parsed("dpo", "m", *flags.split())
+    decide_rows("dpo", config, model_args, training)
+    assert (training.padding_free, training.shared_prompts) == (padding_free, shared)
+    assert training.flat_batches == padding_free
+    heard = [line for line in notices() if "pair" in line]
     assert not heard if said is None else said in heard[0]
 
 
-RL = [
-    (make_config("llama"), "", True, None),
-    (make_config("llama"), "--shared_prompts False", False, None),
-    (make_config("llama"), "--attn_implementation sdpa", False, "sdpa knows no shared prompts"),
-    (make_config("llama"), "--torch_compile", False, "the model is compiled"),
-    (make_config("mixtral"), "", False, "routers of a mixture"),
-    (MambaConfig(num_hidden_layers=1), "", False, "whose past"),
-    (BloomConfig(n_layer=1), "", False, "an attention of its own"),
-]
-
-
-@pytest.mark.parametrize(("config", "flags", "shared", "said"), RL)
+@pytest.mark.parametrize(
+    ("config", "flags", "shared", "said"),
+    [
+        (make_config("llama"), "", True, None),
+        (make_config("llama"), "--shared_prompts False", False, None),
+        (make_config("llama"), "--attn_implementation sdpa", False, "sdpa knows no shared prompts"),
+        (make_config("llama"), "--torch_compile", False, "the model is compiled"),
+        (make_config("mixtral"), "", False, "routers of a mixture"),
+        (MambaConfig(num_hidden_layers=1), "", False, "whose past"),
+        (BloomConfig(n_layer=1), "", False, "an attention of its own"),
+    ],
+)
 @pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
 def test_answers_of_rl_share_a_row_where_it_is_exact(
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    algorithm: str,
-    config: PreTrainedConfig,
-    flags: str,
-    shared: bool,
-    said: str | None,
+    algorithm: str, config: PreTrainedConfig, flags: str, shared: bool, said: str | None
 ) -> None:
-    monkeypatch.setattr(logging, "_notices", [])
-    given = ["--model_name_or_path", "m", "--output_dir", str(tmp_path), "--use_cpu", "True", *flags.split()]
-    given += ["--rl_algorithm", algorithm]
-    model_args, _, _, training_args = parse_arguments("rl", given)
-    decide_rows("rl", config, model_args, training_args)
-    assert (training_args.shared_prompts, training_args.flat_batches) == (shared, shared)
-    heard = [line for line in logging.notices() if "padded rows" in line]
+    model_args, training = parsed("rl", "m", *flags.split(), "--rl_algorithm", algorithm)
+    decide_rows("rl", config, model_args, training)
+    assert (training.shared_prompts, training.flat_batches) == (shared, shared)
+    heard = [line for line in notices() if "padded rows" in line]
     assert not heard if said is None else said in heard[0]
     if said is not None:
-        training_args.shared_prompts = True
+        training.shared_prompts = True
         with pytest.raises(ArgumentError, match="--shared_prompts True"):
-            decide_rows("rl", config, model_args, training_args)
-
-
-def asked(model: Path, *flags: str) -> tuple:
-    given = ["--model_name_or_path", str(model), "--output_dir", "o", "--use_cpu", "True", *flags]
-    model_args, _, _, training_args = parse_arguments("rm", given)
-    return transformers.AutoConfig.from_pretrained(model), model_args, training_args
+            decide_rows("rl", config, model_args, training)
 
 
 @pytest.mark.parametrize(
@@ -263,27 +229,21 @@ def asked(model: Path, *flags: str) -> tuple:
         (["--attn_implementation", "flash_attention_2"], "needs a GPU"),
     ],
 )
-def test_why_conversations_of_a_reward_model_are_padded(
-    tiny_model: Path, monkeypatch: pytest.MonkeyPatch, flags: list[str], words: str | None
-) -> None:
-    monkeypatch.setattr(logging, "_notices", [])
-    config, model_args, training_args = asked(tiny_model, *flags)
-    decide_rows("rm", config, model_args, training_args)
-    assert training_args.padding_free is (words is None)
-    said = [line for line in logging.notices() if "conversations" in line]
+def test_why_conversations_of_a_reward_model_are_padded(flags: list[str], words: str | None) -> None:
+    model_args, training = parsed("rm", "m", *flags)
+    decide_rows("rm", make_config("llama"), model_args, training)
+    assert training.padding_free is (words is None)
+    said = [line for line in notices() if "conversations" in line]
     assert len(said) == (0 if "--padding_free" in flags else 1)
     assert words is None or words in said[0]
 
 
-def test_an_architecture_that_reads_its_score_otherwise(tmp_path: Path) -> None:
-    transformers.GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=32).save_pretrained(tmp_path)
-    with pytest.raises(
-        ArgumentError, match="cannot lie side by side in a row: gpt2 reads its score in a way of its own"
-    ):
-        decide_rows("rm", *asked(tmp_path, "--padding_free"))
-
-
-def test_padding_of_a_reward_model_stays_as_asked(tiny_model: Path) -> None:
-    config, model_args, training_args = asked(tiny_model, "--padding_free", "0")
-    decide_rows("rm", config, model_args, training_args)
-    assert training_args.padding_free is False
+def test_padding_of_a_reward_model_that_was_asked_for() -> None:
+    """Not of an architecture that reads its score otherwise."""
+    config = transformers.GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=32)
+    words = "cannot lie side by side in a row: gpt2 reads its score in a way of its own"
+    with pytest.raises(ArgumentError, match=words):
+        decide_rows("rm", config, *parsed("rm", "m", "--padding_free"))
+    model_args, training = parsed("rm", "m", "--padding_free", "0")
+    decide_rows("rm", config, model_args, training)
+    assert training.padding_free is False

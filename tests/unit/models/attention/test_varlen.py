@@ -117,13 +117,6 @@ def test_answers_find_the_keys_of_their_prompt(kernel: list[inspect.BoundArgumen
     torch.testing.assert_close(found, segments_attention(torch.nn.Identity(), *given, row, shared_prompts=shared)[0])
 
 
-def test_borders_of_the_batch_count(kernel: list[inspect.BoundArguments]) -> None:
-    """As with segments: a model that hides its positions from its mask."""
-    blind = Segments(torch.tensor([0, 8, 16], dtype=torch.int32), (8, 8))
-    varlen_attention(torch.nn.Identity(), *inputs(), blind, cu_seq_lens_q=runs(None).borders)
-    assert kernel[0].arguments["cu_seq_q"].tolist() == [0, 3, 8, 9, 16]
-
-
 def test_autocast_decides_the_dtype(kernel: list[inspect.BoundArguments]) -> None:
     with torch.autocast("cpu", torch.bfloat16):
         varlen_attention(torch.nn.Identity(), *inputs(), runs(None))
@@ -142,3 +135,10 @@ def test_what_the_kernel_does_not_take_goes_round_it(more: dict[str, Any], monke
     found = varlen_attention(torch.nn.Identity(), *given, runs(3), **more)[0]
     torch.manual_seed(0)
     torch.testing.assert_close(found, segments_attention(torch.nn.Identity(), *given, runs(3), **more)[0])
+
+
+def test_borders_of_the_batch_count(kernel: list[inspect.BoundArguments]) -> None:
+    """As with segments: a model that hides its positions from its mask."""
+    blind = Segments(torch.tensor([0, 8, 16], dtype=torch.int32), (8, 8))
+    varlen_attention(torch.nn.Identity(), *inputs(), blind, cu_seq_lens_q=runs(None).borders)
+    assert kernel[0].arguments["cu_seq_q"].tolist() == [0, 3, 8, 9, 16]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 from types import SimpleNamespace
 from typing import Any
 
@@ -123,18 +124,6 @@ def test_logits_are_computed_again_where_they_are_many(kept: int, again: bool, m
         assert used == []
 
 
-def test_what_is_computed_in_16_bits() -> None:
-    weight = torch.ones(1)
-    assert chunked_heads.product_dtype(weight) == torch.float32
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert chunked_heads.product_dtype(weight) == torch.bfloat16
-        with chunked_heads.in_float32(weight.device):
-            assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.float32
-    assert chunked_heads.is_trained(torch.nn.Linear(1, 1))
-    assert not chunked_heads.is_trained(torch.nn.Linear(1, 1).requires_grad_(False))
-    assert chunked_heads.is_plain(torch.nn.Linear(1, 1)) and not chunked_heads.is_plain(torch.nn.Identity())
-
-
 @pytest.mark.parametrize(("device", "tokens"), [("cpu", 64), ("cuda", 512), ("meta", 512)])
 def test_how_large_a_chunk_is(device: str, tokens: int) -> None:
     """32 MiB of logits on a CPU, 256 MiB elsewhere: here 2^17 words, of 4 bytes each."""
@@ -225,3 +214,17 @@ def test_a_logit_by_hand(scale: float, softcap: float | None, logit: float, slop
     assert raw.grad is not None and raw.grad.item() == pytest.approx(slope)
     # Capped before it is divided.
     assert LogitShape(scale, softcap, 2.0)(raw).item() == pytest.approx(logit / 2)
+
+
+def test_the_logits_of_a_chunk_are_gone_when_their_gradient_is_computed() -> None:
+    """They are as large as a chunk may be, and a softmax is all that the gradient needs."""
+    gone: list[bool] = []
+
+    def score(raw: torch.Tensor, rows: slice | None) -> tuple[torch.Tensor, ...]:
+        logits, every = weakref.ref(raw), raw.log_softmax(dim=1)
+        every.register_hook(lambda gradient: gone.append(logits() is None))
+        return (every[:, 0],)
+
+    hidden = torch.randn(4, SIZE).requires_grad_()
+    chunked_heads.through_head(torch.nn.Linear(SIZE, WORDS), hidden, score, torch.ones(4))[0].backward()
+    assert gone == [True] and hidden.grad is not None and bool(hidden.grad.any())

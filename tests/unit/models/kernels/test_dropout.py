@@ -77,21 +77,6 @@ def test_own_dropouts_are_used_where_there_are_some() -> None:
     assert not layer.self_attn._forward_hooks and model.model.layers[0].resid_attn_dropout.p == 0.0
 
 
-def test_recomputed_layers_drop_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With checkpointing, the backward pass computes layers again: gradients must be those of the first pass."""
-    gradients = []
-    for checkpointed in (False, True):
-        model = make("llama").train()
-        for places in find_dropouts(model, Probabilities(0.5, 0.5)):
-            places.set(Probabilities(0.5, 0.5))
-        if checkpointed:
-            model.gradient_checkpointing_enable({"use_reentrant": False})
-        torch.manual_seed(5)
-        model(IDS, labels=IDS).loss.backward()
-        gradients.append(model.model.layers[0].self_attn.q_proj.weight.grad)
-    torch.testing.assert_close(*gradients)
-
-
 def test_a_model_with_neither_place_is_refused() -> None:
     class Plain(nn.Module):
         def __init__(self) -> None:
@@ -135,7 +120,3 @@ def test_fields_are_set_under_their_own_names() -> None:
 def test_what_is_left_to_the_model(config: LlamaConfig, flags: tuple[str, ...], left: Probabilities) -> None:
     found = outside_config(config, asked(*flags))
     assert found == left and bool(found) is (left != Probabilities(None, None))
-
-
-def test_scaled() -> None:
-    assert Probabilities(0.2, None).scaled(0.5) == Probabilities(0.1, None)

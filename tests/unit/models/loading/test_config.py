@@ -16,7 +16,7 @@ from hftune.arguments.entry import parse_arguments
 from hftune.distributed import zero
 from hftune.errors import ArgumentError
 from hftune.logging import notices
-from hftune.models.loading.causal_lm import load_causal_lm
+from hftune.models.loading.causal_lm import forget_gguf, load_causal_lm
 from hftune.models.loading.reward_model import load_reward_model
 from hftune.models.loading.tokenizer import load_tokenizer
 from tests.architectures import make_model
@@ -121,6 +121,16 @@ def test_gguf(tiny_model: Path, tmp_path: Path) -> None:
     partitioned = values(load("sft", tmp_path, *flags, "--deepspeed", ZERO3))
     for name, value in wanted.named_parameters():
         assert torch.equal(partitioned[name], value), name
+
+
+def test_nothing_is_left_of_a_gguf_file(tiny_model: Path) -> None:
+    model: Any = AutoModelForCausalLM.from_pretrained(tiny_model)
+    forget_gguf(model)  # nothing was there
+    model.hf_quantizer, model.quantization_method, model.is_quantized = object(), "gguf", True
+    model.config.quantization_config = {"quant_method": "gguf"}
+    forget_gguf(model)
+    assert not hasattr(model, "hf_quantizer") and not hasattr(model, "quantization_method") and not model.is_quantized
+    assert "quantization_config" not in model.config.to_dict()
 
 
 def test_packed_weights_are_kept_as_zero_3_needs_them(tiny_model: Path) -> None:

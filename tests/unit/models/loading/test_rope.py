@@ -35,11 +35,14 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_model("llama", tmp_path_factory.mktemp("llama"))
 
 
-def test_linear_divides_positions(llama: Path) -> None:
-    config = scaled(llama, "--rope_scaling", "linear", "--rope_factor", "4")
-    assert config.max_position_embeddings == 4 * CONTEXT
+def test_linear_divides_positions_by_what_the_longest_row_needs(llama: Path) -> None:
+    """MedicalGPT's way: the length over the context, rounded up. 1200 / 512 -> 3."""
     plain = torch.tensor([THETA ** (-2 * i / HEAD) for i in range(HEAD // 2)])
-    torch.testing.assert_close(frequencies(llama, config), plain / 4)
+    for flags, factor in ((("--rope_factor", "4"), 4), (("--max_length", "1200"), 3)):
+        config = scaled(llama, "--rope_scaling", "linear", *flags)
+        assert config.max_position_embeddings == factor * CONTEXT
+        torch.testing.assert_close(frequencies(llama, config), plain / factor)
+    assert scaled(llama, "--rope_scaling", "linear", "--max_length", "512").rope_parameters["rope_type"] == "default"
 
 
 def test_yarn_keeps_fast_and_divides_slow_frequencies(llama: Path) -> None:
@@ -83,13 +86,6 @@ def test_dynamic_stretches_only_rows_beyond_the_context(llama: Path) -> None:
         assert (stretched(ids).logits - plain(ids).logits).abs().max() > 1e-2
 
 
-def test_the_factor_is_what_the_longest_row_needs(llama: Path, capsys: pytest.CaptureFixture) -> None:
-    # MedicalGPT's way: the length over the context, rounded up. 1200 / 512 -> 3.
-    config = scaled(llama, "--rope_scaling", "linear", "--max_length", "1200")
-    assert config.rope_parameters["factor"] == 3.0
-    assert scaled(llama, "--rope_scaling", "linear", "--max_length", "512").rope_parameters["rope_type"] == "default"
-
-
 def test_a_flag_that_every_stage_is_given_scales_once(llama: Path, tmp_path: Path) -> None:
     flags = ("--rope_scaling", "yarn", "--rope_factor", "4")
     scaled(llama, *flags).save_pretrained(tmp_path)
@@ -101,7 +97,10 @@ def test_a_flag_that_every_stage_is_given_scales_once(llama: Path, tmp_path: Pat
         scaled(tmp_path, "--rope_scaling", "linear", "--rope_factor", "2")
 
 
-def test_json_says_all_of_it(llama: Path) -> None:
+def test_json_says_all_of_it(llama: Path, tmp_path: Path) -> None:
+    """A mapping in YAML as well."""
+    (tmp_path / "run.yaml").write_text("rope_scaling:\n  rope_type: linear\n  factor: 2\n")
+    assert scaled(llama, "--config", str(tmp_path / "run.yaml")).rope_parameters["factor"] == 2
     text = '{"type": "yarn", "factor": 2.0, "beta_fast": 16, "original_max_position_embeddings": 256}'
     config = scaled(llama, "--rope_scaling", text)
     assert config.rope_parameters == {
@@ -112,19 +111,6 @@ def test_json_says_all_of_it(llama: Path) -> None:
         "rope_theta": THETA,
     }
     assert config.max_position_embeddings == 512
-
-
-def test_yaml_may_hold_a_mapping(llama: Path, tmp_path: Path) -> None:
-    (tmp_path / "run.yaml").write_text("rope_scaling:\n  rope_type: linear\n  factor: 2\n")
-    assert scaled(llama, "--config", str(tmp_path / "run.yaml")).rope_parameters["factor"] == 2
-
-
-def test_a_config_without_a_head_size(tmp_path: Path) -> None:
-    """Mixtral's, which transformers would multiply with."""
-    make_config("mixtral").save_pretrained(tmp_path)
-    config = scaled(tmp_path, "--rope_scaling", "yarn", "--rope_factor", "2")
-    assert config.head_dim == 8
-    AutoModelForCausalLM.from_config(config)
 
 
 def test_layers_with_a_window_are_left_alone(tmp_path: Path) -> None:

@@ -164,11 +164,3 @@ def test_what_is_stored_is_said_before(make_base: Callable, tmp_path: Path, capl
     with caplog.at_level("INFO"):
         check_run(resolve("sft", arguments("sft", folder, tmp_path, "--use_peft", "True")))
     assert "stored in fp8 and read as whole weights" in caplog.text
-
-
-def test_a_reward_model_on_packed_weights(make_base: Callable, tmp_path: Path) -> None:
-    folder = pack(make_base("llama", **WIDE), tmp_path / "packed", "fp8")
-    model = load(folder, tmp_path, "--dtype", "float32", stage="rm")
-    wanted = load_file(f"{folder}-whole/model.safetensors")
-    assert model.score.weight.shape[0] == 1
-    torch.testing.assert_close(model.model.layers[0].mlp.up_proj.weight, wanted["model.layers.0.mlp.up_proj.weight"])

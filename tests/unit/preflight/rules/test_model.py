@@ -176,7 +176,7 @@ def test_a_reference_counts_in_full_dpo_alone(config_of: Any) -> None:
 
 def test_what_bitsandbytes_packs(config_of: Any) -> None:
     """Counted against a real quantised model: linears but the head, and no experts."""
-    from hftune.models.loading.quantisation import quantization_config
+    from hftune.models.loading.quantisation import quantisation_options
 
     for name in ("llama", "mixtral"):
         model_args, adapter_args, training_args = arguments("sft", config_of(name), "--qlora")
@@ -185,7 +185,7 @@ def test_what_bitsandbytes_packs(config_of: Any) -> None:
         folder = config_of(name) / "real"
         real.save_pretrained(folder)
         quantised = AutoModelForCausalLM.from_pretrained(
-            folder, quantization_config=quantization_config(adapter_args, torch.float32), device_map={"": "cpu"}
+            folder, **quantisation_options(adapter_args, training_args, torch.float32) | {"device_map": {"": "cpu"}}
         )
         packed = [p for p in quantised.parameters() if type(p).__name__ == "Params4bit"]
         counted = sum(linear.weight.numel() for linear in packed_linears(bare))

@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 import torch.distributed as dist
 from transformers import AutoModelForCausalLM
@@ -129,17 +128,3 @@ def in_processes(what: Callable[[], None], tmp_path: Path) -> str:
 def test_every_kind_of_attention(tmp_path: Path) -> None:
     said = in_processes(partial(work, tuple(MODELS)), tmp_path)
     assert all(said.count(f"same: {name}\n") == PROCESSES for name in MODELS)
-
-
-def leak() -> None:
-    """A batch whose borders are those of the slice, not of the row."""
-    dist.init_process_group("gloo")
-    group = sequence_parallel.join_group(Mesh(world=PROCESSES, sequence=PROCESSES))
-    batch = sliced(row(), group.slice_of, group.size)
-    batch["cu_seq_lens_q"] = torch.tensor([0, batch["input_ids"].shape[1]], dtype=torch.int32)
-    with pytest.raises(AssertionError, match="a slice of the row whose documents were given"):
-        made("llama", ULYSSES)(**batch)
-
-
-def test_borders_of_something_else_are_noticed(tmp_path: Path) -> None:
-    in_processes(leak, tmp_path)

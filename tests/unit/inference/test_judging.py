@@ -41,18 +41,8 @@ def test_the_last_verdict_counts(text: str, said: str) -> None:
 
 @pytest.mark.parametrize(
     ("first", "second", "score"),
-    [
-        ("a", "b", 1),
-        ("b", "a", 0),
-        ("a", "a", 0.5),
-        ("tie", "tie", 0.5),
-        # A verdict that changes with the order is a tie.
-        ("a", "tie", 0.5),
-        ("tie", "a", 0.5),
-        ("tie", "b", 0.5),
-        ("b", "tie", 0.5),
-        ("b", "b", 0.5),
-    ],
+    # A verdict that changes with the order is a tie.
+    [("a", "b", 1), ("b", "a", 0), *((one, other, 0.5) for one, other in ("aa", "bb", ("a", "tie"), ("tie", "b")))],
 )
 def test_both_orders_count(first: str, second: str, score: float) -> None:
     assert outcome(first, second) == score

@@ -15,7 +15,6 @@ from hftune.models.decoding import (
     Drawn,
     Draws,
     GrowingLayer,
-    LogProbs,
     decodes_together,
     decoding_together,
     head_in_pieces,
@@ -224,15 +223,6 @@ def test_a_logit_that_is_no_number_is_an_error_and_no_token() -> None:
     scores[1, 3] = float("nan")
     with pytest.raises(RuntimeError, match="nan"):
         Draws(2, None).pick(scores, torch.arange(2))
-
-
-def test_log_probabilities_by_hand() -> None:
-    says = LogProbs(GenerationConfig(temperature=0.5), 3)
-    says.add(torch.tensor([[0.0, 1.0]] * 3), torch.tensor([0, 1, 1]), torch.arange(3))
-    says.add(torch.tensor([[2.0, 0.0]]), torch.tensor([0]), torch.tensor([1]))
-    high, low = torch.tensor([2.0, 0.0]).log_softmax(dim=0)
-    other = torch.tensor([4.0, 0.0]).log_softmax(dim=0)[0]
-    assert torch.allclose(says.together(), torch.stack([low, 0 * low, high, other, high, 0 * low]).view(3, 2))
 
 
 @pytest.mark.parametrize("bias", [False, True])

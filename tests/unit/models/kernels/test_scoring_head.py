@@ -8,7 +8,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
@@ -95,20 +94,6 @@ def test_full_logits_only_where_need_be(model_type: str, full: bool, temperature
     assert projected == [9 if full else 5]
     assert asked[0]["output_attentions"] is False, "what is asked of the model is asked of its body"
     assert asked[0]["use_cache"] is False, "nothing is generated"
-
-
-def test_a_lora_of_the_head_counts() -> None:
-    """TRL takes the weight below it: the adapter would neither count nor learn."""
-    adapted = get_peft_model(tiny("llama"), LoraConfig(target_modules=["lm_head"], r=2)).eval()
-    torch.nn.init.normal_(adapted.base_model.model.lm_head.lora_B["default"].weight)
-    ids = torch.arange(5, 14)[None]
-    mask = torch.ones_like(ids)
-    expected = wanted(adapted, ids, mask)[0]
-    add_scoring_head(adapted.get_base_model(), TEMPERATURE)
-    found = adapted(input_ids=ids, attention_mask=mask, labels=ids, fused_lm_head=True)
-    torch.testing.assert_close(found.log_probs, expected, rtol=1e-4, atol=1e-4)
-    found.log_probs.sum().backward()
-    assert adapted.base_model.model.lm_head.lora_A["default"].weight.grad.any()
 
 
 @pytest.mark.parametrize("model_type", ["llama4_text", "bert"])

@@ -45,19 +45,6 @@ def test_linear_divides_positions_by_what_the_longest_row_needs(llama: Path) -> 
     assert scaled(llama, "--rope_scaling", "linear", "--max_length", "512").rope_parameters["rope_type"] == "default"
 
 
-def test_yarn_keeps_fast_and_divides_slow_frequencies(llama: Path) -> None:
-    config = scaled(llama, "--rope_scaling", "yarn", "--rope_factor", "4")
-    assert config.max_position_embeddings == 4 * CONTEXT
-    assert config.rope_parameters["original_max_position_embeddings"] == CONTEXT
-    found = frequencies(llama, config)
-    plain = torch.tensor([THETA ** (-2 * i / HEAD) for i in range(HEAD // 2)])
-    # arXiv:2309.00071: dimension i turns 512 f / 2 pi times over the context: 81.5, 8.1, 0.8, 0.08. More than 32 turns:
-    # kept. Fewer than 1: divided.
-    assert found[0] == pytest.approx(float(plain[0]))
-    assert found[3] == pytest.approx(float(plain[3]) / 4)
-    assert float(plain[1]) / 4 < found[1] < float(plain[1])
-
-
 def test_llama3_keeps_short_and_divides_long_waves(llama: Path) -> None:
     config = scaled(llama, "--rope_scaling", "llama3", "--rope_factor", "4")
     found = frequencies(llama, config)

@@ -12,13 +12,14 @@ from transformers import PreTrainedTokenizerBase
 
 from hftune.arguments.data import DataArguments
 from hftune.arguments.training import PTArguments
-from hftune.data.corpus.blocks import BlockDataset, HeldOutBlocks, Settings
+from hftune.data.corpus.blocks import BlockDataset, HeldOutBlocks, Settings, check_tokens
 from hftune.data.corpus.documents import Documents
 from hftune.data.corpus.schedule import as_shares
 from hftune.data.encoder import Encoder
+from hftune.data.readers.specs import parse_weights
 from hftune.data.splits import Splits
 from hftune.data.tokenized_folder import INDEX, check_index, held_out_within
-from hftune.errors import ArgumentError, DataError
+from hftune.errors import ArgumentError
 from hftune.logging import get_logger, notice
 
 # The file by which a folder of `Dataset.save_to_disk` is known.
@@ -42,7 +43,7 @@ def open_tokenized(encoder: Encoder, data_args: DataArguments, training_args: PT
     check_index(_split(data_args.tokenized_dir), encoder.without_limit())
     # Opened once for all checks; later the workers of the DataLoader map the same files.
     sources = [Documents(folder, name) for name, folder in folders.items()]
-    shares = read_weights(data_args.weights, list(folders))
+    shares = as_shares(parse_weights(data_args.weights, list(folders), "--weights")) if data_args.weights else None
     settings = Settings(seed, data_args.logical_shards, data_args.shuffle_buffer)
     train = BlockDataset(
         sources, block_size, shares, settings, vocabulary=len(tokenizer), epoch_blocks=data_args.num_samples_each_epoch
@@ -91,24 +92,6 @@ def find_folders(
             fix="Rename a folder: its name tells sources apart in checkpoints.",
         )
     return dict(zip(names, chosen, strict=True))
-
-
-def read_weights(weights: str | None, names: list[str]) -> list[int] | None:
-    """Shares of the sources, None for "by number of tokens".
-
-    Raises:
-        ArgumentError: Not a positive number for each source.
-    """
-    if weights is None:
-        return None
-    given = _split(weights)
-    if len(given) != len(names):
-        raise ArgumentError(
-            f"{len(given)} weights for {len(names)} sources: {', '.join(names)}",
-            place="--weights",
-            fix="Give one for each, with commas between them.",
-        )
-    return as_shares(given)
 
 
 def _below(root: Path, flag: str) -> list[Path]:
@@ -200,12 +183,7 @@ def _without_end(documents: Documents, boundaries: list[int], tokenizer: PreTrai
     for document in looked_at:
         length = int(documents.lengths(document, document + 1)[0])
         ids = documents.read(document, 0, length)
-        if length and not 0 <= int(ids.min()) <= int(ids.max()) < len(tokenizer):
-            unknown = int(ids.min()) if int(ids.min()) < 0 else int(ids.max())
-            raise DataError(
-                f"token id {unknown} of document {document} is not in the tokenizer's vocabulary of {len(tokenizer)}",
-                place=str(documents.folder),
-                fix="Tokenise the data with this model's tokenizer.",
-            )
+        if length:
+            check_tokens(documents, document, ids, len(tokenizer))
         lacking += length > 0 and int(ids[-1]) != tokenizer.eos_token_id
     return f"{lacking} of {len(looked_at)}" if lacking else ""

@@ -26,7 +26,7 @@ from hftune.data.formats import (
 )
 from hftune.data.messages import BAD_WEIGHT, NO_TURNS, THOUGHTS_KEYS, Message, is_message, parse_messages, text_of
 from hftune.data.readers.base import Row
-from hftune.data.readers.nested_json import from_json
+from hftune.data.readers.strict_json import from_json
 from hftune.data.tool_calls import parse_tools
 from hftune.errors import DataError, shown
 from hftune.template_arguments import FIELD, TemplateArguments, parse_arguments

@@ -56,40 +56,24 @@ def load_source(
         DataError: A file or record that cannot be used, with file and line; or nothing left.
     """
     files = data_files(path, flag)
-    key, check = watched(files, encoder, data_args, limit if seed is None or limit < 0 else [limit, seed])
+    # Before the first byte is read: what changes from here on is noticed.
+    states = _states(files)
+    settings = record_settings(encoder, data_args)
+    records = limit if seed is None or limit < 0 else [limit, seed]
+    # The files of a machine are the same for all of its processes; one of them reads them.
+    key = once_a_machine(partial(fingerprint, files, encoder.tokenizer, **settings, records=records))
     # Processes on several machines have each read the files; with other keys they would train on other records.
     if len(set(ranks.gathered_objects(key))) > 1:
         raise _changed(files)
+
+    def check() -> None:
+        # The key says what the files held before; what is stored under it must have been made of that.
+        if _states(files) != states:
+            raise _changed(files)
+
     names = [str(file) for file in files]
     read = partial(_chunks, files, limit, seed)
     return cached_source(key, read, encoder, data_args, names, f"{flag} {path}", check)
-
-
-def watched(
-    files: list[Path], encoder: Encoder, data_args: DataArguments, records: int | list[int] = -1
-) -> tuple[str, Callable[[bool], None]]:
-    """The key of the records of some files, and what refuses files that have changed since (True: by every byte).
-
-    Every rank must ask: one process of a machine reads them.
-
-    Args:
-        records: Which of them: so many, or so many drawn with a seed; -1 for all.
-
-    Raises:
-        DataError: A file cannot be read.
-    """
-    # Before the first byte is read: what changes from here on is noticed.
-    states = _states(files)
-    name = partial(fingerprint, files, encoder.tokenizer, **record_settings(encoder, data_args), records=records)
-    # The files of a machine are the same for all of its processes.
-    key = once_a_machine(partial(name, once=True))
-
-    def check(again: bool) -> None:
-        # The key says what the files held before; what is stored under it must have been made of that.
-        if _states(files) != states or (again and name() != key):
-            raise _changed(files)
-
-    return key, check
 
 
 def _states(files: list[Path]) -> list[tuple[int, ...]]:
@@ -126,7 +110,7 @@ def cached_source(
     data_args: DataArguments,
     files: list[str],
     named: str,
-    check: Callable[[bool], None] = lambda again: None,
+    check: Callable[[], None] = lambda: None,
 ) -> TokenizedSource:
     """Rows from the cache, written there first if they are not in it.
 
@@ -136,9 +120,9 @@ def cached_source(
     """
 
     def write(folder: Path) -> Counts:
-        check(False)  # while another process was waited for, they may have changed
+        check()  # while another process was waited for, they may have changed
         counts = _write(folder, read, encoder, data_args, named)
-        check(True)  # not before the last worker has read its last record
+        check()  # not before the last worker has read its last record
         return counts
 
     dataset, counts = cached(key, write, cache_dir=data_args.data_cache_dir, overwrite=data_args.overwrite_cache)

@@ -6,6 +6,7 @@ knows local files only.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Callable, Iterable
@@ -166,16 +167,16 @@ def _from_registry(entries: list[E], given: dict[str, list[Any]], hub: str) -> l
     """Names of `--dataset_dir`'s registry replaced by what they stand for, and `--columns` of their own names added."""
     # LLaMA-Factory's own default: its commands name data sets of `data/dataset_info.json` without a folder.
     default = "data" if os.path.isfile(f"data/{FILE}") else None
-    asked = (given.get("dataset_dir") or [default])[0]
-    if asked is None:
+    folder = (given.get("dataset_dir") or [default])[0]
+    if folder is None:
         return entries
-    asked = str(asked)
-    folder, columns = _registry_folder(asked, hub), []
+    folder, columns = str(folder), []
+    if folder.startswith("REMOTE:") or objects.is_url(folder):
+        fix = "download it, and give the folder (`hf download OWNER/NAME --repo-type dataset --local-dir FOLDER`)"
+        raise ArgumentError("a registry is read from a folder here", place=FLAG, fix=fix)
 
     def source(name: str) -> str:
-        found = (
-            None if os.path.exists(os.path.expanduser(name)) else registered(folder, name, hub, strange=folder != asked)
-        )
+        found = None if os.path.exists(os.path.expanduser(name)) else registered(folder, name, hub)
         if found is None:
             return name
         columns.append(found.columns)
@@ -192,16 +193,6 @@ def _from_registry(entries: list[E], given: dict[str, list[Any]], hub: str) -> l
     return entries if given.get("columns") else [*entries, *_with_columns(entries, columns)]
 
 
-def _registry_folder(given: str, hub: str) -> str:
-    """The folder of a registry: LLaMA-Factory's `REMOTE:OWNER/NAME` is a data set of the hub, with its files."""
-    name = given.removeprefix("REMOTE:")
-    if name == given:
-        return str(objects.fetch(given, FLAG, _all)) if objects.is_url(given) else given
-    if hub == "modelscope":
-        return str(modelscope.download(name, "dataset", FLAG))
-    return str(objects.fetch(f"hf://datasets/{name}", FLAG, _all))
-
-
 def _with_columns(entries: list[E], columns: list[dict[str, str]]) -> list[E]:
     """The argument `columns` for data sets that agree on it; none where all have usual names."""
     if any(other != columns[0] for other in columns):
@@ -212,8 +203,7 @@ def _with_columns(entries: list[E], columns: list[dict[str, str]]) -> list[E]:
         )
     if not columns or not columns[0]:
         return []
-    said = " ".join(f"{ours}={theirs}" for ours, theirs in columns[0].items())
-    return [replace(entries[0], name="columns", values=[said])]
+    return [replace(entries[0], name="columns", values=[json.dumps(columns[0], ensure_ascii=False)])]
 
 
 def _flat(values: Iterable[Any]) -> Iterable[Any]:

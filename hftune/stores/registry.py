@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,14 +9,11 @@ from typing import Any
 
 from hftune.errors import ArgumentError, ManifestError, shown
 from hftune.opening.json_file import read_json
-from hftune.visible import visible
 
 FILE = "dataset_info.json"
 FLAG = "--dataset_dir"
 _LIMIT = 1 << 24
 _HUBS = ("hf_hub_url", "ms_hub_url")
-_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
-_PART = re.compile(r"[^\s,#@/]+")
 # LLaMA-Factory's names for columns, and under which of hftune's names the same is read.
 _COLUMNS = {
     "alpaca": {"prompt": "instruction", "query": "input", "response": "output", "system": "system"},
@@ -44,11 +40,10 @@ class Registered:
     columns: dict[str, str] = field(default_factory=dict)
 
 
-def registered(folder: str, name: str, hub: str, *, strange: bool = False) -> Registered | None:
+def registered(folder: str, name: str, hub: str) -> Registered | None:
     """What a name of a folder's registry stands for; None for one that it does not hold.
 
     Args:
-        strange: The folder is a download: its entries name files of its own and names of the hub, nothing else.
         hub: huggingface or modelscope: which of its names an entry is taken under.
 
     Raises:
@@ -67,9 +62,6 @@ def registered(folder: str, name: str, hub: str, *, strange: bool = False) -> Re
         raise ArgumentError(f"it has {', '.join(media)}; hftune trains on text", place=place, fix="leave it out")
     _check_texts(entry, columns, place)
     source = _source(entry, folder, hub, place)
-    if strange and entry.get("file_name") and not _is_below(source, folder):
-        cause = f"a downloaded registry names what is not in its folder: {shown(entry['file_name'])}"
-        raise ArgumentError(cause, place=place, fix="download the file yourself, and name it in --train_file_dir")
     return Registered(_counted(source, entry, place), _renamed(entry, columns, place))
 
 
@@ -90,15 +82,7 @@ def _source(entry: Mapping[str, Any], folder: str, hub: str, place: str) -> str:
     own = {"huggingface": "hf_hub_url", "modelscope": "ms_hub_url"}[hub]
     if file := entry.get("file_name"):
         found = file if "://" in file else str(Path(folder).expanduser() / file)
-        if re.search(r"[\s,#]", file) and not Path(found).exists():
-            raise ArgumentError(f"there is no file {shown(file)}", place=place, fix="name one file or folder")
     elif name := entry.get(own):
-        # What stands behind a name is read as it would be on the command line: there a path could follow a comma.
-        if not _NAME.fullmatch(name) or not all(_PART.fullmatch(entry.get(key) or "x") for key in ("subset", "split")):
-            fix = "write OWNER/NAME; subset and split without spaces, commas and slashes"
-            raise ArgumentError(
-                f"{shown(name)} is no name on a hub, or its subset and split are none", place=place, fix=fix
-            )
         marks = {":": entry.get("subset"), "@": entry.get("split")}
         found = name + "".join(f"{mark}{part}" for mark, part in marks.items() if part)
     elif entry.get(other):
@@ -122,22 +106,12 @@ def _counted(source: str, entry: Mapping[str, Any], place: str) -> str:
 
 
 def _check_texts(entry: Mapping[str, Any], columns: Mapping[str, Any], place: str) -> None:
-    """Refuse values of other kinds, and texts that would be several once they stand on a command line."""
+    """Refuse values of other kinds."""
     tags = entry.get("tags") or {}
     fields = {key: entry.get(key) for key in ("file_name", *_HUBS, "subset", "split", "formatting")}
-    found = [*fields.items(), *columns.items(), *(tags.items() if isinstance(tags, dict) else [("tags", [tags])])]
-    for key, value in found:
-        if value and (not isinstance(value, str) or visible(value) != value or "\n" in value):
+    for key, value in [*fields.items(), *columns.items(), *(tags.items() if isinstance(tags, dict) else [("tags", 1)])]:
+        if value and not isinstance(value, str):
             raise ArgumentError(f"its {shown(key, 40)} is no text: {shown(value, 60)}", place=place, fix="write a text")
-    for theirs in filter(None, columns.values()):
-        if re.search(r"[\s=,]", theirs):
-            fix = "rename it in the file: names of columns are without spaces, commas and ="
-            raise ArgumentError(f"a column is called {shown(theirs, 60)}", place=place, fix=fix)
-
-
-def _is_below(source: str, folder: str) -> bool:
-    home = Path(folder).resolve()
-    return "://" not in source and Path(source).resolve().is_relative_to(home)
 
 
 def _renamed(entry: Mapping[str, Any], columns: Mapping[str, Any], place: str) -> dict[str, str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -31,7 +30,6 @@ from hftune.data.encoder import write_batches
 from hftune.data.sources import TokenizedSource, load_source
 from hftune.data.storage import cache
 from hftune.data.storage.cache import cached
-from hftune.data.storage.work_folder import work_folder
 from hftune.data.tokenized_folder import load_tokenised, save_tokenised
 from hftune.distributed import ranks
 from hftune.errors import DataError
@@ -339,17 +337,11 @@ def replace(file: Path) -> None:
     other.replace(file)
 
 
-def same_time(file: Path) -> None:
-    stat = file.stat()
-    file.write_text(RECORDS.replace("answer", "ANSWER"))
-    os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
-
-
 def shorter(file: Path) -> None:
     file.write_text(RECORDS[:500])
 
 
-CHANGES = {"append": append, "replace": replace, "same time and size": same_time, "remove": remove, "shorter": shorter}
+CHANGES = {"append": append, "replace": replace, "remove": remove, "shorter": shorter}
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
@@ -379,22 +371,6 @@ def test_data_that_change_while_they_are_read_are_refused(
     assert not [entry for entry in (tmp_path / "cache" / "datasets").iterdir() if entry.is_dir()]
 
 
-def test_data_that_change_when_all_is_handed_out_but_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = tmp_path / "d.jsonl"
-    file.write_text(RECORDS)
-    usual = parts.write_tokenised
-
-    def changing(found: Any, *more: Any, **named: Any) -> Counts:
-        handed_out = list(found)
-        same_time(file)
-        return usual(handed_out, *more, **named)
-
-    monkeypatch.setattr(parts, "write_tokenised", changing)
-    arguments = DataArguments(data_cache_dir=str(tmp_path / "cache"), preprocessing_num_workers=1)
-    with pytest.raises(DataError, match="changed while they were read"):
-        load_source(str(file), "--train_file_dir", ChatEncoder(TOKENIZER, max_length=40), arguments)
-
-
 def test_data_that_change_before_the_writer_begins_are_not_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -418,51 +394,6 @@ def test_processes_that_saw_different_data_stop(tmp_path: Path, monkeypatch: pyt
 
 # --- killed runs ------------------------------------------------------------------------------------------------------
 
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-from hftune.data.storage.work_folder import work_folder
-with work_folder(Path(sys.argv[1]), sys.argv[2]) as work:
-    (work / "half").write_bytes(bytes(1000))
-    print("ready", flush=True)
-    signal.pause()
-"""
-
-
-def start(folder: Path, prefix: str) -> subprocess.Popen[str]:
-    process = subprocess.Popen(
-        [sys.executable, "-c", KILLED, str(folder), prefix],
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=Path(__file__).parents[2],
-    )
-    assert process.stdout and process.stdout.readline() == "ready\n"
-    return process
-
-
-def test_what_a_killed_process_left_is_removed_and_nothing_else(tmp_path: Path) -> None:
-    others = ["packing-", "packing-mine", "packing-abcdefgh", ".k-abcdefgh", "packing-vm-abcdefgh"]
-    for name in others:
-        (tmp_path / name).mkdir()
-    (tmp_path / "packing-vm-abcdefgh" / "x").touch()
-    dead = start(tmp_path, "packing-")
-    alive = start(tmp_path, "packing-")
-    dead.send_signal(signal.SIGKILL)
-    dead.wait()
-    try:
-        with work_folder(tmp_path, "packing-") as work:
-            left = {entry.name for entry in tmp_path.iterdir() if entry.is_dir()}
-            assert {*others} <= left and work.name in left
-            (living,) = left - {*others, work.name}
-            assert (tmp_path / living / "half").stat().st_size == 1000
-    finally:
-        alive.kill()
-        alive.wait()
-    with work_folder(tmp_path, "packing-"):
-        pass
-    assert {entry.name for entry in tmp_path.iterdir()} == {*others}
-
-
 WORKERS = """
 import time
 from hftune.data.encoder import map_in_order
@@ -485,26 +416,22 @@ def test_workers_end_with_a_killed_parent() -> None:
     assert not alive
 
 
-def test_a_killed_entry_is_removed_by_the_next_of_its_key(tmp_path: Path) -> None:
+def test_what_a_killed_writer_left_is_removed_by_the_next_of_its_key(tmp_path: Path) -> None:
     cached("other", write, str(tmp_path))
-    dead = start(tmp_path / "datasets", ".k-")
-    dead.kill()
-    dead.wait()
-    assert len([entry for entry in (tmp_path / "datasets").iterdir() if entry.is_dir()]) == 2
+    (tmp_path / "datasets" / ".k.work" / "fresh").mkdir(parents=True)
+    (tmp_path / "datasets" / ".k.work" / "fresh" / "half").write_bytes(bytes(1000))
     cached("k", write, str(tmp_path))
-    folders = {entry.name for entry in (tmp_path / "datasets").iterdir() if entry.is_dir()}
-    assert folders == {"k", "other"}
+    assert {entry.name for entry in (tmp_path / "datasets").iterdir() if entry.is_dir()} == {"k", "other"}
+    assert not (tmp_path / "datasets" / "k" / "half").exists()
 
 
-def test_a_folder_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
+def test_a_link_in_the_place_of_a_work_folder_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "precious").mkdir()
     (tmp_path / "precious" / "file").write_text("x")
-    with work_folder(tmp_path, "packing-") as work:
-        name = work.name
-    (tmp_path / name).symlink_to(tmp_path / "precious")
-    (tmp_path / f"{name}.lock").touch()
-    with work_folder(tmp_path, "packing-"):
-        pass
+    (tmp_path / "datasets").mkdir()
+    (tmp_path / "datasets" / ".k.work").symlink_to(tmp_path / "precious")
+    with pytest.raises(DataError, match="cannot write the cache"):
+        cached("k", write, str(tmp_path))
     assert (tmp_path / "precious" / "file").read_text() == "x"
 
 

@@ -24,10 +24,8 @@ import zstandard
 from hftune.arguments.data import DataArguments
 from hftune.arguments.raw_arguments import given_in_file
 from hftune.checkpoints.file_records import record_input
-from hftune.data.readers import compressed
-from hftune.data.readers.base import MAX_RECORD_BYTES
+from hftune.data.readers import text
 from hftune.data.readers.files import chunks, find_files
-from hftune.data.readers.lines import LineRange
 from hftune.errors import ArgumentError, DataError, UserError
 from hftune.opening import yaml_file
 from hftune.preflight.rules.data import check_sources
@@ -176,12 +174,6 @@ def test_a_fifo_put_in_the_place_of_a_file_later(tmp_path: Path, suffix: str) ->
     assert count == 0 and [error.kind for error in errors] == ["unreadable file"]
 
 
-def test_chunks_of_a_file_that_has_become_a_fifo(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "a.jsonl")
-    (error,) = LineRange(str(tmp_path / "a.jsonl"), 0, 100, 1, False).rows()
-    assert isinstance(error, DataError) and error.kind == "unreadable file"
-
-
 @pytest.mark.parametrize("make", SPECIAL)
 def test_the_record_of_a_run_passes_over_what_is_no_file(tmp_path: Path, make: Callable[[Path], None]) -> None:
     (tmp_path / "a.jsonl").write_bytes(GOOD)
@@ -198,10 +190,10 @@ def test_the_record_of_a_run_passes_over_what_is_no_file(tmp_path: Path, make: C
 def test_a_line_without_end_is_one_error_and_the_others_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str, where: str
 ) -> None:
-    for module in ("lines", "strict_json"):
+    for module in ("text", "strict_json"):
         monkeypatch.setattr(f"hftune.data.readers.{module}.MAX_RECORD_BYTES", 3000)
-    monkeypatch.setattr("hftune.data.readers.lines.MAX_CHUNK_BYTES", 1000)
-    monkeypatch.setattr(compressed, "_STORED", 20)
+    monkeypatch.setattr(text, "_BLOCK", 1000)
+    monkeypatch.setattr(text, "_STORED", 20)
     long = b'{"text": "' + b"x" * 9000 + b'"}\n'
     place = {"first": 0, "middle": 50, "last": 100}[where]
     content = b"".join([*[GOOD] * place, long, *[GOOD] * (100 - place)])
@@ -400,8 +392,3 @@ def test_nothing_unmarshals() -> None:
     }
     assert len(imported) > len(files)
     assert not [use for use in imported if use[1] in {"marshal", "shelve", "dill", "cloudpickle", "joblib"}]
-
-
-def test_limits_go_together() -> None:
-    assert MAX_RECORD_BYTES > 50 * MIB, "lines of 50 MB are read"
-    assert json.dumps(MAX_RECORD_BYTES)

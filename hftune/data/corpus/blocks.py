@@ -37,6 +37,8 @@ STATE_KIND, STATE_VERSION = "blocks", 1
 
 Example = dict[str, torch.Tensor]
 
+Columns = dict[str, np.ndarray]
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -238,43 +240,54 @@ def join_pieces(documents: Documents, segments: list[Segment], vocabulary: int |
         vocabulary: Number of token ids that the model knows; None: not checked.
 
     Returns:
-        int32 tensors: input_ids, labels (IGNORE_INDEX for the first token of each piece, whose predecessor is not
-        there) and position_ids (from 0 in each piece), one a token; seq_lengths, the tokens of each piece.
+        int32 tensors, as `join_columns` makes them.
 
     Raises:
         DataError: A token id that the model does not know, with folder and document.
     """
     parts = [documents.read(*segment) for segment in segments]
-    ids = np.concatenate(parts)
     # The embedding would read outside of its table: on a GPU an assertion without a name, on a CPU an IndexError.
-    if vocabulary is not None and not 0 <= int(ids.min()) <= int(ids.max()) < vocabulary:
-        raise _unknown_token(documents, segments, parts, vocabulary)
-    ids = ids.astype(np.int32, copy=False)
-    # int32 is what the attention kernels take; a block has far fewer than 2**31 tokens.
-    lengths = np.fromiter(map(len, parts), dtype=np.int32, count=len(parts))
-    starts = np.cumsum(lengths, dtype=np.int32) - lengths
-    labels = ids.copy()
-    # A document's continuation in the next block loses its first target, too: its context is in another row.
-    labels[starts] = IGNORE_INDEX
-    positions = np.arange(len(ids), dtype=np.int32) - np.repeat(starts, lengths)
-    columns = {"input_ids": ids, "labels": labels, "position_ids": positions, "seq_lengths": lengths}
+    if vocabulary is not None:
+        for segment, part in zip(segments, parts, strict=True):
+            check_tokens(documents, segment.document, part, vocabulary)
+    pieces = [{"input_ids": part.astype(np.int32, copy=False)} for part in parts]
+    columns = join_columns([piece | {"labels": piece["input_ids"]} for piece in pieces])
     return {name: torch.from_numpy(column) for name, column in columns.items()}
 
 
-def _unknown_token(
-    documents: Documents, segments: list[Segment], parts: list[np.ndarray], vocabulary: int
-) -> DataError:
-    document, token = next(
-        (segment.document, int(token))
-        for segment, part in zip(segments, parts, strict=True)
-        for token in (part.min(), part.max())
-        if not 0 <= int(token) < vocabulary
-    )
-    return DataError(
-        f"token id {token} of document {document} is not in the vocabulary of {vocabulary}",
-        place=str(documents.folder),
-        fix="Tokenise the data with this model's tokenizer.",
-    )
+def join_columns(pieces: Sequence[Columns]) -> Columns:
+    """Pieces of examples as one, in which nothing needs to be seen or predicted across a boundary.
+
+    Args:
+        pieces: input_ids, labels and what else there is a token, each at least one token long.
+
+    Returns:
+        The columns, with labels IGNORE_INDEX for the first token of each piece, whose predecessor is not there; int32
+        position_ids (from 0 in each piece); and seq_lengths, the tokens of each piece.
+    """
+    columns = {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}
+    # int32 is what the attention kernels take; a block has far fewer than 2**31 tokens.
+    lengths = np.array([len(piece["input_ids"]) for piece in pieces], dtype=np.int32)
+    starts = np.cumsum(lengths, dtype=np.int32) - lengths
+    # A document's continuation in the next block loses its first target, too: its context is in another row.
+    columns["labels"][starts] = IGNORE_INDEX
+    positions = np.arange(lengths.sum(), dtype=np.int32) - np.repeat(starts, lengths)
+    return {**columns, "position_ids": positions, "seq_lengths": lengths}
+
+
+def check_tokens(documents: Documents, document: int, ids: np.ndarray, vocabulary: int) -> None:
+    """Refuse tokens of a document that the model or its tokenizer does not know.
+
+    Raises:
+        DataError: With folder and document.
+    """
+    least, most = int(ids.min()), int(ids.max())
+    if not 0 <= least <= most < vocabulary:
+        raise DataError(
+            f"token id {least if least < 0 else most} of document {document} is not in the vocabulary of {vocabulary}",
+            place=str(documents.folder),
+            fix="Tokenise the data with this model's tokenizer.",
+        )
 
 
 class BlockSampler(torch.utils.data.Sampler[int]):

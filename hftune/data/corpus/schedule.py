@@ -11,27 +11,11 @@ from fractions import Fraction
 
 import numpy as np
 
-from hftune.errors import ArgumentError
 
-
-def as_shares(weights: Sequence[float | str | int], place: str = "--weights") -> list[int]:
-    """Weights as whole numbers in the same proportion: ["0.5", "1.5"] is [1, 3].
-
-    Raises:
-        ArgumentError: Not a number, or not above zero.
-    """
-    shares = []
-    for weight in weights:
-        try:
-            # By its text: 0.1 is a tenth then, and not the binary fraction next to it.
-            share = Fraction(str(weight).strip())
-        except (ValueError, ZeroDivisionError) as error:
-            raise ArgumentError(
-                f"{weight!r} is no weight", place=place, fix="Give numbers, such as 1,2.5,1."
-            ) from error
-        if share <= 0:
-            raise ArgumentError(f"the weight {weight} is not above 0", place=place, fix="Leave the source out instead.")
-        shares.append(share)
+def as_shares(weights: Sequence[float]) -> list[int]:
+    """Positive weights as whole numbers in the same proportion: [0.5, 1.5] is [1, 3]."""
+    # By its text: 0.1 is a tenth then, and not the binary fraction next to it.
+    shares = [Fraction(str(weight)) for weight in weights]
     scale = math.lcm(*(share.denominator for share in shares))
     whole = [int(share * scale) for share in shares]
     divisor = math.gcd(*whole)

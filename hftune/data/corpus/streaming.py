@@ -17,7 +17,7 @@ own; where records give no example, or one gives several, ranks do not end an ep
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import chain, count, islice
 from typing import Any, NamedTuple
 
@@ -26,7 +26,7 @@ import torch
 from torch.utils.data import DataLoader, get_worker_info
 
 from hftune.constants import IGNORE_INDEX, ORIGIN
-from hftune.data.corpus.progress import End, Origin, Progress, Trained, Window
+from hftune.data.corpus.blocks import Columns, join_columns
 from hftune.data.permutation import permutation
 from hftune.data.readers.base import Chunk, Row, RowOrError
 from hftune.errors import DataError
@@ -35,8 +35,6 @@ STATE_KIND = "stream"
 
 _TOGETHER = 16
 """Records that a worker hands over at once."""
-
-Columns = dict[str, np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -54,6 +52,71 @@ class StreamSettings:
     seed: int | None = 42
     chunks: int = 8
     block_size: int | None = None
+
+
+class Window(NamedTuple):
+    """Neighbouring records that are shuffled together: one of an epoch, `start` records of the run before it."""
+
+    epoch: int = 0
+    number: int = 0
+    start: int = 0
+
+
+class End(NamedTuple):
+    """The first record that a rank has not trained to its end, and how much of it was (examples, in blocks tokens)."""
+
+    position: int = 0
+    begun: int = 0
+
+
+class Origin(NamedTuple):
+    """What is known once an example is trained.
+
+    Attributes:
+        window: Of its last record.
+        end: Where its rank stands then.
+        dropped: Records dropped since the example before it.
+        tokens: Its tokens with a loss.
+    """
+
+    window: Window
+    end: End
+    dropped: int
+    tokens: int
+
+
+@dataclass
+class Progress:
+    """Where a rank stands, and what it has dropped and trained since the run began or resumed."""
+
+    window: Window = field(default_factory=Window)
+    end: End = field(default_factory=End)
+    dropped: int = 0
+    tokens: int = 0
+
+    def record(self, origins: Iterable[Origin]) -> None:
+        """Count examples as trained, in their order."""
+        for origin in origins:
+            self.window, self.end = origin.window, origin.end
+            self.dropped += origin.dropped
+            self.tokens += origin.tokens
+
+
+@dataclass
+class Trained:
+    """Which records the ranks of a world have trained: each its own, up to its end.
+
+    Attributes:
+        group: Neighbouring records that went to one rank; the next ones went to the next rank.
+        ends: By rank.
+    """
+
+    group: int
+    ends: list[End]
+
+    def end(self, position: int) -> End:
+        """Of the rank that a record belonged to."""
+        return self.ends[position // self.group % len(self.ends)]
 
 
 class Record(NamedTuple):
@@ -255,7 +318,7 @@ class StreamingDataset(torch.utils.data.IterableDataset[dict[str, Any]]):
                     room, at = room - (cut - at), cut
                     if not room:
                         end = _end(position, before + at, sum(lengths))
-                        yield _with_origin(join_pieces(pieces), window, end, dropped)
+                        yield _with_origin(join_columns(pieces), window, end, dropped)
                         pieces, room, dropped = [], size, 0
                 before += length
 
@@ -281,21 +344,3 @@ def _with_origin(example: Columns, window: Window, end: End, dropped: int) -> di
     # A copy: the arrays may be views of a batch.
     columns = {name: torch.tensor(np.asarray(column)) for name, column in example.items()}
     return {**columns, ORIGIN: Origin(window, end, dropped, tokens)}
-
-
-def join_pieces(pieces: list[Columns]) -> Columns:
-    """Pieces of examples as one, in which nothing needs to be seen or predicted across a boundary.
-
-    Args:
-        pieces: input_ids, labels and what else there is a token, each at least one token long.
-
-    Returns:
-        The columns, with labels IGNORE_INDEX for the first token of each piece; int32 position_ids (from 0 in each
-        piece); and seq_lengths, the tokens of each piece.
-    """
-    columns = {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}
-    lengths = np.array([len(piece["input_ids"]) for piece in pieces], dtype=np.int32)
-    starts = np.cumsum(lengths, dtype=np.int32) - lengths
-    columns["labels"][starts] = IGNORE_INDEX
-    positions = np.arange(lengths.sum(), dtype=np.int32) - np.repeat(starts, lengths)
-    return {**columns, "position_ids": positions, "seq_lengths": lengths}

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from hftune.errors import DataError
 
@@ -74,23 +74,6 @@ class ParsedChunk(Chunk):
 
 Reader = Callable[[Path, int], Iterator[Chunk]]
 """Gives the records of a file in chunks of at most so many."""
-
-Record = TypeVar("Record")
-
-
-def grouped(records: Iterable[Record], most: int, size_of: Callable[[Record], int]) -> Iterator[tuple[Record, ...]]:
-    """Neighbouring records for a chunk each: at most so many, and fewer where they are long."""
-    held: list[Record] = []
-    size = 0
-    for record in records:
-        held.append(record)
-        size += size_of(record)
-        if len(held) >= most or size >= MAX_CHUNK_BYTES:
-            yield tuple(held)
-            held, size = [], 0
-    if held:
-        yield tuple(held)
-
 
 COMPRESSED = (".gz", ".zst")
 """What the name of a compressed file ends with."""

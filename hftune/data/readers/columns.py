@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from hftune.data.readers.base import Row
-from hftune.data.readers.nested_json import from_json
+from hftune.data.readers.strict_json import from_json
 from hftune.errors import ArgumentError, DataError
 
 _FLAG = "--columns"

@@ -29,7 +29,7 @@ from hftune.data.readers.base import (
     is_compressed,
     unreadable,
 )
-from hftune.data.readers.split_names import files_of_split, separate_split
+from hftune.data.readers.specs import files_of_split, separate_split
 from hftune.errors import DataError
 from hftune.logging import notice
 from hftune.on_demand import on_demand
@@ -49,10 +49,10 @@ __all__ = [
 
 # What reads a kind of file: a function of the file and the number of rows a chunk.
 _TEXT_READERS = {
-    ".txt": "hftune.data.readers.lines:text_chunks",
+    ".txt": "hftune.data.readers.text:text_chunks",
     ".json": "hftune.data.readers.json_array:json_chunks",
-    ".jsonl": "hftune.data.readers.lines:json_line_chunks",
-    ".ndjson": "hftune.data.readers.lines:json_line_chunks",
+    ".jsonl": "hftune.data.readers.text:json_line_chunks",
+    ".ndjson": "hftune.data.readers.text:json_line_chunks",
     ".csv": "hftune.data.readers.csv_table:csv_chunks",
     ".tsv": "hftune.data.readers.csv_table:tsv_chunks",
 }
@@ -92,7 +92,7 @@ def find_files(path: str, flag: str, *, say: bool = True) -> list[Path]:
 
     Hidden files and folders (a name that starts with a dot) are left out; files that are no data are left out with a
     notice. Of a folder that `datasets` saved, the files are those that it lists. Of one whose names tell splits, they
-    are those of the training split (`split_names`). Links to files and folders are followed, even out of the folder:
+    are those of the training split (`specs`). Links to files and folders are followed, even out of the folder:
     that is how people gather data.
 
     Args:

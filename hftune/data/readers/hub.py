@@ -11,8 +11,9 @@ import datasets
 from datasets.exceptions import DatasetsError
 
 from hftune.data.readers.files import SUFFIXES, Chunk, chunks, find_files
-from hftune.data.readers.specs import path_exists
+from hftune.data.readers.specs import HELD_OUT_FLAGS, held_out_splits, path_exists
 from hftune.errors import DataError, shown
+from hftune.logging import notice
 
 # owner/name, at most one slash: a path that looks like this and exists is a path.
 _NAME = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*(?:/[\w.-]+)?)(?::(?P<config>[^@:]+))?(?:@(?P<split>[^@:]+))?")
@@ -27,11 +28,11 @@ HUB = "hf://"
 
 @dataclass(frozen=True, slots=True)
 class HubName:
-    """A data set of the Hub; `config` is also called subset there."""
+    """A data set of the Hub; `config` is also called subset there. Without a split the flag decides."""
 
     name: str
     config: str | None = None
-    split: str = "train"
+    split: str | None = None
 
 
 def parse_hub_name(text: str) -> HubName | None:
@@ -39,7 +40,7 @@ def parse_hub_name(text: str) -> HubName | None:
     match = _NAME.fullmatch(text)
     if match is None:
         return None
-    return HubName(match["name"], match["config"], match["split"] or "train")
+    return HubName(match["name"], match["config"], match["split"])
 
 
 def data_files(path: str, flag: str, *, cache_dir: str | None = None) -> list[Path]:
@@ -80,15 +81,14 @@ def addresses(named: HubName, flag: str) -> list[str]:
     Raises:
         DataError: No such data set, configuration or split, no connection, or files that are not read one by one.
     """
+    split = named.split or "train"  # held-out records are not streamed
     try:
         found = datasets.load_dataset_builder(named.name, named.config).config.data_files or {}
     except (OSError, ValueError, DatasetsError) as error:
         raise _not_had(named, flag, error) from error
-    files = [str(file) for file in found.get(named.split, [])]
+    files = [str(file) for file in found.get(split, [])]
     if not files:
-        cause = (
-            f"{named.name} has no files of a split {named.split}; its splits: {', '.join(map(str, found)) or 'none'}"
-        )
+        cause = f"{named.name} has no files of a split {split}; its splits: {', '.join(map(str, found)) or 'none'}"
         raise DataError(cause, place=flag, fix="Name another split, with @.", kind="data set not found")
     others = [file for file in files if not file.lower().endswith(SUFFIXES)]
     if others:
@@ -123,15 +123,26 @@ def download(named: HubName, flag: str, *, cache_dir: str | None = None) -> list
         DataError: No such data set, configuration or split, or no connection.
     """
     try:
+        split = named.split or (_held_out(named, flag) if flag in HELD_OUT_FLAGS else "train")
         # reuse_dataset_if_exists is the default: a second run reads the cache.
-        found = datasets.load_dataset(named.name, named.config, split=named.split, cache_dir=cache_dir)
+        found = datasets.load_dataset(named.name, named.config, split=split, cache_dir=cache_dir)
     except (OSError, ValueError, DatasetsError) as error:
         raise _not_had(named, flag, error) from error
     files = [Path(entry["filename"]) for entry in found.cache_files]
     if not files or found.num_rows == 0:
-        cause = f"the split {named.split} of {named.name} holds no record"
+        cause = f"the split {split} of {named.name} holds no record"
         raise DataError(cause, place=flag, fix="Name another split, with @.", kind="file without a record")
     return files
+
+
+def _held_out(named: HubName, flag: str) -> str:
+    """The split that is read as held-out records where none was named: as of a folder, validation, else test."""
+    names = datasets.get_dataset_split_names(named.name, named.config)
+    chosen = next(iter(held_out_splits(names)), None)
+    read = chosen or "train"
+    why = "" if chosen else ", which is trained, too, if you train on this data set: it has no split for validation"
+    notice(f"{named.name}: its split {read} is read for {flag}{why} ({named.name}@SPLIT reads another one)")
+    return read
 
 
 def _not_had(named: HubName, flag: str, error: Exception) -> DataError:

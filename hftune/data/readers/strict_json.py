@@ -1,4 +1,4 @@
-"""One JSON object from bytes, or what is wrong with it in words.
+"""One JSON object from bytes, or what is wrong with it in words; JSON in a string of a record likewise.
 
 Nothing passes in silence: of two equal keys one would be lost, integers of more than 64 bits and NaN fail much later.
 """
@@ -17,6 +17,8 @@ MAX_DEPTH = 100
 """Levels of nesting. More is a fault of whatever wrote it, and would overflow the stack of templates and Arrow."""
 
 MALFORMED = "malformed JSON"
+
+BAD_JSON = "malformed JSON in a string"
 
 _FIX = "Fix or remove this record, or leave it out with --on_bad_record drop; each must be one JSON object."
 
@@ -70,6 +72,22 @@ def loads(raw: bytes) -> Any:
         raise Malformed(f"malformed JSON: {error}") from error
     _refuse_half_surrogates(value, text)
     return value
+
+
+def from_json(value: Any, origin: str, where: str, *, fix: str) -> Any:
+    """Decode a string of JSON, as strictly as a record; other values pass through.
+
+    Raises:
+        DataError: The string is not JSON, or would lose something.
+    """
+    if not isinstance(value, str):
+        return value
+    try:
+        # A half of a surrogate pair must reach the check that names it; `encode` alone would raise.
+        return loads(value.encode("utf-8", "surrogatepass"))
+    except Malformed as error:
+        cause = str(error).removeprefix("malformed JSON: ")
+        raise DataError(f"{where} is not JSON: {cause}", place=origin, fix=error.fix or fix, kind=BAD_JSON) from error
 
 
 def decode(raw: bytes, place: str) -> str | DataError:

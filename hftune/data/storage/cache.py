@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -25,7 +26,6 @@ import hftune
 from hftune.data.counts import Counts
 from hftune.data.readers.base import UNREADABLE_FIX
 from hftune.data.storage.arrow_folder import open_folder
-from hftune.data.storage.work_folder import work_folder
 from hftune.digests import Contents, Damaged, check_contents, contents, digests, read_text, sealed, unsealed
 from hftune.distributed import ranks
 from hftune.errors import DataError
@@ -36,13 +36,10 @@ from hftune.user_cache import cache_folder, private_folder
 _CONTENTS = "contents.json"
 
 
-def fingerprint(files: list[Path], tokenizer: PreTrainedTokenizerBase, *, once: bool = False, **settings: Any) -> str:
+def fingerprint(files: list[Path], tokenizer: PreTrainedTokenizerBase, **settings: Any) -> str:
     """128 bits in hex over the files' contents (not their names), the tokenizer, the settings and this room's code.
 
     XXH3, which reads as fast as memory does: a key to find things by, not a defence against forgery.
-
-    Args:
-        once: As for `digests`: what this process has read before, and the system calls unchanged, is not read again.
 
     Raises:
         DataError: A file cannot be read.
@@ -56,7 +53,7 @@ def fingerprint(files: list[Path], tokenizer: PreTrainedTokenizerBase, *, once: 
     # `default=str`: settings may hold paths and other plain values.
     digest = xxhash.xxh3_128(json.dumps(about, sort_keys=True, default=str).encode())
     try:
-        for file, contents_ in zip(files, digests(files, once=once), strict=True):
+        for file, contents_ in zip(files, digests(files, once=True), strict=True):
             # The suffix decides how a file is read.
             digest.update(f"\0{''.join(file.suffixes).lower()} {contents_}\0".encode())
     except OSError as error:
@@ -181,22 +178,26 @@ def _opened(entry: Path, *, whole: bool) -> tuple[Dataset, Counts]:
 
 def _save(entry: Path, write: Callable[[Path], Counts]) -> None:
     """Write next to the entry, then rename: no reader ever sees half an entry."""
-    with work_folder(entry.parent, f".{entry.name[:16]}-") as work:
-        fresh, old = work / "fresh", work / "old"
-        fresh.mkdir(mode=0o700)
-        counts = write(fresh)
-        for file in fresh.rglob("*"):
-            # `datasets` has written them with the rights of the umask.
-            file.chmod(0o700 if file.is_dir() else 0o600)
-        about = {
-            "key": entry.name,
-            "rows": len(open_folder(fresh)),
-            "counts": counts.to_dict(),
-            "files": contents(fresh),
-        }
-        (fresh / _CONTENTS).touch(mode=0o600)
-        (fresh / _CONTENTS).write_text(json.dumps(sealed(about)), encoding="utf-8")
+    work = entry.with_name(f".{entry.name}.work")
+    # Who writes holds the lock of the key: what lies there is of a process that was killed. A link is not followed.
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir(mode=0o700)
+    try:
+        _write_entry(entry, work / "fresh", write)
         if entry.exists():
             # A folder cannot be renamed onto a filled one. Readers that hold the old files open keep them.
-            os.replace(entry, old)
-        os.replace(fresh, entry)
+            os.replace(entry, work / "old")
+        os.replace(work / "fresh", entry)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _write_entry(entry: Path, fresh: Path, write: Callable[[Path], Counts]) -> None:
+    fresh.mkdir(mode=0o700)
+    counts = write(fresh)
+    for file in fresh.rglob("*"):
+        # `datasets` has written them with the rights of the umask.
+        file.chmod(0o700 if file.is_dir() else 0o600)
+    about = {"key": entry.name, "rows": len(open_folder(fresh)), "counts": counts.to_dict(), "files": contents(fresh)}
+    (fresh / _CONTENTS).touch(mode=0o600)
+    (fresh / _CONTENTS).write_text(json.dumps(sealed(about)), encoding="utf-8")

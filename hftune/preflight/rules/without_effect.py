@@ -167,6 +167,10 @@ def check_without_effect(facts: Facts[Any]) -> Iterator[UserError]:
         if named and _has(facts, need.other) and not _is_read(facts, need):
             left -= {*named}
             yield from _refuse_or_say(facts, need, [f"--{name}" for name in named])
+    # The one that another takes away rather than brings; MedicalGPT's scripts give both.
+    data = facts.arguments.data
+    if "validation_split_percentage" in left and data.validation_file_dir and data.validation_split_percentage > 0:
+        notice("--validation_split_percentage has no effect with --validation_file_dir: its records are held out")
 
 
 def _refuse_or_say(facts: Facts[Any], need: Need, named: list[str]) -> Iterator[UserError]:

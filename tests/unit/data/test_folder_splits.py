@@ -11,7 +11,7 @@ import pytest
 
 from hftune.arguments.data import DataArguments
 from hftune.data.encode import TextEncoder
-from hftune.data.folder_splits import find_folders, open_tokenized, read_weights
+from hftune.data.folder_splits import find_folders, open_tokenized
 from hftune.errors import ArgumentError, DataError
 from hftune.logging import notices
 from tests.unit.data.corpus.corpora import write_corpus
@@ -62,11 +62,10 @@ def test_folders_that_cannot_be(root: Path, given: str, datasets: str | None, ca
     assert cause.format(root=root) in str(error.value) and place in str(error.value)
 
 
-def test_weights_go_with_the_sources() -> None:
-    assert read_weights(None, ["a", "b"]) is None
-    assert read_weights("0.5, 1", ["a", "b"]) == [1, 2]
-    with pytest.raises(ArgumentError, match="1 weights for 2 sources: a, b"):
-        read_weights("1", ["a", "b"])
+def test_each_source_has_a_weight(root: Path) -> None:
+    with pytest.raises(ArgumentError, match="1 weights for 2 sources: code, web") as error:
+        opened(DataArguments(tokenized_dir=str(root), weights="1"), make_tokenizer(), block_size=4, seed=9)
+    assert error.value.place == "--weights"
 
 
 def test_an_opened_corpus(root: Path) -> None:
@@ -74,7 +73,7 @@ def test_an_opened_corpus(root: Path) -> None:
     asked = DataArguments(
         tokenized_dir=str(root),
         datasets="web,code",
-        weights="3,1",
+        weights="1.5, 0.5",
         validation_tokenized_dir=str(root / "elsewhere"),
         shuffle_buffer=5,
         logical_shards=4,
@@ -109,7 +108,7 @@ def test_documents_without_an_end_are_said(root: Path, tmp_path: Path) -> None:
 def test_another_tokenizers_tokens_are_found_before_a_model_loads(tmp_path: Path) -> None:
     tokenizer = make_tokenizer()
     write_corpus(tmp_path / "foreign", [5, 5], first_token=len(tokenizer) - 6)
-    with pytest.raises(DataError, match=f"of document 1 is not in the tokenizer's vocabulary of {len(tokenizer)}"):
+    with pytest.raises(DataError, match=f"of document 1 is not in the vocabulary of {len(tokenizer)}"):
         opened(DataArguments(tokenized_dir=str(tmp_path)), tokenizer, block_size=4, seed=0)
 
 

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import pickle
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from hftune.arguments.data import DataArguments
 from hftune.arguments.entry import parse_arguments
+from hftune.data.compared_answers import to_preference
 from hftune.data.encode import ChatEncoder
-from hftune.data.generated import generated_source
+from hftune.data.generated import KINDS, dummy_chunks, generated_source
+from hftune.data.readers.base import Row
+from hftune.data.records import to_conversation, to_labelled, to_prompt, to_text
 from hftune.data.splits import load_splits
+from hftune.errors import ArgumentError
 from tests.unit.data.helpers import make_tokenizer
 
 
@@ -28,3 +37,32 @@ def test_the_same_records_are_found_again_and_others_are_not(tmp_path: Path) -> 
     assert [len(part.dataset) for part in found] == [20, 20, 21] and found[0].files == ["dummy_data"]
     # A longer data set begins with a shorter one.
     assert found[2].dataset[:20] == found[0].dataset[:]
+
+
+READERS: dict[str, Callable[[Row], Any]] = dict(
+    zip(KINDS, (to_text, to_conversation, to_preference, to_prompt, to_labelled), strict=True)
+)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_records_of_a_kind(kind: str) -> None:
+    found = list(dummy_chunks(600, kind, rows_per_chunk=256, words=40))
+    rows = [row for chunk in pickle.loads(pickle.dumps(found)) for row in chunk.rows()]
+    assert [row.origin for row in rows] == [f"dummy_data:{number}" for number in range(1, 601)]
+    made = [str(READERS[kind](row)) for row in rows if isinstance(row, Row)]
+    assert len(set(made)) == 600
+    # A record does not depend on how many there are, nor on the chunk it is in.
+    again = [row for chunk in dummy_chunks(300, kind, rows_per_chunk=7, words=40) for row in chunk.rows()]
+    assert again == rows[:300]
+
+
+def test_their_length() -> None:
+    lengths = [
+        len(row.value["text"].split()) - 1 for chunk in dummy_chunks(400, "text", words=100) for row in chunk.rows()
+    ]
+    assert min(lengths) >= 50 and max(lengths) <= 150 and 90 < sum(lengths) / len(lengths) < 110
+
+
+def test_none_at_all() -> None:
+    with pytest.raises(ArgumentError, match="0 generated records"):
+        list(dummy_chunks(0, "text"))

@@ -39,7 +39,6 @@ ALLOWED: dict[tuple[str, str], str] = {
     ("tools/pipeline/spec.py", "yaml.SafeLoader"): "the type of the bounded loader",
     ("digests.py", "json.loads"): "sealed values, which are compared with their digest, from a text with a limit",
     ("secrets.py", "json.loads"): "an argument's own text",
-    ("data/readers/json_array.py", "json.loads"): DATA,
     ("data/tokenized_folder.py", "json.loads"): DATA,
     ("data/readers/files.py", "json.loads"): DATA,
     ("data/encode_prompts.py", "json.loads"): "records that were written in this process",

@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from urllib.parse import parse_qs, unquote, urlsplit
 
 Files = dict[str, bytes]
-_TIME = "Thu, 01 Jan 2026 00:00:00 GMT"
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
@@ -120,28 +119,6 @@ class ModelScope(Server):
         ]
         data = {"Files": listed, "TotalCount": len(listed)} if found[2] else {"Name": found[1]}
         return _json({"Code": 200, "Success": True, "Data": data})
-
-
-class S3(Server):
-    """S3: its repositories are buckets; asked by path (http://HOST/BUCKET/KEY)."""
-
-    def answer(self, path: str, query: dict[str, list[str]]) -> tuple[int, dict[str, str], bytes]:
-        """Overrides `Server.answer`."""
-        bucket, _, key = path.strip("/").partition("/")
-        files = self.repos.get(bucket)
-        if files is None or (key and key not in files):
-            return 404, {"Content-Type": "application/xml"}, b""
-        if key:
-            return 200, {"ETag": f'"{_digest(files[key])[:32]}"', "Last-Modified": _TIME}, files[key]
-        prefix = query.get("prefix", [""])[0]
-        listed = "".join(
-            f"<Contents><Key>{name}</Key><Size>{len(content)}</Size><ETag>{_digest(content)[:32]}</ETag>"
-            "<LastModified>2026-01-01T00:00:00.000Z</LastModified></Contents>"
-            for name, content in files.items()
-            if name.startswith(prefix)
-        )
-        answer = f"<ListBucketResult><Name>{bucket}</Name><IsTruncated>false</IsTruncated>{listed}</ListBucketResult>"
-        return 200, {"Content-Type": "application/xml"}, answer.encode()
 
 
 @contextmanager

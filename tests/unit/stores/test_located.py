@@ -142,7 +142,7 @@ def test_names_of_a_registry(tmp_path: Path) -> None:
     }
     both = values(dataset_dir=folder, train_file_dir="b#5,c", validation_file_dir="c")
     assert both["train_file_dir"] == f"{folder}/b.json#5,{folder}/c" and both["validation_file_dir"] == f"{folder}/c"
-    assert both["columns"] == "instruction=ask output=answer"
+    assert both["columns"] == '{"instruction": "ask", "output": "answer"}'
     assert values(dataset_dir=folder, train_file_dir="b", columns="prompt=ask")["columns"] == "prompt=ask"
     with pytest.raises(ArgumentError, match="different names of columns"):
         values(dataset_dir=folder, train_file_dir="a,b")
@@ -157,25 +157,11 @@ def test_a_registry_in_data_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert "a: data/a.json, as data/dataset_info.json says" in notices()
 
 
-@pytest.mark.parametrize(
-    ("given", "hub", "place"),
-    [
-        ("REMOTE:o/n", "huggingface", "copies/n"),
-        ("REMOTE:o/n", "modelscope", "scope/dataset/o/n"),
-        ("s3://b/reg", "huggingface", "copies/reg"),
-    ],
-)
-def test_a_registry_may_lie_elsewhere(
-    tmp_path: Path, given: str, hub: str, place: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / place).mkdir(parents=True)
-    registry(tmp_path / place, a={"file_name": "a.json"})
-    asked: list[str] = []
-    monkeypatch.setattr(objects, "fetch", lambda url, flag, chosen: asked.append(url) or tmp_path / place)
-    monkeypatch.setattr(modelscope, "download", lambda name, kind, flag: tmp_path / place)
-    found = values(hub, dataset_dir=given, train_file_dir="a")
-    assert found["train_file_dir"] == f"{tmp_path / place}/a.json"
-    assert asked in ([], ["hf://datasets/o/n"], ["s3://b/reg"])
+@pytest.mark.parametrize("given", ["REMOTE:o/n", "s3://b/reg"])
+def test_a_registry_is_a_folder_here(given: str) -> None:
+    with pytest.raises(ArgumentError, match="read from a folder here") as found:
+        values(dataset_dir=given, train_file_dir="a")
+    assert found.value.place == "--dataset_dir"
 
 
 def test_a_registry_may_name_what_lies_elsewhere(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from hftune.errors import ArgumentError, DataError
 from hftune.stores import objects
-from tests.unit.stores.hubs import S3, HuggingFace, Server, served
+from tests.unit.stores.hubs import HuggingFace, Server, served
 
 FLAG = "--train_file_dir"
 ROW = b'{"prompt": "Q", "response": "A"}\n'
@@ -164,15 +164,3 @@ def test_hf_urls_are_read_from_the_endpoint(hugging_face: Server) -> None:
     assert json.loads((objects.fetch("hf://owner/tiny", "--model_name_or_path") / "config.json").read_text()) == {}
     with pytest.raises(ArgumentError, match="hf://owner/none cannot be read"):
         objects.fetch("hf://owner/none", FLAG)
-
-
-def test_s3_urls_are_read_from_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("s3fs", reason="the one package that S3 needs, which no test environment has to have")
-    with served(S3({"bucket": {"chats/a.jsonl": ROW, "chats/deep/b.jsonl": ROW * 2}})) as server:
-        for name, value in (("ACCESS_KEY_ID", "a"), ("SECRET_ACCESS_KEY", "b"), ("ENDPOINT_URL", server.url)):
-            monkeypatch.setenv(f"AWS_{name}", value)
-        monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-        assert objects.fetch("s3://bucket/chats/a.jsonl", FLAG).read_bytes() == ROW
-        assert (objects.fetch("s3://bucket/chats", FLAG) / "deep/b.jsonl").read_bytes() == ROW * 2
-        with pytest.raises(ArgumentError, match="nothing at s3://bucket/none"):
-            objects.fetch("s3://bucket/none", FLAG)

@@ -6,7 +6,6 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,13 +13,12 @@ import torch
 from accelerate.data_loader import BatchSamplerShard, SkipBatchSampler
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from torch.utils.data import BatchSampler, DataLoader
+from torch.utils.data import BatchSampler
 
 from hftune.constants import IGNORE_INDEX
 from hftune.data.corpus.blocks import BlockDataset, BlockSampler, HeldOutBlocks, Settings
-from hftune.data.corpus.documents import Documents
 from hftune.errors import DataError
-from tests.unit.data.corpus.corpora import InMemory, write_corpus
+from tests.unit.data.corpus.corpora import InMemory
 
 CORPORA = st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=25).filter(any), min_size=1, max_size=4)
 
@@ -215,23 +213,3 @@ def test_a_token_that_the_model_does_not_know_is_named() -> None:
     assert data[0]["input_ids"].tolist() == [0, 1, 2, 3]
     with pytest.raises(DataError, match=r"token id 7 of document 2 is not in the vocabulary of 7"):
         data[1]
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("workers", [0, 1, 2])
-def test_a_real_dataloader_with_workers(tmp_path: Path, workers: int) -> None:
-    lengths = [1 + number % 13 for number in range(400)]
-    data = BlockDataset([Documents(write_corpus(tmp_path / "corpus", lengths))], 16, settings=Settings())
-    data.round_to_steps(4)
-    sampler = BlockSampler(len(data))
-    loader = DataLoader(data, batch_size=4, sampler=sampler, num_workers=workers, collate_fn=_ids)
-    for epoch in range(2):
-        sampler.set_epoch(epoch)
-        batches = list(loader)
-        first = epoch * len(data)
-        expected = [data[block]["input_ids"] for block in range(first, first + len(data))]
-        assert torch.equal(torch.cat(batches), torch.cat(expected))
-
-
-def _ids(examples: list[dict[str, torch.Tensor]]) -> torch.Tensor:
-    return torch.cat([example["input_ids"] for example in examples])

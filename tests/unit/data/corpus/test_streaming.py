@@ -14,8 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hftune.constants import IGNORE_INDEX, ORIGIN
-from hftune.data.corpus.progress import Progress
-from hftune.data.corpus.streaming import StreamingDataset
+from hftune.data.corpus.streaming import Progress, StreamingDataset
 from hftune.errors import DataError
 from tests.unit.data.corpus.streams import stream_of
 

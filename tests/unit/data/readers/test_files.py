@@ -1,16 +1,14 @@
-"""Files to rows: what is found, which line each record has, and how broken files are refused."""
+"""Which files of a folder are data."""
 
 from __future__ import annotations
 
-import gzip
-import json
 import os
 from pathlib import Path
 
 import pytest
 from datasets import Dataset, DatasetDict
 
-from hftune.data.readers.files import Row, chunks, find_files
+from hftune.data.readers.files import find_files
 from hftune.errors import DataError
 from hftune.logging import notices
 from tests.unit.data.helpers import read_rows
@@ -123,103 +121,11 @@ def test_what_is_neither_file_nor_folder(tmp_path: Path) -> None:
         find_files("x" * 5000, FLAG)
 
 
-A, B = {"text": "é\u2028x"}, {"text": "世界 🙂"}
-LINES = json.dumps(A, ensure_ascii=False) + "\n\n" + json.dumps(B) + "\n"
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "lines"),
-    [
-        ("a.jsonl", LINES, [1, 3]),
-        ("a.jsonl", LINES.replace("\n", "\r\n"), [1, 3]),
-        ("a.jsonl", b"\xef\xbb\xbf" + LINES.encode(), [1, 3]),
-        ("a.jsonl.gz", gzip.compress(LINES.encode(), mtime=0), [1, 3]),
-        ("a.json", LINES, [1, 3]),
-        ("a.json", b"\xef\xbb\xbf" + json.dumps([A, B]).encode(), [1, 1]),
-        ("a.json", json.dumps([A, B], indent=1), [2, 5]),
-        ("a.json", "\n\n[\n\n" + json.dumps(A) + "\n\n,\r\n" + json.dumps(B) + "]\n", [5, 8]),
-        ("a.json", json.dumps(A, indent=2) + "\n" + json.dumps(B, indent=2), [1, 4]),
-    ],
-)
-def test_records_and_their_lines(tmp_path: Path, name: str, content: bytes | str, lines: list[int]) -> None:
-    path = write(tmp_path, name, content)
-    rows = read_rows([path])
-    assert [row.value for row in rows] == [A, B]
-    assert [row.origin for row in rows] == [f"{path}:{line}" for line in lines]
-
-
-def test_text_has_a_row_for_each_line(tmp_path: Path) -> None:
-    path = write(tmp_path, "a.txt", b"\xef\xbb\xbffirst\r\n\n  \n  indented\x0bstill the same\nlast")
-    rows = read_rows([path])
-    assert [(row.line, row.value["text"]) for row in rows] == [
-        (1, "first"),
-        (4, "  indented\x0bstill the same"),
-        (5, "last"),
-    ]
-
-
 def test_limit_counts_over_files_and_leaves_the_rest_unopened(tmp_path: Path) -> None:
-    first = write(tmp_path, "a.jsonl", LINES)
+    first = write(tmp_path, "a.jsonl", '{"text": "a"}\n\n{"text": "b"}\n')
     broken = write(tmp_path, "b.jsonl", "{broken")
     assert len(read_rows([first, broken], max_samples=2)) == 2
     assert len(read_rows([first], max_samples=1)) == 1
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "line", "words"),
-    [
-        ("a.jsonl", '{"a": 1}\n{"a": 1\n{"a": 2}\n', 2, ["malformed JSON", "delimiter"]),
-        ("a.jsonl", '[{"a": 1}\n]', 1, ["malformed JSON", "rename it to a.json"]),
-        ("a.jsonl", '{"a": 1}\n[1]\n', 2, ["must be a JSON object", "list"]),
-        ("a.jsonl", '{"a": 1}\n{"a": "\\ud83d"}\n', 2, ["surrogate"]),
-        ("a.jsonl", b'{"a": 1}\n{"a": "\xff"}\n', 2, ["not UTF-8", "0xff", "iconv"]),
-        ("a.jsonl", '{"a": 1}\n\x00\x00\n', 2, ["NUL"]),
-        ("a.jsonl", "[" * 100_000, 1, ["malformed JSON"]),
-        ("a.txt", b"fine\n\xb0\xa1\n", 2, ["not UTF-8"]),
-        ("a.json", b'[{"a": 1},\n{"a": "\xff"}]', 2, ["not UTF-8"]),
-        ("a.json", '[{"a": 1},\n{"a": }]', 2, ["malformed JSON", "Expecting value"]),
-        ("a.json", '[{"a": 1}\n{"a": 2}]', 2, ["expected ','"]),
-        ("a.json", '[{"a": 1},\n\n]', 1, ["no record after"]),
-        ("a.json", '[{"a": 1},\n{"a": 2}\n', 3, ["no closing ']'"]),
-        ("a.json", '[{"a": 1}]\n{"a": 2}', 2, ["extra data"]),
-        ("a.json", '[{"a": 1},\n"text"]', 2, ["must be a JSON object", "str"]),
-        ("a.json", '{"a": 1}\n\n{"a": \n', 3, ["malformed JSON"]),
-        ("a.json", '[{"a": 1},\n{"a": "\x00"}]', 2, ["NUL"]),
-    ],
-)
-def test_broken_records_are_named(tmp_path: Path, name: str, content: bytes | str, line: int, words: list[str]) -> None:
-    path = write(tmp_path, name, content)
-    with pytest.raises(DataError) as caught:
-        read_rows([path])
-    assert caught.value.place == f"{path}:{line}"
-    assert caught.value.fix
-    assert all(word in str(caught.value) for word in words)
-
-
-def test_reading_continues_behind_a_bad_record(tmp_path: Path) -> None:
-    path = write(tmp_path, "a.jsonl", '{"a": 1}\n{"a": 1\n[1]\n{"a": 2}\n{"a": 3,\n')
-    found = [read for chunk in chunks([path]) for read in chunk.rows()]
-    assert [read.line for read in found if isinstance(read, Row)] == [1, 4]
-    bad = [(read.kind, read.place) for read in found if isinstance(read, DataError)]
-    malformed = "malformed JSON"
-    assert bad == [(malformed, f"{path}:2"), ("not an object", f"{path}:3"), (malformed, f"{path}:5")]
-
-
-@pytest.mark.parametrize(
-    ("name", "content"), [("a.txt", "\n \n"), ("a.jsonl", "\n"), ("a.json", "[ ]"), ("a.json", " ")]
-)
-def test_file_without_a_record(tmp_path: Path, name: str, content: str) -> None:
-    path = write(tmp_path, name, content)
-    with pytest.raises(DataError, match="no record") as caught:
-        read_rows([path])
-    assert caught.value.place == str(path)
-
-
-@pytest.mark.parametrize("content", [b"no gzip", gzip.compress(LINES.encode() * 99, mtime=0)[:-20]])
-def test_damaged_gzip(tmp_path: Path, content: bytes) -> None:
-    path = write(tmp_path, "a.jsonl.gz", content)
-    with pytest.raises(DataError, match="damaged gzip"):
-        read_rows([path])
 
 
 def test_samples(samples: Path) -> None:

@@ -21,6 +21,7 @@ from hftune.data.readers.hub import (
 )
 from hftune.data.records import to_conversation
 from hftune.errors import DataError
+from hftune.logging import notices
 from tests.unit.data.helpers import call, read_rows, user
 
 FLAG = "--train_file_dir"
@@ -61,6 +62,25 @@ def test_a_folder_read_by_datasets_gives_rows(tmp_path: Path, monkeypatch: pytes
     assert caught.value.place == FLAG
     # A path that is there is read as it is, not through the library.
     assert [file.name for file in data_files("owner/name", FLAG)] == ["train.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("splits", "read", "said"),
+    [
+        ("train validation test", "validation", "its split validation is read"),
+        ("train test", "test", "its split test is read"),
+        ("train", "train", "it has no split for validation"),
+    ],
+)
+def test_held_out_records_are_not_those_of_training(
+    splits: str, read: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "owner" / "name").mkdir(parents=True)
+    for name in splits.split():
+        (tmp_path / "owner" / "name" / f"{name}.jsonl").write_text(json.dumps({"text": name}) + "\n")
+    monkeypatch.chdir(tmp_path)
+    files = download(HubName("owner/name"), "--validation_file_dir", cache_dir=str(tmp_path / "cache"))
+    assert [row.value["text"] for row in read_rows(files)] == [read] and said in notices()[-1]
 
 
 @pytest.mark.parametrize(

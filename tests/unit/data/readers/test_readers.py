@@ -79,14 +79,8 @@ def test_every_kind_gives_every_record_once_and_in_order(tmp_path: Path, name: s
     assert all(len(list(chunk.rows())) <= rows_per_chunk for chunk in chunks([path], rows_per_chunk))
 
 
-# --- what is wrong with one record leaves the others ---------------------------------------------------------------
-
-
 def kinds(errors: list[DataError]) -> list[str]:
     return [error.kind for error in errors]
-
-
-# --- tables -------------------------------------------------------------------------------------------------------
 
 
 # --- damaged files ------------------------------------------------------------------------------------------------
@@ -105,6 +99,7 @@ def test_a_file_of_another_kind(tmp_path: Path, name: str) -> None:
         ("a.jsonl", b"\xef\xbb\xbf\n"),
         ("a.txt", b"\n" * 5000),
         ("a.json", b"[\n]"),
+        ("a.json", b" "),
         ("a.csv", b"a,b\n"),
         ("a.csv", b"\n"),
         ("a.jsonl.gz", gzip.compress(b"\n", mtime=0)),

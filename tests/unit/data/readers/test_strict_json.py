@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hftune.data.readers.strict_json import MAX_DEPTH, Malformed, loads
+from hftune.data.readers.strict_json import BAD_JSON, MAX_DEPTH, Malformed, from_json, loads
+from hftune.errors import DataError
 
 # Few keys, so that one often comes twice, and many escapes.
 STRINGS = st.text(st.sampled_from('ab":\\ \n世🙂'), max_size=5)
@@ -67,3 +68,23 @@ def test_depth(depth: int) -> None:
         return
     with pytest.raises(Malformed, match="nested deeper than 100 levels"):
         loads(raw)
+
+
+@pytest.mark.parametrize(("value", "found"), [('{"a": [1]}', {"a": [1]}), ("null", None), ({"a": 1}, {"a": 1}), (7, 7)])
+def test_strings_of_a_record_are_decoded_and_all_else_passes(value: Any, found: Any) -> None:
+    assert from_json(value, "f:1", "the call", fix="Fix it.") == found
+
+
+@pytest.mark.parametrize(
+    ("value", "words", "fix"),
+    [
+        ("{", "the call is not JSON: ", "Fix it."),
+        ('{"a": 1, "a": 2}', "is there twice", "Keep one of them."),
+        ('{"a": 1e999}', "out of range", "Write it as a string."),
+        ('"\ud83d"', "not UTF-8", "iconv"),
+    ],
+)
+def test_a_string_of_a_record_that_would_lose_something_is_refused(value: str, words: str, fix: str) -> None:
+    with pytest.raises(DataError, match=words) as caught:
+        from_json(value, "f:1", "the call", fix="Fix it.")
+    assert caught.value.kind == BAD_JSON and caught.value.place == "f:1" and fix in str(caught.value.fix)

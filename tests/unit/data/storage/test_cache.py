@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -91,38 +90,6 @@ def test_overwrite(tmp_path: Path) -> None:
     dataset, _ = cached("k", Build(7), str(tmp_path), overwrite=True)
     assert dataset["input_ids"][0] == [7, 2]
     assert entries(tmp_path) == ["k"]
-
-
-def _no_counts(entry: Path) -> None:
-    (entry / "contents.json").unlink()
-
-
-def _half_counts(entry: Path) -> None:
-    (entry / "contents.json").write_text("{")
-
-
-def _foreign_counts(entry: Path) -> None:
-    (entry / "contents.json").write_text('{"rows": 3, "used": 2}')
-
-
-def _no_state(entry: Path) -> None:
-    (entry / "state.json").unlink()
-
-
-def _half_data(entry: Path) -> None:
-    data = next(entry.glob("*.arrow"))
-    data.write_bytes(data.read_bytes()[:40])
-
-
-@pytest.mark.parametrize("damage", [_no_counts, _half_counts, _foreign_counts, _no_state, _half_data])
-def test_damaged_entries_are_built_again(tmp_path: Path, damage: Callable[[Path], None]) -> None:
-    cached("k", Build(1), str(tmp_path))
-    damage(tmp_path / "datasets" / "k")
-    build = Build(7)
-    dataset, _ = cached("k", build, str(tmp_path))
-    assert (build.calls, dataset["input_ids"][0]) == (1, [7, 2])
-    assert cached("k", build, str(tmp_path))[0]["input_ids"][0] == [7, 2]
-    assert build.calls == 1
 
 
 def test_failed_build_leaves_nothing(tmp_path: Path) -> None:

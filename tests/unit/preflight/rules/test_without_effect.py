@@ -120,6 +120,10 @@ def test_fine(stage: str, flags: tuple[str, ...]) -> None:
         ("--packing False --packing_strategy wrapped", "--packing_strategy has no effect with --packing False"),
         ("--save_strategy no --save_steps 5", "--save_steps has no effect with --save_strategy no"),
         ("--eval_strategy no --eval_steps 5", "--eval_steps has no effect with --eval_strategy no"),
+        (
+            "--validation_file_dir held-out --validation_split_percentage 5",
+            "--validation_split_percentage has no effect with --validation_file_dir: its records are held out",
+        ),
     ],
 )
 def test_next_to_a_switch_turned_off_by_name_it_is_said(

@@ -11,7 +11,7 @@ import pytest
 
 from hftune import logging
 from hftune.constants import ORIGIN
-from hftune.data.corpus.progress import End, Origin, Progress, Window
+from hftune.data.corpus.streaming import End, Origin, Progress, Window
 from hftune.distributed import ranks
 from hftune.errors import ArgumentError, ManifestError
 from hftune.trainers.features import corpora

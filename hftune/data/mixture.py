@@ -13,8 +13,18 @@ from fractions import Fraction
 import numpy as np
 import torch
 
-from hftune.data.permutation import permutation
 from hftune.errors import ArgumentError
+
+
+def permutation(count: int, *key: int) -> np.ndarray:
+    """A random order of 0 to `count` - 1 (int64) that depends on the key alone.
+
+    Sorted raw bits, because numpy promises those for good; what its `permutation` returns may change with a version,
+    and a run that resumes after an upgrade would repeat documents.
+    """
+    # The length comes first: to SeedSequence, keys that differ only in zeros at the end are the same.
+    bits = np.random.PCG64(np.random.SeedSequence((len(key), *key))).random_raw(count)
+    return np.argsort(bits, kind="stable")
 
 
 def largest_remainder(weights: Sequence[float | int], total: int) -> list[int]:

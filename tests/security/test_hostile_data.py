@@ -14,6 +14,7 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pyarrow as pa
@@ -127,7 +128,7 @@ def test_what_is_no_file_is_refused_before_a_model_loads(
 def test_all_of_them_are_said_at_once(tmp_path: Path) -> None:
     for number in range(7):
         broken_link(tmp_path / f"{number}.jsonl")
-    with pytest.raises(DataError, match=r"0\.jsonl is a link that leads nowhere .*; .*4\.jsonl .*, and 2 more"):
+    with pytest.raises(DataError, match=r"0\.jsonl: a link that leads nowhere; .*4\.jsonl: .*; and 2 more"):
         find_files(str(tmp_path), FLAG)
 
 
@@ -158,8 +159,9 @@ def test_a_link_to_what_holds_the_folder_is_not_walked(tmp_path: Path, above: st
 
 def test_a_file_without_the_right_to_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.jsonl").write_bytes(GOOD)
-    monkeypatch.setattr(os, "access", lambda *_: False)  # root may read everything
-    with pytest.raises(DataError, match=r"a\.jsonl is a file that you may not read"):
+    refuse = Mock(side_effect=PermissionError(13, "Permission denied"))  # root may read everything
+    monkeypatch.setattr("hftune.data.readers.files.open_file", refuse)
+    with pytest.raises(DataError, match=r"a\.jsonl: Permission denied"):
         find_files(str(tmp_path), FLAG)
 
 

@@ -85,7 +85,7 @@ _LEFT_OUT_WITH: dict[str, tuple[str, ...]] = {
     "gradient_checkpointing": ("activation_checkpointing",),
     "bf16": ("fp8", "fp16"),
     "max_steps": ("num_train_epochs",),
-    "validation_split_percentage": ("validation_file_dir", "tokenized_dir", "datasets", "streaming"),
+    "validation_split_percentage": ("tokenized_dir", "datasets", "streaming"),
     "max_prompt_length": ("max_length",),
     "max_completion_length": ("max_length",),
     "length_budget": ("max_length", "reward_kind"),

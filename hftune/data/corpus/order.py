@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hftune.data.corpus.documents import Documents
-from hftune.data.permutation import permutation
+from hftune.data.mixture import permutation
 
 
 class Segment(NamedTuple):

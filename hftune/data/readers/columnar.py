@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -66,25 +67,7 @@ def parquet_chunks(file: Path, rows_per_chunk: int) -> Iterator[Chunk]:
     Raises:
         OSError: From the system.
     """
-    open_file(file).close()  # pyarrow would wait for a FIFO
-    try:
-        # Pages are read as they are needed: a row group may have gigabytes.
-        with pq.ParquetFile(file, pre_buffer=False, buffer_size=_BUFFER) as source:
-            fault = _bad_columns(source.schema_arrow, file)
-            if fault or not source.metadata.num_rows:
-                yield fault or no_record(file)
-                return
-            first = 1
-            for group in range(source.num_row_groups):
-                about = source.metadata.row_group(group)
-                at_once = _step(about.total_byte_size, about.num_rows, rows_per_chunk)
-                # One thread: Arrow's pool would decode all columns of the group at once, and does not survive the fork
-                # of workers.
-                batches = source.iter_batches(at_once, row_groups=[group], use_threads=False)
-                yield from _chunks(batches, file, rows_per_chunk, first, last=first + about.num_rows - 1)
-                first += about.num_rows
-    except (pa.ArrowException, OSError) as error:
-        yield _corrupt(file, "Parquet", error)
+    return _chunks(file, "Parquet", _open_parquet(file, rows_per_chunk), rows_per_chunk)
 
 
 def arrow_chunks(file: Path, rows_per_chunk: int) -> Iterator[Chunk]:
@@ -93,73 +76,67 @@ def arrow_chunks(file: Path, rows_per_chunk: int) -> Iterator[Chunk]:
     Raises:
         OSError: From the system.
     """
-    open_file(file).close()
+    return _chunks(file, "Arrow", _open_arrow(file), rows_per_chunk)
+
+
+Opened = AbstractContextManager[tuple[pa.Schema, Iterator[pa.RecordBatch]]]
+
+
+@contextmanager
+def _open_parquet(file: Path, most: int) -> Iterator[tuple[pa.Schema, Iterator[pa.RecordBatch]]]:
+    # Pages are read as they are needed: a row group may have gigabytes.
+    with pq.ParquetFile(file, pre_buffer=False, buffer_size=_BUFFER) as source:
+        groups = [source.metadata.row_group(number) for number in range(source.num_row_groups)]
+        at_once = min((_step(about.total_byte_size, about.num_rows, most) for about in groups), default=1)
+        # One thread: Arrow's pool would decode all columns at once, and does not survive the fork of workers.
+        yield source.schema_arrow, source.iter_batches(at_once, use_threads=False)
+
+
+@contextmanager
+def _open_arrow(file: Path) -> Iterator[tuple[pa.Schema, Iterator[pa.RecordBatch]]]:
+    # As `datasets` reads it: a file may be one batch.
+    with pa.memory_map(str(file)) as source:
+        is_file = source.read(len(_ARROW_MAGIC)) == _ARROW_MAGIC
+        source.seek(0)
+        if is_file:
+            reader = pa.ipc.open_file(source)
+            yield reader.schema, map(reader.get_batch, range(reader.num_record_batches))
+        else:
+            stream = pa.ipc.open_stream(source)
+            yield stream.schema, iter(stream)
+
+
+def _chunks(file: Path, kind: str, opened: Opened, rows_per_chunk: int) -> Iterator[Chunk]:
+    """Chunks of at most `rows_per_chunk` records. A batch that cannot be read ends them with one error."""
+    open_file(file).close()  # pyarrow would wait for a FIFO
+    first = 1
     try:
-        # As `datasets` reads it: a file may be one batch.
-        with pa.memory_map(str(file)) as source:
-            is_file = source.read(len(_ARROW_MAGIC)) == _ARROW_MAGIC
-            source.seek(0)
-            reader = pa.ipc.open_file(source) if is_file else pa.ipc.open_stream(source)
-            fault = _bad_columns(reader.schema, file)
-            found = False
-            for chunk in [fault] if fault else _chunks(_batches(reader), file, rows_per_chunk, unchecked=True):
-                found = True
-                yield chunk
-            if not found:
-                yield no_record(file)
+        with opened as (schema, batches):
+            if fault := _bad_columns(schema, file):
+                yield fault
+                return
+            for batch in batches:
+                step = _step(batch.get_total_buffer_size(), batch.num_rows, rows_per_chunk)
+                for start in range(0, batch.num_rows, step):
+                    yield from _checked(batch.slice(start, step), file, first + start)
+                first += batch.num_rows
+                del batch  # not two of them at once
     except (pa.ArrowException, OSError) as error:
-        yield _corrupt(file, "Arrow", error)
+        yield _corrupt(file, kind, error, first)
+        return
+    if first == 1:
+        yield no_record(file)
 
 
-def _batches(reader: Any) -> Iterator[pa.RecordBatch]:
-    """The batches of either kind of reader, one at a time."""
-    if hasattr(reader, "num_record_batches"):
-        yield from (reader.get_batch(index) for index in range(reader.num_record_batches))
-    else:
-        yield from reader
-
-
-def _chunks(
-    batches: Iterator[pa.RecordBatch],
-    file: Path,
-    rows_per_chunk: int,
-    first: int = 1,
-    *,
-    last: int | None = None,
-    unchecked: bool = False,
-) -> Iterator[Chunk]:
-    """Chunks of at most `rows_per_chunk` records. A batch that cannot be read ends them with one error.
-
-    Args:
-        first: Number of the first record in the file, of which `last` is the last one that these batches hold.
-        unchecked: Nobody has looked yet whether the numbers in the file point into its data.
-    """
-    while True:
-        try:
-            batch = next(batches, None)
-        except (pa.ArrowException, OSError) as error:
-            yield _corrupt(file, file.suffix[1:].capitalize(), error, first, last)
-            return
-        if batch is None:
-            return
-        step = _step(batch.get_total_buffer_size(), batch.num_rows, rows_per_chunk)
-        for start in range(0, batch.num_rows, step):
-            part = batch.slice(start, step)
-            yield from _checked(part, file, first, unchecked=unchecked)
-            first += part.num_rows
-        del batch, part  # not two of them at once
-
-
-def _checked(batch: pa.RecordBatch, file: Path, first: int, *, unchecked: bool) -> Iterator[Chunk]:
+def _checked(batch: pa.RecordBatch, file: Path, first: int) -> Iterator[Chunk]:
     """The batch as one chunk if it is sound and not too large, else a chunk or an error for each record.
 
     Arrow trusts the file: an offset that a flipped bit has made too large would end the process, not raise.
     """
     fault: DataError | None = None
     try:
-        if unchecked:
-            # Every offset and every character: `validate()` alone looks at sizes only.
-            batch.validate(full=True)
+        # Every offset and every character: `validate()` alone looks at sizes only.
+        batch.validate(full=True)
         batch = _plain(batch)
         fault = too_large(f"{file}:{first}") if batch.nbytes > MAX_RECORD_BYTES else None
     except pa.ArrowInvalid as error:
@@ -170,7 +147,7 @@ def _checked(batch: pa.RecordBatch, file: Path, first: int, *, unchecked: bool) 
         yield FailedChunk(fault, str(file))
     else:
         for index in range(batch.num_rows):
-            yield from _checked(batch.slice(index, 1), file, first + index, unchecked=unchecked)
+            yield from _checked(batch.slice(index, 1), file, first + index)
 
 
 def _step(size: int, rows: int, most: int) -> int:
@@ -272,15 +249,13 @@ def _no_value(error: Exception, place: str) -> DataError:
     )
 
 
-def _corrupt(file: Path, kind: str, error: Exception, first: int | None = None, last: int | None = None) -> FailedChunk:
+def _corrupt(file: Path, kind: str, error: Exception, first: int) -> FailedChunk:
     # pyarrow's own complaints about what it reads are OSErrors, too, but without a number of the system's.
     if isinstance(error, OSError) and error.errno is not None:
         raise error
-    until = f"to {last}" if last else "on"
-    lost = f"; the records from number {first} {until} are lost" if first else ""
-    place = f"{file}:{first}" if first else str(file)
-    words = shown(error, 300) or type(error).__name__
-    cause = f"damaged {kind} file: {words}{lost}"
+    lost = f"; the records from number {first} on are lost" if first > 1 else ""
+    cause = f"damaged {kind} file: {shown(error, 300) or type(error).__name__}{lost}"
+    place = f"{file}:{first}" if first > 1 else str(file)
     return FailedChunk(
         DataError(cause, place=place, fix="Copy or write the file again.", kind="damaged file"), str(file)
     )

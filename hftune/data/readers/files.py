@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import stat
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -33,6 +32,7 @@ from hftune.data.readers.specs import files_of_split, separate_split
 from hftune.errors import DataError
 from hftune.logging import notice
 from hftune.on_demand import on_demand
+from hftune.opening.files import open_file
 
 __all__ = [
     "SUFFIXES",
@@ -74,12 +74,6 @@ _TABLES = (".xlsx", ".xls", ".ods")
 _METADATA = ("dataset_info.json", "dataset_infos.json", "hftune.json")
 _DOCUMENTS = ("readme", "license", "licence", "notice", "citation", "changelog")
 _DOCUMENT_SUFFIXES = ("", ".md", ".txt", ".rst", ".cff")
-_SPECIAL = {
-    stat.S_ISFIFO: "a FIFO",
-    stat.S_ISSOCK: "a socket",
-    stat.S_ISCHR: "a device",
-    stat.S_ISBLK: "a device",
-}
 _STATE = "state.json"
 _SPLITS = "dataset_dict.json"
 
@@ -137,31 +131,22 @@ def find_files(path: str, flag: str, *, say: bool = True) -> list[Path]:
 
 
 def _refuse_unreadable(files: list[Path], flag: str) -> None:
-    """Refuse what has the name of data and is no file, or one that may not be read; all of them in one message.
-
-    Opening a FIFO waits for somebody to write into it, and a device need not have an end.
-    """
-    faults = [f"{file} is {fault}" for file in files if (fault := _no_file(file))]
+    """Refuse what has the name of data and is no file, or one that may not be read; all of them in one message."""
+    faults = []
+    for file in files:
+        try:
+            open_file(file).close()
+        except OSError as error:
+            lost = file.is_symlink() and not os.path.exists(file)
+            faults.append(f"{file}: {'a link that leads nowhere' if lost else error.strerror or error}")
     if faults:
-        more = f", and {len(faults) - 5} more" if len(faults) > 5 else ""
+        more = f"; and {len(faults) - 5} more" if len(faults) > 5 else ""
         raise DataError(
             f"no data can be read: {'; '.join(faults[:5])}{more}",
             place=flag,
             fix="Fix or remove what is named; data are regular files, or links to some.",
             kind="unreadable file",
         )
-
-
-def _no_file(file: Path) -> str:
-    """What a name stands for if not for a file that can be read; "" if it does."""
-    try:
-        # Follows links: what they lead to is read.
-        mode = file.stat().st_mode
-    except OSError as error:
-        words = error.strerror or str(error)
-        return f"a link that leads nowhere ({words})" if file.is_symlink() else f"not to be read ({words})"
-    kind = next((kind for is_one, kind in _SPECIAL.items() if is_one(mode)), "")
-    return kind or ("" if os.access(file, os.R_OK) else "a file that you may not read")
 
 
 def _data_of(root: Path) -> list[Path]:

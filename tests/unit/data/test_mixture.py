@@ -10,8 +10,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, SequentialSampler
 
-from hftune.data.mixture import Mixture, MixtureSampler, ReorderedSampler, largest_remainder
+from hftune.data.mixture import Mixture, MixtureSampler, ReorderedSampler, largest_remainder, permutation
 from hftune.errors import ArgumentError
+
+
+def test_permutations_are_fixed_for_good() -> None:
+    """Literal values: if these change, every run that goes on from a checkpoint repeats and loses documents."""
+    assert permutation(8, 42, 7).tolist() == [2, 4, 0, 3, 7, 1, 6, 5]
+    assert sorted(permutation(1000, 1).tolist()) == list(range(1000))
+
+
+@pytest.mark.parametrize("other", [(1,), (1, 0, 0), (0, 1), (1, 2)])
+def test_keys_of_other_lengths_are_other_keys(other: tuple[int, ...]) -> None:
+    assert permutation(100, 1, 0).tolist() != permutation(100, *other).tolist()
 
 
 def test_largest_remainder_by_hand() -> None:

@@ -53,15 +53,24 @@ def test_broken_utf8_in_a_column_is_one_error(tmp_path: Path) -> None:
         assert [row.value["text"] for row in rows] == ["a", "c"] and kinds(errors) == ["unreadable value"]
 
 
-def test_a_damaged_row_group_leaves_the_others(tmp_path: Path) -> None:
+def test_a_damaged_row_group_loses_what_is_behind_it(tmp_path: Path) -> None:
     content = bytearray(arrow(RECORDS, "parquet"))
     start = pq.ParquetFile(pa.BufferReader(bytes(content))).metadata.row_group(3).column(0).data_page_offset
     content[start : start + 4] = b"\xff\xff\xff\xff"
     path = write(tmp_path, "a.parquet", bytes(content))
-    rows, errors = read(path)
-    assert [row.line for row in rows] == [*range(1, 301), *range(401, 1001)]
+    rows, errors = read(path, rows_per_chunk=100)
+    assert [row.line for row in rows] == [*range(1, 301)]
     assert kinds(errors) == ["damaged file"] and errors[0].place == f"{path}:301"
-    assert "from number 301 to 400 are lost" in errors[0].cause
+    assert "from number 301 on are lost" in errors[0].cause
+
+
+def test_an_empty_batch_is_passed_over(tmp_path: Path) -> None:
+    batch, sink = pa.RecordBatch.from_pylist([{"text": "a"}]), pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        for one in (batch, batch.slice(0, 0), batch):
+            writer.write_batch(one)
+    rows, errors = read(write(tmp_path, "a.arrow", sink.getvalue().to_pybytes()))
+    assert ([row.line for row in rows], errors) == ([1, 2], [])
 
 
 def test_a_flipped_bit_in_arrow_does_not_end_the_process(tmp_path: Path) -> None:

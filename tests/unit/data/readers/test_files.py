@@ -114,7 +114,7 @@ def test_a_folder_that_datasets_saved(tmp_path: Path) -> None:
 
 def test_what_is_neither_file_nor_folder(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.jsonl")
-    with pytest.raises(DataError, match=r"pipe.jsonl is a FIFO") as caught:
+    with pytest.raises(DataError, match=r"pipe.jsonl: it is a pipe") as caught:
         find_files(str(tmp_path / "pipe.jsonl"), FLAG)
     assert caught.value.place == FLAG and caught.value.kind == "unreadable file"
     with pytest.raises(DataError, match="does not exist"):

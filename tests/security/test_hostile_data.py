@@ -250,34 +250,9 @@ def texts(count: int) -> pa.Array:
     return pa.array([base[start : start + 500] for start in range(9000)]).take(pa.array(np.arange(count) % 9000))
 
 
-def large_nested_group(file: Path) -> int:
-    """300 MB of `messages` in one row group."""
-    parts = [pa.array(["user", "assistant"] * 300_000), texts(600_000)]
-    messages = pa.StructArray.from_arrays(parts, ["role", "content"])
-    rows = pa.ListArray.from_arrays(pa.array(range(0, 600_001, 2), pa.int32()), messages)
-    pq.write_table(pa.table({"messages": rows}), file, row_group_size=10**6, use_dictionary=["role"])
-    return 300_000
-
-
 def large_group(file: Path) -> int:
     pq.write_table(pa.table({"text": texts(600_000)}), file, row_group_size=10**6, use_dictionary=False)
     return 600_000
-
-
-def many_columns(file: Path) -> int:
-    pq.write_table(pa.table({f"column {number}": [1, 2] for number in range(10_000)}), file)
-    return 2
-
-
-def large_maps(file: Path) -> int:
-    keys, ends = pa.array(["a", "b"] * 50_000), pa.array(range(0, 100_001, 2), pa.int32())
-    arrow(pa.MapArray.from_arrays(ends, keys, texts(100_000)), file)
-    return 50_000
-
-
-def large_views(file: Path) -> int:
-    arrow(texts(100_000).cast(pa.string_view()), file)
-    return 100_000
 
 
 def large_batch(file: Path) -> int:
@@ -286,9 +261,9 @@ def large_batch(file: Path) -> int:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("make", [large_nested_group, large_group, many_columns, large_maps, large_views, large_batch])
+@pytest.mark.parametrize("make", [large_group, large_batch])
 def test_large_files_are_read_in_pieces(tmp_path: Path, make: Callable[[Path], int]) -> None:
-    file = tmp_path / ("a.arrow" if make in {large_maps, large_views, large_batch} else "a.parquet")
+    file = tmp_path / ("a.arrow" if make is large_batch else "a.parquet")
     rows, _ = measured(lambda: make(file))
 
     def some() -> tuple[int, list[DataError], int]:

@@ -23,7 +23,7 @@ from hftune.data.mixture import Mixture
 from hftune.data.packing.rows import PackStats
 from hftune.data.readers.files import Row
 from hftune.data.sources import hold_out
-from hftune.data.splits import describe, describe_packing, load_splits
+from hftune.data.splits import Splits, describe, describe_packing, load_splits
 from hftune.errors import ArgumentError, DataError
 from tests.unit.data.helpers import make_tokenizer
 
@@ -64,20 +64,27 @@ def write(file: Path, numbers: range) -> str:
     return str(file)
 
 
+def asked(folder: Path, numbers: range, held_out: range | None = None, **given: Any) -> DataArguments:
+    """Arguments with `train.jsonl` and `held.jsonl` of these numbers in a folder."""
+    if held_out is not None:
+        given["validation_file_dir"] = write(folder / "held.jsonl", held_out)
+    train = write(folder / "train.jsonl", numbers)
+    return DataArguments(train_file_dir=train, data_cache_dir=str(folder / "cache"), **given)
+
+
+def loaded(arguments: DataArguments, seed: int = 0) -> Splits:
+    training: Any = SimpleNamespace(seed=seed)
+    return load_splits(Numbers(), arguments, training)
+
+
 def test_folders_limits_and_cache(tmp_path: Path) -> None:
-    arguments = DataArguments(
-        train_file_dir=write(tmp_path / "train.jsonl", range(10)),
-        validation_file_dir=write(tmp_path / "held.jsonl", range(90, 99)),
-        max_train_samples=4,
-        max_eval_samples=2,
-        data_cache_dir=str(tmp_path / "cache"),
-    )
-    splits = load_splits(Numbers(), arguments, SimpleNamespace(seed=0))
+    arguments = asked(tmp_path, range(10), range(90, 99), max_train_samples=4, max_eval_samples=2)
+    splits = loaded(arguments)
     assert numbers_of(splits.train) == [0, 1, 2, 3]
     assert splits.evaluation is not None and numbers_of(splits.evaluation) == [90, 91]
     assert splits.about["train"]["used"] == 4 and splits.about["train"]["files"] == [str(tmp_path / "train.jsonl")]
     arguments.max_train_samples = 5
-    assert numbers_of(load_splits(Numbers(), arguments, SimpleNamespace(seed=0)).train) == [0, 1, 2, 3, 4]
+    assert numbers_of(loaded(arguments).train) == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("local_rank", [0, 1])
@@ -87,7 +94,7 @@ def test_records_are_read_for_their_key_once_a_machine(
     """Once tokenised, a start reads them for the key and for the manifest's record of them, both in one reading."""
     file = write(tmp_path / "train.jsonl", range(10))
     arguments = DataArguments(train_file_dir=file, data_cache_dir=str(tmp_path / "cache"))
-    load_splits(Numbers(), arguments, SimpleNamespace(seed=0))
+    loaded(arguments)
     read: list[Path] = []
     usual = digests.digest
     monkeypatch.setattr(digests, "digest", lambda file, **more: (read.append(file), usual(file, **more))[1])
@@ -120,27 +127,22 @@ def test_some_records_are_drawn_from_all_files(tmp_path: Path, folder: bool) -> 
         shuffle_seed=42,
         data_cache_dir=str(tmp_path / "cache"),
     )
-    taken = numbers_of(load_splits(Numbers(), arguments, SimpleNamespace(seed=0)).train)
+    taken = numbers_of(loaded(arguments).train)
     assert taken == taken_by_datasets(300, 30, 42)
     assert {number // 100 for number in taken} == {0, 1, 2}
     arguments.shuffle_seed = 1
-    assert numbers_of(load_splits(Numbers(), arguments, SimpleNamespace(seed=0)).train) == taken_by_datasets(300, 30, 1)
+    assert numbers_of(loaded(arguments).train) == taken_by_datasets(300, 30, 1)
     arguments.shuffle_seed = None
-    assert numbers_of(load_splits(Numbers(), arguments, SimpleNamespace(seed=0)).train) == list(range(30))
+    assert numbers_of(loaded(arguments).train) == list(range(30))
     arguments.shuffle_seed, arguments.max_train_samples = 42, 300
-    assert numbers_of(load_splits(Numbers(), arguments, SimpleNamespace(seed=0)).train) == list(range(300))
+    assert numbers_of(loaded(arguments).train) == list(range(300))
 
 
 def test_records_are_drawn_from_what_is_not_held_out(tmp_path: Path) -> None:
-    arguments = DataArguments(
-        train_file_dir=write(tmp_path / "train.jsonl", range(100)),
-        validation_split_percentage=10,
-        max_train_samples=20,
-        max_eval_samples=3,
-        shuffle_seed=42,
-        data_cache_dir=str(tmp_path / "cache"),
+    arguments = asked(
+        tmp_path, range(100), validation_split_percentage=10, max_train_samples=20, max_eval_samples=3, shuffle_seed=42
     )
-    splits = load_splits(Numbers(), arguments, SimpleNamespace(seed=3))
+    splits = loaded(arguments, seed=3)
     assert splits.evaluation is not None
     train, held = numbers_of(splits.train), numbers_of(splits.evaluation)
     left = [number for number in range(100) if number not in hold_out(100, 10, 3)[1]]
@@ -149,12 +151,8 @@ def test_records_are_drawn_from_what_is_not_held_out(tmp_path: Path) -> None:
 
 
 def test_a_share_is_held_out_where_no_folder_is_given(tmp_path: Path) -> None:
-    arguments = DataArguments(
-        train_file_dir=write(tmp_path / "train.jsonl", range(10)),
-        validation_split_percentage=20,
-        data_cache_dir=str(tmp_path / "cache"),
-    )
-    splits = load_splits(Numbers(), arguments, SimpleNamespace(seed=3))
+    arguments = asked(tmp_path, range(10), validation_split_percentage=20)
+    splits = loaded(arguments, seed=3)
     assert splits.evaluation is not None
     train, held = numbers_of(splits.train), numbers_of(splits.evaluation)
     assert len(held) == 2 and sorted(train + held) == list(range(10))
@@ -176,7 +174,7 @@ def test_records_of_both_splits_are_read_once(tmp_path: Path) -> None:
         validation_split_percentage=33,
         on_bad_record="drop",
     )
-    about = load_splits(Numbers(), arguments, SimpleNamespace(seed=0)).about
+    about = loaded(arguments).about
     assert (about["train"]["rows"], about["train"]["used"], about["train"]["dropped"]) == (7, 6, {"negative number": 1})
     assert (about["eval"]["rows"], about["eval"]["used"], about["eval"]["dropped"]) == (3, 3, {})
 
@@ -187,10 +185,10 @@ def test_bad_records_stop_the_run_or_are_counted(tmp_path: Path) -> None:
         train_file_dir=str(tmp_path / "train.jsonl"), data_cache_dir=str(tmp_path / "cache"), max_train_samples=4
     )
     with pytest.raises(DataError, match="negative") as caught:
-        load_splits(Numbers(), arguments, SimpleNamespace(seed=0))
+        loaded(arguments)
     assert caught.value.place == f"{tmp_path}/train.jsonl:2"
     arguments.on_bad_record = "drop"
-    splits = load_splits(Numbers(), arguments, SimpleNamespace(seed=0))
+    splits = loaded(arguments)
     assert numbers_of(splits.train) == [1, 4]
     assert splits.about["train"]["dropped"] == {"negative number": 1, "malformed JSON": 1}
     assert splits.about["train"]["examples"]["negative number"] == f"{tmp_path}/train.jsonl:2: negative"
@@ -226,11 +224,7 @@ class Documents(Numbers):
 
 def test_each_split_is_packed_as_asked(tmp_path: Path) -> None:
     """What is packed by cutting is tokenised without a limit; the manifest says what came of it."""
-    arguments = DataArguments(
-        train_file_dir=write(tmp_path / "t.jsonl", range(5)),
-        validation_file_dir=write(tmp_path / "v.jsonl", range(3)),
-        data_cache_dir=str(tmp_path / "cache"),
-    )
+    arguments = asked(tmp_path, range(5), range(3))
     *_, training = parse_arguments("pt", ["--output_dir", "o", "--block_size", "4", "--eval_packing", "False"])
     splits = load_splits(Documents(), arguments, training)
     assert splits.train["seq_lengths"][:] == [[2, 2], [2, 2], [2]]
@@ -246,14 +240,7 @@ def test_each_split_is_packed_as_asked(tmp_path: Path) -> None:
 
 def test_rows_are_counted_in_place_of_records(tmp_path: Path) -> None:
     """Blocks as they are trained; records that would be too many blocks are all packed first."""
-    arguments = DataArguments(
-        train_file_dir=write(tmp_path / "t.jsonl", range(10)),
-        validation_file_dir=write(tmp_path / "v.jsonl", range(9)),
-        max_train_samples=2,
-        max_eval_samples=1,
-        count_rows=True,
-        data_cache_dir=str(tmp_path / "cache"),
-    )
+    arguments = asked(tmp_path, range(10), range(9), max_train_samples=2, max_eval_samples=1, count_rows=True)
     *_, training = parse_arguments("pt", ["--output_dir", "o", "--block_size", "4"])
     splits = load_splits(Documents(), arguments, training)
     assert splits.train["input_ids"][:] == [[0, 1, 1, 2], [2, 3, 3, 4]]
@@ -274,11 +261,7 @@ def test_rows_are_counted_in_place_of_records(tmp_path: Path) -> None:
 
 
 def test_held_out_records_cannot_be_cut_in_another_way(tmp_path: Path) -> None:
-    arguments = DataArguments(
-        train_file_dir=write(tmp_path / "t.jsonl", range(9)),
-        validation_split_percentage=20,
-        data_cache_dir=str(tmp_path / "cache"),
-    )
+    arguments = asked(tmp_path, range(9), validation_split_percentage=20)
     *_, training = parse_arguments("pt", ["--output_dir", "o", "--block_size", "4", "--eval_packing", "False"])
     with pytest.raises(ArgumentError, match="cannot be cut in another way"):
         load_splits(Documents(), arguments, training)
@@ -311,11 +294,11 @@ def test_columns_are_read_under_our_names(tmp_path: Path) -> None:
     arguments = DataArguments(
         train_file_dir=str(tmp_path / "t.jsonl"), columns="n=value", data_cache_dir=str(tmp_path / "cache")
     )
-    assert numbers_of(load_splits(Numbers(), arguments, SimpleNamespace(seed=0)).train) == [1, 2]
+    assert numbers_of(loaded(arguments).train) == [1, 2]
     arguments.columns = "n=valeu"
     (tmp_path / "t.jsonl").write_text('{"n": 1}\n')
     with pytest.raises(ArgumentError, match="no record has the column valeu"):
-        load_splits(Numbers(), arguments, SimpleNamespace(seed=0))
+        loaded(arguments)
 
 
 def test_packing_in_a_line() -> None:

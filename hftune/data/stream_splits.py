@@ -12,7 +12,8 @@ import xxhash
 
 from hftune.arguments.data import DataArguments
 from hftune.arguments.training import StageArguments
-from hftune.data.corpus.streaming import Columns, StreamingDataset, StreamSettings
+from hftune.data.corpus.blocks import Columns
+from hftune.data.corpus.streaming import StreamingDataset, StreamSettings
 from hftune.data.counts import Counts
 from hftune.data.encoder import Encoder
 from hftune.data.formats import take_unread

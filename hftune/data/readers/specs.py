@@ -18,7 +18,6 @@ from hftune.logging import notice
 _TAKE = re.compile(r"#([^#\s,/]*)$")
 # Of a number of records.
 _DIGITS = 12
-_SEPARATOR = re.compile(r"([,\s]+)")
 
 HELD_OUT_FLAGS = ("--validation_file_dir", "--against")
 """Flags whose sources are read for what is held out of training."""
@@ -50,8 +49,8 @@ def parse_sources(
 ) -> list[SourceSpec]:
     """The sources that a flag names.
 
-    `path#500` takes 500 records. A text may name several, with commas or blanks between; a path that exists and holds
-    a comma, a blank or a # is that path.
+    `path#500` takes 500 records. A text may name several, with commas or blanks between. A path that exists and holds a
+    blank or a # is that path; one with a comma, where it is the whole text.
 
     Args:
         given: A text, or a list of texts that name one source each.
@@ -100,17 +99,11 @@ def _weight(part: str | float, place: str) -> float:
 
 
 def _separate(text: str) -> list[str]:
-    """The parts of a text between commas and blanks; of those that exist as a path together, the most are one part."""
-    parts = _SEPARATOR.split(text.strip())
-    # From the left, the longest first: `my data,more` is one path if there is one of that name.
-    found, start = [], 0
-    while start < len(parts):
-        joined = ["".join(parts[start:end]) for end in range(len(parts), start, -1)]
-        # Names and separators alternate, so an odd number of them begins and ends with a name.
-        whole = next((part for part in joined[len(joined) % 2 == 0 :: 2] if _exists(part)), parts[start])
-        found.append(whole)
-        start += 2 * len(_SEPARATOR.findall(whole)) + 2
-    return [part for part in found if part]
+    """The parts of a text between commas, and those between blanks of a part that is no path itself."""
+    if _exists(text.strip()):
+        return [text.strip()]
+    parts = [part.strip() for part in text.split(",")]
+    return [one for part in parts for one in ([part] if _exists(part) else part.split())]
 
 
 def _exists(text: str) -> bool:

@@ -40,8 +40,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         # What exists is a path, whatever it looks like.
         ("x#5", [("x#5", None)]),
         ("x#5#3,x#5", [("x#5", 3), ("x#5", None)]),
-        ("e f.jsonl a.jsonl", [("e f.jsonl", None), ("a.jsonl", None)]),
-        ("my data/c,d.jsonl#2,a.jsonl", [("my data/c,d.jsonl", 2), ("a.jsonl", None)]),
+        ("e f.jsonl, a.jsonl b.jsonl", [("e f.jsonl", None), ("a.jsonl", None), ("b.jsonl", None)]),
+        ("my data/c,d.jsonl#2", [("my data/c,d.jsonl", 2)]),
         ("no such file", [("no", None), ("such", None), ("file", None)]),
         (["e f.jsonl", "not there, not here#4"], [("e f.jsonl", None), ("not there, not here", 4)]),
     ],

@@ -83,9 +83,10 @@ _NAMES = {
     """,
     "[0, 1e9]": "hang_timeout preview shuffle_buffer trainable_token_indices",
     "[1, 1e8]": """
-        activation_checkpointing_every block_size max_completion_length max_length max_model_len
-        max_new_tokens max_prompt_length vllm_max_model_length
+        activation_checkpointing_every max_completion_length max_model_len max_new_tokens max_prompt_length
+        vllm_max_model_length
     """,
+    "[2, 1e8]": "block_size max_length",
     "[1, 1e6]": """
         ddp_bucket_cap_mb max_sampling_rounds max_tool_calling_iterations num_iterations
         num_mini_batches pad_to_multiple_of pad_vocab_to_multiple_of

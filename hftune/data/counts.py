@@ -10,7 +10,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hftune.data.formats import Unread, added
 from hftune.data.turn_tokens import FLAG, turn_tokens_in
-from hftune.errors import ArgumentError, DataError, UserError
+from hftune.errors import DataError, UserError
 
 _IF_ANY = frozenset(
     ("bordered", "borders", "columns", "cut", "packing", "rewritten", "rewritten_rows", "shortest_dropped", "unread")
@@ -105,16 +105,6 @@ class Counts:
 def _least(first: int, second: int) -> int:
     """The smaller of two numbers, of which 0 is none."""
     return min(first, second) if first and second else first or second
-
-
-def check_length(value: int | None, flag: str, least: int = 2) -> None:
-    """Refuse a length below `least`; None means no limit.
-
-    Raises:
-        ArgumentError: Naming the flag.
-    """
-    if value is not None and value < least:
-        raise ArgumentError(f"{flag} is {value}", place=flag, fix=f"Give {least} or more.")
 
 
 def require_fast(tokenizer: PreTrainedTokenizerBase) -> None:

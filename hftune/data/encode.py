@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from hftune.arguments.training import PTArguments, SFTArguments
 from hftune.constants import IGNORE_INDEX
-from hftune.data.counts import Counts, check_length, require_fast
+from hftune.data.counts import Counts, require_fast
 from hftune.data.encoder import IDS, Encoder, Ragged
 from hftune.data.mask import SPLIT, SpanFinder, span_of_tokens
 from hftune.data.readers.files import Row
@@ -123,7 +123,6 @@ class ChatEncoder(Encoder):
         turn_weights: bool = False,
         **masking: Any,
     ) -> None:
-        check_length(max_length, "--max_length")
         self.tokenizer, self.max_length, self.turn_weights = tokenizer, max_length, turn_weights
         # Templates are rendered here, in the workers.
         self.finder = SpanFinder(tokenizer, **{"rewritten": SPLIT, **masking})
@@ -255,7 +254,6 @@ class TextEncoder(Encoder):
         append_eos: bool = True,
         borders_in_text: str = "split",
     ) -> None:
-        check_length(block_size, "--block_size")
         require_fast(tokenizer)
         # A model that never sees an end of text never stops when it is asked to write.
         if append_eos and tokenizer.eos_token_id is None:

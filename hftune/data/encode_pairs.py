@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerBase
 
 from hftune.arguments.preference import CUT, CUT_ANSWER, CUT_PROMPT, DROP, PairLengths
 from hftune.data.compared_answers import Preference, to_preference
-from hftune.data.counts import Counts, check_length
+from hftune.data.counts import Counts
 from hftune.data.encode import PrefixEncoder
 from hftune.data.encoder import IDS, Encoder, Keep, keep_in_memory, lists_of
 from hftune.data.mask import SPLIT, SpanFinder, tokens_of
@@ -52,11 +52,6 @@ class Limits:
     completion: int | None = None
     too_long: str = CUT
     characters: int | None = None
-
-    def __post_init__(self) -> None:
-        check_length(self.total, "--max_length")
-        check_length(self.prompt, "--max_prompt_length", 1)
-        check_length(self.completion, "--max_completion_length", 1)
 
 
 @dataclass(slots=True)

@@ -11,7 +11,7 @@ import pyarrow as pa
 from datasets import Dataset, Features, Json, Value
 from transformers import PreTrainedTokenizerBase
 
-from hftune.data.counts import Counts, check_length
+from hftune.data.counts import Counts
 from hftune.data.encoder import Encoder, Keep, keep_in_memory
 from hftune.data.readers.files import Row
 from hftune.data.records import Prompt, to_prompt
@@ -55,7 +55,6 @@ class PromptEncoder(Encoder):
         system_prompt: str | None = None,
         borders_in_text: str = "split",
     ) -> None:
-        check_length(max_prompt_length, "--max_prompt_length", 1)
         require_chat_template(tokenizer)
         self.tokenizer, self.max_prompt_length, self.system_prompt = tokenizer, max_prompt_length, system_prompt
         self.render = Renderer(tokenizer)

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from hftune.arguments.preference import DPOArguments, RMArguments
 from hftune.data.compared_answers import Preference, Solution, is_stepwise, to_preference, to_solution
-from hftune.data.counts import Context, Counts, check_length
+from hftune.data.counts import Context, Counts
 from hftune.data.encode import PrefixEncoder
 from hftune.data.encode_pairs import COUNT_COLUMNS, PairEncoder, PairText, answer_text, count_columns, limits_of
 from hftune.data.encoder import IDS, Encoder, Keep, keep_in_memory
@@ -177,7 +177,6 @@ class StepEncoder(Encoder):
         labelled_only: bool = True,
         borders_in_text: str = "split",
     ) -> None:
-        check_length(max_length, "--max_length")
         self.tokenizer, self.max_length = tokenizer, max_length
         self.separator, self.last_only, self.labelled_only = step_separator, last_only, labelled_only
         self.finder = SpanFinder(tokenizer, last_turn_only=True, borders_in_text=borders_in_text)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 from hftune.arguments.training import StageArguments
-from hftune.data.counts import check_length
 from hftune.errors import ArgumentError
 from hftune.logging import notice
 
@@ -48,7 +47,6 @@ def packing_by_split(training_args: StageArguments, length: str) -> dict[str, Pa
     _notice_unused_settings(training_args, any(chosen.values()), all(chosen.values()))
     if not any(chosen.values()):
         return {}
-    check_length(getattr(training_args, length), f"--{length}")
     if getattr(training_args, length) is None:
         raise ArgumentError("packing needs to know how long rows are", place=f"--{length}", fix="Give a length.")
     packing = Packing(

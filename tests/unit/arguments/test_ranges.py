@@ -124,6 +124,10 @@ def test_steps_or_a_share_of_them(name: str) -> None:
     assert problems(name, "1.5") and problems(name, 2.25)
 
 
+def test_a_row_has_a_token_to_predict() -> None:
+    assert RANGES["max_length"].low == RANGES["block_size"].low == 2
+
+
 def test_a_range_in_words() -> None:
     assert str(Range.read("[1, 1e12] or -1")) == "from 1 to 1,000,000,000,000, or -1"
     assert str(Range.read("(0, 1]")) == "above 0 to 1" and str(Range.read("[0, 0.5)")) == "from 0 and below 0.5"

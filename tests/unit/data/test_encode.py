@@ -146,8 +146,6 @@ def test_errors_name_the_record(rows: list[Row], name: str, words: list[str]) ->
 
 
 def test_settings_are_refused(chatml: PreTrainedTokenizerFast) -> None:
-    with pytest.raises(ArgumentError, match="--max_length is 1"):
-        tokenize_chat([row(messages=TURNS)], chatml, max_length=1)
     with pytest.raises(ArgumentError, match="--train_on_inputs, --train_on_last_turn"):
         tokenize_chat([row(messages=TURNS)], chatml, max_length=9, train_on_inputs=True, last_turn_only=True)
     with pytest.raises(DataError, match="no chat template"):
@@ -274,8 +272,6 @@ def test_lone_tokens_are_counted(chatml: PreTrainedTokenizerFast) -> None:
 
 
 def test_texts_are_refused(chatml: PreTrainedTokenizerFast) -> None:
-    with pytest.raises(ArgumentError, match="--block_size is 1"):
-        tokenize_texts([row(text="a")], chatml, block_size=1)
     with pytest.raises(DataError, match=r"run_sft\.py"):
         tokenize_texts([row(messages=[user("a"), assistant("b")])], chatml, block_size=8)
     without = make_tokenizer()

@@ -39,10 +39,9 @@ def test_what_is_cut_while_packing_is_not_truncated_before() -> None:
 
 def test_rows_need_a_length() -> None:
     *_, args = parse_arguments("sft", ["--packing", "--output_dir", "o"])
-    for length, words in ((None, "how long rows are"), (1, "--max_length is 1")):
-        args.max_length = length
-        with pytest.raises(ArgumentError, match=words):
-            packing_by_split(args, "max_length")
+    args.max_length = None
+    with pytest.raises(ArgumentError, match="how long rows are"):
+        packing_by_split(args, "max_length")
 
 
 @pytest.mark.parametrize(

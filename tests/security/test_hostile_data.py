@@ -139,15 +139,6 @@ def test_what_is_no_data_by_its_name_may_be_anything(tmp_path: Path, name: str) 
     assert [file.name for file in find_files(str(tmp_path), FLAG)] == ["a.jsonl"]
 
 
-def test_links_to_data_are_followed(tmp_path: Path) -> None:
-    (tmp_path / "far").mkdir()
-    (tmp_path / "far" / "real.jsonl").write_bytes(GOOD)
-    (tmp_path / "in").mkdir()
-    (tmp_path / "in" / "link.jsonl").symlink_to("../far/real.jsonl")
-    (tmp_path / "in" / "folder.json").symlink_to("../far")
-    assert len(find_files(str(tmp_path / "in"), FLAG)) == 2
-
-
 @pytest.mark.parametrize("above", ["/", "..", "../.."])
 def test_a_link_to_what_holds_the_folder_is_not_walked(tmp_path: Path, above: str) -> None:
     (tmp_path / "one" / "two").mkdir(parents=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -47,6 +46,7 @@ def test_single_file(tmp_path: Path) -> None:
     ("files", "target", "words"),
     [
         ({}, "absent", ["does not exist"]),
+        ({}, "x" * 5000, ["does not exist"]),
         ({}, ".", ["found nothing", ".jsonl", ".parquet", "as .gz and .zst"]),
         ({"data.xlsx": "x"}, ".", ["data.xlsx", "Save the table as CSV in UTF-8. Files must be", ".json, .jsonl"]),
         ({"data.md": "x"}, "data.md", ["data.md", ".txt, .json, .jsonl"]),
@@ -110,15 +110,6 @@ def test_a_folder_that_datasets_saved(tmp_path: Path) -> None:
         find_files(str(tmp_path / "dict"), FLAG)
     assert str(tmp_path / "dict" / "b") in (caught.value.fix or "")
     assert len(read_rows(find_files(str(tmp_path / "dict" / "a"), FLAG))) == 10
-
-
-def test_what_is_neither_file_nor_folder(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe.jsonl")
-    with pytest.raises(DataError, match=r"pipe.jsonl: it is a pipe") as caught:
-        find_files(str(tmp_path / "pipe.jsonl"), FLAG)
-    assert caught.value.place == FLAG and caught.value.kind == "unreadable file"
-    with pytest.raises(DataError, match="does not exist"):
-        find_files("x" * 5000, FLAG)
 
 
 def test_limit_counts_over_files_and_leaves_the_rest_unopened(tmp_path: Path) -> None:

@@ -97,22 +97,19 @@ def addresses(named: HubName, flag: str) -> list[str]:
     return files
 
 
-def _asked_for(path: str, flag: str) -> HubName | None:
-    """What the Hub is asked for a source; None where it is a path."""
-    is_name = flag == "--dataset_name"
-    # A folder here wins over a data set of the same name there: nothing is downloaded by surprise.
-    return None if not is_name and path_exists(path) else _hub_name(path, is_name)
-
-
 def may_exist(path: str) -> bool:
     """Whether a source exists as a path, or has a name by which the Hub can be asked. Nothing is downloaded."""
-    return path_exists(path) or _hub_name(path, is_name=False) is not None
+    return path_exists(path) or _asked_for(path) is not None
 
 
-def _hub_name(path: str, is_name: bool) -> HubName | None:
-    """The Hub name that a source may be; one without an owner must be given as a name."""
-    # A missing file is a missing file: owner/name.jsonl is not asked for on the Hub.
-    named = None if path.lower().endswith(SUFFIXES) else parse_hub_name(path)
+def _asked_for(path: str, flag: str = "") -> HubName | None:
+    """What the Hub is asked for a source; None where it is a path. One without an owner must be given as a name."""
+    is_name = flag == "--dataset_name"
+    # A folder here wins over a data set of the same name there: nothing is downloaded by surprise. A missing file is a
+    # missing file: owner/name.jsonl is not asked for on the Hub.
+    if (not is_name and path_exists(path)) or path.lower().endswith(SUFFIXES):
+        return None
+    named = parse_hub_name(path)
     return named if named is not None and (is_name or "/" in named.name) else None
 
 

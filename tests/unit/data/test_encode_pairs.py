@@ -119,12 +119,6 @@ def test_errors_name_the_record(value: dict[str, Any], name: str, words: list[st
     assert all(word in str(caught.value) for word in words)
 
 
-@pytest.mark.parametrize("limits", [{"max_length": 1}, {"max_length": 9, "max_prompt_length": 0}])
-def test_lengths_are_refused(chatml: PreTrainedTokenizerFast, limits: dict[str, int]) -> None:
-    with pytest.raises(ArgumentError, match="--max_"):
-        tokenize_pairs([row(**PAIR)], chatml, **limits)
-
-
 def test_offsets_need_scores_that_agree(chatml: PreTrainedTokenizerFast) -> None:
     rows = [row(**PAIR, chosen_score=3, rejected_score=1), row(**PAIR)]
     dataset, _ = tokenize_pairs(rows, chatml, max_length=99, offset=True)
@@ -181,16 +175,6 @@ def test_each_kind_is_counted_and_said(chatml: PreTrainedTokenizerFast) -> None:
 
 def numbered(prompt: int, chosen: int, rejected: int) -> Pair:
     return Pair(np.arange(prompt), np.arange(100, 100 + chosen), np.arange(200, 200 + rejected), None)
-
-
-def test_a_limit_that_leaves_nothing_is_refused() -> None:
-    """Two tokens of both, one of either."""
-    limits = Limits(2, 1, 1)
-    assert (limits.total, limits.prompt, limits.completion) == (2, 1, 1)
-    for flag, sizes in (("length", (1,)), ("prompt_length", (2, 0)), ("completion_length", (2, 1, 0))):
-        with pytest.raises(ArgumentError) as problem:
-            Limits(*sizes)
-        assert problem.value.place == f"--max_{flag}"
 
 
 @pytest.mark.parametrize("too_long", ["cut", "cut_prompt", "cut_answer", "drop"])

@@ -181,8 +181,8 @@ def test_the_driver_is_asked_of_no_program_of_the_working_folder(
 def test_the_doctor_s_launcher(hostile: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     (hostile / "deepspeed.sh").write_text("")
-    command = launching.find_launcher()
-    assert command is None or not command[0].startswith(str(hostile))
+    command = child_processes.program("deepspeed")
+    assert command is None or not command.startswith(str(hostile))
     found = launching.run_all_reduce(
         [sys.executable, "-c", "import sys, json, yaml; sys.exit('it is over')"], 2, patience=30
     )

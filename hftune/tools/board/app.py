@@ -24,7 +24,8 @@ from hftune.logging import get_logger
 from hftune.path_hints import path_hint
 from hftune.secrets import redact
 from hftune.tools.board.pages import CSS, Pages
-from hftune.tools.listening import LOCAL
+from hftune.tools.listening import LOCAL, bound
+from hftune.tools.words import taken
 from hftune.visible import say
 
 _STYLE = base64.b64encode(hashlib.sha256(CSS.encode()).digest()).decode()
@@ -165,9 +166,10 @@ def board(argv: list[str]) -> None:
     if {"-h", "--help"} & {*argv}:
         say(HELP)
         return
-    words, port = _taken(argv)
+    words, given = taken("hftune board", argv, values={"--port": str(PORT)})
+    port = _port(given.get("--port", str(PORT)))
+    _check_folders(words)
     from hftune.tools.board.app import Board, serve
-    from hftune.tools.listening import bound
 
     folders = [Path(word) for word in words] or [Path("outputs" if Path("outputs").is_dir() else ".")]
     token = secrets.token_urlsafe(24)
@@ -177,24 +179,17 @@ def board(argv: list[str]) -> None:
         serve(Board(folders, token), listening, lambda: say(said, flush=True))
 
 
-def _taken(argv: list[str]) -> tuple[list[str], int]:
-    """Folders, and the port."""
-    words, port, left = [], PORT, iter(argv)
-    for word in left:
-        name, equals, value = word.partition("=")
-        if name == "--port":
-            text = value if equals else next(left, "")
-            if not text.isdecimal() or int(text) > 65535:
-                raise ArgumentError(f"--port takes a number, not {text!r}", place="--port", fix="--port 8765")
-            port = int(text)
-        elif word.startswith("-"):
-            raise ArgumentError(f"`hftune board` has no {name}", place="hftune board", fix="hftune board --help")
-        elif word.endswith((".yaml", ".yml")):
+def _port(text: str) -> int:
+    if not text.isdecimal() or int(text) > 65535:
+        raise ArgumentError(f"--port takes a number, not {text!r}", place="--port", fix=f"--port {PORT}")
+    return int(text)
+
+
+def _check_folders(words: list[str]) -> None:
+    for word in words:
+        if word.endswith((".yaml", ".yml")):
             cause = "the board starts no pipelines any more"
             raise ArgumentError(cause, place=f"hftune board {word}", fix=f"hftune pipeline run {word}")
-        elif not Path(word).is_dir():
+        if not Path(word).is_dir():
             fix = path_hint(word, "a folder of runs")
             raise ArgumentError(f"there is no folder {word}", place="hftune board", fix=fix)
-        else:
-            words.append(word)
-    return words, port

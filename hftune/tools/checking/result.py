@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from hftune.data.readers.base import Chunk, FailedChunk
 from hftune.data.readers.files import chunks
@@ -37,8 +38,6 @@ KINDS: dict[str, str] = {
 
 REPORT = "report.html"
 _BITS = {kind: 1 << number for number, kind in enumerate(KINDS)}
-# Of a histogram whose steps grow: lengths are known to 5 %.
-_STEP = math.log(1.05)
 
 
 @dataclass
@@ -107,46 +106,17 @@ class Tally:
         records: All that were read, those included that cannot be used.
         kinds: What records are for.
         found: Findings by kind.
-        lengths: Records by their length in characters, as a histogram.
-        total, longest: Characters in all, and of the longest record; exact.
     """
 
     records: int = 0
     kinds: Counter[str] = field(default_factory=Counter)
     found: Counter[str] = field(default_factory=Counter)
-    lengths: Counter[int] = field(default_factory=Counter)
-    total: int = 0
-    longest: int = 0
-
-    def add(self, kind: str, length: int) -> None:
-        """Count one record that can be used, of so many characters."""
-        self.kinds[kind] += 1
-        self.lengths[round(math.log(length) / _STEP) if length else -1] += 1
-        self.total += length
-        self.longest = max(self.longest, length)
 
     def merge(self, other: Tally) -> None:
         """Add those of another part of the source."""
         self.records += other.records
-        self.total += other.total
-        self.longest = max(self.longest, other.longest)
-        for name in ("kinds", "found", "lengths"):
-            getattr(self, name).update(getattr(other, name))
-
-    def quantile(self, share: float) -> int:
-        """The length that this share of the records does not exceed."""
-        left = share * self.lengths.total()
-        for step, count in sorted(self.lengths.items()):
-            left -= count
-            if left <= 0:
-                return min(self.longest, round(math.exp(step * _STEP))) if step >= 0 else 0
-        return self.longest
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, for the summary in the output folder."""
-        lengths = {"median": self.quantile(0.5), "p95": self.quantile(0.95), "longest": self.longest}
-        counts = {name: dict(getattr(self, name).most_common()) for name in ("kinds", "found")}
-        return {"records": self.records, **counts, "characters": {"total": self.total, **lengths}}
+        self.kinds.update(other.kinds)
+        self.found.update(other.found)
 
 
 @dataclass
@@ -159,6 +129,7 @@ class Source:
         first: Number of the first of these files among those of all sources.
         tally: What is in them.
         failed: Those that cannot be read to their end.
+        lengths: Characters of each record that can be used.
     """
 
     name: str
@@ -166,6 +137,20 @@ class Source:
     first: int = 0
     tally: Tally = field(default_factory=Tally)
     failed: set[str] = field(default_factory=set)
+    lengths: np.ndarray = field(default_factory=lambda: np.zeros(0, np.uint32))
+
+    def characters(self) -> dict[str, int]:
+        """All of them, and those of a record: at the median, at 95 %, and of the longest."""
+        total = {"total": int(self.lengths.sum(dtype=np.uint64))}
+        if not len(self.lengths):
+            return total | {"median": 0, "p95": 0, "longest": 0}
+        found = np.quantile(self.lengths, [0.5, 0.95, 1], method="inverted_cdf").tolist()
+        return total | dict(zip(("median", "p95", "longest"), map(int, found), strict=True))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for the summary in the output folder."""
+        counts = {name: dict(getattr(self.tally, name).most_common()) for name in ("kinds", "found")}
+        return {"records": self.tally.records, **counts, "characters": self.characters()}
 
     def chunks(self) -> Iterator[tuple[int, Chunk]]:
         """The number of the file and a chunk of its records, for all of them."""
@@ -204,8 +189,8 @@ class Result:
         lines = []
         for source in self.sources:
             tally = source.tally
-            median, most = tally.quantile(0.5), tally.quantile(0.95)
-            lengths = f"{median:,} characters at the median, {most:,} at 95 %, {tally.longest:,} at most"
+            told = "{median:,} characters at the median, {p95:,} at 95 %, {longest:,} at most"
+            lengths = told.format_map(source.characters())
             lines.append(f"{source.name}: {tally.records:,} records ({_listed(tally.kinds)}); {lengths}")
             lines += [f"  found: {_listed(tally.found)}"] if tally.found else []
         return "\n".join([*lines, self._left_out()])
@@ -227,9 +212,9 @@ class Result:
         rows = []
         for source in self.sources:
             tally = source.tally
-            lengths = (tally.total, tally.quantile(0.5), tally.quantile(0.95), tally.longest)
+            lengths = source.characters().values()
             rows.append((source.name, len(source.files), tally.records, _listed(tally.kinds), *lengths))
-        return Section("Sources", headers, rows, "Lengths are in characters; all but the longest are known to 5 %.")
+        return Section("Sources", headers, rows, "Lengths are in characters.")
 
     def _findings(self) -> Section:
         found = sum((source.tally.found for source in self.sources), Counter[str]())

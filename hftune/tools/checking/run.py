@@ -185,7 +185,16 @@ def _scan(args: DataCheckArguments, result: Result, stream: TextIO | None, numbe
     numbers.flush()
     count = numbers.tell() // ABOUT.itemsize
     # An empty file cannot be mapped.
-    return np.memmap(numbers, ABOUT, "r+", shape=(count,)) if count else np.zeros(0, ABOUT)
+    about = np.memmap(numbers, ABOUT, "r+", shape=(count,)) if count else np.zeros(0, ABOUT)
+    for source in result.sources:
+        own = about[_part(about, source.first, len(source.files))]
+        source.lengths = own["length"][own["exact"] != 0]
+    return about
+
+
+def _part(about: np.ndarray, first: int, files: int) -> slice:
+    """Where the records of some files are: in the order in which they were read."""
+    return slice(*np.searchsorted(about["source"], [first, first + files]))
 
 
 def _scanned(columns: dict[str, str], leaks: LeakIndex | None, item: tuple[int, int, Chunk]) -> tuple[int, Scanned]:
@@ -244,8 +253,7 @@ def _write(folder: Path, result: Result, about: np.ndarray, kept: np.ndarray) ->
     written: dict[str, str] = {}
     for source in result.sources if result.dropped else ():
         for number, file in enumerate(source.files, start=source.first):
-            # Records lie in the order in which they were read.
-            own = kept[slice(*np.searchsorted(about["source"], [number, number + 1]))]
+            own = kept[_part(about, number, 1)]
             if str(file) not in source.failed and own.any():
                 target = _target(folder / KEPT, source, file, set(written))
                 target.parent.mkdir(parents=True, exist_ok=True)
@@ -258,7 +266,7 @@ def _write(folder: Path, result: Result, about: np.ndarray, kept: np.ndarray) ->
         "left_out": dict(result.left_out.most_common()),
         "left_out_for": sorted(result.dropped),
         "files": written,
-        "sources": {source.name: source.tally.to_dict() for source in result.sources},
+        "sources": {source.name: source.to_dict() for source in result.sources},
     }
     (folder / SUMMARY).write_text(as_json(described, indent=1) + "\n", encoding="utf-8")
 

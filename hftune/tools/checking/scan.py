@@ -35,6 +35,7 @@ ABOUT = np.dtype(
         ("line", "<u8"),
         ("exact", "<u8"),
         ("shingles", "<u4"),
+        ("length", "<u4"),  # characters
         ("kinds", "<u4"),
         ("signature", "<u4", (BANDS * ROWS,)),
     ]
@@ -94,7 +95,8 @@ def _compare(record: Record, about: np.void, tally: Tally, leaks: LeakIndex | No
     """Fill in the numbers of a record, and say which text of the evaluation data stands in it."""
     shingles = shingles_of(record.compared)
     about["exact"], about["shingles"], about["signature"] = record.exact, len(shingles), signature_of(shingles)
-    tally.add(record.kind, len(record.compared))
+    about["length"] = len(record.compared)
+    tally.kinds[record.kind] += 1
     if leaks and (reason := leaks.leak(shingles)):
         yield LEAK, reason
 

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 from hftune.constants import USER_ERROR_EXIT_CODE
 from hftune.distributed import launch
-from hftune.errors import ArgumentError, did_you_mean
 from hftune.tools.doctor import launching, libraries, machine
 from hftune.tools.doctor.findings import WRONG, Finding, render, to_json
+from hftune.tools.words import taken
 from hftune.visible import say
 
 HELP = """What this machine has for a run, and what is wrong with it. Nothing is changed, nothing downloaded.
@@ -23,8 +23,6 @@ hftune doctor [FOLDER ...]      looks at libraries, GPUs, memory, folders and th
 
 FOLDER: where results will be written. Exit code 2 where something is wrong."""
 
-FLAGS = {"--quick", "--train", "--json"}
-
 
 def main(argv: list[str]) -> None:
     """Print what was found.
@@ -36,13 +34,9 @@ def main(argv: list[str]) -> None:
     if {"-h", "--help"} & {*argv}:
         say(HELP)
         return
-    unknown = [word.partition("=")[0] for word in argv if word.startswith("-") and word not in FLAGS]
-    if unknown:
-        fix = f"{did_you_mean(unknown[0], FLAGS)} one of: {', '.join(sorted(FLAGS))}".strip()
-        raise ArgumentError(f"`hftune doctor` has no {unknown[0]}", fix=fix)
-    folders = [word for word in argv if not word.startswith("-")]
-    found = list(examine(folders, quick="--quick" in argv, train="--train" in argv))
-    say(to_json(found) if "--json" in argv else render(found))
+    folders, given = taken("hftune doctor", argv, switches=("--quick", "--train", "--json"))
+    found = list(examine(folders, quick="--quick" in given, train="--train" in given))
+    say(to_json(found) if "--json" in given else render(found))
     if any(one.level == WRONG for one in found):
         raise SystemExit(USER_ERROR_EXIT_CODE)
 

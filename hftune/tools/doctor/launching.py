@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import tempfile
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 
 from hftune import child_processes
@@ -28,23 +26,13 @@ HINTS = {
 
 def check_launch(processes: int) -> Iterator[Finding]:
     """Start so many processes through `deepspeed`, and have them add up a tensor."""
-    launcher = find_launcher()
+    launcher = child_processes.program("deepspeed")
     if launcher is None:
         yield Finding(TOPIC, "DeepSpeed is not installed", WRONG, "pip install deepspeed")
         return
     yield run_all_reduce(
-        [*launcher, "--num_gpus", str(processes), "--module", "hftune.tools.doctor.all_reduce"], processes
+        [launcher, "--num_gpus", str(processes), "--module", "hftune.tools.doctor.all_reduce"], processes
     )
-
-
-def find_launcher() -> list[str] | None:
-    """The launcher of this environment, else the first on PATH; by its module where it is no command."""
-    # An environment that is used without being activated is not on PATH.
-    own = Path(sys.executable).with_name("deepspeed")
-    command = str(own) if own.is_file() else child_processes.program("deepspeed")
-    if command is not None:
-        return [command]
-    return child_processes.python("-m", "deepspeed.launcher.runner") if find_spec("deepspeed") else None
 
 
 def run_all_reduce(command: list[str], processes: int, patience: float = PATIENCE) -> Finding:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from hftune.errors import ArgumentError, did_you_mean
+from hftune.tools.words import taken
 from hftune.visible import say
 
 HELP = """Writes a folder to start from: data, a YAML file to edit, and a README that says what to do. Replaces nothing.
@@ -28,7 +29,7 @@ def init(argv: list[str]) -> None:
     if not argv or {"-h", "--help"} & {*argv}:
         say(HELP)
         return
-    words, model = _taken(argv)
+    words, given = taken("hftune init", argv, values={"--model": "MODEL"})
     kind, *folders = words or [""]
     if kind not in KINDS:
         fix = f"{did_you_mean(kind, KINDS)} one of: {', '.join(KINDS)}".strip()
@@ -37,20 +38,4 @@ def init(argv: list[str]) -> None:
         raise ArgumentError("`hftune init` writes one folder", fix=f"hftune init {kind} {folders[0]}")
     from hftune.tools.init.folder import write_folder
 
-    write_folder(kind, Path(folders[0] if folders else "."), model)
-
-
-def _taken(argv: list[str]) -> tuple[list[str], str | None]:
-    """The words that are no flags, and the model."""
-    words, model, left = [], None, iter(argv)
-    for word in left:
-        name, equals, value = word.partition("=")
-        if name == "--model":
-            model = value if equals else next(left, "")
-            if not model or model.startswith("--"):
-                raise ArgumentError("--model needs a value", fix="a folder, or a name of the Hub")
-        elif word.startswith("-"):
-            raise ArgumentError(f"`hftune init` has no {name}", fix="hftune init --help")
-        else:
-            words.append(word)
-    return words, model
+    write_folder(kind, Path(folders[0] if folders else "."), given.get("--model"))

@@ -19,6 +19,8 @@ from typing import Any
 from hftune import child_processes
 from hftune.arguments.merging import MergeParser
 from hftune.arguments.names.translate import Entry
+from hftune.arguments.parser import HftuneParser
+from hftune.arguments.stage_table import STAGES
 from hftune.errors import ArgumentError, Preempted, UserError, raise_together, sent, to_send
 from hftune.logging import notice
 from hftune.on_demand import on_demand
@@ -93,9 +95,7 @@ def check_steps(steps: Iterable[Step]) -> None:
     # problems are told once.
     raise_together({problem.render(): problem for step in steps for problem in exposures(step)}.values())
     say_variables_not_passed_on(steps, os.environ)
-    # The merge's parser imports no torch, so merges need no process of their own.
-    problems = [problem for step in steps if step.script == MERGE for problem in merge_problems(step)]
-    problems += _asked_separately([step for step in steps if step.script != MERGE])
+    problems = _asked_separately(steps)
     made = {f"{step.folder}" for step in steps}
     problems += [problem for step in steps for problem in missing_files(step, made)]
     raise_together({problem.render(): problem for problem in problems}.values())
@@ -128,11 +128,9 @@ def stage_problems(
     script: str, arguments: dict[str, list[str]], places: dict[str, str], processes: tuple[int, int] | None
 ) -> Iterator[UserError]:
     """Problems of one stage: names that its script does not know, values it refuses, groups that do not fit."""
-    from hftune.arguments.stages import ScriptParser, parser_for
-
     argv = [token for name, values in arguments.items() for token in (f"--{name}", *values)]
     try:
-        parser = ScriptParser([on_demand(COMMANDS[script])]) if script in COMMANDS else parser_for(script, argv)
+        parser = _parser(script, argv)
         entries = [Entry(name, list(values), places.get(name, "")) for name, values in arguments.items()]
         outcome = parser.translated(entries, *(processes or (1, 1)))
     except UserError as problem:
@@ -142,8 +140,16 @@ def stage_problems(
     misfits = list(parser.misfits(outcome.entries))
     yield from misfits
     # Only on sound values: a group with a refused one would complain of the same argument again.
-    if not misfits and not outcome.problems and script not in COMMANDS:
+    if not misfits and not outcome.problems and script in STAGES:
         yield from _group_problems(outcome.entries, places, processes)
+
+
+def _parser(script: str, argv: list[str]) -> HftuneParser:
+    from hftune.arguments.stages import ScriptParser, parser_for
+
+    if script == MERGE:
+        return MergeParser()
+    return ScriptParser([on_demand(COMMANDS[script])]) if script in COMMANDS else parser_for(script, argv)
 
 
 def _group_problems(
@@ -153,7 +159,6 @@ def _group_problems(
     from hftune.arguments.adapter import AdapterArguments
     from hftune.arguments.data import DataArguments
     from hftune.arguments.model import ModelArguments
-    from hftune.arguments.parser import HftuneParser
     from hftune.arguments.raw_arguments import joined
     from hftune.distributed.ds_config import read_ds_config
     from hftune.distributed.ds_features import Setting
@@ -186,15 +191,6 @@ def _at(problem: UserError, places: dict[str, str]) -> UserError:
     """The problem with its place moved to the line of the first argument that it names."""
     lines = [place for name, place in places.items() if f"--{name}" in str(problem.place)]
     return problem.at(lines[0] if lines else problem.place)
-
-
-def merge_problems(step: Step) -> Iterator[UserError]:
-    """Problems of a merge: names that its script does not know, and values it refuses."""
-    parser = MergeParser()
-    given = [Entry(name, list(values), step.places.get(name, "")) for name, values in step.arguments.items()]
-    outcome = parser.translated(given, 1, 1)
-    yield from outcome.problems
-    yield from parser.misfits(outcome.entries)
 
 
 def missing_files(step: Step, made: Set[str] = frozenset()) -> Iterator[UserError]:

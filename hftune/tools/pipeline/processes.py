@@ -18,7 +18,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import BinaryIO, NoReturn, Protocol
+from typing import BinaryIO, NoReturn
 
 import psutil
 
@@ -134,19 +134,6 @@ def last_words(text: str, count: int) -> list[str]:
 
 # Of <linux/prctl.h>; Python has no names for them.
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
-
-
-class Started(Protocol):
-    """The interface of a running step."""
-
-    def poll(self) -> int | None:
-        """The exit code, negative for a signal; None while it runs."""
-
-    def ask_to_stop(self) -> None:
-        """Ask it to save a checkpoint and end."""
-
-    def kill(self) -> None:
-        """End it now, with everything that it started."""
 
 
 class SupervisedProcess:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import shlex
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -25,15 +24,16 @@ from hftune import child_processes, interrupts
 from hftune.checkpoints.manifest import is_complete
 from hftune.errors import ArgumentError, ManifestError, Preempted, UserError
 from hftune.publishing.disk import disk_errors
+from hftune.publishing.locks import lock_folder, release_lock
 from hftune.publishing.result_files import tidy_result
 from hftune.secrets import MASK, command_without_secrets, redact, variables_without_secrets
 from hftune.tools.pipeline import processes
 from hftune.tools.pipeline.checking import check_steps, with_quiet_token
 from hftune.tools.pipeline.gates import GateFailed, check_gates
-from hftune.tools.pipeline.state import AGAIN, DAMAGED, DONE, RESUME, START, State, damage, locked, state_of
+from hftune.tools.pipeline.state import AGAIN, DAMAGED, DONE, RESUME, START, State, damage, state_of
 from hftune.tools.pipeline.step import COMMANDS, Step
 from hftune.tools.reporting.progress import Log, Moment
-from hftune.visible import clock, say, visible
+from hftune.visible import clock, visible
 
 _PLAIN_SECONDS = 30.0
 _BAR = 24
@@ -92,7 +92,7 @@ _LOOK_SECONDS = 0.2
 # The code of a script that saved a checkpoint because it was told to stop (EX_TEMPFAIL of sysexits.h).
 _PREEMPTED = 75
 
-Start = Callable[[Sequence[str], Mapping[str, str], Path], processes.Started]
+Start = Callable[[Sequence[str], Mapping[str, str], Path], processes.SupervisedProcess]
 
 
 class StageFailed(UserError):
@@ -136,14 +136,6 @@ class Choice:
         return "*" in self.force or step.stage in self.force
 
 
-def agree(question: str) -> bool:
-    """Ask a user at a terminal for a yes; False where there is none."""
-    if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        return False
-    say(f"{question} [y/N]", end=" ", file=sys.stderr, flush=True)
-    return sys.stdin.readline().strip().lower() in ("y", "yes")
-
-
 @dataclass
 class Runner:
     """Runs the steps of a pipeline in its folder.
@@ -154,7 +146,6 @@ class Runner:
         start: Starts a command; tests give one that needs no launcher.
         check: Asks the scripts' parsers before the first step starts.
         ignore_gates: Go on after a stage that hurt a capability more than its gate allows.
-        agree: Asks the user a question; False: no, or nobody is there.
     """
 
     folder: Path
@@ -162,7 +153,6 @@ class Runner:
     start: Start = processes.start
     check: Callable[[Sequence[Step]], None] = check_steps
     ignore_gates: bool = False
-    agree: Callable[[str], bool] = agree
     _signals: int = 0
     _checked: bool = False
 
@@ -177,9 +167,9 @@ class Runner:
             Preempted: A signal asked for an end.
         """
         before, chosen = choice.split(steps)
-        with locked(self.folder), self._listening(), disk_errors(self.folder, "output_dir"):
+        with self._alone(), self._listening(), disk_errors(self.folder, "output_dir"):
             _must_be_complete(before)
-            self._ask([step for step in chosen if step.trains and not choice.forces(step)])
+            self._refuse_to_train_again([step for step in chosen if step.trains and not choice.forces(step)])
             done = 0
             for number, step in enumerate(chosen, start=1):
                 title = f"[{number}/{len(chosen)}] {step.name}"
@@ -206,14 +196,12 @@ class Runner:
                 self._gate(step)
             self.screen.say(f"finished: {_result(chosen)}" + (" (nothing had changed)" if done == len(chosen) else ""))
 
-    def _ask(self, steps: list[Step]) -> None:
-        """Ask before what was trained is trained again for another reason than that a stage before it is."""
+    def _refuse_to_train_again(self, steps: list[Step]) -> None:
+        """Hours of training are replaced only by --force, or because a stage before them is trained again."""
         states = [(step, state_of(step)) for step in steps]
         again = [(step, state) for step, state in states if state.verdict == AGAIN and _is_trained(step.folder)]
-        if not again:
-            return
-        told = "; ".join(f"{step.name} ({'; '.join(_few(state.reasons))})" for step, state in again)
-        if not self.agree(f"{told}: train again, from step 0, with all that is made from it?"):
+        if again:
+            told = "; ".join(f"{step.name} ({'; '.join(_few(state.reasons))})" for step, state in again)
             stages = " ".join(dict.fromkeys(step.stage for step, _ in again))
             raise ArgumentError(
                 f"what is trained already is not what the file says now: {told}",
@@ -290,7 +278,7 @@ class Runner:
             self.screen.end()
         return code, log, offset
 
-    def _pass_on(self, running: processes.Started) -> int:
+    def _pass_on(self, running: processes.SupervisedProcess) -> int:
         """Pass signals on: the first asks for a checkpoint, the second kills. Returns how many were handled."""
         if self._signals == 1:
             self.screen.say("stopping: a checkpoint is being saved; once more to stop at once")
@@ -299,6 +287,17 @@ class Runner:
             self.screen.say("killed")
             running.kill()
         return self._signals
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Hold the folder's lock, which ends with the last process that shares it."""
+        with disk_errors(self.folder, "output_dir"):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            held = lock_folder(self.folder)
+        try:
+            yield
+        finally:
+            release_lock(held)
 
     @contextmanager
     def _listening(self) -> Iterator[None]:

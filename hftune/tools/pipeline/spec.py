@@ -197,10 +197,14 @@ def read_spec(file: str | Path) -> Spec:
         for name in ("values", "env", "shared", EVALUATE, ANSWERS)
     }
     problems += _hidden(groups["values"])
-    problems += _folders(groups["shared"], "shared")
-    problems += _asked(groups[ANSWERS], stages)
-    problems += _evaluated(groups[EVALUATE])
-    problems += [problem for name in ("shared", EVALUATE, ANSWERS) for problem in _glued(groups[name])]
+    for name, reasons in (("shared", _FOLDERS), (ANSWERS, _OF_ANSWERS), (EVALUATE, _OF_EVALUATION)):
+        problems += _given_by_the_pipeline(groups[name], name, reasons)
+        problems += _glued(groups[name])
+    problems += [
+        ArgumentError(f"a stage cannot be called {ANSWERS} here", place=stage.place, fix="choose another")
+        for stage in stages
+        if groups[ANSWERS] and stage.name == ANSWERS
+    ]
     # Every problem of the file's shape in one message; references are resolved only in a sound file.
     raise_together(problems)
     optional = {name: found.get(name) for name in ("model", "launcher", "merge", "matrix")}
@@ -244,42 +248,32 @@ def _stage(name: str, item: Positioned, problems: list[UserError]) -> StageSpec 
     problems += check_name(name, item, "a stage")
     # Scripts take both spellings; later checks compare one.
     arguments = {key.replace("-", "_"): child for key, child in found.items() if key not in OF_STAGE}
-    problems += _folders(arguments, f"stage {name}")
+    problems += _given_by_the_pipeline(arguments, f"stage {name}", _FOLDERS)
     problems += _glued(arguments)
     return StageSpec(name, text, item.name_place, settings, arguments)
 
 
-def _folders(arguments: dict[str, Positioned], what: str) -> Iterator[UserError]:
-    """Problems: arguments that the pipeline gives itself."""
-    reasons = {
-        "output_dir": "each stage trains into output_dir/STAGE of the pipeline",
-        "resume_from_checkpoint": "an interrupted stage resumes from its newest whole checkpoint",
-        "overwrite_output_dir": "a former result is moved aside when its stage runs again",
-    }
+_FOLDERS = {
+    "output_dir": "each stage trains into output_dir/STAGE of the pipeline",
+    "resume_from_checkpoint": "an interrupted stage resumes from its newest whole checkpoint",
+    "overwrite_output_dir": "a former result is moved aside when its stage runs again",
+}
+_OF_ANSWERS = dict.fromkeys(
+    ("models", "output_dir", "reward_model_path"),
+    "all language models and the latest reward model of the pipeline take part",
+)
+_OF_EVALUATION = dict.fromkeys(
+    ("models", "against", "output_dir", "overwrite_output_dir"),
+    "each stage's model is compared with what the stage started from",
+)
+
+
+def _given_by_the_pipeline(arguments: dict[str, Positioned], what: str, reasons: dict[str, str]) -> Iterator[UserError]:
+    """Problems: arguments that the pipeline gives itself, each with its reason."""
     for name, why in reasons.items():
         if name in arguments:
-            yield ArgumentError(
-                f"{what} cannot set {name}", place=arguments[name].name_place, fix=f"leave it out: {why}"
-            )
-
-
-def _asked(answers: dict[str, Positioned], stages: list[StageSpec]) -> Iterator[UserError]:
-    """Problems: arguments of `hftune ask` that the pipeline gives itself, and a stage of the name `answers`."""
-    for name in ("models", "output_dir", "reward_model_path"):
-        if name in answers:
-            fix = "leave it out: all language models and the latest reward model of the pipeline take part"
-            yield ArgumentError(f"{ANSWERS} cannot set {name}", place=answers[name].name_place, fix=fix)
-    for stage in stages:
-        if answers and stage.name == ANSWERS:
-            yield ArgumentError(f"a stage cannot be called {ANSWERS} here", place=stage.place, fix="choose another")
-
-
-def _evaluated(evaluate: dict[str, Positioned]) -> Iterator[UserError]:
-    """Problems: arguments of `hftune evaluate` that the pipeline gives itself."""
-    for name in ("models", "against", "output_dir", "overwrite_output_dir"):
-        if name in evaluate:
-            fix = "leave it out: each stage's model is compared with what the stage started from"
-            yield ArgumentError(f"{EVALUATE} cannot set {name}", place=evaluate[name].name_place, fix=fix)
+            place = arguments[name].name_place
+            yield ArgumentError(f"{what} cannot set {name}", place=place, fix=f"leave it out: {why}")
 
 
 def _hidden(values: dict[str, Positioned]) -> Iterator[UserError]:

@@ -12,6 +12,7 @@ from hftune.checkpoints.manifest import COMPLETE, HISTORY, Manifest, from_here, 
 from hftune.digests import changed_files
 from hftune.errors import ArgumentError, ManifestError
 from hftune.tools.reporting.stages import ASKED, EVALUATED, written_by_hftune
+from hftune.tools.words import taken
 from hftune.visible import as_json, say
 from hftune.weight_files import fingerprint
 
@@ -310,11 +311,10 @@ def main(argv: list[str]) -> None:
     Raises:
         SystemExit: With 1 where something no longer holds.
     """
-    folders = [word for word in argv if not word.startswith("-")]
-    strangers = [word for word in argv if word.startswith("-") and word != "--json"]
-    if len(folders) != 1 or strangers:
+    folders, given = taken("hftune lineage", argv, switches={"--json"})
+    if len(folders) != 1:
         raise ArgumentError("`hftune lineage` needs one folder", fix="hftune lineage outputs/sft-merged [--json]")
     origin = trace(folders[0])
-    say(as_json(origin.to_dict(), indent=2) if "--json" in argv else draw(origin))
+    say(as_json(origin.to_dict(), indent=2) if "--json" in given else draw(origin))
     if origin.all_faults():
         raise SystemExit(1)

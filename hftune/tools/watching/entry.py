@@ -25,6 +25,7 @@ from hftune.tools.reporting.stages import ANSWERS, COMPLETIONS, SHAPES, Points, 
 from hftune.tools.reporting.svg import short
 from hftune.tools.reporting.tables import rewards_of, said
 from hftune.tools.watching.runs import FINISHED, RUNNING, SILENT, STOPPED, UNREADABLE, Runs, Watched, last_words, tail
+from hftune.tools.words import taken
 from hftune.visible import clock, figures, say, visible
 
 _BAR = 16
@@ -208,7 +209,10 @@ def watch(argv: list[str]) -> None:
     if not argv or {"-h", "--help"} & {*argv}:
         say(HELP)
         return
-    folders, once, every = _taken(argv)
+    folders, given = taken("hftune watch", argv, switches={"--once"}, values={"--every": "5"})
+    every = _seconds(given.get("--every", "1"))
+    if not folders:
+        raise ArgumentError("`hftune watch` needs a folder", fix="hftune watch outputs/lora")
     for folder in folders:
         if not os.path.isdir(Path(folder)):
             fix = path_hint(folder, "the output folder of a stage or of a pipeline")
@@ -216,31 +220,13 @@ def watch(argv: list[str]) -> None:
         if not os.access(folder, os.R_OK | os.X_OK):
             fix = "make it readable for you (ls -ld shows whose it is), or name another folder"
             raise ArgumentError(f"{folder} cannot be read", place="hftune watch", fix=fix)
-    # Here: the help page needs no rich.
-    from hftune.tools.watching.entry import follow, show
-
-    if once:
+    if "--once" in given:
         show(folders)
     else:
         follow(folders, every)
 
 
-def _taken(argv: list[str]) -> tuple[list[str], bool, float]:
-    """Folders, whether to look once, and seconds between two looks."""
-    folders, once, every, left = [], False, 1.0, iter(argv)
-    for word in left:
-        name, equals, value = word.partition("=")
-        if word == "--once":
-            once = True
-        elif name == "--every":
-            text = value if equals else next(left, "")
-            if not text.replace(".", "", 1).isdecimal() or float(text) < _FEWEST:
-                raise ArgumentError(f"--every takes seconds, not {text!r}", place="--every", fix="--every 5")
-            every = float(text)
-        elif word.startswith("-"):
-            raise ArgumentError(f"`hftune watch` has no {name}", fix="hftune watch --help")
-        else:
-            folders.append(word)
-    if not folders:
-        raise ArgumentError("`hftune watch` needs a folder", fix="hftune watch outputs/lora")
-    return folders, once, every
+def _seconds(text: str) -> float:
+    if not text.replace(".", "", 1).isdecimal() or float(text) < _FEWEST:
+        raise ArgumentError(f"--every takes seconds, not {text!r}", place="--every", fix="--every 5")
+    return float(text)

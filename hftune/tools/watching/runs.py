@@ -13,7 +13,7 @@ from pathlib import Path
 from hftune.checkpoints.manifest import COMPLETE, INTERRUPTED, Manifest, read_manifest
 from hftune.constants import LOG_NAME, MANIFEST_NAME, SAMPLES_NAME
 from hftune.errors import ManifestError
-from hftune.opening.files import MIB, open_file, size_text
+from hftune.opening.files import open_file
 from hftune.tools.reporting.progress import PROGRESS, Log, Moment
 from hftune.tools.reporting.stages import ANSWERS, COMPLETIONS, MOST_ENTRIES, MOST_RUNS, run_folders
 
@@ -23,8 +23,6 @@ RUNNING, FINISHED, STOPPED, SILENT, LOADING, UNREADABLE = (
 """`STOPPED` has a checkpoint that it resumes from; `SILENT` has not finished, and has written nothing for a while."""
 
 FILES = (MANIFEST_NAME, PROGRESS, SAMPLES_NAME, ANSWERS, COMPLETIONS, LOG_NAME)
-_MANIFESTS = 32 * MIB
-"""Bytes of the manifests of all runs: values of JSON take twenty times as much."""
 _PATIENCE = 120.0
 """Seconds without a line after which a run is silent; more where its lines are further apart."""
 _WINDOW = 20
@@ -40,7 +38,6 @@ class Watched:
         top: The folder that was given, links resolved; nothing outside is read.
         folder: The run's own.
         manifest: Empty while there is none, or where it cannot be read (`fault` says why).
-        size: Its bytes.
     """
 
     top: Path
@@ -48,7 +45,6 @@ class Watched:
     log: Log
     manifest: Manifest = field(default_factory=dict)
     fault: str = ""
-    size: int = 0
     _seen: tuple[int, int] | None = None
     _damage: str = ""
     _grew: float | None = None
@@ -59,15 +55,15 @@ class Watched:
         """The folder relative to what was given."""
         return self.folder.name if self.folder == self.top else str(self.folder.relative_to(self.top))
 
-    def read(self, most: int = _MANIFESTS) -> bool:
-        """Read what is new, of a manifest no more than so many bytes; returns whether anything is."""
+    def read(self) -> bool:
+        """Read what is new; returns whether anything is."""
         before = self._seen, self.fault
         self.fault = next((f"{name} is a link out of {self.top}" for name in FILES if self._leads_out(name)), "")
         if self.fault:
             # Forgotten, what was read before the link was put there as well.
             self.manifest, self._seen, self.log = {}, None, Log(self.folder)
             return before != (self._seen, self.fault)
-        self._read_manifest(most)
+        self._read_manifest()
         self.fault = self._damage
         grown = self.log.read()
         # What was there when following began may be old.
@@ -82,18 +78,15 @@ class Watched:
             return file.is_symlink() and not file.resolve().is_relative_to(self.top)
         return True
 
-    def _read_manifest(self, most: int) -> None:
+    def _read_manifest(self) -> None:
         try:
             about = os.stat(self.folder / MANIFEST_NAME)
             seen = about.st_mtime_ns, about.st_ino
-            if about.st_size > most:
-                self.manifest, self._seen = {}, None
-                self._damage = f"{MANIFEST_NAME} is not read: it has {size_text(about.st_size)}"
-            elif seen != self._seen:
-                self._seen, self._damage, self.size = seen, "", about.st_size
+            if seen != self._seen:
+                self._seen, self._damage = seen, ""
                 self.manifest = read_manifest(self.folder) or {}
         except FileNotFoundError:
-            self.manifest, self._seen, self._damage, self.size = {}, None, "", 0
+            self.manifest, self._seen, self._damage = {}, None, ""
         except (OSError, ManifestError) as error:
             self.manifest, self._damage = {}, str(error)
 
@@ -147,10 +140,8 @@ class Runs:
         places = {place: top for top in reversed(self.tops) for place in run_folders(top)}
         known = self.all
         self.all = {place: known.get(place) or Watched(top, place, Log(place)) for place, top in places.items()}
-        left = _MANIFESTS
         for run in self.all.values():
-            run.read(left)
-            left -= run.size if run.manifest else 0
+            run.read()
         return sorted(self.all.values(), key=lambda run: (_written(run), str(run.folder)))
 
 

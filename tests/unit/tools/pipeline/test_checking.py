@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from hftune.errors import ArgumentError
-from hftune.tools.pipeline.checking import check_steps, merge_problems, missing_files, stage_problems
+from hftune.tools.pipeline.checking import check_steps, missing_files, stage_problems
 from hftune.tools.pipeline.spec import read_spec
-from hftune.tools.pipeline.step import MERGE
 from hftune.tools.pipeline.steps import steps_of
 from tests.unit.tools.pipeline.files import steps
 
@@ -34,11 +33,11 @@ stages:
 
 def test_every_problem_has_its_line(tmp_path: Path) -> None:
     sft, merge = steps(tmp_path, WRONG)
-    found = [*stage_problems(sft.script, sft.arguments, sft.places, (1, 1)), *merge_problems(merge)]
+    found = [*stage_problems(sft.script, sft.arguments, sft.places, (1, 1))]
     told = {str(problem.place).rsplit(":", 1)[1]: problem.render() for problem in found}
     assert "did you mean --learning_rate?" in told["6"] and "--max_steps cannot be 'many'" in told["7"]
     assert "use_dora" in told["9"] and "pipeline_model_parallel_size" in told["10"]
-    merge_told = [problem.render() for problem in merge_problems(merge)]
+    merge_told = [problem.render() for problem in stage_problems(merge.script, merge.arguments, merge.places, (1, 1))]
     assert any("int3" in text for text in merge_told) and any("verify" in text for text in merge_told)
 
 
@@ -93,11 +92,7 @@ def test_the_examples_pass(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     problems = []
     for step in found:
         problems += list(missing_files(step))
-        problems += list(
-            merge_problems(step)
-            if step.script == MERGE
-            else stage_problems(step.script, step.arguments, step.places, step.launcher.processes)
-        )
+        problems += stage_problems(step.script, step.arguments, step.places, step.launcher.processes)
     assert [problem.render() for problem in problems] == []
 
 

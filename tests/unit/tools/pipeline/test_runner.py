@@ -19,11 +19,11 @@ from rich.console import Console
 
 from hftune.checkpoints.manifest import read_manifest
 from hftune.errors import ArgumentError, ManifestError, Preempted
+from hftune.publishing import locks
 from hftune.publishing.folder import make_work
 from hftune.tools.pipeline import processes
 from hftune.tools.pipeline.checking import with_quiet_token
-from hftune.tools.pipeline.runner import Choice, Runner, Screen, StageFailed, agree, command_of, shown
-from hftune.tools.pipeline.state import locked
+from hftune.tools.pipeline.runner import Choice, Runner, Screen, StageFailed, command_of, shown
 from hftune.tools.pipeline.step import Step
 from tests.unit.tools.pipeline.files import finish, model, steps
 
@@ -54,8 +54,6 @@ class Bench:
         self.started: list[str] = []
         self.fails: dict[str, tuple[int, str]] = {}
         self.said = io.StringIO()
-        self.asked: list[str] = []
-        self.agrees = True
 
     @property
     def steps(self) -> list[Step]:
@@ -76,16 +74,11 @@ class Bench:
             finish(step)
         return Ended(code)
 
-    def agree(self, question: str) -> bool:
-        self.asked.append(question)
-        return self.agrees
-
     def run(self, choice: Choice | None = None) -> list[str]:
         """Names of the steps that were started."""
         self.started = []
         screen = Screen(Console(file=self.said, width=200, highlight=False, markup=False, soft_wrap=True))
         runner = Runner(self.folder / "out", screen, start=self.start, check=lambda steps: None)
-        runner.agree = self.agree
         runner.run(self.steps, choice or Choice())
         return self.started
 
@@ -103,49 +96,28 @@ def test_what_has_not_changed_is_skipped(bench: Bench) -> None:
     assert bench.run() == []
     assert "nothing had changed" in bench.said.getvalue()
     bench.lr = "2e-3"
-    assert bench.run() == ["sft", "merge sft"]
+    assert bench.run(Choice(force=("sft",))) == ["sft", "merge sft"]
     assert "sft: runs again, since learning_rate was 1e-3, is 2e-3" in bench.said.getvalue()
     former = read_manifest(bench.folder / "out" / "previous" / "sft")
     assert former is not None and "1e-3" in former["command"], "the former result is kept"
 
 
-def test_what_is_trained_is_asked_about_before_it_is_trained_again(bench: Bench) -> None:
+def test_what_is_trained_is_trained_again_only_when_asked(bench: Bench) -> None:
     bench.run()
-    bench.agrees = False
-    assert bench.run() == [] and bench.asked == []
     bench.lr = "2e-3"
-    with pytest.raises(
-        ArgumentError, match=r"not what the file says now: sft .learning_rate was 1e-3, is 2e-3"
-    ) as told:
+    with pytest.raises(ArgumentError, match=r"sft .learning_rate was 1e-3, is 2e-3") as told:
         bench.run()
     assert bench.started == [] and "--force sft to train again" in told.value.render()
-    assert bench.asked == [
-        "sft (learning_rate was 1e-3, is 2e-3): train again, from step 0, with all that is made from it?"
-    ]
-    assert bench.run(Choice(force=("sft",))) == ["sft", "merge sft"] and len(bench.asked) == 1
-    # That a stage before it is trained again needs no question of its own.
-    assert bench.run(Choice(force=("pt",)))[0] == "pt" and len(bench.asked) == 1
-    # An interrupted one is asked about, too; where nothing was saved, nothing is lost.
-    bench.lr = "3e-3"
+    assert bench.run(Choice(force=("sft",))) == ["sft", "merge sft"]
+    # An interrupted one that has saved nothing is no loss.
     finish(next(step for step in bench.steps if step.name == "sft"), "running")
-    bench.lr = "4e-3"
-    assert bench.run() == ["sft", "merge sft"] and len(bench.asked) == 1
-    bench.lr = "5e-3"
+    bench.lr = "3e-3"
+    assert bench.run() == ["sft", "merge sft"]
     finish(next(step for step in bench.steps if step.name == "sft"), "running")
     (bench.folder / "out" / "sft" / "checkpoint-2").mkdir()
-    bench.lr = "6e-3"
-    with pytest.raises(ArgumentError, match="learning_rate was 5e-3, is 6e-3"):
+    bench.lr = "4e-3"
+    with pytest.raises(ArgumentError, match="learning_rate was 3e-3, is 4e-3"):
         bench.run()
-
-
-def test_nobody_at_a_terminal_agrees_to_nothing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
-    typed = io.StringIO("yes\n\nn\n")
-    monkeypatch.setattr("sys.stdin", typed)
-    assert not agree("again?") and typed.tell() == 0
-    for stream in (typed, sys.stderr):
-        monkeypatch.setattr(stream, "isatty", lambda: True, raising=False)
-    assert [agree("again?") for _ in range(3)] == [True, False, False]
-    assert capsys.readouterr().err == "again? [y/N] " * 3
 
 
 def test_what_a_kill_left_at_a_finished_step_goes(bench: Bench) -> None:
@@ -162,9 +134,11 @@ def test_answers_are_asked_last_and_again_if_they_may_be_others(bench: Bench) ->
     bench.more = "answers: {questions: ['Who?', 'Why?']}\n"
     assert bench.run() == ["answers"] and "--resume_from_checkpoint" not in command_of(bench.steps[-1])
     bench.lr = "2e-3"
-    assert bench.run() == ["sft", "merge sft"], "what is merged here is the same as before, and would say the same"
+    assert bench.run(Choice(force=("sft",))) == ["sft", "merge sft"], (
+        "what is merged is the same, and would say the same"
+    )
     (bench.folder / "base" / "model.safetensors").write_text("other")
-    assert bench.run()[-1] == "answers"
+    assert bench.run(Choice(force=("*",)))[-1] == "answers"
     assert bench.run(Choice(only="answers", force=("*",))) == ["answers"]
 
 
@@ -232,31 +206,7 @@ def test_a_damaged_result_stops_what_would_build_on_it(bench: Bench) -> None:
     assert bench.run() == ["sft", "merge sft"]
 
 
-@pytest.mark.parametrize("kind", ["link", "second name", "mine", "pipe"])
-def test_a_lock_of_somebodys_is_neither_emptied_nor_waited_for(tmp_path: Path, kind: str) -> None:
-    lock, theirs = tmp_path / "hftune.lock", tmp_path / "theirs"
-    theirs.write_text("mine")
-    if kind == "link":
-        lock.symlink_to(theirs)
-    elif kind == "second name":
-        os.link(theirs, lock)
-    elif kind == "pipe":
-        os.mkfifo(lock)
-    else:
-        lock.write_text("mine")
-    with pytest.raises(ArgumentError), locked(tmp_path):
-        pass
-    assert theirs.read_text() == "mine" and (kind != "mine" or lock.read_text() == "mine")
-
-
-def test_one_runner_at_a_time(tmp_path: Path) -> None:
-    with locked(tmp_path), pytest.raises(ArgumentError, match=f"process {os.getpid()}"), locked(tmp_path):
-        pass
-    with locked(tmp_path):
-        pass
-
-
-@pytest.mark.parametrize("call", ["pwrite", "ftruncate", "mkdir", "rename"])
+@pytest.mark.parametrize("call", ["mkdir", "rename"])
 def test_what_the_disk_does_not_take_is_one_message(bench: Bench, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
     """The lock, the folders of logs and of former results, and the move there; afterwards the same command works."""
     bench.run()
@@ -268,8 +218,8 @@ def test_what_the_disk_does_not_take_is_one_message(bench: Bench, monkeypatch: p
     with monkeypatch.context() as patch:
         patch.setattr(os, call, full)
         with pytest.raises(ArgumentError, match="out cannot be written: No space left on device"):
-            bench.run()
-    assert bench.run() == ["sft", "merge sft"]
+            bench.run(Choice(force=("sft",)))
+    assert bench.run(Choice(force=("sft",))) == ["sft", "merge sft"]
 
 
 def test_a_log_that_cannot_be_opened_is_the_runners_to_say(bench: Bench) -> None:
@@ -279,12 +229,6 @@ def test_a_log_that_cannot_be_opened_is_the_runners_to_say(bench: Bench) -> None
     with pytest.raises(ArgumentError, match=r"cannot be written: Is a directory"):
         runner.run(bench.steps)
     assert os.getpid() == pid
-
-
-def test_a_read_only_folder(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ArgumentError, match="cannot be written"), locked(tmp_path / "file" / "out"):
-        pass
 
 
 # --- real processes ---
@@ -336,14 +280,16 @@ def test_a_launcher_that_dies_leaves_no_ranks(launcher: list[str], tmp_path: Pat
     assert not [process for process in found if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
 
 
-def test_a_runner_that_dies_leaves_nothing_and_no_lock(launcher: list[str], tmp_path: Path) -> None:
+def test_a_runner_that_dies_leaves_nothing_and_no_lock(
+    launcher: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     code = f"""
 import os, time
 from pathlib import Path
 from hftune.tools.pipeline import processes
 from hftune.tools.pipeline.checking import with_quiet_token
-from hftune.tools.pipeline.state import locked
-with locked(Path({str(tmp_path)!r})):
+from hftune.tools.pipeline.runner import Runner
+with Runner(Path({str(tmp_path)!r}))._alone():
     kept = processes.start({launcher!r}, os.environ, Path({str(tmp_path / "log")!r}))
     while True:
         time.sleep(0.1)
@@ -351,11 +297,13 @@ with locked(Path({str(tmp_path)!r})):
     runner = subprocess.Popen([sys.executable, "-c", code])
     wait(lambda: len(below(runner.pid)) == 4)
     found = below(runner.pid)
-    with pytest.raises(ArgumentError, match="another"), locked(tmp_path):
-        pass
+    with monkeypatch.context() as patch, pytest.raises(ArgumentError, match="another"):
+        patch.setattr(locks, "OUTPUT_SECONDS", 0.1)
+        with Runner(tmp_path)._alone():
+            pass
     runner.kill()
     runner.wait()
-    with locked(tmp_path):
+    with Runner(tmp_path)._alone():
         assert not [process for process in found if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
 
 

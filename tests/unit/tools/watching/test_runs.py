@@ -12,7 +12,6 @@ import pytest
 from hftune.checkpoints.manifest import COMPLETE, INTERRUPTED
 from hftune.errors import ArgumentError
 from hftune.tools.reporting import stages
-from hftune.tools.watching import runs as watching
 from hftune.tools.watching.entry import watch
 from hftune.tools.watching.runs import Runs, last_words, tail
 from tests.unit.tools.watching.files import log_line, write_run
@@ -136,22 +135,6 @@ def test_last_words(tmp_path: Path) -> None:
     assert last_words(tmp_path, tmp_path / "logs", 2)[0] == "logs/sft.log", "run.log lies outside"
     (tmp_path / "large.log").write_text("x" * 100_000 + "\nlast\n")
     assert tail(tmp_path / "large.log", 5) == ["last"]
-
-
-def test_manifests_are_read_as_long_as_they_are_small_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("a", "b", "c"):
-        write_run(tmp_path / name, 3)
-    size = (tmp_path / "a" / "hftune.json").stat().st_size
-    monkeypatch.setattr(watching, "_MANIFESTS", 2 * size)
-    found = Runs([tmp_path])
-    for _ in range(2):
-        runs = found.read()
-        assert sorted(run.state for run in runs) == ["running", "running", "unreadable"]
-    (left,) = (run for run in runs if run.fault)
-    assert "hftune.json is not read" in left.fault and not left.manifest and left.log.lines
-    # Room again: what was left out is read.
-    (next(run for run in runs if not run.fault).folder / "hftune.json").unlink()
-    assert [run.fault for run in found.read()] == [""] * 3
 
 
 def test_a_folder_that_may_not_be_looked_into_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from hftune.cli import dispatch
-from hftune.tools.checking.result import Finding, Result, Source
 from tests.unit.tools.checking import made
 from tests.unit.tools.checking.test_check import checked
 
@@ -121,14 +120,6 @@ def test_records_that_are_all_equal(tmp_path: Path) -> None:
     # The page has the first of them.
     page = (tmp_path / "o" / "report.html").read_text(encoding="utf-8")
     assert page.count(f"equals {data}:1<") == 20 and "The first 20." in page
-
-
-def test_a_page_has_no_more_than_the_first_findings(tmp_path: Path) -> None:
-    result = Result([Source("s", [Path("f")])])
-    result.examples["cut_off"] = [Finding("cut_off", "f", 1, EVIL)]
-    result.write_report(tmp_path)
-    page = (tmp_path / "report.html").read_text()
-    assert "<script" not in page and "default-src 'none'" in page
 
 
 NEARLY = {

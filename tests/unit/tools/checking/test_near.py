@@ -35,19 +35,6 @@ def test_words_are_told_apart_as_they_should() -> None:
     assert of("a \ud83d b c") == of("a b c"), "half a character"
 
 
-def test_signatures_estimate_the_similarity_of_sets() -> None:
-    rng = random.Random(5)
-    words = [f"w{number}" for number in range(4000)]
-    errors = []
-    for shared in (0, 100, 300, 500, 700, 900):
-        common, left, right = (rng.sample(words, count) for count in (shared, 1000 - shared, 1000 - shared))
-        one, other = (shingles_of(" ".join([*common, *own])) for own in (left, right))
-        alike = len({*one.tolist()} & {*other.tolist()}) / len({*one.tolist()} | {*other.tolist()})
-        errors.append((signature_of(one) == signature_of(other)).mean() - alike)
-    # The standard deviation of 64 numbers is 0.063 at most.
-    assert np.abs(errors).max() < 0.19 and abs(np.mean(errors)) < 0.08
-
-
 def test_edited_records_are_found_and_others_are_not() -> None:
     rng = random.Random(7)
     originals = [made.sentence(rng, rng.randrange(80, 160), chinese=bool(number % 3 == 0)) for number in range(150)]

@@ -16,8 +16,7 @@ from hftune.checkpoints.model_card import model_card
 from hftune.constants import MANIFEST_NAME
 from hftune.tools.reporting.page import write_pages
 from hftune.tools.reporting.svg import chart
-from hftune.tools.reporting.tables import Section, format_table
-from hftune.visible import code, html, markdown
+from hftune.visible import code, markdown
 
 ATTACKS = {
     "a script": "<script>alert(1)</script>",
@@ -204,26 +203,6 @@ def test_names_of_the_hub_stay(name: str) -> None:
 )
 def test_other_names_are_not_said_to_be_the_hub_s(name: str) -> None:
     assert "base_model" not in model_card({"stage": "sft", "base": {"name": name}}, "x")
-
-
-@EVERY
-def test_one_value_of_a_page(attack: str) -> None:
-    seen = Tags()
-    seen.feed(f'<td title="{html(attack)}">{html(attack)}</td>')
-    assert seen.tags == ["td"] and [name for name, _ in seen.attributes] == ["title"]
-
-
-@EVERY
-def test_one_cell(attack: str) -> None:
-    table = format_table(["a", "b"], [(attack, 1)])
-    assert len(table.split("\n")) == 3 and not live(table)
-    assert not live(markdown(attack)) and "\n" not in markdown(attack)
-
-
-@EVERY
-def test_a_note_below_a_heading(attack: str) -> None:
-    text = Section("Title", ["a"], [(1,)], note=attack).render()
-    assert not live(text) and len(text.split("\n")) == 7
 
 
 @EVERY

@@ -5,6 +5,7 @@ There is no state but the manifests: a runner that is killed at any moment leave
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shlex
 import signal
@@ -23,8 +24,9 @@ from rich.text import Text
 from hftune import child_processes, interrupts
 from hftune.checkpoints.manifest import is_complete
 from hftune.errors import ArgumentError, ManifestError, Preempted, UserError
+from hftune.opening.own_file import open_own
 from hftune.publishing.disk import disk_errors
-from hftune.publishing.locks import lock_folder, release_lock
+from hftune.publishing.locks import OUTPUT_SECONDS, busy_error
 from hftune.publishing.result_files import tidy_result
 from hftune.secrets import MASK, command_without_secrets, redact, variables_without_secrets
 from hftune.tools.pipeline import processes
@@ -87,7 +89,7 @@ class Screen:
         return line
 
 
-LOGS, PREVIOUS = "logs", "previous"
+LOGS, PREVIOUS, LOCK = "logs", "previous", "hftune.lock"
 _LOOK_SECONDS = 0.2
 # The code of a script that saved a checkpoint because it was told to stop (EX_TEMPFAIL of sysexits.h).
 _PREEMPTED = 75
@@ -290,14 +292,23 @@ class Runner:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Hold the folder's lock, which ends with the last process that shares it."""
+        """Hold the folder's lock. The supervisor of a killed runner shares it until its stage has ended.
+
+        Raises:
+            ArgumentError: Another runner works in the folder, or it cannot be written.
+        """
         with disk_errors(self.folder, "output_dir"):
             self.folder.mkdir(parents=True, exist_ok=True)
-            held = lock_folder(self.folder)
-        try:
+            # Not filelock's, which a forked process gives up. The file stays: with it removed two runners could lock
+            # different files of one name.
+            stream = open_own(self.folder / LOCK)
+        with stream:
+            until = time.monotonic() + OUTPUT_SECONDS
+            while not _locks(stream.fileno()):
+                if time.monotonic() > until:
+                    raise busy_error(self.folder, "output_dir")
+                time.sleep(_LOOK_SECONDS)
             yield
-        finally:
-            release_lock(held)
 
     @contextmanager
     def _listening(self) -> Iterator[None]:
@@ -314,6 +325,15 @@ class Runner:
             finally:
                 for number, handler in before.items():
                     signal.signal(number, handler)
+
+
+def _locks(handle: int) -> bool:
+    """Whether the lock of an open file was free, and is this process's now."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def command_of(step: Step) -> list[str]:

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 import psutil
@@ -19,9 +20,9 @@ from rich.console import Console
 
 from hftune.checkpoints.manifest import read_manifest
 from hftune.errors import ArgumentError, ManifestError, Preempted
-from hftune.publishing import locks
 from hftune.publishing.folder import make_work
 from hftune.tools.pipeline import processes
+from hftune.tools.pipeline import runner as runner_module
 from hftune.tools.pipeline.checking import with_quiet_token
 from hftune.tools.pipeline.runner import Choice, Runner, Screen, StageFailed, command_of, shown
 from hftune.tools.pipeline.step import Step
@@ -222,6 +223,21 @@ def test_what_the_disk_does_not_take_is_one_message(bench: Bench, monkeypatch: p
     assert bench.run(Choice(force=("sft",))) == ["sft", "merge sft"]
 
 
+@pytest.mark.parametrize("kind", ["link", "second name", "mine", "pipe"])
+def test_a_lock_of_somebodys_loses_nothing(tmp_path: Path, kind: str) -> None:
+    lock, theirs = tmp_path / "hftune.lock", tmp_path / "theirs"
+    theirs.write_text("mine")
+    {
+        "link": lambda: lock.symlink_to(theirs),
+        "second name": lambda: os.link(theirs, lock),
+        "pipe": lambda: os.mkfifo(lock),
+        "mine": lambda: lock.write_text("mine"),
+    }[kind]()
+    with nullcontext() if kind == "mine" else pytest.raises(ArgumentError), Runner(tmp_path)._alone():
+        pass
+    assert theirs.read_text() == "mine" and (kind != "mine" or lock.read_text() == "mine")
+
+
 def test_a_log_that_cannot_be_opened_is_the_runners_to_say(bench: Bench) -> None:
     """A keeper that found it out would be a second runner."""
     (bench.folder / "out" / "logs" / "pt.log").mkdir(parents=True)
@@ -298,7 +314,7 @@ with Runner(Path({str(tmp_path)!r}))._alone():
     wait(lambda: len(below(runner.pid)) == 4)
     found = below(runner.pid)
     with monkeypatch.context() as patch, pytest.raises(ArgumentError, match="another"):
-        patch.setattr(locks, "OUTPUT_SECONDS", 0.1)
+        patch.setattr(runner_module, "OUTPUT_SECONDS", 0.1)
         with Runner(tmp_path)._alone():
             pass
     runner.kill()

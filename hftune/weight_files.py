@@ -5,17 +5,15 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from hftune.errors import ArgumentError, ManifestError
 from hftune.opening.files import unsafe_entry
 from hftune.opening.safetensors_file import read_index, read_safetensors_header
 
 WEIGHTS_NAME, INDEX_NAME = "model.safetensors", "model.safetensors.index.json"
-T = TypeVar("T")
 # Read at three places of each file: enough to tell two trainings apart, and milliseconds for 70B parameters.
 _SAMPLE_BYTES = 1 << 16
 _UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
@@ -117,32 +115,6 @@ def parse_size(text: str) -> int:
     if not re.fullmatch("[0-9]{1,15}", number) or not int(number):
         raise ArgumentError(f"{text!r} is no size", place="--max_shard_size", fix="write 5GB, 500MB or 2GiB")
     return int(number) * (_UNITS[unit] if unit else 1)
-
-
-def divide(sizes: Mapping[str, int], limit: int) -> dict[str, list[str]]:
-    """Tensors by weight file, in order; a file has at most `limit` bytes, unless one tensor alone has more.
-
-    Args:
-        sizes: Bytes of each tensor.
-        limit: Bytes of a file.
-    """
-    groups: list[list[str]] = [[]]
-    size = 0
-    for name, nbytes in sizes.items():
-        if groups[-1] and size + nbytes > limit:
-            groups.append([])
-            size = 0
-        groups[-1].append(name)
-        size += nbytes
-    return numbered(groups)
-
-
-def numbered(groups: Sequence[T]) -> dict[str, T]:
-    """Groups by the name of their weight file, as transformers names it."""
-    if len(groups) == 1:
-        return {WEIGHTS_NAME: groups[0]}
-    stem, count = WEIGHTS_NAME.removesuffix(".safetensors"), len(groups)
-    return {f"{stem}-{number:05d}-of-{count:05d}.safetensors": group for number, group in enumerate(groups, start=1)}
 
 
 def weight_shapes(folder: str | Path | None) -> dict[str, tuple[int, ...]]:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,41 +15,7 @@ from hftune.merging.skeleton import BaseTensors, StoredSlice, Unsupported
 from hftune.merging.tensors import read_tensor
 from hftune.weight_files import StoredTensor
 
-Apply = Callable[[Tensor | None, StoredSlice], Tensor]
-"""From one of the tensors that store a parameter, float32, to what it is afterwards; the given one may be overwritten.
-It is None where the base has no such tensor."""
-
 _OTHER_MODEL = "give the model that the adapter was trained on"
-
-
-@dataclass(frozen=True)
-class Update:
-    """One adapter's change of a parameter.
-
-    Args:
-        key: Its kind and what it is made of; equal, contents of tensors included, for updates that do the same.
-        apply: Reads the adapter's tensors and makes the change.
-    """
-
-    key: tuple[Any, ...]
-    apply: Apply
-
-
-Updates = dict[str, list[Update]]
-"""Parameter name to what is done to it, in order."""
-
-
-def is_same(first: Any, second: Any) -> bool:
-    """Whether updates, or lists of them, do the same."""
-    if isinstance(first, Update) and isinstance(second, Update):
-        return is_same(first.key, second.key)
-    if isinstance(first, list | tuple) and isinstance(second, list | tuple):
-        return len(first) == len(second) and all(map(is_same, first, second))
-    if isinstance(first, StoredTensor) and isinstance(second, StoredTensor):
-        # peft saves some tensors twice: an adapter of tied parameters has one under each name.
-        alike = (first.dtype, first.shape) == (second.dtype, second.shape)
-        return first == second or (alike and torch.equal(read_tensor(first), read_tensor(second)))
-    return bool(first == second)
 
 
 @lru_cache(maxsize=6)  # the experts of a layer share their matrices
@@ -59,26 +24,8 @@ def read_float(stored: StoredTensor) -> Tensor:
     return read_tensor(stored).float()
 
 
-def apply_all(updates: list[Update], weight: Tensor | None, where: StoredSlice) -> Tensor:
-    """What is stored of the merged parameter, float32. See `Apply`."""
-    for update in updates:
-        weight = update.apply(weight, where)
-    assert weight is not None
-    return weight
-
-
-# --- the kinds -------------------------------------------------------------------------------------------------------
-
-
-def low_rank(
-    a: StoredTensor,
-    b: StoredTensor,
-    scale: float,
-    *,
-    experts: int = 1,
-    transposed: bool = False,
-    magnitude: StoredTensor | None = None,
-) -> Update:
+@dataclass(frozen=True)
+class LowRank:
     """W + scale * B A (LoRA, arXiv:2106.09685), with rows rescaled where there is a magnitude (DoRA, arXiv:2402.09353).
 
     Args:
@@ -90,38 +37,51 @@ def low_rank(
         magnitude: DoRA's.
     """
 
-    def fold(weight: Tensor, where: StoredSlice, expert: int) -> Tensor:
-        left, right = read_float(b), read_float(a)
-        if experts > 1:
-            left = left.reshape(left.shape[0], -1, experts)[:, :, expert]
-            right = right.reshape(experts, -1, right.shape[1])[expert]
-        if transposed:
+    a: StoredTensor
+    b: StoredTensor
+    scale: float
+    experts: int = 1
+    transposed: bool = False
+    magnitude: StoredTensor | None = None
+
+    def apply(self, weight: Tensor | None, where: StoredSlice) -> Tensor:
+        """The given tensor, float32, one of those that store the parameter, with the update in it."""
+        assert weight is not None, "a low-rank update needs a weight"
+        if self.experts == 1 or where.expert is not None:
+            return self._fold(weight, where, where.expert or 0)
+        for expert, own in enumerate(weight):
+            self._fold(own, where, expert)
+        return weight
+
+    def _fold(self, weight: Tensor, where: StoredSlice, expert: int) -> Tensor:
+        left, right = read_float(self.b), read_float(self.a)
+        if self.experts > 1:
+            left = left.reshape(left.shape[0], -1, self.experts)[:, :, expert]
+            right = right.reshape(self.experts, -1, right.shape[1])[expert]
+        if self.transposed:
             left, right = right.T, left.T
         # Each step rounds to float32, as in peft's W + scale * (left @ right): addmm would round once less.
-        weight.add_((left.chunk(where.parts)[where.part] @ right).mul_(scale))
-        if magnitude is not None:
-            weight.mul_((read_float(magnitude).flatten() / torch.linalg.norm(weight, dim=1))[:, None])
+        weight.add_((left.chunk(where.parts)[where.part] @ right).mul_(self.scale))
+        if self.magnitude is not None:
+            weight.mul_((read_float(self.magnitude).flatten() / torch.linalg.norm(weight, dim=1))[:, None])
         return weight
 
-    def apply(weight: Tensor | None, where: StoredSlice) -> Tensor:
-        assert weight is not None, "a low-rank update needs a weight"
-        if experts == 1 or where.expert is not None:
-            return fold(weight, where, where.expert or 0)
-        for expert, own in enumerate(weight):
-            fold(own, where, expert)
-        return weight
 
-    return Update(("low rank", a, b, scale, experts, transposed, magnitude), apply)
-
-
-def replace(stored: StoredTensor) -> Update:
+@dataclass(frozen=True)
+class Replace:
     """The tensor as it was trained in full (`modules_to_save`, biases)."""
 
-    def apply(weight: Tensor | None, where: StoredSlice) -> Tensor:
-        found = read_tensor(stored).float()
+    stored: StoredTensor
+
+    def apply(self, weight: Tensor | None, where: StoredSlice) -> Tensor:
+        """A new tensor, float32; the base may have none (a score head)."""
+        found = read_tensor(self.stored).float()
         return found if where.expert is None else found[where.expert].chunk(where.parts)[where.part]
 
-    return Update(("replace", stored), apply)
+
+Update = LowRank | Replace
+Updates = dict[str, list[Update]]
+"""Parameter name to what is done to it, in order."""
 
 
 # --- which update belongs to which parameter, and whether it fits ----------------------------------------------------
@@ -140,7 +100,7 @@ def updates_of(adapter: Adapter, base: BaseTensors) -> Updates:
         before = base.shape(_in_base(name, base))
         if before is not None and stored.shape != before and _grows(stored.shape, before):
             raise Unsupported(f"its {name} has {stored.shape[0]} rows, the base has {before[0]}")
-        found.setdefault(name, []).append(replace(stored))
+        found.setdefault(name, []).append(Replace(stored))
     for module in adapter.modules:
         parameter, update = _module_update(adapter, module, base)
         found.setdefault(parameter, []).append(update)
@@ -177,7 +137,7 @@ def _module_update(adapter: Adapter, module: AdaptedModule, base: BaseTensors) -
     transposed, magnitude = _is_transposed(module, base, experts), module.tensors.get("lora_magnitude_vector")
     if transposed and magnitude is not None:
         raise Unsupported(f"DoRA of {module.name}, which is stored as (in, out)")
-    return parameter, low_rank(a, b, scale, experts=experts, transposed=transposed, magnitude=magnitude)
+    return parameter, LowRank(a, b, scale, experts, transposed, magnitude)
 
 
 def _parameter_of(adapter: Adapter, module: AdaptedModule, base: BaseTensors) -> str:

@@ -88,7 +88,7 @@ def _manifest(args: MergeArguments, plan: Plan, folder: Path, changed: int) -> M
             {"folder": str(a.folder), "fingerprint": fingerprint(a.folder), "weight": a.weight} for a in inputs.adapters
         ],
         "merged_stage": last.get("stage"),
-        "merged_by": "hftune" if plan.outputs else "peft",
+        "merged_by": "peft" if plan.outputs is None else "hftune",
         "merge_base": "as trained" if inputs.quantised is None else args.merge_base,
         "changed_tensors": changed,
         "kind": "full",
@@ -110,7 +110,7 @@ def _is_tied(plan: Plan, config: dict[str, Any]) -> bool:
     if "tie_word_embeddings" in config or plan.outputs is None:
         return bool(config.get("tie_word_embeddings"))
     # Older configs leave out their architecture's default; what was written tells.
-    return not any(output.name.endswith("lm_head.weight") for output in plan.outputs.tensors)
+    return not any(output.name.endswith("lm_head.weight") for output in plan.outputs)
 
 
 def push(args: MergeArguments, folder: Path) -> None:

@@ -10,7 +10,6 @@ from hftune.checkpoints.manifest import text_fingerprint
 from hftune.constants import PROCESSOR_FILES, REWARD_SCALE_FIELD, STEP_LABELS, VOICES_FILE
 from hftune.logging import notice
 from hftune.merging.inputs import TOKENIZER_FILES, Inputs, has_tokenizer
-from hftune.merging.plan import Outputs
 from hftune.models.loading.from_pretrained import pretrained, reporting_damage
 from hftune.opening.files import copy_file, copy_folder
 from hftune.opening.json_file import read_json
@@ -18,12 +17,11 @@ from hftune.opening.json_file import read_json
 _MORE_TEMPLATES = "additional_chat_templates"
 
 
-def write_config(inputs: Inputs, outputs: Outputs, folder: Path) -> None:
+def write_config(inputs: Inputs, folder: Path) -> None:
     """config.json of the merged model: the base's with what merging changes.
 
     Args:
         inputs: What was merged.
-        outputs: Its tensors.
         folder: The merged model's.
     """
     # The scale of a base that was a reward model is another model's.
@@ -38,8 +36,6 @@ def write_config(inputs: Inputs, outputs: Outputs, folder: Path) -> None:
     for part in texts:
         if inputs.dtype is not None:
             part["torch_dtype" if "torch_dtype" in part else "dtype"] = inputs.dtype
-        if outputs.tied is not None:
-            part["tie_word_embeddings"] = outputs.tied
     if inputs.scores is not None:
         _describe_head(merged, texts[-1], inputs, inputs.scores)
     text = json.dumps(merged, indent=2, ensure_ascii=False) + "\n"

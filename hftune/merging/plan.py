@@ -11,10 +11,10 @@ import torch
 
 from hftune.errors import ArgumentError, ManifestError, raise_together
 from hftune.logging import notice
-from hftune.merging.changes import Update, Updates, is_same, misfits, updates_of
+from hftune.merging.changes import Update, Updates, misfits, updates_of
 from hftune.merging.inputs import Inputs
 from hftune.merging.skeleton import BaseTensors, StoredSlice, Unsupported, build_skeleton, match_names
-from hftune.merging.tensors import FLOATS, NAMES, read_tensor
+from hftune.merging.tensors import FLOATS, NAMES
 from hftune.models.loading.quantisation import (
     check_readable,
     convert,
@@ -37,7 +37,6 @@ class Output:
         source: The base's tensor; None: the base has none.
         updates: What the adapters do to it, in order.
         where: Which slice of a parameter it stores; of a tensor that is updated.
-        new: Whether the base has no tensor of that name on disk.
     """
 
     name: str
@@ -46,20 +45,6 @@ class Output:
     source: StoredTensor | None
     updates: list[Update] = field(default_factory=list)
     where: StoredSlice | None = None
-    new: bool = False
-
-
-@dataclass(frozen=True)
-class Outputs:
-    """All tensors in the order of the base, and what the config must say of them.
-
-    Args:
-        tensors: New ones last.
-        tied: False where embeddings and head are no longer one tensor, as the base's config says.
-    """
-
-    tensors: list[Output]
-    tied: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -69,13 +54,13 @@ class Plan:
     Args:
         inputs: What is merged into what.
         dequantise: Fold into what quantisation left of the base.
-        outputs: The merged tensors; None where peft has to merge.
+        outputs: The merged tensors in the order of the base, new ones last; None where peft has to merge.
         unsupported: Why peft has to merge; None where it need not.
     """
 
     inputs: Inputs
     dequantise: bool
-    outputs: Outputs | None = None
+    outputs: list[Output] | None = None
     unsupported: str | None = None
 
 
@@ -123,17 +108,18 @@ def _check_undone(how: dict[str, Any], inputs: Inputs) -> None:
         )
 
 
-def _plan_outputs(inputs: Inputs) -> Outputs:
+def _plan_outputs(inputs: Inputs) -> list[Output]:
     base = _base_tensors(inputs)
     found = [(adapter, updates_of(adapter, base)) for adapter in inputs.adapters]
     raise_together(problem for adapter, _ in found for problem in misfits(adapter, base))
     changes: Updates = {}
     for name, updates in chain.from_iterable(updates.items() for _, updates in found):
         changes.setdefault(name, []).extend(updates)  # adapters one after another, as they were trained
-    untied = _untie(base, changes, keep_tied=any(a.config.get("ensure_weight_tying") for a in inputs.adapters))
-    # Only now are all updates known: what is tied may have got some of its twin's.
-    tensors = _outputs(base, changes, untied, NAMES[getattr(torch, inputs.dtype)] if inputs.dtype else None)
-    return Outputs(tensors, False if untied else None)
+    # Trained alone, or each for itself, the two are no longer one tensor: peft and transformers know which.
+    tied = sorted(changes.keys() & {*chain.from_iterable(base.tied.items())})
+    if tied:
+        raise Unsupported(f"it trains {' and '.join(tied)}, which the base ties")
+    return _outputs(base, changes, NAMES[getattr(torch, inputs.dtype)] if inputs.dtype else None)
 
 
 # --- the base --------------------------------------------------------------------------------------------------------
@@ -177,91 +163,34 @@ def _needs_skeleton(inputs: Inputs, base: BaseTensors) -> bool:
     return not in_layers or any(name not in stored for name in touched)
 
 
-# --- embeddings and head that are one tensor -------------------------------------------------------------------------
-
-
-def _untie(base: BaseTensors, changes: Updates, *, keep_tied: bool) -> set[str]:
-    """The tied parameters that become different tensors.
-
-    What counts is what training computed: peft trains one of two tied parameters without the other, unless it was told
-    to keep them together (`ensure_weight_tying`).
-    """
-    untied: set[str] = set()
-    for target, source in base.tied.items():
-        # Some checkpoints hold both; transformers then loads them as they are, whatever the config says.
-        if len(base.slices(target) + base.slices(source)) == 2 and not _same_values(base, target, source):
-            notice(f"the base has {target} and {source} apart, though its config ties them; the merged config says so")
-            untied |= {target, source}
-            continue
-        if keep_tied and source in changes:
-            # peft has the matrices of the head transposed; on the one weight of both they are the same update.
-            changes[target] = changes[source]
-        if not is_same(changes.get(target), changes.get(source)):
-            notice(
-                f"the adapter trained {_which(changes, target, source)}, which the base ties: "
-                "the merged model keeps them apart (tie_word_embeddings: false)"
-            )
-            untied |= {target, source}
-    return untied
-
-
-def _same_values(base: BaseTensors, target: str, source: str) -> bool:
-    return torch.equal(read_tensor(base.source(target)), read_tensor(base.source(source)))
-
-
-def _which(changes: Updates, target: str, source: str) -> str:
-    if target in changes and source in changes:
-        return f"{source} and {target} each for itself"
-    return f"{target} without {source}" if target in changes else f"{source} without {target}"
-
-
-def _tied_source(base: BaseTensors, parameter: str) -> StoredTensor | None:
-    """The base's tensor of the parameter that a parameter is tied to."""
-    pairs = [order for pair in base.tied.items() for order in (pair, pair[::-1])]
-    return next((base.source(other) for own, other in pairs if own == parameter and base.slices(other)), None)
-
-
 # --- the merged model's tensors --------------------------------------------------------------------------------------
 
 
-def _outputs(base: BaseTensors, changes: Updates, untied: set[str], dtype: str | None) -> list[Output]:
+def _outputs(base: BaseTensors, changes: Updates, dtype: str | None) -> list[Output]:
     """Every tensor to be written.
 
     Args:
         base: The base.
         changes: What the adapters do.
-        untied: Parameters that the base ties and the merged model does not.
         dtype: Of all floating point tensors; None: each keeps its own.
     """
-    changed: dict[str, Output] = {}
-    tied = list(dict.fromkeys(chain.from_iterable(base.tied.items())))
-    for parameter in changes:
-        # A tied parameter without a tensor of its own is on disk under the other one's name, which changes alike.
-        if base.slices(parameter) or parameter not in tied or parameter in untied:
-            changed |= {output.name: output for output in _changed(base, changes, parameter, dtype)}
+    changed = {output.name: output for parameter in changes for output in _changed(base, changes, parameter, dtype)}
     kept = [name for name in base.stored if name not in base.left_out]
     tensors = [changed.pop(name) if name in changed else _unchanged(name, base.stored[name], dtype) for name in kept]
-    new = [output for output in changed.values() if output.name not in base.left_out]
-    # Copies of a tied tensor that stays as it was, under the name that is not on disk, while the other one changes.
-    for parameter in tied if untied else []:
-        source = _tied_source(base, parameter)
-        if source is not None and not base.slices(parameter) and parameter not in changes:
-            new.append(Output(parameter, _dtype(source.dtype, dtype), source.shape, source, new=True))
-    return tensors + new
+    return tensors + [output for output in changed.values() if output.name not in base.left_out]
 
 
 def _changed(base: BaseTensors, changes: Updates, parameter: str, dtype: str | None) -> Iterator[Output]:
     """The tensors on disk that an updated parameter becomes."""
-    updates = changes[parameter]
-    for where in base.slices(parameter):
+    updates, slices = changes[parameter], base.slices(parameter)
+    for where in slices:
         source = base.stored[where.stored]
         yield Output(where.stored, _dtype(source.dtype, dtype), source.shape, source, updates, where)
-    if not base.slices(parameter):
+    if not slices:  # a new head
         shape = base.shape(parameter)
         assert shape is not None
-        tied_to = _tied_source(base, parameter)
-        own = tied_to.dtype if tied_to is not None else _usual_dtype(base)
-        yield Output(parameter, _dtype(own, dtype), shape, tied_to, updates, StoredSlice(parameter), new=True)
+        own = _dtype(_usual_dtype(base), dtype)
+        yield Output(parameter, own, shape, None, updates, StoredSlice(parameter))
 
 
 def _unchanged(name: str, source: StoredTensor, dtype: str | None) -> Output:

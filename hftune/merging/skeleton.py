@@ -83,10 +83,6 @@ class BaseTensors:
             raise Unsupported(f"{parameter} is made from stored tensors by {self.unsupported[parameter]}")
         return self.converted.get(parameter, [])
 
-    def source(self, parameter: str) -> StoredTensor:
-        """The first stored tensor of a parameter that has some."""
-        return self.stored[self.slices(parameter)[0].stored]
-
     def shape(self, parameter: str) -> tuple[int, ...] | None:
         """The shape of a parameter in memory."""
         if parameter in self.stored:

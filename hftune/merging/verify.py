@@ -133,7 +133,7 @@ def _compare_both_bases(
 def _is_half(plan: Plan) -> bool:
     if plan.outputs is None:
         return True
-    return any(output.dtype in ("BF16", "F16") for output in plan.outputs.tensors)
+    return any(output.dtype in ("BF16", "F16") for output in plan.outputs)
 
 
 # --- what a model says -----------------------------------------------------------------------------------------------

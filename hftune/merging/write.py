@@ -14,13 +14,13 @@ from tqdm import tqdm
 
 from hftune.errors import ArgumentError, ManifestError
 from hftune.logging import notice
-from hftune.merging.changes import apply_all, read_float
+from hftune.merging.changes import read_float
 from hftune.merging.model_config import write_config
 from hftune.merging.plan import Output, Plan
 from hftune.merging.tensors import DTYPES, FLOATS, nbytes, read_tensor, write_tensors
 from hftune.on_demand import on_demand
 from hftune.publishing.disk import free_bytes
-from hftune.weight_files import INDEX_NAME, WEIGHTS_NAME, divide, parse_size
+from hftune.weight_files import INDEX_NAME, WEIGHTS_NAME, parse_size
 
 _SPARE_BYTES = 1 << 24
 """For configs and tokenizer."""
@@ -39,11 +39,11 @@ def write_model(plan: Plan, folder: Path, max_shard_size: str | None) -> int:
         # Imports transformers and peft, which take seconds.
         changed = on_demand("hftune.merging.peft_model:write_with_peft")(plan, folder, max_shard_size)
     else:
-        changes = write_weights(folder, plan.outputs.tensors, max_shard_size)
+        changes = write_weights(folder, plan.outputs, max_shard_size)
         changed, same = changes.count(True), changes.count(False)
         if changed and same:
             notice(f"{same} of {changed + same} adapted tensors are the base's own after rounding")
-        write_config(plan.inputs, plan.outputs, folder)
+        write_config(plan.inputs, folder)
     if not changed:
         raise ManifestError(
             f"merging {plan.inputs.names} changes nothing: every weight would be that of the base",
@@ -108,15 +108,20 @@ class Shard:
 def lay_out(tensors: list[Output], max_shard_size: str | None) -> list[Shard]:
     """Into files named and divided as the base's own, or into files of at most `max_shard_size`."""
     if max_shard_size is not None:
+        from huggingface_hub import split_torch_state_dict_into_shards
+
         by_name = {output.name: output for output in tensors}
-        sizes = {output.name: nbytes(output.dtype, output.shape) for output in tensors}
-        divided = divide(sizes, parse_size(max_shard_size))
-        return [Shard(file, [by_name[name] for name in names]) for file, names in divided.items()]
+        # The plan needs sizes alone: tensors on the meta device take no memory.
+        sizes = {one.name: torch.empty(one.shape, dtype=DTYPES[one.dtype], device="meta") for one in tensors}
+        divided = split_torch_state_dict_into_shards(
+            sizes, filename_pattern="model{suffix}.safetensors", max_shard_size=parse_size(max_shard_size)
+        )
+        return [Shard(file, [by_name[name] for name in names]) for file, names in divided.filename_to_tensors.items()]
     files: dict[str, list[Output]] = {}
     file = WEIGHTS_NAME
     for output in tensors:
-        # A new tensor (a head, a copy of the embeddings) stands behind the last of the old ones.
-        file = file if output.new or output.source is None else output.source.file.name
+        # A new tensor, a head, stands behind the last of the old ones.
+        file = file if output.source is None else output.source.file.name
         files.setdefault(file, []).append(output)
     if len(files) == 1:
         return [Shard(WEIGHTS_NAME, tensors)]
@@ -153,8 +158,11 @@ def merged(output: Output) -> tuple[Tensor, bool | None]:
     if output.where is None:
         assert before is not None
         return (before if before.dtype == DTYPES[output.dtype] else _round(before, output)), None
-    copied = None if before is None else before.to(torch.float32, copy=True)
-    values = _round(apply_all(output.updates, copied, output.where), output)
+    exact = None if before is None else before.to(torch.float32, copy=True)
+    for update in output.updates:
+        exact = update.apply(exact, output.where)
+    assert exact is not None
+    values = _round(exact, output)
     return values, before is None or not torch.equal(values, before.to(values.dtype))
 
 

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import re
-import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from huggingface_hub import split_torch_state_dict_into_shards
@@ -23,6 +20,7 @@ from hftune.checkpoints.manifest import COMPLETE, Manifest, finish_manifest, lib
 from hftune.checkpoints.sharded_state import WEIGHTS, ShardedState, exported_name
 from hftune.errors import ArgumentError, ManifestError, UserError, raise_together
 from hftune.logging import get_logger
+from hftune.merging.tensors import NAMES, write_tensors
 from hftune.models.loading.base_parts import keep_of_base
 from hftune.opening.files import copy_file, unsafe_entries
 from hftune.opening.torch_file import check_torch_files
@@ -30,16 +28,14 @@ from hftune.path_hints import missing_folder
 from hftune.publishing.folder import published_folder
 from hftune.publishing.places import check_place
 from hftune.trainers.result import whole_base
-from hftune.weight_files import fingerprint, weight_files, weight_shapes
+from hftune.weight_files import fingerprint, parse_size, weight_files, weight_shapes
 
 # Copied next to the weights; what belongs to training (optimizer, scheduler, random state) stays behind.
 CARRIED = ("config.json", "generation_config.json", "adapter_config.json", "chat_template.jinja")
 _TOKENIZER = ("tokenizer", "special_tokens", "vocab", "merges", "added_")
 INDEX = "model.safetensors.index.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
-_SIZE = re.compile(r"\d+ ?[KMGT]B")
 Read = Callable[[], Tensor]
-_DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 
 
 @dataclass
@@ -99,10 +95,10 @@ def check_consolidation(args: ConsolidateArguments) -> Iterator[UserError]:
     else:
         yield from unsafe_entries(folder)
         check_torch_files(folder)
-    if not _SIZE.fullmatch(args.max_shard_size.strip().upper()):
-        yield ArgumentError(
-            f"{args.max_shard_size!r} is no size", place="--max_shard_size", fix="write 5GB or 500MB (KB, MB, GB, TB)"
-        )
+    try:
+        parse_size(args.max_shard_size)
+    except ArgumentError as problem:
+        yield problem
     yield from check_place(args.output_dir, inputs_of(args), overwrite=args.overwrite_output_dir)
 
 
@@ -126,10 +122,11 @@ def _convert(checkpoint: Path, output: Path, args: ConsolidateArguments) -> None
         {name: torch.empty(shape, dtype=dtype, device="meta") for name, (shape, _) in tensors.items()},
         filename_pattern="model{suffix}.safetensors" if not _is_adapter(checkpoint) else ADAPTER_WEIGHTS,
         # PEFT reads an adapter from one file of one name, so that it is never split.
-        max_shard_size=args.max_shard_size if not _is_adapter(checkpoint) else 1 << 62,
+        max_shard_size=parse_size(args.max_shard_size) if not _is_adapter(checkpoint) else 1 << 62,
     )
     for file, names in plan.filename_to_tensors.items():
-        _write(output / file, {name: tensors[name] for name in names}, dtype)
+        planned = [(name, NAMES[dtype], tensors[name][0]) for name in names]
+        write_tensors(output / file, planned, lambda name: tensors[name][1]().to(dtype).view(tensors[name][0]))
     if plan.is_sharded:
         index = {"metadata": plan.metadata, "weight_map": plan.tensor_to_filename}
         (output / INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n", encoding="utf-8")
@@ -172,25 +169,6 @@ def _keep_other_parts(checkpoint: Path, output: Path) -> None:
 
 def _is_adapter(checkpoint: Path) -> bool:
     return (checkpoint / "adapter_config.json").is_file()
-
-
-def _write(file: Path, tensors: dict[str, tuple[tuple[int, ...], Read]], dtype: torch.dtype) -> None:
-    """Write a safetensors file (8 bytes of length, a JSON header, the tensors end to end), tensor by tensor."""
-    # Written here, not by safetensors' `save_file`: that wants all tensors of a file in memory at once.
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    offset = 0
-    for name, (shape, _) in tensors.items():
-        size = torch.Size(shape).numel() * dtype.itemsize
-        header[name] = {"dtype": _DTYPES[dtype], "shape": list(shape), "data_offsets": [offset, offset + size]}
-        offset += size
-    text = json.dumps(header).encode()
-    # The header is padded with spaces so that the tensors begin at a multiple of 8 bytes, as the format asks.
-    text += b" " * (-len(text) % 8)
-    with file.open("wb") as stream:
-        stream.write(struct.pack("<Q", len(text)) + text)
-        for _, read in tensors.values():
-            # NumPy has no bfloat16: any dtype is written through a view of its bytes.
-            stream.write(read().to(dtype).contiguous().view(-1).view(torch.uint8).numpy().data)
 
 
 def _compare_shapes(checkpoint: Path, output: Path) -> None:

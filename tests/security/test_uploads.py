@@ -18,7 +18,7 @@ from hftune.errors import ArgumentError
 from hftune.logging import notices
 from hftune.merging import merge
 from hftune.preflight.rules.callbacks import check_hub
-from hftune.publishing.uploads import files_to_upload, push_folder
+from hftune.publishing.uploads import files_to_upload
 from hftune.tools.export import hub
 from hftune.tools.export.arguments import HubArguments
 from hftune.trainers.stage_trainer import StageTrainer
@@ -117,11 +117,6 @@ def folder(tmp_path: Path) -> Path:
     }
     (made / "hftune.json").write_text(json.dumps(manifest))
     return made
-
-
-@pytest.mark.parametrize("name", BELONGS)
-def test_it_belongs(name: str, folder: Path) -> None:
-    assert name in files_to_upload(folder).files
 
 
 @pytest.mark.parametrize("name", DOES_NOT)
@@ -245,19 +240,6 @@ def test_code_is_named_within_the_folder(name: str, folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps({"auto_map": {"AutoModel": name}}))
     code = {name for name in files_to_upload(folder).files if name.endswith(".py")}
     assert code == {"tokenization_own.py"}
-
-
-def test_no_weights_no_upload(tmp_path: Path, sent: dict[str, bytes]) -> None:
-    (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(ArgumentError, match="holds no weights"):
-        push_folder(tmp_path, "me/mine", token=None, message="m")
-    assert not sent
-
-
-def test_a_message_is_sent_without_secrets(folder: Path, sent: dict[str, bytes]) -> None:
-    secrets.learn(SECRET)
-    push_folder(folder, "me/mine", token=SECRET, message=f"with {SECRET}")
-    assert b"with ***" in sent["*"]
 
 
 @pytest.mark.parametrize("road", ROADS)

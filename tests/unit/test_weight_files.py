@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from hftune.errors import ArgumentError
-from hftune.weight_files import divide, fingerprint, parse_size, weight_shapes
+from hftune.weight_files import fingerprint, parse_size, weight_shapes
 
 
 def test_shapes_come_from_headers(tiny_model: Path) -> None:
@@ -31,16 +31,6 @@ def test_a_fingerprint_follows_the_weights(tiny_model: Path, tmp_path: Path) -> 
     save_file(weights, copy / "model.safetensors", metadata={"format": "pt"})
     assert fingerprint(copy) != fingerprint(tiny_model)
     assert fingerprint("some/hub-name") == "hub:some/hub-name"
-
-
-def test_files_of_a_size_and_their_names() -> None:
-    sizes = {"a": 8, "b": 4, "c": 36, "d": 4}
-    assert divide(sizes, 12) == {
-        "model-00001-of-00003.safetensors": ["a", "b"],
-        "model-00002-of-00003.safetensors": ["c"],
-        "model-00003-of-00003.safetensors": ["d"],
-    }
-    assert divide(sizes, 1000) == {"model.safetensors": ["a", "b", "c", "d"]}
 
 
 @pytest.mark.parametrize(

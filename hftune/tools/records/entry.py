@@ -35,7 +35,6 @@ def preview(argv: list[str]) -> None:
         return check_served(encoder, data_args)
     from hftune.data.preview import preview as show
     from hftune.data.splits import load_splits
-    from hftune.tools.records.entry import describe_formats
 
     data, samples = load_splits(encoder, data_args, training_args), data_args.preview or 3
     files = [Path(file) for file in data.about["train"]["files"]]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hftune.checkpoints.engine_files import open_engine
-from hftune.checkpoints.integrity import RECORD_NAME, engine_folder, read_tag
+from hftune.checkpoints.integrity import RECORD_NAME, engine_folder
 from hftune.errors import ManifestError
 
 OWN = ["zero_pp_rank_0_mp_rank_00_optim_states.pt"]
@@ -47,13 +47,6 @@ def test_without_a_tag(tmp_path: Path) -> None:
     assert engine_folder(tmp_path) is None
     (tmp_path / "global_step2").mkdir()
     assert engine_folder(str(tmp_path)) == tmp_path / "global_step2"
-
-
-@pytest.mark.parametrize("name", ["..", "../other", "/etc", "", "a\x00b", "x" * 5000])
-def test_a_tag_that_leads_elsewhere_is_refused(tmp_path: Path, name: str) -> None:
-    (tmp_path / "latest").write_text(name)
-    with pytest.raises(ManifestError):
-        read_tag(tmp_path / "latest")
 
 
 def test_links_are_refused(tmp_path: Path) -> None:

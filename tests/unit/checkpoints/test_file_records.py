@@ -36,6 +36,10 @@ def test_files_of_an_input(tmp_path: Path) -> None:
     (folder / "new.jsonl").write_text("x")
     said = list(changed_input(str(folder), recorded))
     assert len(said) == 2 and "a.jsonl" in said[0] and said[1] == f"{folder / 'new.jsonl'} is new"
+    (folder / "a.jsonl").write_text("333\n")
+    single = {"files": {"a.jsonl": recorded["files"]["a.jsonl"]}}
+    assert list(changed_input(str(folder / "a.jsonl"), single)) == [f"{folder / 'a.jsonl'} has 4 bytes, not 7"]
+    assert list(changed_input(str(tmp_path / "gone"), single)) == [f"{tmp_path / 'gone'} is gone"]
 
 
 @pytest.mark.parametrize("config", ["config.json", "adapter_config.json"])

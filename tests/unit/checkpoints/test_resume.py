@@ -11,8 +11,6 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from hftune import logging
-from hftune.arguments.entry import parse_arguments
 from hftune.checkpoints.file_records import result_files
 from hftune.checkpoints.integrity import (
     RECORD_NAME,
@@ -30,7 +28,6 @@ from hftune.checkpoints.resume import (
     remove_leftovers,
     remove_old,
     rename_earlier_run,
-    report_nothing_left,
     restore_checkpoints,
     steps_done,
 )
@@ -331,23 +328,3 @@ def test_a_link_to_a_checkpoint_is_never_deleted(tmp_path: Path) -> None:
     make(tmp_path, 2)
     (tmp_path / "checkpoint-1").symlink_to(other)
     assert remove_old(tmp_path, 1, None) == [] and checkpoint_fault(other) is None
-
-
-@pytest.mark.parametrize(
-    ("flags", "raise_"),
-    [
-        (["--max_steps", "10"], "--max_steps 10"),
-        (["--max_steps", "11"], None),
-        (["--num_train_epochs", "2"], "--num_train_epochs 2"),
-        (["--num_train_epochs", "2.5"], None),
-    ],
-)
-def test_a_run_that_is_done_is_said(
-    flags: list[str], raise_: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(logging, "_notices", [])
-    (tmp_path / TRAINER_STATE).write_text(json.dumps({"global_step": 10, "epoch": 2.0}))
-    *_, args = parse_arguments("pt", ["--output_dir", str(tmp_path), "--use_cpu", "True", *flags])
-    report_nothing_left(args, str(tmp_path))
-    said = [f"nothing is left to train: {tmp_path} has 10 steps (2 epochs) behind it; raise {raise_}"]
-    assert logging.notices() == (said if raise_ else [])

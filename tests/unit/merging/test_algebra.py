@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from hftune.merging.changes import Update, apply_all, low_rank
+from hftune.merging.changes import LowRank
 from hftune.merging.skeleton import StoredSlice
 from tests.unit.merging.models import store
 
@@ -26,16 +26,19 @@ def matrices(rows: int, columns: int, ranks: list[int], seed: int) -> tuple[Tens
     return torch.randn(rows, columns, generator=chance), pairs
 
 
-def updates(pairs: list[tuple[Tensor, Tensor]], scales: list[float]) -> list[Update]:
+def updates(pairs: list[tuple[Tensor, Tensor]], scales: list[float]) -> list[LowRank]:
     """Low-rank updates of matrices that lie in a file."""
     named = {f"{kind}{at}": one.clone() for at, pair in enumerate(pairs) for kind, one in zip("ab", pair, strict=True)}
     found = store(Path(FILES.name) / str(next(NUMBERS)), named)
-    return [low_rank(found[f"a{at}"], found[f"b{at}"], scale) for at, scale in enumerate(scales)]
+    return [LowRank(found[f"a{at}"], found[f"b{at}"], scale) for at, scale in enumerate(scales)]
 
 
-def merged(updates: list[Update], weight: Tensor) -> Tensor:
+def merged(updates: list[LowRank], weight: Tensor) -> Tensor:
     """The weight afterwards."""
-    return apply_all(updates, weight.clone(), StoredSlice("w"))
+    found = weight.clone()
+    for update in updates:
+        found = update.apply(found, StoredSlice("w"))
+    return found
 
 
 SIZES = {"rows": st.integers(1, 9), "columns": st.integers(1, 7), "seed": st.integers(0, 2**16)}

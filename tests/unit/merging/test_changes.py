@@ -13,7 +13,7 @@ from transformers import Conv1D
 
 from hftune.errors import ManifestError
 from hftune.merging.adapters import ADAPTER_WEIGHTS, PREFIX, AdaptedModule, Adapter
-from hftune.merging.changes import _module_misfit, misfits, updates_of
+from hftune.merging.changes import LowRank, Replace, _module_misfit, misfits, updates_of
 from hftune.merging.skeleton import BaseTensors, Unsupported
 from tests.unit.merging.models import store
 
@@ -55,9 +55,9 @@ def test_which_parameter_of_two(base: BaseTensors, tmp_path: Path) -> None:
     tensors = lora("experts.base_layer", (4, 2), (4, 4)) | lora("experts", (4, 4), (2, 4))
     asked = ["experts.gate_up_proj", "experts.down_proj"]
     found = updates_of(adapter(tmp_path / "a", tensors, target_parameters=asked), base)
-    assert {name: (update.key[1].shape, update.key[3:6]) for name, (update,) in found.items()} == {
-        "experts.gate_up_proj": ((4, 2), (2.0, 2, False)),  # alpha 4 over r = 4 / 2 experts
-        "experts.down_proj": ((4, 4), (2.0, 2, False)),
+    assert {name: (update.a.shape, update.scale, update.experts) for name, (update,) in found.items()} == {
+        "experts.gate_up_proj": ((4, 2), 2.0, 2),  # alpha 4 over r = 4 / 2 experts
+        "experts.down_proj": ((4, 4), 2.0, 2),
     }
     one = updates_of(adapter(tmp_path / "b", lora("experts", (4, 4), (2, 4)), target_parameters=["down_proj"]), base)
     assert list(one) == ["experts.down_proj"]
@@ -73,11 +73,11 @@ def test_patterns_name_parameters_where_peft_wraps_them_and_modules_elsewhere(
     tensors = lora("experts", (4, 2), (4, 4)) | lora("q", (2, 2), (4, 2))
     config = {"target_parameters": ["experts.gate_up_proj"], "alpha_pattern": {"experts.gate_up_proj": 6, "q": 8}}
     found = updates_of(adapter(tmp_path / "a", tensors, **config), base)
-    assert {name: update.key[3] for name, (update,) in found.items()} == {"experts.gate_up_proj": 3.0, "q.weight": 4.0}
+    assert {name: update.scale for name, (update,) in found.items()} == {"experts.gate_up_proj": 3.0, "q.weight": 4.0}
     # One that is for no parameter is for the module, whatever else the adapter wraps.
     config["alpha_pattern"] = {"experts": 6, "q.weight": 8}
     found = updates_of(adapter(tmp_path / "b", tensors, **config), base)
-    assert {name: update.key[3] for name, (update,) in found.items()} == {"experts.gate_up_proj": 2.0, "q.weight": 2.0}
+    assert {name: update.scale for name, (update,) in found.items()} == {"experts.gate_up_proj": 2.0, "q.weight": 2.0}
 
 
 def test_which_weights_are_the_other_way_round(base: BaseTensors, tmp_path: Path) -> None:
@@ -89,22 +89,22 @@ def test_which_weights_are_the_other_way_round(base: BaseTensors, tmp_path: Path
         skeleton.experts.is_transposed = skeleton.q.is_transposed = mark
         skeleton.q.__class__ = kind
         found = updates_of(adapter(tmp_path / str(mark), tensors, **asked), base)
-        assert tuple(update.key[5] for (update,) in found.values()) == transposed
+        assert tuple(update.transposed for (update,) in found.values()) == transposed
     dora = lora("q", (1, 2), (4, 1)) | {"q.lora_magnitude_vector": torch.ones(4)}
     with pytest.raises(Unsupported, match=r"DoRA of q, which is stored as \(in, out\)"):
         updates_of(adapter(tmp_path / "dora", dora), base)
     embedding = {"q.lora_embedding_A": torch.ones(1, 4), "q.lora_embedding_B": torch.ones(2, 1)}
     skeleton.q.__class__ = nn.Linear
     (update,) = updates_of(adapter(tmp_path / "c", embedding), base)["q.weight"]
-    assert update.key[5]
+    assert update.transposed
 
 
 def test_what_was_trained_in_full_comes_first(base: BaseTensors, tmp_path: Path) -> None:
     tensors = lora("q", (1, 2), (4, 1)) | {"q.weight": torch.ones(4, 2), "q.bias": torch.ones(4)}
     found = updates_of(adapter(tmp_path / "a", tensors), base)
-    assert {name: [update.key[0] for update in updates] for name, updates in found.items()} == {
-        "q.weight": ["replace", "low rank"],
-        "q.bias": ["replace"],
+    assert {name: [type(update) for update in updates] for name, updates in found.items()} == {
+        "q.weight": [Replace, LowRank],
+        "q.bias": [Replace],
     }
 
 

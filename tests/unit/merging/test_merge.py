@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from hftune.merging import merge as merging
+from hftune.template_arguments import FIELD
 from hftune.weight_files import fingerprint
 from tests.unit.merging.models import ATTENTION, make_adapter, merge
 
@@ -67,21 +68,6 @@ def test_an_adapter_of_another_tool_has_no_history(base: Path, tmp_path: Path) -
     assert found["tokenizer"]["chat_template_kwargs"] == {} and len(found["tokenizer"]) > 1
 
 
-@pytest.mark.parametrize(
-    ("config", "names", "tied"),
-    [
-        ({"tie_word_embeddings": True}, ["lm_head.weight"], True),
-        ({"tie_word_embeddings": False}, [], False),
-        ({}, ["model.embed_tokens.weight", "lm_head.weight"], False),
-        ({}, ["model.embed_tokens.weight"], True),
-        ({}, None, False),
-    ],
-)
-def test_tied_as_the_config_says_or_the_weights_show(config: Any, names: list[str] | None, tied: bool) -> None:
-    tensors = None if names is None else SimpleNamespace(tensors=[SimpleNamespace(name=name) for name in names])
-    assert merging._is_tied(SimpleNamespace(outputs=tensors), config) is tied  # type: ignore[arg-type]
-
-
 def test_a_merged_model_is_pushed_if_asked(adapter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pushed: list[Any] = []
     monkeypatch.setattr(
@@ -89,10 +75,12 @@ def test_a_merged_model_is_pushed_if_asked(adapter: Path, tmp_path: Path, monkey
     )
     merge(adapter, tmp_path / "quiet")
     assert pushed == []
-    merge(adapter, tmp_path / "merged", hf_hub_model_id="me/model", hf_hub_token="none-of-mine", hub="modelscope")
+    token = "hf_" + "a" * 34
+    found = merge(adapter, tmp_path / "merged", hf_hub_model_id="me/model", hf_hub_token=token, hub="modelscope")
+    assert token not in json.dumps(found)
     ((name, args, options),) = pushed
     assert name == "hftune.stores.pushing:push" and args == (tmp_path / "merged", "me/model")
-    assert (options["token"], options["flag"]) == ("none-of-mine", "--hf_hub_model_id")
+    assert (options["token"], options["flag"]) == (token, "--hf_hub_model_id")
     assert options["hub"] == "modelscope" and "hftune" in options["message"]
 
 
@@ -107,3 +95,67 @@ def test_what_is_read_is_not_replaced(
     )
     merge(adapter, tmp_path / "merged")
     assert known == [[base, adapter]]
+
+
+# --- a manifest of stand-ins ---
+
+
+def folder_with(folder: Path, **config: Any) -> Path:
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def plan_of(tmp_path: Path, base: Any, *, last: dict[str, Any] | None = None, **inputs: Any) -> Any:
+    """One adapter, whose folder holds the tokenizer."""
+    adapter = SimpleNamespace(folder=tmp_path / "adapter", manifest=last or {}, weight=0.5)
+    own = {"quantised": None, "head": "causal_lm", "dtype": None, "tokenizer": adapter.folder, **inputs}
+    made = SimpleNamespace(base=base, adapters=[adapter], last=adapter, **own)
+    return SimpleNamespace(inputs=made, outputs=[])
+
+
+ARGS: Any = SimpleNamespace(merge_base="dequantized", hf_hub_token=None)
+
+
+@pytest.fixture
+def of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The manifest of a plan, where a folder's fingerprint is its path."""
+    monkeypatch.setattr(merging, "fingerprint", lambda folder: f"print of {folder}")
+    monkeypatch.setattr(merging, "describe_tokenizer", lambda folder: {"fingerprint": "read", "tokens": 3})
+    count = iter(range(9))
+
+    def make(plan: Any, **config: Any) -> Any:
+        return merging._manifest(ARGS, plan, folder_with(tmp_path / f"merged{next(count)}", **config), 7)
+
+    return make
+
+
+def test_other_ways_and_heads(tmp_path: Path, of: Any) -> None:
+    base = SimpleNamespace(name="b", folder=tmp_path)
+    plan = plan_of(tmp_path, base, quantised={"bits": 4}, head="score", dtype="torch.float16")
+    plan.outputs = None
+    found = of(plan, text_config={"vocab_size": 5}, reward_scale={"mean": 1.0}, torch_dtype="float32")
+    assert (found["merged_by"], found["merge_base"], found["head"]) == ("peft", "dequantized", "score")
+    assert found["reward_scale"] == {"mean": 1.0} and found["dtype"] == "torch.float16"
+    assert found["vocabulary"] == {"rows": 5, "tied": False, "new_tokens": [], "growth": None}
+    assert of(plan_of(tmp_path, base), torch_dtype="float16")["dtype"] == "float16"
+    assert of(plan_of(tmp_path, base))["dtype"] == "float32"
+
+
+def test_a_stages_description_of_its_own_tokenizer_wins(tmp_path: Path, of: Any) -> None:
+    base, given = SimpleNamespace(name="b", folder=tmp_path), {FIELD: {"enable_thinking": False}}
+    said = {"fingerprint": "said", "tokens": 9, **given}
+    assert of(plan_of(tmp_path, base, last={"tokenizer": said}))["tokenizer"] == said
+    other = plan_of(tmp_path, base, last={"tokenizer": said}, tokenizer=tmp_path)
+    assert of(other)["tokenizer"] == {"fingerprint": "read", "tokens": 3, **given}
+    assert of(plan_of(tmp_path, base))["tokenizer"] == {"fingerprint": "read", "tokens": 3, FIELD: {}}
+
+
+def test_tied_embeddings_by_the_config_or_by_what_was_written() -> None:
+    def plan(*names: str) -> Any:
+        return SimpleNamespace(outputs=[SimpleNamespace(name=name) for name in names])
+
+    assert merging._is_tied(plan("lm_head.weight"), {"tie_word_embeddings": True})
+    assert not merging._is_tied(plan("a"), {"tie_word_embeddings": False})
+    assert merging._is_tied(plan("a", "b"), {}) and not merging._is_tied(plan("a", "model.lm_head.weight"), {})
+    assert not merging._is_tied(SimpleNamespace(outputs=None), {})  # type: ignore[arg-type]

@@ -25,13 +25,12 @@ from hftune.merging.model_config import (
     pad_token_id,
     write_config,
 )
-from hftune.merging.plan import Outputs
 from tests.unit.merging.models import settings
 
 
-def written(folder: Path, config: dict[str, Any], outputs: Outputs | None = None, **more: Any) -> dict[str, Any]:
+def written(folder: Path, config: dict[str, Any], **more: Any) -> dict[str, Any]:
     inputs = Inputs(BaseFolder("base", folder), config, [[Adapter(folder)]], tokenizer=folder, **more)
-    write_config(inputs, outputs or Outputs([]), folder)
+    write_config(inputs, folder)
     return settings(folder)
 
 
@@ -50,13 +49,11 @@ def test_a_config_that_nothing_changes_is_that_of_the_base_byte_for_byte(make_ba
 
 
 def test_what_merging_changes(tmp_path: Path) -> None:
-    outputs = Outputs([], tied=False)
     (tmp_path / "hftune.json").write_text(json.dumps({"reward_scale": {"mean": 2}}))
-    found = written(tmp_path, {"torch_dtype": "float32", "vocab_size": 5}, outputs, dtype="float16")
+    found = written(tmp_path, {"torch_dtype": "float32", "vocab_size": 5}, dtype="float16")
     assert found == {
         "torch_dtype": "float16",
         "vocab_size": 5,
-        "tie_word_embeddings": False,
         "reward_scale": {"mean": 2},
     }
 
@@ -64,8 +61,8 @@ def test_what_merging_changes(tmp_path: Path) -> None:
 def test_a_model_that_sees(tmp_path: Path) -> None:
     text_config = {"dtype": "float32", "vocab_size": 5}
     config = {"dtype": "float32", "text_config": dict(text_config)}
-    found = written(tmp_path, config, Outputs([], tied=False), dtype="bfloat16")
-    assert found["text_config"] == {"dtype": "bfloat16", "vocab_size": 5, "tie_word_embeddings": False}
+    found = written(tmp_path, config, dtype="bfloat16")
+    assert found["text_config"] == {"dtype": "bfloat16", "vocab_size": 5}
     assert found["dtype"] == "bfloat16" and "vocab_size" not in found
     assert config["text_config"] == text_config, "the base's own"
     assert written(tmp_path, {"text_config": {"vocab_size": 5}}) == {"text_config": {"vocab_size": 5}}

@@ -220,3 +220,126 @@ def test_an_adapter_of_a_causal_lm_below_a_reward_model(make_base: Callable, tmp
     save_file(tensors | extra, adapter / ADAPTER_WEIGHTS)
     with pytest.raises(UserError, match=r"layers\.8.*\(and 1 more\)"):
         load_adapter(AutoModelForSequenceClassification.from_pretrained(base, num_labels=1), adapter)
+
+
+# --- with stand-ins ---
+
+
+def inputs(**given: Any) -> Any:
+    plain = {
+        "base": SimpleNamespace(gguf_file=None, folder="b"),
+        "rope": {},
+        "scores": None,
+        "trust_remote_code": False,
+    }
+    return SimpleNamespace(**plain | given)
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        ({}, [("AutoModelForCausalLM", {"dtype": torch.float32})]),
+        (
+            {"head": "score", "scores": 2},
+            [("AutoModelForSequenceClassification", {"dtype": torch.float32, "num_labels": 2})],
+        ),
+        (
+            {"base": SimpleNamespace(gguf_file="x.gguf", folder="b")},
+            [("AutoModelForCausalLM", {"dtype": torch.float32, "gguf_file": "x.gguf"}), "dtype of GGUF"],
+        ),
+        (
+            {"head": "score", "scores": 2, "quantised": Quantisation(8, "None", False, "BF16")},
+            [(
+                "AutoModelForSequenceClassification",
+                {"dtype": torch.bfloat16, "num_labels": 2, "quantization_config": 8, "device_map": {"": "cpu"}},
+            )],
+        ),
+    ],
+)  # fmt: skip
+def test_who_loads_a_base_and_with_what(
+    given: dict[str, Any], wanted: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Code is trusted as asked."""
+    asked: list[Any] = []
+    model = SimpleNamespace(eval=lambda: "ready")
+
+    def pretrained(auto: Any, folder: str, *, trust_remote_code: bool, **options: Any) -> Any:
+        assert folder == "b" and trust_remote_code
+        asked.append((auto.__name__, options))
+        return model
+
+    monkeypatch.setattr(peft_model, "pretrained", pretrained)
+    monkeypatch.setattr(peft_model, "_bitsandbytes", lambda how: how.bits)
+    monkeypatch.setattr(peft_model, "keep_differentiable", lambda model: None)
+    monkeypatch.setattr(peft_model, "forget_gguf", lambda model: asked.append("dtype of GGUF"))
+    monkeypatch.setattr(peft_model, "_rows_of_adapters", lambda model, adapters: None)
+    own = {"head": "causal_lm", "quantised": None, "growth": None, "trust_remote_code": True, "adapters": []}
+    plan: Any = SimpleNamespace(inputs=inputs(**own | given), outputs=None)
+    loaded: Any = load_base(plan, quantised=True)
+    assert loaded == "ready" and asked == wanted
+
+
+class Written(torch.nn.Linear):
+    """A model whose saving is noted."""
+
+    def __init__(self) -> None:
+        super().__init__(2, 2)
+        self.config, self.saved = SimpleNamespace(get_text_config=lambda: self.config), []  # type: ignore[var-annotated]
+
+    def get_input_embeddings(self) -> None:
+        """None, and no head."""
+
+    get_output_embeddings = get_input_embeddings
+
+    def save_pretrained(self, folder: Path, *, max_shard_size: str, save_original_format: bool) -> None:
+        assert save_original_format
+        self.saved.append((folder, max_shard_size, self.weight.dtype))
+
+
+def written(folder: Path, monkeypatch: pytest.MonkeyPatch, model: Written | None = None, **given: Any) -> Written:
+    model = model or Written()
+    monkeypatch.setattr(peft_model, "load_base", lambda plan, *, quantised: model)
+    monkeypatch.setattr(peft_model, "_adapted", lambda model, levels: model)
+    monkeypatch.setattr(peft_model, "_folded", lambda model, adapter: model)
+    own = {"base": SimpleNamespace(gguf_file=None, folder=folder, name="b"), "reward_scale": None, "levels": []}
+    own |= {"dtype": None, "config": {}, "tokenizer": folder, "growth": None, "last": None}
+    plan: Any = SimpleNamespace(inputs=inputs(**own | given), unsupported="a test", dequantise=False)
+    assert write_with_peft(plan, folder / "merged", None) == 0
+    return model
+
+
+@pytest.mark.parametrize(
+    ("asked", "config", "stored"),
+    [
+        (None, {}, torch.float32),
+        (None, {"torch_dtype": "bfloat16"}, torch.bfloat16),
+        (None, {"dtype": "torch.float16", "torch_dtype": "bfloat16"}, torch.float16),
+        ("float64", {"dtype": "float16"}, torch.float64),
+    ],
+)
+def test_a_dtype_is_the_one_asked_for_or_the_base_s_under_either_name(
+    asked: str | None, config: dict[str, Any], stored: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = written(tmp_path, monkeypatch, dtype=asked, config=config)
+    assert found.saved == [(tmp_path / "merged", "5GB", stored)]
+
+
+@pytest.mark.parametrize(
+    ("gguf", "own", "saved"), [("x.gguf", False, True), ("x.gguf", True, False), (None, False, False)]
+)
+def test_a_tokenizer_that_lies_in_a_gguf_file_is_made_of_it(
+    gguf: str | None, own: bool, saved: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless the adapter has one, or the base has files that are copied."""
+    made: list[Any] = []
+
+    def pretrained(auto: Any, folder: Path, **options: Any) -> Any:
+        made.append((auto.__name__, folder, options))
+        return SimpleNamespace(save_pretrained=made.append)
+
+    monkeypatch.setattr(peft_model, "pretrained", pretrained)
+    base = SimpleNamespace(gguf_file=gguf, folder=tmp_path)
+    tokenizer = tmp_path / "adapter" if own else tmp_path
+    written(tmp_path, monkeypatch, base=base, tokenizer=tokenizer, trust_remote_code=True)
+    options = {"gguf_file": "x.gguf", "trust_remote_code": True}
+    assert made == ([("AutoTokenizer", tmp_path, options), tmp_path / "merged"] if saved else [])

@@ -16,17 +16,14 @@ from safetensors.torch import load_file
 from hftune.errors import UserError
 from hftune.merging import plan as planning
 from hftune.merging.adapters import ADAPTER_WEIGHTS, PREFIX, Adapter
-from hftune.merging.changes import replace
+from hftune.merging.changes import Replace
 from hftune.merging.inputs import BaseFolder, Inputs
 from hftune.merging.plan import (
     Output,
     Plan,
     _dtype,
     _needs_skeleton,
-    _tied_source,
-    _untie,
     _usual_dtype,
-    _which,
     plan_merge,
 )
 from hftune.merging.skeleton import BaseTensors, StoredSlice, Unsupported
@@ -54,7 +51,7 @@ def planned(base: Path, *levels: list[Adapter], **more: Any) -> Plan:
 
 def outputs(plan: Plan) -> dict[str, Output]:
     assert plan.outputs is not None, plan.unsupported
-    return {output.name: output for output in plan.outputs.tensors}
+    return {output.name: output for output in plan.outputs}
 
 
 @pytest.fixture
@@ -73,7 +70,6 @@ def test_what_is_not_touched_stays(small: Path, tmp_path: Path) -> None:
         "model.layers.0.steps": False,
     }
     assert {output.dtype for output in found.values()} == {"BF16", "I64"}
-    assert not any(output.new for output in found.values())
 
 
 def test_a_dtype_is_that_of_floating_point_tensors(small: Path, tmp_path: Path) -> None:
@@ -88,7 +84,7 @@ def test_a_dtype_is_that_of_floating_point_tensors(small: Path, tmp_path: Path) 
 def test_adapters_in_their_order(small: Path, tmp_path: Path) -> None:
     below, above = (adapter(tmp_path / name, lora(Q, 4, 4)) for name in ("below", "above"))
     updates = outputs(planned(small, [below], [above]))[f"{Q}.weight"].updates
-    assert [update.key[1] for update in updates] == [one.modules[0].tensors["lora_A"] for one in (below, above)]
+    assert [update.a for update in updates] == [one.modules[0].tensors["lora_A"] for one in (below, above)]
 
 
 @pytest.mark.parametrize(
@@ -149,63 +145,19 @@ def rows_of(base: Path) -> tuple[int, int]:
     return config["vocab_size"], config["hidden_size"]
 
 
-def test_a_head_trained_alone_gets_a_tensor_of_its_own(tied: Path, tmp_path: Path) -> None:
-    shape = rows_of(tied)
-    plan = planned(tied, [adapter(tmp_path / "a", lora(HEAD, *shape))])
-    found = outputs(plan)
-    assert plan.outputs is not None and plan.outputs.tied is False
-    head, embed = found[f"{HEAD}.weight"], found[f"{EMBED}.weight"]
-    assert head.new and head.updates and head.source == embed.source and not embed.updates
-    assert list(found)[-1] == f"{HEAD}.weight"
-
-
-def test_embeddings_trained_alone_leave_the_head_as_it_was(tied: Path, tmp_path: Path) -> None:
-    rows, columns = rows_of(tied)
-    matrices = {
-        f"{EMBED}.lora_embedding_A": torch.randn(2, rows),
-        f"{EMBED}.lora_embedding_B": torch.randn(columns, 2),
-    }
-    plan = planned(tied, [adapter(tmp_path / "a", matrices)])
-    found = outputs(plan)
-    assert plan.outputs is not None and plan.outputs.tied is False
-    assert found[f"{HEAD}.weight"].new and not found[f"{HEAD}.weight"].updates
-    assert found[f"{EMBED}.weight"].updates
-    kept = planned(tied, [adapter(tmp_path / "b", matrices, ensure_weight_tying=True)])
-    assert kept.outputs is not None and kept.outputs.tied is None and f"{HEAD}.weight" not in outputs(kept)
-
-
-def test_both_trained_whole_alike_and_not(tied: Path, tmp_path: Path) -> None:
-    values = torch.randn(rows_of(tied))
-    alike = planned(tied, [adapter(tmp_path / "a", {f"{EMBED}.weight": values, f"{HEAD}.weight": values.clone()})])
-    assert alike.outputs is not None and alike.outputs.tied is None and f"{HEAD}.weight" not in outputs(alike)
-    apart = planned(tied, [adapter(tmp_path / "b", {f"{EMBED}.weight": values, f"{HEAD}.weight": values + 1})])
-    assert apart.outputs is not None and apart.outputs.tied is False and outputs(apart)[f"{HEAD}.weight"].new
+@pytest.mark.parametrize("trained", [[HEAD], [EMBED], [EMBED, HEAD]])
+def test_peft_merges_what_trained_one_of_two_tied_tables(trained: list[str], tied: Path, tmp_path: Path) -> None:
+    tensors = {f"{name}.weight": torch.randn(rows_of(tied)) for name in trained}
+    plan = planned(tied, [adapter(tmp_path / "a", tensors)])
+    names = " and ".join(f"{name}.weight" for name in sorted(trained))
+    assert plan.outputs is None and plan.unsupported == f"it trains {names}, which the base ties"
 
 
 def test_what_else_is_trained_leaves_the_tie(tied: Path, tmp_path: Path) -> None:
     norm = {"model.norm.weight": torch.ones(rows_of(tied)[1])}
     plan = planned(tied, [adapter(tmp_path / "a", norm)])
-    assert plan.outputs is not None and plan.outputs.tied is None and f"{HEAD}.weight" not in outputs(plan)
+    assert f"{HEAD}.weight" not in outputs(plan)
     assert [name for name, output in outputs(plan).items() if output.updates] == ["model.norm.weight"]
-
-
-def test_a_head_that_is_stored_although_it_is_tied(tied: Path, tmp_path: Path) -> None:
-    """Every tensor is written once, under the name that it has."""
-    (tmp_path / "config.json").write_bytes((tied / "config.json").read_bytes())
-    stored = load_file(tied / "model.safetensors")
-    store(tmp_path, stored | {f"{HEAD}.weight": stored[f"{EMBED}.weight"].clone()})
-    plan = planned(tmp_path, [adapter(tmp_path / "a", lora(HEAD, *rows_of(tied)))])
-    assert plan.outputs is not None and plan.outputs.tied is False
-    names = [output.name for output in plan.outputs.tensors]
-    assert sorted(names) == sorted({*stored, f"{HEAD}.weight"}) and not any(one.new for one in plan.outputs.tensors)
-
-
-def test_a_head_of_its_own_has_the_dtype_of_the_embeddings(tied: Path, tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_bytes((tied / "config.json").read_bytes())
-    stored = load_file(tied / "model.safetensors")
-    store(tmp_path, stored | {f"{EMBED}.weight": stored[f"{EMBED}.weight"].bfloat16()})
-    found = outputs(planned(tmp_path, [adapter(tmp_path / "a", lora(HEAD, *rows_of(tied)))]))
-    assert found[f"{HEAD}.weight"].dtype == "BF16" and found["model.norm.weight"].dtype == "F32"
 
 
 def test_what_has_no_place_in_the_model(tied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,47 +180,7 @@ def test_a_reward_model_has_no_language_model_head(make_base: Callable, tmp_path
     score = {"score.weight": torch.randn(1, rows_of(base)[1])} | lora(Q, *(rows_of(base)[1],) * 2)
     found = outputs(planned(base, [adapter(tmp_path / "a", score, task_type="SEQ_CLS")], scores=1))
     assert f"{HEAD}.weight" not in found
-    assert (
-        found["score.weight"].new
-        and found["score.weight"].source is None
-        and found["score.weight"].shape == (1, rows_of(base)[1])
-    )
-
-
-class Pairs:
-    """A base whose config ties two heads to one embedding each; of some both are stored."""
-
-    def __init__(self, **values: float) -> None:
-        self.values, self.tied = values, {"head": "embed", "second head": "second embed"}
-
-    def slices(self, name: str) -> list[StoredSlice]:
-        return [StoredSlice(name)] if name.replace(" ", "_") in self.values else []
-
-    def source(self, name: str) -> Any:
-        return self.values[name.replace(" ", "_")]
-
-
-@pytest.fixture
-def of_values(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tensors of `Pairs` hold one value each."""
-    monkeypatch.setattr(planning, "read_tensor", lambda source: torch.tensor([source]))
-
-
-@pytest.mark.usefixtures("of_values")
-def test_tied_by_the_config_and_stored_apart(tmp_path: Path) -> None:
-    """What is stored twice with the same values is tied; with others it is apart; each pair is looked at."""
-    new = replace(store(tmp_path, {"new": torch.ones(1)})["new"])
-    everything = {"head", "embed", "second head", "second embed"}
-    for trained, values, untied in (
-        ("second head", {"embed": 1.0, "head": 1.0}, {"second head", "second embed"}),
-        ("second head", {"embed": 1.0, "head": 2.0}, everything),
-        ("second head", {"embed": 1.0}, {"second head", "second embed"}),
-        ("head", {"second_embed": 1.0, "second_head": 2.0}, everything),
-    ):
-        base: Any = Pairs(**values)  # type: ignore[arg-type]
-        assert _untie(base, {trained: [new]}, keep_tied=False) == untied
-    base = Pairs(embed=1.0, head=2.0)
-    assert _untie(base, {}, keep_tied=False) == {"head", "embed"}
+    assert found["score.weight"].source is None and found["score.weight"].shape == (1, rows_of(base)[1])
 
 
 @pytest.mark.parametrize(
@@ -278,22 +190,6 @@ def test_tied_by_the_config_and_stored_apart(tmp_path: Path) -> None:
 )
 def test_what_another_dtype_is_asked_of(own: str, asked: str | None, becomes: str) -> None:
     assert _dtype(own, asked) == becomes
-
-
-def test_who_was_trained_of_two_that_are_tied(tmp_path: Path) -> None:
-    new = replace(store(tmp_path, {"new": torch.ones(1)})["new"])
-
-    def said(*trained: str) -> str:
-        return _which({name: [new] for name in trained}, "head", "embed")
-
-    assert said("head", "embed") == "embed and head each for itself"
-    assert said("head") == "head without embed" and said("embed") == "embed without head"
-
-
-def test_the_tensor_that_a_parameter_is_tied_to() -> None:
-    base: Any = Pairs(embed=1.0, second_head=2.0)
-    found = {name: _tied_source(base, name) for name in ("head", "embed", "second head", "second embed", "other")}
-    assert found == {"head": 1.0, "embed": None, "second head": None, "second embed": 2.0, "other": None}
 
 
 @pytest.mark.parametrize(
@@ -327,9 +223,9 @@ def test_experts_that_were_trained_whole_keep_their_shapes_on_disk(tmp_path: Pat
     stored = store(tmp_path, {f"experts.{number}": torch.ones(3, 2) for number in range(2)})
     slices = [StoredSlice(f"experts.{number}", expert=number) for number in range(2)]
     base: Any = SimpleNamespace(stored=stored, slices=lambda name: slices)
-    new = replace(store(tmp_path / "adapter", {"new": torch.ones(2, 3, 2)})["new"])
+    new = Replace(store(tmp_path / "adapter", {"new": torch.ones(2, 3, 2)})["new"])
     found = list(planning._changed(base, {"experts": [new]}, "experts", None))
-    assert [(one.name, one.shape, one.new) for one in found] == [(f"experts.{n}", (3, 2), False) for n in range(2)]
+    assert [(one.name, one.shape) for one in found] == [(f"experts.{n}", (3, 2)) for n in range(2)]
 
 
 def test_what_only_the_models_own_names_show_is_merged_by_peft(

@@ -14,7 +14,6 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
 from hftune.compat.patches import keep_differentiable
-from hftune.errors import UserError
 from tests.unit.merging.models import ATTENTION, IDS, make_adapter, merge, merged_logits, settings
 
 CONFIGS = {
@@ -116,18 +115,3 @@ def test_a_base_that_is_stored_quantised(kind: str, make_base: Callable, tmp_pat
     # In 8 bit the activations were rounded, too.
     near = 1e-4 if kind != "int8" else 0.1
     torch.testing.assert_close(merged_logits(tmp_path / "merged"), wanted, atol=near, rtol=near)
-
-
-def test_refusals(make_base: Callable, tmp_path: Path) -> None:
-    base = make_base("llama", **WIDE)
-    adapter = make_adapter(base, tmp_path / "adapter", target_modules=["q_proj"])
-    with pytest.raises(UserError, match="names no quantisation"):
-        merge(adapter, tmp_path / "merged", merge_base="dequantized")
-    stored = tmp_path / "stored"
-    stored.mkdir()
-    for file in base.iterdir():
-        (stored / file.name).write_bytes(file.read_bytes())
-    config = settings(base) | {"quantization_config": {"quant_method": "hqq"}}
-    (stored / "config.json").write_text(json.dumps(config))
-    with pytest.raises(UserError, match=r"stored quantised by hqq(.|\n)*unquantised model"):
-        merge(adapter, tmp_path / "merged", base_model_name_or_path=str(stored))

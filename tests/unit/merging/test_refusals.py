@@ -126,12 +126,6 @@ def test_cut_off_and_missing_files(make_base: Callable, tmp_path: Path) -> None:
     refused(adapter, tmp_path, f"lacks {last.name}")
 
 
-def test_several_problems_at_once(base: Path, adapter: Path, tmp_path: Path) -> None:
-    message = refused(f"{adapter},{tmp_path}/none,{tmp_path}/nor", tmp_path, "2 problems")
-    assert "none" in message and "nor" in message
-    refused(f"{adapter},{adapter}", tmp_path, "2 adapters and 1 weights", adapter_weights="1")
-
-
 def test_output_folders(base: Path, adapter: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="which is read"):
         merge(adapter, tmp_path)
@@ -262,16 +256,6 @@ def test_bases_that_are_not_there(base: Path, adapter: Path, tmp_path: Path) -> 
     refused(adapter, tmp_path, "no model could be loaded", "model.safetensors", base_model_name_or_path=str(empty))
 
 
-def test_keys_of_a_newer_peft(base: Path, adapter: Path, tmp_path: Path) -> None:
-    """MG355: unknown keys at their defaults change nothing; others are not guessed at."""
-    config = settings(adapter, "adapter_config.json") | {"use_something_new": False, "newer": None, "more": {}}
-    (adapter / "adapter_config.json").write_text(json.dumps(config))
-    assert merge(adapter, tmp_path / "one")["merged_by"] == "hftune"
-    (adapter / "adapter_config.json").write_text(json.dumps(config | {"use_something_new": True}))
-    manifest = merge(adapter, tmp_path / "two")
-    assert manifest["merged_by"] == "peft" and any("use_something_new" in said for said in manifest["notices"])
-
-
 # --- killed ----------------------------------------------------------------------------------------------------------
 
 
@@ -352,9 +336,3 @@ def test_a_base_with_the_config_of_another_model(
     other = with_layers(base, tmp_path / "other", layers)
     said = f"config.json says {layers} layers"
     refused(adapter, tmp_path, "different models", said, words, "--base_model", base_model_name_or_path=other)
-
-
-def test_a_base_of_more_layers_than_there_are(base: Path, adapter: Path, tmp_path: Path) -> None:
-    other = with_layers(base, tmp_path / "other", 10**9)
-    words = "config.json says 1000000000 layers"
-    refused(adapter, tmp_path, words, base_model_name_or_path=other)

@@ -64,25 +64,30 @@ CASES = {
     "final norm trained": Case(config={"target_modules": ATTENTION, "modules_to_save": ["model.norm"]}),
     "embeddings and head trained": Case(config={"target_modules": ATTENTION, "modules_to_save": BOTH}),
     "both trained while tied": Case(
-        config={"target_modules": ATTENTION, "modules_to_save": BOTH}, changes=TIED, tied=False
+        config={"target_modules": ATTENTION, "modules_to_save": BOTH}, changes=TIED, tied=False, by="peft"
     ),
     "embeddings trained while tied": Case(
-        config={"target_modules": ATTENTION, "modules_to_save": ["embed_tokens"]}, changes=TIED, tied=False
+        config={"target_modules": ATTENTION, "modules_to_save": ["embed_tokens"]}, changes=TIED, tied=False, by="peft"
     ),
     "head trained while tied": Case(
-        config={"target_modules": ATTENTION, "modules_to_save": ["lm_head"]}, changes=TIED, tied=False
+        config={"target_modules": ATTENTION, "modules_to_save": ["lm_head"]}, changes=TIED, tied=False, by="peft"
     ),
     "both trained and kept tied": Case(
         config={"target_modules": ATTENTION, "modules_to_save": ["embed_tokens"], "ensure_weight_tying": True},
         changes=TIED,
+        by="peft",
     ),
     "LoRA on embeddings": Case(config={"target_modules": [*ATTENTION, "embed_tokens"]}),
     "DoRA on embeddings": Case(config={"target_modules": [*ATTENTION, "embed_tokens"], "use_dora": True}, by="peft"),
-    "LoRA on tied embeddings": Case(config={"target_modules": [*ATTENTION, "embed_tokens"]}, changes=TIED, tied=False),
-    "LoRA on the tied head": Case(config={"target_modules": [*ATTENTION, "lm_head"]}, changes=TIED, tied=False),
-    "LoRA on both, tied": Case(config={"target_modules": [*ATTENTION, *BOTH]}, changes=TIED, tied=False),
+    "LoRA on tied embeddings": Case(
+        config={"target_modules": [*ATTENTION, "embed_tokens"]}, changes=TIED, tied=False, by="peft"
+    ),
+    "LoRA on the tied head": Case(
+        config={"target_modules": [*ATTENTION, "lm_head"]}, changes=TIED, tied=False, by="peft"
+    ),
+    "LoRA on both, tied": Case(config={"target_modules": [*ATTENTION, *BOTH]}, changes=TIED, tied=False, by="peft"),
     "LoRA on both, kept tied": Case(
-        config={"target_modules": [*ATTENTION, "embed_tokens"], "ensure_weight_tying": True}, changes=TIED
+        config={"target_modules": [*ATTENTION, "embed_tokens"], "ensure_weight_tying": True}, changes=TIED, by="peft"
     ),
     "tokens": Case(config={"target_modules": ATTENTION, "trainable_token_indices": [5, 40, 41]}, by="peft"),
     "tokens, tied": Case(
@@ -107,9 +112,6 @@ CASES = {
     "head of mixtral": Case("mixtral", {**EXPERTS, "task_type": "SEQ_CLS", "modules_to_save": ["score"]}),
     "shards as in the base": Case(changes={"shard": "60KB"}),
     "shards of another size": Case(arguments={"max_shard_size": "40KB"}),
-    "shards of an untied model": Case(
-        config={"target_modules": ATTENTION, "modules_to_save": BOTH}, changes={**TIED, "shard": "60KB"}, tied=False
-    ),
 }
 
 

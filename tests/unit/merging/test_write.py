@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from hftune.errors import ArgumentError, ManifestError
 from hftune.merging import write
-from hftune.merging.changes import Update, replace
+from hftune.merging.changes import Replace
 from hftune.merging.plan import Output
 from hftune.merging.skeleton import StoredSlice
 from hftune.merging.tensors import read_tensor
@@ -33,28 +33,28 @@ def names(shards: list[write.Shard]) -> dict[str, list[str]]:
 def test_files_of_a_size() -> None:
     tensors = [output("a", 2), output("b", 1), output("c", 9), output("d", 1)]  # 4 bytes a row
     assert names(lay_out(tensors, "12")) == {
-        "model-00001-of-00003.safetensors": ["a", "b"],
-        "model-00002-of-00003.safetensors": ["c"],
+        "model-00001-of-00003.safetensors": ["c"],  # larger than asked for by itself
+        "model-00002-of-00003.safetensors": ["a", "b"],
         "model-00003-of-00003.safetensors": ["d"],
     }
     assert names(lay_out(tensors, "1KB")) == {"model.safetensors": ["a", "b", "c", "d"]}
 
 
 def test_the_base_s_files(tmp_path: Path) -> None:
-    """A new tensor stands behind the last old one before it, though its values come from another file."""
+    """A new tensor stands behind the last old one before it."""
     first = store(tmp_path / "1", {"a": torch.ones(1)}, "one.safetensors")["a"]
     second = store(tmp_path / "2", {"b": torch.ones(1)}, "two.safetensors")["b"]
     tensors = [
         Output("a", "F32", (1,), first),
         Output("b", "F32", (1,), second),
-        Output("c", "F32", (1,), first, new=True),
+        output("c", 1),
     ]
     assert names(lay_out(tensors, None)) == {"one.safetensors": ["a"], "two.safetensors": ["b", "c"]}
     assert names(lay_out(tensors[:1], None)) == {"model.safetensors": ["a"]}
 
 
 def test_the_index(tmp_path: Path) -> None:
-    shards = lay_out([output("b", 2), output("a", 3)], "8")
+    shards = lay_out([output("b", 2), output("a", 3)], "12")
     write_index(tmp_path, shards)
     text = (tmp_path / "model.safetensors.index.json").read_text()
     assert json.loads(text)["metadata"] == {"total_parameters": 5, "total_size": 20}
@@ -77,7 +77,7 @@ def test_every_byte(tmp_path: Path) -> None:
     base, new = store(tmp_path / "base", w), store(tmp_path / "new", {"changed": w["changed"] + 1, "same": w["same"]})
     outputs = [Output("copied", "F32", (40, 3), base["copied"]), Output("cast", "BF16", (40, 3), base["cast"])]
     for name in ("changed", "same"):
-        outputs.append(Output(name, "F32", (40, 3), base[name], [replace(new[name])], StoredSlice(name)))
+        outputs.append(Output(name, "F32", (40, 3), base[name], [Replace(new[name])], StoredSlice(name)))
     assert merge_into(tmp_path / "merged", outputs) == [None, None, True, False]
     found = load_file(tmp_path / "merged" / "model.safetensors")
     wanted = w | {"cast": w["cast"].bfloat16(), "changed": w["changed"] + 1}
@@ -104,7 +104,7 @@ def test_what_a_dtype_cannot_hold(value: float, words: str, tmp_path: Path) -> N
 def test_an_adapter_changes_a_copy(tmp_path: Path) -> None:
     """Else float32 weights, which need no cast, would be compared with themselves."""
     stored = store(tmp_path / "base", {"w": torch.randn(25, 3)})["w"]
-    update = Update(("one more",), lambda weight, where: weight.add_(1))
+    update: Any = SimpleNamespace(apply=lambda weight, where: weight.add_(1))
     outputs = [Output("w", "F32", (25, 3), stored, [update], StoredSlice("w"))]
     assert merge_into(tmp_path / "merged", outputs) == [True]
     assert torch.equal(load_file(tmp_path / "merged" / "model.safetensors")["w"], read_tensor(stored) + 1)
@@ -140,6 +140,6 @@ def test_tensors_that_rounding_leaves_as_they_were(
     monkeypatch.setattr(write, "notice", notices.append)
     monkeypatch.setattr(write, "write_weights", lambda *given: results)
     monkeypatch.setattr(write, "write_config", lambda *given: None)
-    plan = SimpleNamespace(outputs=SimpleNamespace(tensors=[]), inputs=SimpleNamespace(names="a"))
+    plan = SimpleNamespace(outputs=[], inputs=SimpleNamespace(names="a"))
     assert write.write_model(plan, tmp_path, None) == changed
     assert notices == said

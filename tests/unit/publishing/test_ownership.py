@@ -15,7 +15,6 @@ from hftune.publishing.ownership import (
     foreign_files,
     foreign_of_run,
     is_written,
-    read_own_manifest,
     record_written,
     write_down,
 )
@@ -28,10 +27,6 @@ def finished(folder: Path, **more: Any) -> Path:
     manifest = {"status": "complete", "written": record_written(folder), **more}
     (folder / MANIFEST_NAME).write_text(json.dumps(manifest))
     return folder
-
-
-def test_a_finished_result_has_nothing_foreign(tmp_path: Path) -> None:
-    assert foreign_files(finished(tmp_path / "out")) == []
 
 
 def test_a_page_that_hftune_adds_to_a_result_is_not_foreign(tmp_path: Path) -> None:
@@ -52,29 +47,6 @@ def test_what_is_added_changed_or_linked_is_foreign(tmp_path: Path) -> None:
     (folder / "elsewhere").symlink_to(tmp_path)
     changed = "(changed after it was written)"
     assert foreign_files(folder) == [f"below/x.txt {changed}", f"config.json {changed}", "elsewhere", "thesis.txt"]
-
-
-@pytest.mark.parametrize(
-    "manifest",
-    [
-        "{",
-        "{}",
-        json.dumps({"status": "running"}),
-        json.dumps({"status": "complete", "written": {"config.json": [2, 0]}}),
-        json.dumps({"status": "complete", "written": ["config.json"]}),
-    ],
-)
-def test_without_a_sound_manifest_all_of_it_is_somebodys(tmp_path: Path, manifest: str) -> None:
-    folder = finished(tmp_path / "out")
-    (folder / MANIFEST_NAME).write_text(manifest)
-    assert foreign_files(folder) == ["below/x.txt", "config.json", MANIFEST_NAME]
-
-
-def test_a_manifest_behind_a_link_is_none(tmp_path: Path) -> None:
-    folder = finished(tmp_path / "out")
-    (folder / MANIFEST_NAME).rename(tmp_path / "there.json")
-    (folder / MANIFEST_NAME).symlink_to(tmp_path / "there.json")
-    assert read_own_manifest(folder) is None and "config.json" in foreign_files(folder)
 
 
 def test_folders_alone_are_somebodys(tmp_path: Path) -> None:

@@ -21,18 +21,6 @@ def write(folder: Path, *names: str) -> None:
         (folder / name).write_text("{}")
 
 
-def test_a_model_and_nothing_else(tmp_path: Path) -> None:
-    model = ["config.json", "model-00001-of-00002.safetensors", "model.safetensors.index.json", "tokenizer.json"]
-    model += ["README.md", "additional_chat_templates/tool.jinja"]
-    left = ["training_args.bin", "optimizer.pt", "hftune.json", "samples.json", ".secret", "model.safetensors.bak"]
-    left += ["additional_chat_templates/.hidden.jinja", "additional_chat_templates/x.py", "Modelfile", "own.py"]
-    write(tmp_path, *model, *left, "checkpoint-5/config.json")
-    (tmp_path / "adapter_model.safetensors").symlink_to(tmp_path / "config.json")
-    chosen = files_to_upload(tmp_path)
-    assert chosen.files == sorted(model)
-    assert sorted(chosen.left_out) == sorted([*left, "adapter_model.safetensors", "checkpoint-5/"])
-
-
 NAMES = (
     *("config.json", "generation_config.json", "adapter_config.json", "quantization_config.json", "tokenizer.json"),
     *("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt"),

@@ -82,7 +82,4 @@ class OnlineDPOTrainer(RolloutTrainer):
         metrics = self._metrics["train" if self.model.training else "eval"]
         self.note(answers, (scores - scores.nanmean(dim=1, keepdim=True)).flatten())
         metrics["frac_reward_zero_std"].append(1 - self.accelerator.gather(counts).mean().item())
-        if answers.ref_logps is not None:
-            log_ratio = (answers.logps - answers.ref_logps) * answers.completion_mask
-            self.log_means({"kl": log_ratio}, answers.completion_mask)
-            metrics["kl_sequence"].append(self.accelerator.gather(log_ratio.sum(dim=1)).mean().item())
+        self.log_kl(answers)

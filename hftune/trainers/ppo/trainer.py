@@ -184,10 +184,7 @@ class PPOTrainer(RolloutTrainer):
         mode = "train" if self.model.training else "eval"
         metrics, written = self._metrics[mode], answers.completion_mask
         if answers.ref_logps is not None:
-            log_ratio = (answers.logps - answers.ref_logps) * written
-            self.log_means({"kl": log_ratio}, written)
-            per_answer = self.accelerator.gather(log_ratio.sum(dim=1))
-            metrics["kl_sequence"].append(per_answer.mean().item())
+            per_answer = self.log_kl(answers)
             metrics["beta"].append(self.controller.beta)
             # The coefficient follows training; an evaluation must not move it.
             if mode == "train":

@@ -57,23 +57,5 @@ def test_pairs_are_of_one_prompt_and_ties_train_nothing(tiny_model: Path, tmp_pa
     assert sums[1, 0] > sums[1, 1]
     # Policy and reference are the same model still: the loss is log 2.
     assert trainer._compute_loss(trainer.model, batch).item() == pytest.approx(math.log(2), abs=1e-5)
-
-
-def test_figures_do_not_depend_on_the_cut_into_micro_batches(tiny_model: Path, tmp_path: Path) -> None:
-    """Two pairs, of which the second trains nothing: alone it has no accuracy, and half of the entropy."""
-
-    def first_prompt(completion_ids: list[list[int]], **_: Any) -> list[float]:
-        return [float(place) if place < 4 else 0.0 for place in range(len(completion_ids))]
-
-    trainer = make_trainer(tiny_model, tmp_path, "online_dpo", first_prompt, *FLAGS)
-    batch = drawn(trainer, *PROMPTS[:2], times=4)
-    batch["completion_mask"][1, :, 1:] = 0
-    trainer.sums["train"].take(trainer.accelerator)  # of drawing
-    found = []
-    for places in ([slice(0, 2)], [slice(0, 1), slice(1, 2)]):
-        for place in places:
-            piece = {name: tensor if tensor.dim() == 0 else tensor[place] for name, tensor in batch.items()}
-            with torch.no_grad():
-                trainer._compute_loss(trainer.model, piece)
-        found.append(trainer.sums["train"].means(trainer.accelerator))
-    assert found[1] == pytest.approx(found[0], rel=1e-5) and {"entropy", "rewards/accuracies"} <= found[0].keys()
+    means = trainer.sums["train"].means(trainer.accelerator)
+    assert means["rewards/accuracies"] == 0.0 and means["entropy"] > 0, "of the one pair that counts"

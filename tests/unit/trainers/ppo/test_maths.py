@@ -175,36 +175,3 @@ def test_explained_variance() -> None:
     assert explained_variance(torch.full((1, 4), 5.0), returns, mask) == pytest.approx(0.0)
     assert math.isnan(explained_variance(returns, torch.ones(1, 4), mask)), "nothing to explain"
     assert explained_variance(returns / 2, returns / 2, mask) == 1.0, "however little it is"
-
-
-def test_a_bandit_finds_the_closed_form_optimum() -> None:
-    """One token, rewards r, KL in the reward: max E[r] - beta KL(pi || pi_ref) has pi* = pi_ref exp(r / beta) / Z."""
-    torch.manual_seed(0)
-    beta, rewards = 0.7, torch.tensor([1.0, 0.0, 0.5, -1.0, 0.2])
-    reference = torch.tensor([0.1, 0.4, 0.2, 0.2, 0.1]).log()
-    optimum = (reference + rewards / beta).softmax(0)
-    logits, value = reference.clone().requires_grad_(), torch.zeros(1, requires_grad=True)
-    optimizer = torch.optim.Adam([logits, value], lr=0.02)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: max(0.02, 1 - step / 150))
-    mask = torch.ones(4096, 1)
-    for _ in range(150):
-        with torch.no_grad():
-            actions = torch.multinomial(logits.softmax(0), 4096, replacement=True)
-            old, old_value = logits.log_softmax(0)[actions][:, None], value.expand(4096, 1).clone()
-            kl = kl_estimate(old, reference[actions][:, None], "k1")
-            advantages, returns = gae(
-                token_rewards(rewards[actions], kl, mask, beta), old_value, mask, gamma=1.0, lam=0.95
-            )
-            advantages = whiten(advantages, mask)
-        for _ in range(2):
-            now = logits.log_softmax(0)[actions][:, None]
-            policy, _ = policy_losses(now, old, advantages, low=0.2, high=0.2)
-            critic, _ = value_losses(value.expand(4096, 1), old_value, returns, clip=0.2)
-            optimizer.zero_grad()
-            (policy.mean() + critic.mean()).backward()
-            optimizer.step()
-        schedule.step()
-    torch.testing.assert_close(logits.softmax(0), optimum, atol=0.01, rtol=0)
-    # The value of the optimum is beta log Z, and the critic has learnt it.
-    best = beta * float((reference + rewards / beta).logsumexp(0))
-    assert value.item() == pytest.approx(best, abs=0.02)

@@ -95,12 +95,12 @@ class PairLoss:
         """log pi / pi_ref of answers to other prompts, (answers that count,)."""
         assert "kl" in inputs, "records for KTO bring an answer to another prompt"
         policy = self.answer_sums(forward_answers(model, inputs["kl"]), inputs["kl"])
-        kept = inputs[FILLER].logical_not() if FILLER in inputs else slice(None)
+        kept = kept_records(inputs)
         return (policy - self.reference_policy.of_mismatched(inputs).to(policy))[kept]
 
     def _of_answers(self, outputs: AnswerOutput, inputs: Inputs, kl: torch.Tensor | None) -> Parts:
         """The weighted sum of losses of single answers; metrics are added up on the way."""
-        kept = inputs[FILLER].logical_not() if FILLER in inputs else slice(None)
+        kept = kept_records(inputs)
         policy, good = self.answer_sums(outputs, inputs)[kept], inputs["label"][kept]
         ratios = policy - self.reference_policy.of_answers(inputs)[kept].to(policy)
         names, kl = self.run.args.loss_type, torch.zeros_like(ratios.sum()) if kl is None else kl
@@ -121,7 +121,7 @@ class PairLoss:
 
     def terms(self, outputs: AnswerOutput, inputs: Inputs, kl: torch.Tensor | None = None) -> Terms:
         """What losses are computed from; without the records that only fill up an evaluation."""
-        kept = inputs[FILLER].logical_not() if FILLER in inputs else slice(None)
+        kept = kept_records(inputs)
         chosen, rejected = (part[kept] for part in self.answer_sums(outputs, inputs).chunk(2))
         ref_chosen, ref_rejected = (part[kept].to(chosen) for part in self.reference_policy.sums(inputs))
         lengths = [part[kept] for part in inputs["answer_lengths"].chunk(2)]
@@ -150,8 +150,7 @@ class PairLoss:
         """TRL's metrics, as sums."""
         metrics = self.figures.metrics["train" if self.run.model.training else "eval"]
         if self.run.model.training:
-            kept = inputs[FILLER].logical_not() if FILLER in inputs else slice(None)
-            self.figures.seen_tokens += inputs["num_tokens"][kept].sum()
+            self.figures.seen_tokens += inputs["num_tokens"][kept_records(inputs)].sum()
         chosen, rejected = self.rewards(terms)
         metrics.add("loss/pairs", parts.of_pairs)
         if parts.of_tokens is not None:
@@ -187,6 +186,11 @@ class PairLoss:
         return beta * terms.chosen_ratios.detach(), beta * terms.rejected_ratios.detach()
 
 
+def kept_records(inputs: Inputs) -> torch.Tensor | slice:
+    """An index of the records of a batch without those that only fill up an evaluation."""
+    return inputs[FILLER].logical_not() if FILLER in inputs else slice(None)
+
+
 def forward_answers(model: nn.Module, inputs: Inputs) -> AnswerOutput:
     """Log-probabilities of the answers' tokens under any model."""
     borders = {name: value for name, value in inputs.items() if name.startswith(("cu_seq_lens", "max_length"))}
@@ -202,4 +206,4 @@ def likelihoods(outputs: AnswerOutput, inputs: Inputs) -> torch.Tensor:
     means = desensitised(aligned, lengths, lengths, None) / lengths
     chosen, rejected = means.exp().chunk(2)
     weights = chosen * rejected
-    return weights[inputs[FILLER].logical_not()] if FILLER in inputs else weights
+    return weights[kept_records(inputs)]

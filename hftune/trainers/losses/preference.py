@@ -21,6 +21,7 @@ MIN_DIFFERENCE = 1e-6
 """Added to a difference of scores before its logarithm, as in ERNIEKit."""
 
 OfPairs = Callable[[Terms], torch.Tensor]
+Factor = Callable[[Any], float]
 
 
 @dataclass(frozen=True)
@@ -29,25 +30,21 @@ class Loss:
 
     Args:
         of: (B,) from terms of B pairs; the mean over pairs is trained.
-        reference: Whether it looks at the reference.
-        average: Whether its implicit reward is an average over tokens, not a sum.
         likelihood: The factor of what is added to that mean: the mean negative log-probability of chosen tokens.
     """
 
     of: OfPairs
-    reference: bool = True
-    average: bool = False
-    likelihood: Callable[[Any], float] = lambda settings: 0.0
+    likelihood: Factor
 
 
 LOSSES: dict[str, Loss] = {}
 
 
-def loss(name: str = "", **needs: Any) -> Callable[[OfPairs], OfPairs]:
-    """Put a function into `LOSSES` under its own name or another; `needs` are the fields of `Loss`."""
+def loss(name: str = "", likelihood: Factor = lambda settings: 0.0) -> Callable[[OfPairs], OfPairs]:
+    """Put a function into `LOSSES` under its own name or another."""
 
     def put(of: OfPairs) -> OfPairs:
-        LOSSES[name or of.__name__] = Loss(of, **needs)
+        LOSSES[name or of.__name__] = Loss(of, likelihood)
         return of
 
     return put
@@ -189,8 +186,8 @@ def _rewards(terms: Terms) -> tuple[torch.Tensor, torch.Tensor]:
     return terms.settings.beta * terms.chosen_ratios, terms.settings.beta * terms.rejected_ratios
 
 
-@loss("cpo_simpo", reference=False, average=True, likelihood=lambda settings: settings.cpo_alpha)
-@loss(reference=False, average=True)
+@loss("cpo_simpo", likelihood=lambda settings: settings.cpo_alpha)
+@loss()
 def simpo(terms: Terms) -> torch.Tensor:
     """-log s(beta (average difference) - gamma) (SimPO, arXiv:2405.14734, eq. 6).
 
@@ -202,19 +199,19 @@ def simpo(terms: Terms) -> torch.Tensor:
     return smoothed_logistic(logits, terms.settings.label_smoothing)
 
 
-@loss(reference=False, likelihood=lambda settings: 1.0)
+@loss(likelihood=lambda settings: 1.0)
 def sft(terms: Terms) -> torch.Tensor:
     """Zeros: all of it is the mean over chosen tokens."""
     return torch.zeros_like(terms.chosen)
 
 
-@loss(reference=False, likelihood=lambda settings: settings.cpo_alpha)
+@loss(likelihood=lambda settings: settings.cpo_alpha)
 def cpo(terms: Terms) -> torch.Tensor:
     """-log s(beta (log pi(chosen) - log pi(rejected))): CPO (arXiv:2401.08417, eq. 7) less the NLL."""
     return smoothed_logistic(terms.settings.beta * (terms.chosen - terms.rejected), terms.settings.label_smoothing)
 
 
-@loss(reference=False, average=True)
+@loss()
 def odds_ratio(terms: Terms) -> torch.Tensor:
     """-log s(log odds(chosen) - log odds(rejected)), odds = p / (1 - p) of p = exp(log-probability a token)."""
     chosen, rejected = terms.averages
@@ -222,7 +219,7 @@ def odds_ratio(terms: Terms) -> torch.Tensor:
     return -logsigmoid(odds)
 
 
-@loss(reference=False, average=True, likelihood=lambda settings: 1.0)
+@loss(likelihood=lambda settings: 1.0)
 def orpo(terms: Terms) -> torch.Tensor:
     """beta times the odds ratio loss, ORPO (arXiv:2403.07691, eq. 6; beta is its lambda) less the NLL."""
     return terms.settings.beta * odds_ratio(terms)

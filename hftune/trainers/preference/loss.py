@@ -5,12 +5,13 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from hftune.arguments.preference import A_TOKEN, REFERENCE_FREE
 from hftune.constants import FILLER
 from hftune.models.kernels.answer_head import AnswerOutput
 from hftune.trainers.features.pair_figures import PairFigures
 from hftune.trainers.features.reference_policy import ReferencePolicy
 from hftune.trainers.features.run import Inputs, Run
-from hftune.trainers.losses.preference import LOSSES, Parts, combined, of_answers
+from hftune.trainers.losses.preference import Parts, combined, of_answers
 from hftune.trainers.losses.terms import Terms, desensitised, scores
 from hftune.trainers.preference.batches import counts_of
 
@@ -178,9 +179,9 @@ class PairLoss:
     def rewards(self, terms: Terms) -> tuple[torch.Tensor, torch.Tensor]:
         """Implicit rewards of both answers, (B,): what the losses compare, times beta."""
         beta = self.run.args.beta
-        kinds = [LOSSES[name] for name in self.run.args.loss_type]
+        names = {*self.run.args.loss_type}
         # With several losses, rewards follow the one that has a reference.
-        if any(kind.average for kind in kinds) and not any(kind.reference for kind in kinds):
+        if names <= REFERENCE_FREE and names & A_TOKEN:
             chosen, rejected = terms.averages
             return beta * chosen.detach(), beta * rejected.detach()
         return beta * terms.chosen_ratios.detach(), beta * terms.rejected_ratios.detach()

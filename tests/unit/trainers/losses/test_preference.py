@@ -13,7 +13,7 @@ import pytest
 import torch
 import trl
 
-from hftune.arguments.preference import LOSS_TYPES, DPOArguments
+from hftune.arguments.preference import LOSS_TYPES, REFERENCE_FREE, DPOArguments
 from hftune.trainers.losses.preference import LOSSES, combined, log1mexp, of_answers
 from hftune.trainers.losses.terms import Terms, desensitised, scores
 
@@ -262,12 +262,16 @@ def test_worked_by_hand(case: str) -> None:
     assert combined(made, ["sigmoid"], [1.0], None).of_tokens is None, "what tokens have no part in is no sum of zeros"
 
 
-def test_all_are_worked_by_hand_and_say_what_they_need() -> None:
+def test_all_are_worked_by_hand() -> None:
     assert {case.split()[0] for case in BY_HAND} == set(LOSSES)
-    # Without a reference none is in memory; rewards of those that papers state by length are logged as averages.
-    without = {"sft", "simpo", "cpo", "cpo_simpo", "odds_ratio", "orpo"}
-    assert {name for name, loss in LOSSES.items() if not loss.reference} == without
-    assert {name for name, loss in LOSSES.items() if loss.average} == without - {"sft", "cpo"}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_which_losses_look_at_the_reference(name: str) -> None:
+    """All others are trained without one in memory."""
+    settings = numbers(label_smoothing=0.1)
+    found = [LOSSES[name].of(terms(per_token(1), per_token(seed), settings)) for seed in (2, 3)]
+    assert torch.equal(*found) == (name in REFERENCE_FREE)
 
 
 def test_offset() -> None:

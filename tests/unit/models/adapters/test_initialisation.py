@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from hftune.errors import ArgumentError
 from hftune.models.adapters.initialisation import (
@@ -17,7 +16,7 @@ from hftune.models.adapters.initialisation import (
     split_plain_lora,
 )
 from hftune.models.adapters.preparation import add_adapter
-from tests.unit.models.adapting import IDS, arguments, load, logits, train
+from tests.unit.models.adapting import arguments, load, logits, train
 
 
 def test_factors_by_hand() -> None:
@@ -61,24 +60,6 @@ def test_another_start_is_refused(tiny_model: Path, tmp_path: Path) -> None:
         other.model.layers[0].mlp.up_proj.weight.mul_(1.1)
     with pytest.raises(ArgumentError, match="begins differently"):
         check_same_initialisation(add_adapter(other, adapter_args, training_args), tmp_path)
-
-
-def test_other_tensors_are_kept(tiny_model: Path, tmp_path: Path) -> None:
-    flags = ["--init_lora_weights", "pissa", "--use_dora", "--lora_modules_to_save", "norm"]
-    _, adapter_args, training_args = arguments(tiny_model, *flags)
-    adapted = add_adapter(load(tiny_model), adapter_args, training_args)
-    adapted(IDS, labels=IDS).loss.backward()
-    adapted.save_pretrained(tmp_path)
-    before = load_file(tmp_path / "adapter_model.safetensors")
-    rewrite_as_plain(adapted, tmp_path)
-    after = load_file(tmp_path / "adapter_model.safetensors")
-    same = {name for name in before if after[name].shape == before[name].shape}
-    assert set(after) == set(before)
-    assert same == {name for name in before if "magnitude" in name or name.endswith("norm.weight")}
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "adapter_config.json",
-        "adapter_model.safetensors",
-    ]
 
 
 def test_a_copy_as_reference_takes_nothing_more_out_of_the_base(tiny_model: Path) -> None:

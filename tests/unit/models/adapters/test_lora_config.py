@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -197,15 +196,6 @@ def test_experts(tiny_moe: Path, tmp_path: Path, flags: list[str]) -> None:
     assert any("modules with an adapter: " in said and "experts " in said for said in notices())
 
 
-def test_a_saved_pissa_is_a_plain_lora_of_twice_the_rank(tiny_model: Path, tmp_path: Path) -> None:
-    _, adapter_args, training_args = arguments(tiny_model, "--init_lora_weights", "pissa", "--lora_alpha", "8")
-    adapted = add_adapter(load(tiny_model), adapter_args, training_args)
-    adapted.save_pretrained(tmp_path)
-    rewrite_as_plain(adapted, tmp_path)
-    config = json.loads((tmp_path / "adapter_config.json").read_text())
-    assert (config["r"], config["lora_alpha"], config["init_lora_weights"]) == (8, 16, True)
-
-
 def test_training_after_an_evaluation_on_a_quantised_base(tiny_model: Path) -> None:
     """On a CPU with AVX512-BF16 bitsandbytes would repack the weights for a kernel without a gradient."""
     model_args, adapter_args, training_args = arguments(tiny_model, "--qlora")
@@ -225,9 +215,3 @@ def test_training_after_an_evaluation_on_a_quantised_base(tiny_model: Path) -> N
     logits(adapted)
     again = gradients()
     assert set(first) == set(again) and all(torch.equal(first[name], again[name]) for name in first)
-
-
-def test_trained_parameters_in_16_bit_are_said(tiny_model: Path) -> None:
-    _, adapter_args, training_args = arguments(tiny_model, "--lora_modules_to_save", "norm")
-    add_adapter(load(tiny_model).to(torch.bfloat16), adapter_args, training_args)
-    assert any("1 trained parameters are kept in 16 bit, base_model.model.model.norm" in said for said in notices())

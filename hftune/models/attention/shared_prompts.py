@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Any
 
 import torch
@@ -145,3 +145,52 @@ class SharedPrompts:
             for length in answers:
                 yield before, torch.arange(end, end + length)
                 end += length
+
+
+def shared_row(
+    prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[Sequence[int]]], device: torch.device | None = None
+) -> tuple[dict[str, Any], list[list[list[int]]]]:
+    """A row of prompts with their answers behind each, and for each answer the places whose states predict its tokens.
+
+    Args:
+        prompts: Token ids of each.
+        answers: For each prompt those of its answers, none of which is empty.
+    """
+    texts: list[Sequence[int]] = []
+    positions: list[range] = []
+    places: list[list[list[int]]] = []
+    end = 0
+    for prompt, those in zip(prompts, answers, strict=True):
+        texts.append(prompt)
+        positions.append(range(len(prompt)))
+        places.append([])
+        # The prompt's last token predicts the first token of each of its answers.
+        end += len(prompt)
+        last = end - 1
+        for ids in those:
+            places[-1].append([last, *range(end, end + len(ids) - 1)])
+            texts.append(ids)
+            positions.append(range(len(prompt), len(prompt) + len(ids)))
+            end += len(ids)
+    # Plain numbers, not tensors: masks are built of them on the host, without waiting for the device.
+    shared = SharedPrompts(tuple(map(len, prompts)), tuple(tuple(map(len, those)) for those in answers))
+    return {**flat_row(texts, positions, shared.runs, device), "shared_prompts": shared}, places
+
+
+def flat_row(
+    texts: Sequence[Sequence[int]],
+    positions: Sequence[range],
+    lengths: Sequence[int],
+    device: torch.device | None = None,
+) -> dict[str, Any]:
+    """What a model is called with for one row; `lengths` are those of the runs that see only themselves."""
+    row: dict[str, Any] = {
+        "input_ids": torch.tensor([list(chain.from_iterable(texts))], device=device),
+        "position_ids": torch.tensor([list(chain.from_iterable(positions))], device=device),
+        # With a cache, transformers does not look for documents in a row.
+        "use_cache": False,
+    }
+    borders = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=device)
+    for side in ("q", "k"):
+        row |= {f"cu_seq_lens_{side}": borders, f"max_length_{side}": max(lengths)}
+    return row

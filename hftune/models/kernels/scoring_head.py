@@ -24,7 +24,7 @@ from hftune.compat.installing import replace_method
 from hftune.constants import IGNORE_INDEX
 from hftune.models.attention.documents import documents_of, isolate_documents
 from hftune.models.attention.isolation import ATTENTION
-from hftune.models.attention.shared_prompts import SharedPrompts
+from hftune.models.attention.shared_prompts import SharedPrompts, shared_row
 from hftune.models.kernels.answer_head import add_answer_head
 
 Ids = tuple[int, ...]
@@ -81,32 +81,15 @@ def shared_rows(input_ids: torch.Tensor, attention_mask: torch.Tensor, labels: t
     rows = _rows(input_ids, attention_mask, padded.mask)
     if not all(prompt for prompt, _ in rows.values()):
         return padded
-    groups: dict[Ids, list[tuple[int, Ids]]] = {}
+    groups: dict[Ids, dict[int, Ids]] = {}
     for number, (prompt, answer) in rows.items():
-        groups.setdefault(prompt, []).append((number, answer))
-    texts: list[Ids] = []
-    positions: list[range] = []
-    places: dict[int, list[int]] = {}
-    end = 0
-    for prompt, answers in groups.items():
-        texts.append(prompt)
-        positions.append(range(len(prompt)))
-        # The prompt's last token predicts the first token of each of its answers.
-        end += len(prompt)
-        last = end - 1
-        for number, answer in answers:
-            places[number] = [last, *range(end, end + len(answer) - 1)]
-            texts.append(answer)
-            positions.append(range(len(prompt), len(prompt) + len(answer)))
-            end += len(answer)
-    lengths = tuple(tuple(len(answer) for _, answer in answers) for answers in groups.values())
-    shared = SharedPrompts(tuple(map(len, groups)), lengths)
-    at = [place for number in rows for place in places[number]][: len(padded.ids)]
+        groups.setdefault(prompt, {})[number] = answer
     device = input_ids.device
-    return AnswerRows(
-        _inputs(texts, positions, shared, device), torch.tensor(at, dtype=torch.long, device=device), padded.ids,
-        padded.mask,
-    )  # fmt: skip
+    inputs, places = shared_row([*groups], [[*answers.values()] for answers in groups.values()], device)
+    numbers = chain.from_iterable(groups.values())
+    places_of = dict(zip(numbers, chain.from_iterable(places), strict=True))
+    at = [place for number in rows for place in places_of[number]][: len(padded.ids)]
+    return AnswerRows(inputs, torch.tensor(at, dtype=torch.long, device=device), padded.ids, padded.mask)
 
 
 def _rows(input_ids: torch.Tensor, real: torch.Tensor, scored: torch.Tensor) -> dict[int, tuple[Ids, Ids]]:
@@ -124,19 +107,6 @@ def _rows(input_ids: torch.Tensor, real: torch.Tensor, scored: torch.Tensor) -> 
     # A process without an answer takes part all the same: what reduces its gradients is a collective.
     first = input_ids[0].tolist()
     return found or {0: (tuple(first[:1]), tuple(first[-1:]))}
-
-
-def _inputs(texts: list[Ids], positions: list[range], shared: SharedPrompts, device: torch.device) -> dict[str, Any]:
-    inputs: dict[str, Any] = {
-        "input_ids": torch.tensor([list(chain.from_iterable(texts))], device=device),
-        "position_ids": torch.tensor([list(chain.from_iterable(positions))], device=device),
-        "shared_prompts": shared,
-        # With a cache, transformers does not look for documents in a row.
-        "use_cache": False,
-    }
-    for side in ("q", "k"):
-        inputs |= {f"cu_seq_lens_{side}": shared.borders(shared.runs, device), f"max_length_{side}": max(shared.runs)}
-    return inputs
 
 
 @dataclass

@@ -12,14 +12,13 @@ However a batch is laid out, it says in the same words where its answers are, so
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import accumulate, chain
 from typing import Any
 
 import torch
 
 from hftune.constants import FILLER
-from hftune.models.attention.shared_prompts import SharedPrompts
+from hftune.models.attention.shared_prompts import flat_row, shared_row
 
 NUMBERS = {
     "margin": "differences",
@@ -34,19 +33,6 @@ COLUMNS = ("prompt_ids", "chosen_ids", "rejected_ids", "completion_ids", "kl_ids
 """All columns of records that a batch is made from."""
 
 Ids = list[int]
-
-
-@dataclass(frozen=True)
-class _Placed:
-    """An answer in a row: where its prompt's last token is, and where it begins itself."""
-
-    before: int
-    start: int
-    ids: Ids
-
-    def predictors(self) -> list[int]:
-        """Places whose hidden states predict its tokens."""
-        return [self.before, *range(self.start, self.start + len(self.ids) - 1)]
 
 
 class PairCollator:
@@ -91,15 +77,12 @@ class PairCollator:
 
     def lay_out(self, prompts: list[Ids], answers: list[list[Ids]]) -> dict[str, Any]:
         """Prompts and, for each, its answers (as many for all) as inputs of the model and places of the answers."""
-        if self.shared:
-            batch, placed = _shared(prompts, answers)
-        else:
-            batch, placed = self._apart(prompts, answers)
+        batch, places = shared_row(prompts, answers) if self.shared else self._apart(prompts, answers)
         # All first answers, then all second ones: halves of every tensor are chosen and rejected.
-        in_order = list(chain.from_iterable(zip(*placed, strict=True)))
-        batch["answer_at"] = torch.tensor([place for answer in in_order for place in answer.predictors()])
-        batch["answer_ids"] = torch.tensor([token for answer in in_order for token in answer.ids])
-        batch["answer_lengths"] = torch.tensor([len(answer.ids) for answer in in_order])
+        at, ids = (list(chain.from_iterable(zip(*each, strict=True))) for each in (places, answers))
+        batch["answer_at"] = torch.tensor([*chain.from_iterable(at)])
+        batch["answer_ids"] = torch.tensor([*chain.from_iterable(ids)])
+        batch["answer_lengths"] = torch.tensor([*map(len, ids)])
         batch["paired"] = len(answers[0]) == 2
         # A plain number: as a tensor, slicing by it would wait for the device.
         batch["chosen_total"] = sum(len(those[0]) for those in answers)
@@ -107,23 +90,20 @@ class PairCollator:
         batch["num_tokens"] = torch.tensor(tokens)
         return batch
 
-    def _apart(self, prompts: list[Ids], answers: list[list[Ids]]) -> tuple[dict[str, Any], list[list[_Placed]]]:
-        """Each answer behind a copy of its prompt: all first answers, then all second ones."""
+    def _apart(self, prompts: list[Ids], answers: list[list[Ids]]) -> tuple[dict[str, Any], list[list[Ids]]]:
+        """Each answer behind a copy of its prompt: all first answers, then all second ones. As `shared_row`."""
         numbers = range(len(answers[0]))
         rows = [(prompt, those[number]) for number in numbers for prompt, those in zip(prompts, answers, strict=True)]
         lengths = [len(prompt) + len(ids) for prompt, ids in rows]
         width = -(-max(lengths) // self.multiple) * self.multiple
         starts = [0, *accumulate(lengths)] if self.flat else [row * width for row in range(len(rows) + 1)]
-        placed = [
-            _Placed(start + len(prompt) - 1, start + len(prompt), ids)
-            for start, (prompt, ids) in zip(starts, rows, strict=False)
-        ]
+        firsts = [start + len(prompt) - 1 for start, (prompt, _) in zip(starts, rows, strict=False)]
+        places = [[*range(first, first + len(ids))] for first, (_, ids) in zip(firsts, rows, strict=True)]
         texts = [[*prompt, *ids] for prompt, ids in rows]
         batch = (
-            _flat(texts, [range(length) for length in lengths], lengths) if self.flat else self._padded(texts, width)
+            flat_row(texts, [range(length) for length in lengths], lengths) if self.flat else self._padded(texts, width)
         )
-        groups = [placed[number :: len(prompts)] for number in range(len(prompts))]
-        return batch, groups
+        return batch, [places[number :: len(prompts)] for number in range(len(prompts))]
 
     def _padded(self, texts: list[Ids], width: int) -> dict[str, Any]:
         lengths = torch.tensor([[len(text)] for text in texts])
@@ -140,45 +120,6 @@ def counts_of(batch: dict[str, Any]) -> torch.Tensor:
     lengths = batch["answer_lengths"].chunk(2)[0] if batch["paired"] else batch["answer_lengths"]
     kept = torch.ones_like(lengths) if FILLER not in batch else batch[FILLER].to(lengths.device).logical_not()
     return torch.stack([kept.sum(), (lengths * kept).sum()]).float()
-
-
-def _shared(prompts: list[Ids], answers: list[list[Ids]]) -> tuple[dict[str, Any], list[list[_Placed]]]:
-    """Prompt, first answer, second answer, next prompt, ..."""
-    texts: list[Ids] = []
-    positions: list[range] = []
-    placed: list[list[_Placed]] = []
-    end = 0
-    for prompt, those in zip(prompts, answers, strict=True):
-        # The prompt's last token predicts the first token of each of its answers.
-        last = end + len(prompt) - 1
-        end += len(prompt)
-        texts.append(prompt)
-        positions.append(range(len(prompt)))
-        placed.append([])
-        for ids in those:
-            placed[-1].append(_Placed(last, end, ids))
-            texts.append(ids)
-            positions.append(range(len(prompt), len(prompt) + len(ids)))
-            end += len(ids)
-    # Plain numbers, not tensors: masks are built of them on the host, without waiting for the device.
-    lengths = tuple(tuple(len(ids) for ids in those) for those in answers)
-    shared = SharedPrompts(tuple(len(prompt) for prompt in prompts), lengths)
-    return {**_flat(texts, positions, shared.runs), "shared_prompts": shared}, placed
-
-
-def _flat(texts: list[Ids], positions: list[range], lengths: list[int]) -> dict[str, Any]:
-    """One row; `lengths` are those of the runs that see only themselves (and their prompt)."""
-    batch: dict[str, Any] = {
-        "input_ids": torch.tensor([list(chain.from_iterable(texts))]),
-        "position_ids": torch.tensor([list(chain.from_iterable(positions))]),
-        # With a cache, transformers does not look for documents in a row.
-        "use_cache": False,
-    }
-    borders = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
-    for side in ("q", "k"):
-        batch[f"cu_seq_lens_{side}"] = borders
-        batch[f"max_length_{side}"] = max(lengths)
-    return batch
 
 
 def _answers(example: dict[str, Any]) -> list[Ids]:

@@ -1,8 +1,9 @@
-"""Heartbeats of all processes through torch's own TCPStore, and what they agree on where something is wrong.
+"""Heartbeats of all processes through torch's own TCPStore; where something is wrong each judges by all reports.
 
-Every second a thread of each process writes a report under its rank and looks for an alarm; rank 0 reads all reports.
-Once a process has rung, each writes where it is; rank 0 writes the verdict, and all read it. The store's server is no
-Python code: it answers also while a main thread keeps the interpreter to itself.
+Every second a thread of each process writes a report under its rank and looks for an alarm; rank 0 looks for machines
+that have fallen silent. Once a process has rung, each writes where it is, reads what the others have written, and comes
+to the verdict by itself. The store's server is no Python code: it answers also while a main thread keeps the
+interpreter to itself.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 from uuid import uuid4
@@ -26,8 +26,11 @@ from hftune.logging import get_logger
 BEAT, _QUICKEST = 1.0, 0.2
 """Seconds between two heartbeats: at most, and at least where the time-out itself is short."""
 
-ANSWERS_WITHIN, VERDICT_WITHIN = 3.0, 10.0
-"""Seconds in which processes that are alive say where they are, and in which rank 0 then gives the verdict."""
+ANSWERS_WITHIN = 3.0
+"""Seconds in which processes that are alive say where they are."""
+
+STORE_GONE = 10.0
+"""Seconds without an answer of the store after which rank 0, in whose process it may be, counts as hung or gone."""
 
 MACHINE_GONE = 45.0
 """Seconds without a word of any process of a machine; less could be code that keeps the interpreter."""
@@ -35,23 +38,10 @@ MACHINE_GONE = 45.0
 PAUSE = 10.0
 """Seconds without a turn after which this process itself has stood still: Ctrl-Z, a debugger."""
 
-_LINGER = 2.0
+LINGER = 2.0
 """Seconds in which the others read the last word; the store may be in this very process."""
 
-_ALARM, _VERDICT = "alarm", "verdict"
-
-
-@dataclass(frozen=True)
-class Heard:
-    """The last report of a rank, as it was written, and when it changed."""
-
-    written: bytes
-    report: Report
-    at: float
-
-    def told(self) -> Report:
-        """The report, with `ago`, the seconds since it came."""
-        return {**self.report, "ago": round(time.monotonic() - self.at, 1)}
+_ALARM, _ANSWERS = "alarm", "answers"
 
 
 class Heartbeats:
@@ -74,7 +64,7 @@ class Heartbeats:
     ) -> None:
         self.store, self.rank, self.world, self.beat = store, rank, world, max(_QUICKEST, min(BEAT, beat))
         self._report, self._end = report, end
-        self._heard: dict[int, Heard] = {}
+        self._heard: dict[int, tuple[bytes, float]] = {}  # the last report of a rank as written, and when it changed
         self._alarm: dict[str, Any] | None = None
         self._over, self._words, self._count = threading.Event(), "", 0
         self.answered = time.monotonic()
@@ -86,7 +76,7 @@ class Heartbeats:
         self._thread.start()
 
     def ring(self, words: str = "") -> None:
-        """Have all processes say where they are, and rank 0 judge; `words` of a lost contact, else it is a hang."""
+        """Have all processes say where they are, and judge; `words` of a lost contact, else it is a hang."""
         self._alarm = self._alarm or {"words": words, "rank": self.rank}
 
     def stop(self, words: str = "") -> None:
@@ -94,14 +84,13 @@ class Heartbeats:
         self._words = words
         self._over.set()
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
-            self._thread.join(VERDICT_WITHIN)
+            self._thread.join(STORE_GONE)
 
-    def without_first(self, *, hangs: bool) -> Verdict:
-        """The verdict where the store or rank 0 does not answer, from what this process knows."""
-        first = self._heard[0].told() if 0 in self._heard else {"ago": time.monotonic() - self.answered}
-        if hangs:
-            return verdicts.judge_hang({0: first, self.rank: self._report(True)}, {0})
-        return {"kind": "lost", "ranks": [0], "reports": {"0": first}}
+    def without_store(self, *, hangs: bool) -> Verdict:
+        """The verdict where the store does not answer, from what this process knows."""
+        first = self._told().get(0, {"ago": time.monotonic() - self.answered})
+        own = {self.rank: self._report(True)} if hangs else {}
+        return verdicts.judge({"words": "", "ranks": [] if hangs else [0]}, {0: first, **own})
 
     def _run(self) -> None:
         try:
@@ -113,16 +102,16 @@ class Heartbeats:
         except (dist.DistError, OSError):
             # The server is gone, and with it rank 0; where the run is over, this process is about to know.
             if not self._over.wait(ANSWERS_WITHIN):
-                self._end(self.without_first(hangs=False))
+                self._end(self.without_store(hangs=False))
 
     def _turn(self) -> Verdict | None:
         self.write()
         self._read(range(self.world) if self.rank == 0 else [0])
         if self.rank == 0 and (gone := self._gone()):
-            self._decide({"kind": "lost", "ranks": gone, "reports": self._told(gone)})
+            self._alarm = {"words": "", "rank": 0, "ranks": gone}
         if self._alarm is not None:
-            self.store.compare_set(_ALARM, "", json.dumps(self._alarm))
-        return self._agree() if self.store.check([_ALARM]) else None
+            self._sound(self._alarm)
+        return self._judge(json.loads(self.store.get(_ALARM))) if self.store.check([_ALARM]) else None
 
     def write(self, *, details: bool = False, **more: Any) -> None:
         """Write the report of this process."""
@@ -134,66 +123,47 @@ class Heartbeats:
         """Take in the reports; the time since the last one counts from here where this process has stood still."""
         before, self.answered = self.answered, time.monotonic()
         if self.answered - before > PAUSE:
-            self._heard = {rank: replace(heard, at=self.answered) for rank, heard in self._heard.items()}
+            self._heard = {rank: (written, self.answered) for rank, (written, _) in self._heard.items()}
         asked = [*of]
         for rank, written in zip(asked, self.store.multi_get([str(rank) for rank in asked]), strict=True):
-            if rank not in self._heard or self._heard[rank].written != written:
-                self._heard[rank] = Heard(written, json.loads(written), time.monotonic())
+            if rank not in self._heard or self._heard[rank][0] != written:
+                self._heard[rank] = (written, time.monotonic())
+
+    def _told(self) -> dict[int, Report]:
+        """The last report of each rank, with `ago`, the seconds since it came."""
+        now = time.monotonic()
+        return {rank: {**json.loads(text), "ago": round(now - at, 1)} for rank, (text, at) in self._heard.items()}
 
     def _gone(self) -> list[int]:
         """Ranks of machines of which nobody has said a word for long, though none may be silent, as before training."""
-        late = time.monotonic() - MACHINE_GONE
-        speaking = {
-            heard.report["host"] for heard in self._heard.values() if heard.at > late or not heard.report.get("talks")
-        }
-        return sorted(rank for rank, heard in self._heard.items() if heard.report["host"] not in speaking)
-
-    def _agree(self) -> Verdict:
-        """After an alarm: say where this process is, and what is made of it."""
-        self.write(details=True)
-        end = time.monotonic() + VERDICT_WITHIN
-        if self.rank == 0 and not self.store.check([_VERDICT]):
-            self._decide(self._judge(json.loads(self.store.get(_ALARM))))
-        while not self.store.check([_VERDICT]):
-            self.answered = time.monotonic()
-            if self.answered > end:
-                return self.without_first(hangs=not json.loads(self.store.get(_ALARM))["words"])
-            time.sleep(_QUICKEST)
-        verdict: Verdict = json.loads(self.store.get(_VERDICT))
-        return verdict
+        told = self._told()
+        speaking = {one["host"] for one in told.values() if one["ago"] < MACHINE_GONE or not one.get("talks")}
+        return sorted(rank for rank, report in told.items() if report["host"] not in speaking)
 
     def _judge(self, alarm: dict[str, Any]) -> Verdict:
-        end = time.monotonic() + ANSWERS_WITHIN
-        while True:
-            self._read(range(self.world))
-            there = {rank for rank, heard in self._heard.items() if not heard.report.get("left")}
-            silent = {rank for rank in there if "place" not in self._heard[rank].report}
-            # All have answered, or some do not in time: those are part of the verdict.
-            if not silent or time.monotonic() > end:
-                break
+        """Say where this process is, wait for the others to do so, and judge."""
+        if alarm.get("ends"):
+            return Verdict("end", [], {})
+        self.write(details=True)
+        answered, end = self.store.add(_ANSWERS, 1), time.monotonic() + ANSWERS_WITHIN
+        # All have answered, or some do not in time: those are part of the verdict.
+        while answered < self.world and time.monotonic() < end:
             time.sleep(_QUICKEST)
-        if not alarm["words"]:
-            return verdicts.judge_hang({rank: self._heard[rank].told() for rank in there}, silent)
-        kind, who = ("lost", sorted(silent)) if silent else ("failed", [alarm["rank"]])
-        return {"kind": kind, "ranks": who, "words": alarm["words"], "reports": self._told(who)}
+            answered, self.answered = self.store.add(_ANSWERS, 0), time.monotonic()
+        self._read(range(self.world))
+        return verdicts.judge(alarm, self._told())
 
-    def _decide(self, verdict: Verdict) -> None:
-        # The first verdict counts. It is there before the alarm that makes the others look for it.
-        self.store.compare_set(_VERDICT, "", json.dumps(verdict))
-        self.store.compare_set(_ALARM, "", json.dumps({"words": "see the verdict", "rank": self.rank}))
+    def _sound(self, alarm: dict[str, Any]) -> None:
+        self.store.compare_set(_ALARM, "", json.dumps(alarm))  # the first one counts
 
     def _leave(self) -> None:
-        report = self._report(False)
+        self.write(left=True, words=self._words)
+        self.store.add(_ANSWERS, 1)
         if self._words:
-            self._decide({"kind": "failed", "ranks": [self.rank], "words": self._words, "reports": {self.rank: report}})
-            time.sleep(_LINGER if self.rank == 0 else 0)
+            self._sound({"words": self._words, "rank": self.rank})
+            time.sleep(LINGER if self.rank == 0 else 0)
         elif self.rank == 0:
-            self._decide({"kind": "end", "ranks": [], "reports": {}})
-        else:
-            self.write(left=True)
-
-    def _told(self, of: Iterable[int]) -> dict[int, Report]:
-        return {rank: self._heard[rank].told() for rank in of}
+            self._sound({"ends": True})
 
 
 def join(report: Callable[[bool], Report], end: Callable[[Verdict], None], beat: float) -> Heartbeats | None:

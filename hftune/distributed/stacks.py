@@ -14,12 +14,9 @@ from types import FrameType
 import torch
 
 _FRAMES = 10
-_WRAPPERS = 4
-"""Frames between a wait and what DeepSpeed wraps it in."""
 
 # Ends of file names: packages may lie anywhere.
 _COLLECTIVES = "torch/distributed/distributed_c10d.py"
-_LOADER = "torch/utils/data/dataloader.py"
 _CALLED = re.compile(r"\bdist\.(_?\w+)\(")
 _WAITS = re.compile(r"\.(wait|synchronize|item|tolist|cpu)\(")
 _NOT_DONE = ("scheduled", "started")
@@ -40,7 +37,7 @@ def innermost_frame() -> str:
 
 
 def waiting_for() -> str | None:
-    """The collective (or the data loader, or the device) that this process waits for, as far as can be seen.
+    """The collective (or the device) that this process waits for, as far as can be seen.
 
     A collective on a GPU is queued, and the main thread waits later for something else: there NCCL's own record of
     collectives that have not finished tells which one.
@@ -80,26 +77,7 @@ def _other_wait(frame: FrameType | None) -> str | None:
     line = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
     if called := _CALLED.search(line):  # collectives of DistributedDataParallel are no Python functions
         return called[1].lstrip("_")
-    if handle := _handle(frame):
-        return handle
-    if _WAITS.search(line):
-        return line[:60]
-    while frame is not None:
-        if frame.f_code.co_filename.endswith(_LOADER):
-            return "the data loader"
-        frame = frame.f_back
-    return None
-
-
-def _handle(frame: FrameType | None) -> str | None:
-    """The handle of a pending collective that is waited for, such as ZeRO-3's `AllGatherHandle.wait`."""
-    for _ in range(_WRAPPERS):
-        if frame is None:
-            return None
-        if frame.f_code.co_name == "wait" and "self" in frame.f_locals and "deepspeed" in frame.f_code.co_filename:
-            return f"{type(frame.f_locals['self']).__name__}.wait"
-        frame = frame.f_back
-    return None
+    return line[:60] if _WAITS.search(line) else None
 
 
 def _pending_in_nccl() -> str | None:

@@ -2,77 +2,96 @@
 
 A report is `{"host", "step", "phase", "count", "seconds", "waits", "place", "stack", "ago"}`: phase and its number as
 in `phases.Phase`, seconds in it, the collective (or data) that is waited for, the innermost frame, the stack, and how
-many seconds ago this was said. A verdict has its `kind` ("hang", "lost", "failed"), `ranks` and `reports`.
+many seconds ago this was said. One without a place is silent: frozen, gone, or in code that keeps the interpreter.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 Report = dict[str, Any]
-Verdict = dict[str, Any]
 # With more, what matters would scroll out of a terminal.
 _STACKS = 2
 _ROWS = 24
 
 
-def judge_hang(reports: dict[int, Report], silent: set[int]) -> Verdict:
-    """The verdict on a hang: which ranks hold up the others; none where all are at the same place.
+@dataclass(frozen=True)
+class Verdict:
+    """A "hang", "lost" ranks, one that has "failed" with its `words`, or the "end" of a run; `reports` are by rank."""
+
+    kind: str
+    ranks: list[int]
+    reports: dict[int, Report]
+    words: str = ""
+
+
+def judge(alarm: dict[str, Any], reports: dict[int, Report]) -> Verdict:
+    """The verdict on an alarm.
 
     Args:
-        reports: By rank.
-        silent: Ranks that do not answer: frozen, gone, or in code that keeps the interpreter.
+        alarm: The `rank` that rang; the `words` of its lost contact, or "" for a hang; `ranks` that are gone.
+        reports: By rank; of those that have `left`, with their last words.
     """
+    there = {rank: report for rank, report in reports.items() if not report.get("left")}
+    silent = sorted(rank for rank, report in there.items() if _is_silent(report))
+    for rank, report in reports.items():
+        if report.get("words"):  # what the others say is what came of it
+            return Verdict("failed", [rank], reports, report["words"])
+    if gone := alarm.get("ranks") or (silent if alarm["words"] else []):
+        return Verdict("lost", gone, reports)
+    if alarm["words"]:
+        return Verdict("failed", [alarm["rank"]], reports, alarm["words"])
+    return Verdict("hang", silent or behind_of(there), there)
+
+
+def _is_silent(report: Report) -> bool:
+    return "place" not in report
+
+
+def behind_of(reports: dict[int, Report]) -> list[int]:
+    """Ranks that hold up the others; none where all are at the same place."""
     # From the surest sign to the weakest: a process that waits in a collective cannot be what holds the others up.
-    idle = {rank for rank, report in reports.items() if not report.get("waits")}
+    idle = [rank for rank, report in reports.items() if not report.get("waits")]
     # Steps first: phases are counted alike only by processes that do the same work.
     far = {rank: (report.get("step", 0), report.get("count", 0)) for rank, report in reports.items()}
-    least = {rank for rank, value in far.items() if value == min(far.values())}
-    behind = silent or next((found for found in (idle, least) if 0 < len(found) < len(reports)), set())
-    rows = {str(rank): {**report, "silent": rank in silent} for rank, report in reports.items()}
-    # Every process prints the verdict: the stacks of all ranks would be pages.
-    for rank, report in rows.items():
-        if int(rank) not in sorted(behind)[:_STACKS]:
-            report.pop("stack", None)
-    return {"kind": "hang", "ranks": sorted(behind), "reports": rows}
+    least = [rank for rank, value in far.items() if value == min(far.values())]
+    return sorted(next((found for found in (idle, least) if 0 < len(found) < len(reports)), []))
 
 
 def render(verdict: Verdict, rank: int, timeout: float, stack: str) -> str:
-    """The whole message for one process, as it is printed."""
-    # JSON has made texts of the ranks on the way.
-    reports = {int(key): report for key, report in verdict["reports"].items()}
-    words = {"hang": _hang, "lost": _lost, "failed": _failed}[verdict["kind"]](verdict, reports)
-    if verdict["kind"] == "hang":
+    """The whole message for one process, as it is printed; `timeout` in seconds, `stack` of this process."""
+    lines = {"hang": _hang, "lost": _lost, "failed": _failed}[verdict.kind](verdict)
+    if verdict.kind == "hang":
         fix = "look at what it does there; start again with --resume_from_checkpoint auto"
-        words.append(f"  to do: {fix}. Where it is only slow, raise --hang_timeout ({timeout:g} s)")
+        lines.append(f"  to do: {fix}. Where it is only slow, raise --hang_timeout ({timeout:g} s)")
         # The stacks of the first ranks are in the verdict already.
-        words += [] if rank in verdict["ranks"][:_STACKS] else _stack_of(rank, stack)
+        lines += [] if rank in verdict.ranks[:_STACKS] else _stack_of(rank, stack)
     who = f"[rank {rank}] " if rank else ""
-    return f"\n{who}error: " + "\n".join(words) + "\n\n"
+    return f"\n{who}error: " + "\n".join(lines) + "\n\n"
 
 
-def _hang(verdict: Verdict, reports: dict[int, Report]) -> list[str]:
-    behind: list[int] = verdict["ranks"]
+def _hang(verdict: Verdict) -> list[str]:
+    behind, reports = verdict.ranks, verdict.reports
     first = reports[behind[0] if behind else min(reports)]
     at = f"step {first.get('step')}, {first.get('phase')}"
     if not behind:
-        lines = [f"nothing has moved for {_time(first)}: all {len(reports)} process(es) are at {at}"]
+        said = f"nothing has moved for {_time(first)}: all {len(reports)} process(es) are at {at}"
     else:
-        silent = ", silent" if first.get("silent") else ","
-        silent += f" for {_time(first)}" + (" (frozen, or in code that keeps the interpreter)" * bool(first["silent"]))
+        how = f"for {_time(first)}"
+        if _is_silent(first):
+            how = f"silent {how} (frozen, or in code that keeps the interpreter)"
         others = len(reports) - len(behind)
-        lines = [f"the run hangs: {_names(behind, reports)} at {at}{silent}; {others} other process(es) wait"]
-    lines += [f"  where: {_at(first)}", *_table(reports, behind)]
-    for rank in behind[:_STACKS]:
-        lines += _stack_of(rank, reports[rank]["stack"]) if reports[rank].get("stack") else []
-    return lines
+        said = f"the run hangs: {_names(verdict)} at {at}, {how}; {others} other process(es) wait"
+    stacks = [line for rank in behind[:_STACKS] for line in _stack_of(rank, reports[rank].get("stack", ""))]
+    return [said, f"  where: {_at(first)}", *_table(reports, behind), *stacks]
 
 
-def _lost(verdict: Verdict, reports: dict[int, Report]) -> list[str]:
-    gone: list[int] = verdict["ranks"]
-    first = reports[gone[0]]
+def _lost(verdict: Verdict) -> list[str]:
+    gone = verdict.ranks
+    first = verdict.reports[gone[0]]
     return [
-        f"lost {_names(gone, reports)}: ended without a word{', together' * (len(gone) > 1)}, last heard "
+        f"lost {_names(verdict)}: ended without a word{', together' * (len(gone) > 1)}, last heard "
         f"{first.get('ago', 0):.0f} s before, at step {first.get('step')}, {first.get('phase')}",
         "  where: killed from outside (out of memory, the scheduler), its machine or its network gone, or a crash: see "
         "the output there",
@@ -80,11 +99,11 @@ def _lost(verdict: Verdict, reports: dict[int, Report]) -> list[str]:
     ]
 
 
-def _failed(verdict: Verdict, reports: dict[int, Report]) -> list[str]:
-    rank = verdict["ranks"][0]
-    report = reports[rank]
+def _failed(verdict: Verdict) -> list[str]:
+    rank = verdict.ranks[0]
+    report = verdict.reports[rank]
     where = f"rank {rank} on {report.get('host')} has stopped at step {report.get('step')}, {report.get('phase')}"
-    return [f"{where}: {verdict['words']}"]
+    return [f"{where}: {verdict.words}"]
 
 
 def ranges(numbers: list[int]) -> str:
@@ -98,14 +117,15 @@ def ranges(numbers: list[int]) -> str:
     return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in pieces)
 
 
-def _names(ranks: list[int], reports: dict[int, Report]) -> str:
-    """Ranks and their machines: `ranks 0-2,5 on node1`."""
-    hosts = ", ".join(dict.fromkeys(str(reports[rank].get("host")) for rank in ranks))
-    return f"rank{'s' * (len(ranks) > 1)} {ranges(sorted(ranks))} on {hosts}"
+def _names(verdict: Verdict) -> str:
+    """Its ranks and their machines: `ranks 0-2,5 on node1`."""
+    found = verdict.ranks
+    hosts = ", ".join(dict.fromkeys(str(verdict.reports[rank].get("host")) for rank in found))
+    return f"rank{'s' * (len(found) > 1)} {ranges(sorted(found))} on {hosts}"
 
 
 def _time(report: Report) -> str:
-    return f"{report.get('ago' if report.get('silent') else 'seconds') or 0:.0f} s"
+    return f"{report.get('ago' if _is_silent(report) else 'seconds') or 0:.0f} s"
 
 
 def _at(report: Report) -> str:
@@ -117,7 +137,7 @@ def _table(reports: dict[int, Report], behind: list[int]) -> list[str]:
     """A table with one row for all ranks of a machine that are at the same place; those behind come first."""
     groups: dict[tuple[str, ...], list[int]] = {}
     for rank, report in sorted(reports.items(), key=lambda item: (item[0] not in behind, item[0])):
-        where = "no answer" if report.get("silent") else _at(report)
+        where = "no answer" if _is_silent(report) else _at(report)
         mark = ">" if rank in behind else " "
         row = (mark, str(report.get("host")), str(report.get("step")), str(report.get("phase")), _time(report), where)
         groups.setdefault(row, []).append(rank)

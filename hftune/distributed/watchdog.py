@@ -2,7 +2,7 @@
 
 `start` gives each process a thread that looks at its phase (`phases.py`) every few seconds, and one that tells the
 others (`heartbeats.py`). Where a phase lasts longer than the time-out, all processes say where they are; every one
-prints the verdict (`verdicts.py`) with the stack of its main thread and ends.
+judges (`verdicts.py`), prints the verdict with the stack of its main thread, and ends.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Watchdog:
         self.timeout, self.rank, self.host, self.pid = timeout, ranks.rank(), socket.gethostname(), os.getpid()
         self.beat = max(_QUICKEST, min(_BEAT, timeout / 5))
         self.done, self._lock, self._spoken = threading.Event(), threading.Lock(), False
-        self._looked, self._forgiven = time.monotonic(), (0, 0.0)
+        self._looked, self._resumed = time.monotonic(), 0.0
         self.others = None if alone else heartbeats.join(self._report, self._end, self.beat)
         # A daemon: a thread that waits must not keep a finished process alive.
         self._thread = threading.Thread(target=self._watch, name="hftune watchdog", daemon=True)
@@ -71,34 +71,23 @@ class Watchdog:
             faulthandler.cancel_dump_traceback_later()
 
     def _look(self) -> None:
-        phase = phases.now()
-        # Every time, also where no phase is timed: the time of the last look is kept there.
-        paused = self._paused(phase)
-        late = phase.timed and phase.seconds - paused >= self.timeout
+        phase, now = phases.now(), time.monotonic()
+        if now - self._looked - self.beat > heartbeats.PAUSE:  # this whole process stood still: Ctrl-Z, a debugger
+            self._resumed = now
+            if self.others is not None:
+                self.others.answered = now
+        self._looked = now
+        late = phase.timed and now - max(phase.since, self._resumed) >= self.timeout
         if self.others is None:
             if late:
-                self._end(verdicts.judge_hang({self.rank: self._report(True)}, set()))
+                self._end(verdicts.judge({"words": ""}, {self.rank: self._report(True)}))
             return
         if late:
             self.others.ring()
         # The store's machine is gone, or rank 0, in whose process it is, has been stopped.
-        patience = heartbeats.VERDICT_WITHIN if late else heartbeats.MACHINE_GONE
-        if self.rank and time.monotonic() - self.others.answered > patience:
-            self._end(self.others.without_first(hangs=late))
-
-    def _paused(self, phase: phases.Phase) -> float:
-        """Seconds of a phase in which this whole process stood still, its watchdog as well."""
-        looked, self._looked = self._looked, time.monotonic()
-        gap = self._looked - looked - self.beat
-        count, seconds = self._forgiven
-        # A pause is forgiven to the phase in which it was, and not to the next one.
-        seconds = seconds if count == phase.count else 0.0
-        if gap > heartbeats.PAUSE:
-            seconds += gap
-            if self.others is not None:
-                self.others.answered = self._looked
-        self._forgiven = (phase.count, seconds)
-        return seconds
+        patience = heartbeats.STORE_GONE if late else heartbeats.MACHINE_GONE
+        if self.rank and now - self.others.answered > patience:
+            self._end(self.others.without_store(hangs=late))
 
     def _report(self, details: bool) -> Report:
         phase = phases.now()
@@ -118,10 +107,10 @@ class Watchdog:
 
     def _end(self, verdict: Verdict) -> None:
         """Print the verdict in one piece and end the process, whatever its main thread does."""
-        if verdict["kind"] == "end":  # rank 0 has done its work, and this process is about to
+        if verdict.kind == "end":  # rank 0 has done its work, and this process is about to
             return self.done.set()
-        reports = verdict["reports"].values()
-        if self.rank and verdict["kind"] != "hang" and any(report.get("host") == self.host for report in reports):
+        theirs = [verdict.reports[rank].get("host") for rank in verdict.ranks]
+        if self.rank and verdict.kind != "hang" and self.host in theirs:
             time.sleep(_SAME_HOST_GRACE)  # the launcher's SIGTERM may end this process first
         with self._lock:  # both threads may come here
             if self._spoken:
@@ -130,7 +119,7 @@ class Watchdog:
         text = verdicts.render(verdict, self.rank, self.timeout, stacks.main_thread_stack())
         terminal.write_unbuffered(visible(text))
         if self.rank == 0 and self.others is not None:
-            time.sleep(2 * heartbeats.BEAT)  # the others read the verdict, maybe from this very process
+            time.sleep(heartbeats.LINGER)  # the others read the reports, maybe from this very process
         terminal.release()
         # Not sys.exit: this is not the main thread, which is stuck and would be waited for.
         os._exit(STALLED_EXIT_CODE)
@@ -174,7 +163,7 @@ def on_exit(error: BaseException | None) -> None:
     if found is not None and found.others is not None:
         found.others.ring(words)
         # Its thread hears who is gone, says so and ends the process.
-        found.done.wait(heartbeats.ANSWERS_WITHIN + heartbeats.VERDICT_WITHIN + _SAME_HOST_GRACE)
+        found.done.wait(heartbeats.ANSWERS_WITHIN + heartbeats.STORE_GONE + _SAME_HOST_GRACE)
     who = f"[rank {ranks.rank()}] " if ranks.rank() else ""
     terminal.write_unbuffered(visible(f"\n{who}error: {words}\n\n"))
     terminal.release()

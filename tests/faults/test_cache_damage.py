@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ import numpy as np
 import psutil
 import pytest
 import torch
-import xxhash
 from datasets import Dataset, Features, List, Value
 
 from hftune import digests, user_cache
@@ -41,8 +39,8 @@ ROWS = 40
 FILES = ["data-00000-of-00001.arrow", "dataset_info.json", "state.json", "contents.json"]
 SPLIT_FILES = [f"train/{name}" for name in FILES[:3]] + ["tokenized.json"]
 FEATURES = Features({"input_ids": List(Value("int32")), "labels": List(Value("int32"))})
-PLACES = [0.0, 0.03, 0.11, 0.3, 0.45, 0.6, 0.77, 0.9, 0.999]
-LENGTHS = [0.0, 0.01, 0.3, 0.5, 0.9, 0.999]
+PLACES = [0.0, 0.11, 0.45, 0.77, 0.999]
+LENGTHS = [0.0, 0.5, 0.999]
 
 
 def ids(row: int) -> list[int]:
@@ -82,38 +80,23 @@ def remove(file: Path) -> None:
     file.unlink()
 
 
-def folder_instead(file: Path) -> None:
-    file.unlink()
-    file.mkdir()
-
-
-def link_to_nowhere(file: Path) -> None:
-    file.unlink()
-    file.symlink_to("nowhere")
-
-
-def fifo(file: Path) -> None:
-    file.unlink()
-    os.mkfifo(file)
+def instead(make: Damage) -> Damage:
+    return lambda file: (file.unlink(), make(file))[1]
 
 
 def longer(file: Path) -> None:
     file.write_bytes(file.read_bytes() + b"\0" * 64)
 
 
-def empty_object(file: Path) -> None:
-    file.write_text("{}")
-
-
 DAMAGES: dict[str, Damage] = {
-    **{f"bit {bit} at {share}": flip(share, bit) for share in PLACES for bit in (0, 5)},
+    **{f"bit 5 at {share}": flip(share, 5) for share in PLACES},
     **{f"cut at {share}": cut(share) for share in LENGTHS},
     "removed": remove,
-    "folder": folder_instead,
-    "link": link_to_nowhere,
-    "fifo": fifo,
+    "folder": instead(Path.mkdir),
+    "link": instead(lambda file: file.symlink_to("nowhere")),
+    "fifo": instead(os.mkfifo),
     "longer": longer,
-    "emptied": empty_object,
+    "emptied": instead(lambda file: file.write_text("{}") and None),
 }
 
 
@@ -155,19 +138,11 @@ def test_a_file_of_another_entry(copied: Path, name: str) -> None:
     assert dataset["input_ids"][:] == expected()
 
 
-def test_the_whole_of_another_entry(copied: Path) -> None:
-    shutil.rmtree(copied / "datasets" / "k")
-    shutil.copytree(copied / "datasets" / "other", copied / "datasets" / "k")
-    dataset, _ = cached("k", write, str(copied))
-    assert dataset["input_ids"][:] == expected()
-
-
-@pytest.mark.parametrize("rank", ["1", "5"])
-@pytest.mark.parametrize("damage", ["cut at 0.3", "removed", "longer"])
+@pytest.mark.parametrize("damage", ["cut at 0.5", "removed", "longer"])
 def test_other_processes_of_a_machine_see_what_is_missing(
-    copied: Path, monkeypatch: pytest.MonkeyPatch, rank: str, damage: str
+    copied: Path, monkeypatch: pytest.MonkeyPatch, damage: str
 ) -> None:
-    monkeypatch.setenv("LOCAL_RANK", rank)
+    monkeypatch.setenv("LOCAL_RANK", "5")
     DAMAGES[damage](copied / "datasets" / "k" / FILES[0])
     assert cached("k", write, str(copied))[0]["input_ids"][:] == expected()
 
@@ -192,24 +167,14 @@ def tokenised(folder: Path) -> None:
         work = folder.parent / f"{folder.name}-{name}"
         work.mkdir()
         counts = write(work, shift)
-        made[name] = TokenizedSource(digests_free(work), counts, ["a.jsonl"], f"key {name}")
+        made[name] = TokenizedSource(Dataset.load_from_disk(str(work)), counts, ["a.jsonl"], f"key {name}")
     save_tokenised(folder, made, {"train": encoder, "eval": encoder})
 
 
-def digests_free(folder: Path) -> Dataset:
-    return Dataset.load_from_disk(str(folder))
-
-
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("saved") / "tok"
-    tokenised(folder)
-    return folder
-
-
 @pytest.fixture
-def folder(saved: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(saved, tmp_path / "tok"))
+def folder(tmp_path: Path) -> Path:
+    tokenised(tmp_path / "tok")
+    return tmp_path / "tok"
 
 
 def opened(folder: Path) -> dict[str, TokenizedSource]:
@@ -267,7 +232,7 @@ def change_numbers(file: Path, number: int, other: int, count: int = 1) -> None:
     file.write_bytes(content)
 
 
-@pytest.mark.parametrize("offset", [2**31 - 1, -1, -(2**31), 10**6, 0])
+@pytest.mark.parametrize("offset", [2**31 - 1, -1, 0])
 def test_an_offset_that_leads_out_of_the_file_is_no_end_of_the_process(folder: Path, offset: int) -> None:
     without_digests(folder)
     last = sum(len(row) for row in expected()[30:])  # the last offset of the last batch, in both columns
@@ -278,7 +243,7 @@ def test_an_offset_that_leads_out_of_the_file_is_no_end_of_the_process(folder: P
         Documents(folder / "train")
 
 
-@pytest.mark.parametrize("token", [-1, -100, 100_000, 2**31 - 1])
+@pytest.mark.parametrize("token", [-1, 100_000])
 def test_a_token_that_the_model_does_not_have(folder: Path, token: int) -> None:
     without_digests(folder)
     change_numbers(folder / "train" / FILES[0], ids(39)[-1], token, 2)
@@ -290,7 +255,7 @@ def test_a_token_that_the_model_does_not_have(folder: Path, token: int) -> None:
         [blocks[number] for number in range(len(blocks))]
 
 
-@pytest.mark.parametrize("value", [2**32 + 5, -(2**32) + 5, 2**63 - 1])
+@pytest.mark.parametrize("value", [2**32 + 5, 2**63 - 1])
 def test_wide_ids_do_not_wrap_around(tmp_path: Path, value: int) -> None:
     Dataset.from_dict(
         {"input_ids": [[1, 2, value]]}, features=Features({"input_ids": List(Value("int64"))})
@@ -325,10 +290,6 @@ def test_a_state_that_somebody_has_written(tmp_path: Path, state: dict[str, Any]
 RECORDS = "".join(json.dumps({"messages": [user(str(n)), assistant("the answer")]}) + "\n" for n in range(20))
 
 
-def append(file: Path) -> None:
-    file.write_text(RECORDS + RECORDS)
-
-
 def replace(file: Path) -> None:
     other = file.with_name("other")
     other.write_text(RECORDS.replace("answer", "ANSWER"))
@@ -337,11 +298,7 @@ def replace(file: Path) -> None:
     other.replace(file)
 
 
-def shorter(file: Path) -> None:
-    file.write_text(RECORDS[:500])
-
-
-CHANGES = {"append": append, "replace": replace, "remove": remove, "shorter": shorter}
+CHANGES: dict[str, Damage] = {"replace": replace, "remove": remove, "longer": longer}
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
@@ -377,7 +334,7 @@ def test_data_that_change_before_the_writer_begins_are_not_read(
     file = tmp_path / "d.jsonl"
     file.write_text(RECORDS)
     usual = ranks.gathered_objects
-    monkeypatch.setattr(ranks, "gathered_objects", lambda value: (append(file), usual(value))[1])
+    monkeypatch.setattr(ranks, "gathered_objects", lambda value: (longer(file), usual(value))[1])
     monkeypatch.setattr(parts, "_chunks", lambda *_: pytest.fail("was read"))
     arguments = DataArguments(data_cache_dir=str(tmp_path / "cache"))
     with pytest.raises(DataError, match="changed while they were read"):
@@ -490,7 +447,7 @@ def test_a_planted_lock_does_not_touch_its_victim(tmp_path: Path, kind: str) -> 
     assert victim.read_text() == "precious"
 
 
-@pytest.mark.parametrize("damage", [flip(share, 3) for share in PLACES] + [cut(share) for share in LENGTHS] + [longer])
+@pytest.mark.parametrize("damage", [flip(0.0, 3), flip(0.6, 3), flip(0.999, 3), cut(0.0), cut(0.9), longer])
 def test_a_small_file_that_is_damaged_is_not_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: Damage
 ) -> None:
@@ -521,17 +478,3 @@ def test_reference_numbers_that_are_damaged_are_computed_again(
     assert len(computed) == (2 if damage else 1)
     add_reference_columns(Dataset.from_dict({"a": [1, 2]}), "key", lambda: {"ref": compute()["ref"][:2]})
     assert len(computed) == (3 if damage else 2), "numbers for other rows are of no use"
-
-
-@pytest.mark.long
-def test_looking_costs_what_reading_costs(tmp_path: Path) -> None:
-    for number in range(2):
-        with open(tmp_path / f"{number}", "wb") as file:
-            file.write(os.urandom(1 << 20) * 100)
-    digests.contents(tmp_path)  # what is measured is not the disk
-    began = time.process_time()
-    for file in tmp_path.iterdir():
-        xxhash.xxh3_128_digest(file.read_bytes())
-    between = time.process_time()
-    digests.contents(tmp_path)
-    assert time.process_time() - between < 3 * (between - began)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import json
 import os
 import sys
 from collections.abc import Iterator
@@ -72,13 +71,9 @@ def hostile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def test_what_stays_of_pythonpath(hostile: Path, search: str, kept: list[str]) -> None:
     (hostile / "src").mkdir()
     (hostile / "here").symlink_to(hostile)
-    found = child_processes.environment({"PYTHONPATH": search.format(here=hostile)})
+    found = child_processes.environment({"PYTHONPATH": search.format(here=hostile), "PYTHONSAFEPATH": ""})
     assert found["PYTHONPATH"].split(os.pathsep) == [str(ROOT), *(entry.format(here=hostile) for entry in kept)]
     assert found["PYTHONSAFEPATH"] == "1"
-
-
-def test_pythonsafepath_cannot_be_taken_back() -> None:
-    assert child_processes.environment({"PYTHONSAFEPATH": ""})["PYTHONSAFEPATH"] == "1"
 
 
 @pytest.mark.parametrize(
@@ -101,7 +96,7 @@ def test_packages_that_are_installed_are_not_put_before_python_s_own(monkeypatch
 GRANDCHILD = "import subprocess, sys; sys.exit(subprocess.run([sys.executable, *{words!r}]).returncode)"
 
 
-@pytest.mark.parametrize("search", [None, "", ".", ":", "./"])
+@pytest.mark.parametrize("search", [None, ".:"])
 @pytest.mark.parametrize(
     "words",
     [
@@ -156,19 +151,17 @@ def _is_apart(command: list[str], env: dict[str, str]) -> bool:
     return command[:2] == [sys.executable, "-P"] and env["PYTHONSAFEPATH"] == "1" and str(ROOT) in env["PYTHONPATH"]
 
 
-def test_the_pipeline_s_checks_run_apart(started: list[Any], tmp_path: Path) -> None:
-    checking.check_steps([Step("sft", "sft", "sft", tmp_path, {}, {}, "x:1")])
-    assert started and all(_is_apart(*one) for one in started)
-
-
-def test_plans_of_stages_run_apart(started: list[Any], tmp_path: Path) -> None:
-    list(command.measure(Step("sft", "sft", "sft", tmp_path, {}, {}, "x:1", env={"PYTHONPATH": "."})))
-    assert started and all(_is_apart(*one) for one in started)
-
-
-def test_the_doctor_s_trials_run_apart(started: list[Any]) -> None:
-    list(libraries.check_loading([]))
-    assert started and all(_is_apart(*one) for one in started)
+def test_what_hftune_starts_runs_apart(started: list[Any], tmp_path: Path) -> None:
+    """The pipeline's checks, plans of its stages, and the doctor's trials."""
+    step = Step("sft", "sft", "sft", tmp_path, {}, {}, "x:1", env={"PYTHONPATH": "."})
+    for start in (
+        lambda: checking.check_steps([step]),
+        lambda: [*command.measure(step)],
+        lambda: [*libraries.check_loading([])],
+    ):
+        started.clear()
+        start()
+        assert started and all(_is_apart(*one) for one in started)
 
 
 def test_the_driver_is_asked_of_no_program_of_the_working_folder(
@@ -205,29 +198,22 @@ def test_the_arguments_of_a_pipeline_are_checked_in_a_hostile_folder(hostile: Pa
         checking.check_steps([step])
 
 
-@pytest.mark.long
-def test_the_doctor_in_a_hostile_folder(hostile: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(libraries, "installed", lambda name: "1")
-    assert [finding.said for finding in libraries.check_loading(["json", "yaml"])] == ["these load: json, yaml"]
-
-
 # --- scripts ---
 
 PIPELINE = "model: m\noutput_dir: o\nstages:\n  {name}:\n    script: {script}\n    train_file_dir: d\n"
 
 
 @pytest.mark.parametrize("kind", ["file", "link", "folder"])
-@pytest.mark.parametrize("script", ["pt", "sft", "rm", "dpo", "rl"])
 @pytest.mark.parametrize("launcher", ["python", "torchrun", "deepspeed", "srun"])
-def test_scripts_are_hftune_s_own(hostile: Path, tmp_path: Path, script: str, kind: str, launcher: str) -> None:
-    name = f"run_{script}.py"
+def test_scripts_are_hftune_s_own(hostile: Path, tmp_path: Path, kind: str, launcher: str) -> None:
+    name = "run_sft.py"
     if kind == "file":
         (hostile / name).write_text(EVIL.format(flag=str(tmp_path / "it ran")))
     elif kind == "link":
         (hostile / name).symlink_to(ROOT / name)  # which may be another one when the stage starts
     else:
         (hostile / name).mkdir()
-    (hostile / "p.yaml").write_text(PIPELINE.format(name="one", script=script) + f"launcher: {{{launcher}: {{}}}}\n")
+    (hostile / "p.yaml").write_text(PIPELINE.format(name="one", script="sft") + f"launcher: {{{launcher}: {{}}}}\n")
     (step,) = steps_of(read_spec("p.yaml"))
     command = step.command()
     assert str(ROOT / name) in command and name not in command
@@ -254,11 +240,9 @@ def test_without_its_scripts_hftune_says_so(monkeypatch: pytest.MonkeyPatch, hos
     ("path", "search", "kept"),
     [
         (["", "/lib"], "", ["/lib"]),
-        (["{here}", "/lib"], "", ["/lib"]),
-        (["/bin", "{here}", ""], ":", ["/bin"]),
         (["{here}/", "/lib", "."], ".", ["/lib"]),
+        (["/bin", "{here}", ""], ":", ["/bin"]),
         (["{here}", "/lib"], "{here}", ["{here}", "/lib"]),
-        (["/bin", "/lib"], "", ["/bin", "/lib"]),
     ],
 )
 def test_the_command_leaves_the_working_folder(
@@ -288,19 +272,15 @@ def test_hftune_by_its_module(hostile: Path) -> None:
 # --- a user's own functions ---
 
 
-def test_a_function_comes_from_the_path_that_is_named(hostile: Path, tmp_path: Path) -> None:
+def test_a_function_comes_from_the_path_that_is_named(
+    hostile: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "rewards.py").write_text("def mine(**given):\n    return [1.0]\n")
     (hostile / "rewards.py").write_text(EVIL.format(flag=str(tmp_path / "it ran")))
     function = named_code(f"{tmp_path}/rewards.py:mine", "--reward_funcs")
     assert function() == [1.0] and "rewards" not in sys.modules
-
-
-def test_a_function_of_a_file_named_relative_to_the_working_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "mine.py").write_text("def reward(**given):\n    return [2.0]\n")
     monkeypatch.chdir(tmp_path)
-    assert named_code("mine.py:reward", "--reward_funcs")() == [2.0]
+    assert named_code("rewards.py:mine", "--reward_funcs")() == [1.0], "relative to the working folder"
 
 
 # --- nobody goes another way ---
@@ -334,42 +314,26 @@ def ways_out(source: str) -> list[str]:
 @pytest.mark.parametrize(
     "source",
     [
-        "import subprocess",
         "import subprocess as sp",
-        "from subprocess import run",
+        "def f():\n    from subprocess import Popen as P",
         "import os\nos.system('x')",
         "from os import execv",
-        "import os\nos.posix_spawn",
-        "import runpy",
-        "import pty",
-        "import asyncio\nasyncio.create_subprocess_exec",
-        "def f():\n    from subprocess import Popen as P",
     ],
 )
 def test_the_search_finds(source: str) -> None:
     assert ways_out(source)
 
 
-@pytest.mark.parametrize("where", ["hftune", "examples", "."])
-def test_everything_is_started_by_the_one_file(where: str) -> None:
-    files = (ROOT / where).rglob("*.py") if where != "." else ROOT.glob("*.py")
-    found = {
-        str(file.relative_to(ROOT)): ways
-        for file in files
-        if file != ROOT / "hftune" / "child_processes.py" and (ways := ways_out(file.read_text()))
-    }
-    assert not found, json.dumps(found, indent=1)
-
-
-def test_no_interpreter_is_called_without_p() -> None:
-    """`sys.executable` within a list is a command of its own making."""
-    found = [
-        f"{file.relative_to(ROOT)}:{node.lineno}"
-        for folder in ("hftune", "examples")
-        for file in (ROOT / folder).rglob("*.py")
-        if "sys.executable" in file.read_text()
-        for node in ast.walk(ast.parse(file.read_text()))
-        if isinstance(node, ast.List) and any("sys.executable" in ast.unparse(entry) for entry in node.elts)
-        if file.name != "child_processes.py"
-    ]
-    assert not found
+def test_everything_is_started_by_the_one_file() -> None:
+    """Also, no command has `sys.executable` without -P: `child_processes.python` makes them."""
+    files = [*(ROOT / "hftune").rglob("*.py"), *(ROOT / "examples").rglob("*.py"), *ROOT.glob("*.py")]
+    found = {}
+    for file in files:
+        if file != ROOT / "hftune" / "child_processes.py":
+            source = file.read_text()
+            found[str(file)] = ways_out(source) + [
+                f"line {node.lineno}"
+                for node in (ast.walk(ast.parse(source)) if "sys.executable" in source else ())
+                if isinstance(node, ast.List) and any("sys.executable" in ast.unparse(entry) for entry in node.elts)
+            ]
+    assert not {file: ways for file, ways in found.items() if ways}

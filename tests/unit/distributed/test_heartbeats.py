@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from hftune.distributed import heartbeats
 from hftune.distributed.heartbeats import Heartbeats
+from hftune.distributed.verdicts import Verdict
 
 pytestmark = pytest.mark.long
 
@@ -22,7 +23,7 @@ class Member:
     def __init__(self, store: dist.Store, rank: int, world: int) -> None:
         self.report = {"host": f"h{rank}", "step": 3, "count": 9, "phase": "forward", "seconds": 1.0, "talks": True}
         self.details = {"waits": "all_reduce", "place": "zero.py:5 reduce", "stack": "wait()"}
-        self.verdict: dict[str, Any] = {}
+        self.verdict = Verdict("none", [], {})
         self.told = threading.Event()
         self.beats = Heartbeats(store, rank, world, self.say, self.hear, 0.2)
         self.beats.write()
@@ -30,7 +31,7 @@ class Member:
     def say(self, details: bool) -> dict[str, Any]:
         return self.report | (self.details if details else {})
 
-    def hear(self, verdict: dict[str, Any]) -> None:
+    def hear(self, verdict: Verdict) -> None:
         self.verdict = verdict
         self.told.set()
 
@@ -42,13 +43,13 @@ class Member:
 
     def kind(self) -> tuple[str, list[int]]:
         assert self.told.wait(20), "nothing came"
-        return self.verdict["kind"], self.verdict["ranks"]
+        return self.verdict.kind, self.verdict.ranks
 
 
 @pytest.fixture
 def members(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], list[Member]]]:
     monkeypatch.setattr(heartbeats, "ANSWERS_WITHIN", 1.0)
-    monkeypatch.setattr(heartbeats, "VERDICT_WITHIN", 3.0)
+    monkeypatch.setattr(heartbeats, "STORE_GONE", 3.0)
     server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     made: list[Member] = []
 
@@ -70,7 +71,7 @@ def test_who_does_not_answer_is_named(members: Callable[[int], list[Member]]) ->
     frozen.freeze()
     second.beats.ring()
     assert first.kind() == second.kind() == ("hang", [2])
-    assert second.verdict["reports"]["2"]["silent"] and second.verdict["reports"]["1"]["waits"] == "all_reduce"
+    assert "place" not in second.verdict.reports[2] and second.verdict.reports[1]["waits"] == "all_reduce"
 
 
 def test_who_does_not_wait_is_named_with_its_stack(members: Callable[[int], list[Member]]) -> None:
@@ -78,7 +79,7 @@ def test_who_does_not_wait_is_named_with_its_stack(members: Callable[[int], list
     second.details = {"waits": None, "place": "nfs.py:9 read", "stack": "read()"}
     first.beats.ring()
     assert first.kind() == second.kind() == ("hang", [1])
-    assert first.verdict["reports"]["1"]["stack"] == "read()"
+    assert first.verdict.reports[1]["stack"] == "read()"
 
 
 def test_after_a_lost_contact_the_silent_are_the_lost(members: Callable[[int], list[Member]]) -> None:
@@ -86,13 +87,13 @@ def test_after_a_lost_contact_the_silent_are_the_lost(members: Callable[[int], l
     lost.freeze()
     second.beats.ring("lost contact with the other processes")
     assert first.kind() == second.kind() == ("lost", [2])
-    assert first.verdict["reports"]["2"]["host"] == "h2" and first.verdict["reports"]["2"]["ago"] > 0
+    assert first.verdict.reports[2]["host"] == "h2" and first.verdict.reports[2]["ago"] > 0
 
 
 def test_a_lost_contact_with_all_alive_is_told_in_its_words(members: Callable[[int], list[Member]]) -> None:
     first, second = members(2)
     second.beats.ring("lost contact with the other processes")
-    assert first.kind() == ("failed", [1]) and first.verdict["words"].startswith("lost contact")
+    assert first.kind() == ("failed", [1]) and first.verdict.words.startswith("lost contact")
 
 
 def test_last_words_are_told(members: Callable[[int], list[Member]]) -> None:
@@ -101,7 +102,7 @@ def test_last_words_are_told(members: Callable[[int], list[Member]]) -> None:
     second.beats.stop("ValueError: odd")
     third.beats.ring("what broke after that")
     assert first.kind() == third.kind() == ("failed", [1])
-    assert first.verdict["words"] == "ValueError: odd" and first.verdict["reports"]["1"]["step"] == 9
+    assert first.verdict.words == "ValueError: odd" and first.verdict.reports[1]["step"] == 9
 
 
 def test_a_goodbye_is_no_loss_and_rank_0_ends_the_watch(
@@ -145,7 +146,7 @@ def test_rank_0_may_be_the_one_that_does_not_answer(members: Callable[[int], lis
     time.sleep(1.0)
     first.freeze()
     second.beats.ring()
-    assert second.kind() == ("hang", [0]) and second.verdict["reports"]["0"]["host"] == "h0"
+    assert second.kind() == ("hang", [0]) and second.verdict.reports[0]["host"] == "h0"
 
 
 def test_a_store_that_is_gone_is_rank_0_s_end(monkeypatch: pytest.MonkeyPatch) -> None:

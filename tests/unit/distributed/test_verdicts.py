@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 
-from hftune.distributed.verdicts import judge_hang, ranges, render
+from hftune.distributed.verdicts import Report, Verdict, judge, ranges, render
+
+HANG = {"words": "", "rank": 0}
 
 
-def report(**changes: Any) -> dict[str, Any]:
+def report(**changes: Any) -> Report:
     values = {"host": "a", "step": 7, "phase": "backward", "count": 40, "seconds": 31.0, "waits": "all_reduce"}
     return {**values, "place": "zero.py:5 reduce", "stack": '  File "x.py"\n    wait()', "ago": 0.2, **changes}
 
@@ -28,16 +30,16 @@ def report(**changes: Any) -> dict[str, Any]:
 def test_who_is_behind(odd: dict[str, Any], silent: set[int], behind: list[int]) -> None:
     reports = {rank: report(host="ab"[rank // 2]) for rank in range(4)}
     reports[2] |= odd
-    verdict = judge_hang(reports, silent)
-    assert verdict["ranks"] == behind
-    shown = [rank for rank, told in verdict["reports"].items() if "stack" in told]
-    assert shown == [str(rank) for rank in behind[:2]], "stacks travel for those who are behind only"
+    for rank in silent:
+        del reports[rank]["place"]
+    verdict = judge(HANG, reports)
+    assert (verdict.kind, verdict.ranks) == ("hang", behind)
 
 
 def test_a_hang_in_one_message() -> None:
     reports = {rank: report(host="ab"[rank // 2]) for rank in range(4)}
     reports[2] |= {"waits": None, "phase": "forward", "place": "nfs.py:9 read"}
-    text = render(judge_hang(reports, set()), 1, 30.0, "  File own.py\n    own()")
+    text = render(judge(HANG, reports), 1, 30.0, "  File own.py\n    own()")
     first, *lines = text.strip().splitlines()
     assert first == (
         "[rank 1] error: the run hangs: rank 2 on b at step 7, forward, for 31 s; 3 other process(es) wait"
@@ -51,22 +53,23 @@ def test_a_hang_in_one_message() -> None:
     ]
     assert text.index("thread of rank 2") < text.index("to do:") < text.index("thread of rank 1")
     assert "own()" in text and "--hang_timeout (30 s)" in text
-    assert "own()" not in render(judge_hang(reports, set()), 2, 30.0, "own()"), "the stack of rank 2 is there already"
+    assert "own()" not in render(judge(HANG, reports), 2, 30.0, "own()"), "the stack of rank 2 is there already"
 
 
 def test_silent_lost_and_failed() -> None:
     reports = {0: report(), 1: report(host="b", ago=47.0)}
-    hang = render(judge_hang(reports, {1}), 0, 30.0, "")
+    del reports[1]["place"]
+    hang = render(judge(HANG, reports), 0, 30.0, "")
     assert "rank 1 on b at step 7, backward, silent for 47 s (frozen" in hang and "no answer" in hang
-    lost = render({"kind": "lost", "ranks": [1, 2], "reports": {"1": reports[1], "2": reports[1]}}, 0, 30.0, "")
+    lost = render(Verdict("lost", [1, 2], {1: reports[1], 2: reports[1]}), 0, 30.0, "")
     assert "error: lost ranks 1-2 on b: ended without a word, together, last heard 47 s before, at step 7" in lost
-    told = {"kind": "failed", "ranks": [1], "words": "ValueError: odd\nmore", "reports": {"1": reports[1]}}
+    told = Verdict("failed", [1], reports, "ValueError: odd\nmore")
     assert "error: rank 1 on b has stopped at step 7, backward: ValueError: odd\nmore\n" in render(told, 0, 30.0, "")
 
 
 def test_a_thousand_ranks_are_a_few_rows() -> None:
     reports = {rank: report(host=f"n{rank // 8}", place=f"f.py:{rank} f") for rank in range(1024)}
-    text = render(judge_hang(reports, set()), 0, 30.0, "")
+    text = render(judge(HANG, reports), 0, 30.0, "")
     assert len(text.splitlines()) < 40 and "more rows" in text
 
 

@@ -6,27 +6,27 @@ import os
 import time
 from datetime import timedelta
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch.distributed as dist
 
 from hftune.distributed import heartbeats, phases, watchdog
+from hftune.distributed.verdicts import Verdict
 from hftune.distributed.watchdog import describe_lost_contact, lost_contact
 
 pytestmark = pytest.mark.long
 
 
 @pytest.fixture
-def ended(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+def ended(monkeypatch: pytest.MonkeyPatch) -> list[Verdict]:
     """Verdicts; nothing ends, and no thread looks."""
-    found: list[dict[str, Any]] = []
+    found: list[Verdict] = []
     monkeypatch.setattr(watchdog.Watchdog, "_end", lambda self, verdict: found.append(verdict))
     monkeypatch.setattr(watchdog.Watchdog, "_watch", lambda self: None)
     return found
 
 
-def test_a_pause_of_the_whole_process_is_no_hang(ended: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pause_of_the_whole_process_is_no_hang(ended: list[Verdict], monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [1000.0]
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
     with phases.timed("starting"):
@@ -35,16 +35,14 @@ def test_a_pause_of_the_whole_process_is_no_hang(ended: list[dict[str, Any]], mo
             clock[0] += seconds
             found._look()
         assert not ended
-        for _ in range(10):
+        for _ in range(12):
             clock[0] += 5.0
             found._look()
         assert ended, "it does hang, apart from the pause"
     phases.enter(phases.PREPARATION, 0)
 
 
-def test_a_store_that_does_not_answer_ends_the_wait(
-    ended: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_store_that_does_not_answer_ends_the_wait(ended: list[Verdict], monkeypatch: pytest.MonkeyPatch) -> None:
     """Rank 0 has been stopped, or its machine is cut off: a call into the store does not return."""
     clock = [1000.0]
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
@@ -57,7 +55,7 @@ def test_a_store_that_does_not_answer_ends_the_wait(
     assert not ended, "what came in a pause was not late"
     clock[0] += 5.0
     found._look()
-    assert [(verdict["kind"], verdict["ranks"]) for verdict in ended] == [("lost", [0])]
+    assert [(verdict.kind, verdict.ranks) for verdict in ended] == [("lost", [0])]
 
 
 def test_a_forked_worker_says_no_goodbye(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic
 
-from transformers import TrainerCallback, set_seed
+from transformers import set_seed
 
 from hftune import terminal
 from hftune.arguments.defaults.recipe import recipe
@@ -42,6 +41,7 @@ from hftune.publishing.disk import disk_errors, lexists, write_file
 from hftune.publishing.files import write_page
 from hftune.publishing.ownership import is_written
 from hftune.trainers.features.answers import COMPLETIONS_NAME
+from hftune.trainers.features.run import OnTrainBegin
 from hftune.trainers.preemption import EvaluationStopped, PreemptionCallback
 from hftune.trainers.progress import NAME as PROGRESS_NAME
 from hftune.trainers.progress import ProgressFile, use_progress_line
@@ -199,7 +199,7 @@ def _train(
     trainer.checkpoints.manifest = manifest | {"status": manifests.CHECKPOINT}
     # In this order: signals are noted before the first file is written.
     trainer.add_callback(stop)
-    trainer.add_callback(_Begin(lambda: _begin(args, trainer, data, manifest, anew=resume is None)))
+    trainer.add_callback(OnTrainBegin(lambda: _begin(args, trainer, data, manifest, anew=resume is None)))
     trainer.add_callback(ProgressFile(lambda: trainer.speed.tokens, lambda: trainer.digests.latest))
     if args.callbacks or args.early_stopping_patience:
         for callback in on_demand("hftune.trainers.callbacks:asked_callbacks")(args):
@@ -257,17 +257,6 @@ def _resumed(args: StageArguments, manifest: manifests.Manifest, checkpoint: Pat
     if changed:
         notice(f"{checkpoint} was made with other arguments: {shown(', '.join(f'--{one}' for one in changed), 300)}")
     return found
-
-
-class _Begin(TrainerCallback):
-    """Calls a function when training begins: what comes before may be stopped, and leaves nothing."""
-
-    def __init__(self, begin: Callable[[], None]) -> None:
-        self.begin = begin
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """After the first callback has begun to note signals."""
-        self.begin()
 
 
 def _begin(

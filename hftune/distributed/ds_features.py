@@ -19,17 +19,29 @@ QUANTISED = ("zero_quantized_weights", "zero_quantized_gradients", "zero_quantiz
 """What of ZeRO++ sends quantised values."""
 
 
-_OF_OTHER_LOOPS = {
-    "hybrid_engine": (
-        "DeepSpeed's hybrid engine draws answers in a loop of its own",
-        "remove it",
+_REMOVE = "remove it"
+_WRITES = "a checkpoint while training continues; hftune publishes one when all of it is there"
+_LESS = "remove it; save less often (--save_steps) or without the optimizer (--save_only_model)"
+# Each of these would be accepted by DeepSpeed and either do nothing or fight with the Trainer.
+REFUSED: dict[str, tuple[str, str]] = {
+    "activation_checkpointing": (
+        "models of transformers do not read DeepSpeed's activation checkpointing: it would do nothing",
+        "remove it and use --activation_checkpointing, --activation_checkpointing_offload",
     ),
-    "data_efficiency": ("DeepSpeed's data sampling needs a loader of its own, and the Trainer has one", "remove it"),
-    "autotuning": (
-        "DeepSpeed's autotuner ends a run after some steps",
-        "remove it",
+    "zero_optimization.zenflow": (
+        "ZenFlow builds its optimizer from an optimizer block and counts accumulation by itself; the Trainer does both",
+        'remove it; "offload_optimizer" alone works (ds_configs/zero2_offload.json)',
     ),
+    "hybrid_engine.enabled": ("DeepSpeed's hybrid engine draws answers in a loop of its own", _REMOVE),
+    "data_efficiency.enabled": (
+        "DeepSpeed's data sampling needs a loader of its own, and the Trainer has one",
+        _REMOVE,
+    ),
+    "autotuning.enabled": ("DeepSpeed's autotuner ends a run after some steps", _REMOVE),
+    "checkpoint.writer": (f"FastPersist writes {_WRITES}", _LESS),
+    "datastates_ckpt": (f"DataStates writes {_WRITES}", _LESS),
 }
+"""A key, with the block that it stands in; why, and what to do."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +76,7 @@ def check_features(config: DsConfig, setting: Setting) -> Iterator[ArgumentError
     zero = config.get("zero_optimization")
     if not isinstance(zero, Mapping) or not isinstance(zero.get("stage", 0), int):
         zero = {}  # said by ds_keys
-    yield from _refused_blocks(config, zero)
+    yield from _refused_blocks(config)
     yield from _hpz(zero, setting)
     yield from _quantised(zero, setting)
     yield from _nvme(zero, setting)
@@ -110,36 +122,14 @@ def _error(cause: str, key: str, fix: str) -> ArgumentError:
     return ArgumentError(cause, place=f"--deepspeed: {key}", fix=fix)
 
 
-def _refused_blocks(config: DsConfig, zero: Mapping[str, Any]) -> Iterator[ArgumentError]:
-    # Each of these would be accepted by DeepSpeed and either do nothing or fight with the Trainer.
-    if config.get("activation_checkpointing"):
-        yield _error(
-            "models of transformers do not read DeepSpeed's activation checkpointing: it would do nothing",
-            "activation_checkpointing",
-            "remove it and use --activation_checkpointing, --activation_checkpointing_offload",
-        )
-    if zero.get("zenflow"):
-        yield _error(
-            "ZenFlow builds its optimizer from an optimizer block and counts accumulation by itself; the Trainer does "
-            "both",
-            "zero_optimization.zenflow",
-            'remove it; "offload_optimizer" alone works (ds_configs/zero2_offload.json)',
-        )
-    for key, (cause, fix) in _OF_OTHER_LOOPS.items():
-        block = config.get(key)
-        if isinstance(block, Mapping) and _is_enabled(block):
-            yield _error(cause, f"{key}.enabled", fix)
-    checkpoint, datastates = config.get("checkpoint"), config.get("datastates_ckpt")
-    writers = {
-        ("FastPersist", "checkpoint.writer"): isinstance(checkpoint, Mapping) and checkpoint.get("writer"),
-        ("DataStates", "datastates_ckpt"): isinstance(datastates, Mapping) and datastates.get("enabled", True),
-    }
-    for writer, key in (names for names, is_on in writers.items() if is_on):
-        yield _error(
-            f"{writer} writes a checkpoint while training continues; hftune publishes one when all of it is there",
-            key,
-            "remove it; save less often (--save_steps) or without the optimizer (--save_only_model)",
-        )
+def _refused_blocks(config: DsConfig) -> Iterator[ArgumentError]:
+    for key, (cause, fix) in REFUSED.items():
+        name, _, inner = key.partition(".")
+        block = config.get(name)
+        if isinstance(block, Mapping):
+            asked: Any = _is_enabled(block) if inner == "enabled" else block.get(inner) if inner else block
+            if asked and (inner or block.get("enabled", True)):
+                yield _error(cause, key, fix)
 
 
 def _is_enabled(block: Mapping[str, Any]) -> bool:

@@ -19,11 +19,6 @@ def host() -> str:
     return socket.gethostname()
 
 
-def hosts() -> list[str]:
-    """The machine of each rank, by rank; all ranks must ask."""
-    return ranks.gathered_objects(host())
-
-
 def spans_machines() -> bool:
     """Whether the processes are on more than one machine; all ranks must ask.
 

@@ -73,14 +73,8 @@ class CheckpointTasks(TrainerCallback):
     def words(self, checkpoint: Path, results: Path) -> list[str]:
         """The command behind `hftune`."""
         data, training = self.data, self.training
-        words = [
-            "evaluate",
-            str(checkpoint),
-            "--eval_tasks",
-            *(training.eval_tasks or []),
-            "--output_dir",
-            str(results),
-        ]
+        words = ["evaluate", str(checkpoint), "--eval_tasks", *(training.eval_tasks or [])]
+        words += ["--output_dir", str(results)]
         words += ["--overwrite_output_dir", "True", "--trust_remote_code", str(training.trust_remote_code)]
         words += ["--use_cpu", str(training.use_cpu)]
         if data.validation_file_dir:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from torch import Tensor
 from hftune.checkpoints.engine_files import MODEL_FILE, UNIVERSAL, load, open_engine
 from hftune.checkpoints.integrity import engine_folder, read_record
 from hftune.checkpoints.sharded_state import MUON_MOMENTUM, ROW, WEIGHTS, ShardedState, exported_name, from_optimizer
+from hftune.compat.patches import Loader, checkpoint_loader
 from hftune.distributed import ranks, zero_state
 from hftune.distributed.zero import optimizer_members
 from hftune.distributed.zero_state import Groups, Slot
@@ -28,11 +30,43 @@ from hftune.errors import ManifestError
 from hftune.logging import notice
 from hftune.models.adapters.initialisation import initial_factors, split_plain_lora
 from hftune.opening.safetensors_file import open_tensors
-from hftune.opening.torch_file import load_torch
+from hftune.opening.torch_file import checked_loading, load_torch
 from hftune.trainers.features.run import Run
 from hftune.weight_files import read_header, weight_files
 
 OPTIMIZER, SCHEDULER = "optimizer.pt", "scheduler.pt"
+
+
+def any_world(run: Run) -> AbstractContextManager[None]:
+    """In the block the Trainer's one call of DeepSpeed's loader takes those of other processes and ZeRO stages."""
+
+    def load_anywhere(load: Loader, engine: Any, checkpoint: str, options: dict[str, Any]) -> None:
+        if is_of_this_world(engine, checkpoint):
+            with checked_loading(checkpoint):  # DeepSpeed would run whatever a file's pickle says
+                load(engine, checkpoint, **options)
+        else:
+            reshard(run, checkpoint)
+
+    return checkpoint_loader(load_anywhere)
+
+
+def load_optimizer(run: Run, checkpoint: str) -> bool:
+    """Reshard what DeepSpeed wrote for a run without DeepSpeed; whether that is done."""
+    if run.is_deepspeed_enabled or engine_folder(checkpoint) is None:
+        return False
+    reshard(run, checkpoint)
+    run.lr_scheduler.load_state_dict(scheduler_state(checkpoint))
+    return True
+
+
+def say_random_states(checkpoint: str) -> None:
+    """Say that processes which the checkpoint does not know keep the state of the seed."""
+    known = written_by(checkpoint)
+    if known != ranks.world_size():
+        notice(
+            f"{checkpoint} has random states of {known} process(es): dropout and other noise are drawn anew; the "
+            "order of the data does not depend on them"
+        )
 
 
 def reshard(run: Run, checkpoint: str) -> None:

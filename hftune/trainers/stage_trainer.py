@@ -80,7 +80,6 @@ class StageTrainer(Base):
         # The Trainer makes the output folder in its constructor.
         with disk_errors(str(args.output_dir)), engine.quantisation_hidden(model):
             self.build_upstream(model=model, args=args, **kwargs)
-        self.add_callback(engine.EvaluationBatches())
         if args.asks_for_dropout or args.tiled_mlp or args.profile:
             on_demand("hftune.trainers.features.asked:set_up")(self)
         # From the last to the first: what stands nearest to the model changes it first, and the others see it changed.
@@ -208,7 +207,7 @@ class StageTrainer(Base):
             resume_from_checkpoint = get_last_checkpoint(self.args.output_dir) or True
         checkpoint = resume_from_checkpoint if isinstance(resume_from_checkpoint, str) else None
         self.features.call(Feature.before_train, self, checkpoint)
-        loading = on_demand("hftune.trainers.features.resume:any_world")(self) if checkpoint else nullcontext()
+        loading = on_demand("hftune.trainers.resharding:any_world")(self) if checkpoint else nullcontext()
         with phases.timed("starting"), self.checkpoints.published_in_the_end(), loading:
             result = super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
         self.end_training()
@@ -409,6 +408,7 @@ class StageTrainer(Base):
         self, model: Any, inputs: Inputs, prediction_loss_only: bool, ignore_keys: list[str] | None = None
     ) -> tuple[Any, ...]:
         """Overrides `Trainer.prediction_step`: evaluation may begin before training does; processes may share rows."""
+        phases.enter(phases.EVALUATION)  # each batch is a sign that the process moves
         self._prove_once(model)
         if self.sequence:
             inputs = self.sequence.slice(self, inputs)
@@ -488,14 +488,14 @@ class StageTrainer(Base):
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         """Overrides `Trainer._load_optimizer_and_scheduler`: states may come from another world."""
         # None: transformers asks for the states of a run that does not resume as well.
-        if not checkpoint or not on_demand("hftune.trainers.features.resume:load_optimizer")(self, checkpoint):
+        if not checkpoint or not on_demand("hftune.trainers.resharding:load_optimizer")(self, checkpoint):
             super()._load_optimizer_and_scheduler(checkpoint)
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         """Overrides `Trainer._load_rng_state`: processes that a checkpoint does not know are named."""
         super()._load_rng_state(checkpoint)
         if checkpoint and ranks.is_main():
-            on_demand("hftune.trainers.features.resume:say_random_states")(checkpoint)
+            on_demand("hftune.trainers.resharding:say_random_states")(checkpoint)
 
     # The Hub.
 

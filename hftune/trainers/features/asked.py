@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.profiler import ProfilerActivity, profile
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from torch.profiler import profile
+from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from hftune.arguments.training import StageArguments
 from hftune.compat.installing import replace_method
@@ -116,44 +116,33 @@ class ProfileSteps(TrainerCallback):
         """Start before the first step that is profiled."""
         self.taken += 1
         if self.taken == self.first:
-            devices = [ProfilerActivity.CUDA] if torch.cuda.is_available() else []
-            self.profiler = profile(
-                activities=[ProfilerActivity.CPU, *devices], record_shapes=True, profile_memory=True, acc_events=True
-            )
-            self.profiler.__enter__()
+            self.profiler = profile(record_shapes=True, profile_memory=True, acc_events=True)
+            self.profiler.start()
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Write after the last one."""
         if self.profiler is not None and self.taken == self.last:
-            self._write(args)
+            self._write(self.profiler, Path(str(args.output_dir)) / FOLDER)
 
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """A run that ends sooner has the profile of what there was."""
         if self.profiler is not None:
-            self._write(args)
+            self._write(self.profiler, Path(str(args.output_dir)) / FOLDER)
         elif self.taken < self.first:
             notice(f"nothing was profiled: --profile_step_start is {self.first}, and {self.taken} steps were taken")
 
-    def _write(self, args: TrainingArguments) -> None:
-        assert self.profiler is not None
-        self.profiler.__exit__(None, None, None)
-        folder = Path(str(args.output_dir)) / FOLDER
+    def _write(self, profiler: profile, folder: Path) -> None:
+        profiler.stop()
         folder.mkdir(parents=True, exist_ok=True)
-        self.profiler.export_chrome_trace(str(folder / f"trace-rank{ranks.rank()}.json.gz"))
-        table = folder / f"operators-rank{ranks.rank()}.txt"
-        table.write_text(self._tables(), encoding="utf-8")
-        get_logger().info("profile of steps %s to %s: %s", self.first, self.taken, table)
-        self.profiler = None
-
-    def _tables(self) -> str:
-        assert self.profiler is not None
+        profiler.export_chrome_trace(str(folder / f"trace-rank{ranks.rank()}.json.gz"))
         order = "self_cuda_time_total" if torch.cuda.is_available() else "self_cpu_time_total"
         by_name, by_shape = (
-            self.profiler.key_averages(group_by_input_shape=shapes).table(
+            profiler.key_averages(group_by_input_shape=shapes).table(
                 sort_by=order, row_limit=ROWS, max_name_column_width=60, max_shapes_column_width=80
             )
             for shapes in (False, True)
         )
-        return f"{by_name}\n\nBy shape\n{by_shape}\n"
+        file = folder / f"operators-rank{ranks.rank()}.txt"
+        file.write_text(f"{by_name}\n\nBy shape\n{by_shape}\n", encoding="utf-8")
+        get_logger().info("profile of steps %s to %s: %s", self.first, self.taken, file)
+        self.profiler = None

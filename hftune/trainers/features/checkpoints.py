@@ -18,9 +18,8 @@ from hftune.logging import notice
 from hftune.on_demand import on_demand
 from hftune.publishing.disk import flush, free_name, lexists
 from hftune.publishing.folder import make_work
-from hftune.trainers.features.feature import Feature
+from hftune.trainers.features.feature import Feature, write_state
 from hftune.trainers.features.run import Run
-from hftune.trainers.features.state import write_state
 
 
 class Checkpoints:
@@ -55,7 +54,6 @@ class Checkpoints:
         name = f"checkpoint-{run.state.global_step}"
         with self._writing_into(output / PARTIAL):
             yield
-        finish_writing(run)
         write_state(run, output / PARTIAL / name)
         run.features.call(Feature.save_files, run, output / PARTIAL / name)
         if self.manifest is not None and ranks.is_main():
@@ -157,20 +155,9 @@ def writes_in_several_places(output: Path) -> bool:
         return False
     notice(
         f"{output} is not shared between the machines: each keeps its processes' part of every checkpoint and "
-        f"what all need; exported weights and the result are on {nodes.hosts()[0]}"
+        f"what all need; exported weights and the result are on {ranks.gathered_objects(nodes.host())[0]}"
     )
     return True
-
-
-def finish_writing(run: Run) -> None:
-    """Nothing may be in flight when a checkpoint is checked; called on all ranks.
-
-    DeepSpeed's decoupled writers would continue until a later step, in a folder that has another name by then.
-    """
-    engine = run.model_wrapped if run.is_deepspeed_enabled else None
-    writer = getattr(engine, "checkpoint_engine", None)
-    if engine is not None and writer is not None and writer.is_decoupled():
-        engine._commit_decoupled_checkpoint()
 
 
 def remember_best(run: Run, output: Path, name: str) -> None:

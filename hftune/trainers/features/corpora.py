@@ -21,9 +21,8 @@ from hftune.distributed import ranks
 from hftune.errors import ArgumentError
 from hftune.logging import get_logger, notice
 from hftune.opening.model_files import read_checked
-from hftune.trainers.features.feature import Feature
+from hftune.trainers.features.feature import Feature, state_errors
 from hftune.trainers.features.run import Run
-from hftune.trainers.features.state import state_errors
 
 LOADER_STATE_NAME = "loader_state.json"
 """The file of a checkpoint that says which documents have been trained; the same for all ranks."""

@@ -1,4 +1,4 @@
-"""What upstream is made to do otherwise: TRL's constructors, the loop of an evaluation, DeepSpeed's engine."""
+"""What upstream is made to do otherwise: TRL's constructors and loops, DeepSpeed's engine."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
-from transformers import TrainerCallback
 
 from hftune.arguments.training import StageArguments
 from hftune.compat.installing import replace_method
@@ -33,14 +32,6 @@ def quantisation_hidden(model: Any) -> Iterator[None]:
     finally:
         for name in said:
             setattr(plain, name, True)
-
-
-class EvaluationBatches(TrainerCallback):
-    """Each batch of an evaluation is a phase of its own, whichever trainer overrides `prediction_step`."""
-
-    def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Begin the next one."""
-        phases.enter(phases.EVALUATION)
 
 
 @contextmanager

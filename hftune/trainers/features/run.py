@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -127,6 +128,17 @@ class Run(Protocol):
 
     def get_tp_size(self) -> int:
         """Of transformers: tensor-parallel processes that accelerate knows of."""
+
+
+class OnTrainBegin(TrainerCallback):
+    """Calls a function when training begins: the state is that of the checkpoint, and no step is made."""
+
+    def __init__(self, begin: Callable[[], None]) -> None:
+        self.begin = begin
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """In the order in which callbacks were added."""
+        self.begin()
 
 
 def mean_over_processes(run: Run, counts: torch.Tensor) -> torch.Tensor:

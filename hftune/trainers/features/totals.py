@@ -7,15 +7,11 @@ one process alone.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import Any
 
-from transformers import TrainerCallback
-
 from hftune.distributed import ranks
-from hftune.trainers.features.feature import Feature
-from hftune.trainers.features.run import Run
-from hftune.trainers.features.state import load_state
+from hftune.trainers.features.feature import Feature, load_state
+from hftune.trainers.features.run import OnTrainBegin, Run
 
 
 class Totals(Feature):
@@ -33,7 +29,7 @@ class Totals(Feature):
 
     def on_built(self, run: Run) -> None:
         """The Trainer has no place between its zeros and the first step but this callback."""
-        run.add_callback(_Restore(lambda: self.restore(run)))
+        run.add_callback(OnTrainBegin(lambda: self.restore(run)))
 
     def before_train(self, run: Run, checkpoint: str | None) -> None:
         """Know what to resume from."""
@@ -81,14 +77,3 @@ class Totals(Feature):
             logged = run._total_loss_scalar - run._tr_loss.item()
             total = logged + float(run.accelerator.reduce(run._tr_loss.detach().clone(), "mean"))
             logs["train_loss"] = total / max(run.state.global_step - self._loss_from, 0.001)
-
-
-class _Restore(TrainerCallback):
-    """Calls a function once the state is that of the checkpoint."""
-
-    def __init__(self, restore: Callable[[], None]) -> None:
-        self.restore = restore
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Before the first step."""
-        self.restore()

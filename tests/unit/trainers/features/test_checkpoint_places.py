@@ -17,7 +17,6 @@ from hftune.publishing.folder import is_ours
 from hftune.trainers.features import checkpoints as feature_module
 from hftune.trainers.features.checkpoints import (
     Checkpoints,
-    finish_writing,
     publish_checkpoint,
     remember_best,
     writes_in_several_places,
@@ -153,22 +152,10 @@ def test_machines_with_folders_of_their_own(
 ) -> None:
     monkeypatch.setattr(nodes, "spans_machines", lambda: spans)
     monkeypatch.setattr(nodes, "is_shared", lambda output: shared)
-    monkeypatch.setattr(nodes, "hosts", lambda: ["alpha", "beta"])
+    monkeypatch.setattr(nodes, "host", lambda: "alpha")
     assert writes_in_several_places(Path("out")) is several
     said = "\n".join(map(str, logging._notices))
     assert ("out is not shared between the machines" in said and "on alpha" in said) is several
-
-
-@pytest.mark.parametrize(
-    ("deepspeed", "decoupled", "commits"), [(True, True, 1), (True, False, 0), (True, None, 0), (False, True, 0)]
-)
-def test_writers_that_deepspeed_decouples_are_waited_for(deepspeed: bool, decoupled: bool | None, commits: int) -> None:
-    done: list[int] = []
-    engine = SimpleNamespace(_commit_decoupled_checkpoint=lambda: done.append(1))
-    if decoupled is not None:
-        engine.checkpoint_engine = SimpleNamespace(is_decoupled=lambda: decoupled)
-    finish_writing(made_up.run(model_wrapped=engine, is_deepspeed_enabled=deepspeed))
-    assert len(done) == commits
 
 
 def test_the_best_is_where_it_is_published(tmp_path: Path) -> None:

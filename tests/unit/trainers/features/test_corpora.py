@@ -24,7 +24,7 @@ from hftune.trainers.features.corpora import (
     read_state,
     refuse_state,
 )
-from hftune.trainers.features.state import state_errors
+from hftune.trainers.features.feature import state_errors
 from tests.unit.data.corpus.streams import stream_of
 from tests.unit.trainers.features import made_up
 

@@ -11,9 +11,8 @@ import torch
 from hftune.errors import ManifestError
 from hftune.logging import notices
 from hftune.trainers.features import totals
-from hftune.trainers.features.feature import Features
+from hftune.trainers.features.feature import PATTERN, Features, write_state
 from hftune.trainers.features.pair_figures import PairFigures
-from hftune.trainers.features.state import PATTERN, write_state
 from hftune.trainers.features.token_loss import TokenLoss
 from hftune.trainers.features.totals import Totals
 from tests.unit.trainers.features import made_up

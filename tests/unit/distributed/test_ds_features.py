@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from hftune.arguments.entry import parse_arguments
-from hftune.distributed.ds_config import read_ds_config
 from hftune.distributed.ds_features import Setting
 from hftune.distributed.ds_setup import check_ds_config, resolve_ds_config
 from hftune.errors import ArgumentError
@@ -126,28 +125,9 @@ def test_the_folder_and_the_group_are_filled_in(tmp_path: Path) -> None:
     assert resolved["zero_optimization"]["zero_hpz_partition_size"] == 8 and any("8 process(es)" in c for c in changes)
 
 
-REFUSED_ON_A_CPU = {
-    "zero3_zeropp": "CUDA kernel",
-    "zero3_superoffload": "NVIDIA GPU",
-    "zero3_deepcompile": "CUDA operators",
-    "zero2_bf16_states": "training is not in bf16",
-    "zero3_nvme": "names no folder",
-}
-
-
-@pytest.mark.parametrize("name", REFUSED_ON_A_CPU)
-def test_arguments_are_refused_before_anything_loads(name: str, tmp_path: Path) -> None:
-    flags = ("--model_name_or_path", "m", "--output_dir", str(tmp_path), "--use_cpu", "--report_to", "none")
-    with pytest.raises(ArgumentError, match=REFUSED_ON_A_CPU[name]):
-        parse_arguments("sft", [*flags, "--deepspeed", name])
-
-
-def test_a_folder_without_deepspeed(tmp_path: Path) -> None:
+def test_arguments_are_refused_before_anything_loads(tmp_path: Path) -> None:
     flags = ("--model_name_or_path", "m", "--output_dir", str(tmp_path), "--use_cpu", "--report_to", "none")
     with pytest.raises(ArgumentError, match="--nvme_path"):
         parse_arguments("sft", [*flags, "--nvme_path", str(tmp_path)])
-
-
-def test_hsdp_of_fms_fsdp_is_hpz() -> None:
-    """On one machine it is ZeRO-3; over several, what the shipped config says."""
-    assert read_ds_config("zero3_hpz")["zero_optimization"]["zero_hpz_partition_size"] == "auto"
+    with pytest.raises(ArgumentError, match="CUDA kernel"):
+        parse_arguments("sft", [*flags, "--deepspeed", "zero3_zeropp"])

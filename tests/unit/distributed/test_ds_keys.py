@@ -9,11 +9,9 @@ from typing import Any
 
 import pytest
 
-from hftune.distributed.ds_config import read_ds_config
 from hftune.distributed.ds_features import Setting
 from hftune.distributed.ds_keys import REMOVED_KEYS, TOP_KEYS, check_against_arguments
 from hftune.distributed.ds_setup import check_ds_config
-from hftune.errors import ArgumentError
 
 NVME = {"device": "nvme", "nvme_path": "/nowhere/at/all"}
 # name: (config, what the one message must say)
@@ -133,12 +131,6 @@ def test_agreement_and_auto() -> None:
 def test_several_faults_come_together() -> None:
     problems = check_ds_config({"amp": {}, "stepz": 1, "zero_optimization": {"stage": 7}})
     assert len(problems) == 3
-
-
-def test_names_of_shipped_configs() -> None:
-    assert read_ds_config("zero3") == read_ds_config("ds_configs/zero3.json")
-    with pytest.raises(ArgumentError, match="did you mean zero3_offload"):
-        read_ds_config("zero3_ofload")
 
 
 def test_the_keys_are_those_of_deepspeed() -> None:

@@ -34,27 +34,16 @@ def test_values_and_sizes_of_parameters() -> None:
     assert not zero.is_any_partitioned(nn.ParameterList([plain]))
 
 
-def test_what_is_whole_is_not_gathered() -> None:
-    plain = nn.Parameter(torch.ones(2))
-    with zero.gathered([plain], write=True):
-        plain.data += 1
-    assert plain.tolist() == [2.0, 2.0]
-
-
-def test_a_weight_that_nobody_split_stays_whole() -> None:
-    whole = torch.arange(4.0)
-    plain: Any = nn.Parameter(torch.zeros(4))
-    assert zero.local_shard(plain, whole) is whole
-    plain.ds_autotp_universal_checkpoint_meta = {"partition_sizes": None}
-    assert zero.local_shard(plain, whole) is whole
-
-
 def test_a_split_weight_is_cut_as_autotp_cuts(monkeypatch: pytest.MonkeyPatch) -> None:
     groups = pytest.importorskip("deepspeed.utils.groups")
     monkeypatch.setattr(groups, "get_tensor_model_parallel_rank", lambda: 1)
     parameter: Any = nn.Parameter(torch.zeros(2, 3))
+    whole = torch.arange(6.0).reshape(2, 3)
+    assert zero.local_shard(parameter, whole) is whole, "nobody has split it"
+    parameter.ds_autotp_universal_checkpoint_meta = {"partition_sizes": None}
+    assert zero.local_shard(parameter, whole) is whole
     parameter.ds_autotp_universal_checkpoint_meta = {"partition_sizes": (1, 2), "partition_dim": 1}
-    assert zero.local_shard(parameter, torch.arange(6.0).reshape(2, 3)).tolist() == [[1.0, 2.0], [4.0, 5.0]]
+    assert zero.local_shard(parameter, whole).tolist() == [[1.0, 2.0], [4.0, 5.0]]
 
 
 def test_members_of_groups() -> None:

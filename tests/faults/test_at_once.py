@@ -54,7 +54,7 @@ def is_as_recorded(out: Path) -> bool:
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
-@pytest.mark.parametrize("pair", range(8))
+@pytest.mark.parametrize("pair", range(3))
 def test_two_merges(tiny_model: Path, tmp_path: Path, pair: int, overwrite: bool) -> None:
     adapters = [make_adapter(tiny_model, tmp_path / f"a{n}", target_modules=["q_proj"], seed=n) for n in (1, 2)]
     out = tmp_path / "out"

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from hftune.checkpoints.integrity import checkpoint_fault
 from hftune.checkpoints.resume import newest_whole
 from tests.faults.at_terminal import AtTerminal
 from tests.faults.stages_at_terminal import DATA, LAUNCHERS, Terminal
@@ -185,9 +184,3 @@ def figures(output: Path) -> list[dict[str, float]]:
     history = json.loads((output / "trainer_state.json").read_text())["log_history"]
     kept = ("step", "loss", "num_tokens", "learning_rate", "train_loss")
     return [{name: entry[name] for name in kept if name in entry} for entry in history]
-
-
-def test_whole_checkpoints_are_told_from_others(tmp_path: Path) -> None:
-    """What `stopped_well` relies on."""
-    (tmp_path / "checkpoint-3").mkdir()
-    assert checkpoint_fault(tmp_path / "checkpoint-3") is not None

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from hftune import logging
+from hftune.checkpoints.integrity import read_record
 from hftune.errors import ArgumentError
 from hftune.publishing import locks
 from hftune.publishing.folder import make_work
@@ -52,8 +54,10 @@ def test_the_same_step_again(tmp_path: Path, foreign: str | None) -> None:
         (old / foreign).write_text("mine")
     new = make(make_work(tmp_path / ".partial"), 5, record=False)
     (new / "extra").write_text("of the new one")
-    publish_checkpoint(new, old, {"step": 5})
+    publish_checkpoint(new, old, {"step": 5, "world_size": 9})
+    assert (read_record(old) or {})["world_size"] == 9
     assert (old / "extra").is_file() and not (tmp_path / ".checkpoint-5.old").exists()
     kept = tmp_path / "checkpoint-5.replaced"
     assert kept.is_dir() == (foreign is not None)
     assert foreign != "notes.txt" or (kept / "notes.txt").read_text() == "mine"
+    assert (f"did not write {foreign}" in "\n".join(map(str, logging._notices))) == (foreign == "notes.txt")

@@ -175,22 +175,3 @@ def test_the_best_is_where_it_is_published(tmp_path: Path) -> None:
     run.state.best_global_step = 3
     remember_best(run, tmp_path, "checkpoint-4")
     assert run.state.best_model_checkpoint == str(tmp_path / "checkpoint-3") and (aside / TRAINER_STATE).exists()
-
-
-def test_the_same_step_again(tmp_path: Path) -> None:
-    """What hftune wrote before is replaced, what somebody has added to stays under another name."""
-    publish_checkpoint(
-        make(tmp_path / "aside", 4, record=False), tmp_path / "checkpoint-4", {"step": 4, "world_size": 7}
-    )
-    publish_checkpoint(
-        make(tmp_path / "aside", 4, record=False), tmp_path / "checkpoint-4", {"step": 4, "world_size": 8}
-    )
-    assert (read_record(tmp_path / "checkpoint-4") or {})["world_size"] == 8
-    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["aside", "checkpoint-4"]
-    (tmp_path / "checkpoint-4" / "thesis.txt").write_text("mine")
-    publish_checkpoint(
-        make(tmp_path / "aside", 4, record=False), tmp_path / "checkpoint-4", {"step": 4, "world_size": 9}
-    )
-    assert (read_record(tmp_path / "checkpoint-4") or {})["world_size"] == 9
-    assert (tmp_path / "checkpoint-4.replaced" / "thesis.txt").read_text() == "mine"
-    assert "did not write thesis.txt" in "\n".join(map(str, logging._notices))

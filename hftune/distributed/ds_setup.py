@@ -9,7 +9,7 @@ import copy
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from hftune.distributed import ds_keys, launch, op_builder, ranks, tensor_parallel
 from hftune.distributed.ds_config import DsConfig, asks_for_compiling, offload_device, read_ds_config, zero_stage
@@ -17,25 +17,6 @@ from hftune.distributed.ds_features import Setting, check_features, gpu_operator
 from hftune.errors import ArgumentError, raise_together
 from hftune.logging import notice
 from hftune.secrets import learn_config, redact, says_secret
-
-
-class Arguments(Protocol):
-    """The arguments of a run that this module reads."""
-
-    deepspeed: Any
-    use_cpu: bool
-    bf16: bool | None
-    nvme_path: str | None
-    torch_compile: bool
-    tensor_parallel_size: int
-
-    @property
-    def optim_name(self) -> str:
-        """The optimizer, as transformers names it, or "muon"."""
-
-    @property
-    def recomputation(self) -> object | None:
-        """What is recomputed; None for nothing."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +36,11 @@ class Prepared:
     tensor_parallel_size: int
 
 
-def prepare(args: Arguments) -> Prepared:
+def prepare(args: Any) -> Prepared:
     """Read, check and complete the config behind `--deepspeed`; a notice says what was changed.
+
+    Args:
+        args: Of training, as parsed.
 
     Raises:
         ArgumentError: All problems in one message.
@@ -89,7 +73,7 @@ def prepare(args: Arguments) -> Prepared:
     return Prepared(resolved, shown, compiles or args.torch_compile, size)
 
 
-def setting_of(args: Arguments, config: DsConfig) -> Setting:
+def setting_of(args: Any, config: DsConfig) -> Setting:
     """The run that a config is for; what takes seconds to find out is looked up only where the config needs it."""
     here = not args.use_cpu and ranks.planned_world() is None  # of another machine's compilers nothing is known
     zero = config.get("zero_optimization")

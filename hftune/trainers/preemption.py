@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback
 
 from hftune import interrupts
 from hftune.distributed import ranks
@@ -33,9 +33,7 @@ class PreemptionCallback(TrainerCallback):
         self._group: dist.ProcessGroup | None = None
         self._listens, self._number = False, 0
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Signals are noted from now on, also those that a script has not asked for, in a notebook say."""
         if ranks.is_distributed() and ranks.world_size() > 1:
             # On the CPU: asking a GPU every step would make the CPU wait for it every step.
@@ -44,7 +42,7 @@ class PreemptionCallback(TrainerCallback):
         # From here on a signal waits for the end of the step.
         interrupts.defer(True)
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Agree with the other ranks, and stop where one was told to."""
         if not self.stopped and self.agreed_signal():
             self._say(f"saving a checkpoint at step {state.global_step} and stopping")
@@ -52,9 +50,7 @@ class PreemptionCallback(TrainerCallback):
             control.should_training_stop = True
             control.should_evaluate = False
 
-    def on_prediction_step(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Leave an evaluation.
 
         Raises:
@@ -64,7 +60,7 @@ class PreemptionCallback(TrainerCallback):
             self._say(f"the evaluation at step {state.global_step} is left out")
             raise EvaluationStopped
 
-    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """The checkpoint that has just been written is the last one."""
         if not self.stopped and self.agreed_signal():
             self._say(f"stopping, checkpoint-{state.global_step} is saved")

@@ -2,8 +2,7 @@
 
 A line a log: what was logged, `step` of `max_steps`, `time` (seconds since the epoch), `memory_gb` (the peak of this
 process: of its GPU, or resident), `tokens` seen so far and `batch`, a digest of what the steps since the last log have
-trained on. The Trainer's own log has no times, and is written with
-checkpoints only.
+trained on. The Trainer's own log has no times, and is written with checkpoints only.
 """
 
 from __future__ import annotations
@@ -17,15 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import (
-    PrinterCallback,
-    ProgressCallback,
-    Trainer,
-    TrainerCallback,
-    TrainerControl,
-    TrainerState,
-    TrainingArguments,
-)
+from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback
 from transformers.trainer_utils import has_length
 
 from hftune import terminal
@@ -51,24 +42,15 @@ class ProgressFile(TrainerCallback):
     def __init__(self, tokens: Callable[[], float], batches: Callable[[], int | None] = lambda: None) -> None:
         self.tokens, self.batches = tokens, batches
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """The first line says from which step training resumes; it is not joined to one that a kill cut off."""
         self._write(args, state, {"began": True}, before=b"\n")
 
-    def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: dict[str, Any] | None = None,
-        **kwargs: Any,
-    ) -> None:
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         """One line."""
         self._write(args, state, logs or {})
 
-    def _write(self, args: TrainingArguments, state: TrainerState, logs: dict[str, Any], before: bytes = b"") -> None:
+    def _write(self, args: Any, state: Any, logs: dict[str, Any], before: bytes = b"") -> None:
         if not state.is_world_process_zero:
             return
         line = {
@@ -106,33 +88,22 @@ class ProgressLine(TrainerCallback):
         self._began, self._first, self._batch, self._drawn = time.monotonic(), 0, 0, 0.0
         self._latest: dict[str, Any] = {}
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """The time that is left is judged by the steps from here on."""
         self._began, self._first = time.monotonic(), state.global_step
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """The line moves."""
         self._draw(args, ", ".join([self._steps(state), *progress_figures(self._latest, self._left(state))]))
 
-    def on_prediction_step(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """The line counts the batches of an evaluation."""
         self._batch += 1
         loader = kwargs.get("eval_dataloader")
         of = f"/{len(loader)}" if loader is not None and has_length(loader) else ""
         self._draw(args, f"{self._steps(state)}, evaluating: batch {self._batch}{of}")
 
-    def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: dict[str, Any] | None = None,
-        **kwargs: Any,
-    ) -> None:
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         """A line for figures of an evaluation, and for those of training where no line moves."""
         logs = logs or {}
         evaluated = any(name.startswith("eval_") for name in logs)
@@ -150,27 +121,25 @@ class ProgressLine(TrainerCallback):
         if evaluated:
             self._batch = 0
 
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """The line has done its work."""
         terminal.clear_progress()
 
-    def _draw(self, args: TrainingArguments, text: str) -> None:
+    def _draw(self, args: Any, text: str) -> None:
         if self._moves(args) and time.monotonic() - self._drawn > _REDRAW:
             self._drawn = time.monotonic()
             terminal.show_progress(text)
 
-    def _moves(self, args: TrainingArguments) -> bool:
+    def _moves(self, args: Any) -> bool:
         return not args.disable_tqdm and terminal.err().isatty()
 
-    def _left(self, state: TrainerState) -> list[str]:
+    def _left(self, state: Any) -> list[str]:
         done, left = state.global_step - self._first, state.max_steps - state.global_step
         # The mean since this start: steps before an interruption had another machine, perhaps.
         seconds = (time.monotonic() - self._began) / max(done, 1) * left
         return [f"{clock(seconds)} left"] if left > 0 else []
 
-    def _steps(self, state: TrainerState) -> str:
+    def _steps(self, state: Any) -> str:
         return f"step {state.global_step}/{state.max_steps}" if state.max_steps else "evaluation"
 
 

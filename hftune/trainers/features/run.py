@@ -86,29 +86,18 @@ class Run(Protocol):
     def own_scores(self, rows: int) -> torch.Tensor:
         """Of `OnlineTrainer`: scores of this process's last answers, so many rows."""
 
-    def upstream_sampler(self, dataset: Any) -> Any:
-        """What the upstream trainer draws the records of a data set with."""
-
-    def add_callback(self, callback: TrainerCallback) -> None:
-        """Of transformers."""
-
-    def is_world_process_zero(self) -> bool:
-        """Of transformers: whether this is the first of all processes."""
-
-    def get_total_train_batch_size(self, args: StageArguments) -> int:
-        """Rows of an optimizer step over all processes."""
-
-    def get_decay_parameter_names(self, model: Any) -> list[str]:
-        """Of transformers: parameters with weight decay."""
-
-    def prove_isolation(self, model: Any) -> None:
-        """Show that documents in a row do not see each other, or raise ArgumentError."""
-
-    def save_checkpoint(self) -> None:
-        """Write a checkpoint of the step just made."""
-
-    def compute_loss(self, model: Any, inputs: Inputs, return_outputs: bool = False) -> Any:
-        """The loss of a batch with all that features add to it."""
+    # Methods of `StageTrainer`, and public ones of transformers' Trainer.
+    upstream_sampler: Callable[[Any], Any]
+    prove_isolation: Callable[[Any], None]
+    save_checkpoint: Callable[[], None]
+    compute_loss: Callable[..., Any]
+    add_callback: Callable[[TrainerCallback], None]
+    is_world_process_zero: Callable[[], bool]
+    get_total_train_batch_size: Callable[[StageArguments], int]
+    get_decay_parameter_names: Callable[[Any], list[str]]
+    compute_loss_context_manager: Callable[[], AbstractContextManager[Any]]
+    get_tp_size: Callable[[], int]
+    _prepare_inputs: Callable[[Inputs], Inputs]
 
     @property
     def current_evaluation(self) -> dict[str, float] | None:
@@ -119,15 +108,6 @@ class Run(Protocol):
 
     def predict(self, test_dataset: Any, *, metric_key_prefix: str) -> Any:
         """Of transformers: predictions and metrics of other records."""
-
-    def compute_loss_context_manager(self) -> AbstractContextManager[Any]:
-        """Of transformers: autocast, where it is used."""
-
-    def _prepare_inputs(self, inputs: Inputs) -> Inputs:
-        """Of transformers: a batch on the device."""
-
-    def get_tp_size(self) -> int:
-        """Of transformers: tensor-parallel processes that accelerate knows of."""
 
 
 class OnTrainBegin(TrainerCallback):

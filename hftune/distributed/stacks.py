@@ -13,12 +13,12 @@ from types import FrameType
 
 import torch
 
-_FRAMES = 10
+_FRAMES, _WRAPPERS = 10, 4
 
 # Ends of file names: packages may lie anywhere.
 _COLLECTIVES = "torch/distributed/distributed_c10d.py"
 _CALLED = re.compile(r"\bdist\.(_?\w+)\(")
-_WAITS = re.compile(r"\.(wait|synchronize|item|tolist|cpu)\(")
+_WAITS = re.compile(r"\.(wait|synchronize|item|tolist|cpu)\)?\(")
 _NOT_DONE = ("scheduled", "started")
 
 
@@ -71,13 +71,18 @@ def _collective(frame: FrameType | None) -> str | None:
 
 
 def _other_wait(frame: FrameType | None) -> str | None:
-    if frame is None:
-        return None
-    # By the source line: a wait in C++ has no Python frame of its own.
-    line = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
-    if called := _CALLED.search(line):  # collectives of DistributedDataParallel are no Python functions
-        return called[1].lstrip("_")
-    return line[:60] if _WAITS.search(line) else None
+    """The source line of a wait, among the innermost frames: DeepSpeed wraps its handles in functions of its own."""
+    for _ in range(_WRAPPERS):
+        if frame is None:
+            return None
+        # By the line: a wait in C++ has no Python frame of its own.
+        line = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
+        if called := _CALLED.search(line):  # collectives of DistributedDataParallel are no Python functions
+            return called[1].lstrip("_")
+        if _WAITS.search(line):
+            return line[:60]
+        frame = frame.f_back
+    return None
 
 
 def _pending_in_nccl() -> str | None:

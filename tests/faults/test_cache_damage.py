@@ -478,3 +478,12 @@ def test_reference_numbers_that_are_damaged_are_computed_again(
     assert len(computed) == (2 if damage else 1)
     add_reference_columns(Dataset.from_dict({"a": [1, 2]}), "key", lambda: {"ref": compute()["ref"][:2]})
     assert len(computed) == (3 if damage else 2), "numbers for other rows are of no use"
+    add_reference_columns(dataset, "key", compute)
+    done, other = len(computed), file.with_name("other.sealed")
+    file.rename(other)
+    add_reference_columns(dataset, "other", compute)
+    assert len(computed) == done + 1, "of another key"
+    np.savez(other.with_suffix(".npz"), ref=np.array([None] * 3), key=np.array("other"))
+    other.with_suffix(".npz").rename(other)
+    add_reference_columns(dataset, "other", compute)
+    assert len(computed) == done + 2, "a pickle, and no seal"

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 import time
+from typing import Any
 
 import pytest
 
@@ -24,6 +26,21 @@ def test_what_the_main_thread_waits_for() -> None:
     thread.join()
     assert found[0] is None and "time.sleep(0.6)" in str(found[2])
     assert str(found[1]).startswith("test_stacks.py:") and str(found[1]).endswith("test_what_the_main_thread_waits_for")
+
+
+def test_a_wait_within_wrappers() -> None:
+    """As DeepSpeed waits for a handle of its own: `instrument_w_nvtx(self.__handle.wait)()`."""
+    found: list[str | None] = []
+
+    class Handle:
+        def wait(self) -> None:
+            found.append(stacks._other_wait(sys._getframe()))
+
+    def instrumented(function: Any) -> Any:
+        return lambda: function()
+
+    instrumented(Handle().wait)()
+    assert found == ["instrumented(Handle().wait)()"]
 
 
 def test_what_nccl_has_not_finished(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,9 +15,6 @@ from hftune.errors import DataError
 COLUMNS = ("input_ids", "tokens")
 """Names of the column of token ids: Hugging Face's, and fms-fsdp's."""
 
-# Views that are kept. They are cheap to make again, and a corpus may have millions of Arrow chunks.
-_OPEN_CHUNKS = 4096
-
 _MAKE_AGAIN = "Give a folder made by `hftune tokenize` or by `Dataset.save_to_disk`."
 
 
@@ -43,7 +40,6 @@ class Documents:
         sizes = [_token_count(chunk) for chunk in self._chunks]
         self._first_document = np.concatenate([[0], np.cumsum(rows, dtype=np.int64)])
         self._first_token = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
-        self._views: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         if self.tokens == 0:
             raise DataError(f"{self.folder} holds no token", fix=_MAKE_AGAIN)
 
@@ -94,14 +90,8 @@ class Documents:
 
     def _view(self, chunk: int) -> tuple[np.ndarray, np.ndarray]:
         """(offsets, token ids) of a chunk, without a copy."""
-        found = self._views.get(chunk)
-        if found is None:
-            if len(self._views) >= _OPEN_CHUNKS:
-                self._views.clear()
-            array = self._chunks[chunk]
-            found = array.offsets.to_numpy(zero_copy_only=True), array.values.to_numpy(zero_copy_only=True)
-            self._views[chunk] = found
-        return found
+        array = self._chunks[chunk]
+        return array.offsets.to_numpy(zero_copy_only=True), array.values.to_numpy(zero_copy_only=True)
 
     def __getstate__(self) -> dict[str, Any]:
         """To a spawned worker goes the path; it maps the files itself."""

@@ -9,8 +9,6 @@ import math
 from collections.abc import Sequence
 from fractions import Fraction
 
-import numpy as np
-
 
 def as_shares(weights: Sequence[float]) -> list[int]:
     """Positive weights as whole numbers in the same proportion: [0.5, 1.5] is [1, 3]."""
@@ -33,29 +31,40 @@ class Schedule:
         shares: A whole number a source, above zero.
     """
 
-    STRETCH = 4096
-    """Blocks that are sorted at once; a stretch is found by arithmetic, not by going through those before it."""
-
     def __init__(self, shares: Sequence[int]) -> None:
         self.shares = [int(share) for share in shares]
         self._total = sum(self.shares)
-        self._cached: tuple[int, int, np.ndarray, np.ndarray] | None = None
 
     def locate(self, block: int) -> tuple[int, int]:
         """The source of a block of the run, and how many blocks of that source came before it."""
-        # The usual case, and the only one that needs no table.
-        if len(self.shares) == 1:
-            return 0, block
-        _, first, sources, ranks = self._stretch_of(block)
-        return int(sources[block - first]), int(ranks[block - first])
+        first, places = self._around(block)
+        _, source, rank = places[block - sum(first)]
+        return source, rank
 
     def before(self, block: int) -> list[int]:
         """How many of the blocks in front of `block` each source gave."""
-        if len(self.shares) == 1:
-            return [block]
-        number, first, sources, _ = self._stretch_of(block)
-        here = np.bincount(sources[: block - first], minlength=len(self.shares))
-        return [due + int(count) for due, count in zip(self._due(number * self.STRETCH), here, strict=True)]
+        given, places = self._around(block)
+        for _, source, _ in places[: block - sum(given)]:
+            given[source] += 1
+        return given
+
+    def _around(self, block: int) -> tuple[list[int], list[tuple[float, int, int]]]:
+        """Blocks that each source gave before the unit of time of a block; (time, source, rank) of those due in it."""
+        # Rounding shifts the first block of a unit by half a block a source at most.
+        time = block
+        while sum(self._due(time)) > block:
+            time -= 1
+        while sum(self._due(time + 1)) <= block:
+            time += 1
+        first, last = self._due(time), self._due(time + 1)
+        # Halves, so that the first block of a source comes in the middle of its first interval, and a large source
+        # does not give all of its blocks before a small one. Of those due at the same time the earlier source is first.
+        due = [
+            ((rank + 0.5) * (self._total / self.shares[source]), source, rank)
+            for source, begin in enumerate(first)
+            for rank in range(begin, last[source])
+        ]
+        return first, sorted(due)
 
     def _due(self, time: int) -> list[int]:
         """Blocks of each source that are due before a time, on whose scale the run gives a block a unit.
@@ -64,26 +73,3 @@ class Schedule:
         """
         total = self._total
         return [(2 * share * time + total - 1) // (2 * total) for share in self.shares]
-
-    def _stretch_of(self, block: int) -> tuple[int, int, np.ndarray, np.ndarray]:
-        """(number, first block, source of each, rank of each in its source) of the stretch that holds `block`."""
-        number = block // self.STRETCH
-        # Rounding shifts the first block of a stretch by half a block a source at most.
-        while sum(self._due(number * self.STRETCH)) > block:
-            number -= 1
-        while sum(self._due((number + 1) * self.STRETCH)) <= block:
-            number += 1
-        if self._cached is None or self._cached[0] != number:
-            self._cached = number, *self._sorted(number)
-        return self._cached
-
-    def _sorted(self, number: int) -> tuple[int, np.ndarray, np.ndarray]:
-        first, last = self._due(number * self.STRETCH), self._due((number + 1) * self.STRETCH)
-        ranks = [np.arange(begin, end, dtype=np.int64) for begin, end in zip(first, last, strict=True)]
-        sources = np.repeat(np.arange(len(ranks)), [len(part) for part in ranks])
-        # Halves, so that the first block of a source comes in the middle of its first interval, and a large source
-        # does not give all of its blocks before a small one.
-        due = [(part + 0.5) * (self._total / share) for part, share in zip(ranks, self.shares, strict=True)]
-        # Of blocks due at the same time the earlier source goes first, on every machine.
-        order = np.lexsort([sources, np.concatenate(due)])
-        return sum(first), sources[order], np.concatenate(ranks)[order]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -375,8 +376,9 @@ def test_workers_end_with_a_killed_parent() -> None:
 
 def test_what_a_killed_writer_left_is_removed_by_the_next_of_its_key(tmp_path: Path) -> None:
     cached("other", write, str(tmp_path))
-    (tmp_path / "datasets" / ".k.work" / "fresh").mkdir(parents=True)
-    (tmp_path / "datasets" / ".k.work" / "fresh" / "half").write_bytes(bytes(1000))
+    work = tmp_path / "datasets" / f".k.{platform.node()}.work"
+    (work / "fresh").mkdir(parents=True)
+    (work / "fresh" / "half").write_bytes(bytes(1000))
     cached("k", write, str(tmp_path))
     assert {entry.name for entry in (tmp_path / "datasets").iterdir() if entry.is_dir()} == {"k", "other"}
     assert not (tmp_path / "datasets" / "k" / "half").exists()
@@ -386,7 +388,7 @@ def test_a_link_in_the_place_of_a_work_folder_is_not_followed(tmp_path: Path) ->
     (tmp_path / "precious").mkdir()
     (tmp_path / "precious" / "file").write_text("x")
     (tmp_path / "datasets").mkdir()
-    (tmp_path / "datasets" / ".k.work").symlink_to(tmp_path / "precious")
+    (tmp_path / "datasets" / f".k.{platform.node()}.work").symlink_to(tmp_path / "precious")
     with pytest.raises(DataError, match="cannot write the cache"):
         cached("k", write, str(tmp_path))
     assert (tmp_path / "precious" / "file").read_text() == "x"

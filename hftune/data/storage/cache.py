@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import platform
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -178,7 +179,8 @@ def _opened(entry: Path, *, whole: bool) -> tuple[Dataset, Counts]:
 
 def _save(entry: Path, write: Callable[[Path], Counts]) -> None:
     """Write next to the entry, then rename: no reader ever sees half an entry."""
-    work = entry.with_name(f".{entry.name}.work")
+    # By the machine as well: not every network drive has locks that other machines see.
+    work = entry.with_name(f".{entry.name}.{platform.node()}.work")
     # Who writes holds the lock of the key: what lies there is of a process that was killed. A link is not followed.
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir(mode=0o700)

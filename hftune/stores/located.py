@@ -10,7 +10,8 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
@@ -76,52 +77,38 @@ def located(entries: list[E]) -> list[E]:
     entries = _from_registry(entries, given, hub)
     offline = [str(value).lower() for value in given.get("offline", ["false"])] in ([], ["true"])
     revision = str(given["model_revision"][0]) if given.get("model_revision") else None
-    wanted = _Wanted(hub, revision, offline)
-    return [replace(entry, values=[wanted.found(entry.name, value) for value in entry.values]) for entry in entries]
+    download = partial(_from_modelscope, revision=revision, offline=offline) if hub == "modelscope" else None
+    return [replace(entry, values=[_found(entry.name, value, download) for value in entry.values]) for entry in entries]
 
 
 # --- one value -------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Wanted:
-    """How names are looked up.
+def _found(name: str, value: Any, download: Callable[[str, str], str] | None) -> Any:
+    """What the value of an argument becomes; `download` finds names, of an argument, that are not looked up later."""
+    if isinstance(value, list):  # of a YAML file
+        return [_found(name, part, download) for part in value]
+    if name not in MODELS | DATA | FILES or not isinstance(value, str) or value.lstrip().startswith(("{", "[")):
+        return value
+    chosen = files_of_model if name in MODELS else _all
+    text = _URL.sub(lambda match: _copy_of(match[1], f"--{name}", chosen), value)
+    return text if download is None or name in FILES else _in_each(text, partial(download, name))
 
-    Args:
-        revision: Of the model and its tokenizer.
-        offline: From the hub's cache alone.
-    """
 
-    hub: str
-    revision: str | None = None
-    offline: bool = False
-
-    def found(self, name: str, value: Any) -> Any:
-        """What the value of an argument becomes."""
-        if isinstance(value, list):  # of a YAML file
-            return [self.found(name, part) for part in value]
-        if name not in MODELS | DATA | FILES or not isinstance(value, str) or value.lstrip().startswith(("{", "[")):
-            return value
-        flag = f"--{name}"
-        chosen = files_of_model if name in MODELS else _all
-        text = _URL.sub(lambda match: _copy_of(match[1], flag, chosen), value)
-        if self.hub != "modelscope" or name in FILES:
-            return text
-        return _in_each(text, lambda part: self._from_modelscope(part, name))
-
-    def _from_modelscope(self, part: str, name: str) -> str:
-        flag, kind = f"--{name}", "dataset" if name in DATA else "model"
-        # A folder here wins over a name there, as it does for the Hub.
-        if os.path.exists(os.path.expanduser(part)) or looks_local(part):
-            return part
-        if not _NAMED.fullmatch(part):
-            if kind == "dataset" and _NAMED.match(part) and re.search("[:@]", part):
-                fix = "name the data set alone, or download it and name the file"
-                cause = f"ModelScope's data sets are read whole, without :CONFIG or @SPLIT: {part}"
-                raise ArgumentError(cause, place=flag, fix=fix)
-            return part
-        revision = self.revision if name in _WITH_REVISION else None
-        return _noted(modelscope.download(part, kind, flag, revision, self.offline), part)
+def _from_modelscope(name: str, part: str, revision: str | None, offline: bool) -> str:
+    """The folder of a name on ModelScope that stands in an argument; other texts stay."""
+    flag, kind = f"--{name}", "dataset" if name in DATA else "model"
+    # A folder here wins over a name there, as it does for the Hub.
+    if os.path.exists(os.path.expanduser(part)) or looks_local(part):
+        return part
+    if not _NAMED.fullmatch(part):
+        if kind == "dataset" and _NAMED.match(part) and re.search("[:@]", part):
+            fix = "name the data set alone, or download it and name the file"
+            cause = f"ModelScope's data sets are read whole, without :CONFIG or @SPLIT: {part}"
+            raise ArgumentError(cause, place=flag, fix=fix)
+        return part
+    # The revision is of the model and its tokenizer.
+    return _noted(modelscope.download(part, kind, flag, revision if name in _WITH_REVISION else None, offline), part)
 
 
 def _copy_of(text: str, flag: str, chosen: Callable[[list[str]], list[str]]) -> str:

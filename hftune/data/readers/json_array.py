@@ -51,9 +51,12 @@ def json_chunks(file: Path, rows_per_chunk: int) -> Iterator[Chunk]:
 
 def _begins_with_an_object_on_a_line(file: Path) -> bool:
     try:
-        _, line = next(line_records(file), (1, b""))
-        return isinstance(line, bytes) and line.lstrip()[:1] == b"{" and bool(_DECODER.decode(line.decode()))
-    except (ValueError, RecursionError, DataError):
+        # An array may be one line of gigabytes: what begins with a bracket is not looked at any further.
+        if not next(read_blocks(file), b"").lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{"):
+            return False
+        _, line = next(line_records(file))
+        return isinstance(line, bytes) and bool(_DECODER.decode(line.decode()))
+    except (ValueError, RecursionError, DecompressionError, DataError):
         return False
 
 

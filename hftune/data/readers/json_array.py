@@ -55,7 +55,7 @@ def _begins_with_an_object_on_a_line(file: Path) -> bool:
         if not next(read_blocks(file), b"").lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{"):
             return False
         _, line = next(line_records(file))
-        return isinstance(line, bytes) and bool(_DECODER.decode(line.decode()))
+        return isinstance(line, bytes) and isinstance(_DECODER.decode(line.decode()), dict)
     except (ValueError, RecursionError, DecompressionError, DataError):
         return False
 

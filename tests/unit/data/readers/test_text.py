@@ -172,8 +172,9 @@ def test_what_a_json_file_may_hold(tmp_path: Path, content: str, lines: list[int
 
 
 def test_a_bad_line_of_a_json_file_of_lines_leaves_the_others(tmp_path: Path) -> None:
-    rows, errors = read(write(tmp_path, "a.json", '{"a": 1}\n{"a" 2}\n{"a": 3}\n'))
-    assert ([row.line for row in rows], kinds(errors)) == ([1, 3], ["malformed JSON"])
+    for first in ('{"a": 1}', "\ufeff\n{}"):
+        rows, errors = read(write(tmp_path, "a.json", first + '\n{"a" 2}\n{"a": 3}\n'))
+        assert (len(rows), rows[-1].value, kinds(errors)) == (2, {"a": 3}, ["malformed JSON"])
 
 
 # --- tables -------------------------------------------------------------------------------------------------------

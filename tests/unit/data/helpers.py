@@ -113,15 +113,13 @@ def render_with_spans(
     return finder.text, [(span.start, span.end) for span in found]
 
 
-def read_rows(files: list[Path], max_samples: int | None = None) -> list[Row]:
-    """The records of some files in order, at most `max_samples`; the first bad one is raised."""
+def read_rows(files: list[Path]) -> list[Row]:
+    """The records of some files in order; the first bad one is raised."""
     rows: list[Row] = []
     for read in (read for chunk in chunks(files) for read in chunk.rows()):
         if not isinstance(read, Row):
             raise read
         rows.append(read)
-        if len(rows) == max_samples:
-            break
     return rows
 
 

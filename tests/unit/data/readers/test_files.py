@@ -110,15 +110,3 @@ def test_a_folder_that_datasets_saved(tmp_path: Path) -> None:
         find_files(str(tmp_path / "dict"), FLAG)
     assert str(tmp_path / "dict" / "b") in (caught.value.fix or "")
     assert len(read_rows(find_files(str(tmp_path / "dict" / "a"), FLAG))) == 10
-
-
-def test_limit_counts_over_files_and_leaves_the_rest_unopened(tmp_path: Path) -> None:
-    first = write(tmp_path, "a.jsonl", '{"text": "a"}\n\n{"text": "b"}\n')
-    broken = write(tmp_path, "b.jsonl", "{broken")
-    assert len(read_rows([first, broken], max_samples=2)) == 2
-    assert len(read_rows([first], max_samples=1)) == 1
-
-
-def test_samples(samples: Path) -> None:
-    counts = {file.name: len(read_rows([file])) for file in find_files(str(samples / "sft"), FLAG)}
-    assert counts == {"alpaca_en.json": 300, "sharegpt_zh.jsonl": 200, "toolcall_zh.jsonl": 60}

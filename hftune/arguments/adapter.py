@@ -81,7 +81,11 @@ class AdapterArguments(FreezingArguments):
     bnb_4bit_quant_type: str = field(default="nf4", metadata={"help": "4-bit type.", "choices": ["nf4", "fp4"]})
     use_bnb_nested_quant: bool = field(default=True, metadata={"help": "Quantise the quantisation constants too."})
     bnb_4bit_quant_storage: str | None = field(
-        default=None, metadata={"help": "Storage dtype of 4-bit weights; under ZeRO-3 equal to the compute dtype."}
+        default=None,
+        metadata={
+            "help": "Storage dtype of 4-bit weights; under ZeRO-3 equal to the compute dtype.",
+            "choices": ["uint8", "bfloat16", "float16", "float32"],
+        },
     )
     train_new_tokens_only: bool = field(
         default=False,

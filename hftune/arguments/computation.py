@@ -22,7 +22,8 @@ class PrecisionFields:
         default=None,
         metadata={
             "help": "Multiply the linear layers' matrices in FP8 (torchao, a GPU of compute capability 8.9 or later, "
-            f"training in full in bf16): {', '.join(RECIPES)}. --torch_compile True makes it pay."
+            "training in full in bf16). --torch_compile True makes it pay.",
+            "choices": [*RECIPES],
         },
     )
 
@@ -33,15 +34,6 @@ class PrecisionFields:
             "DeepSpeed it is so anyway, in the optimizer's copies."
         },
     )
-
-    def check_precision(self) -> None:
-        """Refuse a recipe that torchao does not have.
-
-        Raises:
-            ArgumentError: It is none of `RECIPES`.
-        """
-        if self.fp8 is not None and self.fp8 not in RECIPES:
-            raise ArgumentError(f"{self.fp8!r} is no recipe of FP8", place="--fp8", fix=f"use {', '.join(RECIPES)}")
 
 
 @dataclass

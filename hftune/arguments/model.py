@@ -98,8 +98,8 @@ class ModelArguments(GrowthArguments):
     experts_implementation: str | None = field(
         default=None,
         metadata={
-            "help": "How a mixture of experts computes them: eager, batched_mm or grouped_mm. Left out: grouped_mm "
-            "where it runs.",
+            "help": "How a mixture of experts computes them. Left out: grouped_mm where it runs.",
+            "choices": ["eager", "batched_mm", "grouped_mm"],
         },
     )
     ignore_memory_check: bool = field(

@@ -251,12 +251,15 @@ JSON_OBJECTS = ("generation_kwargs", "transformers_continuous_batching_config")
 
 def choices_of(stage: str) -> dict[str, tuple[str, ...]]:
     """The words that arguments of a stage take, by their names (TRL 1.16, transformers 5.23, torch 2.13)."""
-    return _EVERYWHERE | _OF_STAGE.get(stage, {})
+    from accelerate.utils import DynamoBackend  # takes a while, and few ask for choices
+
+    compilers = {"torch_compile_backend": tuple(one.value.lower() for one in DynamoBackend)}
+    return compilers | _EVERYWHERE | _OF_STAGE.get(stage, {})
 
 
-# Fields of the trainers below whose work hftune does itself, before the trainer sees the data: a value given for them
-# would be dropped in silence, so it is refused. A value that means "no" is harmless and let through. A stage has those
-# of the stage that it is based on as well.
+# Fields of the trainers below whose work hftune does itself, before the trainer sees the data, or that would train
+# otherwise than it says: a value given for them is refused. A value that means "no" is harmless and let through. A
+# stage has those of the stage that it is based on as well.
 DONE_BY_HFTUNE: dict[str, dict[str, str]] = {
     "sft": {
         "assistant_only_loss": "answers alone are trained already; --train_on_inputs trains all tokens",
@@ -275,6 +278,7 @@ DONE_BY_HFTUNE: dict[str, dict[str, str]] = {
 DONE_BY_HFTUNE_EVERYWHERE: dict[str, str] = {
     "model_init_kwargs": "use --dtype, --attn_implementation, --model_revision, --load_in_4bit, ...",
     "dataset_kwargs": "records are read, masked and tokenised by hftune",
+    "ddp_static_graph": "with it the gradients of several processes are not those of their whole batch",
 }
 
 # Several values of one name, also from a list in a YAML file, become one text with this between them.

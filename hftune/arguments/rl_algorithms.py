@@ -174,10 +174,6 @@ class GRPOArguments(_RLStage, trl.GRPOConfig):
 
     def _follow_paper(self, variant: str) -> None:
         """Set what was not given; what was given, or has another value than its default, stays, and is said."""
-        if variant not in GRPO_VARIANTS:
-            raise ArgumentError(
-                f"{variant} is no variant of GRPO", place="--grpo_variant", fix=f"one of {', '.join(GRPO_VARIANTS)}"
-            )
         paper, wanted = GRPO_VARIANTS[variant]
         # A value that differs from its default was set by somebody, in code too, where GIVEN_NAMES knows nothing.
         defaults = {entry.name: entry.default for entry in fields(self)}

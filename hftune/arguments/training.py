@@ -99,7 +99,11 @@ class StageArguments(
     )
     hub_strategy: str = field(
         default="end",
-        metadata={"help": "When --push_to_hub uploads: `end`, the finished result. Checkpoints are never uploaded."},
+        metadata={
+            "help": "When --push_to_hub uploads: `end`, the finished result. Checkpoints hold optimizer states and "
+            "settings, and are never uploaded; `hftune export hub` uploads the weights of another folder.",
+            "choices": ["end"],
+        },
     )
     ds_resolved: dict[str, Any] | None = field(default=None, init=False, metadata={"help": "The config as used."})
 
@@ -125,7 +129,6 @@ class StageArguments(
         self.chat_template_kwargs = self.template_arguments
         self.resolve_recomputation()
         self.check_profile()
-        self.check_precision()
         self.raise_ddp_timeout()
         # Before transformers sees it: what it makes of a config cannot be changed any more.
         if self.deepspeed is not None:

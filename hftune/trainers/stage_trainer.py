@@ -519,4 +519,4 @@ class StageTrainer(Base):
         return pushed
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        """Overrides `Trainer._push_from_checkpoint`: nothing. Preflight refuses every --hub_strategy but `end`."""
+        """Overrides `Trainer._push_from_checkpoint`: nothing. There is no --hub_strategy but `end`."""

@@ -89,26 +89,6 @@ def test_every_option_reaches_the_loss(
     assert (logged["loss"] == pytest.approx(plain["loss"], abs=1e-6)) == (case == "Megatron-SWIFT ref_model")
 
 
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        ("--loss_type nonsense", "there is no loss nonsense"),
-        ("--loss_type exo_pair", "exo_pair needs a label smoothing"),
-        ("--loss_type ipo --normalize_logps", "ipo divides by the length"),
-        ("--loss_type nca_pair --f_divergence_type forward_kl", "whose constant does not cancel"),
-        ("--loss_type aot --use_weighting", "sorted answers"),
-        ("--beta 0", "beta 0"),
-        ("--sync_ref_model --precompute_ref_log_probs", "cannot be computed before it"),
-        ("--loss_type simpo --sync_ref_model", "no loss looks at a reference"),
-        ("--ref_model m --sync_ref_model", "renewed by mixing in the policy"),
-        ("--padding_free False --shared_prompts True", "a padded row holds one answer"),
-    ],
-)
-def test_what_cannot_be(flags: str, words: str, tiny_model: Path, tmp_path: Path) -> None:
-    (problem,) = check_preferences(resolve("dpo", arguments(tiny_model, tmp_path, tmp_path, flags)))
-    assert isinstance(problem, UserError) and words in str(problem)
-
-
 @pytest.mark.parametrize("flags", ["--ld_alpha 2", "--loss_type robust --label_smoothing 0.5", "--beta -1"])
 def test_numbers_out_of_their_range(flags: str, tiny_model: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=f"{flags.split()[-2]} cannot be {flags.split()[-1]}"):

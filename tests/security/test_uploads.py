@@ -13,11 +13,11 @@ import pytest
 from huggingface_hub import HfApi
 
 from hftune import secrets
+from hftune.arguments.entry import parse_arguments
 from hftune.arguments.merging import MergeArguments
 from hftune.errors import ArgumentError
 from hftune.logging import notices
 from hftune.merging import merge
-from hftune.preflight.rules.callbacks import check_hub
 from hftune.publishing.uploads import files_to_upload
 from hftune.tools.export import hub
 from hftune.tools.export.arguments import HubArguments
@@ -253,17 +253,7 @@ def test_the_hub_refuses_in_one_message(road: str, folder: Path, monkeypatch: py
     assert "hftune export hub" in str(caught.value) and SECRET not in str(caught.value)
 
 
-def asking(**values: object) -> Any:
-    """The facts of a run with such training arguments, as far as this rule looks."""
-    return SimpleNamespace(training_args=SimpleNamespace(**values))
-
-
 @pytest.mark.parametrize("strategy", ("every_save", "checkpoint", "all_checkpoints"))
 def test_checkpoints_are_not_uploaded(strategy: str) -> None:
-    (problem,) = check_hub(asking(push_to_hub=True, hub_strategy=strategy))
-    assert strategy in str(problem) and "hftune export hub" in str(problem)
-    assert not [*check_hub(asking(push_to_hub=False, hub_strategy=strategy))]
-
-
-def test_the_finished_result_is() -> None:
-    assert not [*check_hub(asking(push_to_hub=True, hub_strategy="end"))]
+    with pytest.raises(ArgumentError, match=f"--hub_strategy cannot be '{strategy}'"):
+        parse_arguments("sft", ["--output_dir", "o", "--hub_strategy", strategy])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -13,41 +12,7 @@ from torch.nn.functional import pad
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
-from hftune.distributed.sequence_parallel import SequenceGroup, shares
-from hftune.models.attention.ulysses import over_whole_rows
-
 COUNTED = "hftune_counted_attention"
-
-
-class _Exchange(torch.autograd.Function):
-    """An exchange without a network: saves nothing for backward, like that of `sequence_parallel`."""
-
-    @staticmethod
-    def forward(ctx: Any, flat: torch.Tensor, received: int) -> torch.Tensor:
-        # The gradient travels back the other way, so it has the size of what was sent.
-        ctx.sent = flat.numel()
-        # `all_to_all_single` needs contiguous tensors: the copy of a strided one counts here as well.
-        return flat.contiguous().new_empty(received)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return gradient.contiguous().new_empty(ctx.sent), None
-
-
-@dataclass(frozen=True)
-class CountedGroup(SequenceGroup):
-    """A group with one process present: rank 0, whose share of an uneven row is the largest.
-
-    Args:
-        tokens: Of a row.
-    """
-
-    tokens: int = 0
-
-    def exchange(self, flat: torch.Tensor, sent: list[int], received: list[int]) -> torch.Tensor:
-        """A tensor of the received size. Overrides `SequenceGroup.exchange`: there is no other process."""
-        out: torch.Tensor = _Exchange.apply(flat, sum(received))
-        return out
 
 
 def _fused(
@@ -62,9 +27,12 @@ def _fused(
     return out[..., :size]
 
 
-def share_rows(size: int, tokens: int) -> None:
-    """Register the attention `COUNTED`, over rows of `tokens` that `size` processes share."""
-    group = CountedGroup(size, 0, tokens=tokens)
+def count_attention(*, shared: bool) -> None:
+    """Register the attention `COUNTED`.
+
+    Args:
+        shared: Processes share rows: tokens are exchanged for heads before it, and back behind it.
+    """
 
     def attend(
         module: torch.nn.Module,
@@ -74,12 +42,10 @@ def share_rows(size: int, tokens: int) -> None:
         attention_mask: torch.Tensor | None,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, None]:
-        def inner(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, heads: range) -> torch.Tensor:
-            return _fused(module, query, key, value, **kwargs)
-
-        if size == 1:
-            return _fused(module, query, key, value, **kwargs), None
-        return over_whole_rows(group, shares(tokens, size), query, key, value, inner), None
+        # All tokens for some heads take what some tokens for all heads do: an exchange is a copy.
+        sent = [one.clone() for one in (query, key, value)] if shared else [query, key, value]
+        out = _fused(module, *sent, **kwargs)
+        return out.clone() if shared else out, None
 
     # The second function makes the mask; with the default one a mask would be counted that no run has.
     AttentionInterface.register(COUNTED, attend)

@@ -23,7 +23,7 @@ from hftune.models.miniature import Miniature, cut_down, materialise
 from hftune.models.structure import checkpointed_layers, head_of
 from hftune.preflight.estimating.planner import Choice, Planner, Untraceable
 from hftune.preflight.estimating.profiles import Batch, Profile, marks
-from hftune.preflight.estimating.stand_ins import COUNTED, experts_counted, share_rows
+from hftune.preflight.estimating.stand_ins import COUNTED, count_attention, experts_counted
 from hftune.preflight.estimating.tracing import goes_token_by_token, switch_on, trace, trace_without_gradients
 from hftune.preflight.estimating.work import FULL_LOGITS, Numerics
 
@@ -37,7 +37,7 @@ def traced_step(planner: Planner, choice: Choice, numerics: Numerics, batch: Bat
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     miniature, marked = _miniature(planner, choice)
-    share_rows(choice.degrees.sequence, choice.work.rows * choice.work.tokens)
+    count_attention(shared=choice.degrees.sequence > 1)
     # Both traces run inside: tensors of one fake mode cannot meet those of another.
     with quiet(), FakeTensorMode():
         _ready(planner, miniature, marked, choice, numerics)

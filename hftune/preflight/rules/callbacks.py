@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from transformers import TrainerCallback
-from transformers.trainer_utils import HubStrategy
 
 from hftune.arguments.asking import OF_ANSWERS, OWN_TASKS
 from hftune.arguments.named_code import named_code
@@ -92,70 +91,25 @@ def callback_class(text: str) -> tuple[type[TrainerCallback], dict[str, Any]]:
     return found, given
 
 
-PACKAGES = {
-    "azure_ml": ("azureml", "azureml-core"),
-    "clearml": ("clearml", "clearml"),
-    "codecarbon": ("codecarbon", "codecarbon"),
-    "comet_ml": ("comet_ml", "comet-ml"),
-    "dagshub": ("dagshub", "dagshub mlflow"),
-    "dvclive": ("dvclive", "dvclive"),
-    "flyte": ("flytekit", "flytekit flytekitplugins-deck-standard"),
-    "mlflow": ("mlflow", "mlflow"),
-    "neptune": ("neptune", "neptune"),
-    "swanlab": ("swanlab", "swanlab"),
-    "tensorboard": ("tensorboard", "tensorboard"),
-    "trackio": ("trackio", "trackio"),
-    "wandb": ("wandb", "wandb"),
-}
-"""The module of each tracker, and what is installed for it."""
-
-
 def check_trackers(facts: Facts) -> Iterator[UserError]:
     """Problems of trackers; the Trainer would end with a traceback once the model is loaded."""
-    from transformers.integrations import INTEGRATION_TO_CALLBACK
+    from transformers.integrations import INTEGRATION_TO_CALLBACK, get_available_reporting_integrations
 
     # transformers takes one name as well as a list.
     asked = facts.training_args.report_to
     for name in [asked] if isinstance(asked, str) else asked or []:
-        # `all` means those that are installed.
-        if name in ("none", "all"):
+        # `all` means those that are installed; of Flyte transformers does not say whether it is.
+        if name in ("none", "all", "flyte"):
             continue
         if name not in INTEGRATION_TO_CALLBACK:
             known = sorted([*INTEGRATION_TO_CALLBACK, "none"])
             near = did_you_mean(name, known, written="--report_to {}")
             fix = f"{near} one of: {', '.join(known)}".strip()
             yield ArgumentError(f"there is no tracker {name!r}", place="--report_to", fix=fix)
-        elif name in PACKAGES and not _is_installed(name):
+        elif name not in get_available_reporting_integrations():
             yield ArgumentError(
                 f"{name} is not installed",
                 place="--report_to",
-                fix=f"pip install {PACKAGES[name][1]}; or --report_to none: hftune keeps all figures in "
+                fix=f"pip install {name.replace('_', '-')}; or --report_to none: hftune keeps all figures in "
                 "trainer_state.json, and `hftune report` draws them",
             )
-
-
-def check_monitors(facts: Facts) -> Iterator[UserError]:
-    """Problems of monitors in a DeepSpeed config, which would end in a traceback once the model is loaded."""
-    config = facts.training_args.ds_resolved or {}
-    for key, name in {"tensorboard": "tensorboard", "wandb": "wandb", "comet": "comet_ml"}.items():
-        if config.get(key, {}).get("enabled") and not _is_installed(name):
-            fix = f"pip install {PACKAGES[name][1]}; or take it out: hftune keeps all figures in trainer_state.json"
-            yield ArgumentError(f"{name} is not installed", place=f"--deepspeed: {key}.enabled", fix=fix)
-
-
-def _is_installed(name: str) -> bool:
-    found = importlib.util.find_spec(PACKAGES[name][0])
-    return found is not None or (name == "tensorboard" and importlib.util.find_spec("tensorboardX") is not None)
-
-
-def check_hub(facts: Facts) -> Iterator[UserError]:
-    """A problem where checkpoints would be uploaded: they hold optimizer states, pickles and settings."""
-    # The argument may be a text or a member already; both are taken.
-    strategy = HubStrategy(facts.training_args.hub_strategy)
-    if facts.training_args.push_to_hub and strategy != HubStrategy.END:
-        yield ArgumentError(
-            "checkpoints are not uploaded: they hold optimizer states and settings, which do not belong on the Hub",
-            place=f"--hub_strategy {strategy.value}",
-            fix="leave it out, so that --push_to_hub uploads the finished result; for another folder: "
-            "hftune export hub --model_name_or_path FOLDER --hub_model_id OWNER/NAME",
-        )

@@ -7,14 +7,13 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
-from accelerate.utils import DynamoBackend
 from transformers.utils import is_optimum_quanto_available
 
 from hftune.arguments.adapter import AdapterArguments
 from hftune.arguments.model import ModelArguments
 from hftune.arguments.training import StageArguments
 from hftune.distributed import ranks
-from hftune.errors import ArgumentError, UserError, shown
+from hftune.errors import ArgumentError, UserError
 from hftune.preflight.facts import Facts, World, kept_from_liger
 from hftune.preflight.rules import Clashes, clashes
 
@@ -22,21 +21,8 @@ from hftune.preflight.rules import Clashes, clashes
 def check_kernels(facts: Facts) -> Iterator[UserError]:
     """Problems of this machine's devices and kernels."""
     yield from check_processes(facts.world)
-    yield from check_static_graph(facts.training_args)
     yield from check_device(facts.model_args, facts.training_args)
     yield from check_liger(facts.adapter_args, facts.training_args)
-    yield from check_compiler(facts.training_args)
-
-
-def check_compiler(training_args: StageArguments) -> Iterator[UserError]:
-    """A problem of a backend that accelerate does not know; it asks when the model is prepared."""
-    backend, known = training_args.torch_compile_backend, [one.value for one in DynamoBackend]
-    if backend is not None and backend.upper() not in known:
-        yield ArgumentError(
-            f"there is no backend {shown(backend)}",
-            place="--torch_compile_backend",
-            fix=f"one of: {', '.join(known).lower()}; or leave it out (inductor)",
-        )
 
 
 def check_processes(world: World) -> Iterator[UserError]:
@@ -48,16 +34,6 @@ def check_processes(world: World) -> Iterator[UserError]:
             f"{count} GPUs are visible to a single process",
             place="launch",
             fix=f"start with: deepspeed --num_gpus {count} SCRIPT ...; or set CUDA_VISIBLE_DEVICES=0 to use one",
-        )
-
-
-def check_static_graph(training_args: StageArguments) -> Iterator[UserError]:
-    """A problem of DDP's static graph, with which each process goes its own way from the first step on."""
-    if training_args.ddp_static_graph:
-        yield ArgumentError(
-            "with torch's static graph the gradients of several processes are not those of their whole batch",
-            place="--ddp_static_graph",
-            fix="leave it out: another run would come of it",
         )
 
 

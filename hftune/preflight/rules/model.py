@@ -24,9 +24,6 @@ from hftune.models.structure import head_of, is_mixture, router_shares
 from hftune.preflight.facts import Facts
 from hftune.preflight.memory import packed_linears
 from hftune.preflight.rules import raised
-from hftune.preflight.run_memory import check_memory
-
-EXPERTS = ("eager", "batched_mm", "grouped_mm")
 
 
 def check_model(facts: Facts) -> Iterator[UserError]:
@@ -82,6 +79,9 @@ def _of_skeleton(facts: Facts, bare: PreTrainedModel) -> Iterator[UserError]:
     if plan and (problem := not_recomputable(bare, plan)):
         yield problem
     yield from check_packed(bare, facts.adapter_args)
+    # The estimator, which nothing else of a run asks.
+    from hftune.preflight.run_memory import check_memory
+
     yield from check_memory(facts)
 
 
@@ -136,19 +136,15 @@ def check_attention_supported(config: PreTrainedConfig, model_args: ModelArgumen
 
 
 def check_experts(config: PreTrainedConfig, model_args: ModelArguments) -> Iterator[UserError]:
-    """A problem of `--experts_implementation`: unknown, or not for this model."""
-    asked, model_class, kind = model_args.experts_implementation, causal_class(config), config.model_type
-    if asked is None:
+    """A problem where `--experts_implementation` is not for this model."""
+    model_class, place = causal_class(config), "--experts_implementation"
+    if model_args.experts_implementation is None:
         return
-    cause, fix = "", "leave it out"
-    if asked not in EXPERTS:
-        cause, fix = f"there is no implementation {asked!r} of experts", f"use {', '.join(EXPERTS)}"
-    elif not is_mixture(config):
-        cause = f"{kind} is no mixture of experts"
+    if not is_mixture(config):
+        yield ArgumentError(f"{config.model_type} is no mixture of experts", place=place, fix="leave it out")
     elif model_class is None or not model_class._can_set_experts_implementation():
-        cause = f"{kind} computes its experts in its own way"
-    if cause:
-        yield ArgumentError(cause, place="--experts_implementation", fix=fix)
+        cause = f"{config.model_type} computes its experts in its own way"
+        yield ArgumentError(cause, place=place, fix="leave it out")
 
 
 def check_router_losses(

@@ -23,8 +23,6 @@ from hftune.models.loading.quantisation import (
 from hftune.preflight.facts import Facts
 from hftune.preflight.rules import Clashes, clashes, raised
 
-STORAGES = ("uint8", "bfloat16", "float16", "float32")
-
 
 def check_quantisation(facts: Facts) -> Iterator[UserError]:
     """Problems of weights in 8 bits and fewer."""
@@ -88,17 +86,9 @@ def check_float8(adapter_args: AdapterArguments, training_args: StageArguments) 
 def check_storage(adapter_args: AdapterArguments, training_args: StageArguments) -> Iterator[UserError]:
     """Problems of `--bnb_4bit_quant_storage`: DeepSpeed would cast packed weights of a float dtype, and lose them."""
     storage = adapter_args.bnb_4bit_quant_storage
-    if storage is None:
-        return
     # The dtype that DeepSpeed computes in; it leaves integers alone, and floats of this one as they are.
     half = "bfloat16" if training_args.bf16 else "float16" if training_args.fp16 else None
-    if storage not in STORAGES:
-        yield ArgumentError(
-            f"packed weights cannot be kept as {storage!r}",
-            place="--bnb_4bit_quant_storage",
-            fix=f"use one of {', '.join(STORAGES)}, or leave it out",
-        )
-    elif training_args.ds_resolved is not None and half and storage not in ("uint8", half):
+    if training_args.ds_resolved is not None and half and storage not in (None, "uint8", half):
         yield ArgumentError(
             f"DeepSpeed would cast packed weights kept as {storage} to {half}, and what is packed would be lost",
             place="--bnb_4bit_quant_storage",

@@ -1,4 +1,4 @@
-"""Recipes of FP8, dropout that is asked for, and a router's loss that is left to the model."""
+"""Dropout that is asked for, and a router's loss that is left to the model."""
 
 from __future__ import annotations
 
@@ -8,27 +8,14 @@ import pytest
 
 from hftune import logging
 from hftune.arguments.computation import (
-    RECIPES,
     DropoutFields,
     HangTimeoutFields,
     ParallelArguments,
-    PrecisionFields,
     ProfileFields,
     RouterFields,
 )
 from hftune.distributed import ranks
 from hftune.errors import ArgumentError
-
-
-@pytest.mark.parametrize("recipe", [None, *RECIPES])
-def test_recipes(recipe: str | None) -> None:
-    PrecisionFields(fp8=recipe).check_precision()
-
-
-def test_a_recipe_that_torchao_does_not_have() -> None:
-    with pytest.raises(ArgumentError, match="'true' is no recipe of FP8") as caught:
-        PrecisionFields(fp8="true").check_precision()
-    assert all(recipe in str(caught.value) for recipe in RECIPES)
 
 
 @pytest.mark.parametrize(

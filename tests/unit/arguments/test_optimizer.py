@@ -34,18 +34,7 @@ def training(*flags: str, stage: str = "sft") -> Any:
             ["--optim", "sgd", "--optim_args", "nesterov=true,momentum=0.5", "--sgd_momentum", "0.9"],
             {"optim_args": "nesterov=true,momentum=0.9"},
         ),
-        # Megatron-SWIFT, as its users type it.
-        (["--lr", "3e-5", "--optimizer", "sgd"], {"learning_rate": 3e-5, "optim": OptimizerNames.SGD}),
-        (["--lr_decay_style", "cosine", "--lr_decay_iters", "90"], {"schedule": "cosine", "lr_decay_steps": 90}),
-        (["--lr_warmup_fraction", "0.05"], {"warmup_steps": 0.05}),
-        (["--lr_warmup_iters", "50", "--clip_grad", "0.5"], {"warmup_steps": 50, "max_grad_norm": 0.5}),
-        (["--lr_wsd_decay_iters", "20"], {"lr_wsd_decay_steps": 20}),
-        (["--adam_eps", "1e-7"], {"adam_epsilon": 1e-7}),
-        # ERNIEKit and ms-swift.
-        (["--decay_steps", "70", "--min_lr", "1e-6"], {"lr_decay_steps": 70, "min_lr": 1e-6}),
-        (["--lora_plus_scale", "4"], {"loraplus_lr_ratio": 4.0}),
         (["--lora_plus_scale", "1.0"], {"loraplus_lr_ratio": None}),
-        (["--lorap_lr_ratio", "16"], {"loraplus_lr_ratio": 16.0}),
     ],
 )
 def test_names(flags: list[str], expected: dict[str, Any]) -> None:

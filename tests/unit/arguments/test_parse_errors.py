@@ -48,6 +48,11 @@ def test_values(flags: list[str], cause: str, fix: str) -> None:
 @pytest.mark.parametrize(
     ("stage", "flags", "fix"),
     [
+        ("sft", ["--fp8", "delayed"], "one of: tensorwise, rowwise, rowwise_with_gw_hp"),
+        ("sft", ["--bnb_4bit_quant_storage", "int4"], "did you mean --bnb_4bit_quant_storage uint8?"),
+        ("sft", ["--experts_implementation", "magic"], "one of: eager, batched_mm, grouped_mm"),
+        ("rl", ["--grpo_variant", "drgrpo"], "did you mean --grpo_variant dr_grpo?"),
+        ("sft", ["--torch_compile_backend", "xyz"], "one of: no, eager, aot_eager, inductor"),
         ("sft", ["--torch_compile_mode", "max"], "one of: default, reduce-overhead, max-autotune, "),
         ("dpo", ["--f_divergence_type", "kl"], "one of: reverse_kl, forward_kl, js_divergence, alpha_divergence"),
         ("rl", ["--importance_sampling_level", "tokens"], "did you mean --importance_sampling_level token?"),

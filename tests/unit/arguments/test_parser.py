@@ -21,76 +21,6 @@ from hftune.errors import ArgumentError, UserError
 
 OUT = ["--output_dir", "out"]
 
-# What MedicalGPT's launch scripts pass, as they do; paths and model names apart.
-SHARED = """--do_train --use_peft True --gradient_accumulation_steps 8 --target_modules all --lora_rank 8
- --lora_alpha 16 --lora_dropout 0.05 --torch_dtype bfloat16 --report_to tensorboard --gradient_checkpointing True
- --output_dir out --model_name_or_path m --train_file_dir d"""
-STEPS = """ --num_train_epochs 1 --warmup_steps 5 --logging_strategy steps --logging_steps 10 --eval_steps 50
- --eval_strategy steps --save_steps 500 --save_strategy steps --ddp_timeout 30000 --logging_first_step True
- --ddp_find_unused_parameters False --bf16 --validation_file_dir d"""
-PAIRS = """ --max_train_samples 1000 --max_steps 100 --eval_steps 20 --save_steps 50 --max_source_length 1024
- --max_target_length 512 --bf16 True --remove_unused_columns False --cache_dir ./cache"""
-MEDICALGPT = {
-    "pt": SHARED + STEPS + " --per_device_train_batch_size 4 --per_device_eval_batch_size 4 --do_eval --seed 42"
-    " --max_train_samples 1000 --max_eval_samples 10 --learning_rate 2e-4 --weight_decay 0.01 --save_total_limit 13"
-    " --preprocessing_num_workers 10 --block_size 512 --packing True --cache_dir ./cache",
-    "sft": SHARED + STEPS + " --per_device_train_batch_size 2 --per_device_eval_batch_size 1 --do_eval"
-    " --max_train_samples 1000 --max_eval_samples 10 --model_max_length 512 --learning_rate 2e-5 --weight_decay 0.05"
-    " --save_total_limit 13 --preprocessing_num_workers 4 --tool_format default --cache_dir ./cache --flash_attn True",
-    "rm": SHARED + STEPS + " --per_device_train_batch_size 4 --per_device_eval_batch_size 4 --seed 42"
-    " --max_train_samples 1000 --max_eval_samples 10 --learning_rate 2e-5 --weight_decay 0.001 --save_total_limit 3"
-    " --max_source_length 1024 --max_target_length 256 --overwrite_output_dir --remove_unused_columns False",
-    "dpo": SHARED + PAIRS + " --validation_file_dir d --per_device_train_batch_size 4 --per_device_eval_batch_size 1"
-    " --do_eval --max_eval_samples 10 --fp16 False --tool_format default",
-}
-ORPO = SHARED + PAIRS + " --per_device_train_batch_size 2 --per_device_eval_batch_size 2 --max_eval_samples 50"
-MEDICALGPT_RL = {
-    "RLOOArguments": """--sft_model_path q --reward_model_path q --model_name_or_path q --dtype bfloat16
-    --train_file_dir d --validation_file_dir d --max_source_length 1024 --max_completion_length 1000
-    --per_device_train_batch_size 1 --gradient_accumulation_steps 4 --gradient_checkpointing True --do_train
-    --max_steps 3000 --output_dir out --eval_strategy steps --eval_steps 100 --num_train_epochs 3
-    --report_to tensorboard""",
-    "GRPOArguments": """--model_name_or_path q --train_file_dir d --train_samples -1 --max_steps -1 --num_train_epochs 1
-    --save_steps 50 --save_strategy steps --save_total_limit 13 --output_dir out --dtype bfloat16 --bf16 True
-    --report_to tensorboard --remove_unused_columns False --gradient_checkpointing False --beta 0.001
-    --learning_rate 5.0e-7 --lr_scheduler_type cosine --warmup_ratio 0.03 --use_vllm False --logging_steps 10
-    --use_peft True --qlora False --load_in_4bit False
-    --lora_target_modules q_proj k_proj v_proj o_proj gate_proj up_proj down_proj --lora_r 16 --lora_alpha 32
-    --lora_dropout 0.1 --per_device_train_batch_size 4 --per_device_eval_batch_size 1 --num_generations 4
-    --gradient_accumulation_steps 1 --max_completion_length 512""",
-}
-
-
-@pytest.mark.parametrize("stage", MEDICALGPT)
-def test_medicalgpt_commands(stage: str) -> None:
-    model, data, adapter, training = parse_arguments(stage, MEDICALGPT[stage].split())
-    assert model.dtype == "bfloat16"
-    assert data.max_train_samples == 1000
-    assert (adapter.lora_r, adapter.lora_target_modules, adapter.use_peft) == (8, ["all"], True)
-    assert training.bf16 is True
-    assert training.do_train is True
-
-
-@pytest.mark.parametrize("kind", MEDICALGPT_RL)
-def test_medicalgpt_rl_commands(kind: str) -> None:
-    """Its script named PPO trains with RLOO."""
-    model, _, _, training = parse_arguments("rl", MEDICALGPT_RL[kind].split())
-    assert model.model_name_or_path == "q"
-    assert training.max_completion_length in (1000, 512)
-    assert type(training).__name__ == kind
-
-
-def test_medicalgpts_orpo_command() -> None:
-    *_, training = parse_arguments("dpo", [*ORPO.split(), "--orpo_beta", "0.1"])
-    assert (training.loss_type, training.beta) == (["orpo"], 0.1)
-
-
-def test_lengths_by_their_older_names() -> None:
-    *_, training = parse_arguments("dpo", MEDICALGPT["dpo"].split())
-    assert (training.max_prompt_length, training.max_completion_length, training.max_length) == (1024, 512, 1536)
-    *_, training = parse_arguments("sft", MEDICALGPT["sft"].split())
-    assert training.max_length == 512
-
 
 def test_targets_as_a_comma_list() -> None:
     *_, adapter, _ = parse_arguments("sft", [*OUT, "--target_modules", "q_proj,v_proj"])
@@ -107,6 +37,8 @@ def test_the_algorithm_chooses_the_config(tmp_path: Path) -> None:
     assert type(parse_arguments("rl", [*OUT])[-1]).__name__ == "GRPOArguments"
     assert type(parse_arguments("rl", [*OUT, "--rl_algorithm", "rloo"])[-1]).__name__ == "RLOOArguments"
     assert type(parse_arguments("rl", ["--config", str(tmp_path / "rl.yaml")])[-1]).__name__ == "RLOOArguments"
+    # MedicalGPT's script named PPO trains with RLOO.
+    assert type(parse_arguments("rl", [*OUT, "--sft_model_path", "q"])[-1]).__name__ == "RLOOArguments"
 
 
 def test_the_command_line_wins_over_yaml(tmp_path: Path) -> None:

@@ -99,7 +99,9 @@ def test_all_problems_in_one_message(tiny_model: Path) -> None:
 
 def test_rewards(tmp_path: Path) -> None:
     (nothing,) = check_rewards([], [])
-    assert "RL needs a reward" in str(nothing)
+    assert "add --reward_funcs accuracy format" in str(nothing) and "<think>...</think>" in str(nothing)
+    (problem,) = check_rewards([], ["./outputs/rn"])
+    assert "there is no folder ./outputs/rn" in str(problem)
     assert list(check_rewards(["module:function"], [])) == []
     write_manifest(tmp_path, {"status": "complete", "stage": "sft", "head": "causal_lm"})
     (problem,) = check_rewards([], [str(tmp_path)])
@@ -115,10 +117,3 @@ def test_documents_that_cannot_be_kept_apart(tiny_model: Path, tmp_path: Path) -
     said = problems(tiny_model, "--packing", *kernel, "--peft_path", "nowhere")
     assert "2 problems" in said and "keep packed documents apart" in said and "there is no folder nowhere" in said
     assert "needs a GPU" in problems(tiny_model, "--padding_free", "--attn_implementation", "flash_attention_2")
-
-
-def test_the_rewards_of_medicalgpt_are_named() -> None:
-    (problem,) = check_rewards([], [])
-    assert "add --reward_funcs accuracy format" in str(problem) and "<think>...</think>" in str(problem)
-    (problem,) = check_rewards([], ["./outputs/rn"])
-    assert "there is no folder ./outputs/rn" in str(problem)

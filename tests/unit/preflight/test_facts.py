@@ -4,32 +4,22 @@ from __future__ import annotations
 
 import ast
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from datasets import Dataset
 from transformers import LlamaConfig
 
 from hftune import logging
 from hftune.arguments.entry import parse_arguments
 from hftune.checkpoints.manifest import write_manifest
-from hftune.data.splits import Splits
 from hftune.errors import UserError
-from hftune.models.adapters.preparation import add_adapter
 from hftune.models.attention.segments import SEGMENTS
-from hftune.models.loading.causal_lm import load_causal_lm
-from hftune.models.loading.reward_model import load_reward_model
-from hftune.models.loading.tokenizer import load_tokenizer
 from hftune.preflight import facts as facts_module
 from hftune.preflight.check_run import RULES_OF_STAGE, check_run, rules_of
 from hftune.preflight.facts import RowLayout, resolve
-from hftune.trainers.dpo import DPOTrainer
-from hftune.trainers.process_reward import reward_trainer
-from hftune.trainers.sft import SFTTrainer
-from tests.unit.preflight.account import account, watched
+from tests.unit.preflight.account import watched
 
 ROOT = Path(__file__).parents[3]
 STAGES = ("pt", "sft", "rm", "dpo", "rl")
@@ -44,9 +34,6 @@ METHODS: tuple[tuple[str, ...], ...] = (
     ("--peft_path", "nowhere", "--add_tokens", "<new>"),
     ("--resume_from_checkpoint", "auto", "--activation_checkpointing", "mlp"),
 )
-TOKENS = {"input_ids": [3, 4, 5], "labels": [3, 4, 5], "length": 3, "seq_lengths": [3]}
-PAIR = {"prompt_ids": [3, 4], "chosen_ids": [5, 6], "rejected_ids": [7], "length": 5, "margin": 1.0}
-SCORED = {"chosen_ids": [3, 5, 6], "rejected_ids": [3, 7], "length": 3, "margin": 1.0}
 
 
 def parsed(stage: str, model: Path | str, *flags: str) -> Any:
@@ -120,48 +107,6 @@ def test_rows_and_attention(
     assert facts.training_args.flat_batches == rows.side_by_side
 
 
-class Seen:
-    """Values of an argument as hftune's own code reads them; TRL's constructors are told that nothing is packed."""
-
-    def __init__(self, args: Any, name: str) -> None:
-        self.values: list[Any] = []
-        seen, cls = self.values, type(args)
-
-        class Watched(cls):  # type: ignore[misc,valid-type]
-            def __getattribute__(self, asked: str) -> Any:
-                found = super().__getattribute__(asked)
-                reader = str(sys._getframe(1).f_globals["__name__"])
-                if asked == name and reader.startswith("hftune"):
-                    seen.append(found)
-                return found
-
-        args.__class__ = Watched
-
-
-@pytest.mark.parametrize("flags", [(), ("--padding_free", "False"), ("--attn_implementation", "sdpa")])
-@pytest.mark.parametrize("stage", ["sft", "rm", "dpo"])
-def test_rules_loader_and_trainer_see_the_same_rows(
-    tiny_model: Path, tmp_path: Path, stage: str, flags: tuple[str, ...]
-) -> None:
-    flags = (*flags, "--output_dir", str(tmp_path / "out"), "--gradient_checkpointing", "False")
-    facts = resolve(stage, parsed(stage, tiny_model, *flags))
-    seen = Seen(facts.training_args, "padding_free")
-    check_run(facts)
-    model_args, _, adapter_args, args = facts.arguments
-    tokenizer = load_tokenizer(model_args, args)
-    load = load_reward_model if stage == "rm" else load_causal_lm
-    model = add_adapter(load(model_args, adapter_args, args, tokenizer, facts.build), adapter_args, args)
-    data = Dataset.from_list([{"sft": TOKENS, "rm": SCORED, "dpo": PAIR}[stage]] * 4)
-    make: Any = {"sft": SFTTrainer, "rm": reward_trainer, "dpo": DPOTrainer}[stage]
-    trainer = make(model, args, tokenizer, Splits(data, None, {"train": {}}))
-    trainer.data_collator([data[0], data[1]])
-    assert trainer.args.padding_free is facts.rows.padding_free
-    assert seen.values and set(seen.values) == {facts.rows.padding_free}
-    assert facts.build is not None
-    if facts.build.attention is not None:
-        assert model.config._attn_implementation == facts.build.attention
-
-
 def test_the_config_is_read_once(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[Any] = []
     monkeypatch.setattr(facts_module, "model_config", lambda *args: read.append(args) or original(*args))
@@ -220,12 +165,3 @@ def test_a_stage_does_without_the_rules_of_others() -> None:
     needed = imported("hftune.preflight.check_run", set())
     assert "hftune.preflight.facts" in needed and not needed & others
     assert sorted(RULES_OF_STAGE) == ["distill", "dpo", "rl", "rm"]
-
-
-def test_an_account_is_of_all_that_could_change(tiny_model: Path) -> None:
-    plain, frozen = (
-        account(resolve("sft", parsed("sft", tiny_model, *flags))) for flags in ((), ("--freeze_parameters_ratio", "1"))
-    )
-    assert len(plain) > 200 and {"parameters", "modules", "config", "others"} <= plain.keys()
-    differing = {name for name, value in plain.items() if frozen[name] != value}
-    assert "AdapterArguments.freeze_parameters_ratio" in differing

@@ -16,7 +16,6 @@ from hftune.errors import ArgumentError
 from tests.unit.arguments.defaults.medicalgpt_lists import COMMANDS, DEFAULTS
 
 STAGE = {"orpo": "dpo", "rloo": "rl", "grpo": "rl"}
-EXTRA = {"orpo": ["--loss_type", "orpo"]}
 
 # What its classes have and hftune has no value for, or another one; `said`: the run says so.
 NOT_HERE = {
@@ -56,7 +55,7 @@ OF_TRAINER = (
 
 def parsed(script: str, *more: str) -> dict[str, Any]:
     """All arguments of a list of its by name; what was said is in `logging.notices()`."""
-    argv = [*COMMANDS[script].split(), *EXTRA.get(script, []), *more]
+    argv = [*COMMANDS[script].split(), *more]
     groups = parse_arguments(STAGE.get(script, script), argv)
     return {name: value for group in groups for name, value in vars(group).items()}
 
@@ -144,7 +143,7 @@ BESIDES = {
 
 @pytest.mark.parametrize("script", BESIDES)
 def test_what_its_code_does_besides(script: str) -> None:
-    argv = [*COMMANDS[script].split(), *EXTRA.get(script, []), "--defaults", "medicalgpt"]
+    argv = [*COMMANDS[script].split(), "--defaults", "medicalgpt"]
     groups = parse_arguments(STAGE.get(script, script), argv)
     for name, value in BESIDES[script].items():
         (owner,) = [group for group in groups if hasattr(group, name)]

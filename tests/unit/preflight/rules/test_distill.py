@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from hftune.arguments.entry import parse_arguments
 from hftune.errors import UserError
 from hftune.preflight.facts import resolve
-from hftune.preflight.rules.distill import check_distillation
+from hftune.preflight.rules.distill import _check_targets, check_distillation, check_teachers
+from tests.unit.data.target_files import conversations, write
 
 TEACHER = "--teacher_model_name_or_path"
 
@@ -46,3 +49,46 @@ def test_what_is_refused(flags: tuple[str, ...], place: str, says: str, tiny_mod
 def test_a_teacher_that_is_not_there_is_named(tiny_model: Path, tmp_path: Path) -> None:
     (problem,) = problems(tiny_model, TEACHER, str(tmp_path))
     assert problem.place == f"{TEACHER} {tmp_path}"
+
+
+def of_namespace(folder: Path | None, streaming: bool = False, **changes: Any) -> str:
+    loaded = ("model_name_or_path", "load_in_4bit", "load_in_8bit", "model_revision")
+    own: dict[str, Any] = dict.fromkeys(f"teacher_{name}" for name in (*loaded, "weights", "server_url", "top_k"))
+    own |= {"teachers": [], "teacher_targets": folder and str(folder), "share_on_policy": 0.0, "temperature": 1.0}
+    own |= {
+        "packing": False,
+        "eval_packing": None,
+        "packing_strategy": "bfd",
+        "distill_mode": "offline",
+        "teacher_dtype": "auto",
+    }
+    args: Any = SimpleNamespace(**(own | changes))
+    facts: Any = SimpleNamespace(training_args=args, data_args=SimpleNamespace(streaming=streaming))
+    return "\n".join(problem.render() for problem in [*check_teachers(args), *_check_targets(facts)])
+
+
+def test_what_does_not_go_with_stored_targets_is_named(tmp_path: Path) -> None:
+    write(tmp_path / "targets", conversations([8, 5]))
+    folder = tmp_path / "targets"
+    assert of_namespace(folder) == ""
+    assert of_namespace(folder, packing=True) == ""
+    assert "stored already" in of_namespace(folder, teachers=["T"])
+    assert "own answers" in of_namespace(folder, share_on_policy=1.0, distill_mode="on_policy")
+    assert "--streaming" in of_namespace(folder, streaming=True)
+    assert "cuts them" in of_namespace(folder, packing=True, packing_strategy="wrapped")
+    assert "cuts them" in of_namespace(folder, eval_packing=True, packing_strategy="bfd_split")
+    assert "of temperature 1.0" in of_namespace(folder, temperature=2.0)
+    assert "holds no targets" in of_namespace(tmp_path)
+    assert "no teacher was named" in of_namespace(None) and of_namespace(None, teachers=["T"]) == ""
+
+
+def test_what_a_server_is_not_asked_for(tmp_path: Path) -> None:
+    write(tmp_path / "targets", conversations([8, 5]))
+    url = {"teacher_server_url": "http://h:8000"}
+    assert of_namespace(None, **url) == of_namespace(None, **url, share_on_policy=1.0, teacher_top_k=5) == ""
+    assert "no address" in of_namespace(None, teacher_server_url="h:8000")
+    assert "at temperature 1" in of_namespace(None, **url, temperature=2.0)
+    assert "stored already" in of_namespace(tmp_path / "targets", **url)
+    assert "as one teacher" in of_namespace(None, **url, teacher_model_name_or_path=["a", "b"])
+    for name, value in (("load_in_4bit", True), ("load_in_8bit", True), ("dtype", "float16"), ("model_revision", "v")):
+        assert f"--teacher_{name}" in of_namespace(None, **url, **{f"teacher_{name}": value})

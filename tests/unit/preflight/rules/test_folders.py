@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import shutil
 from pathlib import Path
@@ -143,19 +142,3 @@ def test_a_monitor_of_deepspeeds_without_a_folder(tiny_model: Path, tmp_path: Pa
         assert "--deepspeed: csv_monitor.output_path" in said
     config = json.dumps({"csv_monitor": {"enabled": False, "output_path": "/x"}, "flops_profiler": {"enabled": True}})
     assert problems(tiny_model, "--deepspeed", config, output_dir=tmp_path / "out") == ""
-
-
-@pytest.mark.parametrize(
-    "monitor, package", [("wandb", "wandb"), ("comet", "comet_ml"), ("tensorboard", "tensorboard")]
-)
-def test_a_monitor_of_deepspeeds_without_its_package(
-    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, monitor: str, package: str
-) -> None:
-    """`import` would end the run with the model loaded."""
-    found = importlib.util.find_spec
-    hidden = (package, "tensorboardX")
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if name in hidden else found(name, *more))
-    for enabled in (True, False):
-        config = json.dumps({monitor: {"enabled": enabled}, "zero_optimization": {"stage": 0}})
-        said = problems(tiny_model, "--deepspeed", config, output_dir=tmp_path / "out")
-        assert (f"{package} is not installed" in said) == enabled

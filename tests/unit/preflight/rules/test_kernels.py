@@ -7,7 +7,7 @@ import pytest
 from hftune.arguments.entry import parse_arguments
 from hftune.preflight.facts import LIGER_LOSSES, LIGER_MLPS, keep_own_layers
 from hftune.preflight.rules import kernels
-from hftune.preflight.rules.kernels import check_compiler, check_device, check_liger, check_static_graph
+from hftune.preflight.rules.kernels import check_device, check_liger
 
 
 def checked(*flags: str, stage: str = "sft", gpu: bool = True) -> tuple[str, dict[str, bool] | None]:
@@ -36,16 +36,6 @@ def test_mlps_that_are_ours_stay(liger: None, flags: tuple[str, ...]) -> None:
     assert not problem and config == dict.fromkeys([*LIGER_LOSSES, *LIGER_MLPS], False)
 
 
-def test_a_compiler_that_nobody_knows() -> None:
-    def said(*flags: str) -> list[str]:
-        given = ["--model_name_or_path", "m", "--output_dir", "o", "--torch_compile", *flags]
-        return [str(problem) for problem in check_compiler(parse_arguments("sft", given).training)]
-
-    assert said() == said("--torch_compile_backend", "aot_eager") == []
-    (problem,) = said("--torch_compile_backend", "nope")
-    assert "there is no backend nope" in problem and "one of: no, eager, aot_eager, inductor" in problem
-
-
 @pytest.mark.parametrize("stage", ["rl", "distill"])
 @pytest.mark.parametrize(
     ("kind", "gpu", "quanto", "says"),
@@ -66,16 +56,6 @@ def test_a_cache_that_cannot_be_made(
     arguments.training.use_cpu = not gpu
     said = list(check_device(arguments.model, arguments.training))
     assert len(said) == bool(says) and all(says in str(one) and kind in str(one.place) for one in said)
-
-
-@pytest.mark.parametrize("stage", ["sft", "rl"])
-def test_gradients_that_are_not_of_the_whole_batch(stage: str) -> None:
-    def said(*flags: str) -> list[str]:
-        given = ["--model_name_or_path", "m", "--output_dir", "o", *flags]
-        return [str(problem.place) for problem in check_static_graph(parse_arguments(stage, given).training)]
-
-    assert said("--ddp_static_graph", "True") == ["--ddp_static_graph"]
-    assert said() == said("--ddp_static_graph", "False") == []
 
 
 def test_what_is_given_is_kept_or_refused(liger: None) -> None:

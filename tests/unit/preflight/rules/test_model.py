@@ -81,7 +81,6 @@ def test_nothing_to_say_of_any_architecture(config_of: Any, name: str) -> None:
     ("stage", "name", "flags", "said"),
     [
         ("sft", "llama", ("--experts_implementation", "grouped_mm"), "llama is no mixture of experts"),
-        ("sft", "mixtral", ("--experts_implementation", "magic"), "no implementation 'magic'"),
         ("pt", "llama", ("--router_aux_loss_coef", "0.01"), "llama is no mixture of experts"),
         ("sft", "llama", ("--moe_z_loss_coef", "0.01"), "llama is no mixture of experts"),
         ("sft", "gemma2", ("--attn_implementation", "sdpa"), "gemma2 has no sdpa"),

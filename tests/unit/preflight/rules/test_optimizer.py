@@ -76,11 +76,6 @@ def test_nothing_to_say(flags: list[str]) -> None:
         (["--optim", "sgd", "--optim_args", "momentun=0.9"], "it takes momentum, dampening, nesterov"),
         (["--optim", "sgd", "--optim_args", "weight_decay=0.1"], "use --weight_decay"),
         (["--optim", "sgd", "--optim_args", "momentum"], "has no value"),
-        (["--optim", "schedule_free_adamw"], "add --lr_scheduler_type constant"),
-        (
-            ["--optim", "schedule_free_adamw", "--lr_scheduler_type", "constant", "--warmup_steps", "0.1"],
-            "takes its warm-up in steps",
-        ),
     ],
 )
 def test_a_rule_each(all_installed: None, flags: list[str], part: str) -> None:

@@ -245,11 +245,13 @@ def test_architectures(tmp_path: Path, config: dict, size: int, reason: str) -> 
     assert f"cannot be shared by {size} processes" in str(problem) and reason in str(problem)
 
 
-@pytest.mark.long
 def test_tiling(tiny_model: Path, tmp_path: Path) -> None:
     assert "pre-training and fine-tuning only" in run_problems(tiny_model, "dpo", "--tiled_mlp", processes=1)
     flags = ["--tiled_mlp", "--activation_checkpointing", "mlp"]
     assert "recomputes the MLPs already" in run_problems(tiny_model, "sft", *flags, processes=1)
+    (tmp_path / "rows.yaml").write_text("max_length: null\n")
+    flags = ["--tiled_mlp", "--config", str(tmp_path / "rows.yaml")]
+    assert "give --max_length" in run_problems(tiny_model, "sft", *flags, processes=1)
     make_config("mixtral").save_pretrained(tmp_path)
     assert "has no MLPs whose input could be cut" in run_problems(tmp_path, "pt", "--tiled_mlp", processes=1)
 

@@ -7,55 +7,53 @@ from typing import Any
 
 import pytest
 
+from hftune.arguments.entry import parse_arguments
 from hftune.preflight.rules.preference import check_preferences
 
-_ARGS = {
-    **{"beta": 0.1, "label_smoothing": 0.0, "offset_alpha": 0.0, "normalize_logps": False},
-    **{"f_divergence_type": "reverse_kl", "use_weighting": False, "needs_reference": True, "other_reference": False},
-    **{"sync_ref_model": False, "precompute_ref_log_probs": False, "desirable_weight": 1.0, "undesirable_weight": 1.0},
-}
 
-
-def said(*losses: str, rows: tuple[bool, bool] = (True, True), **args: Any) -> list[str]:
-    training_args = SimpleNamespace(**{**_ARGS, "loss_type": list(losses or ("sigmoid",)), **args})
-    layout = SimpleNamespace(shared_prompts=rows[0], padding_free=rows[1])
-    facts: Any = SimpleNamespace(training_args=training_args, rows=layout)
+def said(flags: str, *, shared: bool = True, padding_free: bool = True) -> list[str]:
+    args = parse_arguments("dpo", ["--output_dir", "o", *flags.split()]).training
+    layout = SimpleNamespace(shared_prompts=shared, padding_free=padding_free)
+    facts: Any = SimpleNamespace(training_args=args, rows=layout)
     return [str(problem) for problem in check_preferences(facts)]
 
 
 @pytest.mark.parametrize(
-    ("losses", "args"),
+    "flags",
     [
-        (("sigmoid",), {"label_smoothing": 0.1, "offset_alpha": 1.0, "rows": (False, False)}),
-        (("exo_pair",), {"label_smoothing": 1e-3}),
-        (("robust",), {"label_smoothing": 0.1}),
-        (("sigmoid", "sft"), {"f_divergence_type": "js_divergence"}),
-        (("ipo",), {"sync_ref_model": True}),
+        "--label_smoothing 0.1 --offset_alpha 1.0",
+        "--loss_type exo_pair --label_smoothing 1e-3",
+        "--loss_type sigmoid sft --f_divergence_type js_divergence",
+        "--loss_type ipo --sync_ref_model",
     ],
 )
-def test_what_fits_together(losses: tuple[str, ...], args: dict[str, Any]) -> None:
-    assert said(*losses, **args) == []
+def test_what_fits_together(flags: str) -> None:
+    assert said(flags) == said(flags, shared=False, padding_free=False) == []
 
 
 @pytest.mark.parametrize(
-    ("losses", "args", "problem"),
+    ("flags", "problem"),
     [
-        (("sigmiod",), {}, "there is no loss sigmiod"),
-        (("orpo",), {"f_divergence_type": "js_divergence"}, "whose constant does not cancel"),
-        (("aot",), {"use_weighting": True}, "sorted answers would get the weights of other pairs"),
-        (("sigmoid",), {"beta": 0.0}, "beta 0"),
-        (("exo_pair",), {}, "exo_pair needs a label smoothing above 0"),
-        (("simpo",), {"normalize_logps": True}, "simpo divides by the length of an answer already"),
-        (("ipo",), {"sync_ref_model": True, "precompute_ref_log_probs": True}, "cannot be computed before it"),
-        (("orpo",), {"needs_reference": False, "sync_ref_model": True}, "no loss looks at a reference"),
-        (("orpo",), {"needs_reference": False, "other_reference": True}, "--ref_model / --ref_adapters"),
-        (("ipo",), {"sync_ref_model": True, "other_reference": True}, "renewed by mixing in the policy"),
-        (("ipo",), {"rows": (True, False)}, "a padded row holds one answer"),
+        ("--loss_type nonsense", "there is no loss nonsense"),
+        ("--loss_type nca_pair --f_divergence_type forward_kl", "whose constant does not cancel"),
+        ("--loss_type aot --use_weighting", "sorted answers would get the weights of other pairs"),
+        ("--beta 0", "beta 0"),
+        ("--loss_type exo_pair", "exo_pair needs a label smoothing above 0"),
+        ("--loss_type ipo --normalize_logps", "ipo divides by the length of an answer already"),
+        ("--sync_ref_model --precompute_ref_log_probs", "cannot be computed before it"),
+        ("--loss_type simpo --sync_ref_model", "no loss looks at a reference"),
+        ("--loss_type orpo --ref_model m", "--ref_model / --ref_adapters"),
+        ("--ref_model m --sync_ref_model", "renewed by mixing in the policy"),
     ],
 )
-def test_what_does_not(losses: tuple[str, ...], args: dict[str, Any], problem: str) -> None:
-    assert [each for each in said(*losses, **args) if problem in each], said(*losses, **args)
+def test_what_does_not(flags: str, problem: str) -> None:
+    (found,) = said(flags)
+    assert problem in found
+
+
+def test_a_padded_row_holds_one_answer() -> None:
+    assert "a padded row holds one answer" in said("", padding_free=False)[0]
 
 
 def test_the_nearest_loss_is_named() -> None:
-    assert "did you mean --loss_type sigmoid?" in said("sigmiod")[0]
+    assert "did you mean --loss_type sigmoid?" in said("--loss_type sigmiod")[0]

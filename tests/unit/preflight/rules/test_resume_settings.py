@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -194,13 +193,3 @@ def test_an_old_manifest_says_less(tiny_model: Path, full: Path) -> None:
     assert said(tiny_model, full, "--optim", "sgd", stage="sft") == []
     write_manifest(full, {"stage": "sft", "arguments": {"training": None, "adapter": {}}})
     assert said(tiny_model, full, "--optim", "sgd") == []
-
-
-def args_of(*flags: str) -> Any:
-    return parse_arguments("sft", ["--output_dir", "out", *flags]).training
-
-
-def test_training_that_is_refused_by_name_is_not_done() -> None:
-    assert args_of().do_train and args_of("--eval_strategy", "steps").do_train and args_of("--do_train").do_train
-    assert not args_of("--do_eval").do_train and not args_of("--do_train", "False").do_train
-    assert args_of("--do_eval", "--do_train").do_train

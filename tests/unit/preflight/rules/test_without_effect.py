@@ -17,6 +17,7 @@ from hftune.preflight.rules.without_effect import check_without_effect, needs
 from hftune.tools.planning.command import plan
 
 HELD = ("--validation_file_dir", "held-out")
+NONE = "--dataloader_num_workers 0"
 
 
 def said(stage: str, *flags: str) -> list[str]:
@@ -38,34 +39,13 @@ def said(stage: str, *flags: str) -> list[str]:
         ("sft", "--eval_steps 5", "--eval_steps", "--validation_file_dir"),
         ("sft", "--do_train --do_eval", "--do_eval", "--validation_file_dir"),
         ("sft", "--max_eval_samples 5", "--max_eval_samples", "--validation_file_dir"),
-        (
-            "sft",
-            "--validation_file_dir h --eval_strategy epoch --eval_steps 5",
-            "--eval_steps",
-            "--eval_strategy steps",
-        ),
+        ("sft", f"{' '.join(HELD)} --eval_strategy epoch --eval_steps 5", "--eval_steps", "--eval_strategy steps"),
         ("sft", "--save_strategy epoch --save_steps 5", "--save_steps", "--save_strategy steps"),
         ("sft", "--early_stopping_threshold 0.1", "--early_stopping_threshold", "--early_stopping_patience"),
         ("sft", "--packing_strategy wrapped", "--packing_strategy", "--packing"),
         ("sft", "--hub_model_id me/x", "--hub_model_id", "--push_to_hub"),
-        (
-            "sft",
-            "--train_dataset_prob 2,1 --mix_strategy concat",
-            "--train_dataset_prob",
-            "under or over",
-        ),
-        *(
-            (
-                "sft",
-                f"--dataloader_num_workers 0 --dataloader_{flag}",
-                f"--dataloader_{name}",
-                "--dataloader_num_workers",
-            )
-            for name, flag in {
-                "persistent_workers": "persistent_workers True",
-                "multiprocessing_context": "multiprocessing_context spawn",
-            }.items()
-        ),
+        ("sft", "--train_dataset_prob 2,1 --mix_strategy concat", "--train_dataset_prob", "under or over"),
+        ("sft", f"{NONE} --dataloader_persistent_workers", "--dataloader_persistent_workers", "_num_workers"),
         ("sft", "--shuffle_seed 3", "--shuffle_seed", "--max_train_samples"),
         ("sft", "--sgd_momentum 0.9", "--sgd_momentum", "--optim sgd"),
         ("sft", "--optim sgd --adam_beta2 0.95", "--adam_beta2", "--optim adamw_torch"),

@@ -141,10 +141,7 @@ def filled(value: Mapping[str, Any], *keys: str) -> bool:
 
 def first_fit(value: Mapping[str, Any], formats: tuple[Format, ...]) -> Format | None:
     """The first of the formats that a record is in."""
-    for candidate in formats:
-        if candidate.fits(value):
-            return candidate
-    return None
+    return next((known for known in formats if known.fits(value)), None)
 
 
 def pair_format(value: Mapping[str, Any]) -> Format | None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
 from typing import Any
 
 from hftune.data.formats import has_text, note_unread
@@ -42,15 +41,6 @@ _MEDIA = {
 _HIDDEN = ("redacted_thinking", "reasoning.encrypted")
 
 
-@dataclass(slots=True)
-class TurnContent:
-    """The text, the reasoning before it ("" for none) and the function calls of a turn."""
-
-    text: str
-    reasoning: str
-    calls: list[dict[str, Any]]
-
-
 def text_of(value: Any, origin: str, where: str, *, missing_ok: bool = False) -> str:
     """The text of a message's content: a string, or a list of {"type": "text", "text": ...} parts.
 
@@ -66,28 +56,6 @@ def text_of(value: Any, origin: str, where: str, *, missing_ok: bool = False) ->
     if text is None:
         raise _not_text(value, origin, where)
     return text
-
-
-def split_parts(parts: list[Any], origin: str, where: str) -> TurnContent:
-    """What the parts of an assistant turn say.
-
-    Raises:
-        DataError: A part that is neither text, reasoning nor a function call.
-    """
-    said = TurnContent("", "", [])
-    for part in parts:
-        kind = part.get("type") if isinstance(part, dict) else None
-        if kind in _CALL_PARTS:
-            said.calls += parse_calls(_call(part), origin, where)
-        elif kind in _HIDDEN:
-            note_unread(f"parts of the type {kind}", origin)
-        elif (thought := _part(part, _REASONING)) is not None:
-            said.reasoning += thought
-        elif (text := _part(part, _TEXTS)) is not None:
-            said.text += text
-        else:
-            raise _not_text(parts, origin, where)
-    return said
 
 
 def _part(part: Any, known: dict[Any, tuple[str, ...]]) -> str | None:
@@ -378,12 +346,28 @@ def _spoken(turn: dict[str, Any], role: str, content: Any, origin: str, where: s
 
 
 def _from_parts(parts: list[Any], calls: Any, origin: str, where: str) -> Message:
-    """An assistant's message from a list of parts: text, reasoning, calls."""
-    said = split_parts(parts, origin, where)
-    said.calls += parse_calls(calls, origin, where) if calls else []
-    message: Message = {"role": "assistant", "content": said.text}
-    message |= {"reasoning_content": said.reasoning} if said.reasoning else {}
-    return message | ({"tool_calls": said.calls} if said.calls else {})
+    """An assistant's message from a list of parts: text, reasoning, calls; and from the calls next to it.
+
+    Raises:
+        DataError: A part that is neither text, reasoning nor a function call.
+    """
+    text, thoughts, called = "", "", []
+    for part in parts:
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind in _CALL_PARTS:
+            called += parse_calls(_call(part), origin, where)
+        elif kind in _HIDDEN:
+            note_unread(f"parts of the type {kind}", origin)
+        elif (found := _part(part, _REASONING)) is not None:
+            thoughts += found
+        elif (found := _part(part, _TEXTS)) is not None:
+            text += found
+        else:
+            raise _not_text(parts, origin, where)
+    called += parse_calls(calls, origin, where) if calls else []
+    message: Message = {"role": "assistant", "content": text}
+    message |= {"reasoning_content": thoughts} if thoughts else {}
+    return message | ({"tool_calls": called} if called else {})
 
 
 def _checked(message: Message, origin: str, where: str) -> Message:

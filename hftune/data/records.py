@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from hftune.data.formats import (
@@ -210,7 +208,7 @@ def to_conversation(row: Row) -> Conversation:
     found = first_fit(value, CONVERSATIONS)
     if found is None:
         raise unknown_format(value, origin, "run_sft.py")
-    messages = READERS[found.keys](row)
+    messages = read_conversation(row, found.keys)
     if not THOUGHTS_KEYS.isdisjoint(value):
         # They may be the model's thoughts, or somebody's about the answer.
         for key in (key for key in THOUGHTS_KEYS if has_text(value.get(key))):
@@ -234,19 +232,13 @@ def to_conversation(row: Row) -> Conversation:
     return Conversation(messages, read_tools(row), origin, read_arguments(row))
 
 
-def _asked_and_answered(row: Row, question: str, answer: str) -> list[Message]:
-    return read_question(row, question) + read_answer(row, answer)
-
-
-def _turns(row: Row) -> list[Message]:
-    messages = read_turns(row)
-    assert messages is not None, "the format was recognised by these columns"
-    return messages
-
-
-READERS: dict[tuple[str, ...], Callable[[Row], list[Message]]] = {
-    known.keys: partial(_asked_and_answered, question=known.keys[0], answer=known.keys[-1]) for known in CONVERSATIONS
-} | {("conversations",): _turns, ("messages",): _turns, ("conversation",): _turns, ("src", "tgt"): read_erniekit}
+def read_conversation(row: Row, keys: tuple[str, ...]) -> list[Message]:
+    """The messages of a row in the format of `CONVERSATIONS` that has these keys."""
+    if keys == ("src", "tgt"):
+        return read_erniekit(row)
+    # One column holds all turns.
+    turns = read_turns(row) if len(keys) == 1 else None
+    return turns or read_question(row, keys[0]) + read_answer(row, keys[-1])
 
 
 BLANK = "blank text"
@@ -315,7 +307,7 @@ def to_labelled(row: Row) -> Labelled:
     refuse_media(value, origin)
     # Without the label, the record is one of the formats for SFT, and is read as such.
     key = next(key for key in _LABELS if key in found.keys)
-    messages = READERS[found.keys[:-1]](row)
+    messages = read_conversation(row, found.keys[:-1])
     # Everything behind the last question is the answer: with calls and results of tools, several turns.
     last = max((index for index, message in enumerate(messages) if message["role"] == "user"), default=-1)
     if last + 1 == len(messages) or last < 0:

@@ -89,14 +89,6 @@ def test_arguments_of_tools_stay_as_they_are(number: int) -> None:
     assert dataset["tools"][:] == schemas
 
 
-def test_columns_of_several_types_stay_as_they_are(chatml: PreTrainedTokenizerFast) -> None:
-    answers = [1, "x", None, 0.5, [1, "a"]]
-    rows = [row(prompt="a", answer=answer, level=level) for level, answer in enumerate(answers)]
-    dataset, _ = prompts_dataset(rows, chatml, max_prompt_length=None)
-    assert (dataset["answer"][:], dataset["level"][:]) == (answers, [0, 1, 2, 3, 4])
-    assert str(dataset.features["level"]) == "Value('int64')"
-
-
 def test_tools_that_the_model_is_not_shown_are_said(
     chatml: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
 ) -> None:

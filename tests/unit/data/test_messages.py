@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hftune.data.messages import parse_messages, split_parts, text_of
+from hftune.data.messages import parse_messages, text_of
 from hftune.data.records import to_conversation
 from hftune.errors import DataError
 from tests.unit.data.helpers import assistant, row, user
@@ -36,26 +36,26 @@ def test_nothing_is_allowed_where_it_may_be_missing() -> None:
     assert text_of(None, "f:1", "turn", missing_ok=True) == ""
 
 
+def of_parts(*parts: dict[str, Any]) -> list[dict[str, Any]]:
+    return parse_messages([assistant([*parts])], "f:1", "messages")
+
+
 def test_parts_are_told_apart() -> None:
-    said = split_parts(
-        [
-            {"type": "thinking", "thinking": "hm "},
-            {"type": "reasoning", "value": "s"},
-            {"type": "thinking", "thinking": [{"type": "text", "text": "o"}]},
-            {"type": "redacted_thinking", "data": "x"},
-            {"type": "text", "text": "yes"},
-            {"type": "tool_use", "id": "1", "name": "get", "input": {"x": 1}},
-            {"type": "tool_call", "value": '{"name": "put", "arguments": {}}'},
-        ],
-        "f:1",
-        "turn",
+    (said,) = of_parts(
+        {"type": "thinking", "thinking": "hm "},
+        {"type": "reasoning", "value": "s"},
+        {"type": "thinking", "thinking": [{"type": "text", "text": "o"}]},
+        {"type": "redacted_thinking", "data": "x"},
+        {"type": "text", "text": "yes"},
+        {"type": "tool_use", "id": "1", "name": "get", "input": {"x": 1}},
+        {"type": "tool_call", "value": '{"name": "put", "arguments": {}}'},
     )
-    assert (said.reasoning, said.text) == ("hm so", "yes")
-    get, put = said.calls
+    assert (said["reasoning_content"], said["content"]) == ("hm so", "yes")
+    get, put = said["tool_calls"]
     assert get == {"type": "function", "function": {"name": "get", "arguments": {"x": 1}}, "id": "1"}
     assert put == {"type": "function", "function": {"name": "put", "arguments": {}}}
-    with pytest.raises(DataError, match="turn must be text"):
-        split_parts([{"type": "audio", "data": "x"}], "f:1", "turn")
+    with pytest.raises(DataError, match=r"messages\[0\] must be text"):
+        of_parts({"type": "audio", "data": "x"})
 
 
 @pytest.mark.parametrize(
@@ -68,11 +68,12 @@ def test_parts_are_told_apart() -> None:
         ({"type": "quiz", "value": "x"}, "a part of the type quiz"),
     ],
 )
-@pytest.mark.parametrize("read", [text_of, split_parts])
-def test_a_part_that_is_not_read_says_what_it_is(read: Any, part: dict[str, Any], words: str) -> None:
+@pytest.mark.parametrize("role", ["user", "assistant"])
+def test_a_part_that_is_not_read_says_what_it_is(role: str, part: dict[str, Any], words: str) -> None:
     """Behind text that is, whoever speaks; both OpenAI's parts and LLaMA-Factory's."""
     with pytest.raises(DataError) as caught:
-        read([{"type": "text", "text": "a"}, {"type": "text", "value": "b"}, part], "f:1", "messages[0]")
+        parts = [{"type": "text", "text": "a"}, {"type": "text", "value": "b"}, part]
+        parse_messages([{"role": role, "content": parts}], "f:1", "messages")
     assert caught.value.cause == f"messages[0] must be text, found {words}"
 
 

@@ -43,7 +43,7 @@ class PromptEncoder(Encoder):
     """
 
     # Which columns there are is known when all rows are read; until then each travels as JSON.
-    schema = pa.schema({"record": pa.string(), "origin": pa.string()})
+    schema = pa.schema({"record": pa.string()})
     length_flag = "--max_prompt_length"
     dummy_kind = "prompt"
 
@@ -98,7 +98,7 @@ class PromptEncoder(Encoder):
 
     def encode(self, parsed: list[tuple[Prompt, str]], counts: Counts) -> dict[str, list[Any]]:
         """Each prompt as JSON."""
-        columns: dict[str, list[Any]] = {"record": [], "origin": []}
+        columns: dict[str, list[Any]] = {"record": []}
         if not parsed:  # a chunk of bad records; transformers does not tokenise no text
             return columns
         texts = [text for _, text in parsed]
@@ -116,7 +116,6 @@ class PromptEncoder(Encoder):
             said = self.render.reads.named(prompt.messages)
             # `default=str`: dates of Parquet files have no form in JSON.
             columns["record"].append(json.dumps([said, prompt.extra], ensure_ascii=False, default=str))
-            columns["origin"].append(prompt.origin)
         return columns
 
     def finish(self, dataset: Dataset, keep: Keep = keep_in_memory) -> Dataset:

@@ -1,7 +1,6 @@
 """The table of what trains where: methods, architectures, stages, ZeRO, quantised bases and optimizers.
 
-`make test` runs the cells that have once been broken, `make test-all` a slice in which every pair of values meets
-(`tests/table/covering.py`), and all of it.
+`make test` runs the cells that have once been broken, `make test-all` all of it.
 """
 
 from __future__ import annotations
@@ -19,9 +18,8 @@ from hftune.errors import UserError
 from hftune.preflight.check_run import check_run
 from hftune.preflight.facts import resolve
 from tests.architectures import ARCHITECTURES
-from tests.table.cells import PLANES, Cell, all_cells, cells_of, references
+from tests.table.cells import BROKEN_ONCE, PLANES, Cell, all_cells, cells_of, references
 from tests.table.checks import Outcome, problems
-from tests.table.covering import BROKEN_ONCE, covering, goals
 from tests.table.expected import trained
 from tests.table.refusals import RULES, rules_of
 from tests.table.table import all_problems, prepare, run_cells, with_references
@@ -46,14 +44,6 @@ def test_every_rule_refuses_a_cell_that_no_other_does() -> None:
 def test_every_cell_that_must_run_trains_something() -> None:
     empty = [cell.name for cell in all_cells() if not rules_of(cell) and not trained(cell)]
     assert empty == []
-
-
-def test_the_slice_reaches_every_goal() -> None:
-    chosen = covering()
-    running = [cell for cell in all_cells() if not rules_of(cell)]
-    reached = {goal for cell in chosen for goal in goals(cell)}
-    assert reached.issuperset(goal for cell in running for goal in goals(cell))
-    assert {rule for cell in chosen for rule in rules_of(cell)} == set(RULES)
 
 
 def test_checks_see_what_is_wrong(tmp_path: Path) -> None:
@@ -167,11 +157,6 @@ def all_is_right(cells: Iterable[Cell], work: Path) -> None:
 
 def test_cells_that_were_broken_once(workspace: Path) -> None:
     all_is_right(BROKEN_ONCE, workspace / "table")
-
-
-@pytest.mark.slow
-def test_the_slice(workspace: Path) -> None:
-    all_is_right(covering(), workspace / "table")
 
 
 @pytest.mark.slow

@@ -1,6 +1,6 @@
 """Runs the table, or a slice of it, and says what is wrong.
 
-python -m tests.table.table --work FOLDER [--planes architectures stages] [--slice] [--seconds 90] [--write-docs]
+python -m tests.table.table --work FOLDER [--planes architectures stages] [--seconds 90] [--write-docs]
 
 What has a result in FOLDER is not run again, so that the whole table can be run in pieces.
 """
@@ -22,7 +22,6 @@ from tests.architectures import make_model
 from tests.conftest import ROOT, without_launcher
 from tests.table.cells import PLANES, Cell, all_cells, cells_of, references
 from tests.table.checks import Outcome, problems, read_outcome
-from tests.table.covering import covering
 from tests.table.data import write_data
 from tests.table.drive import RESULT
 from tests.table.plain import changes
@@ -34,13 +33,12 @@ def main() -> None:
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--planes", nargs="*", default=list(PLANES), choices=list(PLANES))
     parser.add_argument("--seconds", type=float, help="stop after the cell in which this time is over")
-    parser.add_argument("--slice", action="store_true", help="only the slice that `make test` runs")
     parser.add_argument("--only", default="", help="cells whose name holds this text")
     parser.add_argument("--stale", action="store_true", help="let results of older code count")
     parser.add_argument("--again", action="store_true", help="run those cells again that were wrong")
     parser.add_argument("--write-docs", action="store_true", help="docs/training_table.md, from what has a result")
     arguments = parser.parse_args()
-    wanted = covering() if arguments.slice else [cell for plane in arguments.planes for cell in cells_of(plane)]
+    wanted = [cell for plane in arguments.planes for cell in cells_of(plane)]
     cells = [cell for cell in with_references(wanted) if arguments.only in cell.name]
     if arguments.again:
         forget_wrong(cells, arguments.work)

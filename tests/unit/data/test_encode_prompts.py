@@ -106,7 +106,7 @@ def encoder_of(kind: str, tokenizer: PreTrainedTokenizerFast) -> tuple[Encoder, 
     if kind == "prompts":
         told = [{"answer": f"{at} " * 30, "level": at} for at in range(500)]
         records = [json.dumps([[user(f"question {at}")], extra]) for at, extra in enumerate(told)]
-        return PromptEncoder(tokenizer, max_prompt_length=None), {"record": records, "origin": [""] * 500}
+        return PromptEncoder(tokenizer, max_prompt_length=None), {"record": records}
     if kind == "labelled":
         own = {"completion_ids": IDS, "label": [True, False] * 250}
         return LabelledEncoder(tokenizer, limits=Limits(99)), {"prompt_ids": IDS, **own, "length": [80] * 500}

@@ -15,7 +15,7 @@ from hftune.arguments.training import StageArguments
 from hftune.data.counts import Counts
 from hftune.data.encoder import Encoder, without_counts
 from hftune.data.mixture import Mixture
-from hftune.data.packing.settings import Packing, packing_by_split
+from hftune.data.packing.rows import Packing, packing_by_split
 from hftune.data.readers.columns import check_columns, parse_columns
 from hftune.data.readers.specs import parse_sources
 from hftune.data.shared_records import say_shared_files, say_shared_records

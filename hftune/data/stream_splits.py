@@ -17,7 +17,7 @@ from hftune.data.corpus.streaming import StreamingDataset, StreamSettings
 from hftune.data.counts import Counts
 from hftune.data.encoder import Encoder
 from hftune.data.formats import take_unread
-from hftune.data.packing.settings import packing_by_split
+from hftune.data.packing.rows import packing_by_split
 from hftune.data.readers.base import Row, unreadable
 from hftune.data.readers.columns import apply_columns, parse_columns
 from hftune.data.readers.hub import HUB, stream_chunks, stream_files

@@ -7,7 +7,7 @@ first label of each is masked. The collator hands the boundaries to the attentio
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import xxhash
 from datasets import Dataset, Features, List, Value
 
 from hftune.arguments.data import DataArguments
+from hftune.arguments.training import StageArguments
 from hftune.constants import IGNORE_INDEX, TEACHER_ROWS
 from hftune.data.counts import Counts
 from hftune.data.encoder import lists_of, write_batches
@@ -30,10 +31,70 @@ from hftune.data.packing.bins import (
     split_overlong,
     whole_documents,
 )
-from hftune.data.packing.settings import STRATEGIES, Packing
 from hftune.data.sources import TokenizedSource, select_records
 from hftune.data.storage.cache import cached
-from hftune.errors import DataError
+from hftune.errors import ArgumentError, DataError
+from hftune.logging import notice
+
+STRATEGIES = ("bfd", "bfd_split", "wrapped")
+
+
+@dataclass(frozen=True)
+class Packing:
+    """How documents are packed.
+
+    Args:
+        max_length: Tokens a row, at most.
+        strategy: `bfd` keeps documents whole (best fit, decreasing); `bfd_split` does so for segments of at most
+            `max_length`; `wrapped` cuts one stream of all documents, in their order, every `max_length` tokens.
+        cross_document_attention: Each row counts as one document: its tokens see all before them.
+    """
+
+    max_length: int
+    strategy: str = "bfd"
+    cross_document_attention: bool = False
+
+    @property
+    def cuts(self) -> bool:
+        """Whether documents may be cut while packing, and so must not be before."""
+        return self.strategy != "bfd"
+
+
+def packing_by_split(training_args: StageArguments, length: str) -> dict[str, Packing]:
+    """How the splits "train" and "eval" are packed; those that are not are left out.
+
+    Args:
+        length: Name of the argument that is the length of a row, of the arguments and of the function that tokenises.
+
+    Raises:
+        ArgumentError: No such length.
+    """
+    train = bool(training_args.packing)
+    # Held-out records are packed as training ones are, unless asked otherwise: their losses stay comparable.
+    chosen = {"train": train, "eval": train if training_args.eval_packing is None else training_args.eval_packing}
+    _notice_unused_settings(training_args, any(chosen.values()), all(chosen.values()))
+    if not any(chosen.values()):
+        return {}
+    if getattr(training_args, length) is None:
+        raise ArgumentError("packing needs to know how long rows are", place=f"--{length}", fix="Give a length.")
+    packing = Packing(
+        getattr(training_args, length),
+        training_args.packing_strategy,
+        getattr(training_args, "cross_document_attention", False),
+    )
+    return {name: packing for name, packs in chosen.items() if packs}
+
+
+def _notice_unused_settings(training_args: StageArguments, some: bool, every: bool) -> None:
+    """Tell of settings of what is not done."""
+    # A value that is the default may not have been given; only others are worth a word.
+    defaults = {field.name: field.default for field in fields(training_args)}
+    for name in ("packing_strategy", "cross_document_attention"):
+        if not some and getattr(training_args, name, None) != defaults.get(name):
+            notice(f"--{name} has no effect without --packing")
+    if every and training_args.padding_free:
+        notice("--padding_free has no effect: packed rows have no padding")
+
 
 FEATURES = Features({name: List(Value("int32")) for name in ("input_ids", "labels", "position_ids", "seq_lengths")})
 """Columns of a packed dataset; teacher_rows (int64) comes last where records have it."""

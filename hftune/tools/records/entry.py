@@ -52,7 +52,7 @@ def tokenize(argv: list[str]) -> None:
     data_args, training_args = arguments.data, arguments.training
     from hftune.checkpoints import manifest as manifests
     from hftune.checkpoints.inputs import inputs_of
-    from hftune.data.packing.settings import packing_by_split
+    from hftune.data.packing.rows import packing_by_split
     from hftune.data.sources import concatenated
     from hftune.data.splits import encoders_by_split, load_sources
     from hftune.data.tokenized_folder import save_tokenised

@@ -20,8 +20,7 @@ from hftune.data.encode_pairs import Limits, PairEncoder
 from hftune.data.encode_prompts import PromptEncoder
 from hftune.data.encode_rewards import RewardPairEncoder
 from hftune.data.encoder import Encoder, without_counts, write_tokenised
-from hftune.data.packing.rows import PackStats, pack_into
-from hftune.data.packing.settings import Packing
+from hftune.data.packing.rows import Packing, PackStats, pack_into
 from hftune.data.readers.base import ParsedChunk
 from hftune.data.readers.files import Row, chunks
 from hftune.data.rendering import Renderer

@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers.masking_utils import causal_mask_function
 
-from hftune.data.batches.sequence_slices import _filled
+from hftune.data.batches.collators import _filled
 from hftune.models.attention.documents import Row
 from hftune.models.attention.segments import Segments, segments_attention, segments_mask
 from hftune.models.attention.shared_prompts import SharedPrompts

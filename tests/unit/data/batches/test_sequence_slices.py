@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from hftune.data.batches.collators import FlatCollator
-from hftune.data.batches.sequence_slices import sliced
+from hftune.data.batches.collators import FlatCollator, sliced
 from hftune.distributed.sequence_parallel import SequenceGroup
 
 X = -100

@@ -1,4 +1,4 @@
-"""Examples of different lengths to one batch, padded or one after the other; and the slice of one of several processes."""
+"""Examples of different lengths to one batch, padded or one after the other; and the slice of one process."""
 
 from __future__ import annotations
 

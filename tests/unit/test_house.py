@@ -33,8 +33,8 @@ FLOORS = [
     {"tools"},
     {"cli"},
 ]
-ASKED_BY_TOOLS = {"listening", "reporting", "schema", "watching"}
-"""Tools that other tools may ask: a server; pages and tables; what a file takes; what running stages write."""
+ASKED_BY_TOOLS = {"listening", "reporting", "schema", "watching", "words"}
+"""Tools that other tools may ask: a server; pages and tables; what a file takes; what running stages write; flags."""
 FILES = sorted((ROOT / "hftune").rglob("*.py"))
 
 

@@ -49,7 +49,7 @@ COMMANDS = {
     "tokenize": "hftune.tools.records.entry:tokenize",
     "plan": "hftune.tools.planning.entry:plan",
     "data": "hftune.tools.checking.entry:data",
-    "export": "hftune.tools.export.entry:export",
+    "export": "hftune.tools.export.run:main",
     "teach": "hftune.tools.teaching:teach",
     "evaluate": "hftune.tools.evaluating.run:evaluate",
     "sample": "hftune.tools.sampling:sample",

@@ -78,7 +78,8 @@ def _digest_once(file: Path) -> str:
 # --- records of files, which a quick look trusts where size and time are unchanged ---
 
 
-def _is_record(record: Any) -> bool:
+def is_record(record: Any) -> bool:
+    """Whether a value has the form of a file's record; a manifest may come from anywhere."""
     return isinstance(record, list) and list(map(type, record)) == [int, int, str]
 
 
@@ -105,7 +106,7 @@ def changed_files(folder: Path, recorded: Mapping[str, Record | None], *, whole:
         if record is None:
             continue  # whoever changed the file has said so
         # A record may come from a downloaded folder: a name that leads out of it would have other files read.
-        if not _is_record(record) or Path(name).is_absolute() or ".." in Path(name).parts:
+        if not is_record(record) or Path(name).is_absolute() or ".." in Path(name).parts:
             yield f"{shown(ascii(name))} has no sound record"
             continue
         size, written, text = record

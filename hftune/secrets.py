@@ -1,6 +1,6 @@
 """One redacting filter: secrets are known by their value, or stand under a key or flag whose name says so.
 
-Known are values of arguments and config keys whose names say so (`learn_arguments`, `learn_config`), variables of the
+Known are values of arguments and config keys whose names say so (`learn_command`, `learn_config`), variables of the
 environment, passwords in URLs, the saved token of the Hub. All that hftune writes or says goes through `redact` or
 `redacted`: manifests, log lines, messages, reports, cards, commands, configs for trackers.
 """
@@ -12,7 +12,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, quote_plus, unquote
@@ -122,13 +122,6 @@ def learn(value: object) -> None:
         _learned.update({text} if _is_searched(text) else ())
 
 
-def learn_arguments(given: Iterable[tuple[str, Sequence[Any]]]) -> None:
-    """Remember the secrets among arguments: names, without dashes or with, and their values."""
-    for name, values in given:
-        for value in values:
-            learn_config({name: value})
-
-
 def learn_config(config: object) -> None:
     """Remember the secrets of a config: values of keys whose names say so, at any depth, and passwords in URLs."""
     if isinstance(config, Mapping):
@@ -154,7 +147,9 @@ def learn_variables(environment: Mapping[str, str]) -> None:
 
 def learn_command(argv: Sequence[str]) -> None:
     """Remember the secrets of a command line."""
-    learn_arguments(_as_given(argv))
+    for name, values in _as_given(argv):
+        for value in values:
+            learn_config({name: value})
 
 
 def forget() -> None:

@@ -119,8 +119,7 @@ def parse_size(text: str) -> int:
 
 def weight_shapes(folder: str | Path | None) -> dict[str, tuple[int, ...]]:
     """Tensor name to shape over all safetensors of a folder; empty where there are none."""
-    files = weight_files(folder) if folder else []
-    return {name: tuple(entry["shape"]) for file in files for name, entry in read_header(file).items()}
+    return {name: tensor.shape for name, tensor in stored_tensors(folder).items()} if folder else {}
 
 
 def fingerprint(folder: str | Path) -> str:

@@ -146,21 +146,22 @@ def trained_before(manifest: Manifest) -> Iterator[tuple[str, str]]:
     """
     held = _contents(manifest, "eval")
     teachers = {str(one.get("name")) for one in manifest.get("teachers") or []}
-    for folder, earlier in _ancestors(manifest, set(teachers)):
+    for folder, earlier in ancestors(manifest, teachers):
         legs = [*(earlier.get(HISTORY) or []), earlier]
         # What both splits of a leg are of was divided by the seed: the same records were held out then, most likely.
         seen = {one for leg in legs for one in {*_contents(leg, "train").values()} - {*_contents(leg, "eval").values()}}
         yield from ((file, folder) for file, digest in held.items() if digest in seen)
 
 
-def _ancestors(manifest: Manifest, seen: set[str]) -> Iterator[tuple[str, Manifest]]:
-    """Every folder whose weights are in a run's, with its manifest, each once."""
+def ancestors(manifest: Manifest, seen: set[str] | None = None) -> Iterator[tuple[str, Manifest]]:
+    """Every folder whose weights are in a run's, with its manifest, each once, the nearest first; none of `seen`."""
+    seen = set() if seen is None else seen
     base = (manifest.get("base") or {}).get("name")
-    for folder in [str(base or ""), *(str(parent["folder"]) for parent in manifest.get("parents") or [])]:
+    for folder in [*(str(parent["folder"]) for parent in manifest.get("parents") or []), str(base or "")]:
         if folder not in seen and (found := read_manifest(folder)) is not None:
             seen.add(folder)
             yield folder, found
-            yield from _ancestors(found, seen)
+            yield from ancestors(found, seen)
 
 
 def _records(manifest: Manifest, about: dict[str, Any]) -> list[Any]:

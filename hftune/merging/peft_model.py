@@ -141,16 +141,13 @@ def _loading_options(inputs: Inputs) -> dict[str, Any]:
 
 def _stretched(inputs: Inputs, options: dict[str, Any]) -> PretrainedConfig:
     """The base's config with the positions of training: they shape buffers that are made while the model loads."""
-    config = _config(inputs, options)
+    trusted = inputs.trust_remote_code
+    config = pretrained(AutoConfig, inputs.base.folder, trust_remote_code=trusted, **options)
     for name, value in inputs.rope.items():
         setattr(config.get_text_config(), name, value)
     if inputs.scores is not None:
         config.num_labels = inputs.scores
     return config
-
-
-def _config(inputs: Inputs, options: dict[str, Any]) -> PretrainedConfig:
-    return pretrained(AutoConfig, inputs.base.folder, trust_remote_code=inputs.trust_remote_code, **options)
 
 
 def _bitsandbytes(how: Quantisation) -> BitsAndBytesConfig:
@@ -258,13 +255,15 @@ def _untie(model: PreTrainedModel) -> bool:
     """Give a head that is one tensor with the embeddings a copy: what is folded into one is not in the other.
 
     Returns:
-        Whether it was one tensor with them.
+        Whether the base ties them; some checkpoints hold two tensors all the same, which are loaded as they are.
     """
     head, inputs = model.get_output_embeddings(), model.get_input_embeddings()
-    tied = head is not None and head.weight is inputs.weight
+    if head is None:
+        return False
+    tied = head.weight is inputs.weight
     if tied:
         head.weight = torch.nn.Parameter(inputs.weight.detach().clone(), requires_grad=False)
-    return tied
+    return tied or bool(getattr(model.config.get_text_config(), "tie_word_embeddings", False))
 
 
 def _tie_what_is_equal(model: PreTrainedModel) -> None:

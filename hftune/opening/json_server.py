@@ -1,16 +1,12 @@
-"""JSON of a server: bounded in bytes and time, asked again where the server may come back; a fault is one message."""
+"""JSON of a server: bounded in bytes, asked again where the server may come back; a fault is one message."""
 
 from __future__ import annotations
 
 import http.client
 import json
 import re
-import socket
 import ssl
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
@@ -45,7 +41,7 @@ class JsonServer:
         flag: What named it, for messages.
         key: Sent with each request; None: none.
         variable: Where users put the key, for messages.
-        timeout: Seconds that one answer may take, to its last byte.
+        timeout: Seconds in which nothing may come of an answer.
 
     Raises:
         ArgumentError: The address or the key cannot be used.
@@ -104,25 +100,18 @@ class JsonServer:
         connection = kind(self.host, self.port, timeout=min(_CONNECT, self.timeout))
         try:
             connection.connect()
-            with _ended_after(self.timeout, connection.sock) as late:
-                try:
-                    connection.sock.settimeout(self.timeout)
-                    sent = None if body is None else json.dumps(body).encode()
-                    method = "GET" if body is None else "POST"
-                    connection.request(method, self.path + path, sent, self._headers(sent))
-                    answer = connection.getresponse()
-                    content = answer.read((limit if answer.status == 200 else _ERROR_BYTES) + 1)
-                    if answer.length and len(content) <= limit and answer.status == 200:
-                        raise http.client.IncompleteRead(content)
-                except (OSError, http.client.HTTPException) as error:
-                    raise TimeoutError if late.is_set() else error from error
-                if late.is_set():
-                    raise TimeoutError
+            connection.sock.settimeout(self.timeout)
+            sent = None if body is None else json.dumps(body).encode()
+            connection.request("GET" if body is None else "POST", self.path + path, sent, self._headers(sent))
+            answer = connection.getresponse()
+            content = answer.read((limit if answer.status == 200 else _ERROR_BYTES) + 1)
+            if answer.length and len(content) <= limit and answer.status == 200:
+                raise http.client.IncompleteRead(content)
         except ssl.SSLCertVerificationError as error:
             fix = "have this machine trust its certificate (SSL_CERT_FILE), or give its http:// address"
             raise self.error(f"the server's certificate is refused: {error.verify_message}", fix) from error
         except TimeoutError as error:
-            raise _Passing(f"nothing whole came in {self.timeout:.0f} seconds") from error
+            raise _Passing(f"nothing came in {self.timeout:.0f} seconds") from error
         except (OSError, http.client.HTTPException, UnicodeError) as error:
             reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
             raise _Passing(shown(reason, 120)) from error
@@ -175,25 +164,6 @@ def split_address(url: str, flag: str) -> SplitResult:
     if "@" in parts.netloc:
         raise ArgumentError("a key does not belong into an address, which is written down", place=flag, fix=fix)
     return parts
-
-
-@contextmanager
-def _ended_after(seconds: float, sock: socket.socket) -> Iterator[threading.Event]:
-    """End, after this time, what waits for a socket, however slowly bytes drip; gives whether it has been ended."""
-    late = threading.Event()
-
-    def end() -> None:
-        late.set()
-        with suppress(OSError):  # closed already
-            sock.shutdown(socket.SHUT_RDWR)
-
-    timer = threading.Timer(seconds, end)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield late
-    finally:
-        timer.cancel()
 
 
 def _message(content: bytes) -> str:

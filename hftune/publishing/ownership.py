@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hftune.constants import LOG_NAME, MANIFEST_NAME
-from hftune.digests import Damaged, Record, changed_files, digest, read_text, record_files
+from hftune.digests import Damaged, Record, changed_files, digest, is_record, read_text, record_files
 from hftune.errors import ManifestError
 from hftune.opening.json_file import LARGE, read_json
 from hftune.opening.own_file import open_own
@@ -177,11 +177,5 @@ def read_own_manifest(folder: Path) -> dict[str, Any] | None:
     except ManifestError:
         return None
     records = [found.get(name) or {} for name in (WRITTEN, "files")]
-    return found if all(_are_records(record) for record in records) else None
-
-
-def _are_records(value: object) -> bool:
-    """Whether a value has the form of file records; a manifest may come from anywhere."""
-    return isinstance(value, dict) and all(
-        isinstance(record, list) and [type(part) for part in record] == [int, int, str] for record in value.values()
-    )
+    sound = all(isinstance(part, dict) and all(map(is_record, part.values())) for part in records)
+    return found if sound else None

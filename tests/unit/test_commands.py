@@ -45,7 +45,7 @@ WORKERS = {
     "consolidate": "hftune.tools.consolidating:consolidate",
     "data": "hftune.tools.checking.run:check",
     "doctor": "hftune.tools.doctor.command:examine",
-    "export": "hftune.tools.export.entry:write",
+    "export": "hftune.tools.export.run:export",
     "init": "hftune.tools.init.folder:write_folder",
     "lineage": "hftune.tools.reporting.lineage:trace",
     "pipeline": "hftune.tools.pipeline.command:read_spec",

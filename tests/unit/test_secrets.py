@@ -207,7 +207,7 @@ def test_no_value_gets_through(value: str) -> None:
     "value", ("short", "true", "disabled", "password", "<HUB_TOKEN>", "***", "${HF_TOKEN}", "", "  ")
 )
 def test_common_values_are_not_searched_for(value: str) -> None:
-    secrets.learn_arguments([("hub_token", [value]), ("password", [value])])
+    secrets.learn_config({"hub_token": value, "password": [value]})
     assert secrets.known() == frozenset()
     assert without_secrets({"hub_token": value}) == {"hub_token": None}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from hftune.checkpoints.manifest import read_manifest
+from hftune.checkpoints.manifest import ancestors, read_manifest
 from hftune.checkpoints.model_card import model_card
 from hftune.errors import ArgumentError
 from hftune.publishing.files import write_page
@@ -23,21 +23,8 @@ def write_card(folder: Path, name: str) -> Path:
             fix="give a folder of hftune",
         )
     file = folder / "README.md"
-    write_page(file, model_card(manifest, name, lineage(manifest)))
+    write_page(file, model_card(manifest, name, [found for _, found in ancestors(manifest)]))
     return file
-
-
-def lineage(manifest: dict[str, Any]) -> list[dict[str, Any]]:
-    """Manifests of the folders that a folder came from, the nearest first, as far as they are still there."""
-    found: list[dict[str, Any]] = []
-    folders = [parent["folder"] for parent in manifest.get("parents", [])]
-    folders += [manifest.get("base", {}).get("name")]
-    for folder in folders:
-        behind = read_manifest(folder) if folder and Path(folder).is_dir() else None
-        # A stage may be reached by two ways, as the parent of an adapter and as its base: it is listed once.
-        if behind is not None and all(behind != known for known in found):
-            found += [behind, *lineage(behind)]
-    return found
 
 
 def push(folder: Path, args: HubArguments) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`hftune export FORMAT`: checks, writes to a work folder, reads back, publishes."""
+"""`hftune export FORMAT`: parses the command line, checks, writes to a work folder, reads back, publishes."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
+from hftune.arguments.stages import parse_command
 from hftune.checkpoints import manifest as manifests
 from hftune.checkpoints.folder_checks import check_recorded
 from hftune.checkpoints.inputs import inputs_of
@@ -208,3 +209,13 @@ FORMATS: dict[str, type[ExportArguments]] = {
     "hub": HubArguments,
 }
 FORMATS_BY_CLASS = {kind: name for name, kind in FORMATS.items()}
+
+
+def main(argv: list[str]) -> None:
+    """Write a finished model in the form that another tool needs."""
+    if not argv or argv[0] not in FORMATS:
+        raise ArgumentError(
+            "`hftune export` needs a format",
+            fix=f"hftune export gguf --model_name_or_path MODEL --output_dir OUT; one of: {', '.join(FORMATS)}",
+        )
+    export(parse_command(FORMATS[argv[0]], argv[1:]))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +12,6 @@ import pytest
 import torch
 
 from hftune.arguments.merging import MergeArguments
-from hftune.checkpoints.manifest import finish_manifest
 from hftune.errors import UserError
 from hftune.merging import inputs as inputs_module
 from hftune.merging.adapters import ADAPTER_WEIGHTS, PREFIX, Adapter
@@ -224,18 +222,6 @@ def test_bases_that_only_transformers_reads(tmp_path: Path, monkeypatch: pytest.
     for name in ("owner/gone.gguf", str(tmp_path / "model.bin")):
         other = find_base(name)
         assert (other.name, other.folder, other.gguf_file) == (name, tmp_path / "downloaded", None)
-
-
-def test_every_byte_of_a_base_is_compared_with_what_was_written(tmp_path: Path) -> None:
-    """Also where a file has kept its size and its time."""
-    weights = store(tmp_path, {"a": torch.zeros(4)})["a"].file
-    finish_manifest(tmp_path, {"status": "complete"})
-    assert find_base(str(tmp_path)).unsupported is None
-    before, content = weights.stat(), weights.read_bytes()
-    weights.write_bytes(content[:-1] + b"\1")
-    os.utime(weights, ns=(before.st_atime_ns, before.st_mtime_ns))
-    with pytest.raises(UserError, match="is not as hftune wrote it"):
-        find_base(str(tmp_path))
 
 
 def test_sizes_that_no_base_has_are_said_of_the_flag_that_named_it(tmp_path: Path) -> None:

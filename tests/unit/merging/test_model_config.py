@@ -17,7 +17,7 @@ from hftune.checkpoints.manifest import text_fingerprint
 from hftune.errors import ManifestError
 from hftune.merging import model_config
 from hftune.merging.adapters import Adapter
-from hftune.merging.inputs import BaseFolder, Inputs
+from hftune.merging.inputs import TOKENIZER_FILES, BaseFolder, Inputs
 from hftune.merging.model_config import (
     copy_other_files,
     copy_tokenizer,
@@ -179,14 +179,7 @@ def test_a_tokenizer_that_is_nowhere_is_said(tmp_path: Path, monkeypatch: pytest
     assert said == [f"there is no tokenizer in {tmp_path / 'none'}, so the merged model has none"]
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json"),
-        *("merges.txt", "vocab.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "tekken.json"),
-        *("chat_template.jinja", "chat_template.json"),
-    ],
-)
+@pytest.mark.parametrize("name", TOKENIZER_FILES)
 def test_every_file_of_a_tokenizer_goes_along(name: str, tmp_path: Path) -> None:
     (tmp_path / "from").mkdir()
     (tmp_path / "to").mkdir()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from hftune.errors import ManifestError, UserError
 from hftune.merging import changes
@@ -102,9 +102,19 @@ def test_a_reward_model_upon_an_adapter(make_base: Callable, tmp_path: Path) -> 
     )
 
 
-def test_left_over_and_missing_weights(make_base: Callable, tmp_path: Path) -> None:
-    from safetensors.torch import load_file, save_file
+def test_a_head_that_is_stored_although_the_config_ties_it(make_base: Callable, tmp_path: Path) -> None:
+    """transformers loads both as they are; the merged config says so."""
+    base = tmp_path / "base"
+    shutil.copytree(make_base("llama", tie_word_embeddings=True), base)
+    stored = load_file(base / "model.safetensors")
+    stored["lm_head.weight"] = stored["model.embed_tokens.weight"] + 1
+    save_file(stored, base / "model.safetensors", {"format": "pt"})
+    adapter = make_adapter(base, tmp_path / "adapter", target_modules=["q_proj", "lm_head"])
+    assert merge(adapter, tmp_path / "merged", verify="true")["verified"]["largest"] < 1e-4
+    assert settings(tmp_path / "merged")["tie_word_embeddings"] is False
 
+
+def test_left_over_and_missing_weights(make_base: Callable, tmp_path: Path) -> None:
     for file in make_base("llama").iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
     stored = load_file(tmp_path / "model.safetensors")

@@ -84,15 +84,15 @@ def test_nobody_there_is_said_once_patience_is_over(monkeypatch: pytest.MonkeyPa
     assert slept == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 19.0], "longer each time, and no longer than asked"
 
 
-def test_bytes_that_drip_have_an_end() -> None:
+def test_a_server_that_says_nothing_has_an_end() -> None:
     stop = threading.Event()
 
-    def drip(path: str, body: Any) -> Any:
+    def silent(path: str, body: Any) -> Any:
         stop.wait(60)
         return 200, b"{}"
 
-    with server(drip) as asked:
-        with pytest.raises(ArgumentError, match=r"nothing whole came in 0 seconds"):
+    with server(silent) as asked:
+        with pytest.raises(ArgumentError, match=r"nothing came in 0 seconds"):
             ask(asked.url, timeout=0.3)
         stop.set()
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hftune.tools.export.cuts import CUTS, cut_of
+from hftune.tools.export.gguf import CUTS, cut_of
 
 BYTES = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}
 SPLIT_BYTES = BYTES | {"use_regex": False}

@@ -94,16 +94,6 @@ def test_serving_folder_ends_where_answers_end(model: Path, tmp_path: Path) -> N
     assert AutoTokenizer.from_pretrained(tmp_path / "s").chat_template
 
 
-def test_serving_folder_of_shards(model: Path, tmp_path: Path) -> None:
-    AutoModelForCausalLM.from_pretrained(model).save_pretrained(tmp_path / "sharded", max_shard_size="60KB")
-    AutoTokenizer.from_pretrained(model).save_pretrained(tmp_path / "sharded")
-    export(ServingArguments(model_name_or_path=str(tmp_path / "sharded"), output_dir=str(tmp_path / "s")))
-    index = json.loads((tmp_path / "s" / "model.safetensors.index.json").read_text())
-    assert index["metadata"]["total_size"] == sum(
-        parameter.nbytes for parameter in AutoModelForCausalLM.from_pretrained(tmp_path / "s").parameters()
-    )
-
-
 @pytest.mark.parametrize(("limit", "least"), [(None, 1), ("30KB", 3)])
 def test_serving_folder_in_files_of_a_size(model: Path, tmp_path: Path, limit: str | None, least: int) -> None:
     export(ServingArguments(model_name_or_path=str(model), output_dir=str(tmp_path / "s"), max_shard_size=limit))
@@ -223,17 +213,6 @@ def test_to_the_hub(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     card = (model / "README.md").read_text()
     assert "base_model: org/base" in card and "1,200 records" in card and "| eval_loss | 1.25 |" in card
     assert "chat.jsonl" in card and "/home/me" not in card
-
-
-def test_no_hub_is_one_message(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (model / "hftune.json").write_text(json.dumps({"stage": "sft"}))
-
-    def refuse(*args: Any, **options: Any) -> None:
-        raise OSError("no route to host")
-
-    monkeypatch.setattr(HfApi, "create_repo", refuse)
-    with pytest.raises(UserError, match="no route to host"):
-        export(HubArguments(model_name_or_path=str(model), hub_model_id="me/mine"))
 
 
 def test_from_the_command_line(model: Path, tmp_path: Path) -> None:

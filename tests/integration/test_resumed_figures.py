@@ -63,6 +63,7 @@ def history(folder: Path) -> list[dict[str, Any]]:
     """What was logged, but for the clock's and the machine's part in it."""
     entries = json.loads((folder / "trainer_state.json").read_text())["log_history"]
     kept = ("loss", "num_tokens", "step", "train_loss", "learning_rate", "mean_token_accuracy", "entropy")
+    kept += ("rewards/margins", "accuracy", "margin", "mean_reward", "min_reward", "max_reward")
     return [{name: entry[name] for name in kept if name in entry} for entry in entries]
 
 

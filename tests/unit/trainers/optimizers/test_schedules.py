@@ -52,11 +52,6 @@ FORMS: dict[str, tuple[list[str], Callable[[int], float]]] = {
         ["--lr_wsd_decay_steps", "0.5", "--lr_wsd_decay_style", "1-sqrt"],
         lambda step: 1 - math.sqrt(max(0, min(step, STEPS) - 20) / 20),
     ),
-    # Megatron's exponential: 2 * 0.5^p - 1.
-    "warmup_stable_decay exponential": (
-        ["--lr_wsd_decay_steps", "10", "--lr_wsd_decay_style", "exponential"],
-        lambda step: 2 * 0.5 ** (max(0, min(step, STEPS) - 30) / 10) - 1,
-    ),
 }
 STYLES: dict[str, Callable[[float], float]] = {
     "linear": lambda p: 1 - p,

@@ -6,8 +6,7 @@ from typing import Any
 
 import trl
 from peft import PeftModel
-from torch.utils.data import DataLoader, Sampler
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, set_seed
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer, set_seed
 
 from hftune.arguments.distill import DistillArguments
 from hftune.arguments.training import StageArguments
@@ -32,37 +31,16 @@ class TokenRows(trl.DistillationTrainer):
     there on its rows are like any others.
     """
 
-    def get_train_dataloader(self) -> DataLoader[Any]:
-        """Overrides TRL's, which reads prompts of a whole step at once: the Trainer's own."""
-        return super(trl.DistillationTrainer, self).get_train_dataloader()
-
-    def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
-        """Overrides TRL's likewise."""
-        return super(trl.DistillationTrainer, self).get_eval_dataloader(eval_dataset)
-
-    def _get_train_sampler(self, dataset: Any = None) -> Sampler[Any] | None:
-        """Overrides TRL's, which repeats prompts: the Trainer's own."""
-        return super(trl.DistillationTrainer, self)._get_train_sampler(dataset)
-
-    def _get_eval_sampler(self, eval_dataset: Any) -> Sampler[Any] | None:
-        """Overrides TRL's likewise."""
-        return super(trl.DistillationTrainer, self)._get_eval_sampler(eval_dataset)
-
-    def _set_signature_columns_if_needed(self) -> None:
-        """Overrides TRL's, which reads prompts alone."""
-        super(trl.DistillationTrainer, self)._set_signature_columns_if_needed()
-
-    def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
-        """Overrides TRL's, which generates here: a batch on its device."""
-        return super(trl.DistillationTrainer, self)._prepare_inputs(inputs)
-
-    def training_step(self, model: Any, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Any:
-        """Overrides TRL's, which counts micro batches of generated answers."""
-        return super(trl.DistillationTrainer, self).training_step(model, inputs, num_items_in_batch)
-
-    def prediction_step(self, model: Any, inputs: Any, prediction_loss_only: bool, ignore_keys: Any = None) -> Any:
-        """Overrides TRL's, which knows no labels."""
-        return super(trl.DistillationTrainer, self).prediction_step(model, inputs, prediction_loss_only, ignore_keys)
+    # TRL's read prompts of a whole step at once, repeat them, and generate when a batch is prepared.
+    get_train_dataloader = Trainer.get_train_dataloader
+    get_eval_dataloader = Trainer.get_eval_dataloader
+    _get_train_sampler = Trainer._get_train_sampler
+    _get_eval_sampler = Trainer._get_eval_sampler
+    _set_signature_columns_if_needed = Trainer._set_signature_columns_if_needed
+    _prepare_inputs = Trainer._prepare_inputs
+    # They count micro batches of generated answers, and know no labels.
+    training_step = Trainer.training_step
+    prediction_step = Trainer.prediction_step
 
 
 class DistillTrainer(TokenTrainer, TokenRows):

@@ -94,23 +94,15 @@ class DPOTrainer(StageTrainer, trl.DPOTrainer):
         self.precompute_ref_logps = self.reference_policy.kind == PRECOMPUTED
 
     def build_upstream(self, **kwargs: Any) -> None:
-        """Leave TRL's own constructor out, and give its methods the attributes that it would have set."""
+        """Leave TRL's own constructor out; those of its methods that run find the attributes that it would have set."""
         # The class above TRL's DPOTrainer in the order of bases.
         super(trl.DPOTrainer, self).__init__(**kwargs)
-        args = self.args
         self._tokenizer, self._is_vision_dataset = self.processing_class, False
-        self.beta, self.label_smoothing, self.ld_alpha = args.beta, args.label_smoothing, args.ld_alpha
-        self.loss_types, self.loss_weights = args.loss_type, args.loss_weights or [1.0] * len(args.loss_type)
-        self.f_divergence_type, self.f_alpha_divergence_coef = args.f_divergence_type, args.f_alpha_divergence_coef
-        self.use_weighting, self.padding_free = args.use_weighting, args.flat_batches
-        offloads = args.activation_offloading
         self.maybe_activation_offload_context = (
-            get_act_offloading_ctx_manager(self.model) if offloads else nullcontext()
+            get_act_offloading_ctx_manager(self.model) if self.args.activation_offloading else nullcontext()
         )
-        # Routers' losses are a feature's; metrics are kept by another, and TRL's `log` finds none to add.
-        self.router_aux_loss_coef, self.aux_loss_enabled = 0.0, False
+        # Metrics are kept by a feature, and TRL's `log` finds none to add.
         self._metrics: dict[str, dict[str, list[float]]] = {"train": defaultdict(list), "eval": defaultdict(list)}
-        self._total_train_tokens, self._tp_size = 0, args.tensor_parallel_size
 
     def make_features(self, model: Any, args: StageArguments) -> list[Feature]:
         """The reference before all that asks for data, and figures over all."""

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from hftune import terminal
 from hftune.errors import ArgumentError
 from hftune.tools.pipeline import starting as launching
 from hftune.tools.pipeline.starting import launch
@@ -75,10 +76,21 @@ def test_only_launchers_are_launched() -> None:
         ("deepspeed --num_nodes=2 run_sft.py", False),
     ],
 )
-def test_words_of_other_machines_come_through_the_launcher(argv: str, hides: bool, tmp_path: Path) -> None:
+def test_words_of_other_machines_come_through_the_launcher(
+    argv: str, hides: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(terminal.SHOW_ALL, raising=False)
     with (tmp_path / "terminal").open("w") as stream:
-        code = f"from hftune.tools.pipeline.starting import _may_hide; raise SystemExit(_may_hide({argv.split()!r}))"
-        assert subprocess.run([sys.executable, "-c", code], stdout=stream, stderr=stream).returncode == hides
+        monkeypatch.setattr(terminal, "reopen", lambda path: os.dup(stream.fileno()))
+        assert launching._may_hide(argv.split()) is hides
+
+
+def test_of_a_terminal_that_ranks_cannot_open_nothing_is_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    def closed(path: str) -> int:
+        raise OSError(9, os.strerror(9))
+
+    monkeypatch.setattr(terminal, "reopen", closed)
+    assert not launching._may_hide(["torchrun", "run_sft.py"])
 
 
 def started(folder: Path, body: str) -> subprocess.Popen[str]:

@@ -1,10 +1,11 @@
-"""Who may ask the board, what it reads, and that nothing of what runs say becomes part of a page."""
+"""`hftune board`: its words and its address, who may ask, and that what runs say stays text."""
 
 from __future__ import annotations
 
 import _thread
 import base64
 import hashlib
+import html
 import http.client
 import json
 import os
@@ -12,17 +13,42 @@ import re
 import threading
 import time
 from contextlib import closing
+from dataclasses import dataclass
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hftune.checkpoints.manifest import COMPLETE, INTERRUPTED
+from hftune.cli import dispatch
+from hftune.errors import ArgumentError
+from hftune.tools.board import app
 from hftune.tools.board.app import HEADERS, Board, serve
 from hftune.tools.board.pages import number
 from hftune.tools.listening import bound
-from tests.unit.tools.board.asking import TOKEN, ask
 from tests.unit.tools.watching.files import log_line, write_run
+
+TOKEN = "token-of-the-test-0123456789"
+HOST = "127.0.0.1:8765"
+
+
+@dataclass
+class Said:
+    status: int
+    text: str
+
+    @property
+    def said(self) -> str:
+        """Its words, without tags."""
+        return html.unescape(re.sub(r"<[^>]*>", " ", self.text))
+
+
+def ask(board: Board, path: str, *, token: str = TOKEN, host: str = HOST) -> Said:
+    """What the board answers."""
+    status, _, text = board.answer(f"/{token}/{path}", host)
+    return Said(status, text)
+
 
 NASTY = "</pre><script>alert(1)</script><img src=x onerror=alert(1)> \"'& {0} \x1b[2J"
 PAGES = ("", "compare")
@@ -289,3 +315,35 @@ def test_what_nobody_foresaw_is_no_traceback(board: Board, monkeypatch: pytest.M
     monkeypatch.setattr(board.pages, "_read", broken)
     answer = ask(board, "")
     assert answer.status == 500 and "the inside" not in answer.text
+
+
+def test_the_address_has_a_token_and_is_this_machine_s(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[Any] = []
+
+    def serve(board: Any, listening: Any, ready: Any) -> None:
+        found.append((board, listening.getsockname()))
+        ready()
+
+    monkeypatch.setattr(app, "serve", serve)
+    monkeypatch.chdir(tmp_path)
+    for _ in range(2):
+        dispatch(["board", "--port", "0"])
+    first, second = re.findall(r"http://127\.0\.0\.1:(\d+)/([\w-]{32})/ ", capsys.readouterr().out)
+    assert first[1] != second[1], "another one each time"
+    assert [address for _, address in found] == [("127.0.0.1", int(first[0])), ("127.0.0.1", int(second[0]))]
+
+
+def test_its_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    dispatch(["board", "--help"])
+    assert "hftune board [FOLDER ...]" in capsys.readouterr().out
+    for argv, match in (
+        ([str(tmp_path / "none")], "there is no"),
+        (["run.yaml"], "starts no pipelines"),
+        (["--port", "x"], "takes a number"),
+        (["--port=99999"], "takes a number"),
+        (["--host", "0.0.0.0"], "has no --host"),
+    ):
+        with pytest.raises(ArgumentError, match=match):
+            dispatch(["board", *argv])

@@ -1,11 +1,22 @@
-"""The page and its tables, compared with the text a reader sees."""
+"""Tables that pages share: of stages, by what they logged, and of answers beside each other."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from hftune.tools.reporting.stages import StageSummary
-from hftune.tools.reporting.tables import format_cell, format_table, stages_section
+from hftune.tools.reporting.page import part
+from hftune.tools.reporting.stages import StageSummary, series, summary
+from hftune.tools.reporting.tables import (
+    answer_cards,
+    answer_sections,
+    completion_cards,
+    format_cell,
+    format_table,
+    labels,
+    stages_section,
+)
 
 
 def test_format_table() -> None:
@@ -78,3 +89,130 @@ def test_sections() -> None:
         "| rm    |    10 | -          |    0.5000 | -              | -                | -             |"
     )
     assert stages_section([]).render().endswith("Nothing to show.")
+
+
+def test_series_takes_numbers_in_order_of_steps() -> None:
+    history = [
+        {"loss": 3, "step": 1},
+        {"eval_loss": 2.5, "step": 1},  # another quantity
+        {"loss": 1.0, "step": 3},
+        {"loss": 2.0, "step": 2},  # out of order
+        {"loss": 0.5, "step": 3},  # logged again
+        {"loss": "0.1", "step": 4},  # no number
+        {"loss": True, "step": 5},
+        {"loss": 0.2},  # no step
+    ]
+
+    assert series(history, "loss") == ([1, 2, 3], [3, 2.0, 0.5])
+    assert series(history, "absent") == ([], [])
+
+
+def test_summary() -> None:
+    manifest = {
+        "stage": "sft",
+        "steps": 20,
+        "trained_tokens": 1000,
+        "wall_seconds": 50.0,
+        "metrics": {"train_runtime": 40.0, "eval_loss": 1.5, "note": "not a number"},
+    }
+    # 20 losses: 19 down to 0. The last tenth is two of them, 1 and 0.
+    history = [{"loss": float(19 - step), "step": step} for step in range(20)]
+
+    assert summary(manifest, history) == StageSummary(
+        stage="sft",
+        steps=20,
+        first_loss=19.0,
+        last_loss=0.5,
+        trained_tokens=1000,
+        trained_tokens_per_second=25.0,  # 1000 tokens in the 40 seconds of training
+        wall_seconds=50.0,
+        metrics={"train_runtime": 40.0, "eval_loss": 1.5},
+    )
+
+
+@pytest.mark.parametrize("manifest", [{}, {"stage": None, "metrics": None, "steps": None}])
+def test_summary_of_nothing(manifest: dict[str, Any]) -> None:
+    assert summary(manifest, []) == StageSummary(stage="?")
+
+
+def test_summary_fills_gaps_from_what_there_is() -> None:
+    found = summary({"trained_tokens": 10, "metrics": {"train_runtime": 5.0}}, [{"loss": 1.0, "step": 7}])
+
+    assert (found.steps, found.wall_seconds, found.trained_tokens_per_second) == (7, 5.0, 2.0)
+    assert summary({"trained_tokens": 10, "wall_seconds": 4}, []).trained_tokens_per_second == 2.5
+    assert summary({"trained_tokens": 10, "wall_seconds": 0}, []).trained_tokens_per_second is None
+
+
+FOUND: dict[str, Any] = {
+    "questions": ["Who?", "Why?"],
+    "answers": {"models/base": ["me", "a|b"], "out/sft-merged": ["you", "<b>"]},
+}
+REWARDS = {"rewards": {"models/base": [1.0, None], "out/sft-merged": [2.0, 3.0]}, "reward_model": "out/rm-merged"}
+
+
+@pytest.mark.parametrize(
+    "names, expected",
+    [
+        (["org/base", "o/sft-merged", "o/rl-merged"], ["base", "sft", "rl"]),
+        (["o/sft", "o/sft-merged"], ["sft", "sft-merged"]),
+        (["o/lr=1/sft-merged", "o/lr=2/sft-merged"], ["lr=1/sft", "lr=2/sft"]),
+        (["base", "after"], ["base", "after"]),
+        ([], []),
+    ],
+)
+def test_labels(names: list[str], expected: list[str]) -> None:
+    assert labels(names) == expected
+
+
+def test_in_markdown() -> None:
+    (section,) = answer_sections(FOUND)
+    assert section.render() == (
+        "## Answers\n"
+        "\n"
+        "| question | model | answer |\n"
+        "| -------- | ----- | ------ |\n"
+        "| Who?     | base  | me     |\n"
+        "|          | sft   | you    |\n"
+        "| Why?     | base  | a\\|b   |\n"
+        "|          | sft   | \\<b>   |"
+    )
+    rewards, answers = answer_sections(FOUND | REWARDS | {"max_new_tokens": 8}, shown=1)
+    assert rewards.rows == [("base", 1.0), ("sft", 2.5)] and "2 questions, by rm." in rewards.note
+    assert len(answers.rows) == 2 and answers.note == (
+        "Greedy, at most 8 tokens. The first 1 of 2 questions; all are in answers.json."
+    )
+    assert list(answer_sections({})) == []
+
+
+def test_answers_must_fit_the_questions() -> None:
+    with pytest.raises(ValueError, match="base has 1 answers to 2 questions"):
+        list(answer_sections({"questions": ["a", "b"], "answers": {"base": ["x"]}}))
+
+
+def test_on_the_page() -> None:
+    page = details(cards=answer_cards(FOUND | REWARDS))
+    assert "<p>Who?</p>" in page and "<dt>sft<small>reward 2</small></dt><dd>you</dd>" in page
+    assert "<dt>base</dt><dd>a|b</dd>" in page, "an empty answer has no reward"
+    assert "<dd>&lt;b&gt;</dd>" in page and "<details>" not in page
+    many = {"questions": [f"{n}?" for n in range(9)], "answers": {"base": ["."] * 9}}
+    assert "<summary>3 more questions</summary>" in details(cards=answer_cards(many))
+
+
+def details(*, cards: Any = (), completions: Any = ()) -> str:
+    return part("details", [], [], None, cards, 6, None, completions, [], "")
+
+
+def test_completions_of_one_prompt_lie_together() -> None:
+    asked = [{"role": "user", "content": "How?"}]
+    lines = [
+        {
+            "step": step,
+            "prompt": asked,
+            "completion": [{"role": "assistant", "content": said}],
+            "rewards": {"rm": reward},
+        }
+        for step, said, reward in ((1, "so", -0.25), (9, "thus", 1.5))
+    ]
+    page = details(completions=completion_cards(lines))
+    assert page.count("<p>How?</p>") == 1
+    assert "<dt>step 1<small>rm -0.25</small></dt><dd>so</dd><dt>step 9<small>rm 1.5</small></dt><dd>thus</dd>" in page

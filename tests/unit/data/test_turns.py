@@ -77,21 +77,6 @@ def test_spans(name: str, messages: list[dict[str, Any]], expected: list[str]) -
     assert spoken(name, messages) == expected
 
 
-@pytest.mark.parametrize(
-    ("name", "first"),
-    [
-        ("qwen2_5", '<tool_call>\n{"name": "get", "arguments": {"x": 1}}\n</tool_call><|im_end|>'),
-        ("qwen3", '<tool_call>\n{"name": "get", "arguments": {"x": 1}}\n</tool_call><|im_end|>'),
-        ("llama3_1", '{"name": "get", "parameters": {"x": 1}}<|eot_id|>'),
-    ],
-)
-def test_function_calls_are_trained_and_results_are_not(name: str, first: str) -> None:
-    spans = spoken(name, WITH_CALL, tools=TOOLS)
-    assert len(spans) == 3
-    assert spans[0] == first
-    assert not any('{"t": 20}' in span for span in spans)
-
-
 NO_PROMPT = "{% for m in messages %}{{ m.role + ': ' + m.content + '\n' }}{% endfor %}"
 LLAMA2 = (
     "{% for m in messages %}{% if m.role == 'user' %}[INST] {{ m.content }} [/INST] "
@@ -120,11 +105,6 @@ BARE = "{% for m in messages %}{{ m.content }}{% endfor %}"
 )
 def test_templates_without_a_generation_prompt(text: str, messages: list[dict[str, Any]], expected: list[str]) -> None:
     assert spoken(None, messages, text) == expected
-
-
-def test_last_turn_only() -> None:
-    thoughts = [user("a"), assistant(THOUGHT + "b"), user("c"), assistant(THOUGHT + "d")]
-    assert spoken("qwen3", thoughts, last_turn_only=True) == [THOUGHT + "d<|im_end|>"]
 
 
 @pytest.mark.parametrize(

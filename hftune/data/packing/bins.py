@@ -1,11 +1,12 @@
 """Which documents share a row: pure functions on lengths, which never see a token.
 
-A document is one segment or is cut into several, and segments go into bins. All of it is numpy, so that millions of
-documents take seconds, and all of it is deterministic.
+A document is one segment or is cut into several, and segments go into bins. All of it is deterministic; a million
+documents take seconds.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict, deque
 from dataclasses import dataclass
 
 import numpy as np
@@ -69,9 +70,7 @@ def cut_stream(lengths: IntArray, capacity: int) -> tuple[Segments, Bins]:
 def best_fit_decreasing(lengths: IntArray, capacity: int) -> Bins:
     """Longest first, each into the fullest bin that still has room for it, else into a new one.
 
-    Bins are numbered by their first segment, so that the order of the data survives as far as it can. A length goes
-    into all bins of one room at a time, which costs time in the number of different lengths and not of documents (but
-    for sorting): a bin that took one segment is the fullest with room for the next one of that length, too.
+    Bins are numbered by their first segment, so that the order of the data survives as far as it can.
 
     Args:
         lengths: int64, shape (segments,), each from 1 to `capacity`.
@@ -80,57 +79,22 @@ def best_fit_decreasing(lengths: IntArray, capacity: int) -> Bins:
     assert len(lengths) == 0 or (lengths.min() >= 1 and lengths.max() <= capacity), "lengths from 1 to capacity"
     # Descending, ties in their order.
     order = np.argsort(-lengths, kind="stable")
-    sizes, counts = np.unique(lengths, return_counts=True)
-    rooms = _Rooms(capacity)
     bin_of = np.empty(len(lengths), dtype=np.int64)
-    placed = 0
-    for size, count in zip(sizes[::-1].tolist(), counts[::-1].tolist(), strict=True):
-        end = placed + count
-        while placed < end:
-            # Best fit: the fullest bin that has room. All bins of this room take as many as they can hold at once.
-            room = rooms.smallest(size)
-            each = room // size
-            bins = rooms.take(room, -(-(end - placed) // each))
-            taken = min(len(bins) * each, end - placed)
-            bin_of[order[placed : placed + taken]] = np.repeat(bins, each)[:taken]
-            full, rest = divmod(taken, each)
-            rooms.put(room - each * size, bins[:full])
-            rooms.put(room - rest * size, bins[full:])
-            placed += taken
+    bins: defaultdict[int, deque[int]] = defaultdict(deque)
+    # Bit number r is set where a bin has room r: the least room that is large enough is a shift away.
+    rooms = count = 0
+    for place, length in zip(order.tolist(), lengths[order].tolist(), strict=True):
+        if fitting := rooms >> length:
+            room = length + (fitting & -fitting).bit_length() - 1
+            bin_of[place] = chosen = bins[room].popleft()
+            rooms ^= 0 if bins[room] else 1 << room
+        else:
+            bin_of[place] = chosen = count
+            room, count = capacity, count + 1
+        if left := room - length:
+            bins[left].append(chosen)
+            rooms |= 1 << left
     return _in_order(bin_of)
-
-
-class _Rooms:
-    """Bins by the room they have left."""
-
-    def __init__(self, capacity: int) -> None:
-        self.capacity = capacity
-        self.count = 0
-        self.bins: dict[int, list[IntArray]] = {}
-        # Bit number r is set where a bin has room r: the next room up is one shift away.
-        self.bits = 0
-
-    def smallest(self, size: int) -> int:
-        """The least room that holds `size`; that of an empty bin where no open one does."""
-        # Lowest set bit of the rooms that are large enough: a Python integer of `capacity` bits as a sorted set.
-        fitting = self.bits >> size
-        return size + (fitting & -fitting).bit_length() - 1 if fitting else self.capacity
-
-    def take(self, room: int, wanted: int) -> IntArray:
-        """At most `wanted` bins with exactly this room; new ones where there are none."""
-        if not (self.bits >> room) & 1:
-            self.count += wanted
-            return np.arange(self.count - wanted, self.count)
-        found = np.concatenate(self.bins.pop(room))
-        self.bits ^= 1 << room
-        self.put(room, found[wanted:])
-        return found[:wanted]
-
-    def put(self, room: int, bins: IntArray) -> None:
-        """Bins that have this room now; full ones are forgotten."""
-        if room and len(bins):
-            self.bins.setdefault(room, []).append(bins)
-            self.bits |= 1 << room
 
 
 def _in_order(bin_of: IntArray) -> Bins:

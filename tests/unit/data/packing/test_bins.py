@@ -107,10 +107,3 @@ def test_a_stream_by_hand() -> None:
 def test_empty_documents_are_no_pieces() -> None:
     segments = whole_documents(np.array([2, 0, 1]))
     assert (segments.document.tolist(), segments.length.tolist()) == ([0, 2], [2, 1])
-
-
-def test_many_documents_take_no_python_loop_each() -> None:
-    """300,000 documents of 2,000 different lengths: a loop over documents would take 100 times the steps."""
-    lengths = np.random.default_rng(0).integers(1, 2001, 300_000)
-    bins = best_fit_decreasing(lengths, 2048)
-    assert lengths.sum() / ((len(bins.offsets) - 1) * 2048) > 0.99

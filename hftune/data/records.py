@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -232,11 +233,16 @@ def to_conversation(row: Row) -> Conversation:
     return Conversation(messages, read_tools(row), origin, read_arguments(row))
 
 
+READERS: dict[tuple[str, ...], Callable[[Row], list[Message]]] = {
+    ("src", "tgt"): read_erniekit,
+}
+"""How formats are read that are neither one column of turns nor a question and its answer."""
+
+
 def read_conversation(row: Row, keys: tuple[str, ...]) -> list[Message]:
     """The messages of a row in the format of `CONVERSATIONS` that has these keys."""
-    if keys == ("src", "tgt"):
-        return read_erniekit(row)
-    # One column holds all turns.
+    if keys in READERS:
+        return READERS[keys](row)
     turns = read_turns(row) if len(keys) == 1 else None
     return turns or read_question(row, keys[0]) + read_answer(row, keys[-1])
 

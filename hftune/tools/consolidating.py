@@ -126,7 +126,7 @@ def _convert(checkpoint: Path, output: Path, args: ConsolidateArguments) -> None
     )
     for file, names in plan.filename_to_tensors.items():
         planned = [(name, NAMES[dtype], tensors[name][0]) for name in names]
-        write_tensors(output / file, planned, lambda name: tensors[name][1]().to(dtype).view(tensors[name][0]))
+        write_tensors(output / file, planned, lambda name: tensors[name][1]().to(dtype).reshape(tensors[name][0]))
     if plan.is_sharded:
         index = {"metadata": plan.metadata, "weight_map": plan.tensor_to_filename}
         (output / INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n", encoding="utf-8")

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import cast
 
 from hftune.arguments.model import HubFields
 from hftune.arguments.names.table import table
-from hftune.arguments.names.translate import MERGE, Entry
+from hftune.arguments.names.translate import MERGE
 from hftune.arguments.parser import HftuneParser
 from hftune.errors import ArgumentError
 
@@ -109,10 +108,6 @@ class MergeParser(HftuneParser):
             return super().unknown(name, place)
         fix = f"leave it out: a merge takes the adapter's tokenizer and template; `hftune explain {name}`"
         return ArgumentError(f"--{name} is no argument of a merge", place=place, fix=fix)
-
-    def wrong_values(self, entries: Iterable[Entry]) -> Iterator[ArgumentError]:
-        """Overrides `HftuneParser.wrong_values`: of so few arguments all are tried one by one, those of a file too."""
-        return self.misfits(entries)
 
 
 def parse_merge_arguments(argv: list[str] | None = None) -> MergeArguments:

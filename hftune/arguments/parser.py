@@ -128,7 +128,7 @@ class HftuneParser(TrlParser):
         """
         entries = located(self.translate(argv))
         self.set_run_defaults(entries, [entry.name for entry in read_entries(*take_config(argv))])
-        from_file = self._from_file([entry for entry in entries if entry.place != COMMAND_LINE])
+        from_file = {entry.name: self.value_of(entry) for entry in entries if entry.place != COMMAND_LINE}
         # As defaults, so that argparse itself lets the command line win over the file.
         self.set_defaults_with_config(**from_file)
         # A variable of the context, not an argument: dataclasses are made by TRL's parser, deep below.
@@ -139,15 +139,6 @@ class HftuneParser(TrlParser):
             raise class_error(error, self.known, COMMAND_LINE) from error
         finally:
             GIVEN_NAMES.reset(before)
-
-    def _from_file(self, entries: list[Entry]) -> dict[str, Any]:
-        """The values of a YAML file by name: each means what it means on a command line.
-
-        Raises:
-            ArgumentError: All that are of another type or none of the choices.
-        """
-        raise_together(list(self.misfits(entries)))
-        return {entry.name: self.value_of(entry) for entry in entries}
 
     def set_run_defaults(self, entries: list[Entry], written: Iterable[str] = ()) -> None:
         """Nothing; a script whose defaults depend on what was given sets them here."""
@@ -160,11 +151,11 @@ class HftuneParser(TrlParser):
         """Arguments of hftune from a command line: aliases replaced, values translated, what has no effect said.
 
         Raises:
-            ArgumentError: Everything unknown or refused and every number out of its range, in one message.
+            ArgumentError: Everything unknown or refused and every value that does not fit, in one message.
         """
         config_path, rest = take_config(argv)
         outcome = self.translated(read_entries(config_path, rest), *self.world())
-        raise_together([*outcome.problems, *self.wrong_values(outcome.entries)])
+        raise_together([*outcome.problems, *self.misfits(outcome.entries)])
         for said in outcome.notices:
             notice(said)
         return [Entry(entry.name, joined(entry.name, entry.values), entry.place) for entry in outcome.entries]
@@ -174,30 +165,24 @@ class HftuneParser(TrlParser):
         translator = Translator(self.stage, self.known, self.aliases, self.unknown, self.done_by_hftune)
         return translator.translate(entries, world_size, local_world_size)
 
-    def wrong_values(self, entries: Iterable[Entry]) -> Iterator[ArgumentError]:
-        """What is wrong with translated values, as far as it is known before all of them are parsed."""
-        for entry in entries:
-            yield from several(entry.name, entry.values)
-        yield from self.out_of_range(entries)
-
-    def out_of_range(self, entries: Iterable[Entry]) -> Iterator[ArgumentError]:
-        """Numbers among translated arguments that their fields do not take; each at its place."""
-        for entry in entries:
-            # argparse's class has written over the type of a field that may be None.
-            null = entry.values == [None] and type(None) in self.kinds(entry.name)
-            if entry.name in self.numbers and not null:
-                yield from out_of_range(self.numbers[entry.name], entry.values, entry.place)
-
     def misfits(self, entries: Iterable[Entry]) -> Iterator[ArgumentError]:
-        """Values of translated arguments that are of another type, none of the choices or out of range; with places."""
+        """Values of translated arguments that are out of range, of another type or none of the choices; with places."""
         for entry in entries:
+            found = list(self.out_of_range(entry))
             # One by one: argparse stops at its first complaint, and all of them are wanted.
             try:
-                self.value_of(entry)
+                if not found:
+                    self.value_of(entry)
             except ArgumentError as problem:
-                yield problem.at(entry.place)
-            else:
-                yield from self.out_of_range([entry])
+                found = [problem.at(entry.place)]
+            yield from found
+
+    def out_of_range(self, entry: Entry) -> Iterator[ArgumentError]:
+        """What is wrong with numbers that a field does not take."""
+        # argparse's class has written over the type of a field that may be None.
+        null = entry.values == [None] and type(None) in self.kinds(entry.name)
+        if entry.name in self.numbers and not null:
+            yield from out_of_range(self.numbers[entry.name], entry.values, entry.place)
 
     def value_of(self, entry: Entry) -> Any:
         """What one translated argument is made, as if it stood alone on a command line; None for YAML's null.

@@ -52,9 +52,6 @@ class ScriptParser(HftuneParser):
         Args:
             entries: What was given, translated.
             written: The names as they were written.
-
-        Raises:
-            ArgumentError: `--defaults` names nobody's.
         """
         # `hftune ask` and its like share this parser, and have no defaults by what is trained.
         if self.stage not in STAGES:

@@ -9,12 +9,10 @@ from typing import Any
 from hftune.arguments.defaults.table import own_defaults, run_kind_of
 from hftune.arguments.names.table import table, tools_of
 from hftune.arguments.names.translate import Entry
-from hftune.errors import ArgumentError
 from hftune.logging import notice
 from hftune.on_demand import on_demand
 
-HFTUNE, MEDICALGPT = "hftune", "medicalgpt"
-CHOICES = (HFTUNE, MEDICALGPT)
+HFTUNE = "hftune"
 # Few runs ask for its tables, or read as a command of its scripts.
 _MEDICALGPTS = "hftune.arguments.defaults.medicalgpt:medicalgpt_defaults"
 
@@ -43,14 +41,10 @@ def choose_defaults(stage: str, entries: Iterable[Entry], known: Collection[str]
         known: Names of the script's own arguments.
 
     Raises:
-        ArgumentError: `--defaults` names nobody's, or MedicalGPT's script would do nothing.
+        ArgumentError: MedicalGPT's script would do nothing.
     """
     given = as_texts(entries)
     asked = given.get("defaults", HFTUNE)
-    if asked not in CHOICES:
-        raise ArgumentError(
-            f"there are no defaults of {asked!r}", place="--defaults", fix=f"one of {', '.join(CHOICES)}"
-        )
     if asked == HFTUNE:
         return hftune_defaults(stage, given, known)
     values, reasons = on_demand(_MEDICALGPTS)(stage, given)

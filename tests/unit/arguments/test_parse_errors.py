@@ -48,6 +48,7 @@ def test_values(flags: list[str], cause: str, fix: str) -> None:
 @pytest.mark.parametrize(
     ("stage", "flags", "fix"),
     [
+        ("sft", ["--defaults", "theirs"], "one of: hftune, medicalgpt"),
         ("sft", ["--fp8", "delayed"], "one of: tensorwise, rowwise, rowwise_with_gw_hp"),
         ("sft", ["--bnb_4bit_quant_storage", "int4"], "did you mean --bnb_4bit_quant_storage uint8?"),
         ("sft", ["--experts_implementation", "magic"], "one of: eager, batched_mm, grouped_mm"),

@@ -221,11 +221,6 @@ def test_its_grpo_trains_on_gsm8k_where_nothing_else_is_named() -> None:
     assert (training.reward_funcs, training.system_prompt) == (None, None)
 
 
-def test_a_name_of_nobody_is_refused() -> None:
-    with pytest.raises(ArgumentError, match="no defaults of 'theirs'"):
-        parse_arguments("sft", ["--output_dir", "o", "--defaults", "theirs"])
-
-
 def test_it_works_from_a_file(tmp_path: Any) -> None:
     (tmp_path / "dpo.yaml").write_text("output_dir: o\ndefaults: medicalgpt\ndo_train: true\nwarmup_steps: 7\n")
     *_, training = parse_arguments("dpo", ["--config", str(tmp_path / "dpo.yaml")])

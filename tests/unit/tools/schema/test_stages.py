@@ -47,8 +47,7 @@ def parser_takes(parser: HftuneParser, name: str, value: Any) -> bool:
     """As a file is read: up to where the classes compare arguments with each other."""
     entry = Entry(name, value if isinstance(value, list) else [value], "file.yaml")
     outcome = parser.translated([entry], 1, 1)
-    problems = [*outcome.problems, *parser.wrong_values(outcome.entries)]
-    return not problems and not [*parser.misfits(outcome.entries)]
+    return not outcome.problems and not [*parser.misfits(outcome.entries)]
 
 
 def differences(stage: str, names: list[str]) -> list[str]:

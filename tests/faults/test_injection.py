@@ -68,8 +68,8 @@ def bench(injector: Injector, commands: dict[str, Command], tmp_path: Path) -> C
 QUICK = ("merge", "export vllm", "export gguf", "consolidate", "tokenize")
 # All that publish go one way (`hftune/publishing`), so faults that differ in their number alone are dealt out; each
 # command meets each of them in the slow test.
-DEALT = ("one write without room", "faulty disk", "read-only from here on", "over quota")
-SOME = {name: ("killed", "full disk", DEALT[place % 4]) for place, name in enumerate(QUICK)}
+DEALT = ("full disk", "one write without room", "faulty disk", "read-only from here on", "over quota")
+SOME = {name: ("killed", fault) for name, fault in zip(QUICK, DEALT, strict=True)}
 SOME |= dict.fromkeys(("score", "report", "export hub --card_only", "ask"), ("killed", "faulty disk"))
 SOME["sft"] = ("killed", "full disk")  # a stage takes seconds to start again
 SOME["sft resumed"] = ("killed",)

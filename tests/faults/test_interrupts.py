@@ -58,13 +58,9 @@ def stopped_well(terminal: Terminal, seen: AtTerminal, launcher: str) -> str:
     return "checkpoint"
 
 
-# Launchers without hftune's around them answer Ctrl-C themselves; of hftune's one goes through each of the others.
-FAST = ("python", "deepspeed")
-
-
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    "launcher", [pytest.param(name, marks=[pytest.mark.slow] * (name not in FAST)) for name in LAUNCHERS]
+    "launcher", [pytest.param(name, marks=[pytest.mark.slow] * (name != "python")) for name in LAUNCHERS]
 )
 def test_ctrl_c_saves_a_checkpoint(terminal: Terminal, launcher: str) -> None:
     if launcher == "launched torchrun" and not os.path.exists(f"/proc/{os.getpid()}/fd"):

@@ -7,7 +7,6 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from hftune.errors import ArgumentError, ManifestError
 from hftune.opening.files import unsafe_entry
@@ -65,11 +64,6 @@ def weight_files(folder: str | Path) -> list[Path]:
         if problem is not None:
             raise problem
     return found
-
-
-def read_header(file: Path) -> dict[str, dict[str, Any]]:
-    """The header of a safetensors file, checked: tensor name to dtype, shape and offsets, in the order of the bytes."""
-    return read_safetensors_header(file).tensors
 
 
 def stored_tensors(folder: str | Path) -> dict[str, StoredTensor]:

@@ -14,7 +14,7 @@ from hftune.opening.json_file import read_json
 from hftune.opening.model_files import read_checked
 from hftune.opening.safetensors_file import is_plain_name
 from hftune.publishing.disk import flush_tree, is_plain_folder, write_file
-from hftune.weight_files import read_header, weight_files
+from hftune.weight_files import file_tensors, weight_files
 
 RECORD_NAME = "hftune_checkpoint.json"
 TRAINER_STATE = "trainer_state.json"
@@ -142,11 +142,11 @@ def _bad_state(folder: Path) -> str | None:
 
 def _bad_weights(folder: Path) -> str | None:
     try:
-        headers = {file.name: read_header(file) for file in weight_files(folder)}
+        files = {file.name: file_tensors(file) for file in weight_files(folder)}
     except ManifestError as problem:
         return problem.cause
     # What ZeRO-3 leaves of a weight that was saved without gathering it.
-    empty = (name for name, header in headers.items() if any(0 in entry["shape"] for entry in header.values()))
+    empty = (name for name, tensors in files.items() if any(0 in tensor.shape for tensor in tensors.values()))
     return next((f"{name} holds empty tensors" for name in empty), None)
 
 

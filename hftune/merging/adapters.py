@@ -13,7 +13,7 @@ from hftune.checkpoints.manifest import Manifest, read_manifest
 from hftune.errors import ManifestError, raise_together
 from hftune.opening.model_files import read_checked
 from hftune.path_hints import not_an_adapter
-from hftune.weight_files import StoredTensor, read_header, stored_tensors
+from hftune.weight_files import StoredTensor, file_tensors, stored_tensors
 
 CONFIG_NAME, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
@@ -171,9 +171,9 @@ def read_adapter(folder: str | Path, weight: float, flag: str) -> Adapter:
     raise_together(check_recorded(path, flag))
     file = path / ADAPTER_WEIGHTS
     if file.is_file():
-        header = read_header(file)
-        empty = [name for name, entry in header.items() if 0 in entry["shape"]]
-        if empty or not header:
+        found = file_tensors(file)
+        empty = [name for name, tensor in found.items() if 0 in tensor.shape]
+        if empty or not found:
             raise ManifestError(
                 f"the adapter in {folder} is empty: "
                 + (f"{empty[0]} has size 0 (and {len(empty) - 1} more)" if empty else "it has no tensors"),

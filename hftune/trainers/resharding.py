@@ -29,10 +29,10 @@ from hftune.distributed.zero_state import Groups, Slot
 from hftune.errors import ManifestError
 from hftune.logging import notice
 from hftune.models.adapters.initialisation import initial_factors, split_plain_lora
-from hftune.opening.safetensors_file import open_tensors
+from hftune.opening.safetensors_file import load_tensor
 from hftune.opening.torch_file import checked_loading, load_torch
 from hftune.trainers.features.run import Run
-from hftune.weight_files import read_header, weight_files
+from hftune.weight_files import stored_tensors
 
 OPTIMIZER, SCHEDULER = "optimizer.pt", "scheduler.pt"
 
@@ -265,16 +265,12 @@ def _from_module(module: dict[str, Tensor]) -> dict[str, Callable[[], Tensor]]:
     return {name: partial(_same, value) for name, value in module.items()}
 
 
-def _stored(name: str, file: Path) -> Tensor:
-    with open_tensors(file) as content:
-        tensor: Tensor = content.get_tensor(name)
-    return tensor
-
-
 def _exported(checkpoint: str, model: Any, grouped: list[list[str]]) -> dict[str, Callable[[], Tensor]]:
     """Readers of the weights that were exported with a checkpoint, by the names of the live model."""
-    files = {name: file for file in weight_files(checkpoint) for name in read_header(file)}
-    readers: dict[str, Callable[[], Tensor]] = {name: partial(_stored, name, file) for name, file in files.items()}
+    stored = stored_tensors(checkpoint)
+    readers: dict[str, Callable[[], Tensor]] = {
+        name: partial(load_tensor, one.file, name) for name, one in stored.items()
+    }
     if initial_factors(model):  # saved as an adapter of the whole base
         readers = _from_module(split_plain_lora({name: read() for name, read in readers.items()})[0])
     wanted = [name for group in grouped for name in group]

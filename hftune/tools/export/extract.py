@@ -21,7 +21,7 @@ from hftune.errors import ArgumentError, raise_together
 from hftune.logging import notice
 from hftune.models.loading.from_pretrained import pretrained
 from hftune.opening.safetensors_file import load_tensor
-from hftune.weight_files import read_header, weight_files, weight_shapes
+from hftune.weight_files import stored_tensors, weight_shapes
 
 EMBEDDINGS = ("embed_tokens", "lm_head", "score")
 
@@ -147,13 +147,12 @@ def _svd(matrix: torch.Tensor, rank: int) -> tuple[torch.Tensor, torch.Tensor, t
 
 
 def _differences(base: Path, tuned: Path) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
-    where = {name: file for file in weight_files(base) for name in read_header(file)}
-    for file in weight_files(tuned):
-        for name in tqdm(read_header(file), desc=file.name, unit="tensor", disable=None):
-            before, after = load_tensor(where[name], name), load_tensor(file, name)
-            # In float32: the same values in two dtypes are no difference.
-            if not torch.equal(before.float(), after.float()):
-                yield name, before, after
+    there = stored_tensors(base)
+    for name, stored in tqdm(stored_tensors(tuned).items(), desc="comparing", unit="tensor", disable=None):
+        before, after = load_tensor(there[name].file, name), load_tensor(stored.file, name)
+        # In float32: the same values in two dtypes are no difference.
+        if not torch.equal(before.float(), after.float()):
+            yield name, before, after
 
 
 def _check_alike(base: Path, tuned: Path) -> None:

@@ -11,14 +11,12 @@ import torch
 from transformers import AutoModelForTokenClassification
 
 from hftune.arguments.entry import parse_arguments
-from hftune.data.encoders import make_encoder
-from hftune.data.splits import Splits, load_splits
-from hftune.models.adapters.preparation import add_adapter
+from hftune.data.splits import Splits
 from hftune.models.loading.reward_model import load_reward_model
 from hftune.models.loading.tokenizer import load_tokenizer
-from hftune.preflight.facts import resolve
-from hftune.trainers.process_reward import ProcessRewardTrainer, reward_trainer
+from hftune.trainers.process_reward import ProcessRewardTrainer
 from hftune.trainers.rewards.held_out import step_figures
+from tests.unit.trainers import test_reward
 
 
 @pytest.fixture(scope="module")
@@ -38,16 +36,8 @@ def steps(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def trainer(model: Path, steps: Path, folder: Path, *flags: str) -> tuple[ProcessRewardTrainer, Splits]:
-    argv = ["--model_name_or_path", str(model), "--output_dir", str(folder), "--train_file_dir", str(steps)]
-    argv += ["--validation_file_dir", str(steps), "--per_device_eval_batch_size", "3", "--report_to", "none"]
-    argv += ["--gradient_checkpointing", "False", "--save_strategy", "no", "--preprocessing_num_workers", "1"]
-    argv += ["--data_cache_dir", str(folder / "cache"), "--reward_kind", "process", "--learning_rate", "1e-3"]
-    facts = resolve("rm", parse_arguments("rm", [*argv, *flags]))
-    model_args, data_args, adapter_args, training_args = facts.arguments
-    tokenizer = load_tokenizer(model_args, training_args)
-    data = load_splits(make_encoder("rm", tokenizer, training_args, data_args), data_args, training_args)
-    loaded = load_reward_model(model_args, adapter_args, training_args, tokenizer, facts.build)
-    made = reward_trainer(add_adapter(loaded, adapter_args, training_args), training_args, tokenizer, data)
+    own = ("--per_device_eval_batch_size", "3", "--reward_kind", "process", "--learning_rate", "1e-3")
+    made, data = test_reward.trainer(model, steps, folder, *own, *flags)
     assert isinstance(made, ProcessRewardTrainer)
     return made, data
 

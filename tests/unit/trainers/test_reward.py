@@ -16,13 +16,14 @@ from transformers import AutoModelForSequenceClassification
 from hftune.arguments.entry import parse_arguments
 from hftune.checkpoints.reward_scale import read_scale
 from hftune.constants import FILLER
-from hftune.data.encode_rewards import RewardPairEncoder
+from hftune.data.encoders import make_encoder
 from hftune.data.splits import Splits, load_splits
 from hftune.logging import notices
 from hftune.models.adapters.preparation import add_adapter
 from hftune.models.loading.reward_model import load_reward_model
 from hftune.models.loading.tokenizer import load_tokenizer
 from hftune.preflight.facts import resolve
+from hftune.trainers.process_reward import reward_trainer
 from hftune.trainers.reward import RewardFigures, RewardTrainer
 from hftune.trainers.rewards.held_out import pair_figures
 from hftune.trainers.scored_trainer import longest_first
@@ -49,7 +50,8 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def trainer(model: Path, pairs: Path, folder: Path, *flags: str) -> tuple[RewardTrainer, Splits]:
+def trainer(model: Path, pairs: Path, folder: Path, *flags: str) -> tuple[Any, Splits]:
+    """The trainer of `--reward_kind`, and its records: those that are trained are held out as well."""
     argv = ["--model_name_or_path", str(model), "--output_dir", str(folder), "--train_file_dir", str(pairs)]
     argv += ["--validation_file_dir", str(pairs), "--per_device_eval_batch_size", "4", "--report_to", "none"]
     argv += ["--per_device_train_batch_size", "3", "--gradient_checkpointing", "False", "--save_strategy", "no"]
@@ -57,9 +59,9 @@ def trainer(model: Path, pairs: Path, folder: Path, *flags: str) -> tuple[Reward
     facts = resolve("rm", parse_arguments("rm", [*argv, *flags]))
     model_args, data_args, adapter_args, training_args = facts.arguments
     tokenizer = load_tokenizer(model_args, training_args)
-    data = load_splits(RewardPairEncoder.from_arguments(tokenizer, training_args), data_args, training_args)
+    data = load_splits(make_encoder("rm", tokenizer, training_args, data_args), data_args, training_args)
     loaded = load_reward_model(model_args, adapter_args, training_args, tokenizer, facts.build)
-    return RewardTrainer(add_adapter(loaded, adapter_args, training_args), training_args, tokenizer, data), data
+    return reward_trainer(add_adapter(loaded, adapter_args, training_args), training_args, tokenizer, data), data
 
 
 def loss_and_gradients(made: RewardTrainer, data: Splits) -> tuple[float, dict[str, torch.Tensor]]:

@@ -8,11 +8,20 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from hftune import digests
-from hftune.checkpoints.folder_checks import check_recorded, check_recorded_whole
+from hftune.checkpoints.folder_checks import (
+    chain_problems,
+    check_recorded,
+    check_recorded_base,
+    check_recorded_whole,
+    recorded_chain,
+    whole_chain,
+)
 from hftune.checkpoints.integrity import record_contents, write_record
 from hftune.checkpoints.manifest import finish_manifest, write_manifest
+from hftune.logging import notices
 from hftune.weight_files import fingerprint
 from tests.unit.merging.models import store
 
@@ -100,14 +109,6 @@ def test_an_adapter_is_looked_at_with_all_that_it_lies_upon(tmp_path: Path) -> N
     assert "model.safetensors has other contents" in said(second) and "was trained on the base" in said(second)
 
 
-def test_another_base_in_the_place_of_the_recorded_one(tmp_path: Path) -> None:
-    base = tmp_path / "base"
-    store(base, {"a": torch.ones(2)})
-    made = adapter(tmp_path / "made", base)
-    store(base, {"a": torch.zeros(2)})
-    assert f"the adapter in {made} was trained on other weights than those in {base}" in said(made)
-
-
 def test_a_file_is_read_once_a_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "vocab.txt").write_text("a")
     finish_manifest(tmp_path, {"status": "complete"})
@@ -118,3 +119,107 @@ def test_a_file_is_read_once_a_start(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert read == [tmp_path / "vocab.txt"]
     (tmp_path / "vocab.txt").write_text("b")
     assert "other contents" in said(tmp_path) and len(read) == 2
+
+
+# --- what lies upon what: read from manifests, compared by fingerprints ---
+
+
+def link(folder: Path, below: list[Path], *, manifest: bool = True, seed: int = 0) -> str:
+    folder.mkdir()
+    torch.manual_seed(seed)
+    save_file({"x": torch.randn(4)}, folder / "adapter_model.safetensors")
+    (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA"}))
+    if manifest:
+        base = {"name": "base", "fingerprint": "f"} | ({"adapters": [str(path) for path in below]} if below else {})
+        parents = [{"folder": str(path), "fingerprint": fingerprint(path)} for path in below]
+        write_manifest(folder, {"status": "complete", "base": base, "parents": parents})
+    return str(folder)
+
+
+def chained(*folders: str) -> str:
+    return "\n".join(map(str, chain_problems(list(folders), "--peft_path")))
+
+
+def test_the_rest_of_a_chain_is_known(tmp_path: Path) -> None:
+    a = link(tmp_path / "a", [])
+    b = link(tmp_path / "b", [tmp_path / "a"], seed=1)
+    c = link(tmp_path / "c", [tmp_path / "a", tmp_path / "b"], seed=2)
+    assert recorded_chain(c) == [a, b]
+    assert whole_chain([c]) == whole_chain([a, b, c]) == [a, b, c]
+    assert whole_chain([]) == []
+    assert chained(a, b, c) == chained(a, b) == chained(a) == ""
+
+
+def test_another_order_or_base_is_refused(tmp_path: Path) -> None:
+    a = link(tmp_path / "a", [])
+    b = link(tmp_path / "b", [tmp_path / "a"], seed=1)
+    other = link(tmp_path / "other", [], seed=2)
+    for chain in ([b, a], [other, b], [b], [a, other]):
+        said = chained(*chain)
+        assert "was trained on the base" in said and "here it would lie upon the base" in said, chain
+
+
+def test_the_same_weights_elsewhere_will_do(tmp_path: Path) -> None:
+    link(tmp_path / "a", [])
+    b = link(tmp_path / "b", [tmp_path / "a"], seed=1)
+    (tmp_path / "a").rename(tmp_path / "moved")
+    assert chained(str(tmp_path / "moved"), b) == ""
+
+
+def test_changed_weights_are_noticed(tmp_path: Path) -> None:
+    a = link(tmp_path / "a", [])
+    b = link(tmp_path / "b", [tmp_path / "a"], seed=1)
+    save_file({"x": torch.zeros(4)}, tmp_path / "a" / "adapter_model.safetensors")
+    assert "was trained on" in chained(a, b)
+
+
+def test_adapters_from_elsewhere_are_taken_as_given(tmp_path: Path) -> None:
+    a = link(tmp_path / "a", [], manifest=False)
+    b = link(tmp_path / "b", [], manifest=False, seed=1)
+    assert chained(a, b) == "" and whole_chain([a, b]) == [a, b]
+    c = link(tmp_path / "c", [tmp_path / "b"], seed=2)
+    assert "c was trained on" in chained(a, b, c), "what is before it says nothing, and it says its own"
+
+
+# --- another base than an adapter's own: refused where its weights are known, said where its name is ---
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    store(tmp_path / "base", {"a": torch.ones(2)})
+    return tmp_path / "base"
+
+
+def named(folder: Path, name: str | None, recorded: str | None) -> str:
+    folder.mkdir()
+    (folder / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": name}))
+    if recorded is not None:
+        write_manifest(folder, {"base": {"name": "its own", "fingerprint": recorded}})
+    return str(folder)
+
+
+def test_by_the_fingerprint(base: Path, tmp_path: Path) -> None:
+    own = named(tmp_path / "own", "another name", fingerprint(base))
+    assert not list(check_recorded_base(str(base), own, "--flag")) and notices() == []
+    other = named(tmp_path / "other", base.name, "0123456789abcdef")
+    (problem,) = check_recorded_base(str(base), other, "--flag")
+    assert f"trained on other weights than those in {base}" in str(problem) and "its own" in str(problem)
+
+
+@pytest.mark.parametrize("recorded", [None, "hub:maker/model"])
+def test_by_the_name_where_no_weights_are_known(base: Path, tmp_path: Path, recorded: str | None) -> None:
+    same = named(tmp_path / "same", f"/elsewhere/{base.name}", recorded)
+    unnamed = named(tmp_path / "unnamed", None, recorded)
+    for folder in (same, unnamed):
+        assert not list(check_recorded_base(str(base), folder, "--flag")) and notices() == []
+    other = named(tmp_path / "other", "maker/model", recorded)
+    assert not list(check_recorded_base(str(base), other, "--flag"))
+    assert notices() == [f"the adapter in {other} names the base maker/model, here it is used on {base}"]
+
+
+def test_a_base_of_the_hub_is_compared_by_name(tmp_path: Path) -> None:
+    folder = named(tmp_path / "adapter", "maker/model", "0123456789abcdef")
+    assert not list(check_recorded_base("other/model", folder, "--flag")) and notices() == []
+    assert (
+        not list(check_recorded_base("other/thing", folder, "--flag")) and "names the base maker/model" in notices()[0]
+    )

@@ -103,12 +103,6 @@ def test_faults(tmp_path: Path, fault: str) -> None:
     assert says in str(checkpoint_fault(folder))
 
 
-def test_an_engine_that_had_not_finished(tmp_path: Path) -> None:
-    folder = make(tmp_path, 5, record=False, engine=True)
-    (folder / "latest").unlink()
-    assert "DeepSpeed had not finished" in str(checkpoint_fault(folder))
-
-
 def test_the_newest_whole_one_by_number_not_by_name(tmp_path: Path) -> None:
     for step in (5, 10, 100):
         make(tmp_path, step)

@@ -30,9 +30,8 @@ from hftune.errors import UserError
 from hftune.logging import notice
 from hftune.models.attention.layout import attention_for, decide_rows
 from hftune.models.classes import causal_class
-from hftune.models.loading.build import Build, weight_dtype
+from hftune.models.loading.build import Build, skeleton, weight_dtype
 from hftune.models.loading.config import model_config
-from hftune.models.loading.skeleton import skeleton
 from hftune.models.vocabulary import recorded_growth
 from hftune.on_demand import on_demand
 from hftune.preflight.model_folder import check_model_folder

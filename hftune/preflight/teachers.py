@@ -15,9 +15,8 @@ from hftune.checkpoints.folder_checks import whole_chain
 from hftune.checkpoints.manifest import read_manifest
 from hftune.errors import UserError
 from hftune.models.adapters.folding import read_lora_config
-from hftune.models.loading.build import weight_dtype
+from hftune.models.loading.build import skeleton, weight_dtype
 from hftune.models.loading.config import model_config
-from hftune.models.loading.skeleton import skeleton
 from hftune.preflight.memory import packed_bytes, packed_linears
 
 FLAG = "--teacher_model_name_or_path"

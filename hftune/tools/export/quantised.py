@@ -10,8 +10,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, BitsAn
 
 from hftune.errors import ArgumentError
 from hftune.logging import notice
+from hftune.models.loading.build import skeleton
 from hftune.models.loading.from_pretrained import pretrained
-from hftune.models.loading.skeleton import skeleton
 from hftune.tools.export.arguments import QuantisedArguments
 
 BLOCK = 64

@@ -16,8 +16,8 @@ from hftune.arguments.entry import parse_arguments
 from hftune.checkpoints.manifest import write_manifest
 from hftune.errors import UserError, raise_together
 from hftune.models.adapters.lora_config import lora_config
+from hftune.models.loading.build import skeleton
 from hftune.models.loading.config import model_config
-from hftune.models.loading.skeleton import skeleton
 from hftune.preflight import run_memory
 from hftune.preflight.facts import Facts, resolve
 from hftune.preflight.memory import GIB, Free, model_size, packed_bytes, packed_linears, run_setup

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from hftune.preflight.check_run import check_machines
+from hftune.preflight.facts import World
 from hftune.preflight.rules.machines import (
     check_saving,
     content_mark,
@@ -98,6 +100,13 @@ class Arguments:
 
     def __init__(self, **values: Any) -> None:
         vars(self).update(values)
+
+
+def test_a_run_of_one_process_asks_none() -> None:
+    args = Arguments(save_on_each_node=False, zero_stage=0)
+    for everyone, count in (((), 0), ((facts(0), facts(1, versions={"trl": "1.15.2"})), 1)):
+        run: Any = Arguments(world=World(2, 2, on_cpu=True, everyone=everyone), training_args=args)
+        assert len([*check_machines(run)]) == count
 
 
 def test_saving_on_each_machine_under_zero3() -> None:

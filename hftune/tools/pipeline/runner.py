@@ -24,9 +24,10 @@ from rich.text import Text
 from hftune import child_processes, interrupts
 from hftune.checkpoints.manifest import is_complete
 from hftune.errors import ArgumentError, ManifestError, Preempted, UserError
+from hftune.logging import notice
 from hftune.opening.own_file import open_own
 from hftune.publishing.disk import disk_errors
-from hftune.publishing.locks import OUTPUT_SECONDS, busy_error
+from hftune.publishing.locks import busy_error
 from hftune.publishing.result_files import tidy_result
 from hftune.secrets import MASK, command_without_secrets, redact, variables_without_secrets
 from hftune.tools.pipeline import processes
@@ -91,6 +92,8 @@ class Screen:
 
 LOGS, PREVIOUS, LOCK = "logs", "previous", "hftune.lock"
 _LOOK_SECONDS = 0.2
+# Seconds. A killed runner's stage may take so long to give back its memory.
+_PATIENCE = 60.0
 # The code of a script that saved a checkpoint because it was told to stop (EX_TEMPFAIL of sysexits.h).
 _PREEMPTED = 75
 
@@ -303,10 +306,11 @@ class Runner:
             # different files of one name.
             stream = open_own(self.folder / LOCK)
         with stream:
-            until = time.monotonic() + OUTPUT_SECONDS
+            until = time.monotonic() + _PATIENCE
             while not _locks(stream.fileno()):
                 if time.monotonic() > until:
                     raise busy_error(self.folder, "output_dir")
+                notice(f"waiting for processes that are at work in {self.folder}")
                 time.sleep(_LOOK_SECONDS)
             yield
 

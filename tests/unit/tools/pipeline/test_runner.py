@@ -314,7 +314,7 @@ with Runner(Path({str(tmp_path)!r}))._alone():
     wait(lambda: len(below(runner.pid)) == 4)
     found = below(runner.pid)
     with monkeypatch.context() as patch, pytest.raises(ArgumentError, match="another"):
-        patch.setattr(runner_module, "OUTPUT_SECONDS", 0.1)
+        patch.setattr(runner_module, "_PATIENCE", 0.1)
         with Runner(tmp_path)._alone():
             pass
     runner.kill()

@@ -96,6 +96,9 @@ KINDS: dict[str, Kinds] = {
 """Names to the kinds of some of their keys, each of which may also be absent or null; `[kind]` is a list of it,
 a dict an object of such keys, or of any with `EACH`."""
 
+_INNERMOST = re.compile(r"\(([^()]*)\)([*+{]?)")
+_IN_A_ROW = re.compile(r"(?:.(?:[*+?]|\{[\d,]+\})[?+]?){4}")
+
 REQUIRED = {
     "trainer_state.json": ("global_step",),
     "loader_state.json": ("kind",),
@@ -163,6 +166,21 @@ def _expression_faults(text: str) -> Iterator[str]:
         re.compile(text)
     except (re.error, RecursionError, OverflowError) as error:
         yield f" {shown(ascii(text), 40)} is no regular expression: {shown(error, 80)}"
+        return
+    if _is_endless(text):
+        yield f" {shown(ascii(text), 40)} may take for ever to match: repetitions of repetitions, or many in a row"
+
+
+def _is_endless(expression: str) -> bool:
+    """Whether matching a name may take exponentially many steps, by the two forms that such expressions have."""
+    # Escapes and classes are one character each, and what follows `(?` repeats nothing.
+    text = re.sub(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]", "x", expression)
+    text = re.sub(r"\(\?(?:P?<\w+>|<?[=!]|[a-zA-Z-]*:?)", "(", text)
+    while group := _INNERMOST.search(text):
+        if group[2] and re.search(r"[*+?{|]", group[1]):
+            return True
+        text = text[: group.start()] + group[1] + text[group.end(1) + 1 :]
+    return _IN_A_ROW.search(text) is not None
 
 
 def _faults_of(value: Any, kind: Any) -> Iterator[str]:

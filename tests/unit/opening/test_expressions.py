@@ -1,4 +1,4 @@
-"""Regular expressions of an adapter's file: what is none is refused, common ones are not."""
+"""Regular expressions of an adapter's file: those that would never end are refused, common ones are not."""
 
 from __future__ import annotations
 
@@ -10,6 +10,11 @@ import pytest
 from hftune.errors import ManifestError
 from hftune.opening.model_files import read_checked
 
+ENDLESS = [
+    *(r"(a+)+$", r"(.*)*q", r"(a|aa)+", r"(?:a|b|ab)*c", r"((a+))+", r"(?:x?){30}y", r"(\w*)*", r"([a-z]+\.)*x"),
+    *(r"a?a?a?a?a?a?a?aaa", r".*.*.*.*.*x", r"(?P<n>.*)+", r"(.+.+)+", r"(?i:(a*)*)", r"[a-z]*[a-z_]*\w*.*x"),
+    *(r"(a{1,30}){1,30}b", r"(?=(a+)+)b", r"([)]a*)*"),
+]
 COMMON = [
     *("q_proj", r".*\.layers\.\d+\.self_attn\.(q_proj|v_proj)", r"^(?!.*(?:visual|audio)).*\.(?:q_proj|down_proj)$"),
     r"(?:.*?(?:vision|image).*?(?:layers|blocks).*?(?:attn).*?(?:q_proj).*?)|(?:\bmodel\.layers\.[\d]{1,}\.(?:(?:q|k)))",
@@ -24,10 +29,14 @@ def write(folder: Path, **values: object) -> Path:
     return file
 
 
-def test_what_is_none(tmp_path: Path) -> None:
-    for name in ("target_modules", "exclude_modules", "rank_pattern", "alpha_pattern"):
-        with pytest.raises(ManifestError, match="is no regular expression"):
-            read_checked(write(tmp_path, **{name: {"(q": 2} if "pattern" in name else "(q"}))
+@pytest.mark.parametrize("text", ENDLESS)
+def test_those_that_would_never_end(tmp_path: Path, text: str) -> None:
+    for values in ({"target_modules": text}, {"exclude_modules": text}, {"layers_pattern": [text]}):
+        with pytest.raises(ManifestError, match="may take for ever to match"):
+            read_checked(write(tmp_path, **values))
+    for name in ("rank_pattern", "alpha_pattern"):
+        with pytest.raises(ManifestError, match="may take for ever to match"):
+            read_checked(write(tmp_path, **{name: {text: 2}}))
 
 
 @pytest.mark.parametrize("text", COMMON)

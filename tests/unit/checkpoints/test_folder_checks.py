@@ -157,6 +157,8 @@ def test_another_order_or_base_is_refused(tmp_path: Path) -> None:
     for chain in ([b, a], [other, b], [b], [a, other]):
         said = chained(*chain)
         assert "was trained on the base" in said and "here it would lie upon the base" in said, chain
+    c = link(tmp_path / "c", [tmp_path / "a", tmp_path / "b"], seed=3)
+    assert f"the adapter in {c} was trained on the base + {a} + {b}" in chained(b, a, c), "the same two the other way"
 
 
 def test_the_same_weights_elsewhere_will_do(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import torch
 from hftune.checkpoints.manifest import (
     changed_arguments,
     describe_machine,
+    finish_manifest,
     is_complete,
     library_versions,
     processor,
@@ -31,6 +32,16 @@ def test_written_whole_and_read_back(tmp_path: Path) -> None:
     write_manifest(tmp_path / "out", {"stage": "sft", "status": "complete", "语言": "中文"})
     assert is_complete(tmp_path / "out")
     assert [file.name for file in (tmp_path / "out").iterdir()] == ["hftune.json"]
+
+
+def test_all_files_are_recorded_and_those_of_the_result_compared(tmp_path: Path) -> None:
+    for name in ("config.json", "README.md", "below/x.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(name)
+    found = finish_manifest(tmp_path, {"status": "complete"})
+    assert {*found["written"]} == {"config.json", "README.md", "below/x.txt"} and [*found["files"]] == ["config.json"]
+    assert found["files"]["config.json"] == found["written"]["config.json"] and found == read_manifest(tmp_path)
+    assert [*finish_manifest(tmp_path, {}, ["below/x.txt"])["files"]] == ["below/x.txt"]
 
 
 def test_a_broken_one_is_said(tmp_path: Path) -> None:

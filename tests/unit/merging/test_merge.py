@@ -138,6 +138,8 @@ def test_other_ways_and_heads(tmp_path: Path, of: Any) -> None:
     assert (found["merged_by"], found["merge_base"], found["head"]) == ("peft", "dequantized", "score")
     assert found["reward_scale"] == {"mean": 1.0} and found["dtype"] == "torch.float16"
     assert found["vocabulary"] == {"rows": 5, "tied": False, "new_tokens": [], "growth": None}
+    own = tmp_path / "adapter"
+    assert found["parents"] == [{"folder": str(own), "fingerprint": f"print of {own}", "weight": 0.5}]
     assert of(plan_of(tmp_path, base), torch_dtype="float16")["dtype"] == "float16"
     assert of(plan_of(tmp_path, base))["dtype"] == "float32"
 

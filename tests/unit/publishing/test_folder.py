@@ -297,6 +297,14 @@ def test_a_process_that_died_before_it_had_a_mark(out: Path, left: list[str]) ->
     assert seen(out)["weights"] == "new" and [*out.parent.iterdir()] == [out]
 
 
+def test_a_deletion_cut_short_leaves_the_mark(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    work = interrupted(out, ready=True, moved=False, placed=False)
+    monkeypatch.setattr(folders.shutil, "rmtree", lambda folder: os.rmdir(work / "gone"))
+    with pytest.raises(FileNotFoundError):
+        folders.clear_work(work)
+    assert (work / MARK).is_file() and folders.is_ours(work), "or the next start would not touch it"
+
+
 @pytest.mark.parametrize("content", [b"\xff\xfe", b"readyready\n", b"ready\n and more", b"", b"READY\n"])
 def test_a_mark_that_is_none_of_ours(out: Path, content: bytes) -> None:
     work = work_folder(out)

@@ -124,8 +124,26 @@ def test_steps_or_a_share_of_them(name: str) -> None:
     assert problems(name, "1.5") and problems(name, 2.25)
 
 
-def test_a_row_has_a_token_to_predict() -> None:
-    assert RANGES["max_length"].low == RANGES["block_size"].low == 2
+BREAKING = {
+    0: "gradient_accumulation_steps max_steps lora_r lora_alpha discopop_tau kl_target kl_horizon epsilon adam_epsilon"
+    " score_difference_scale repetition_penalty top_p num_train_epochs reward_timeout",
+    0.5: "label_smoothing",
+    1: "max_length block_size adam_beta1 adam_beta2 sgd_momentum lora_dropout hidden_dropout_prob",
+    100: "validation_split_percentage",
+}
+MEANT = {
+    -1: "max_steps max_train_samples save_total_limit top_k missing_eos_penalty entropy_coef reward_weights",
+    0: "save_total_limit beta temperature label_smoothing max_grad_norm learning_rate weight_decay top_k seed gamma",
+    1: "gamma lam top_p hard_label_share on_policy_share freeze_parameters_ratio lora_r",
+    2: "max_length block_size",
+}
+
+
+def test_ends_are_where_formulas_break() -> None:
+    """Divisions by 0, rows without a token to predict, nothing left: not the number itself; others mean something."""
+    for numbers, held in ((BREAKING, False), (MEANT, True)):
+        for value, names in numbers.items():
+            assert [name for name in names.split() if RANGES[name].holds(value) != held] == [], value
 
 
 def test_a_range_in_words() -> None:

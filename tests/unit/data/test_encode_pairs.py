@@ -27,6 +27,7 @@ from hftune.data.encode_rewards import RewardPairEncoder
 from hftune.data.splits import describe
 from hftune.errors import ArgumentError, DataError
 from tests.unit.data.helpers import (
+    CHATML,
     assistant,
     call,
     make_tokenizer,
@@ -56,11 +57,14 @@ def test_answers_end_with_the_terminator(chatml: PreTrainedTokenizerFast) -> Non
     assert counts.tokens == answers + 2 * len(dataset[0]["prompt_ids"])
 
 
-def test_ids_are_those_of_the_whole_text(chatml: PreTrainedTokenizerFast) -> None:
-    """Also where the first token of an answer could join the line break before it."""
-    dataset, _ = tokenize_pairs([row(**PAIR)], chatml, max_length=999)
-    for name in ("chosen", "rejected"):
-        whole = chatml(PROMPT + PAIR[name] + "<|im_end|>", add_special_tokens=False)["input_ids"]
+@pytest.mark.parametrize("answers", [("lo", "x"), ("x", "lo")])
+def test_ids_are_those_of_the_whole_text(answers: tuple[str, str]) -> None:
+    """Also where the first token of one answer alone joins what the prompt ends with."""
+    tokenizer = make_tokenizer(CHATML.replace("'\n' + m", "'\nhel' + m").replace("assistant\n'", "assistant\nhel'"))
+    dataset, _ = tokenize_pairs([row(prompt="a", chosen=answers[0], rejected=answers[1])], tokenizer, max_length=999)
+    for name, answer in zip(("chosen", "rejected"), answers, strict=True):
+        text = f"<|im_start|>user\nhela<|im_end|>\n<|im_start|>assistant\nhel{answer}<|im_end|>"
+        whole = tokenizer(text, add_special_tokens=False)["input_ids"]
         assert dataset[0]["prompt_ids"] + dataset[0][f"{name}_ids"] == whole
 
 

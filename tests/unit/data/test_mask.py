@@ -177,6 +177,14 @@ def test_a_thought_that_the_prompt_opens(name: str) -> None:
         rows(template(name), PLAIN, empty_thoughts="drop")
 
 
+def test_empty_thoughts_are_dropped_from_every_turn() -> None:
+    text = TIGHT.replace("+ m.content", "+ ('<think></think>' if m.role == 'assistant' else '') + m.content")
+    finder = SpanFinder(make_tokenizer(text.replace("<assistant><think>", "<assistant>")), empty_thoughts="drop")
+    said = finder(PLAIN)
+    assert said.text == "<user>a<end><assistant>b<end><user>c<end><assistant>d<end>"
+    assert [said.text[span.start : span.end] for span in said.spans] == ["b<end>", "d<end>"]
+
+
 def test_line_breaks_are_those_of_the_prompt() -> None:
     assert rows(TIGHT, THOUGHTS[:2]) == [("<user>a<end><assistant><think>", "hm</think>b<end>")]
     assert rows(TIGHT, PLAIN[:2]) == [("<user>a<end><assistant><think></think>", "b<end>")]

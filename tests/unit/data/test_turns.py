@@ -296,3 +296,5 @@ def test_what_two_texts_begin_with(left: str, right: str) -> None:
 
 def test_turns_that_touch_do_not_overlap() -> None:
     assert spoken(None, [user("a"), assistant("b"), assistant("c")], BARE) == ["b", "c"]
+    with pytest.raises(DataError, match="two turns overlap"):
+        finder(BARE, [user("a"), assistant("b")]).checked([Span(0, 2), Span(1, 3)])

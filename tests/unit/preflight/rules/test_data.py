@@ -37,6 +37,7 @@ def test_nothing_to_say(tiny_model: Path) -> None:
         ([*TOKENIZED, "--packing", "False"], ["tokenised documents are joined into blocks"]),
         ([*TOKENIZED, "--auto_find_batch_size"], ["--auto_find_batch_size"]),
         ([*TOKENIZED, "--train_sampling_strategy", "sequential"], ["--shuffle_buffer 0"]),
+        (["--train_file_dir", ".", "--do_eval"], ["no records are held out", "--do_eval"]),
         (["--train_file_dir", ".", "--weights", "1,2"], ["--weights", "no effect without --tokenized_dir"]),
         (["--train_file_dir", ".", "--validation_tokenized_dir", "x"], ["--validation_tokenized_dir"]),
     ],

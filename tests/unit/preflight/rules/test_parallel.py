@@ -123,6 +123,10 @@ def test_the_sizes_that_fit_are_named(tmp_path: Path) -> None:
         (("--deepspeed", zero(), "--activation_checkpointing", "mlp"), ["--activation_checkpointing mlp: it does not"]),
         (("--deepspeed", zero(), "--hidden_dropout_prob", "0.1"), ["--hidden_dropout_prob: it does not reach"]),
         (("--deepspeed", zero(), "--optim", "muon"), ["--optim muon: it does not"]),
+        (
+            ("--deepspeed", zero(), "--load_best_model_at_end", "--eval_strategy", "steps"),
+            ["--load_best_model_at_end: it does not"],
+        ),
     ],
 )
 def test_expert_parallelism_is_refused(tmp_path: Path, flags: tuple[str, ...], parts: list[str]) -> None:

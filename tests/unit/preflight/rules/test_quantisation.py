@@ -45,7 +45,10 @@ def test_refused(flags: tuple[str, ...], said: str) -> None:
         ("--qlora", "--deepspeed", ZERO3),
         ("--qlora", "--bf16", "--deepspeed", ZERO3),
         ("--qlora", "--bnb_4bit_quant_storage", "float32", "--bf16"),
-        ("--qlora", "--bnb_4bit_quant_storage", "bfloat16", "--bf16", "--deepspeed", ZERO3),
+        *(
+            ("--qlora", "--bnb_4bit_quant_storage", kept, "--bf16", "--deepspeed", ZERO3)
+            for kept in ("bfloat16", "uint8")
+        ),
     ],
 )
 def test_right(flags: tuple[str, ...]) -> None:

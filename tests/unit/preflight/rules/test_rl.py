@@ -8,6 +8,7 @@ import pytest
 from transformers import LlamaConfig
 
 from hftune.arguments.entry import parse_arguments
+from hftune.checkpoints.manifest import write_manifest
 from hftune.preflight.rules import rl
 from hftune.preflight.rules.rl import _check_dynamic_sampling
 from tests.unit.preflight.said import problems
@@ -33,6 +34,11 @@ def test_nothing_to_say(tiny_model: Path, algorithm: str) -> None:
         ("online_dpo", [*FUNCTION, "--temperature", "0"], ["all answers to a prompt are the same", "above 0"]),
         ("grpo", [*FUNCTION, "--reward_weights", "1", "2"], ["2 weights for 1 rewards"]),
         ("grpo", [*FUNCTION, "--use_vllm"], ["vLLM is not installed", "leave it out"]),
+        (
+            "grpo",
+            [*FUNCTION, "--use_vllm", "--deepspeed", "zero3", "--ds3_gather_for_generation", "False"],
+            ["whole weights, which must be gathered"],
+        ),
         ("grpo", [*FUNCTION, *HELD_OUT, "--per_device_eval_batch_size", "2"], ["answered 8 times each", "2 answers"]),
         ("rloo", [*FUNCTION, "--use_transformers_continuous_batching"], ["gains nothing on a CPU"]),
         ("ppo", [*FUNCTION, "--critic_init", "reward"], ["no reward model that the critic could begin as"]),
@@ -65,6 +71,12 @@ def test_nothing_to_say(tiny_model: Path, algorithm: str) -> None:
 def test_what_cannot_work(tiny_model: Path, algorithm: str, flags: list[str], parts: list[str]) -> None:
     found = said(tiny_model, algorithm, *flags)
     assert all(part in found for part in parts), found
+
+
+@pytest.mark.parametrize(("head", "found"), [("causal_lm", 1), ("score", 0), ("steps", 0)])
+def test_a_reward_model_has_a_head_that_scores(tmp_path: Path, head: str, found: int) -> None:
+    write_manifest(tmp_path, {"stage": "sft", "head": head})
+    assert len([*rl.check_rewards([], [str(tmp_path)])]) == found
 
 
 @pytest.mark.parametrize(

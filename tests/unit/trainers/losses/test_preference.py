@@ -293,13 +293,19 @@ def test_dpop_penalises_chosen_answers_that_became_less_likely() -> None:
 
 def test_each_half_of_kto_pairs_is_measured_by_the_other() -> None:
     """Ratios 1 and 3 against 2 and -1: the chosen half's KL is their mean 2, that of the rejected half 0.5."""
+    chosen = torch.tensor([1.0, 3.0], requires_grad=True)
     made = Terms(
-        *(torch.tensor(values) for values in ([1.0, 3.0], [2.0, -1.0], [0.0, 0.0], [0.0, 0.0], [1.0, 1.0], [1.0, 1.0])),
+        chosen, *(torch.tensor(values) for values in ([2.0, -1.0], [0.0, 0.0], [0.0, 0.0], [1.0, 1.0], [1.0, 1.0])),
         torch.tensor([1.0, 3.0]), torch.tensor([2.0, -1.0]), nll=torch.tensor([1.0, 1.0]), settings=numbers(beta=BETA),
     )  # fmt: skip
     first = (1 - s(0.5 * (1 - 0.5)) + 1 - s(0.5 * (2 - 2))) / 2
     second = (1 - s(0.5 * (3 - 0.5)) + 1 - s(0.5 * (2 + 1))) / 2
-    assert LOSSES["kto_pair"].of(made).tolist() == pytest.approx([first, second])
+    losses = LOSSES["kto_pair"].of(made)
+    assert losses.tolist() == pytest.approx([first, second])
+    losses.sum().backward()
+    # The estimates are constants: an answer's gradient is that of its own term.
+    slopes = [-BETA / 2 * s(x) * (1 - s(x)) for x in (0.5 * (1 - 0.5), 0.5 * (3 - 0.5))]
+    assert chosen.grad is not None and chosen.grad.tolist() == pytest.approx(slopes)
 
 
 def test_kto_weights_and_labels() -> None:

@@ -59,3 +59,9 @@ def test_pairs_are_of_one_prompt_and_ties_train_nothing(tiny_model: Path, tmp_pa
     assert trainer._compute_loss(trainer.model, batch).item() == pytest.approx(math.log(2), abs=1e-5)
     means = trainer.sums["train"].means(trainer.accelerator)
     assert means["rewards/accuracies"] == 0.0 and means["entropy"] > 0, "of the one pair that counts"
+    # Ratios are of whole answers: a gain of a token counts as often as there are tokens.
+    batch["ref_logps"][:, 0] -= 0.5
+    gain = 0.5 * batch["completion_mask"][1, 0].sum().item()
+    assert trainer._compute_loss(trainer.model, batch).item() == pytest.approx(
+        math.log1p(math.exp(-0.1 * gain)), abs=1e-5
+    )

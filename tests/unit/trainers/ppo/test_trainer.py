@@ -169,6 +169,20 @@ def test_rewards_are_those_of_the_answers_and_advantages_are_white(tiny_model: P
     assert batch["tokens"].item() == mask.sum().item()
 
 
+def test_cut_answers_train_nothing_where_asked_and_beta_follows_training_alone(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    flags = (*SMALL, "--mask_truncated_completions", "--kl_target", "0.5", "--kl_horizon", "10")
+    trainer = make_trainer(tiny_model, tmp_path, "ppo", count_even, *flags)
+    ids = [[6, 7], [6, trainer.processing_class.eos_token_id]]
+    trainer._generate = lambda prompts: ([[5]] * 2, ids, [[{"role": "assistant", "content": "a"}]] * 2)
+    trainer.model.eval()
+    trainer._generate_and_score_completions([{"prompt": [{"role": "user", "content": text}]} for text in "ab"])
+    assert trainer.controller.beta == trainer.args.beta
+    assert drawn(trainer, *"ab")["mask"].tolist() == [[0, 0], [1, 1]]
+    assert trainer.controller.beta < trainer.args.beta, "no divergence yet"
+
+
 @pytest.mark.parametrize("method", [(), LORA], ids=["full", "lora"])
 @pytest.mark.parametrize("what", ["full", "mlp"])
 def test_recomputing_activations_changes_nothing(

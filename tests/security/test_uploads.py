@@ -63,7 +63,7 @@ DOES_NOT = (
     *("model.safetensors.bak", "optimizer.safetensors", "my model.safetensors", "hftune_checkpoint.json", "x.log"),
     *("runs/events.out.tfevents.1", "logs/a.log", "checkpoint-3/model.safetensors", "critic/critic.safetensors"),
     *(".partial/checkpoint-4/optimizer.pt", ".result.partial/result/model.safetensors", "wandb/run/config.yaml"),
-    *("global_step3/mp_rank_00_model_states.pt", "additional_chat_templates/.env", "report.html", "report.md"),
+    *("global_step3/mp_rank_00_model_states.pt", "additional_chat_templates/.env.jinja", "report.html", "report.md"),
     *("additional_chat_templates/x.py", ".cache/token", "src/modeling_own.py", "README.md.bak", "config.json~"),
 )
 

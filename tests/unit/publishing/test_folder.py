@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -352,6 +353,27 @@ def test_a_rename_that_fails_brings_the_old_result_back(out: Path, monkeypatch: 
     monkeypatch.undo()
     publish(out, "newest", overwrite=True)
     assert seen(out)["weights"] == "newest" and [*out.parent.iterdir()] == [out]
+
+
+def test_an_exchange_that_cannot_be_taken_back_waits_for_the_next_start(
+    out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(out, "old")
+    rename, made = os.rename, []
+
+    def fail(*names: Any) -> None:
+        made.append(names)
+        if len(made) > 1:
+            raise OSError(5, os.strerror(5))
+        rename(*names)
+
+    monkeypatch.setattr(os, "rename", fail)
+    with pytest.raises(ArgumentError, match="Input/output"):
+        publish(out, overwrite=True)
+    monkeypatch.undo()
+    assert not out.exists() and (work_folder(out) / REPLACED / "weights").read_text() == "old"
+    folders.recover(out)
+    assert (out / "weights").read_text() == "new", "it was ready"
 
 
 def test_flushed_before_the_renames(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:

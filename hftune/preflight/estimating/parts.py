@@ -145,9 +145,8 @@ def step_extra(size: ModelSize, setup: Setup, optim: str, largest: Largest) -> f
     return 0.0
 
 
-CHUNKS = 4
-"""Float32 chunks that live at a time: logits, their logarithm of shares, and gradients of both; a half less where the
-head computes in 16 bits."""
+CHUNKS = 3
+"""Float32 chunks that live at a time: the logarithm of shares, its gradient, and that of the logits."""
 
 
 @dataclass(frozen=True)
@@ -202,13 +201,13 @@ def answer_head(sizes: HeadSizes, *, weighted: bool = False) -> Head:
     # Picked from all of the batch's, and their gradient, which is scaled in place in the backward pass.
     states = sizes.tokens * sizes.hidden * sizes.hidden_bytes
     if not sizes.trained:
-        return Head(forward=2 * states + CHUNKS * chunk - low, kept=2 * states)
+        return Head(forward=2 * states + CHUNKS * chunk, kept=2 * states)
     weights = sizes.words * sizes.hidden * sizes.weight_bytes
     if weighted:
         # The head's own gradient is made chunk by chunk on the way forward; several chunks add up in float32.
         found = sizes.words * sizes.hidden * 4.0 if several else weights
         kept = 2 * states + found
-        return Head(forward=kept + CHUNKS * chunk - low, kept=kept, backward=weights if found != weights else 0.0)
+        return Head(forward=kept + CHUNKS * chunk, kept=kept, backward=weights if found != weights else 0.0)
     # Few enough logits wait for the backward pass, which then need not project again.
     if logits <= KEPT_BYTES:
         kept = states + logits

@@ -154,6 +154,7 @@ def test_types_of_all_records_decide_wherever_they_stand(chatml: PreTrainedToken
         "flags and numbers": ([True, 1, 2], "Json("),
         "mixed": (["42", 1, None], "Json("),
         "largest": ([2**63 - 1, None, -(2**63) + 1], "Value('int64')"),
+        "too large": ([2**63, None, 1], "Json("),
         "lists": ([None, ["a"], None], "Json("),
         "nothing": ([None, None, None], "Value('null')"),
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,9 @@ def test_the_loss_is_trls(tiny_model: Path, pairs: Path, tmp_path: Path) -> None
     assert trl.RewardTrainer.compute_loss(made, made.model, dict(batch)).item() == pytest.approx(ours, abs=1e-6)
     without = {name: value for name, value in batch.items() if name != "margin"}
     assert made.compute_loss(made.model, without).item() != pytest.approx(ours, abs=1e-3)
+    made.args.score_difference_scale, made.args.center_rewards_coefficient = 2.0, None
+    losses = made.pair_losses(torch.ones(1), torch.zeros(1), torch.full((1,), 0.5))
+    assert losses.item() == pytest.approx(math.log(2)), "a distance of 1 less a margin of 2 * 0.5"
 
 
 @pytest.mark.parametrize("flags", [(), ("--padding_free", "False", "--per_device_eval_batch_size", "3")])

@@ -106,6 +106,7 @@ def test_what_the_state_is_of_stays(tiny_model: Path, lora: Path, flags: list[st
         (["--learning_rate", "1e-3"], ["--learning_rate 2e-05 (now 0.001)"]),
         (["--lr_scheduler_type", "constant", "--data_seed", "3"], ["(now constant)", "--data_seed none (now 3)"]),
         (["--warmup_steps", "9"], ["--warmup_steps 0.03 (now 9"]),
+        (["--seed", "3"], ["--seed 42 (now 3)"]),
         (["--max_length", "99"], ["(now 99)", "where: --resume_from_checkpoint, --max_length\n"]),
         (["--rope_scaling", "linear", "--rope_factor", "2"], ["--rope_scaling none (now linear)", "--rope_factor"]),
         (["--num_samples_each_epoch", "7"], ["--num_samples_each_epoch none (now 7)"]),

@@ -130,6 +130,7 @@ def test_what_belongs_nowhere(
         (lora("q", (1, 2), (4, 1)), None),
         (lora("q", (1, 4), (2, 1)), None),  # the other way round, as Conv1D has it
         (lora("q", (1, 3), (4, 1)), "q is [4, 2] in the base, its adapter has [4, 1] x [1, 3]"),
+        (lora("q", (1, 2), (3, 1)), "q is [4, 2] in the base, its adapter has [3, 1] x [1, 2]"),
         (lora("q", (1, 2), (4, 2)), "its adapter has [4, 2] x [1, 2]"),
         ({"q.weight": torch.ones(3, 2)}, "q.weight is [4, 2] in the base and [3, 2] in the adapter"),
         ({"q.bias": torch.ones(5)}, "q.bias is [4] in the base and [5] in the adapter"),
@@ -137,11 +138,18 @@ def test_what_belongs_nowhere(
 )
 def test_shapes(tensors: dict[str, torch.Tensor], words: str | None, base: BaseTensors, tmp_path: Path) -> None:
     found = adapter(tmp_path / "a", tensors)
+    updates_of(found, base)  # nothing of it is left to peft: a bias does not grow
     problems = [str(problem) for problem in misfits(found, base)]
     assert len(problems) == (words is not None) and (words or "") in "".join(problems)
     if words:
         (problem,) = misfits(found, base)
         assert problem.cause.endswith(words), "one, and no more"
+
+
+def test_a_parameter_is_named_from_a_dot_on(base: BaseTensors, tmp_path: Path) -> None:
+    found = adapter(tmp_path / "a", lora("experts", (4, 2), (4, 4)), target_parameters=["up_proj"])
+    with pytest.raises(ManifestError, match=r"no experts\.weight"):
+        updates_of(found, base)
 
 
 @pytest.mark.parametrize("more", [1, 2])

@@ -222,6 +222,16 @@ def test_an_adapter_of_a_causal_lm_below_a_reward_model(make_base: Callable, tmp
         load_adapter(AutoModelForSequenceClassification.from_pretrained(base, num_labels=1), adapter)
 
 
+@pytest.mark.parametrize(("tied", "said"), [(True, False), (True, True), (False, False)])
+def test_a_tied_head_gets_a_copy_before_anything_is_folded(tied: bool, said: bool, make_base: Callable) -> None:
+    """By memory, whatever the config says: what is folded into one must not be in the other."""
+    model = load_base(plan(make_base("llama", tie_word_embeddings=tied)))
+    model.config.tie_word_embeddings = said
+    assert peft_model._untie(model) is tied
+    head, embeddings = model.get_output_embeddings().weight, model.get_input_embeddings().weight
+    assert head.data_ptr() != embeddings.data_ptr() and torch.equal(head, embeddings) is tied
+
+
 # --- with stand-ins ---
 
 

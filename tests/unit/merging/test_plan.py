@@ -178,7 +178,8 @@ def test_what_has_no_place_in_the_model(tied: Path, tmp_path: Path, monkeypatch:
 def test_a_reward_model_has_no_language_model_head(make_base: Callable, tmp_path: Path) -> None:
     base = make_base("llama")
     score = {"score.weight": torch.randn(1, rows_of(base)[1])} | lora(Q, *(rows_of(base)[1],) * 2)
-    found = outputs(planned(base, [adapter(tmp_path / "a", score, task_type="SEQ_CLS")], scores=1))
+    below = adapter(tmp_path / "below", lora(HEAD, *rows_of(base)))
+    found = outputs(planned(base, [below], [adapter(tmp_path / "a", score, task_type="SEQ_CLS")], scores=1))
     assert f"{HEAD}.weight" not in found
     assert found["score.weight"].source is None and found["score.weight"].shape == (1, rows_of(base)[1])
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from hftune.errors import ArgumentError, ManifestError
 from hftune.merging import write
-from hftune.merging.changes import Replace
+from hftune.merging.changes import LowRank, Replace
 from hftune.merging.plan import Output
 from hftune.merging.skeleton import StoredSlice
 from hftune.merging.tensors import read_tensor
@@ -108,6 +108,23 @@ def test_an_adapter_changes_a_copy(tmp_path: Path) -> None:
     outputs = [Output("w", "F32", (25, 3), stored, [update], StoredSlice("w"))]
     assert merge_into(tmp_path / "merged", outputs) == [True]
     assert torch.equal(load_file(tmp_path / "merged" / "model.safetensors")["w"], read_tensor(stored) + 1)
+
+
+def test_a_rounding_alone_is_no_change(tmp_path: Path) -> None:
+    stored = store(tmp_path / "base", {"w": torch.randn(25, 3)})["w"]
+    nothing: Any = SimpleNamespace(apply=lambda weight, where: weight)
+    assert merge_into(tmp_path / "merged", [Output("w", "BF16", (25, 3), stored, [nothing], StoredSlice("w"))]) == [
+        False
+    ]
+
+
+def test_a_second_merge_reads_its_adapter_anew(tmp_path: Path) -> None:
+    """Of the same names: written again in between."""
+    for value in (1.0, 2.0):
+        found = store(tmp_path, {"a": torch.full((1, 2), value), "b": torch.ones(3, 1), "w": torch.zeros(3, 2)})
+        update = LowRank(found["a"], found["b"], 1.0)
+        merge_into(tmp_path / f"{value}", [Output("w", "F32", (3, 2), found["w"], [update], StoredSlice("w"))])
+        assert torch.equal(load_file(tmp_path / f"{value}" / "model.safetensors")["w"], torch.full((3, 2), value))
 
 
 def test_numbers_of_eight_bits_are_not_looked_at() -> None:

@@ -104,6 +104,8 @@ def test_weights_of_turns(given: dict[str, Any], weight: float | None) -> None:
 @pytest.mark.parametrize("spoken", ["human", "HUMAN", "prompter"])
 def test_roles_have_many_names(spoken: str) -> None:
     assert parse_messages([{"from": spoken, "value": "Q"}], "f:1", "messages") == [user("Q")]
+    turns = [{"role": "developer", "content": "S"}, user("Q")]
+    assert parse_messages(turns, "f:1", "messages")[0] == {"role": "system", "content": "S"}
 
 
 CALL = '{"name": "f", "arguments": {"x": 1}}'

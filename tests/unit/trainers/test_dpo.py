@@ -27,7 +27,8 @@ def test_texts_are_evaluated_as_trl_does_it(flags: tuple[str, ...], tiny_model: 
 
 
 def test_losses_and_the_reference_of_a_batch(tiny_model: Path, tmp_path: Path) -> None:
-    trainer = stage_trainer("dpo", tiny_model, tmp_path)
+    trainer = stage_trainer("dpo", tiny_model, tmp_path, "--padding_free", "True")
+    assert trainer.data_collator.flat and trainer.args.flat_batches, "as rules and the loader have it"
     batch = trainer._prepare_inputs(trainer.data_collator([trainer.train_dataset[0]] * 2))
     chosen, rejected = trainer.compute_ref_log_probs(trainer.model, batch)
     assert chosen.shape == rejected.shape == (2,) and not chosen.requires_grad

@@ -11,6 +11,7 @@ import torch
 from transformers import AutoModelForTokenClassification
 
 from hftune.arguments.entry import parse_arguments
+from hftune.data.batches.collators import FlatCollator
 from hftune.data.splits import Splits
 from hftune.models.loading.reward_model import load_reward_model
 from hftune.models.loading.tokenizer import load_tokenizer
@@ -55,6 +56,7 @@ def by_hand(made: ProcessRewardTrainer, data: Splits) -> list[np.ndarray]:
 @pytest.mark.parametrize("flags", [(), ("--padding_free", "False")])
 def test_held_out_figures(tiny_model: Path, steps: Path, tmp_path: Path, flags: tuple[str, ...]) -> None:
     made, data = trainer(tiny_model, steps, tmp_path, *flags)
+    assert isinstance(made.data_collator.rows, FlatCollator) is not bool(flags), "as rules and the loader have it"
     metrics = made.evaluate()
     right, labels = by_hand(made, data), [np.array(each) for each in data.train["step_labels"]]
     for name, value in step_figures(right, labels).items():

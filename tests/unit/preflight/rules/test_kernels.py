@@ -28,6 +28,7 @@ def liger(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_loss_stays_ours(liger: None, stage: str) -> None:
     problem, config = checked(stage=stage)
     assert not problem and config == dict.fromkeys(LIGER_LOSSES, False)
+    assert checked("--fp8", "tensorwise", stage=stage)[1] == dict.fromkeys((*LIGER_LOSSES, *LIGER_MLPS), False)
 
 
 @pytest.mark.parametrize("flags", [("--use_peft",), ("--tiled_mlp", "True"), ("--activation_checkpointing", "mlp")])

@@ -194,3 +194,11 @@ def test_an_old_manifest_says_less(tiny_model: Path, full: Path) -> None:
     assert said(tiny_model, full, "--optim", "sgd", stage="sft") == []
     write_manifest(full, {"stage": "sft", "arguments": {"training": None, "adapter": {}}})
     assert said(tiny_model, full, "--optim", "sgd") == []
+
+
+@pytest.mark.parametrize(
+    ("flags", "trains"),
+    [([], True), (["--do_eval"], False), (["--do_train", "False"], False), (["--do_eval", "--do_train"], True)],
+)
+def test_training_that_is_refused_by_name_is_not_done(flags: list[str], trains: bool) -> None:
+    assert parse_arguments("sft", ["--output_dir", "out", *flags]).training.do_train is trains

@@ -135,6 +135,8 @@ def test_ppo_takes_one_answer_a_prompt_and_its_mini_batches() -> None:
     argv = ["--model_name_or_path", "m", "--output_dir", "o", "--rl_algorithm", "ppo", "--num_mini_batches", "3"]
     args = parse_arguments("rl", [*argv, "--per_device_train_batch_size", "5", "--gradient_accumulation_steps", "2"])[3]
     assert (args.num_generations, args.steps_per_generation, args.generation_batch_size) == (1, 6, 30)
+    args = parse_arguments("rl", [*argv, "--per_device_train_batch_size", "5", "--generation_batch_size", "20"])[3]
+    assert (args.steps_per_generation, args.generation_batch_size) == (4, 20)
 
 
 @pytest.mark.parametrize("adapter", [True, False])

@@ -359,7 +359,8 @@ def test_an_exchange_that_cannot_be_taken_back_waits_for_the_next_start(
     out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publish(out, "old")
-    rename, made = os.rename, []
+    made: list[Any] = []
+    rename = os.rename
 
     def fail(*names: Any) -> None:
         made.append(names)

@@ -21,6 +21,7 @@ from hftune.opening.files import read_bytes
 from hftune.opening.json_file import LARGE, parse_json, read_json
 from hftune.secrets import command_without_secrets
 from hftune.tools.reporting.progress import PROGRESS, read_progress
+from hftune.visible import say
 
 SHAPES = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 """What reading raises where a file is JSON of another shape than hftune writes: somebody else's file of the name."""
@@ -197,8 +198,9 @@ def read_stages(folder: str | Path) -> list[Stage]:
             place=str(folder),
             fix="give the output folder of a stage or of a pipeline",
         )
-    stages = [_read(place, folder) for place in found]
-    return _in_order(stages)
+    if len(found) == MOST_RUNS:
+        say(f"{folder}: only the first {MOST_RUNS} runs are shown; give a folder with fewer")
+    return _in_order([_read(place, folder) for place in found])
 
 
 def run_folders(top: Path) -> Iterator[Path]:

@@ -12,6 +12,7 @@ import pytest
 
 from hftune.checkpoints.manifest import COMPLETE, write_manifest
 from hftune.errors import ManifestError
+from hftune.tools.reporting import stages
 from hftune.tools.reporting.page import spark, write_pages
 from hftune.tools.reporting.progress import read_progress, with_speed
 from hftune.tools.reporting.stages import read_stages
@@ -208,3 +209,11 @@ def test_capabilities_are_one_table_and_pictures(pipeline: Path) -> None:
     assert "<figcaption>loss (0 base, 1 sft)</figcaption>" in page
     picture = re.search(r"<figcaption>loss \(.*?</figure>", page)
     assert picture and "upper end: 3.25 at step 0" in picture[0] and "figure: 2.5 at step 1" in picture[0]
+
+
+def test_runs_that_are_not_shown_are_said(
+    pipeline: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert len(read_stages(pipeline)) == 2 and not capsys.readouterr().out
+    monkeypatch.setattr(stages, "MOST_RUNS", 1)
+    assert len(read_stages(pipeline)) == 1 and "only the first 1 runs are shown" in capsys.readouterr().out

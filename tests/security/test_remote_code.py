@@ -343,5 +343,5 @@ def test_nobody_reads_an_answer_from_the_standard_input() -> None:
         for node in ast.walk(ast.parse(file.read_text()))
         if isinstance(node, ast.Call) and ast.unparse(node.func) in ("input", "sys.stdin.readline", "getpass.getpass")
     ]
-    # Whom `hftune chat` talks with, and who is asked whether a stage trains again: no permission to run code.
-    assert asking == [str(ROOT / "hftune" / "tools" / name) for name in ("chatting/chat.py", "pipeline/runner.py")]
+    # Whom `hftune chat` talks with: no permission to run code.
+    assert asking == [str(ROOT / "hftune" / "tools" / "chatting" / "chat.py")]

@@ -81,8 +81,14 @@ def _coordinator(engine: Any) -> Any:
 
 def local_values(parameter: torch.Tensor) -> torch.Tensor:
     """The values that this rank holds: all, or its flat shard of a parameter that ZeRO-3 partitions."""
-    values: torch.Tensor = getattr(parameter, "ds_tensor", parameter)
-    return values.detach()
+    held: Any = parameter
+    if not is_partitioned(held):
+        return parameter.detach()
+    part = held.ds_tensor
+    # All ranks have equally many elements; behind the parameter's end they are whatever the memory held before.
+    begun = held.ds_zero_partition_rank * part.numel()
+    values: torch.Tensor = part.detach()[: max(0, held.ds_numel - begun)]
+    return values
 
 
 def local_shard(parameter: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:

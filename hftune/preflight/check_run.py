@@ -11,12 +11,14 @@ from hftune.errors import UserError
 from hftune.on_demand import on_demand
 from hftune.preflight.facts import Facts
 from hftune.preflight.rules.adapters import check_adapters, check_vocabulary
-from hftune.preflight.rules.callbacks import check_callbacks, check_trackers
+from hftune.preflight.rules.callbacks import check_callbacks, check_monitors, check_trackers
 from hftune.preflight.rules.data import check_data
 from hftune.preflight.rules.folders import check_contents, check_folders
 from hftune.preflight.rules.kernels import check_kernels
+from hftune.preflight.rules.machines import check_machines
 from hftune.preflight.rules.model import check_model, check_tiling
 from hftune.preflight.rules.optimizer import check_optimizer, check_schedule
+from hftune.preflight.rules.parallel import check_parallel
 from hftune.preflight.rules.quantisation import check_quantisation
 from hftune.preflight.rules.resume import check_resume, check_resumed_settings
 from hftune.preflight.rules.without_effect import check_without_effect
@@ -25,27 +27,10 @@ Rule = Callable[[Facts], Iterator[UserError]]
 """A pure function from the facts of a run to its problems."""
 
 
-def check_machines(facts: Facts) -> Iterator[UserError]:
-    """Problems of processes that would do different things, where there are several."""
-    if facts.world.everyone:
-        from hftune.preflight.rules import machines
-
-        yield from machines.check_machines(facts)
-
-
-def check_parallel(facts: Facts) -> Iterator[UserError]:
-    """Problems of sharing a model's work between processes, where that is asked for."""
-    mesh = facts.training_args.mesh
-    if max(mesh.tensor, mesh.sequence, mesh.expert) > 1 or "expert_parallel" in (facts.deepspeed or {}):
-        from hftune.preflight.rules import parallel
-
-        yield from parallel.check_parallel(facts)
-
-
 # In the order in which their problems are listed: machines and folders first, the model itself last.
 RULES_OF_ALL: tuple[Rule, ...] = (
     *(check_machines, check_folders, check_contents, check_without_effect),
-    *(check_trackers, check_callbacks, check_data),
+    *(check_trackers, check_monitors, check_callbacks, check_data),
     *(check_quantisation, check_kernels, check_adapters, check_vocabulary, check_optimizer, check_schedule),
     *(check_parallel, check_tiling, check_resume, check_resumed_settings, check_model),
 )

@@ -18,7 +18,7 @@ from hftune.data.splits import Splits
 from hftune.trainers.features.run import Inputs
 from hftune.trainers.losses.reward_model import step_loss
 from hftune.trainers.reward import RewardTrainer
-from hftune.trainers.rewards.held_out import describe, step_figures, step_report
+from hftune.trainers.rewards.held_out import step_figures, step_report
 from hftune.trainers.scored_trainer import ScoredTrainer
 
 
@@ -94,10 +94,6 @@ class ProcessRewardTrainer(ScoredTrainer, Trainer):
         losses = step_loss(logits, torch.tensor(np.concatenate(labels)), label_smoothing=self.args.label_smoothing)
         self.whole_loss = float(losses.double().mean())
         return step_figures(right, labels)
-
-    def describe(self) -> str:
-        """The last evaluation, in lines."""
-        return describe(self.report)
 
 
 def _rows(parts: list[torch.Tensor]) -> torch.Tensor:

@@ -23,7 +23,7 @@ from hftune.trainers.features.pair_figures import PairFigures
 from hftune.trainers.features.run import Inputs, Run, mean_over_processes, plain_model
 from hftune.trainers.isolation import prove_rows_isolated
 from hftune.trainers.losses.reward_model import bradley_terry, centring
-from hftune.trainers.rewards.held_out import describe, pair_figures, pair_report
+from hftune.trainers.rewards.held_out import pair_figures, pair_report
 from hftune.trainers.scored_trainer import ScoredTrainer
 
 
@@ -159,10 +159,6 @@ class RewardTrainer(ScoredTrainer, trl.RewardTrainer):
         chosen, rejected = torch.tensor(scores).unbind(1)
         self.whole_loss = float(self.pair_losses(chosen, rejected, difference).double().mean())
         return pair_figures(scores)
-
-    def describe(self) -> str:
-        """The last evaluation, in lines."""
-        return describe(self.report)
 
     def prove_isolation(self, model: Any) -> None:
         """Show it by the scores of tokens: a reward model gives one score of a row."""

@@ -15,6 +15,7 @@ from hftune.constants import REWARD_SCALE_FIELD as FIELD
 from hftune.data.splits import Splits
 from hftune.logging import get_logger, notice
 from hftune.trainers.features.run import say_if_nothing_learnt
+from hftune.trainers.rewards.held_out import describe
 from hftune.trainers.stage_trainer import StageTrainer
 
 TRAINING_RECORDS = 500
@@ -83,7 +84,7 @@ class ScoredTrainer(StageTrainer):
 
     def describe(self) -> str:
         """The last evaluation, in lines."""
-        raise NotImplementedError
+        return describe(self.report)
 
     def end_training(self) -> None:
         """Say whether the loss has fallen."""

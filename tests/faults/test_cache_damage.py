@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import filelock
 import numpy as np
 import psutil
 import pytest
@@ -382,6 +383,15 @@ def test_what_a_killed_writer_left_is_removed_by_the_next_of_its_key(tmp_path: P
     cached("k", write, str(tmp_path))
     assert {entry.name for entry in (tmp_path / "datasets").iterdir() if entry.is_dir()} == {"k", "other"}
     assert not (tmp_path / "datasets" / "k" / "half").exists()
+
+
+def test_what_a_killed_writer_left_of_another_key_is_removed_where_nobody_holds_its_lock(tmp_path: Path) -> None:
+    works = {key: tmp_path / "datasets" / f".{key}.{platform.node()}.work" for key in ("dead", "alive")}
+    for work in works.values():
+        work.mkdir(parents=True)
+    with filelock.FileLock(tmp_path / "datasets" / ".alive.lock"):
+        cached("k", write, str(tmp_path))
+    assert not works["dead"].exists() and works["alive"].exists()
 
 
 def test_a_link_in_the_place_of_a_work_folder_is_not_followed(tmp_path: Path) -> None:

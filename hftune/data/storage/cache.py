@@ -9,6 +9,7 @@ collective is under way that could time out.
 from __future__ import annotations
 
 import functools
+import glob
 import json
 import os
 import platform
@@ -180,9 +181,11 @@ def _opened(entry: Path, *, whole: bool) -> tuple[Dataset, Counts]:
 def _save(entry: Path, write: Callable[[Path], Counts]) -> None:
     """Write next to the entry, then rename: no reader ever sees half an entry."""
     # By the machine as well: not every network drive has locks that other machines see.
-    work = entry.with_name(f".{entry.name}.{platform.node()}.work")
+    kind = f".{platform.node()}.work"
+    work = entry.with_name(f".{entry.name}{kind}")
     # Who writes holds the lock of the key: what lies there is of a process that was killed. A link is not followed.
     shutil.rmtree(work, ignore_errors=True)
+    _remove_dead(entry.parent, kind)
     work.mkdir(mode=0o700)
     try:
         _write_entry(entry, work / "fresh", write)
@@ -192,6 +195,14 @@ def _save(entry: Path, write: Callable[[Path], Counts]) -> None:
         os.replace(work / "fresh", entry)
     finally:
         shutil.rmtree(work, ignore_errors=True)
+
+
+def _remove_dead(folder: Path, kind: str) -> None:
+    """Remove what killed processes of this machine left of other keys: of those nobody holds the lock."""
+    for work in folder.glob(f".*{glob.escape(kind)}"):
+        lock = FileLock(work.with_name(f"{work.name.removesuffix(kind)}.lock"), mode=0o600)
+        with suppress(Timeout), lock.acquire(timeout=0):
+            shutil.rmtree(work, ignore_errors=True)
 
 
 def _write_entry(entry: Path, fresh: Path, write: Callable[[Path], Counts]) -> None:

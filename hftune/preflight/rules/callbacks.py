@@ -1,4 +1,4 @@
-"""Rules about what runs beside training: trackers, callbacks, tasks of checkpoints, uploads."""
+"""Rules about what runs beside training: trackers, callbacks, tasks of checkpoints."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ from hftune.preflight.facts import Facts
 from hftune.preflight.rules import raised
 
 _FLAG, _TASKS = "--callbacks", "--eval_tasks"
+# Where a package is not called as its tracker.
+_PACKAGES = {"azure_ml": "azureml-core", "comet_ml": "comet-ml", "dagshub": "dagshub mlflow"}
 _FIX = "write --callbacks FILE.py:CLASS or MODULE:CLASS; with arguments 'FILE.py:CLASS{\"after\": 3}'"
 
 
@@ -107,9 +109,20 @@ def check_trackers(facts: Facts) -> Iterator[UserError]:
             fix = f"{near} one of: {', '.join(known)}".strip()
             yield ArgumentError(f"there is no tracker {name!r}", place="--report_to", fix=fix)
         elif name not in get_available_reporting_integrations():
-            yield ArgumentError(
-                f"{name} is not installed",
-                place="--report_to",
-                fix=f"pip install {name.replace('_', '-')}; or --report_to none: hftune keeps all figures in "
-                "trainer_state.json, and `hftune report` draws them",
-            )
+            yield _not_installed(name, "--report_to", "--report_to none")
+
+
+def check_monitors(facts: Facts) -> Iterator[UserError]:
+    """Problems of monitors in a DeepSpeed config, which would end in a traceback once the model is loaded."""
+    from transformers.integrations import get_available_reporting_integrations
+
+    config, available = facts.training_args.ds_resolved or {}, get_available_reporting_integrations()
+    for key, name in {"tensorboard": "tensorboard", "wandb": "wandb", "comet": "comet_ml"}.items():
+        if config.get(key, {}).get("enabled") and name not in available:
+            yield _not_installed(name, f"--deepspeed: {key}.enabled", "take it out")
+
+
+def _not_installed(name: str, place: str, without: str) -> ArgumentError:
+    more = "hftune keeps all figures in trainer_state.json, and `hftune report` draws them"
+    fix = f"pip install {_PACKAGES.get(name, name)}; or {without}: {more}"
+    return ArgumentError(f"{name} is not installed", place=place, fix=fix)

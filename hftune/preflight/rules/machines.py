@@ -101,14 +101,17 @@ _MINOR = 2
 
 def check_machines(facts: Facts) -> Iterator[UserError]:
     """Problems of processes that would do different things."""
-    report_machines(facts.world)
-    yield from differences(facts.world.everyone)
-    yield from check_saving(facts.training_args)
+    if facts.world.everyone:
+        report_machines(facts.world)
+        yield from differences(facts.world.everyone)
+        yield from check_saving(facts.training_args)
 
 
 def report_machines(world: World) -> None:
     """Log who takes part: in a line, or as a table where there are several machines or something differs."""
     everyone = world.everyone
+    if not everyone:
+        return
     if machines_of(everyone) > 1 or any(differences(everyone)):
         get_logger().info("\n%s", "\n".join(table(everyone, world.seconds)))
     else:

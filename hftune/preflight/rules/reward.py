@@ -28,3 +28,9 @@ def check_reward(facts: Facts[RMArguments]) -> Iterator[UserError]:
             place="--activation_offloading",
             fix="leave it out; --gradient_checkpointing saves more memory",
         )
+    if not training_args.eval_do_concat_batches:
+        yield ArgumentError(
+            "held-out pairs are measured together, not batch by batch",
+            place="--eval_do_concat_batches False",
+            fix="leave it out",
+        )

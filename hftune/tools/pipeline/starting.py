@@ -20,10 +20,10 @@ from typing import Any, NoReturn
 from hftune import child_processes, interrupts, terminal
 from hftune.arguments.raw_arguments import given_in_file, take_config
 from hftune.constants import INTERRUPTED_EXIT_CODE
-from hftune.errors import ArgumentError, did_you_mean
+from hftune.errors import ArgumentError, did_you_mean, raise_together
 from hftune.tools.pipeline import processes
 from hftune.tools.pipeline.runner import shown
-from hftune.tools.pipeline.step import Launcher
+from hftune.tools.pipeline.step import Launcher, too_many
 from hftune.visible import say
 
 _LAUNCHED = ("deepspeed", "torchrun", "python")
@@ -255,7 +255,9 @@ def choose(given: Start, variables: Mapping[str, str], *, on_cpu: bool = False) 
         several = "torchrun" if _chosen_devices(variables) else "deepspeed"
         kind = several if processes > 1 else "none"
     options = {"deepspeed": _deepspeed, "torchrun": _torchrun, "srun": _srun}
-    return Launcher() if kind == "none" else Launcher(kind, options[kind](given, nodes, processes, variables))
+    launcher = Launcher() if kind == "none" else Launcher(kind, options[kind](given, nodes, processes, variables))
+    raise_together(too_many(launcher, "--nproc"))
+    return launcher
 
 
 def _kind(given: Start, nodes: int, variables: Mapping[str, str]) -> str | None:

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from hftune import child_processes
 from hftune.arguments.stage_table import STAGES
 from hftune.distributed.launchers import OPTIONS
@@ -21,6 +23,8 @@ PRINTED = ("MLFLOW", "PYTHON", "MV2", "UCX", "NCCL")
 """Beginnings of the variables that DeepSpeed's launcher prints and passes on (its `EXPORT_ENVS`, and CUDA's)."""
 _HOSTFILE = "/job/hostfile"
 """The hostfile that DeepSpeed's launcher reads if none is given."""
+# What Python takes with torch, before any model; and processes that another machine may have room for.
+_BYTES_OF_A_PROCESS, _SOME_PROCESSES = 1 << 27, 64
 _MANY_MACHINES = ("hostfile", "num_nodes", "nnodes", "include", "node_rank", "master_addr", "rdzv_endpoint")
 
 
@@ -138,9 +142,21 @@ def read_launcher(item: Positioned, problems: list[UserError]) -> Launcher:
         return Launcher()
     found = options.mapping(f"launcher {kind.value}", problems)
     problems += _unknown(kind.value, found)
-    return Launcher(
+    launcher = Launcher(
         kind.value, {name: _number(child.plain) for name, child in found.items() if child.value is not None}
     )
+    problems += too_many(launcher, kind.place)
+    return launcher
+
+
+def too_many(launcher: Launcher, place: str) -> Iterator[UserError]:
+    """A problem of more processes on a machine than any has memory for: the launcher would end in a traceback."""
+    _, each = launcher.processes or (0, 0)
+    most = max(_SOME_PROCESSES, psutil.virtual_memory().total // _BYTES_OF_A_PROCESS)
+    if each > most:
+        yield ArgumentError(
+            f"there is no memory for {each} processes on a machine", place=place, fix=f"one a GPU; at most {most} here"
+        )
 
 
 def _number(value: Any) -> Any:

@@ -15,6 +15,8 @@ from hftune.tools.pipeline.spec import Positioned, check_name
 
 # The first group is the second $ of an escape; braces do not nest.
 _REFERENCE = re.compile(r"\$(\$?)\{([^{}]*)\}")
+# Of one stage; a value that names another one twice, thirty times over, would be looked up a billion times.
+_MOST_REFERENCES = 100_000
 _OF_STAGE = {"output": "output (its folder)", "model": "model (merged)", "data": "data (what was kept)"}
 
 
@@ -27,11 +29,13 @@ class Names:
         stages: `${stages.NAME.output}` (the folder that it trains into) and `${stages.NAME.model}` (what the next stage
             loads: merged, where the stage trains an adapter), for the stages before; of one that samples `.data`.
         used: Names that have been looked up.
+        count: Times that a name was.
     """
 
     values: Mapping[str, Positioned]
     stages: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     used: set[str] = field(default_factory=set)
+    count: int = 0
 
     def resolve(self, item: Positioned, within: tuple[str, ...] = ()) -> Positioned:
         """The value with every reference replaced; a text that is one reference alone takes the type of its value.
@@ -68,6 +72,10 @@ class Names:
         return replaced
 
     def _look_up(self, name: str, place: str, within: tuple[str, ...]) -> Positioned:
+        self.count += 1
+        if self.count > _MOST_REFERENCES:
+            cause = f"references lead to more than {_MOST_REFERENCES:,} others, the last to ${{{name}}}"
+            raise ArgumentError(cause, place=place, fix="write the value out")
         if name.startswith("env."):
             return _variable(name, place)
         if name.startswith("stages."):

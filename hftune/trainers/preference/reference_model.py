@@ -155,8 +155,7 @@ def weights_fingerprint(model: nn.Module, *, adapter_off: bool) -> str:
         if adapted and ".default." in name:
             continue
         # The part that this rank holds: gathering all weights only to hash them takes as long as a step.
-        held: Any = getattr(parameter, "ds_tensor", parameter)
-        data = held.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+        data: Any = zero.local_values(parameter).cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
         # Without the prefix of peft: a model with its adapter off has the fingerprint of the plain one.
         digest.update(f"\0{name.replace('base_model.model.', '')} {parameter.dtype}\0".encode())
         digest.update(data)

@@ -22,7 +22,18 @@ CONTENTS = [
     "a</think>b",
     "◁think▷a◁/think▷b",
 ]
-CONTENTS += ["", " a", "a\n", "HFTUNE0PART", "HFTUNE1PART", "assistant", "<tool_response>3", "你好", "\n\nUser: a"]
+CONTENTS += [
+    "",
+    " a",
+    "a\n",
+    "\na",
+    "HFTUNE0PART",
+    "HFTUNE1PART",
+    "assistant",
+    "<tool_response>3",
+    "你好",
+    "\n\nUser: a",
+]
 
 
 def conversations(count: int) -> list[list[dict[str, Any]]]:
@@ -45,10 +56,21 @@ def outcome(find: Any, messages: list[dict[str, Any]]) -> list[SpannedText] | st
         return error.kind or str(error)
 
 
-@pytest.mark.parametrize("name", slow_if_alike(NAMES))
+# Of an answer without thoughts: marks of empty ones, whose line breaks may be the answer's own; and a last question
+# that is written in another way, so that a conversation has several rows.
+LAST = "(messages | selectattr('role', 'equalto', 'user') | list)[-1]"
+OWN = {
+    "empty thoughts": CHATML.replace(
+        "m.content", "('<think>\n</think>\n' if m.role == 'assistant' else '') + m.content"
+    ),
+    "last question": CHATML.replace("m.content", f"('now: ' if m == {LAST} else 'old: ') + m.content"),
+}
+
+
+@pytest.mark.parametrize("name", [*slow_if_alike(NAMES), *OWN])
 @pytest.mark.parametrize("settings", [{"rewritten": "split"}, {"last_turn_only": True}], ids=["split", "last"])
 def test_spans_are_those_of_the_exact_way(name: str, settings: dict[str, Any]) -> None:
-    finder = SpanFinder(make_tokenizer(template(name)), **settings)
+    finder = SpanFinder(make_tokenizer(OWN.get(name) or template(name)), **settings)
     for messages in conversations(40):
         assert outcome(finder._rows, messages) == outcome(finder._exact_rows, messages), messages
 

@@ -14,9 +14,10 @@ from torch import nn
 from hftune.distributed import zero
 
 
-def partitioned(values: list[float], whole: int) -> nn.Parameter:
+def partitioned(values: list[float], whole: int, rank: int = 0) -> nn.Parameter:
     """A parameter as ZeRO-3 leaves it: empty, with its share alongside."""
     found: Any = nn.Parameter(torch.empty(0))
+    found.ds_zero_partition_rank = rank
     found.ds_id, found.ds_tensor, found.ds_numel = 1, torch.tensor(values, requires_grad=True), whole
     return found  # type: ignore[no-any-return]  # made up
 
@@ -27,6 +28,9 @@ def test_values_and_sizes_of_parameters() -> None:
     assert zero.local_values(plain).shape == (2, 3) and zero.local_values(cut).tolist() == [1.0, 2.0]
     assert not zero.local_values(plain).requires_grad and not zero.local_values(cut).requires_grad
     assert (zero.full_numel(plain), zero.full_numel(cut)) == (6, 5)
+    # What stands behind the end of a parameter is no value of it.
+    assert zero.local_values(partitioned([1.0, torch.nan], 3, rank=1)).tolist() == [1.0]
+    assert zero.local_values(partitioned([torch.nan], 1, rank=1)).numel() == 0
     packed: Any = nn.Parameter(torch.zeros(4, 1))
     packed.quant_state = SimpleNamespace(shape=(2, 4))  # two weights a byte
     assert zero.full_numel(packed) == 8

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ import pytest
 import torch
 from peft import LoraConfig
 
+from hftune.checkpoints.file_records import record_result
+from hftune.constants import MANIFEST_NAME
 from hftune.errors import ManifestError, UserError
 from hftune.merging.adapters import ADAPTER_WEIGHTS, PREFIX, Adapter, read_adapter
 from tests.unit.merging.models import store
@@ -120,3 +123,17 @@ def test_an_adapter_counts_as_it_is_told(tmp_path: Path) -> None:
     made = adapter(tmp_path)
     assert made.weight == 1.0 and read_adapter(tmp_path, 0.5, "--peft_model_path").weight == 0.5
     assert made.manifest == {}, "it is from elsewhere"
+
+
+def test_a_file_that_is_not_the_one_that_was_written(tmp_path: Path) -> None:
+    """Of the size and the time that it had: every byte is read."""
+    adapter(tmp_path)
+    (tmp_path / MANIFEST_NAME).write_text(json.dumps({"files": record_result(tmp_path)}))
+    read_adapter(tmp_path, 1.0, "--peft_model_path")
+    weights = tmp_path / ADAPTER_WEIGHTS
+    before = weights.stat()
+    store(tmp_path, {f"{PREFIX}q.lora_A.weight": torch.zeros(1, 1)}, ADAPTER_WEIGHTS)
+    assert weights.stat().st_size == before.st_size
+    os.utime(weights, ns=(before.st_atime_ns, before.st_mtime_ns))
+    with pytest.raises(UserError, match="is not as hftune wrote it"):
+        read_adapter(tmp_path, 1.0, "--peft_model_path")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 from hftune.arguments.merging import MergeArguments
+from hftune.checkpoints.manifest import finish_manifest
 from hftune.errors import UserError
 from hftune.merging import inputs as inputs_module
 from hftune.merging.adapters import ADAPTER_WEIGHTS, PREFIX, Adapter
@@ -340,3 +342,15 @@ def test_a_gguf_base_brings_its_own_config(
     config = read(adapter).config
     ((given, shapes, name, flag),) = looked
     assert given == config and "lm_head.weight" in shapes and name == str(base) and flag.startswith("--base")
+
+
+def test_every_byte_of_a_base_is_compared_with_what_was_written(tmp_path: Path) -> None:
+    """Also where a file has kept its size and its time."""
+    weights = store(tmp_path, {"a": torch.zeros(4)})["a"].file
+    finish_manifest(tmp_path, {"status": "complete"})
+    assert find_base(str(tmp_path)).unsupported is None
+    before, content = weights.stat(), weights.read_bytes()
+    weights.write_bytes(content[:-1] + b"\1")
+    os.utime(weights, ns=(before.st_atime_ns, before.st_mtime_ns))
+    with pytest.raises(UserError, match="is not as hftune wrote it"):
+        find_base(str(tmp_path))

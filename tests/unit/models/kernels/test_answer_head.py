@@ -271,3 +271,35 @@ def test_a_lora_of_the_head_counts_and_learns() -> None:
     loss.backward()
     torch.testing.assert_close(loss, expected)
     torch.testing.assert_close(gradients(adapted), wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("head", ["trained", "frozen", "module"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_of_tokens_that_share_the_largest_logit_one_is_the_most_likely(head: str, dtype: torch.dtype) -> None:
+    model = tiny("llama", tied=False).to(dtype)
+    if head == "module":
+        model.lm_head = type("Head", (torch.nn.Linear,), {})(32, WORDS, bias=False, dtype=dtype)
+    torch.nn.init.zeros_(model.lm_head.weight)
+    model.lm_head.requires_grad_(head != "frozen")
+    add_answer_head(model)
+    every = torch.arange(WORDS)
+    found = model(
+        input_ids=torch.ones(1, WORDS).long(), answer_at=every, answer_ids=every, answer_factors=every.float()
+    )
+    assert int(found.is_top1.sum()) == 1
+
+
+def test_16_bit_gradients_of_the_head_add_up_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(chunked_heads.CHUNK_BYTES, "cpu", 4 * WORDS)
+    model = tiny("llama", tied=False).bfloat16()
+    ids, targets = torch.randint(0, WORDS, (1, 400)), torch.randint(0, WORDS, (400,))
+    hidden = model.model(input_ids=ids).last_hidden_state[0].detach()
+    exact = torch.nn.Parameter(model.lm_head.weight.detach().double())
+    torch.nn.functional.cross_entropy(hidden.double() @ exact.T, targets, reduction="sum").backward()
+    add_answer_head(model)
+    model(
+        input_ids=ids, answer_at=torch.arange(400), answer_ids=targets, answer_factors=torch.ones(400)
+    ).loss.backward()
+    found = model.lm_head.weight.grad
+    assert found.dtype == torch.bfloat16
+    assert (found.double() - exact.grad).norm() / exact.grad.norm() < 0.01

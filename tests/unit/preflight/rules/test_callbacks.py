@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import transformers
 
-from hftune.preflight.rules.callbacks import callback_class, check_callbacks, check_trackers
+from hftune.preflight.rules.callbacks import callback_class, check_callbacks, check_monitors, check_trackers
 
 MINE = """
 from transformers import TrainerCallback
@@ -94,3 +94,21 @@ def test_known_and_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "comet_ml is not installed" in problem and "pip install comet-ml; or --report_to none" in problem
     (problem,) = tracker_problems("tensorbord")
     assert "there is no tracker 'tensorbord'" in problem and "did you mean --report_to tensorboard?" in problem
+
+
+@pytest.mark.parametrize(
+    "monitor, package", [("wandb", "wandb"), ("comet", "comet-ml"), ("tensorboard", "tensorboard")]
+)
+def test_a_monitor_of_deepspeeds_without_its_package(
+    monitor: str, package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`import` would end the run with the model loaded."""
+    for there, enabled in (([], True), ([], False), (["wandb", "comet_ml", "tensorboard"], True)):
+        monkeypatch.setattr(
+            transformers.integrations, "get_available_reporting_integrations", lambda there=there: there
+        )
+        config = {monitor: {"enabled": enabled}, "zero_optimization": {"stage": 0}}
+        facts: Any = SimpleNamespace(training_args=SimpleNamespace(ds_resolved=config))
+        said = [str(problem) for problem in check_monitors(facts)]
+        assert len(said) == (enabled and not there)
+        assert all(f"pip install {package}; or take it out" in one and f"{monitor}.enabled" in one for one in said)

@@ -18,6 +18,7 @@ def facts(*flags: str) -> Facts[RMArguments]:
     "flags, place",
     [
         (("--label_smoothing_factor", "0.5"), "--label_smoothing"),
+        (("--eval_do_concat_batches", "False"), "--eval_do_concat_batches False"),
         (("--reward_kind", "process", "--step_separator", ""), "--step_separator"),
         (("--reward_kind", "process", "--activation_offloading", "True"), "--activation_offloading"),
     ],

@@ -221,3 +221,10 @@ def test_devices_are_counted_where_nobody_says_how_many(monkeypatch: pytest.Monk
     for count, wanted in ((0, 1), (3, 3)):
         monkeypatch.setattr(torch.accelerator, "device_count", lambda count=count: count)
         assert starting._devices_here(False) == wanted
+
+
+@pytest.mark.parametrize("launcher", ["deepspeed", "torchrun"])
+def test_more_processes_than_fit_are_not_started(launcher: str) -> None:
+    with pytest.raises(ArgumentError, match="no memory for 100000 processes"):
+        choose(Start(nproc=100000, launcher=launcher), {})
+    assert choose(Start(nproc=16, launcher=launcher), {}).processes == (16, 16)

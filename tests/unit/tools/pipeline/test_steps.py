@@ -233,6 +233,14 @@ def test_what_was_sampled_is_no_model(tmp_path: Path) -> None:
     assert "model_name_or_path" not in given and "reward_model_path" not in given
 
 
+@pytest.mark.parametrize("form", ["'${{{0}}}${{{0}}}'", "['${{{0}}}', '${{{0}}}']"])
+def test_values_that_double_thirty_times_are_refused(tmp_path: Path, form: str) -> None:
+    values = "".join(f"  v{n + 1}: {form.format(f'v{n}')}\n" for n in range(30))
+    text = f"output_dir: out\nvalues:\n  v0: ''\n{values}stages:\n  sft: {{train_file_dir: '${{v30}}'}}\n"
+    with pytest.raises(ArgumentError, match="references lead to more than 100,000 others"):
+        steps(tmp_path, text)
+
+
 def test_a_matrix_of_millions_is_refused(tmp_path: Path) -> None:
     lists = "".join(f"  v{n}: [1, 2, 3, 4, 5, 6, 7, 8, 9]\n" for n in range(9))
     with pytest.raises(ArgumentError, match="make 387,420,489 combinations"):

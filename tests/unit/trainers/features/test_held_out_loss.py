@@ -125,3 +125,15 @@ def test_several_sets_by_name(workers: str, tiny_model: Path, tmp_path: Path) ->
     assert metrics["eval_all_loss"] == pytest.approx(by_hand(tiny_model)[0], abs=1e-5)
     assert metrics["eval_one_loss"] == pytest.approx(metrics["alone_loss"], abs=1e-6)
     assert metrics["eval_one_loss"] != pytest.approx(metrics["eval_all_loss"], abs=1e-3)
+
+
+def test_a_metric_of_the_user_s_is_its_own(tiny_model: Path, tmp_path: Path) -> None:
+    flags = ["--use_cpu", "True", "--report_to", "none", "--packing", "False", "--per_device_eval_batch_size", "4"]
+    *_, args = parse_arguments("pt", ["--output_dir", str(tmp_path), *flags])
+    data = held_out(tiny_model)
+    model = AutoModelForCausalLM.from_pretrained(tiny_model)
+    trainer = PTTrainer(model, args, AutoTokenizer.from_pretrained(tiny_model), Splits(data, data))
+    trainer.compute_metrics = lambda prediction: {"my_loss": 42.0}
+    metrics = trainer.evaluate()
+    assert metrics["eval_my_loss"] == 42.0
+    assert metrics["eval_loss"] == pytest.approx(by_hand(tiny_model)[0], abs=1e-5)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hftune.arguments.optimizer import FreezingArguments, split_commas
+from hftune.arguments.option import option
 from hftune.errors import ArgumentError
 from hftune.opening.json_file import parse_json
 
@@ -14,20 +15,18 @@ from hftune.opening.json_file import parse_json
 class AdapterArguments(FreezingArguments):
     """LoRA and QLoRA on the names of TRL's `ModelConfig` and peft's `LoraConfig`; other tools' are aliases."""
 
-    use_peft: bool = field(default=False, metadata={"help": "Train a LoRA adapter instead of the whole model."})
-    peft_path: str | None = field(
-        default=None,
-        metadata={
-            "help": "Continue this adapter (implies --use_peft). A,B,C: A and B are folded into the base in memory, in "
-            "this order, and C is trained on. What an adapter was itself trained on is known from its hftune.json."
-        },
+    use_peft: bool = option(False, "Train a LoRA adapter instead of the whole model.")
+    peft_path: str | None = option(
+        None,
+        "Continue this adapter (implies --use_peft). A,B,C: A and B are folded into the base in memory, in "
+        "this order, and C is trained on. What an adapter was itself trained on is known from its hftune.json.",
     )
-    create_new_adapter: bool = field(
-        default=False, metadata={"help": "Fold all adapters of --peft_path into the base and train a fresh one on top."}
+    create_new_adapter: bool = option(
+        False, "Fold all adapters of --peft_path into the base and train a fresh one on top."
     )
-    lora_r: int = field(default=8, metadata={"help": "Rank r of the adapter."})
-    lora_alpha: int = field(default=16, metadata={"help": "The adapter is scaled by lora_alpha / r."})
-    lora_dropout: float = field(default=0.0, metadata={"help": "Dropout on the adapter's input."})
+    lora_r: int = option(8, "Rank r of the adapter.")
+    lora_alpha: int = option(16, "The adapter is scaled by lora_alpha / r.")
+    lora_dropout: float = option(0.0, "Dropout on the adapter's input.")
     lora_target_modules: list[str] = field(
         default_factory=lambda: ["all"],
         metadata={
@@ -35,73 +34,53 @@ class AdapterArguments(FreezingArguments):
             "chooses for the architecture)."
         },
     )
-    target_regex: str | None = field(
-        default=None, metadata={"help": "Adapt the modules whose whole name matches, instead of the names above."}
+    target_regex: str | None = option(None, "Adapt the modules whose whole name matches, instead of the names above.")
+    exclude_modules: list[str] | None = option(
+        None, "Names of modules that are not adapted though the flags above name them."
     )
-    exclude_modules: list[str] | None = field(
-        default=None, metadata={"help": "Names of modules that are not adapted though the flags above name them."}
+    layers_to_transform: list[int] | None = option(None, "Adapt modules of these decoder layers only, counted from 0.")
+    lora_target_parameters: list[str] | None = option(
+        None,
+        "Parameters to adapt that are no linear module: the experts of a mixture, such as "
+        "mlp.experts.gate_up_proj,mlp.experts.down_proj.",
     )
-    layers_to_transform: list[int] | None = field(
-        default=None, metadata={"help": "Adapt modules of these decoder layers only, counted from 0."}
+    init_lora_weights: str = option(
+        "true",
+        "How a fresh adapter begins: true (A random, B zero), gaussian, orthogonal, mica, olora, pissa, or "
+        "pissa_niter_N (N rounds of fast SVD). What is saved always belongs to the unchanged base.",
     )
-    lora_target_parameters: list[str] | None = field(
-        default=None,
-        metadata={
-            "help": "Parameters to adapt that are no linear module: the experts of a mixture, such as "
-            "mlp.experts.gate_up_proj,mlp.experts.down_proj."
-        },
+    rank_pattern: str | None = option(None, 'Other ranks for some modules, as JSON: {"down_proj": 16}.')
+    alpha_pattern: str | None = option(None, 'Other lora_alpha for some modules, as JSON: {"down_proj": 32}.')
+    trainable_token_indices: list[int] | None = option(
+        None, "Train the embeddings of these token ids in full, alongside the adapter."
     )
-    init_lora_weights: str = field(
-        default="true",
-        metadata={
-            "help": "How a fresh adapter begins: true (A random, B zero), gaussian, orthogonal, mica, olora, pissa, or "
-            "pissa_niter_N (N rounds of fast SVD). What is saved always belongs to the unchanged base."
-        },
+    lora_modules_to_save: list[str] | None = option(
+        None, "Modules trained in full and saved with the adapter (embed_tokens lm_head)."
     )
-    rank_pattern: str | None = field(
-        default=None, metadata={"help": 'Other ranks for some modules, as JSON: {"down_proj": 16}.'}
+    lora_bias: str = option("none", "Biases trained with the adapter.", choices=["none", "all", "lora_only"])
+    use_rslora: bool = option(False, "Scale by lora_alpha / sqrt(r) (arXiv:2312.03732).")
+    use_dora: bool = option(False, "Weight-decomposed LoRA (arXiv:2402.09353).")
+    qlora: bool = option(False, "LoRA on a 4-bit NF4 base; 8-bit with --load_in_8bit.")
+    load_in_4bit: bool = option(False, "Quantise the base to 4 bit.")
+    load_in_8bit: bool = option(False, "Quantise the base to 8 bit.")
+    bnb_4bit_quant_type: str = option("nf4", "4-bit type.", choices=["nf4", "fp4"])
+    use_bnb_nested_quant: bool = option(True, "Quantise the quantisation constants too.")
+    bnb_4bit_quant_storage: str | None = option(
+        None,
+        "Storage dtype of 4-bit weights; under ZeRO-3 equal to the compute dtype.",
+        choices=["uint8", "bfloat16", "float16", "float32"],
     )
-    alpha_pattern: str | None = field(
-        default=None, metadata={"help": 'Other lora_alpha for some modules, as JSON: {"down_proj": 32}.'}
-    )
-    trainable_token_indices: list[int] | None = field(
-        default=None, metadata={"help": "Train the embeddings of these token ids in full, alongside the adapter."}
-    )
-    lora_modules_to_save: list[str] | None = field(
-        default=None, metadata={"help": "Modules trained in full and saved with the adapter (embed_tokens lm_head)."}
-    )
-    lora_bias: str = field(
-        default="none", metadata={"help": "Biases trained with the adapter.", "choices": ["none", "all", "lora_only"]}
-    )
-    use_rslora: bool = field(default=False, metadata={"help": "Scale by lora_alpha / sqrt(r) (arXiv:2312.03732)."})
-    use_dora: bool = field(default=False, metadata={"help": "Weight-decomposed LoRA (arXiv:2402.09353)."})
-    qlora: bool = field(default=False, metadata={"help": "LoRA on a 4-bit NF4 base; 8-bit with --load_in_8bit."})
-    load_in_4bit: bool = field(default=False, metadata={"help": "Quantise the base to 4 bit."})
-    load_in_8bit: bool = field(default=False, metadata={"help": "Quantise the base to 8 bit."})
-    bnb_4bit_quant_type: str = field(default="nf4", metadata={"help": "4-bit type.", "choices": ["nf4", "fp4"]})
-    use_bnb_nested_quant: bool = field(default=True, metadata={"help": "Quantise the quantisation constants too."})
-    bnb_4bit_quant_storage: str | None = field(
-        default=None,
-        metadata={
-            "help": "Storage dtype of 4-bit weights; under ZeRO-3 equal to the compute dtype.",
-            "choices": ["uint8", "bfloat16", "float16", "float32"],
-        },
-    )
-    train_new_tokens_only: bool = field(
-        default=False,
-        metadata={
-            "help": "Train the rows of the new tokens and nothing else. They are saved as an adapter of these rows, to "
-            "be merged like LoRA (which trains them in any case)."
-        },
+    train_new_tokens_only: bool = option(
+        False,
+        "Train the rows of the new tokens and nothing else. They are saved as an adapter of these rows, to "
+        "be merged like LoRA (which trains them in any case).",
     )
     # None until the run is known: ZeRO-3 gathers a weight for its module's forward pass, which a fused pass goes
     # around.
-    fused_lora: bool | None = field(
-        default=None,
-        metadata={
-            "help": "Compute LoRA layers and gated MLPs with passes written out: faster, and less is kept for the "
-            "backward pass. Left out: yes, but under ZeRO-3 and with --torch_compile."
-        },
+    fused_lora: bool | None = option(
+        None,
+        "Compute LoRA layers and gated MLPs with passes written out: faster, and less is kept for the "
+        "backward pass. Left out: yes, but under ZeRO-3 and with --torch_compile.",
     )
 
     def __post_init__(self) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+from hftune.arguments.option import option
 from hftune.distributed import ranks
 from hftune.distributed.ranks import Mesh, mesh_problems
 from hftune.errors import ArgumentError, raise_together
@@ -18,21 +19,17 @@ weights in bf16."""
 class PrecisionFields:
     """FP8 of training in full. A frozen base in 8 or 4 bits is `load_in_8bit` and `load_in_4bit`."""
 
-    fp8: str | None = field(
-        default=None,
-        metadata={
-            "help": "Multiply the linear layers' matrices in FP8 (torchao, a GPU of compute capability 8.9 or later, "
-            "training in full in bf16). --torch_compile True makes it pay.",
-            "choices": [*RECIPES],
-        },
+    fp8: str | None = option(
+        None,
+        "Multiply the linear layers' matrices in FP8 (torchao, a GPU of compute capability 8.9 or later, "
+        "training in full in bf16). --torch_compile True makes it pay.",
+        choices=[*RECIPES],
     )
 
-    train_in_float32: bool = field(
-        default=False,
-        metadata={
-            "help": "Keep what is trained in float32 whatever --dtype says, a reward model's head too. Under "
-            "DeepSpeed it is so anyway, in the optimizer's copies."
-        },
+    train_in_float32: bool = option(
+        False,
+        "Keep what is trained in float32 whatever --dtype says, a reward model's head too. Under "
+        "DeepSpeed it is so anyway, in the optimizer's copies.",
     )
 
 
@@ -40,12 +37,10 @@ class PrecisionFields:
 class TilingFields:
     """Mixed into every stage's arguments."""
 
-    tiled_mlp: bool = field(
-        default=False,
-        metadata={
-            "help": "Compute each MLP a piece of the row at a time and recompute it in the backward pass, so that the "
-            "widest activations are never there for a whole row. PT and SFT; for long rows."
-        },
+    tiled_mlp: bool = option(
+        False,
+        "Compute each MLP a piece of the row at a time and recompute it in the backward pass, so that the "
+        "widest activations are never there for a whole row. PT and SFT; for long rows.",
     )
 
 
@@ -54,16 +49,13 @@ class RouterFields:
     """Losses of a mixture of experts' routers. `router_aux_loss_coef` is TRL's name."""
 
     # None is not 0: the weight in the model's config counts then.
-    router_aux_loss_coef: float | None = field(
-        default=None,
-        metadata={
-            "help": "Weight of the routers' load-balancing loss (arXiv:2101.03961). Left out: what the model's config "
-            "says, 0 where it says nothing."
-        },
+    router_aux_loss_coef: float | None = option(
+        None,
+        "Weight of the routers' load-balancing loss (arXiv:2101.03961). Left out: what the model's config "
+        "says, 0 where it says nothing.",
     )
-    moe_z_loss_coef: float = field(
-        default=0.0,
-        metadata={"help": "Weight of the routers' z-loss (arXiv:2202.08906), a mean over tokens and layers."},
+    moe_z_loss_coef: float = option(
+        0.0, "Weight of the routers' z-loss (arXiv:2202.08906), a mean over tokens and layers."
     )
 
 
@@ -71,21 +63,15 @@ class RouterFields:
 class DropoutFields:
     """Dropout on ERNIEKit's names, whatever the model's config calls it."""
 
-    hidden_dropout_prob: float | None = field(
-        default=None,
-        metadata={
-            "help": "Dropout on what attention and MLP add to the hidden states. Left out: as the model's config says."
-        },
+    hidden_dropout_prob: float | None = option(
+        None, "Dropout on what attention and MLP add to the hidden states. Left out: as the model's config says."
     )
-    attention_probs_dropout_prob: float | None = field(
-        default=None, metadata={"help": "Dropout on attention weights. Left out: as the model's config says."}
+    attention_probs_dropout_prob: float | None = option(
+        None, "Dropout on attention weights. Left out: as the model's config says."
     )
-    dropout_warmup_steps: int = field(
-        default=0, metadata={"help": "Steps in which both grow from 0 to their values, linearly."}
-    )
-    layerwise_dropout: bool = field(
-        default=False,
-        metadata={"help": "Scale both by a layer's number (from 0) over the count of layers, as ERNIEKit does."},
+    dropout_warmup_steps: int = option(0, "Steps in which both grow from 0 to their values, linearly.")
+    layerwise_dropout: bool = option(
+        False, "Scale both by a layer's number (from 0) over the count of layers, as ERNIEKit does."
     )
 
     @property
@@ -98,19 +84,14 @@ class DropoutFields:
 class ParallelArguments:
     """Sizes of the groups of processes that work on the same model, rows or experts. 1: no such groups."""
 
-    tensor_parallel_size: int = field(
-        default=1,
-        metadata={"help": "Processes that share the matrices of every layer (AutoTP); they see the same rows."},
+    tensor_parallel_size: int = option(
+        1, "Processes that share the matrices of every layer (AutoTP); they see the same rows."
     )
-    sequence_parallel_size: int = field(
-        default=1,
-        metadata={"help": "Processes that share the tokens of every row (Ulysses); they see the same rows."},
+    sequence_parallel_size: int = option(
+        1, "Processes that share the tokens of every row (Ulysses); they see the same rows."
     )
-    expert_parallel_size: int = field(
-        default=1,
-        metadata={
-            "help": "Processes that share the experts of every layer of a mixture (AutoEP); each sees rows of its own."
-        },
+    expert_parallel_size: int = option(
+        1, "Processes that share the experts of every layer of a mixture (AutoEP); each sees rows of its own."
     )
 
     @property
@@ -147,13 +128,11 @@ _AFTER = 300
 class HangTimeoutFields:
     """A time-out for every phase of a step, in every stage."""
 
-    hang_timeout: float = field(
-        default=1500.0,
-        metadata={
-            "help": "Seconds in which training must move on from one phase (data, forward, backward, optimizer step, "
-            "save, a batch of evaluation, generation) to the next. After that every process says which rank is behind, "
-            "and where, and ends with exit code 76. 0: never."
-        },
+    hang_timeout: float = option(
+        1500.0,
+        "Seconds in which training must move on from one phase (data, forward, backward, optimizer step, "
+        "save, a batch of evaluation, generation) to the next. After that every process says which rank is behind, "
+        "and where, and ends with exit code 76. 0: never.",
     )
 
     def raise_ddp_timeout(self) -> None:
@@ -170,17 +149,12 @@ class HangTimeoutFields:
 class ProfileFields:
     """A profile of some steps. The names of its steps are Megatron's."""
 
-    profile: bool = field(
-        default=False,
-        metadata={
-            "help": "Write a torch.profiler trace of some steps and a table of what cost most, to output_dir/profile."
-        },
+    profile: bool = option(
+        False, "Write a torch.profiler trace of some steps and a table of what cost most, to output_dir/profile."
     )
-    profile_step_start: int = field(default=4, metadata={"help": "First step, counted from 1, of --profile."})
-    profile_step_end: int = field(default=6, metadata={"help": "Last step of --profile."})
-    profiler_rank0_only: bool = field(
-        default=True, metadata={"help": "Profile the first process alone, not every one."}
-    )
+    profile_step_start: int = option(4, "First step, counted from 1, of --profile.")
+    profile_step_end: int = option(6, "Last step of --profile.")
+    profiler_rank0_only: bool = option(True, "Profile the first process alone, not every one.")
 
     def check_profile(self) -> None:
         """Refuse steps that are none.
@@ -200,28 +174,21 @@ class ProfileFields:
 class CallbackFields:
     """Callbacks of transformers' Trainer by name, and what is measured of checkpoints."""
 
-    callbacks: list[str] | None = field(
-        default=None,
-        metadata={
-            "help": "Callbacks of yours: FILE.py:CLASS or MODULE:CLASS, subclasses of transformers' TrainerCallback; "
-            "with arguments 'FILE.py:CLASS{\"after\": 3}'."
-        },
+    callbacks: list[str] | None = option(
+        None,
+        "Callbacks of yours: FILE.py:CLASS or MODULE:CLASS, subclasses of transformers' TrainerCallback; "
+        "with arguments 'FILE.py:CLASS{\"after\": 3}'.",
     )
-    eval_tasks: list[str] | None = field(
-        default=None,
-        metadata={
-            "help": "Have `hftune evaluate` measure these tasks of every checkpoint, on --validation_file_dir (loss, "
-            "exact_match, chrf, ...) or as lm-eval has them; training waits meanwhile."
-        },
+    eval_tasks: list[str] | None = option(
+        None,
+        "Have `hftune evaluate` measure these tasks of every checkpoint, on --validation_file_dir (loss, "
+        "exact_match, chrf, ...) or as lm-eval has them; training waits meanwhile.",
     )
-    early_stopping_patience: int | None = field(
-        default=None,
-        metadata={
-            "help": "Stop after so many evaluations in a row that bring --metric_for_best_model no further. It needs "
-            "held-out records, --eval_strategy and --load_best_model_at_end."
-        },
+    early_stopping_patience: int | None = option(
+        None,
+        "Stop after so many evaluations in a row that bring --metric_for_best_model no further. It needs "
+        "held-out records, --eval_strategy and --load_best_model_at_end.",
     )
-    early_stopping_threshold: float = field(
-        default=0.0,
-        metadata={"help": "For --early_stopping_patience: what is no more than this does not count as better."},
+    early_stopping_threshold: float = option(
+        0.0, "For --early_stopping_patience: what is no more than this does not count as better."
     )

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 from urllib.parse import urlsplit
 
 import trl
 
 from hftune.arguments.optimizer import split_commas
+from hftune.arguments.option import option
 from hftune.arguments.training import SFTArguments
 from hftune.errors import ArgumentError
 from hftune.weight_files import fingerprint
@@ -29,79 +30,56 @@ class DistillArguments(SFTArguments, trl.DistillationConfig):
         *set(trl.DistillationConfig._VALID_DICT_FIELDS) - set(trl.SFTConfig._VALID_DICT_FIELDS),
     ]
 
-    teacher_model_name_or_path: list[str] | None = field(  # one in TRL
-        default=None,
-        metadata={
-            "help": "Model to learn from: folder or Hub name, whole or an adapter. Several: the mixture of what they "
-            "say, see --teacher_weights. With --teacher_server_url its name there."
-        },
+    teacher_model_name_or_path: list[str] | None = option(
+        None,
+        "Model to learn from: folder or Hub name, whole or an adapter. Several: the mixture of what they "
+        "say, see --teacher_weights. With --teacher_server_url its name there.",
     )
-    teacher_server_url: str | None = field(
-        default=None,
-        metadata={
-            "help": "http://host:port of an OpenAI-compatible server that says the log-probabilities of given tokens "
-            f"(vllm serve), in place of a teacher. A key for it is read from the variable {KEY_VARIABLE}."
-        },
+    teacher_server_url: str | None = option(
+        None,
+        "http://host:port of an OpenAI-compatible server that says the log-probabilities of given tokens "
+        f"(vllm serve), in place of a teacher. A key for it is read from the variable {KEY_VARIABLE}.",
     )
-    teacher_top_k: int | None = field(
-        default=None,
-        metadata={
-            "help": "Tokens that --teacher_server_url is asked for at each place, the most likely ones; all others "
-            "count as one. Left out: 20, as many as vLLM gives unless it is started with --max-logprobs."
-        },
+    teacher_top_k: int | None = option(
+        None,
+        "Tokens that --teacher_server_url is asked for at each place, the most likely ones; all others "
+        "count as one. Left out: 20, as many as vLLM gives unless it is started with --max-logprobs.",
     )
-    teacher_weights: list[float] | None = field(
-        default=None, metadata={"help": "Share of each teacher in the mixture; left out: all alike."}
+    teacher_weights: list[float] | None = option(None, "Share of each teacher in the mixture; left out: all alike.")
+    teacher_dtype: str = option(
+        "auto",
+        "Dtype of a teacher's weights. auto: that in which the run computes (bf16, fp16 or float32).",
+        choices=["auto", "bfloat16", "float16", "float32"],
     )
-    teacher_dtype: str = field(
-        default="auto",
-        metadata={
-            "help": "Dtype of a teacher's weights. auto: that in which the run computes (bf16, fp16 or float32).",
-            "choices": ["auto", "bfloat16", "float16", "float32"],
-        },
+    teacher_load_in_4bit: bool = option(False, "Quantise teachers to 4 bit (NF4).")
+    teacher_load_in_8bit: bool = option(False, "Quantise teachers to 8 bit.")
+    teacher_targets: str | None = option(
+        None,
+        "Folder of `hftune teach`: what a teacher said of these records, computed once, in place of a "
+        "teacher. For --distill_mode offline.",
     )
-    teacher_load_in_4bit: bool = field(default=False, metadata={"help": "Quantise teachers to 4 bit (NF4)."})
-    teacher_load_in_8bit: bool = field(default=False, metadata={"help": "Quantise teachers to 8 bit."})
-    teacher_targets: str | None = field(
-        default=None,
-        metadata={
-            "help": "Folder of `hftune teach`: what a teacher said of these records, computed once, in place of a "
-            "teacher. For --distill_mode offline."
-        },
+    drop_untaught: bool = option(False, "Leave out, and count, records without targets in --teacher_targets.")
+    distill_mode: str = option(
+        "on_policy",
+        "Whose answers are trained. on_policy: the student's own, drawn anew in each step; offline: those "
+        "of the records; mixed: each step one of both, see --on_policy_share.",
+        choices=list(MODES),
     )
-    drop_untaught: bool = field(
-        default=False, metadata={"help": "Leave out, and count, records without targets in --teacher_targets."}
-    )
-    distill_mode: str = field(
-        default="on_policy",
-        metadata={
-            "help": "Whose answers are trained. on_policy: the student's own, drawn anew in each step; offline: those "
-            "of the records; mixed: each step one of both, see --on_policy_share.",
-            "choices": list(MODES),
-        },
-    )
-    on_policy_share: float = field(
-        default=0.5, metadata={"help": "Share of the steps with the student's own answers in --distill_mode mixed."}
-    )
+    on_policy_share: float = option(0.5, "Share of the steps with the student's own answers in --distill_mode mixed.")
     # 1.0 is TRL's; what a student says itself is judged token by token, which the reverse KL does best.
-    beta: float = field(
-        default=1.0,
-        metadata={
-            "help": "Which divergence: 0 the forward KL (teacher to student), 1 the reverse KL, between them the "
-            "generalised Jensen-Shannon divergence (arXiv:2306.13649)."
-        },
+    beta: float = option(
+        1.0,
+        "Which divergence: 0 the forward KL (teacher to student), 1 the reverse KL, between them the "
+        "generalised Jensen-Shannon divergence (arXiv:2306.13649).",
     )
-    hard_label_share: float = field(
-        default=0.0,
-        metadata={"help": "Share of the plain loss of the records' own tokens in the loss; the rest is the teacher's."},
+    hard_label_share: float = option(
+        0.0, "Share of the plain loss of the records' own tokens in the loss; the rest is the teacher's."
     )
-    max_teacher_entropy: float | None = field(
-        default=None,
-        metadata={"help": "Tokens of which a teacher is less sure than this (entropy in nats) are not trained."},
+    max_teacher_entropy: float | None = option(
+        None, "Tokens of which a teacher is less sure than this (entropy in nats) are not trained."
     )
-    sample_completions: int = field(
-        default=8,
-        metadata={"help": "Answers of the student written to completions.jsonl in the output folder at each log."},
+    sample_completions: int = option(
+        8, "Answers of the student written to completions.jsonl in the output folder at each log."
     )
 
     def __post_init__(self) -> None:

@@ -9,6 +9,7 @@ from typing import cast
 from hftune.arguments.model import HubFields
 from hftune.arguments.names.table import table
 from hftune.arguments.names.translate import MERGE
+from hftune.arguments.option import option
 from hftune.arguments.parser import HftuneParser
 from hftune.errors import ArgumentError
 
@@ -17,49 +18,34 @@ from hftune.errors import ArgumentError
 class MergeArguments(HubFields):
     """Both generations of MedicalGPT's names work: `base_model`/`lora_model` are aliases of these."""
 
-    peft_model_path: str | None = field(
-        default=None, metadata={"help": "Folder of the adapter; several with commas between: A,B."}
+    peft_model_path: str | None = option(None, "Folder of the adapter; several with commas between: A,B.")
+    output_dir: str | None = option(None, "Folder for the merged model.")
+    base_model_name_or_path: str | None = option(None, "Its base; left out: the one that the adapter was trained on.")
+    adapter_weights: str | None = option(
+        None, "Weights of several adapters: 0.5,0.5. W becomes W + sum of weight * (what it does to W)."
     )
-    output_dir: str | None = field(default=None, metadata={"help": "Folder for the merged model."})
-    base_model_name_or_path: str | None = field(
-        default=None, metadata={"help": "Its base; left out: the one that the adapter was trained on."}
+    tokenizer_path: str | None = option(None, "Tokenizer to carry along; left out: the adapter's, else the base's.")
+    dtype: str = option(
+        "auto",
+        "Dtype of the merged weights; auto: each keeps the base's. Folding is computed in float32.",
+        choices=["auto", "bfloat16", "float16", "float32"],
     )
-    adapter_weights: str | None = field(
-        default=None,
-        metadata={"help": "Weights of several adapters: 0.5,0.5. W becomes W + sum of weight * (what it does to W)."},
+    merge_base: str = option(
+        "original",
+        "For QLoRA: fold into the original weights, or into what quantisation left of them (what training "
+        "saw). --verify prints the difference of both.",
+        choices=["original", "dequantized"],
     )
-    tokenizer_path: str | None = field(
-        default=None, metadata={"help": "Tokenizer to carry along; left out: the adapter's, else the base's."}
+    verify: str = option(
+        "auto",
+        "Compare logits of base + adapter with those of the merged model; auto: below a billion parameters "
+        "and where they fit in memory.",
+        choices=["auto", "true", "false"],
     )
-    dtype: str = field(
-        default="auto",
-        metadata={
-            "help": "Dtype of the merged weights; auto: each keeps the base's. Folding is computed in float32.",
-            "choices": ["auto", "bfloat16", "float16", "float32"],
-        },
-    )
-    merge_base: str = field(
-        default="original",
-        metadata={
-            "help": "For QLoRA: fold into the original weights, or into what quantisation left of them (what training "
-            "saw). --verify prints the difference of both.",
-            "choices": ["original", "dequantized"],
-        },
-    )
-    verify: str = field(
-        default="auto",
-        metadata={
-            "help": "Compare logits of base + adapter with those of the merged model; auto: below a billion parameters "
-            "and where they fit in memory.",
-            "choices": ["auto", "true", "false"],
-        },
-    )
-    max_shard_size: str | None = field(
-        default=None, metadata={"help": "Largest weight file (5GB); left out: the files of the base."}
-    )
-    overwrite_output_dir: bool = field(default=False, metadata={"help": "Replace a finished result of hftune's there."})
-    trust_remote_code: bool = field(default=False, metadata={"help": "Run code that comes with the base."})
-    hf_hub_model_id: str | None = field(default=None, metadata={"help": "Push the merged model to this Hub name."})
+    max_shard_size: str | None = option(None, "Largest weight file (5GB); left out: the files of the base.")
+    overwrite_output_dir: bool = option(False, "Replace a finished result of hftune's there.")
+    trust_remote_code: bool = option(False, "Run code that comes with the base.")
+    hf_hub_model_id: str | None = option(None, "Push the merged model to this Hub name.")
     hf_hub_token: str | None = field(
         default=None, repr=False, metadata={"help": "Token for that; never written to disk."}
     )

@@ -9,6 +9,7 @@ from transformers import TrainingArguments
 from transformers.trainer_utils import SchedulerType
 from transformers.training_args import OptimizerNames
 
+from hftune.arguments.option import option
 from hftune.errors import ArgumentError, did_you_mean
 from hftune.logging import notice
 
@@ -30,80 +31,58 @@ class OptimizerArguments:
     """What hftune adds to the optimizer and schedule fields of `TrainingArguments`, which it is mixed into."""
 
     # The same: `muon` is no member of transformers' enum.
-    optim: str = field(
-        default=TrainingArguments.default_optim,
-        metadata={
-            "help": "The optimizer: muon, or one of transformers': "
-            f"{', '.join(entry.value for entry in OptimizerNames)}."
-        },
+    optim: str = option(
+        TrainingArguments.default_optim,
+        f"The optimizer: muon, or one of transformers': {', '.join(entry.value for entry in OptimizerNames)}.",
     )
     # A text, where transformers has an enum: argparse would show its members, and refuse Megatron's words.
-    lr_scheduler_type: str = field(
-        default="linear", metadata={"help": f"The schedule: {', '.join(entry.value for entry in SchedulerType)}."}
+    lr_scheduler_type: str = option("linear", f"The schedule: {', '.join(entry.value for entry in SchedulerType)}.")
+    loraplus_lr_ratio: float | None = option(
+        None, "LoRA+ (arXiv:2402.12354): learning rate of B over that of A, which is --learning_rate."
     )
-    loraplus_lr_ratio: float | None = field(
-        default=None,
-        metadata={"help": "LoRA+ (arXiv:2402.12354): learning rate of B over that of A, which is --learning_rate."},
+    loraplus_lr_embedding: float | None = option(
+        None, "LoRA+: learning rate of adapters on embeddings; left out: 1e-6, as in peft."
     )
-    loraplus_lr_embedding: float | None = field(
-        default=None,
-        metadata={"help": "LoRA+: learning rate of adapters on embeddings; left out: 1e-6, as in peft."},
+    layerwise_lr_decay_bound: float = option(
+        1.0,
+        "Learning rate of the embeddings as a share of --learning_rate; it grows linearly with the depth "
+        "up to the full rate at the final norm and head (ERNIEKit). 1: the same rate everywhere.",
     )
-    layerwise_lr_decay_bound: float = field(
-        default=1.0,
-        metadata={
-            "help": "Learning rate of the embeddings as a share of --learning_rate; it grows linearly with the depth "
-            "up to the full rate at the final norm and head (ERNIEKit). 1: the same rate everywhere."
-        },
+    min_lr: float | None = option(
+        None, "Learning rate that the schedule ends at; groups with a rate of their own: in proportion."
     )
-    min_lr: float | None = field(
-        default=None,
-        metadata={"help": "Learning rate that the schedule ends at; groups with a rate of their own: in proportion."},
+    lr_decay_steps: int | None = option(
+        None,
+        "Step at which the schedule has ended, warm-up included; the rate stays there. Left out: the last "
+        "step of training. A --warmup_steps below 1 is a share of this.",
     )
-    lr_decay_steps: int | None = field(
-        default=None,
-        metadata={
-            "help": "Step at which the schedule has ended, warm-up included; the rate stays there. Left out: the last "
-            "step of training. A --warmup_steps below 1 is a share of this."
-        },
+    num_cycles: float | None = option(
+        None, "Waves of cosine (left out: 0.5, half a wave down), restarts of cosine_with_restarts (1)."
     )
-    num_cycles: float | None = field(
-        default=None,
-        metadata={"help": "Waves of cosine (left out: 0.5, half a wave down), restarts of cosine_with_restarts (1)."},
+    lr_end: float | None = option(None, "Learning rate that polynomial ends at; left out: --min_lr, else 1e-7.")
+    power: float | None = option(None, "Exponent of polynomial; left out: 1.")
+    lr_wsd_decay_steps: float | None = option(
+        None, "Steps of decay that end warmup_stable_decay, below 1 a share; left out: a tenth."
     )
-    lr_end: float | None = field(
-        default=None, metadata={"help": "Learning rate that polynomial ends at; left out: --min_lr, else 1e-7."}
+    lr_wsd_decay_style: str = option(
+        "linear",
+        "How warmup_stable_decay decays.",
+        choices=["linear", "cosine", "1-sqrt", "exponential", *_SAME_WSD_STYLE],
     )
-    power: float | None = field(default=None, metadata={"help": "Exponent of polynomial; left out: 1."})
-    lr_wsd_decay_steps: float | None = field(
-        default=None,
-        metadata={"help": "Steps of decay that end warmup_stable_decay, below 1 a share; left out: a tenth."},
-    )
-    lr_wsd_decay_style: str = field(
-        default="linear",
-        metadata={
-            "help": "How warmup_stable_decay decays.",
-            "choices": ["linear", "cosine", "1-sqrt", "exponential", *_SAME_WSD_STYLE],
-        },
-    )
-    sgd_momentum: float | None = field(default=None, metadata={"help": "Momentum of --optim sgd; left out: none."})
-    muon_momentum: float = field(default=0.95, metadata={"help": "Momentum of --optim muon (Nesterov's)."})
-    muon_scale_mode: str = field(
-        default="spectral",
-        metadata={
-            "help": "Factor on the orthogonal update of an (out, in) matrix. spectral: sqrt(max(out, in)); "
-            "shape_scaling: sqrt(max(1, out/in)); unit_rms_norm: sqrt(out/in).",
-            "choices": ["spectral", "shape_scaling", "unit_rms_norm"],
-        },
+    sgd_momentum: float | None = option(None, "Momentum of --optim sgd; left out: none.")
+    muon_momentum: float = option(0.95, "Momentum of --optim muon (Nesterov's).")
+    muon_scale_mode: str = option(
+        "spectral",
+        "Factor on the orthogonal update of an (out, in) matrix. spectral: sqrt(max(out, in)); "
+        "shape_scaling: sqrt(max(1, out/in)); unit_rms_norm: sqrt(out/in).",
+        choices=["spectral", "shape_scaling", "unit_rms_norm"],
     )
     # Moonlight's 0.2 brings the update's RMS to that of AdamW, so that rates and weight decay carry over.
-    muon_extra_scale_factor: float = field(
-        default=0.2,
-        metadata={"help": "Further factor; 0.2 with spectral lets Muon use AdamW's rates (arXiv:2502.16982)."},
+    muon_extra_scale_factor: float = option(
+        0.2, "Further factor; 0.2 with spectral lets Muon use AdamW's rates (arXiv:2502.16982)."
     )
-    print_groups: bool = field(
-        default=False,
-        metadata={"help": "Show every parameter group before training: members, elements, rate, decay, optimizer."},
+    print_groups: bool = option(
+        False, "Show every parameter group before training: members, elements, rate, decay, optimizer."
     )
 
     if TYPE_CHECKING:  # what the TrainingArguments alongside this class bring
@@ -175,41 +154,31 @@ def _known(name: str, known: list[str], *, flag: str, what: str) -> str:
 class FreezingArguments:
     """Megatron-SWIFT's names, and LLaMA-Factory's of freeze tuning. What is named as trainable wins."""
 
-    freeze_parameters: list[str] | None = field(
-        default=None, metadata={"help": "Leave parameters as they are whose names begin so: model.embed_tokens."}
+    freeze_parameters: list[str] | None = option(
+        None, "Leave parameters as they are whose names begin so: model.embed_tokens."
     )
-    freeze_parameters_regex: str | None = field(
-        default=None, metadata={"help": "Leave parameters as they are in whose names this is found."}
-    )
+    freeze_parameters_regex: str | None = option(None, "Leave parameters as they are in whose names this is found.")
     # A share of the elements, not of the layers, as Megatron-SWIFT counts.
-    freeze_parameters_ratio: float = field(
-        default=0.0,
-        metadata={
-            "help": "Leave the first parameters as they are, from the embeddings up: as many as fit into this share of "
-            "all elements; 1 for all."
-        },
+    freeze_parameters_ratio: float = option(
+        0.0,
+        "Leave the first parameters as they are, from the embeddings up: as many as fit into this share of "
+        "all elements; 1 for all.",
     )
-    trainable_parameters: list[str] | None = field(
-        default=None,
-        metadata={
-            "help": "Train parameters whose names begin so, though they are frozen otherwise. With an adapter: modules "
-            "of the base that are trained in full and saved with it."
-        },
+    trainable_parameters: list[str] | None = option(
+        None,
+        "Train parameters whose names begin so, though they are frozen otherwise. With an adapter: modules "
+        "of the base that are trained in full and saved with it.",
     )
-    trainable_parameters_regex: str | None = field(
-        default=None, metadata={"help": "Train parameters in whose names this is found, likewise."}
-    )
-    freeze_trainable_layers: int | None = field(
-        default=None,
-        metadata={"help": "Train the last N decoder layers only; the first N for -N (freeze tuning)."},
+    trainable_parameters_regex: str | None = option(None, "Train parameters in whose names this is found, likewise.")
+    freeze_trainable_layers: int | None = option(
+        None, "Train the last N decoder layers only; the first N for -N (freeze tuning)."
     )
     freeze_trainable_modules: list[str] = field(
         default_factory=lambda: ["all"],
         metadata={"help": "With --freeze_trainable_layers: modules of these layers, such as self_attn,mlp; or all."},
     )
-    freeze_extra_modules: list[str] | None = field(
-        default=None,
-        metadata={"help": "With --freeze_trainable_layers: modules outside of the layers to train as well (lm_head)."},
+    freeze_extra_modules: list[str] | None = option(
+        None, "With --freeze_trainable_layers: modules outside of the layers to train as well (lm_head)."
     )
 
     def __post_init__(self) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import trl
 
 from hftune.arguments.data import ThoughtFields
+from hftune.arguments.option import option
 from hftune.arguments.ranges import UNPAIRED
 from hftune.arguments.training import StageArguments
 from hftune.errors import ArgumentError
@@ -20,29 +21,25 @@ CUT, CUT_PROMPT, CUT_ANSWER, DROP = "cut", "cut_prompt", "cut_answer", "drop"
 class PairLengths:
     """Mixed into arguments that have a `max_length`."""
 
-    max_prompt_length: int | None = field(
-        default=None, metadata={"help": "Tokens of the prompt that are kept, its end; left out: bound by max_length."}
+    max_prompt_length: int | None = option(
+        None, "Tokens of the prompt that are kept, its end; left out: bound by max_length."
     )
-    max_completion_length: int | None = field(
-        default=None, metadata={"help": "Tokens of an answer that are kept, its start; left out: bound by max_length."}
+    max_completion_length: int | None = option(
+        None, "Tokens of an answer that are kept, its start; left out: bound by max_length."
     )
-    length_budget: str = field(
-        default=EACH,
-        metadata={
-            "help": "each: --max_prompt_length and --max_completion_length bound prompt and answer apart. sum: their "
-            "sum bounds both together. sum_of_characters: their sum is also the most characters of a prompt with an "
-            "answer, longer records are dropped (MedicalGPT's DPO).",
-            "choices": [EACH, SUM, CHARACTERS],
-        },
+    length_budget: str = option(
+        EACH,
+        "each: --max_prompt_length and --max_completion_length bound prompt and answer apart. sum: their "
+        "sum bounds both together. sum_of_characters: their sum is also the most characters of a prompt with an "
+        "answer, longer records are dropped (MedicalGPT's DPO).",
+        choices=[EACH, SUM, CHARACTERS],
     )
-    too_long: str = field(
-        default=CUT,
-        metadata={
-            "help": "What becomes of a record beyond its lengths. cut: the prompt loses its start, down to half of "
-            "max_length, then an answer its end. cut_prompt, cut_answer: that alone, and what does not fit then is "
-            "dropped. drop: the record is left out. Each is counted.",
-            "choices": [CUT, CUT_PROMPT, CUT_ANSWER, DROP],
-        },
+    too_long: str = option(
+        CUT,
+        "What becomes of a record beyond its lengths. cut: the prompt loses its start, down to half of "
+        "max_length, then an answer its end. cut_prompt, cut_answer: that alone, and what does not fit then is "
+        "dropped. drop: the record is left out. Each is counted.",
+        choices=[CUT, CUT_PROMPT, CUT_ANSWER, DROP],
     )
 
     def resolve_lengths(self) -> None:
@@ -83,49 +80,35 @@ class RMArguments(StageArguments, PairLengths, trl.RewardConfig):
     """Reward model on preference pairs, or on labelled steps."""
 
     # Decides the head, so it must be the same for whoever loads the model: the manifest carries it.
-    reward_kind: str = field(
-        default="outcome",
-        metadata={
-            "help": "outcome: one score a conversation, from preference pairs. process: one a step of an answer, from "
-            "steps that are labelled right or wrong.",
-            "choices": ["outcome", "process"],
-        },
+    reward_kind: str = option(
+        "outcome",
+        "outcome: one score a conversation, from preference pairs. process: one a step of an answer, from "
+        "steps that are labelled right or wrong.",
+        choices=["outcome", "process"],
     )
-    score_difference: str = field(
-        default="margin",
-        metadata={
-            "help": "What the difference of two answers' scores (or `margin`) does, where the data have it. margin: "
-            "the model's scores shall lie that far apart. weight: the pair's loss is multiplied by it. none: nothing.",
-            "choices": ["margin", "weight", "none"],
-        },
+    score_difference: str = option(
+        "margin",
+        "What the difference of two answers' scores (or `margin`) does, where the data have it. margin: "
+        "the model's scores shall lie that far apart. weight: the pair's loss is multiplied by it. none: nothing.",
+        choices=["margin", "weight", "none"],
     )
-    score_difference_scale: float = field(
-        default=1.0, metadata={"help": "Differences are multiplied by this first: 0.1 for scores from 1 to 10."}
+    score_difference_scale: float = option(
+        1.0, "Differences are multiplied by this first: 0.1 for scores from 1 to 10."
     )
-    label_smoothing: float = field(
-        default=0.0, metadata={"help": "Share of labels that are taken to be wrong; below 0.5."}
-    )
-    padding_free: bool | None = field(
-        default=None,
-        metadata={
-            "help": "Put the conversations of a batch into one row instead of padding them. Left out: where the model "
-            "keeps them apart exactly."
-        },
+    label_smoothing: float = option(0.0, "Share of labels that are taken to be wrong; below 0.5.")
+    padding_free: bool | None = option(
+        None,
+        "Put the conversations of a batch into one row instead of padding them. Left out: where the model "
+        "keeps them apart exactly.",
     )
     # Stored next to the weights and not folded into the head: scores of different runs stay comparable.
-    normalize_scores: bool = field(
-        default=True,
-        metadata={
-            "help": "Keep mean and standard deviation of the held-out scores with the model, for RL and `hftune score`."
-            " The model's own scores stay as they are."
-        },
+    normalize_scores: bool = option(
+        True,
+        "Keep mean and standard deviation of the held-out scores with the model, for RL and `hftune score`."
+        " The model's own scores stay as they are.",
     )
-    step_separator: str = field(
-        default="\n", metadata={"help": "Stands between the steps of an answer (process reward models)."}
-    )
-    train_on_last_step_only: bool = field(
-        default=False, metadata={"help": "Learn from the last labelled step of an answer only."}
-    )
+    step_separator: str = option("\n", "Stands between the steps of an answer (process reward models).")
+    train_on_last_step_only: bool = option(False, "Learn from the last labelled step of an answer only.")
 
     def __post_init__(self) -> None:
         self.resolve_lengths()
@@ -177,52 +160,36 @@ class DPOArguments(StageArguments, ThoughtFields, PairLengths, trl.DPOConfig):
         default_factory=lambda: ["sigmoid"],
         metadata={"help": f"One loss or several, with --loss_weights: {', '.join(sorted(LOSS_TYPES))}."},
     )
-    label_smoothing: float = field(
-        default=0.0,
-        metadata={"help": "Probability that a pair is the wrong way round (cDPO, robust DPO), or EXO's epsilon."},
+    label_smoothing: float = option(
+        0.0, "Probability that a pair is the wrong way round (cDPO, robust DPO), or EXO's epsilon."
     )
-    simpo_gamma: float = field(
-        default=0.5, metadata={"help": "SimPO's target margin gamma: the paper's, not its ratio to beta."}
+    simpo_gamma: float = option(0.5, "SimPO's target margin gamma: the paper's, not its ratio to beta.")
+    cpo_alpha: float = option(1.0, "Weight of the SFT loss in cpo and cpo_simpo.")
+    dpop_lambda: float = option(50.0, "Weight of DPO-Positive's penalty on chosen answers that become less likely.")
+    offset_alpha: float = option(
+        0.0, "Ask for more between answers whose scores differ more: beta z - alpha log(difference)."
     )
-    cpo_alpha: float = field(default=1.0, metadata={"help": "Weight of the SFT loss in cpo and cpo_simpo."})
-    dpop_lambda: float = field(
-        default=50.0, metadata={"help": "Weight of DPO-Positive's penalty on chosen answers that become less likely."}
+    normalize_logps: bool = option(
+        False, "Scale log-probabilities by the mean length of a pair's answers over an answer's own."
     )
-    offset_alpha: float = field(
-        default=0.0,
-        metadata={"help": "Ask for more between answers whose scores differ more: beta z - alpha log(difference)."},
+    desirable_weight: float = option(1.0, "Weight of good answers in KTO.")
+    undesirable_weight: float = option(1.0, "Weight of bad answers in KTO.")
+    reference_free: bool = option(False, "Take a uniform reference: log-probabilities of 0 for every answer.")
+    ref_model: str | None = option(
+        None, "Another model as reference, folder or Hub name; left out: the policy at the start."
     )
-    normalize_logps: bool = field(
-        default=False,
-        metadata={"help": "Scale log-probabilities by the mean length of a pair's answers over an answer's own."},
-    )
-    desirable_weight: float = field(default=1.0, metadata={"help": "Weight of good answers in KTO."})
-    undesirable_weight: float = field(default=1.0, metadata={"help": "Weight of bad answers in KTO."})
-    reference_free: bool = field(
-        default=False, metadata={"help": "Take a uniform reference: log-probabilities of 0 for every answer."}
-    )
-    ref_model: str | None = field(
-        default=None,
-        metadata={"help": "Another model as reference, folder or Hub name; left out: the policy at the start."},
-    )
-    ref_adapters: list[str] | None = field(
-        default=None, metadata={"help": "Adapters that are merged into the reference, in this order."}
-    )
+    ref_adapters: list[str] | None = option(None, "Adapters that are merged into the reference, in this order.")
     # None: it depends on whether there is an adapter and how often a record is seen.
-    precompute_ref_log_probs: bool | None = field(
-        default=None,
-        metadata={
-            "help": "Compute the reference once, before training, and keep it in the cache. Left out: yes in full "
-            "training, which then needs no second model; with an adapter where records are seen more than once."
-        },
+    precompute_ref_log_probs: bool | None = option(
+        None,
+        "Compute the reference once, before training, and keep it in the cache. Left out: yes in full "
+        "training, which then needs no second model; with an adapter where records are seen more than once.",
     )
-    padding_free: bool | None = field(
-        default=None,
-        metadata={"help": "Put the pairs of a batch into one row instead of padding them; left out: where exact."},
+    padding_free: bool | None = option(
+        None, "Put the pairs of a batch into one row instead of padding them; left out: where exact."
     )
-    shared_prompts: bool | None = field(
-        default=None,
-        metadata={"help": "Compute the prompt of a pair once, for both answers; left out: where exact."},
+    shared_prompts: bool | None = option(
+        None, "Compute the prompt of a pair once, for both answers; left out: where exact."
     )
 
     def __post_init__(self) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any
 
+from hftune.arguments.option import option
 from hftune.errors import ArgumentError
 from hftune.opening.json_file import parse_json
 
@@ -77,27 +78,23 @@ class Recomputation:
 class RecomputationFields:
     """Which activations are recomputed, in every stage. `gradient_checkpointing` is transformers' older name."""
 
-    activation_checkpointing: str | None = field(
-        default=None,
-        metadata={
-            "help": "What is computed again in the backward pass instead of being kept: full (whole layers), attention "
-            "(with its projections), mlp, both joined by a comma, auto (as few whole layers as the plan says that "
-            "memory needs) or none. Left out: full, unless --gradient_checkpointing False. Losses stay the same."
-        },
+    activation_checkpointing: str | None = option(
+        None,
+        "What is computed again in the backward pass instead of being kept: full (whole layers), attention "
+        "(with its projections), mlp, both joined by a comma, auto (as few whole layers as the plan says that "
+        "memory needs) or none. Left out: full, unless --gradient_checkpointing False. Losses stay the same.",
     )
-    gradient_checkpointing: bool = field(
-        default=True, metadata={"help": "Recompute activations in the backward pass: less memory, about 20%% slower."}
+    gradient_checkpointing: bool = option(
+        True, "Recompute activations in the backward pass: less memory, about 20%% slower."
     )
-    activation_checkpointing_every: int = field(
-        default=1, metadata={"help": "Recompute in one of this many layers only: less time, more memory."}
+    activation_checkpointing_every: int = option(
+        1, "Recompute in one of this many layers only: less time, more memory."
     )
-    activation_checkpointing_layers: str | None = field(
-        default=None,
-        metadata={"help": "Layers that are recomputed: 0-3,7 or 'not 0,1' or a share, spread evenly: 1/3."},
+    activation_checkpointing_layers: str | None = option(
+        None, "Layers that are recomputed: 0-3,7 or 'not 0,1' or a share, spread evenly: 1/3."
     )
-    activation_checkpointing_offload: bool = field(
-        default=False,
-        metadata={"help": "Keep what is saved for recomputing in the memory of the machine, not on the accelerator."},
+    activation_checkpointing_offload: bool = option(
+        False, "Keep what is saved for recomputing in the memory of the machine, not on the accelerator."
     )
     recomputation: Recomputation | None = field(
         default=None, init=False, repr=False, metadata={"help": "All of this, resolved; None: nothing is recomputed."}

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 import trl
 
 from hftune.arguments.data import TurnTokenFields
+from hftune.arguments.option import option
 from hftune.arguments.raw_arguments import GIVEN_NAMES
 from hftune.arguments.training import StageArguments
 from hftune.errors import ArgumentError
@@ -22,63 +23,38 @@ BUILTIN_REWARDS = ("accuracy", "format", "length", "overlong")
 class RLFields(TurnTokenFields):
     """What all RL algorithms add to TRL's."""
 
-    rl_algorithm: str = field(
-        default="grpo",
-        metadata={"help": "Which algorithm.", "choices": ["grpo", "rloo", "ppo", "online_dpo"]},
+    rl_algorithm: str = option("grpo", "Which algorithm.", choices=["grpo", "rloo", "ppo", "online_dpo"])
+    reward_model_path: list[str] | None = option(
+        None, "Reward models: output folders of run_rm.py, adapters or merged."
     )
-    reward_model_path: list[str] | None = field(
-        default=None, metadata={"help": "Reward models: output folders of run_rm.py, adapters or merged."}
+    reward_funcs: list[str] | None = option(
+        None,
+        "Reward functions: accuracy, format, length or overlong, or in Python as module:function or file.py:function.",
     )
-    reward_funcs: list[str] | None = field(
-        default=None,
-        metadata={
-            "help": "Reward functions: accuracy, format, length or overlong, or in Python as module:function or "
-            "file.py:function."
-        },
+    reward_timeout: float | None = option(None, "Seconds that a call of --reward_funcs may take; left out: any number.")
+    reward_retries: int = option(0, "Further calls of a reward function that failed, hung or returned no rewards.")
+    reward_cache: str | None = option(
+        None,
+        "A folder where the rewards of --reward_funcs are kept by prompt, answer and record: none is "
+        "asked for twice, and a run is replayed from it.",
     )
-    reward_timeout: float | None = field(
-        default=None,
-        metadata={"help": "Seconds that a call of --reward_funcs may take; left out: any number."},
-    )
-    reward_retries: int = field(
-        default=0,
-        metadata={"help": "Further calls of a reward function that failed, hung or returned no rewards."},
-    )
-    reward_cache: str | None = field(
-        default=None,
-        metadata={
-            "help": "A folder where the rewards of --reward_funcs are kept by prompt, answer and record: none is "
-            "asked for twice, and a run is replayed from it."
-        },
-    )
-    system_prompt: str | None = field(
-        default=None, metadata={"help": "System message put before each prompt that has none of its own."}
-    )
+    system_prompt: str | None = option(None, "System message put before each prompt that has none of its own.")
     # Never trained on, so that a policy that games its reward shows: the two means part.
-    judge_reward: list[str] | None = field(
-        default=None,
-        metadata={
-            "help": "Reward models or functions that are never trained on: their mean is logged with the reward, and "
-            "how far the two have drifted apart."
-        },
+    judge_reward: list[str] | None = option(
+        None,
+        "Reward models or functions that are never trained on: their mean is logged with the reward, and "
+        "how far the two have drifted apart.",
     )
-    sample_completions: int = field(
-        default=8,
-        metadata={"help": "Completions written to completions.jsonl in the output folder at each logged step."},
+    sample_completions: int = option(
+        8, "Completions written to completions.jsonl in the output folder at each logged step."
     )
-    normalize_rewards: bool = field(
-        default=True,
-        metadata={"help": "Subtract the mean and divide by the deviation that run_rm.py stored with a reward model."},
+    normalize_rewards: bool = option(
+        True, "Subtract the mean and divide by the deviation that run_rm.py stored with a reward model."
     )
-    max_prompt_length: int | None = field(
-        default=None, metadata={"help": "Prompts with more tokens than this are dropped, and counted."}
-    )
-    shared_prompts: bool | None = field(
-        default=None,
-        metadata={
-            "help": "Score and train answers side by side behind one copy of their prompt, without pads; left out: "
-            "where exact."
-        },
+    max_prompt_length: int | None = option(None, "Prompts with more tokens than this are dropped, and counted.")
+    shared_prompts: bool | None = option(
+        None,
+        "Score and train answers side by side behind one copy of their prompt, without pads; left out: where exact.",
     )
 
 
@@ -138,30 +114,24 @@ class _RLStage(StageArguments, RLFields):
 class GRPOArguments(_RLStage, trl.GRPOConfig):
     """Group relative policy optimisation (arXiv:2402.03300)."""
 
-    grpo_variant: str | None = field(
-        default=None,
-        metadata={
-            "help": "Set what a paper sets: loss_type, scale_rewards, clip range. Left out: TRL's defaults.",
-            "choices": list(GRPO_VARIANTS),
-        },
+    grpo_variant: str | None = option(
+        None,
+        "Set what a paper sets: loss_type, scale_rewards, clip range. Left out: TRL's defaults.",
+        choices=list(GRPO_VARIANTS),
     )
-    normalize_advantages: bool = field(
-        default=False,
-        metadata={"help": "Scale advantages to mean 0 and deviation 1 over the answers of a batch of all processes."},
+    normalize_advantages: bool = option(
+        False, "Scale advantages to mean 0 and deviation 1 over the answers of a batch of all processes."
     )
-    dynamic_sampling: bool | None = field(
-        default=None,
-        metadata={"help": "Draw other prompts for those whose answers all score alike, until the batch is full."},
+    dynamic_sampling: bool | None = option(
+        None, "Draw other prompts for those whose answers all score alike, until the batch is full."
     )
-    max_sampling_rounds: int = field(
-        default=10, metadata={"help": "Batches of answers that --dynamic_sampling makes for one at most; 1 is without."}
+    max_sampling_rounds: int = option(
+        10, "Batches of answers that --dynamic_sampling makes for one at most; 1 is without."
     )
-    tools: list[str] | None = field(
-        default=None,
-        metadata={
-            "help": "Functions that the policy may call while it answers, as module:function or file.py:function; "
-            "their docstrings and type hints tell it how. --max_tool_calling_iterations bounds the turns."
-        },
+    tools: list[str] | None = option(
+        None,
+        "Functions that the policy may call while it answers, as module:function or file.py:function; "
+        "their docstrings and type hints tell it how. --max_tool_calling_iterations bounds the turns.",
     )
 
     def __post_init__(self) -> None:
@@ -191,9 +161,7 @@ class RLOOArguments(_RLStage, trl.RLOOConfig):
     """REINFORCE leave-one-out (arXiv:2402.14740)."""
 
     # A tuple in TRL, of which its parser takes one number.
-    reward_clip_range: list[float] | None = field(
-        default=None, metadata={"help": "Two numbers, between which weighted rewards are kept."}
-    )
+    reward_clip_range: list[float] | None = option(None, "Two numbers, between which weighted rewards are kept.")
 
 
 @dataclass
@@ -257,59 +225,37 @@ class _Loop(trl.RLOOConfig):
 class PPOArguments(RLOOArguments, _Loop):
     """Proximal policy optimisation with a critic (arXiv:1707.06347, 1909.08593)."""
 
-    num_generations: int = field(default=1, metadata={"help": "Answers a prompt in a batch."})
+    num_generations: int = option(1, "Answers a prompt in a batch.")
     # Four epochs over a batch, as in the paper on summaries (arXiv:2009.01325) and TRL's former PPO.
-    num_iterations: int = field(default=4, metadata={"help": "Epochs over each batch of answers."})
-    num_mini_batches: int = field(
-        default=1, metadata={"help": "Optimizer steps in an epoch over the answers; each is a batch of that many."}
-    )
-    normalize_advantages: bool = field(
-        default=True, metadata={"help": "Whiten advantages over the tokens of a batch of all processes."}
-    )
-    whiten_rewards: bool = field(
-        default=False, metadata={"help": "Scale rewards a token to a standard deviation of 1, without shifting them."}
-    )
-    missing_eos_penalty: float | None = field(
-        default=None, metadata={"help": "Taken from the reward of an answer that does not end by itself."}
-    )
-    kl_estimator: str = field(
-        default="k1",
-        metadata={
-            "help": "KL in the reward: k1 the log ratio, k3 never negative.",
-            "choices": ["k1", "k3"],
-        },
-    )
-    kl_target: float | None = field(
-        default=None, metadata={"help": "Let beta follow this KL, in nats an answer; left out: beta stays."}
-    )
+    num_iterations: int = option(4, "Epochs over each batch of answers.")
+    num_mini_batches: int = option(1, "Optimizer steps in an epoch over the answers; each is a batch of that many.")
+    normalize_advantages: bool = option(True, "Whiten advantages over the tokens of a batch of all processes.")
+    whiten_rewards: bool = option(False, "Scale rewards a token to a standard deviation of 1, without shifting them.")
+    missing_eos_penalty: float | None = option(None, "Taken from the reward of an answer that does not end by itself.")
+    kl_estimator: str = option("k1", "KL in the reward: k1 the log ratio, k3 never negative.", choices=["k1", "k3"])
+    kl_target: float | None = option(None, "Let beta follow this KL, in nats an answer; left out: beta stays.")
     # Answers, not steps: the controller then acts alike for every batch size (arXiv:1909.08593).
-    kl_horizon: int = field(default=10_000, metadata={"help": "Answers in which beta changes by at most a fifth."})
-    gamma: float = field(default=1.0, metadata={"help": "Discount a token."})
+    kl_horizon: int = option(10_000, "Answers in which beta changes by at most a fifth.")
+    gamma: float = option(1.0, "Discount a token.")
     # 0.95 from the paper on GAE (arXiv:1506.02438); gamma 1 since a reward comes at the end of an answer.
-    lam: float = field(default=0.95, metadata={"help": "Lambda of the generalised advantage estimate."})
-    cliprange_value: float | None = field(
-        default=0.2, metadata={"help": "How far a value may move from that at the start of the batch, to count fully."}
+    lam: float = option(0.95, "Lambda of the generalised advantage estimate.")
+    cliprange_value: float | None = option(
+        0.2, "How far a value may move from that at the start of the batch, to count fully."
     )
-    vf_coef: float = field(default=0.1, metadata={"help": "Weight of the critic's loss."})
-    entropy_coef: float = field(default=0.0, metadata={"help": "Weight of an entropy bonus a token."})
-    critic: str = field(
-        default="separate",
-        metadata={
-            "help": "separate: a model of its own (with LoRA an adapter on the same frozen base). shared: a head on "
-            "the policy's hidden states.",
-            "choices": ["separate", "shared"],
-        },
+    vf_coef: float = option(0.1, "Weight of the critic's loss.")
+    entropy_coef: float = option(0.0, "Weight of an entropy bonus a token.")
+    critic: str = option(
+        "separate",
+        "separate: a model of its own (with LoRA an adapter on the same frozen base). shared: a head on "
+        "the policy's hidden states.",
+        choices=["separate", "shared"],
     )
-    critic_init: str = field(
-        default="policy",
-        metadata={
-            "help": "A separate critic begins as the policy and a head of zeros, or as the reward model with its head.",
-            "choices": ["policy", "reward"],
-        },
+    critic_init: str = option(
+        "policy",
+        "A separate critic begins as the policy and a head of zeros, or as the reward model with its head.",
+        choices=["policy", "reward"],
     )
-    critic_learning_rate: float | None = field(
-        default=None, metadata={"help": "Learning rate of the critic; left out: --learning_rate."}
-    )
+    critic_learning_rate: float | None = option(None, "Learning rate of the critic; left out: --learning_rate.")
 
     def __post_init__(self) -> None:
         # PPO makes answers once for all its mini-batches; TRL's default would make them for each.
@@ -322,8 +268,6 @@ class PPOArguments(RLOOArguments, _Loop):
 class OnlineDPOArguments(RLOOArguments, _Loop):
     """DPO on pairs of the policy's own answers, ranked by the reward (arXiv:2402.04792)."""
 
-    beta: float = field(default=0.1, metadata={"help": "How strongly the policy is held to the reference."})
-    loss_type: str = field(default="sigmoid", metadata={"help": "DPO's loss, or IPO's.", "choices": ["sigmoid", "ipo"]})
-    missing_eos_penalty: float | None = field(
-        default=None, metadata={"help": "Taken from the reward of an answer that does not end by itself."}
-    )
+    beta: float = option(0.1, "How strongly the policy is held to the reference.")
+    loss_type: str = option("sigmoid", "DPO's loss, or IPO's.", choices=["sigmoid", "ipo"])
+    missing_eos_penalty: float | None = option(None, "Taken from the reward of an answer that does not end by itself.")

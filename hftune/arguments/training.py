@@ -22,6 +22,7 @@ from hftune.arguments.computation import (
 from hftune.arguments.data import ThoughtFields, TurnTokenFields
 from hftune.arguments.model import HubFields
 from hftune.arguments.optimizer import OptimizerArguments
+from hftune.arguments.option import option
 from hftune.arguments.raw_arguments import GIVEN_NAMES
 from hftune.arguments.recomputation import RecomputationFields
 from hftune.distributed import ds_config, launch, ranks
@@ -47,63 +48,41 @@ class StageArguments(
 ):
     """What all stages share. Mixed into a `TrainingArguments`, whose fields it may give other defaults."""
 
-    output_dir: str | None = field(default=None, metadata={"help": "Folder for the result; needed."})
-    defaults: str = field(
-        default="hftune",
-        metadata={
-            "help": "Whose values arguments have that are not given. hftune: its own, for what is trained (`hftune "
-            "explain NAME`). medicalgpt: those of MedicalGPT's script, and what else its code does.",
-            "choices": ["hftune", "medicalgpt"],
-        },
+    output_dir: str | None = option(None, "Folder for the result; needed.")
+    defaults: str = option(
+        "hftune",
+        "Whose values arguments have that are not given. hftune: its own, for what is trained (`hftune "
+        "explain NAME`). medicalgpt: those of MedicalGPT's script, and what else its code does.",
+        choices=["hftune", "medicalgpt"],
     )
-    overwrite_output_dir: bool = field(
-        default=False, metadata={"help": "Train even if the output folder holds a finished run, and replace it."}
+    overwrite_output_dir: bool = option(False, "Train even if the output folder holds a finished run, and replace it.")
+    bf16: bool | None = option(None, "Compute in bfloat16. Left out: yes on a GPU that can, no on a CPU.")
+    pad_token: str | None = option(None, "Token used for padding; left out: the tokenizer's, else its end of text.")
+    trust_remote_code: bool = option(False, "Run code that comes with a model.")
+    deepspeed: str | None = option(
+        None, "DeepSpeed config: a name of ds_configs/ (zero3_offload), a path, or inline JSON."
     )
-    bf16: bool | None = field(
-        default=None, metadata={"help": "Compute in bfloat16. Left out: yes on a GPU that can, no on a CPU."}
+    warm_start: str | None = option(
+        None,
+        "Begin with the weights of this checkpoint or output folder, full or adapter, and with nothing "
+        "else of it; --resume_from_checkpoint resumes with everything.",
     )
-    pad_token: str | None = field(
-        default=None, metadata={"help": "Token used for padding; left out: the tokenizer's, else its end of text."}
+    resume_anyway: bool = option(
+        False,
+        "Resume also with other data, rate, schedule, order or length than the checkpoint's; the manifest holds both.",
     )
-    trust_remote_code: bool = field(default=False, metadata={"help": "Run code that comes with a model."})
-    deepspeed: str | None = field(
-        default=None,
-        metadata={"help": "DeepSpeed config: a name of ds_configs/ (zero3_offload), a path, or inline JSON."},
+    async_save: bool = option(
+        False, "Go on training while a written checkpoint is checked, flushed to the disk and published."
     )
-    warm_start: str | None = field(
-        default=None,
-        metadata={
-            "help": "Begin with the weights of this checkpoint or output folder, full or adapter, and with nothing "
-            "else of it; --resume_from_checkpoint resumes with everything."
-        },
+    nvme_path: str | None = option(None, "Folder on a local NVMe disk, for --deepspeed zero3_nvme and its like.")
+    logging_nan_inf_filter: bool = option(
+        False, "Log the mean of other losses in place of one that is NaN or infinite, which ends a run either way."
     )
-    resume_anyway: bool = field(
-        default=False,
-        metadata={
-            "help": "Resume also with other data, rate, schedule, order or length than the checkpoint's; the manifest "
-            "holds both."
-        },
-    )
-    async_save: bool = field(
-        default=False,
-        metadata={"help": "Go on training while a written checkpoint is checked, flushed to the disk and published."},
-    )
-    nvme_path: str | None = field(
-        default=None, metadata={"help": "Folder on a local NVMe disk, for --deepspeed zero3_nvme and its like."}
-    )
-    logging_nan_inf_filter: bool = field(
-        default=False,
-        metadata={
-            "help": "Log the mean of other losses in place of one that is NaN or infinite, which ends a run either way."
-        },
-    )
-    hub_strategy: str = field(
-        default="end",
-        metadata={
-            "help": "When --push_to_hub uploads: `end`, the finished result. Checkpoints hold optimizer states and "
-            "settings, and are never uploaded; `hftune export hub` uploads the weights of another folder.",
-            "choices": ["end"],
-        },
+    hub_strategy: str = option(
+        "end",
+        "When --push_to_hub uploads: `end`, the finished result. Checkpoints hold optimizer states and "
+        "settings, and are never uploaded; `hftune export hub` uploads the weights of another folder.",
+        choices=["end"],
     )
     ds_resolved: dict[str, Any] | None = field(default=None, init=False, metadata={"help": "The config as used."})
 
@@ -243,32 +222,22 @@ class StageArguments(
 class PTArguments(StageArguments, TrainingArguments):
     """Pre-training on plain text."""
 
-    block_size: int = field(default=1024, metadata={"help": "Tokens in a training sequence."})
-    packing: bool = field(
-        default=True,
-        metadata={"help": "Fill blocks with several documents, each with an end of text. None sees another."},
+    block_size: int = option(1024, "Tokens in a training sequence.")
+    packing: bool = option(True, "Fill blocks with several documents, each with an end of text. None sees another.")
+    packing_strategy: str = option(
+        "wrapped",
+        "wrapped: cut the stream of all documents every block_size tokens. bfd_split: keep documents whole "
+        "(best fit, decreasing) but for those longer than a block.",
+        choices=["wrapped", "bfd_split"],
     )
-    packing_strategy: str = field(
-        default="wrapped",
-        metadata={
-            "help": "wrapped: cut the stream of all documents every block_size tokens. bfd_split: keep documents whole "
-            "(best fit, decreasing) but for those longer than a block.",
-            "choices": ["wrapped", "bfd_split"],
-        },
+    eval_packing: bool | None = option(None, "Pack held-out documents as well; left out: as --packing.")
+    padding_free: bool | None = option(
+        None,
+        "Without packing: put the documents of a batch into one row instead of padding them. None sees "
+        "another. Left out: yes, where the model's attention can keep them apart.",
     )
-    eval_packing: bool | None = field(
-        default=None, metadata={"help": "Pack held-out documents as well; left out: as --packing."}
-    )
-    padding_free: bool | None = field(
-        default=None,
-        metadata={
-            "help": "Without packing: put the documents of a batch into one row instead of padding them. None sees "
-            "another. Left out: yes, where the model's attention can keep them apart."
-        },
-    )
-    cross_document_attention: bool = field(
-        default=False,
-        metadata={"help": "Let tokens see, and be predicted from, the documents before theirs in a block."},
+    cross_document_attention: bool = option(
+        False, "Let tokens see, and be predicted from, the documents before theirs in a block."
     )
 
     @property
@@ -283,33 +252,22 @@ class PTArguments(StageArguments, TrainingArguments):
 class SFTArguments(StageArguments, ThoughtFields, trl.SFTConfig):
     """Supervised fine-tuning on conversations."""
 
-    train_on_inputs: bool = field(default=False, metadata={"help": "Train all tokens, not only the answers."})
-    train_on_last_turn: bool = field(default=False, metadata={"help": "Train the last answer only."})
-    turn_weights: bool = field(
-        default=False, metadata={"help": "Let the `weight` of a turn scale its loss; else a weight is 0 or 1."}
+    train_on_inputs: bool = option(False, "Train all tokens, not only the answers.")
+    train_on_last_turn: bool = option(False, "Train the last answer only.")
+    turn_weights: bool = option(False, "Let the `weight` of a turn scale its loss; else a weight is 0 or 1.")
+    packing: bool = option(False, "Fill rows of max_length with several conversations. None sees another.")
+    packing_strategy: str = option(
+        "bfd",
+        "bfd: keep conversations whole (best fit, decreasing); what is longer than max_length loses its "
+        "end. bfd_split: cut it into pieces instead. wrapped: cut the stream of all every max_length tokens.",
+        choices=["bfd", "bfd_split", "wrapped"],
     )
-    packing: bool = field(
-        default=False,
-        metadata={"help": "Fill rows of max_length with several conversations. None sees another."},
+    padding_free: bool | None = option(
+        None,
+        "Put the conversations of a batch into one row instead of padding them. None sees another. Left "
+        "out: yes, where the model's attention can keep them apart.",
     )
-    packing_strategy: str = field(
-        default="bfd",
-        metadata={
-            "help": "bfd: keep conversations whole (best fit, decreasing); what is longer than max_length loses its "
-            "end. bfd_split: cut it into pieces instead. wrapped: cut the stream of all every max_length tokens.",
-            "choices": ["bfd", "bfd_split", "wrapped"],
-        },
-    )
-    padding_free: bool | None = field(
-        default=None,
-        metadata={
-            "help": "Put the conversations of a batch into one row instead of padding them. None sees another. Left "
-            "out: yes, where the model's attention can keep them apart."
-        },
-    )
-    eval_packing: bool | None = field(
-        default=None, metadata={"help": "Pack held-out conversations as well; left out: as --packing."}
-    )
+    eval_packing: bool | None = option(None, "Pack held-out conversations as well; left out: as --packing.")
 
     @property
     def flat_batches(self) -> bool:

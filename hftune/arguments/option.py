@@ -1,0 +1,16 @@
+"""An argument as a field of a dataclass."""
+
+from __future__ import annotations
+
+from dataclasses import field
+from typing import Any
+
+
+def option(default: Any, text: str, **more: Any) -> Any:
+    """A field that is an argument of the command line.
+
+    Args:
+        text: What `--help` says of it.
+        more: `choices`, and whatever else transformers' parser knows.
+    """
+    return field(default=default, metadata={"help": text, **more})

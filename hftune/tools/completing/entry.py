@@ -39,7 +39,7 @@ def completion(argv: list[str], commands: Iterable[str], arguments: Mapping[str,
         name = argv[0].partition("=")[0]
         fix = f"{did_you_mean(name, SHELLS)} one of: {', '.join(SHELLS)}".strip()
         raise ArgumentError(f"`hftune completion` knows no shell {name}", fix=fix)
-    own = [str(file.stat().st_mtime_ns) for file in sorted(Path(__file__).parent.glob("*.py"))]
+    own = [str(file.stat().st_mtime_ns) for file in sorted(Path(__file__).parent.glob("*.*"))]
 
     def made() -> str:
         # It brings the parsers of all stages, which take seconds.

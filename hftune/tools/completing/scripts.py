@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import shtab
@@ -30,7 +31,7 @@ _WORDS: dict[str, tuple[str, ...]] = {
 }
 _FLAGS: dict[str, tuple[str, ...]] = {
     "init": ("--model",),
-    "pipeline": ("--from", "--to", "--only", "--force", "--dry_run", "--gpus", "--no_estimate"),
+    "pipeline": ("--from", "--to", "--only", "--force", "--dry_run", "--ignore_gates"),
     "schema": ("--output",),
     "watch": ("--once", "--every"),
     "board": ("--port",),
@@ -43,76 +44,20 @@ _LONGEST = 70
 _FILES = {"zsh": "_files", "fish": "(__fish_complete_path (commandline -ct))"}
 """Not for bash: there what finds nothing falls back to files, and a compgen would hide the flags that may follow."""
 
-_STAGES, _BEFORE = "|".join(STAGES), "|".join(WITH_STAGE)
-_SCRIPTS = " ".join([*(f"run_{stage}.py" for stage in STAGES), "merge_peft_adapter.py", "deepspeed", "torchrun"])
-
-# `deepspeed --num_gpus 2 run_sft.py --<TAB>` and `hftune plan sft --<TAB>` become `hftune sft --<TAB>`.
-_BASH = f"""
-_hftune() {{
-  local i word stage=
-  for ((i = 0; i < COMP_CWORD; i++)); do
-    word=${{COMP_WORDS[i]##*/}}
-    if [[ $word =~ ^run_({_STAGES})(\\.py)?$ ]]; then
-      stage=${{BASH_REMATCH[1]}}
-    elif [[ $word == merge_peft_adapter.py ]]; then
-      stage=merge
-    elif [[ $i == 2 && ${{COMP_WORDS[1]}} =~ ^({_BEFORE})$ && $word =~ ^({_STAGES})$ ]]; then
-      stage=$word
-    fi
-    if [[ -n $stage ]]; then
-      COMP_WORDS=(hftune "$stage" "${{COMP_WORDS[@]:i+1}}")
-      COMP_CWORD=$((COMP_CWORD - i + 1))
-      break
-    fi
-  done
-  COMPREPLY=()
-  [[ -z $stage && ${{COMP_WORDS[0]##*/}} != hftune ]] || _shtab_hftune
-}}
-
-complete -o bashdefault -o default -F _hftune hftune {_SCRIPTS}
-"""
-_ZSH = f"""
-_hftune_scripts() {{
-  local i word stage=
-  for ((i = 1; i < CURRENT; i++)); do
-    word=${{words[i]:t}}
-    if [[ $word =~ "^run_({_STAGES})(\\.py)?$" ]]; then
-      stage=${{${{word#run_}}%.py}}
-    elif [[ $word == merge_peft_adapter.py ]]; then
-      stage=merge
-    elif [[ $i == 3 && $words[2] =~ "^({_BEFORE})$" && $word =~ "^({_STAGES})$" ]]; then
-      stage=$word
-    fi
-    if [[ -n $stage ]]; then
-      words=(hftune $stage "${{(@)words[i+1,-1]}}")
-      (( CURRENT = CURRENT - i + 2 ))
-      break
-    fi
-  done
-  if [[ -n $stage || ${{words[1]:t}} == hftune ]]; then
-    _shtab_hftune "$@"
-  else
-    _files
-  fi
-}}
-
-if [[ $zsh_eval_context[-1] == eval ]]; then
-  compdef _hftune_scripts -N hftune {_SCRIPTS}
-fi
-"""
-_MORE = {"bash": _BASH, "zsh": _ZSH, "fish": ""}
-
 
 def script(shell: str, commands: Iterable[str], arguments: Mapping[str, str]) -> str:
-    """The script of a shell that completes `hftune`, the scripts, and scripts behind a launcher.
+    """The script of a shell (bash, zsh or fish) that completes `hftune`, the scripts, and scripts behind a launcher.
 
     Args:
-        shell: A key of `_MORE`.
         commands: All subcommands but the stages.
         arguments: Where the classes of their arguments are.
     """
-    parser = whole_command(commands, arguments)
-    return f"{shtab.complete(parser, shell)}\n{_MORE[shell]}"
+    programs = [*(f"run_{stage}.py" for stage in STAGES), "merge_peft_adapter.py", "deepspeed", "torchrun"]
+    words = {"stages": "|".join(STAGES), "before": "|".join(WITH_STAGE), "programs": " ".join(programs)}
+    own = Path(__file__).with_name(f"hftune.{shell}")  # fish has none
+    more = "".join(f"_hftune_{name}='{text}'\n" for name, text in words.items()) if own.exists() else ""
+    completed = shtab.complete(whole_command(commands, arguments), shell)
+    return f"{completed}\n{more}{own.read_text(encoding='utf-8') if more else ''}"
 
 
 def whole_command(commands: Iterable[str], arguments: Mapping[str, str]) -> argparse.ArgumentParser:

@@ -53,41 +53,42 @@ def proposed(folder: Path, *lines: str) -> list[list[str]]:
     return [line.split(":", 1)[1].split() for line in done.stdout.splitlines()]
 
 
+LINES: list[tuple[str, set[str], set[str]]] = [
+    ("hftune _", {*STAGES, *COMMANDS}, {"--learning_rate"}),
+    ("hftune sf", {"sft"}, {"pt"}),
+    ("hftune sft --learning_r", {"--learning_rate"}, {"--lora_r", "--learning-rate"}),
+    ("hftune sft --packing_strategy b", {"bfd", "bfd_split"}, {"wrapped"}),
+    ("hftune sft --use_peft _", {"True", "False"}, set()),
+    ("hftune sft --launcher _", {"deepspeed", "torchrun", "srun", "none"}, set()),
+    ("hftune sft --output_dir out --deepspeed zero2", {"zero2", "zero2_offload"}, {"zero3"}),
+    ("hftune sft --use_peft True --lora_", {"--lora_r", "--lora_alpha"}, {"--learning_rate"}),
+    ("hftune sft --reward", set(), {"--reward_funcs"}),
+    ("hftune rl --kl_t", {"--kl_target"}, set()),
+    ("hftune rl --reward_funcs accuracy --num_gen", {"--num_generations"}, set()),
+    ("hftune plan _", {*STAGES}, {"run"}),
+    ("hftune plan sft --max_len", {"--max_length"}, set()),
+    ("hftune pipeline _", {"run", "plan", "check"}, set()),
+    ("hftune pipeline run --dr", {"--dry_run"}, set()),
+    ("hftune export _", {"gguf", "ollama", "hub"}, set()),
+    ("hftune export gguf --model", {"--model_name_or_path"}, set()),
+    ("hftune explain lora_ra", {"lora_rank"}, set()),
+    ("hftune merge --peft", {"--peft_model_path"}, set()),
+    ("hftune teach --teacher_m", {"--teacher_model_name_or_path"}, set()),
+    ("run_sft.py --learning_r", {"--learning_rate"}, set()),
+    ("/x/run_dpo.py --simpo", {"--simpo_gamma"}, set()),
+    ("deepspeed --num_gpus 2 run_pt.py --block", {"--block_size"}, set()),
+    ("torchrun --nproc_per_node 2 run_rl.py --rl_algorithm p", {"ppo"}, {"grpo"}),
+    ("merge_peft_adapter.py --peft", {"--peft_model_path"}, set()),
+    ("deepspeed --num", set(), {"--num_train_epochs"}),
+]
+"""A line, some of what is proposed behind it, and what is not."""
+
+
 @pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")
-@pytest.mark.parametrize(
-    ("line", "some", "none"),
-    [
-        ("hftune _", {*STAGES, *COMMANDS}, {"--learning_rate"}),
-        ("hftune sf", {"sft"}, {"pt"}),
-        ("hftune sft --learning_r", {"--learning_rate"}, {"--lora_r", "--learning-rate"}),
-        ("hftune sft --packing_strategy b", {"bfd", "bfd_split"}, {"wrapped"}),
-        ("hftune sft --use_peft _", {"True", "False"}, set()),
-        ("hftune sft --launcher _", {"deepspeed", "torchrun", "srun", "none"}, set()),
-        ("hftune sft --output_dir out --deepspeed zero2", {"zero2", "zero2_offload"}, {"zero3"}),
-        ("hftune sft --use_peft True --lora_", {"--lora_r", "--lora_alpha"}, {"--learning_rate"}),
-        ("hftune sft --reward", set(), {"--reward_funcs"}),
-        ("hftune rl --kl_t", {"--kl_target"}, set()),
-        ("hftune rl --reward_funcs accuracy --num_gen", {"--num_generations"}, set()),
-        ("hftune plan _", {*STAGES}, {"run"}),
-        ("hftune plan sft --max_len", {"--max_length"}, set()),
-        ("hftune pipeline _", {"run", "plan", "check"}, set()),
-        ("hftune pipeline run --dr", {"--dry_run"}, set()),
-        ("hftune export _", {"gguf", "ollama", "hub"}, set()),
-        ("hftune export gguf --model", {"--model_name_or_path"}, set()),
-        ("hftune explain lora_ra", {"lora_rank"}, set()),
-        ("hftune merge --peft", {"--peft_model_path"}, set()),
-        ("hftune teach --teacher_m", {"--teacher_model_name_or_path"}, set()),
-        ("run_sft.py --learning_r", {"--learning_rate"}, set()),
-        ("/x/run_dpo.py --simpo", {"--simpo_gamma"}, set()),
-        ("deepspeed --num_gpus 2 run_pt.py --block", {"--block_size"}, set()),
-        ("torchrun --nproc_per_node 2 run_rl.py --rl_algorithm p", {"ppo"}, {"grpo"}),
-        ("merge_peft_adapter.py --peft", {"--peft_model_path"}, set()),
-        ("deepspeed --num", set(), {"--num_train_epochs"}),
-    ],
-)
-def test_bash(line: str, some: set[str], none: set[str], scripts: Path) -> None:
-    (found,) = proposed(scripts, line)
-    assert some <= {*found} and not none & {*found}, found
+def test_bash(scripts: Path) -> None:
+    found = proposed(scripts, *(line for line, _, _ in LINES))
+    for (line, some, none), words in zip(LINES, found, strict=True):
+        assert some <= {*words} and not none & {*words}, (line, words)
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

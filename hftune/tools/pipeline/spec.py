@@ -197,7 +197,7 @@ def read_spec(file: str | Path) -> Spec:
         for name in ("values", "env", "shared", EVALUATE, ANSWERS)
     }
     problems += _hidden(groups["values"])
-    for name, reasons in (("shared", _FOLDERS), (ANSWERS, _OF_ANSWERS), (EVALUATE, _OF_EVALUATION)):
+    for name, reasons in (("shared", FOLDERS), (ANSWERS, OF_ANSWERS), (EVALUATE, OF_EVALUATION)):
         problems += _given_by_the_pipeline(groups[name], name, reasons)
         problems += _glued(groups[name])
     problems += [
@@ -248,21 +248,21 @@ def _stage(name: str, item: Positioned, problems: list[UserError]) -> StageSpec 
     problems += check_name(name, item, "a stage")
     # Scripts take both spellings; later checks compare one.
     arguments = {key.replace("-", "_"): child for key, child in found.items() if key not in OF_STAGE}
-    problems += _given_by_the_pipeline(arguments, f"stage {name}", _FOLDERS)
+    problems += _given_by_the_pipeline(arguments, f"stage {name}", FOLDERS)
     problems += _glued(arguments)
     return StageSpec(name, text, item.name_place, settings, arguments)
 
 
-_FOLDERS = {
+FOLDERS = {
     "output_dir": "each stage trains into output_dir/STAGE of the pipeline",
     "resume_from_checkpoint": "an interrupted stage resumes from its newest whole checkpoint",
     "overwrite_output_dir": "a former result is moved aside when its stage runs again",
 }
-_OF_ANSWERS = dict.fromkeys(
+OF_ANSWERS = dict.fromkeys(
     ("models", "output_dir", "reward_model_path"),
     "all language models and the latest reward model of the pipeline take part",
 )
-_OF_EVALUATION = dict.fromkeys(
+OF_EVALUATION = dict.fromkeys(
     ("models", "against", "output_dir", "overwrite_output_dir"),
     "each stage's model is compared with what the stage started from",
 )

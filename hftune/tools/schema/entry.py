@@ -13,6 +13,7 @@ from hftune.errors import ArgumentError, did_you_mean, raise_together
 from hftune.publishing.disk import disk_errors, writing_problem
 from hftune.publishing.files import published_file
 from hftune.publishing.places import FILE, check_place
+from hftune.tools.words import taken
 from hftune.visible import say
 
 HELP = """JSON Schema (draft 2020-12) of the YAML files that hftune reads, for editors, forms and agents.
@@ -49,21 +50,14 @@ def schema(argv: list[str]) -> None:
 
 
 def _taken(argv: list[str]) -> tuple[str, Path | None]:
-    name, output, left = "", None, iter(argv)
-    for word in left:
-        flag, equals, value = word.partition("=")
-        if flag == "--output":
-            value = value if equals else next(left, "")
-            if not value:
-                raise ArgumentError("--output needs a value", fix="--output .hftune/sft.schema.json")
-            output = Path(value)
-        elif word.startswith("-") or name:
-            raise ArgumentError(f"`hftune schema` has no {flag}", fix="hftune schema --help")
-        else:
-            name = stage_of(word) or word
+    words, given = taken("hftune schema", argv, values={"--output": ".hftune/sft.schema.json"})
+    if len(words) > 1:
+        raise ArgumentError("`hftune schema` takes one name", fix=f"hftune schema {words[0]}")
+    name = "".join(stage_of(word) or word for word in words)
     if name and name not in NAMES:
         fix = f"{did_you_mean(name, NAMES)} one of: {', '.join(NAMES)}".strip()
         raise ArgumentError(f"there is no schema of {name}", fix=fix)
+    output = Path(given["--output"]) if given else None
     return name, output / file_name(name) if output is not None and name and output.is_dir() else output
 
 

@@ -12,17 +12,13 @@ from hftune.arguments.names.translate import MERGE
 from hftune.arguments.stage_table import STAGES
 from hftune.arguments.stages import ALGORITHMS, ScriptParser
 from hftune.distributed.launchers import OPTIONS
+from hftune.tools.pipeline.spec import FOLDERS, LONGEST, OF_ANSWERS, OF_EVALUATION, SAMPLE
 from hftune.tools.schema.stages import NULL, Schema, algorithm_choice, any_of, parser_schema, stage_schema
 
 REFERENCE: Schema = {"type": "string", "pattern": r"\$\{"}
 """`${data}/sft`: what it stands for is known when the pipeline is read."""
 
-SAMPLE = "sample"
-"""A stage that trains nothing."""
 _SCALAR: Schema = {"type": ["string", "number", "boolean", "null"]}
-_OWN_FOLDERS = ("output_dir", "resume_from_checkpoint", "overwrite_output_dir")
-_ASKED_BY_PIPELINE = ("models", "output_dir", "reward_model_path")
-_EVALUATED_BY_PIPELINE = ("models", "against", "output_dir", "overwrite_output_dir")
 _TOP = {
     "model": "What the first stage begins with: a folder or a name of the Hub.",
     "output_dir": "Every stage trains into a folder of its name in it.",
@@ -75,11 +71,12 @@ def pipeline_schema() -> Schema:
     every = {name: _stage_of(name, shared, settings) for name in STAGES}
     sampled = parser_schema(ScriptParser([SampleArguments]), SAMPLE)
     every[SAMPLE] = shared.ref(f"stage.{SAMPLE}", _one_stage(sampled, shared, settings))
-    by_script: Schema = {"required": ["script"], "properties": {"script": settings["script"]}}
-    for name, schema in every.items():
-        named = {"properties": {"script": {"enum": [*_spellings([name])]}}, "required": ["script"]}
-        by_script = {"if": named, "then": schema, "else": by_script}
-    shared.defs["stage.by_script"] = {"type": "object", **by_script}
+    by_script = [
+        {"if": {"properties": {"script": {"enum": _spellings([name])}}, "required": ["script"]}, "then": schema}
+        for name, schema in every.items()
+    ]
+    named: Schema = {"required": ["script"], "properties": {"script": settings["script"]}}
+    shared.defs["stage.by_script"] = {"type": "object", **named, "allOf": by_script}
     told = {"$ref": "#/$defs/stage.by_script"}
     says: Schema = {"type": "object", "required": ["script"]}
     stages = {name: {"if": says, "then": told, "else": schema} for name, schema in every.items()}
@@ -97,14 +94,14 @@ def pipeline_schema() -> Schema:
         "stages": {
             "type": "object",
             "minProperties": 1,
-            "propertyNames": {"maxLength": 100, "pattern": r"^[^/\\\s]+$", "not": {"pattern": r"\.\."}},
+            "propertyNames": {"maxLength": LONGEST, "pattern": r"^[^/\\\s]+$", "not": {"pattern": r"\.\."}},
             "patternProperties": {rf"^(run_)?{name}(\.py)?$": schema for name, schema in stages.items()},
             "additionalProperties": told,
         },
         "evaluate": _with_patterns(
-            evaluated, {**_arguments(evaluated, shared, _EVALUATED_BY_PIPELINE, "evaluated."), "launcher": launcher}
+            evaluated, {**_arguments(evaluated, shared, OF_EVALUATION, "evaluated."), "launcher": launcher}
         ),
-        "answers": _with_patterns(asked, _arguments(asked, shared, _ASKED_BY_PIPELINE, "asked.")),
+        "answers": _with_patterns(asked, _arguments(asked, shared, OF_ANSWERS, "asked.")),
     }
     return {
         "type": "object",
@@ -141,7 +138,7 @@ def _stage_of(stage: str, shared: Shared, settings: Mapping[str, Schema]) -> Sch
 
 
 def _one_stage(schema: Schema, shared: Shared, settings: Mapping[str, Schema]) -> Schema:
-    return _with_patterns(schema, {**settings, **_arguments(schema, shared, _OWN_FOLDERS)})
+    return _with_patterns(schema, {**settings, **_arguments(schema, shared, FOLDERS)})
 
 
 def _with_patterns(schema: Schema, properties: Schema) -> Schema:
@@ -179,7 +176,7 @@ def _of_all_stages(shared: Shared) -> Schema:
     patterns: Schema = {}
     for schema in each:
         patterns |= schema["patternProperties"]
-        for name, one in _arguments(schema, shared, _OWN_FOLDERS).items():
+        for name, one in _arguments(schema, shared, FOLDERS).items():
             if one not in found.setdefault(name, []):
                 found[name].append(one)
     return _with_patterns({"patternProperties": patterns}, {name: any_of(forms) for name, forms in found.items()})

@@ -55,7 +55,7 @@ def test_files_of_others_stay(mine: str, tmp_path: Path) -> None:
     [
         ([], "needs a name"),
         (["sftt"], "no schema of sftt\n.*did you mean sft"),
-        (["sft", "dpo"], "has no dpo"),
+        (["sft", "dpo"], "takes one name"),
         (["--outptu", "x"], "has no --outptu"),
         (["--output"], "--output needs a value"),
     ],

@@ -15,14 +15,14 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import BinaryIO, NoReturn
+from typing import Any, BinaryIO, NoReturn
 
 import psutil
 
-from hftune import child_processes
+from hftune import child_processes, interrupts
 from hftune.opening.own_file import open_own
 
 _NOISE = re.compile(
@@ -136,6 +136,10 @@ def last_words(text: str, count: int) -> list[str]:
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
+_LOOK_SECONDS = 0.1
+STOPPING, ENDED = "stopping: a checkpoint is being saved; once more to stop at once", "ended at once"
+
+
 class SupervisedProcess:
     """A command that runs under a supervisor."""
 
@@ -186,6 +190,49 @@ def start(command: Sequence[str], env: Mapping[str, str], log: Path | None) -> S
         if pid:
             return SupervisedProcess(pid)
         _supervise(command, env, stream, runner)
+
+
+@contextlib.contextmanager
+def counted_signals() -> Iterator[list[int]]:
+    """A list that gets every SIGINT, SIGTERM and SIGHUP of the block; they end nothing there."""
+    found: list[int] = []
+    with interrupts.paused():
+        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        before: dict[int, Any] = {
+            number: signal.signal(number, lambda *got: found.append(got[0])) for number in numbers
+        }
+        try:
+            yield found
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def attend(
+    running: SupervisedProcess, signals: Sequence[int], said: Callable[[str], None], look: Callable[[], None]
+) -> int:
+    """Wait for a command to end; returns its exit code, negative for a signal.
+
+    Args:
+        signals: Of `counted_signals`: at the first the command is asked to stop, at the second it is ended.
+        said: Told what was done about one.
+        look: Called again and again.
+    """
+    answered = 0
+    try:
+        # Polled, for a blocking wait is resumed after a handler (PEP 475), and nobody would look at the signals.
+        while (code := running.poll()) is None:
+            if len(signals) > answered:
+                answered = len(signals)
+                said(STOPPING if answered == 1 else ENDED)
+                (running.ask_to_stop if answered == 1 else running.kill)()
+            look()
+            time.sleep(_LOOK_SECONDS)
+    # KeyboardInterrupt and SystemExit too: no stage may run without its runner.
+    except BaseException:
+        running.kill()
+        raise
+    return code
 
 
 def _supervise(command: Sequence[str], env: Mapping[str, str], log: BinaryIO | None, runner: int) -> NoReturn:

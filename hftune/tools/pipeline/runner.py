@@ -8,20 +8,17 @@ from __future__ import annotations
 import fcntl
 import os
 import shlex
-import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
-from typing import Any
 
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from hftune import child_processes, interrupts
+from hftune import child_processes
 from hftune.checkpoints.manifest import is_complete
 from hftune.errors import ArgumentError, ManifestError, Preempted, UserError
 from hftune.logging import notice
@@ -158,7 +155,7 @@ class Runner:
     start: Start = processes.start
     check: Callable[[Sequence[Step]], None] = check_steps
     ignore_gates: bool = False
-    _signals: int = 0
+    _signals: list[int] = field(default_factory=list)
     _checked: bool = False
 
     def run(self, steps: list[Step], choice: Choice = Choice()) -> None:
@@ -172,7 +169,7 @@ class Runner:
             Preempted: A signal asked for an end.
         """
         before, chosen = choice.split(steps)
-        with self._alone(), self._listening(), disk_errors(self.folder, "output_dir"):
+        with self._alone(), processes.counted_signals() as self._signals, disk_errors(self.folder, "output_dir"):
             _must_be_complete(before)
             self._refuse_to_train_again([step for step in chosen if step.trains and not choice.forces(step)])
             done = 0
@@ -267,31 +264,15 @@ class Runner:
         follower = Log(step.folder, skip=True)
         running = self.start(command, environment(step), log)
         self.screen.begin(title)
-        asked = 0
+
+        def look() -> None:
+            new = follower.read()
+            self.screen.show(follower.moment(), new=new)
+
         try:
-            while (code := running.poll()) is None:
-                if self._signals > asked:
-                    asked = self._pass_on(running)
-                new = follower.read()
-                self.screen.show(follower.moment(), new=new)
-                time.sleep(_LOOK_SECONDS)
-        # KeyboardInterrupt and SystemExit too: no stage may run without its runner.
-        except BaseException:
-            running.kill()
-            raise
+            return processes.attend(running, self._signals, self.screen.say, look), log, offset
         finally:
             self.screen.end()
-        return code, log, offset
-
-    def _pass_on(self, running: processes.SupervisedProcess) -> int:
-        """Pass signals on: the first asks for a checkpoint, the second kills. Returns how many were handled."""
-        if self._signals == 1:
-            self.screen.say("stopping: a checkpoint is being saved; once more to stop at once")
-            running.ask_to_stop()
-        else:
-            self.screen.say("killed")
-            running.kill()
-        return self._signals
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -313,22 +294,6 @@ class Runner:
                 notice(f"waiting for processes that are at work in {self.folder}")
                 time.sleep(_LOOK_SECONDS)
             yield
-
-    @contextmanager
-    def _listening(self) -> Iterator[None]:
-        """Count SIGINT, SIGTERM and SIGHUP in the block instead of ending."""
-
-        def note(number: int, frame: FrameType | None) -> None:
-            self._signals += 1
-
-        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-        with interrupts.paused():
-            before: dict[int, Any] = {number: signal.signal(number, note) for number in numbers}
-            try:
-                yield
-            finally:
-                for number, handler in before.items():
-                    signal.signal(number, handler)
 
 
 def _locks(handle: int) -> bool:

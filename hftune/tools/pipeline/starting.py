@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import tempfile
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from hftune import child_processes, interrupts, terminal
+from hftune import child_processes, terminal
 from hftune.arguments.raw_arguments import given_in_file, take_config
 from hftune.constants import INTERRUPTED_EXIT_CODE
 from hftune.errors import ArgumentError, did_you_mean, raise_together
@@ -27,7 +25,6 @@ from hftune.tools.pipeline.step import Launcher, too_many
 from hftune.visible import say
 
 _LAUNCHED = ("deepspeed", "torchrun", "python")
-_LOOK_SECONDS = 0.1
 _REMOTE = ("hostfile", "num_nodes", "include", "exclude", "force_multi", "launcher")
 """Options of deepspeed with which processes run on other machines, whose output comes through the launcher."""
 
@@ -60,42 +57,25 @@ def run_quietly(argv: list[str]) -> NoReturn:
     Raises:
         SystemExit: At the end.
     """
-    with tempfile.TemporaryDirectory(prefix="hftune-launch-") as folder, interrupts.paused():
+    with tempfile.TemporaryDirectory(prefix="hftune-launch-") as folder, processes.counted_signals() as signals:
         log = Path(folder) / "log" if _may_hide(argv) else None
         if log is not None:
             # The launcher's output goes to the log; ranks find this process's terminal by this variable and write
             # there.
             os.environ[terminal.ELSEWHERE] = f"/proc/{os.getpid()}/fd"
-        code = _wait(argv, log)
+        running = processes.start(argv, child_processes.environment(), log)
+        code = processes.attend(running, signals, _said, lambda: None)
+        code = INTERRUPTED_EXIT_CODE if len(signals) > 1 else code
         if log is not None and code > 0:
             code = _code_of_ranks(log) or code
             _show_what_no_rank_said(log, code)
     raise SystemExit(code if code >= 0 else 128 - code)
 
 
-def _wait(argv: list[str], log: Path | None) -> int:
-    """The exit code of the command, negative for a signal; the first Ctrl-C asks it to stop, the second ends it."""
-    asked = 0
-
-    def note(number: int, frame: object) -> None:
-        nonlocal asked
-        asked += 1
-
-    # Not restored: this process ends with the command.
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, note)
-    running, answered = processes.start(argv, child_processes.environment(), log), 0
-    # Polled, for a blocking wait is resumed after a handler (PEP 475), and nobody would look at `asked`.
-    while (code := running.poll()) is None:
-        if asked > answered:
-            answered += 1
-            if answered == 1:
-                running.ask_to_stop()
-            else:
-                say("ended at once", file=terminal.err())
-                running.kill()
-        time.sleep(_LOOK_SECONDS)
-    return INTERRUPTED_EXIT_CODE if answered > 1 else code
+def _said(what: str) -> None:
+    # That it stops says the rank itself.
+    if what == processes.ENDED:
+        say(what, file=terminal.err())
 
 
 def _may_hide(argv: list[str]) -> bool:

@@ -93,8 +93,8 @@ def test_of_a_terminal_that_ranks_cannot_open_nothing_is_hidden(monkeypatch: pyt
     assert not launching._may_hide(["torchrun", "run_sft.py"])
 
 
-def started(folder: Path, body: str) -> subprocess.Popen[str]:
-    """`hftune launch python run_own.py`, whose main is `body`."""
+def own_script(folder: Path, body: str) -> list[str]:
+    """A command that launches a script whose main is `body`."""
     script = folder / "run_own.py"
     lines = "\n".join(f"    {line}" for line in body.splitlines())
     script.write_text(
@@ -102,18 +102,13 @@ def started(folder: Path, body: str) -> subprocess.Popen[str]:
         "from hftune.errors import DataError, Preempted, run_script\n"
         f"from hftune.visible import say\ndef main():\n{lines}\nrun_script(main)\n"
     )
-    command = [sys.executable, "-m", "hftune.cli", "launch", "python", str(script)]
-    return subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ, "PYTHONUNBUFFERED": "1"},
-    )
+    return ["python", str(script)]
 
 
 def test_the_first_ctrl_c_asks_and_the_second_ends_all(tmp_path: Path) -> None:
-    process = started(tmp_path, "interrupts.defer(True)\nsay('ready', flush=True)\ntime.sleep(100)")
+    words = own_script(tmp_path, "interrupts.defer(True)\nsay('ready', flush=True)\ntime.sleep(100)")
+    command = [sys.executable, "-u", "-m", "hftune.cli", "launch", *words]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert process.stdout is not None and process.stdout.readline() == "ready\n"
     process.send_signal(signal.SIGINT)
     assert "SIGTERM: finishing this step" in process.stdout.readline()
@@ -133,7 +128,9 @@ def test_the_first_ctrl_c_asks_and_the_second_ends_all(tmp_path: Path) -> None:
         ("os._exit(3)", 3, ""),
     ],
 )
-def test_exit_codes_and_words_are_those_of_the_script(tmp_path: Path, body: str, code: int, said: str) -> None:
-    process = started(tmp_path, body)
-    found, _ = process.communicate(timeout=60)
-    assert (process.returncode, found) == (code, said)
+def test_exit_codes_and_words_are_those_of_the_script(
+    tmp_path: Path, body: str, code: int, said: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        launch(own_script(tmp_path, body))
+    assert (ended.value.code, "".join(capfd.readouterr())) == (code, said)

@@ -165,9 +165,7 @@ def test_all_that_init_writes_runs(installed: Command, tiny_model: Path, tmp_pat
     (tmp_path / "demo").mkdir()
     installed(f"hftune init demo --model {tiny_model}", tmp_path / "demo").check()
     shortened(tmp_path / "demo" / "demo.yaml", "pt", "sft", "rm", "rl", "dpo")
-    installed(
-        "hftune pipeline plan demo.yaml --no_estimate && hftune pipeline run demo.yaml", tmp_path / "demo"
-    ).check()
+    installed("hftune pipeline plan demo.yaml && hftune pipeline run demo.yaml", tmp_path / "demo").check()
     made = {path.parent.name for path in (tmp_path / "demo/outputs/demo").glob("*/hftune.json")}
     assert made >= {"pt-merged", "sft-merged", "rm-merged", "rl-merged", "dpo-merged", "answers"}
 

@@ -15,7 +15,7 @@ from hftune import child_processes
 from hftune.arguments.named_code import named_code
 from hftune.errors import ArgumentError
 from hftune.tools.doctor import launching, libraries, machine
-from hftune.tools.pipeline import checking, command, processes, runner
+from hftune.tools.pipeline import checking, processes, runner
 from hftune.tools.pipeline.spec import read_spec
 from hftune.tools.pipeline.step import Step
 from hftune.tools.pipeline.steps import steps_of
@@ -152,11 +152,10 @@ def _is_apart(command: list[str], env: dict[str, str]) -> bool:
 
 
 def test_what_hftune_starts_runs_apart(started: list[Any], tmp_path: Path) -> None:
-    """The pipeline's checks, plans of its stages, and the doctor's trials."""
+    """The pipeline's checks and the doctor's trials."""
     step = Step("sft", "sft", "sft", tmp_path, {}, {}, "x:1", env={"PYTHONPATH": "."})
     for start in (
         lambda: checking.check_steps([step]),
-        lambda: [*command.measure(step)],
         lambda: [*libraries.check_loading([])],
     ):
         started.clear()

@@ -214,7 +214,6 @@ class Step:
         place: `file:line` of the stage.
         env: Environment variables in addition to the runner's own.
         needs: Names of the steps whose results it reads.
-        base: The model at the root of what it trains, for planning while its own is not there yet.
         gates: Of an evaluation: what it must come to, or the pipeline stops.
     """
 
@@ -228,7 +227,6 @@ class Step:
     launcher: Launcher = field(default_factory=Launcher)
     env: dict[str, str] = field(default_factory=dict)
     needs: tuple[str, ...] = ()
-    base: str = ""
     gates: tuple[Gate, ...] = ()
 
     @property
@@ -253,10 +251,6 @@ class Step:
     def with_port(self) -> Step:
         """The step with a port that is free now."""
         return replace(self, launcher=self.launcher.with_free_port())
-
-    def given(self, **arguments: str) -> Step:
-        """The step with other arguments."""
-        return replace(self, arguments={**self.arguments, **{name: [value] for name, value in arguments.items()}})
 
 
 def _own(name: str) -> str:

@@ -109,22 +109,23 @@ def _stage_steps(
         script=stage.script,
         folder=folder,
         arguments={**_values(arguments), "output_dir": [str(folder)]},
-        places={name: child.name_place for name, child in arguments.items()},
+        places=_places(arguments),
         place=stage.place,
         launcher=read_launcher(launcher, problems) if launcher else Launcher(),
         env=env,
         needs=tuple(dict.fromkeys(needed for parent in parents for needed in made.steps[parent])),
     )
     model = _model(step, arguments)
-    base = next((made.bases[p] for p in parents if model in made.results[p].values()), model)
-    step = replace(step, base=base)
+    made.bases[stage.name] = next((made.bases[p] for p in parents if model in made.results[p].values()), model)
     yield from _evaluated_before(spec, step, made, problems)
     yield step
     merge = settings.get("merge") or (names.resolve(spec.merge) if spec.merge else Positioned(True, stage.place))
-    merged = _merge(step, merge, prefix) if _trains_adapter(arguments) and not _means_no(merge) else None
+    adapter = _trains_adapter(arguments)
+    merged = _merge(step, merge, prefix) if adapter and not _means_no(merge) else None
     if merged is not None:
         yield merged
-    _note(made, stage, step, merged, used)
+    made.used[stage.name] = used
+    _note(made, step, merged, unmerged=adapter and merged is None)
     gates = read_gates(settings["gate"], _tasks(spec), problems) if "gate" in settings else ()
     yield from _evaluated_after(spec, step, made, gates, problems)
 
@@ -170,26 +171,19 @@ def _reward(arguments: dict[str, Positioned], made: _Results, spec: Spec, names:
 
 def _merge(step: Step, asked: Positioned, prefix: str) -> Step:
     """The step that merges a stage's adapter into its base."""
-    own = asked.value if isinstance(asked.value, dict) else {}
-    # The stage's launcher is not passed on: a merge runs in one process.
     folder = step.folder.with_name(f"{step.folder.name}-merged")
-    carried = {name: values for name, values in step.arguments.items() if name == "trust_remote_code"}
+    first = {"peft_model_path": [str(step.folder)], "output_dir": [str(folder)], **_carried(step)}
+    # The stage's launcher is not passed on: a merge runs in one process.
     return Step(
         name=f"{prefix}merge {step.stage}",
         stage=step.stage,
         script=MERGE,
         folder=folder,
-        arguments={
-            "peft_model_path": [str(step.folder)],
-            "output_dir": [str(folder)],
-            **carried,
-            **_values({name: child for name, child in own.items() if child.value is not None}),
-        },
-        places={name: child.name_place for name, child in own.items()},
+        arguments={**first, **_values(_mapping(asked))},
+        places=_places(_mapping(asked)),
         place=step.place,
         env=step.env,
         needs=(step.name,),
-        base=step.base,
     )
 
 
@@ -197,27 +191,22 @@ def _ask(spec: Spec, all_made: list[_Results]) -> Iterator[Step]:
     """The step that asks every language model the same questions, the bases first; none without `answers:`."""
     if not spec.answers:
         return
-    names = Names(spec.values)
-    folder = Path(_text(names.resolve(spec.output_dir))) / ANSWERS
-    arguments = {name: names.resolve(child) for name, child in spec.answers.items()}
+    folder = Path(_text(Names(spec.values).resolve(spec.output_dir))) / ANSWERS
+    arguments = {name: Names(spec.values).resolve(child) for name, child in spec.answers.items()}
     talking = [(made, stage) for made in all_made for stage in made.start]
     models = [made.bases[stage] for made, stage in talking]
     models += [made.results[stage]["model"] for made, stage in talking]
     rewards = [[made.results[stage]["model"] for stage in made.reward_models] for made in all_made]
     # Rewards of different models do not compare: a sweep over reward models gets none.
     judges = {found[-1] for found in rewards if found}
+    last = {**({"reward_model_path": [*judges]} if len(judges) == 1 else {}), "output_dir": [str(folder)]}
     yield Step(
         name=ANSWERS,
         stage=ANSWERS,
         script=ASK,
         folder=folder,
-        arguments={
-            "models": list(dict.fromkeys(models)),
-            **_values({name: child for name, child in arguments.items() if child.value is not None}),
-            **({"reward_model_path": [*judges]} if len(judges) == 1 else {}),
-            "output_dir": [str(folder)],
-        },
-        places={name: child.name_place for name, child in arguments.items()},
+        arguments={"models": list(dict.fromkeys(models)), **_values(arguments), **last},
+        places=_places(arguments),
         place=next(iter(spec.answers.values())).name_place,
         needs=tuple(dict.fromkeys(name for made in all_made for steps in made.steps.values() for name in steps)),
     )
@@ -257,22 +246,16 @@ def _evaluated_after(
 def _evaluation(
     spec: Spec, step: Step, made: _Results, model: str, name: str, folder: Path, before: Step | None = None
 ) -> Step:
-    names = Names(spec.values)
-    arguments = {name: names.resolve(child) for name, child in spec.evaluate.items() if name != "launcher"}
-    carried = {name: values for name, values in step.arguments.items() if name == "trust_remote_code"}
+    asked = {name: child for name, child in spec.evaluate.items() if name != "launcher"}
+    arguments = {name: Names(spec.values).resolve(child) for name, child in asked.items()}
+    last = {**({"against": [str(before.folder)]} if before else {}), "output_dir": [str(folder)]}
     made.evaluated[model] = Step(
         name=name,
         stage=step.stage,
         script=EVALUATE,
         folder=folder,
-        arguments={
-            "models": [model],
-            **carried,
-            **_values({name: child for name, child in arguments.items() if child.value is not None}),
-            **({"against": [str(before.folder)]} if before else {}),
-            "output_dir": [str(folder)],
-        },
-        places={name: child.name_place for name, child in arguments.items()},
+        arguments={"models": [model], **_carried(step), **_values(arguments), **last},
+        places=_places(arguments),
         place=step.place,
         env=step.env,
         needs=(*made.steps.get(step.stage, ()), *([before.name] if before else [])),
@@ -294,25 +277,21 @@ def _started_from(step: Step) -> str:
 def _tasks(spec: Spec) -> list[str]:
     """What is evaluated."""
     item = spec.evaluate.get("eval_tasks")
-    return _values({"": Names(spec.values).resolve(item)})[""] if item else []
+    return _values({"": Names(spec.values).resolve(item)}).get("", []) if item else []
 
 
-def _note(made: _Results, stage: StageSpec, step: Step, merged: Step | None, used: set[str]) -> None:
+def _note(made: _Results, step: Step, merged: Step | None, *, unmerged: bool) -> None:
     """Record what later stages may refer to."""
     model = str((merged or step).folder)
-    made.results[stage.name] = {"output": str(step.folder), "model": model}
-    if stage.script == SAMPLE:
-        made.results[stage.name] = {"output": str(step.folder), "data": str(step.folder / "data")}
-    made.steps[stage.name] = (step.name, *([merged.name] if merged else []))
-    made.used[stage.name], made.bases[stage.name] = used, step.base
-    if stage.script in ("rm", SAMPLE):
+    made.results[step.stage] = {"output": str(step.folder), "model": model}
+    if step.script == SAMPLE:
+        made.results[step.stage] = {"output": str(step.folder), "data": str(step.folder / "data")}
+    made.steps[step.stage] = (step.name, *([merged.name] if merged else []))
+    if step.script in ("rm", SAMPLE):
         return
-    unmerged = merged is None and _trains_adapter(
-        {name: Positioned(values[0], "") for name, values in step.arguments.items() if values}
-    )
     # An adapter that is not merged is trained further as it is, on the base that it was trained on.
     base = step.arguments["model_name_or_path"][0]
-    made.start[stage.name] = (
+    made.start[step.stage] = (
         {"model_name_or_path": base, "peft_path": model} if unmerged else {"model_name_or_path": model}
     )
 
@@ -335,12 +314,18 @@ def _model(step: Step, arguments: dict[str, Positioned]) -> str:
 
 
 def _values(arguments: dict[str, Positioned]) -> dict[str, list[str]]:
-    """Arguments with their values as texts: a list is several values, a mapping becomes JSON."""
-    found = {}
-    for name, child in arguments.items():
-        plain = child.plain
-        found[name] = [_flat(value) for value in plain] if isinstance(plain, list) else [_flat(plain)]
-    return found
+    """Arguments that have values, as texts: a list is several values, a mapping becomes JSON."""
+    plain = {name: child.plain for name, child in arguments.items() if child.value is not None}
+    return {name: [*map(_flat, value)] if isinstance(value, list) else [_flat(value)] for name, value in plain.items()}
+
+
+def _places(arguments: dict[str, Positioned]) -> dict[str, str]:
+    return {name: child.name_place for name, child in arguments.items()}
+
+
+def _carried(step: Step) -> dict[str, list[str]]:
+    """What a step after a stage is told as well."""
+    return {name: values for name, values in step.arguments.items() if name == "trust_remote_code"}
 
 
 def _flat(value: object) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from hftune import child_processes, secrets
 from hftune.errors import ArgumentError
 from hftune.logging import notices
 from hftune.secrets import redact
-from hftune.tools.pipeline import checking, command
+from hftune.tools.pipeline import checking
 from hftune.tools.pipeline.checking import check_steps, exposures, say_variables_not_passed_on, with_quiet_token
 from hftune.tools.pipeline.command import main
 from hftune.tools.pipeline.step import PRINTED, Launcher, Step
@@ -143,20 +142,6 @@ def test_combinations_with_names_may_have_some(tmp_path: Path) -> None:
     text = f"{TOP}matrix: {{mine: {{hub_token: '{HUSH}'}}}}\nstages:\n  sft: {{hub_token: '${{hub_token}}'}}\n"
     (step,) = steps(tmp_path, text)
     assert str(step.folder) == "out/mine/sft" and with_quiet_token(step).env == {"HF_TOKEN": HUSH}
-
-
-def test_a_plan_is_measured_without_the_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    started: list[tuple[list[str], dict[str, str]]] = []
-
-    def run(words: list[str], *, env: dict[str, str], **more: Any) -> subprocess.CompletedProcess[str]:
-        started.append((words, env))
-        return subprocess.CompletedProcess(words, 1, "", "")
-
-    monkeypatch.setattr(command.child_processes, "run", run)
-    (step,) = steps(tmp_path, f"{TOP}stages:\n  sft: {{hub_token: '{HUSH}'}}\n")
-    list(command.measure(step))
-    ((words, env),) = started
-    assert HUSH not in str(words) and "--hub_token" not in words and env["HF_TOKEN"] == HUSH
 
 
 # --- other machines ---

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import io
 import json
-import sys
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from hftune.errors import ArgumentError
 from hftune.tools.pipeline import runner as progress
-from hftune.tools.pipeline.command import in_small, measure, scratch_folder, show_plan
+from hftune.tools.pipeline.command import in_small, main, scratch_folder, show_plan
 from hftune.tools.pipeline.runner import Screen, clock
 from hftune.tools.pipeline.step import Step
 from hftune.tools.reporting.progress import Log, Moment
@@ -37,35 +37,19 @@ answers: {{questions: ["Who?", "Well, why?"]}}
 def test_what_would_run_and_why(made: list[Step], tmp_path: Path) -> None:
     finish(made[0])
     said = io.StringIO()
-    show_plan(made, Screen(Console(file=said, width=300, markup=False)), measured=False)
+    show_plan(made, Screen(Console(file=said, width=300, markup=False)))
     text = said.getvalue()
     assert "sft: finished and unchanged, will be skipped" in text and "rm: will run" in text
     (tmp_path / "base" / "model.safetensors").write_text("other")
     said.truncate(0)
-    show_plan(made, Screen(Console(file=said, width=300, markup=False)), measured=False)
+    show_plan(made, Screen(Console(file=said, width=300, markup=False)))
     assert f"sft: will run again, since the model in {tmp_path}/base is another one" in said.getvalue()
 
 
-def test_memory_and_time_are_asked_of_hftune_plan(
-    made: list[Step], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked_for = {"fits": False, "peak": 12 << 30, "verdict": "too much", "seconds_per_step": 0.5}
-    plan = {"choices": [asked_for], "cheapest": {"flags": "--qlora"}, "steps": 900, "device": "H100"}
-    stub = tmp_path / "python"
-    stub.write_text(f"#!/bin/sh\necho \"$@\" > {tmp_path}/asked\necho noise\necho '{json.dumps(plan)}'\n")
-    stub.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(stub))
-    assert list(measure(by_name(made)["rm"], "8xH100")) == [
-        "memory: 12.0 GiB a process at the peak: too much",
-        "  what would fit: --qlora",
-        "time: about 0.5 s a step, 900 steps in about 7:30",
-    ]
-    asked = (tmp_path / "asked").read_text()
-    # What the stage before makes is not there yet; it has the shape of the base.
-    assert f"plan run_rm --model_name_or_path {tmp_path}/base" in asked and "--json" in asked
-    assert "--nodes 1 --gpus 8xH100" in asked
-    stub.write_text('#!/bin/sh\necho "error: there is no such thing" >&2\nexit 2\n')
-    assert list(measure(made[0])) == ["memory and time: not estimated (there is no such thing)"]
+@pytest.mark.parametrize("word", ["--gpus", "--no_estimate", "--gpus=8xH200"])
+def test_estimates_are_refused_by_name(word: str) -> None:
+    with pytest.raises(ArgumentError, match=r"was removed\n.*hftune plan"):
+        main(["plan", "p.yaml", word])
 
 
 def test_in_small(made: list[Step], tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -369,7 +370,10 @@ def test_secrets_are_not_shown() -> None:
 def test_checkpoints_without_an_optimizer_are_not_gone_on_from(bench: Bench) -> None:
     step = bench.steps[0]
     assert command_of(step)[-2:] == ["--resume_from_checkpoint", "auto"]
-    assert command_of(step.given(save_only_model="True"))[-2:] == ["--resume_from_checkpoint", "none"]
+    assert command_of(replace(step, arguments={"save_only_model": ["True"]}))[-2:] == [
+        "--resume_from_checkpoint",
+        "none",
+    ]
 
 
 @pytest.mark.parametrize("name", ("hub_token", "hf_hub_token", "push_to_hub_token"))

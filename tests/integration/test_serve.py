@@ -72,6 +72,7 @@ def served(folder: Path, log: Path, netguard_log: Path) -> Iterator[Started]:
         process.wait()
 
 
+@pytest.mark.slow
 def test_a_model_answers_as_hftune_ask_says(folders: dict[str, Path], tmp_path: Path, netguard_log: Path) -> None:
     flags = ["--questions", ASKED[0]["content"], "--max_new_tokens", "12", "--output_dir", str(tmp_path)]
     dispatch(["ask", "--models", str(folders["base"]), *flags])

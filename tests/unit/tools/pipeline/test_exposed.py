@@ -90,8 +90,9 @@ SHOWN = {
 }
 
 
-@pytest.mark.parametrize("kind", SHOWN)
-@pytest.mark.parametrize("action", ("check", "plan", "run", "run --dry_run"))
+@pytest.mark.parametrize(
+    ("action", "kind"), [*(("check", kind) for kind in SHOWN), *((verb, "short") for verb in ("plan", "run --dry_run"))]
+)
 def test_what_a_command_line_would_show_is_refused(
     kind: str, action: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

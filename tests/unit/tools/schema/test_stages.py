@@ -64,7 +64,7 @@ def differences(stage: str, names: list[str]) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize(("stage", "every"), [("sft", 1), ("dpo", 7), ("pt", 9), ("merge", 1)])
+@pytest.mark.parametrize(("stage", "every"), [("sft", 3), ("dpo", 7), ("pt", 9), ("merge", 1)])
 def test_values_are_refused_as_the_parser_refuses_them(stage: str, every: int) -> None:
     parser, odd = parser_of(stage), {row.name for row in table().values() if row.translation or row.verdict in SAID}
     names = [name for name in argument_names(parser) if name not in odd and name not in parser.done_by_hftune]

@@ -196,6 +196,30 @@ def test_a_server_that_ends_by_itself_is_one_message() -> None:
         run_engine(engine, ServeArguments(), 1, {})
 
 
+HEALTHY = """
+import http.server, sys
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200 if self.path == "/health" else 404)
+        self.end_headers()
+server = http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler)
+server.handle_request()
+raise SystemExit(4)
+"""
+
+
+def test_what_is_served_is_proven_once_requests_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    proven: list[tuple[str, ...]] = []
+    monkeypatch.setattr(serving, "_LOOK", 0.05)
+    monkeypatch.setattr(serving, "check_prompts", lambda url, name, folder, args: proven.append((url, name, folder)))
+    with bound("127.0.0.1", 0) as listening:
+        port = listening.getsockname()[1]
+    engine = Engine("the engine", [sys.executable, "-c", HEALTHY, str(port)])
+    with pytest.raises(ArgumentError, match="the engine ended with code 4"):
+        run_engine(engine, ServeArguments(host="0.0.0.0"), port, {"mine": "folder"})
+    assert proven == [(f"http://127.0.0.1:{port}/v1", "mine", "folder")]
+
+
 @pytest.mark.usefixtures("signalled")
 def test_an_interrupt_ends_the_server(
     folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

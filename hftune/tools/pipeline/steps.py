@@ -135,13 +135,14 @@ def _start(spec: Spec, stage: StageSpec, before: str | None, names: Names, made:
     if before is not None:
         names.used.add(f"stages.{before}")
         return {name: Positioned(value, stage.place) for name, value in made.start[before].items()}
-    if spec.model is None:
+    model = names.resolve(spec.model) if spec.model is not None else None
+    if model is None or model.value is None:
         raise ArgumentError(
             f"stage {stage.name} has no model to begin with",
             place=stage.place,
             fix="model: FOLDER_OR_HUB_NAME at the top of the file, or model_name_or_path in the stage",
         )
-    return {"model_name_or_path": names.resolve(spec.model)}
+    return {"model_name_or_path": model}
 
 
 def _before(stage: StageSpec, settings: dict[str, Positioned], made: _Results) -> str | None:

@@ -164,6 +164,7 @@ stages:
         ("model: m\noutput_dir: o\nstages:\n  sft: {}\n  dpo:\n    from: rm\n", 6, "cannot build on rm"),
         ("model: m\noutput_dir: o\nstages:\n  sft:\n    output_dir: x\n", 5, "cannot set output_dir"),
         ("output_dir: o\nstages:\n  sft: {}\n", 3, "no model to begin with"),
+        ("model: ~\noutput_dir: o\nstages:\n  sft: {}\n", 4, "no model to begin with"),
         ("model: m\noutput_dir: o\nmatrix: {lr: 1}\nstages:\n  sft: {}\n", 3, "lists of values"),
         ("model: m\noutput_dir: o\nmatrix: {a: {x: 1}, b: {y: 1}}\nstages:\n  sft: {}\n", 3, "combination a lacks y"),
         ("model: m\noutput_dir: o\nstages:\n  sft: {}\n  dpo: {seed: '${stages.rl.model}'}\n", 5, "no stage before"),

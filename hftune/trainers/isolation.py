@@ -125,17 +125,17 @@ def prove_answers_isolated(
     problem = ArgumentError(cause, place=place, fix=fix)
     prove = partial(assert_same_scores, model, here, alone, OF_ANSWERS, problem)
     with run.compute_loss_context_manager(), uncompiled_and_unrounded(run.model, run.args):
-        prove_or_widen(prove, run.model, whole_model=whole_model, shared=bool(run.args.shared_prompts))
+        prove_or_widen(prove, run.model, whole_model=whole_model, widens=not run.args.shared_prompts)
 
 
-def prove_or_widen(prove: Callable[[], object], model: Any, *, whole_model: bool, shared: bool = False) -> None:
+def prove_or_widen(prove: Callable[[], object], model: Any, *, whole_model: bool, widens: bool = True) -> None:
     """Prove that documents are kept apart; where they are not, by the next way that the model has for it.
 
     Args:
         prove: Raises ArgumentError where documents see each other; a collective.
         model: As it was given to the trainer, loaded to keep documents apart or not.
         whole_model: Whether the model may be called with the documents as padded rows.
-        shared: Whether answers share their prompts in the rows.
+        widens: Whether there are others: only attention lets answers share their prompts.
 
     Raises:
         ArgumentError: No way is left.
@@ -149,7 +149,7 @@ def prove_or_widen(prove: Callable[[], object], model: Any, *, whole_model: bool
             problem = error
         if ranks.all_agree(problem is None):
             return
-        wider = None if documents is None else documents.widen(whole_model=whole_model, shared=shared)
+        wider = documents.widen(whole_model=whole_model) if documents is not None and widens else None
         if wider is None:
             raise problem or ArgumentError(
                 "documents in a row see each other on another process",

@@ -39,7 +39,7 @@ def test_no_head_and_no_layout_of_others(
     tiny_checkpoint(model_type, tmp_path / "model")
     write_data(tmp_path / "data")
     done = run(STAGES[stage].script, *flags_of(stage, tmp_path, tmp_path), warm=True).check()
-    assert ("a prompt of its own" in done.output) is (stage == "dpo")
+    assert ("tell their attention nothing of shared prompts" in done.output) is (stage == "dpo")
 
 
 def test_a_reward_model_that_transformers_has_no_class_for(run: Callable[..., Finished], tmp_path: Path) -> None:

@@ -8,13 +8,11 @@ from typing import Any
 import pytest
 import torch
 from datasets import Dataset
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoTokenizer
 
 from hftune.arguments.entry import parse_arguments
 from hftune.data.splits import Splits
 from hftune.models.adapters.preparation import add_adapter
-from hftune.models.attention.documents import documents_of, isolate_documents
-from hftune.models.attention.isolation import ATTENTION
 from hftune.models.attention.segments import SEGMENTS
 from hftune.models.kernels.answer_head import add_answer_head
 from hftune.models.loading.causal_lm import load_causal_lm
@@ -24,7 +22,6 @@ from hftune.trainers.losses.preference import LOSSES
 from hftune.trainers.preference.batches import PairCollator
 from hftune.trainers.preference.loss import forward_answers, likelihoods
 from tests.parity.test_packing import CONFIGS, tiny
-from tests.table.tiny import tiny_config
 
 LENGTHS = [(7, 5, 3), (1, 2, 6), (4, 1, 1), (9, 4, 8)]
 """Tokens of prompts, chosen and rejected answers; one of a single token each."""
@@ -90,28 +87,6 @@ def test_every_architecture(name: str, head: str) -> None:
             torch.testing.assert_close(flat.gather(1, batch["answer_ids"][:, None])[:, 0], log_probs)
         torch.testing.assert_close(log_probs.detach(), expected[0], atol=1e-5, rtol=0)
         assert_same(gradients(model), expected[1], layout)
-
-
-@pytest.mark.parametrize("model_type", ["nemotron", "bloom"])
-@pytest.mark.parametrize("ways", [1, 2])
-def test_prompts_are_copied_where_layers_pass_nothing_on(model_type: str, ways: int) -> None:
-    """A model whose attention hears nothing of shared prompts reads copies: the same numbers and gradients."""
-    found = {}
-    for layout in ("padded", "shared"):
-        torch.manual_seed(0)
-        attention = SEGMENTS if model_type == "nemotron" and layout == "shared" else "eager"
-        model = AutoModelForCausalLM.from_config(tiny_config(model_type), attn_implementation=attention).float()
-        if layout == "shared":
-            isolate_documents(model, ATTENTION)
-            for _ in range(ways if model_type == "nemotron" else 2):
-                assert documents_of(model).widen(whole_model=True, shared=True)
-        add_answer_head(model)
-        batch = PairCollator(0, **LAYOUTS[layout])(records())
-        log_probs = forward_answers(model, batch).log_probs
-        (log_probs * torch.linspace(-1, 1, len(log_probs))).sum().backward()
-        found[layout] = log_probs.detach(), gradients(model)
-    torch.testing.assert_close(found["shared"][0], found["padded"][0], atol=1e-5, rtol=0)
-    assert_same(found["shared"][1], found["padded"][1], model_type)
 
 
 def trainer_of(layout: str, method: str, model: Path, out: Path) -> DPOTrainer:

@@ -21,7 +21,6 @@ from transformers import PreTrainedModel
 from hftune.distributed import zero
 from hftune.models.attention.isolation import BACKBONE, MIXERS
 from hftune.models.attention.mixers import BORDERS, Group, Unfolding, call_by_documents, kernels_take_borders, mixers_of
-from hftune.models.attention.shared_prompts import SharedPrompts
 from hftune.models.structure import body_of
 
 
@@ -72,7 +71,6 @@ class Documents:
 
     def __init__(self, way: str, *, kernels: bool = False, whole: bool = False) -> None:
         self.way, self.trusts_kernels, self.whole = way, kernels, whole
-        self.copies_prompts = False
         self._now: Row | None = None
         self._trained: Row | None = None
 
@@ -95,16 +93,12 @@ class Documents:
         """The row of this forward pass, or of the one whose layers are recomputed."""
         return self._now or self._trained
 
-    def widen(self, *, whole_model: bool, shared: bool = False) -> str | None:
+    def widen(self, *, whole_model: bool) -> str | None:
         """Take the next, more general way, and return it in words; None where there is none.
 
         Args:
             whole_model: Whether BACKBONE is one.
-            shared: Whether answers share their prompts in the rows.
         """
-        if shared and not self.copies_prompts:
-            self.copies_prompts = True
-            return "every answer of a pair reads a prompt of its own"
         if self.way == MIXERS and self.trusts_kernels:
             self.trusts_kernels = False
             return "layers with a state are called a document at a time"
@@ -150,13 +144,9 @@ class _Hooks:
     def __init__(self, documents: Documents, signature: inspect.Signature) -> None:
         self.documents = documents
         self.names = frozenset(signature.parameters)
-        self.shared: SharedPrompts | None = None  # the row of this pass, whose prompts are copied
 
     def before_model(self, model: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        """Take note of the borders; copy shared prompts, or unfold the tokens, where the way is such."""
-        self.shared = kwargs.get("shared_prompts") if self.documents.copies_prompts else None
-        if self.shared is not None:
-            kwargs = self.shared.copied(kwargs)
+        """Take note of the borders; unfold the tokens where the way is such."""
         self.documents.begin(kwargs.get("cu_seq_lens_q"))
         group = self._only_group()
         if group is None:
@@ -180,7 +170,7 @@ class _Hooks:
     def after_backbone(self, module: Any, args: Any, output: Any) -> Any:
         """Put hidden states back into their row, so that heads and losses find it as it came."""
         group = self._only_group()
-        if group is None and self.shared is None:
+        if group is None:
             return output
         if isinstance(output, tuple):
             return self._folded(output, group)
@@ -188,13 +178,11 @@ class _Hooks:
             output[name] = self._folded(value, group)
         return output
 
-    def _folded(self, value: Any, group: Group | None) -> Any:
+    def _folded(self, value: Any, group: Group) -> Any:
         if isinstance(value, tuple):
             return tuple(self._folded(one, group) for one in value)
         row = self.documents.row
-        if group is not None and row is not None and group.holds(value):
-            value = row.unfolding.fold([value])
-        return value if self.shared is None else self.shared.without_copies(value)
+        return row.unfolding.fold([value]) if row is not None and group.holds(value) else value
 
     def _only_group(self) -> Group | None:
         """All documents of the row, where the backbone reads them as padded rows."""

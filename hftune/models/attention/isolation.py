@@ -25,6 +25,9 @@ ATTENTION_ARGUMENTS |= {"softcap", "s_aux", "position_bias", "sliding_window"}
 OWN_MASKS = ("doge",)
 """Architectures whose attention adds to its mask, and so wants one of tokens by tokens."""
 
+DEAF_ATTENTION = ("nemotron", "stablelm")
+"""Architectures whose layers hand on nothing of what the model is given: their attention hears of no shared prompts."""
+
 _KNOWN = (
     "flash_attention_2", "flash_attention_3", "flash_attention_4", "flex_attention", "sdpa", "eager", SEGMENTS, VARLEN,
 )  # fmt: skip

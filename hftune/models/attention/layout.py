@@ -18,6 +18,7 @@ from hftune.logging import notice
 from hftune.models.attention.isolation import (
     ATTENTION,
     BACKBONE,
+    DEAF_ATTENTION,
     MIXERS,
     has_attention,
     isolation_method,
@@ -250,6 +251,8 @@ def _why_not_one_row(config: PreTrainedConfig, model_args: ModelArguments, args:
     way, reason = isolation_method(config, causal_class(config))
     if way != ATTENTION:
         return reason
+    if config.get_text_config(decoder=True).model_type in DEAF_ATTENTION:
+        return "its layers tell their attention nothing of shared prompts"
     if model_args.attn_implementation not in (None, SEGMENTS, VARLEN):
         return f"{model_args.attn_implementation} knows no shared prompts"
     if args.torch_compile:

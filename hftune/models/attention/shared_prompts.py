@@ -7,7 +7,7 @@ prompt is computed once, and gets the gradients of all answers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, chain
 from typing import Any
@@ -107,44 +107,6 @@ class SharedPrompts:
             distance = place[keys - queries :, None] - place[None, :]
             self._masks[key] = (distance >= 0) & (distance < (window or keys))
         return self._masks[key]
-
-    # For models that tell their attention nothing of the row: the same as documents of one answer each.
-
-    def copied(self, inputs: dict[str, Any]) -> dict[str, Any]:
-        """A model's arguments for this row with a prompt before each of its answers, and no `shared_prompts`."""
-        places = [torch.cat(pair) for pair in self._documents()]
-        device = inputs["input_ids"].device
-        rest = {name: value for name, value in inputs.items() if name != "shared_prompts"}
-        for name in ("input_ids", "position_ids"):
-            rest[name] = inputs[name].index_select(1, torch.cat(places).to(device))
-        lengths = self.key_runs
-        for side in ("q", "k"):
-            rest |= {f"cu_seq_lens_{side}": self.borders(lengths, device), f"max_length_{side}": max(lengths)}
-        return rest
-
-    def without_copies(self, values: Any) -> Any:
-        """What a model returns for `copied`, (1, tokens, ...), as the row is laid out; others as they are."""
-        if not isinstance(values, torch.Tensor) or values.dim() < 2 or values.shape[1] != sum(self.key_runs):
-            return values
-        return values.index_select(1, self.first_copies().to(values.device))
-
-    def first_copies(self) -> torch.Tensor:
-        """Where each token of the row stands in `copied`, (tokens,): in a prompt, in the first copy.
-
-        All copies say the same, since nothing before a token sees what follows.
-        """
-        row = torch.cat([place for pair in self._documents() for place in pair])
-        return torch.full((sum(self.parts),), len(row)).scatter_reduce(0, row, torch.arange(len(row)), "amin")
-
-    def _documents(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Of each answer the places of its prompt and its own in the row."""
-        end = 0
-        for prompt, answers in zip(self.prompts, self.answers, strict=True):
-            before = torch.arange(end, end + prompt)
-            end += prompt
-            for length in answers:
-                yield before, torch.arange(end, end + length)
-                end += length
 
 
 def shared_row(

@@ -12,7 +12,7 @@ that shape, (rows, tokens - 1).
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
@@ -24,7 +24,7 @@ from hftune.compat.installing import replace_method
 from hftune.constants import IGNORE_INDEX
 from hftune.models.attention.documents import documents_of, isolate_documents
 from hftune.models.attention.isolation import ATTENTION
-from hftune.models.attention.shared_prompts import SharedPrompts, shared_row
+from hftune.models.attention.shared_prompts import shared_row
 from hftune.models.kernels.answer_head import add_answer_head
 
 Ids = tuple[int, ...]
@@ -45,11 +45,6 @@ class AnswerRows:
     at: torch.Tensor
     ids: torch.Tensor
     mask: torch.Tensor
-
-    def with_copies(self) -> AnswerRows:
-        """A row that shares prompts with a prompt before each answer: for models that cannot share them."""
-        shared: SharedPrompts = self.inputs["shared_prompts"]
-        return replace(self, inputs=shared.copied(self.inputs), at=shared.first_copies().to(self.at.device)[self.at])
 
     def pick(self, states: torch.Tensor) -> torch.Tensor:
         """Those of (batch, length, size) that predict a token: (tokens, size)."""
@@ -168,5 +163,4 @@ def rows_to_score(
     documents = documents_of(model)
     if documents is None or documents.way != ATTENTION:
         return padded_rows(input_ids, attention_mask, labels)
-    rows = shared_rows(input_ids, attention_mask, labels)
-    return rows.with_copies() if documents.copies_prompts and "shared_prompts" in rows.inputs else rows
+    return shared_rows(input_ids, attention_mask, labels)

@@ -16,7 +16,6 @@ from hftune.arguments.training import StageArguments
 from hftune.compat.patches import fused_heads
 from hftune.data.mixture import ReorderedSampler
 from hftune.distributed import phases
-from hftune.models.attention.documents import documents_of
 from hftune.models.decoding import Drawn, decoding_together
 from hftune.models.kernels.fused_lora import adapters_held
 from hftune.models.kernels.scoring_head import add_scoring_head
@@ -113,11 +112,6 @@ class OnlineTrainer(StageTrainer):
             place="--shared_prompts / --attn_implementation",
             fix="add --shared_prompts False",
         )
-        if self.ref_model is not None:
-            # What holds for the policy holds for what it began as.
-            own, other = (documents_of(plain_model(each)) for each in (self.model, self.ref_model))
-            assert own is not None and other is not None, "both share prompts"
-            other.copies_prompts = own.copies_prompts
 
     def _generate(self, prompts: list[Any]) -> Any:
         """Overrides TRL's: a phase that the watchdog times; what follows it is scoring."""

@@ -73,19 +73,19 @@ def test_ways_are_tried_until_a_proof_holds() -> None:
 
 
 @pytest.mark.parametrize(
-    ("way", "whole", "shared", "failures", "holds"),
+    ("way", "whole", "widens", "failures", "holds"),
     [
-        (None, True, True, 0, True), (None, True, True, 1, False), (ATTENTION, False, False, 1, False),
-        (ATTENTION, True, False, 1, True), (ATTENTION, False, True, 1, True), (ATTENTION, False, True, 2, False),
+        (None, True, True, 0, True), (None, True, True, 1, False), (ATTENTION, False, True, 1, False),
+        (ATTENTION, True, True, 1, True), (ATTENTION, True, False, 0, True), (ATTENTION, True, False, 1, False),
     ],
 )  # fmt: skip
-def test_which_ways_there_are(way: str | None, whole: bool, shared: bool, failures: int, holds: bool) -> None:
+def test_which_ways_there_are(way: str | None, whole: bool, widens: bool, failures: int, holds: bool) -> None:
     model = model_with(way)
     if holds:
-        prove_or_widen(failing(failures), model, whole_model=whole, shared=shared)
+        prove_or_widen(failing(failures), model, whole_model=whole, widens=widens)
     else:
         with pytest.raises(ArgumentError, match="they see each other"):
-            prove_or_widen(failing(failures), model, whole_model=whole, shared=shared)
+            prove_or_widen(failing(failures), model, whole_model=whole, widens=widens)
 
 
 def test_all_processes_agree(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,6 @@ import torch
 
 from hftune.models.attention.documents import Documents, Row, _filler, _Hooks, documents_of, isolate_documents
 from hftune.models.attention.isolation import ATTENTION, BACKBONE, MIXERS
-from hftune.models.attention.shared_prompts import SharedPrompts
 from tests.table.tiny import model_class, tiny_config
 
 BORDERS = torch.tensor([0, 2, 5], dtype=torch.int32)
@@ -59,15 +58,14 @@ def test_documents_stay_in_one_group_where_they_must(way: str, whole: bool, expe
 
 def test_ways_from_the_narrow_to_the_wide() -> None:
     documents = Documents(MIXERS, kernels=True)
-    assert "a prompt of its own" in str(documents.widen(whole_model=True, shared=True)) and documents.copies_prompts
-    assert "a document at a time" in str(documents.widen(whole_model=True, shared=True))
+    assert "a document at a time" in str(documents.widen(whole_model=True))
     assert not documents.trusts_kernels and documents.way == MIXERS
-    assert documents.widen(whole_model=False, shared=True) is None
+    assert documents.widen(whole_model=False) is None
     assert "padded rows" in str(documents.widen(whole_model=True)) and documents.way == BACKBONE
-    assert documents.widen(whole_model=True, shared=True) is None
+    assert documents.widen(whole_model=True) is None
     plain = Documents(ATTENTION, kernels=True)
     assert plain.widen(whole_model=False) is None and "padded rows" in str(plain.widen(whole_model=True))
-    assert plain.trusts_kernels and not plain.copies_prompts
+    assert plain.trusts_kernels
     assert not Documents(MIXERS).trusts_kernels, "of which nothing is known"
 
 
@@ -126,20 +124,6 @@ def test_other_rows_pass_as_they_are(way: str, borders: Any) -> None:
     output = (torch.zeros(1, 5, 2),)
     assert mine.after_backbone(None, (), output) is output
     assert mine.documents.row is not None and mine.documents.row.borders is borders
-
-
-def test_shared_prompts_are_copied_only_where_they_must() -> None:
-    shared = SharedPrompts((1,), ((2, 2),))
-    given = {"input_ids": IDS, "position_ids": IDS, "shared_prompts": shared}
-    mine = hooks(ATTENTION)
-    model: Any = SimpleNamespace(config=config())
-    assert mine.before_model(model, (), given)[1] is given and mine.shared is None
-    mine.documents.copies_prompts = True
-    _, found = mine.before_model(model, (), given)
-    assert found["input_ids"].tolist() == [[4, 5, 6, 4, 7, 8]] and found["cu_seq_lens_q"].tolist() == [0, 3, 6]
-    assert mine.documents.row is not None and mine.documents.row.borders.tolist() == [0, 3, 6]
-    (folded,) = mine.after_backbone(None, (), (torch.arange(6)[None, :, None],))
-    assert folded[0, :, 0].tolist() == [0, 1, 2, 4, 5]
 
 
 @pytest.mark.parametrize(("pad", "filler"), [(3, 3), (0, 0), (8, 8), (9, 0), (-1, 0), (None, 0), ([3], 0)])

@@ -14,6 +14,7 @@ from transformers import (
     BloomConfig,
     Llama4TextConfig,
     MambaConfig,
+    NemotronConfig,
     PreTrainedConfig,
 )
 
@@ -176,6 +177,7 @@ def test_the_model_is_loaded_with_it_and_saved_without(tiny_model: Path, tmp_pat
         (make_config("llama"), "--attn_implementation flash_attention_2", False, False, "needs a GPU"),
         (Llama4TextConfig(num_hidden_layers=4), "", True, False, "layers of chunked_attention"),
         (MambaConfig(num_hidden_layers=1), "", True, False, "computed twice: it has layers whose past"),
+        (NemotronConfig(), "", True, False, "computed twice: its layers tell their attention nothing"),
         (BloomConfig(n_layer=1), "", False, False, "pairs are padded: it has an attention of its own"),
     ],
 )

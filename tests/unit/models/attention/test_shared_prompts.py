@@ -56,20 +56,3 @@ def test_what_sees_what(row: SharedPrompts) -> None:
     assert row.seen(3, 5, 2, CPU).int().tolist() == [[0, 1, 1, 0, 0], [0, 0, 1, 1, 0], [0, 0, 0, 1, 1]]
     assert row.seen(3, 3, 2, CPU).int().tolist() == [[1, 0, 0], [1, 1, 0], [0, 1, 1]]
     assert row.seen(3, 5, None, CPU) is behind and row.seen(2, 5, None, CPU).shape == (2, 5)
-
-
-def test_a_copy_of_the_prompt_for_each_answer_and_back(row: SharedPrompts) -> None:
-    ids = torch.tensor([[10, 11, 12, 13, 14, 15, 16, 17, 18]])
-    places = torch.tensor([[0, 1, 2, 2, 3, 4, 0, 1, 2]])
-    found = row.copied({"input_ids": ids, "position_ids": places, "shared_prompts": row, "answer_at": 3})
-    assert found["input_ids"].tolist() == [[10, 11, 12, 10, 11, 13, 14, 15, 16, 17, 18]]
-    assert found["position_ids"].tolist() == [[0, 1, 2, 0, 1, 2, 3, 4, 0, 1, 2]]
-    assert found["cu_seq_lens_q"].tolist() == found["cu_seq_lens_k"].tolist() == [0, 3, 8, 11]
-    assert found["max_length_q"] == found["max_length_k"] == 5 and found["answer_at"] == 3
-    assert "shared_prompts" not in found
-    # Of the copies the first.
-    said = torch.arange(11)[None, :, None]
-    assert row.without_copies(said)[0, :, 0].tolist() == [0, 1, 2, 5, 6, 7, 8, 9, 10]
-    assert row.without_copies(torch.arange(11)[None]).tolist() == [[0, 1, 2, 5, 6, 7, 8, 9, 10]]
-    for other in (None, "text", torch.zeros(11), torch.zeros(1, 9, 2)):
-        assert row.without_copies(other) is other

@@ -258,13 +258,6 @@ def test_states_are_those_of_padded_rows(model_type: str) -> None:
     made = model(model_type, SEGMENTS)
     assert rows_to_score(made, *given).inputs["input_ids"].tolist() == [[5, 6, 11, 12, 13, 15, 16, 7, 14]]
     torch.testing.assert_close(states_of(made, given), padded, rtol=1e-4, atol=1e-5)
-    # A model that cannot share prompts gets a copy before each answer.
-    made.hftune_documents.copies_prompts = True
-    rows = rows_to_score(made, *given)
-    assert rows.inputs["input_ids"].tolist() == [[5, 6, 11, 12, 13, 5, 6, 15, 16, 7, 14]]
-    torch.testing.assert_close(states_of(made, given), padded, rtol=1e-4, atol=1e-5)
-    alone = torch.tensor([[5, 6]]), torch.tensor([[0, 1]]), torch.tensor([[-100, 6]])
-    assert rows_to_score(made, *alone).inputs["input_ids"].tolist() == [[5, 6]], "without a prompt none is copied"
 
 
 def test_a_model_that_reads_documents_as_padded_rows_gets_such() -> None:

@@ -10,7 +10,6 @@ import torch
 
 from hftune.errors import ArgumentError
 from hftune.models.attention import shared_prompts
-from hftune.models.attention.documents import Documents
 from hftune.trainers.online.base import is_reference
 from tests.unit.trainers.rl_runs import count_even, make_trainer
 
@@ -26,12 +25,9 @@ def test_a_model_that_keeps_answers_apart_passes(tiny_model: Path, tmp_path: Pat
     trainer.model.train()
     trainer.prove_isolation(trainer.model)
     assert trainer.model.training
-    assert not trainer.model.hftune_documents.copies_prompts
 
 
-def test_one_that_mixes_them_up_gets_copies_and_so_does_its_reference(
-    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_that_mixes_them_up_is_refused(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Keys of a prompt that come from the row's beginning: right for the first prompt alone."""
     trainer = trainer_of(tiny_model, tmp_path)
     whole = shared_prompts.SharedPrompts.with_prompts
@@ -40,14 +36,8 @@ def test_one_that_mixes_them_up_gets_copies_and_so_does_its_reference(
         return [torch.zeros_like(one) if self.prompts[1:] else one for one in whole(self, states, dim)]
 
     monkeypatch.setattr(shared_prompts.SharedPrompts, "with_prompts", first_prompt_only)
-    with monkeypatch.context() as unwidened:
-        unwidened.setattr(Documents, "widen", lambda self, **options: None)
-        with pytest.raises(ArgumentError, match="--shared_prompts"):
-            trainer.prove_isolation(trainer.model)
-    trainer.prove_isolation(trainer.model)
-    assert trainer.model.hftune_documents.copies_prompts and trainer.ref_model.hftune_documents.copies_prompts
-    # From here on it trains as with padded rows.
-    trainer.train()
+    with pytest.raises(ArgumentError, match="--shared_prompts"):
+        trainer.prove_isolation(trainer.model)
 
 
 def test_a_reference_is_a_policy_whose_adapter_is_off(tiny_model: Path, tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from transformers import GenerationConfig, TextStreamer
 
@@ -137,30 +136,6 @@ def batches_by_length(lengths: Sequence[int], more: int, batch_tokens: int) -> l
         found.append(order[:rows])
         order = order[rows:]
     return found
-
-
-def scored_rows(
-    ids: Sequence[np.ndarray], trained: Sequence[np.ndarray], pad: int, device: torch.device
-) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-    """A batch of whole records for a model that scores their tokens, and where.
-
-    Args:
-        ids: Of each record, (length,).
-        trained: Of each record, which tokens are scored, (length,) bool.
-        pad: Fills up rows; nothing attends to it.
-
-    Returns:
-        `input_ids` and `attention_mask`, both (records, longest), and the places in the flattened batch before the
-        tokens that are scored, where these are predicted.
-    """
-    length = max(map(len, ids))
-    tokens, mask = torch.full((len(ids), length), pad), torch.zeros(len(ids), length, dtype=torch.long)
-    at = []
-    for row, (one, places) in enumerate(zip(ids, trained, strict=True)):
-        tokens[row, : len(one)] = torch.from_numpy(one.astype(np.int64))
-        mask[row, : len(one)] = 1
-        at.append(torch.from_numpy(np.flatnonzero(places)) - 1 + row * length)
-    return {"input_ids": tokens.to(device), "attention_mask": mask.to(device)}, torch.cat(at).to(device)
 
 
 class Listener(TextStreamer):

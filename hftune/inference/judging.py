@@ -1,4 +1,4 @@
-"""Models behind an OpenAI-compatible server: one that answers conversations, and judges of what others answer."""
+"""Models behind an OpenAI-compatible server that answer, and what scores answers: such models, and reward models."""
 
 from __future__ import annotations
 
@@ -9,14 +9,22 @@ from collections.abc import Sequence
 from multiprocessing.pool import ThreadPool
 from typing import Any
 
-from hftune.arguments.asking import JUDGE_KEY
+import torch
+
+from hftune.arguments.asking import JUDGE_KEY, TalkerFields
+from hftune.data.counts import Context
+from hftune.data.encode_rewards import ScoringEncoder
 from hftune.data.messages import Message
+from hftune.data.readers.base import Row
+from hftune.data.turn_tokens import mode_for_answers
 from hftune.errors import shown
 from hftune.inference.generate import Answer
 from hftune.inference.questions import Question, asked
 from hftune.logging import notice
 from hftune.opening.files import MIB
 from hftune.opening.json_server import JsonServer
+from hftune.trainers.rewards.loading import load_reward_model, scores_steps, step_separator
+from hftune.trainers.rewards.score_batches import run_batches
 
 _SIDE_BY_SIDE = 16
 _PATIENCE = 60.0
@@ -180,6 +188,41 @@ class Judge:
     def _said(self, prompts: Sequence[str]) -> list[str]:
         found = self.server([asked(text) for text in prompts], max_new_tokens=_JUDGE_TOKENS, temperature=0)
         return [str(one.message["content"]) for one in found]
+
+
+class AnswerScorer:
+    """A reward model that scores answers, raw; a process model gives the least probability that a step is right.
+
+    Args:
+        path: Of an outcome or a process reward model.
+        args: Of the command: `use_cpu`, `trust_remote_code`, `borders_in_text`.
+    """
+
+    def __init__(self, path: str, args: TalkerFields) -> None:
+        self.model, self.tokenizer = load_reward_model(path, torch.float32, trust_remote_code=args.trust_remote_code)
+        if torch.cuda.is_available() and not args.use_cpu:
+            self.model.to("cuda")  # transformers wraps `to` without its types
+        self.make = ScoringEncoder(
+            self.tokenizer,
+            steps=scores_steps(self.model),
+            separator=step_separator(path),
+            borders_in_text=mode_for_answers(args.borders_in_text),
+            context=Context.of(self.model, self.tokenizer),
+        )
+
+    def scores(
+        self, questions: Sequence[Question], said: Sequence[Message], name: str = "answer"
+    ) -> list[float | None]:
+        """The score of each answer; None for an empty one, which has no token to score.
+
+        Args:
+            name: What the conversations are called in messages.
+        """
+        conversations = [[*one.messages, message] for one, message in zip(questions, said, strict=True)]
+        rows = [Row({"messages": one}, name, number) for number, one in enumerate(conversations, start=1)]
+        found = [self.make(row) if row.value["messages"][-1]["content"] else [] for row in rows]
+        run_batches(self.model, [one for scored in found for one in scored], self.tokenizer.pad_token_id)
+        return [min(scored[0].outputs) if scored and scored[0].outputs else None for scored in found]
 
 
 def score(text: str) -> float | None:

@@ -12,24 +12,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.utils import logging as transformers_logging
+from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils.logging import disable_progress_bar
 
 from hftune.arguments.asking import LoadingFields
-from hftune.checkpoints import manifest as manifests
 from hftune.checkpoints.folder_checks import chain_problems, check_recorded_base, check_recorded_whole, whole_chain
-from hftune.checkpoints.template_arguments import give_recorded
 from hftune.distributed import ranks
 from hftune.errors import ArgumentError, UserError, raise_together
 from hftune.inference.prompts import ends_of
-from hftune.models.adapters.folding import fold_adapters, read_lora_config
-from hftune.models.loading.config_file import check_config, check_layers
-from hftune.models.loading.from_pretrained import pretrained
-from hftune.models.loading.stored_weights import check_finite, check_loaded
-from hftune.models.vocabulary import forbid_rows_without_token, grow_as_recorded
-from hftune.path_hints import cannot_load
+from hftune.models.vocabulary import forbid_rows_without_token
+from hftune.preflight.model_folder import base_and_adapters
+from hftune.trainers.finished_model import load_finished
 from hftune.trainers.rewards.loading import reward_head
-from hftune.weight_files import is_model, weight_shapes
+from hftune.weight_files import is_model
 
 
 @dataclass
@@ -93,46 +88,18 @@ def load_talker(name: str, how: LoadingFields, flag: str = "--models", adapters:
     on_gpu = torch.cuda.is_available() and not how.use_cpu
     dtype: Any = ("auto" if on_gpu else torch.float32) if how.dtype == "auto" else getattr(torch, how.dtype)
     options: dict[str, Any] = {"dtype": dtype, "trust_remote_code": how.trust_remote_code}
-    folders, base = [], name
-    if (Path(name) / "adapter_config.json").is_file():
-        folders = whole_chain([name])
-        # The manifest knows the base by the name that was given; PEFT's config by what it was when the adapter was
-        # saved.
-        recorded = (manifests.read_manifest(name) or {}).get("base", {}).get("name")
-        base = recorded or read_lora_config(name, flag).base_model_name_or_path
+    base, folders = base_and_adapters(name, flag)
     if adapters:
         folders = whole_chain([*folders, *adapters])
         raise_together([*check_recorded_base(base, folders[0], "--adapter"), *chain_problems(folders, "--adapter")])
         name = adapters[-1]
-    # Before transformers reads them: a config with absurd sizes would fill the memory.
-    for folder in {name, base}:
-        check_layers(check_config(folder, flag), weight_shapes(folder), folder, flag)
-    level = transformers_logging.get_verbosity()
-    # Reports on loading and advice on sampling would be printed for every model.
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
-    try:
-        tokenizer = pretrained(AutoTokenizer, name, trust_remote_code=how.trust_remote_code)
-        if tokenizer.chat_template:
-            give_recorded(tokenizer, name, how.template_arguments)
-        if on_gpu:
-            # Each of several processes has a whole model.
-            alone = ranks.world_size() == 1
-            options["device_map"] = "auto" if alone else {"": ranks.local_rank() % torch.cuda.device_count()}
-        # The loading info tells what was not in the files.
-        model, info = pretrained(AutoModelForCausalLM, base, output_loading_info=True, **options)
-    except (OSError, ValueError) as error:
-        raise cannot_load(name, error, flag, "language model") from error
-    finally:
-        transformers_logging.set_verbosity(level)
-    # transformers draws what is missing at random with a warning, which is silenced above.
-    check_loaded(info, model, base, flag=flag, scores=False)
-    # First the rows of added tokens, with which the adapter was trained.
-    grow_as_recorded(model, folders)
-    model = fold_adapters(model, folders)
-    check_finite(model, name, flag)
-    if tokenizer.pad_token is None:
-        tokenizer.pad_token = tokenizer.eos_token
+    disable_progress_bar()  # one would be drawn for every model
+    if on_gpu:
+        # Each of several processes has a whole model.
+        alone = ranks.world_size() == 1
+        options["device_map"] = "auto" if alone else {"": ranks.local_rank() % torch.cuda.device_count()}
+    options |= {"what": "language model", "template_arguments": how.template_arguments}
+    model, tokenizer = load_finished(AutoModelForCausalLM, name, base, folders, flag, **options)
     forbid_rows_without_token(model, tokenizer)
     sampling = copy.deepcopy(model.generation_config)
     # They mean nothing to greedy answers, and transformers warns of each that is set.
@@ -141,4 +108,4 @@ def load_talker(name: str, how: LoadingFields, flag: str = "--models", adapters:
     # An adapter's base may know the end of a text only, and the adapter was trained to end turns.
     ends = ends_of(tokenizer, sampling)
     model.generation_config.eos_token_id = ends or None
-    return Talker(name, model.eval(), tokenizer, sampling, ends)
+    return Talker(name, model, tokenizer, sampling, ends)

@@ -41,10 +41,6 @@ class Question:
         """The conversation as a judge reads it: role and text of each turn."""
         return "\n".join(f"{turn['role']}: {turn.get('content') or ''}" for turn in self.messages)
 
-    def answered(self, message: Message) -> list[Message]:
-        """The conversation with an answer."""
-        return [*self.messages, message]
-
 
 def asked(text: str, origin: str = "") -> Question:
     """A question of a user."""

@@ -40,11 +40,18 @@ class Parts:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def make(self, names: Sequence[str], make: Callable[[str], Iterable[Line]]) -> None:
-        """Have the missing ones of these parts made, each by one process; all processes call it."""
+    def make(self, names: Sequence[str], load: Callable[[], Callable[[str], Iterable[Line]]]) -> None:
+        """Have the missing ones of these parts made, each by one process; all processes call it.
+
+        Args:
+            load: Gives what makes the lines of a part; it is called, and loads a model, where any is missing.
+        """
         # All look before the first one writes, so that all divide the same parts.
         missing = [name for name in names if not self.has(name)]
         ranks.barrier()
+        if not missing:
+            return
+        make = load()
         for name in missing[ranks.rank() :: ranks.world_size()]:
             self.write(name, make(name))
         ranks.barrier()

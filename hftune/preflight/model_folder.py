@@ -10,9 +10,11 @@ from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
 from transformers.initialization import no_init_weights
 
 from hftune.arguments.model import ModelArguments
-from hftune.checkpoints.folder_checks import check_recorded_base
+from hftune.checkpoints.folder_checks import check_recorded_base, whole_chain
+from hftune.checkpoints.manifest import read_manifest
 from hftune.distributed import zero
 from hftune.errors import ArgumentError, ManifestError, UserError
+from hftune.models.adapters.folding import read_lora_config
 from hftune.models.classes import causal_class
 from hftune.models.loading.from_pretrained import from_config, pretrained
 from hftune.models.loading.quantisation import quantisation_in
@@ -64,6 +66,19 @@ def _models_below(folder: Path) -> str:
     # The likeliest is the newest: an output folder of a run holds its checkpoints.
     found = sorted(folder.glob("*/config.json"), key=lambda file: file.stat().st_mtime, reverse=True)
     return f"give {' or '.join(str(file.parent) for file in found[:3])}" if found else ""
+
+
+def base_and_adapters(name: str, flag: str) -> tuple[str, list[str]]:
+    """Folder or Hub name of a model's weights, and the folders of the adapters upon them, the one next to them first.
+
+    Raises:
+        ArgumentError: An adapter whose config cannot be read.
+    """
+    if not (Path(name) / "adapter_config.json").is_file():
+        return name, []
+    # The manifest knows the base by the name that was given, PEFT's config by what it was when the adapter was saved.
+    recorded = (read_manifest(name) or {}).get("base", {}).get("name")
+    return str(recorded or read_lora_config(name, flag).base_model_name_or_path), whole_chain([name])
 
 
 def _base_of_adapter(folder: Path) -> str:

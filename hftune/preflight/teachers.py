@@ -5,61 +5,32 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
 
 from hftune.arguments.adapter import AdapterArguments
 from hftune.arguments.distill import DistillArguments
 from hftune.arguments.model import ModelArguments
-from hftune.checkpoints.folder_checks import whole_chain
-from hftune.checkpoints.manifest import read_manifest
 from hftune.errors import UserError
-from hftune.models.adapters.folding import read_lora_config
 from hftune.models.loading.build import skeleton, weight_dtype
 from hftune.models.loading.config import model_config
 from hftune.preflight.memory import packed_bytes, packed_linears
+from hftune.preflight.model_folder import base_and_adapters
 
 FLAG = "--teacher_model_name_or_path"
 SERVER = "--teacher_server_url"
 
 
-@dataclass(frozen=True)
-class TeacherSource:
-    """What a teacher is made of.
+def teacher_arguments(
+    base: str, model_args: ModelArguments, training_args: DistillArguments
+) -> tuple[ModelArguments, AdapterArguments]:
+    """How a teacher is loaded: as the student where nothing else is said, but for what belongs to the student.
 
     Args:
-        name: As it was given.
-        base: Folder or Hub name of the weights.
-        adapters: Folders of the adapters upon them, the one next to the base first.
+        base: Folder or Hub name of its weights.
     """
-
-    name: str
-    base: str
-    adapters: tuple[str, ...] = ()
-
-
-def teacher_source(name: str) -> TeacherSource:
-    """What a folder or name stands for.
-
-    Raises:
-        ArgumentError: An adapter whose config cannot be read.
-    """
-    if not (Path(name) / "adapter_config.json").is_file():
-        return TeacherSource(name, name)
-    # The manifest knows the base by the name that was given, PEFT's config by what it was when the adapter was saved.
-    recorded = (read_manifest(name) or {}).get("base", {}).get("name")
-    base = recorded or read_lora_config(name, FLAG).base_model_name_or_path
-    return TeacherSource(name, str(base), tuple(whole_chain([name])))
-
-
-def teacher_arguments(
-    source: TeacherSource, model_args: ModelArguments, training_args: DistillArguments
-) -> tuple[ModelArguments, AdapterArguments]:
-    """How a teacher is loaded: as the student where nothing else is said, but for what belongs to the student."""
     own = ModelArguments()
     found = dataclasses.replace(
         own,
-        model_name_or_path=source.base,
+        model_name_or_path=base,
         model_revision=training_args.teacher_model_revision or own.model_revision,
         dtype=training_args.teacher_dtype,
         **{name: getattr(model_args, name) for name in ("cache_dir", "offline", "attn_implementation", "flash_attn")},
@@ -88,7 +59,7 @@ def teacher_bytes(model_args: ModelArguments, training_args: DistillArguments, *
 
 
 def _bytes(name: str, model_args: ModelArguments, training_args: DistillArguments, half: bool) -> float:
-    own_args, adapter_args = teacher_arguments(teacher_source(name), model_args, training_args)
+    own_args, adapter_args = teacher_arguments(base_and_adapters(name, FLAG)[0], model_args, training_args)
     with errors_of_teacher(name):
         bare = skeleton(model_config(own_args, training_args), training_args)
     count = sum(parameter.numel() for parameter in bare.parameters())

@@ -6,7 +6,6 @@ model, the reward of each answer.
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import time
@@ -23,6 +22,7 @@ from hftune.data.formats import describe_unread, take_unread
 from hftune.data.records import to_prompt
 from hftune.errors import ArgumentError, UserError, raise_together
 from hftune.inference.generate import Answerer
+from hftune.inference.judging import AnswerScorer
 from hftune.inference.loading import check_talker, load_talker
 from hftune.inference.questions import Question, asked, rows_of
 from hftune.inference.results import about_result, publish
@@ -31,7 +31,6 @@ from hftune.publishing.files import published_file
 from hftune.publishing.places import FILE, check_place
 from hftune.tools.reporting.stages import ANSWERS, ASKED
 from hftune.tools.reporting.tables import answer_sections
-from hftune.trainers.rewards.answer_scorer import AnswerScorer
 from hftune.visible import say, whole
 
 # Of questions that are padded to one length and answered together, with their answers; the KV cache grows with them.
@@ -138,9 +137,6 @@ def _answers(name: str, prompts: list[Question], args: AskArguments) -> list[str
         notice(describe_turn_tokens(counts, args.borders_in_text))
     for line in describe_unread(take_unread()):
         notice(line)
-    # Models have reference cycles: only a collection frees the memory before the next one is loaded.
-    del talker, answer
-    gc.collect()
     return [whole(text).strip() for text in texts]  # at --max_new_tokens an answer ends anywhere
 
 
@@ -151,9 +147,7 @@ def _rewards(prompts: list[Question], said: dict[str, list[str]], args: AskArgum
     scorer = AnswerScorer(path, args)
     found: dict[str, list[float | None]] = {}
     for name, answers in said.items():
-        pairs = zip(prompts, answers, strict=True)
-        conversations = [prompt.answered({"role": "assistant", "content": answer}) for prompt, answer in pairs]
-        found[name] = scorer(conversations, name)
+        found[name] = scorer.scores(prompts, [{"role": "assistant", "content": answer} for answer in answers], name)
         if empty := sum(not answer for answer in answers):
             notice(f"{name} has no answer to {empty} of {len(answers)} questions; they have no reward")
     return found

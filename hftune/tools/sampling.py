@@ -6,7 +6,6 @@ Prompts are divided into parts, parts among processes; what is there whole is no
 from __future__ import annotations
 
 import asyncio
-import gc
 import inspect
 import math
 import time
@@ -22,14 +21,13 @@ from hftune.checkpoints.inputs import inputs_of
 from hftune.distributed import launch, ranks
 from hftune.errors import ArgumentError, DataError, UserError, raise_together
 from hftune.inference.generate import Answer, Answerer
-from hftune.inference.judging import ChatServer, Judge
+from hftune.inference.judging import AnswerScorer, ChatServer, Judge
 from hftune.inference.loading import check_talker, load_talker
 from hftune.inference.questions import Question, question_of, rows_of
 from hftune.inference.results import Line, Parts, about_result, json_lines, parts_of, plan_of, publish
 from hftune.logging import get_logger
 from hftune.preflight.rules.rl import check_rewards
 from hftune.publishing.places import check_place
-from hftune.trainers.rewards.answer_scorer import AnswerScorer
 from hftune.trainers.rewards.loading import load_function
 from hftune.trainers.rewards.waiting import Patience, watched
 from hftune.visible import say
@@ -68,8 +66,8 @@ def sample(args: SampleArguments, argv: list[str]) -> dict[str, int]:
     drawn, scored = ([f"{kind}-{start}" for start in starts] for kind in ("drawn", "scored"))
     plan = plan_of(args, models, prompts, {"keep", "keep_all", "threshold"})
     with parts_of(args.output_dir, plan) as parts:
-        _draw(args, prompts, parts, drawn)
-        _score(args, prompts, parts, scored)
+        parts.make(drawn, lambda: partial(_drawn, args, prompts, _answers(args)))
+        parts.make(scored, lambda: partial(_scored, prompts, parts, _scorers(args)))
         if not ranks.is_main():
             return {}
         files, counts = _kept_files(args, prompts, parts.read(scored))
@@ -121,30 +119,18 @@ def _of(part: str, prompts: Sequence[Question]) -> Sequence[Question]:
     return prompts[start : start + PART_PROMPTS]
 
 
-def _draw(args: SampleArguments, prompts: Sequence[Question], parts: Parts, names: Sequence[str]) -> None:
-    """Draw the answers of all parts; the model is freed afterwards, and not loaded where all are there."""
-    if all(parts.has(name) for name in names):
-        return
-    # No process writes before all have looked.
-    ranks.barrier()
-    answer: Answers
+def _answers(args: SampleArguments) -> Answers:
+    """What answers: a server, or a model, which is loaded."""
     if args.server_url:
         server = ChatServer(args.server_url, "--server_url", args.server_model, SERVER_KEY)
-        answer = partial(server, temperature=args.temperature, top_p=args.top_p)
-    else:
-        get_logger().info("%s answers", args.model_name_or_path)
-        talker = load_talker(str(args.model_name_or_path), args, "--model_name_or_path")
-        drawing: dict[str, Any] = {"do_sample": True, "temperature": args.temperature, "top_p": args.top_p, "top_k": 0}
-        answer = partial(Answerer(talker, args.borders_in_text, args.batch_tokens), **drawing)
-    parts.make(names, partial(_drawn, args, prompts, answer))
-    # Models have reference cycles: only a collection frees the memory before reward models are loaded.
-    del answer
-    gc.collect()
+        return partial(server, temperature=args.temperature, top_p=args.top_p)
+    get_logger().info("%s answers", args.model_name_or_path)
+    talker = load_talker(str(args.model_name_or_path), args, "--model_name_or_path")
+    drawing: dict[str, Any] = {"do_sample": True, "temperature": args.temperature, "top_p": args.top_p, "top_k": 0}
+    return partial(Answerer(talker, args.borders_in_text, args.batch_tokens), **drawing)
 
 
-def _drawn(
-    args: SampleArguments, prompts: Sequence[Question], answer: Callable[..., list[Answer]], part: str
-) -> Iterator[Line]:
+def _drawn(args: SampleArguments, prompts: Sequence[Question], answer: Answers, part: str) -> Iterator[Line]:
     own = _of(part, prompts)
     # By the part, so that any process draws the same answers.
     start = int(part.rpartition("-")[2])
@@ -158,20 +144,14 @@ def _drawn(
         yield {"answers": [{"message": one.message, "ended": one.ended} for one in group]}
 
 
-def _score(args: SampleArguments, prompts: Sequence[Question], parts: Parts, names: Sequence[str]) -> None:
-    """Score the answers of all parts: by functions, one reward model after the other, then a judge."""
-    if all(parts.has(name) for name in names):
-        return
-    ranks.barrier()
+def _scorers(args: SampleArguments) -> list[Callable[..., Sequence[float | None]]]:
+    """What scores answers: functions, reward models, which are loaded, and a judge."""
     scorers: list[Callable[..., Sequence[float | None]]] = [
         partial(_by_function, watched(load_function(name, args.max_new_tokens), Patience()))
         for name in args.reward_funcs or []
     ]
-    for path in args.reward_model_path or []:
-        scorers.append(partial(_by_model, AnswerScorer(path, args)))
-    if args.judge_url:
-        scorers.append(Judge(args.judge_url, args.judge_model).scores)
-    parts.make(names, partial(_scored, prompts, parts, scorers))
+    scorers += [AnswerScorer(path, args).scores for path in args.reward_model_path or []]
+    return scorers + ([Judge(args.judge_url, args.judge_model).scores] if args.judge_url else [])
 
 
 def _scored(prompts: Sequence[Question], parts: Parts, scorers: Sequence[Any], part: str) -> Iterator[Line]:
@@ -192,10 +172,6 @@ def _by_function(function: Any, records: Sequence[Question], said: Sequence[Any]
     values: Sequence[float | None] = asyncio.run(found) if inspect.iscoroutine(found) else found
     # NaN is no opinion, as in training: no answer is better or worse than it.
     return [None if value is None or math.isnan(value) else value for value in values]
-
-
-def _by_model(scorer: AnswerScorer, records: Sequence[Question], said: Sequence[Any]) -> Sequence[float | None]:
-    return scorer([one.answered(message) for one, message in zip(records, said, strict=True)])
 
 
 def _kept_files(

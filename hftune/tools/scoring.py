@@ -26,7 +26,7 @@ from hftune.errors import ArgumentError, DataError, UserError, raise_together
 from hftune.logging import get_logger, notice
 from hftune.publishing.files import published_file
 from hftune.publishing.places import FILE, check_place
-from hftune.trainers.rewards.loading import load_reward_model, reward_head, step_separator
+from hftune.trainers.rewards.loading import load_reward_model, scores_steps, step_separator
 from hftune.trainers.rewards.score_batches import run_batches
 
 WINDOW = 1024
@@ -50,18 +50,16 @@ def score(args: ScoreArguments, argv: Sequence[str] = ()) -> dict[str, float]:
     raise_together(check_score(args))
     assert args.model is not None and args.input is not None
     files = find_files(args.input, "--input")
-    steps = reward_head(args.model, "--model", trust_remote_code=args.trust_remote_code) == "steps"
     dtype, trusted = getattr(torch, args.dtype), args.trust_remote_code
     model, tokenizer = load_reward_model(
         args.model, dtype, flag="--model", trust_remote_code=trusted, template_arguments=args.template_arguments
     )
     # Not spread over GPUs: reward models are run by a single process, a batch at a time.
     model.to("cuda" if torch.cuda.is_available() and not args.use_cpu else "cpu")
-    separator = args.step_separator or step_separator(args.model)
     make = ScoringEncoder(
         tokenizer,
-        steps=steps,
-        separator=separator,
+        steps=scores_steps(model),
+        separator=args.step_separator or step_separator(args.model),
         max_length=args.max_length,
         borders_in_text=args.borders_in_text,
         context=Context.of(model, tokenizer, f"--max_length keeps the end of longer ones; or {FIX}"),

@@ -16,7 +16,6 @@ from transformers import (
 )
 from transformers.initialization import no_init_weights
 from transformers.integrations import is_deepspeed_zero3_enabled
-from transformers.utils import logging as hf_logging
 
 from hftune.arguments.adapter import AdapterArguments
 from hftune.arguments.model import ModelArguments
@@ -33,7 +32,7 @@ from hftune.models.attention.layout import report_attention
 from hftune.models.classes import causal_class
 from hftune.models.loading.build import Build, decide_build
 from hftune.models.loading.config import file_options
-from hftune.models.loading.from_pretrained import from_config, pretrained
+from hftune.models.loading.from_pretrained import from_config, pretrained, quiet_transformers
 from hftune.models.loading.quantisation import drop_quantisation, quantisation_options
 from hftune.models.loading.stored_weights import check_loaded
 from hftune.models.structure import freeze_other_parts, gather_experts_at_once, is_mixture
@@ -113,18 +112,17 @@ def build_model(
 def _from_pretrained(
     auto: Any, config: PreTrainedConfig, model_args: ModelArguments, given: dict[str, Any]
 ) -> PreTrainedModel:
-    # transformers warns of a head that comes or goes, which is expected here and reported by hftune.
-    level = hf_logging.get_verbosity()
-    hf_logging.set_verbosity_error()
     try:
-        model, info = pretrained(
-            auto,
-            model_args.model_name_or_path,
-            config=config,
-            output_loading_info=True,
-            **file_options(model_args),
-            **given,
-        )
+        # Of a head that comes or goes, which is expected here and reported by hftune.
+        with quiet_transformers():
+            model, info = pretrained(
+                auto,
+                model_args.model_name_or_path,
+                config=config,
+                output_loading_info=True,
+                **file_options(model_args),
+                **given,
+            )
     except OSError as error:
         name = str(model_args.model_name_or_path)
         raise cannot_load(name, error, "--model_name_or_path", "model", offline=model_args.offline) from error
@@ -138,8 +136,6 @@ def _from_pretrained(
             place="--deepspeed",
             fix="use --deepspeed zero2, which loads it whole",
         ) from error
-    finally:
-        hf_logging.set_verbosity(level)
     if model_args.gguf_file:
         forget_gguf(model)
     elif not is_deepspeed_zero3_enabled():

@@ -92,6 +92,19 @@ def reporting_damage(name: str | Path | None, *, shapes: bool = True) -> Iterato
         raise
 
 
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """In the block transformers does not report on what it loads: what matters of it is said, or an error, here."""
+    from transformers.utils import logging
+
+    level = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+
+
 def pretrained(auto: Any, name: str | Path | None, *, trust_remote_code: bool, **given: Any) -> Any:
     """`auto.from_pretrained(name, ...)`.
 

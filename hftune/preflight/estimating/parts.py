@@ -10,11 +10,11 @@ import torch
 from transformers import PreTrainedModel
 
 from hftune.distributed.ds_config import DsConfig
-from hftune.models.adapters.folding import read_lora_config
 from hftune.models.kernels.chunked_heads import CHUNK_BYTES, KEPT_BYTES
 from hftune.models.structure import attention_layers, head_size, routed_weights
 from hftune.preflight.estimating.work import Generation
 from hftune.preflight.memory import ModelSize, Need, Setup, estimate
+from hftune.preflight.model_folder import base_and_adapters
 from hftune.weight_files import weight_shapes
 
 _BUCKET = 500_000_000
@@ -425,9 +425,7 @@ def _cached(layer: Any) -> int:
 
 def weights_of(path: str) -> int:
     """The number of weights of a reward model, or of an adapter's base; 0 if they are not on this disk."""
-    folder = Path(path)
-    if (folder / "adapter_config.json").is_file():
-        folder = Path(str(read_lora_config(path, "--reward_model_path").base_model_name_or_path))
+    folder = Path(base_and_adapters(path, "--reward_model_path")[0])
     if not folder.is_dir():
         return 0
     return sum(torch.Size(shape).numel() for shape in weight_shapes(str(folder)).values())

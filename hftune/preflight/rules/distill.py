@@ -11,8 +11,9 @@ from hftune.errors import ArgumentError, UserError
 from hftune.models.loading.build import decide_build
 from hftune.opening.json_server import split_address
 from hftune.preflight.facts import Facts
+from hftune.preflight.model_folder import base_and_adapters
 from hftune.preflight.rules import Clashes, clashes, raised
-from hftune.preflight.teachers import FLAG, SERVER, errors_of_teacher, teacher_arguments, teacher_source
+from hftune.preflight.teachers import FLAG, SERVER, errors_of_teacher, teacher_arguments
 
 
 def check_distillation(facts: Facts[DistillArguments]) -> Iterator[UserError]:
@@ -124,14 +125,14 @@ def _check_teacher(facts: Facts[DistillArguments], name: str) -> Iterator[UserEr
     """One whose config cannot be read, that cannot keep rows apart, or whose vocabulary is another."""
     args = facts.training_args
     try:
-        source = teacher_source(name)
-        own_args, adapter_args = teacher_arguments(source, facts.model_args, args)
+        base, adapters = base_and_adapters(name, FLAG)
+        own_args, adapter_args = teacher_arguments(base, facts.model_args, args)
         with errors_of_teacher(name):
             decide_build(own_args, adapter_args, args)
     except UserError as problem:
         yield problem
         return
-    if adapter_args.quantised and source.adapters:
+    if adapter_args.quantised and adapters:
         yield ArgumentError(
             "an adapter cannot be folded into 4 or 8 bit without loss",
             place=f"{FLAG} {name}",

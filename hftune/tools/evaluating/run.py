@@ -5,25 +5,23 @@ Records are divided into parts, parts among processes; what is there whole is no
 
 from __future__ import annotations
 
-import gc
 import importlib.util
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from typing import Any
 
 from hftune.arguments.asking import ANSWER_TASKS, COMPARED_TASKS, OF_ANSWERS, OWN_TASKS, EvaluateArguments
 from hftune.checkpoints.folder_checks import check_recorded_whole
 from hftune.checkpoints.inputs import inputs_of
 from hftune.checkpoints.manifest import text_fingerprint
-from hftune.data.messages import Message
 from hftune.data.readers.base import Row
 from hftune.distributed import launch, ranks
 from hftune.errors import ArgumentError, UserError, did_you_mean, raise_together
 from hftune.inference.generate import Answerer
-from hftune.inference.judging import Judge
+from hftune.inference.judging import AnswerScorer, Judge
 from hftune.inference.loading import Talker, check_talker, load_talker
 from hftune.inference.questions import Question, question_of, rows_of
 from hftune.inference.results import Line, Parts, about_result, json_lines, parts_of, plan_of, publish
@@ -35,7 +33,6 @@ from hftune.tools.evaluating.losses import RecordLosses
 from hftune.tools.evaluating.results import RECORDS, is_evaluation, lines_of, results
 from hftune.tools.reporting.stages import EVALUATED, RESULTS
 from hftune.tools.reporting.tables import evaluation_sections
-from hftune.trainers.rewards.answer_scorer import AnswerScorer
 from hftune.visible import say
 
 PART_RECORDS = 32
@@ -193,29 +190,23 @@ def _check_records(work: Work) -> Iterator[UserError]:
 
 def _measure(work: Work, parts: Parts, number: int, name: str) -> None:
     """Make the parts of one model, which is freed afterwards; it is not loaded where all are there."""
-    harness = work.harness_parts(number)
-    own = [part for kind in work.kinds for part in work.parts(kind, number)]
-    missing = not all(parts.has(part) for part in [*own, *harness])
-    # No process writes before all have looked.
-    ranks.barrier()
-    if not missing:
-        return
-    get_logger().info("evaluating %s", name)
-    talker = load_talker(name, work.args)
+
+    @cache
+    def talker() -> Talker:
+        get_logger().info("evaluating %s", name)
+        return load_talker(name, work.args)
+
     for kind in work.kinds:
-        parts.make(work.parts(kind, number), _MAKERS[kind](work, talker))
-    for part, task in harness.items():
+        parts.make(work.parts(kind, number), lambda make=_MAKERS[kind]: make(work, talker()))
+    for part, task in work.harness_parts(number).items():
         # All processes share out the requests of a task, and so all of them look first.
         done = parts.has(part)
         ranks.barrier()
         if not done:
-            lines = on_demand(_HARNESS)(work.args).lines(talker, task)
+            lines = on_demand(_HARNESS)(work.args).lines(talker(), task)
             if ranks.is_main():
                 parts.write(part, lines)
     ranks.barrier()
-    # Models have reference cycles: only a collection frees the memory before the next one is loaded.
-    del talker
-    gc.collect()
 
 
 def _losses(work: Work, talker: Talker) -> Callable[[str], Iterable[Line]]:
@@ -256,26 +247,25 @@ def judge_answers(work: Work, parts: Parts) -> None:
     """Make the parts of `OF_ANSWERS`, of all models, by a reward model or a judge that is loaded once."""
     for task in OF_ANSWERS:
         names = [part for number in range(len(work.models)) for part in work.parts(task, number)]
-        if task not in work.tasks or all(parts.has(name) for name in names):
-            continue
-        ranks.barrier()
-        parts.make(names, partial(_judged, work, parts, task, _judge(task, work.args)))
+        if task in work.tasks:
+            parts.make(names, partial(_judging, work, parts, task))
 
 
-def _judge(task: str, args: EvaluateArguments) -> Callable[[list[Question], list[Message]], list[float | None]]:
-    """What scores answers to questions; None where it cannot."""
+def _judging(work: Work, parts: Parts, task: str) -> Callable[[str], Iterable[Line]]:
+    args = work.args
     if task == "judge":
-        return Judge(str(args.judge_url), args.judge_model).wins
-    scorer = AnswerScorer(str(args.reward_model_path), args)
-    return lambda asked, said: scorer([one.answered(message) for one, message in zip(asked, said, strict=True)])
+        judge: Callable[..., list[float | None]] = Judge(str(args.judge_url), args.judge_model).wins
+    else:
+        judge = AnswerScorer(str(args.reward_model_path), args).scores
 
+    def make(part: str) -> Iterator[Line]:
+        answers = parts.read([part.replace(f"-{task}-", "-answers-")])
+        found = judge([work.asked[place] for place in work.of(part)], [line["answer"] for line in answers])
+        for line, score in zip(answers, found, strict=True):
+            if score is not None:
+                yield {name: line[name] for name in ("record", "digest", "source")} | {"scores": {task: score}}
 
-def _judged(work: Work, parts: Parts, task: str, judge: Callable[..., list[float | None]], part: str) -> Iterator[Line]:
-    answers = parts.read([part.replace(f"-{task}-", "-answers-")])
-    found = judge([work.asked[place] for place in work.of(part)], [line["answer"] for line in answers])
-    for line, score in zip(answers, found, strict=True):
-        if score is not None:
-            yield {name: line[name] for name in ("record", "digest", "source")} | {"scores": {task: score}}
+    return make
 
 
 def _lines(work: Work, parts: Parts) -> list[Line]:

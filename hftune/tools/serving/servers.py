@@ -15,7 +15,6 @@ from transformers import AutoTokenizer
 from trl import add_response_schema
 
 from hftune.arguments.asking import ServeArguments
-from hftune.checkpoints import manifest as manifests
 from hftune.checkpoints.folder_checks import whole_chain
 from hftune.checkpoints.template_arguments import give_recorded
 from hftune.child_processes import program, python
@@ -26,6 +25,7 @@ from hftune.logging import notice
 from hftune.models.adapters.folding import read_lora_config
 from hftune.models.loading.from_pretrained import pretrained
 from hftune.models.vocabulary import manifest_of, recorded_growth
+from hftune.preflight.model_folder import base_and_adapters
 from hftune.template_arguments import arguments_of, template_text
 
 _UNUSED = ["*.gguf", "*.pth", "onnx/*", "original/*"]
@@ -68,8 +68,7 @@ def vllm_server(args: ServeArguments, name: str, adapters: dict[str, str], port:
     tokenizer = pretrained(AutoTokenizer, args.model, trust_remote_code=args.trust_remote_code)
     if _is_adapter(args.model):
         adapters = {name: args.model, **adapters}
-        recorded = (manifests.read_manifest(args.model) or {}).get("base", {}).get("name")
-        base = str(recorded or read_lora_config(args.model, "--model").base_model_name_or_path)
+        base, _ = base_and_adapters(args.model, "--model")
     command = [program("vllm") or "vllm", "serve", base, "--host", args.host, "--port", str(port)]
     # Under an adapter's name the adapter answers, so that the base has another one.
     command += ["--served-model-name", f"{name}-base" if name in adapters else name]

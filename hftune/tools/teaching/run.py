@@ -39,7 +39,7 @@ from hftune.publishing.folder import published_folder
 from hftune.publishing.places import check_place
 from hftune.secrets import command_without_secrets
 from hftune.tools.teaching.shards import Shard, Work, divide, is_whole, lost_mass, write_index
-from hftune.tools.teaching.teacher import ServedTeacher, Teacher, load_teacher
+from hftune.tools.teaching.teacher import Teacher, load_teacher
 from hftune.trainers.distillation.loading import check_tokenizers
 from hftune.visible import say
 from hftune.weight_files import fingerprint
@@ -114,7 +114,7 @@ def _sources(encoder: Encoder, arguments: RunArguments[DistillArguments]) -> dic
 
 
 def _plan(
-    work: Work, teacher: Teacher | ServedTeacher, tokenizer: PreTrainedTokenizerBase, args: DistillArguments, k: int
+    work: Work, teacher: Teacher, tokenizer: PreTrainedTokenizerBase, args: DistillArguments, k: int
 ) -> dict[str, Any]:
     """All that decides the bytes of the shards, and what the manifest says of them."""
     return {

@@ -18,7 +18,8 @@ from hftune.models.loading.causal_lm import build_model
 from hftune.models.loading.stored_weights import check_finite
 from hftune.models.loading.tokenizer import has_tokenizer, load_plain_tokenizer
 from hftune.models.vocabulary import grow_as_recorded
-from hftune.preflight.teachers import FLAG, TeacherSource, errors_of_teacher, teacher_arguments, teacher_source
+from hftune.preflight.model_folder import base_and_adapters
+from hftune.preflight.teachers import FLAG, errors_of_teacher, teacher_arguments
 
 SAMPLES = (
     "Hello world! It's 12345.67  (two  spaces),\n\n\tand a tab; don't STOP_here.",
@@ -37,19 +38,20 @@ def load_teachers(model_args: ModelArguments, training_args: DistillArguments) -
     Raises:
         ArgumentError: There is no such model, or an adapter does not fit its base.
     """
-    return [_load(teacher_source(name), model_args, training_args) for name in training_args.teachers]
+    return [_load(name, model_args, training_args) for name in training_args.teachers]
 
 
-def _load(source: TeacherSource, model_args: ModelArguments, training_args: DistillArguments) -> PreTrainedModel:
-    own_args, adapter_args = teacher_arguments(source, model_args, training_args)
+def _load(name: str, model_args: ModelArguments, training_args: DistillArguments) -> PreTrainedModel:
+    base, adapters = base_and_adapters(name, FLAG)
+    own_args, adapter_args = teacher_arguments(base, model_args, training_args)
     training_args = copy.copy(training_args)
     training_args.fp8 = None  # speeds up layers that are trained
-    with errors_of_teacher(source.name):
+    with errors_of_teacher(name):
         model = build_model(AutoModelForCausalLM, own_args, adapter_args, training_args, None)
-        grow_as_recorded(model, list(source.adapters))
-        model = fold_adapters(model, source.adapters)
+        grow_as_recorded(model, adapters)
+        model = fold_adapters(model, adapters)
         if not is_deepspeed_zero3_enabled():
-            check_finite(model, source.name, FLAG)
+            check_finite(model, name, FLAG)
     model.requires_grad_(False)
     model.config.use_cache = False
     return model.eval()
@@ -73,9 +75,9 @@ def _tokenizer_of(
     name: str, model_args: ModelArguments, training_args: DistillArguments
 ) -> PreTrainedTokenizerBase | None:
     """A teacher's tokenizer, with the adapter where it lies there; None where a folder has none."""
-    source = teacher_source(name)
-    own_args, _ = teacher_arguments(source, model_args, training_args)
-    place = next((one for one in reversed(source.adapters) if has_tokenizer(Path(one))), source.base)
+    base, adapters = base_and_adapters(name, FLAG)
+    own_args, _ = teacher_arguments(base, model_args, training_args)
+    place = next((one for one in reversed(adapters) if has_tokenizer(Path(one))), base)
     if Path(place).is_dir() and not has_tokenizer(Path(place)):
         notice(f"{place} holds no tokenizer; it is taken to have the student's")
         return None

@@ -41,16 +41,15 @@ class Teachers(Feature):
         prepared = [self._prepared(run, model) for model in self.models]
         self.models = prepared
 
-    @torch.no_grad()
     def targets(self, run: Run, inputs: Inputs, at: torch.Tensor) -> TeacherStates | MixedTeachers:
-        """What is said of the tokens whose predictions are at places `at` (tokens,) of the flattened batch.
-
-        Args:
-            inputs: The batch of the student.
-        """
-        inputs = {name: value for name, value in inputs.items() if name not in OF_LABELS}
+        """As `said`, of the batch of the student, computed as the student is."""
         with run.accelerator.autocast():
-            states = [model(**inputs, answer_at=at, answer_states=True) for model in self.models]
+            return self.said({name: value for name, value in inputs.items() if name not in OF_LABELS}, at)
+
+    @torch.no_grad()
+    def said(self, inputs: Inputs, at: torch.Tensor) -> TeacherStates | MixedTeachers:
+        """What is said of the tokens whose predictions are at places `at` (tokens,) of the flattened batch."""
+        states = [model(**inputs, answer_at=at, answer_states=True) for model in self.models]
         said = [replace(each, vocabulary=self.vocabulary) for each in states]
         return said[0] if len(said) == 1 else MixedTeachers(said, self.shares)
 
@@ -85,6 +84,14 @@ class ServerTeacher(Feature):
         self.server, self.figures = server, MetricSums(device, ("teacher_lost_mass",))
 
     def targets(self, run: Run, inputs: Inputs, at: torch.Tensor) -> TopTargets:
+        """As `said`; what it leaves out is counted."""
+        found = self.said(inputs, at)
+        if run.model.training:
+            known = found.log_probs.double().exp().masked_fill(found.ids < 0, 0).sum(dim=1)
+            self.figures.add("teacher_lost_mass", (1 - known).clamp(0, 1))
+        return found
+
+    def said(self, inputs: Inputs, at: torch.Tensor) -> TopTargets:
         """What is said of the tokens whose predictions are at places `at` (tokens,) of the flattened batch, ascending.
 
         Raises:
@@ -107,9 +114,6 @@ class ServerTeacher(Feature):
             # At its place in a text the token after it is predicted, of which the table has one row less.
             ids[rows], log_probs[rows] = (torch.from_numpy(one)[wanted - first] for one in said)
             begin = rows.stop
-        if run.model.training:
-            known = log_probs.double().exp().masked_fill(ids < 0, 0).sum(dim=1)
-            self.figures.add("teacher_lost_mass", (1 - known).clamp(0, 1))
         return TopTargets(ids.to(at.device), log_probs.to(at.device))
 
     def before_log(self, run: Run, logs: dict[str, float]) -> None:

@@ -8,35 +8,30 @@ from typing import Any, Protocol, TypeAlias
 
 import torch
 import transformers
-from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.utils import logging as hf_logging
+from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from hftune.arguments.model import ModelArguments
 from hftune.arguments.named_code import named_code
 from hftune.arguments.rl_algorithms import BUILTIN_REWARDS
-from hftune.checkpoints.folder_checks import whole_chain
 from hftune.checkpoints.manifest import read_manifest
 from hftune.checkpoints.reward_scale import RewardScale, read_scale
-from hftune.checkpoints.template_arguments import give_recorded
 from hftune.constants import AUTO_CLASSES, STEP_LABELS, TASK_TYPES
 from hftune.data.turn_tokens import mode_for_answers
-from hftune.distributed.zero import no_partitioning
 from hftune.errors import ArgumentError, did_you_mean, raise_together
 from hftune.logging import notice
-from hftune.models.adapters.folding import fold_adapters, read_lora_config
-from hftune.models.loading.config_file import check_config, check_layers
+from hftune.models.adapters.folding import read_lora_config
+from hftune.models.loading.config_file import check_config
 from hftune.models.loading.from_pretrained import pretrained
-from hftune.models.loading.stored_weights import check_finite, check_loaded
-from hftune.models.vocabulary import grow_as_recorded
 from hftune.path_hints import cannot_load
+from hftune.preflight.model_folder import base_and_adapters
 from hftune.preflight.rules.rl import check_rewards
 from hftune.template_arguments import TemplateArguments
+from hftune.trainers.finished_model import load_finished
 from hftune.trainers.online.guarded_tokenizer import guarded_tokenizer
 from hftune.trainers.rewards.builtin import builtin_reward
 from hftune.trainers.rewards.kept import KeptRewards
 from hftune.trainers.rewards.score_batches import StepReward
 from hftune.trainers.rewards.waiting import Patience, check_signature, watched
-from hftune.weight_files import weight_shapes
 
 RewardSource: TypeAlias = PreTrainedModel | Callable[..., Sequence[float | None]]
 Rewards: TypeAlias = tuple[list[RewardSource], list[PreTrainedTokenizerBase | None]]
@@ -139,7 +134,7 @@ def _reward_of(
     model, tokenizer = load_reward_model(path, dtype, trust_remote_code=trusted)
     scale = _said_scale(path) if training_args.normalize_rewards else None
     mode = mode_for_answers(training_args.borders_in_text)
-    if reward_head(path, trust_remote_code=trusted) == "steps":
+    if scores_steps(model):
         device = getattr(training_args, "device", "cpu")
         separator, name = step_separator(path), Path(path).name
         options: dict[str, Any] = {"separator": separator, "scale": scale, "device": device, "borders": mode}
@@ -192,50 +187,23 @@ def load_reward_model(
         template_arguments: For its chat template; None: as it was trained.
     """
     head = reward_head(path, flag, trust_remote_code=trust_remote_code)
+    base, adapters = base_and_adapters(path, flag)
+    if adapters:
+        notice(f"{', '.join(adapters)}: a reward model as an adapter; folded into {base} in memory")
+    options: dict[str, Any] = {"num_labels": len(STEP_LABELS) if head == "steps" else 1, "dtype": dtype}
+    options |= {"trust_remote_code": trust_remote_code, "template_arguments": template_arguments}
     auto: Any = getattr(transformers, AUTO_CLASSES[head])
-    labels = len(STEP_LABELS) if head == "steps" else 1
-    try:
-        tokenizer = pretrained(AutoTokenizer, path, trust_remote_code=trust_remote_code)
-        model = _whole_model(auto, path, flag, num_labels=labels, dtype=dtype, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError) as error:
-        raise cannot_load(path, error, flag, "reward model") from error
-    give_recorded(tokenizer, path, template_arguments)
-    check_finite(model, path, flag)
-    # TRL pads conversations to score them, and transformers looks for pads to find the last token.
-    if tokenizer.pad_token is None:
-        tokenizer.pad_token = tokenizer.eos_token
+    model, tokenizer = load_finished(auto, path, base, adapters, flag, what="reward model", **options)
+    # transformers looks for pads to find the last token.
     model.config.get_text_config().pad_token_id = tokenizer.pad_token_id
     # It is never trained, and no gradients are kept for it.
     model.requires_grad_(False)
-    return model.eval(), tokenizer
+    return model, tokenizer
 
 
-def _whole_model(auto: Any, path: str, flag: str, **given: Any) -> PreTrainedModel:
-    """The model in a folder; of an adapter folded into its base."""
-    with no_partitioning():
-        if not (Path(path) / "adapter_config.json").is_file():
-            check_layers(check_config(path, flag), weight_shapes(path), path, flag)
-            model, info = pretrained(auto, path, output_loading_info=True, **given)
-            check_loaded(info, model, path, flag=flag, scores=False)  # its head as well: it was trained
-            return model
-        base = (read_manifest(path) or {}).get("base", {}).get("name")
-        base = base or read_lora_config(path, flag).base_model_name_or_path
-        folders = whole_chain([path])
-        notice(f"{', '.join(folders)}: a reward model as an adapter; folded into {base} in memory")
-        check_layers(check_config(base, flag), weight_shapes(base), base, flag)
-        model = _from_base(auto, base, **given)
-        grow_as_recorded(model, folders)
-        return fold_adapters(model, folders)
-
-
-def _from_base(auto: Any, base: str, **given: Any) -> PreTrainedModel:
-    # transformers warns of a head with random weights, which is about to be replaced.
-    level = hf_logging.get_verbosity()
-    hf_logging.set_verbosity_error()  # the head is missing in the base, and comes with the adapter
-    try:
-        return pretrained(auto, base, **given)
-    finally:
-        hf_logging.set_verbosity(level)
+def scores_steps(model: PreTrainedModel) -> bool:
+    """Whether a reward model is one of processes: it says of each step whether it is right."""
+    return bool(model.config.num_labels == len(STEP_LABELS))
 
 
 def step_separator(path: str) -> str:

@@ -25,12 +25,12 @@ def test_what_is_there_is_not_made_again(tmp_path: Path) -> None:
         yield {"name": name}
 
     with pytest.raises(KeyboardInterrupt), parts_of(output, PLAN) as parts:
-        parts.make(["a", "b", "c"], make)
+        parts.make(["a", "b", "c"], lambda: make)
     assert made == ["a", "b"]
     made.append("killed")
     with parts_of(output, PLAN) as parts:
         assert parts.has("a") and not parts.has("c")
-        parts.make(["a", "b", "c"], make)
+        parts.make(["a", "b", "c"], lambda: make)
         assert [line["name"] for line in parts.read(["c", "a"])] == ["c", "c", "a", "a"]
         assert parts.read(["a"])[0]["text"] == "é?\n"
     assert made == ["a", "b", "killed", "c"] and list(tmp_path.iterdir()) == []
@@ -54,7 +54,7 @@ def test_processes_share_them_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     with parts_of(str(tmp_path / "out"), PLAN) as parts:
         parts.folder.mkdir()
         parts.write("b", [])
-        parts.make(list("abcde"), lambda name: [])
+        parts.make(list("abcde"), lambda: lambda name: [])
         # Of a, c, d and e every second one.
         assert sorted(file.stem for file in parts.folder.glob("*.jsonl")) == ["b", "c", "e"]
 
@@ -74,5 +74,5 @@ def test_a_damaged_part_is_made_again(tmp_path: Path) -> None:
             assert not parts.has("a")
         with pytest.raises(ManifestError, match="other contents"):
             parts.read(["a"])
-        parts.make(["a", "empty"], lambda name: [{"score": name}])
+        parts.make(["a", "empty"], lambda: lambda name: [{"score": name}])
         assert parts.read(["a", "empty"]) == [{"score": "a"}]

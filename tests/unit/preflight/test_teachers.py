@@ -11,7 +11,8 @@ from transformers import AutoModelForCausalLM
 
 from hftune.arguments.entry import parse_arguments
 from hftune.preflight.memory import ModelSize, Setup, estimate, packed_linears
-from hftune.preflight.teachers import TeacherSource, teacher_arguments, teacher_bytes, teacher_source
+from hftune.preflight.model_folder import base_and_adapters
+from hftune.preflight.teachers import FLAG, teacher_arguments, teacher_bytes
 
 
 def parsed(model: Path, *teachers: Path, flags: tuple[str, ...] = ()) -> Any:
@@ -29,15 +30,15 @@ def adapter(tiny_teacher: Path, workspace: Path) -> Path:
 
 
 def test_a_whole_model_and_an_adapter(tiny_teacher: Path, adapter: Path) -> None:
-    assert teacher_source(str(tiny_teacher)) == TeacherSource(str(tiny_teacher), str(tiny_teacher))
-    assert teacher_source("owner/name") == TeacherSource("owner/name", "owner/name")
-    assert teacher_source(str(adapter)) == TeacherSource(str(adapter), str(tiny_teacher), (str(adapter),))
+    assert base_and_adapters(str(tiny_teacher), FLAG) == (str(tiny_teacher), [])
+    assert base_and_adapters("owner/name", FLAG) == ("owner/name", [])
+    assert base_and_adapters(str(adapter), FLAG) == (str(tiny_teacher), [str(adapter)])
 
 
 def test_what_belongs_to_the_student_alone_is_not_the_teachers(tiny_model: Path, tiny_teacher: Path) -> None:
     flags = ("--rope_scaling", "linear", "--model_revision", "x", "--teacher_model_revision", "y", "--cache_dir", "c")
     given = parsed(tiny_model, tiny_teacher, flags=(*flags, "--teacher_load_in_8bit", "True", "--use_peft"))
-    model_args, adapter_args = teacher_arguments(teacher_source(str(tiny_teacher)), given.model, given.training)
+    model_args, adapter_args = teacher_arguments(str(tiny_teacher), given.model, given.training)
     assert model_args.model_name_or_path == str(tiny_teacher) and model_args.rope_scaling is None
     assert (model_args.model_revision, model_args.cache_dir) == ("y", "c")
     assert adapter_args.load_in_8bit and not adapter_args.load_in_4bit and adapter_args.use_peft

@@ -189,7 +189,7 @@ def test_stages_start_apart(hostile: Path, tmp_path: Path) -> None:
     assert "site-packages" in log.read_text()
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_the_arguments_of_a_pipeline_are_checked_in_a_hostile_folder(hostile: Path, tmp_path: Path) -> None:
     """The whole child, with its libraries."""
     step = Step("sft", "sft", "sft", tmp_path, {"learning_rat": ["1"]}, {"learning_rat": "p.yaml:3"}, "x:1")

@@ -64,6 +64,7 @@ def test_no_tool_is_imported_before_it_is_asked_for() -> None:
     assert found.stdout.strip() == "end"
 
 
+@pytest.mark.slow
 def test_a_refusal_of_a_tool_that_imports_much_is_all_that_is_said() -> None:
     # torchao's log of kernels it cannot load, and torch's of its enums, stood before it.
     asked = [sys.executable, "-c", "from hftune.cli import main; main()", "export", "ggfu"]
@@ -105,7 +106,9 @@ def test_messages_name_what_was_typed(typed: bool, named: str, monkeypatch: pyte
 
 
 def test_the_command_tells_its_stages_that_it_was_typed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hftune.cli.run_tool", lambda run: None)
+    quiet: list[bool] = []
+    monkeypatch.setattr("hftune.cli.run_tool", lambda run: quiet or pytest.fail("libraries speak"))
+    monkeypatch.setattr("hftune.cli.quiet_libraries", lambda: quiet.append(True))
     for words, told in ((["sft"], True), (["launch", "python", "run_sft.py"], False)):
         monkeypatch.setenv(TYPED, "")
         monkeypatch.delenv(TYPED)

@@ -75,23 +75,23 @@ def test_what_is_installed_here_is_well() -> None:
     assert set(levels(libraries.check_optional())) == {FINE}
 
 
-@pytest.mark.parametrize(
-    ("code", "said"),
-    [
-        ("import os; os.abort()", "importing broken_kernels ends Python"),
-        ("raise OSError('undefined symbol: cudaMalloc')", "broken_kernels fails: OSError undefined symbol"),
-    ],
-)
-def test_a_library_that_does_not_load(code: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    about = tmp_path / "broken_kernels-1.0.dist-info"
-    about.mkdir()
-    about.joinpath("METADATA").write_text("Metadata-Version: 2.1\nName: broken_kernels\nVersion: 1.0\n")
-    tmp_path.joinpath("broken_kernels.py").write_text(code)
+def test_libraries_that_do_not_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = {
+        "broken_kernels": "raise OSError('undefined symbol: cudaMalloc')",
+        "crashing_kernels": "import os; os.abort()",
+    }
+    for name, code in broken.items():
+        about = tmp_path / f"{name}-1.0.dist-info"
+        about.mkdir()
+        about.joinpath("METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+        tmp_path.joinpath(f"{name}.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
     root = Path(libraries.__file__).parents[3]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(root)]))
-    found = the_wrong(libraries.check_loading(["xxhash", "broken_kernels", "not_installed"]))
-    assert said in found.said
+    loads, fails, ends = libraries.check_loading(["xxhash", "not_installed", *broken, "packaging"])
+    assert loads.said == "these load: xxhash" and [fails.level, ends.level] == [NOTE, WRONG] and fails.fix and ends.fix
+    assert "broken_kernels fails: OSError undefined symbol" in fails.said
+    assert "importing crashing_kernels ends Python" in ends.said
 
 
 @pytest.mark.parametrize(

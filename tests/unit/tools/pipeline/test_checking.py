@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from hftune.errors import ArgumentError
+from hftune.tools.pipeline import checking
 from hftune.tools.pipeline.checking import check_steps, missing_files, stage_problems
 from hftune.tools.pipeline.spec import read_spec
 from hftune.tools.pipeline.steps import steps_of
@@ -52,13 +54,22 @@ def test_what_the_process_says_reaches_the_user(tmp_path: Path, monkeypatch: pyt
     """The real checking starts a process; here it is one that answers at once."""
     answer = json.dumps([["wrong", "a.yaml:7", None]])
     stub = tmp_path / "python"
-    stub.write_text(f"#!/bin/sh\ncat > {tmp_path}/asked\necho noise\necho '{answer}'\n")
+    stub.write_text(f"#!/bin/sh\necho $@ > {tmp_path}/words\ncat > {tmp_path}/asked\necho noise\necho '{answer}'\n")
     stub.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(stub))
     with pytest.raises(ArgumentError, match=r"wrong\n.*a\.yaml:7"):
         check_steps(steps(tmp_path, "model: base\noutput_dir: out\nstages:\n  sft: {seed: 1}\n"))
     asked = json.loads((tmp_path / "asked").read_text())
     assert asked[0]["script"] == "sft" and asked[0]["arguments"]["seed"] == ["1"]
+    assert (tmp_path / "words").read_text() == f"-P -m {checking.__name__}\n"
+
+
+def test_the_process_answers_what_is_wrong(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = {"script": "sft", "arguments": {"learning_rat": ["1"]}, "places": {"learning_rat": "p.yaml:3"}}
+    monkeypatch.setattr(sys, "stdin", io.StringIO(json.dumps([asked | {"processes": None}])))
+    checking.main()
+    ((cause, place, _),) = json.loads(capsys.readouterr().out)
+    assert "learning_rat" in cause and place == "p.yaml:3"
 
 
 def test_what_is_asked_is_checked_as_well(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """Write the tables of docs/parameters and docs/defaults.md between their marks.
 
-python -m hftune.tools.explaining --write-docs [docs]
+python docs/site/tables.py [docs]
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _MARKED = re.compile(r"(<!-- (names|defaults) -->\n\n)(.*?)(\n\n<!-- end of \2 -
 
 def main(argv: list[str]) -> None:
     """Write the tables into the pages of a folder, docs/ if none is named."""
-    folder = Path(argv[1] if len(argv) > 1 else "docs")
+    folder = Path(argv[0]) if argv else Path(__file__).parents[1]
     for name, tables in pages().items():
         file = folder / name
         # Text, mark, kind of mark, tables and mark, again and again: tables are exchanged.

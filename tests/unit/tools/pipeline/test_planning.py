@@ -77,40 +77,31 @@ def test_the_scratch_folder_goes_if_all_went_well(tmp_path: Path) -> None:
     assert scratch.is_dir()
 
 
-def test_progress_is_followed(tmp_path: Path) -> None:
-    def line(step: int, **more: float) -> str:
-        return json.dumps({"step": step, "max_steps": 10, "time": 2.0 * step, "tokens": 100 * step, **more}) + "\n"
-
+def test_progress_of_this_run_alone_is_shown(tmp_path: Path) -> None:
     file = tmp_path / "progress.jsonl"
-    file.write_text(line(9, loss=9.0))  # an earlier run
+    lines = [
+        json.dumps({"step": n, "max_steps": 10, "time": 2.0 * n, "tokens": 100 * n, "loss": 4 - n / 2})
+        for n in (9, 1, 3)
+    ]
+    file.write_text(f"{lines[0]}\n")  # of an earlier run
     follower = Log(tmp_path, skip=True)
     assert not follower.read() and str(follower.moment()) == ""
     with file.open("a") as stream:
-        stream.write(line(1, loss=3.0) + line(3, loss=2.5) + '{"step": 4, "ma')
-    assert follower.read()
-    assert str(follower.moment()) == "step 3/10, loss 2.5, 50 tokens/s, 14 s left"
-    with file.open("a") as stream:
-        stream.write('x_steps": 10, "time": 8.0, "tokens": 400}\n')
-    assert follower.read() and follower.moment().step == 4 and follower.moment().figures["loss"] == 2.5
+        stream.write(f"{lines[1]}\n{lines[2]}\n")
+    assert follower.read() and str(follower.moment()) == "step 3/10, loss 2.5, 50 tokens/s, 14 s left"
 
 
-def test_a_terminal_has_one_line_that_changes(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("term", "shown"), [("xterm", "step 5/10, loss 1.25"), ("dumb", "[1/2] sft: step 5/10")])
+def test_a_terminal_has_one_line_that_changes_where_it_can(
+    term: str, shown: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     said = io.StringIO()
-    screen = Screen(Console(file=said, force_terminal=True, width=80, _environ={"TERM": "xterm"}))
-    screen.begin("[1/2] sft")
-    screen.show(Moment(5, 10, figures={"loss": 1.25}), new=True)
-    screen.end()
-    assert "step 5/10" in said.getvalue() and "━" in said.getvalue()
-
-
-def test_a_dumb_terminal_has_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    said = io.StringIO()
-    screen = Screen(Console(file=said, force_terminal=True, width=80, _environ={"TERM": "dumb"}))
+    screen = Screen(Console(file=said, force_terminal=True, width=80, _environ={"TERM": term}))
     screen.begin("[1/2] sft")
     monkeypatch.setattr(progress, "_PLAIN_SECONDS", 0.0)
-    screen.show(Moment(step=5, max_steps=10), new=True)
+    screen.show(Moment(5, 10, figures={"loss": 1.25}), new=True)
     screen.end()
-    assert said.getvalue().strip() == "[1/2] sft: step 5/10"
+    assert shown in said.getvalue() and ("━" in said.getvalue()) == (term == "xterm")
 
 
 def test_clock() -> None:

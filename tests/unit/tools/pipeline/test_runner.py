@@ -24,7 +24,6 @@ from hftune.errors import ArgumentError, ManifestError, Preempted
 from hftune.publishing.folder import make_work
 from hftune.tools.pipeline import processes
 from hftune.tools.pipeline import runner as runner_module
-from hftune.tools.pipeline.checking import with_quiet_token
 from hftune.tools.pipeline.runner import Choice, Runner, Screen, StageFailed, command_of, shown
 from hftune.tools.pipeline.step import Step
 from tests.unit.tools.pipeline.files import finish, model, steps
@@ -251,8 +250,8 @@ def test_a_log_that_cannot_be_opened_is_the_runners_to_say(bench: Bench) -> None
 # --- real processes ---
 
 
-def below(pid: int) -> list[psutil.Process]:
-    return processes.descendants(pid)
+def alive(found: list[psutil.Process]) -> list[psutil.Process]:
+    return [process for process in found if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
 
 
 def wait(condition: object, seconds: float = 20.0) -> None:
@@ -278,23 +277,14 @@ def launcher(tmp_path: Path) -> list[str]:
     return [sys.executable, str(tmp_path / "launcher.py")]
 
 
-def test_killing_takes_everything(launcher: list[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize("launcher_dies", [False, True])
+def test_no_rank_outlives_its_command(launcher_dies: bool, launcher: list[str], tmp_path: Path) -> None:
     kept = processes.start(launcher, os.environ, tmp_path / "log")
-    wait(lambda: len(below(kept.pid)) == 3)
-    found = below(kept.pid)
-    kept.kill()
+    wait(lambda: len(processes.descendants(kept.pid)) == 3)
+    found = processes.descendants(kept.pid)
+    found[0].kill() if launcher_dies else kept.kill()
     wait(lambda: kept.poll() is not None)
-    assert not [process for process in found if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
-
-
-def test_a_launcher_that_dies_leaves_no_ranks(launcher: list[str], tmp_path: Path) -> None:
-    kept = processes.start(launcher, os.environ, tmp_path / "log")
-    wait(lambda: len(below(kept.pid)) == 3)
-    found = below(kept.pid)
-    found[0].kill()
-    wait(lambda: kept.poll() is not None)
-    assert kept.poll() == -9
-    assert not [process for process in found if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
+    assert alive(found) == [] and (kept.poll() == -9 or not launcher_dies)
 
 
 def test_a_runner_that_dies_leaves_nothing_and_no_lock(
@@ -304,7 +294,6 @@ def test_a_runner_that_dies_leaves_nothing_and_no_lock(
 import os, time
 from pathlib import Path
 from hftune.tools.pipeline import processes
-from hftune.tools.pipeline.checking import with_quiet_token
 from hftune.tools.pipeline.runner import Runner
 with Runner(Path({str(tmp_path)!r}))._alone():
     kept = processes.start({launcher!r}, os.environ, Path({str(tmp_path / "log")!r}))
@@ -312,8 +301,8 @@ with Runner(Path({str(tmp_path)!r}))._alone():
         time.sleep(0.1)
 """
     runner = subprocess.Popen([sys.executable, "-c", code])
-    wait(lambda: len(below(runner.pid)) == 4)
-    found = below(runner.pid)
+    wait(lambda: len(processes.descendants(runner.pid)) == 4)
+    found = processes.descendants(runner.pid)
     with monkeypatch.context() as patch, pytest.raises(ArgumentError, match="another"):
         patch.setattr(runner_module, "_PATIENCE", 0.1)
         with Runner(tmp_path)._alone():
@@ -321,7 +310,7 @@ with Runner(Path({str(tmp_path)!r}))._alone():
     runner.kill()
     runner.wait()
     with Runner(tmp_path)._alone():
-        assert not [process for process in found if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
+        assert alive(found) == []
 
 
 def test_codes_and_what_cannot_start(tmp_path: Path) -> None:
@@ -379,25 +368,18 @@ def test_checkpoints_without_an_optimizer_are_not_gone_on_from(bench: Bench) -> 
 @pytest.mark.parametrize("name", ("hub_token", "hf_hub_token", "push_to_hub_token"))
 def test_a_token_is_handed_on_in_the_environment(name: str, tmp_path: Path) -> None:
     """A launcher prints the commands that it starts, into a log, and `ps` shows them."""
-    arguments = {"seed": ["1"], name: ["first", "the-token-1"]}
-    step = Step("a", "a", "sft", tmp_path, arguments, {}, "f:1", env={"B": "c"})
-    quiet = with_quiet_token(step)
-    assert quiet.arguments == {"seed": ["1"]} and quiet.env == {"B": "c", "HF_TOKEN": "the-token-1"}
-    assert step.arguments[name] and "the-token-1" not in " ".join(quiet.command())
-    assert with_quiet_token(quiet) is quiet
-
-
-def test_a_runner_starts_no_command_with_a_token(tmp_path: Path) -> None:
-    told: list[tuple[str, str]] = []
-    step = Step("a", "a", "sft", tmp_path / "a", {"hub_token": ["the-token-1"]}, {}, "f:1")
+    told: list[tuple[str, Mapping[str, str]]] = []
+    step = Step(
+        "a", "a", "sft", tmp_path / "a", {"seed": ["1"], name: ["first", "the-token-1"]}, {}, "f:1", env={"B": "c"}
+    )
 
     def start(command: Sequence[str], env: Mapping[str, str], log: Path) -> Ended:
-        told.append((" ".join(command), env["HF_TOKEN"]))
+        told.append((" ".join(command), env))
         return Ended(0)
 
     said = io.StringIO()
     screen = Screen(Console(file=said, width=200, highlight=False, markup=False, soft_wrap=True))
     Runner(tmp_path, screen, start=start)._execute(step, "a")
-    ((command, token),) = told
-    assert "the-token-1" not in command + said.getvalue() and token == "the-token-1"
-    assert "HF_TOKEN=***" in said.getvalue()
+    ((command, env),) = told
+    assert "the-token-1" not in command + said.getvalue() and "--seed 1" in command
+    assert env["HF_TOKEN"] == "the-token-1" and env["B"] == "c" and "HF_TOKEN=***" in said.getvalue()

@@ -25,8 +25,7 @@ from hftune.tools.pipeline.runner import Choice, Runner, Screen, shown
 from hftune.tools.pipeline.spec import EVALUATE, SAMPLE, Spec, read_spec
 from hftune.tools.pipeline.state import AGAIN, DAMAGED, DONE, RESUME, state_of
 from hftune.tools.pipeline.step import COMMANDS, Step
-from hftune.tools.pipeline.steps import steps_of
-from hftune.tools.pipeline.values import Names
+from hftune.tools.pipeline.steps import output_folder, steps_of
 from hftune.visible import say
 
 RECORDS, STEPS = 8, 2
@@ -186,8 +185,3 @@ def run(spec: Spec, options: argparse.Namespace) -> None:
     with scratch_folder(folder) as scratch:
         Runner(scratch).run(in_small(steps, folder, scratch), choice)
     say("the dry run found nothing wrong; its results are removed")
-
-
-def output_folder(spec: Spec) -> Path:
-    """The folder that holds the folders of all stages."""
-    return Path(str(Names(spec.values).resolve(spec.output_dir).value))

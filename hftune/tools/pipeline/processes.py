@@ -161,11 +161,9 @@ class SupervisedProcess:
     def ask_to_stop(self) -> None:
         """Send SIGTERM to one rank, or to the launcher if no rank is on this machine."""
         below = descendants(self.pid)
-        scripts = {process.pid: process for process in below if _is_rank(process)}
-        # Workers that a rank forks for its data look like it.
-        ranks = [process for process in scripts.values() if _parent(process) not in scripts]
+        # Parents come before their children: the first is a rank, and no worker that a rank has forked for its data.
         # One is enough: ranks agree on stopping at the same step. With none here the launcher passes it on.
-        for process in (ranks or below)[:1]:
+        for process in [*filter(_is_rank, below), *below][:1]:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.terminate()
 
@@ -271,31 +269,20 @@ def _kill_below() -> None:
         for process in below:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
-        psutil.wait_procs(below, timeout=1)
-        _reap()
-
-
-def _reap() -> None:
-    """Read the exit codes of adopted processes that have ended: until then they stay as zombies."""
-    with contextlib.suppress(ChildProcessError):
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            time.sleep(0)
+        # Adopted processes that have ended stay as zombies until their exit codes are read.
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        time.sleep(0.01)
 
 
 def descendants(pid: int) -> list[psutil.Process]:
-    """The processes below `pid` that still run, the oldest first."""
+    """The processes below `pid` that still run, each before those that it has started."""
     try:
         below = psutil.Process(pid).children(recursive=True)
     except psutil.NoSuchProcess:
         return []
     return [process for process in below if _alive(process)]
-
-
-def _parent(process: psutil.Process) -> int | None:
-    try:
-        return int(process.ppid())
-    except psutil.NoSuchProcess:
-        return None
 
 
 def _alive(process: psutil.Process) -> bool:

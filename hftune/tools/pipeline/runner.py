@@ -11,7 +11,7 @@ import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from rich.console import Console
@@ -255,7 +255,7 @@ class Runner:
         if log.parent.is_symlink():
             raise ArgumentError(f"{log.parent} is a link", place="output_dir", fix="move it away")
         log.parent.mkdir(parents=True, exist_ok=True)
-        step = with_quiet_token(step.with_port())
+        step = with_quiet_token(replace(step, launcher=step.launcher.with_free_port()))
         command = command_of(step)
         # Logs are appended to; an error of an earlier run must not explain this one's.
         offset = log.stat().st_size if log.is_file() else 0
@@ -288,21 +288,16 @@ class Runner:
             stream = open_own(self.folder / LOCK)
         with stream:
             until = time.monotonic() + _PATIENCE
-            while not _locks(stream.fileno()):
-                if time.monotonic() > until:
-                    raise busy_error(self.folder, "output_dir")
+            while True:
+                try:
+                    fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if time.monotonic() > until:
+                        raise busy_error(self.folder, "output_dir") from None
                 notice(f"waiting for processes that are at work in {self.folder}")
                 time.sleep(_LOOK_SECONDS)
             yield
-
-
-def _locks(handle: int) -> bool:
-    """Whether the lock of an open file was free, and is this process's now."""
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def command_of(step: Step) -> list[str]:

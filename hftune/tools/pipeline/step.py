@@ -248,10 +248,6 @@ class Step:
         name = "merge_peft_adapter.py" if self.script == MERGE else f"run_{self.script}.py"
         return self.launcher.wrap(_own(name), [*self.argv, *more])
 
-    def with_port(self) -> Step:
-        """The step with a port that is free now."""
-        return replace(self, launcher=self.launcher.with_free_port())
-
 
 def _own(name: str) -> str:
     """The path of one of hftune's scripts: never a file of that name in the working folder."""

@@ -73,13 +73,18 @@ def steps_of(spec: Spec) -> list[Step]:
     return [*found.values(), *asked]
 
 
+def output_folder(spec: Spec) -> Path:
+    """The folder of all stages, which has the lock and the logs; the same for all combinations."""
+    return Path(_text(Names(spec.values).resolve(spec.output_dir)))
+
+
 def _stage_steps(
     spec: Spec, stage: StageSpec, combination: Combination, made: _Results, problems: list[UserError]
 ) -> Iterator[Step]:
     names = Names({**spec.values, **combination.values}, made.results)
-    # Without the combination's values: all combinations share one folder, which has the lock and the logs.
-    top = Names(spec.values).resolve(spec.output_dir)
-    outer = {"output_dir": top, **({"model": spec.model} if spec.model is not None else {})}
+    top = output_folder(spec)
+    outer = {"output_dir": Positioned(str(top), spec.output_dir.place)}
+    outer |= {"model": spec.model} if spec.model is not None else {}
     names.values = {**names.values, **outer}
     # What stages of training share means nothing to sampling.
     shared = {} if stage.script == SAMPLE else spec.shared
@@ -101,7 +106,7 @@ def _stage_steps(
     # Only now: `_start` and `_reward` look up stages as well, and a folder's name depends on all of it.
     used = names.used.union(*(made.used[parent] for parent in parents))
     label = combination.label(used)
-    folder = Path(_text(top)) / label / stage.name
+    folder = top / label / stage.name
     prefix = f"{label}/" if label else ""
     step = Step(
         name=prefix + stage.name,
@@ -192,7 +197,7 @@ def _ask(spec: Spec, all_made: list[_Results]) -> Iterator[Step]:
     """The step that asks every language model the same questions, the bases first; none without `answers:`."""
     if not spec.answers:
         return
-    folder = Path(_text(Names(spec.values).resolve(spec.output_dir))) / ANSWERS
+    folder = output_folder(spec) / ANSWERS
     arguments = {name: Names(spec.values).resolve(child) for name, child in spec.answers.items()}
     talking = [(made, stage) for made in all_made for stage in made.start]
     models = [made.bases[stage] for made, stage in talking]
@@ -218,15 +223,10 @@ def _evaluated_before(spec: Spec, step: Step, made: _Results, problems: list[Use
     started = _started_from(step)
     if not spec.evaluate or step.script in ("rm", SAMPLE) or started in made.evaluated:
         return
-    names = Names(spec.values)
-    common = spec.model is not None and started == _text(names.resolve(spec.model))
+    common = spec.model is not None and started == _text(Names(spec.values).resolve(spec.model))
     # All combinations share what they all begin with.
-    folder = Path(_text(names.resolve(spec.output_dir))) if common else step.folder.parent
-    name = "base" if common else f"{step.stage}-base"
-    folder = folder / f"{name}-evaluated"
-    yield replace(
-        _evaluation(spec, step, made, started, f"{EVALUATE} {name}", folder), launcher=_of_evaluation(spec, problems)
-    )
+    folder, name = (output_folder(spec), "base") if common else (step.folder.parent, f"{step.stage}-base")
+    yield _evaluation(spec, step, made, problems, started, f"{EVALUATE} {name}", folder / f"{name}-evaluated")
 
 
 def _evaluated_after(
@@ -235,20 +235,27 @@ def _evaluated_after(
     """The step that evaluates what a stage has made, by the gates of the stage."""
     if spec.evaluate and step.stage in made.start:
         model, folder = made.results[step.stage]["model"], step.folder.with_name(f"{step.folder.name}-evaluated")
-        own = _evaluation(
-            spec, step, made, model, f"{EVALUATE} {step.name}", folder, made.evaluated[_started_from(step)]
-        )
-        yield replace(own, gates=gates, launcher=_of_evaluation(spec, problems))
+        before = made.evaluated[_started_from(step)]
+        own = _evaluation(spec, step, made, problems, model, f"{EVALUATE} {step.name}", folder, before)
+        yield replace(own, gates=gates)
     elif gates:
         fix = "add evaluate: {validation_file_dir: DATA, eval_tasks: [loss]} to the file; language models are evaluated"
         problems.append(ArgumentError(f"stage {step.stage} has a gate and is not evaluated", place=step.place, fix=fix))
 
 
 def _evaluation(
-    spec: Spec, step: Step, made: _Results, model: str, name: str, folder: Path, before: Step | None = None
+    spec: Spec,
+    step: Step,
+    made: _Results,
+    problems: list[UserError],
+    model: str,
+    name: str,
+    folder: Path,
+    before: Step | None = None,
 ) -> Step:
-    asked = {name: child for name, child in spec.evaluate.items() if name != "launcher"}
-    arguments = {name: Names(spec.values).resolve(child) for name, child in asked.items()}
+    arguments = {name: Names(spec.values).resolve(child) for name, child in spec.evaluate.items()}
+    # Its own launcher, or one process: that of the stages would cost a small evaluation more than it saves.
+    launcher = arguments.pop("launcher", None)
     last = {**({"against": [str(before.folder)]} if before else {}), "output_dir": [str(folder)]}
     made.evaluated[model] = Step(
         name=name,
@@ -258,16 +265,11 @@ def _evaluation(
         arguments={"models": [model], **_carried(step), **_values(arguments), **last},
         places=_places(arguments),
         place=step.place,
+        launcher=read_launcher(launcher, problems) if launcher else Launcher(),
         env=step.env,
         needs=(*made.steps.get(step.stage, ()), *([before.name] if before else [])),
     )
     return made.evaluated[model]
-
-
-def _of_evaluation(spec: Spec, problems: list[UserError]) -> Launcher:
-    """Its own launcher, or one process: that of the stages would cost a small evaluation more than it saves."""
-    item = spec.evaluate.get("launcher")
-    return read_launcher(Names(spec.values).resolve(item), problems) if item else Launcher()
 
 
 def _started_from(step: Step) -> str:

@@ -44,7 +44,7 @@ from hftune.visible import TYPED, say
 
 COMMANDS = {
     "merge": "hftune.tools.pipeline.starting:merge",
-    "init": "hftune.tools.init:init",
+    "init": "hftune.tools.init.folder:init",
     "preview": "hftune.tools.records.entry:preview",
     "tokenize": "hftune.tools.records.entry:tokenize",
     "plan": "hftune.tools.planning.entry:plan",

@@ -1,4 +1,4 @@
-"""The folders that `hftune init` writes: examples that hftune ships, with paths that hold in a folder of their own."""
+"""`hftune init`, and the folders that it writes: examples of hftune with paths that hold in a folder of their own."""
 
 from __future__ import annotations
 
@@ -12,12 +12,22 @@ from pathlib import Path
 from jinja2 import Template
 
 from hftune.constants import SHIPPED
-from hftune.errors import ArgumentError, raise_together, shown
+from hftune.errors import ArgumentError, did_you_mean, raise_together, shown
 from hftune.publishing.disk import disk_errors, lexists, write_file, writing_problem
 from hftune.secrets import redact
 from hftune.tools.init.base_model import HUB_NAME, prepare_base
 from hftune.tools.schema.entry import file_name, schema_text
+from hftune.tools.words import taken
 from hftune.visible import say
+
+HELP = """Writes a folder to start from: data, a YAML file to edit, and a README that says what to do. Replaces nothing.
+
+hftune init demo [FOLDER]        all stages on a real model of 135M parameters, which is fetched; minutes on a CPU
+hftune init sft [FOLDER]         fine-tuning on conversations: one file of arguments
+hftune init pipeline [FOLDER]    PT and SFT from one file, to be extended
+
+FOLDER: left out, the working folder.
+--model MODEL      the model to begin with, a folder or a name of the Hub; left out: SmolLM2-135M-Instruct"""
 
 EXAMPLES = SHIPPED / "examples"
 # What the demo's file says of its model and of its processes: variables, for examples/demo.py.
@@ -61,6 +71,25 @@ KINDS = {
         "PT -> SFT with LoRA, each adapter merged, and the merge verified, before the next stage.",
     ),
 }
+
+
+def init(argv: list[str]) -> None:
+    """Write a folder, or print the help page.
+
+    Raises:
+        ArgumentError: No kind that is known, a word too many, or a file that is there already.
+    """
+    if not argv or {"-h", "--help"} & {*argv}:
+        say(HELP)
+        return
+    words, given = taken("hftune init", argv, values={"--model": "MODEL"})
+    kind, *folders = words or [""]
+    if kind not in KINDS:
+        fix = f"{did_you_mean(kind, KINDS)} one of: {', '.join(KINDS)}".strip()
+        raise ArgumentError(f"`hftune init` has no {kind or 'kind'}", fix=fix)
+    if len(folders) > 1:
+        raise ArgumentError("`hftune init` writes one folder", fix=f"hftune init {kind} {folders[0]}")
+    write_folder(kind, Path(folders[0] if folders else "."), given.get("--model"))
 
 
 def write_folder(name: str, folder: Path, model: str | None = None) -> None:

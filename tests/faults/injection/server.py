@@ -29,7 +29,7 @@ MODULES = (
     *("cli", "merging.merge", "merging.peft_model", "tools.export.run", "tools.export.adapter", "tools.export.extract"),
     *("tools.pipeline.command", "tools.reporting.page", "tools.asking", "tools.scoring"),
     *("tools.teaching.run", "tools.evaluating.run", "tools.sampling"),
-    *("tools.checking.run", "tools.schema.entry", "tools.init"),
+    *("tools.checking.run", "tools.schema.entry", "tools.init.folder"),
 )
 SOURCE = Path(__file__).with_name("fail_at.c")
 KILL = -1

@@ -178,14 +178,11 @@ class Trainings:
         if self.gpus and run.stage == "rl":
             # Rounded to bf16 in two ways, two runs draw different answers, which have nothing in common.
             device = ("--bf16", "False", "--tf32", "False")
-        size = () if "--per_device_train_batch_size" in run.flags else _batch(8 // run.processes)
+        size: tuple[str, ...] = ("--per_device_train_batch_size", str(8 // run.processes))
+        size = () if size[0] in run.flags else size
         where = ("--model_name_or_path", "{llama}", "--train_file_dir", str(self.folder / "data" / _DATA[run.stage]))
         words = [*where, *_COMMON, *_OWN.get(run.stage, ()), *device, *size, *run.flags]
         return [str(self.folder / word[1:-1]) if word.startswith("{") else word for word in words]
-
-
-def _batch(size: int) -> tuple[str, ...]:
-    return ("--per_device_train_batch_size", str(size))
 
 
 def compared(what: str, found: Figures, wanted: Figures, allowed: float) -> Outcome:

@@ -163,11 +163,6 @@ def documented_names(stage: str) -> list[str]:
     return [name for name in dict.fromkeys([*(row.name for row in OWN), *SAME]) if name in known]
 
 
-def medicalgpt_values(name: str) -> dict[str, str]:
-    """What MedicalGPT's scripts have for an argument, by what they train."""
-    return {script: shown(values[name]) for script, values in MEDICALGPT.items() if name in values}
-
-
 def explain_default(name: str) -> list[str]:
     """Lines about the defaults of an argument; scripts with the same ones share a line."""
     by_script: dict[str, list[str]] = {}
@@ -181,5 +176,5 @@ def explain_default(name: str) -> list[str]:
     ]
     if not lines:
         return []
-    other = ", ".join(f"{script} {value}" for script, value in medicalgpt_values(name).items())
+    other = ", ".join(f"{script} {shown(values[name])}" for script, values in MEDICALGPT.items() if name in values)
     return ["  default:", *lines] + ([f"  --defaults medicalgpt: {other}"] if other else [])

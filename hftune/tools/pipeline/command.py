@@ -78,15 +78,13 @@ def _small(step: Step, made: dict[str, str]) -> Step:
 
 
 def _moved(value: str, made: dict[str, str]) -> str:
-    """An argument's value with folders of earlier steps replaced by those below the scratch folder."""
+    """An argument's value with folders of earlier steps, and what lies in them, below the scratch folder."""
     # Arguments that take several folders have them in one text.
-    return ",".join(_moved_path(part, made) for part in value.split(","))
-
-
-def _moved_path(path: str, made: dict[str, str]) -> str:
-    """A step's folder, or what lies in one: the data of a stage that samples."""
-    folder = next((name for name in made if path == name or path.startswith(f"{name}/")), None)
-    return path if folder is None else made[folder] + path.removeprefix(folder)
+    parts = value.split(",")
+    for number, part in enumerate(parts):
+        folder = next((name for name in made if part == name or part.startswith(f"{name}/")), None)
+        parts[number] = part if folder is None else made[folder] + part.removeprefix(folder)
+    return ",".join(parts)
 
 
 @contextmanager

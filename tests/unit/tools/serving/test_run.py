@@ -190,12 +190,6 @@ def signalled() -> Iterator[None]:
     signal.signal(signal.SIGUSR2, before)
 
 
-def test_a_server_that_ends_by_itself_is_one_message() -> None:
-    engine = Engine("the engine", [sys.executable, "-c", "raise SystemExit(3)"])
-    with pytest.raises(ArgumentError, match="the engine ended with code 3"):
-        run_engine(engine, ServeArguments(), 1, {})
-
-
 HEALTHY = """
 import http.server, sys
 class Handler(http.server.BaseHTTPRequestHandler):

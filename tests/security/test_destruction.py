@@ -180,7 +180,6 @@ READING = {
         "export vllm-lora --model_name_or_path {adapter} --base_model_name_or_path {base}",
         "adapter base",
     ),
-    "extract": ("export lora --model_name_or_path {other} --base_model_name_or_path {base}", "base other"),
 }
 
 

@@ -27,7 +27,7 @@ from hftune.errors import UserError, raise_together
 from hftune.models.vocabulary import new_tokens, recorded_growth
 from hftune.opening.model_files import KINDS, REQUIRED, json_problems, read_checked
 from hftune.preflight.rules.folders import check_contents
-from hftune.tools.export.arguments import ExtractArguments, GgufArguments, ServedAdapterArguments, ServingArguments
+from hftune.tools.export.arguments import GgufArguments, ServedAdapterArguments, ServingArguments
 from hftune.tools.export.run import export
 from tests.unit.merging.models import make_adapter, merge
 
@@ -78,11 +78,6 @@ def writes_gguf(folders: Path, output: Path) -> None:
     export(GgufArguments(model_name_or_path=str(folders / "base"), output_dir=str(output), verify=False))
 
 
-def extracts(folders: Path, output: Path) -> None:
-    asked = {"model_name_or_path": str(folders / "base"), "base_model_name_or_path": str(folders / "base")}
-    export(ExtractArguments(**asked, output_dir=str(output), verify=False))
-
-
 def serves_adapter(folders: Path, output: Path) -> None:
     asked = {"model_name_or_path": str(folders / "adapter"), "base_model_name_or_path": str(folders / "base")}
     export(ServedAdapterArguments(**asked, output_dir=str(output), verify=False))
@@ -108,7 +103,6 @@ ACTS: dict[str, Callable[[Path, Path], Any]] = {
     "merge": merges,
     "vllm": serves,
     "gguf": writes_gguf,
-    "lora": extracts,
     "vllm-lora": serves_adapter,
     "train": trains,
     "compare": compares,

@@ -57,20 +57,6 @@ class OllamaArguments(GgufArguments):
 
 
 @dataclass
-class QuantisedArguments(ExportArguments):
-    """A bitsandbytes checkpoint that transformers and vLLM load as it is."""
-
-    bits: int = option(4, "Bits of a weight.", choices=[4, 8])
-    bnb_4bit_quant_type: str = option("nf4", "4-bit type.", choices=["nf4", "fp4"])
-    use_bnb_nested_quant: bool = option(True, "Quantise the quantisation constants too.")
-    dtype: str = option(
-        "bfloat16",
-        "Dtype of what is not quantised, and of the computation.",
-        choices=["bfloat16", "float16", "float32"],
-    )
-
-
-@dataclass
 class ServingArguments(ExportArguments):
     """A folder that vLLM (or SGLang, or TGI) serves as it is."""
 
@@ -84,19 +70,6 @@ class ServedAdapterArguments(ExportArguments):
 
     model_name_or_path: str | None = option(None, "Folder of an adapter.")
     base_model_name_or_path: str | None = option(None, "The model it is for; left out: the one that the adapter names.")
-
-
-@dataclass
-class ExtractArguments(ExportArguments):
-    """The difference of two full models as a LoRA adapter."""
-
-    base_model_name_or_path: str | None = option(
-        None, "The model that training began with; left out: the one in the manifest."
-    )
-    lora_r: int = option(16, "Rank of the adapter.")
-    keep_other_changes: bool = option(
-        True, "Carry embeddings and the head whole (modules_to_save) where they changed; else they are left out."
-    )
 
 
 @dataclass

@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoTokenizer
-
 from hftune.arguments.stages import parse_command
 from hftune.checkpoints import manifest as manifests
 from hftune.checkpoints.folder_checks import check_recorded
@@ -15,22 +13,19 @@ from hftune.checkpoints.inputs import inputs_of
 from hftune.errors import ArgumentError, UserError, raise_together
 from hftune.logging import get_logger
 from hftune.models.loading.config_file import check_config, check_layers
-from hftune.models.loading.from_pretrained import pretrained
 from hftune.preflight.model_folder import no_model_in
 from hftune.publishing.folder import published_folder
 from hftune.publishing.places import check_place
 from hftune.secrets import without_secrets
 from hftune.tools.export.arguments import (
     ExportArguments,
-    ExtractArguments,
     GgufArguments,
     HubArguments,
     OllamaArguments,
-    QuantisedArguments,
     ServedAdapterArguments,
     ServingArguments,
 )
-from hftune.tools.export.compared import check_distance, compare, distance, load, logits_of
+from hftune.tools.export.compared import check_distance, compare
 from hftune.weight_files import fingerprint, weight_shapes
 
 
@@ -74,7 +69,7 @@ def check_export(args: ExportArguments) -> Iterator[UserError]:
             fix="give the folder of a model",
         )
     elif isinstance(args, ServedAdapterArguments):
-        # Modules of a format are imported when it is asked for: they bring peft, gguf or bitsandbytes along.
+        # Modules of a format are imported when it is asked for: they bring peft or gguf along.
         from hftune.tools.export.adapter import check_served_adapter
 
         yield from check_served_adapter(folder, args)
@@ -87,7 +82,7 @@ def check_export(args: ExportArguments) -> Iterator[UserError]:
         )
     elif not (folder / "config.json").is_file() and not isinstance(args, HubArguments):
         yield no_model_in(folder)
-    elif "score.weight" in weight_shapes(folder) and isinstance(args, GgufArguments | QuantisedArguments):
+    elif "score.weight" in weight_shapes(folder) and isinstance(args, GgufArguments):
         yield ArgumentError(f"{folder} is a reward model", place="--model_name_or_path", fix="give a causal LM")
     else:
         problems = list(_model_problems(folder))
@@ -112,13 +107,6 @@ def check_export(args: ExportArguments) -> Iterator[UserError]:
 def _write(folder: Path, aside: Path, args: ExportArguments) -> dict[str, Any]:
     if isinstance(args, GgufArguments):
         return _gguf(folder, aside, args)
-    if isinstance(args, ExtractArguments):
-        return _extract(folder, aside, args)
-    if isinstance(args, QuantisedArguments):
-        from hftune.tools.export.quantised import write_quantised
-
-        figures = write_quantised(folder, aside, args)
-        return figures | (compare(folder, aside, args.trust_remote_code) if args.verify else {})
     if isinstance(args, ServedAdapterArguments):
         from hftune.tools.export.adapter import write_served_adapter
 
@@ -142,32 +130,6 @@ def _gguf(folder: Path, aside: Path, args: GgufArguments) -> dict[str, Any]:
         tokenizer = exported_tokenizer(folder, trust_remote_code=args.trust_remote_code)
         write_modelfile(aside, first, tokenizer, folder, args.system)
     return figures | (prove(folder, aside / first, args.outtype, args.trust_remote_code) if args.verify else {})
-
-
-def _extract(folder: Path, aside: Path, args: ExtractArguments) -> dict[str, Any]:
-    from peft import PeftModel
-
-    from hftune.tools.export.extract import base_of, extract_lora, save_extracted
-
-    base = args.base_model_name_or_path or base_of(folder)
-    if not base or not Path(base).is_dir():
-        raise ArgumentError(
-            f"there is no folder {base}",
-            place="--base_model_name_or_path",
-            fix="name the model that training began with",
-        )
-    raise_together(check_recorded(base, "--base_model_name_or_path"))
-    found = extract_lora(Path(base), folder, args.lora_r, keep_other_changes=args.keep_other_changes)
-    scores = "score.weight" in weight_shapes(folder)
-    save_extracted(found, aside, base, args.lora_r, scores=scores, trust_remote_code=args.trust_remote_code)
-    pretrained(AutoTokenizer, folder, trust_remote_code=args.trust_remote_code).save_pretrained(aside)
-    figures = found.to_dict() | {"base": base}
-    # A reward model is not read back: `logits_of` asks causal models.
-    if args.verify and not scores:
-        adapted = PeftModel.from_pretrained(load(Path(base), args.trust_remote_code), str(aside))
-        tuned = load(folder, args.trust_remote_code)
-        figures |= distance(*(logits_of(model, folder, args.trust_remote_code) for model in (tuned, adapted)))
-    return figures
 
 
 def _publish(folder: Path, args: HubArguments) -> dict[str, Any]:
@@ -194,7 +156,7 @@ def _manifest(folder: Path, args: ExportArguments, figures: dict[str, Any]) -> m
         "versions": manifests.library_versions(),
         "base": {"name": base, "fingerprint": fingerprint(base)},
         "parents": [{"folder": str(folder), "fingerprint": fingerprint(folder)}],
-        "kind": "adapter" if isinstance(args, ExtractArguments | ServedAdapterArguments) else "full",
+        "kind": "adapter" if isinstance(args, ServedAdapterArguments) else "full",
         "figures": figures,
     }
 
@@ -202,17 +164,23 @@ def _manifest(folder: Path, args: ExportArguments, figures: dict[str, Any]) -> m
 FORMATS: dict[str, type[ExportArguments]] = {
     "gguf": GgufArguments,
     "ollama": OllamaArguments,
-    "quantized": QuantisedArguments,
     "vllm": ServingArguments,
     "vllm-lora": ServedAdapterArguments,
-    "lora": ExtractArguments,
     "hub": HubArguments,
 }
 FORMATS_BY_CLASS = {kind: name for name, kind in FORMATS.items()}
+REMOVED = {
+    "lora": "mergekit does it: mergekit-extract-lora --model TUNED --base-model BASE --out-path OUT --max-rank 32",
+    "quantized": 'transformers does it: `AutoModelForCausalLM.from_pretrained("MODEL", quantization_config='
+    'BitsAndBytesConfig(load_in_4bit=True)).save_pretrained("OUT")`; vLLM quantises as it loads',
+}
+"""Formats that there were, and what stands in their place."""
 
 
 def main(argv: list[str]) -> None:
     """Write a finished model in the form that another tool needs."""
+    if argv and argv[0] in REMOVED:
+        raise ArgumentError(f"`hftune export {argv[0]}` was removed", fix=REMOVED[argv[0]])
     if not argv or argv[0] not in FORMATS:
         raise ArgumentError(
             "`hftune export` needs a format",

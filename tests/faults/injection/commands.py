@@ -17,7 +17,7 @@ from tests.unit.checkpoints.zero_files import write as write_zero
 from tests.unit.merging.models import make_adapter
 
 RESULTS = (
-    *("merge", "export vllm", "export gguf", "export ollama", "export vllm-lora", "export lora", "export quantized"),
+    *("merge", "export vllm", "export gguf", "export ollama", "export vllm-lora"),
     *("consolidate", "tokenize", "score", "teach", "evaluate", "sample", "data check"),
 )
 PAGES = ("report", "export hub --card_only", "ask", "schema")
@@ -79,7 +79,6 @@ def _results(model: Path, data: Path, folder: Path) -> dict[str, Command]:
     tuned, judge = _tuned(model, folder / "tuned"), _reward_model(model, folder / "judge")
     quick = [*_OUT, "--verify", "False"]
     converter = ["--converter", stand_in(folder / "converter")]
-    extract = ["hftune", "export", "lora", "--model_name_or_path", str(tuned), "--base_model_name_or_path", str(model)]
     return {
         "merge": Command(
             ["merge_peft_adapter.py", "--peft_model_path", adapter, *quick], earlier=["--peft_model_path", other]
@@ -93,11 +92,6 @@ def _results(model: Path, data: Path, folder: Path) -> dict[str, Command]:
             ["hftune", "export", "vllm-lora", "--model_name_or_path", adapter, *quick],
             earlier=["--model_name_or_path", other],
         ),
-        "export lora": Command(
-            [*extract, "--lora_r", "2", *quick],
-            earlier=["--lora_r", "3"],
-        ),
-        "export quantized": Command(["hftune", "export", "quantized", *of, *quick], earlier=["--bits", "8"]),
         "consolidate": Command(
             ["hftune", "consolidate", "--checkpoint", checkpoint, *_OUT], earlier=["--checkpoint", checkpoint_before]
         ),

@@ -26,7 +26,6 @@ from hftune.arguments.ranges import RANGES, Range, choices_of, is_number, number
 from hftune.arguments.stage_table import STAGES
 from hftune.arguments.stages import ALGORITHMS, stage_parser
 from hftune.errors import ArgumentError
-from hftune.tools.export.arguments import ExtractArguments
 from hftune.tools.pipeline.checking import stage_problems
 from hftune.trainers.losses.terms import scores
 
@@ -51,7 +50,7 @@ def test_the_walk_finds_every_class() -> None:
         path.partition(":")[2] for path in (*(stage.arguments for stage in STAGES.values()), *ALGORITHMS.values())
     }
     assert {*trained, "DataArguments", "AdapterArguments", "ModelArguments"} <= names
-    assert {"ScoreArguments", "AskArguments", "ExtractArguments", "ConsolidateArguments"} <= names
+    assert {"ScoreArguments", "AskArguments", "ConsolidateArguments"} <= names
     assert len(NUMBERS) > 140
 
 
@@ -193,7 +192,6 @@ def test_names_of_other_tools() -> None:
     [
         (ScoreArguments, ["--batch_tokens", "-1"]),
         (AskArguments, ["--max_new_tokens", "0"]),
-        (ExtractArguments, ["--lora_r", "99999999"]),
     ],
 )
 def test_other_commands(cls: type, flags: list[str]) -> None:

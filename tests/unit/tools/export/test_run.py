@@ -9,19 +9,15 @@ from typing import Any
 import pytest
 import torch
 from huggingface_hub import HfApi
-from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from hftune.cli import dispatch
 from hftune.errors import UserError
-from hftune.logging import notices
 from hftune.tools.export import run
 from hftune.tools.export.arguments import (
-    ExtractArguments,
     GgufArguments,
     HubArguments,
     OllamaArguments,
-    QuantisedArguments,
     ServingArguments,
 )
 from hftune.tools.export.run import export
@@ -51,37 +47,6 @@ def test_logits_that_are_nan_are_refused(model: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "s").exists()
 
 
-@pytest.mark.parametrize("bits", [4, 8])
-def test_quantised(tmp_path: Path, bits: int) -> None:
-    # bitsandbytes' CPU kernel takes rows of whole blocks of 64.
-    model = make_model("llama", tmp_path / "model", hidden_size=64, intermediate_size=128)
-    figures = export(
-        QuantisedArguments(model_name_or_path=str(model), output_dir=str(tmp_path / "q"), bits=bits, dtype="float32")
-    )["figures"]
-    again = AutoModelForCausalLM.from_pretrained(tmp_path / "q")
-    linear = type(again.model.layers[0].self_attn.q_proj).__name__
-    assert linear == {4: "Linear4bit", 8: "Linear8bitLt"}[bits]
-    assert type(again.lm_head) is torch.nn.Linear
-    assert figures["logits_mean_difference"] < {4: 0.5, 8: 0.1}[bits]
-    assert AutoTokenizer.from_pretrained(tmp_path / "q").chat_template
-
-
-def test_rows_that_end_within_a_block_stay_whole(tmp_path: Path) -> None:
-    """bitsandbytes' kernels for CPUs cannot read them; where there is nothing else, it is said."""
-    model = make_model("llama", tmp_path / "model", hidden_size=64, intermediate_size=96)
-    args = QuantisedArguments(model_name_or_path=str(model), output_dir=str(tmp_path / "q"), bits=4, dtype="float32")
-    assert export(args)["figures"]["logits_mean_difference"] < 0.5
-    layer = AutoModelForCausalLM.from_pretrained(tmp_path / "q").model.layers[0]
-    assert type(layer.mlp.down_proj) is torch.nn.Linear
-    assert type(layer.mlp.up_proj).__name__ == type(layer.self_attn.q_proj).__name__ == "Linear4bit"
-    assert any("of 14 matrices stay whole" in line for line in notices())
-    narrow = make_model("llama", tmp_path / "narrow", hidden_size=32, intermediate_size=96)
-    args = QuantisedArguments(model_name_or_path=str(narrow), output_dir=str(tmp_path / "n"), bits=4)
-    with pytest.raises(UserError, match=r"(?s)none of the model.s 14 matrices.*--bits 8"):
-        export(args)
-    assert not (tmp_path / "n").exists()
-
-
 def test_serving_folder_ends_where_answers_end(model: Path, tmp_path: Path) -> None:
     GenerationConfig(eos_token_id=0, max_length=77).save_pretrained(model)
     manifest = export(ServingArguments(model_name_or_path=str(model), output_dir=str(tmp_path / "s"), dtype="bfloat16"))
@@ -106,68 +71,6 @@ def test_serving_folder_in_files_of_a_size(model: Path, tmp_path: Path, limit: s
 def test_ollama_takes_one_file(model: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="one file"):
         export(OllamaArguments(model_name_or_path=str(model), output_dir=str(tmp_path / "o"), max_shard_size="1GB"))
-
-
-@pytest.mark.parametrize("tied", [False, True])
-def test_a_lora_of_enough_rank_is_the_tuned_model(tmp_path: Path, tied: bool) -> None:
-    base = make_model("llama", tmp_path / "base", tie_word_embeddings=tied)
-    tuned = AutoModelForCausalLM.from_pretrained(base)
-    torch.manual_seed(1)
-    with torch.no_grad():
-        for layer in tuned.model.layers:  # differences of rank 3
-            for linear in (layer.self_attn.q_proj, layer.mlp.down_proj):
-                linear.weight += torch.randn(linear.out_features, 3) @ torch.randn(3, linear.in_features) * 0.05
-        tuned.get_input_embeddings().weight[5] += 0.3
-    tuned.save_pretrained(tmp_path / "tuned")
-    AutoTokenizer.from_pretrained(base).save_pretrained(tmp_path / "tuned")
-    manifest = export(
-        ExtractArguments(
-            model_name_or_path=str(tmp_path / "tuned"),
-            base_model_name_or_path=str(base),
-            output_dir=str(tmp_path / "lora"),
-            lora_r=4,
-        )
-    )
-    figures = manifest["figures"]
-    assert figures["adapted"] == 4 and figures["kept_share_least"] > 0.9999 and figures["lost"] == []
-    assert figures["whole"] == ["embed_tokens"]
-    adapted = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), tmp_path / "lora")
-    with torch.no_grad():
-        torch.testing.assert_close(adapted(IDS).logits, tuned(IDS).logits, atol=1e-4, rtol=1e-4)
-    assert manifest["kind"] == "adapter" and figures["logits_largest_difference"] < 1e-4
-    assert manifest["base"]["name"] == str(base)  # a later stage compares its fingerprint
-
-
-def test_a_lora_of_less_rank_keeps_what_it_can_and_says_what_it_lost(tmp_path: Path) -> None:
-    base = make_model("llama", tmp_path / "base")
-    tuned = AutoModelForCausalLM.from_pretrained(base)
-    with torch.no_grad():
-        # Singular values 3 and 1: a rank of one keeps 9 of 10 parts.
-        weight = tuned.model.layers[0].self_attn.q_proj.weight
-        weight += torch.diag(torch.tensor([3.0, 1.0] + [0.0] * 30))
-        tuned.model.norm.weight += 0.5
-    tuned.save_pretrained(tmp_path / "tuned")
-    AutoTokenizer.from_pretrained(base).save_pretrained(tmp_path / "tuned")
-    args = ExtractArguments(
-        model_name_or_path=str(tmp_path / "tuned"),
-        base_model_name_or_path=str(base),
-        output_dir=str(tmp_path / "lora"),
-        lora_r=1,
-    )
-    figures = export(args)["figures"]
-    assert figures["kept_share_mean"] == pytest.approx(0.9, abs=1e-4)
-    assert figures["lost"] == ["model.norm.weight"]
-
-
-def test_models_that_do_not_differ_or_do_not_fit(model: Path, tmp_path: Path) -> None:
-    other = make_model("llama", tmp_path / "other", num_hidden_layers=1)
-    for base, says in ((model, "do not differ"), (other, "not of one shape")):
-        args = ExtractArguments(
-            model_name_or_path=str(model), base_model_name_or_path=str(base), output_dir=str(tmp_path / "lora")
-        )
-        with pytest.raises(UserError, match=says):
-            export(args)
-        assert not (tmp_path / "lora").exists()
 
 
 def test_problems_come_together(tmp_path: Path) -> None:
@@ -220,6 +123,9 @@ def test_from_the_command_line(model: Path, tmp_path: Path) -> None:
     assert list((tmp_path / "g").glob("*.safetensors"))
     with pytest.raises(UserError, match="needs a format"):
         dispatch(["export", "onnx"])
+    for gone, instead in (("lora", "mergekit-extract-lora"), ("quantized", "BitsAndBytesConfig")):
+        with pytest.raises(UserError, match=f"(?s)export {gone}` was removed.*{instead}"):
+            dispatch(["export", gone, "--output_dir", "out"])
 
 
 def test_a_wrong_result_is_not_published(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,7 +61,7 @@ def _write(args: MergeArguments, plan: Plan, folder: Path) -> Manifest:
     manifest = _manifest(args, plan, folder, changed)
     # Before verification, which reads the folder as a user would; notices after it, since it says some.
     manifest["wall_seconds"] = round(seconds, 2)
-    manifest["verified"] = verify_merge(plan, folder, verify=args.verify, max_shard_size=args.max_shard_size)
+    manifest["verified"] = verify_merge(plan, folder, verify=args.verify)
     manifest["notices"] = notices()
     return finish_manifest(folder, manifest)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -18,8 +17,7 @@ from hftune.constants import AUTO_CLASSES
 from hftune.errors import ManifestError
 from hftune.logging import get_logger, notice
 from hftune.merging.inputs import has_tokenizer
-from hftune.merging.plan import Plan, plan_merge
-from hftune.merging.write import write_model
+from hftune.merging.plan import Plan
 from hftune.models.loading.from_pretrained import pretrained
 from hftune.on_demand import on_demand
 from hftune.template_arguments import TEMPLATE_FAULTS
@@ -46,14 +44,13 @@ VERIFY_PARAMETERS = 1_000_000_000
 """Above this many, logits are compared on demand only: it takes longer than the merge."""
 
 
-def verify_merge(plan: Plan, folder: Path, *, verify: str, max_shard_size: str | None) -> dict[str, Any] | None:
+def verify_merge(plan: Plan, folder: Path, *, verify: str) -> dict[str, Any] | None:
     """Compare with base + adapter where that was asked for, or costs little.
 
     Args:
         plan: Of the merge.
         folder: The merged model.
         verify: true, false, or auto.
-        max_shard_size: For the other form of a quantised base, which is merged next to it and thrown away.
 
     Returns:
         Largest and mean difference of logits, agreement of greedy answers; None where nothing was compared.
@@ -67,7 +64,7 @@ def verify_merge(plan: Plan, folder: Path, *, verify: str, max_shard_size: str |
         why = reason or "--verify False"
         notice(f"names, shapes and finite values were checked; logits were not compared ({why})")
         return None
-    return _compare_with_adapters(plan, folder, max_shard_size)
+    return _compare_with_adapters(plan, folder)
 
 
 def _too_large(folder: Path) -> str | None:
@@ -80,7 +77,7 @@ def _too_large(folder: Path) -> str | None:
     return None
 
 
-def _compare_with_adapters(plan: Plan, folder: Path, max_shard_size: str | None) -> dict[str, Any] | None:
+def _compare_with_adapters(plan: Plan, folder: Path) -> dict[str, Any]:
     from transformers import AutoTokenizer
 
     inputs = plan.inputs
@@ -93,11 +90,12 @@ def _compare_with_adapters(plan: Plan, folder: Path, max_shard_size: str | None)
         raise ManifestError("the merged model has another chat template", place="--verify", fix="please report it")
     # One model after the other: both may not fit.
     said = _answers(plan, folder, tokenizer)
-    if inputs.quantised is not None:
-        return _compare_both_bases(plan, folder.parent, said, tokenizer, max_shard_size)
-    comparison = compare(answer(on_demand(_LOAD)(plan), tokenizer), said)
-    get_logger().info("verified: %s", comparison)
-    judge(comparison, half=_is_half(plan))
+    quantised = inputs.quantised is not None
+    comparison = compare(answer(on_demand(_LOAD)(plan, quantised=quantised), tokenizer), said)
+    get_logger().info("verified%s: %s", " against what training computed" if quantised else "", comparison)
+    # A merge into the original weights differs from that by what quantisation cost.
+    if not quantised:
+        judge(comparison, half=_is_half(plan))
     return comparison.to_dict()
 
 
@@ -111,23 +109,6 @@ def _answers(plan: Plan, folder: Path, tokenizer: PreTrainedTokenizerBase) -> An
     del model
     gc.collect()  # modules refer to one another in circles; the next model needs the memory
     return said
-
-
-def _compare_both_bases(
-    plan: Plan, parent: Path, said: Answers, tokenizer: PreTrainedTokenizerBase, max_shard_size: str | None
-) -> dict[str, Any]:
-    """What training saw, compared with this merge and with the one into the other form of the base; both are said."""
-    trained = answer(on_demand(_LOAD)(plan, quantised=True), tokenizer)
-    own = compare(trained, said)
-    other_plan = plan_merge(plan.inputs, dequantise=not plan.dequantise)
-    with tempfile.TemporaryDirectory(dir=parent) as other:
-        write_model(other_plan, Path(other), max_shard_size)
-        compared = compare(trained, _answers(other_plan, Path(other), tokenizer))
-    names = ("dequantized", "original") if plan.dequantise else ("original", "dequantized")
-    for name, found, where in zip(names, (own, compared), ("this merge", "not written"), strict=True):
-        get_logger().info("verified against training, --merge_base %s (%s): %s", name, where, found)
-    # Not judged: either differs from what training saw by what quantisation cost.
-    return own.to_dict() | {"merge_base": {names[0]: own.to_dict(), names[1]: compared.to_dict()}}
 
 
 def _is_half(plan: Plan) -> bool:

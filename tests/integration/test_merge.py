@@ -94,15 +94,12 @@ def test_qlora_into_both_bases(stage_run: Callable, run: Callable, tiny_model: P
     adapter = stage_run("sft", "qlora4", "single").folder
     flags = ["--peft_model_path", str(adapter), "--output_dir"]
     original = run("merge_peft_adapter.py", *flags, str(tmp_path / "original"), warm=True).check()
-    assert "--merge_base original (this merge)" in original.output
-    assert "--merge_base dequantized (not written)" in original.output
+    assert "verified against what training computed" in original.output
     dequantized = tmp_path / "dequantized"
     run("merge_peft_adapter.py", *flags, str(dequantized), "--merge_base", "dequantized", warm=True).check()
     manifests = [json.loads((tmp_path / name / "hftune.json").read_text()) for name in ("original", "dequantized")]
     assert [manifest["merge_base"] for manifest in manifests] == ["original", "dequantized"]
-    both = manifests[0]["verified"]["merge_base"]
-    assert both["dequantized"]["largest"] < 0.1 * both["original"]["largest"]
-    assert manifests[1]["verified"]["largest"] == both["dequantized"]["largest"]
+    assert manifests[1]["verified"]["largest"] < 0.1 * manifests[0]["verified"]["largest"]
     assert weight_shapes(dequantized) == weight_shapes(tiny_model)
 
 

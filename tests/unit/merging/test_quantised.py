@@ -89,16 +89,15 @@ def test_8_bit(make_base: Callable, tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_verify_says_both_differences(make_base: Callable, tmp_path: Path) -> None:
+def test_a_merge_is_compared_with_what_training_saw(make_base: Callable, tmp_path: Path) -> None:
     base = make_base("llama", tie_word_embeddings=False, **WIDE)
     adapter = make_adapter(base, tmp_path / "adapter", target_modules=ATTENTION)
     say_quantised(adapter, base, "nf4")
-    for name, other in (("original", "dequantized"), ("dequantized", "original")):
-        verified = merge(adapter, tmp_path / name, merge_base=name, verify="true")["verified"]
-        both = verified["merge_base"]
-        assert both["dequantized"]["largest"] < 1e-3 < 1e-2 < both["original"]["largest"]
-        assert verified["largest"] == both[name]["largest"] != both[other]["largest"]
-    assert sorted(folder.name for folder in tmp_path.iterdir()) == ["adapter", "dequantized", "original"]
+    said = {
+        name: merge(adapter, tmp_path / name, merge_base=name, verify="true")["verified"]["largest"]
+        for name in ("original", "dequantized")
+    }
+    assert said["dequantized"] < 1e-3 < 1e-2 < said["original"]
 
 
 @pytest.mark.parametrize("kind", CONFIGS)

@@ -119,35 +119,6 @@ def test_ties_are_those_of_the_config(shares: bool, asked: bool | None) -> None:
     verify._check_ties(model)
 
 
-def test_both_forms_of_a_quantised_base_are_compared_with_training(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """Training says 1 and 2; this merge 1 and 3, the one into the other form of the base 1 and 6."""
-    said = {True: Answers([torch.tensor([[1.0, 6.0]])], [[1]]), False: Answers([torch.tensor([[1.0, 3.0]])], [[1]])}
-    written: list[Any] = []
-
-    def load(plan: Any, *, quantised: bool) -> Any:
-        assert quantised
-        return "as training saw it"
-
-    def write_other(plan: Any, folder: Path, size: str | None) -> None:
-        assert folder.is_dir() and folder.parent == tmp_path
-        written.append((plan, size))
-
-    monkeypatch.setattr(verify, "on_demand", lambda name: load)
-    monkeypatch.setattr(verify, "answer", lambda model, tokenizer: Answers([torch.tensor([[1.0, 2.0]])], [[1]]))
-    monkeypatch.setattr(verify, "write_model", write_other)
-    monkeypatch.setattr(verify, "plan_merge", lambda inputs, dequantise: (inputs, dequantise))
-    monkeypatch.setattr(verify, "_answers", lambda plan, folder, tokenizer: said[True])
-    for dequantise, own, other in ((True, "dequantized", "original"), (False, "original", "dequantized")):
-        plan: Any = SimpleNamespace(inputs="inputs", dequantise=dequantise)
-        found: Any = verify._compare_both_bases(plan, tmp_path, said[False], "tokenizer", "2GB")  # type: ignore[arg-type]
-        assert written.pop() == (("inputs", not dequantise), "2GB")
-        assert found["largest"] == found["merge_base"][own]["largest"] == 1.0
-        assert found["merge_base"][other]["largest"] == 4.0 and list(found["merge_base"]) == [own, other]
-    assert not list(tmp_path.iterdir())
-
-
 @pytest.mark.parametrize("generates", [True, False])
 def test_only_a_causal_lm_gives_answers(generates: bool) -> None:
     """As many tokens as are asked for, one answer a prompt; a reward model gives scores alone."""
@@ -203,7 +174,7 @@ def test_what_the_base_stores_for_others_needs_no_place(
 def test_a_merge_is_compared_with_what_it_was_made_of(
     quantised: Any, gguf: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The merged model is loaded first, strictly, whatever comes after it; another template is a fault."""
+    """The merged model is loaded first, strictly; another template is a fault. QLoRA's base as training saw it."""
     order: list[Any] = []
     templates = {Path("merged"): "t", Path("base"): "t"}
 
@@ -214,25 +185,21 @@ def test_a_merge_is_compared_with_what_it_was_made_of(
     one = Answers([torch.tensor([[1.0, 2.0]])], [[1]])
     monkeypatch.setattr(verify, "pretrained", pretrained)
     monkeypatch.setattr(verify, "_answers", lambda plan, folder, tokenizer: order.append("merged") or one)
-    monkeypatch.setattr(verify, "_compare_both_bases", lambda plan, parent, *rest: ("both", parent, rest))
-    monkeypatch.setattr(verify, "on_demand", lambda name: lambda plan: "base + adapter")
-    monkeypatch.setattr(verify, "answer", lambda model, tokenizer: order.append(model) or one)
+    monkeypatch.setattr(verify, "on_demand", lambda name: lambda plan, quantised: ("base + adapter", quantised))
+    far = Answers([torch.tensor([[1.0, 7.0]])], [[1]])
+    said = far if quantised else one  # what quantisation cost is no fault of the merge
+    monkeypatch.setattr(verify, "answer", lambda model, tokenizer: order.append(model) or said)
     base = SimpleNamespace(folder=Path("base"), gguf_file=gguf)
     inputs = SimpleNamespace(base=base, tokenizer=Path("base"), trust_remote_code=True, quantised=quantised)
     plan: Any = SimpleNamespace(inputs=inputs, outputs=None)
-    found: Any = verify._compare_with_adapters(plan, Path("merged"), "2GB")
+    found: Any = verify._compare_with_adapters(plan, Path("merged"))
     trusted = {"trust_remote_code": True}
     asked = [("merged", trusted), ("base", trusted | ({"gguf_file": gguf} if gguf else {}))]
-    assert order[:3] == [*asked, "merged"]
-    if quantised:
-        said, tokenizer, size = found[2]
-        assert found[:2] == ("both", Path(".")) and said is one and size == "2GB" and len(order) == 3
-        assert tokenizer.chat_template == "t"
-    else:
-        assert order[3] == "base + adapter" and found["largest"] == 0.0
+    assert order == [*asked, "merged", ("base + adapter", quantised is not None)]
+    assert found["largest"] == (5.0 if quantised else 0.0)
     templates[Path("base")] = "other"
     with pytest.raises(ManifestError, match="another chat template"):
-        verify._compare_with_adapters(plan, Path("merged"), None)
+        verify._compare_with_adapters(plan, Path("merged"))
 
 
 @pytest.mark.parametrize(
@@ -249,10 +216,10 @@ def test_when_logits_are_compared(
     monkeypatch.setattr(verify, "notice", said.append)
     monkeypatch.setattr(verify, "has_tokenizer", lambda folder: tokenizer)
     monkeypatch.setattr(verify, "_too_large", lambda folder: reason)
-    monkeypatch.setattr(verify, "_compare_with_adapters", lambda plan, folder, size: {"size": size})
+    monkeypatch.setattr(verify, "_compare_with_adapters", lambda plan, folder: {"largest": 0.0})
     plan: Any = "plan"
-    found: Any = verify.verify_merge(plan, Path("there"), verify=asked, max_shard_size="2GB")
-    assert found == ({"size": "2GB"} if compared else None)
+    found: Any = verify.verify_merge(plan, Path("there"), verify=asked)
+    assert found == ({"largest": 0.0} if compared else None)
     why = "--verify False" if asked == "false" else reason if tokenizer else "there is no tokenizer for the prompts"
     assert [one.endswith(f"({why})") for one in said] == ([] if compared else [True])
 

@@ -30,6 +30,12 @@ STARTED_IN = "started_in"
 RUNNING, INTERRUPTED, CHECKPOINT, COMPLETE = "running", "interrupted", "checkpoint", "complete"
 """Status of a folder: in work, or left behind by a process that was killed; stopped on demand, with a checkpoint; a
 checkpoint's; a finished result."""
+SETTINGS = (
+    *("learning_rate", "lr_scheduler_type", "warmup_steps", "num_train_epochs", "max_steps"),
+    *("per_device_train_batch_size", "gradient_accumulation_steps", "weight_decay", "optim", "max_length"),
+    *("block_size", "distill_mode", "beta", "seed"),
+)
+"""Arguments of training that people ask for first."""
 _LIBRARIES = ("torch", "transformers", "trl", "peft", "deepspeed", "accelerate", "datasets", "bitsandbytes", "hftune")
 
 
@@ -213,3 +219,22 @@ def processor(cpus: Path = _CPUS) -> str:
         if name.strip() == "model name":
             return value.strip()
     return platform.machine()
+
+
+def settings(manifest: Manifest) -> dict[str, Any]:
+    """The arguments that lineage, report and model card show: of training, and of the adapter."""
+    groups = manifest.get("arguments") or {}
+    training, adapter = groups.get("training") or {}, groups.get("adapter") or {}
+    if not isinstance(training, dict):
+        return {}
+    # -1 is transformers' way to leave `max_steps` out.
+    found = {name: training[name] for name in SETTINGS if training.get(name) not in (None, -1)}
+    if found.get("max_steps"):
+        found.pop("num_train_epochs", None)  # steps win
+    if adapter.get("use_peft"):
+        found |= {name: adapter[name] for name in ("lora_r", "lora_alpha") if name in adapter}
+    if manifest.get("quantisation"):
+        found["quantised"] = f"{manifest['quantisation']['bits']} bit"
+    if manifest.get("world_size"):
+        found["processes"] = manifest["world_size"]
+    return found

@@ -9,27 +9,11 @@ from typing import Any
 import yaml
 
 from hftune.arguments.stage_table import STAGES
+from hftune.checkpoints.manifest import settings
 from hftune.visible import code, markdown
 
 # A local path of this form (outputs/sft) is told from a name by being there: see `_hub_name`.
 _HUB_NAME = re.compile(r"[A-Za-z0-9_][\w.-]*/[\w.-]+", re.ASCII)
-
-_SHOWN = (
-    "learning_rate",
-    "lr_scheduler_type",
-    "warmup_steps",
-    "num_train_epochs",
-    "max_steps",
-    "per_device_train_batch_size",
-    "gradient_accumulation_steps",
-    "weight_decay",
-    "optim",
-    "max_length",
-    "block_size",
-    "distill_mode",
-    "beta",
-    "seed",
-)
 
 
 def model_card(manifest: dict[str, Any], name: str, chain: list[dict[str, Any]] | None = None) -> str:
@@ -71,12 +55,9 @@ def _summary(manifest: dict[str, Any], stages: list[dict[str, Any]]) -> str:
 
 def _stage(manifest: dict[str, Any]) -> list[str]:
     """What one stage was trained on, with what settings, and what it reached."""
-    training = manifest.get("arguments", {}).get("training", {})
-    # -1 is what the Trainer writes for "not limited" (max_steps).
-    settings = {key: training[key] for key in _SHOWN if training.get(key) not in (None, -1)}
     metrics = {key: value for key, value in manifest.get("metrics", {}).items() if isinstance(value, int | float)}
     parts = [f"## {STAGES[manifest['stage']].task.capitalize()}", _teachers(manifest), _data(manifest)]
-    parts.append(_table(("setting", "value"), settings))
+    parts.append(_table(("setting", "value"), settings(manifest)))
     shown = {key: f"{value:.4g}" for key, value in metrics.items() if key.startswith(("eval_", "train_loss"))}
     parts.append(_table(("metric", "value"), shown))
     return [part for part in parts if part]

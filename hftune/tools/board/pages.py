@@ -16,7 +16,7 @@ from hftune.opening.files import MIB
 from hftune.tools.reporting.page import CSS as REPORT
 from hftune.tools.reporting.page import as_html, environment, html_charts, html_details, html_origin, part
 from hftune.tools.reporting.progress import with_speed
-from hftune.tools.reporting.stages import SHAPES, Points, Stage, StageSummary, curves_of, read_texts
+from hftune.tools.reporting.stages import SHAPES, Points, Stage, curves_of, read_texts
 from hftune.tools.reporting.svg import chart
 from hftune.tools.reporting.tables import Section
 from hftune.tools.watching.runs import FINISHED, RUNNING, Runs, Watched, last_words
@@ -92,7 +92,7 @@ class Pages:
         one = next((run for run in self._read() if number(run.folder) == asked), None)
         if one is None:
             raise LookupError(asked)
-        stage = Stage(self._name(one), one.folder, one.manifest, StageSummary(one.name))
+        stage = Stage(self._name(one), one.folder, one.manifest)
         quiet = one.state not in (RUNNING, FINISHED) and not one.fault
         return _page(
             self._name(one),

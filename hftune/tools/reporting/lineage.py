@@ -8,7 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from hftune.checkpoints.file_records import changed_input
-from hftune.checkpoints.manifest import COMPLETE, HISTORY, Manifest, from_here, read_manifest, same_records
+from hftune.checkpoints.manifest import (
+    COMPLETE,
+    HISTORY,
+    SETTINGS,
+    Manifest,
+    from_here,
+    read_manifest,
+    same_records,
+    settings,
+)
 from hftune.digests import changed_files
 from hftune.errors import ArgumentError, ManifestError
 from hftune.tools.reporting.stages import ASKED, EVALUATED, written_by_hftune
@@ -16,10 +25,6 @@ from hftune.tools.words import taken
 from hftune.visible import as_json, say
 from hftune.weight_files import fingerprint
 
-_SETTINGS = (
-    *("learning_rate", "num_train_epochs", "max_steps", "per_device_train_batch_size", "gradient_accumulation_steps"),
-    *("lr_scheduler_type", "max_length", "block_size", "distill_mode", "beta", "seed"),
-)
 _METRICS = ("train_loss", "eval_loss", "eval_perplexity", "eval_accuracy", "eval_token_accuracy", "eval_reward")
 
 
@@ -178,25 +183,6 @@ def trained_on(manifest: Manifest) -> list[dict[str, Any]]:
     ]
 
 
-def settings(manifest: Manifest) -> dict[str, Any]:
-    """The arguments that a line of the lineage shows: of training, and of the adapter."""
-    groups = manifest.get("arguments") or {}
-    training, adapter = groups.get("training") or {}, groups.get("adapter") or {}
-    if not isinstance(training, dict):
-        return {}
-    # -1 is transformers' way to leave `max_steps` out.
-    found = {name: training[name] for name in _SETTINGS if training.get(name) not in (None, -1)}
-    if found.get("max_steps"):
-        found.pop("num_train_epochs", None)  # steps win
-    if adapter.get("use_peft"):
-        found |= {name: adapter[name] for name in ("lora_r", "lora_alpha") if name in adapter}
-    if manifest.get("quantisation"):
-        found["quantised"] = f"{manifest['quantisation']['bits']} bit"
-    if manifest.get("world_size"):
-        found["processes"] = manifest["world_size"]
-    return found
-
-
 def metrics(manifest: Manifest) -> dict[str, float]:
     """The metrics of the run that a line has room for."""
     found = manifest.get("metrics") or {}
@@ -260,7 +246,7 @@ def _other_leg(leg: Manifest, manifest: Manifest) -> Iterator[str]:
     if not same_records(leg, manifest):
         yield from (_records(split) for split in trained_on(leg) if split["split"] == "train")
     changed = leg.get("changed") or {}
-    other = [f"{name} {changed[name][0]} (then {changed[name][1]})" for name in _SETTINGS if name in changed]
+    other = [f"{name} {changed[name][0]} (then {changed[name][1]})" for name in SETTINGS if name in changed]
     if other:
         yield ", ".join(other)
 

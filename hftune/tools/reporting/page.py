@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup
 
+from hftune.checkpoints.manifest import settings
 from hftune.errors import ArgumentError
 from hftune.publishing.files import write_page
 from hftune.tools.reporting import lineage
@@ -21,7 +21,6 @@ from hftune.tools.reporting.stages import (
     UNTRAINED,
     Points,
     Stage,
-    StageSummary,
     read_stages,
     written_by_hftune,
 )
@@ -106,9 +105,8 @@ def sections(stage: Stage) -> Iterator[Section]:
     if splits:
         names = ("split", "read", "used", "dropped", "truncated", "tokens", "trained tokens", "files")
         yield Section("Records", names, [_records(split) for split in splits])
-    settings = lineage.settings(manifest)
-    if settings:
-        shortened = [(name, f"{value:g}" if isinstance(value, float) else value) for name, value in settings.items()]
+    if found := settings(manifest):
+        shortened = [(name, f"{value:g}" if isinstance(value, float) else value) for name, value in found.items()]
         yield Section("Settings", ("argument", "value"), shortened)
     figures = {name: value for name, value in (manifest.get("metrics") or {}).items() if isinstance(value, int | float)}
     # Time and speed stand in the overview, and FLOPs of one stage compare with nothing.
@@ -170,7 +168,7 @@ def html_page(title: str, **parts: Any) -> str:
 
 
 def _html_report(title: str, stages: Sequence[Stage], evaluations: Sequence[Mapping[str, Any]]) -> str:
-    trained = [_named(stage) for stage in stages if _trained(stage)]
+    trained = [stage.overview for stage in stages if _trained(stage)]
     return html_page(
         title,
         overview=stages_section(trained) if trained else None,
@@ -205,10 +203,6 @@ def html_stage(stage: Stage, curves: Mapping[str, Mapping[str, Points]]) -> Mark
     return html_origin(stage) + html_charts(curves) + html_details(stage)
 
 
-def _named(stage: Stage) -> StageSummary:
-    return replace(stage.summary, stage=stage.name)
-
-
 def _teachers(stage: Stage) -> list[str]:
     """Of a distillation, the models that it learnt from."""
     return [str(teacher["name"]) for teacher in stage.manifest.get("teachers") or []]
@@ -219,7 +213,7 @@ def _teachers(stage: Stage) -> list[str]:
 
 def markdown_page(title: str, stages: Sequence[Stage], evaluations: Sequence[Mapping[str, Any]] = ()) -> str:
     """The page as Markdown; a curve is a line of blocks with its first, lowest, highest and last value."""
-    trained = [_named(stage) for stage in stages if _trained(stage)]
+    trained = [stage.overview for stage in stages if _trained(stage)]
     parts = [f"# {markdown(title)}", *([stages_section(trained).render()] if trained else [])]
     measured = capabilities(evaluations)
     parts += [measured.render()] if measured else []

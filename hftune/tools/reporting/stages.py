@@ -45,19 +45,9 @@ def written_by_hftune(
         raise ManifestError(cause, place=str(folder), fix=fix) from error
 
 
-@dataclass(frozen=True)
-class StageSummary:
-    """One stage in a few numbers; None for what its folder does not tell."""
-
-    stage: str
-    steps: int | None = None
-    first_loss: float | None = None
-    last_loss: float | None = None
-    """Mean of the last 10% of the logged losses: the last one alone is mostly noise."""
-    trained_tokens: int | None = None
-    trained_tokens_per_second: float | None = None
-    wall_seconds: float | None = None
-    metrics: dict[str, float] = field(default_factory=dict)
+OVERVIEW = ("stage", "steps", "first loss", "last loss", "trained tokens", "trained tokens/s", "wall time (s)")
+"""What a report says of each stage in a row. The last loss is the mean of the last 10 % of those that were logged: one
+alone is mostly noise."""
 
 
 def series(logged: Sequence[Mapping[str, Any]], key: str) -> tuple[list[int], list[float]]:
@@ -72,30 +62,21 @@ def series(logged: Sequence[Mapping[str, Any]], key: str) -> tuple[list[int], li
     return steps, [points[step] for step in steps]
 
 
-def summary(manifest: Mapping[str, Any], logged: Sequence[Mapping[str, Any]]) -> StageSummary:
-    """A stage in a few numbers, from its manifest and, for the losses, from what it has logged.
+def overview(name: str, manifest: Mapping[str, Any], logged: Sequence[Mapping[str, Any]]) -> tuple[object, ...]:
+    """A stage as a row under `OVERVIEW`; None for what its manifest and its log do not tell.
 
     The speed is over the time spent in training (`train_seconds`) where that is known, not over loading and saving.
     """
-    metrics = {
-        key: value for key, raw in (manifest.get("metrics") or {}).items() if (value := _number(raw)) is not None
-    }
     steps, losses = series(logged, "loss")
-    wall_seconds = _first(_number(manifest.get("wall_seconds")), metrics.get("train_runtime"))
+    # That of the last start alone, where a run was resumed.
+    runtime = _number((manifest.get("metrics") or {}).get("train_runtime"))
+    wall_seconds = _first(_number(manifest.get("wall_seconds")), runtime)
     tokens = _number(manifest.get("trained_tokens"))
-    # `train_runtime` is that of the last start alone, where a run was resumed.
-    seconds = _first(_number(manifest.get("train_seconds")), metrics.get("train_runtime"), wall_seconds)
-    step_count = _first(_number(manifest.get("steps")), float(steps[-1]) if steps else None)
-    return StageSummary(
-        stage=str(manifest.get("stage") or "?"),
-        steps=None if step_count is None else int(step_count),
-        first_loss=losses[0] if losses else None,
-        last_loss=_mean_of_the_end(losses),
-        trained_tokens=None if tokens is None else int(tokens),
-        trained_tokens_per_second=tokens / seconds if tokens is not None and seconds else None,
-        wall_seconds=wall_seconds,
-        metrics=metrics,
-    )
+    seconds = _first(_number(manifest.get("train_seconds")), runtime, wall_seconds)
+    speed = tokens / seconds if tokens is not None and seconds else None
+    done = _first(_number(manifest.get("steps")), steps[-1] if steps else None)
+    first = losses[0] if losses else None
+    return name, done, first, _mean_of_the_end(losses), tokens, speed, wall_seconds
 
 
 def _mean_of_the_end(values: Sequence[float]) -> float | None:
@@ -157,6 +138,7 @@ class Stage:
 
     Args:
         name: The folder relative to what is reported.
+        overview: Its row under `OVERVIEW`.
         curves: Title to label to steps and values; empty ones are left out.
         samples: What was trained on: for each sample its pieces of text and whether they were trained.
         answers: Questions, and what each model answered, where the stage has written them.
@@ -167,7 +149,7 @@ class Stage:
     name: str
     folder: Path
     manifest: Manifest
-    summary: StageSummary
+    overview: tuple[object, ...] = ()
     curves: dict[str, dict[str, Points]] = field(default_factory=dict)
     samples: list[list[tuple[str, bool]]] = field(default_factory=list)
     answers: dict[str, Any] = field(default_factory=dict)
@@ -231,7 +213,7 @@ def _read(folder: Path, top: Path) -> Stage:
     logged = read_progress(folder)
     name = folder.name if folder == top else str(folder.relative_to(top))
     with written_by_hftune(folder):
-        stage = Stage(name, folder, manifest, summary(manifest, logged))
+        stage = Stage(name, folder, manifest, overview(name, manifest, logged))
         stage.curves = curves_of(logged)
         read_texts(stage)
     return stage

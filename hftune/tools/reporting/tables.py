@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hftune.opening.json_file import LARGE, read_json
-from hftune.tools.reporting.stages import RESULTS, StageSummary
+from hftune.tools.reporting.stages import OVERVIEW, RESULTS
 from hftune.tools.reporting.svg import chart
 from hftune.visible import markdown
 
@@ -42,23 +42,10 @@ class Section:
         return "\n\n".join(part for part in parts if part)
 
 
-def stages_section(stages: Sequence[StageSummary]) -> Section:
-    """A table with one row a stage: how long it took, how fast it was, and its losses."""
-    headers = ["stage", "steps", "first loss", "last loss", "trained tokens", "trained tokens/s", "wall time (s)"]
-    rows = [
-        (
-            stage.stage,
-            stage.steps,
-            stage.first_loss,
-            stage.last_loss,
-            stage.trained_tokens,
-            stage.trained_tokens_per_second,
-            stage.wall_seconds,
-        )
-        for stage in stages
-    ]
+def stages_section(rows: Sequence[Sequence[object]]) -> Section:
+    """A table with one row a stage, as `overview` makes them: how long it took, how fast it was, and its losses."""
     note = "The last loss is the mean of the last 10% of the logged ones. Losses of different stages do not compare."
-    return Section("Stages", headers, rows, note)
+    return Section("Stages", OVERVIEW, rows, note)
 
 
 def format_table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> str:

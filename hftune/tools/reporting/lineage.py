@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -46,15 +46,16 @@ class Origin:
     faults: list[str] = field(default_factory=list)
     parents: list[Origin] = field(default_factory=list)
 
-    def walk(self) -> Iterator[Origin]:
-        """All origins, parents before what was made from them, each folder once."""
+    def walk(self, without: Container[str] = ()) -> Iterator[Origin]:
+        """All origins, parents before what was made from them, each folder once; no parents of roles `without`."""
         seen: set[str] = set()
 
         def behind(origin: Origin) -> Iterator[Origin]:
             if origin.name not in seen:
                 seen.add(origin.name)
                 for parent in origin.parents:
-                    yield from behind(parent)
+                    if parent.role not in without:
+                        yield from behind(parent)
                 yield origin
 
         return behind(self)
@@ -263,7 +264,8 @@ def _records(split: dict[str, Any]) -> str:
 
 def _summary(origin: Origin) -> Iterator[str]:
     """The records of the stages whose weights are in the model, and whether all of it still holds."""
-    members = list(_lines_of_descent(origin))
+    # Reward models are none of them: the weights never saw their records.
+    members = [member for member in origin.walk(without=("reward model", "asked")) if trained_on(member.manifest)]
     if members:
         yield f"{origin.name} was trained on:"
     for member in members:
@@ -274,21 +276,6 @@ def _summary(origin: Origin) -> Iterator[str]:
                 yield f"  {member.manifest['stage']:<4} {files}: {split.get('used') or 0:,} records"
     faults = origin.all_faults()
     yield "all fingerprints hold" if not faults else f"{len(faults)} thing(s) no longer hold (marked !)"
-
-
-def _lines_of_descent(origin: Origin) -> Iterator[Origin]:
-    """The stages that the weights went through, oldest first; not reward models, whose records they never saw."""
-    seen: set[str] = set()
-
-    def walk(member: Origin) -> Iterator[Origin]:
-        if member.name not in seen:
-            seen.add(member.name)
-            for parent in member.parents:
-                if parent.role not in ("reward model", "asked"):
-                    yield from walk(parent)
-            yield member
-
-    return (member for member in walk(origin) if trained_on(member.manifest))
 
 
 def main(argv: list[str]) -> None:

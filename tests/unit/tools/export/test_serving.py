@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 from hftune.logging import notices
 from hftune.tools.export.arguments import ServingArguments
 from hftune.tools.export.run import export
-from hftune.tools.export.template import exported_template
+from hftune.tools.export.serving import exported_template
 from tests.architectures import make_model
 
 TEMPLATE = "{% if enable_thinking %}T{% endif %}{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"

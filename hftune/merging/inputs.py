@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from hftune.arguments.merging import MergeArguments
 from hftune.checkpoints.folder_checks import chain_problems, check_recorded, check_recorded_base
 from hftune.checkpoints.inputs import inputs_of
@@ -18,7 +16,6 @@ from hftune.constants import REWARD_SCALE_FIELD, STEP_LABELS
 from hftune.errors import ArgumentError, ManifestError, UserError, raise_together
 from hftune.logging import notice
 from hftune.merging.adapters import Adapter, read_adapter
-from hftune.merging.tensors import NAMES
 from hftune.models.loading.config_file import check_config, check_layers
 from hftune.models.vocabulary import Growth, recorded_growth
 from hftune.opening.files import unsafe_entries
@@ -68,23 +65,6 @@ class BaseFolder:
 
 
 @dataclass(frozen=True)
-class Quantisation:
-    """How a QLoRA run quantised its base.
-
-    Args:
-        bits: 4 or 8.
-        kind: nf4 or fp4.
-        nested: The quantisation constants were quantised, too.
-        compute: Dtype that the base was loaded in, which is also what its weights are dequantised to.
-    """
-
-    bits: int
-    kind: str
-    nested: bool
-    compute: str
-
-
-@dataclass(frozen=True)
 class Inputs:
     """What is merged into what.
 
@@ -95,7 +75,9 @@ class Inputs:
         tokenizer: The folder whose tokenizer goes along.
         scores: Labels of a reward model; None: a causal LM.
         dtype: Of all merged weights, as torch names it; None: each tensor keeps the base's.
-        quantised: How training saw the base; None: as it is on disk.
+        quantised: How training saw the base, as its manifest has it, with `compute`: the dtype that it was loaded in,
+            which is also what its weights are dequantised to. None: as it is on disk.
+        dequantise: Fold into what quantisation left of the base.
         trust_remote_code: Run code that comes with the base.
     """
 
@@ -105,7 +87,8 @@ class Inputs:
     tokenizer: Path
     scores: int | None = None
     dtype: str | None = None
-    quantised: Quantisation | None = None
+    quantised: dict[str, Any] | None = None
+    dequantise: bool = False
     trust_remote_code: bool = False
 
     @property
@@ -197,12 +180,11 @@ def read_inputs(args: MergeArguments) -> Inputs:
     if rope:
         config = with_rope(config, rope)
         notice("the adapter was trained with --rope_scaling: the merged config has its positions")
-    quantised = _quantisation(level[-1])
+    quantised, dequantise = _quantisation(level[-1]), args.merge_base == "dequantized"
     if quantised is not None:
-        dequantised = args.merge_base == "dequantized"
         notice(
-            f"the adapter was trained on a base in {quantised.bits} bit; it is merged into "
-            + ("what that left of the weights" if dequantised else "the original weights (--merge_base original)")
+            f"the adapter was trained on a base in {quantised['bits']} bit; it is merged into "
+            + ("what that left of the weights" if dequantise else "the original weights (--merge_base original)")
         )
     return Inputs(
         base,
@@ -212,6 +194,7 @@ def read_inputs(args: MergeArguments) -> Inputs:
         scores=_labels(level[-1]),
         dtype=None if args.dtype == "auto" else args.dtype,
         quantised=quantised,
+        dequantise=dequantise,
         trust_remote_code=args.trust_remote_code,
     )
 
@@ -287,7 +270,7 @@ def _scores_steps(adapter: Adapter) -> bool:
     return adapter.config.get("task_type") == "TOKEN_CLS"
 
 
-def _quantisation(adapter: Adapter) -> Quantisation | None:
+def _quantisation(adapter: Adapter) -> dict[str, Any] | None:
     """How an hftune run quantised the base, from its manifest."""
     how = adapter.manifest.get("quantisation")
     if not how:
@@ -296,9 +279,7 @@ def _quantisation(adapter: Adapter) -> Quantisation | None:
     training, model = arguments.get("training", {}), arguments.get("model", {})
     # The dtype that `--dtype auto` gave the base under QLoRA: that of mixed precision.
     compute = "bfloat16" if training.get("bf16") else "float16" if training.get("fp16") else "float32"
-    if model.get("dtype", "auto") != "auto":
-        compute = model["dtype"]
-    return Quantisation(int(how["bits"]), str(how.get("type")), bool(how.get("nested")), NAMES[getattr(torch, compute)])
+    return {**how, "compute": compute if model.get("dtype", "auto") == "auto" else model["dtype"]}
 
 
 def _rope(adapters: list[Adapter]) -> dict[str, Any]:

@@ -37,7 +37,7 @@ def merge_adapter(args: MergeArguments) -> Manifest:
     """
     quiet_libraries()  # before any of them is imported
     inputs = read_inputs(args)
-    plan = plan_merge(inputs, dequantise=args.merge_base == "dequantized")
+    plan = plan_merge(inputs)
     output = Path(str(args.output_dir))
     read_from = [inputs.base.folder, *(adapter.folder for adapter in inputs.adapters)]
     # The folder gets its name when all is verified: what stops before leaves nothing behind.

@@ -20,9 +20,8 @@ from hftune.constants import AUTO_CLASSES, REWARD_SCALE_FIELD
 from hftune.errors import ArgumentError, ManifestError
 from hftune.logging import notice
 from hftune.merging.adapters import Adapter
-from hftune.merging.inputs import BASE_FLAG, FLAG, Inputs, Quantisation, has_tokenizer
+from hftune.merging.inputs import BASE_FLAG, FLAG, Inputs, has_tokenizer
 from hftune.merging.plan import Plan
-from hftune.merging.tensors import DTYPES
 from hftune.models.loading.base_parts import keep_of_base
 from hftune.models.loading.causal_lm import forget_gguf
 from hftune.models.loading.from_pretrained import pretrained, reporting_damage
@@ -83,7 +82,7 @@ def load_base(plan: Plan, *, quantised: bool = False) -> PreTrainedModel:
     auto: Any = getattr(transformers, AUTO_CLASSES[inputs.head])
     dtype, extra = torch.float32, _loading_options(inputs)
     if quantised and inputs.quantised is not None:
-        dtype = DTYPES[inputs.quantised.compute]
+        dtype = getattr(torch, inputs.quantised["compute"])
         extra |= {"quantization_config": _bitsandbytes(inputs.quantised), "device_map": {"": "cpu"}}
     trusted = inputs.trust_remote_code
     try:
@@ -150,15 +149,15 @@ def _stretched(inputs: Inputs, options: dict[str, Any]) -> PretrainedConfig:
     return config
 
 
-def _bitsandbytes(how: Quantisation) -> BitsAndBytesConfig:
-    if how.bits == 8:
+def _bitsandbytes(how: dict[str, Any]) -> BitsAndBytesConfig:
+    if int(how["bits"]) == 8:
         # As training names them: transformers would choose by the model.
         return BitsAndBytesConfig(load_in_8bit=True, llm_int8_skip_modules=["lm_head", "score"])
     return BitsAndBytesConfig(
         load_in_4bit=True,
-        bnb_4bit_quant_type=how.kind,
-        bnb_4bit_use_double_quant=how.nested,
-        bnb_4bit_compute_dtype=DTYPES[how.compute],
+        bnb_4bit_quant_type=how.get("type"),
+        bnb_4bit_use_double_quant=bool(how.get("nested")),
+        bnb_4bit_compute_dtype=how["compute"],
     )
 
 
@@ -217,7 +216,7 @@ def write_with_peft(plan: Plan, folder: Path, max_shard_size: str | None) -> int
     """
     notice(f"merged by peft, with the whole model in memory: {plan.unsupported}")
     inputs = plan.inputs
-    model = load_base(plan, quantised=plan.dequantise)
+    model = load_base(plan, quantised=inputs.dequantise)
     packed = getattr(model, "quantization_method", None) is not None  # by bitsandbytes alone: others are refused
     if packed:
         model = model.dequantize(dtype=torch.float32).float()

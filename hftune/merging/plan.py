@@ -53,41 +53,39 @@ class Plan:
 
     Args:
         inputs: What is merged into what.
-        dequantise: Fold into what quantisation left of the base.
         outputs: The merged tensors in the order of the base, new ones last; None where peft has to merge.
         unsupported: Why peft has to merge; None where it need not.
     """
 
     inputs: Inputs
-    dequantise: bool
     outputs: list[Output] | None = None
     unsupported: str | None = None
 
 
-def plan_merge(inputs: Inputs, *, dequantise: bool = False) -> Plan:
+def plan_merge(inputs: Inputs) -> Plan:
     """Find every tensor's change, or why peft has to do it.
 
     Raises:
         UserError: The adapter does not fit the base.
     """
     # Configs first: they cost nothing, where the base's names need the model that they belong to.
-    unsupported = next(_reasons(inputs, dequantise=dequantise), None)
+    unsupported = next(_reasons(inputs), None)
     if unsupported is None:
         try:
-            return Plan(inputs, dequantise, _plan_outputs(inputs))
+            return Plan(inputs, _plan_outputs(inputs))
         except Unsupported as error:
             unsupported = str(error)
-    return Plan(inputs, dequantise, unsupported=unsupported)
+    return Plan(inputs, unsupported=unsupported)
 
 
-def _reasons(inputs: Inputs, *, dequantise: bool) -> Iterator[str]:
+def _reasons(inputs: Inputs) -> Iterator[str]:
     """Why peft has to merge, as far as configs and manifests tell."""
     yield from filter(None, [inputs.base.unsupported, *(adapter.unsupported() for adapter in inputs.adapters)])
     if inputs.weighs:
         yield "adapters have weights"
     if inputs.growth is not None:
         yield "the vocabulary has grown"
-    if dequantise:
+    if inputs.dequantise:
         yield "the base is what quantisation left of it"
     how = stored_quantisation(inputs.config)
     if how is not None:

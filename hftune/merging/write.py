@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
@@ -64,7 +63,7 @@ def write_weights(folder: Path, tensors: list[Output], max_shard_size: str | Non
         ArgumentError: The disk cannot hold them.
     """
     shards = lay_out(tensors, max_shard_size)
-    total, free = sum(shard.nbytes for shard in shards), free_bytes(folder)
+    total, free = _nbytes(tensors), free_bytes(folder)
     if free < total + _SPARE_BYTES:
         raise ArgumentError(
             f"the model needs {total / 1e9:.2f} GB, the disk of {folder} has {free / 1e9:.2f} GB left",
@@ -74,8 +73,8 @@ def write_weights(folder: Path, tensors: list[Output], max_shard_size: str | Non
     every = 0.1 if sys.stderr.isatty() else _LINE_EVERY
     changes: list[bool | None] = []
     with tqdm(total=total, unit="B", unit_scale=True, desc="merging", mininterval=every, delay=every) as progress:
-        for shard in shards:
-            by_name = {output.name: output for output in shard.tensors}
+        for file, held in shards.items():
+            by_name = {output.name: output for output in held}
 
             def value_of(name: str, by_name: dict[str, Output] = by_name) -> Tensor:
                 value, changed = merged(by_name[name])
@@ -83,7 +82,7 @@ def write_weights(folder: Path, tensors: list[Output], max_shard_size: str | Non
                 progress.update(value.nbytes)
                 return value
 
-            write_tensors(folder / shard.name, ((one.name, one.dtype, one.shape) for one in shard.tensors), value_of)
+            write_tensors(folder / file, ((one.name, one.dtype, one.shape) for one in held), value_of)
     read_float.cache_clear()  # a second merge in this process may read other files under the same names
     write_index(folder, shards)
     return changes
@@ -92,20 +91,11 @@ def write_weights(folder: Path, tensors: list[Output], max_shard_size: str | Non
 # --- which tensor lies where -----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Shard:
-    """One file and its tensors in the order of their bytes."""
-
-    name: str
-    tensors: list[Output]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of its tensors."""
-        return sum(nbytes(one.dtype, one.shape) for one in self.tensors)
+Shards = dict[str, list[Output]]
+"""Of each file its tensors in the order of their bytes."""
 
 
-def lay_out(tensors: list[Output], max_shard_size: str | None) -> list[Shard]:
+def lay_out(tensors: list[Output], max_shard_size: str | None) -> Shards:
     """Into files named and divided as the base's own, or into files of at most `max_shard_size`."""
     if max_shard_size is not None:
         from huggingface_hub import split_torch_state_dict_into_shards
@@ -116,33 +106,35 @@ def lay_out(tensors: list[Output], max_shard_size: str | None) -> list[Shard]:
         divided = split_torch_state_dict_into_shards(
             sizes, filename_pattern="model{suffix}.safetensors", max_shard_size=parse_size(max_shard_size)
         )
-        return [Shard(file, [by_name[name] for name in names]) for file, names in divided.filename_to_tensors.items()]
-    files: dict[str, list[Output]] = {}
+        return {file: [by_name[name] for name in names] for file, names in divided.filename_to_tensors.items()}
+    files: Shards = {}
     file = WEIGHTS_NAME
     for output in tensors:
         # A new tensor, a head, stands behind the last of the old ones.
         file = file if output.source is None else output.source.file.name
         files.setdefault(file, []).append(output)
-    if len(files) == 1:
-        return [Shard(WEIGHTS_NAME, tensors)]
-    return [Shard(name, found) for name, found in files.items()]
+    return files if len(files) > 1 else {WEIGHTS_NAME: tensors}
 
 
-def write_index(folder: Path, shards: list[Shard]) -> None:
+def write_index(folder: Path, shards: Shards) -> None:
     """model.safetensors.index.json, where there is more than one file."""
     if len(shards) < 2:
         return
-    tensors = [output for shard in shards for output in shard.tensors]
-    where = {output.name: shard.name for shard in shards for output in shard.tensors}
+    tensors = [output for held in shards.values() for output in held]
+    where = {output.name: file for file, held in shards.items() for output in held}
     index = {
         "metadata": {
             "total_parameters": sum(prod(output.shape) for output in tensors),
-            "total_size": sum(shard.nbytes for shard in shards),
+            "total_size": _nbytes(tensors),
         },
         "weight_map": dict(sorted(where.items())),
     }
     # Sorted and indented as transformers writes it, so that the same merge gives the same bytes.
     (folder / INDEX_NAME).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+
+
+def _nbytes(tensors: list[Output]) -> int:
+    return sum(nbytes(one.dtype, one.shape) for one in tensors)
 
 
 # --- their values ----------------------------------------------------------------------------------------------------

@@ -145,7 +145,7 @@ def _drawn(folder: Path) -> Any:
 
 
 def _plan(folder: Path) -> Any:
-    return Plan(Inputs(BaseFolder(str(folder), folder), config={}, levels=[], tokenizer=folder), dequantise=False)
+    return Plan(Inputs(BaseFolder(str(folder), folder), config={}, levels=[], tokenizer=folder))
 
 
 def _asked(folder: Path) -> Any:

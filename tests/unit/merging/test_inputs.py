@@ -20,7 +20,6 @@ from hftune.merging.adapters import ADAPTER_WEIGHTS, PREFIX, Adapter
 from hftune.merging.inputs import (
     BaseFolder,
     Inputs,
-    Quantisation,
     _labels,
     find_base,
     find_tokenizer,
@@ -138,17 +137,17 @@ def test_dequantising_needs_a_quantised_run(adapter: Path, base: Path) -> None:
         read(adapter, merge_base="dequantized")
     how = {"bits": 4, "type": "nf4", "nested": True}
     for training, model, compute in (
-        ({"bf16": True}, {}, "BF16"),
-        ({"fp16": True}, {"dtype": "auto"}, "F16"),
-        ({}, {"dtype": "bfloat16"}, "BF16"),
-        ({}, {}, "F32"),
-        (None, None, "F32"),
+        ({"bf16": True}, {}, "bfloat16"),
+        ({"fp16": True}, {"dtype": "auto"}, "float16"),
+        ({}, {"dtype": "bfloat16"}, "bfloat16"),
+        ({}, {}, "float32"),
+        (None, None, "float32"),
     ):
         arguments = {"training": training, "model": model} if training is not None else {}
         write_manifest(adapter, base={"name": str(base)}, quantisation=how, arguments=arguments)
-        assert read(adapter, merge_base="dequantized").quantised == Quantisation(4, "nf4", True, compute)
+        assert read(adapter, merge_base="dequantized").quantised == {**how, "compute": compute}
     write_manifest(adapter, base={"name": str(base)}, quantisation=how)
-    assert read(adapter).quantised == Quantisation(4, "nf4", True, "F32")
+    assert read(adapter).quantised == {**how, "compute": "float32"} and not read(adapter).dequantise
 
 
 def test_positions_of_training(adapter: Path, base: Path) -> None:

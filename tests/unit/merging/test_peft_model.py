@@ -19,7 +19,7 @@ from transformers import AutoConfig, AutoModelForSequenceClassification
 from hftune.errors import UserError
 from hftune.merging import peft_model
 from hftune.merging.adapters import ADAPTER_WEIGHTS, Adapter
-from hftune.merging.inputs import BaseFolder, Inputs, Quantisation
+from hftune.merging.inputs import BaseFolder, Inputs
 from hftune.merging.peft_model import _bitsandbytes, load_adapted, load_adapter, load_base, write_with_peft
 from hftune.merging.plan import Plan
 from tests.packed import pack
@@ -28,7 +28,7 @@ from tests.unit.merging.models import ATTENTION, IDS, adapted_logits, make_adapt
 
 def plan(base: Path, *levels: list[Adapter]) -> Plan:
     config = json.loads((base / "config.json").read_text())
-    return Plan(Inputs(BaseFolder("the base", base), config, list(levels), tokenizer=base), False, unsupported="a test")
+    return Plan(Inputs(BaseFolder("the base", base), config, list(levels), tokenizer=base), unsupported="a test")
 
 
 def test_weights_of_adapters_side_by_side(make_base: Callable, tmp_path: Path) -> None:
@@ -91,8 +91,8 @@ def test_a_base_is_loaded_as_it_is_unless_the_quantised_one_is_asked_for(make_ba
     """In float32, whatever it is stored in; as training saw it, its linear layers are packed, the head is not."""
     base = make_base("llama", dtype=torch.bfloat16)
     trained = plan(base)
-    how = Quantisation(4, "nf4", True, "BF16")
-    quantised = Plan(replace(trained.inputs, quantised=how), False, unsupported="a test")
+    how = {"bits": 4, "type": "nf4", "nested": True, "compute": "bfloat16"}
+    quantised = Plan(replace(trained.inputs, quantised=how), unsupported="a test")
     assert {parameter.dtype for parameter in load_base(quantised).parameters()} == {torch.float32}
     assert {parameter.dtype for parameter in load_base(trained, quantised=True).parameters()} == {torch.float32}
     found = load_base(quantised, quantised=True)
@@ -103,7 +103,7 @@ def test_a_base_is_loaded_as_it_is_unless_the_quantised_one_is_asked_for(make_ba
 
 def test_how_bitsandbytes_is_asked() -> None:
     for bits, kind, nested in ((4, "nf4", True), (4, "fp4", False), (8, "None", False)):
-        made = _bitsandbytes(Quantisation(bits, kind, nested, "F16"))
+        made = _bitsandbytes({"bits": bits, "type": kind, "nested": nested, "compute": "float16"})
         assert (made.load_in_8bit, made.load_in_4bit) == (bits == 8, bits == 4)
         if bits == 4:
             assert (made.bnb_4bit_quant_type, made.bnb_4bit_use_double_quant) == (kind, nested)
@@ -122,7 +122,7 @@ def test_what_peft_s_way_writes(asked: str | None, stored: torch.dtype, make_bas
     config = json.loads((base / "config.json").read_text())
     (here / "config.json").write_text(json.dumps(config | {"use_cache": False, "reward_scale": {"mean": 1.0}}))
     asked_for = replace(plan(here, [adapter]).inputs, dtype=asked)
-    assert write_with_peft(Plan(asked_for, False, unsupported="a test"), tmp_path / "merged", "60KB") == 2
+    assert write_with_peft(Plan(asked_for, unsupported="a test"), tmp_path / "merged", "60KB") == 2
     found = json.loads((tmp_path / "merged" / "config.json").read_text())
     assert found["use_cache"] is True and "reward_scale" not in found
     files = sorted((tmp_path / "merged").glob("*.safetensors"))
@@ -142,7 +142,7 @@ def test_what_transformers_has_not_loaded_goes_along(
     task = {"task_type": "SEQ_CLS"} if scores else {}
     adapter = Adapter(make_adapter(base, tmp_path / "adapter", target_modules=["q_proj"], **task))
     inputs = replace(plan(base, [adapter]).inputs, scores=scores)
-    write_with_peft(Plan(inputs, False, unsupported="a test"), tmp_path / "merged", None)
+    write_with_peft(Plan(inputs, unsupported="a test"), tmp_path / "merged", None)
     if scores:
         assert called == []
         return
@@ -258,7 +258,7 @@ def inputs(**given: Any) -> Any:
             [("AutoModelForCausalLM", {"dtype": torch.float32, "gguf_file": "x.gguf"}), "dtype of GGUF"],
         ),
         (
-            {"head": "score", "scores": 2, "quantised": Quantisation(8, "None", False, "BF16")},
+            {"head": "score", "scores": 2, "quantised": {"bits": 8, "compute": "bfloat16"}},
             [(
                 "AutoModelForSequenceClassification",
                 {"dtype": torch.bfloat16, "num_labels": 2, "quantization_config": 8, "device_map": {"": "cpu"}},
@@ -279,7 +279,7 @@ def test_who_loads_a_base_and_with_what(
         return model
 
     monkeypatch.setattr(peft_model, "pretrained", pretrained)
-    monkeypatch.setattr(peft_model, "_bitsandbytes", lambda how: how.bits)
+    monkeypatch.setattr(peft_model, "_bitsandbytes", lambda how: how["bits"])
     monkeypatch.setattr(peft_model, "keep_differentiable", lambda model: None)
     monkeypatch.setattr(peft_model, "forget_gguf", lambda model: asked.append("dtype of GGUF"))
     monkeypatch.setattr(peft_model, "_rows_of_adapters", lambda model, adapters: None)
@@ -312,8 +312,8 @@ def written(folder: Path, monkeypatch: pytest.MonkeyPatch, model: Written | None
     monkeypatch.setattr(peft_model, "_adapted", lambda model, levels: model)
     monkeypatch.setattr(peft_model, "_folded", lambda model, adapter: model)
     own = {"base": SimpleNamespace(gguf_file=None, folder=folder, name="b"), "reward_scale": None, "levels": []}
-    own |= {"dtype": None, "config": {}, "tokenizer": folder, "growth": None, "last": None}
-    plan: Any = SimpleNamespace(inputs=inputs(**own | given), unsupported="a test", dequantise=False)
+    own |= {"dtype": None, "config": {}, "tokenizer": folder, "growth": None, "last": None, "dequantise": False}
+    plan: Any = SimpleNamespace(inputs=inputs(**own | given), unsupported="a test")
     assert write_with_peft(plan, folder / "merged", None) == 0
     return model
 

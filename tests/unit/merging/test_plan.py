@@ -113,7 +113,10 @@ def test_what_peft_merges(small: Path, tmp_path: Path) -> None:
     assert planned(small, [adapter(tmp_path / "d", lora(Q, 4, 4), 0.5)]).unsupported == "adapters have weights"
     assert planned(small, [*good[0], *good[0]]).unsupported == "adapters have weights"
     inputs = Inputs(BaseFolder("base", small), {}, good, tokenizer=small)
-    assert plan_merge(inputs, dequantise=True).unsupported == "the base is what quantisation left of it"
+    assert (
+        plan_merge(dataclasses.replace(inputs, dequantise=True)).unsupported
+        == "the base is what quantisation left of it"
+    )
     stored = dataclasses.replace(inputs, config={"quantization_config": {"quant_method": "bitsandbytes"}})
     assert str(plan_merge(stored).unsupported).startswith("the base is stored in ")
     more = adapter(tmp_path / "e", {f"{K}.weight": torch.ones(3, 4)} | lora(Q, 4, 4))

@@ -102,7 +102,6 @@ _NAMES = {
     "[0, 4294967295]": "data_seed seed shuffle_seed",
     "[-1, 1e6]": "local_rank",
     "[0, 1e6] or -1": "top_k",
-    "[4, 8]": "bits",
     # Where the other sign means something: the first layers instead of the last, a penalty instead of a bonus.
     "[-1e6, 1e6]": """
         entropy_coef f_alpha_divergence_coef freeze_trainable_layers missing_eos_penalty reward_weights threshold

@@ -31,7 +31,7 @@ from hftune.models.loading.from_pretrained import from_config, pretrained
 from hftune.models.loading.reward_model import load_reward_model
 from hftune.models.loading.tokenizer import load_tokenizer
 from hftune.preflight.facts import resolve
-from hftune.tools.export import compared, extract
+from hftune.tools.export import compared
 from hftune.trainers.distillation.loading import load_teachers
 from hftune.trainers.rewards import loading
 
@@ -168,7 +168,6 @@ LOADERS: dict[str, Callable[[Path], Any]] = {
     "an export's comparison": compared.load,
     "its tokenizer in a comparison": lambda folder: compared.logits_of(_Model(), folder),
     "a pad token": lambda folder: model_config.pad_token_id(folder, trust_remote_code=False),
-    "extracting a LoRA": lambda folder: extract._is_tied(folder, False),
     "a reward's head": lambda folder: loading.reward_head(str(folder)),
     "a reward model": lambda folder: loading.load_reward_model(str(folder), torch.float32),
     "hftune ask": _asked,

@@ -19,7 +19,7 @@ from hftune.errors import ArgumentError
 from hftune.logging import notices
 from hftune.merging import merge
 from hftune.publishing.uploads import files_to_upload
-from hftune.tools.export import hub
+from hftune.tools.export import run
 from hftune.tools.export.arguments import HubArguments
 from hftune.trainers.stage_trainer import StageTrainer
 
@@ -158,7 +158,7 @@ def test_special_files_do_not_belong(kind: str, folder: Path, tmp_path: Path) ->
 
 
 def _by_export(folder: Path) -> None:
-    hub.push(folder, HubArguments(hub_model_id="me/mine", hub_token=SECRET))
+    run.upload(folder, HubArguments(hub_model_id="me/mine", hub_token=SECRET))
 
 
 def _by_merge(folder: Path) -> None:

@@ -43,8 +43,13 @@ def by_hand(base: Path, adapter: Path, scale: float, dtype: torch.dtype | None =
     return merged
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("asked", [None, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "asked"),
+    [
+        (torch.float32, None), (torch.bfloat16, None), (torch.float16, torch.float32), (torch.float32, torch.bfloat16)
+    ],
+    ids=str,
+)  # fmt: skip
 def test_weights_bit_for_bit(
     dtype: torch.dtype, asked: torch.dtype | None, make_base: Callable, tmp_path: Path
 ) -> None:

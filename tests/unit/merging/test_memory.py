@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 import torch
 
 from hftune.weight_files import weight_files
@@ -25,6 +26,7 @@ for adapter in sys.argv[1:]:
 """
 
 
+@pytest.mark.slow
 def test_more_layers_take_no_more_memory(make_base: Callable, tmp_path: Path) -> None:
     adapters, sizes = [], []
     # Twelve layers fill what is read ahead and the allocator's pools, as two do not (they gain 10 MiB to 14 later on).

@@ -115,7 +115,16 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+# What differs is transformers' or peft's alone: their names, and tables that a quick case ties or grows as well.
+SLOW = {
+    *("qwen2", "qwen3", "mistral", "gemma2", "phi3", "glm", "glm4", "ernie4_5", "qwen3_moe experts, rsLoRA"),
+    *("both trained while tied", "LoRA on tied embeddings", "LoRA on the tied head", "LoRA on both, kept tied"),
+    *("tokens, tied", "grown", "grown, not trained", "grown, tokens", "final norm trained", "bias all"),
+    *("embeddings trained while tied", "head of a tied base", "mixtral one expert parameter"),
+}
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in CASES])
 def test_says_what_base_and_adapter_say(name: str, make_base: Callable, tmp_path: Path) -> None:
     case = CASES[name]
     base = make_base(case.architecture, **case.changes)

@@ -30,10 +30,9 @@ def test_a_good_merge(adapter: Path, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "merged" / "hftune.json").read_text())["verified"] == verified
 
 
-@pytest.mark.parametrize("fault", [2.0, -1.0, 0.9])
-def test_a_wrong_scale(fault: float, adapter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_scale(adapter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     right = changes.LowRank
-    monkeypatch.setattr(changes, "LowRank", lambda a, b, scale, *more: right(a, b, scale * fault, *more))
+    monkeypatch.setattr(changes, "LowRank", lambda a, b, scale, *more: right(a, b, 0.9 * scale, *more))
     with pytest.raises(UserError, match="does not say what base"):
         merge(adapter, tmp_path / "merged", verify="true")
     assert not (tmp_path / "merged").exists()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import weakref
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +19,7 @@ from hftune.merging.plan import Output
 from hftune.merging.skeleton import StoredSlice
 from hftune.merging.tensors import read_tensor
 from hftune.merging.write import lay_out, write_index
-from hftune.weight_files import stored_tensors
+from hftune.weight_files import StoredTensor, stored_tensors
 from tests.unit.merging.models import store
 
 
@@ -92,6 +93,24 @@ def test_several_files(tmp_path: Path) -> None:
     found = stored_tensors(tmp_path / "merged")
     assert [one.file.name[:11] for one in found.values()] == ["model-00001", "model-00001", "model-00002"]
     assert all(torch.equal(read_tensor(found[name]), read_tensor(base[name])) for name in base)
+
+
+def test_one_tensor_is_in_memory_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model of any size is merged in the memory of its largest tensor, and of the one before."""
+    base = store(tmp_path / "base", {name: torch.randn(2) for name in "abcdef"})
+    read: list[Any] = []
+
+    def noted(stored: StoredTensor) -> torch.Tensor:
+        assert sum(one() is not None for one in read) <= 1
+        found = read_tensor(stored)
+        read.append(weakref.ref(found))
+        return found
+
+    monkeypatch.setattr(write, "read_tensor", noted)
+    add: Any = SimpleNamespace(apply=lambda weight, where: weight.add_(1))
+    merge_into(tmp_path / "merged", [Output(n, "F32", (2,), one, [add], StoredSlice(n)) for n, one in base.items()])
+    merge_into(tmp_path / "copied", [Output(n, "F32", (2,), one) for n, one in base.items()])
+    assert len(read) == 12
 
 
 @pytest.mark.parametrize(("value", "words"), [(float("nan"), "NaN or infinity"), (1e6, "too large for F16")])

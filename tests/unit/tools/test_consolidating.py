@@ -41,7 +41,7 @@ def test_files_and_index(tmp_path: Path, stage: int, dtype: str, size: str, file
 
 
 @pytest.mark.skipif(not STATUS.is_file(), reason="counts memory as Linux does")
-@pytest.mark.parametrize("stage", [2, 3])
+@pytest.mark.parametrize("stage", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_memory_is_that_of_a_few_tensors(tmp_path: Path, stage: int) -> None:
     """24 tensors of 4 MiB, with moments 288 MiB on the disk, which are mapped: a few are in memory of its own."""
     each, count = 4 << 20, 24

@@ -13,30 +13,26 @@ from hftune.checkpoints.integrity import checkpoint_fault
 from hftune.checkpoints.manifest import write_manifest
 
 
-@pytest.mark.parametrize(
-    "name", ["lr_scheduler_type", "cache_dir", "run_name", "optim", "lr_decay_style", "hub-token", "output-dir", "save"]
-)
-def test_a_folder_of_the_name_of_a_value_is_no_input(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "linear").mkdir()
-    (tmp_path / "linear" / "thesis.txt").write_text("x")
-    assert record_inputs([f"--{name}", "linear", f"--{name}=linear", f"--{name}", "./linear"]) == {}
-
-
-@pytest.mark.parametrize(
-    "name",
-    sorted(
-        [*READ, "model", "dataset", "train_dataset_path", "val_dataset", "sft_model_path", "ckpt_load_path"]
-        + [name.replace("_", "-") for name in READ]
-    ),
-)
-def test_what_a_path_names_is_one(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_which_arguments_name_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """hftune's own and those of other tools, with either sign; a folder of the name of another's value is no input."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "linear").mkdir()
     (tmp_path / "linear" / "rows.txt").write_text("x")
-    assert [*record_inputs([f"--{name}", "linear"])] == ["linear"]
+    named = {*READ, "model", "dataset", "train_dataset_path", "val_dataset", "sft_model_path", "ckpt_load_path"}
+    for name in (*named, *(name.replace("_", "-") for name in READ)):
+        assert [*record_inputs([f"--{name}", "linear"])] == ["linear"], name
+    others = (
+        "lr_scheduler_type",
+        "cache_dir",
+        "run_name",
+        "optim",
+        "lr_decay_style",
+        "hub-token",
+        "output-dir",
+        "save",
+    )
+    for name in others:
+        assert record_inputs([f"--{name}", "linear", f"--{name}=linear", f"--{name}", "./linear"]) == {}, name
 
 
 def test_the_config_file_is_one_and_names_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

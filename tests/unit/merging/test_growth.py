@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
 
 from hftune.models.vocabulary import Growth, grow
@@ -70,15 +70,3 @@ def test_the_rows_are_those_of_training(make_base: Callable, tmp_path: Path) -> 
     merged = load_file(tmp_path / "merged" / "model.safetensors")
     assert torch.equal(merged["model.embed_tokens.weight"], model.get_input_embeddings().weight)
     assert torch.equal(merged["lm_head.weight"], model.get_output_embeddings().weight)
-
-
-def test_it_is_what_peft_sees_once_the_base_has_grown(make_base: Callable, tmp_path: Path) -> None:
-    """The reference of --verify."""
-    base = make_base("llama", tie_word_embeddings=True, vocab_size=ROWS)
-    wanted = trained(base, tmp_path / "adapter", {"trainable_token_indices": [318, 330]})
-    model = load_plain(base)
-    grow(model, GROWTH)
-    with torch.no_grad():
-        found = PeftModel.from_pretrained(model, str(tmp_path / "adapter")).eval()(IDS).logits
-    torch.testing.assert_close(found, wanted)
-    assert merge(tmp_path / "adapter", tmp_path / "merged", verify="true")["verified"]["relative"] < 1e-5

@@ -17,7 +17,7 @@ from tests.unit.merging.models import ATTENTION, IDS, load_plain, make_adapter, 
 WIDE = {"hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 1, "head_dim": 16}
 
 
-@pytest.mark.parametrize("kind", ["fp8", "int4-zeros"])
+@pytest.mark.parametrize("kind", ["fp8", pytest.param("int4-zeros", marks=pytest.mark.slow)])
 def test_formats(kind: str, make_base: Callable, tmp_path: Path) -> None:
     if kind != "fp8":
         pytest.importorskip("compressed_tensors")

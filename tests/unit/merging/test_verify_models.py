@@ -38,20 +38,6 @@ def test_a_wrong_scale(adapter: Path, tmp_path: Path, monkeypatch: pytest.Monkey
     assert not (tmp_path / "merged").exists()
 
 
-def test_in_16_bit(make_base: Callable, tmp_path: Path) -> None:
-    adapter = make_adapter(make_base("llama", dtype=torch.bfloat16), tmp_path / "a", target_modules=ATTENTION)
-    verified = merge(adapter, tmp_path / "merged", verify="true")["verified"]
-    assert 1e-5 < verified["relative"] < 2**-5
-
-
-def test_a_reward_model(make_base: Callable, tmp_path: Path) -> None:
-    config = {"target_modules": ATTENTION, "task_type": "SEQ_CLS", "modules_to_save": ["score"]}
-    adapter = make_adapter(make_base("qwen2"), tmp_path / "adapter", **config)
-    manifest = merge(adapter, tmp_path / "merged", verify="true")
-    assert manifest["head"] == "score" and manifest["verified"]["same_choice"] is None
-    assert manifest["verified"]["largest"] < 1e-4
-
-
 def test_a_process_reward_model(make_base: Callable, tmp_path: Path) -> None:
     """Head, bias and classes, and the scale that is stored beside them, bit for bit."""
     config = {"target_modules": ATTENTION, "task_type": "TOKEN_CLS", "modules_to_save": ["score"]}

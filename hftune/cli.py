@@ -8,7 +8,7 @@ hftune tokenize run_sft --model_name_or_path MODEL --train_file_dir DIR --output
 hftune data check FILE [--against EVAL] --output_dir OUT      duplicates, leaks, secrets, damage
 hftune plan run_sft --model_name_or_path MODEL --gpus 8xH200      memory, the cheapest setting that fits, time
 hftune explain NAME             what an argument does, also under the names of other tools
-hftune export gguf|ollama|quantized|vllm|lora|hub --model_name_or_path MODEL --output_dir OUT      for other tools
+hftune export gguf|ollama|vllm|vllm-lora|hub --model_name_or_path MODEL --output_dir OUT      for other tools
 hftune launch deepspeed|torchrun|python ...      a command under its launcher, quietly; Ctrl-C saves a checkpoint
 hftune pipeline run|plan|check PIPELINE.yaml      all stages from one file; resumes after anything
 hftune lineage FOLDER      from the base to this model: data, arguments, merges, and whether it all still holds

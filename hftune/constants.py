@@ -48,6 +48,13 @@ STALLED_EXIT_CODE = 76
 """What every process exits with after a hang (--hang_timeout), or when another process is gone: EX_PROTOCOL of
 sysexits.h. Start the run again with `--resume_from_checkpoint auto`."""
 
+TOKENIZER_FILES = (
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja"),
+    *("chat_template.json", "vocab.json", "merges.txt", "vocab.txt", "tokenizer.model", "spiece.model"),
+    *("sentencepiece.bpe.model", "tekken.json"),
+)
+"""All that a tokenizer may consist of; a folder has some."""
+
 PROCESSOR_FILES = "*processor_config.json"
 """What makes images, videos and sounds into inputs of a model of several parts: a pattern of file names."""
 

@@ -12,7 +12,7 @@ from typing import Any
 from hftune.arguments.merging import MergeArguments
 from hftune.checkpoints.folder_checks import chain_problems, check_recorded, check_recorded_base
 from hftune.checkpoints.inputs import inputs_of
-from hftune.constants import REWARD_SCALE_FIELD, STEP_LABELS
+from hftune.constants import REWARD_SCALE_FIELD, STEP_LABELS, TOKENIZER_FILES
 from hftune.errors import ArgumentError, ManifestError, UserError, raise_together
 from hftune.logging import notice
 from hftune.merging.adapters import Adapter, read_adapter
@@ -26,22 +26,6 @@ from hftune.weight_files import weight_files, weight_shapes
 FLAG, BASE_FLAG = "--peft_model_path", "--base_model_name_or_path"
 LARGEST_WEIGHT = 1_000
 """Of an adapter. Beyond it the merged model says nothing, and a typing error is likelier than a wish."""
-TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "chat_template.jinja",
-    "chat_template.json",
-    "vocab.json",
-    "merges.txt",
-    "vocab.txt",
-    "tokenizer.model",
-    "spiece.model",
-    "sentencepiece.bpe.model",
-    "tekken.json",
-)
-"""All that a tokenizer may consist of; a folder has some."""
 _BASE_FILES = ("*.safetensors", "*.json", "*.txt", "*.model", "*.jinja", "*.py")
 # Repositories hold the same weights several times over.
 _OTHER_FORMATS = ["consolidated*", "original/*", "onnx/*", "gguf/*"]

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from hftune.checkpoints.manifest import text_fingerprint
-from hftune.constants import PROCESSOR_FILES, REWARD_SCALE_FIELD, STEP_LABELS, VOICES_FILE
+from hftune.constants import PROCESSOR_FILES, REWARD_SCALE_FIELD, STEP_LABELS, TOKENIZER_FILES, VOICES_FILE
 from hftune.logging import notice
-from hftune.merging.inputs import TOKENIZER_FILES, Inputs, has_tokenizer
+from hftune.merging.inputs import Inputs, has_tokenizer
 from hftune.models.loading.from_pretrained import pretrained, reporting_damage
 from hftune.opening.files import copy_file, copy_folder
 from hftune.opening.json_file import read_json

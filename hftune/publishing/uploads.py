@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hftune.constants import TOKENIZER_FILES
 from hftune.errors import ArgumentError, ManifestError
 from hftune.logging import notice
 from hftune.opening.json_file import read_json
@@ -25,9 +26,7 @@ from hftune.secrets import redact
 _WEIGHTS = re.compile(r"(model|adapter_model)(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?")
 _NAMED = {
     *("config.json", "generation_config.json", "adapter_config.json", "quantization_config.json"),
-    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json"),
-    *("vocab.txt", "merges.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "tekken.json"),
-    *("chat_template.jinja", "chat_template.json", "preprocessor_config.json", "processor_config.json"),
+    *(*TOKENIZER_FILES, "preprocessor_config.json", "processor_config.json"),
     *("README.md", "LICENSE", "LICENSE.md", "LICENSE.txt", "NOTICE", "NOTICE.md", "NOTICE.txt"),
 }
 _RECORDED = re.compile(r"[^/]+\.gguf|Modelfile")

@@ -19,6 +19,7 @@ from hftune.checkpoints.inputs import inputs_of
 from hftune.checkpoints.integrity import engine_folder
 from hftune.checkpoints.manifest import COMPLETE, Manifest, finish_manifest, library_versions, read_manifest
 from hftune.checkpoints.sharded_state import WEIGHTS, ShardedState, exported_name
+from hftune.constants import TOKENIZER_FILES
 from hftune.errors import ArgumentError, ManifestError, UserError, raise_together
 from hftune.logging import get_logger
 from hftune.merging.tensors import NAMES, write_tensors
@@ -32,8 +33,7 @@ from hftune.trainers.result import whole_base
 from hftune.weight_files import fingerprint, parse_size, weight_files, weight_shapes
 
 # Copied next to the weights; what belongs to training (optimizer, scheduler, random state) stays behind.
-CARRIED = ("config.json", "generation_config.json", "adapter_config.json", "chat_template.jinja")
-_TOKENIZER = ("tokenizer", "special_tokens", "vocab", "merges", "added_")
+CARRIED = ("config.json", "generation_config.json", "adapter_config.json", *TOKENIZER_FILES)
 INDEX = "model.safetensors.index.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 Read = Callable[[], Tensor]
@@ -63,7 +63,7 @@ def consolidate(args: ConsolidateArguments) -> Path:
     with published_folder(output, overwrite=args.overwrite_output_dir, inputs=[checkpoint]) as aside:
         _convert(checkpoint, aside, args)
         for file in checkpoint.iterdir():
-            if file.name in CARRIED or file.name.startswith(_TOKENIZER):
+            if file.name in CARRIED:
                 copy_file(file, aside / file.name, within=checkpoint)
         _compare_shapes(checkpoint, aside)
         _keep_other_parts(checkpoint, aside)

@@ -14,10 +14,11 @@ from tokenizers.models import WordLevel
 from transformers import AutoTokenizer
 
 from hftune.checkpoints.manifest import text_fingerprint
+from hftune.constants import TOKENIZER_FILES
 from hftune.errors import ManifestError
 from hftune.merging import model_config
 from hftune.merging.adapters import Adapter
-from hftune.merging.inputs import TOKENIZER_FILES, BaseFolder, Inputs
+from hftune.merging.inputs import BaseFolder, Inputs
 from hftune.merging.model_config import (
     copy_other_files,
     copy_tokenizer,

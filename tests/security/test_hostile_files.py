@@ -247,7 +247,7 @@ HEADERS: dict[str, bytes] = {
 
 
 @pytest.mark.parametrize("content", HEADERS)
-@pytest.mark.parametrize("act", ["merge", "vllm", "gguf", "lora"])
+@pytest.mark.parametrize("act", ["merge", "vllm", "gguf"])
 def test_headers_of_a_base(folders: Path, act: str, content: str) -> None:
     (folders / "base" / "hftune.json").unlink()
     (folders / "base" / "model.safetensors").write_bytes(HEADERS[content])
@@ -263,7 +263,7 @@ def test_headers_of_an_adapter(folders: Path, act: str, content: str) -> None:
 
 
 @pytest.mark.parametrize("named", ["../secret.safetensors", "/etc/passwd", "gone.safetensors", "..", "", "a/b"])
-@pytest.mark.parametrize("act", ["merge", "vllm", "gguf", "lora"])
+@pytest.mark.parametrize("act", ["merge", "vllm", "gguf"])
 def test_indexes_that_name_other_files(folders: Path, act: str, named: str) -> None:
     save_file({"secret": torch.ones(2)}, folders / "secret.safetensors")
     (folders / "base" / INDEX).write_text(json.dumps({"weight_map": {"a": "model.safetensors", "secret": named}}))
@@ -351,7 +351,7 @@ def test_a_flipped_bit_in_an_adapter(folders: Path, act: str, where: float, keep
 
 @pytest.mark.parametrize("keep_time", [True, False], ids=["its time too", "new time"])
 @pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])
-@pytest.mark.parametrize("act", ["merge", "vllm", "gguf", "lora", "train"])
+@pytest.mark.parametrize("act", ["merge", "vllm", "gguf", "train"])
 def test_a_flipped_bit_in_a_base(folders: Path, act: str, name: str, keep_time: bool) -> None:
     file = folders / "base" / name
     place = file.read_bytes().index(b"pad|>") if name == "tokenizer.json" else -1

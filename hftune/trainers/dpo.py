@@ -134,14 +134,6 @@ class DPOTrainer(StageTrainer, trl.DPOTrainer):
         """As many records as fill every rank's last batch; those are marked, and not counted."""
         return marked(dataset, self.args.eval_batch_size * self.args.world_size)
 
-    def begin_evaluation(self, prefix: str) -> None:
-        """Metrics are added up anew."""
-        self.pair_figures.begin_evaluation()
-
-    def end_evaluation(self, metrics: dict[str, float], prefix: str) -> None:
-        """Loss and metrics over all pairs."""
-        self.pair_figures.end_evaluation(self, metrics, prefix)
-
     def end_training(self) -> None:
         """Say whether the loss has fallen."""
         say_if_nothing_learnt(self)

@@ -17,9 +17,8 @@ from hftune.data.batches.pairs import StepCollator
 from hftune.data.splits import Splits
 from hftune.trainers.features.run import Inputs
 from hftune.trainers.losses.reward_model import step_loss
-from hftune.trainers.reward import RewardTrainer
+from hftune.trainers.reward import RewardTrainer, ScoredTrainer
 from hftune.trainers.rewards.held_out import step_figures, step_report
-from hftune.trainers.scored_trainer import ScoredTrainer
 
 
 class ProcessRewardTrainer(ScoredTrainer, Trainer):

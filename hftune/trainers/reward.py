@@ -1,4 +1,4 @@
-"""Reward model: one score a conversation, higher for the preferred answer (Bradley-Terry)."""
+"""What reward trainers share: scores and their scale; and that of pairs, one score a conversation (Bradley-Terry)."""
 
 from __future__ import annotations
 
@@ -15,16 +15,131 @@ from transformers import EvalPrediction, PreTrainedModel, PreTrainedTokenizerBas
 
 from hftune.arguments.preference import RMArguments
 from hftune.arguments.training import StageArguments
+from hftune.checkpoints.reward_scale import RewardScale, scale_of
 from hftune.constants import FILLER
+from hftune.constants import REWARD_SCALE_FIELD as FIELD
 from hftune.data.batches.pairs import FlatPairCollator, PairCollator
 from hftune.data.splits import Splits
+from hftune.logging import get_logger, notice
 from hftune.trainers.features.feature import Feature
 from hftune.trainers.features.pair_figures import PairFigures
-from hftune.trainers.features.run import Inputs, Run, mean_over_processes, plain_model
+from hftune.trainers.features.run import Inputs, Run, mean_over_processes, plain_model, say_if_nothing_learnt
 from hftune.trainers.isolation import prove_rows_isolated
 from hftune.trainers.losses.reward_model import bradley_terry, centring
-from hftune.trainers.rewards.held_out import pair_figures, pair_report
-from hftune.trainers.scored_trainer import ScoredTrainer
+from hftune.trainers.rewards.held_out import describe, pair_figures, pair_report
+from hftune.trainers.stage_trainer import StageTrainer
+
+TRAINING_RECORDS = 500
+"""As many are scored for the scale where none are held out."""
+
+
+def longest_first(dataset: Dataset) -> Dataset:
+    """The records, longest first, with their place in that order as `index`.
+
+    Batches of equal length waste no padding, and what does not fit into memory shows at once.
+    """
+    order = np.argsort([-length for length in dataset["length"][:]], kind="stable")
+    return dataset.select(order).flatten_indices().add_column("index", np.arange(len(order)))
+
+
+class ScoredTrainer(StageTrainer):
+    """Put before an upstream trainer: evaluates over all records at once, and measures the scale that RL wants.
+
+    A stage's `score_figures` fills in `report`, `all_scores` and `whole_loss`.
+
+    Args:
+        collator: Of the stage.
+
+    Attributes:
+        scored: The records that are being scored, from `longest_first`.
+        report: Of the last evaluation, plain values for the manifest.
+        all_scores: Of the last evaluation, (scores,).
+        whole_loss: Its loss over all records.
+        scale: Known once training is over.
+    """
+
+    scored: Any = None
+    report: Any = None
+    all_scores: Any = None
+    whole_loss = float("nan")
+    scale: RewardScale | None = None
+    _training: Any = None  # the training records that are scored where none are held out
+
+    def __init__(
+        self,
+        model: PreTrainedModel | PeftModel,
+        args: RMArguments,
+        tokenizer: PreTrainedTokenizerBase,
+        data: Splits,
+        collator: Any,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(
+            model=model,
+            args=args,
+            processing_class=tokenizer,
+            train_dataset=data.train,
+            eval_dataset=None if data.evaluation is None else longest_first(data.evaluation),
+            data_collator=collator,
+            compute_metrics=self.score_figures,
+            **kwargs,
+        )
+        # A step's losses are divided by what is counted over accumulated batches and processes.
+        self.model_accepts_loss_kwargs = True
+        self.mixture = data.mixture
+
+    def score_figures(self, prediction: EvalPrediction) -> dict[str, float]:
+        """Figures over all held-out records; the report of them is kept for the manifest."""
+        raise NotImplementedError
+
+    def end_training(self) -> None:
+        """Say whether the loss has fallen."""
+        say_if_nothing_learnt(self)
+
+    def evaluation_loop(self, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> Any:
+        """Overrides `Trainer.evaluation_loop`: the loss over all records in place of a mean of batches' means."""
+        self.scored = self._training if metric_key_prefix == "train" else self.eval_dataset
+        output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)
+        output.metrics[f"{metric_key_prefix}_loss"] = self.whole_loss
+        return output
+
+    def before_saving(self) -> None:
+        """Measure the scale of the trained model's scores and store it in its config."""
+        if self.eval_dataset is not None:
+            # The scores of an evaluation at the last step are still here.
+            if self.current_evaluation is None:
+                self.evaluate()
+            get_logger().info("%s", describe(self.report))
+        if hasattr(self.model.config, FIELD):
+            delattr(self.model.config, FIELD)  # the base's, if that was a reward model
+        if self.args.normalize_scores:
+            self._measure_scale()
+        super().before_saving()
+
+    def figures(self) -> dict[str, Any]:
+        """The report of held-out records, and the scale."""
+        found = {} if self.report is None or self.eval_dataset is None else {"held_out": self.report}
+        return found | ({} if self.scale is None else {FIELD: self.scale.to_dict()})
+
+    def _measure_scale(self) -> None:
+        if self.eval_dataset is None:
+            self._score_training()
+        measured_on = "training records" if self.eval_dataset is None else "held-out records"
+        self.scale = scale = scale_of(self.all_scores, measured_on)
+        if scale is None:
+            notice("all scores are the same, or not finite: no scale is stored with the model")
+            return
+        setattr(self.model.config, FIELD, scale.to_dict())
+        notice(
+            f"scores of {measured_on}: mean {scale.mean:.4g}, standard deviation {scale.std:.4g} over {scale.scores}; "
+            "stored with the model, for RL and `hftune score`"
+        )
+
+    def _score_training(self) -> None:
+        count = min(TRAINING_RECORDS, len(self.train_dataset))
+        notice(f"no records are held out: the scale of scores is that of {count} training records")
+        self._training = longest_first(self.train_dataset.select(range(count)))
+        self.predict(self._training, metric_key_prefix="train")
 
 
 class RewardFigures(PairFigures):
@@ -45,6 +160,9 @@ class RewardFigures(PairFigures):
             low, high = self._of_all(run)
             logs |= {"min_reward": low, "max_reward": -high}
             self.extremes.fill_(torch.inf)
+
+    def end_loop(self, run: Run, metrics: dict[str, float], prefix: str) -> None:
+        """Held-out pairs are measured by their scores, all at once (`RewardTrainer.score_figures`)."""
 
     def state(self, run: Run) -> dict[str, Any]:
         """Those since the last log, of all ranks."""

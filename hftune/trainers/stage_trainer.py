@@ -54,6 +54,7 @@ class StageTrainer(Base):
         routers: Adds the losses of a mixture of experts; None without experts.
         sequence: Shares rows between processes; None without sequence parallelism.
         sequence_group: The processes that share rows with this one, a `SequenceGroup`, or None.
+        current_evaluation: Metrics of the last evaluation, as long as the weights are those that it measured.
     """
 
     reports_perplexity = False
@@ -68,8 +69,8 @@ class StageTrainer(Base):
     sequence_group: Any = None
     routers: RouterLoss | None = None
     sequence: SequenceParallel | None = None
+    current_evaluation: dict[str, float] | None = None
     _proven = False  # documents in a row do not see each other
-    _last_evaluation: tuple[int, dict[str, float]] = (-1, {})  # step and metrics
 
     def __init__(self, *, model: Any, args: StageArguments, **kwargs: Any) -> None:
         # Joins the process group where `start_run` has not: transformers asks who this is before it would join it.
@@ -136,12 +137,6 @@ class StageTrainer(Base):
         """Records that are about to be evaluated."""
         return dataset
 
-    def begin_evaluation(self, prefix: str) -> None:
-        """The batches of one data set are about to be gone through."""
-
-    def end_evaluation(self, metrics: dict[str, float], prefix: str) -> None:
-        """They have been; metrics can be changed."""
-
     def end_training(self) -> None:
         """Training has ended without an error."""
 
@@ -167,13 +162,6 @@ class StageTrainer(Base):
         on_demand("hftune.trainers.isolation:prove_rows_isolated")(self, model)
 
     # What a script asks a trainer.
-
-    @property
-    def current_evaluation(self) -> dict[str, float] | None:
-        """Metrics of the last evaluation, where it measured the weights that are there after training."""
-        step, metrics = self._last_evaluation
-        best = self.state.best_global_step if self.args.load_best_model_at_end else None
-        return dict(metrics) if step == self.state.global_step and best in (None, 0, step) else None
 
     def count_trained_tokens(self) -> int | None:
         """Tokens with a loss so far, over all ranks and interruptions, where that is known; every rank must ask."""
@@ -202,8 +190,7 @@ class StageTrainer(Base):
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> Any:
         """Overrides `Trainer.train`: features read a checkpoint before, which may come from another world."""
-        # A folder that is not named is looked up here once: the Trainer would do so after the features.
-        if resume_from_checkpoint is True:  # features want its name, too
+        if resume_from_checkpoint is True:  # the Trainer would look it up after the features, which want its name
             resume_from_checkpoint = get_last_checkpoint(self.args.output_dir) or True
         checkpoint = resume_from_checkpoint if isinstance(resume_from_checkpoint, str) else None
         self.features.call(Feature.before_train, self, checkpoint)
@@ -248,6 +235,7 @@ class StageTrainer(Base):
     def training_step(self, model: Any, inputs: Inputs, num_items_in_batch: Any = None) -> torch.Tensor:
         """Overrides `Trainer.training_step`: forward and backward pass of a micro batch, counted and looked at."""
         self._prove_once(model)  # before anything counts or times a batch: the proof is no step
+        self.current_evaluation = None
         self.features.call(Feature.before_step, self, model, inputs)
         if self.is_deepspeed_enabled:
             engine.prepare_engine(self.model_wrapped, self.args)
@@ -266,10 +254,9 @@ class StageTrainer(Base):
             self.prove_isolation(model)
 
     def _prepare_input(self, data: Any) -> Any:
-        """Overrides `Trainer._prepare_input`: numbers of a batch keep their precision.
+        """Overrides `Trainer._prepare_input`: numbers of a batch keep their precision, under DeepSpeed in bf16, too.
 
-        Under DeepSpeed in bf16 the Trainer (transformers 5.23) rounds all of them for models that take numbers: a
-        reference's log-probability of -300 would be off by up to 1, as would margins, weights and targets.
+        A reference's log-probability of -300 would be off by up to 1 (transformers 5.23), as would margins and weights.
         """
         return data.to(self.args.device) if isinstance(data, torch.Tensor) else super()._prepare_input(data)
 
@@ -293,11 +280,7 @@ class StageTrainer(Base):
         return (loss, *result[1:]) if isinstance(result, tuple) else loss
 
     def _track_num_input_tokens(self, inputs: Inputs) -> None:
-        """Overrides `Trainer._track_num_input_tokens`: tensor-parallel processes have the same batch.
-
-        The Trainer adds up all processes (transformers 5.23).
-        """
-        # What one batch adds is a difference: the Trainer keeps only the sum.
+        """Overrides `Trainer._track_num_input_tokens`: tensor-parallel processes have one batch, and count once."""
         before = self.state.num_input_tokens_seen
         super()._track_num_input_tokens(inputs)
         counted = self.state.num_input_tokens_seen - before
@@ -332,10 +315,7 @@ class StageTrainer(Base):
     # Data.
 
     def _set_signature_columns_if_needed(self) -> None:
-        """Overrides `Trainer._set_signature_columns_if_needed`: samplers and collators read more than the model.
-
-        They read the length of a record, and the lengths of the documents in a packed row.
-        """
+        """Overrides `Trainer._set_signature_columns_if_needed`: samplers and collators read more than the model."""
         super()._set_signature_columns_if_needed()
         # `seq_lengths` are the documents of a packed row: without them they would see each other.
         for name in (self.args.length_column_name, "seq_lengths", *self.extra_columns):
@@ -392,16 +372,16 @@ class StageTrainer(Base):
         self.features.call(Feature.after_evaluate, self, metrics, metric_key_prefix)
         zero.release_fetched(self.model_wrapped)  # a checkpoint may follow
         complete_metrics(self, metrics, metric_key_prefix)
-        self._last_evaluation = (self.state.global_step, dict(metrics))
+        self.current_evaluation = dict(metrics)
         return metrics
 
     def evaluation_loop(self, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> Any:
         """Overrides `Trainer.evaluation_loop`: a mean of batches' means is not the mean over tokens or pairs."""
-        self.begin_evaluation(metric_key_prefix)
+        self.features.call(Feature.begin_loop, self)
         if self.sequence:
             self.sequence.compare_again()
         output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)
-        self.end_evaluation(output.metrics, metric_key_prefix)
+        self.features.call(Feature.end_loop, self, output.metrics, metric_key_prefix)
         return output
 
     def prediction_step(
@@ -481,6 +461,8 @@ class StageTrainer(Base):
     def _load_best_model(self) -> None:
         """Overrides `Trainer._load_best_model`: it would load DeepSpeed's own state into the live engine."""
         self.checkpoints.wait_together()  # the best checkpoint must be published before it is read
+        if self.state.best_global_step != self.state.global_step:
+            self.current_evaluation = None
         with self.loading_weights(None):
             if not saving.load_best(self):
                 super()._load_best_model()
@@ -509,11 +491,7 @@ class StageTrainer(Base):
         )
 
     def push_to_hub(self, commit_message: str = "End of training", **given: Any) -> str | None:
-        """Overrides `Trainer.push_to_hub`: upload, from the output folder, what belongs there (`publishing.uploads`).
-
-        Raises:
-            ArgumentError: The Hub does not take it.
-        """
+        """Overrides `Trainer.push_to_hub`: what belongs there is uploaded from the output folder, and no more."""
         options = {name: given.get(name) for name in ("token", "revision", "private")}
         pushed: str | None = on_demand("hftune.trainers.hub:push_result")(self, message=commit_message, **options)
         return pushed

@@ -84,14 +84,6 @@ class TokenTrainer(StageTrainer):
             return padded_with_ignored(dataset, self.args.eval_batch_size * self.args.data_parallel_size)
         return dataset
 
-    def begin_evaluation(self, prefix: str) -> None:
-        """Losses are added up."""
-        self.token_loss.begin_evaluation()
-
-    def end_evaluation(self, metrics: dict[str, float], prefix: str) -> None:
-        """The loss over all tokens."""
-        self.token_loss.end_evaluation(self, metrics, prefix)
-
     def end_training(self) -> None:
         """Say whether the model knows more than that there are tokens, and what a stream had to drop."""
         say_if_nothing_learnt(self, math.log(vocabulary_rows(plain_model(self.model))))

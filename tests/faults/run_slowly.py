@@ -21,7 +21,7 @@ def main() -> None:
     """The script's own main, slowed down."""
     from hftune.trainers.features.checkpoints import Checkpoints
     from hftune.trainers.features.totals import Totals
-    from hftune.trainers.scored_trainer import ScoredTrainer
+    from hftune.trainers.reward import ScoredTrainer
     from hftune.trainers.stage_trainer import StageTrainer
     from hftune.visible import say
 

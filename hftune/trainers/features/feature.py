@@ -45,6 +45,12 @@ class Feature:
     def before_evaluate(self, run: Run) -> None:
         """An evaluation is asked for."""
 
+    def begin_loop(self, run: Run) -> None:
+        """The batches of one data set are about to be evaluated."""
+
+    def end_loop(self, run: Run, metrics: dict[str, float], prefix: str) -> None:
+        """They have been, and nothing is logged of them yet; metrics can be changed."""
+
     def after_evaluate(self, run: Run, metrics: dict[str, float], prefix: str) -> None:
         """It has measured; metrics can be added to."""
 

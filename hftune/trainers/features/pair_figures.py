@@ -40,11 +40,11 @@ class PairFigures(Feature):
             logs |= found
             logs["num_tokens"] = float(run.accelerator.reduce(self.seen_tokens.double(), "sum"))
 
-    def begin_evaluation(self) -> None:
+    def begin_loop(self, run: Run) -> None:
         """Begin to add up."""
         self.metrics["eval"] = MetricSums(self.seen_tokens.device)
 
-    def end_evaluation(self, run: Run, metrics: dict[str, float], prefix: str) -> None:
+    def end_loop(self, run: Run, metrics: dict[str, float], prefix: str) -> None:
         """Loss and metrics over all pairs."""
         found = self.metrics["eval"].means(run.accelerator)
         found["loss"] = whole_loss(found)

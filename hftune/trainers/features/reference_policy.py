@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import xxhash
@@ -41,15 +41,6 @@ NONE, PRECOMPUTED, ADAPTER, MODEL = "none", "precomputed", "adapter", "model"
 IDS = ("prompt_ids", "chosen_ids", "rejected_ids", "completion_ids", "kl_ids")
 
 
-class PreferenceRun(Run, Protocol):
-    """What this feature sees of a preference trainer, in addition to what every feature sees."""
-
-    ref_model: Any
-
-    def answer_sums(self, model: Any, inputs: Inputs) -> torch.Tensor:
-        """log pi of each answer of a batch under a model, (answers,)."""
-
-
 class ReferencePolicy(Feature):
     """The cheapest reference that is exact, or the one asked for.
 
@@ -65,7 +56,7 @@ class ReferencePolicy(Feature):
         kind: One of these four.
     """
 
-    def __init__(self, run: PreferenceRun) -> None:
+    def __init__(self, run: Run) -> None:
         self.run = run
         self.kind = NONE
         self._engine: Any = None  # DeepSpeed's, before training

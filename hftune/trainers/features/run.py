@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import torch
 from peft import PeftModel
-from transformers import TrainerCallback, TrainerControl, TrainerState
+from transformers import TrainerCallback
 
-from hftune.arguments.training import StageArguments
 from hftune.errors import ArgumentError
 from hftune.logging import notice
 
@@ -19,95 +17,8 @@ Inputs = dict[str, Any]
 """A micro batch: names and tensors."""
 
 
-class Run(Protocol):
-    """What features use of a trainer: a test makes one up of these.
-
-    Attributes:
-        model: As it was given to the trainer; an adapter around it or not.
-        model_wrapped: What a training step calls: DeepSpeed's engine, DDP, or the model.
-    """
-
-    args: Any  # the stage's own class: mypy does not see the fields that these inherit from transformers
-    state: TrainerState
-    control: TrainerControl
-    accelerator: Any
-    model: Any
-    model_wrapped: Any
-    optimizer: Any
-    lr_scheduler: Any
-    processing_class: Any
-    data_collator: Any
-    train_dataset: Any
-    eval_dataset: Any
-    is_deepspeed_enabled: bool
-    model_accepts_loss_kwargs: bool
-    compute_loss_func: Any
-    current_gradient_accumulation_steps: int
-    label_smoother: Any
-    neftune_noise_alpha: float | None
-    hub_model_id: str | None
-
-    # Of `StageTrainer`.
-    features: Any  # `Features`, which knows this class
-    groups: Any  # `Group`s of the optimizer
-    mixture: Any  # a `Mixture`; None: all records once an epoch
-    reports_perplexity: bool
-    sequence_group: Any  # a `SequenceGroup` of `distributed.sequence_parallel`; None where no rows are shared
-
-    # Private attributes of transformers' Trainer that features read or set; no public ones say the same (5.17-5.23).
-    _tr_loss: torch.Tensor
-    _total_loss_scalar: float
-    _globalstep_last_logged: int
-    _train_batch_size: int
-    _created_lr_scheduler: bool
-
-    # Of TRL's trainers: what is logged next, and tokens trained so far.
-    _metrics: dict[str, dict[str, list[float]]]
-    _total_train_tokens: int
-    _tp_size: int
-
-    # Of TRL's trainers that generate: micro batches so far, those of the answers at hand, how often each is trained,
-    # samples, and what rewards are asked with.
-    _step: int
-    _buffered_inputs: list[Inputs] | None
-    num_iterations: int
-    _logs: dict[str, Any]
-    _tokenizer: Any
-    eos_token_ids: list[int]
-    reward_func_names: list[str]
-    num_generations: int
-    max_completion_length: int
-    mask_truncated_completions: bool
-
-    # Of `OnlineTrainer`; the second of training and evaluation.
-    rollout: Inputs | None
-    sums: dict[str, Any]  # `MetricSums`
-
-    def own_scores(self, rows: int) -> torch.Tensor:
-        """Of `OnlineTrainer`: scores of this process's last answers, so many rows."""
-
-    # Methods of `StageTrainer`, and public ones of transformers' Trainer.
-    upstream_sampler: Callable[[Any], Any]
-    prove_isolation: Callable[[Any], None]
-    save_checkpoint: Callable[[], None]
-    compute_loss: Callable[..., Any]
-    add_callback: Callable[[TrainerCallback], None]
-    is_world_process_zero: Callable[[], bool]
-    get_total_train_batch_size: Callable[[StageArguments], int]
-    get_decay_parameter_names: Callable[[Any], list[str]]
-    compute_loss_context_manager: Callable[[], AbstractContextManager[Any]]
-    get_tp_size: Callable[[], int]
-    _prepare_inputs: Callable[[Inputs], Inputs]
-
-    @property
-    def current_evaluation(self) -> dict[str, float] | None:
-        """Of these weights, if they were evaluated."""
-
-    def evaluate(self) -> dict[str, float]:
-        """Metrics of all held-out records."""
-
-    def predict(self, test_dataset: Any, *, metric_key_prefix: str) -> Any:
-        """Of transformers: predictions and metrics of other records."""
+Run: TypeAlias = Any
+"""The trainer, as features and the functions of a subject see it; a unit test makes up what they use of it."""
 
 
 class OnTrainBegin(TrainerCallback):

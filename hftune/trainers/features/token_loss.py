@@ -121,11 +121,11 @@ class TokenLoss(Feature):
         pad = torch.nn.functional.pad
         return loss.detach(), pad(predicted, (0, 1), value=-1), pad(labels, (1, 0), value=IGNORE_INDEX)
 
-    def begin_evaluation(self) -> None:
+    def begin_loop(self, run: Run) -> None:
         """Begin to add up."""
         self._batches, self.evaluates = [], True
 
-    def end_evaluation(self, run: Run, metrics: dict[str, float], prefix: str) -> None:
+    def end_loop(self, run: Run, metrics: dict[str, float], prefix: str) -> None:
         """The loss over all tokens."""
         self.evaluates = False
         sums = torch.tensor(self._batches, dtype=torch.float64, device=run.args.device).view(-1, 2)

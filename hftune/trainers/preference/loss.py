@@ -11,8 +11,7 @@ from hftune.models.kernels.answer_head import AnswerOutput
 from hftune.trainers.features.pair_figures import PairFigures
 from hftune.trainers.features.reference_policy import ReferencePolicy
 from hftune.trainers.features.run import Inputs, Run
-from hftune.trainers.losses.preference import Parts, combined, of_answers
-from hftune.trainers.losses.terms import Terms, desensitised, scores
+from hftune.trainers.losses.preference import Parts, Terms, combined, desensitised, of_answers, scores
 from hftune.trainers.preference.batches import counts_of
 
 OF_MODEL = ("input_ids", "attention_mask", "position_ids", "use_cache", "shared_prompts", "answer_at", "answer_ids")

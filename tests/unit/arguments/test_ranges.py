@@ -27,7 +27,7 @@ from hftune.arguments.stage_table import STAGES
 from hftune.arguments.stages import ALGORITHMS, stage_parser
 from hftune.errors import ArgumentError
 from hftune.tools.pipeline.checking import stage_problems
-from hftune.trainers.losses.terms import scores
+from hftune.trainers.losses.preference import scores
 
 
 def argument_classes() -> Iterator[type]:

@@ -19,7 +19,7 @@ from hftune.data.encoders import make_encoder
 from hftune.data.splits import load_splits
 from hftune.errors import ArgumentError, DataError
 from hftune.models.loading.tokenizer import load_tokenizer
-from hftune.trainers.scored_trainer import longest_first
+from hftune.trainers.reward import longest_first
 
 LABELLED = [{"prompt": f"question {number}", "completion": "b", "label": number % 2 == 0} for number in range(4)]
 PAIRS = [{"prompt": f"question {number}", "chosen": "b", "rejected": "c"} for number in range(4)]

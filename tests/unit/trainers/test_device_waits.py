@@ -20,7 +20,8 @@ from hftune.models.attention.segments import segments_mask
 from hftune.trainers.sft import SFTTrainer
 from tests.unit.data.helpers import make_tokenizer
 from tests.unit.trainers.test_reward import trainer as reward_trainer
-from tests.unit.trainers.test_turn_weights import FLAGS, data, tiny
+from tests.unit.trainers.test_turn_weights import FLAGS, data
+from tests.unit.trainers.tiny import QUIET, tiny_llama
 
 WAITING = {"nonzero", "_local_scalar_dense", "item", "equal", "masked_select", "unique_dim", "_unique2"}
 OURS = str(Path(hftune.__file__).parent)
@@ -66,9 +67,9 @@ class Waits(TorchDispatchMode):
 def test_a_micro_batch_waits_for_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: list[str], adapter: list[str]
 ) -> None:
-    flags = [*FLAGS, "--max_steps", "3", "--model_name_or_path", "none", "--output_dir", str(tmp_path)]
+    flags = [*QUIET, *FLAGS, "--max_steps", "3", "--output_dir", str(tmp_path)]
     _, _, adapter_args, args = parse_arguments("sft", [*flags, *layout, *adapter])
-    model = tiny()
+    model = tiny_llama()
     model.set_attn_implementation("sdpa")  # what hftune's own asks once is below
     trainer = SFTTrainer(add_adapter(model, adapter_args, args), args, make_tokenizer(), Splits(data(), None))
     assert waits_of(trainer, monkeypatch) == []

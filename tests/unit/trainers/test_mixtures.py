@@ -11,9 +11,7 @@ import torch
 from accelerate.data_loader import BatchSamplerShard, DataLoaderShard, skip_first_batches
 from datasets import Dataset
 from torch.utils.data import BatchSampler, DataLoader
-from transformers import LlamaConfig, LlamaForCausalLM
 
-from hftune.arguments.entry import parse_arguments
 from hftune.data.mixture import Mixture, MixtureSampler
 from hftune.data.splits import Splits
 from hftune.errors import ArgumentError
@@ -21,9 +19,8 @@ from hftune.trainers.features.order import innermost_sampler
 from hftune.trainers.pt import PTTrainer
 from hftune.trainers.rl import rl_trainer
 from tests.unit.data.helpers import make_tokenizer
+from tests.unit.trainers.tiny import arguments, tiny_llama
 
-FLAGS = ["--use_cpu", "True", "--report_to", "none", "--save_strategy", "no", "--disable_tqdm", "True"]
-FLAGS += ["--gradient_checkpointing", "False", "--per_device_train_batch_size", "2"]
 MIXTURE = Mixture(sizes=(4, 20), weights=(1, 1), num_samples=12)
 
 
@@ -36,15 +33,10 @@ class Recorder(PTTrainer):
 
 
 def trainer_on(output: Path, *flags: str, mixture: Mixture | None = MIXTURE) -> Recorder:
-    args = parse_arguments(
-        "pt", ["--model_name_or_path", "none", "--output_dir", str(output), *FLAGS, "--packing", "False", *flags]
-    )[-1]
+    args = arguments("pt", output, "--per_device_train_batch_size", "2", "--packing", "False", *flags)
     records = [[number, 1, 2] for number in range(24)]
     data = Dataset.from_dict({"input_ids": records, "labels": records})
-    config = LlamaConfig(
-        vocab_size=512, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2
-    )
-    return Recorder(LlamaForCausalLM(config), args, make_tokenizer(), Splits(data, None, mixture=mixture))
+    return Recorder(tiny_llama(), args, make_tokenizer(), Splits(data, None, mixture=mixture))
 
 
 def test_virtual_epochs_of_two_sources(tmp_path: Path) -> None:
@@ -79,15 +71,11 @@ def test_another_order_of_records_is_refused(tmp_path: Path) -> None:
 def test_prompts_of_a_mixture_are_repeated_for_their_generations(tmp_path: Path) -> None:
     """12 prompts an epoch, 4 generations of each, 3 prompts a generation batch that is used twice (2 steps)."""
     flags = ["--num_generations", "4", "--generation_batch_size", "12", "--per_device_train_batch_size", "6"]
-    argv = ["--model_name_or_path", "none", "--output_dir", str(tmp_path), *FLAGS, *flags]
-    args = parse_arguments("rl", argv)[-1]
-    config = LlamaConfig(
-        vocab_size=512, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2
-    )
+    args = arguments("rl", tmp_path, *flags)
     data = Dataset.from_dict({"prompt": [str(number) for number in range(24)]})
     splits = Splits(data, None, mixture=MIXTURE)
     rewards = [lambda completions, **columns: [0.0 for _ in completions]]
-    trainer = rl_trainer(LlamaForCausalLM(config), args, make_tokenizer(), splits, (rewards, [None]))
+    trainer = rl_trainer(tiny_llama(), args, make_tokenizer(), splits, (rewards, [None]))
     order = MixtureSampler(MIXTURE, args.seed)
     for epoch in (0, 1):
         sampler = innermost_sampler(trainer.get_train_dataloader())

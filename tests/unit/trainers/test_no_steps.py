@@ -18,19 +18,19 @@ pytestmark = pytest.mark.long
 FEW = ("--per_device_train_batch_size", str(ROWS + 1), "--dataloader_drop_last", "True")
 
 
-@pytest.mark.parametrize("steps", [(), ("--max_steps", "2"), ("--num_train_epochs", "0.01")])
-@pytest.mark.parametrize("kind", [("pt",), ("sft",), ("rm",), ("rm", "--reward_kind", "process"), ("dpo",)])
-def test_records_that_fill_no_batch(kind: tuple[str, ...], steps: tuple, tiny_model: Path, tmp_path: Path) -> None:
-    trainer = stage_trainer(kind[0], tiny_model, tmp_path, *kind[1:], *FEW, *steps)
+@pytest.mark.parametrize(
+    "stage", [("pt", "--max_steps", "2"), ("rm", "--reward_kind", "process"), ("dpo", "--num_train_epochs", "0.01")]
+)
+def test_records_that_fill_no_batch(stage: tuple[str, ...], tiny_model: Path, tmp_path: Path) -> None:
+    trainer = stage_trainer(stage[0], tiny_model, tmp_path, *stage[1:], *FEW)
     with pytest.raises(DataError) as error:
         trainer.train()
     assert f"{ROWS} training records fill no batch of {ROWS + 1}" in str(error.value)
     assert "--dataloader_drop_last" in str(error.value) and not [*tmp_path.glob("checkpoint-*")]
 
 
-@pytest.mark.parametrize("epochs", ["0.01", "0.3"])
-def test_a_fraction_of_an_epoch_is_a_step_at_least(epochs: str, tiny_model: Path, tmp_path: Path) -> None:
-    trainer = stage_trainer("sft", tiny_model, tmp_path, "--num_train_epochs", epochs)
+def test_a_fraction_of_an_epoch_is_a_step_at_least(tiny_model: Path, tmp_path: Path) -> None:
+    trainer = stage_trainer("sft", tiny_model, tmp_path, "--num_train_epochs", "0.01")
     trainer.train()
     assert trainer.state.global_step == 1
 

@@ -16,7 +16,7 @@ from hftune.data.splits import Splits
 from hftune.models.loading.reward_model import load_reward_model
 from hftune.models.loading.tokenizer import load_tokenizer
 from hftune.trainers.process_reward import ProcessRewardTrainer
-from hftune.trainers.rewards.held_out import step_figures
+from hftune.trainers.rewards.held_out import describe, step_figures
 from tests.unit.trainers import test_reward
 
 
@@ -65,7 +65,7 @@ def test_held_out_figures(tiny_model: Path, steps: Path, tmp_path: Path, flags: 
     expected = -np.log(np.where(wanted == 1, said, 1 - said)).mean()
     assert metrics["eval_loss"] == pytest.approx(expected, abs=1e-5)
     assert made.report["answers"] == 7 and made.report["steps"] == sum(map(len, labels))
-    assert "7 answers" in made.describe()
+    assert "7 answers" in describe(made.report)
     made.before_saving()
     assert made.scale.mean == pytest.approx(np.mean([each.min() for each in right]), abs=1e-5)
 

@@ -174,6 +174,9 @@ class Upstream:
     def prediction_step(self, *given: Any) -> tuple[Any, ...]:
         return (torch.tensor(1.0), None, None)
 
+    def training_step(self, *given: Any) -> torch.Tensor:
+        return torch.tensor(1.0)
+
     def _maybe_log_save_evaluate(self, *given: Any) -> None:
         if given[0] is not None:
             raise given[0]
@@ -182,7 +185,7 @@ class Upstream:
 class Made(StageTrainer, Upstream):
     """Without the constructors."""
 
-    nan_guard: Any = SimpleNamespace(on_step_end=lambda run, norm: None)
+    nan_guard: Any = SimpleNamespace(on_step_end=lambda run, norm: None, after_step=lambda *given: None)
 
     def __init__(self, **given: Any) -> None:
         Upstream.__init__(self, **given)
@@ -216,7 +219,6 @@ def evaluated(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr("hftune.distributed.zero.release_fetched", lambda engine: None)
     made: Any = Made()
     assert made.current_evaluation is None, "there was none"
-    made.state.global_step, made.state.best_global_step = 7, None
     made.state.log_history = [
         {"eval_loss": 9.0, "eval_entropy": 8.0},
         {"eval_loss": 2.0, "eval_entropy": 1.0, "epoch": 3},
@@ -233,19 +235,20 @@ def test_logged_figures_and_perplexity_are_returned(evaluated: Any) -> None:
     assert perplexity(1e4) == math.inf, "of a loss that has diverged"
 
 
-@pytest.mark.parametrize(
-    ("step", "load_best", "best", "counts"),
-    [
-        *((7, False, None, True), (8, False, None, False), (7, True, 7, True), (7, True, None, True)),
-        *((7, True, 0, True), (7, True, 3, False), (7, False, 3, True)),
-    ],
-)
+@pytest.mark.parametrize("best", [7, 3])
 def test_whether_it_measured_the_weights_that_are_there(
-    evaluated: Any, step: int, load_best: bool, best: int | None, counts: bool
+    evaluated: Any, best: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    evaluated.state.global_step, evaluated.state.best_global_step = step, best
-    evaluated.args.load_best_model_at_end = load_best
-    assert evaluated.current_evaluation == ({"eval_loss": 2.0, "eval_entropy": 1.0} if counts else None)
+    monkeypatch.setattr("hftune.trainers.features.saving.load_best", lambda run: True)
+    evaluated.checkpoints = SimpleNamespace(wait_together=lambda: None)
+    evaluated.state.global_step, evaluated.state.best_global_step = 7, best
+    evaluated._load_best_model()
+    assert evaluated.current_evaluation == ({"eval_loss": 2.0, "eval_entropy": 1.0} if best == 7 else None)
+
+
+def test_a_step_takes_the_evaluation_back(evaluated: Any) -> None:
+    evaluated.training_step("model", {})
+    assert evaluated.current_evaluation is None
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from datasets import Dataset
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from hftune.arguments.entry import parse_arguments
 from hftune.data.encode import ChatEncoder
@@ -17,9 +16,9 @@ from hftune.errors import DataError
 from hftune.preflight.rules.data import check_turn_weights
 from hftune.trainers.sft import SFTTrainer
 from tests.unit.data.helpers import assistant, make_tokenizer, row, tokenize_chat, user
+from tests.unit.trainers.tiny import arguments, tiny_llama
 
-FLAGS = ["--use_cpu", "True", "--report_to", "none", "--save_strategy", "no", "--disable_tqdm", "True"]
-FLAGS += ["--gradient_checkpointing", "False", "--per_device_train_batch_size", "2", "--turn_weights"]
+FLAGS = ("--per_device_train_batch_size", "2", "--turn_weights")
 TURNS = [
     user("a"),
     assistant("one two", weight=0.25),
@@ -37,13 +36,6 @@ def data() -> Dataset:
     return dataset
 
 
-def tiny() -> LlamaForCausalLM:
-    torch.manual_seed(0)
-    return LlamaForCausalLM(
-        LlamaConfig(vocab_size=512, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2)
-    )
-
-
 def by_hand(model: Any, dataset: Dataset) -> float:
     """Sum of weight times -log p over all trained tokens, divided by their number."""
     total, count = 0.0, 0
@@ -59,8 +51,8 @@ def by_hand(model: Any, dataset: Dataset) -> float:
 
 @pytest.mark.parametrize("flags", [[], ["--padding_free"]])
 def test_loss_by_hand(tmp_path: Path, flags: list[str]) -> None:
-    args = parse_arguments("sft", ["--model_name_or_path", "none", "--output_dir", str(tmp_path), *FLAGS, *flags])[-1]
-    dataset, model = data(), tiny()
+    args = arguments("sft", tmp_path, *FLAGS, *flags)
+    dataset, model = data(), tiny_llama()
     expected = by_hand(model, dataset)
     trainer = SFTTrainer(model, args, make_tokenizer(), Splits(dataset, None))
     batch = next(iter(trainer.get_train_dataloader()))

@@ -10,9 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
-from hftune.arguments.entry import parse_arguments
 from hftune.data.corpus.blocks import BlockDataset, Settings
 from hftune.data.corpus.documents import Documents
 from hftune.data.splits import Splits
@@ -21,10 +19,9 @@ from hftune.trainers.features.corpora import LOADER_STATE_NAME
 from hftune.trainers.pt import PTTrainer
 from tests.unit.data.corpus.corpora import write_corpus
 from tests.unit.data.helpers import make_tokenizer
+from tests.unit.trainers.tiny import arguments, tiny_llama
 
 BLOCK = 4
-FLAGS = ["--use_cpu", "True", "--report_to", "none", "--save_strategy", "no", "--disable_tqdm", "True"]
-FLAGS += ["--gradient_checkpointing", "False", "--logging_steps", "1"]
 
 
 class Recorder(PTTrainer):
@@ -49,14 +46,10 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 def trainer_on(folders: list[Path], output: Path, *flags: str, block_size: int = BLOCK) -> Recorder:
-    argv = ["--model_name_or_path", "none", "--output_dir", str(output), *FLAGS, *flags]
-    args = parse_arguments("pt", argv)[-1]
+    args = arguments("pt", output, *flags)
     order = Settings(seed=1, logical_shards=6, shuffle_buffer=8)
     data = BlockDataset([Documents(folder) for folder in folders], block_size, settings=order)
-    config = LlamaConfig(
-        vocab_size=512, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2
-    )
-    return Recorder(LlamaForCausalLM(config), args, make_tokenizer(), Splits(data, None))
+    return Recorder(tiny_llama(), args, make_tokenizer(), Splits(data, None))
 
 
 @pytest.mark.parametrize("workers", ["0", "2"])

@@ -22,11 +22,12 @@ pytestmark = pytest.mark.long
 LENGTHS = [9, 2, 5, 3, 17]
 
 
-def held_out(folder: Path) -> Any:
+@pytest.fixture(scope="module")
+def data(tiny_model: Path) -> Any:
     generator = torch.Generator().manual_seed(0)
     ids = [torch.randint(3, 250, (length,), generator=generator).tolist() for length in LENGTHS]
     # What the model would say itself: some hits.
-    model = AutoModelForCausalLM.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(tiny_model)
     start = torch.tensor([ids[2][:1]])
     options = {"do_sample": False, "min_new_tokens": LENGTHS[2] - 1, "max_new_tokens": LENGTHS[2] - 1}
     ids[2] = model.generate(start, attention_mask=torch.ones_like(start), **options)[0].tolist()
@@ -34,11 +35,12 @@ def held_out(folder: Path) -> Any:
     return to_dataset({"input_ids": ids, "labels": labels})
 
 
-def by_hand(folder: Path) -> tuple[float, float, float]:
+@pytest.fixture(scope="module")
+def by_hand(tiny_model: Path, data: Any) -> tuple[float, float, float]:
     """Means over all targets of -log p, of hits and of entropy, one document at a time."""
-    model = AutoModelForCausalLM.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(tiny_model)
     values = []
-    for row in held_out(folder):
+    for row in data:
         ids = torch.tensor([row["input_ids"]])
         with torch.no_grad():
             log_p = model(ids).logits[0, :-1].log_softmax(-1)
@@ -50,26 +52,31 @@ def by_hand(folder: Path) -> tuple[float, float, float]:
     return loss, accuracy, entropy
 
 
-@pytest.mark.parametrize(("layout", "batch"), [("padded", 4), ("padding_free", 2), ("packed", 1)])
-@pytest.mark.parametrize("stage", ["pt", "sft"])
-def test_loss_is_per_token(stage: str, batch: int, layout: str, tiny_model: Path, tmp_path: Path) -> None:
-    flags = {
-        "padded": ["--packing", "False", "--padding_free", "False"],
-        "padding_free": ["--packing", "False", "--padding_free", "True"],
-        "packed": ["--packing", "True"],
-    }[layout]
-    flags += ["--use_cpu", "True", "--report_to", "none", "--per_device_eval_batch_size", str(batch)]
-    *_, args = parse_arguments(stage, ["--output_dir", str(tmp_path), *flags])
-    data = held_out(tiny_model)
-    if layout == "packed":
-        data, _ = pack(data, 17)
-    model = AutoModelForCausalLM.from_pretrained(tiny_model)
-    trainer = {"pt": PTTrainer, "sft": SFTTrainer}[stage](
-        model, args, AutoTokenizer.from_pretrained(tiny_model), Splits(data, data)
-    )
+def trainer_on(data: Any, stage: str, model: Path, folder: Path, *flags: str) -> Any:
+    fixed = ["--use_cpu", "True", "--report_to", "none", "--output_dir", str(folder)]
+    *_, args = parse_arguments(stage, [*fixed, *flags])
+    kind = {"pt": PTTrainer, "sft": SFTTrainer}[stage]
+    loaded = AutoModelForCausalLM.from_pretrained(model)
+    return kind(loaded, args, AutoTokenizer.from_pretrained(model), Splits(data, data))
+
+
+PADDED = ("--packing", "False", "--padding_free", "False", "--per_device_eval_batch_size", "4")
+LAYOUTS = {
+    "padded": PADDED,
+    "padding_free": ("--packing", "False", "--padding_free", "True", "--per_device_eval_batch_size", "2"),
+    "packed": ("--packing", "True", "--per_device_eval_batch_size", "1"),
+}
+
+
+@pytest.mark.parametrize(
+    ("stage", "layout"), [("pt", "padded"), ("pt", "packed"), ("sft", "padded"), ("sft", "padding_free")]
+)
+def test_loss_is_per_token(stage: str, layout: str, data: Any, by_hand: Any, tiny_model: Path, tmp_path: Path) -> None:
+    rows = pack(data, 17)[0] if layout == "packed" else data
+    trainer = trainer_on(rows, stage, tiny_model, tmp_path, *LAYOUTS[layout])
     metrics = trainer.evaluate()
     # With documents side by side this is transformers' own SDPA on a dense mask.
-    loss, accuracy, entropy = by_hand(tiny_model)
+    loss, accuracy, entropy = by_hand
     assert accuracy > 0
     assert metrics["eval_loss"] == pytest.approx(loss, abs=1e-5)
     assert metrics["eval_perplexity"] == pytest.approx(torch.tensor(metrics["eval_loss"]).exp().item(), rel=1e-5)
@@ -81,26 +88,22 @@ def test_loss_is_per_token(stage: str, batch: int, layout: str, tiny_model: Path
     logged = [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry]
     assert logged == [metrics["eval_loss"]]
     # TRL was told a white lie about what is packed; it must not last.
+    args = trainer.args
     assert (args.packing, bool(args.padding_free)) == (layout == "packed", layout == "padding_free")
 
 
 @pytest.mark.parametrize(("stage", "kept"), [("pt", (5, max(LENGTHS))), ("sft", None)])
-def test_no_logits_pile_up(stage: str, kept: tuple[int, int] | None, tiny_model: Path, tmp_path: Path) -> None:
+def test_no_logits_pile_up(
+    stage: str, kept: tuple[int, int] | None, data: Any, tiny_model: Path, tmp_path: Path
+) -> None:
     """LF5419, LF1595: a row of logits is a thousand times the size of its tokens."""
-    flags = ["--use_cpu", "True", "--report_to", "none", "--packing", "False", "--per_device_eval_batch_size", "5"]
-    *_, args = parse_arguments(stage, ["--output_dir", str(tmp_path), *flags])
-    data = held_out(tiny_model)
-    model = AutoModelForCausalLM.from_pretrained(tiny_model)
-    trainer = {"pt": PTTrainer, "sft": SFTTrainer}[stage](
-        model, args, AutoTokenizer.from_pretrained(tiny_model), Splits(data, data)
-    )
+    trainer = trainer_on(data, stage, tiny_model, tmp_path, "--packing", "False", "--per_device_eval_batch_size", "5")
     only_loss = trainer.compute_metrics is None
     output = trainer.evaluation_loop(trainer.get_eval_dataloader(), "evaluation", prediction_loss_only=only_loss)
     assert (None if output.predictions is None else output.predictions.shape) == kept
 
 
-def test_filling_trains_nothing(tiny_model: Path) -> None:
-    data = held_out(tiny_model)
+def test_filling_trains_nothing(data: Any) -> None:
     filled = padded_with_ignored(data, 4)
     assert len(filled) == 8 and filled.features == data.features
     assert filled[:5] == data[:]
@@ -109,31 +112,15 @@ def test_filling_trains_nothing(tiny_model: Path) -> None:
 
 
 @pytest.mark.parametrize("workers", ["0", "1"])
-def test_several_sets_by_name(workers: str, tiny_model: Path, tmp_path: Path) -> None:
+def test_several_sets_by_name(workers: str, data: Any, by_hand: Any, tiny_model: Path, tmp_path: Path) -> None:
     """Also with workers that stay, of which the Trainer keeps the loader."""
-    flags = ["--use_cpu", "True", "--report_to", "none", "--packing", "False", "--per_device_eval_batch_size", "4"]
-    flags += ["--dataloader_num_workers", workers, "--dataloader_persistent_workers", str(workers == "1")]
-    *_, args = parse_arguments("pt", ["--output_dir", str(tmp_path), *flags])
-    data = held_out(tiny_model)
-    model = AutoModelForCausalLM.from_pretrained(tiny_model)
-    trainer = PTTrainer(model, args, AutoTokenizer.from_pretrained(tiny_model), Splits(data, data))
+    flags = ["--dataloader_num_workers", workers, "--dataloader_persistent_workers", str(workers == "1")]
+    trainer = trainer_on(data, "pt", tiny_model, tmp_path, *PADDED, *flags)
     trainer.compute_metrics = lambda prediction: {"my_loss": 42.0}
     trainer.eval_dataset = {"all": data, "one": data.select([4])}
     metrics = {**trainer.evaluate(), **trainer.evaluate(data.select([4]), metric_key_prefix="alone")}
     assert metrics["eval_all_my_loss"] == 42.0, "a metric of the user's is its own"
     assert set(trainer.eval_dataset) == {"all", "one"} and len(trainer.eval_dataset["one"]) == 1
-    assert metrics["eval_all_loss"] == pytest.approx(by_hand(tiny_model)[0], abs=1e-5)
+    assert metrics["eval_all_loss"] == pytest.approx(by_hand[0], abs=1e-5)
     assert metrics["eval_one_loss"] == pytest.approx(metrics["alone_loss"], abs=1e-6)
     assert metrics["eval_one_loss"] != pytest.approx(metrics["eval_all_loss"], abs=1e-3)
-
-
-def test_a_metric_of_the_user_s_is_its_own(tiny_model: Path, tmp_path: Path) -> None:
-    flags = ["--use_cpu", "True", "--report_to", "none", "--packing", "False", "--per_device_eval_batch_size", "4"]
-    *_, args = parse_arguments("pt", ["--output_dir", str(tmp_path), *flags])
-    data = held_out(tiny_model)
-    model = AutoModelForCausalLM.from_pretrained(tiny_model)
-    trainer = PTTrainer(model, args, AutoTokenizer.from_pretrained(tiny_model), Splits(data, data))
-    trainer.compute_metrics = lambda prediction: {"my_loss": 42.0}
-    metrics = trainer.evaluate()
-    assert metrics["eval_my_loss"] == 42.0
-    assert metrics["eval_loss"] == pytest.approx(by_hand(tiny_model)[0], abs=1e-5)

@@ -34,14 +34,14 @@ def test_logs_of_training_have_means_without_the_loss() -> None:
 def test_an_evaluation_is_measured_by_itself() -> None:
     feature, run, metrics = PairFigures(CPU), made_up.run(), dict[str, float]()
     feature.metrics["eval"].add("loss/pairs", torch.tensor([100.0]))
-    feature.begin_evaluation()
+    feature.begin_loop(run)
     feature.metrics["eval"].add("loss/pairs", torch.tensor([1.0, 3.0]))
-    feature.end_evaluation(run, metrics, "eval")
+    feature.end_loop(run, metrics, "eval")
     assert metrics == {"eval_loss": 2.0}
-    feature.begin_evaluation()
+    feature.begin_loop(run)
     feature.metrics["eval"].add("loss/pairs", torch.tensor([1.0, 3.0]))
     feature.metrics["eval"].add("loss/tokens", torch.tensor([1.0, 5.0]), torch.tensor([3.0, 1.0]))
-    feature.end_evaluation(run, metrics, "eval")
+    feature.end_loop(run, metrics, "eval")
     assert metrics == {"eval_loss": 4.0}, "a mean over pairs, and one over tokens"
 
 

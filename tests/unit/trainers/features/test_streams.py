@@ -10,9 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
-from hftune.arguments.entry import parse_arguments
 from hftune.constants import ORIGIN
 from hftune.data.splits import Splits
 from hftune.errors import ArgumentError, DataError
@@ -22,9 +20,8 @@ from hftune.trainers.pt import PTTrainer
 from hftune.trainers.sft import SFTTrainer
 from tests.unit.data.corpus.streams import stream_of
 from tests.unit.data.helpers import make_tokenizer
+from tests.unit.trainers.tiny import arguments, tiny_llama
 
-FLAGS = ["--use_cpu", "True", "--report_to", "none", "--save_strategy", "no", "--disable_tqdm", "True"]
-FLAGS += ["--gradient_checkpointing", "False", "--per_device_train_batch_size", "3", "--logging_steps", "1"]
 TRAINERS: dict[str, Any] = {"pt": PTTrainer, "sft": SFTTrainer}
 
 
@@ -39,12 +36,8 @@ def trainer_on(stage: str, output: Path, *flags: str, **stream: Any) -> Any:
             self.tokens.update(inputs["input_ids"].flatten().tolist())
             return super().compute_loss(model, inputs, *args, **kwargs)
 
-    argv = ["--model_name_or_path", "none", "--output_dir", str(output), *FLAGS, *flags]
-    args = parse_arguments(stage, argv)[-1]
-    config = LlamaConfig(
-        vocab_size=512, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2
-    )
-    trainer = Recorder(LlamaForCausalLM(config), args, make_tokenizer(), Splits(stream_of(30, **stream), None))
+    args = arguments(stage, output, "--per_device_train_batch_size", "3", *flags)
+    trainer = Recorder(tiny_llama(), args, make_tokenizer(), Splits(stream_of(30, **stream), None))
     trainer.tokens = Counter()
     return trainer
 

@@ -14,8 +14,7 @@ import torch
 import trl
 
 from hftune.arguments.preference import LOSS_TYPES, REFERENCE_FREE, DPOArguments
-from hftune.trainers.losses.preference import LOSSES, combined, log1mexp, of_answers
-from hftune.trainers.losses.terms import Terms, desensitised, scores
+from hftune.trainers.losses.preference import LOSSES, Terms, combined, desensitised, log1mexp, of_answers, scores
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # "experimental": compared with, not used

@@ -76,9 +76,8 @@ def loss_and_gradients(made: RewardTrainer, data: Splits) -> tuple[float, dict[s
     "flags",
     [
         (),
-        ("--score_difference", "weight", "--score_difference_scale", "0.5"),
+        ("--use_peft", "--score_difference", "weight", "--score_difference_scale", "0.5"),
         ("--score_difference", "none", "--label_smoothing", "0.1", "--center_rewards_coefficient", "0.1"),
-        ("--use_peft",),
     ],
 )
 def test_rows_without_padding_are_exact(tiny_model: Path, pairs: Path, tmp_path: Path, flags: tuple[str, ...]) -> None:

@@ -16,7 +16,13 @@ SMALL = ("--per_device_train_batch_size", "8", "--max_completion_length", "5", "
 COMMON = (*SMALL, "--learning_rate", "1e-3", "--num_iterations", "2", "--max_steps", "2")
 
 
-@pytest.mark.parametrize("variant", GRPO_VARIANTS)
+@pytest.mark.parametrize(
+    "variant",
+    [
+        one if one in ("grpo", "gspo", "lite_ppo") else pytest.param(one, marks=pytest.mark.slow)
+        for one in GRPO_VARIANTS
+    ],
+)
 def test_each_variant_trains(variant: str, tiny_model: Path, tmp_path: Path) -> None:
     flags = (*COMMON, "--grpo_variant", variant, "--mask_truncated_completions", "False")
     trainer = make_trainer(tiny_model, tmp_path, "grpo", count_even, *flags)
@@ -38,7 +44,9 @@ def test_training_on_none_that_is_cut_is_said(
     assert any("such steps train nothing" in line for line in said)
 
 
-@pytest.mark.parametrize("algorithm", ["grpo", "rloo", "ppo", "online_dpo"])
+@pytest.mark.parametrize(
+    "algorithm", ["grpo", "ppo", *(pytest.param(one, marks=pytest.mark.slow) for one in ("rloo", "online_dpo"))]
+)
 def test_what_can_be_looked_at(
     algorithm: str, tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

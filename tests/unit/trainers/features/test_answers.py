@@ -130,9 +130,9 @@ def count_vowels(completions: list[Any], **columns: Any) -> list[float]:
     ("algorithm", "flags"),
     [
         ("grpo", ()),
-        ("rloo", ("--use_peft", "--lora_r", "4")),
         ("ppo", ("--num_iterations", "1", "--steps_per_generation", "2")),
-        ("online_dpo", ()),
+        pytest.param("rloo", ("--use_peft", "--lora_r", "4"), marks=pytest.mark.slow),
+        pytest.param("online_dpo", (), marks=pytest.mark.slow),
     ],
 )
 def test_a_run_stopped_within_a_round_trains_the_rest_of_it(
@@ -148,7 +148,7 @@ def test_a_run_stopped_within_a_round_trains_the_rest_of_it(
     assert (tmp_path / "whole" / "checkpoint-3" / "run_state_0.pt").is_file()
 
 
-@pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
+@pytest.mark.parametrize("algorithm", ["grpo", pytest.param("ppo", marks=pytest.mark.slow)])
 def test_figures_that_no_log_has_yet_are_kept(tiny_model: Path, tmp_path: Path, algorithm: str) -> None:
     """Logged every second step: the checkpoint after the third holds a step that no log has."""
     flags = (*FLAGS, "--num_iterations", "1", "--logging_steps", "2")

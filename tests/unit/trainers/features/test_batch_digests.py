@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hftune.constants import FILLER
@@ -36,6 +36,7 @@ def flat(documents: list[list[int]]) -> dict[str, torch.Tensor]:
     }
 
 
+@settings(max_examples=25)
 @given(DOCUMENTS, st.integers(0, 200_000))
 def test_layout_and_padding_do_not_count(documents: list[list[int]], pad: int) -> None:
     wanted = digest(flat(documents)).item()
@@ -44,6 +45,7 @@ def test_layout_and_padding_do_not_count(documents: list[list[int]], pad: int) -
     assert 0 <= wanted < 2**BITS
 
 
+@settings(max_examples=25)
 @given(DOCUMENTS, st.data())
 def test_sharing_out_does_not_count(documents: list[list[int]], data: Any) -> None:
     cut = data.draw(st.integers(1, len(documents)))
@@ -51,6 +53,7 @@ def test_sharing_out_does_not_count(documents: list[list[int]], data: Any) -> No
     assert sum(digest(padded(part)).item() for part in parts) % 2**BITS == digest(padded(documents)).item()
 
 
+@settings(max_examples=25)
 @given(DOCUMENTS)
 def test_another_token_or_place_counts(documents: list[list[int]]) -> None:
     other = [list(document) for document in documents]
@@ -70,6 +73,7 @@ def test_a_known_value() -> None:
     assert digest({"input_ids": torch.tensor([[1]]), "position_ids": torch.zeros(3, 1, 1)}).item() == wanted
 
 
+@settings(max_examples=25)
 @given(DOCUMENTS, st.data())
 def test_rows_that_fill_up_a_batch_do_not_count(documents: list[list[int]], data: Any) -> None:
     new = data.draw(st.integers(0, len(documents)))

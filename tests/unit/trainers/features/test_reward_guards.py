@@ -60,8 +60,7 @@ def test_the_likely_cause_is_named(about: dict[str, Any], expected: str) -> None
     assert ("are cut" in said) == ("cut" in about)
 
 
-@pytest.mark.parametrize("algorithm", ["grpo", "ppo", "online_dpo"])
-@pytest.mark.parametrize("says", [True, False])
+@pytest.mark.parametrize(("algorithm", "says"), [("grpo", True), ("grpo", False), ("ppo", True), ("online_dpo", True)])
 def test_answers_without_a_score_do_not_hide_that_nothing_is_learned(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, algorithm: str, says: bool
 ) -> None:

@@ -33,7 +33,7 @@ from hftune.data.storage.cache import cached
 from hftune.data.tokenized_folder import load_tokenised, save_tokenised
 from hftune.distributed import ranks
 from hftune.errors import DataError
-from hftune.trainers.preference.reference_model import add_reference_columns
+from hftune.trainers.preference.reference_cache import add_reference_columns
 from tests.unit.data.helpers import assistant, make_tokenizer, user
 
 TOKENIZER = make_tokenizer()

@@ -9,7 +9,7 @@ import pytest
 import torch
 from peft import PeftModel
 
-from hftune.trainers.preference.reference_model import COPY
+from hftune.trainers.features.reference_policy import COPY
 from tests.parity.stages import METHODS, losses, run_stage
 
 KINDS = {

@@ -1,9 +1,9 @@
-"""Which reference a preference trainer uses, and when it is computed."""
+"""The reference of a preference trainer: which one, when it is computed, and how it is renewed and kept."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -11,31 +11,33 @@ import torch
 import xxhash
 from datasets import Dataset
 from peft import PeftModel
+from safetensors.torch import save_file
 from torch import nn
 from tqdm.auto import tqdm
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, TrainerCallback, TrainerControl, TrainerState
 from trl.models import prepare_deepspeed
+from trl.models.utils import disable_gradient_checkpointing
+from trl.trainer.utils import use_adapter
 
 import hftune
-from hftune.distributed import phases, ranks
+from hftune.distributed import phases, ranks, zero
 from hftune.errors import ArgumentError
 from hftune.logging import notice
+from hftune.opening.safetensors_file import load_tensors
 from hftune.trainers.features.feature import Feature
 from hftune.trainers.features.run import Inputs, Run
-from hftune.trainers.preference.reference_model import (
-    COPY,
-    RENEWED_NAME,
+from hftune.trainers.preference.reference_cache import (
     Columns,
-    RenewReference,
-    adapter_parameters,
-    add_copy,
     add_reference_columns,
-    as_reference_model,
     data_fingerprint,
-    load_parameters,
-    save_parameters,
     weights_fingerprint,
 )
+
+COPY = "ref"
+"""The name of an adapter that is a copy of the trained one as it was."""
+
+RENEWED_NAME = "reference.safetensors"
+"""In a checkpoint, the reference as it was renewed."""
 
 NONE, PRECOMPUTED, ADAPTER, MODEL = "none", "precomputed", "adapter", "model"
 IDS = ("prompt_ids", "chosen_ids", "rejected_ids", "completion_ids", "kl_ids")
@@ -90,19 +92,44 @@ class ReferencePolicy(Feature):
     # Hooks.
 
     def before_train(self, run: Run, checkpoint: str | None) -> None:
-        """Compute the reference where that is done once, or load one that was renewed."""
+        """Compute the reference where that is done once, or load one that was renewed.
+
+        Raises:
+            ArgumentError: The checkpoint has no renewed one.
+        """
         self.precompute()
         if self._renewed and checkpoint is not None:
-            load_parameters(Path(checkpoint) / RENEWED_NAME, (target for target, _ in self.parameters()))
+            self._load(Path(checkpoint) / RENEWED_NAME)
 
     def before_evaluate(self, run: Run) -> None:
         """An evaluation may come before training."""
         self.precompute()
 
     def save_files(self, run: Run, folder: Path) -> None:
-        """A reference that is renewed: it cannot be made again from where the run began."""
-        if self._renewed:
-            save_parameters(folder / RENEWED_NAME, (target for target, _ in self.parameters()))
+        """A reference that is renewed cannot be made again from where the run began; the main process writes it."""
+        if not self._renewed:
+            return
+        found = {}
+        for number, (parameter, _) in enumerate(self.parameters()):
+            with zero.gathered([parameter]):
+                if ranks.is_main():
+                    # By number: names of an adapter's copy, of a second model and of the policy differ.
+                    found[str(number)] = parameter.detach().cpu().clone()
+        if ranks.is_main():
+            save_file(found, folder / RENEWED_NAME)
+
+    @torch.no_grad()
+    def _load(self, file: Path) -> None:
+        if not file.is_file():
+            raise ArgumentError(
+                f"{file.parent} has no {file.name}: its reference was not renewed in training",
+                place="--resume_from_checkpoint",
+                fix="resume as it was begun, without --sync_ref_model",
+            )
+        found = load_tensors(file)
+        for number, (parameter, _) in enumerate(self.parameters()):
+            with zero.gathered([parameter], write=True):
+                parameter.data.copy_(found[str(number)])
 
     @contextmanager
     def left_out(self) -> Iterator[None]:
@@ -310,3 +337,65 @@ def _trained_elsewhere(model: PeftModel) -> str | None:
         (name for name, parameter in model.named_parameters() if parameter.requires_grad and ".default." not in name),
         None,
     )
+
+
+def add_copy(model: PeftModel) -> None:
+    """A frozen copy of the trained adapter next to it, as the reference of one that does not start as the base."""
+    model.add_adapter(COPY, model.peft_config["default"])
+    for target, source in adapter_parameters(model):
+        with zero.gathered([target, source], write=True):
+            target.data.copy_(source.data)
+        target.requires_grad_(False)
+
+
+def adapter_parameters(model: PeftModel) -> Iterator[tuple[nn.Parameter, nn.Parameter]]:
+    """Each parameter of the copy, and the trained one that it is a copy of."""
+    named = dict(model.named_parameters())
+    for name, parameter in named.items():
+        if f".{COPY}." in name:
+            yield parameter, named[name.replace(f".{COPY}.", ".default.")]
+
+
+@contextmanager
+def as_reference_model(model: nn.Module, args: Any, *, adapter_off: bool = True) -> Iterator[None]:
+    """Run a model as its own reference: without gradients and dropout.
+
+    Args:
+        adapter_off: Without the trained adapter, or with its copy where there is one; else as it is.
+    """
+    was_training = model.training
+    adapter: Any = nullcontext()
+    if isinstance(model, PeftModel) and adapter_off:
+        adapter = use_adapter(model, COPY if COPY in model.peft_config else None)
+    # Nothing is recomputed without gradients, and reentrant checkpointing would warn in each pass.
+    checkpointing = disable_gradient_checkpointing(model, args.gradient_checkpointing_kwargs)
+    with torch.no_grad(), checkpointing, adapter:
+        model.eval()
+        try:
+            yield
+        finally:
+            model.train(was_training)
+
+
+class RenewReference(TrainerCallback):
+    """Every so many steps: reference = alpha * policy + (1 - alpha) * reference (TR-DPO, arXiv:2404.09656).
+
+    Args:
+        pairs: Gives each parameter of the reference with that of the policy.
+    """
+
+    def __init__(self, pairs: Callable[[], Iterator[tuple[nn.Parameter, nn.Parameter]]], alpha: float) -> None:
+        self.pairs, self.alpha = pairs, alpha
+
+    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Renew it where the step asks for it."""
+        if state.global_step % args.ref_model_sync_steps == 0:
+            self.renew()
+
+    @torch.no_grad()
+    def renew(self) -> None:
+        """One parameter at a time, so that ZeRO-3 gathers one at a time."""
+        for target, source in self.pairs():
+            with zero.gathered([target, source], write=True):
+                # In the reference's dtype, which may be another than the policy's.
+                target.data.mul_(1 - self.alpha).add_(source.data.to(target.dtype), alpha=self.alpha)

@@ -15,8 +15,15 @@ from transformers import AutoModelForCausalLM
 
 from hftune.errors import ArgumentError
 from hftune.trainers.features import reference_policy
-from hftune.trainers.features.reference_policy import ADAPTER, MODEL, NONE, PRECOMPUTED, ReferencePolicy
-from hftune.trainers.preference.reference_model import COPY, add_copy
+from hftune.trainers.features.reference_policy import (
+    ADAPTER,
+    COPY,
+    MODEL,
+    NONE,
+    PRECOMPUTED,
+    ReferencePolicy,
+    add_copy,
+)
 from tests.unit.trainers.features import made_up
 
 

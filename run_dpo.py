@@ -14,8 +14,7 @@ def main() -> None:
 
     arguments = parse_arguments("dpo")
 
-    from hftune.data.encoders import make_encoder
-    from hftune.data.splits import load_splits
+    from hftune.data.splits import load_splits, make_encoder
     from hftune.models.adapters.preparation import add_adapter
     from hftune.models.loading.causal_lm import load_causal_lm
     from hftune.models.loading.reference_model import load_reference

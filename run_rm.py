@@ -14,8 +14,7 @@ def main() -> None:
 
     arguments = parse_arguments("rm")
 
-    from hftune.data.encoders import make_encoder
-    from hftune.data.splits import load_splits
+    from hftune.data.splits import load_splits, make_encoder
     from hftune.models.adapters.preparation import add_adapter
     from hftune.models.loading.reward_model import load_reward_model
     from hftune.models.loading.tokenizer import load_tokenizer

@@ -161,13 +161,13 @@ def arguments_of(tokenizer: Any) -> TemplateArguments:
     return dict(getattr(tokenizer, _ATTRIBUTE, None) or {})
 
 
-def give_arguments(tokenizer: Tokenizer, arguments: Mapping[str, Any] | None, place: str = FLAG) -> Tokenizer:
+def give_arguments(tokenizer: Tokenizer, arguments: Mapping[str, Any] | None) -> Tokenizer:
     """Keep arguments with a tokenizer, for all that its template writes.
 
     Raises:
         ArgumentError: As `check_arguments`.
     """
-    check_arguments(arguments or {}, template_text(tokenizer), place)
+    check_arguments(arguments or {}, template_text(tokenizer), FLAG)
     setattr(tokenizer, _ATTRIBUTE, copy.deepcopy(dict(arguments or {})))
     return tokenizer
 
@@ -176,15 +176,6 @@ def readable(arguments: Mapping[str, Any], tokenizer: Any) -> TemplateArguments:
     """Those of the arguments that a tokenizer's template reads."""
     known = names_read(template_text(tokenizer))
     return {name: value for name, value in arguments.items() if name in known}
-
-
-def check_record_arguments(arguments: Mapping[str, Any], tokenizer: Any) -> None:
-    """Refuse arguments of a record that the tokenizer's template does not read.
-
-    Raises:
-        DataError: As `check_arguments`, at the field.
-    """
-    check_arguments(arguments, template_text(tokenizer), FIELD, DataError)
 
 
 def template_text(tokenizer: Any) -> str:

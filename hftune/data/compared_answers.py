@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from hftune.data.formats import TURNS, UNKNOWN, pair_format, refuse_media, unknown_format
+from hftune.data.formats import TURNS, UNKNOWN, pair_format, placed, refuse_media, unknown_format
 from hftune.data.messages import Message, parse_messages, without_weight
-from hftune.data.readers.base import Row
+from hftune.data.readers.files import Row
 from hftune.data.records import (
     checked_prompt,
     read_answer,
@@ -27,18 +27,11 @@ from hftune.errors import DataError, shown
 from hftune.template_arguments import TemplateArguments
 
 EQUAL = "equal answers"
-NO_SHARED_PROMPT = "answers to different prompts"
 NO_ANSWER = "no answer of the assistant"
-BAD_NUMBER = "bad number"
-BAD_SORT = "broken sort"
 
 _SCRIPT = "run_dpo.py"
 # Better first; each is one score an answer.
-_SCORES = (
-    ("score_chosen", "score_rejected"),
-    ("chosen_score", "rejected_score"),
-    ("chosen_rating", "rejected_rating"),
-)
+_SCORES = (("score_chosen", "score_rejected"), ("chosen_score", "rejected_score"), ("chosen_rating", "rejected_rating"))
 _DIALOGUE = re.compile(r"(?:^|\n\n)(Human|Assistant):")
 
 
@@ -51,10 +44,10 @@ class Preference:
     rejected: list[Message]
     margin: float | None
     tools: list[dict[str, Any]] | None
-    origin: str
     template_arguments: TemplateArguments = field(default_factory=dict)
 
 
+@placed
 def to_preference(row: Row) -> Preference:
     """The prompt and the two answers of a row for RM and DPO.
 
@@ -62,24 +55,23 @@ def to_preference(row: Row) -> Preference:
         DataError: In no known format, data for another script, a prompt that does not end with a user or tool turn, or
             two equal answers.
     """
-    origin = row.origin
     prompt, chosen, rejected = _parts(row)
-    refuse_media(row.value, origin)
+    refuse_media(row.value)
     prompt = None if prompt is None else [_unweighted(message) for message in prompt]
     chosen, rejected = [_unweighted(message) for message in chosen], [_unweighted(message) for message in rejected]
     # Before the shared beginning is taken off, which would leave nothing of them to show.
     if chosen == rejected:
-        raise DataError("the two answers are equal", place=origin, fix="Remove the record.", kind=EQUAL)
+        raise DataError("the two answers are equal", fix="Remove the record.", kind=EQUAL)
     # An answer that begins with a question repeats the conversation.
     if any(message["role"] in ("system", "user") for message in (chosen[0], rejected[0])):
-        prompt, chosen, rejected = _split_prompt(prompt, chosen, rejected, origin)
+        prompt, chosen, rejected = _split_prompt(prompt, chosen, rejected)
     if prompt is None:
-        raise unknown_format(row.value, origin, _SCRIPT)
+        raise unknown_format(row.value, _SCRIPT)
     # Again after splitting: the rests may be equal, or none of the assistant's.
-    _check_answers(chosen, rejected, origin)
-    refuse_weights([*chosen, *rejected], origin)
-    prompt, arguments = checked_prompt(prompt, origin), read_arguments(row)
-    return Preference(prompt, chosen, rejected, _margin(row), read_tools(row), origin, arguments)
+    _check_answers(chosen, rejected)
+    refuse_weights([*chosen, *rejected])
+    prompt, arguments = checked_prompt(prompt), read_arguments(row)
+    return Preference(prompt, chosen, rejected, _margin(row), read_tools(row), arguments)
 
 
 def _parts(row: Row) -> tuple[list[Message] | None, list[Message], list[Message]]:
@@ -87,7 +79,7 @@ def _parts(row: Row) -> tuple[list[Message] | None, list[Message], list[Message]
     value = row.value
     found = pair_format(value)
     if found is None:
-        raise unknown_format(value, row.origin, _SCRIPT)
+        raise unknown_format(value, _SCRIPT)
     if "sort" in found.keys:
         return _sorted_responses(row)
     # By the order of the keys in `formats.PAIRS`.
@@ -111,8 +103,8 @@ def _answer(row: Row, key: str, prompt: list[Message] | None) -> list[Message]:
     if prompt is not None or not isinstance(value, str):
         return read_answer(row, key)
     if value.lstrip().startswith("["):
-        return parse_messages(value, row.origin, key)
-    raise unknown_format(row.value, row.origin, _SCRIPT)
+        return parse_messages(value, key)
+    raise unknown_format(row.value, _SCRIPT)
 
 
 def _replaced_answer(row: Row, key: str) -> tuple[list[Message], list[Message], list[Message]]:
@@ -124,12 +116,12 @@ def _replaced_answer(row: Row, key: str) -> tuple[list[Message], list[Message], 
     last = max((index for index, message in enumerate(messages) if message["role"] == "user"), default=-1)
     prompt, chosen = messages[: last + 1], messages[last + 1 :]
     if key == "rejected_messages":
-        rejected = with_system(row, parse_messages(row.value[key], row.origin, key), key)
-        return _split_prompt(None, messages, rejected, row.origin)
+        rejected = with_system(row, parse_messages(row.value[key], key), key)
+        return _split_prompt(None, messages, rejected)
     rejected = read_answer(row, key)
     if not chosen:
         cause = "the conversation ends with a question, so there is no better answer"
-        raise DataError(cause, place=row.origin, fix="Add the answer of the assistant.", kind=NO_ANSWER)
+        raise DataError(cause, fix="Add the answer of the assistant.", kind=NO_ANSWER)
     return prompt, chosen, rejected
 
 
@@ -140,20 +132,19 @@ def _sorted_responses(row: Row) -> tuple[list[Message], list[Message], list[Mess
     if not pair or not all(_is_number(rank) for rank in ranks) or ranks[0] == ranks[1]:
         raise DataError(
             f'"response" must hold two answers and "sort" two different numbers, found {shown(ranks)}',
-            place=row.origin,
             fix='The answer with the higher number in "sort" is the better one, such as [1, 0].',
-            kind=BAD_SORT,
+            kind="broken sort",
         )
-    first, second = (_alternating(response, row.origin) for response in responses)
+    first, second = (_alternating(response) for response in responses)
     chosen, rejected = (first, second) if ranks[0] > ranks[1] else (second, first)
     return read_erniekit(row), chosen, rejected
 
 
-def _alternating(response: Any, origin: str) -> list[Message]:
+def _alternating(response: Any) -> list[Message]:
     """[answer, question, answer, ...] or one text, as messages."""
     texts = response if isinstance(response, list) else [response]
     said = [{"role": ("assistant", "user")[index % 2], "content": text} for index, text in enumerate(texts)]
-    return parse_messages(said, origin, "response")
+    return parse_messages(said, "response")
 
 
 def _is_dialogue(value: Any) -> bool:
@@ -165,11 +156,11 @@ def _dialogue(row: Row, key: str) -> list[Message]:
     _, *parts = _DIALOGUE.split("\n\n" + row.value[key].lstrip())
     said = [{"role": role.lower(), "content": text.strip()} for role, text in zip(parts[::2], parts[1::2], strict=True)]
     messages = [{**turn, "role": "user" if turn["role"] == "human" else "assistant"} for turn in said]
-    return parse_messages(messages, row.origin, key)
+    return parse_messages(messages, key)
 
 
 def _split_prompt(
-    prompt: list[Message] | None, chosen: list[Message], rejected: list[Message], origin: str
+    prompt: list[Message] | None, chosen: list[Message], rejected: list[Message]
 ) -> tuple[list[Message], list[Message], list[Message]]:
     """Answers that repeat the whole conversation: the prompt is what both begin with."""
     pairs = list(zip(chosen, rejected, strict=False))
@@ -183,26 +174,24 @@ def _split_prompt(
     if prompt is not None and shared[len(shared) - len(prompt) :] != prompt and shared != prompt:
         raise DataError(
             '"chosen" and "rejected" are whole conversations that do not share the prompt given with them',
-            place=origin,
             fix="Keep only the answers in them, or remove the prompt column.",
-            kind=NO_SHARED_PROMPT,
+            kind="answers to different prompts",
         )
     return shared, chosen[common:], rejected[common:]
 
 
-def _check_answers(chosen: list[Message], rejected: list[Message], origin: str) -> None:
+def _check_answers(chosen: list[Message], rejected: list[Message]) -> None:
     """Each answer begins and ends with an assistant turn."""
     for name, answer in (("chosen", chosen), ("rejected", rejected)):
         if not answer or answer[0]["role"] != "assistant" or answer[-1]["role"] != "assistant":
             found = [message["role"] for message in answer][:10] or "nothing"
             raise DataError(
                 f'"{name}" must be an answer of the assistant, found {found} after the prompt',
-                place=origin,
                 fix="Both answers must continue the same prompt, with an assistant turn.",
                 kind=NO_ANSWER,
             )
     if chosen == rejected:
-        raise DataError("the two answers are equal", place=origin, fix="Remove the record.", kind=EQUAL)
+        raise DataError("the two answers are equal", fix="Remove the record.", kind=EQUAL)
 
 
 def _unweighted(message: Message) -> Message:
@@ -239,12 +228,9 @@ def _number(row: Row, key: str) -> float:
             number = None
     if not _is_number(number):
         cause = f'"{key}" must be a finite number, found {row.value[key]!r:.40}'
-        raise DataError(cause, place=row.origin, fix=f'Write a number as "{key}", or remove it.', kind=BAD_NUMBER)
+        raise DataError(cause, fix=f'Write a number as "{key}", or remove it.', kind="bad number")
     return float(number)
 
-
-NO_STEPS = "no steps"
-BAD_LABELS = "bad labels of steps"
 
 STEP_FORMATS = (
     '{"prompt", "completions": [step, ...], "labels": [true, ...]} (TRL)',
@@ -265,7 +251,6 @@ class Solution:
     steps: list[str]
     labels: list[float | None]
     tools: list[dict[str, Any]] | None
-    origin: str
     template_arguments: TemplateArguments = field(default_factory=dict)
 
 
@@ -274,6 +259,7 @@ def is_stepwise(value: Mapping[str, Any]) -> bool:
     return isinstance(value.get("completions") or value.get("steps"), list)
 
 
+@placed
 def to_solution(row: Row) -> Solution:
     """The answer in steps of a row.
 
@@ -281,13 +267,12 @@ def to_solution(row: Row) -> Solution:
         DataError: In no known format, without a prompt or steps, or with labels that do not fit the steps.
     """
     value = row.value
-    refuse_media(value, row.origin)
+    refuse_media(value)
     key = next((key for key in ("completions", "steps") if isinstance(value.get(key), list)), None)
     prompt = None if key is None else read_prompt(row)
     if key is None or prompt is None:
         raise DataError(
             f"this record is no answer in steps; its keys: {', '.join(map(shown, list(value)[:10]))}",
-            place=row.origin,
             fix=f"Bring it into one of these: {'; '.join(STEP_FORMATS)}. --columns OURS=YOURS renames a column. "
             "PRM800K and Math-Shepherd are on the Hub in TRL's format: trl-lib/prm800k, trl-lib/math_shepherd.",
             kind=UNKNOWN,
@@ -295,9 +280,9 @@ def to_solution(row: Row) -> Solution:
     steps = [step.strip() if isinstance(step, str) else "" for step in value[key]]
     if not steps or not all(steps):
         cause = f"step {steps.index('') + 1} is no text, or blank" if steps else "the answer has no steps"
-        raise DataError(cause, place=row.origin, fix="Write the missing steps, or remove the record.", kind=NO_STEPS)
+        raise DataError(cause, fix="Write the missing steps, or remove the record.", kind="no steps")
     labels = _step_labels(row, len(steps))
-    return Solution(prompt, steps, labels, read_tools(row), row.origin, read_arguments(row))
+    return Solution(prompt, steps, labels, read_tools(row), read_arguments(row))
 
 
 def _step_labels(row: Row, count: int) -> list[float | None]:
@@ -327,4 +312,4 @@ def _step_label(label: Any, row: Row) -> float | None:
 
 
 def _bad(row: Row, cause: str) -> DataError:
-    return DataError(cause, place=row.origin, fix="Write the missing labels, or remove the record.", kind=BAD_LABELS)
+    return DataError(cause, fix="Write the missing labels, or remove the record.", kind="bad labels of steps")

@@ -58,19 +58,13 @@ class Counts:
 
     def note_dropped_length(self, tokens: int) -> None:
         """Remember the length of a record that was dropped for it, if it is the shortest."""
-        self.shortest_dropped = _least(self.shortest_dropped, tokens)
+        self.shortest_dropped = min(self.shortest_dropped or tokens, tokens)
 
     def note_cut(self, **parts: bool) -> None:
         """Count one record as truncated if any of its parts, by their names, has lost something."""
         self.truncated += any(parts.values())
         for name in (name for name, is_cut in parts.items() if is_cut):
             self.cut[name] = self.cut.get(name, 0) + 1
-
-    def note_rewritten(self, rows: int, kept: int) -> None:
-        """Count a record that became `rows` rows, of which some are kept."""
-        if rows > 1:
-            self.rewritten += 1
-            self.rewritten_rows += kept
 
     def note_texts(self, texts: Sequence[str]) -> None:
         """Count a record, which is these texts, under each turn token that one of them spells in its contents."""
@@ -95,16 +89,11 @@ class Counts:
         self.examples = other.examples | self.examples
         self.columns = sorted({*self.columns, *other.columns})
         self.unread = added(self.unread, other.unread)
-        self.shortest_dropped = _least(self.shortest_dropped, other.shortest_dropped)
+        self.shortest_dropped = min(filter(None, (self.shortest_dropped, other.shortest_dropped)), default=0)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for the manifest and the cache; packing and turn borders only where there are some."""
         return {name: value for name, value in asdict(self).items() if value or name not in _IF_ANY}
-
-
-def _least(first: int, second: int) -> int:
-    """The smaller of two numbers, of which 0 is none."""
-    return min(first, second) if first and second else first or second
 
 
 def require_fast(tokenizer: PreTrainedTokenizerBase) -> None:
@@ -161,7 +150,6 @@ def all_dropped(counts: Counts, flag: str, source: str = "") -> DataError:
     return DataError(cause, place=f"{source}, {flag}" if source else flag, fix=f"Give a larger {flag}{least}.")
 
 
-LONGER = "longer than the context"
 FIX = "shorten the record or take it out, or give a model with a longer context"
 
 
@@ -194,7 +182,7 @@ class Context:
         tokens = context_of(model, tokenizer)
         return cls(tokens, (tokens or 0) * max(map(len, tokenizer.get_vocab()), default=1), fix)
 
-    def check_text(self, text: str, origin: str) -> None:
+    def check_text(self, text: str, origin: str = "") -> None:
         """Look at a text before it is divided into tokens, which takes hundreds of times its size.
 
         Raises:
@@ -203,7 +191,7 @@ class Context:
         if self.tokens is not None and len(text) > self.characters:
             raise self._error(f"{len(text):,} characters", origin, FIX)
 
-    def check(self, length: int, origin: str) -> None:
+    def check(self, length: int, origin: str = "") -> None:
         """Look at a number of tokens.
 
         Raises:
@@ -214,4 +202,4 @@ class Context:
 
     def _error(self, size: str, origin: str, fix: str) -> DataError:
         cause = f"a record of {size} does not fit into the model's context of {self.tokens:,} tokens"
-        return DataError(cause, place=origin, fix=fix, kind=LONGER)
+        return DataError(cause, place=origin, fix=fix, kind="longer than the context")

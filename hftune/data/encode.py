@@ -90,9 +90,6 @@ class PrefixEncoder:
         return edge is not None and last is not None and last + 2 <= edge
 
 
-NO_TARGET = "no trained token within max_length"
-
-
 class ChatEncoder(Encoder):
     """Conversations for SFT, with labels on what the assistant says.
 
@@ -116,12 +113,7 @@ class ChatEncoder(Encoder):
     dummy_kind = "conversation"
 
     def __init__(
-        self,
-        tokenizer: PreTrainedTokenizerBase,
-        *,
-        max_length: int | None,
-        turn_weights: bool = False,
-        **masking: Any,
+        self, tokenizer: PreTrainedTokenizerBase, *, max_length: int | None, turn_weights: bool = False, **masking: Any
     ) -> None:
         self.tokenizer, self.max_length, self.turn_weights = tokenizer, max_length, turn_weights
         # Templates are rendered here, in the workers.
@@ -160,7 +152,7 @@ class ChatEncoder(Encoder):
     def read(self, row: Row) -> list[SpannedText]:
         """The texts of a record with their spans: one, unless the template rewrites its earlier turns."""
         conversation = to_conversation(row)
-        self.finder.render.reads.note_tools(conversation.tools, row.origin)
+        self.finder.render.reads.note_tools(conversation.tools)
         found = self.finder.rows(conversation.messages, conversation.tools, conversation.template_arguments)
         fraction = next((span.weight for text in found for span in text.spans if span.weight != 1.0), None)
         if fraction is not None and not self.turn_weights:
@@ -190,11 +182,13 @@ class ChatEncoder(Encoder):
                 used += 1
             if not used:
                 dropped.append(rows[0].text)
-                counts.drop(NO_TARGET)
+                counts.drop("no trained token within max_length")
                 continue
             counts.used += 1
             counts.truncated += truncated
-            counts.note_rewritten(len(rows), used)
+            if len(rows) > 1:
+                counts.rewritten += 1
+                counts.rewritten_rows += used
         if not counts.used:
             # Only the message for data of which nothing is left says how long records are: a record that is dropped
             # among others is not tokenised whole for it.
@@ -223,9 +217,6 @@ class ChatEncoder(Encoder):
         return made
 
 
-TOO_SHORT = "fewer than 2 tokens"
-
-
 class TextEncoder(Encoder):
     """Texts for pre-training, each with the tokenizer's own special tokens (such as BOS) and EOS at its end.
 
@@ -234,8 +225,6 @@ class TextEncoder(Encoder):
     Args:
         block_size: Cut documents into blocks of so many tokens; a block of fewer than 2 tokens is left out. None keeps
             documents whole, for packing.
-        append_eos: End each document with EOS.
-
         borders_in_text: What becomes of turn tokens that texts spell, a mode of `TurnTokenGuard`.
 
     Raises:
@@ -247,19 +236,14 @@ class TextEncoder(Encoder):
     row_length = "block_size"
 
     def __init__(
-        self,
-        tokenizer: PreTrainedTokenizerBase,
-        *,
-        block_size: int | None = None,
-        append_eos: bool = True,
-        borders_in_text: str = "split",
+        self, tokenizer: PreTrainedTokenizerBase, *, block_size: int | None = None, borders_in_text: str = "split"
     ) -> None:
         require_fast(tokenizer)
         # A model that never sees an end of text never stops when it is asked to write.
-        if append_eos and tokenizer.eos_token_id is None:
+        if tokenizer.eos_token_id is None:
             raise DataError("the tokenizer has no EOS token to end documents with", fix="Set its eos_token.")
         self.tokenizer, self.block_size = tokenizer, block_size
-        self.eos: int | None = tokenizer.eos_token_id if append_eos else None
+        self.eos: int = tokenizer.eos_token_id
         self.guard = TurnTokenGuard(
             tokenizer, borders_in_text, Renderer(tokenizer) if tokenizer.chat_template else None
         )
@@ -271,7 +255,7 @@ class TextEncoder(Encoder):
 
     def without_limit(self) -> TextEncoder:
         """Documents as long as they are."""
-        return TextEncoder(self.tokenizer, append_eos=self.eos is not None, borders_in_text=self.guard.mode)
+        return TextEncoder(self.tokenizer, borders_in_text=self.guard.mode)
 
     def settings(self) -> dict[str, Any]:
         """For the fingerprint."""
@@ -279,14 +263,13 @@ class TextEncoder(Encoder):
             "encoder": "text",
             # Under the name by which folders of older versions have it.
             "piece": self.block_size,
-            "append_eos": self.eos is not None,
             "borders_in_text": self.guard.mode,
         }
 
     def read(self, row: Row) -> str:
         """The text of a row; EOS at its end, which `encode` puts there, is not part of what it says."""
         text = to_text(row)
-        if self.eos is not None and self.guard.mode != "allow":
+        if self.guard.mode != "allow":
             # Corpora often end each text with it; as text it would be split into letters by the guard.
             text = text.removesuffix(str(self.tokenizer.eos_token))
         return self.guard.document(text)
@@ -299,7 +282,7 @@ class TextEncoder(Encoder):
             counts.note_texts([text])
             blocks = self._blocks(self._ended(encoding.ids), counts)
             if not blocks:
-                counts.drop(TOO_SHORT)
+                counts.drop("fewer than 2 tokens")
                 continue
             counts.used += 1
             counts.tokens += sum(map(len, blocks))
@@ -310,7 +293,7 @@ class TextEncoder(Encoder):
 
     def _ended(self, ids: list[int]) -> np.ndarray:
         # Some tokenizers append EOS themselves.
-        if self.eos is not None and ids[-1:] != [self.eos]:
+        if ids[-1:] != [self.eos]:
             ids = [*ids, self.eos]
         return np.array(ids, dtype=np.int32)
 

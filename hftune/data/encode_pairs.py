@@ -31,9 +31,6 @@ from hftune.data.turns import MASK, Span, SpannedText, common_start
 from hftune.errors import DataError
 from hftune.logging import notice
 
-TOO_LONG = "longer than its lengths"
-TOO_LONG_IN_CHARACTERS = "more characters than its lengths"
-
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -87,13 +84,13 @@ def truncated_pair(pair: Pair, limits: Limits, characters: int, counts: Counts) 
         characters: Those of the prompt with its longer answer.
     """
     if limits.characters is not None and characters > limits.characters:
-        counts.drop(TOO_LONG_IN_CHARACTERS)
+        counts.drop("more characters than its lengths")
         return None
     # Records that pass by their characters lose the answer's end.
     way = CUT_ANSWER if limits.characters is not None else limits.too_long
     kept = _kept(len(pair.prompt), pair.answer, limits, way)
     if kept is None:
-        counts.drop(TOO_LONG)
+        counts.drop("longer than its lengths")
         return None
     # A prompt loses its beginning: its end is the question.
     prompt = pair.prompt[len(pair.prompt) - kept[0] :]
@@ -121,8 +118,6 @@ def _kept(prompt: int, answer: int, limits: Limits, way: str) -> tuple[int, int]
 
 if TYPE_CHECKING:
     from hftune.arguments.preference import DPOArguments
-
-SAME = "chosen and rejected are equal after truncation"
 
 
 COUNT_COLUMNS = {"length": pa.int32(), "trained": pa.int32()}
@@ -161,12 +156,7 @@ class PairEncoder(Encoder):
     """Keep what follows an answer's terminator."""
 
     def __init__(
-        self,
-        tokenizer: PreTrainedTokenizerBase,
-        *,
-        limits: Limits,
-        offset: bool = False,
-        **masking: Any,
+        self, tokenizer: PreTrainedTokenizerBase, *, limits: Limits, offset: bool = False, **masking: Any
     ) -> None:
         self.tokenizer, self.limits, self.offset = tokenizer, limits, offset
         if offset:
@@ -195,7 +185,7 @@ class PairEncoder(Encoder):
     def read(self, row: Row) -> PairText:
         """The texts of a row and its answers' spans."""
         preference = to_preference(row)
-        self.finder.render.reads.note_tools(preference.tools, row.origin)
+        self.finder.render.reads.note_tools(preference.tools)
         if self.offset and preference.margin is not None and preference.margin <= 0:
             raise DataError(
                 f"the chosen answer's score is not above the rejected one's (difference {preference.margin:g})",
@@ -271,7 +261,7 @@ class PairEncoder(Encoder):
             found = truncated_pair(pair, self.limits, text.characters, seen)
             # Equal after truncation: the loss would be a constant, and its gradient nothing.
             if found is not None and np.array_equal(found.chosen, found.rejected):
-                found, seen = None, Counts(dropped={SAME: 1})
+                found, seen = None, Counts(dropped={"chosen and rejected are equal after truncation": 1})
             counts.add(seen)
             if found is None:
                 continue

@@ -25,9 +25,6 @@ if TYPE_CHECKING:
     from hftune.arguments.rl_algorithms import GRPOArguments, RLOOArguments
 
 
-LONG_PROMPT = "prompt longer than max_prompt_length"
-
-
 _OFFERED = ("tools", "functions")
 
 
@@ -73,11 +70,7 @@ class PromptEncoder(Encoder):
 
     def settings(self) -> dict[str, Any]:
         """For the fingerprint."""
-        about = {
-            "encoder": "prompts",
-            "max_prompt_length": self.max_prompt_length,
-            "borders_in_text": self.guard.mode,
-        }
+        about = {"encoder": "prompts", "max_prompt_length": self.max_prompt_length, "borders_in_text": self.guard.mode}
         return about | ({} if self.system_prompt is None else {"system_prompt": self.system_prompt})
 
     def read(self, row: Row) -> tuple[Prompt, str]:
@@ -107,7 +100,7 @@ class PromptEncoder(Encoder):
         for (prompt, text), ids in zip(parsed, encoded, strict=True):
             counts.note_texts([text])
             if self.max_prompt_length is not None and len(ids) > self.max_prompt_length:
-                counts.drop(LONG_PROMPT)
+                counts.drop("prompt longer than max_prompt_length")
                 counts.note_dropped_length(len(ids))
                 continue
             counts.used += 1

@@ -19,15 +19,13 @@ from hftune.data.encoder import IDS, Encoder, Keep, keep_in_memory
 from hftune.data.formats import pair_format
 from hftune.data.mask import KEEP, SpanFinder, tokens_of
 from hftune.data.messages import Message, without_weight
-from hftune.data.readers.base import Row
+from hftune.data.readers.files import Row
 from hftune.data.records import Conversation, to_conversation
 from hftune.data.rendering import Renderer, require_chat_template
 from hftune.data.turn_tokens import AnyEncoding, TurnTokenGuard, token_ids, turn_tokens_in
 from hftune.data.turns import Span, SpannedText
 from hftune.errors import DataError
 from hftune.logging import notice
-
-NEGATIVE = "negative score difference"
 
 
 class RewardPairEncoder(PairEncoder):
@@ -80,7 +78,7 @@ class RewardPairEncoder(PairEncoder):
             raise DataError(
                 f"the better answer has the lower score, by {-pair.margin:g}; a loss cannot weigh less than nothing",
                 fix="Swap the answers, or use --score_difference margin or none.",
-                kind=NEGATIVE,
+                kind="negative score difference",
             )
         pair.source = source_of(row)
         return pair
@@ -133,10 +131,6 @@ def source_of(row: Row) -> str:
         if isinstance(row.value.get(name), str) and row.value[name]:
             return str(row.value[name])
     return row.file.replace("\\", "/").rsplit("/", 1)[-1]
-
-
-NO_STEP_LEFT = "no labelled step within --max_length"
-REWRITTEN = "steps rewritten by the template"
 
 
 @dataclass(slots=True)
@@ -232,7 +226,7 @@ class StepEncoder(Encoder):
             # A step that is cut has no end to be scored at.
             inside = [number for number, end in enumerate(ends) if end < len(ids)]
             if not inside:
-                counts.drop(NO_STEP_LEFT)
+                counts.drop("no labelled step within --max_length")
                 continue
             counts.used += 1
             counts.truncated += len(ids) < len(encoding.ids)
@@ -257,7 +251,7 @@ def _located(solution: Solution, found: SpannedText) -> list[Span]:
             raise DataError(
                 f"the chat template writes a step in another way: {step[:60]!r}",
                 fix="Give another --chat_template, or fix the step.",
-                kind=REWRITTEN,
+                kind="steps rewritten by the template",
             )
         at = start + len(step)
         steps.append(Span(start, at))
@@ -347,7 +341,7 @@ class ScoringEncoder:
             return [(SINGLE, to_conversation(row))]
         pair = to_preference(row)
         answers = ((CHOSEN, pair.chosen), (REJECTED, pair.rejected))
-        more = pair.tools, row.origin, pair.template_arguments
+        more = pair.tools, pair.template_arguments
         return [(name, Conversation(pair.prompt + answer, *more)) for name, answer in answers]
 
     def _one(self, name: str, said: Conversation) -> Scored:
@@ -358,33 +352,31 @@ class ScoringEncoder:
             if not steps:
                 raise DataError("the answer has no steps", fix="Remove the record.", kind="no steps")
             labels: list[float | None] = [None] * len(steps)
-            more = said.tools, said.origin, said.template_arguments
-            return self.solution(name, Solution(before, steps, labels, *more))
+            return self.solution(name, Solution(before, steps, labels, said.tools, said.template_arguments))
         render = self.render.given(said.template_arguments)
         messages = render.reads.said([without_weight(message) for message in said.messages], said.tools)
         text = self.guard.text(render, messages, said.tools)
-        self.context.check_text(text, said.origin)
+        self.context.check_text(text)
         (ids,) = token_ids(self.tokenizer, [text], add_special_tokens=False)
-        return self._cut(Scored(name, ids, None, turn_tokens=turn_tokens_in(text)), said.origin)
+        return self._cut(Scored(name, ids, None, turn_tokens=turn_tokens_in(text)))
 
     def solution(self, name: str, solution: Solution) -> Scored:
         """An answer in steps; scored as a whole where steps are not."""
         if self.encoder is None:
             answer: Message = {"role": "assistant", "content": self.separator.join(solution.steps)}
-            more = solution.tools, solution.origin, solution.template_arguments
-            return self._one(name, Conversation([*solution.prompt, answer], *more))
+            messages = [*solution.prompt, answer]
+            return self._one(name, Conversation(messages, solution.tools, solution.template_arguments))
         parsed = self.encoder.text_of(solution, "")
-        self.context.check_text(parsed.said.text, solution.origin)
+        self.context.check_text(parsed.said.text)
         encoding = self.encoder.encodings([parsed.said.text])[0]
         ends = last_tokens(encoding, parsed.said)
-        scored = Scored(name, list(encoding.ids), ends, turn_tokens=turn_tokens_in(parsed.said.text))
-        return self._cut(scored, solution.origin)
+        return self._cut(Scored(name, list(encoding.ids), ends, turn_tokens=turn_tokens_in(parsed.said.text)))
 
-    def _cut(self, one: Scored, origin: str) -> Scored:
+    def _cut(self, one: Scored) -> Scored:
         """Without its beginning, where it is too long; steps in there have no score of their own."""
         # The end stays, where the score is read.
         over = len(one.ids) - self.max_length if self.max_length else 0
-        self.context.check(len(one.ids) - max(0, over), origin)
+        self.context.check(len(one.ids) - max(0, over))
         if over <= 0:
             return one
         ends = None if one.ends is None else [end - over for end in one.ends if end >= over]

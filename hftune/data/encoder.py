@@ -276,14 +276,11 @@ def _encode_chunk(
             first = first or (None if drop else error)
             counts.drop(error.kind, error)
     counts.unread, counts.columns = take_unread(), sorted(renamed)
-    # Of what is not trained the faults are counted alone.
-    payload = None if first else _record_batch(encoder.encode(parsed, counts), encoder.schema).serialize()
-    return payload, counts, first
-
-
-def _record_batch(columns: dict[str, list[Any]], schema: pa.Schema) -> pa.RecordBatch:
-    arrays = [_array(columns[field.name], field.type) for field in schema]
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+    if first:  # of what is not trained the faults are counted alone
+        return None, counts, first
+    made = encoder.encode(parsed, counts)
+    arrays = [_array(made[field.name], field.type) for field in encoder.schema]
+    return pa.RecordBatch.from_arrays(arrays, schema=encoder.schema).serialize(), counts, None
 
 
 def _array(values: list[Any], kind: pa.DataType) -> pa.Array:

@@ -14,8 +14,8 @@ from hftune.arguments.data import DataArguments
 from hftune.arguments.training import PTArguments
 from hftune.data.corpus.blocks import BlockDataset, HeldOutBlocks, Settings, check_tokens
 from hftune.data.corpus.documents import Documents
-from hftune.data.corpus.schedule import as_shares
 from hftune.data.encoder import Encoder
+from hftune.data.mixture import as_shares
 from hftune.data.readers.specs import parse_weights
 from hftune.data.splits import Splits
 from hftune.data.tokenized_folder import INDEX, check_index, held_out_within

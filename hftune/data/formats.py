@@ -7,15 +7,17 @@ of all. The first format of a list that fits is taken, so the same record is alw
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import wraps
+from typing import Any, TypeVar
 
+from hftune.data.readers.files import Row
 from hftune.errors import DataError, shown
 
 UNKNOWN = "unknown format"
-WRONG_STAGE = "data for another script"
-MEDIA = "images, audio or video"
+
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,12 +99,7 @@ LABELLED = (
     Format("Alpaca and kto_tag", ("instruction", "output", "kto_tag")),
     Format("Alpaca and label", ("instruction", "output", "label")),
 )
-PROMPTS = (
-    *TURNS,
-    *(Format(key, (key,)) for key in ASKS),
-    Format("ERNIEKit", ("src",)),
-    Format("input", ("input",)),
-)
+PROMPTS = (*TURNS, *(Format(key, (key,)) for key in ASKS), Format("ERNIEKit", ("src",)), Format("input", ("input",)))
 
 SHOWN_PAIRS = (
     Format("ShareGPT pairs", ("conversations", "chosen", "rejected")),
@@ -157,7 +154,7 @@ def is_labelled(value: Mapping[str, Any]) -> bool:
     return isinstance(value.get("label"), bool) or value.get("kto_tag") is not None
 
 
-def refuse_media(value: Mapping[str, Any], origin: str) -> None:
+def refuse_media(value: Mapping[str, Any]) -> None:
     """Refuse a record with pictures, sound or film next to its text: their placeholders would be trained as words.
 
     Raises:
@@ -169,9 +166,8 @@ def refuse_media(value: Mapping[str, Any], origin: str) -> None:
     if found:
         raise DataError(
             f"the record has {', '.join(found)}; hftune trains on text only",
-            place=origin,
             fix="Remove the record, or the column if the text does not need it.",
-            kind=MEDIA,
+            kind="images, audio or video",
         )
 
 
@@ -190,7 +186,7 @@ def script_for(value: Mapping[str, Any]) -> str | None:
     return None
 
 
-def nearest(value: Mapping[str, Any], script: str, limit: int = 3) -> list[Format]:
+def nearest(value: Mapping[str, Any], script: str) -> list[Format]:
     """The formats of a script that share most keys with a record (typing slips count half), best first."""
 
     def likeness(known: Format) -> float:
@@ -199,17 +195,17 @@ def nearest(value: Mapping[str, Any], script: str, limit: int = 3) -> list[Forma
         return (exact + close / 2) / len(known.keys)
 
     # Of equal ones, those with the fewest brackets to write come first.
-    return sorted(FORMATS[script], key=lambda known: (-likeness(known), len(known.show())))[:limit]
+    return sorted(FORMATS[script], key=lambda known: (-likeness(known), len(known.show())))[:3]
 
 
 def _reads(value: Mapping[str, Any], script: str) -> str:
     return " | ".join(known.show() for known in nearest(value, script))
 
 
-def _keys(value: Mapping[str, Any], limit: int = 30) -> str:
+def _keys(value: Mapping[str, Any]) -> str:
     """The keys of a record, not all of a thousand."""
-    keys = ", ".join(shown(key) for key in sorted(value)[:limit])
-    return (f"{keys}, ... ({len(value)} keys)" if len(value) > limit else keys) or "none"
+    keys = ", ".join(shown(key) for key in sorted(value)[:30])
+    return (f"{keys}, ... ({len(value)} keys)" if len(value) > 30 else keys) or "none"
 
 
 def _renaming(value: Mapping[str, Any], script: str) -> str:
@@ -229,7 +225,7 @@ def _renaming(value: Mapping[str, Any], script: str) -> str:
     return ""
 
 
-def unknown_format(value: Mapping[str, Any], origin: str, script: str) -> DataError:
+def unknown_format(value: Mapping[str, Any], script: str) -> DataError:
     """The error for a record that `script` (a key of `FORMATS`) cannot read."""
     label = _LABELS.get(script, script)
     home = script_for(value)
@@ -240,20 +236,18 @@ def unknown_format(value: Mapping[str, Any], origin: str, script: str) -> DataEr
     note = f" (empty: {', '.join(map(shown, empty[:10]))})" if empty else ""
     return DataError(
         f"this record is in no format that {label} can read; its keys: {_keys(value)}{note}",
-        place=origin,
         fix=f"{_renaming(value, script)}{advice} bring it into one of the nearest formats: {_reads(value, script)}. "
         "--columns OURS=YOURS renames a column.",
         kind=UNKNOWN,
     )
 
 
-def wrong_stage(value: Mapping[str, Any], origin: str, script: str) -> DataError:
+def wrong_stage(value: Mapping[str, Any], script: str) -> DataError:
     """The error for a record that is readable, but meant for another script."""
     return DataError(
         f"this record is data for {script_for(value)}, not for {_LABELS.get(script, script)}; its keys: {_keys(value)}",
-        place=origin,
         fix=f"Use it with {script_for(value)}, or bring it into a format that this one reads: {_reads(value, script)}",
-        kind=WRONG_STAGE,
+        kind="data for another script",
     )
 
 
@@ -266,14 +260,29 @@ _OTHERS = "further fields and columns"
 # Of this process, and of the record it was noted for last: a record counts once however often it has a field.
 _noted: dict[str, list[Any]] = {}
 _last: dict[str, str] = {}
+_at = [""]
 
 
-def note_unread(what: str, origin: str) -> None:
-    """Note that a record holds something that is not read."""
-    what = _name(what, _noted)
-    if _last.get(what) != origin:
-        _last[what] = origin
-        _noted.setdefault(what, [0, origin])[0] += 1
+def placed(read: Callable[[Row], Found]) -> Callable[[Row], Found]:
+    """A reader of rows, whose faults and notes are told at the row: what it calls knows keys and turns alone."""
+
+    @wraps(read)
+    def reading(row: Row) -> Found:
+        _at[0] = row.origin
+        try:
+            return read(row)
+        except DataError as error:
+            raise error.at(row.origin) from error
+
+    return reading
+
+
+def note_unread(what: str) -> None:
+    """Note that the record which is read holds something that is not."""
+    what, place = _name(what, _noted), _at[0]
+    if _last.get(what) != place:
+        _last[what] = place
+        _noted.setdefault(what, [0, place])[0] += 1
 
 
 def _name(what: str, known: Mapping[str, Any]) -> str:

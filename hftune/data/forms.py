@@ -10,7 +10,6 @@ Any other record goes the long way.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate, chain, zip_longest
 
@@ -25,31 +24,11 @@ Rows = Callable[[list[Message], None], list[SpannedText]]
 _OPENING = {"assistant": "<[◁"}
 """A content that begins with one may continue what the template writes before it, as `<think>` does, or end a turn."""
 
+Place = tuple[int, int]
+"""The number of a content, or of the end behind the last one; how many characters into the text before it."""
 
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """A position so many characters into the text before content `index`, or behind the last one."""
-
-    index: int
-    offset: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Form:
-    """What stands around the contents, one text more than there are contents; start, end and weight of each span."""
-
-    around: list[str]
-    spans: list[tuple[_Place, _Place, float]]
-
-    def filled(self, contents: list[str]) -> SpannedText:
-        """The text with these contents, and its spans."""
-        parts = [*chain.from_iterable(zip_longest(self.around, contents, fillvalue=""))]
-        starts = [0, *accumulate(map(len, parts))][::2]
-        spans = [
-            Span(starts[start.index] + start.offset, starts[end.index] + end.offset, weight)
-            for start, end, weight in self.spans
-        ]
-        return SpannedText("".join(parts), spans)
+Form = tuple[list[str], list[tuple[Place, Place, float]]]
+"""What stands around the contents, one text more than there are contents; start, end and weight of each span."""
 
 
 class Forms:
@@ -76,10 +55,18 @@ class Forms:
         form = self.form(*[(message["role"], message.get("weight", 1.0)) for message in messages])
         if form is None:
             return None
-        found = form.filled([message["content"] for message in messages])
-        return found if found.text == self.render(messages) else None
+        around, places = form
+        parts = [*chain.from_iterable(zip_longest(around, (one["content"] for one in messages), fillvalue=""))]
+        text = "".join(parts)
+        if text != self.render(messages):
+            return None
+        starts = [0, *accumulate(map(len, parts))][::2]
+        spans = [
+            Span(starts[first] + into, starts[last] + upto, weight) for (first, into), (last, upto), weight in places
+        ]
+        return SpannedText(text, spans)
 
-    def _find(self, *turns: tuple[str, float]) -> _Form | None:
+    def _find(self, *turns: tuple[str, float]) -> Form | None:
         """The form of conversations with these roles and weights; None unless they are one row that shows it."""
         # Digits between letters: no template changes their case, and no word is the beginning of another.
         words = [f"HFTUNE{number}PART" for number in range(len(turns))]
@@ -98,7 +85,7 @@ class Forms:
             for (start, end), span in zip(bounds, rows[0].spans, strict=True)
             if start is not None and end is not None
         ]
-        return _Form(around, spans) if len(spans) == len(bounds) else None
+        return (around, spans) if len(spans) == len(bounds) else None
 
 
 def _is_plain(message: Message) -> bool:
@@ -118,11 +105,11 @@ def _around(text: str, words: list[str]) -> list[str] | None:
     return [*around, text]
 
 
-def _place(position: int, around: list[str], words: list[str]) -> _Place | None:
+def _place(position: int, around: list[str], words: list[str]) -> Place | None:
     """A position in the text of the words; None inside a word: how far in is the content's own business."""
     reached = 0
     for index, (text, word) in enumerate(zip_longest(around, words, fillvalue="")):
         if reached <= position <= reached + len(text):
-            return _Place(index, position - reached)
+            return index, position - reached
         reached += len(text) + len(word)
     return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+from collections.abc import Iterable
 from itertools import chain
 from typing import Any
 
@@ -61,20 +61,11 @@ def span_of_tokens(encoding: AnyEncoding, spans: list[Span]) -> np.ndarray:
 SPLIT, LAST, REFUSE, KEEP = "split", "last", "refuse", "keep"
 
 
-@dataclass(frozen=True, slots=True)
-class ExactRow:
-    """The beginning of a conversation as text, and the turns that are trained in it."""
-
-    turns: list[int]
-    said: SpannedText
+def _row(finder: TurnFinder, found: dict[int, Span]) -> SpannedText:
+    return SpannedText(finder.text, finder.checked([found[turn] for turn in sorted(found)]))
 
 
-def _row(finder: TurnFinder, found: dict[int, Span]) -> ExactRow:
-    turns = sorted(found)
-    return ExactRow(turns, SpannedText(finder.text, finder.checked([found[turn] for turn in turns])))
-
-
-def rows_of(finder: TurnFinder, *, last_turn_only: bool = False, rewritten: str = SPLIT) -> list[ExactRow]:
+def rows_of(finder: TurnFinder, *, last_turn_only: bool = False, rewritten: str = SPLIT) -> list[SpannedText]:
     """The rows that a conversation is trained as, the shortest first: one, unless the template rewrites turns.
 
     Args:
@@ -97,26 +88,26 @@ def rows_of(finder: TurnFinder, *, last_turn_only: bool = False, rewritten: str 
     left = [turn for turn in turns if turn not in found]
     while left:
         # The longest first: it may hold further turns exactly, as the calls before an answer.
-        rows.append(_row_upto(finder.upto(left[-1] + 1), left))
-        left = [turn for turn in left if turn not in rows[-1].turns]
+        trained, row = _row_upto(finder.upto(left[-1] + 1), left)
+        rows.append(row)
+        left = [turn for turn in left if turn not in trained]
     if rewritten == REFUSE and len(rows) > 1:
         finder.required_span(next(turn for turn in turns if turn not in found))  # raises, and says what to do
     return rows[::-1]
 
 
-def _row_upto(part: TurnFinder, turns: list[int]) -> ExactRow:
-    """The row of a conversation that ends with the last of these turns, with those that are exact in it.
+def _row_upto(part: TurnFinder, turns: list[int]) -> tuple[Iterable[int], SpannedText]:
+    """Those turns that are exact in a conversation that ends with the last of them, and its row.
 
     Raises:
         DataError: The last one is not.
     """
     found = _exact(part, turns)
     if turns[-1] in found:
-        return _row(part, found)
+        return found, _row(part, found)
     said = opened_turn(part) or asked_turn(part)
-    if said is not None:
-        return ExactRow(turns[-1:], said)
-    return _row(part, {turns[-1]: part.required_span(turns[-1])})  # raises, and says what to do
+    # Raises, and says what to do, where no way has found it.
+    return turns[-1:], said or _row(part, {turns[-1]: part.required_span(turns[-1])})
 
 
 def _exact(finder: TurnFinder, turns: list[int]) -> dict[int, Span]:
@@ -295,8 +286,8 @@ class SpanFinder:
         finder = TurnFinder(messages, self.render, tools, empty_thoughts=self.empty_thoughts)
         rows = rows_of(finder, last_turn_only=self.last_turn_only, rewritten=self.rewritten)
         if self.empty_thoughts == DROP_THOUGHTS:
-            return [self._without_empty_thoughts(row.said) for row in rows]
-        return [row.said for row in rows]
+            return [self._without_empty_thoughts(row) for row in rows]
+        return rows
 
     def _without_empty_thoughts(self, said: SpannedText) -> SpannedText:
         """The text without the empty thoughts with which its spans begin.

@@ -13,8 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from hftune import terminal
 from hftune.constants import IGNORE_INDEX
-from hftune.data.formats import describe_unread
-from hftune.data.splits import Splits
+from hftune.data.splits import Splits, describe
 from hftune.visible import visible, whole
 
 TRAINED, MASKED, TERMINATOR = "bold green", "dim", "bold reverse green"
@@ -49,7 +48,7 @@ def preview(
                 console.print(part)
     console.rule("counts", align="left")
     for name, about in data.about.items():
-        console.print(Text(visible(f"{name}: {', '.join(_counts(about))}")))
+        console.print(Text(visible(f"{name}: {describe(about)}")))
     # A stream has no length, so neither has an epoch.
     if hasattr(data.train, "__len__"):
         steps = math.ceil(len(data.train) / rows_per_step)
@@ -124,7 +123,10 @@ def _documents(example: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> I
     """The documents of a row: one, or those that are packed into it."""
     # Lists, or tensors where rows come from tokenised folders.
     ids = [int(token) for token in example["input_ids"]]
-    labels = [int(label) for label in example["labels"]] if "labels" in example else _at_ends(ids, example["ends"])
+    if "labels" in example:
+        labels = [int(label) for label in example["labels"]]
+    else:  # an answer in steps: the tokens at which these are scored
+        labels = [token if place in example["ends"] else IGNORE_INDEX for place, token in enumerate(ids)]
     lengths = [int(length) for length in example["seq_lengths"]] if "seq_lengths" in example else [len(ids)]
     start = 0
     for number, length in enumerate(lengths, start=1):
@@ -136,41 +138,12 @@ def _documents(example: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> I
         start += length
 
 
-def _at_ends(ids: Sequence[int], ends: Sequence[int]) -> list[int]:
-    """Labels of an answer in steps: the tokens at which steps are scored."""
-    scored = set(ends)
-    return [token if place in scored else IGNORE_INDEX for place, token in enumerate(ids)]
-
-
 def _examples(dataset: Any) -> Iterator[dict[str, Any]]:
     """The first examples of a map-style or an endless dataset."""
     # Not by __getitem__: torch gives it to endless datasets as well.
     if hasattr(dataset, "__len__"):
         return (dataset[index] for index in range(len(dataset)))
     return iter(dataset)
-
-
-def _counts(about: dict[str, Any]) -> Iterator[str]:
-    """What became of the records, in words."""
-    if "rows" in about:
-        yield f"{about['rows']} records read"
-        yield f"{about['used']} used"
-        for reason, number in about.get("dropped", {}).items():
-            example = about.get("examples", {}).get(reason)
-            yield f"{number} dropped ({reason}{f'; first: {example}' if example else ''})"
-        yield f"{about['truncated']} truncated"
-        if about.get("rewritten"):
-            yield f"{about['rewritten']} made {about['rewritten_rows']} rows, as the template rewrites earlier turns"
-        if about.get("bordered"):
-            which = ", ".join(f"{token} in {number}" for token, number in about["borders"].items())
-            yield f"{about['bordered']} with turn borders in their text ({which})"
-        yield from describe_unread(about.get("unread", {}))
-    if about.get("tokens"):
-        share = 100 * about.get("trained_tokens", 0) / about["tokens"]
-        yield f"{about['tokens']} tokens, {about.get('trained_tokens', 0)} trained ({share:.0f} %)"
-    packing = about.get("packing")
-    if packing:
-        yield f"{packing['packs']} packed rows of {packing['max_length']}, {100 * packing['fill']:.1f} % full"
 
 
 def _legend() -> Text:

@@ -19,20 +19,18 @@ from hftune.data.formats import (
     is_labelled,
     note_unread,
     pair_format,
+    placed,
     refuse_media,
     unknown_format,
     wrong_stage,
 )
 from hftune.data.messages import BAD_WEIGHT, NO_TURNS, THOUGHTS_KEYS, Message, is_message, parse_messages, text_of
-from hftune.data.readers.base import Row
+from hftune.data.readers.files import Row
 from hftune.data.readers.strict_json import from_json
 from hftune.data.tool_calls import parse_tools
 from hftune.errors import DataError, shown
 from hftune.template_arguments import FIELD, TemplateArguments, parse_arguments
 
-NO_QUESTION = "empty question"
-TWO_SYSTEMS = "two system texts"
-BAD_HISTORY = "broken history"
 BAD_LABEL = "bad label"
 
 _SYSTEMS = ("system", "system_prompt")
@@ -46,7 +44,7 @@ def read_turns(row: Row) -> list[Message] | None:
     key = next((known.keys[0] for known in TURNS if value.get(known.keys[0]) is not None), None)
     if key is None:
         return None
-    return with_system(row, parse_messages(value[key], row.origin, key), key)
+    return with_system(row, parse_messages(value[key], key), key)
 
 
 def with_system(row: Row, messages: list[Message], key: str) -> list[Message]:
@@ -56,7 +54,7 @@ def with_system(row: Row, messages: list[Message], key: str) -> list[Message]:
     if before and messages[0]["role"] == "system":
         if before[0]["content"] != messages[0]["content"]:
             cause = f'a system text next to "{key}", and another one in it'
-            raise DataError(cause, place=row.origin, fix="Keep one.", kind=TWO_SYSTEMS)
+            raise DataError(cause, fix="Keep one.", kind="two system texts")
         return messages
     return before + messages
 
@@ -65,7 +63,7 @@ def read_system(row: Row) -> list[Message]:
     """The top-level system text as a message; an empty list for none."""
     for key in _SYSTEMS:
         if filled(row.value, key):
-            return [{"role": "system", "content": text_of(row.value[key], row.origin, f'"{key}"')}]
+            return [{"role": "system", "content": text_of(row.value[key], f'"{key}"')}]
     return []
 
 
@@ -73,13 +71,13 @@ def read_tools(row: Row) -> list[dict[str, Any]] | None:
     """The functions that the record offers, from `tools`, or `functions` as OpenAI called them once."""
     value = row.value
     # An empty list of tools is an answer, too; only null leaves it to the other column.
-    return parse_tools(value["tools"] if value.get("tools") is not None else value.get("functions"), row.origin)
+    return parse_tools(value["tools"] if value.get("tools") is not None else value.get("functions"))
 
 
 def read_arguments(row: Row) -> TemplateArguments:
     """What the record gives the chat template besides the conversation, from `chat_template_kwargs`."""
     given = row.value.get(FIELD)
-    return {} if given is None else parse_arguments(given, row.origin, DataError)
+    return {} if given is None else parse_arguments(given, FIELD, DataError)
 
 
 def read_history(row: Row) -> list[Message]:
@@ -87,29 +85,29 @@ def read_history(row: Row) -> list[Message]:
     value = row.value.get("history")
     if not value:
         return []
-    value = from_json(value, row.origin, '"history"', fix=_HISTORY_FIX)
+    value = from_json(value, '"history"', fix=_HISTORY_FIX)
     if isinstance(value, list) and value and is_message(value[0]):
-        return parse_messages(value, row.origin, "history")
+        return parse_messages(value, "history")
     if not isinstance(value, list) or not all(isinstance(pair, (list, tuple)) and len(pair) == 2 for pair in value):
         cause = '"history" must be [[question, answer], ...]'
-        raise DataError(cause, place=row.origin, fix=_HISTORY_FIX, kind=BAD_HISTORY)
+        raise DataError(cause, fix=_HISTORY_FIX, kind="broken history")
     # As ShareGPT would have it: what is checked there is checked here as well.
     spoken = [part for pair in value for part in zip(("user", "assistant"), pair, strict=True)]
     said = [{"role": role, "content": text} for role, text in spoken]
-    return parse_messages(said, row.origin, "history") if said else []
+    return parse_messages(said, "history") if said else []
 
 
 def read_question(row: Row, key: str) -> list[Message]:
     """The column `key` (text or messages), with `input`, system and history around it."""
     value = row.value[key]
     if isinstance(value, list) and value and is_message(value[0]):
-        return with_system(row, parse_messages(value, row.origin, key), key)
-    text = text_of(value, row.origin, f'"{key}"', missing_ok=True)
+        return with_system(row, parse_messages(value, key), key)
+    text = text_of(value, f'"{key}"', missing_ok=True)
     # Alpaca's `input` belongs to its `instruction` alone; next to a `prompt` it is a column of its own meaning.
-    more = text_of(row.value.get("input"), row.origin, '"input"', missing_ok=True) if key == "instruction" else ""
+    more = text_of(row.value.get("input"), '"input"', missing_ok=True) if key == "instruction" else ""
     question = "\n".join(part for part in (text, more) if part.strip())
     if not question:
-        raise DataError(f'"{key}" is empty', place=row.origin, fix="Fill it or remove the record.", kind=NO_QUESTION)
+        raise DataError(f'"{key}" is empty', fix="Fill it or remove the record.", kind="empty question")
     return [*read_system(row), *read_history(row), {"role": "user", "content": question}]
 
 
@@ -118,8 +116,8 @@ def read_answer(row: Row, key: str) -> list[Message]:
     value = row.value[key]
     # An empty list goes the same way, for its message.
     if isinstance(value, list) and (not value or is_message(value[0])):
-        return parse_messages(value, row.origin, key)
-    return parse_messages([value if is_message(value) else {"role": "assistant", "content": value}], row.origin, key)
+        return parse_messages(value, key)
+    return parse_messages([value if is_message(value) else {"role": "assistant", "content": value}], key)
 
 
 def read_prompt(row: Row) -> list[Message] | None:
@@ -140,7 +138,6 @@ def read_erniekit(row: Row) -> list[Message]:
     if not len(asked) - 1 <= len(said) <= len(asked):
         raise DataError(
             f'"src" has {len(asked)} questions and "tgt" {len(said)} answers',
-            place=row.origin,
             fix="Write an answer for each question; for a prompt, leave out the last one.",
             kind=NO_TURNS,
         )
@@ -151,7 +148,7 @@ def read_erniekit(row: Row) -> list[Message]:
         if index < len(said):
             weight = {} if weights is None else {"weight": weights[index]}
             messages.append({"role": "assistant", "content": said[index], **weight})
-    return with_system(row, parse_messages(messages, row.origin, "src and tgt"), "src")
+    return with_system(row, parse_messages(messages, "src and tgt"), "src")
 
 
 def _texts(row: Row, key: str) -> list[Any]:
@@ -159,7 +156,7 @@ def _texts(row: Row, key: str) -> list[Any]:
     value = row.value.get(key)
     # Tables hold lists as text.
     if isinstance(value, str) and value.lstrip().startswith("["):
-        value = from_json(value, row.origin, f'"{key}"', fix="Write a list of texts.")
+        value = from_json(value, f'"{key}"', fix="Write a list of texts.")
     if isinstance(value, list):
         return value
     return [] if value is None else [value]
@@ -173,16 +170,13 @@ def _labels(row: Row, count: int) -> list[Any] | None:
     if not isinstance(value, list) or len(value) != count:
         raise DataError(
             f'"label" must be a list of {count} weights, one for each answer in "tgt", found {shown(value)}',
-            place=row.origin,
             fix="Write 1 for an answer that is trained, 0 for one that is not.",
             kind=BAD_LABEL,
         )
     return value
 
 
-BAD_PROMPT = "prompt without a question at its end"
 NO_ASSISTANT = "no assistant turn"
-NOTHING_TRAINED = "no trained turn"
 
 
 @dataclass
@@ -191,46 +185,44 @@ class Conversation:
 
     messages: list[Message]
     tools: list[dict[str, Any]] | None
-    origin: str
     template_arguments: TemplateArguments = field(default_factory=dict)
 
 
+@placed
 def to_conversation(row: Row) -> Conversation:
     """The conversation of a row for SFT, in any format of `formats.CONVERSATIONS`.
 
     Raises:
         DataError: In none of these formats, data for another script, no assistant turn, or none that is trained.
     """
-    value, origin = row.value, row.origin
+    value = row.value
     # First of all: a worse answer, or one labelled bad, must not be learned as an example.
     if pair_format(value) or is_labelled(value):
-        raise wrong_stage(value, origin, "run_sft.py")
-    refuse_media(value, origin)
+        raise wrong_stage(value, "run_sft.py")
+    refuse_media(value)
     found = first_fit(value, CONVERSATIONS)
     if found is None:
-        raise unknown_format(value, origin, "run_sft.py")
+        raise unknown_format(value, "run_sft.py")
     messages = read_conversation(row, found.keys)
     if not THOUGHTS_KEYS.isdisjoint(value):
         # They may be the model's thoughts, or somebody's about the answer.
         for key in (key for key in THOUGHTS_KEYS if has_text(value.get(key))):
-            note_unread(f'the column "{key}"', origin)
+            note_unread(f'the column "{key}"')
     # Before anything is rendered: a record without a target would cost a tokenisation to find out.
     weights = [message.get("weight", 1.0) for message in messages if message["role"] == "assistant"]
     if not weights:
         raise DataError(
             "the conversation has no assistant turn, so there is nothing to learn",
-            place=origin,
             fix="Add the answer. Prompts without answers are data for run_rl.py.",
             kind=NO_ASSISTANT,
         )
     if not any(weights):
         raise DataError(
             "every assistant turn has the weight 0, so there is nothing to learn",
-            place=origin,
             fix="Remove the record, or the weight of the turn that is to be trained.",
-            kind=NOTHING_TRAINED,
+            kind="no trained turn",
         )
-    return Conversation(messages, read_tools(row), origin, read_arguments(row))
+    return Conversation(messages, read_tools(row), read_arguments(row))
 
 
 READERS: dict[tuple[str, ...], Callable[[Row], list[Message]]] = {
@@ -247,37 +239,35 @@ def read_conversation(row: Row, keys: tuple[str, ...]) -> list[Message]:
     return turns or read_question(row, keys[0]) + read_answer(row, keys[-1])
 
 
-BLANK = "blank text"
-
-
+@placed
 def to_text(row: Row) -> str:
     """The text of a row for pre-training: its `text`, its `content`, or a conversation of one assistant turn.
 
     Raises:
         DataError: None of them is there, or it is blank.
     """
-    value, origin = row.value, row.origin
+    value = row.value
     # A single turn of a conversation has a `content` that looks like a text for pre-training.
     if pair_format(value) or is_message(value):
-        raise unknown_format(value, origin, "run_pt.py")
-    refuse_media(value, origin)
+        raise unknown_format(value, "run_pt.py")
+    refuse_media(value)
     # Before `content`: null columns of tables count as absent.
     if value.get("messages") is not None and value.get("text") is None:
         return _lone_turn(row)
     key = next((key for key in ("text", "content") if value.get(key) is not None), None)
     if key is None:
-        raise unknown_format(value, origin, "run_pt.py")
-    text = text_of(value[key], origin, f'"{key}"')
+        raise unknown_format(value, "run_pt.py")
+    text = text_of(value[key], f'"{key}"')
     if not text or text.isspace():
-        raise DataError(f'"{key}" is blank', place=origin, fix="Remove the record.", kind=BLANK)
+        raise DataError(f'"{key}" is blank', fix="Remove the record.", kind="blank text")
     return text
 
 
 def _lone_turn(row: Row) -> str:
     """ms-swift's way to write text: messages that are one assistant turn."""
-    messages = parse_messages(row.value["messages"], row.origin, "messages")
+    messages = parse_messages(row.value["messages"], "messages")
     if len(messages) != 1 or messages[0]["role"] != "assistant" or messages[0].get("tool_calls"):
-        raise unknown_format(row.value, row.origin, "run_pt.py")
+        raise unknown_format(row.value, "run_pt.py")
     content: str = messages[0]["content"]
     return content
 
@@ -294,23 +284,23 @@ class Labelled:
     completion: list[Message]
     label: bool
     tools: list[dict[str, Any]] | None
-    origin: str
     template_arguments: TemplateArguments = field(default_factory=dict)
 
 
+@placed
 def to_labelled(row: Row) -> Labelled:
     """The prompt, the answer and the label of a row for training on unpaired labels (KTO).
 
     Raises:
         DataError: In no known format, a label that is not true or false, or no answer after the prompt.
     """
-    value, origin = row.value, row.origin
+    value = row.value
     if pair_format(value):
-        raise wrong_stage(value, origin, KTO)
+        raise wrong_stage(value, KTO)
     found = first_fit(value, LABELLED)
     if found is None:
-        raise unknown_format(value, origin, KTO)
-    refuse_media(value, origin)
+        raise unknown_format(value, KTO)
+    refuse_media(value)
     # Without the label, the record is one of the formats for SFT, and is read as such.
     key = next(key for key in _LABELS if key in found.keys)
     messages = read_conversation(row, found.keys[:-1])
@@ -318,24 +308,24 @@ def to_labelled(row: Row) -> Labelled:
     last = max((index for index, message in enumerate(messages) if message["role"] == "user"), default=-1)
     if last + 1 == len(messages) or last < 0:
         cause = "the record has no answer that the label could be about"
-        raise DataError(cause, place=origin, fix="Add the question and the answer.", kind=NO_ASSISTANT)
+        raise DataError(cause, fix="Add the question and the answer.", kind=NO_ASSISTANT)
     prompt, completion = messages[: last + 1], messages[last + 1 :]
-    refuse_weights(completion, origin)
-    label = _label(value[key], key, origin)
-    return Labelled(prompt, completion, label, read_tools(row), origin, read_arguments(row))
+    refuse_weights(completion)
+    label = _label(value[key], key)
+    return Labelled(prompt, completion, label, read_tools(row), read_arguments(row))
 
 
-def _label(value: Any, key: str, origin: str) -> bool:
+def _label(value: Any, key: str) -> bool:
     """true or false, also as 1 and 0, and in tables as words or as 1.0 and 0.0."""
     known = {"true": True, "false": False, "1": True, "0": False}
     found = known.get(str(value).strip().lower().removesuffix(".0")) if isinstance(value, (int, float, str)) else None
     if found is None:
         cause = f'"{key}" must be true or false, found {value!r:.40}'
-        raise DataError(cause, place=origin, fix="true: a good answer, false: a bad one.", kind=BAD_LABEL)
+        raise DataError(cause, fix="true: a good answer, false: a bad one.", kind=BAD_LABEL)
     return found
 
 
-def refuse_weights(answer: list[Message], origin: str) -> None:
+def refuse_weights(answer: list[Message]) -> None:
     """Refuse answers that are to be trained in part: a pair or a label is about all of an answer.
 
     Raises:
@@ -345,13 +335,12 @@ def refuse_weights(answer: list[Message], origin: str) -> None:
         if message.get("weight", 1) != 1:
             raise DataError(
                 f"an answer with the weight {message['weight']}; pairs and labels are about whole answers",
-                place=origin,
                 fix="Remove the weight.",
                 kind=BAD_WEIGHT,
             )
 
 
-def checked_prompt(prompt: list[Message], origin: str) -> list[Message]:
+def checked_prompt(prompt: list[Message]) -> list[Message]:
     """The prompt, if someone is waiting for an answer at its end.
 
     Raises:
@@ -361,9 +350,8 @@ def checked_prompt(prompt: list[Message], origin: str) -> list[Message]:
         found = f"a turn of {prompt[-1]['role']}" if prompt else "nothing"
         raise DataError(
             f"the prompt must end with a turn of user or tool, found {found}",
-            place=origin,
             fix="Remove what follows the last question, or add the question.",
-            kind=BAD_PROMPT,
+            kind="prompt without a question at its end",
         )
     return prompt
 
@@ -380,10 +368,10 @@ class Prompt:
 
     messages: list[Message]
     extra: dict[str, Any] = field(default_factory=dict)
-    origin: str = ""
     template_arguments: TemplateArguments = field(default_factory=dict)
 
 
+@placed
 def to_prompt(row: Row) -> Prompt:
     """The prompt of a row for RL; SFT formats lose the answer after the last user turn.
 
@@ -392,10 +380,10 @@ def to_prompt(row: Row) -> Prompt:
     """
     prompt = read_prompt(row)
     if prompt is None:
-        raise unknown_format(row.value, row.origin, "run_rl.py")
-    refuse_media(row.value, row.origin)
+        raise unknown_format(row.value, "run_rl.py")
+    refuse_media(row.value)
     # Data for SFT serve as prompts: what is behind the last question is for the model to say.
     while prompt and prompt[-1]["role"] == "assistant":
         prompt.pop()
     extra = {key: value for key, value in row.value.items() if key not in _PROMPT_KEYS}
-    return Prompt(checked_prompt(prompt, row.origin), extra, row.origin, read_arguments(row))
+    return Prompt(checked_prompt(prompt), extra, read_arguments(row))

@@ -17,10 +17,11 @@ from hftune.data.messages import Message
 from hftune.data.tool_calls import with_calls
 from hftune.errors import DataError
 from hftune.template_arguments import (
+    FIELD,
     TEMPLATE_FAULTS,
     TemplateArguments,
     arguments_of,
-    check_record_arguments,
+    check_arguments,
     names_read,
     template_text,
 )
@@ -28,7 +29,7 @@ from hftune.template_arguments import (
 _UNDEFINED = re.compile(r"'(\w+_token)' is undefined")
 
 
-def require_chat_template(tokenizer: PreTrainedTokenizerBase, flag: str = "--chat_template") -> None:
+def require_chat_template(tokenizer: PreTrainedTokenizerBase) -> None:
     """Refuse a tokenizer without a chat template.
 
     Raises:
@@ -41,8 +42,8 @@ def require_chat_template(tokenizer: PreTrainedTokenizerBase, flag: str = "--cha
         proposed = next(fitting, "chatml --add_special_tokens '<|im_start|>,<|im_end|>'")
         raise DataError(
             "the tokenizer has no chat template, so conversations cannot be written as text",
-            place=flag,
-            fix=f"Add {flag} {proposed}; or give a .jinja file, or an instruct model and its tokenizer.",
+            place="--chat_template",
+            fix=f"Add --chat_template {proposed}; or give a .jinja file, or an instruct model and its tokenizer.",
         )
 
 
@@ -118,10 +119,10 @@ class Reads:
         text = self._written(content="", tool_calls=_CALLS)
         return _WORDS[0] in text and _WORDS[1] not in text
 
-    def note_tools(self, tools: Tools, origin: str) -> None:
+    def note_tools(self, tools: Tools) -> None:
         """Note that a record offers tools, if the template does not write them."""
         if tools and not _TOOLS.search(self.template):
-            note_unread("tools, which the chat template does not write", origin)
+            note_unread("tools, which the chat template does not write")
 
     def named(self, messages: list[Message]) -> list[Message]:
         """The messages with thoughts under the name that the template reads."""
@@ -200,7 +201,7 @@ class Renderer:
     def __init__(self, tokenizer: PreTrainedTokenizerBase, arguments: TemplateArguments | None = None) -> None:
         self.tokenizer = tokenizer
         if arguments:
-            check_record_arguments(arguments, tokenizer)
+            check_arguments(arguments, self.template, FIELD, DataError)
         self.own = arguments or {}
         self.arguments = arguments_of(tokenizer) | self.own
         # All added tokens, not only those marked as special: terminators of some models are not.
@@ -237,11 +238,7 @@ class Renderer:
         return self.others[key]
 
     def __call__(
-        self,
-        messages: list[Message],
-        tools: list[dict[str, Any]] | None = None,
-        *,
-        add_generation_prompt: bool = False,
+        self, messages: list[Message], tools: list[dict[str, Any]] | None = None, *, add_generation_prompt: bool = False
     ) -> str:
         """The text of a conversation.
 
@@ -276,11 +273,7 @@ class Renderer:
     ) -> str:
         try:
             text = self.tokenizer.apply_chat_template(
-                messages,
-                tools=tools,
-                tokenize=False,
-                add_generation_prompt=add_generation_prompt,
-                **self.arguments,
+                messages, tools=tools, tokenize=False, add_generation_prompt=add_generation_prompt, **self.arguments
             )
         except TEMPLATE_FAULTS as error:
             roles = " ".join(message["role"] for message in messages)

@@ -23,7 +23,7 @@ from hftune.data.formats import describe_unread
 from hftune.data.readers.columns import parse_columns
 from hftune.data.readers.files import Chunk, chunks, first_rows, sampled_positions, sampled_rows
 from hftune.data.readers.hub import data_files
-from hftune.data.storage.cache import cached, fingerprint
+from hftune.data.storage import cached, fingerprint
 from hftune.distributed import ranks
 from hftune.distributed.nodes import once_a_machine
 from hftune.errors import DataError
@@ -121,7 +121,17 @@ def cached_source(
 
     def write(folder: Path) -> Counts:
         check()  # while another process was waited for, they may have changed
-        counts = _write(folder, read, encoder, data_args, named)
+        counts = write_tokenised(
+            read(),
+            encoder,
+            folder,
+            workers=data_args.preprocessing_num_workers or default_workers(),
+            on_bad_record=data_args.on_bad_record,
+            columns=parse_columns(data_args.columns),
+            progress=ranks.is_main(),
+        )
+        if not counts.used:
+            raise all_dropped(counts, encoder.length_flag, named)
         check()  # not before the last worker has read its last record
         return counts
 
@@ -141,28 +151,6 @@ def _chunks(files: list[Path], limit: int, seed: int | None) -> Iterator[Chunk]:
     if limit < 0:
         return chunks(files)
     return first_rows(chunks(files), limit) if seed is None else sampled_rows(partial(chunks, files), limit, seed)
-
-
-def _write(
-    folder: Path, read: Callable[[], Iterator[Chunk]], encoder: Encoder, data_args: DataArguments, named: str
-) -> Counts:
-    """Tokenise into a folder of the cache.
-
-    Raises:
-        DataError: A record that cannot be used, or none left.
-    """
-    counts = write_tokenised(
-        read(),
-        encoder,
-        folder,
-        workers=data_args.preprocessing_num_workers or default_workers(),
-        on_bad_record=data_args.on_bad_record,
-        columns=parse_columns(data_args.columns),
-        progress=ranks.is_main(),
-    )
-    if not counts.used:
-        raise all_dropped(counts, encoder.length_flag, named)
-    return counts
 
 
 # --- some of them ---------------------------------------------------------------------------------------------------
@@ -202,21 +190,32 @@ def hold_out(count: int, percentage: float, seed: int) -> tuple[list[int], list[
     return [at for at in range(count) if at not in drawn], sorted(drawn)
 
 
-def limit_source(part: TokenizedSource, limit: int) -> TokenizedSource:
-    """At most `limit` records of a part; -1 for all."""
-    return select_records(part, range(limit)) if 0 < limit < len(part.dataset) else part
+Select = Callable[[TokenizedSource, Sequence[int] | np.ndarray], TokenizedSource]
 
 
-def limit_sources(parts: Sequence[TokenizedSource], limit: int, seed: int | None = None) -> list[TokenizedSource]:
+def select_records(part: TokenizedSource, positions: Sequence[int] | np.ndarray) -> TokenizedSource:
+    """Records by their positions, with counts of their own."""
+    dataset = part.dataset.select(positions)
+    counts = replace(
+        part.counts, used=len(dataset), tokens=_sum(dataset, "length"), trained_tokens=_sum(dataset, "trained")
+    )
+    # Packed rows are cached under this key, so it must change with the choice and its order.
+    key = xxhash.xxh3_128(part.key.encode() + np.asarray(positions, dtype=np.int64).tobytes()).hexdigest()
+    return replace(part, dataset=dataset, counts=counts, key=key)
+
+
+def limit_sources(
+    parts: Sequence[TokenizedSource], limit: int, seed: int | None = None, select: Select = select_records
+) -> list[TokenizedSource]:
     """At most `limit` records over all parts, -1 for all: the first ones, or with `seed` drawn from all of them."""
     sizes = [len(part.dataset) for part in parts]
-    if limit < 0 or limit >= sum(sizes):
+    if limit <= 0 or limit >= sum(sizes):
         return list(parts)
     chosen = np.arange(limit) if seed is None else np.array(sampled_positions(sum(sizes), limit, seed))
     starts = np.cumsum([0, *sizes])
     shares = [chosen[(chosen >= start) & (chosen < end)] - start for start, end in pairwise(starts)]
     return [
-        part if len(own) == size else select_records(part, own)
+        part if len(own) == size else select(part, own)
         for part, own, size in zip(parts, shares, sizes, strict=True)
         if len(own)
     ]
@@ -244,17 +243,6 @@ def draw_records(part: TokenizedSource, number: int | None, seed: int, named: st
     rounds, rest = divmod(number, size)
     drawn = np.array(sorted(random.Random(seed).sample(range(size), rest)), dtype=np.int64)
     return select_records(part, np.concatenate([np.tile(np.arange(size), rounds), drawn]))
-
-
-def select_records(part: TokenizedSource, positions: Sequence[int] | np.ndarray) -> TokenizedSource:
-    """Records by their positions, with counts of their own."""
-    dataset = part.dataset.select(positions)
-    counts = replace(
-        part.counts, used=len(dataset), tokens=_sum(dataset, "length"), trained_tokens=_sum(dataset, "trained")
-    )
-    # Packed rows are cached under this key, so it must change with the choice and its order.
-    key = xxhash.xxh3_128(part.key.encode() + np.asarray(positions, dtype=np.int64).tobytes()).hexdigest()
-    return replace(part, dataset=dataset, counts=counts, key=key)
 
 
 def _sum(dataset: Dataset, column: str) -> int:

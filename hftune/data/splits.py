@@ -2,36 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import xxhash
 from datasets import Dataset
+from transformers import PreTrainedTokenizerBase
 
 from hftune.arguments.data import DataArguments
+from hftune.arguments.stage_table import base_stage
 from hftune.arguments.training import StageArguments
-from hftune.data.counts import Counts
 from hftune.data.encoder import Encoder, without_counts
 from hftune.data.mixture import Mixture
-from hftune.data.packing.rows import Packing, packing_by_split
-from hftune.data.readers.columns import check_columns, parse_columns
+from hftune.data.packing import Packing, packing_by_split
+from hftune.data.readers.columns import apply_columns, check_columns, parse_columns
+from hftune.data.readers.files import Row, chunks
+from hftune.data.readers.hub import data_files
 from hftune.data.readers.specs import parse_sources
-from hftune.data.shared_records import say_shared_files, say_shared_records
 from hftune.data.sources import (
     TokenizedSource,
     concatenated,
     draw_records,
     finished,
-    limit_source,
     limit_sources,
     load_source,
+    select_records,
     split_source,
 )
+from hftune.data.tokenized_folder import settings_of
 from hftune.distributed import ranks
 from hftune.errors import ArgumentError
-from hftune.logging import get_logger
+from hftune.logging import get_logger, notice
 from hftune.on_demand import on_demand
 
 # What only some runs need, by the argument that asks for it (blocks: `--tokenized_dir` of run_pt.py).
@@ -40,9 +46,9 @@ _ON_DEMAND = {
     "blocks": "hftune.data.folder_splits:open_tokenized",
     "tokenized_dir": "hftune.data.tokenized_folder:load_tokenised",
     "dummy_data": "hftune.data.generated:generated_source",
-    "packing": "hftune.data.packing.rows:packed_source",
+    "packing": "hftune.data.packing:packed_source",
     "teacher_targets": "hftune.data.teacher_targets:taught_source",
-    "count_rows": "hftune.data.packing.rows:limit_packed_rows",
+    "count_rows": "hftune.data.packing:select_packed_rows",
 }
 
 
@@ -97,17 +103,16 @@ def load_splits(encoder: Encoder, data_args: DataArguments, training_args: Stage
     # MedicalGPT's meaning of --max_train_samples in pre-training: blocks, which are known only now.
     if data_args.count_rows:
         limits = {"train": data_args.max_train_samples, "eval": data_args.max_eval_samples}
-        sources = {
-            name: _rows_wanted(parts, limits[name], packed=name in packing) if limits[name] > 0 else parts
-            for name, parts in sources.items()
-        }
+        for name, parts in sources.items():
+            select = on_demand(_ON_DEMAND["count_rows"]) if name in packing else select_records
+            sources[name] = limit_sources(parts, limits[name], select=select)
     about, built = {}, {}
     for name, parts in sources.items():
         whole = concatenated(parts)
         about[name] = {"files": whole.files, "fingerprint": whole.key[:16], **whole.counts.to_dict()}
         # The Trainer would take `trained` for a column of the model.
         built[name] = without_counts(whole.dataset)
-        get_logger().info("%s: %s", name, describe(whole.counts))
+        get_logger().info("%s: %s", name, describe(about[name]))
     mixture = _mixture([len(part.dataset) for part in sources["train"]], weights, data_args)
     return Splits(built["train"], built.get("eval"), about, mixture)
 
@@ -135,31 +140,24 @@ def load_sources(
         DataError: A file or record that cannot be used, with file and line; or nothing left.
         ArgumentError: `--columns` names what no record has.
     """
+    limits = record_limits(data_args)
     if data_args.tokenized_dir:
-        limits = record_limits(data_args)
         found = on_demand(_ON_DEMAND["tokenized_dir"])(Path(data_args.tokenized_dir), encoders)
-        return {name: [limit_source(part, limits[name])] for name, part in found.items()}
-    sources = _read(encoders, data_args, seed, only)
+        return {name: limit_sources([part], limits[name]) for name, part in found.items()}
+    if data_args.validation_file_dir is None and data_args.validation_split_percentage > 0:
+        sources = _drawn(encoders, data_args, seed)
+    else:
+        sources = {}
+        if only != "eval":
+            sources["train"] = _training_parts(encoders["train"], data_args, seed, limits["train"])
+        if held := data_args.validation_file_dir:
+            flag, encoder = "--validation_file_dir", encoders["eval"]
+            sources["eval"] = _parts(held, flag, encoder, data_args, seed, limits["eval"])
     # A stream looks at its own records while it trains.
     if only is None:
         met = {name for parts in sources.values() for part in parts for name in part.counts.columns}
         check_columns(parse_columns(data_args.columns), met)
     return {name: finished(parts, encoders[name], data_args) for name, parts in sources.items()}
-
-
-def _read(encoders: dict[str, Encoder], data_args: DataArguments, seed: int, only: str | None) -> Sources:
-    """See `load_sources`; which columns a split has is not decided yet."""
-    limits = record_limits(data_args)
-    if data_args.validation_file_dir is None and data_args.validation_split_percentage > 0:
-        return _drawn(encoders, data_args, seed)
-    sources = {}
-    if only != "eval":
-        sources["train"] = _training_parts(encoders["train"], data_args, seed, limits["train"])
-    if data_args.validation_file_dir:
-        sources["eval"] = _parts(
-            data_args.validation_file_dir, "--validation_file_dir", encoders["eval"], data_args, seed, limits["eval"]
-        )
-    return sources
 
 
 def _drawn(encoders: dict[str, Encoder], data_args: DataArguments, seed: int) -> Sources:
@@ -192,13 +190,7 @@ def _training_parts(encoder: Encoder, data_args: DataArguments, seed: int, limit
 
 
 def _parts(
-    given: str,
-    flag: str,
-    encoder: Encoder,
-    data_args: DataArguments,
-    seed: int,
-    limit: int,
-    shuffle: int | None = None,
+    given: str, flag: str, encoder: Encoder, data_args: DataArguments, seed: int, limit: int, shuffle: int | None = None
 ) -> list[TokenizedSource]:
     """The parts of a list of sources; with a single one, what lies behind `limit` is not tokenised."""
     specs = parse_sources(given, flag=flag)
@@ -214,17 +206,6 @@ def record_limits(data_args: DataArguments) -> dict[str, int]:
     if data_args.count_rows:
         return {"train": -1, "eval": -1}
     return {"train": data_args.max_train_samples, "eval": data_args.max_eval_samples}
-
-
-def _rows_wanted(parts: list[TokenizedSource], limit: int, *, packed: bool) -> list[TokenizedSource]:
-    """At most `limit` rows over all parts, as they are trained."""
-    limited = on_demand(_ON_DEMAND["count_rows"]) if packed else limit_source
-    kept: list[TokenizedSource] = []
-    for part in parts:
-        left = limit - sum(len(other.dataset) for other in kept)
-        if left > 0:
-            kept.append(limited(part, left))
-    return kept
 
 
 def pack_sources(
@@ -263,19 +244,22 @@ def _mixture(sizes: Sequence[int], weights: list[float] | None, data_args: DataA
     return Mixture(tuple(sizes), tuple(weights), number)
 
 
-def describe(counts: Counts) -> str:
-    """Counts in a line: rows read and used, what was dropped and why, truncated, tokens and the share trained."""
-    parts = [f"{counts.rows} records read, {counts.used} used"]
-    parts += [f"{number} dropped ({reason})" for reason, number in counts.dropped.items()]
-    if counts.truncated:
-        which = ", ".join(f"{number} in the {name}" for name, number in counts.cut.items())
-        parts.append(f"{counts.truncated} truncated" + (f" ({which})" if which else ""))
-    if counts.bordered:
-        parts.append(f"{counts.bordered} with turn borders in their text")
-    if counts.tokens:
-        parts.append(f"{counts.tokens} tokens, {100 * counts.trained_tokens / counts.tokens:.0f} % trained")
-    if counts.packing:
-        parts.append(describe_packing(counts.packing))
+def describe(about: Mapping[str, Any]) -> str:
+    """What `Counts.to_dict` (or `Splits.about`) says in a line; what notices say of records in words is left out."""
+    parts: list[str] = []
+    if "rows" in about:
+        parts += [f"{about['rows']} records read", f"{about['used']} used"]
+        parts += [f"{number} dropped ({reason})" for reason, number in about["dropped"].items()]
+    if about.get("truncated"):
+        which = ", ".join(f"{number} in the {name}" for name, number in about.get("cut", {}).items())
+        parts.append(f"{about['truncated']} truncated" + (f" ({which})" if which else ""))
+    if about.get("bordered"):
+        parts.append(f"{about['bordered']} with turn borders in their text")
+    if about.get("tokens"):
+        trained = about.get("trained_tokens", 0)
+        parts.append(f"{about['tokens']} tokens, {trained} trained ({100 * trained / about['tokens']:.0f} %)")
+    if about.get("packing"):
+        parts.append(describe_packing(about["packing"]))
     return ", ".join(parts)
 
 
@@ -289,3 +273,107 @@ def describe_packing(about: dict[str, Any]) -> str:
     if about["untrained_tokens"]:
         parts += f", {about['untrained_tokens']} tokens left out in rows with nothing to train"
     return parts
+
+
+LABELS = ("label", "kto_tag")
+"""Columns by which an answer says that it is good or bad."""
+
+ENCODERS = {
+    "pt": "hftune.data.encode:TextEncoder",
+    "sft": "hftune.data.encode:ChatEncoder",
+    "rm": "hftune.data.encode_rewards:RewardPairEncoder",
+    "rm process": "hftune.data.encode_rewards:StepEncoder",
+    "dpo": "hftune.data.encode_pairs:PairEncoder",
+    "dpo kto": "hftune.data.encode_pairs:MismatchedPairEncoder",
+    "dpo labels": "hftune.data.encode_pairs:LabelledEncoder",
+    "rl": "hftune.data.encode_prompts:PromptEncoder",
+}
+"""By stage, and what it is asked for beyond its usual records."""
+
+
+def make_encoder(
+    stage: str, tokenizer: PreTrainedTokenizerBase, args: StageArguments, data_args: DataArguments
+) -> Encoder:
+    """The encoder of a run.
+
+    Args:
+        stage: pt, sft, rm, dpo or rl.
+    """
+    made: Encoder = on_demand(ENCODERS[_kind(base_stage(stage), args, data_args)]).from_arguments(tokenizer, args)
+    return made
+
+
+def _kind(stage: str, args: Any, data_args: DataArguments) -> str:
+    if stage == "rm" and args.reward_kind == "process":
+        return "rm process"
+    if stage == "dpo" and args.unpaired and _has_labels(data_args):
+        return "dpo labels"
+    return "dpo kto" if stage == "dpo" and "kto" in args.loss_type else stage
+
+
+def _has_labels(data_args: DataArguments) -> bool:
+    """Whether the first record of the training data is an answer with a label."""
+    if data_args.tokenized_dir:
+        # Its records are token ids; what they were before is written in its index.
+        settings = settings_of(Path(data_args.tokenized_dir))
+        return bool(settings.get("encoder") == "LabelledEncoder")
+    given = data_args.train_file_dir or data_args.dataset_name
+    if not given:
+        return False
+    (spec, *_) = parse_sources(given, flag="--train_file_dir")
+    rows = (row for chunk in chunks(data_files(spec.path, "--train_file_dir")) for row in chunk.rows())
+    # Bad records are passed over here: whoever tokenises them says what is wrong.
+    first = next((row for row in rows if isinstance(row, Row)), None)
+    return first is not None and any(
+        name in apply_columns(first, parse_columns(data_args.columns)).value for name in LABELS
+    )
+
+
+# --- held-out records that are trained as well --------------------------------------------------------------------
+
+
+def say_shared_records(train: Iterable[Dataset], held_out: Iterable[Dataset]) -> None:
+    """Say how many held-out rows are in the training records to the letter (to the token, where they are tokenised)."""
+    held = [one for dataset in held_out for one in row_digests(dataset)]
+    left = set(held)
+    trained = {one for dataset in train for one in row_digests(dataset) if one in left}
+    shared = sum(one in trained for one in held)
+    if shared:
+        notice(
+            f"{'all' if shared == len(held) else shared} of the {len(held)} held-out records are trained as well: the "
+            "figures of an evaluation are of what the model has seen (give others with --validation_file_dir, or hold "
+            "some out with --validation_split_percentage)"
+        )
+
+
+def say_shared_files(train: Iterable[str], held_out: Iterable[str]) -> None:
+    """Say which files are both, of records that are not compared: streams, and documents tokenised ahead."""
+    both = sorted({*train} & {*held_out})
+    if both:
+        notice(
+            f"{', '.join(both[:3])}{', ...' if len(both) > 3 else ''}: trained and held out at once, so that the "
+            "figures of an evaluation are of what the model has seen"
+        )
+
+
+def row_digests(dataset: Dataset) -> Iterator[int]:
+    """64 bits a row over its columns of ids; over all its columns where it has none, as the prompts of RL."""
+    ids = [name for name in dataset.column_names if name.endswith("_ids")]
+    for table in dataset.select_columns(ids or dataset.column_names).with_format("arrow").iter(10_000):
+        if ids:
+            yield from _digests_of_ids(table, ids)
+        else:
+            rows = (json.dumps(row, sort_keys=True, default=str) for row in table.to_pylist())
+            yield from (xxhash.xxh3_64_intdigest(row.encode()) for row in rows)
+
+
+def _digests_of_ids(table: pa.Table, ids: list[str]) -> Iterator[int]:
+    columns = [column.combine_chunks() for column in table.select(ids).itercolumns()]
+    # A million rows are compared before each run: numbers stay where they are, no list is made of any.
+    flat = [(memoryview(one.flatten().to_numpy()), one.offsets.to_numpy() - one.offsets[0].as_py()) for one in columns]
+    for row in range(len(table)):
+        state = xxhash.xxh3_64()
+        for values, starts in flat:
+            state.update(values[starts[row] : starts[row + 1]])
+            state.update(b"|")
+        yield state.intdigest()

@@ -17,14 +17,14 @@ from hftune.data.corpus.streaming import StreamingDataset, StreamSettings
 from hftune.data.counts import Counts
 from hftune.data.encoder import Encoder
 from hftune.data.formats import take_unread
-from hftune.data.packing.rows import packing_by_split
-from hftune.data.readers.base import Row, unreadable
+from hftune.data.packing import packing_by_split
 from hftune.data.readers.columns import apply_columns, parse_columns
+from hftune.data.readers.files import Row, unreadable
 from hftune.data.readers.hub import HUB, stream_chunks, stream_files
 from hftune.data.readers.specs import parse_sources
 from hftune.data.sources import concatenated, record_settings
 from hftune.data.splits import Splits, encoders_by_split, load_sources, pack_sources
-from hftune.data.storage.cache import fingerprint
+from hftune.data.storage import fingerprint
 from hftune.distributed import ranks
 from hftune.distributed.nodes import once_a_machine
 from hftune.errors import ArgumentError
@@ -51,9 +51,10 @@ class StreamEncoder:
         counts = Counts(rows=1)
         made = self.encoder.encode([parsed], counts)
         if counts.bordered:
-            _say_once(str(self.encoder.settings()["borders_in_text"]))
+            mode = self.encoder.settings()["borders_in_text"]
+            _say_once(f"records of the stream spell turn borders in their text (--borders_in_text {mode})")
         for what in take_unread():
-            _say_unread(what)
+            _say_once(f"not read: {what}, in records of the stream")
         # Counts such as `length` are for summing up ahead of a run; the trainer takes columns of tokens only.
         names = [name for name, values in made.items() if values and isinstance(values[0], np.ndarray)]
         return [{name: made[name][number] for name in names} for number in range(len(made["input_ids"]))]
@@ -80,15 +81,8 @@ def _sample(file: str) -> str:
     return f"{''.join(Path(file).suffixes).lower()} {size} {digest.hexdigest()}"
 
 
-@cache
-def _say_once(mode: str) -> None:
-    """A stream counts nothing ahead, so what is said once a process is that there are some."""
-    notice(f"records of the stream spell turn borders in their text (--borders_in_text {mode})")
-
-
-@cache
-def _say_unread(what: str) -> None:
-    notice(f"not read: {what}, in records of the stream")
+# A stream counts nothing ahead, so what is said once a process is that there are some.
+_say_once = cache(notice)
 
 
 def open_stream(encoder: Encoder, data_args: DataArguments, training_args: StageArguments) -> Splits:

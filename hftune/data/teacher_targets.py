@@ -22,7 +22,7 @@ from hftune.constants import IGNORE_INDEX, MANIFEST_NAME, TEACHER_ROWS
 from hftune.data.counts import Counts
 from hftune.data.encoder import lists_of, write_batches
 from hftune.data.sources import TokenizedSource, select_records
-from hftune.data.storage.cache import cached, tokenizer_key
+from hftune.data.storage import cached, tokenizer_key
 from hftune.errors import DataError, ManifestError, shown
 from hftune.logging import notice
 from hftune.opening.files import unsafe_entry

@@ -18,8 +18,7 @@ from transformers import PreTrainedTokenizerBase
 from hftune.data.counts import Counts
 from hftune.data.encoder import Encoder
 from hftune.data.sources import TokenizedSource
-from hftune.data.storage.arrow_folder import check_ids, open_folder
-from hftune.data.storage.cache import tokenizer_key
+from hftune.data.storage import check_ids, open_folder, tokenizer_key
 from hftune.digests import SEAL, Damaged, check_contents, contents, read_text, sealed, unsealed
 from hftune.distributed import ranks
 from hftune.errors import DataError
@@ -128,16 +127,13 @@ def _index(folder: Path) -> dict[str, Any]:
         # Folders of older versions carry no seal.
         about: dict[str, Any] = unsealed(text) if f'"{SEAL}"' in text else json.loads(text)
         # Looked at now, so that a damaged index is one message and not a KeyError an hour later.
-        _ = about["tokenizer"], {name: _parts_of(split) for name, split in about["splits"].items()}
+        _ = about["tokenizer"]
+        for split in about["splits"].values():
+            _ = {**split["settings"]}, Counts(**split["counts"]), [*split["files"]], str(split["key"])
         return about
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         cause = f"{folder / INDEX} is damaged: {error}"
         raise DataError(cause, place="--tokenized_dir", fix=_MAKE_AGAIN, kind="damaged file") from error
-
-
-def _parts_of(split: dict[str, Any]) -> tuple[Any, ...]:
-    """All that is wanted of a split, so that an index that lacks some is refused at once."""
-    return {**split["settings"]}, Counts(**split["counts"]), [*split["files"]], str(split["key"])
 
 
 def settings_of(folder: Path) -> dict[str, Any]:

@@ -147,12 +147,9 @@ def by_kind(
     texts: list[str], plain: Callable[[list[str]], Sequence[Result]], parts: Callable[[GuardedText], Result]
 ) -> list[Result]:
     """Results in the order of `texts`: `parts` of each text with cuts, `plain` of all others in one call."""
-    rest = iter(plain([text for text in texts if not _is_cut(text)]))
-    return [parts(text) if isinstance(text, GuardedText) and text.cuts else next(rest) for text in texts]
-
-
-def _is_cut(text: str) -> bool:
-    return isinstance(text, GuardedText) and bool(text.cuts)
+    cut = [text if isinstance(text, GuardedText) and text.cuts else None for text in texts]
+    rest = iter(plain([text for text, one in zip(texts, cut, strict=True) if one is None]))
+    return [next(rest) if one is None else parts(one) for one in cut]
 
 
 def encode_batch(

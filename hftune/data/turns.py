@@ -100,14 +100,11 @@ class TurnFinder:
             DataError: The template drops a part of the turn, or rewrites it so that it cannot be located exactly.
         """
         if index not in self.found:
-            self.found[index] = self._span(index)
+            start, end = self._bounds(index)
+            if self.empty_thoughts == MASK:
+                start = min(self.thoughts.end(self.text, start), end)
+            self.found[index] = Span(start, end, self._weight(index))
         return self.found[index]
-
-    def _span(self, index: int) -> Span:
-        start, end = self._bounds(index)
-        if self.empty_thoughts == MASK:
-            start = min(self.thoughts.end(self.text, start), end)
-        return Span(start, end, self._weight(index))
 
     def exact_span(self, index: int) -> Span | None:
         """Where one assistant turn is; None where it cannot be located, or is asked in another way by inference."""
@@ -166,9 +163,7 @@ class TurnFinder:
         # Two turns cannot overlap, so one of them was found in the wrong place.
         if any(second.start < first.end for first, second in pairwise(spans)):
             raise DataError(
-                "this chat template rewrites earlier turns: two turns overlap",
-                fix=_fix(_LAST_ONLY),
-                kind=_REWRITTEN,
+                "this chat template rewrites earlier turns: two turns overlap", fix=_fix(_LAST_ONLY), kind=_REWRITTEN
             )
         return spans
 
@@ -186,13 +181,15 @@ class TurnFinder:
         """The first `count` messages as text, with the generation prompt if asked; None where they are refused."""
         key = count, prompt
         if key not in self.beginnings:
-            self.beginnings[key] = self._rendered_or_none(self.messages[:count], prompt=prompt)
+            said = self.messages[:count]
+            self.beginnings[key] = self.renderer.or_none(said, self.tools, prompt=prompt) if said else None
         return self.beginnings[key]
 
     def _bounds(self, index: int) -> tuple[int, int]:
         """(start, end) of the assistant turn `index`, trimmed and checked."""
         # Prefixes first: they are exact where they hold, and need no look at the content.
-        start, end = self._start_by_prefix(index), self._end_by_prefix(index)
+        start, upto = self._start_by_prefix(index), self.beginning(index + 1)
+        end = len(upto) if upto is not None and self.text.startswith(upto) else None
         if start is None or end is None:
             body_start, body_end = self._by_probe(index)
             start = body_start if start is None else start
@@ -202,10 +199,6 @@ class TurnFinder:
         end = self._trimmed(index, start, end)
         self._check_nothing_lost(index, self.text[start:end])
         return start, end
-
-    def _rendered_or_none(self, messages: list[Message], *, prompt: bool = False) -> str | None:
-        """Render a part of the conversation, or None where the template refuses that part alone."""
-        return self.renderer.or_none(messages, self.tools, prompt=prompt) if messages else None
 
     def _start_by_prefix(self, index: int) -> int | None:
         """Where the generation prompt before the turn ends."""
@@ -224,17 +217,12 @@ class TurnFinder:
             known[role] = prompt != self.beginning(index)
         return known[role]
 
-    def _end_by_prefix(self, index: int) -> int | None:
-        """Where the conversation through the turn ends."""
-        upto = self.beginning(index + 1)
-        return len(upto) if upto is not None and self.text.startswith(upto) else None
-
     def _by_probe(self, index: int) -> tuple[int | None, int | None]:
         """Where the turn's body starts, and where its terminator ends, by replacing the turn."""
         probe = {"role": "assistant", "content": self.probe}
         replaced = [*self.messages[:index], probe, *self.messages[index + 1 :]]
         # Exactly once: a template that shows the probe in two places says nothing about either.
-        parts = (self._rendered_or_none(replaced) or "").split(self.probe)
+        parts = (self.renderer.or_none(replaced, self.tools) or "").split(self.probe)
         if len(parts) != 2:
             return None, None
         before, after = parts
@@ -261,7 +249,7 @@ class TurnFinder:
 
     def _behind_probe(self, messages: list[Message], *, prompt: bool = False) -> str:
         """What is written behind the probe that a part of the conversation holds; nothing where that is refused."""
-        return (self._rendered_or_none(messages, prompt=prompt) or "").rpartition(self.probe)[2]
+        return (self.renderer.or_none(messages, self.tools, prompt=prompt) or "").rpartition(self.probe)[2]
 
     def _trimmed(self, index: int, start: int, end: int) -> int:
         """`end` without white space after the terminator, but never inside the content itself."""

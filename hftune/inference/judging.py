@@ -15,7 +15,7 @@ from hftune.arguments.asking import JUDGE_KEY, TalkerFields
 from hftune.data.counts import Context
 from hftune.data.encode_rewards import ScoringEncoder
 from hftune.data.messages import Message
-from hftune.data.readers.base import Row
+from hftune.data.readers.files import Row
 from hftune.data.turn_tokens import mode_for_answers
 from hftune.errors import shown
 from hftune.inference.generate import Answer

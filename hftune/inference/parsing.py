@@ -185,7 +185,7 @@ class AnswerReader:
             return []
         body, self._body = self._body, ""
         try:
-            found = parse_calls(event["value"], "the answer", "a call")
+            found = parse_calls(event["value"], "a call")
         except DataError:
             return [Part(TEXT, body)]
         return [Part(CALLS, call=call) for call in found]

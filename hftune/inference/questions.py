@@ -9,9 +9,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from hftune.data.formats import placed
 from hftune.data.messages import Message
-from hftune.data.readers.base import Row
-from hftune.data.readers.files import chunks, find_files
+from hftune.data.readers.files import Row, chunks, find_files
 from hftune.data.records import read_tools, to_conversation, to_prompt
 from hftune.errors import DataError
 from hftune.template_arguments import TemplateArguments
@@ -70,6 +70,7 @@ def _rows(path: str, flag: str) -> Iterator[tuple[Row, str]]:
             yield row, str(file.relative_to(top)) if top.is_dir() and file.is_relative_to(top) else file.name
 
 
+@placed
 def question_of(row: Row) -> Question:
     """The question of a record, of a conversation its last one.
 
@@ -82,7 +83,7 @@ def question_of(row: Row) -> Question:
     # Of several right answers `accuracy` reads the list again.
     right = json.dumps(right, ensure_ascii=False) if isinstance(right, list) else right
     right = None if right is None else str(right)
-    return Question(prompt.messages, read_tools(row), prompt.template_arguments, prompt.origin, right, prompt.extra)
+    return Question(prompt.messages, read_tools(row), prompt.template_arguments, row.origin, right, prompt.extra)
 
 
 def _last_answer(row: Row) -> str | None:

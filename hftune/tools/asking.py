@@ -115,7 +115,7 @@ def _of_file(path: str, flag: str) -> Iterator[Question]:
             yield asked(row.value["text"], row.origin)
         else:
             prompt = to_prompt(row)
-            yield Question(prompt.messages, arguments=prompt.template_arguments, origin=prompt.origin)
+            yield Question(prompt.messages, arguments=prompt.template_arguments, origin=row.origin)
 
 
 def _shown(question: Question) -> str:

@@ -20,8 +20,7 @@ from hftune.checkpoints.reward_scale import RewardScale, read_scale
 from hftune.data.counts import FIX, Context, Counts, describe_turn_tokens
 from hftune.data.encode_rewards import CHOSEN, REJECTED, Scored, ScoringEncoder
 from hftune.data.formats import describe_unread, take_unread
-from hftune.data.readers.base import Row
-from hftune.data.readers.files import chunks, find_files
+from hftune.data.readers.files import Row, chunks, find_files
 from hftune.errors import ArgumentError, DataError, UserError, raise_together
 from hftune.logging import get_logger, notice
 from hftune.publishing.files import published_file

@@ -22,14 +22,14 @@ from datasets import Dataset, Features, List, Value
 from hftune import digests, user_cache
 from hftune.arguments.data import DataArguments
 from hftune.data import sources as parts
+from hftune.data import storage as cache
 from hftune.data.corpus.blocks import BlockDataset
 from hftune.data.corpus.documents import Documents
 from hftune.data.counts import Counts
 from hftune.data.encode import ChatEncoder
 from hftune.data.encoder import write_batches
 from hftune.data.sources import TokenizedSource, load_source
-from hftune.data.storage import cache
-from hftune.data.storage.cache import cached
+from hftune.data.storage import cached
 from hftune.data.tokenized_folder import load_tokenised, save_tokenised
 from hftune.distributed import ranks
 from hftune.errors import DataError

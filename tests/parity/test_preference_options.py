@@ -11,8 +11,7 @@ from transformers import AutoTokenizer
 
 from hftune.arguments.entry import parse_arguments
 from hftune.arguments.preference import LOSS_TYPES
-from hftune.data.encoders import make_encoder
-from hftune.data.splits import load_splits
+from hftune.data.splits import load_splits, make_encoder
 from hftune.errors import UserError
 from hftune.models.adapters.preparation import add_adapter
 from hftune.models.loading.causal_lm import load_causal_lm

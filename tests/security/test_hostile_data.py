@@ -110,7 +110,7 @@ SPECIAL = [broken_link, circle, os.mkfifo, unix_socket, zero, null, fifo_by_link
 
 
 @pytest.mark.parametrize("make", SPECIAL)
-@pytest.mark.parametrize("name", ["x.jsonl", "x.json", "x.parquet", "x.txt.gz"])
+@pytest.mark.parametrize("name", ["x.jsonl", "x.txt.gz"])
 @pytest.mark.parametrize("inside", [True, False])
 def test_what_is_no_file_is_refused_before_a_model_loads(
     tmp_path: Path, make: Callable[[Path], None], name: str, inside: bool
@@ -202,7 +202,7 @@ def test_a_line_without_end_is_one_error_and_the_others_are_read(
 def test_a_record_too_large_in_an_array_or_a_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
 ) -> None:
-    for module in ("strict_json", "csv_table"):
+    for module in ("strict_json", "text"):
         monkeypatch.setattr(f"hftune.data.readers.{module}.MAX_RECORD_BYTES", 3000)
     texts = ["x" * (9000 if number == 7 else 10) for number in range(20)]
     content = "[" + ",\n".join(json.dumps({"text": text}) for text in texts) + "]"

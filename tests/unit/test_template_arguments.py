@@ -11,7 +11,7 @@ from hftune.data.encode import ChatEncoder
 from hftune.data.mask import SpanFinder
 from hftune.data.records import to_conversation
 from hftune.data.rendering import Renderer
-from hftune.data.storage.cache import tokenizer_state
+from hftune.data.storage import tokenizer_state
 from hftune.errors import ArgumentError, DataError
 from hftune.template_arguments import (
     FLAG,

@@ -16,25 +16,22 @@ class CausalCollator:
 
     Args:
         pad_token_id: Fills input_ids; the attention mask is 0 there, and labels are IGNORE_INDEX.
-        pad_to_multiple_of: Round the length up to a multiple of this, for tensor cores.
     """
 
-    def __init__(self, pad_token_id: int, pad_to_multiple_of: int | None = None) -> None:
+    def __init__(self, pad_token_id: int) -> None:
         self.pad_token_id = pad_token_id
-        self.multiple = pad_to_multiple_of or 1
 
     def __call__(self, features: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
         """Examples with input_ids and labels of one length each to input_ids, labels and attention_mask.
 
         Returns:
-            LongTensors of shape (batch, length), length being that of the longest example, rounded up; and, where
+            LongTensors of shape (batch, length), length being that of the longest example; and, where
             examples have them, loss_weights (batch, length), float32, 0 for padding, and teacher_rows, int64, -1 there.
         """
         single = all(len(feature.get("seq_lengths", ())) < 2 for feature in features)
         assert single, "rows of several documents go through FlatCollator"
         # The batch is as long as its own longest example, not as the data set's: padding is computed like any token.
-        longest = max(len(feature["input_ids"]) for feature in features)
-        length = -(-longest // self.multiple) * self.multiple
+        length = max(len(feature["input_ids"]) for feature in features)
         lengths = torch.tensor([[len(feature["input_ids"])] for feature in features])
         weights = [feature["loss_weights"] for feature in features if "loss_weights" in feature]
         scale = {"loss_weights": _padded(weights, length, 0, torch.float32)} if weights else {}

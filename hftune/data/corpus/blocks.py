@@ -24,7 +24,7 @@ import torch
 from hftune.constants import IGNORE_INDEX
 from hftune.data.corpus.documents import Documents
 from hftune.data.corpus.order import Segment, SourceOrder
-from hftune.data.corpus.schedule import Schedule
+from hftune.data.mixture import Schedule
 from hftune.errors import DataError
 
 LOGICAL_SHARDS = 2048

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from hftune.data.storage.arrow_folder import STATE, is_int_list, open_folder
+from hftune.data.storage import STATE, is_int_list, open_folder
 from hftune.data.tokenized_folder import open_split
 from hftune.errors import DataError
 
@@ -37,7 +37,7 @@ class Documents:
         # Sums of the chunks are enough to find any document; offsets of single documents stay on the disk until asked
         # for.
         rows = [len(chunk) for chunk in self._chunks]
-        sizes = [_token_count(chunk) for chunk in self._chunks]
+        sizes = [int(chunk.offsets[len(chunk)].as_py()) - int(chunk.offsets[0].as_py()) for chunk in self._chunks]
         self._first_document = np.concatenate([[0], np.cumsum(rows, dtype=np.int64)])
         self._first_token = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
         if self.tokens == 0:
@@ -133,8 +133,3 @@ def _token_chunks(folder: Path, checked: bool) -> list[Any]:
     if any(chunk.null_count or chunk.values.null_count for chunk in chunks):
         raise DataError(f"{column} of {folder} holds nulls", fix=_MAKE_AGAIN)
     return chunks
-
-
-def _token_count(chunk: Any) -> int:
-    offsets = chunk.offsets
-    return int(offsets[len(chunk)].as_py()) - int(offsets[0].as_py())

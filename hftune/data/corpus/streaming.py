@@ -28,7 +28,7 @@ from torch.utils.data import DataLoader, get_worker_info
 from hftune.constants import IGNORE_INDEX, ORIGIN
 from hftune.data.corpus.blocks import Columns, join_columns
 from hftune.data.mixture import permutation
-from hftune.data.readers.base import Chunk, Row, RowOrError
+from hftune.data.readers.files import Chunk, Row, RowOrError
 from hftune.errors import DataError
 
 STATE_KIND = "stream"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from hftune.data.readers.base import (
+from hftune.data.readers.files import (
     MAX_CHUNK_BYTES,
     MAX_RECORD_BYTES,
     Chunk,
@@ -21,9 +21,10 @@ from hftune.data.readers.base import (
     Row,
     RowOrError,
     no_record,
+    suffix_of,
     too_large,
 )
-from hftune.data.readers.strict_json import Malformed, loads
+from hftune.data.readers.strict_json import loads
 from hftune.errors import DataError, shown
 from hftune.opening.files import open_file
 
@@ -51,35 +52,19 @@ class ArrowRecords(Chunk):
         """A row for each record."""
         batch = self.table()
         changes = {name: change for name in batch.column_names if (change := _change(batch.schema.field(name).type))}
-        for number, value in enumerate(_values(batch), start=self.first):
-            if isinstance(value, Exception):
-                yield _no_value(value, f"{self.file}:{number}")
-                continue
+        values: list[dict[str, Any]] | None = None
+        # All at once, which is several times as quick as row by row; where one is at fault, it is found below.
+        with suppress(*_NO_PYTHON_VALUE):
+            values = batch.to_pylist()
+        for index in range(batch.num_rows):
             try:
-                yield Row(value | {name: change(value[name]) for name, change in changes.items()}, self.file, number)
-            except Malformed as error:
-                yield _no_value(error, f"{self.file}:{number}")
-
-
-def parquet_chunks(file: Path, rows_per_chunk: int) -> Iterator[Chunk]:
-    """The records of a Parquet file in chunks.
-
-    Raises:
-        OSError: From the system.
-    """
-    return _chunks(file, "Parquet", _open_parquet(file, rows_per_chunk), rows_per_chunk)
-
-
-def arrow_chunks(file: Path, rows_per_chunk: int) -> Iterator[Chunk]:
-    """The records of an Arrow file or stream in chunks.
-
-    Raises:
-        OSError: From the system.
-    """
-    return _chunks(file, "Arrow", _open_arrow(file), rows_per_chunk)
-
-
-Opened = AbstractContextManager[tuple[pa.Schema, Iterator[pa.RecordBatch]]]
+                value = batch.slice(index, 1).to_pylist()[0] if values is None else values[index]
+                value |= {name: change(value[name]) for name, change in changes.items()}
+            except (*_NO_PYTHON_VALUE, DataError) as error:
+                cause = error.cause if isinstance(error, DataError) else error
+                yield _no_value(cause, f"{self.file}:{self.first + index}")
+            else:
+                yield Row(value, self.file, self.first + index)
 
 
 @contextmanager
@@ -106,12 +91,19 @@ def _open_arrow(file: Path) -> Iterator[tuple[pa.Schema, Iterator[pa.RecordBatch
             yield stream.schema, iter(stream)
 
 
-def _chunks(file: Path, kind: str, opened: Opened, rows_per_chunk: int) -> Iterator[Chunk]:
-    """Chunks of at most `rows_per_chunk` records. A batch that cannot be read ends them with one error."""
+def table_chunks(file: Path, rows_per_chunk: int) -> Iterator[Chunk]:
+    """The records of a Parquet file, an Arrow file or an Arrow stream in chunks of at most `rows_per_chunk`.
+
+    A batch that cannot be read ends them with one error.
+
+    Raises:
+        OSError: From the system.
+    """
+    kind = "Parquet" if suffix_of(file) == ".parquet" else "Arrow"
     open_file(file).close()  # pyarrow would wait for a FIFO
     first = 1
     try:
-        with opened as (schema, batches):
+        with _open_parquet(file, rows_per_chunk) if kind == "Parquet" else _open_arrow(file) as (schema, batches):
             if fault := _bad_columns(schema, file):
                 yield fault
                 return
@@ -144,7 +136,7 @@ def _checked(batch: pa.RecordBatch, file: Path, first: int) -> Iterator[Chunk]:
     if fault is None:
         yield ArrowRecords(str(file), _serialised(batch), first)
     elif batch.num_rows == 1:
-        yield FailedChunk(fault, str(file))
+        yield FailedChunk(fault)
     else:
         for index in range(batch.num_rows):
             yield from _checked(batch.slice(index, 1), file, first + index)
@@ -185,21 +177,6 @@ def _serialised(batch: pa.RecordBatch) -> bytes:
     return sink.getvalue().to_pybytes()
 
 
-def _values(batch: pa.Table) -> Iterator[dict[str, Any] | Exception]:
-    """Each record as a dict, or why it cannot be one."""
-    try:
-        # All at once, which is several times as quick as row by row.
-        yield from batch.to_pylist()
-        return
-    except _NO_PYTHON_VALUE:
-        pass  # one of them is at fault; below it is found
-    for index in range(batch.num_rows):
-        try:
-            yield batch.slice(index, 1).to_pylist()[0]
-        except _NO_PYTHON_VALUE as error:
-            yield error
-
-
 Change = Callable[[Any], Any]
 
 
@@ -237,10 +214,10 @@ def _bad_columns(schema: pa.Schema, file: Path) -> FailedChunk | None:
     if not twice:
         return None
     cause = f"two columns have the same name: {', '.join(twice)}"
-    return FailedChunk(DataError(cause, place=str(file), fix="Rename one of them.", kind="duplicate key"), str(file))
+    return FailedChunk(DataError(cause, place=str(file), fix="Rename one of them.", kind="duplicate key"))
 
 
-def _no_value(error: Exception, place: str) -> DataError:
+def _no_value(error: object, place: str) -> DataError:
     return DataError(
         f"a value that cannot be read: {shown(error, 300)}",
         place=place,
@@ -256,6 +233,4 @@ def _corrupt(file: Path, kind: str, error: Exception, first: int) -> FailedChunk
     lost = f"; the records from number {first} on are lost" if first > 1 else ""
     cause = f"damaged {kind} file: {shown(error, 300) or type(error).__name__}{lost}"
     place = f"{file}:{first}" if first > 1 else str(file)
-    return FailedChunk(
-        DataError(cause, place=place, fix="Copy or write the file again.", kind="damaged file"), str(file)
-    )
+    return FailedChunk(DataError(cause, place=place, fix="Copy or write the file again.", kind="damaged file"))

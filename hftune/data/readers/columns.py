@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from hftune.data.readers.base import Row
+from hftune.data.readers.files import Row
 from hftune.data.readers.strict_json import from_json
 from hftune.errors import ArgumentError, DataError
 
@@ -38,7 +38,7 @@ def parse_columns(given: str | Mapping[str, Any] | None) -> dict[str, str]:
 def _pairs(text: str) -> list[tuple[Any, Any]]:
     if text.startswith("{"):
         try:
-            return list(from_json(text, _FLAG, "the mapping", fix=_FIX).items())
+            return list(from_json(text, "the mapping", fix=_FIX).items())
         except DataError as error:
             raise ArgumentError(error.cause, place=_FLAG, fix=error.fix) from error
     parts = text.replace(",", " ").split()
@@ -80,17 +80,15 @@ def columns_found(row: Row, mapping: Mapping[str, str]) -> set[str]:
     return {theirs for theirs in mapping.values() if theirs in row.value}
 
 
-def check_columns(mapping: Mapping[str, str], found: Iterable[str], seen: Iterable[str] = ()) -> None:
+def check_columns(mapping: Mapping[str, str], found: Iterable[str]) -> None:
     """Refuse a mapping that names columns which no record has.
 
     Args:
         found: What `columns_found` gave, over all records.
-        seen: Names of columns that the data does have, for the message.
 
     Raises:
         ArgumentError: Naming them.
     """
     missing = sorted(set(mapping.values()) - set(found))
     if missing:
-        have = f"; the data has {', '.join(sorted(seen)[:20])}" if seen else ""
-        raise ArgumentError(f"no record has the column {', '.join(missing)}{have}", place=_FLAG, fix=_FIX)
+        raise ArgumentError(f"no record has the column {', '.join(missing)}", place=_FLAG, fix=_FIX)

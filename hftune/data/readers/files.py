@@ -10,29 +10,122 @@ from __future__ import annotations
 
 import json
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from hftune.data.readers.base import (
-    COMPRESSED,
-    UNREADABLE_FIX,
-    Chunk,
-    FailedChunk,
-    ParsedChunk,
-    Reader,
-    Row,
-    RowOrError,
-    is_compressed,
-    unreadable,
-)
 from hftune.data.readers.specs import files_of_split, separate_split
 from hftune.errors import DataError
 from hftune.logging import notice
 from hftune.on_demand import on_demand
 from hftune.opening.files import open_file
+
+MAX_CHUNK_BYTES = 4 << 20
+"""A chunk ends with the record that reaches this size, so that long records do not make huge chunks."""
+
+MAX_RECORD_BYTES = 64 << 20
+"""More is no record but a fault, or an attack: some ten million tokens. Reading one takes several times as much."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One record: its columns, and where it is.
+
+    `line` is the line (1-based) where the record starts; in Parquet, Arrow and generated data its number (1-based).
+    """
+
+    value: dict[str, Any]
+    file: str
+    line: int
+
+    @property
+    def origin(self) -> str:
+        """`file:line`, as errors show it."""
+        return f"{self.file}:{self.line}"
+
+
+RowOrError = Row | DataError
+"""What a chunk gives for a record: a row, or why there is none."""
+
+
+class Chunk(ABC):
+    """Some hundred neighbouring records of one file, not parsed yet. Small, picklable, good for one pass or many."""
+
+    @abstractmethod
+    def rows(self) -> Iterator[RowOrError]:
+        """The records in order. A bad one is a DataError with its place and kind; reading continues behind it."""
+
+
+@dataclass(frozen=True, slots=True)
+class FailedChunk(Chunk):
+    """In place of records that cannot be reached, such as those behind the cut in a damaged file: one error."""
+
+    error: DataError
+
+    def rows(self) -> Iterator[RowOrError]:
+        """The error."""
+        yield self.error
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedChunk(Chunk):
+    """Records that have been read already."""
+
+    found: list[RowOrError]
+
+    def rows(self) -> Iterator[RowOrError]:
+        """The records."""
+        yield from self.found
+
+
+Reader = Callable[[Path, int], Iterator[Chunk]]
+"""Gives the records of a file in chunks of at most so many."""
+
+COMPRESSED = (".gz", ".zst")
+"""What the name of a compressed file ends with."""
+
+
+def is_compressed(file: Path) -> bool:
+    """Whether the name says so."""
+    return file.suffix.lower() in COMPRESSED
+
+
+def suffix_of(file: Path) -> str:
+    """The suffix that decides how a file is read: a.jsonl.gz holds lines."""
+    return (Path(file.stem) if is_compressed(file) else file).suffix.lower()
+
+
+UNREADABLE_FIX = "Make it readable for you (ls -l shows whose it is), or leave it out of the data."
+
+
+def too_large(place: str | None = None) -> DataError:
+    """A record that would take more memory than any true one does."""
+    return DataError(
+        f"the record has more than {MAX_RECORD_BYTES >> 20} MiB",
+        place=place,
+        fix="Cut it into several records, one a line.",
+        kind="record too large",
+    )
+
+
+def no_record(file: Path) -> FailedChunk:
+    """A file in which there is nothing to read."""
+    error = DataError(
+        "the file holds no record", place=str(file), fix="Remove it or fill it.", kind="file without a record"
+    )
+    return FailedChunk(error)
+
+
+def unreadable(file: Path | str, cause: str) -> FailedChunk:
+    """A file that the system will not let us read."""
+    error = DataError(f"cannot read the file: {cause}", place=str(file), fix=UNREADABLE_FIX, kind="unreadable file")
+    return FailedChunk(error)
+
 
 __all__ = [
     "SUFFIXES",
@@ -50,15 +143,15 @@ __all__ = [
 # What reads a kind of file: a function of the file and the number of rows a chunk.
 _TEXT_READERS = {
     ".txt": "hftune.data.readers.text:text_chunks",
-    ".json": "hftune.data.readers.json_array:json_chunks",
+    ".json": "hftune.data.readers.text:json_chunks",
     ".jsonl": "hftune.data.readers.text:json_line_chunks",
     ".ndjson": "hftune.data.readers.text:json_line_chunks",
-    ".csv": "hftune.data.readers.csv_table:csv_chunks",
-    ".tsv": "hftune.data.readers.csv_table:tsv_chunks",
+    ".csv": "hftune.data.readers.text:csv_chunks",
+    ".tsv": "hftune.data.readers.text:csv_chunks",
 }
 _BINARY_READERS = {
-    ".parquet": "hftune.data.readers.columnar:parquet_chunks",
-    ".arrow": "hftune.data.readers.columnar:arrow_chunks",
+    ".parquet": "hftune.data.readers.columnar:table_chunks",
+    ".arrow": "hftune.data.readers.columnar:table_chunks",
 }
 
 SUFFIXES = (
@@ -125,8 +218,9 @@ def find_files(path: str, flag: str, *, say: bool = True) -> list[Path]:
         # An empty file is most often a download that failed; training without it would not be noticed.
         if file.stat().st_size == 0:
             raise DataError(f"{file} is empty (0 bytes)", place=flag, fix="Remove it or fill it.", kind="empty file")
-    if say:
-        _say_what_is_left_out(left_out, path)
+    if say and left_out:
+        names = ", ".join(file.name for file in left_out[:5]) + (", ..." if len(left_out) > 5 else "")
+        notice(f"{len(left_out)} file(s) in {path} are left out, because their names do not end as data: {names}")
     return files
 
 
@@ -216,12 +310,6 @@ def _check_splits(root: Path, files: list[Path], flag: str) -> None:
         )
 
 
-def _say_what_is_left_out(files: list[Path], path: str) -> None:
-    if files:
-        names = ", ".join(file.name for file in files[:5]) + (", ..." if len(files) > 5 else "")
-        notice(f"{len(files)} file(s) in {path} are left out, because their names do not end as data: {names}")
-
-
 # --- their records ------------------------------------------------------------------------------------------------
 
 
@@ -240,9 +328,7 @@ def chunks(files: list[Path], rows_per_chunk: int = 256) -> Iterator[Chunk]:
         that gives one error.
     """
     for file in files:
-        suffix = Path(file.stem).suffix.lower() if is_compressed(file) else file.suffix.lower()
-        # A name with two suffixes is decided by the inner one: a.jsonl.gz holds lines.
-        reader: Reader = on_demand((_TEXT_READERS | _BINARY_READERS)[suffix])
+        reader: Reader = on_demand((_TEXT_READERS | _BINARY_READERS)[suffix_of(file)])
         try:
             yield from reader(file, rows_per_chunk)
         except OSError as error:
@@ -255,7 +341,7 @@ def first_rows(found: Iterator[Chunk], limit: int) -> Iterator[Chunk]:
     for chunk in found:
         taken = list(islice(chunk.rows(), left))
         left -= len(taken)
-        yield ParsedChunk(taken, chunk.file)
+        yield ParsedChunk(taken)
         if not left:
             return
 
@@ -281,7 +367,7 @@ def sampled_rows(read: Callable[[], Iterator[Chunk]], number: int, seed: int) ->
         taken = [row for place, row in enumerate(rows, start=at) if place in chosen]
         at += len(rows)
         if taken:
-            yield ParsedChunk(taken, chunk.file)
+            yield ParsedChunk(taken)
 
 
 def sampled_positions(count: int, number: int, seed: int) -> list[int]:

@@ -23,11 +23,7 @@ HELD_OUT_FLAGS = ("--validation_file_dir", "--against")
 """Flags whose sources are read for what is held out of training."""
 
 # The words by which `datasets` finds splits, too; train first, for names such as train_eval.jsonl.
-_WORDS = {
-    "train": "train|training",
-    "validation": "validation|valid|val|dev",
-    "test": "test|testing|eval|evaluation",
-}
+_WORDS = {"train": "train|training", "validation": "validation|valid|val|dev", "test": "test|testing|eval|evaluation"}
 _KINDS = {kind: re.compile(rf"(?:^|[-._ 0-9])(?:{words})(?=$|[-._ 0-9])") for kind, words in _WORDS.items()}
 # How the Hub and `datasets` name the files of a split, which may be any word (train_sft).
 _SHARD = re.compile(r"(?P<split>\w[\w.]*)-\d{5}-of-\d{5}\b")

@@ -1,20 +1,24 @@
 """Text files, plain or compressed: their bytes, their lines, and chunks of the records that a reader finds in them.
 
-A reader (`text_chunks` here, `json_array`, `csv_table`) only finds where records begin and end; whoever has the chunk
-parses them.
+A reader only finds where records begin and end; whoever has the chunk parses them.
 """
 
 from __future__ import annotations
 
+import csv
+import json
+import re
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
 import zstandard
 
-from hftune.data.readers.base import (
+from hftune.data.readers.files import (
     MAX_CHUNK_BYTES,
     MAX_RECORD_BYTES,
     Chunk,
@@ -23,10 +27,11 @@ from hftune.data.readers.base import (
     RowOrError,
     is_compressed,
     no_record,
+    suffix_of,
     too_large,
 )
-from hftune.data.readers.strict_json import decode, parse_object
-from hftune.errors import DataError
+from hftune.data.readers.strict_json import MALFORMED, decode, parse_object
+from hftune.errors import DataError, shown
 from hftune.opening.files import open_file
 
 _BOM = b"\xef\xbb\xbf"
@@ -45,8 +50,8 @@ _DECODERS: dict[str, Callable[[], Any]] = {
 Record = tuple[int, Any]
 """The line where a record starts, and its bytes or fields; a DataError in place of what cannot be reached."""
 
-Parse = Callable[[Any, str, int], RowOrError | None]
-"""From a record, its file and its line; None for one that turns out to be blank."""
+Parse = Callable[[Any], dict[str, Any] | None]
+"""Gives a record its columns, or raises a DataError; None for one that turns out to be blank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +65,15 @@ class TextRecords(Chunk):
     def rows(self) -> Iterator[RowOrError]:
         """Parse each record."""
         for line, raw in self.records:
-            row = raw if isinstance(raw, DataError) else self.parse(raw, self.file, line)
-            if row is not None:
-                yield row
+            try:
+                if isinstance(raw, DataError):
+                    raise raw
+                value = self.parse(raw)
+            except DataError as error:
+                yield error.at(f"{self.file}:{line}")
+                continue
+            if value is not None:
+                yield Row(value, self.file, line)
 
 
 def record_chunks(file: Path, records: Iterator[Record], parse: Parse, most: int) -> Iterator[Chunk]:
@@ -81,7 +92,7 @@ def record_chunks(file: Path, records: Iterator[Record], parse: Parse, most: int
                 yield TextRecords(str(file), parse, tuple(held))
                 held, size = [], 0
     except DataError as error:
-        lost = FailedChunk(error, str(file))
+        lost = FailedChunk(error)
     if held:
         yield TextRecords(str(file), parse, tuple(held))
     if lost or not found:
@@ -109,33 +120,30 @@ def text_chunks(file: Path, rows_per_chunk: int) -> Iterator[Chunk]:
 
 def json_line_chunks(file: Path, rows_per_chunk: int) -> Iterator[Chunk]:
     """The same of lines that hold a JSON object each."""
-    return record_chunks(file, line_records(file), _parse_json, rows_per_chunk)
+    return record_chunks(file, line_records(file), partial(_parse_json, hint=_array_hint(file.name)), rows_per_chunk)
 
 
 def line_records(file: Path) -> Iterator[Record]:
     """The lines that are not blank."""
     for number, line in enumerate(raw_lines(file), start=1):
         if len(line) > MAX_RECORD_BYTES:
-            yield number, too_large(f"{file}:{number}")
+            yield number, too_large()
         elif line and not line.isspace():
             yield number, line
 
 
-def _parse_text(raw: bytes, file: str, line: int) -> RowOrError | None:
-    text = decode(raw, f"{file}:{line}")
-    if isinstance(text, DataError):
-        return text
+def _parse_text(raw: bytes) -> dict[str, Any] | None:
+    text = decode(raw)
     # Blanks beyond ASCII show only in the decoded text.
-    return None if text.isspace() else Row({"text": text.rstrip("\r")}, file, line)
+    return None if text.isspace() else {"text": text.rstrip("\r")}
 
 
-def _parse_json(raw: bytes, file: str, line: int) -> RowOrError:
-    return parse_object(raw, file, line, _array_hint(file) if raw.lstrip().startswith(b"[") else "")
+def _parse_json(raw: bytes, hint: str) -> dict[str, Any]:
+    return parse_object(raw, hint if raw.lstrip().startswith(b"[") else "")
 
 
-def _array_hint(file: str) -> str:
+def _array_hint(name: str) -> str:
     """What to do where a line opens an array: the whole file is one, most likely."""
-    name = Path(file).name
     kind = next((kind for kind in (".jsonl", ".ndjson") if kind in name), "")
     return f"If the file is one JSON array, rename it to {name.replace(kind, '.json')}. " if kind else ""
 
@@ -219,3 +227,180 @@ def _decompressed(file: Path) -> Iterator[bytes]:
     # Neither library says so: a file that was cut simply gives no more bytes.
     if begun:
         raise DecompressionError(f"damaged {name} file: it ends before its end marker; the file was cut")
+
+
+# --- CSV and TSV: the first record names the columns, every other one has as many fields; all values are strings ---
+
+_QUOTES = 'A field that holds a comma, a quote or a line break stands in quotes ("), and a quote in it is doubled ("").'
+
+Fields = list[str]
+
+
+def csv_chunks(file: Path, rows_per_chunk: int) -> Iterator[Chunk]:
+    """The records behind the header in chunks of at most `rows_per_chunk`; tabs divide the fields of .tsv files.
+
+    Raises:
+        OSError: From the system.
+    """
+    records = _csv_records(file, "\t" if suffix_of(file) == ".tsv" else ",")
+    line = 1
+    try:
+        line, fields = next(records, (1, []))
+        if isinstance(fields, DataError):
+            raise fields
+        columns = _header(fields) if fields else []
+    except DataError as error:
+        yield FailedChunk(error if error.place else error.at(f"{file}:{line}"))
+        return
+    yield from record_chunks(file, records, partial(_row, columns), rows_per_chunk)
+
+
+def _csv_records(file: Path, delimiter: str) -> Iterator[Record]:
+    """The fields of each record that is not blank; an error stands where its record would have."""
+    csv.field_size_limit(MAX_RECORD_BYTES)  # of the whole process; the default of 128 kB is below many documents
+    # Bytes that are not UTF-8 come as surrogates, so that their record can be refused alone.
+    lines = (f"{line.decode('utf-8', 'surrogateescape')}\n" for line in raw_lines(file))
+    # strict: a quote inside a field that has none is a fault, and would otherwise move all fields behind it.
+    reader = csv.reader(lines, delimiter=delimiter, strict=True)
+    while True:
+        line = reader.line_num + 1
+        try:
+            fields = next(reader, None)
+        except csv.Error as error:
+            yield line, _malformed(error)
+            continue
+        if fields is None:
+            return
+        if any(field.strip() for field in fields):
+            yield line, fields
+
+
+def _row(columns: Fields, fields: Fields) -> dict[str, Any]:
+    return dict(zip(columns, _checked(fields, len(columns)), strict=True))
+
+
+def _malformed(error: csv.Error) -> DataError:
+    if "field larger than" in str(error):
+        return too_large()
+    cause = "a quote is opened and never closed" if "unexpected end of data" in str(error) else str(error)
+    return DataError(f"malformed CSV: {cause}", fix=_QUOTES, kind="malformed CSV")
+
+
+def _header(fields: Fields) -> Fields:
+    """The names of the columns: text, all there, all different."""
+    # Spreadsheets write `prompt, response`.
+    names = [name.strip() for name in _checked(fields, len(fields))]
+    if len(set(names)) < len(names) or "" in names:
+        wrong = next((name for name in names if names.count(name) > 1), "") or "an empty name"
+        raise DataError(
+            f"the header must name every column once, found {shown(names, 200)} ({shown(wrong)})",
+            fix="The first line of a CSV file names its columns, such as prompt,response.",
+            kind="bad CSV header",
+        )
+    return names
+
+
+def _checked(fields: Fields, columns: int) -> Fields:
+    """The fields of a record, if nothing is wrong with them."""
+    if len(fields) != columns:
+        cause = f"the record has {len(fields)} fields, the header {columns}"
+        raise DataError(cause, fix=_QUOTES, kind="ragged CSV record")
+    whole = "".join(fields)
+    if len(whole) > MAX_RECORD_BYTES:
+        raise too_large()
+    # One pass over all fields; which of them it was does not matter to who fixes the line.
+    decode(whole.encode("utf-8", "surrogateescape"))
+    return fields
+
+
+# --- JSON arrays --------------------------------------------------------------------------------------------------
+
+# Numbers stay text: only the end of a record matters here, and an endless number must not cost anything.
+_DECODER = json.JSONDecoder(strict=False, parse_int=str, parse_float=str)
+# A comma too many loses nothing.
+_BETWEEN = re.compile(r"[ \t\r\n,]*")
+# Blocks, their sum and its text are in memory at once.
+_COPIES = 3
+# Bytes that are not UTF-8 travel through text as surrogates, so that the record that holds them can be refused alone.
+_ESCAPE = "surrogateescape"
+
+
+def json_chunks(file: Path, rows_per_chunk: int) -> Iterator[Chunk]:
+    """The records of a .json file in chunks. If its first line is a whole object, it holds JSON lines.
+
+    Raises:
+        OSError: From the system.
+    """
+    if _begins_with_an_object_on_a_line(file):
+        yield from json_line_chunks(file, rows_per_chunk)
+    elif _COPIES * file.stat().st_size > psutil.virtual_memory().available:
+        cause = "the array does not fit into the free memory, and a .json file is read as a whole"
+        fix = "Write an object a line: jq -c '.[]' data.json > data.jsonl"
+        yield FailedChunk(DataError(cause, place=str(file), fix=fix, kind="unreadable file"))
+    else:
+        yield from record_chunks(file, _json_records(file), parse_object, rows_per_chunk)
+
+
+def _begins_with_an_object_on_a_line(file: Path) -> bool:
+    try:
+        # An array may be one line of gigabytes: what begins with a bracket is not looked at any further.
+        if not next(read_blocks(file), b"").lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{"):
+            return False
+        _, line = next(line_records(file))
+        return isinstance(line, bytes) and isinstance(_DECODER.decode(line.decode()), dict)
+    except (ValueError, RecursionError, DecompressionError, DataError):
+        return False
+
+
+def _json_records(file: Path) -> Iterator[Record]:
+    """The bytes of each record.
+
+    Raises:
+        DataError: Behind the last one whose end can be found.
+    """
+    text, damage = _text(file)
+    at, end = _behind(text, 0), len(text.rstrip())
+    # Without brackets the file holds objects one after the other, over any number of lines.
+    in_array = text.startswith("[", at)
+    is_closed = in_array and text.endswith("]", at + 1, end)
+    at, end = _behind(text, at + in_array), end - is_closed
+    line, reached, cause = 1, 0, "the file ends inside the array (no closing ']')" if in_array > is_closed else ""
+    while at < end:
+        line, reached = line + text.count("\n", reached, at), at
+        try:
+            after = _DECODER.raw_decode(text, at)[1]
+        except RecursionError:
+            cause = "nested too deep to find the end of the record"
+            break
+        except json.JSONDecodeError as error:
+            found = text[error.pos : error.pos + 1]
+            cause, at = f"{error.msg}, found {repr(found) if found else 'the end of the file'}", error.pos
+            break
+        yield line, text[at:after].encode("utf-8", _ESCAPE)
+        at = _behind(text, after)
+    line += text.count("\n", reached, at)
+    if damage:
+        raise damaged(file, line, damage)
+    if cause:
+        raise DataError(
+            f"malformed JSON: {cause}; no record behind this line can be read",
+            place=f"{file}:{line}",
+            fix="Fix the file; a .json file holds one array of objects (or one object a line).",
+            kind=MALFORMED,
+        )
+
+
+def _text(file: Path) -> tuple[str, str]:
+    """What a file holds, and what ends it early if it is damaged."""
+    blocks: list[bytes] = []
+    damage = ""
+    try:
+        blocks.extend(read_blocks(file))
+    except DecompressionError as error:
+        damage = str(error)  # what came before it is there
+    return b"".join(blocks).decode("utf-8-sig", _ESCAPE), damage
+
+
+def _behind(text: str, at: int) -> int:
+    found = _BETWEEN.match(text, at)
+    return found.end() if found else at

@@ -14,7 +14,7 @@ from hftune.arguments.asking import ChatArguments
 from hftune.checkpoints.folder_checks import check_recorded
 from hftune.checkpoints.manifest import read_manifest
 from hftune.data.messages import Message
-from hftune.data.readers.base import Row
+from hftune.data.readers.files import Row
 from hftune.data.records import to_conversation
 from hftune.data.tool_calls import parse_tools
 from hftune.errors import ArgumentError, DataError, UserError, did_you_mean, raise_together
@@ -109,7 +109,11 @@ def _tools(file: str | None) -> Tools | None:
     """The tools in a file, as chat templates read them."""
     if file is None:
         return None
-    found = parse_tools(read_json(file, kind=None, error=ArgumentError, fix="write a list of tools in JSON"), file)
+    written = read_json(file, kind=None, error=ArgumentError, fix="write a list of tools in JSON")
+    try:
+        found = parse_tools(written)
+    except DataError as error:
+        raise error.at(file) from error
     if not found:
         raise DataError(f"{file} holds no tools", place="--tools", fix="write a list of tools in JSON, or leave it out")
     return found

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from hftune.arguments.asking import ANSWER_TASKS
-from hftune.data.readers.strict_json import Malformed, loads
-from hftune.errors import ArgumentError
+from hftune.data.readers.strict_json import loads
+from hftune.errors import ArgumentError, DataError
 from hftune.on_demand import on_demand
 from hftune.trainers.rewards.builtin import accuracy
 
@@ -109,7 +109,7 @@ def _is_json(text: str) -> bool:
     fenced = _FENCED.fullmatch(text.strip())
     try:
         loads((fenced[1] if fenced else text).strip().encode())
-    except (Malformed, UnicodeEncodeError):
+    except (DataError, UnicodeEncodeError):
         return False
     return True
 

@@ -18,9 +18,8 @@ from hftune.data.encode import ChatEncoder
 from hftune.data.encode_pairs import LabelledEncoder, PairEncoder
 from hftune.data.encode_rewards import RewardPairEncoder
 from hftune.data.messages import Message
-from hftune.data.readers.base import Row
 from hftune.data.readers.columns import apply_columns, parse_columns
-from hftune.data.readers.files import chunks
+from hftune.data.readers.files import Row, chunks
 from hftune.data.readers.hub import data_files
 from hftune.data.readers.specs import parse_sources
 from hftune.data.records import Conversation, to_conversation, to_labelled
@@ -109,9 +108,9 @@ class ServedCheck:
         begins = [([int(token) for token in ids], True) for ids in made["prompt_ids"]]
         if isinstance(self.encoder, LabelledEncoder):
             one = to_labelled(row)
-            return Conversation([*one.prompt, *one.completion], one.tools, one.origin, one.template_arguments), begins
+            return Conversation([*one.prompt, *one.completion], one.tools, one.template_arguments), begins
         pair = to_preference(row)
-        return Conversation([*pair.prompt, *pair.chosen], pair.tools, pair.origin, pair.template_arguments), begins
+        return Conversation([*pair.prompt, *pair.chosen], pair.tools, pair.template_arguments), begins
 
     def _prompts(self, said: Conversation) -> list[list[tuple[str, list[int]]]]:
         """What a server is asked at each trained turn: its prompt, and those of thinking off; [] for nothing."""

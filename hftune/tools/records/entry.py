@@ -18,8 +18,7 @@ from hftune.data.formats import (
     pair_format,
     script_for,
 )
-from hftune.data.readers.base import Row
-from hftune.data.readers.files import chunks
+from hftune.data.readers.files import Row, chunks
 from hftune.visible import say
 
 
@@ -52,7 +51,7 @@ def tokenize(argv: list[str]) -> None:
     data_args, training_args = arguments.data, arguments.training
     from hftune.checkpoints import manifest as manifests
     from hftune.checkpoints.inputs import inputs_of
-    from hftune.data.packing.rows import packing_by_split
+    from hftune.data.packing import packing_by_split
     from hftune.data.sources import concatenated
     from hftune.data.splits import encoders_by_split, load_sources
     from hftune.data.tokenized_folder import save_tokenised
@@ -85,7 +84,7 @@ def _encoder(argv: list[str], command: str) -> tuple[Any, Any]:
     model_args, data_args, adapter_args, training_args = arguments
 
     # After parsing: a wrong command is refused before seconds of imports.
-    from hftune.data.encoders import make_encoder
+    from hftune.data.splits import make_encoder
     from hftune.errors import raise_together
     from hftune.models.loading.tokenizer import load_tokenizer
     from hftune.preflight.facts import take_template_arguments

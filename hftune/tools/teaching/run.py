@@ -20,10 +20,9 @@ from hftune.checkpoints import manifest as manifests
 from hftune.checkpoints.folder_checks import check_recorded_whole
 from hftune.checkpoints.inputs import inputs_of
 from hftune.data.encoder import Encoder
-from hftune.data.encoders import make_encoder
 from hftune.data.sources import TokenizedSource, concatenated
-from hftune.data.splits import load_sources
-from hftune.data.storage.cache import tokenizer_key
+from hftune.data.splits import load_sources, make_encoder
+from hftune.data.storage import tokenizer_key
 from hftune.data.teacher_targets import ABOUT, SHARD_KINDS, shard_name
 from hftune.distributed import ranks
 from hftune.errors import ArgumentError, UserError, raise_together

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from hftune.data.readers.strict_json import Malformed, loads
-from hftune.errors import ArgumentError
+from hftune.data.readers.strict_json import loads
+from hftune.errors import ArgumentError, DataError
 from hftune.logging import notice
 from hftune.trainers.rewards.final_answer import candidates, marked
 from hftune.trainers.rewards.same_answer import has_math_verify, same_answer
@@ -62,7 +62,7 @@ def _right_answers(right: Any) -> list[str]:
     """The right answers of a record: texts of a list are different ways to be right, numbers of a list one answer."""
     if isinstance(right, str) and right.startswith('["'):
         # Skywork-OR1 and others write a list into a text.
-        with suppress(Malformed):
+        with suppress(DataError):
             right = loads(right.encode())
     if not isinstance(right, list | tuple):
         return [marked(str(right))]

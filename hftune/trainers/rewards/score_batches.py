@@ -80,7 +80,7 @@ class StepReward:
             parts = str(answer.get("content") or "").split(self.separator)
             # An answer may end with a separator, or have two in a row.
             steps = [part.strip() for part in parts if part.strip()]
-            solution = Solution([*prompt, *before], steps, [None] * len(steps), None, "completion")
+            solution = Solution([*prompt, *before], steps, [None] * len(steps), None)
             found.append(self.conversations.solution(SINGLE, solution) if steps else None)
         run_batches(self.model, [one for one in found if one is not None], self.pad)
         scores = [min(one.outputs) if one is not None and one.outputs else 0.0 for one in found]

@@ -18,16 +18,10 @@ from hftune.data.encode_pairs import LabelledEncoder, Limits, MismatchedPairEnco
 from hftune.data.encode_prompts import PromptEncoder
 from hftune.data.encoder import Encoder, write_batches
 from hftune.data.sources import TokenizedSource, finished
-from hftune.data.storage.arrow_folder import open_folder
+from hftune.data.storage import open_folder
 from hftune.errors import DataError
 from hftune.logging import notices
-from tests.unit.data.helpers import (
-    make_tokenizer,
-    prompts_dataset,
-    row,
-    template,
-    user,
-)
+from tests.unit.data.helpers import make_tokenizer, prompts_dataset, row, template, user
 
 
 def test_prompts_keep_every_column(chatml: PreTrainedTokenizerFast) -> None:
@@ -68,11 +62,7 @@ def test_a_system_message_for_prompts_without_one(chatml: PreTrainedTokenizerFas
 def calling(arguments: Any) -> list[dict[str, Any]]:
     """A conversation in which a function is called with these arguments, in the canonical form."""
     called = {"type": "function", "function": {"name": "f", "arguments": arguments}}
-    return [
-        user("a"),
-        {"role": "assistant", "content": "", "tool_calls": [called]},
-        {"role": "tool", "content": "1"},
-    ]
+    return [user("a"), {"role": "assistant", "content": "", "tool_calls": [called]}, {"role": "tool", "content": "1"}]
 
 
 ARGUMENTS = [{"x": 1}, {"x": "one"}, {"x": [1, "a", {"b": None}]}, {"y": {"z": 0.5}}, {}]
@@ -136,9 +126,9 @@ def finish(folder: Path, times: int, encoder: Encoder, columns: dict[str, list[A
 def test_memory_does_not_grow_with_the_records(kind: str, chatml: PreTrainedTokenizerFast, tmp_path: Path) -> None:
     encoder, columns = encoder_of(kind, chatml)
     finish(tmp_path / "first", 1, encoder, columns)  # what is imported and kept for good
-    few, _, _ = finish(tmp_path / "few", 8, encoder, columns)
-    many, arrow, dataset = finish(tmp_path / "many", 32, encoder, columns)
-    assert len(dataset) == 32 * 500 and ("answer" if kind == "prompts" else "kl_ids") in dataset.column_names
+    few, _, _ = finish(tmp_path / "few", 4, encoder, columns)
+    many, arrow, dataset = finish(tmp_path / "many", 12, encoder, columns)
+    assert len(dataset) == 12 * 500 and ("answer" if kind == "prompts" else "kl_ids") in dataset.column_names
     assert many < 1.25 * few and arrow < 1e5, "the records lie in the cache"
 
 

@@ -15,8 +15,7 @@ from hftune.data.encode import ChatEncoder, TextEncoder
 from hftune.data.encode_pairs import LabelledEncoder, MismatchedPairEncoder, PairEncoder
 from hftune.data.encode_prompts import PromptEncoder
 from hftune.data.encode_rewards import RewardPairEncoder, StepEncoder
-from hftune.data.encoders import make_encoder
-from hftune.data.splits import load_splits
+from hftune.data.splits import load_splits, make_encoder
 from hftune.errors import ArgumentError, DataError
 from hftune.models.loading.tokenizer import load_tokenizer
 from hftune.trainers.reward import longest_first

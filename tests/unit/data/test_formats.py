@@ -12,10 +12,20 @@ import pyarrow.parquet as pq
 import pytest
 
 from hftune.data.compared_answers import to_preference
-from hftune.data.formats import FORMATS, KTO, added, describe_unread, has_text, note_unread, take_unread, unknown_format
+from hftune.data.formats import (
+    FORMATS,
+    KTO,
+    added,
+    describe_unread,
+    has_text,
+    note_unread,
+    placed,
+    take_unread,
+    unknown_format,
+)
 from hftune.data.messages import parse_messages
 from hftune.data.readers.columns import apply_columns, parse_columns
-from hftune.data.readers.files import find_files
+from hftune.data.readers.files import Row, find_files
 from hftune.data.records import to_conversation, to_labelled, to_prompt, to_text
 from hftune.errors import DataError
 from hftune.tools.records.entry import describe_format
@@ -197,7 +207,7 @@ def test_mixed_formats_in_one_folder(tmp_path: Path) -> None:
     ],
 )
 def test_keys_that_are_like_known_ones_can_be_renamed(value: dict[str, str], flag: str) -> None:
-    problem = unknown_format(value, "data.jsonl:1", "run_sft.py")
+    problem = unknown_format(value, "run_sft.py")
     assert str(problem.fix).startswith(flag or "Rename the keys, or")
     if flag:
         columns = re.search(r"--columns (.*?)\. ", str(problem.fix))
@@ -216,8 +226,9 @@ def test_text(value: Any, text: bool) -> None:
 
 def test_records_are_counted() -> None:
     take_unread()
-    for origin in ("f:1", "f:1", "f:3"):
-        note_unread("x", origin)
+    read = placed(lambda row: [note_unread("x"), note_unread("x")])
+    for line in (1, 3):
+        read(Row({}, "f", line))
     found = take_unread()
     assert found == {"x": [2, "f:1"]} and take_unread() == {}
     both = added(found, {"x": [1, "g:1"], "y": [4, "g:2"]})
@@ -228,7 +239,7 @@ def test_records_are_counted() -> None:
 def test_names_that_never_end_are_counted_together() -> None:
     take_unread()
     for number in range(50):
-        note_unread(f"x{number}", f"f:{number}")
+        placed(lambda row: note_unread(f"x{row.line}"))(Row({}, "f", number))
     found = take_unread()
     assert len(found) == 21 and found["further fields and columns"] == [30, "f:20"]
     both = added(found, {"x3": [1, "g:1"], "new": [4, "g:2"]})
@@ -253,7 +264,7 @@ def test_names_that_never_end_are_counted_together() -> None:
 )  # fmt: skip
 def test_what_a_turn_holds_and_is_not_read(turn: dict[str, Any], what: list[str]) -> None:
     take_unread()
-    parse_messages([turn], "f:1", "messages")
+    parse_messages([turn], "messages")
     assert [*take_unread()] == what
 
 

@@ -22,22 +22,21 @@ from tests.unit.data.helpers import assistant, row, user
     ],
 )
 def test_text(value: Any, text: str) -> None:
-    assert text_of(value, "f:1", "turn") == text
+    assert text_of(value, "turn") == text
 
 
 @pytest.mark.parametrize("value", [None, 7, {"a": 1}, [{"type": "image"}], ["a"], [{"type": ["text"], "text": "a"}]])
 def test_what_is_no_text(value: Any) -> None:
-    with pytest.raises(DataError, match="turn must be text") as caught:
-        text_of(value, "f:1", "turn")
-    assert caught.value.place == "f:1"
+    with pytest.raises(DataError, match="turn must be text"):
+        text_of(value, "turn")
 
 
 def test_nothing_is_allowed_where_it_may_be_missing() -> None:
-    assert text_of(None, "f:1", "turn", missing_ok=True) == ""
+    assert text_of(None, "turn", missing_ok=True) == ""
 
 
 def of_parts(*parts: dict[str, Any]) -> list[dict[str, Any]]:
-    return parse_messages([assistant([*parts])], "f:1", "messages")
+    return parse_messages([assistant([*parts])], "messages")
 
 
 def test_parts_are_told_apart() -> None:
@@ -73,7 +72,7 @@ def test_a_part_that_is_not_read_says_what_it_is(role: str, part: dict[str, Any]
     """Behind text that is, whoever speaks; both OpenAI's parts and LLaMA-Factory's."""
     with pytest.raises(DataError) as caught:
         parts = [{"type": "text", "text": "a"}, {"type": "text", "value": "b"}, part]
-        parse_messages([{"role": role, "content": parts}], "f:1", "messages")
+        parse_messages([{"role": role, "content": parts}], "messages")
     assert caught.value.cause == f"messages[0] must be text, found {words}"
 
 
@@ -103,9 +102,9 @@ def test_weights_of_turns(given: dict[str, Any], weight: float | None) -> None:
 
 @pytest.mark.parametrize("spoken", ["human", "HUMAN", "prompter"])
 def test_roles_have_many_names(spoken: str) -> None:
-    assert parse_messages([{"from": spoken, "value": "Q"}], "f:1", "messages") == [user("Q")]
+    assert parse_messages([{"from": spoken, "value": "Q"}], "messages") == [user("Q")]
     turns = [{"role": "developer", "content": "S"}, user("Q")]
-    assert parse_messages(turns, "f:1", "messages")[0] == {"role": "system", "content": "S"}
+    assert parse_messages(turns, "messages")[0] == {"role": "system", "content": "S"}
 
 
 CALL = '{"name": "f", "arguments": {"x": 1}}'
@@ -157,15 +156,15 @@ A = assistant("A", reasoning_content="so")
     ],
 )  # fmt: skip
 def test_thoughts_and_calls_of_many_shapes(turns: list[dict[str, Any]], messages: list[dict[str, Any]]) -> None:
-    assert parse_messages(turns, "f:1", "messages") == messages
+    assert parse_messages(turns, "messages") == messages
 
 
 def test_thoughts_that_differ_are_refused() -> None:
     with pytest.raises(
         DataError, match="several texts of thoughts that differ: reasoning_content, reasoning"
     ) as caught:
-        parse_messages([assistant("A", reasoning_content="so", reasoning="no")], "f:1", "messages")
-    assert caught.value.place == "f:1" and caught.value.kind == "two texts of thoughts"
+        parse_messages([assistant("A", reasoning_content="so", reasoning="no")], "messages")
+    assert caught.value.kind == "two texts of thoughts"
 
 
 RESULT = {"role": "tool", "content": "20", "tool_call_id": "t"}
@@ -193,7 +192,7 @@ RESULT = {"role": "tool", "content": "20", "tool_call_id": "t"}
     ],
 )  # fmt: skip
 def test_results_of_many_shapes(turn: dict[str, Any], messages: list[dict[str, Any]]) -> None:
-    made = parse_messages([assistant("", **F), turn], "f:1", "messages")
+    made = parse_messages([assistant("", **F), turn], "messages")
     assert made[1:] == messages
 
 
@@ -206,4 +205,4 @@ def test_results_of_many_shapes(turn: dict[str, Any], messages: list[dict[str, A
 )
 def test_results_that_are_pictures_are_refused(turn: dict[str, Any]) -> None:
     with pytest.raises(DataError, match="must be text"):
-        parse_messages([assistant("", **F), turn], "f:1", "messages")
+        parse_messages([assistant("", **F), turn], "messages")

@@ -63,10 +63,9 @@ def test_samples_counts_and_steps(chatml: PreTrainedTokenizerFast, tmp_path: Pat
     out = io.StringIO()
     preview(data, chatml, 1, rows_per_step=4, console=Console(file=out, width=200, soft_wrap=True))
     text = out.getvalue()
-    assert "7 records read, 6 used, 1 dropped (malformed JSON; first:" in text
-    assert "d.jsonl:6" in text
+    assert "7 records read, 6 used, 1 dropped (malformed JSON)" in text
     assert "«hello world<|im_end|>»" in text
-    assert "1 packed rows of 99" in text
+    assert "packed (bfd) into 1 rows of 99" in text
     assert "an epoch: 1 rows, 1 steps of 4" in text
 
 

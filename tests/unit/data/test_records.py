@@ -6,14 +6,7 @@ from typing import Any
 
 import pytest
 
-from hftune.data.records import (
-    read_answer,
-    read_question,
-    to_conversation,
-    to_labelled,
-    to_prompt,
-    to_text,
-)
+from hftune.data.records import read_answer, read_question, to_conversation, to_labelled, to_prompt, to_text
 from hftune.errors import DataError
 from tests.unit.data.helpers import HG, SYSTEM, TOOL, UA, C, Q, assistant, call, row, user
 
@@ -108,7 +101,7 @@ SFT: list[tuple[dict[str, Any], list[dict[str, Any]]]] = [
 def test_conversation(value: dict[str, Any], messages: list[dict[str, Any]]) -> None:
     conversation = to_conversation(row(7, **value))
     assert conversation.messages == messages
-    assert (conversation.tools, conversation.origin) == (None, "data.jsonl:7")
+    assert conversation.tools is None
 
 
 def test_an_input_belongs_to_its_instruction_alone() -> None:

@@ -134,12 +134,7 @@ def test_several_calls_of_a_message_for_a_template_that_writes_one() -> None:
     called = [{**FUNCTION, "id": "a"}, {**OTHER, "id": "b"}]
     swapped = [assistant("", tool_calls=called), result("2", tool_call_id="b"), result("1", tool_call_id="a")]
     assert [message["content"] for message in found.said(swapped, TOOLS)] == ["", "1", "", "2"]
-    for rest in (
-        [],
-        [result("1")],
-        [result("1"), result("2"), result("3")],
-        [result("1"), user("Q")],
-    ):
+    for rest in ([], [result("1")], [result("1"), result("2"), result("3")], [result("1"), user("Q")]):
         kept = [user("Q"), both, *rest]
         assert found.said(kept, TOOLS) == kept
 

@@ -10,8 +10,7 @@ from datasets import Dataset
 
 from hftune.arguments.entry import parse_arguments
 from hftune.data.encode import ChatEncoder
-from hftune.data.shared_records import row_digests, say_shared_files, say_shared_records
-from hftune.data.splits import load_data
+from hftune.data.splits import load_data, row_digests, say_shared_files, say_shared_records
 from tests.conftest import CHATS
 from tests.unit.data.helpers import make_tokenizer
 

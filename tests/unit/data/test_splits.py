@@ -20,7 +20,7 @@ from hftune.data import sources
 from hftune.data.counts import Counts
 from hftune.data.encoder import IDS, Encoder
 from hftune.data.mixture import Mixture
-from hftune.data.packing.rows import PackStats
+from hftune.data.packing import PackStats
 from hftune.data.readers.files import Row
 from hftune.data.sources import hold_out
 from hftune.data.splits import Splits, describe, describe_packing, load_splits
@@ -196,7 +196,8 @@ def test_bad_records_stop_the_run_or_are_counted(tmp_path: Path) -> None:
 
 def test_counts_in_words() -> None:
     counts = Counts(rows=10, used=7, dropped={"too long": 3}, truncated=1, tokens=200, trained_tokens=50)
-    assert describe(counts) == "10 records read, 7 used, 3 dropped (too long), 1 truncated, 200 tokens, 25 % trained"
+    said = describe(counts.to_dict())
+    assert said == "10 records read, 7 used, 3 dropped (too long), 1 truncated, 200 tokens, 50 trained (25 %)"
 
 
 class Documents(Numbers):
@@ -303,8 +304,8 @@ def test_columns_are_read_under_our_names(tmp_path: Path) -> None:
 
 def test_packing_in_a_line() -> None:
     about = {**PackStats(2048, 10, 30, 2, 20000, 9000, 5).to_dict(), "strategy": "bfd_split"}
-    line = describe(Counts(rows=30, used=30, tokens=20000, trained_tokens=9000, packing=about))
+    line = describe(Counts(rows=30, used=30, tokens=20000, trained_tokens=9000, packing=about).to_dict())
     assert line == (
-        "30 records read, 30 used, 20000 tokens, 45 % trained, packed (bfd_split) into 10 rows of 2048, 97.7 % full, "
-        "2 split, 5 tokens left out in rows with nothing to train"
+        "30 records read, 30 used, 20000 tokens, 9000 trained (45 %), packed (bfd_split) into 10 rows of 2048, "
+        "97.7 % full, 2 split, 5 tokens left out in rows with nothing to train"
     )

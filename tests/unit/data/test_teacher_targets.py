@@ -16,9 +16,9 @@ from hftune.arguments.data import DataArguments
 from hftune.constants import IGNORE_INDEX
 from hftune.data import teacher_targets
 from hftune.data.counts import Counts
-from hftune.data.packing.rows import Packing, packed_source
+from hftune.data.packing import Packing, packed_source
 from hftune.data.sources import TokenizedSource, select_records
-from hftune.data.storage.cache import tokenizer_key
+from hftune.data.storage import tokenizer_key
 from hftune.data.teacher_targets import StoredTargets, hashes_of, records, trained_places
 from hftune.errors import DataError, ManifestError
 from hftune.logging import notices

@@ -50,7 +50,7 @@ CALLED = {"type": "function", "function": {"name": "get", "arguments": {"x": 1}}
     ],
 )
 def test_calls(value: Any, calls: list[dict[str, Any]]) -> None:
-    assert parse_calls(value, "f:1", "turn") == calls
+    assert parse_calls(value, "turn") == calls
 
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}}

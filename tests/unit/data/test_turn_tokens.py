@@ -22,16 +22,7 @@ from hftune.data.encode_rewards import RewardPairEncoder, StepEncoder
 from hftune.data.rendering import Renderer
 from hftune.data.turn_tokens import GuardedText, TurnTokenGuard, encode_batch, token_ids, turn_tokens
 from hftune.errors import DataError
-from tests.unit.data.helpers import (
-    CHATML,
-    assistant,
-    make_tokenizer,
-    row,
-    template,
-    tokenise_rows,
-    tokenize_chat,
-    user,
-)
+from tests.unit.data.helpers import CHATML, assistant, make_tokenizer, row, template, tokenise_rows, tokenize_chat, user
 from tests.unit.data.turn_token_families import (
     FAMILIES,
     KINDS,
@@ -90,8 +81,10 @@ def ids_of(example: dict[str, Any]) -> list[int]:
 # --- every place, family and mode ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("place", PLACES)
-@each_family
+@pytest.mark.parametrize(
+    ("family", "place"),
+    [*(("chatml", place) for place in PLACES), *((family, "tools") for family in FAMILIES if family != "chatml")],
+)
 def test_split_puts_no_border_token(family: str, place: str) -> None:
     """The same border tokens as with a harmless text; the text itself is unchanged, in the same trained spans."""
     tokenizer, bad = family_tokenizer(family), injection(family)
@@ -295,17 +288,11 @@ def test_error_in_every_encoder(name: str) -> None:
 
 
 @each_encoder
-def test_the_mode_is_part_of_the_fingerprint(name: str) -> None:
+def test_the_mode_is_part_of_the_fingerprint_and_its_flag_reaches_every_encoder(name: str) -> None:
     encoder, options, _ = ENCODERS[name]
     assert encoder(make_tokenizer(), **options).settings()["borders_in_text"] == "split"
-    for mode in MODES:
-        made = encoder(make_tokenizer(), borders_in_text=mode, **options)
-        assert made.settings()["borders_in_text"] == made.without_limit().settings()["borders_in_text"] == mode
-
-
-@each_encoder
-def test_the_flag_reaches_every_encoder(name: str) -> None:
-    encoder, _, _ = ENCODERS[name]
+    made = encoder(make_tokenizer(), borders_in_text="allow", **options)
+    assert made.settings()["borders_in_text"] == made.without_limit().settings()["borders_in_text"] == "allow"
 
     class Args(PairLengths):
         borders_in_text = "error"
@@ -348,10 +335,8 @@ def test_documents_that_end_with_eos_already(mode: str) -> None:
 
 
 def test_documents_end_with_one_end_of_text() -> None:
-    """EOS inside a document is text, and so is all but one at its end; without EOS at ends so is that one."""
+    """EOS inside a document is text, and so is all but one at its end."""
     tokenizer = make_tokenizer()
-    alone = tokenise_rows([row(text="ab<|endoftext|>")], TextEncoder(tokenizer, append_eos=False))[0][0]
-    assert tokenizer.decode(ids_of(alone)) == "ab<|endoftext|>" and tokenizer.eos_token_id not in ids_of(alone)
     dataset, _ = tokenise_rows([row(text="a<|endoftext|><|endoftext|>")], TextEncoder(tokenizer))
     assert (
         ids_of(dataset[0]).count(tokenizer.eos_token_id) == 1 and dataset[0]["input_ids"][-1] == tokenizer.eos_token_id
@@ -369,18 +354,11 @@ def test_documents_keep_other_special_tokens() -> None:
     assert counts.bordered == 0 and len(dataset[0]["input_ids"]) == 5
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", ["split", "allow"])
 def test_prompts_count_by_the_ids_that_answers_will_see(mode: str) -> None:
-    tokenizer = make_tokenizer()
-    limit = 30
-    encoder = PromptEncoder(tokenizer, max_prompt_length=limit, borders_in_text=mode)
-    counts = Counts()
-    if mode == "error":
-        with pytest.raises(DataError):
-            encoder.parse(row(prompt=BAD))
-        return
+    """As text the prompt is longer than the limit, as tokens it is not."""
+    encoder, counts = PromptEncoder(make_tokenizer(), max_prompt_length=30, borders_in_text=mode), Counts()
     encoder.encode([encoder.parse(row(prompt=BAD))], counts)
-    # As text the prompt is longer than the limit, as tokens it is not.
     assert counts.used == (mode == "allow") and counts.bordered == 1
 
 
@@ -411,7 +389,7 @@ def _saying(draw: Any, family: str) -> str:
     return "".join(draw(st.lists(piece, max_size=8)))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(data=st.data(), family=st.sampled_from([*FAMILIES]), kind=st.sampled_from(KINDS))
 def test_no_border_token_beyond_the_templates_own(data: Any, family: str, kind: str) -> None:
     """And the text is that of the template, character for character; labels cover the same of it in either mode."""

@@ -42,7 +42,7 @@ ALLOWED: dict[tuple[str, str], str] = {
     ("data/tokenized_folder.py", "json.loads"): DATA,
     ("data/readers/files.py", "json.loads"): DATA,
     ("data/encode_prompts.py", "json.loads"): "records that were written in this process",
-    ("data/storage/arrow_folder.py", "json.loads"): DATA,
+    ("data/storage.py", "json.loads"): DATA,
 }
 
 

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from hftune.checkpoints.manifest import COMPLETE, read_manifest
 from hftune.cli import dispatch
 from hftune.data.compared_answers import to_preference
-from hftune.data.readers.base import Row
+from hftune.data.readers.files import Row
 from hftune.errors import ArgumentError, DataError, UserError
 from hftune.inference.generate import Answerer
 from hftune.inference.questions import asked

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from hftune.data.compared_answers import to_preference
-from hftune.data.readers.base import Row
+from hftune.data.readers.files import Row
 from hftune.data.records import to_conversation
 from hftune.tools.sampling import kept, whatever_they_score
 

@@ -17,8 +17,7 @@ from transformers import AutoModelForSequenceClassification
 from hftune.arguments.entry import parse_arguments
 from hftune.checkpoints.reward_scale import read_scale
 from hftune.constants import FILLER
-from hftune.data.encoders import make_encoder
-from hftune.data.splits import Splits, load_splits
+from hftune.data.splits import Splits, load_splits, make_encoder
 from hftune.logging import notices
 from hftune.models.adapters.preparation import add_adapter
 from hftune.models.loading.reward_model import load_reward_model

@@ -8,10 +8,7 @@ import torch
 from hftune.constants import IGNORE_INDEX
 from hftune.data.batches.collators import CausalCollator, FlatCollator
 
-EXAMPLES = [
-    {"input_ids": [5, 6, 0], "labels": [IGNORE_INDEX, 6, 0]},
-    {"input_ids": [7], "labels": [7]},
-]
+EXAMPLES = [{"input_ids": [5, 6, 0], "labels": [IGNORE_INDEX, 6, 0]}, {"input_ids": [7], "labels": [7]}]
 
 
 def test_pads_on_the_right() -> None:
@@ -38,24 +35,6 @@ def test_pads_on_the_right() -> None:
         ]
     )
     torch.testing.assert_close(batch["attention_mask"], expected)
-
-
-def test_pads_to_a_multiple() -> None:
-    batch = CausalCollator(pad_token_id=9, pad_to_multiple_of=4)(EXAMPLES)
-    expected = torch.tensor(
-        [
-            [5, 6, 0, 9],  # 3 rounded up to 4
-            [7, 9, 9, 9],
-        ]
-    )
-    torch.testing.assert_close(batch["input_ids"], expected)
-    assert {name: tensor.shape for name, tensor in batch.items()} == dict.fromkeys(batch, (2, 4))
-    assert {tensor.dtype for tensor in batch.values()} == {torch.int64}
-
-
-def test_length_that_is_a_multiple_stays() -> None:
-    batch = CausalCollator(pad_token_id=9, pad_to_multiple_of=3)(EXAMPLES)
-    assert batch["input_ids"].shape == (2, 3)
 
 
 def test_tensors_are_taken_too() -> None:

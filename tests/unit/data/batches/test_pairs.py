@@ -46,11 +46,7 @@ EXAMPLES = [
 
 
 @pytest.mark.parametrize(
-    "flat, ids, ends",
-    [
-        (True, [[1, 2, 3, 4, 6, 7]], [1, 3, 5]),
-        (False, [[1, 2, 3, 4], [6, 7, 0, 0]], [1, 3, 5]),
-    ],
+    "flat, ids, ends", [(True, [[1, 2, 3, 4, 6, 7]], [1, 3, 5]), (False, [[1, 2, 3, 4], [6, 7, 0, 0]], [1, 3, 5])]
 )
 def test_batches(flat: bool, ids: list[list[int]], ends: list[int]) -> None:
     batch = StepCollator(0, flat=flat)(EXAMPLES)

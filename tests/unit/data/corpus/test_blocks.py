@@ -91,7 +91,7 @@ WORLDS = st.tuples(st.integers(1, 8), st.integers(0, 4), st.integers(1, 3), st.i
 
 
 @pytest.mark.long
-@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 @given(
     corpora=CORPORA,
     weighted=st.booleans(),

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hftune.data.corpus.schedule import Schedule, as_shares
+from hftune.data.mixture import Schedule, as_shares
 
 SHARES = st.lists(st.integers(1, 10**6), min_size=1, max_size=6)
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hftune.data.packing.bins import Bins, best_fit_decreasing, cut_stream, split_overlong, whole_documents
+from hftune.data.packing import Bins, best_fit_decreasing, cut_stream, split_overlong, whole_documents
 
 CAPACITY = 12
 FITTING = st.lists(st.integers(1, CAPACITY), max_size=60)

@@ -15,19 +15,20 @@ from hypothesis import strategies as st
 from hftune.arguments.data import DataArguments
 from hftune.arguments.entry import parse_arguments
 from hftune.constants import IGNORE_INDEX
+from hftune.data import packing as packing_module
 from hftune.data.counts import Counts
-from hftune.data.packing import rows as packing_module
-from hftune.data.packing.bins import Bins, Segments
-from hftune.data.packing.rows import (
+from hftune.data.packing import (
     STRATEGIES,
+    Bins,
     IntColumn,
     Packing,
     PackStats,
-    limit_packed_rows,
+    Segments,
     packed_source,
     packing_by_split,
+    select_packed_rows,
 )
-from hftune.data.sources import TokenizedSource
+from hftune.data.sources import TokenizedSource, limit_sources
 from hftune.errors import ArgumentError, DataError
 from tests.unit.data.helpers import pack, to_dataset
 
@@ -244,8 +245,8 @@ def test_packing_is_cached_under_its_settings(tmp_path: Path) -> None:
 def test_the_first_rows_are_counted_for_themselves(tmp_path: Path) -> None:
     """Rows of 5, 4 and 4 tokens, of which the first of each is not trained, in a room of 6 each."""
     packed = packed_source(source([5, 4, 4], Counts()), Packing(6), DataArguments(data_cache_dir=str(tmp_path)))
-    assert limit_packed_rows(packed, 4) is packed and limit_packed_rows(packed, 3) is packed
-    first = limit_packed_rows(packed, 2)
+    assert limit_sources([packed], 3, select=select_packed_rows)[0] is packed
+    (first,) = limit_sources([packed], 2, select=select_packed_rows)
     assert len(first.dataset) == 2 and first.key != packed.key
     assert (first.counts.tokens, first.counts.trained_tokens) == (9, 7)
     assert first.counts.packing is not None and packed.counts.packing is not None

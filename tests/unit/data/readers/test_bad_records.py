@@ -12,7 +12,6 @@ from datasets import load_from_disk
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hftune.data import sources as parts
 from hftune.data.counts import Counts, all_dropped
 from hftune.data.encode import ChatEncoder, TextEncoder
 from hftune.data.encode_pairs import LabelledEncoder, Limits, PairEncoder
@@ -33,10 +32,6 @@ ENCODERS: dict[str, tuple[Encoder, dict[str, Any]]] = {
     "text": (TextEncoder(TOKENIZER), {"text": "hello world"}),
     "chat": (ChatEncoder(TOKENIZER, max_length=40), {"messages": [user("hello"), assistant("the answer")]}),
     "chat whole": (ChatEncoder(TOKENIZER, max_length=None), {"messages": [user("hello"), assistant("the answer")]}),
-    "ranges": (
-        ChatEncoder(TOKENIZER, max_length=40),
-        {"messages": [user("hello"), assistant("the answer")]},
-    ),
     "weights": (
         ChatEncoder(TOKENIZER, max_length=40, turn_weights=True),
         {"messages": [user("hello"), assistant("the answer")]},
@@ -69,9 +64,9 @@ WHERE = {
 }
 
 
-def written(folder: Path, content: bytes, encoder: Encoder, name: str = "d.jsonl") -> tuple[Counts, int]:
+def written(folder: Path, content: bytes, encoder: Encoder) -> tuple[Counts, int]:
     """What became of a file's records with `--on_bad_record drop`, and how many rows are on disk."""
-    file = folder / name
+    file = folder / "d.jsonl"
     file.write_bytes(content)
     out = folder / f"out-{random.random()}"
     out.mkdir()
@@ -86,8 +81,9 @@ def test_no_record_at_all_is_an_empty_batch(name: str) -> None:
     assert {*encoder.schema.names} <= {*columns} and not any(len(column) for column in columns.values())
 
 
-@pytest.mark.parametrize("name", ENCODERS)
-@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize(
+    ("name", "where"), [*(("chat", where) for where in WHERE), *((name, "all but one") for name in ENCODERS)]
+)
 def test_a_chunk_of_bad_records_is_dropped(tmp_path: Path, name: str, where: str) -> None:
     encoder, record = ENCODERS[name]
     good = json.dumps(record).encode()
@@ -98,17 +94,14 @@ def test_a_chunk_of_bad_records_is_dropped(tmp_path: Path, name: str, where: str
 
 
 @pytest.mark.parametrize("bad", BAD, ids=lambda line: ascii(line)[:40])
-@pytest.mark.parametrize("where", ["beginning", "end"])
-def test_whatever_is_bad_about_them(tmp_path: Path, bad: bytes, where: str) -> None:
+def test_whatever_is_bad_about_them(tmp_path: Path, bad: bytes) -> None:
     encoder, record = ENCODERS["chat"]
     good = json.dumps(record).encode()
-    lines = [bad if number in WHERE[where] else good for number in range(12)]
-    counts, rows = written(tmp_path, b"\r\n".join(lines) + b"\r\n", encoder)
-    dropped = len(WHERE[where])
-    assert (counts.rows, counts.used, sum(counts.dropped.values()), rows) == (12, 12 - dropped, dropped, 12 - dropped)
+    counts, rows = written(tmp_path, b"\r\n".join([good] * 5 + [bad] * 4 + [good] * 3) + b"\r\n", encoder)
+    assert (counts.rows, counts.used, sum(counts.dropped.values()), rows) == (12, 8, 4, 8)
     with pytest.raises(DataError) as caught:
         write_tokenised(chunks([tmp_path / "d.jsonl"], CHUNK), encoder, tmp_path)
-    assert caught.value.place == f"{tmp_path / 'd.jsonl'}:{WHERE[where][0] + 1}"
+    assert caught.value.place == f"{tmp_path / 'd.jsonl'}:6"
     assert len(str(caught.value)) < 1000
 
 
@@ -121,7 +114,7 @@ def test_600_blank_lines_are_nothing(tmp_path: Path, blank: bytes, before: bool)
     assert written(tmp_path, b"\xef\xbb\xbf" + content, encoder)[0].used == 1
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(
     kinds=st.lists(st.sampled_from(["good", "bad", "blank", "latin", "deep"]), min_size=1, max_size=24),
     end=st.sampled_from([b"\n", b"\r\n"]),
@@ -140,13 +133,10 @@ def test_every_line_is_used_dropped_or_blank(
     assert sum(counts.dropped.values()) == bad + nothing  # a file without a record is one fault
 
 
-@pytest.mark.parametrize("suffix", [".jsonl", ".json", ".txt"])
-def test_a_line_of_50_megabytes(tmp_path: Path, suffix: str) -> None:
-    encoder = TextEncoder(TOKENIZER, block_size=64)
-    long = b"a " * (25 << 20)
-    content = b'{"text": "hello world", "filler": "' + long + b'"}\n' if suffix != ".txt" else long[:200_000] + b"\n"
-    counts, _ = written(tmp_path, content + content, encoder, f"d{suffix}")
-    assert counts.rows == 2 and not counts.dropped
+def test_a_line_of_50_megabytes(tmp_path: Path) -> None:
+    content = b'{"text": "hello world", "filler": "' + b"a " * (25 << 20) + b'"}\n'
+    counts, _ = written(tmp_path, content, TextEncoder(TOKENIZER, block_size=64))
+    assert counts.rows == 1 and not counts.dropped
 
 
 def test_when_all_are_bad_the_way_out_is_not_a_length() -> None:
@@ -156,4 +146,3 @@ def test_when_all_are_bad_the_way_out_is_not_a_length() -> None:
     assert "a.jsonl:1" in error.cause and "--max_length" not in str(error)
     counts.drop("no trained token")
     assert all_dropped(counts, "--max_length").place == "--max_length"
-    assert parts.all_dropped is all_dropped

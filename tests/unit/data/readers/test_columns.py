@@ -69,5 +69,5 @@ def test_a_column_that_no_record_has() -> None:
     rows = [row(question="Q"), row(answer="A", other=1)]
     found = set().union(*(columns_found(each, QA) for each in rows))
     check_columns(QA, found)
-    with pytest.raises(ArgumentError, match="no record has the column answer; the data has question, text"):
-        check_columns(QA, columns_found(rows[0], QA), seen=["text", "question"])
+    with pytest.raises(ArgumentError, match="no record has the column answer"):
+        check_columns(QA, columns_found(rows[0], QA))

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hftune.data.compared_answers import to_preference
-from hftune.data.readers.base import Row
+from hftune.data.readers.files import Row
 from hftune.data.records import to_conversation, to_labelled, to_prompt, to_text
 from hftune.errors import DataError
 from tests.unit.data.readers.test_readers import KINDS, read, write
@@ -47,7 +47,7 @@ def check_error(error: DataError, file: str) -> None:
     assert (error.place or "").startswith(file)
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(name=st.sampled_from([*KINDS]), damage=st.sampled_from([*DAMAGE]), at=st.floats(0, 1, exclude_max=True))
 def test_every_record_of_a_damaged_file_is_read_or_said(
     tmp_path_factory: pytest.TempPathFactory, name: str, damage: str, at: float
@@ -73,7 +73,7 @@ def check_usable(made: Any) -> None:
         assert isinstance(message["content"], str)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(record=st.dictionaries(st.sampled_from(KEYS), VALUES, min_size=1, max_size=5))
 def test_every_odd_record_is_used_or_said(record: dict[str, Any]) -> None:
     for convert in CONVERTERS:

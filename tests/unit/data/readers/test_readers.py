@@ -65,7 +65,7 @@ KINDS: dict[str, Callable[[], bytes]] = {
 }
 
 
-@pytest.mark.parametrize("rows_per_chunk", [1, 7, 256, 5000])
+@pytest.mark.parametrize("rows_per_chunk", [1, 300])
 @pytest.mark.parametrize("name", KINDS)
 def test_every_kind_gives_every_record_once_and_in_order(tmp_path: Path, name: str, rows_per_chunk: int) -> None:
     path = write(tmp_path, name, KINDS[name]())

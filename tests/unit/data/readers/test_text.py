@@ -10,13 +10,13 @@ from types import SimpleNamespace
 import pytest
 import zstandard
 
-from hftune.data.readers import base, json_array, text
+from hftune.data.readers import text
 from hftune.data.readers.files import chunks
 from tests.unit.data.readers.test_readers import CSV, LINES, RECORDS, kinds, read, write
 
 
 def test_long_records_make_chunks_of_fewer(tmp_path: Path) -> None:
-    long = {"text": "x" * (base.MAX_CHUNK_BYTES // 3)}
+    long = {"text": "x" * (text.MAX_CHUNK_BYTES // 3)}
     content = b"\n".join([json.dumps(long).encode()] * 10)
     data = {
         "a.jsonl": content,
@@ -149,10 +149,10 @@ def test_records_over_several_lines_behind_a_mark_and_blanks(tmp_path: Path, siz
 
 def test_an_array_larger_than_the_memory_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(tmp_path, "a.json", json.dumps([{"a": "x" * 1000}] * 20))
-    monkeypatch.setattr(json_array.psutil, "virtual_memory", lambda: SimpleNamespace(available=30_000))
+    monkeypatch.setattr(text.psutil, "virtual_memory", lambda: SimpleNamespace(available=30_000))
     rows, errors = read(path)
     assert not rows and kinds(errors) == ["unreadable file"] and ".jsonl" in str(errors[0].fix)
-    monkeypatch.setattr(json_array.psutil, "virtual_memory", lambda: SimpleNamespace(available=90_000))
+    monkeypatch.setattr(text.psutil, "virtual_memory", lambda: SimpleNamespace(available=90_000))
     assert len(read(path)[0]) == 20
 
 

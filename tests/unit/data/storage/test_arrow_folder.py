@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from datasets import Dataset, DatasetDict
 
-from hftune.data.storage.arrow_folder import check_ids, open_folder
+from hftune.data.storage import check_ids, open_folder
 from hftune.digests import Damaged
 
 DATA = Dataset.from_dict({"input_ids": [[1, 2], [3]], "labels": [[-100, 2], [3]], "position_ids": [[0, 1], [900]]})

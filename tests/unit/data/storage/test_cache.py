@@ -10,7 +10,7 @@ from datasets import Dataset
 from filelock import FileLock
 
 from hftune.data.counts import Counts
-from hftune.data.storage.cache import cached, fingerprint
+from hftune.data.storage import cached, fingerprint
 from hftune.distributed import ranks
 from hftune.errors import DataError
 from tests.unit.data.helpers import CHATML, make_tokenizer

@@ -38,8 +38,7 @@ def test_what_is_stored_is_what_the_teacher_says(tiny_model: Path, tiny_data: Pa
     assert stored.k == 5 and stored.about["shards"] > 1 and stored.about["temperature"] == 2.0
     # Of one record, from the cache of the command, by a plain forward pass.
     from hftune.arguments.entry import parse_arguments
-    from hftune.data.encoders import make_encoder
-    from hftune.data.splits import load_sources
+    from hftune.data.splits import load_sources, make_encoder
     from hftune.data.teacher_targets import hashes_of
     from hftune.models.loading.tokenizer import load_tokenizer
 

@@ -1,1 +1,0 @@
-"""Several documents in a row: which share one, and the rows on disk."""

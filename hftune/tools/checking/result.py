@@ -94,27 +94,6 @@ class Finding:
 
 
 @dataclass
-class Tally:
-    """What is counted of the records of a source.
-
-    Attributes:
-        records: All that were read, those included that cannot be used.
-        kinds: What records are for.
-        found: Findings by kind.
-    """
-
-    records: int = 0
-    kinds: Counter[str] = field(default_factory=Counter)
-    found: Counter[str] = field(default_factory=Counter)
-
-    def merge(self, other: Tally) -> None:
-        """Add those of another part of the source."""
-        self.records += other.records
-        self.kinds.update(other.kinds)
-        self.found.update(other.found)
-
-
-@dataclass
 class Source:
     """Files that are counted together.
 
@@ -122,7 +101,9 @@ class Source:
         name: As it was given.
         files: In the order in which they are read.
         first: Number of the first of these files among those of all sources.
-        tally: What is in them.
+        records: How many were read, those included that cannot be used.
+        kinds: What records are for.
+        found: Findings by kind.
         failed: Those that cannot be read to their end.
         lengths: Characters of each record that can be used.
     """
@@ -130,7 +111,9 @@ class Source:
     name: str
     files: list[Path]
     first: int = 0
-    tally: Tally = field(default_factory=Tally)
+    records: int = 0
+    kinds: Counter[str] = field(default_factory=Counter)
+    found: Counter[str] = field(default_factory=Counter)
     failed: set[str] = field(default_factory=set)
     lengths: np.ndarray = field(default_factory=lambda: np.zeros(0, np.uint32))
 
@@ -144,8 +127,8 @@ class Source:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for the summary in the output folder."""
-        counts = {name: dict(getattr(self.tally, name).most_common()) for name in ("kinds", "found")}
-        return {"records": self.tally.records, **counts, "characters": self.characters()}
+        counts = {name: dict(getattr(self, name).most_common()) for name in ("kinds", "found")}
+        return {"records": self.records, **counts, "characters": self.characters()}
 
     def chunks(self) -> Iterator[tuple[int, Chunk]]:
         """The number of the file and a chunk of its records, for all of them."""
@@ -177,17 +160,16 @@ class Result:
     @property
     def records(self) -> int:
         """All records that were read."""
-        return sum(source.tally.records for source in self.sources)
+        return sum(source.records for source in self.sources)
 
     def summary(self) -> str:
         """What was found, in a line or two for each source."""
         lines = []
         for source in self.sources:
-            tally = source.tally
             told = "{median:,} characters at the median, {p95:,} at 95 %, {longest:,} at most"
             lengths = told.format_map(source.characters())
-            lines.append(f"{source.name}: {tally.records:,} records ({_listed(tally.kinds)}); {lengths}")
-            lines += [f"  found: {_listed(tally.found)}"] if tally.found else []
+            lines.append(f"{source.name}: {source.records:,} records ({_listed(source.kinds)}); {lengths}")
+            lines += [f"  found: {_listed(source.found)}"] if source.found else []
         return "\n".join([*lines, self._left_out()])
 
     def _left_out(self) -> str:
@@ -206,13 +188,12 @@ class Result:
         headers = ("source", "files", "records", "for", "characters", "median", "95 %", "longest")
         rows = []
         for source in self.sources:
-            tally = source.tally
             lengths = source.characters().values()
-            rows.append((source.name, len(source.files), tally.records, _listed(tally.kinds), *lengths))
+            rows.append((source.name, len(source.files), source.records, _listed(source.kinds), *lengths))
         return Section("Sources", headers, rows, "Lengths are in characters.")
 
     def _findings(self) -> Section:
-        found = sum((source.tally.found for source in self.sources), Counter[str]())
+        found = sum((source.found for source in self.sources), Counter[str]())
         rows = [
             (kind, meaning, found[kind], "left out" if kind in self.dropped else "kept", self.left_out[kind])
             for kind, meaning in KINDS.items()

@@ -171,7 +171,8 @@ def _scan(args: DataCheckArguments, result: Result, stream: TextIO | None, numbe
     with tqdm(unit=" records", desc="checking", delay=2) as bar:
         for place, scanned in map_in_order(work, items, workers):
             source = result.sources[place]
-            source.tally.merge(scanned.tally)
+            source.records += len(scanned.about)
+            source.kinds.update(scanned.kinds)
             numbers.write(scanned.about.tobytes())
             for finding in scanned.found:
                 _add(finding, source, result, stream)
@@ -205,7 +206,7 @@ def _scanned(columns: dict[str, str], leaks: LeakIndex | None, item: tuple[int, 
 
 def _add(finding: Finding, source: Source, result: Result, stream: TextIO | None) -> None:
     """Count a finding, keep the first of each kind for the page, and write all of them."""
-    source.tally.found[finding.kind] += 1
+    source.found[finding.kind] += 1
     shown = result.examples.setdefault(finding.kind, [])
     if len(shown) < _EXAMPLES:
         shown.append(finding)

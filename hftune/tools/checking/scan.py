@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -25,7 +26,6 @@ from hftune.tools.checking.result import (
     SECRET,
     UNUSABLE,
     Finding,
-    Tally,
     mask_of,
 )
 
@@ -50,13 +50,13 @@ class Scanned:
     Attributes:
         about: (n,) of `ABOUT`; the file's number is for the parent to fill in.
         found: What is wrong.
-        tally: Counts.
+        kinds: What the records are for, with counts.
         columns: Of those that were to be renamed, which were met.
     """
 
     about: np.ndarray
     found: list[Finding]
-    tally: Tally
+    kinds: Counter[str]
     columns: set[str]
 
 
@@ -69,14 +69,14 @@ def scan(chunk: Chunk, columns: Mapping[str, str], leaks: LeakIndex | None = Non
     """
     rows = [(row, *place_of(row)) for row in chunk.rows()]
     take_unread()  # what is not read of records is told by `hftune preview`
-    found = Scanned(np.zeros(len(rows), ABOUT), [], Tally(), set())
+    found = Scanned(np.zeros(len(rows), ABOUT), [], Counter(), set())
     for about, (row, file, line) in zip(found.about, rows, strict=True):
         try:
             if isinstance(row, DataError):
                 raise row
             found.columns |= columns_found(row, columns)
             record = to_record(apply_columns(row, columns))
-            told = [*_compare(record, about, found.tally, leaks), *faults(record)]
+            told = [*_compare(record, about, found.kinds, leaks), *faults(record)]
         except DataError as error:
             # Causes quote the record; of a very long quotation only the beginning is looked through.
             cause = redact(error.cause[:1000])
@@ -87,16 +87,15 @@ def scan(chunk: Chunk, columns: Mapping[str, str], leaks: LeakIndex | None = Non
         found.found += [Finding(kind, file, line, reason) for kind, reason in told]
     # Of a file that cannot be read at all there is no record.
     found.about = found.about[found.about["line"] > 0]
-    found.tally.records = len(found.about)
     return found
 
 
-def _compare(record: Record, about: np.void, tally: Tally, leaks: LeakIndex | None) -> Iterator[tuple[str, str]]:
+def _compare(record: Record, about: np.void, kinds: Counter[str], leaks: LeakIndex | None) -> Iterator[tuple[str, str]]:
     """Fill in the numbers of a record, and say which text of the evaluation data stands in it."""
     shingles = shingles_of(record.compared)
     about["exact"], about["shingles"], about["signature"] = record.exact, len(shingles), signature_of(shingles)
     about["length"] = len(record.compared)
-    tally.kinds[record.kind] += 1
+    kinds[record.kind] += 1
     if leaks and (reason := leaks.leak(shingles)):
         yield LEAK, reason
 

@@ -38,7 +38,7 @@ from hftune.on_demand import on_demand
 from hftune.preflight.check_run import check_run
 from hftune.preflight.facts import Facts, Training, resolve
 from hftune.publishing.disk import disk_errors, lexists, write_file
-from hftune.publishing.files import write_page
+from hftune.publishing.folder import write_page
 from hftune.publishing.ownership import is_written
 from hftune.trainers.features.answers import COMPLETIONS_NAME
 from hftune.trainers.features.run import OnTrainBegin

@@ -1,4 +1,4 @@
-"""A folder as a result: it appears whole, or what was there before stays as it was.
+"""A folder, or a file, as a result: it appears whole, or what was there before stays as it was.
 
 Everything happens in one work folder alongside the target, `.NAME.partial`, which holds
 
@@ -19,6 +19,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TextIO
 
 from filelock import FileLock
 
@@ -35,8 +36,9 @@ from hftune.publishing.disk import (
     writing_problem,
 )
 from hftune.publishing.locks import LOCK_SECONDS, acquire_lock, busy_error, release_lock
-from hftune.publishing.ownership import foreign_files, work_folder
-from hftune.publishing.places import ATTEMPTS, SECONDS_BETWEEN_ATTEMPTS, check_place
+from hftune.publishing.ownership import foreign_files, work_folder, write_down
+from hftune.publishing.places import ATTEMPTS, FILE, SECONDS_BETWEEN_ATTEMPTS, check_place
+from hftune.secrets import redact
 
 MARK, RESULT, REPLACED = "hftune.work", "result", "replaced"
 _DISCARDED, LOCK = "discarded", ".lock"
@@ -225,3 +227,45 @@ def _state(work: Path) -> str | None:
     with os.fdopen(handle, "rb") as stream:
         text = stream.read(16).decode("ascii", errors="replace")
     return text if text in (_WRITING, _READY) else None
+
+
+# --- single files: whole, and never over one that hftune did not write ------------------------------------------------
+
+
+@contextmanager
+def published_file(file: Path, *, flag: str) -> Iterator[TextIO]:
+    """A text file to write; when the block ends without an error, it has the name `file`, and its digest is recorded.
+
+    Raises:
+        ArgumentError: What is there was not written so, or was edited since; another process writes to it; or the disk
+            does not take it.
+    """
+    # Not resolved: a link under the file's own name is replaced, not followed.
+    target = Path(os.path.abspath(file))
+    work = work_folder(target)
+    with work_folder_locked(work, file, flag):
+        raise_together(check_place(file, kind=FILE, overwrite=True, flag=flag))
+        clear_work(work)
+        aside = begin_work(work) / target.name
+        try:
+            # "x": the work folder was emptied, so that only something planted there can have the name.
+            with aside.open("x", encoding="utf-8") as stream:
+                yield stream
+                stream.flush()
+                os.fsync(stream.fileno())
+            write_down(target, aside)
+            os.replace(aside, target)
+            flush(target.parent)
+        finally:
+            clear_work(work)
+
+
+def write_page(file: Path, text: str) -> None:
+    """Write a page that hftune makes anew each time, without secrets; it replaces only its own earlier version.
+
+    Raises:
+        ArgumentError: The file is somebody's own, or was edited; another process writes it; or the disk does not take
+            it.
+    """
+    with published_file(file, flag=str(file)) as stream:
+        stream.write(redact(text).rstrip("\n") + "\n")

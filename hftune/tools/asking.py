@@ -27,7 +27,7 @@ from hftune.inference.loading import check_talker, load_talker
 from hftune.inference.questions import Question, asked, rows_of
 from hftune.inference.results import about_result, publish
 from hftune.logging import get_logger, notice
-from hftune.publishing.files import published_file
+from hftune.publishing.folder import published_file
 from hftune.publishing.places import FILE, check_place
 from hftune.tools.reporting.stages import ANSWERS, ASKED
 from hftune.tools.reporting.tables import answer_sections

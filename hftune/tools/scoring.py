@@ -23,7 +23,7 @@ from hftune.data.formats import describe_unread, take_unread
 from hftune.data.readers.files import Row, chunks, find_files
 from hftune.errors import ArgumentError, DataError, UserError, raise_together
 from hftune.logging import get_logger, notice
-from hftune.publishing.files import published_file
+from hftune.publishing.folder import published_file
 from hftune.publishing.places import FILE, check_place
 from hftune.trainers.rewards.loading import load_reward_model, scores_steps, step_separator
 from hftune.trainers.rewards.score_batches import run_batches

@@ -25,7 +25,7 @@ from hftune.distributed.ds_config import read_ds_config
 from hftune.distributed.ds_setup import remove_secrets
 from hftune.errors import ArgumentError
 from hftune.logging import get_logger, notice, notices
-from hftune.publishing.files import write_page
+from hftune.publishing.folder import write_page
 from hftune.tools.doctor.findings import Finding, render, to_json
 from hftune.tools.doctor.machine import check_variables
 from hftune.tools.pipeline.runner import Screen, shown

@@ -15,8 +15,7 @@ from hftune.errors import ArgumentError, UserError, raise_together
 from hftune.logging import get_logger
 from hftune.models.loading.config_file import check_config, check_layers
 from hftune.preflight.model_folder import no_model_in
-from hftune.publishing.files import write_page
-from hftune.publishing.folder import published_folder
+from hftune.publishing.folder import published_folder, write_page
 from hftune.publishing.places import check_place
 from hftune.secrets import without_secrets
 from hftune.stores.pushing import push

@@ -13,7 +13,7 @@ from markupsafe import Markup
 
 from hftune.checkpoints.manifest import settings
 from hftune.errors import ArgumentError
-from hftune.publishing.files import write_page
+from hftune.publishing.folder import write_page
 from hftune.tools.reporting import lineage
 from hftune.tools.reporting.stages import (
     ASKED,

@@ -11,7 +11,7 @@ from hftune.arguments.entry import kept
 from hftune.arguments.stage_table import STAGES, stage_of
 from hftune.errors import ArgumentError, did_you_mean, raise_together
 from hftune.publishing.disk import disk_errors, writing_problem
-from hftune.publishing.files import published_file
+from hftune.publishing.folder import published_file
 from hftune.publishing.places import FILE, check_place
 from hftune.tools.words import taken
 from hftune.visible import say

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from hftune.errors import ArgumentError
-from hftune.publishing import files
-from hftune.publishing.files import published_file, write_page
+from hftune.publishing import folder as files
+from hftune.publishing.folder import published_file, write_page
 from hftune.publishing.ownership import WRITTEN_NAME, is_written
 
 

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from hftune.checkpoints.global_batch import _what_fits, keep_global_batch, matching_accumulation
 from hftune.checkpoints.integrity import TRAINER_STATE, write_record
-from hftune.checkpoints.resume import requested_checkpoint
+from hftune.checkpoints.resume import newest_whole, requested_checkpoint
 from hftune.distributed.ranks import Mesh
 from hftune.errors import ArgumentError
 from hftune.preflight.rules.resume import check_resume
@@ -127,10 +127,4 @@ def test_a_checkpoint_that_is_not_whole_is_refused_early(checkpoint: Path) -> No
     (checkpoint / "model.safetensors").unlink()
     (problem,) = check_resume(resuming(arguments(checkpoint, 4, 1, 4)))
     assert "model.safetensors is missing" in str(problem)
-    assert not list(resume_problems_of_nothing(checkpoint.parent))
-
-
-def resume_problems_of_nothing(folder: Path) -> list[ArgumentError]:
-    from hftune.checkpoints.resume import newest_whole
-
-    return list(newest_whole(folder).problems)
+    assert not newest_whole(checkpoint.parent).problems

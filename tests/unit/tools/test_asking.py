@@ -124,7 +124,7 @@ def test_the_manifest_and_the_folder_of_a_stage(models: dict[str, Path], tmp_pat
     assert read_manifest(tmp_path / "sft") == stage, "a stage keeps its own"
 
 
-@pytest.mark.parametrize("which", range(5))
+@pytest.mark.parametrize("which", (0, 2, 4))
 def test_answers_and_manifest_are_old_or_new_together(
     models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, which: int
 ) -> None:

@@ -8,9 +8,9 @@ import trl
 
 from hftune.arguments.data import ThoughtFields
 from hftune.arguments.option import option
-from hftune.arguments.ranges import UNPAIRED
 from hftune.arguments.training import StageArguments
 from hftune.errors import ArgumentError
+from hftune.losses.preference import LOSSES, losses_with
 
 # MedicalGPT's RM scripts bound the sum; its DPO script bounds characters by a number of tokens.
 EACH, SUM, CHARACTERS = "each", "sum", "sum_of_characters"
@@ -133,32 +133,13 @@ class RMArguments(StageArguments, PairLengths, trl.RewardConfig):
         return bool(self.padding_free)
 
 
-# The constant that an f-divergence adds is the same for both answers of a pair; in a loss of single answers it would
-# stay.
-DIFFERENCES_OF_SCORES = frozenset(["sigmoid", "sigmoid_norm", "hinge", "ipo", "exo_pair", "robust", "discopop", "dpop"])
-"""Losses that an f-divergence other than the reverse KL has a meaning for: its constant cancels in them."""
-
-REFERENCE_FREE = frozenset(["sft", "simpo", "cpo", "cpo_simpo", "odds_ratio", "orpo"])
-"""Losses that look at the policy alone."""
-
-A_TOKEN = frozenset(["ipo", "sigmoid_norm", "simpo", "cpo_simpo", "odds_ratio", "orpo"])
-"""Losses that divide by the length of an answer."""
-
-# So their value depends on which rows share a batch: accumulation and world size change it.
-SORTED = frozenset(("aot", "aot_unpaired"))
-"""Losses that sort the answers of a batch."""
-
-LOSS_TYPES = DIFFERENCES_OF_SCORES | REFERENCE_FREE | SORTED | UNPAIRED
-LOSS_TYPES |= {"nca_pair", "bco_pair", "sppo_hard", "apo_zero", "apo_down", "kto_pair"}
-
-
 @dataclass
 class DPOArguments(StageArguments, ThoughtFields, PairLengths, trl.DPOConfig):
     """Preference optimisation on pairs, or on answers with a label (KTO)."""
 
     loss_type: list[str] = field(
         default_factory=lambda: ["sigmoid"],
-        metadata={"help": f"One loss or several, with --loss_weights: {', '.join(sorted(LOSS_TYPES))}."},
+        metadata={"help": f"One loss or several, with --loss_weights: {', '.join(sorted(LOSSES))}."},
     )
     label_smoothing: float = option(
         0.0, "Probability that a pair is the wrong way round (cDPO, robust DPO), or EXO's epsilon."
@@ -215,7 +196,7 @@ class DPOArguments(StageArguments, ThoughtFields, PairLengths, trl.DPOConfig):
     @property
     def needs_reference(self) -> bool:
         """Whether a loss looks at a reference model."""
-        return not self.reference_free and bool(set(self.loss_type) - REFERENCE_FREE)
+        return not self.reference_free and bool(set(self.loss_type) - losses_with("reference", False))
 
     @property
     def other_reference(self) -> bool:
@@ -225,4 +206,4 @@ class DPOArguments(StageArguments, ThoughtFields, PairLengths, trl.DPOConfig):
     @property
     def unpaired(self) -> bool:
         """Whether the losses are those of single answers with a label."""
-        return set(self.loss_type) <= UNPAIRED
+        return set(self.loss_type) <= losses_with("unpaired")

@@ -216,15 +216,6 @@ def _parsed(text: str) -> float | int | None:
         return None
 
 
-# With another loss it would do nothing, so a rule refuses it there.
-SMOOTHED = frozenset(
-    ["sigmoid", "sigmoid_norm", "exo_pair", "robust", "aot", "aot_unpaired", "dpop", "simpo", "cpo", "cpo_simpo"],
-)
-"""Losses that `--label_smoothing` changes."""
-
-UNPAIRED = frozenset(("kto", "apo_zero_unpaired"))
-"""Losses of single answers with a label."""
-
 _EVERYWHERE = {
     "torch_compile_mode": ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs", "lite"),
 }

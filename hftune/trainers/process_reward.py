@@ -15,8 +15,8 @@ from hftune.arguments.preference import RMArguments
 from hftune.constants import IGNORE_INDEX
 from hftune.data.batches.pairs import StepCollator
 from hftune.data.splits import Splits
+from hftune.losses.reward_model import step_loss
 from hftune.trainers.features.run import Inputs
-from hftune.trainers.losses.reward_model import step_loss
 from hftune.trainers.reward import RewardTrainer, ScoredTrainer
 from hftune.trainers.rewards.held_out import step_figures, step_report
 

@@ -21,11 +21,11 @@ from hftune.constants import REWARD_SCALE_FIELD as FIELD
 from hftune.data.batches.pairs import FlatPairCollator, PairCollator
 from hftune.data.splits import Splits
 from hftune.logging import get_logger, notice
+from hftune.losses.reward_model import bradley_terry, centring
 from hftune.trainers.features.feature import Feature
 from hftune.trainers.features.pair_figures import PairFigures
 from hftune.trainers.features.run import Inputs, Run, mean_over_processes, plain_model, say_if_nothing_learnt
 from hftune.trainers.isolation import prove_rows_isolated
-from hftune.trainers.losses.reward_model import bradley_terry, centring
 from hftune.trainers.rewards.held_out import describe, pair_figures, pair_report
 from hftune.trainers.stage_trainer import StageTrainer
 

@@ -12,13 +12,13 @@ from transformers import AutoTokenizer
 
 from hftune.arguments.entry import parse_arguments
 from hftune.data.splits import Splits
+from hftune.losses.preference import LOSSES
 from hftune.models.adapters.preparation import add_adapter
 from hftune.models.attention.segments import SEGMENTS
 from hftune.models.kernels.answer_head import add_answer_head
 from hftune.models.loading.causal_lm import load_causal_lm
 from hftune.preflight.facts import resolve
 from hftune.trainers.dpo import DPOTrainer
-from hftune.trainers.losses.preference import LOSSES
 from hftune.trainers.preference.batches import PairCollator
 from hftune.trainers.preference.loss import forward_answers, likelihoods
 from tests.parity.test_packing import CONFIGS, tiny

@@ -10,9 +10,9 @@ import torch
 from transformers import AutoTokenizer
 
 from hftune.arguments.entry import parse_arguments
-from hftune.arguments.preference import LOSS_TYPES
 from hftune.data.splits import load_splits, make_encoder
 from hftune.errors import UserError
+from hftune.losses.preference import LOSSES
 from hftune.models.adapters.preparation import add_adapter
 from hftune.models.loading.causal_lm import load_causal_lm
 from hftune.models.loading.reference_model import load_reference
@@ -95,7 +95,7 @@ def test_numbers_out_of_their_range(flags: str, tiny_model: Path, tmp_path: Path
 
 
 def test_each_loss_can_be_asked_for(tiny_model: Path, tmp_path: Path) -> None:
-    for name in [*LOSS_TYPES, *ERNIEKITS_LOSSES]:
+    for name in [*LOSSES, *ERNIEKITS_LOSSES]:
         smoothing = " --label_smoothing 0.1" if name == "exo_pair" else ""
         given = arguments(tiny_model, tmp_path, tmp_path, f"--loss_type {name}{smoothing}")
         assert list(check_preferences(resolve("dpo", given))) == [], name

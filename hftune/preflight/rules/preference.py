@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hftune.arguments.preference import A_TOKEN, DIFFERENCES_OF_SCORES, LOSS_TYPES, SORTED, DPOArguments
-from hftune.arguments.ranges import UNPAIRED
+from hftune.arguments.preference import DPOArguments
 from hftune.errors import ArgumentError, UserError, did_you_mean
 from hftune.logging import notice
+from hftune.losses.preference import LOSSES, losses_with
 from hftune.preflight.facts import Facts
 
 
@@ -28,30 +28,33 @@ def check_preferences(facts: Facts[DPOArguments]) -> Iterator[UserError]:
 def _check_losses(args: DPOArguments) -> Iterator[UserError]:
     kinds = set(args.loss_type)
     for name in args.loss_type:
-        if name not in LOSS_TYPES:
-            near = did_you_mean(name, sorted(LOSS_TYPES), written="--loss_type {}")
-            fix = f"{near} one of: {', '.join(sorted(LOSS_TYPES))}".strip()
+        if name not in LOSSES:
+            near = did_you_mean(name, sorted(LOSSES), written="--loss_type {}")
+            fix = f"{near} one of: {', '.join(sorted(LOSSES))}".strip()
             yield ArgumentError(f"there is no loss {name}", place="--loss_type", fix=fix)
-    if args.f_divergence_type != "reverse_kl" and (others := kinds & LOSS_TYPES - DIFFERENCES_OF_SCORES - {"sft"}):
+    differences = losses_with("difference")
+    if args.f_divergence_type != "reverse_kl" and (others := kinds & set(LOSSES) - differences - {"sft"}):
         yield ArgumentError(
             f"{', '.join(sorted(others))} with the divergence {args.f_divergence_type}, whose constant does not cancel",
             place="--f_divergence_type",
-            fix=f"leave it out, or use one of: {', '.join(sorted(DIFFERENCES_OF_SCORES))}",
+            fix=f"leave it out, or use one of: {', '.join(sorted(differences))}",
         )
-    if args.use_weighting and kinds & SORTED:
+    if args.use_weighting and kinds & losses_with("sorts"):
         yield ArgumentError(
             "sorted answers would get the weights of other pairs",
             place="--use_weighting",
             fix="leave it out, or use another loss than aot",
         )
     # A sum of losses: those of pairs have no such weights.
-    if kinds & UNPAIRED and not kinds <= UNPAIRED and (args.desirable_weight, args.undesirable_weight) != (1.0, 1.0):
+    weighed = (args.desirable_weight, args.undesirable_weight) != (1.0, 1.0)
+    if kinds & losses_with("unpaired") and not args.unpaired and weighed:
         notice("--desirable_weight and --undesirable_weight weigh kto and apo_zero_unpaired alone")
 
 
 def _check_numbers(args: DPOArguments) -> Iterator[UserError]:
     """Problems of numbers that have no meaning for a loss, or that no loss reads."""
     kinds = set(args.loss_type)
+    a_token = kinds & losses_with("a_token")
     # One row a number: whether it is wrong, the cause, the flag, the way out.
     rules: list[tuple[bool, str, str, str]] = [
         (not args.beta, "beta 0", "--beta", "give a number above 0"),
@@ -62,8 +65,8 @@ def _check_numbers(args: DPOArguments) -> Iterator[UserError]:
             "give 1e-3, as its paper does",
         ),
         (
-            args.normalize_logps and bool(kinds & A_TOKEN),
-            f"{' '.join(sorted(kinds & A_TOKEN))} divides by the length of an answer already",
+            args.normalize_logps and bool(a_token),
+            f"{' '.join(sorted(a_token))} divides by the length of an answer already",
             "--normalize_logps",
             "leave it out",
         ),

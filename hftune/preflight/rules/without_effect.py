@@ -11,15 +11,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from hftune.arguments.ranges import SMOOTHED, UNPAIRED
 from hftune.arguments.stage_table import RunArguments
 from hftune.errors import ArgumentError, UserError
 from hftune.logging import notice
+from hftune.losses.preference import losses_with
 from hftune.preflight.facts import Facts
 from hftune.preflight.rules.optimizer import REACTING, WSD
 
 _OFF = ("False", "no", "none", "None", "")
-_SMOOTHED, _UNPAIRED = "|".join([*sorted(SMOOTHED), "robust"]), "|".join(sorted(UNPAIRED))
+_SMOOTHED, _UNPAIRED = ("|".join(sorted(losses_with(trait))) for trait in ("smoothed", "unpaired"))
 _CLIPPED = "grpo|bnpo|dr_grpo|dapo|luspo"  # TRL's losses of GRPO that clip the ratio from both sides
 
 NEEDS = f"""

@@ -21,11 +21,11 @@ from hftune.distributed.expert_parallel import expert_layers
 from hftune.distributed.sequence_parallel import SequenceGroup
 from hftune.errors import ArgumentError
 from hftune.logging import notice
+from hftune.losses.routers import balance_loss, z_loss
 from hftune.models.structure import is_mixture, router_shares, routers_of
 from hftune.trainers.features.feature import Feature
 from hftune.trainers.features.run import Run, plain_model
 from hftune.trainers.features.sums import MetricSums
-from hftune.trainers.losses.routers import balance_loss, z_loss
 
 
 @dataclass

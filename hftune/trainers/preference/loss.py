@@ -5,13 +5,12 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from hftune.arguments.preference import A_TOKEN, REFERENCE_FREE
 from hftune.constants import FILLER
+from hftune.losses.preference import Parts, Terms, combined, desensitised, losses_with, of_answers, scores
 from hftune.models.kernels.answer_head import AnswerOutput
 from hftune.trainers.features.pair_figures import PairFigures
 from hftune.trainers.features.reference_policy import ReferencePolicy
 from hftune.trainers.features.run import Inputs, Run
-from hftune.trainers.losses.preference import Parts, Terms, combined, desensitised, of_answers, scores
 from hftune.trainers.preference.batches import counts_of
 
 OF_MODEL = ("input_ids", "attention_mask", "position_ids", "use_cache", "shared_prompts", "answer_at", "answer_ids")
@@ -180,7 +179,7 @@ class PairLoss:
         beta = self.run.args.beta
         names = {*self.run.args.loss_type}
         # With several losses, rewards follow the one that has a reference.
-        if names <= REFERENCE_FREE and names & A_TOKEN:
+        if names <= losses_with("reference", False) and names & losses_with("a_token"):
             chosen, rejected = terms.averages
             return beta * chosen.detach(), beta * rejected.detach()
         return beta * terms.chosen_ratios.detach(), beta * terms.rejected_ratios.detach()

@@ -26,8 +26,8 @@ from hftune.arguments.ranges import RANGES, Range, choices_of, is_number, number
 from hftune.arguments.stage_table import STAGES
 from hftune.arguments.stages import ALGORITHMS, stage_parser
 from hftune.errors import ArgumentError
+from hftune.losses.preference import scores
 from hftune.tools.pipeline.checking import stage_problems
-from hftune.trainers.losses.preference import scores
 
 
 def argument_classes() -> Iterator[type]:

@@ -13,6 +13,8 @@ import torch
 from transformers.masking_utils import causal_mask_function
 
 from hftune.data.batches.collators import _filled
+from hftune.losses.preference import desensitised
+from hftune.losses.routers import balance_loss, z_loss
 from hftune.models.attention.documents import Row
 from hftune.models.attention.segments import Segments, segments_attention, segments_mask
 from hftune.models.attention.shared_prompts import SharedPrompts
@@ -20,8 +22,6 @@ from hftune.models.kernels.answer_head import add_answer_head
 from hftune.models.kernels.chunked_heads import LogitShape
 from hftune.models.kernels.divergences import Divergence, Lesson, TeacherStates, taught_loss
 from hftune.models.kernels.scoring_head import shared_rows
-from hftune.trainers.losses.preference import desensitised
-from hftune.trainers.losses.routers import balance_loss, z_loss
 from hftune.trainers.ppo.maths import token_rewards
 from tests.table.tiny import model_class, tiny_config
 from tests.unit.data.batches.test_sequence_slices import row as row_of_two

@@ -64,7 +64,7 @@ def said(stage: str, *flags: str) -> list[str]:
         ("distill", "--on_policy_share 0.3", "--on_policy_share", "--distill_mode mixed"),
         ("distill", "--distill_mode offline --top_p 0.9", "--top_p", "--distill_mode on_policy or mixed"),
         ("distill", "--teacher_top_k 5", "--teacher_top_k", "--teacher_server_url"),
-        ("dpo", "--loss_type hinge --label_smoothing 0.1", "--label_smoothing", "sigmoid_norm or simpo or robust"),
+        ("dpo", "--loss_type hinge --label_smoothing 0.1", "--label_smoothing", "sigmoid or sigmoid_norm or simpo"),
     ],
 )
 def test_refused(stage: str, flags: str, names: str, needed: str) -> None:

@@ -11,8 +11,8 @@ from torch import nn
 from transformers import MixtralConfig, MixtralForCausalLM
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
+from hftune.losses.routers import z_loss
 from hftune.trainers.features.router_loss import RouterListener, _Pass, is_mean_over_accumulation
-from hftune.trainers.losses.routers import z_loss
 
 IDS = torch.tensor([[3, 4, 5, 6], [7, 8, 9, 0]])
 MASK = torch.tensor([[1, 1, 1, 1], [1, 1, 1, 0]])

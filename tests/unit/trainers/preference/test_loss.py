@@ -15,7 +15,7 @@ from hftune.models.kernels.answer_head import AnswerOutput
 from hftune.trainers.features.pair_figures import PairFigures, whole_loss
 from hftune.trainers.preference.batches import counts_of
 from hftune.trainers.preference.loss import PairLoss, forward_answers, likelihoods
-from tests.unit.trainers.losses.test_preference import numbers
+from tests.unit.losses.test_preference import numbers
 
 # Two pairs. Chosen answers: (-1, -2) and (-3); rejected: (-4) and (-1, -1, -2).
 LOG_PROBS = [-1.0, -2.0, -3.0, -4.0, -1.0, -1.0, -2.0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections import defaultdict
-from dataclasses import fields
+from dataclasses import fields, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,14 +13,16 @@ import pytest
 import torch
 import trl
 
-from hftune.arguments.preference import LOSS_TYPES, REFERENCE_FREE, DPOArguments
-from hftune.trainers.losses.preference import LOSSES, Terms, combined, desensitised, log1mexp, of_answers, scores
+from hftune.arguments.preference import DPOArguments
+from hftune.losses.preference import LOSSES, Terms, combined, desensitised, log1mexp, of_answers, scores
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # "experimental": compared with, not used
     from trl.experimental.cpo import CPOTrainer
     from trl.experimental.orpo import ORPOTrainer
 
+UNPAIRED = {"kto", "apo_zero_unpaired"}
+KL = torch.tensor(0.1)
 LENGTHS = ((5, 3), (2, 6), (4, 4))
 """Tokens of chosen and rejected answers."""
 
@@ -165,7 +167,6 @@ def test_every_loss_of_trl_is_there() -> None:
     listed = trl.DPOConfig.__dataclass_fields__["loss_type"].metadata["help"]
     theirs = {word.strip("`',.") for word in listed.split() if word.startswith("`'")}
     assert theirs and theirs <= set(LOSSES)
-    assert set(LOSSES) == LOSS_TYPES
 
 
 @pytest.mark.parametrize("kind", ["simpo", "sigmoid"])
@@ -266,11 +267,23 @@ def test_all_are_worked_by_hand() -> None:
 
 
 @pytest.mark.parametrize("name", LOSSES)
-def test_which_losses_look_at_the_reference(name: str) -> None:
-    """All others are trained without one in memory."""
-    settings = numbers(label_smoothing=0.1)
-    found = [LOSSES[name].of(terms(per_token(1), per_token(seed), settings)) for seed in (2, 3)]
-    assert torch.equal(*found) == (name in REFERENCE_FREE)
+def test_what_a_loss_says_of_itself(name: str) -> None:
+    """Rules ask for it, and a loss without a reference is trained without one in memory."""
+    said, of = LOSSES[name], LOSSES[name].of
+    made, other = (terms(per_token(1), per_token(seed), numbers(label_smoothing=0.1), kl=KL) for seed in (2, 3))
+
+    def reads(**changes: Any) -> bool:
+        return not torch.equal(of(replace(made, **changes)), of(made))
+
+    assert said.reference == (not torch.equal(of(other), of(made)))
+    assert said.a_token == reads(chosen_tokens=made.chosen_tokens * 2)
+    assert said.difference == reads(chosen_scores=made.chosen_scores + 1)
+    assert said.smoothed == reads(settings=numbers(label_smoothing=0.2))
+    assert said.unpaired == (name in UNPAIRED)
+    # Of each pair by itself; in kto_pair the halves of a batch estimate each other's KL.
+    names = [one.name for one in fields(Terms) if one.name not in ("settings", "differences", "kl")]
+    alone = [of(replace(made, **{name: getattr(made, name)[at : at + 1] for name in names})) for at in range(3)]
+    assert torch.allclose(torch.cat(alone), of(made)) == (not said.sorts and name != "kto_pair")
 
 
 def test_offset() -> None:

@@ -138,23 +138,44 @@ class Loss:
     Args:
         of: (B,) from terms of B pairs; the mean over pairs is trained.
         likelihood: The factor of what is added to that mean: the mean negative log-probability of chosen tokens.
+        difference: Computed from the difference of two scores, in which the constant cancels that an f-divergence
+            other than the reverse KL adds to both.
+        reference: Whether it looks at a reference model.
+        a_token: Divides by the length of an answer.
+        smoothed: Whether `label_smoothing` changes it.
+        sorts: Sorts the answers of a batch: its value depends on which rows share one.
+        unpaired: Of single answers with a label.
     """
 
     of: OfPairs
-    likelihood: Factor
+    likelihood: Factor = lambda settings: 0.0
+    difference: bool = False
+    reference: bool = True
+    a_token: bool = False
+    smoothed: bool = False
+    sorts: bool = False
+    unpaired: bool = False
 
 
 LOSSES: dict[str, Loss] = {}
 
 
-def loss(name: str = "", likelihood: Factor = lambda settings: 0.0) -> Callable[[OfPairs], OfPairs]:
-    """Put a function into `LOSSES` under its own name or another."""
+def loss(name: str = "", **about: Any) -> Callable[[OfPairs], OfPairs]:
+    """Put a function into `LOSSES` under its own name or another, with what `Loss` asks of it.
+
+    The command line, its rules and its help page follow.
+    """
 
     def put(of: OfPairs) -> OfPairs:
-        LOSSES[name or of.__name__] = Loss(of, likelihood)
+        LOSSES[name or of.__name__] = Loss(of, **about)
         return of
 
     return put
+
+
+def losses_with(trait: str, value: bool = True) -> frozenset[str]:
+    """Names of the losses of which a field of `Loss` is so."""
+    return frozenset(name for name, one in LOSSES.items() if getattr(one, trait) is value)
 
 
 def smoothed_logistic(logits: torch.Tensor, smoothing: float) -> torch.Tensor:
@@ -164,7 +185,7 @@ def smoothed_logistic(logits: torch.Tensor, smoothing: float) -> torch.Tensor:
     return -(1 - smoothing) * logsigmoid(logits) - smoothing * logsigmoid(-logits)
 
 
-@loss()
+@loss(difference=True, smoothed=True)
 def sigmoid(terms: Terms) -> torch.Tensor:
     """DPO, -log s(beta z) (arXiv:2305.18290, eq. 7); with e conservative DPO (ericmitchell.ai/cdpo.pdf).
 
@@ -178,25 +199,25 @@ def sigmoid(terms: Terms) -> torch.Tensor:
     return smoothed_logistic(logits, terms.settings.label_smoothing)
 
 
-@loss()
+@loss(difference=True, a_token=True, smoothed=True)
 def sigmoid_norm(terms: Terms) -> torch.Tensor:
     """DPO with scores a token, -log s(beta (score/length - score/length)) (Tulu 3, arXiv:2411.15124, eq. 6)."""
     return smoothed_logistic(terms.settings.beta * terms.delta_a_token, terms.settings.label_smoothing)
 
 
-@loss()
+@loss(difference=True)
 def hinge(terms: Terms) -> torch.Tensor:
     """max(0, 1 - beta z) (SLiC, arXiv:2305.10425, normalised as in RSO, arXiv:2309.06657)."""
     return relu(1 - terms.settings.beta * terms.delta)
 
 
-@loss()
+@loss(difference=True, a_token=True)
 def ipo(terms: Terms) -> torch.Tensor:
     """(z a token - 1 / (2 beta))^2 (arXiv:2310.12036, eq. 17; a token, as its authors compute it)."""
     return (terms.delta_a_token - 1 / (2 * terms.settings.beta)) ** 2
 
 
-@loss()
+@loss(difference=True, smoothed=True)
 def exo_pair(terms: Terms) -> torch.Tensor:
     """KL of (s(beta z), s(-beta z)) from (1 - e, e), e > 0 (EXO, arXiv:2402.00856, eq. 16)."""
     logits, smoothing = terms.settings.beta * terms.delta, terms.settings.label_smoothing
@@ -205,14 +226,14 @@ def exo_pair(terms: Terms) -> torch.Tensor:
     return won + lost
 
 
-@loss()
+@loss(difference=True, smoothed=True)
 def robust(terms: Terms) -> torch.Tensor:
     """(-(1 - e) log s(beta z) + e log s(-beta z)) / (1 - 2 e), e < 0.5: unbiased under flips (arXiv:2403.00409)."""
     logits, smoothing = terms.settings.beta * terms.delta, terms.settings.label_smoothing
     return (-(1 - smoothing) * logsigmoid(logits) + smoothing * logsigmoid(-logits)) / (1 - 2 * smoothing)
 
 
-@loss()
+@loss(difference=True)
 def discopop(terms: Terms) -> torch.Tensor:
     """Logistic and exponential loss of beta z, mixed by s(beta z / tau) (DiscoPOP, arXiv:2406.08414, eq. 5)."""
     logits = terms.settings.beta * terms.delta
@@ -241,7 +262,7 @@ def sppo_hard(terms: Terms) -> torch.Tensor:
     return (terms.chosen_ratios - half) ** 2 + (terms.rejected_ratios + half) ** 2
 
 
-@loss()
+@loss(smoothed=True, sorts=True)
 def aot(terms: Terms) -> torch.Tensor:
     """Logistic loss of sorted policy margins less sorted reference margins (AOT paired, arXiv:2406.05882)."""
     policy = torch.sort(terms.chosen - terms.rejected).values
@@ -249,7 +270,7 @@ def aot(terms: Terms) -> torch.Tensor:
     return smoothed_logistic(terms.settings.beta * (policy - reference), terms.settings.label_smoothing)
 
 
-@loss()
+@loss(smoothed=True, sorts=True)
 def aot_unpaired(terms: Terms) -> torch.Tensor:
     """Logistic loss of sorted chosen less sorted rejected log ratios of a batch (AOT unpaired, arXiv:2406.05882)."""
     delta = torch.sort(terms.chosen_ratios).values - torch.sort(terms.rejected_ratios).values
@@ -270,7 +291,7 @@ def apo_down(terms: Terms) -> torch.Tensor:
     return torch.sigmoid(chosen) + 1 - torch.sigmoid(chosen - rejected)
 
 
-@loss()
+@loss(difference=True, smoothed=True)
 def dpop(terms: Terms) -> torch.Tensor:
     """-log s(beta (z - lambda max(0, -log ratio of the chosen))) (DPO-Positive, arXiv:2402.13228, eq. 4)."""
     penalty = terms.settings.dpop_lambda * relu(-terms.chosen_ratios)
@@ -293,8 +314,8 @@ def _rewards(terms: Terms) -> tuple[torch.Tensor, torch.Tensor]:
     return terms.settings.beta * terms.chosen_ratios, terms.settings.beta * terms.rejected_ratios
 
 
-@loss("cpo_simpo", likelihood=lambda settings: settings.cpo_alpha)
-@loss()
+@loss("cpo_simpo", likelihood=lambda settings: settings.cpo_alpha, reference=False, a_token=True, smoothed=True)
+@loss(reference=False, a_token=True, smoothed=True)
 def simpo(terms: Terms) -> torch.Tensor:
     """-log s(beta (average difference) - gamma) (SimPO, arXiv:2405.14734, eq. 6).
 
@@ -306,19 +327,19 @@ def simpo(terms: Terms) -> torch.Tensor:
     return smoothed_logistic(logits, terms.settings.label_smoothing)
 
 
-@loss(likelihood=lambda settings: 1.0)
+@loss(likelihood=lambda settings: 1.0, reference=False)
 def sft(terms: Terms) -> torch.Tensor:
     """Zeros: all of it is the mean over chosen tokens."""
     return torch.zeros_like(terms.chosen)
 
 
-@loss(likelihood=lambda settings: settings.cpo_alpha)
+@loss(likelihood=lambda settings: settings.cpo_alpha, reference=False, smoothed=True)
 def cpo(terms: Terms) -> torch.Tensor:
     """-log s(beta (log pi(chosen) - log pi(rejected))): CPO (arXiv:2401.08417, eq. 7) less the NLL."""
     return smoothed_logistic(terms.settings.beta * (terms.chosen - terms.rejected), terms.settings.label_smoothing)
 
 
-@loss()
+@loss(reference=False, a_token=True)
 def odds_ratio(terms: Terms) -> torch.Tensor:
     """-log s(log odds(chosen) - log odds(rejected)), odds = p / (1 - p) of p = exp(log-probability a token)."""
     chosen, rejected = terms.averages
@@ -326,7 +347,7 @@ def odds_ratio(terms: Terms) -> torch.Tensor:
     return -logsigmoid(odds)
 
 
-@loss(likelihood=lambda settings: 1.0)
+@loss(likelihood=lambda settings: 1.0, reference=False, a_token=True)
 def orpo(terms: Terms) -> torch.Tensor:
     """beta times the odds ratio loss, ORPO (arXiv:2403.07691, eq. 6; beta is its lambda) less the NLL."""
     return terms.settings.beta * odds_ratio(terms)
@@ -374,13 +395,13 @@ def _of_both(name: str, terms: Terms) -> torch.Tensor:
     return (chosen + of_answers(name, terms.rejected_ratios, ~good, kl, terms.settings)) / 2
 
 
-@loss()
+@loss(unpaired=True)
 def kto(terms: Terms) -> torch.Tensor:
     """`of_answers` of both answers of a pair, KL from `terms.kl`."""
     return _of_both("kto", terms)
 
 
-@loss()
+@loss(unpaired=True)
 def apo_zero_unpaired(terms: Terms) -> torch.Tensor:
     """`of_answers` of both answers of a pair."""
     return _of_both("apo_zero_unpaired", terms)

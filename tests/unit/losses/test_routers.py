@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
-from hftune.trainers.losses.routers import balance_loss, z_loss
+from hftune.losses.routers import balance_loss, z_loss
 
 
 def test_balance_by_hand() -> None:

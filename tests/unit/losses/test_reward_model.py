@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from hftune.trainers.losses.reward_model import bradley_terry, centring, step_loss
+from hftune.losses.reward_model import bradley_terry, centring, step_loss
 
 LOG2, LOG3 = math.log(2), math.log(3)
 # Distances log 3 and 0: sigmoid(log 3) = 3 / 4, sigmoid(0) = 1 / 2.

@@ -311,7 +311,7 @@ class ScoringEncoder:
     ) -> None:
         self.context = context or Context(None, 0)
         require_chat_template(tokenizer)
-        self.tokenizer, self.steps, self.separator, self.max_length = tokenizer, steps, separator, max_length
+        self.tokenizer, self.separator, self.max_length = tokenizer, separator, max_length
         self.render = Renderer(tokenizer)
         self.guard = TurnTokenGuard(tokenizer, borders_in_text, self.render)
         self.encoder: StepEncoder | None = None
@@ -346,7 +346,7 @@ class ScoringEncoder:
 
     def _one(self, name: str, said: Conversation) -> Scored:
         *before, answer = said.messages
-        if self.steps:
+        if self.encoder is not None:
             parts = str(answer.get("content") or "").split(self.separator)
             steps = [part.strip() for part in parts if part.strip()]
             if not steps:

@@ -329,11 +329,7 @@ def _spoken(turn: dict[str, Any], role: str, content: Any, where: str) -> Messag
 
 
 def _from_parts(parts: list[Any], calls: Any, where: str) -> Message:
-    """An assistant's message from a list of parts: text, reasoning, calls; and from the calls next to it.
-
-    Raises:
-        DataError: A part that is neither text, reasoning nor a function call.
-    """
+    """An assistant's message from a list of parts: text, reasoning, calls; and from the calls next to it."""
     text, thoughts, called = "", "", []
     for part in parts:
         kind = part.get("type") if isinstance(part, dict) else None

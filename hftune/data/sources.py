@@ -77,11 +77,7 @@ def load_source(
 
 
 def _states(files: list[Path]) -> list[tuple[int, ...]]:
-    """Of each file what changes when it is written or replaced.
-
-    Raises:
-        DataError: One is gone.
-    """
+    """Of each file what changes when it is written or replaced."""
     try:
         found = [file.stat() for file in files]
     except OSError as error:

@@ -247,12 +247,7 @@ def _load(entry: Path, *, whole: bool) -> tuple[Dataset, Counts] | None:
 
 
 def _opened(entry: Path, *, whole: bool) -> tuple[Dataset, Counts]:
-    """An entry's dataset and counts.
-
-    Raises:
-        Damaged: It is not as it was written.
-        OSError: From the system.
-    """
+    """An entry's dataset and counts."""
     about = unsealed(read_text(entry / _CONTENTS))
     # A folder that was renamed or copied to another key would be trained as other data.
     if about["key"] != entry.name:

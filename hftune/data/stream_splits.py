@@ -64,9 +64,6 @@ def _sample(file: str) -> str:
     """A file's size, and a digest of what it begins and ends with: all of it would be read by every rank before step 1.
 
     An address on the Hub holds the revision, which says the same.
-
-    Raises:
-        DataError: It cannot be read.
     """
     if file.startswith(HUB):
         return file

@@ -117,11 +117,7 @@ def open_split(folder: Path, tokenizer: PreTrainedTokenizerBase | None = None) -
 
 
 def _index(folder: Path) -> dict[str, Any]:
-    """What the index of a folder says.
-
-    Raises:
-        DataError: It is damaged.
-    """
+    """What the index of a folder says."""
     try:
         text = read_text(folder / INDEX)
         # Folders of older versions carry no seal.

@@ -67,7 +67,7 @@ MIXTURES = (
 )
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 @given(mixture=MIXTURES, seed=st.integers(0, 2**40), epochs=st.integers(1, 6))
 def test_no_record_comes_again_before_all_of_its_source_have(mixture: Mixture, seed: int, epochs: int) -> None:
     sampler = MixtureSampler(mixture, seed)

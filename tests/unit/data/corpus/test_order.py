@@ -22,7 +22,7 @@ def tokens_of(order: SourceOrder, position: int, count: int) -> list[int]:
     return [int(token) for segment in order.segments(position, count) for token in order.documents.read(*segment)]
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 @given(lengths=LENGTHS, shards=st.integers(1, 60), buffer=st.integers(0, 60), seed=st.integers(0, 2**40))
 def test_an_epoch_holds_every_token_once_and_documents_whole(
     lengths: list[int], shards: int, buffer: int, seed: int
@@ -33,7 +33,7 @@ def test_an_epoch_holds_every_token_once_and_documents_whole(
         assert sorted(segments) == [Segment(number, 0, size) for number, size in enumerate(lengths) if size]
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 @given(lengths=LENGTHS, shards=st.integers(1, 60), buffer=st.integers(0, 60), data=st.data())
 def test_a_stretch_is_the_same_wherever_one_begins(
     lengths: list[int], shards: int, buffer: int, data: st.DataObject

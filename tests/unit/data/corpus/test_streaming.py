@@ -61,7 +61,7 @@ def tokens_of(examples: list[dict[str, Any]]) -> list[int]:
 LEGS = st.tuples(st.integers(1, 8), st.integers(1, 3), st.integers(0, 2), st.integers(0, 5))
 
 
-@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 @given(
     count=st.integers(1, 40),
     per_chunk=st.integers(1, 4),

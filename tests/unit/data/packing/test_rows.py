@@ -60,7 +60,7 @@ def lengths_for(strategy: str, lengths: list[int]) -> list[int]:
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None, max_examples=40)
+@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None, max_examples=15)
 @given(lengths=DOCUMENTS)
 def test_rows_hold_documents_apart(strategy: str, lengths: list[int]) -> None:
     lengths = lengths_for(strategy, lengths)
@@ -90,7 +90,7 @@ def test_rows_hold_documents_apart(strategy: str, lengths: list[int]) -> None:
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-@settings(deadline=None, max_examples=15)
+@settings(deadline=None, max_examples=8)
 @given(lengths=DOCUMENTS, at_once=st.integers(1, 60))
 def test_the_same_whatever_is_held_in_memory(strategy: str, lengths: list[int], at_once: int) -> None:
     dataset = documents(lengths_for(strategy, lengths))

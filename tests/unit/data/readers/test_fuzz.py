@@ -73,7 +73,7 @@ def check_usable(made: Any) -> None:
         assert isinstance(message["content"], str)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(record=st.dictionaries(st.sampled_from(KEYS), VALUES, min_size=1, max_size=5))
 def test_every_odd_record_is_used_or_said(record: dict[str, Any]) -> None:
     for convert in CONVERTERS:

@@ -23,19 +23,6 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 
-# At the versions that hftune was made for: links to a branch would drift away from what was read.
-_SOURCES = {
-    "transformers": "https://github.com/huggingface/transformers/blob/v5.23.0",
-    "trl": "https://github.com/huggingface/trl/blob/v1.16.0",
-    "peft": "https://github.com/huggingface/peft/blob/v0.21.2",
-    "accelerate": "https://github.com/huggingface/accelerate/blob/v1.15.0",
-    "deepspeed": "https://github.com/deepspeedai/DeepSpeed/blob/v0.19.8",
-    "bitsandbytes": "https://github.com/bitsandbytes-foundation/bitsandbytes/blob/0.50.2",
-    "datasets": "https://github.com/huggingface/datasets/blob/5.2.0",
-    "torch": "https://github.com/pytorch/pytorch/blob/v2.13.0",
-    "argparse": "https://github.com/python/cpython/blob/3.12",
-}
-
 
 @dataclass(frozen=True)
 class UpstreamSymbol:
@@ -58,11 +45,6 @@ class UpstreamSymbol:
     def name(self) -> str:
         """The last name: `_save`."""
         return self.symbol.rpartition(".")[2]
-
-    @property
-    def link(self) -> str:
-        """Where the library defines it, in the version that hftune was made for."""
-        return f"{_SOURCES[self.library]}/{self.source}"
 
 
 @cache

@@ -11,17 +11,16 @@ import importlib
 import os
 import pickle
 import re
-import zipfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
-from typing import Any, BinaryIO, NoReturn
+from typing import Any, NoReturn
 
 import torch
 
 from hftune.errors import ManifestError, shown
-from hftune.opening.files import MIB, check_memory, open_regular, size_text
+from hftune.opening.files import check_memory, open_regular
 
 DEEPSPEED = (
     "deepspeed.runtime.fp16.loss_scaler.LossScaler",
@@ -37,8 +36,6 @@ RANDOM_STATES = (
 )
 """What the Trainer's rng_state.pth needs, and allows itself while it loads one."""
 
-_PICKLE_LIMIT = 32 * MIB
-"""Of what describes the tensors. Half a kilobyte a parameter is much; a pickle takes thirty times its size at worst."""
 _FIX = "take a checkpoint of your own, or one from a place that you trust as you trust a program"
 _FORCED = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
 # What torch's restricted unpickler and its reader of archives raise on damaged bytes.
@@ -73,10 +70,8 @@ def check_torch(file: str | Path, *, allow: Iterable[str] = ()) -> None:
     Raises:
         ManifestError: It needs classes beyond tensors and `allow`, or is none of torch's.
     """
-    with open_regular(file) as stream:
-        _check_archive(file, stream)
-        with _one_message(file):
-            needs = set(torch.serialization.get_unsafe_globals_in_checkpoint(stream))
+    with open_regular(file) as stream, _one_message(file):
+        needs = set(torch.serialization.get_unsafe_globals_in_checkpoint(stream))
     strange = sorted(needs - set(allow))
     if strange:
         raise ManifestError(
@@ -129,22 +124,6 @@ def checked_loading(place: str | Path) -> Iterator[None]:
             yield
     except pickle.UnpicklingError as problem:
         _refuse(place, f"it is damaged, or more than numbers: {_first_line(problem)}", problem)
-
-
-def _check_archive(file: str | Path, stream: BinaryIO) -> None:
-    """Refuse what torch.save does not write: no archive, or a compressed one, which may unpack to anything."""
-    try:
-        entries = zipfile.ZipFile(stream).infolist()
-    except (zipfile.BadZipFile, *_DAMAGED) as problem:
-        _refuse(file, "it is cut off, or no file of torch.save (1.6 or later)", problem)
-    stream.seek(0)  # for whoever reads it next
-    size = os.fstat(stream.fileno()).st_size
-    if any(entry.compress_type != zipfile.ZIP_STORED or entry.file_size > size for entry in entries):
-        _refuse(file, "its parts are compressed, which torch.save never does")
-    # Only the pickles are parsed; the tensors' bytes are copied as they are.
-    described = sum(entry.file_size for entry in entries if entry.filename.endswith(".pkl"))
-    if described > _PICKLE_LIMIT:
-        _refuse(file, f"the list of its tensors has {size_text(described)}, where {size_text(_PICKLE_LIMIT)} are much")
 
 
 @contextmanager

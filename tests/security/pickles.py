@@ -73,13 +73,6 @@ def _foreign(file: Path, flag: Path) -> None:
             archive.writestr(name, pickle.dumps(Runs(flag), protocol=2) if name.endswith("data.pkl") else content)
 
 
-def _compressed(file: Path, flag: Path) -> None:
-    """Megabytes in kilobytes."""
-    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("a/data.pkl", pickle.dumps("", protocol=2))
-        archive.writestr("a/data/0", bytes(4 << 20))
-
-
 FORMS: dict[str, Callable[[Path, Path], None]] = {
     "function": _archive(Runs),
     "eval": _archive(Evaluates),
@@ -90,6 +83,5 @@ FORMS: dict[str, Callable[[Path, Path], None]] = {
     "legacy": _archive(Runs, _use_new_zipfile_serialization=False),
     "bare": _bare,
     "foreign": _foreign,
-    "compressed": _compressed,
 }
 """Name to a function that writes such a file: `FORMS[name](file, flag)`."""

@@ -19,15 +19,13 @@ from hftune.models.loading.from_pretrained import pretrained
 from tests.security.pickles import FORMS
 from tests.unit.merging.models import make_adapter
 
-PROGRAMS = [form for form in FORMS if form != "compressed"]
-
 
 @pytest.fixture
 def base(tiny_model: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(tiny_model, tmp_path / "base"))
 
 
-@pytest.mark.parametrize("form", PROGRAMS)
+@pytest.mark.parametrize("form", FORMS)
 def test_a_base_that_is_a_program(base: Path, tmp_path: Path, form: str) -> None:
     (base / "model.safetensors").unlink()
     FORMS[form](base / "pytorch_model.bin", tmp_path / "flag")
@@ -36,7 +34,7 @@ def test_a_base_that_is_a_program(base: Path, tmp_path: Path, form: str) -> None
     assert not (tmp_path / "flag").exists()
 
 
-@pytest.mark.parametrize("form", PROGRAMS)
+@pytest.mark.parametrize("form", FORMS)
 def test_an_adapter_that_is_a_program(base: Path, tmp_path: Path, form: str) -> None:
     adapter = make_adapter(base, tmp_path / "adapter", target_modules=["q_proj"])
     (adapter / "adapter_model.safetensors").unlink()

@@ -119,14 +119,12 @@ def test_programs_are_refused(tmp_path: Path, flag: Path, form: str, allow: tupl
 def test_the_loader_alone_refuses_them(tmp_path: Path, flag: Path, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     FORMS[form](tmp_path / "a.pt", flag)
     monkeypatch.setattr(torch_file, "check_torch", lambda *args, **kwargs: None)
-    if form == "compressed":
-        return  # numbers alone, but too many
     with pytest.raises(ManifestError):
         load_torch(tmp_path / "a.pt", allow=DEEPSPEED)
     assert not flag.exists()
 
 
-@pytest.mark.parametrize("form", [form for form in FORMS if form != "compressed"])
+@pytest.mark.parametrize("form", FORMS)
 def test_the_switch_alone_refuses_them(tmp_path: Path, flag: Path, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As DeepSpeed asks for them; first without the switch, so that each form is known to run."""
     FORMS[form](tmp_path / "a.pt", flag)
@@ -169,7 +167,6 @@ DAMAGES: dict[str, Callable[[Path], Any]] = {
     "a pickle": lambda file: file.write_bytes(pickle.dumps({"a": 1})),
     "zeros in the middle": lambda file: file.write_bytes(file.read_bytes().replace(b"ctorch._utils", b"\0" * 13)),
     "another archive": lambda file: zipfile.ZipFile(file, "w").writestr("a/b", "c"),
-    "a long list": lambda file: zipfile.ZipFile(file, "w").writestr("a/data.pkl", bytes((32 << 20) + 1)),
     "a pipe": lambda file: (file.unlink(), os.mkfifo(file)),
     "a folder": lambda file: (file.unlink(), file.mkdir()),
     "gone": lambda file: file.unlink(),

@@ -22,6 +22,7 @@ from hftune.checkpoints.resume import FoundCheckpoint, fault_of
 from hftune.errors import UserError, raise_together
 from hftune.tools.consolidating import ConsolidateArguments, consolidate
 from tests.security.pickles import FORMS
+from tests.spokes import spokes
 from tests.unit.checkpoints.zero_files import write
 
 Act = Callable[[Path, Path], Any]
@@ -94,21 +95,19 @@ def test_sound_ones_are_taken(tmp_path: Path, kind: str) -> None:
     assert (tmp_path / "out" / "model.safetensors").is_file()
 
 
-@pytest.mark.parametrize("act", ACTS)
-@pytest.mark.parametrize(("kind", "name"), CASES, ids=[f"{kind}-{Path(name).name}" for kind, name in CASES])
-def test_programs_in_every_file(tmp_path: Path, flag: Path, kind: str, name: str, act: str) -> None:
+@pytest.mark.parametrize(("case", "form", "act"), spokes(CASES, FORMS, ACTS))
+def test_programs_in_every_file(tmp_path: Path, flag: Path, case: tuple[str, str], form: str, act: str) -> None:
+    kind, name = case
     checkpoint = make(tmp_path, kind)
-    for form in FORMS:
-        FORMS[form](checkpoint / name, flag)
-        with pytest.raises(UserError) as problem:
-            ACTS[act](checkpoint, tmp_path / "out")
-        assert problem.value.place == str(checkpoint / name) and problem.value.fix, form
-        assert not flag.exists(), form
+    FORMS[form](checkpoint / name, flag)
+    with pytest.raises(UserError) as problem:
+        ACTS[act](checkpoint, tmp_path / "out")
+    assert problem.value.place == str(checkpoint / name) and problem.value.fix
+    assert not flag.exists()
     assert not (tmp_path / "out").exists() and not (tmp_path / ".out.partial").exists()
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("kind", "form"), spokes(KINDS, FORMS))
 def test_reading_alone_runs_nothing(tmp_path: Path, flag: Path, kind: str, form: str) -> None:
     """Also where the look before was passed by, or the file exchanged after it."""
     for name in [name for name in files_of(kind) if "/" in name]:
@@ -134,8 +133,9 @@ TAGS = [
 ]
 
 
-@pytest.mark.parametrize("tag", TAGS, ids=[ascii(tag)[:20] for tag in TAGS])
-@pytest.mark.parametrize("name", ["latest", "latest_universal"])
+@pytest.mark.parametrize(
+    ("tag", "name"), spokes(TAGS, ["latest", "latest_universal"]), ids=lambda text: ascii(text)[:20]
+)
 def test_tags_that_lead_elsewhere(tmp_path: Path, flag: Path, tag: str, name: str) -> None:
     checkpoint = make(tmp_path, "zero2")
     (checkpoint / "latest").rename(checkpoint / name)
@@ -149,9 +149,10 @@ def test_tags_that_lead_elsewhere(tmp_path: Path, flag: Path, tag: str, name: st
     assert not flag.exists() and not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("act", ACTS)
-@pytest.mark.parametrize("name", ["vocab.txt", "tokenizer.json", "config.json", "model.safetensors", "optimizer.pt"])
-@pytest.mark.parametrize("form", ["link", "pipe", "broken"])
+@pytest.mark.parametrize(
+    ("act", "name", "form"),
+    spokes(ACTS, ["vocab.txt", "tokenizer.json", "model.safetensors", "optimizer.pt"], ["link", "pipe", "broken"]),
+)
 def test_strays_beside_the_state(tmp_path: Path, name: str, form: str, act: str) -> None:
     checkpoint = make(tmp_path, "zero2")
     (checkpoint / name).unlink(missing_ok=True)
@@ -187,9 +188,7 @@ STATES: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("name", STATES)
-@pytest.mark.parametrize("kind", ["zero2", "zero3"])
-@pytest.mark.parametrize("part", ["optim", "model"])
+@pytest.mark.parametrize(("name", "kind", "part"), spokes(STATES, ["zero2", "zero3"], ["optim", "model"]))
 def test_numbers_that_are_no_state(tmp_path: Path, name: str, kind: str, part: str) -> None:
     checkpoint = make(tmp_path, kind)
     for file in (checkpoint / "global_step1").glob(f"*{part}*_states.pt"):

@@ -29,6 +29,7 @@ from hftune.opening.model_files import KINDS, REQUIRED, json_problems, read_chec
 from hftune.preflight.rules.folders import check_contents
 from hftune.tools.export.arguments import GgufArguments, ServedAdapterArguments, ServingArguments
 from hftune.tools.export.run import export
+from tests.spokes import spokes
 from tests.unit.merging.models import make_adapter, merge
 
 MODEL_FILES = [name for name in KINDS if name not in REQUIRED]
@@ -108,6 +109,8 @@ ACTS: dict[str, Callable[[Path, Path], Any]] = {
     "compare": compares,
 }
 OF_BASE = [name for name in ACTS if name != "compare"]
+READERS = ["merge", "vllm", "gguf"]
+OF_A_BASE = ["config.json", "tokenizer.json", "tokenizer_config.json", "hftune.json", INDEX]
 OF_ADAPTER = ["merge", "vllm-lora", "train"]
 
 
@@ -143,8 +146,7 @@ HOSTILE: dict[str, bytes] = {
 }
 
 
-@pytest.mark.parametrize("content", HOSTILE)
-@pytest.mark.parametrize("name", [*MODEL_FILES, INDEX])
+@pytest.mark.parametrize(("name", "content"), spokes([*MODEL_FILES, INDEX], HOSTILE))
 def test_json_that_is_none(tmp_path: Path, name: str, content: str) -> None:
     (tmp_path / name).write_bytes(HOSTILE[content])
     with pytest.raises(UserError) as problem:
@@ -153,17 +155,16 @@ def test_json_that_is_none(tmp_path: Path, name: str, content: str) -> None:
     assert len(str(problem.value)) < 2000
 
 
-@pytest.mark.parametrize("act", OF_BASE)
-@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "tokenizer_config.json", "hftune.json", INDEX])
-@pytest.mark.parametrize("content", ["half", "brackets", "a list"])
+@pytest.mark.parametrize(("act", "name", "content"), spokes(OF_BASE, OF_A_BASE, ["half", "brackets", "a list"]))
 def test_every_command_looks_at_the_base(folders: Path, act: str, name: str, content: str) -> None:
     (folders / "base" / name).write_bytes(HOSTILE[content])
     refused(act, folders, name)
 
 
-@pytest.mark.parametrize("act", OF_ADAPTER)
-@pytest.mark.parametrize("name", ["adapter_config.json", "tokenizer_config.json", "hftune.json"])
-@pytest.mark.parametrize("content", ["half", "brackets", "a list"])
+@pytest.mark.parametrize(
+    ("act", "name", "content"),
+    spokes(OF_ADAPTER, ["adapter_config.json", "tokenizer_config.json", "hftune.json"], ["half", "a list"]),
+)
 def test_every_command_looks_at_the_adapter(folders: Path, act: str, name: str, content: str) -> None:
     (folders / "adapter" / name).write_bytes(HOSTILE[content])
     refused(act, folders, name)
@@ -246,24 +247,23 @@ HEADERS: dict[str, bytes] = {
 }
 
 
-@pytest.mark.parametrize("content", HEADERS)
-@pytest.mark.parametrize("act", ["merge", "vllm", "gguf"])
+@pytest.mark.parametrize(("act", "content"), spokes(READERS, HEADERS))
 def test_headers_of_a_base(folders: Path, act: str, content: str) -> None:
     (folders / "base" / "hftune.json").unlink()
     (folders / "base" / "model.safetensors").write_bytes(HEADERS[content])
     refused(act, folders, "model.safetensors")
 
 
-@pytest.mark.parametrize("content", HEADERS)
-@pytest.mark.parametrize("act", ["merge", "vllm-lora"])
+@pytest.mark.parametrize(("act", "content"), spokes(["merge", "vllm-lora"], HEADERS))
 def test_headers_of_an_adapter(folders: Path, act: str, content: str) -> None:
     (folders / "adapter" / "hftune.json").unlink()
     (folders / "adapter" / "adapter_model.safetensors").write_bytes(HEADERS[content])
     refused(act, folders, "adapter_model.safetensors")
 
 
-@pytest.mark.parametrize("named", ["../secret.safetensors", "/etc/passwd", "gone.safetensors", "..", "", "a/b"])
-@pytest.mark.parametrize("act", ["merge", "vllm", "gguf"])
+@pytest.mark.parametrize(
+    ("act", "named"), spokes(READERS, ["../secret.safetensors", "/etc/passwd", "gone.safetensors", "..", "", "a/b"])
+)
 def test_indexes_that_name_other_files(folders: Path, act: str, named: str) -> None:
     save_file({"secret": torch.ones(2)}, folders / "secret.safetensors")
     (folders / "base" / INDEX).write_text(json.dumps({"weight_map": {"a": "model.safetensors", "secret": named}}))
@@ -272,20 +272,19 @@ def test_indexes_that_name_other_files(folders: Path, act: str, named: str) -> N
 
 # --- links -----------------------------------------------------------------------------------------------------------
 
+STRAYS = ["link", "pipe", "broken"]
 LINKED = ["vocab.txt", "tokenizer.json", "chat_template.jinja", "merges.txt", "generation_config.json"]
 
 
-@pytest.mark.parametrize("act", OF_BASE)
-@pytest.mark.parametrize("name", ["vocab.txt", "model.safetensors", "config.json"])
-@pytest.mark.parametrize("form", ["link", "pipe", "broken"])
+@pytest.mark.parametrize(
+    ("act", "name", "form"), spokes(OF_BASE, ["vocab.txt", "model.safetensors", "config.json"], STRAYS)
+)
 def test_strays_in_a_base(folders: Path, act: str, name: str, form: str) -> None:
     plant(folders / "base" / name, form)
     refused(act, folders, name)
 
 
-@pytest.mark.parametrize("act", OF_ADAPTER)
-@pytest.mark.parametrize("name", LINKED)
-@pytest.mark.parametrize("form", ["link", "pipe", "broken"])
+@pytest.mark.parametrize(("act", "name", "form"), spokes(OF_ADAPTER, LINKED, STRAYS))
 def test_strays_in_an_adapter(folders: Path, act: str, name: str, form: str) -> None:
     plant(folders / "adapter" / name, form)
     refused(act, folders, name)
@@ -340,18 +339,16 @@ def flip(file: Path, where: int, *, keep_time: bool) -> None:
         os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
 
 
-@pytest.mark.parametrize("keep_time", [True, False], ids=["its time too", "new time"])
-@pytest.mark.parametrize("where", [0.3, 0.7, 1.0])
-@pytest.mark.parametrize("act", OF_ADAPTER)
+@pytest.mark.parametrize(("act", "where", "keep_time"), spokes(OF_ADAPTER, [0.3, 0.7, 1.0], [True, False]))
 def test_a_flipped_bit_in_an_adapter(folders: Path, act: str, where: float, keep_time: bool) -> None:
     file = folders / "adapter" / "adapter_model.safetensors"
     flip(file, int(where * file.stat().st_size) - 1, keep_time=keep_time)
     refused(act, folders, "is not as hftune wrote it", str(file), "other contents", 'in "files" of')
 
 
-@pytest.mark.parametrize("keep_time", [True, False], ids=["its time too", "new time"])
-@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])
-@pytest.mark.parametrize("act", ["merge", "vllm", "gguf", "train"])
+@pytest.mark.parametrize(
+    ("act", "name", "keep_time"), spokes([*READERS, "train"], ["model.safetensors", "tokenizer.json"], [True, False])
+)
 def test_a_flipped_bit_in_a_base(folders: Path, act: str, name: str, keep_time: bool) -> None:
     file = folders / "base" / name
     place = file.read_bytes().index(b"pad|>") if name == "tokenizer.json" else -1

@@ -32,6 +32,7 @@ from hftune.tools.pipeline.runner import Screen, shown
 from hftune.tools.pipeline.spec import read_spec
 from hftune.tools.pipeline.steps import steps_of
 from hftune.tools.reporting.page import write_pages
+from tests.spokes import spokes
 
 SECRET = "Zq7/hush+v3ry=quiet"
 Way = Callable[[Path, pytest.MonkeyPatch], object]
@@ -234,8 +235,7 @@ def holds(content: bytes, secret: str = SECRET) -> bool:
     return any(form.encode() in content for form in secrets.spellings(secret) if len(form) >= secrets.SHORTEST)
 
 
-@pytest.mark.parametrize("out", WAYS_OUT, ids=lambda out: out.__name__.lstrip("_"))
-@pytest.mark.parametrize("way", WAYS_IN)
+@pytest.mark.parametrize(("way", "out"), spokes(WAYS_IN, WAYS_OUT))
 def test_it_comes_in_and_never_gets_out(
     way: str, out: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

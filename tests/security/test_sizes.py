@@ -21,6 +21,7 @@ from hftune.data.sources import TokenizedSource, draw_records
 from hftune.errors import ArgumentError, DataError, UserError
 from hftune.merging.inputs import read_inputs
 from hftune.models.loading.config_file import check_config
+from tests.spokes import spokes
 
 
 @pytest.fixture(autouse=True)
@@ -123,8 +124,16 @@ FLAGS = {
 }
 
 
-@pytest.mark.parametrize("where", ["command line", "=", "YAML", "YAML's text"])
-@pytest.mark.parametrize("name", FLAGS)
+@pytest.mark.parametrize(
+    ("name", "where"),
+    [
+        *spokes(FLAGS, ["command line", "=", "YAML", "YAML's text"]),
+        *(
+            (name, "YAML")
+            for name in ("learning_rate", "max_grad_norm", "neftune_noise_alpha", "save_steps", "adam_beta2")
+        ),
+    ],
+)
 def test_a_number_beyond_its_range(name: str, where: str, tmp_path: Path) -> None:
     argv = ["--model_name_or_path", "m", "--output_dir", str(tmp_path / "o")]
     if where.startswith("YAML"):

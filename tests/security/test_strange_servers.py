@@ -18,6 +18,7 @@ from hftune.opening import json_server
 from hftune.trainers.distillation.teacher_server import TeacherServer
 from tests.answering import server
 from tests.conftest import tiny_tokenizer
+from tests.spokes import spokes
 
 KEY = "sk-hush-of-the-test-77"
 ANY: dict[str, Any] = {
@@ -66,10 +67,9 @@ def judged(url: str) -> None:
     Judge(url, "t").wins([replace(asked("Q"), right="B")], [{"role": "assistant", "content": "A"}])
 
 
-@pytest.mark.parametrize("asks", [taught, judged])
-@pytest.mark.parametrize("answer", ANY.values(), ids=ANY)
-def test_whatever_is_answered(asks: Callable[[str], None], answer: Any) -> None:
-    found = answer if isinstance(answer, tuple) else (200, answer)
+@pytest.mark.parametrize(("name", "asks"), spokes(ANY, [taught, judged]))
+def test_whatever_is_answered(name: str, asks: Callable[[str], None]) -> None:
+    found = ANY[name] if isinstance(ANY[name], tuple) else (200, ANY[name])
     with server(lambda path, body: found) as asked, pytest.raises(ArgumentError) as problem:
         asks(asked.url)
     said = str(problem.value)

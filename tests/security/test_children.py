@@ -19,6 +19,7 @@ from hftune.tools.pipeline import checking, processes, runner
 from hftune.tools.pipeline.spec import read_spec
 from hftune.tools.pipeline.step import Step
 from hftune.tools.pipeline.steps import steps_of
+from tests.spokes import spokes
 
 ROOT = Path(__file__).parents[2]
 NAMES = ["yaml", "json", "difflib", "torch", "psutil", "hftune", "sitecustomize", "usercustomize", "tqdm", "encodings"]
@@ -96,18 +97,19 @@ def test_packages_that_are_installed_are_not_put_before_python_s_own(monkeypatch
 GRANDCHILD = "import subprocess, sys; sys.exit(subprocess.run([sys.executable, *{words!r}]).returncode)"
 
 
-@pytest.mark.parametrize("search", [None, ".:"])
 @pytest.mark.parametrize(
-    "words",
-    [
-        ["-c", "import json, yaml, difflib, psutil, tqdm"],
-        ["-m", "json.tool", "--help"],
-        ["-c", GRANDCHILD.format(words=["-c", "import json, yaml"])],
-        ["-c", GRANDCHILD.format(words=["-u", "-m", "json.tool", "--help"])],
-        ["-c", GRANDCHILD.format(words=["-u", "{script}"])],
-        ["{script}"],
-    ],
-    ids=["-c", "-m", "-c below", "-m below", "script below", "script"],
+    ("search", "words"),
+    spokes(
+        [".:", None],
+        [
+            ["-c", "import json, yaml, difflib, psutil, tqdm"],
+            ["-m", "json.tool", "--help"],
+            ["-c", GRANDCHILD.format(words=["-c", "import json, yaml"])],
+            ["-c", GRANDCHILD.format(words=["-u", "-m", "json.tool", "--help"])],
+            ["-c", GRANDCHILD.format(words=["-u", "{script}"])],
+            ["{script}"],
+        ],
+    ),
 )
 def test_children_and_theirs(
     hostile: Path, tmp_path: Path, words: list[str], search: str | None, monkeypatch: pytest.MonkeyPatch
@@ -202,8 +204,9 @@ def test_the_arguments_of_a_pipeline_are_checked_in_a_hostile_folder(hostile: Pa
 PIPELINE = "model: m\noutput_dir: o\nstages:\n  {name}:\n    script: {script}\n    train_file_dir: d\n"
 
 
-@pytest.mark.parametrize("kind", ["file", "link", "folder"])
-@pytest.mark.parametrize("launcher", ["python", "torchrun", "deepspeed", "srun"])
+@pytest.mark.parametrize(
+    ("kind", "launcher"), spokes(["file", "link", "folder"], ["python", "torchrun", "deepspeed", "srun"])
+)
 def test_scripts_are_hftune_s_own(hostile: Path, tmp_path: Path, kind: str, launcher: str) -> None:
     name = "run_sft.py"
     if kind == "file":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -21,6 +22,7 @@ from hftune.tools.export import gguf
 from hftune.tools.export.arguments import GgufArguments, OllamaArguments, ServingArguments
 from hftune.tools.export.run import export
 from tests.converter import stand_in
+from tests.spokes import spokes
 from tests.unit.checkpoints.zero_files import write as write_zero
 from tests.unit.merging.models import make_adapter
 
@@ -118,9 +120,13 @@ PLACES = {
 READ_BY = {"consolidate": ("checkpoint",), "merge": ("adapter", "base"), "tokenize": ()}
 
 
-@pytest.mark.parametrize("overwrite", [False, True], ids=["", "overwrite"])
-@pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize(
+    ("command", "place", "overwrite"),
+    [
+        *spokes(COMMANDS, PLACES, [True, False]),
+        *itertools.product([*COMMANDS][1:], ("the model", "the checkpoint", "the adapter"), [True]),
+    ],
+)
 def test_nothing_of_the_users_is_removed(
     command: str, place: str, overwrite: bool, inputs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -35,6 +35,7 @@ from hftune.tools.scoring import check_score
 from hftune.tools.serving.run import check_serve
 from hftune.tools.teaching.run import check_teaching
 from hftune.weight_files import fingerprint
+from tests.spokes import spokes
 
 
 def _chat(**given: Any) -> Iterator[UserError]:
@@ -107,8 +108,9 @@ def flip(file: Path) -> None:
     file.write_bytes(content)
 
 
-@pytest.mark.parametrize("command", LANGUAGE)
-@pytest.mark.parametrize("file", ["base/model.safetensors", "base/config.json", "adapter/chat_template.jinja"])
+@pytest.mark.parametrize(
+    ("command", "file"), spokes(LANGUAGE, ["base/model.safetensors", "base/config.json", "adapter/chat_template.jinja"])
+)
 def test_a_flipped_bit_of_a_model_that_answers(folders: Path, command: str, file: str) -> None:
     if command != "chat":  # which would wait for a question
         assert "as hftune wrote it" not in said(LANGUAGE[command](str(folders / "adapter")))
@@ -116,8 +118,7 @@ def test_a_flipped_bit_of_a_model_that_answers(folders: Path, command: str, file
     assert f"{folders / file} has other contents" in said(LANGUAGE[command](str(folders / "adapter")))
 
 
-@pytest.mark.parametrize("command", WHOLE)
-@pytest.mark.parametrize("file", ["model.safetensors", "tokenizer.json"])
+@pytest.mark.parametrize(("command", "file"), spokes(WHOLE, ["model.safetensors", "tokenizer.json"]))
 def test_a_flipped_bit_of_a_model_that_is_exported(folders: Path, command: str, file: str) -> None:
     flip(folders / "base" / file)
     assert f"{file} has other contents" in said(WHOLE[command](str(folders / "base")))

@@ -34,6 +34,7 @@ from hftune.preflight.facts import resolve
 from hftune.tools.export import compared
 from hftune.trainers.distillation.loading import load_teachers
 from hftune.trainers.rewards import loading
+from tests.spokes import spokes
 
 pytestmark = pytest.mark.long
 ROOT = Path(__file__).parents[2]
@@ -181,8 +182,7 @@ class _Model:
         return SimpleNamespace(logits=torch.zeros(1, input_ids.shape[1], 4))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("loader", LOADERS)
+@pytest.mark.parametrize(("loader", "kind"), spokes(LOADERS, KINDS))
 def test_no_command_runs_it(loader: str, kind: str, tiny_model: Path, tmp_path: Path, flag: Path) -> None:
     folder = hostile(tiny_model, tmp_path, flag, kind)
     try:
@@ -201,10 +201,9 @@ def test_no_command_runs_it(loader: str, kind: str, tiny_model: Path, tmp_path: 
         assert kind not in NEEDS_CODE or "tokenizer" in loader or loader == "a pad token"
 
 
-@pytest.mark.parametrize("answer", ["y", "yes", "1", ""])
 @pytest.mark.parametrize("auto", [AutoConfig, AutoTokenizer, AutoModelForCausalLM])
 def test_a_library_that_says_nothing_is_not_asked_either(
-    auto: Any, answer: str, tiny_model: Path, tmp_path: Path, flag: Path, monkeypatch: pytest.MonkeyPatch
+    auto: Any, tiny_model: Path, tmp_path: Path, flag: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`from_pretrained` without `trust_remote_code`, as some library may call it. Fails when transformers changes."""
     folder = hostile(tiny_model, tmp_path, flag, "all")

@@ -8,31 +8,16 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from hftune.arguments.entry import parse_arguments
-
-SETUP = """
-import sys
-import torch.distributed as dist
+import torch
 from transformers.integrations.deepspeed import deepspeed_config, is_deepspeed_zero3_enabled
+
 from hftune.arguments.entry import parse_arguments
 
-common = ["--model_name_or_path", "m", "--output_dir", "o", "--use_cpu", "True", "--report_to", "none"]
-"""
-MAKE = """
-for stage in ("pt", "sft", "rm", "dpo", "rl"):
-    for config in ([], ["--deepspeed", "zero3"]):
-        args = parse_arguments(stage, [*common, *config]).training
-        assert not dist.is_initialized(), f"{stage} {config} has joined a process group"
-        assert args.world_size == int(sys.argv[1]) and "_setup_devices" not in vars(args)
-        # What from_pretrained looks for lives as long as the arguments.
-        assert is_deepspeed_zero3_enabled() == bool(config)
-        micro = args.per_device_train_batch_size * args.gradient_accumulation_steps
-        assert not config or deepspeed_config()["train_batch_size"] == micro * args.world_size
-        del args
-        assert not is_deepspeed_zero3_enabled()
-"""
 JOIN = """
+import torch.distributed as dist
+from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
+from hftune.arguments.entry import parse_arguments
+common = ["--model_name_or_path", "m", "--output_dir", "o", "--use_cpu", "True", "--report_to", "none"]
 args = parse_arguments("sft", [*common, "--deepspeed", "zero3"]).training
 args.join_process_group()
 assert dist.is_initialized() and dist.get_backend() == "gloo" and dist.get_world_size() == 1
@@ -40,15 +25,34 @@ assert args.device.type == "cpu" and args.process_index == 0 and is_deepspeed_ze
 """
 
 
-@pytest.mark.parametrize("code", [MAKE, JOIN], ids=["made", "joined"])
-def test_making_arguments_joins_nothing(code: str, tmp_path: Path) -> None:
+def of_a_launcher(world: str) -> dict[str, str]:
+    """Variables of the first of several processes."""
+    places = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29871"}
+    return {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world} | places
+
+
+@pytest.mark.parametrize("config", [[], ["--deepspeed", "zero3"]], ids=["plain", "zero3"])
+@pytest.mark.parametrize("stage", ["pt", "sft", "rm", "dpo", "rl"])
+def test_making_arguments_joins_nothing(stage: str, config: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """In a process of a launcher's, whose neighbours never come: joining would wait for them."""
-    world = "1" if code == JOIN else "2"
-    variables = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world}
-    places = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29871", "HFTUNE_CACHE": str(tmp_path)}
+    for name, value in of_a_launcher("2").items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(torch.distributed, "init_process_group", lambda *_, **__: pytest.fail("joined"))
+    common = ["--model_name_or_path", "m", "--output_dir", "o", "--use_cpu", "True", "--report_to", "none"]
+    args = parse_arguments(stage, [*common, *config]).training
+    assert args.world_size == 2 and "_setup_devices" not in vars(args)
+    # What from_pretrained looks for lives as long as the arguments.
+    assert is_deepspeed_zero3_enabled() == bool(config)
+    micro = args.per_device_train_batch_size * args.gradient_accumulation_steps
+    assert not config or deepspeed_config()["train_batch_size"] == micro * 2
+    del args
+    assert not is_deepspeed_zero3_enabled()
+
+
+def test_a_run_joins(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", SETUP + code, world],
-        env=os.environ | variables | places,
+        [sys.executable, "-c", JOIN],
+        env=os.environ | of_a_launcher("1") | {"HFTUNE_CACHE": str(tmp_path)},
         capture_output=True,
         text=True,
         timeout=120,

@@ -10,6 +10,7 @@ import pytest
 
 from hftune.errors import ManifestError
 from hftune.opening.files import copy_file, copy_folder, unsafe_entries
+from tests.spokes import spokes
 
 
 @pytest.fixture
@@ -30,8 +31,7 @@ NAMES = ["vocab.txt", "tokenizer.json", "model.safetensors", "chat_template.jinj
 NAMES += ["pytorch_model.bin", "optimizer.pt", "rng_state.pth", "additional_chat_templates", "critic", "x.gguf"]
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("form", ["absolute", "relative", "chain", "through a folder"])
+@pytest.mark.parametrize(("name", "form"), spokes(NAMES, ["absolute", "relative", "chain", "through a folder"]))
 def test_links_out_of_a_folder(folder: Path, secret: Path, name: str, form: str) -> None:
     link = folder / name
     if form == "absolute":

@@ -44,6 +44,18 @@ class Request:
         value = self.text(*names)
         return None if value is None else means_yes(value)
 
+    def word(self, name: str, left_out: str = "") -> str:
+        """A value in lower case; `left_out` where it was not given."""
+        return (self.text(name) or left_out).lower()
+
+    def number(self, name: str, left_out: str = "") -> float:
+        """A value as a number.
+
+        Raises:
+            ArgumentError: It is none.
+        """
+        return number(name, self.text(name) or left_out)
+
     def other(self, name: str) -> str | None:
         """The value of another argument, under hftune's name."""
         return " ".join(self.others[name]) if self.others.get(name) else None
@@ -55,6 +67,11 @@ class Translated:
 
     given: NamedValues = field(default_factory=list)
     notices: tuple[str, ...] = ()
+
+
+def made(*notices: str, **given: str | Values) -> Translated:
+    """Arguments of hftune with their values, and what is said of them."""
+    return Translated([(name, [value] if isinstance(value, str) else value) for name, value in given.items()], notices)
 
 
 Translation = Callable[[Request], Translated]

@@ -14,6 +14,7 @@ from hftune.arguments.names.row import (
     Translation,
     cannot,
     each,
+    made,
     mapped,
     number,
     shortest,
@@ -52,27 +53,25 @@ targets, saved = modules("lora_target_modules"), modules("lora_modules_to_save")
 def strength(request: Request) -> Translated:
     """`lora_alpha`, `rslora_plus`: ERNIEKit's -1 is twice the rank, or 4 with rsLoRA."""
     if request.flag("rslora_plus"):
-        given: NamedValues = [("use_rslora", ["True"]), ("lora_alpha", ["4"]), ("loraplus_lr_ratio", ["4"])]
-        return Translated(given, ("--rslora_plus: rsLoRA with alpha 4, and LoRA+ with ratio 4",))
-    alpha = request.text("lora_alpha")
-    if alpha is None:
-        return Translated()
+        said = "--rslora_plus: rsLoRA with alpha 4, and LoRA+ with ratio 4"
+        return made(said, use_rslora="True", lora_alpha="4", loraplus_lr_ratio="4")
+    if request.text("lora_alpha") is None:
+        return made()
     # ERNIEKit computes alpha from the rank for -1; everybody else gives the number.
-    if number("lora_alpha", alpha) != -1:
-        return Translated([("lora_alpha", [shortest(number("lora_alpha", alpha))])])
+    if request.number("lora_alpha") != -1:
+        return made(lora_alpha=shortest(request.number("lora_alpha")))
     if (request.other("use_rslora") or "").lower() in ("true", "1"):
-        return Translated([("lora_alpha", ["4"])], ("--lora_alpha -1 is 4 with rsLoRA, as in ERNIEKit",))
-    rank = int(number("lora_r", request.other("lora_r") or "8"))
-    return Translated(
-        [("lora_alpha", [str(2 * rank)])], (f"--lora_alpha -1 is twice the rank, {2 * rank}, as in ERNIEKit",)
-    )
+        return made("--lora_alpha -1 is 4 with rsLoRA, as in ERNIEKit", lora_alpha="4")
+    alpha = 2 * int(number("lora_r", request.other("lora_r") or "8"))
+    return made(f"--lora_alpha -1 is twice the rank, {alpha}, as in ERNIEKit", lora_alpha=str(alpha))
 
 
-_TYPES: dict[str, NamedValues] = {
-    "bf16": [("bf16", ["True"])],
-    "fp16": [("bf16", ["False"]), ("fp16", ["True"])],
-    "wint8": [("load_in_8bit", ["True"])],
-    "nf4": [("load_in_4bit", ["True"]), ("bnb_4bit_quant_type", ["nf4"])],
+_TYPES = {
+    "": made(),
+    "bf16": made(bf16="True"),
+    "fp16": made(bf16="False", fp16="True"),
+    "wint8": made(load_in_8bit="True"),
+    "nf4": made(load_in_4bit="True", bnb_4bit_quant_type="nf4"),
 }
 _ALGORITHMS = {"weight_only_int8": "wint8", "nf4": "nf4"}
 _BASES = "use nf4 (--load_in_4bit) or wint8 (--load_in_8bit), with --use_peft; FP8 in full is --fp8"
@@ -80,31 +79,31 @@ _BASES = "use nf4 (--load_in_4bit) or wint8 (--load_in_8bit), with --use_peft; F
 
 def compute_type(request: Request) -> Translated:
     """ERNIEKit's `compute_type` and `weight_quantize_algo`: precision, and a quantised base for LoRA."""
-    kind = (request.text("compute_type") or "").lower()
-    if kind and kind not in _TYPES:
+    kind, algorithm = request.word("compute_type"), request.word("weight_quantize_algo")
+    if kind not in _TYPES:
         raise cannot("compute_type", kind, _BASES)
-    algorithm = (request.text("weight_quantize_algo") or "").lower()
-    if algorithm in ("", "none", "null") or kind in ("bf16", "fp16"):
-        ignored = algorithm not in ("", "none", "null")  # ERNIEKit drops it there, too
-        said = (f"--weight_quantize_algo {algorithm} has no effect beside --compute_type {kind}",) if ignored else ()
-        return Translated(list(_TYPES.get(kind, [])), said)
+    if algorithm in ("", "none", "null"):
+        return _TYPES[kind]
+    if kind in ("bf16", "fp16"):  # ERNIEKit drops it there, too
+        said = f"--weight_quantize_algo {algorithm} has no effect beside --compute_type {kind}"
+        return Translated(_TYPES[kind].given, (said,))
     if algorithm not in _ALGORITHMS:
         raise cannot("weight_quantize_algo", algorithm, _BASES)
     if kind and kind != _ALGORITHMS[algorithm]:
         raise cannot("weight_quantize_algo", algorithm, f"--compute_type {kind} says otherwise; give one of them")
-    return Translated(list(_TYPES[_ALGORITHMS[algorithm]]))
+    return _TYPES[_ALGORITHMS[algorithm]]
 
 
 def quant_bits(request: Request) -> Translated:
     """Megatron-SWIFT's `quant_method` and `quant_bits`."""
-    method, bits = (request.text("quant_method") or "bnb").lower(), request.text("quant_bits")
+    method, bits = request.word("quant_method", "bnb"), request.text("quant_bits")
     if method != "bnb":
         raise cannot("quant_method", method, "bases are quantised with bitsandbytes (bnb)")
     if bits is None:
         raise cannot("quant_method", method, "give --quant_bits 4 or 8 as well")
     if bits not in ("4", "8"):
         raise cannot("quant_bits", bits, "use 4 or 8")
-    return Translated([(f"load_in_{bits}bit", ["True"])])
+    return made(**{f"load_in_{bits}bit": "True"})
 
 
 _kernels = mapped(
@@ -124,9 +123,7 @@ _kernels = mapped(
 
 def attention_backend(request: Request) -> Translated:
     """Megatron-SWIFT's `attention_backend`; flash is the newest FlashAttention that is installed, as there."""
-    if (request.text("attention_backend") or "").lower() == "flash":
-        return Translated([("flash_attn", ["True"])])
-    return _kernels(request)
+    return made(flash_attn="True") if request.word("attention_backend") == "flash" else _kernels(request)
 
 
 _FSDP = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
@@ -159,55 +156,55 @@ def sharding(request: Request) -> Translated:
     """
     if request.other("deepspeed") is not None:
         named = " ".join(f"--{name}" for name in request.given)
-        return Translated([], (f"{named} not used: --deepspeed says how the states are sharded",))
+        return made(f"{named} not used: --deepspeed says how the states are sharded")
     stage, words = _stage(request)
     offload = any(request.flag(name) for name in _OFFLOADS)
     # The shipped config that offloads the optimizer alone is that of stage 2.
     if offload and not stage:
         stage = 2
     if not stage:
-        return Translated()
+        return made()
     # Before the config is made: with a group that ZeRO cannot form no config is right.
     _check_groups(request)
     notices = [f"ZeRO-{stage}{' with the optimizer offloaded' if offload else ''}, as in ds_configs/"]
     config = zero_config(stage, offload_optimizer=offload, offload_param=stage == 3 and "offload" in words)
     _share(request, config)
-    if (request.text("sharding_strategy") or "").lower() == "hsdp":
+    if request.word("sharding_strategy") == "hsdp":
         notices += _within_machines(request, config)
-    return Translated([("deepspeed", [json.dumps(config)])], tuple(notices))
+    return made(*notices, deepspeed=json.dumps(config))
 
 
 def _stage(request: Request) -> tuple[int, list[str]]:
     """ZeRO stage, and the words after it ("offload")."""
-    words = (request.text("sharding") or "").lower().split()
-    stages = [_looked_up("sharding", words[0] if words else "", _ERNIE)]
-    if request.flag("use_distributed_optimizer"):
-        stages.append(1)
+    words = request.word("sharding").split()
+    stages = [
+        _looked_up("sharding", words[0] if words else "", _ERNIE),
+        int(bool(request.flag("use_distributed_optimizer"))),
+    ]
     if request.flag("use_megatron_fsdp"):
         name = "data_parallel_sharding_strategy"
-        stages.append(_looked_up(name, request.text(name) or "optim_grads_params", _FSDP))
+        stages.append(_looked_up(name, request.word(name, "optim_grads_params"), _FSDP))
     if request.text("sharding_strategy"):
-        stages.append(_looked_up("sharding_strategy", request.text("sharding_strategy") or "", _FMS))
+        stages.append(_looked_up("sharding_strategy", request.word("sharding_strategy"), _FMS))
     return max(stages), words
 
 
 def _looked_up(name: str, value: str, table: dict[str, int]) -> int:
-    if value.lower() not in table:
+    if value not in table:
         raise cannot(name, value, f"it is one of {', '.join(key for key in table if key)}; or use --deepspeed")
-    return table[value.lower()]
+    return table[value]
 
 
 def _check_groups(request: Request) -> None:
     """ZeRO shards over all processes; with degree 1 the numbers are the same and more memory is left."""
     for name in _DEGREES:
-        degree = request.text(name)
-        if degree is not None and int(number(name, degree)) not in (-1, 0, 1, request.world_size):
+        if int(request.number(name, "1")) not in (-1, 0, 1, request.world_size):
             fix = "ZeRO shards over all processes; for groups use ZeRO-3 with zero_hpz_partition_size in --deepspeed"
-            raise cannot(name, degree, fix)
+            raise cannot(name, request.text(name), fix)
 
 
 def _share(request: Request, config: dict[str, Any]) -> None:
-    share = number("optimizer_offload_fraction", request.text("optimizer_offload_fraction") or "1")
+    share = request.number("optimizer_offload_fraction", "1")
     zero = config["zero_optimization"]
     if share == 1 or "offload_optimizer" not in zero:
         return
@@ -238,13 +235,9 @@ def recompute(request: Request) -> Translated:
     if request.text("fsdp_activation_checkpointing", "selective_checkpointing") is not None:
         return _share_of_blocks(request)
     if not _wanted(request):
-        idle = tuple(
-            _IDLE.format(name)
-            for name in _DETAILS
-            if request.text(name) is not None and request.flag(name) is not False
-        )
-        off: NamedValues = [("gradient_checkpointing", ["False"])]
-        return Translated(off if request.text("recompute", "recompute_granularity") is not None else [], idle)
+        idle = [_IDLE.format(name) for name in _DETAILS if request.flag(name)]
+        said = request.text("recompute", "recompute_granularity") is not None
+        return made(*idle, **({"gradient_checkpointing": "False"} if said else {}))
     which, said = _which(request)
     return Translated([*_parts(request), *which, *_how(request)], said)
 
@@ -253,12 +246,11 @@ def _wanted(request: Request) -> bool:
     """`recompute` decides where it is given (ERNIEKit); without it the granularity does (Megatron)."""
     if request.text("recompute") is not None:
         return bool(request.flag("recompute"))
-    granularity = request.text("recompute_granularity")
-    return granularity is not None and granularity.lower() != "none"
+    return request.word("recompute_granularity", "none") != "none"
 
 
 def _parts(request: Request) -> NamedValues:
-    granularity = (request.text("recompute_granularity") or "full").lower()
+    granularity = request.word("recompute_granularity", "full")
     if granularity == "full":
         return [("gradient_checkpointing", ["True"])]
     if granularity == "full_attn":
@@ -279,10 +271,7 @@ def _which(request: Request) -> tuple[NamedValues, tuple[str, ...]]:
     left_out = re.findall(r"\d+", request.text("no_recompute_layers") or "")
     if left_out:
         return [("activation_checkpointing_layers", [f"not {','.join(left_out)}"])], ()
-    count, method = (
-        int(number("recompute_num_layers", request.text("recompute_num_layers") or "1")),
-        (request.text("recompute_method") or "").lower(),
-    )
+    count, method = int(request.number("recompute_num_layers", "1")), request.word("recompute_method")
     if method == "block":
         return [("activation_checkpointing_layers", [f"0-{count - 1}" if count > 1 else "0"])], ()
     if method not in ("", "none", "uniform"):
@@ -308,10 +297,10 @@ def _share_of_blocks(request: Request) -> Translated:
     except (ValueError, ZeroDivisionError) as error:
         raise cannot("selective_checkpointing", text, "give a share such as 1/3, up to 1") from error
     if request.flag("fsdp_activation_checkpointing") is False or share == 0:
-        return Translated([("gradient_checkpointing", ["False"])])
+        return made(gradient_checkpointing="False")
     if request.text("fsdp_activation_checkpointing") is None:
-        return Translated([], ("--selective_checkpointing has no effect without --fsdp_activation_checkpointing",))
+        return made("--selective_checkpointing has no effect without --fsdp_activation_checkpointing")
     if not 0 < share <= 1:
         raise cannot("selective_checkpointing", text, "give a share such as 1/3, up to 1")
-    on: NamedValues = [("gradient_checkpointing", ["True"])]
-    return Translated(on if share == 1 else [*on, ("activation_checkpointing_layers", [str(share)])])
+    layers = {} if share == 1 else {"activation_checkpointing_layers": str(share)}
+    return made(gradient_checkpointing="True", **layers)

@@ -13,6 +13,7 @@ from hftune.arguments.names.row import (
     Translation,
     cannot,
     each,
+    made,
     number,
     shortest,
 )
@@ -57,7 +58,7 @@ def rlhf_type(request: Request) -> Translated:
     Raises:
         ArgumentError: Another script's, or another loss was named as well.
     """
-    answer, kind = _rlhf(request), (request.text("rlhf_type") or "").lower()
+    answer, kind = _rlhf(request), request.word("rlhf_type")
     losses, named = _LOSSES.get(kind, ()), request.other("loss_type")
     if losses and named not in (None, *losses):
         raise cannot("rlhf_type", kind, f"the loss is {named}; {kind} is --loss_type {losses[0]}")
@@ -81,21 +82,16 @@ def rlhf_type(request: Request) -> Translated:
 
 def any_language_model(request: Request) -> Translated:
     """`task_type`: causal_lm is every stage but the reward model."""
-    value = (request.text("task_type") or "").lower()
-    if value == "causal_lm" and request.stage != "rm":
-        return Translated()
-    return task_type(request)
+    return made() if request.word("task_type") == "causal_lm" and request.stage != "rm" else task_type(request)
 
 
 def sft_model(request: Request) -> Translated:
     """MedicalGPT's `sft_model_path` belongs to its PPO script, which trains with RLOO."""
     path = request.given["sft_model_path"]
     if request.other("rl_algorithm"):
-        return Translated([("model_name_or_path", path)])
-    return Translated(
-        [("model_name_or_path", path), ("rl_algorithm", ["rloo"])],
-        ("--sft_model_path without --rl_algorithm: RLOO, which MedicalGPT's script of that name trains with",),
-    )
+        return made(model_name_or_path=path)
+    said = "--sft_model_path without --rl_algorithm: RLOO, which MedicalGPT's script of that name trains with"
+    return made(said, model_name_or_path=path, rl_algorithm="rloo")
 
 
 def tensor_sequences(request: Request) -> Translated:
@@ -105,10 +101,10 @@ def tensor_sequences(request: Request) -> Translated:
         ArgumentError: It was not said that there is none: a user may expect sequences to be shared.
     """
     if not request.flag("sequence_parallel"):
-        return Translated()
+        return made()
     # Without tensor parallelism Megatron switches it off by itself.
     if request.text(*TENSOR_NAMES) in ("1", "-1", "0") or request.other("tensor_parallel_size") == "1":
-        return Translated([], ("--sequence_parallel has no effect: it only acts with tensor parallelism",))
+        return made("--sequence_parallel has no effect: it only acts with tensor parallelism")
     raise cannot(
         "sequence_parallel",
         "True",
@@ -119,7 +115,7 @@ def tensor_sequences(request: Request) -> Translated:
 
 def degree(request: Request) -> Translated:
     """Tensor parallelism: 1, 0 and -1 are none; with it, `sequence_parallel` is looked at."""
-    said = tensor_sequences(request) if "sequence_parallel" in request.given else Translated()
+    said = tensor_sequences(request) if "sequence_parallel" in request.given else made()
     sizes = [("tensor_parallel_size", [request.text(name) or ""]) for name in TENSOR_NAMES if name in request.given]
     return Translated([pair for pair in sizes if pair[1] not in (["0"], ["-1"])], said.notices)
 
@@ -148,21 +144,21 @@ def starting(request: Request) -> Translated:
             raise cannot("finetune", "False", "name the checkpoint to resume: --resume_from_checkpoint")
         idle = [name for name in switched if name != "finetune"]
         # Who says so begins anew; who says nothing may have forgotten to resume.
-        anew: list[tuple[str, list[str]]] = [("resume_from_checkpoint", ["no"])] if asked else []
-        return Translated(anew, tuple(f"--{name} has no effect: no checkpoint is named" for name in idle))
+        anew = {"resume_from_checkpoint": "no"} if asked else {}
+        return made(*(f"--{name} has no effect: no checkpoint is named" for name in idle), **anew)
     if not switched:
-        return Translated([("resume_from_checkpoint", [resume])])
+        return made(resume_from_checkpoint=resume)
     if switched == ["no_load_rng"]:
         raise cannot("no_load_rng", "True", "they come with the optimizer; --warm_start loads neither")
     # A warm start from whatever is newest would differ from start to start.
     if resume.lower() in ("auto", "last", "true"):
         raise cannot(switched[0], "True", "name the checkpoint: --warm_start FOLDER")
-    return Translated([("warm_start", [resume])], (f"--{switched[0]}: a warm start from {resume}",))
+    return made(f"--{switched[0]}: a warm start from {resume}", warm_start=resume)
 
 
 def _own_answers(name: str, request: Request) -> NamedValues:
     """GKD's `lmbda`, MedicalGPT's `opd_lambda`: the share of steps with the student's own answers."""
-    share = number(name, request.text(name) or "")
+    share = request.number(name)
     if share in (0.0, 1.0):
         return [("distill_mode", ["on_policy" if share else "offline"])]
     return [("distill_mode", ["mixed"]), ("on_policy_share", [shortest(share)])]
@@ -177,11 +173,11 @@ def hard_label(request: Request) -> Translated:
     Raises:
         ArgumentError: A weight below 0.
     """
-    alpha = number("sft_alpha", request.text("sft_alpha") or "")
+    alpha = request.number("sft_alpha")
     if alpha < 0:
         raise cannot("sft_alpha", shortest(alpha), "it is a weight of 0 or more; see --hard_label_share")
     said = f"--sft_alpha: the loss is ms-swift's divided by {1 + alpha:g}, which Adam's steps do not depend on"
-    return Translated([("hard_label_share", [shortest(round(alpha / (1 + alpha), 6))])], (said,) if alpha else ())
+    return made(*([said] if alpha else []), hard_label_share=shortest(round(alpha / (1 + alpha), 6)))
 
 
 def teachers(request: Request) -> Translated:
@@ -195,19 +191,19 @@ def teachers(request: Request) -> Translated:
         why = "merge them first: an adapter here is a teacher of its own"
         raise cannot("teacher_adapters", ",".join(adapters), why)
     if not adapters:
-        return Translated([("teacher_model_name_or_path", request.given["teacher_model"])])
-    said = ("--teacher_adapters: the teacher is the adapter on the base that its own config names",)
-    return Translated([("teacher_model_name_or_path", adapters)], said if "teacher_model" in request.given else ())
+        return made(teacher_model_name_or_path=request.given["teacher_model"])
+    said = "--teacher_adapters: the teacher is the adapter on the base that its own config names"
+    return made(*([said] if "teacher_model" in request.given else []), teacher_model_name_or_path=adapters)
 
 
 def prompt_length(request: Request) -> Translated:
     """`max_prompt_length`, which in distillation is the rest of `max_length`: MedicalGPT adds them up as well."""
     value = request.given["max_prompt_length"]
     if request.stage != "distill":
-        return Translated([("max_prompt_length", value)])
+        return made(max_prompt_length=value)
     # The default of TRL's, or of MedicalGPT's: an answer has this room in any case.
     room = "128" if request.other("defaults") == "medicalgpt" else "512"
     answer = number("max_completion_length", request.other("max_completion_length") or room)
-    total = shortest(number("max_prompt_length", request.text("max_prompt_length") or "") + answer)
+    total = shortest(request.number("max_prompt_length") + answer)
     said = f"--max_prompt_length {value[0]} and {answer:g} tokens of an answer: --max_length {total} of a record"
-    return Translated([("max_length", [total])], (said,))
+    return made(said, max_length=total)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 
-from hftune.arguments.names.row import NamedValues, Request, Translated, cannot, number
+from hftune.arguments.names.row import NamedValues, Request, Translated, cannot, made, number
 from hftune.arguments.stage_table import base_stage
 from hftune.errors import ArgumentError
 
@@ -20,12 +20,10 @@ _STYLES = {
 
 def megatron_optimizer(request: Request) -> Translated:
     """`optimizer`: adam is AdamW there, too; the momentum of sgd is 0.9 unless it is given."""
-    name = (request.text("optimizer") or "").lower()
-    given: NamedValues = [("optim", [name])]
+    name = request.word("optimizer")
     # Megatron's default; torch's, which holds here, is none.
-    if name == "sgd" and request.other("sgd_momentum") is None:
-        given.append(("sgd_momentum", ["0.9"]))
-    return Translated(given)
+    adds = name == "sgd" and request.other("sgd_momentum") is None
+    return made(optim=name, **({"sgd_momentum": "0.9"} if adds else {}))
 
 
 def schedule(request: Request) -> Translated:
@@ -34,14 +32,12 @@ def schedule(request: Request) -> Translated:
     Raises:
         ArgumentError: A style without a counterpart.
     """
-    style = (request.text("lr_decay_style") or "").lower()
+    style = request.word("lr_decay_style")
     if style not in _STYLES:
         raise cannot("lr_decay_style", style, f"it is one of {', '.join(_STYLES)}; or use --lr_scheduler_type")
-    given: NamedValues = [("lr_scheduler_type", [_STYLES[style]])]
     # Megatron's default style; transformers' is linear.
-    if style == "wsd" and request.other("lr_wsd_decay_style") is None:
-        given.append(("lr_wsd_decay_style", ["exponential"]))
-    return Translated(given)
+    adds = style == "wsd" and request.other("lr_wsd_decay_style") is None
+    return made(lr_scheduler_type=_STYLES[style], **({"lr_wsd_decay_style": "exponential"} if adds else {}))
 
 
 THEIR_NAMES = {"or": "odds_ratio"}
@@ -65,7 +61,7 @@ def preference_loss(request: Request) -> Translated:
     if orpo is not None or "loss_type" in request.given:
         given.append(("loss_type", kinds))
     supervised = number("sft_loss_ratio", request.text("rpo_alpha", "sft_loss_ratio") or "0")
-    preference = number("pref_loss_ratio", request.text("pref_loss_ratio") or "1")
+    preference = request.number("pref_loss_ratio", "1")
     # The plain loss needs no weights, and a manifest without them compares equal.
     if (supervised, preference) == (0, 1):
         return Translated(given)
@@ -90,12 +86,11 @@ def _loss_type_alone(request: Request) -> Translated:
 
 def reference_update(request: Request) -> Translated:
     """ERNIEKit's `ref_model_update_steps`: the reference becomes the trained model every so many steps."""
-    steps = int(number("ref_model_update_steps", request.text("ref_model_update_steps") or ""))
+    steps = int(request.number("ref_model_update_steps"))
     if steps <= 0:
-        return Translated()
-    sync: NamedValues = [("sync_ref_model", ["True"]), ("ref_model_sync_steps", [str(steps)])]
+        return made()
     # 1: the reference becomes the policy, as in ERNIEKit; TRL would mix the two.
-    return Translated([*sync, ("ref_model_mixup_alpha", ["1.0"])])
+    return made(sync_ref_model="True", ref_model_sync_steps=str(steps), ref_model_mixup_alpha="1.0")
 
 
 # datasets' words: it stops with the first source that is used up, or with the last.
@@ -107,11 +102,10 @@ def interleaved(request: Request) -> Translated:
     weights = request.text("interleave_prob")
     stops = request.text("stopping_strategy") or "first_exhausted"
     if weights is None:
-        return Translated([], ("--stopping_strategy has no effect without --interleave_prob",))
+        return made("--stopping_strategy has no effect without --interleave_prob")
     if stops not in _STOPS:
         raise cannot("stopping_strategy", stops, f"use one of {', '.join(_STOPS)}")
-    given: NamedValues = [("train_dataset_prob", [",".join(weights.replace(",", " ").split())])]
-    return Translated([*given, ("mix_strategy", [_STOPS[stops]])])
+    return made(train_dataset_prob=",".join(weights.replace(",", " ").split()), mix_strategy=_STOPS[stops])
 
 
 def per_token(request: Request) -> Translated:
@@ -120,38 +114,38 @@ def per_token(request: Request) -> Translated:
     if wanted != done:
         why = "every token of a step has the same weight" if done else "every pair or answer has the same weight"
         raise cannot("calculate_per_token_loss", wanted, f"{why}; leave it out")
-    return Translated()
+    return made()
 
 
 def loss_scale(request: Request) -> Translated:
     """Megatron-SWIFT's `loss_scale`: which tokens are trained; presets are joined with +."""
-    value = (request.text("loss_scale") or "").lower()
-    known: dict[str, NamedValues] = {
-        "default": [],
-        "last_round": [("train_on_last_turn", ["True"])],
-        "all": [("train_on_inputs", ["True"])],
-        "ignore_empty_think": [("empty_thoughts", ["mask"])],
+    value = request.word("loss_scale")
+    known = {
+        "default": made(),
+        "last_round": made(train_on_last_turn="True"),
+        "all": made(train_on_inputs="True"),
+        "ignore_empty_think": made(empty_thoughts="mask"),
     }
     presets = [part.strip() for part in value.split("+") if part.strip()]
     if not known.keys() >= {*presets}:
         named = ", ".join(known)
         raise cannot("loss_scale", value, f"use {named} (with + between); or weights of turns in the records")
-    return Translated([given for preset in dict.fromkeys(presets) for given in known[preset]])
+    return Translated([given for preset in dict.fromkeys(presets) for given in known[preset].given])
 
 
 def thinking(request: Request) -> Translated:
     """`enable_thinking` and `preserve_thinking`, which other tools give the chat template by flags of their own."""
     given = {name: request.flag(name) for name in ("enable_thinking", "preserve_thinking")}
     said = {name: value for name, value in given.items() if value is not None}
-    return Translated([("chat_template_kwargs", [json.dumps(said)])]) if said else Translated()
+    return made(chat_template_kwargs=json.dumps(said)) if said else made()
 
 
 def empty_thoughts(request: Request) -> Translated:
     """Megatron-SWIFT's flags of answers without thoughts: written before them or not, trained or not."""
     if request.flag("add_non_thinking_prefix") is False:
-        return Translated([("empty_thoughts", ["drop"])])
+        return made(empty_thoughts="drop")
     trained = request.flag("disable_ignore_empty_think") or request.flag("ignore_empty_think") is False
-    return Translated([("empty_thoughts", ["train" if trained else "mask"])])
+    return made(empty_thoughts="train" if trained else "mask")
 
 
 def system(request: Request) -> Translated:
@@ -165,16 +159,16 @@ def system(request: Request) -> Translated:
         raise cannot("system", "TEXT", "put it into the records, as a message of role system")
     if text.endswith(".txt"):
         raise cannot("system", text, "write the text itself: --system_prompt TEXT")
-    return Translated([("system_prompt", [text.replace("\\n", "\n")])])
+    return made(system_prompt=text.replace("\\n", "\n"))
 
 
 def truncation(request: Request) -> Translated:
     """`truncation_strategy`: hftune cuts the end of what is too long, which is "right"."""
-    value = (request.text("truncation_strategy") or "").lower()
+    value = request.word("truncation_strategy")
     if value == "right":
-        return Translated()
+        return made()
     if value == "split":
-        return Translated([("packing_strategy", ["wrapped" if request.stage == "pt" else "bfd_split"])])
+        return made(packing_strategy="wrapped" if request.stage == "pt" else "bfd_split")
     raise cannot("truncation_strategy", value, "what is too long loses its end (right), or is cut in pieces (split)")
 
 
@@ -185,18 +179,16 @@ def batches(request: Request) -> Translated:
         ArgumentError: A global batch that the processes cannot share evenly, or that contradicts the accumulation.
     """
     micro = request.text("micro_batch_size", "batch_size")
-    given: NamedValues = []
-    if micro is not None:
-        given.append(("per_device_train_batch_size", [micro]))
-        # Their evaluation uses it as well. In RL the batch must hold whole groups of completions; left alone there.
-        if request.other("per_device_eval_batch_size") is None and request.stage != "rl":
-            given.append(("per_device_eval_batch_size", [micro]))
+    sizes = {} if micro is None else {"per_device_train_batch_size": micro}
+    # Their evaluation uses it as well. In RL the batch must hold whole groups of completions; left alone there.
+    if sizes and request.other("per_device_eval_batch_size") is None and request.stage != "rl":
+        sizes["per_device_eval_batch_size"] = str(micro)
     total = request.text("global_batch_size")
     if total is None:
-        return Translated(given)
+        return made(**sizes)
     steps = _accumulation(request, int(number("global_batch_size", total)), micro)
     said = f"--global_batch_size {total}: {steps} micro batches are accumulated on each of {_groups(request)} processes"
-    return Translated([*given, ("gradient_accumulation_steps", [str(steps)])], (said,))
+    return made(said, **sizes, gradient_accumulation_steps=str(steps))
 
 
 def _groups(request: Request) -> int:
@@ -231,22 +223,22 @@ def _accumulation(request: Request, total: int, micro: str | None) -> int:
 def evaluation_length(request: Request) -> Translated:
     """`max_evaluate_steps` and `eval_iters`, batches of an evaluation: as many held-out records as they hold."""
     name = next(iter(request.given))
-    steps = int(number(name, request.text(name) or ""))
+    steps = int(request.number(name))
     if steps <= 0:
-        return Translated()
+        return made()
     if request.other("max_eval_samples") is not None:
-        return Translated([], (f"--{name} has no effect next to --max_eval_samples",))
+        return made(f"--{name} has no effect next to --max_eval_samples")
     # transformers' default, which holds where nothing else was given.
     size = int(number("per_device_eval_batch_size", request.other("per_device_eval_batch_size") or "8"))
     records = steps * size * _groups(request)
     said = f"--{name} {steps}: {records} held-out records at most ({_groups(request)} processes, batches of {size})"
-    return Translated([("max_eval_samples", [str(records)])], (said,))
+    return made(said, max_eval_samples=str(records))
 
 
 def held_out_share(request: Request) -> Translated:
     """`split_dataset_ratio`, `val_size` 0.01: one record of a hundred is held out."""
     name = next(iter(request.given))
-    share = number(name, request.text(name) or "")
+    share = request.number(name)
     if share >= 1:
         raise cannot(name, request.text(name), "give a share below 1, or a file of records in --validation_file_dir")
-    return Translated([("validation_split_percentage", [f"{100 * share:g}"])])
+    return made(validation_split_percentage=f"{100 * share:g}")

@@ -10,7 +10,6 @@ import pkgutil
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -62,15 +61,10 @@ def test_the_parser_of_a_merge_reads_no_numbers() -> None:
     assert not numbers_of([MergeArguments]), "give `parse_light` the ranges as well"
 
 
-def default_of(entry: dataclasses.Field) -> Any:
-    return entry.default if entry.default is not dataclasses.MISSING else None
-
-
-@pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
-def test_defaults_are_in_range(cls: type) -> None:
-    for entry in dataclasses.fields(cls):
-        if is_number(entry) and isinstance(default_of(entry), int | float):
-            assert RANGES[entry.name].holds(default_of(entry)), entry.name
+def test_defaults_are_in_range() -> None:
+    for entry in (entry for cls in CLASSES for entry in dataclasses.fields(cls)):
+        if is_number(entry) and isinstance(entry.default, int | float):
+            assert RANGES[entry.name].holds(entry.default), entry.name
 
 
 def is_whole(name: str) -> bool:
@@ -96,31 +90,28 @@ def written(name: str, value: float) -> str:
     return str(int(value)) if is_whole(name) and math.isfinite(value) else repr(value)
 
 
-@pytest.mark.parametrize("name", sorted(NUMBERS))
-def test_edges(name: str) -> None:
-    inside, outside = edges(name)
-    for value in inside:
-        assert not problems(name, written(name, value)), value
-        assert not problems(name, int(value) if is_whole(name) else value), value
-    for value in outside:
-        (problem,) = problems(name, written(name, value))
-        assert f"--{name} cannot be" in problem.cause and f"--{name} (here)" == problem.place and problem.fix
-        assert problems(name, value), "as a YAML file has it"
-    assert problems(name, "9" * 5000) and problems(name, 10**400), "no digits are counted"
-    assert problems(name, True) and problems(name, [1]), "YAML's other kinds"
-    assert problems(name, inside[0], outside[0]), "any value of a list"
-    assert bool(problems(name, None)) == ("None" not in str(NUMBERS[name].type))
+def test_edges() -> None:
+    for name in NUMBERS:
+        inside, outside = edges(name)
+        for value in inside:
+            assert not problems(name, written(name, value)), (name, value)
+            assert not problems(name, int(value) if is_whole(name) else value), (name, value)
+        for value in outside:
+            (problem,) = problems(name, written(name, value))
+            assert f"--{name} cannot be" in problem.cause and f"--{name} (here)" == problem.place and problem.fix
+            assert problems(name, value), f"{name} as a YAML file has it"
+        assert problems(name, "9" * 5000) and problems(name, 10**400), f"{name}: no digits are counted"
+        assert problems(name, True) and problems(name, [1]), f"{name}: YAML's other kinds"
+        assert problems(name, inside[0], outside[0]), f"{name}: any value of a list"
+        assert bool(problems(name, None)) == ("None" not in str(NUMBERS[name].type)), name
+        if is_whole(name):  # YAML would hand them on as they are
+            assert problems(name, 2.5) and problems(name, 2.0), name
 
 
-@pytest.mark.parametrize("name", [name for name in sorted(NUMBERS) if is_whole(name)])
-def test_whole_numbers(name: str) -> None:
-    assert problems(name, 2.5) and problems(name, 2.0), "YAML would hand them on as they are"
-
-
-@pytest.mark.parametrize("name", [name for name, found in RANGES.items() if found.steps])
-def test_steps_or_a_share_of_them(name: str) -> None:
-    assert not problems(name, "0.1", "1", "7", "7.0", 0.5)
-    assert problems(name, "1.5") and problems(name, 2.25)
+def test_steps_or_a_share_of_them() -> None:
+    for name in (name for name, found in RANGES.items() if found.steps):
+        assert not problems(name, "0.1", "1", "7", "7.0", 0.5)
+        assert problems(name, "1.5") and problems(name, 2.25)
 
 
 BREAKING = {

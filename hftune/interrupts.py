@@ -157,6 +157,8 @@ class Listener:
 
 
 _listener: Listener | None = None
+_parent: Listener | None = None
+"""In a forked process: that of the one from which it was forked."""
 
 
 def listen(*, exits: bool, patience: float = 3.0, code: int = INTERRUPTED_EXIT_CODE) -> Listener | None:
@@ -230,7 +232,7 @@ def kill_descendants() -> None:
 
 def _in_child() -> None:
     """Reset handlers in a forked process: its parent answers a Ctrl-C, which the terminal sends to both."""
-    global _listener
+    global _listener, _parent
     before, _listener = _listener, None
     if before is None:
         return
@@ -241,14 +243,10 @@ def _in_child() -> None:
             # The parent answers these two; a worker that died of Ctrl-C would break the step that is being finished.
             ignored = number in (signal.SIGINT, signal.SIGUSR1)
             signal.signal(number, signal.SIG_IGN if ignored else signal.SIG_DFL)
-    _Worker.parent = before
+    _parent = before
 
 
 os.register_at_fork(after_in_child=_in_child)
-
-
-class _Worker:
-    parent: Listener | None = None
 
 
 def keep_working() -> None:
@@ -256,7 +254,7 @@ def keep_working() -> None:
 
     DeepSpeed's launcher sends SIGTERM to all processes below it, the workers first.
     """
-    parent = _Worker.parent
+    parent = _parent
     if parent is None:
         return
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import ClassVar
 
 import trl
 
@@ -79,6 +80,7 @@ class PairLengths:
 class RMArguments(StageArguments, PairLengths, trl.RewardConfig):
     """Reward model on preference pairs, or on labelled steps."""
 
+    rows_per_record: ClassVar[int] = 2
     # Decides the head, so it must be the same for whoever loads the model: the manifest carries it.
     reward_kind: str = option(
         "outcome",
@@ -118,11 +120,6 @@ class RMArguments(StageArguments, PairLengths, trl.RewardConfig):
         super().__post_init__()
 
     @property
-    def rows_per_record(self) -> int:
-        """Overrides `StageArguments.rows_per_record`: the chosen and the rejected conversation."""
-        return 2
-
-    @property
     def head(self) -> str:
         """Overrides `StageArguments.head`: a score for each conversation, or for each step."""
         return "steps" if self.reward_kind == "process" else "score"
@@ -137,9 +134,9 @@ class RMArguments(StageArguments, PairLengths, trl.RewardConfig):
 class DPOArguments(StageArguments, ThoughtFields, PairLengths, trl.DPOConfig):
     """Preference optimisation on pairs, or on answers with a label (KTO)."""
 
-    loss_type: list[str] = field(
-        default_factory=lambda: ["sigmoid"],
-        metadata={"help": f"One loss or several, with --loss_weights: {', '.join(sorted(LOSSES))}."},
+    rows_per_record: ClassVar[int] = 2
+    loss_type: list[str] = option(
+        ["sigmoid"], f"One loss or several, with --loss_weights: {', '.join(sorted(LOSSES))}."
     )
     label_smoothing: float = option(
         0.0, "Probability that a pair is the wrong way round (cDPO, robust DPO), or EXO's epsilon."
@@ -181,11 +178,6 @@ class DPOArguments(StageArguments, ThoughtFields, PairLengths, trl.DPOConfig):
     def flat_batches(self) -> bool:
         """Overrides `StageArguments.flat_batches`: padding-free ones are."""
         return bool(self.padding_free)
-
-    @property
-    def rows_per_record(self) -> int:
-        """Overrides `StageArguments.rows_per_record`: the chosen and the rejected answer."""
-        return 2
 
     @property
     def keeps_reference(self) -> bool:

@@ -86,6 +86,8 @@ class StageArguments(
     )
     ds_resolved: dict[str, Any] | None = field(default=None, init=False, metadata={"help": "The config as used."})
 
+    rows_per_record: ClassVar[int] = 1
+    """Rows that a record makes: two of a preference pair."""
     told_trackers: ClassVar[dict[str, Any]] = {}
     """What trackers are told next to these arguments; a run with trackers has its own."""
 
@@ -206,11 +208,6 @@ class StageArguments(
     def keeps_reference(self) -> bool:
         """Whether the trainer keeps a frozen copy of a model that is trained in full."""
         return False
-
-    @property
-    def rows_per_record(self) -> int:
-        """Rows that a record makes: two of a preference pair."""
-        return 1
 
     @property
     def zero_stage(self) -> int:

@@ -97,8 +97,8 @@ def check_torch_files(folder: str | Path) -> None:
 
 
 @contextmanager
-def weights_only(allow: Iterable[str] = DEEPSPEED) -> Iterator[None]:
-    """Make every `torch.load` in the block, also those of other libraries, refuse all but numbers and `allow`.
+def checked_loading(place: str | Path) -> Iterator[None]:
+    """Make every `torch.load` in the block, also those of other libraries, refuse all but numbers and `DEEPSPEED`.
 
     DeepSpeed asks for whole pickles in thirty places (`weights_only=False`); torch's own switch overrules them:
     https://docs.pytorch.org/docs/stable/notes/serialization.html
@@ -107,23 +107,15 @@ def weights_only(allow: Iterable[str] = DEEPSPEED) -> Iterator[None]:
     # Of the whole process: DeepSpeed's calls name `weights_only=False` themselves.
     os.environ[_FORCED] = "1"
     try:
-        with _allowed_globals(allow):
+        with _allowed_globals(DEEPSPEED):
             yield
+    except pickle.UnpicklingError as problem:
+        _refuse(place, f"it is damaged, or more than numbers: {_first_line(problem)}", problem)
     finally:
         if before is None:
             del os.environ[_FORCED]
         else:
             os.environ[_FORCED] = before
-
-
-@contextmanager
-def checked_loading(place: str | Path) -> Iterator[None]:
-    """Wrap a library's own loading of a checkpoint in `weights_only`; a refusal becomes hftune's one message."""
-    try:
-        with weights_only():
-            yield
-    except pickle.UnpicklingError as problem:
-        _refuse(place, f"it is damaged, or more than numbers: {_first_line(problem)}", problem)
 
 
 @contextmanager

@@ -26,7 +26,6 @@ from hftune.opening.torch_file import (
     check_torch_files,
     checked_loading,
     load_torch,
-    weights_only,
 )
 from tests.security.pickles import FORMS, Runs
 
@@ -145,7 +144,7 @@ def test_the_switch_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
     for before in (None, "0"):
         monkeypatch.delenv(name, raising=False) if before is None else monkeypatch.setenv(name, before)
         allowed = len(torch.serialization.get_safe_globals())
-        with pytest.raises(KeyError), weights_only():
+        with pytest.raises(KeyError), checked_loading("c"):
             assert os.environ[name] == "1" and len(torch.serialization.get_safe_globals()) >= len(DEEPSPEED)
             raise KeyError
         assert os.environ.get(name) == before and len(torch.serialization.get_safe_globals()) == allowed

@@ -16,7 +16,7 @@ from trl import TrlParser
 from hftune import terminal
 from hftune.arguments.names.row import Row
 from hftune.arguments.names.table import table
-from hftune.arguments.names.translate import COMMAND_LINE, Entry, Outcome, Translator
+from hftune.arguments.names.translate import Entry, Outcome, Translator
 from hftune.arguments.ranges import (
     DONE_BY_HFTUNE,
     DONE_BY_HFTUNE_EVERYWHERE,
@@ -26,6 +26,7 @@ from hftune.arguments.ranges import (
     out_of_range,
 )
 from hftune.arguments.raw_arguments import (
+    COMMAND_LINE,
     GIVEN_NAMES,
     LEFT_OUT,
     argparse_error,

@@ -10,8 +10,7 @@ import importlib.util
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from hftune.arguments.defaults.table import LORA, RunKind, run_kind_of
-from hftune.arguments.names.row import means_yes
+from hftune.arguments.defaults.table import LORA, RunKind, run_kind_of, is_on
 from hftune.arguments.stage_table import base_stage
 from hftune.distributed import launch
 from hftune.errors import ArgumentError
@@ -143,7 +142,7 @@ def medicalgpt_defaults(stage: str, given: Given) -> tuple[Values, list[str]]:
 
 
 def _check_asked(script: str, given: Given) -> None:
-    if script != "grpo" and not (_yes(given, "do_train") or _yes(given, "do_eval")):  # that one trains in any case
+    if script != "grpo" and not (is_on(given, "do_train") or is_on(given, "do_eval")):  # that one trains in any case
         raise ArgumentError(
             "MedicalGPT's script does nothing without --do_train or --do_eval",
             place="--defaults medicalgpt",
@@ -162,11 +161,7 @@ UNEQUAL = (
 
 def _on_cpu(given: Given) -> bool:
     # A CPU has no fp16 arithmetic to train in, whatever the scripts ask for.
-    return not launch.has_accelerator() or _yes(given, "use_cpu")
-
-
-def _yes(given: Given, name: str) -> bool:
-    return name in given and means_yes(given[name] or "true")
+    return not launch.has_accelerator() or is_on(given, "use_cpu")
 
 
 def _no_half(value: Any, run: RunKind, given: Given) -> str | None:
@@ -176,7 +171,7 @@ def _no_half(value: Any, run: RunKind, given: Given) -> str | None:
 
 
 def _no_fp16(value: Any, run: RunKind, given: Given) -> str | None:
-    if value and _yes(given, "bf16"):
+    if value and is_on(given, "bf16"):
         return "--bf16 was given, and there is one of the two"
     return "a CPU computes in float32 or bfloat16" if value and _on_cpu(given) else None
 

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hftune.arguments.names.row import means_yes
 from hftune.arguments.stage_table import STAGES, base_stage
 
 LORA, FULL, SCRATCH = "lora", "full", "scratch"
@@ -47,14 +46,14 @@ def run_kind_of(stage: str, given: Mapping[str, str]) -> RunKind:
         given: hftune's names and their values as texts, several with spaces between them.
     """
     # Each of these implies an adapter in AdapterArguments, which is not made yet.
-    adapter = any(_yes(given, name) for name in ("use_peft", "qlora", "train_new_tokens_only")) or "peft_path" in given
-    trained = LORA if adapter else SCRATCH if _yes(given, "from_config") else FULL
+    adapter = any(is_on(given, name) for name in ("use_peft", "qlora", "train_new_tokens_only")) or "peft_path" in given
+    trained = LORA if adapter else SCRATCH if is_on(given, "from_config") else FULL
     losses = frozenset(given.get("loss_type", "sigmoid").split()) if base_stage(stage) == "dpo" else frozenset()
     kind = given.get("rl_algorithm", "grpo") if stage == "rl" else stage
     return RunKind(kind, trained, losses, _holds_out(given))
 
 
-def _yes(given: Mapping[str, str], name: str) -> bool:
+def is_on(given: Mapping[str, str], name: str) -> bool:
     """Whether a switch is on; one without a value is."""
     return name in given and means_yes(given[name] or "true")
 

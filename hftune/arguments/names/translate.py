@@ -7,11 +7,10 @@ from dataclasses import dataclass, field
 
 from hftune.arguments.names.row import NO_EFFECT, OFF, REFUSED, Request, Row, Translated, Translation, Values
 from hftune.arguments.names.table import table
-from hftune.arguments.raw_arguments import given_twice
+from hftune.arguments.raw_arguments import COMMAND_LINE, given_twice
 from hftune.arguments.stage_table import STAGES
 from hftune.errors import ArgumentError
 
-COMMAND_LINE = "command line"
 MERGE = "merge"
 
 

@@ -19,9 +19,10 @@ from trl.trainer import grpo_trainer
 import hftune.arguments
 from hftune.arguments.asking import AskArguments, ScoreArguments
 from hftune.arguments.merging import MergeArguments
-from hftune.arguments.names.translate import COMMAND_LINE, Entry
+from hftune.arguments.names.translate import Entry
 from hftune.arguments.parser import HftuneParser
 from hftune.arguments.ranges import RANGES, Range, choices_of, is_number, numbers_of, out_of_range
+from hftune.arguments.raw_arguments import COMMAND_LINE
 from hftune.arguments.stage_table import STAGES
 from hftune.arguments.stages import ALGORITHMS, stage_parser
 from hftune.errors import ArgumentError

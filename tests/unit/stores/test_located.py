@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from hftune.arguments.names.translate import COMMAND_LINE, Entry
+from hftune.arguments.names.translate import Entry
+from hftune.arguments.raw_arguments import COMMAND_LINE
 from hftune.errors import ArgumentError
 from hftune.logging import notices
 from hftune.stores import located, modelscope, objects

@@ -9,7 +9,8 @@ import pytest
 
 from hftune import logging
 from hftune.arguments.entry import parse_arguments
-from hftune.arguments.names.translate import COMMAND_LINE, Entry
+from hftune.arguments.names.translate import Entry
+from hftune.arguments.raw_arguments import COMMAND_LINE
 from hftune.arguments.stages import stage_parser
 
 # Keys and values as ERNIEKit's examples for SFT with LoRA have them.

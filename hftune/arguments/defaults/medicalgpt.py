@@ -10,7 +10,7 @@ import importlib.util
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from hftune.arguments.defaults.table import LORA, RunKind, run_kind_of, is_on
+from hftune.arguments.defaults.table import LORA, RunKind, is_on, run_kind_of
 from hftune.arguments.stage_table import base_stage
 from hftune.distributed import launch
 from hftune.errors import ArgumentError

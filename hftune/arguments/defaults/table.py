@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from hftune.arguments.names.row import means_yes
 from hftune.arguments.stage_table import STAGES, base_stage
 
 LORA, FULL, SCRATCH = "lora", "full", "scratch"

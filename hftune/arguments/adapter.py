@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from hftune.arguments.optimizer import FreezingArguments, split_commas
@@ -27,12 +27,10 @@ class AdapterArguments(FreezingArguments):
     lora_r: int = option(8, "Rank r of the adapter.")
     lora_alpha: int = option(16, "The adapter is scaled by lora_alpha / r.")
     lora_dropout: float = option(0.0, "Dropout on the adapter's input.")
-    lora_target_modules: list[str] = field(
-        default_factory=lambda: ["all"],
-        metadata={
-            "help": "Linear modules to adapt: all (every linear but the head), names, or default (those that peft "
-            "chooses for the architecture)."
-        },
+    lora_target_modules: list[str] = option(
+        ["all"],
+        "Linear modules to adapt: all (every linear but the head), names, or default (those that peft chooses for the "
+        "architecture).",
     )
     target_regex: str | None = option(None, "Adapt the modules whose whole name matches, instead of the names above.")
     exclude_modules: list[str] | None = option(

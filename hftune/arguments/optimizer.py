@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from transformers import TrainingArguments
@@ -173,9 +173,8 @@ class FreezingArguments:
     freeze_trainable_layers: int | None = option(
         None, "Train the last N decoder layers only; the first N for -N (freeze tuning)."
     )
-    freeze_trainable_modules: list[str] = field(
-        default_factory=lambda: ["all"],
-        metadata={"help": "With --freeze_trainable_layers: modules of these layers, such as self_attn,mlp; or all."},
+    freeze_trainable_modules: list[str] = option(
+        ["all"], "With --freeze_trainable_layers: modules of these layers, such as self_attn,mlp; or all."
     )
     freeze_extra_modules: list[str] | None = option(
         None, "With --freeze_trainable_layers: modules outside of the layers to train as well (lm_head)."

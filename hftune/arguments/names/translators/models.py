@@ -236,8 +236,8 @@ def recompute(request: Request) -> Translated:
         return _share_of_blocks(request)
     if not _wanted(request):
         idle = [_IDLE.format(name) for name in _DETAILS if request.flag(name)]
-        said = request.text("recompute", "recompute_granularity") is not None
-        return made(*idle, **({"gradient_checkpointing": "False"} if said else {}))
+        switched_off = request.text("recompute", "recompute_granularity") is not None
+        return made(*idle, **({"gradient_checkpointing": "False"} if switched_off else {}))
     which, said = _which(request)
     return Translated([*_parts(request), *which, *_how(request)], said)
 

@@ -64,10 +64,16 @@ def tree_of(path: Path) -> ast.Module:
     return ast.parse(path.read_text())
 
 
+@cache
+def nodes(tree: ast.Module) -> list[ast.AST]:
+    """Every node of a file; walking there takes longer than looking at it."""
+    return list(ast.walk(tree))
+
+
 def imported(tree: ast.Module) -> dict[str, str]:
     """What names of a file stand for in other libraries, as dotted paths; names that are set to those are followed."""
     found: dict[str, str] = {}
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 name = alias.asname or alias.name.partition(".")[0]
@@ -75,7 +81,7 @@ def imported(tree: ast.Module) -> dict[str, str]:
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             found |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
     found = {name: path for name, path in found.items() if path.partition(".")[0] in LIBRARIES}
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Name | ast.Attribute):
             path = path_of(node.value, found)
             found |= {one.id: path for one in node.targets if isinstance(one, ast.Name) and path}
@@ -114,11 +120,11 @@ def targets(node: ast.AST) -> list[ast.expr]:
 def replacements(tree: ast.Module, file: str = "") -> Iterator[str]:
     """Every place of a file that replaces something of another library: `line: code`."""
     names = imported(tree)
-    functions = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+    functions = {node.name for node in nodes(tree) if isinstance(node, ast.FunctionDef)}
     # A variable of the same name is more likely meant.
-    functions -= {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
-    functions -= {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
-    for node in ast.walk(tree):
+    functions -= {node.arg for node in nodes(tree) if isinstance(node, ast.arg)}
+    functions -= {node.id for node in nodes(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    for node in nodes(tree):
         found = any(_writes(target, names) for target in targets(node)) or (
             isinstance(node, ast.Call) and _replaces(node, names)
         )
@@ -185,7 +191,7 @@ def private(name: object) -> bool:
 def defined(tree: ast.Module) -> set[str]:
     """Private names that a file gives to functions, variables and attributes of its own objects."""
     found = set()
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             found.add(node.name)
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
@@ -199,7 +205,7 @@ def private_reads(tree: ast.Module) -> Iterator[tuple[str, int]]:
     """Private names of objects that are not our own, and where: attributes, and the texts that name them."""
     own = defined(tree)
     by_name = {"getattr", "hasattr", "setattr", "delattr", "replace_method"}
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         name: object = None
         if isinstance(node, ast.Attribute) and not _is_own(node.value) and not _is_super(node.value):
             name = node.attr
@@ -218,9 +224,7 @@ def listed_names() -> frozenset[str]:
 def methods_of_trainers() -> frozenset[str]:
     """Private methods of hftune's trainers, which other rooms may call; the test of overrides holds those of others."""
     files = [file for file in sources() if name_of(file).startswith("hftune/trainers/")]
-    return frozenset(
-        node.name for file in files for node in ast.walk(tree_of(file)) if isinstance(node, ast.FunctionDef)
-    )
+    return frozenset(node.name for file in files for node in nodes(tree_of(file)) if isinstance(node, ast.FunctionDef))
 
 
 def test_private_names_are_listed() -> None:
@@ -232,7 +236,7 @@ def test_private_names_are_listed() -> None:
 
 def imports_of(tree: ast.Module) -> Iterator[str]:
     """Dotted paths that a file imports from undocumented modules."""
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         paths: list[str] = []
         if isinstance(node, ast.Import):
             paths = [alias.name for alias in node.names]
@@ -254,7 +258,7 @@ def bases_of(file: Path) -> Iterator[str]:
     """Classes of other libraries that those of a file extend, as dotted paths."""
     tree = tree_of(file)
     names = imported(tree)
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.ClassDef):
             paths = [path_of(base.value if isinstance(base, ast.Subscript) else base, names) for base in node.bases]
             yield from (path for path in paths if path)
@@ -287,8 +291,8 @@ def _source(found: type) -> str:
 
 def touched_by_heirs(tree: ast.Module) -> set[str]:
     """Private names that classes of a file use of themselves, or define."""
-    used = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and private(node.attr)}
-    classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    used = {node.attr for node in nodes(tree) if isinstance(node, ast.Attribute) and private(node.attr)}
+    classes = [node for node in nodes(tree) if isinstance(node, ast.ClassDef)]
     defs = {one.name for node in classes for one in node.body if isinstance(one, ast.FunctionDef) and private(one.name)}
     return used | defs
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
@@ -46,9 +46,14 @@ ALLOWED: dict[tuple[str, str], str] = {
 }
 
 
-def used(tree: ast.Module) -> Iterator[tuple[ast.AST, str]]:
+@functools.cache
+def nodes_of(file: Path) -> list[ast.AST]:
+    return list(ast.walk(ast.parse(file.read_text(encoding="utf-8"))))
+
+
+def used(nodes: Iterable[ast.AST]) -> Iterator[tuple[ast.AST, str]]:
     """Parsers that a file names, as it names them."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Import | ast.ImportFrom):
             modules = [name.name for name in node.names] if isinstance(node, ast.Import) else [node.module or ""]
             yield from ((node, name.split(".")[0]) for name in modules if name.split(".")[0] in MODULES)
@@ -62,7 +67,7 @@ def all_uses() -> dict[tuple[str, str], str]:
     return {
         (str(file.relative_to(ROOT)).removeprefix("hftune/"), parser): f"{file}:{node.lineno}"  # type: ignore[attr-defined]
         for file in FILES
-        for node, parser in used(ast.parse(file.read_text(encoding="utf-8")))
+        for node, parser in used(nodes_of(file))
     }
 
 
@@ -79,7 +84,7 @@ def test_exceptions_are_needed() -> None:
 def test_what_is_loaded_is_no_program() -> None:
     programs = []
     for file in FILES:
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        for node in nodes_of(file):
             if isinstance(node, ast.Call) and not loads_data(node):
                 programs.append(f"{file}:{node.lineno}: {ast.unparse(node)}")
     assert programs == []
@@ -111,7 +116,7 @@ def test_programs_are_found() -> None:
     for text in ("torch.load(f)", "torch.load(f, weights_only=False)", "np.load(f)", "g(f, allow_pickle=True)"):
         (call,) = (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call))
         assert not loads_data(call), text
-    assert [parser for _, parser in used(ast.parse("import pickle\nsafetensors.torch.load_file(f)"))] == [
+    assert [parser for _, parser in used(ast.walk(ast.parse("import pickle\nsafetensors.torch.load_file(f)")))] == [
         "pickle",
         "safetensors.torch.load_file",
     ]

@@ -32,7 +32,6 @@ ALLOWED: dict[tuple[str, str], str] = {
     ("tools/pipeline/checking.py", "json.load"): "the question to such a process",
     ("tools/export/llama_cpp.py", "json.loads"): "the answer of a process that was just started",
     ("tools/explaining/entry.py", "json.loads"): "texts of this version in the user's own cache",
-    ("tools/pipeline/command.py", "json.loads"): "the answer of a process that was just started",
     ("distributed/heartbeats.py", "json.loads"): "messages of the run's own processes",
     ("opening/yaml_file.py", "yaml.SafeLoader"): "the one reader of YAML",
     ("opening/yaml_file.py", "yaml.load"): "by that loader",

@@ -179,7 +179,8 @@ def mapped(to: str, table: Mapping[str, str | None], because: str) -> Translatio
 
     Args:
         to: The counterpart.
-        table: Value in lower case -> the counterpart's value; None for one that asks for what happens anyway.
+        table: Value in lower case -> the counterpart's value, or another argument (`--name value`); None for one that
+            asks for what happens anyway.
         because: Why any other value is refused, and what to use instead; empty: other values stay as they are.
     """
 
@@ -187,6 +188,9 @@ def mapped(to: str, table: Mapping[str, str | None], because: str) -> Translatio
         value = request.text(name) or ""
         if value.lower() in table:
             found = table[value.lower()]
+            if found and found.startswith("--"):
+                other, *values = found.removeprefix("--").split()
+                return [(other, values)]
             return [(to, found.split())] if found is not None else []
         if because:
             # Without a counterpart and a reason nothing is guessed.

@@ -11,7 +11,8 @@ Columns of names.csv:
 | does     | what it does in the other tool                                                                         |
 | because  | why it has no effect or is refused, or values without a counterpart are; and what to use instead       |
 | harmless | values that ask for what happens anyway, with `|` between them; OFF: all of `row.OFF`                  |
-| values   | values that become others (`lora=True; full=False`; `on=`, `off=`: of a switch); nothing behind `=`:   |
+| values   | values that become others (`lora=True; full=False`; `on=`, `off=`: of a switch), or another argument   |
+|          | (`flash=--flash_attn True`); nothing behind `=`:                                                       |
 |          | it is so anyway. Other values are refused where `because` says why, else they stay as they are         |
 | by       | the function in `translators/` that translates values, where that takes code: `models.targets`         |
 | example  | a typical value, which the tests try; ` --name value` behind it gives a further argument               |
@@ -128,5 +129,5 @@ def _by_values(to: str, values: str, because: str) -> Translation:
     pairs = _pairs(values)
     # `on=` and `off=` are for switches, whose values have many spellings.
     if {*pairs} <= {"on", "off"}:
-        return switched(to, pairs.get("on"), pairs.get("off"))
+        return switched(to, pairs.get("on") or None, pairs.get("off") or None)
     return mapped(to, {value: found or None for value, found in pairs.items()}, because)

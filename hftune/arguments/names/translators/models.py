@@ -15,7 +15,6 @@ from hftune.arguments.names.row import (
     cannot,
     each,
     made,
-    mapped,
     number,
     shortest,
 )
@@ -104,26 +103,6 @@ def quant_bits(request: Request) -> Translated:
     if bits not in ("4", "8"):
         raise cannot("quant_bits", bits, "use 4 or 8")
     return made(**{f"load_in_{bits}bit": "True"})
-
-
-_kernels = mapped(
-    "attn_implementation",
-    {
-        "flash_2": "flash_attention_2",
-        "flash_3": "flash_attention_3",
-        "flash_4": "flash_attention_4",
-        "fused": "sdpa",
-        "unfused": "eager",
-        "local": "eager",
-        "auto": None,
-    },
-    "use --attn_implementation",
-)
-
-
-def attention_backend(request: Request) -> Translated:
-    """Megatron-SWIFT's `attention_backend`; flash is the newest FlashAttention that is installed, as there."""
-    return made(flash_attn="True") if request.word("attention_backend") == "flash" else _kernels(request)
 
 
 _FSDP = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}

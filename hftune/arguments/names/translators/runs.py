@@ -19,8 +19,6 @@ from hftune.arguments.names.row import (
 )
 from hftune.arguments.stage_table import STAGES
 
-TENSOR_NAMES = ("tensor_parallel_degree", "tensor_model_parallel_size", "tp_size")
-
 
 def stage_of(stages: dict[str, str]) -> Translation:
     """A name that says the stage: accepted where it is this script's, else refused with the script to use.
@@ -103,7 +101,7 @@ def tensor_sequences(request: Request) -> Translated:
     if not request.flag("sequence_parallel"):
         return made()
     # Without tensor parallelism Megatron switches it off by itself.
-    if request.text(*TENSOR_NAMES) in ("1", "-1", "0") or request.other("tensor_parallel_size") == "1":
+    if request.other("tensor_parallel_size") == "1":
         return made("--sequence_parallel has no effect: it only acts with tensor parallelism")
     raise cannot(
         "sequence_parallel",
@@ -111,19 +109,6 @@ def tensor_sequences(request: Request) -> Translated:
         "it shares norms and dropout under Megatron's tensor parallelism, which AutoTP does not; remove it (numbers "
         "are the same), and to share long rows use --sequence_parallel_size; ZeRO-3 shares weights",
     )
-
-
-def degree(request: Request) -> Translated:
-    """Tensor parallelism: 1, 0 and -1 are none; with it, `sequence_parallel` is looked at."""
-    said = tensor_sequences(request) if "sequence_parallel" in request.given else made()
-    sizes = [("tensor_parallel_size", [request.text(name) or ""]) for name in TENSOR_NAMES if name in request.given]
-    return Translated([pair for pair in sizes if pair[1] not in (["0"], ["-1"])], said.notices)
-
-
-def experts(request: Request) -> Translated:
-    """Expert parallelism; 0 and -1 are none."""
-    sizes = [("expert_parallel_size", [request.text(name) or ""]) for name in request.given]
-    return Translated([pair for pair in sizes if pair[1] not in (["0"], ["-1"])])
 
 
 # Each keeps the optimizer's states out, so each turns resuming into a warm start.

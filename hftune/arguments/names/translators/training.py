@@ -140,14 +140,6 @@ def thinking(request: Request) -> Translated:
     return made(chat_template_kwargs=json.dumps(said)) if said else made()
 
 
-def empty_thoughts(request: Request) -> Translated:
-    """Megatron-SWIFT's flags of answers without thoughts: written before them or not, trained or not."""
-    if request.flag("add_non_thinking_prefix") is False:
-        return made(empty_thoughts="drop")
-    trained = request.flag("disable_ignore_empty_think") or request.flag("ignore_empty_think") is False
-    return made(empty_thoughts="train" if trained else "mask")
-
-
 def system(request: Request) -> Translated:
     """`system` of ms-swift: the system message of records that have none.
 

@@ -132,3 +132,22 @@ def test_two_names_for_the_same_are_no_crash(monkeypatch: pytest.MonkeyPatch) ->
     entries = stage_parser("sft").translate(["--tuner_type", "lora", "--fine_tuning", "full"])
     assert [entry.values for entry in entries] == [["True"]]
     assert len(logging.notices()) == 1
+
+
+@pytest.mark.parametrize(
+    ("command", "found"),
+    [
+        ("--attention_backend flash", {"flash_attn": "True"}),
+        ("--attention_backend auto", {}),
+        ("--attention_backend flash_3", {"attn_implementation": "flash_attention_3"}),
+        ("--tensor_parallel_degree -1 --sequence_parallel True", {"tensor_parallel_size": "1"}),
+        ("--expert_model_parallel_size 0", {"expert_parallel_size": "1"}),
+        ("--ignore_empty_think True --disable_ignore_empty_think True", {"empty_thoughts": "train"}),
+        ("--add_non_thinking_prefix False --disable_ignore_empty_think True", {"empty_thoughts": "drop"}),
+        ("--add_non_thinking_prefix True --ignore_empty_think True", {}),
+        ("--train_from_scratch False --use_swanlab False", {}),  # no value is none, and does not switch on
+    ],
+)
+def test_values_that_are_others_here(command: str, found: dict[str, str]) -> None:
+    arrived = stage_parser("sft").translate(command.split())
+    assert {entry.name: " ".join(map(str, entry.values)) for entry in arrived} == found

@@ -63,16 +63,6 @@ def test_names_of_modules() -> None:
         models.targets(ask("target_modules=all-router,all-linear"))
 
 
-def test_attention() -> None:
-    assert translated(models.attention_backend, ask("attention_backend=flash")) == {"flash_attn": "True"}
-    assert translated(models.attention_backend, ask("attention_backend=auto")) == {}
-    assert translated(models.attention_backend, ask("attention_backend=flash_3")) == {
-        "attn_implementation": "flash_attention_3"
-    }
-    with pytest.raises(ArgumentError, match="--attn_implementation"):
-        models.attention_backend(ask("attention_backend=fast"))
-
-
 DS_CONFIGS = Path(__file__).parents[5] / "ds_configs"
 
 
@@ -198,9 +188,9 @@ def test_numbers() -> None:
 
 
 def test_a_table_of_values() -> None:
-    strict = mapped("to", {"a": "b c", "off": None}, "use a")
+    strict = mapped("to", {"a": "b c", "off": None, "fast": "--other 1"}, "use a")
     assert translated(strict, ask("x=A")) == {"to": "b c"}
-    assert translated(strict, ask("x=off")) == {}
+    assert translated(strict, ask("x=off")) == {} and translated(strict, ask("x=fast")) == {"other": "1"}
     with pytest.raises(ArgumentError, match="--x z cannot be used: use a"):
         strict(ask("x=z"))
     assert translated(mapped("to", {"a": "b"}, ""), ask("x=Z")) == {"to": "Z"}, "as it was written"

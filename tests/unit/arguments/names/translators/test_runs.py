@@ -20,15 +20,10 @@ def test_stages_and_tensor_parallelism() -> None:
     with pytest.raises(ArgumentError, match="the scripts are"):
         runs.stage(ask("stage=VL-SFT"))
     assert runs.any_language_model(ask("task_type=causal_lm", stage="dpo")).given == []
-    assert "no effect" in runs.degree(ask("sequence_parallel=True tensor_parallel_degree=1")).notices[0]
-    for command in ("sequence_parallel=True", "tensor_model_parallel_size=2 sequence_parallel=True"):
+    assert "no effect" in runs.tensor_sequences(ask("sequence_parallel=True", "tensor_parallel_size=1")).notices[0]
+    for others in ("", "tensor_parallel_size=2"):
         with pytest.raises(ArgumentError, match="ZeRO-3"):
-            runs.degree(ask(command))
-    for name in runs.TENSOR_NAMES:
-        assert translated(runs.degree, ask(f"{name}=4")) == {"tensor_parallel_size": "4"}
-        assert translated(runs.degree, ask(f"{name}=-1")) == {}
-    assert translated(runs.experts, ask("expert_model_parallel_size=8")) == {"expert_parallel_size": "8"}
-    assert translated(runs.experts, ask("expert_model_parallel_size=0")) == {}
+            runs.tensor_sequences(ask("sequence_parallel=True", others))
 
 
 @pytest.mark.parametrize(

@@ -127,21 +127,6 @@ def test_flags_of_thinking_are_arguments_of_the_template(given: str, expected: s
     assert translated(training.thinking, ask(given)) == {"chat_template_kwargs": expected}
 
 
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [
-        ("disable_ignore_empty_think=True", "train"),
-        ("disable_ignore_empty_think=False", "mask"),
-        ("ignore_empty_think=True", "mask"),
-        ("ignore_empty_think=False", "train"),
-        ("add_non_thinking_prefix=False", "drop"),
-        ("add_non_thinking_prefix=True", "mask"),
-    ],
-)
-def test_flags_of_empty_thoughts(given: str, expected: str) -> None:
-    assert translated(training.empty_thoughts, ask(given)) == {"empty_thoughts": expected}
-
-
 def test_presets_of_loss_scale_are_joined() -> None:
     found = translated(training.loss_scale, ask("loss_scale=last_round+ignore_empty_think"))
     assert found == {"train_on_last_turn": "True", "empty_thoughts": "mask"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from hftune.arguments.raw_arguments import given_on_command_line
 from hftune.arguments.stage_table import base_stage
 from hftune.errors import ArgumentError
 
@@ -179,7 +180,7 @@ def mapped(to: str, table: Mapping[str, str | None], because: str) -> Translatio
 
     Args:
         to: The counterpart.
-        table: Value in lower case -> the counterpart's value, or another argument (`--name value`); None for one that
+        table: Value in lower case -> the counterpart's value, or other arguments (`--name value`); None for one that
             asks for what happens anyway.
         because: Why any other value is refused, and what to use instead; empty: other values stay as they are.
     """
@@ -189,8 +190,7 @@ def mapped(to: str, table: Mapping[str, str | None], because: str) -> Translatio
         if value.lower() in table:
             found = table[value.lower()]
             if found and found.startswith("--"):
-                other, *values = found.removeprefix("--").split()
-                return [(other, values)]
+                return given_on_command_line(found.split())
             return [(to, found.split())] if found is not None else []
         if because:
             # Without a counterpart and a reason nothing is guessed.

@@ -11,7 +11,7 @@ Columns of names.csv:
 | does     | what it does in the other tool                                                                         |
 | because  | why it has no effect or is refused, or values without a counterpart are; and what to use instead       |
 | harmless | values that ask for what happens anyway, with `|` between them; OFF: all of `row.OFF`                  |
-| values   | values that become others (`lora=True; full=False`; `on=`, `off=`: of a switch), or another argument   |
+| values   | values that become others (`lora=True; full=False`; `on=`, `off=`: of a switch), or other arguments    |
 |          | (`flash=--flash_attn True`); nothing behind `=`:                                                       |
 |          | it is so anyway. Other values are refused where `because` says why, else they stay as they are         |
 | by       | the function in `translators/` that translates values, where that takes code: `models.targets`         |

@@ -3,26 +3,16 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-import torch
+import torch.distributed as dist
 from transformers.integrations.deepspeed import deepspeed_config, is_deepspeed_zero3_enabled
 
 from hftune.arguments.entry import parse_arguments
+from tests.forks import fork_and_wait, free_port
 
-JOIN = """
-import torch.distributed as dist
-from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
-from hftune.arguments.entry import parse_arguments
-common = ["--model_name_or_path", "m", "--output_dir", "o", "--use_cpu", "True", "--report_to", "none"]
-args = parse_arguments("sft", [*common, "--deepspeed", "zero3"]).training
-args.join_process_group()
-assert dist.is_initialized() and dist.get_backend() == "gloo" and dist.get_world_size() == 1
-assert args.device.type == "cpu" and args.process_index == 0 and is_deepspeed_zero3_enabled()
-"""
+COMMON = ["--model_name_or_path", "m", "--output_dir", "o", "--use_cpu", "True", "--report_to", "none"]
 
 
 def of_a_launcher(world: str) -> dict[str, str]:
@@ -37,9 +27,8 @@ def test_making_arguments_joins_nothing(stage: str, config: list[str], monkeypat
     """In a process of a launcher's, whose neighbours never come: joining would wait for them."""
     for name, value in of_a_launcher("2").items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(torch.distributed, "init_process_group", lambda *_, **__: pytest.fail("joined"))
-    common = ["--model_name_or_path", "m", "--output_dir", "o", "--use_cpu", "True", "--report_to", "none"]
-    args = parse_arguments(stage, [*common, *config]).training
+    monkeypatch.setattr(dist, "init_process_group", lambda *_, **__: pytest.fail("joined"))
+    args = parse_arguments(stage, [*COMMON, *config]).training
     assert args.world_size == 2 and "_setup_devices" not in vars(args)
     # What from_pretrained looks for lives as long as the arguments.
     assert is_deepspeed_zero3_enabled() == bool(config)
@@ -50,15 +39,14 @@ def test_making_arguments_joins_nothing(stage: str, config: list[str], monkeypat
 
 
 def test_a_run_joins(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", JOIN],
-        env=os.environ | of_a_launcher("1") | {"HFTUNE_CACHE": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
+    def work() -> None:
+        os.environ.update(of_a_launcher("1"), MASTER_PORT=str(free_port()))
+        args = parse_arguments("sft", [*COMMON, "--deepspeed", "zero3"]).training
+        args.join_process_group()
+        assert dist.is_initialized() and dist.get_backend() == "gloo" and dist.get_world_size() == 1
+        assert args.device.type == "cpu" and args.process_index == 0 and is_deepspeed_zero3_enabled()
+
+    assert fork_and_wait(work, tmp_path / "log", 1) == 0, (tmp_path / "log").read_text()
 
 
 def test_who_asks_for_the_device_joins(monkeypatch: pytest.MonkeyPatch) -> None:

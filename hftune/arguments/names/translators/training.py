@@ -9,37 +9,6 @@ from hftune.arguments.names.row import NamedValues, Request, Translated, cannot,
 from hftune.arguments.stage_table import base_stage
 from hftune.errors import ArgumentError
 
-_STYLES = {
-    "constant": "constant_with_warmup",
-    "linear": "linear",
-    "cosine": "cosine",
-    "inverse-square-root": "inverse_sqrt",
-    "wsd": "warmup_stable_decay",
-}
-
-
-def megatron_optimizer(request: Request) -> Translated:
-    """`optimizer`: adam is AdamW there, too; the momentum of sgd is 0.9 unless it is given."""
-    name = request.word("optimizer")
-    # Megatron's default; torch's, which holds here, is none.
-    adds = name == "sgd" and request.other("sgd_momentum") is None
-    return made(optim=name, **({"sgd_momentum": "0.9"} if adds else {}))
-
-
-def schedule(request: Request) -> Translated:
-    """Megatron's `lr_decay_style`; its WSD decays exponentially unless a style is given.
-
-    Raises:
-        ArgumentError: A style without a counterpart.
-    """
-    style = request.word("lr_decay_style")
-    if style not in _STYLES:
-        raise cannot("lr_decay_style", style, f"it is one of {', '.join(_STYLES)}; or use --lr_scheduler_type")
-    # Megatron's default style; transformers' is linear.
-    adds = style == "wsd" and request.other("lr_wsd_decay_style") is None
-    return made(lr_scheduler_type=_STYLES[style], **({"lr_wsd_decay_style": "exponential"} if adds else {}))
-
-
 THEIR_NAMES = {"or": "odds_ratio"}
 """ERNIEKit's names of losses that have another one here."""
 

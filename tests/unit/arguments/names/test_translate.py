@@ -140,6 +140,8 @@ def test_two_names_for_the_same_are_no_crash(monkeypatch: pytest.MonkeyPatch) ->
         ("--attention_backend flash", {"flash_attn": "True"}),
         ("--attention_backend auto", {}),
         ("--attention_backend flash_3", {"attn_implementation": "flash_attention_3"}),
+        ("--optimizer sgd --sgd_momentum 0.5", {"sgd_momentum": "0.5", "optim": "sgd"}),
+        ("--lr_decay_style inverse-square-root", {"lr_scheduler_type": "inverse_sqrt"}),
         ("--tensor_parallel_degree -1 --sequence_parallel True", {"tensor_parallel_size": "1"}),
         ("--expert_model_parallel_size 0", {"expert_parallel_size": "1"}),
         ("--ignore_empty_think True --disable_ignore_empty_think True", {"empty_thoughts": "train"}),

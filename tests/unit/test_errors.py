@@ -58,11 +58,11 @@ def test_a_link_that_leads_to_itself_is_one_message(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("around", "words"),
     [
-        ("hftune explain lora_rank > /dev/full", "error: where the output goes: No space left on device"),
-        ("hftune explain lora_rank > /dev/full 2>&1", ""),
+        ("hftune --help > /dev/full", "error: where the output goes: No space left on device"),
+        ("hftune --help > /dev/full 2>&1", ""),
         ("mkdir gone; cd gone; rmdir ../gone; hftune watch . --once", ""),
         ("mkdir gone; cd gone; rmdir ../gone; hftune init sft", ""),
-        ("PYTHONIOENCODING=ascii hftune explain 学习率", "error: nobody has --\\u5b66"),
+        ("PYTHONIOENCODING=ascii hftune 学习率", "error: there is no `hftune \\u5b66"),
     ],
 )
 def test_whatever_the_shell_gives(tmp_path: Path, around: str, words: str) -> None:

@@ -243,8 +243,9 @@ def test_in_a_thread_nothing_is_heard_and_nothing_breaks() -> None:
     assert found == [None] and interrupts.stop_signal() == 0 and not interrupts.deferring()
 
 
-def test_without_a_script_the_second_ctrl_c_is_a_keyboard_interrupt() -> None:
+def test_without_a_script_the_second_ctrl_c_is_a_keyboard_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a notebook, which must live on."""
+    monkeypatch.setattr(interrupts, "TOGETHER", 0.1)
     before = signal.getsignal(signal.SIGINT)
     assert interrupts.listen(exits=False) is not None
     try:

@@ -15,6 +15,9 @@ from pathlib import Path
 
 import pytest
 
+from hftune import terminal
+from hftune.arguments.asking import AskArguments
+from hftune.arguments.parser import HftuneParser
 from hftune.visible import say
 
 SCRIPT = """
@@ -179,13 +182,13 @@ def test_other_ranks_do_not_draw(run_main) -> None:
     assert "step 1/2" not in run_main(body, at_terminal=True, RANK="1", LOCAL_RANK="1")[1]
 
 
-def test_the_page_of_help_is_shown(run_main) -> None:
-    """argparse prints it to standard output."""
-    code, shown, _ = run_main(
-        "from hftune.arguments.parser import HftuneParser\nfrom hftune.arguments.asking import AskArguments\n"
-        "HftuneParser([AskArguments]).parse(['--help'])"
-    )
-    assert code == 0 and "--questions" in shown
+def test_the_page_of_help_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """argparse prints it to standard output, which leads to the log."""
+    shown = io.StringIO()
+    monkeypatch.setattr(terminal, "out", lambda: shown)
+    with pytest.raises(SystemExit):
+        HftuneParser([AskArguments]).parse(["--help"])
+    assert "--questions" in shown.getvalue()
 
 
 def test_forked_processes_write_to_the_same_log(run_main) -> None:

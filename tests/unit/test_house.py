@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 import tomllib
 from pathlib import Path
@@ -53,14 +52,12 @@ def test_imports_go_down() -> None:
     upwards = []
     for file in FILES:
         here = room(file)
-        for node in ast.walk(ast.parse(file.read_text())):
-            module = node.module if isinstance(node, ast.ImportFrom) else None
-            if not module or not module.startswith("hftune"):
-                continue
-            # `from hftune.distributed import ranks` and `from hftune.checkpoints import manifest` name rooms, too.
-            there = module.split(".")[1] if "." in module else "hftune"
-            if there != here and floor(there) >= floor(here) != 0:
-                upwards.append(f"{file.relative_to(ROOT)}:{node.lineno}: {here} imports {there}: {module}")
+        for module, name in re.findall(r"^ *from (hftune[\w.]*) import (\w+)", file.read_text(), re.MULTILINE):
+            # `from hftune.distributed import ranks` names a room, too.
+            there = module.split(".")[1] if "." in module else name
+            there = there if any(there in rooms for rooms in FLOORS) else "hftune"  # its version
+            if there != here and (floor(there) > floor(here) or floor(there) == floor(here) != 0):
+                upwards.append(f"{file.relative_to(ROOT)}: {here} imports {there}: {module}")
     assert FILES and upwards == []
 
 

@@ -14,6 +14,7 @@ PARSERS = {
     *("safe_open", "safetensors.safe_open", "load_file", "safetensors.torch.load_file", "yaml.SafeLoader"),
     *("yaml.full_load", "yaml.unsafe_load", "yaml.Loader", "torch.jit.load", "joblib.load", "dill.load"),
 }
+SAFE = {"weights_only": "True", "allow_pickle": "False"}
 MODULES = {"pickle", "marshal", "shelve", "dill", "cloudpickle"}
 OWN_WORDS = "what a library of this process has just said"
 DATA = "data readers, which have limits of their own"
@@ -47,7 +48,10 @@ ALLOWED: dict[tuple[str, str], str] = {
 
 @functools.cache
 def nodes_of(file: Path) -> list[ast.AST]:
-    return list(ast.walk(ast.parse(file.read_text(encoding="utf-8"))))
+    """Of a file that names a parser, or says how one loads; of others nothing has to be parsed."""
+    text = file.read_text(encoding="utf-8")
+    named = any(word in text for word in PARSERS | MODULES | {*SAFE})
+    return list(ast.walk(ast.parse(text))) if named else []
 
 
 def used(nodes: Iterable[ast.AST]) -> Iterator[tuple[ast.AST, str]]:
@@ -96,9 +100,6 @@ def loads_data(call: ast.Call) -> bool:
         return False
     needed = {"torch.load": "weights_only", "np.load": "allow_pickle"}.get(dotted(call.func))
     return needed is None or needed in said
-
-
-SAFE = {"weights_only": "True", "allow_pickle": "False"}
 
 
 def dotted(node: ast.AST) -> str:

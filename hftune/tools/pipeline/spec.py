@@ -109,19 +109,20 @@ def check_name(name: str, item: Positioned, what: str) -> Iterator[UserError]:
         )
 
 
-KEYS = (
-    "model",
-    "output_dir",
-    "values",
-    "env",
-    "launcher",
-    "shared",
-    "merge",
-    "matrix",
-    "stages",
-    "evaluate",
-    "answers",
-)
+KEYS = {
+    "model": "What the first stage begins with: a folder or a name of the Hub.",
+    "output_dir": "Every stage trains into a folder of its name in it.",
+    "values": "Values for ${NAME}.",
+    "env": "Environment variables of every stage.",
+    "launcher": "python, or one launcher with its options.",
+    "shared": "Arguments of every stage.",
+    "merge": "Whether adapters are merged after their stage, or arguments of the merge.",
+    "matrix": "A sweep: lists of values, or combinations with names.",
+    "stages": "The stages in their order, each with its arguments.",
+    "evaluate": "Arguments of `hftune evaluate`: what is measured of each stage's model and of what it started from.",
+    "answers": "Arguments of `hftune ask`: what all models are asked at the end.",
+}
+"""Keys of a file, and what each says."""
 OF_STAGE = ("script", "from", "merge", "launcher", "env", "gate")
 """Keys of a stage that are no arguments of its script."""
 ANSWERS = "answers"
@@ -181,7 +182,12 @@ def read_spec(file: str | Path) -> Spec:
     found = top.mapping("a pipeline", problems)
     # Before any message quotes the file: secrets that are learnt here are masked in it.
     _learn(top)
-    problems += _unknown_keys(found, KEYS, "a pipeline")
+    listed = f"one of: {', '.join(KEYS)}; arguments of scripts go to shared"
+    problems += [
+        ArgumentError(f"a pipeline has no {name}", place=child.name_place, fix=did_you_mean(name, KEYS) or listed)
+        for name, child in found.items()
+        if name not in KEYS
+    ]
     problems += [
         ArgumentError(f"{name} is missing", place=str(file), fix=_FIXES[name])
         for name in ("output_dir", "stages")
@@ -280,11 +286,3 @@ def _hidden(values: dict[str, Positioned]) -> Iterator[UserError]:
     for name, child in values.items():
         if name in ("model", "output_dir") or "." in name:
             yield ArgumentError(f"{name} cannot be the name of a value", place=child.name_place, fix="choose another")
-
-
-def _unknown_keys(found: dict[str, Positioned], known: tuple[str, ...], what: str) -> Iterator[UserError]:
-    for name, child in found.items():
-        if name not in known:
-            listed = f"one of: {', '.join(known)}; arguments of scripts go to shared"
-            fix = did_you_mean(name, known) or listed
-            yield ArgumentError(f"{what} has no {name}", place=child.name_place, fix=fix)

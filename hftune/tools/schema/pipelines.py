@@ -12,26 +12,13 @@ from hftune.arguments.names.translate import MERGE
 from hftune.arguments.stage_table import STAGES
 from hftune.arguments.stages import ALGORITHMS, ScriptParser
 from hftune.distributed.launchers import OPTIONS
-from hftune.tools.pipeline.spec import FOLDERS, LONGEST, OF_ANSWERS, OF_EVALUATION, SAMPLE
+from hftune.tools.pipeline.spec import FOLDERS, KEYS, LONGEST, OF_ANSWERS, OF_EVALUATION, SAMPLE
 from hftune.tools.schema.stages import NULL, Schema, algorithm_choice, any_of, parser_schema, stage_schema
 
 REFERENCE: Schema = {"type": "string", "pattern": r"\$\{"}
 """`${data}/sft`: what it stands for is known when the pipeline is read."""
 
 _SCALAR: Schema = {"type": ["string", "number", "boolean", "null"]}
-_TOP = {
-    "model": "What the first stage begins with: a folder or a name of the Hub.",
-    "output_dir": "Every stage trains into a folder of its name in it.",
-    "values": "Values for ${NAME}.",
-    "env": "Environment variables of every stage.",
-    "launcher": "python, or one launcher with its options.",
-    "shared": "Arguments of every stage.",
-    "merge": "Whether adapters are merged after their stage, or arguments of the merge.",
-    "matrix": "A sweep: lists of values, or combinations with names.",
-    "stages": "The stages in their order, each with its arguments.",
-    "evaluate": "Arguments of `hftune evaluate`: what is measured of each stage's model and of what it started from.",
-    "answers": "Arguments of `hftune ask`: what all models are asked at the end.",
-}
 
 
 class Shared:
@@ -106,7 +93,7 @@ def pipeline_schema() -> Schema:
     return {
         "type": "object",
         "required": ["output_dir", "stages"],
-        "properties": {name: _described(said, types[name]) for name, said in _TOP.items()},
+        "properties": {name: _described(said, types[name]) for name, said in KEYS.items()},
         "additionalProperties": False,
         "$defs": shared.defs,
     }

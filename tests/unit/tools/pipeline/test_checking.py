@@ -105,8 +105,3 @@ def test_the_examples_pass(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         problems += list(missing_files(step))
         problems += stage_problems(step.script, step.arguments, step.places, step.launcher.processes)
     assert [problem.render() for problem in problems] == []
-
-
-def test_there_are_examples() -> None:
-    names = {file.stem for file in EXAMPLES}
-    assert names >= {"full", "lora", "qlora", "dpo", "rl", "multi_node", "slurm", "sweep"}

@@ -47,17 +47,6 @@ def test_merging_is_one_too(started: list[list[str]]) -> None:
     assert started == [["python", str(ROOT / "merge_peft_adapter.py"), "--nproc", "2"]]
 
 
-def test_scripts_are_never_those_of_the_working_folder(
-    started: list[list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    for name in ("run_sft.py", "merge_peft_adapter.py"):
-        (tmp_path / name).write_text("raise SystemExit('the wrong one')\n")
-    dispatch(["sft", "--nproc", "2", "--launcher", "torchrun"])
-    dispatch(["merge"])
-    assert [Path(word).parent for command in started for word in command if word.endswith(".py")] == [ROOT, ROOT]
-
-
 def test_the_long_command_is_said_without_secrets(
     started: list[list[str]], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

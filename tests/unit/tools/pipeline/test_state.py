@@ -115,15 +115,3 @@ def test_a_manifest_without_inputs_is_made_again(made: list[Step]) -> None:
     del manifest["inputs"]
     write_manifest(made[0].folder, manifest)
     assert state_of(made[0]).verdict == AGAIN
-
-
-def test_answers_are_asked_again_if_a_question_or_a_model_is_another(made: list[Step], tmp_path: Path) -> None:
-    text = _text(tmp_path) + "answers: {questions: ['Who?']}\n"
-    found = steps(tmp_path, text)
-    for step in found:
-        finish(step)
-    assert [state_of(step).verdict for step in found] == [DONE] * 3
-    other = steps(tmp_path, text.replace("'Who?'", "'Who?', 'Why?'"))[-1]
-    assert state_of(other).reasons == ("questions was Who?, is Who? Why?",)
-    (found[1].folder / "model.safetensors").write_text("another")
-    assert state_of(found[-1]).reasons == (f"the model in {found[1].folder} is another one",)

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from hftune.constants import GATE_EXIT_CODE
 from hftune.errors import ArgumentError, UserError
@@ -62,17 +61,13 @@ def read_gates(item: Positioned, tasks: Sequence[str], problems: list[UserError]
         for child in wrong or ([] if given else [limits]):
             problems.append(ArgumentError(f"the gate of {task} has no such limit", place=child.name_place, fix=fix))
         if not wrong:
-            found.append(Gate(task, *(_number(given.get(name)) for name in KEYS)))
+            found.append(Gate(task, *(float(given[name].value) if name in given else None for name in KEYS)))
     return tuple(found)
 
 
 def _is_limit(name: str, value: object) -> bool:
     number = isinstance(value, int | float) and not isinstance(value, bool)
     return number and (name != "drop" or float(str(value)) >= 0)
-
-
-def _number(item: Positioned | None) -> float | None:
-    return None if item is None else float(item.value)
 
 
 def failures(gate: Gate, figure: Mapping[str, float], difference: Mapping[str, float] | None) -> Iterator[str]:
@@ -123,7 +118,7 @@ def check_gates(gates: Sequence[Gate], stage: str, folder: Path) -> str:
             raise ArgumentError(f"nothing was measured for the gate {gate.task} of {stage}", place=str(folder), fix=fix)
         figure, difference = figures[gate.task], differences.get(gate.task)
         why = list(failures(gate, figure, difference))
-        rows.append((gate.task, shown(_bare(figure)), shown(difference), "; ".join(why) or "passed"))
+        rows.append((gate.task, shown(figure), shown(difference), "; ".join(why) or "passed"))
         failed += [gate.task] if why else []
     table = format_table(("capability", "now", "less before", "gate"), rows)
     if failed:
@@ -133,7 +128,3 @@ def check_gates(gates: Sequence[Gate], stage: str, folder: Path) -> str:
             fix="change the stage and run again, or go on all the same with --ignore_gates",
         )
     return table
-
-
-def _bare(figure: Mapping[str, Any]) -> dict[str, float]:
-    return {name: float(figure[name]) for name in ("value", "low", "high")}

@@ -10,13 +10,13 @@ from __future__ import annotations
 import os
 import re
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
 from hftune import child_processes, terminal
-from hftune.arguments.raw_arguments import given_in_file, take_config
+from hftune.arguments.raw_arguments import given_in_file, given_on_command_line, take_config
 from hftune.constants import INTERRUPTED_EXIT_CODE
 from hftune.errors import ArgumentError, did_you_mean, raise_together
 from hftune.tools.pipeline import processes
@@ -325,14 +325,6 @@ def _srun(given: Start, nodes: int, processes: int, variables: Mapping[str, str]
 def _asks_for_cpu(argv: list[str]) -> bool:
     """Whether `--use_cpu` is given, on the command line or else in the file of `--config`."""
     path, line = take_config(argv)
-    said = [after or ["true"] for name, after in _named(line) if name.replace("-", "_") in _CPU]
-    said = said or [values for name, values in given_in_file(path) if name.replace("-", "_") in _CPU]
+    given = [*given_in_file(path), *given_on_command_line(line)]  # what comes last counts
+    said = [values or ["true"] for name, values in given if name.replace("-", "_") in _CPU]
     return bool(said) and str(said[-1][0]).lower() not in ("false", "no", "0", "f", "n")
-
-
-def _named(argv: list[str]) -> Iterator[tuple[str, list[str]]]:
-    """Each `--name` with the word behind it, which may be another name: nothing is refused here."""
-    for word, after in zip(argv, [*argv, "--"][1:], strict=True):
-        name, equals, value = word.removeprefix("--").partition("=")
-        if word.startswith("--"):
-            yield name, [value] if equals else [after] * (not after.startswith("-"))

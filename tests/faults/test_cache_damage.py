@@ -6,8 +6,8 @@ import json
 import os
 import platform
 import shutil
-import subprocess
-import sys
+import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from hftune.data.corpus.blocks import BlockDataset
 from hftune.data.corpus.documents import Documents
 from hftune.data.counts import Counts
 from hftune.data.encode import ChatEncoder
-from hftune.data.encoder import write_batches
+from hftune.data.encoder import map_in_order, write_batches
 from hftune.data.sources import TokenizedSource, load_source
 from hftune.data.storage import cached
 from hftune.data.tokenized_folder import load_tokenised, save_tokenised
@@ -353,21 +353,18 @@ def test_processes_that_saw_different_data_stop(tmp_path: Path, monkeypatch: pyt
 
 # --- killed runs ------------------------------------------------------------------------------------------------------
 
-WORKERS = """
-import time
-from hftune.data.encoder import map_in_order
-for number in map_in_order(lambda item: (time.sleep(0.02), item)[1], iter(range(100_000)), 2):
-    print(number, flush=True)
-"""
-
 
 def test_workers_end_with_a_killed_parent() -> None:
-    command = [sys.executable, "-c", WORKERS]
-    parent = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2])
-    assert parent.stdout and parent.stdout.readline() == "0\n"
-    workers = psutil.Process(parent.pid).children()
-    parent.kill()
-    parent.wait()
+    receive, send = os.pipe()
+    parent = os.fork()
+    if parent == 0:
+        for _ in map_in_order(lambda item: (time.sleep(0.02), item)[1], iter(range(100_000)), 2):
+            os.write(send, b".")
+        os._exit(1)
+    assert os.read(receive, 1) == b"."
+    workers = psutil.Process(parent).children()
+    os.kill(parent, signal.SIGKILL)
+    os.waitpid(parent, 0)
     assert len(workers) == 2
     _, alive = psutil.wait_procs(workers, timeout=10)
     for worker in alive:

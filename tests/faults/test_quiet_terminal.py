@@ -17,7 +17,8 @@ LAUNCHER_SAYS = re.compile(r"\[20\d\d-|[WE]\d{4} |\*{9}")
 def test_a_small_run_and_a_refusal_are_a_few_lines(terminal: Terminal, launcher: str) -> None:
     flags = ["--validation_file_dir", str(terminal.data / "sft_eval"), "--eval_strategy", "steps", "--eval_steps", "5"]
     flags += ["--use_peft", "True"]
-    with terminal.start(launcher, "sft", *flags, "--max_steps", "10", script="run_sft.py") as seen:
+    flags += ["--max_steps", "10"]
+    with terminal.start(launcher, "sft", *flags, script="run_sft.py", warm=launcher == "python") as seen:
         assert seen.wait(200) == 0
         assert len(seen.lines) <= 25, seen.lines
         assert any("eval_loss" in line for line in seen.lines)

@@ -16,7 +16,7 @@ from tests.conftest import Finished, free_port
 from tests.faults.test_watchdog import messages
 from tests.faults.two_hosts import TwoHosts, two_hosts, why_not
 
-pytestmark = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(why_not() is not None, reason=str(why_not()))]
 SCRIPT = "tests/faults/hanging_sft.py"  # run_sft.py or run_pt.py, with a harm where one is named
 AUTO = ("--resume_from_checkpoint", "auto")
 
@@ -86,10 +86,8 @@ def both(machines: TwoHosts) -> Finished:
 @pytest.mark.parametrize(
     "stage, zero, launcher",
     [
-        pytest.param("pt", "zero2", "torchrun"),
-        pytest.param("pt", "zero3", "deepspeed", marks=pytest.mark.slow),
-        pytest.param("sft", "zero2", "deepspeed", marks=pytest.mark.slow),
-        pytest.param("sft", "zero3", "torchrun", marks=pytest.mark.slow),
+        *(("pt", "zero2", "torchrun"), ("pt", "zero3", "deepspeed")),
+        *(("sft", "zero2", "deepspeed"), ("sft", "zero3", "torchrun")),
     ],
 )
 def test_two_machines_train_as_one(
@@ -107,7 +105,6 @@ def test_two_machines_train_as_one(
     assert losses(tmp_path / "out") == pytest.approx(losses(tmp_path / "here"), abs=1e-5)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("zero", ["zero2", "zero3"])
 def test_machines_that_share_no_files(
@@ -142,7 +139,6 @@ def test_machines_that_share_no_files(
     assert losses(tmp_path / "alone") == pytest.approx(expected, abs=1e-4)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("size", "architecture", "zero", "processes"),
@@ -188,7 +184,6 @@ def test_machines_that_share_a_model_and_no_files(
     assert losses(alpha) == pytest.approx(losses(tmp_path / "here"), abs=1e-4)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("gone, how", [(1, "killed"), (1, "cut off"), (0, "killed")])
 def test_a_machine_that_is_gone(
@@ -220,7 +215,6 @@ def test_a_machine_that_is_gone(
     assert f"resuming from {out}/checkpoint-" in here(1, "sft", out, "zero2", *more, *AUTO).check().output
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("launcher", ["torchrun", "srun"])
 def test_told_to_stop_on_one_machine(
@@ -240,7 +234,6 @@ def test_told_to_stop_on_one_machine(
     assert losses(out) == pytest.approx(losses(tmp_path / "here"), abs=1e-4)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_hang_ends_both_machines(machines: TwoHosts, start: Callable, tmp_path: Path) -> None:
     start("sft", tmp_path / "out", "zero3", "--max_steps", "7", "--hang_timeout", "8", harm="sleep", launcher="srun")
@@ -251,7 +244,6 @@ def test_a_hang_ends_both_machines(machines: TwoHosts, start: Callable, tmp_path
         assert re.search(r"^ +0 +alpha +4 +\w+ .* in .*wait.*, ", message, re.MULTILINE), message
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_machines_that_differ(machines: TwoHosts, start: Callable, tmp_path: Path, tiny_data: Path) -> None:
     """Other data on beta, and another environment: said before a model is loaded, with who has what."""

@@ -80,7 +80,3 @@ def test_the_error_of_one_rank_is_told_by_the_other(harmed: Callable[..., Finish
     (message,) = messages(finished.output)
     assert re.match(r"error: rank 1 on \S+ has stopped at step 4, forward: KeyError: 'no such key'", message)
     assert finished.output.count("Traceback (most recent call last)") == 1, "that of rank 1 only"
-
-
-def test_switched_off(harmed: Callable[..., Finished]) -> None:
-    assert harmed("", timeout=0).check().code == 0

@@ -71,6 +71,12 @@ def test_a_forked_worker_says_no_goodbye(monkeypatch: pytest.MonkeyPatch) -> Non
     assert said == ["ValueError: odd"]
 
 
+def test_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watchdog, "_watchdog", None)
+    watchdog.start(0.0)
+    assert watchdog._watchdog is None
+
+
 def test_errors_of_lost_peers(monkeypatch: pytest.MonkeyPatch) -> None:
     gloo = RuntimeError("[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [::1]:1")
     assert lost_contact(gloo) and lost_contact(dist.DistStoreError("wait timeout after 10ms"))

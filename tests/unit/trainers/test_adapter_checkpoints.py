@@ -53,12 +53,11 @@ def test_a_run_without_deepspeed_goes_on(tiny_model: Path, tmp_path: Path, init:
     assert all(torch.equal(p, again.model.get_parameter(name)) for name, p in trained.items())
 
 
-@pytest.mark.parametrize("init, rank", [("true", 4), ("pissa", 8)])
-def test_a_checkpoint_is_an_adapter_of_the_base_on_disk(tiny_model: Path, tmp_path: Path, init: str, rank: int) -> None:
-    run = trainer(tiny_model, tmp_path, "--init_lora_weights", init)
+def test_a_checkpoint_is_an_adapter_of_the_base_on_disk(tiny_model: Path, tmp_path: Path) -> None:
+    run = trainer(tiny_model, tmp_path, "--init_lora_weights", "pissa")
     run.train()
     folder = tmp_path / "checkpoint-4"
-    assert json.loads((folder / "adapter_config.json").read_text())["r"] == rank
+    assert json.loads((folder / "adapter_config.json").read_text())["r"] == 2 * 4
     plain = PeftModel.from_pretrained(load(tiny_model), folder).eval()
     torch.testing.assert_close(logits(plain), logits(run.model.eval()), atol=1e-3, rtol=1e-3)
 

@@ -39,8 +39,7 @@ def made(model: Path, teacher: Path, data: Path, folder: Path, *flags: str) -> D
     return DistillTrainer(student, training_args, tokenizer, splits, load_teachers(model_args, training_args))
 
 
-@pytest.mark.parametrize("flat", ["True", "False"])
-@pytest.mark.parametrize("beta", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize(("beta", "flat"), [(0.0, "True"), (0.3, "False"), (1.0, "True")])
 def test_the_loss_is_trls_and_a_plain_loops(
     beta: float, flat: str, tiny_model: Path, tiny_teacher: Path, tiny_data: Path, tmp_path: Path
 ) -> None:

@@ -71,12 +71,9 @@ def at_each_call(owner: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> list
 STAGES = {
     "pt": ("pt",),
     "sft": ("sft",),
-    "sft padded": ("sft", "--padding_free", "False"),
     "outcome reward": ("rm",),
     "process reward": ("rm", "--reward_kind", "process"),
-    "dpo": ("dpo",),
     "dpo live reference": ("dpo", "--precompute_ref_log_probs", "False", "--use_peft"),
-    "simpo": ("dpo", "--loss_type", "simpo"),
 }
 
 
@@ -102,7 +99,9 @@ def test_so_is_each_of_the_records_that_are_scored_for_the_scale(
     assert len({phase.count for phase in seen}) == ROWS / 2
 
 
-@pytest.mark.parametrize("algorithm", ["grpo", "rloo", "ppo", "online_dpo"])
+@pytest.mark.parametrize(
+    "algorithm", ["grpo", "ppo", *(pytest.param(one, marks=pytest.mark.slow) for one in ("rloo", "online_dpo"))]
+)
 def test_each_batch_of_answers_is_heard(
     algorithm: str, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -126,7 +125,7 @@ def signs_of_life(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return found
 
 
-@pytest.mark.parametrize("algorithm", ["grpo", "rloo"])
+@pytest.mark.parametrize("algorithm", ["grpo", pytest.param("rloo", marks=pytest.mark.slow)])
 def test_each_piece_of_a_large_batch_of_answers_is_heard(
     algorithm: str, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,13 +13,10 @@ import torch
 from torch import nn
 from transformers import (
     AutoModelForCausalLM,
-    AutoTokenizer,
 )
 from transformers.models.llama import modeling_llama
 
 from hftune import logging
-from hftune.arguments.entry import parse_arguments
-from hftune.data.splits import Splits
 from hftune.distributed import ranks
 from hftune.errors import ArgumentError
 from hftune.models.attention.documents import Documents
@@ -35,8 +32,8 @@ from hftune.trainers.isolation import (
     prove_or_widen,
     prove_rows_isolated,
 )
-from hftune.trainers.sft import SFTTrainer
 from tests.unit.data.helpers import pack, to_dataset
+from tests.unit.trainers.tiny import trainer_on
 
 ERROR = ArgumentError("they see each other", place="here", fix="none")
 
@@ -259,12 +256,9 @@ def test_our_own_attention_makes_it_good(tiny_model: Path, blind: None) -> None:
 
 @pytest.mark.parametrize("work", ["train", "evaluate"])
 def test_a_run_stops_before_its_first_step(tiny_model: Path, tmp_path: Path, blind: None, work: str) -> None:
-    flags = ["--use_cpu", "True", "--report_to", "none", "--packing", "--max_steps", "1", "--save_strategy", "no"]
-    *_, args = parse_arguments("sft", ["--output_dir", str(tmp_path), *flags])
     ids = [[5, 6, 7], [8, 9]]
     data = pack(to_dataset({"input_ids": ids, "labels": ids}), 8)[0]
-    model = AutoModelForCausalLM.from_pretrained(tiny_model, attn_implementation="sdpa")
-    trainer = SFTTrainer(model, args, AutoTokenizer.from_pretrained(tiny_model), Splits(data, data))
+    trainer = trainer_on(data, "sft", tiny_model, tmp_path, "--packing", "--max_steps", "1")
     with pytest.raises(ArgumentError, match="see each other"):
         getattr(trainer, work)()
     assert trainer.state.global_step == 0

@@ -9,10 +9,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from transformers import Trainer, TrainerCallback
+from transformers import TrainerCallback
 
 from hftune import digests, logging
-from hftune.arguments.entry import parse_arguments
 from hftune.checkpoints.integrity import (
     RECORD_NAME,
     TRAINER_STATE,
@@ -32,16 +31,9 @@ from hftune.trainers.features.checkpoints import (
     writes_in_several_places,
 )
 from hftune.trainers.features.feature import Feature
-from hftune.trainers.stage_trainer import StageTrainer
 from tests.unit.checkpoints.test_resume import make
-from tests.unit.models.adapting import load
 from tests.unit.trainers.features import made_up
-
-ROWS = [{"input_ids": list(range(at, at + 12)), "labels": list(range(at, at + 12))} for at in range(3, 35)]
-
-
-class PlainTrainer(StageTrainer, Trainer):
-    pass
+from tests.unit.trainers.tiny import plain_trainer
 
 
 class Seen(TrainerCallback):
@@ -58,13 +50,8 @@ class Seen(TrainerCallback):
 
 
 def _trainer(model: Path, folder: Path, *flags: str) -> tuple[Any, Seen]:
-    argv = ["--model_name_or_path", str(model), "--output_dir", str(folder), "--gradient_checkpointing", "0"]
-    argv += ["--learning_rate", "1e-2", "--max_steps", "4", "--save_steps", "2", "--save_total_limit", "1"]
-    argv += ["--per_device_train_batch_size", "4", "--logging_steps", "1", "--report_to", "none"]
-    _, _, _, training_args = parse_arguments("pt", [*argv, "--disable_tqdm", "1", *flags])
-    training_args.packing = False
     seen = Seen()
-    return PlainTrainer(model=load(model), args=training_args, train_dataset=ROWS, callbacks=[seen]), seen
+    return plain_trainer(model, folder, "--save_total_limit", "1", *flags, callbacks=[seen]), seen
 
 
 def test_training_goes_on_while_a_checkpoint_is_published(

@@ -7,15 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM
 
-from hftune.arguments.entry import parse_arguments
 from hftune.constants import IGNORE_INDEX
-from hftune.data.splits import Splits
 from hftune.trainers.features.token_loss import padded_with_ignored
-from hftune.trainers.pt import PTTrainer
-from hftune.trainers.sft import SFTTrainer
 from tests.unit.data.helpers import pack, to_dataset
+from tests.unit.trainers.tiny import trainer_on
 
 pytestmark = pytest.mark.long
 
@@ -50,14 +47,6 @@ def by_hand(tiny_model: Path, data: Any) -> tuple[float, float, float]:
         values.append(torch.cat([-log_p.gather(1, target), hit, entropy], dim=1))
     loss, accuracy, entropy = torch.cat(values).mean(0).tolist()
     return loss, accuracy, entropy
-
-
-def trainer_on(data: Any, stage: str, model: Path, folder: Path, *flags: str) -> Any:
-    fixed = ["--use_cpu", "True", "--report_to", "none", "--output_dir", str(folder)]
-    *_, args = parse_arguments(stage, [*fixed, *flags])
-    kind = {"pt": PTTrainer, "sft": SFTTrainer}[stage]
-    loaded = AutoModelForCausalLM.from_pretrained(model)
-    return kind(loaded, args, AutoTokenizer.from_pretrained(model), Splits(data, data))
 
 
 PADDED = ("--packing", "False", "--padding_free", "False", "--per_device_eval_batch_size", "4")

@@ -7,17 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hftune import logging
-from hftune.arguments.entry import parse_arguments
-from hftune.data.splits import Splits
 from hftune.errors import UserError
 from hftune.trainers.features import nan_guard
 from hftune.trainers.features.nan_guard import broken_parameters, describe_batch
-from hftune.trainers.pt import PTTrainer
-from hftune.trainers.sft import SFTTrainer
 from tests.unit.data.helpers import to_dataset
+from tests.unit.trainers.tiny import trainer_on
 
 pytestmark = pytest.mark.long
 
@@ -25,13 +21,9 @@ IDS = [[5, 6, 7, 8], [9, 10, 11, 12], [40, 41, 42, 43]]
 
 
 def trainer_for(stage: str, folder: Path, out: Path, *flags: str) -> Any:
-    fixed = ["--use_cpu", "True", "--report_to", "none", "--packing", "False", "--output_dir", str(out)]
-    fixed += ["--per_device_train_batch_size", "1", "--max_steps", "3", "--save_steps", "1", "--max_grad_norm", "0"]
-    *_, args = parse_arguments(stage, [*fixed, "--lr_scheduler_type", "constant", "--logging_steps", "1", *flags])
-    data = to_dataset({"input_ids": IDS, "labels": IDS})
-    kind = {"pt": PTTrainer, "sft": SFTTrainer}[stage]
-    model = AutoModelForCausalLM.from_pretrained(folder)
-    return kind(model, args, AutoTokenizer.from_pretrained(folder), Splits(data, data))
+    fixed = ["--packing", "False", "--save_strategy", "steps", "--save_steps", "1", "--max_steps", "3"]
+    fixed += ["--per_device_train_batch_size", "1", "--max_grad_norm", "0", "--lr_scheduler_type", "constant"]
+    return trainer_on(to_dataset({"input_ids": IDS, "labels": IDS}), stage, folder, out, *fixed, *flags)
 
 
 def checkpoints(folder: Path) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec
+from typing import Any
 
 import torch
 
@@ -14,8 +14,6 @@ from hftune.errors import ManifestError, shown
 from hftune.logging import notice
 from hftune.opening.torch_file import load_torch
 from hftune.trainers.features.run import Inputs, Run
-
-P = ParamSpec("P")
 
 
 class Feature:
@@ -84,11 +82,11 @@ class Features:
             self._having[name] = tuple(one for one in self.all if getattr(type(one), name) is not hook)
         return self._having[name]
 
-    def call(self, hook: Callable[Concatenate[Feature, P], None], *args: P.args, **kwargs: P.kwargs) -> None:
+    def call(self, hook: Callable[..., None], *args: Any) -> None:
         """Call a hook: `before_...` from the first feature to the last, others the way out, from last to first."""
         having = self.having(hook)
         for feature in having if hook.__name__.startswith("before_") else reversed(having):
-            getattr(feature, hook.__name__)(*args, **kwargs)
+            getattr(feature, hook.__name__)(*args)
 
 
 PATTERN = "run_state_*.pt"

@@ -158,8 +158,8 @@ def test_a_step_that_is_left_out(tiny_model: Path, tmp_path: Path, monkeypatch: 
 
 
 def test_a_held_out_loss_is_said(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logging, "_notices", [])
     trainer = trainer_for("sft", tiny_model, tmp_path)
+    monkeypatch.setattr(logging, "_notices", [])
     with torch.no_grad():
         trainer.model.model.norm.weight.fill_(float("nan"))
     trainer.evaluate()

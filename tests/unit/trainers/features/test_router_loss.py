@@ -13,9 +13,9 @@ from transformers import DogeConfig, LlamaConfig, MixtralConfig, MixtralForCausa
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
 from hftune.errors import ArgumentError
+from hftune.losses.routers import z_loss
 from hftune.trainers.features import router_loss
 from hftune.trainers.features.router_loss import RouterListener, RouterLoss, _Pass, is_mean_over_accumulation
-from hftune.losses.routers import z_loss
 from tests.table.tiny import model_class, tiny_config
 from tests.unit.trainers.features import made_up
 

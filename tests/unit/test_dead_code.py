@@ -29,7 +29,7 @@ ASKED_FOR = {
         ("do_GET", "error_content_type", "error_message_format", "log_message", "version_string"), "by http.server"
     ),
     # by name, as the columns of a batch, the keys of a manifest, or the values of an argument
-    **dict.fromkeys(("prompt_mask", "state_values", "split_documents", "untrained_tokens"), "as a key"),
+    **dict.fromkeys(("prompt_mask", "state_values", "split_documents", "untrained_tokens", "sorts"), "as a key"),
     # by tests: a figure to compare with, a state to begin with
     **dict.fromkeys(("forget", "side_by_side"), "by tests"),
 }

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from tests.conftest import tiny_tokenizer
 
@@ -70,6 +73,15 @@ _FURTHER: dict[str, dict[str, Any]] = {
 
 ARCHITECTURES: tuple[str, ...] = tuple(_CONFIGS)
 """transformers' `model_type` of each."""
+
+# As many as show every shape of a layer: the others take minutes, in `make test-all`.
+_QUICK = ("llama", "gemma3_text", "phi", "phi3", "deepseek_v3", "mixtral")
+
+
+def few_quick(names: Sequence[str] = ARCHITECTURES, quick: Sequence[str] = _QUICK) -> list[Any]:
+    """These names as parameters of a test, all but the quick ones slow."""
+    return [name if name in quick else pytest.param(name, marks=pytest.mark.slow) for name in names]
+
 
 MIXTURES_OF_EXPERTS: tuple[str, ...] = ("deepseek_v2", "deepseek_v3", "mixtral", "qwen3_moe")
 

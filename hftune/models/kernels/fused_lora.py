@@ -12,8 +12,7 @@ merged, several or of another kind (DoRA) take peft's.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -128,47 +127,11 @@ def fuse_lora(model: nn.Module) -> int:
     return found
 
 
-_held: dict[nn.Module, Projection | None] | None = None
-
-
-@contextmanager
-def adapters_held() -> Iterator[None]:
-    """In the block adapters stay as they are, without gradients: each module is looked at once.
-
-    An answer is drawn in hundreds of passes over a few tokens each, in which looking takes a tenth of the time.
-    """
-    global _held
-    _held = {}
-    try:
-        yield
-    finally:
-        _held = None
-
-
-def _how(module: nn.Module, x: torch.Tensor) -> Projection | None:
-    """`Projection.of`, once a block of `adapters_held`."""
-    if _held is None:
-        return Projection.of(module, x)
-    if module not in _held:
-        _held[module] = Projection.of(module, x)
-    return _held[module]
-
-
-def _needs_no_gradient(how: Projection | None, x: torch.Tensor) -> bool:
-    return how is not None and how.dropout is None and not (torch.is_grad_enabled() or _is_cast(x))
-
-
-def _is_cast(x: torch.Tensor) -> bool:
-    return torch.is_autocast_enabled(x.device.type)
-
-
 def _lora_forward(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     def forward(self: nn.Module, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        how = None if args or kwargs else _how(self, x)
+        how = None if args or kwargs else Projection.of(self, x)
         if how is None or how.a is None:
             return original(self, x, *args, **kwargs)
-        if _needs_no_gradient(how, x):
-            return _shaped(_project(_flat(x, how), how, None)[0], x)
         dropped = None if how.dropout is None else how.dropout(x)
         out: torch.Tensor = _LoraLinear.apply(x, dropped, how.a, how.b, how)
         return _shaped(out, x)
@@ -179,25 +142,14 @@ def _lora_forward(original: Callable[..., torch.Tensor]) -> Callable[..., torch.
 def _mlp_forward(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     def forward(self: nn.Module, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         projections = [getattr(self, name) for name in _PROJECTIONS]
-        hows = [None if args or kwargs else _how(each, x) for each in projections]
+        hows = [None if args or kwargs else Projection.of(each, x) for each in projections]
         if any(how is None or how.dropout is not None for how in hows):
             return original(self, x, *args, **kwargs)
-        gate, up, down = hows
-        if gate is not None and up is not None and down is not None and _needs_no_gradient(gate, x):
-            flat, act = _flat(x, gate), _activation(self)
-            assert act is not None
-            opened = act.forward(_project(flat, gate, None)[0]).mul_(_project(flat, up, None)[0])
-            return _shaped(_project(opened, down, None)[0], x)
-        factors = [factor for how in (gate, up, down) if how is not None for factor in (how.a, how.b)]
-        out: torch.Tensor = _GatedMLP.apply(x, *factors, gate, up, down, _activation(self))
+        factors = [factor for how in hows if how is not None for factor in (how.a, how.b)]
+        out: torch.Tensor = _GatedMLP.apply(x, *factors, *hows, _activation(self))
         return _shaped(out, x)
 
     return forward
-
-
-def _flat(x: torch.Tensor, how: Projection) -> torch.Tensor:
-    """(tokens, in) in the dtype of the products."""
-    return x.reshape(-1, x.shape[-1]).to(how.dtype)
 
 
 def _shaped(flat: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
@@ -207,21 +159,16 @@ def _shaped(flat: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
 
 def is_gated_mlp(module: nn.Module) -> bool:
     """Whether its class computes down(act(gate x) * up x) with an activation known here; it is tried out."""
-    if (
-        not all(isinstance(getattr(module, name, None), nn.Module) for name in _PROJECTIONS)
-        or _activation(module) is None
-    ):
+    act = _activation(module)
+    if act is None or not all(isinstance(getattr(module, name, None), nn.Module) for name in _PROJECTIONS):
         return False
     if len(list(module.children())) != 4:
         return False  # a norm or a dropout of its own
-    probe = _Probe(module)
     x = torch.linspace(-2, 2, 12).view(1, 2, 6)
-    activation = _activation(module)
-    assert activation is not None
     # Each projection of the probe does something else, so that a class that mixes them up gives other numbers.
-    expected = x.flip(-1) * (activation.forward(x * 0.5) * (x + 1.0))
+    expected = x.flip(-1) * (act.forward(x * 0.5) * (x + 1.0))
     try:
-        found = type(module).forward(probe, x)
+        found = type(module).forward(_Probe(module), x)
     except (AttributeError, TypeError, ValueError, RuntimeError):
         return False  # it wants more of its module than these four: not the plain one
     return isinstance(found, torch.Tensor) and torch.equal(found, expected)
@@ -260,11 +207,6 @@ def _activation(module: nn.Module) -> Activation | None:
     return _BY_NAME.get(type(act).__name__)
 
 
-def _low(x: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
-    """A x for all tokens, (r, tokens): the side of r rows comes first."""
-    return a @ x.T
-
-
 def _project(x: torch.Tensor, how: Projection, inner: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor | None]:
     """W x + b + scale * B A x of (tokens, in), and A x, (r, tokens). `inner`: what A sees, where that is not x."""
     bias = None if how.bias is None else how.bias.to(how.dtype)
@@ -272,7 +214,7 @@ def _project(x: torch.Tensor, how: Projection, inner: torch.Tensor | None) -> tu
     out = linear(x, how.weight(how.dtype), bias)
     if how.a is None or how.b is None:
         return out, None
-    low = _low(x if inner is None else inner, how.a.to(how.dtype))
+    low = how.a.to(how.dtype) @ (x if inner is None else inner).T  # the side of r rows comes first
     return out.addmm_(low.T, how.b.to(how.dtype).T, alpha=how.scale), low
 
 

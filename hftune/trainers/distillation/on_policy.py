@@ -14,7 +14,6 @@ from hftune.constants import IGNORE_INDEX, ORIGIN
 from hftune.distributed import phases, ranks
 from hftune.logging import notice
 from hftune.models.decoding import decoding_together
-from hftune.models.kernels.fused_lora import adapters_held
 from hftune.models.loading.build import compute_dtype
 from hftune.trainers.features.answers import Completions
 from hftune.trainers.features.engine import reporting_passes
@@ -93,7 +92,7 @@ class OnPolicyAnswers(Completions, Feature):
         try:
             plain = run.accelerator.unwrap_model(run.model, keep_torch_compile=False)
             together = decoding_together(plain_model(plain), compute_dtype(run.args))
-            with _own_numbers(run), reporting_passes(plain), together, adapters_held():
+            with _own_numbers(run), reporting_passes(plain), together:
                 answers: list[list[int]] = run._generate_single_turn(prompts, None, {})
         finally:
             run.model.train(training)

@@ -17,7 +17,6 @@ from hftune.compat.patches import fused_heads
 from hftune.data.mixture import ReorderedSampler
 from hftune.distributed import phases
 from hftune.models.decoding import Drawn, decoding_together
-from hftune.models.kernels.fused_lora import adapters_held
 from hftune.models.kernels.scoring_head import add_scoring_head
 from hftune.models.loading.build import compute_dtype
 from hftune.models.vocabulary import predicted_rows
@@ -119,7 +118,7 @@ class OnlineTrainer(StageTrainer):
         model = self.accelerator.unwrap_model(self.model, keep_torch_compile=False)
         plain = plain_model(model)
         together = decoding_together(plain, compute_dtype(self.args))
-        with reporting_passes(model), adapters_held(), together as drawn:
+        with reporting_passes(model), together as drawn:
             result = super()._generate(prompts)
         self.drawn = drawn
         phases.enter(phases.REWARDS)

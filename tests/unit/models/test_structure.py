@@ -10,11 +10,11 @@ from torch import nn
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from hftune.models.structure import body_of, checkpointed_layers, decoder_layers, gather_experts_at_once, without_tied
-from tests.architectures import ARCHITECTURES, make_config
+from tests.architectures import few_quick, make_config
 from tests.table.tiny import model_class, tiny_config
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("name", few_quick())
 def test_layers_of_every_architecture(name: str) -> None:
     model = AutoModelForCausalLM.from_config(make_config(name))
     layers = decoder_layers(model)

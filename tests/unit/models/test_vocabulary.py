@@ -276,6 +276,7 @@ def test_only_what_should_be_trained_is(folder: Path, flags: tuple[str, ...], mo
     if "tables" in moves and tied:
         flags = flags[:-1]
     model, tokenizer = loaded(folder, *ADD, *flags)
+    assert model.get_output_embeddings().bias is None, "TRL reads it"
     before = {name: value.clone() for name, value in model.state_dict().items()}
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=1e-2, weight_decay=0.1)
@@ -296,26 +297,6 @@ def test_only_what_should_be_trained_is(folder: Path, flags: tuple[str, ...], mo
         assert kinds == ({"rows", "lora"} if "LoRA" in moves else {"rows"})
     # The adapter and the base's folder are all that merging needs.
     _check_adapter_folder(model, tokenizer, folder, tmp_path / "adapter", ids)
-
-
-@pytest.mark.parametrize("flag", ["--use_peft", "--train_new_tokens_only"])
-def test_the_fused_head_of_sft_trains_new_rows_alike(folder: Path, flag: str) -> None:
-    """TRL reads weight and bias of the head itself: the loss and its gradients are those of the model's own forward."""
-    from trl.trainer.utils import add_fused_lm_head
-
-    model, _ = loaded(folder, *ADD, flag)
-    ids = torch.tensor([[281, 5, 282, 7, 283, 9, 281, 283]])
-    rows = [parameter for name, parameter in model.named_parameters() if "trainable_tokens_delta" in name]
-    gradients = []
-    for fused in (False, True):
-        if fused:
-            add_fused_lm_head(model.get_base_model())
-        loss = model(input_ids=ids, labels=ids, **({"fused_lm_head": True} if fused else {})).loss
-        gradients.append([loss, *torch.autograd.grad(loss, rows)])
-    assert len(rows) == 1 + (not AutoModelForCausalLM.from_pretrained(folder).config.tie_word_embeddings)
-    for plain, of_fused in zip(*gradients, strict=True):
-        assert plain.abs().sum() > 0
-        torch.testing.assert_close(of_fused, plain)
 
 
 def test_an_adapter_with_new_rows_goes_on(folder: Path, tmp_path: Path) -> None:

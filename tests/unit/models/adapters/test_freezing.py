@@ -126,10 +126,3 @@ def test_kinds() -> None:
         "model.rotary": "other",
     }
     assert {name: kind_of(name) for name in kinds} == kinds
-
-
-def test_counts_are_said_by_kind(tiny_model: Path) -> None:
-    model = frozen(tiny_model, "--freeze_parameters_regex", "mlp|embed")
-    trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-    said = next(line for line in reversed(notices()) if line.startswith(f"trained: {trained:,} of "))
-    assert "attention 24,576" in said and "left as they are: mlp 49,152, embeddings" in said

@@ -36,14 +36,9 @@ def quiet() -> Iterator[None]:
 PATTERNS = ["--rank_pattern", '{"down_proj": 6}', "--alpha_pattern", '{"q_proj": 5}']
 # flags, and the ends of the names of the base's parameters that are trained in full
 CASES = {
-    "lora": ([], []),
-    "rslora": (["--use_rslora"], []),
-    "dora": (["--use_dora"], []),
+    "lora": (["--use_rslora", "--init_lora_weights", "gaussian"], []),
     "dora-dropout": (["--use_dora", "--lora_dropout", "0.1"], []),
-    "gaussian": (["--init_lora_weights", "gaussian"], []),
-    "orthogonal": (["--init_lora_weights", "orthogonal"], []),
     "mica": (["--init_lora_weights", "mica"], []),
-    "pissa": (["--init_lora_weights", "pissa"], []),
     "pissa-dora": (["--init_lora_weights", "pissa", "--use_dora"], []),
     "pissa-fast": (["--init_lora_weights", "pissa_niter_8", "--lora_modules_to_save", "norm"], ["model.norm.weight"]),
     "pissa-rslora-ranks": (["--init_lora_weights", "pissa", "--use_rslora", *PATTERNS], []),
@@ -51,10 +46,8 @@ CASES = {
     "embeddings": (["--lora_modules_to_save", "embed_tokens"], ["embed_tokens.weight"]),
     "head": (["--lora_modules_to_save", "lm_head"], ["embed_tokens.weight"]),
     "tokens": (["--trainable_token_indices", "6", "5"], []),
-    "norm": (["--trainable_parameters", "model.norm"], ["model.norm.weight"]),
     "layer": (["--trainable_parameters", "model.layers.1"], [".layers.1."]),
     "norms": (["--trainable_parameters_regex", "layernorm"], ["layernorm.weight"]),
-    "exclude": (["--exclude_modules", "q_proj", "down_proj"], []),
 }
 
 

@@ -13,7 +13,6 @@ from transformers import Gemma2Config, Gemma2ForCausalLM, LlamaConfig, LlamaForC
 from hftune.models.kernels import answer_head, chunked_heads
 from hftune.models.kernels.answer_head import add_answer_head
 from hftune.models.kernels.chunked_heads import LogitShape
-from hftune.models.kernels.divergences import Divergence, Lesson
 from hftune.models.structure import body_of
 from tests.table.tiny import model_class, tiny_config
 
@@ -89,16 +88,14 @@ def test_rows_may_be_given_by_place_are_not_cached_and_may_be_shorter(model_type
     assert asked[-1]["use_cache"] is False, "nothing is generated"
 
 
-@pytest.mark.parametrize("lesson", [False, True])
-def test_a_batch_without_labels_projects_one_token(lesson: bool) -> None:
+def test_a_batch_without_labels_projects_one_token() -> None:
     """Other processes wait at the head; more than one token would be work for nothing."""
     model, none = tiny("llama", tied=False), torch.zeros(0, dtype=torch.long)
     add_answer_head(model)
-    given = {"input_ids": torch.zeros(1, 4).long(), "answer_at": none, "answer_ids": none}
-    lessons = {"answer_teacher": Lesson(model(**given, answer_states=True), Divergence(0.5))}
     projected: list[Any] = []
     model.lm_head.register_forward_pre_hook(lambda head, states: projected.append(tuple(states[0].shape)))
-    found = model(**given, answer_factors=none.float(), **(lessons if lesson else {}))
+    ids = torch.zeros(1, 4).long()
+    found = model(input_ids=ids, answer_at=none, answer_ids=none, answer_factors=none.float())
     assert projected == [(1, 32)]
     found.loss.backward()
     assert found.loss == 0 and len(found.log_probs) == len(found.entropy) == 0

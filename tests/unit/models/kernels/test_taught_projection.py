@@ -6,10 +6,8 @@ from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
-import bitsandbytes
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import Gemma2Config, Gemma2ForCausalLM, LlamaConfig, LlamaForCausalLM
 from trl.kernels.chunked_divergence import ChunkedDivergenceFunction
@@ -86,30 +84,7 @@ def test_equals_full_logits(beta: float, temperature: float, share: float, head:
     assert torch.equal(columns["is_top1"], own.argmax(-1) == ids)
 
 
-@pytest.mark.parametrize("kind", ["lora", "4bit"])
-@pytest.mark.parametrize("beta", [0.0, 0.5, 1.0])
-def test_heads_that_are_more_than_a_weight(kind: str, beta: float) -> None:
-    student, teacher, hidden, states = heads()
-    if kind == "lora":
-        student = get_peft_model(torch.nn.Sequential(student), LoraConfig(target_modules=["0"])).base_model.model[0]
-        torch.nn.init.normal_(student.lora_B["default"].weight)
-    else:
-        packed = bitsandbytes.nn.Linear4bit(32, WORDS, bias=False, compute_dtype=torch.float32, quant_type="nf4")
-        packed.load_state_dict(student.state_dict())
-        student = packed.to("cpu").requires_grad_(False)
-    ids, factors = torch.randint(0, WORDS, (TOKENS,)), torch.rand(TOKENS)
-    how = Divergence(beta, 2.0, 0.3)
-    wanted = (expected(student(hidden), ids, teacher(states), how) * factors).sum()
-    wanted.backward()
-    of_full = gradients(hidden, student)
-    lesson = Lesson(TeacherStates(states, teacher, LogitShape()), how)
-    loss, _ = taught_loss(student, hidden, ids, LogitShape(), 0, factors, lesson)
-    loss.backward()
-    same(loss, wanted)
-    same(gradients(hidden, student), of_full)
-
-
-@pytest.mark.parametrize(("beta", "temperature"), KINDS)
+@pytest.mark.parametrize(("beta", "temperature"), KINDS[1::2])
 @pytest.mark.parametrize("bias", [True, False])
 def test_equals_trl(beta: float, temperature: float, bias: bool) -> None:
     student, teacher, hidden, states = heads(bias=bias)
@@ -266,8 +241,7 @@ def tiny(kind: str, size: int = 32, *, tied: bool = False) -> Any:
     return LlamaForCausalLM(LlamaConfig(**sizes))
 
 
-@pytest.mark.parametrize("kind", ["llama", "gemma2", "electra"])
-@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize(("kind", "tied"), [("llama", True), ("gemma2", False), ("electra", True)])
 def test_whole_models(kind: str, tied: bool) -> None:
     torch.manual_seed(0)
     student, teacher = tiny("gemma2", tied=tied), tiny(kind, 48) if kind != "electra" else None

@@ -22,8 +22,7 @@ def step(model: torch.nn.Module, length: int = 24) -> tuple[torch.Tensor, list[t
     return loss.detach(), [parameter.grad for parameter in model.parameters()]
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen2", "gemma3_text", "phi", "glm4"])
-@pytest.mark.parametrize("tiles", [2, 5, 64])
+@pytest.mark.parametrize(("name", "tiles"), [("llama", 2), ("llama", 64), ("gemma3_text", 5), ("phi", 5), ("glm4", 5)])
 def test_same_loss_and_gradient(name: str, tiles: int) -> None:
     whole, tiled = made(name).train(), made(name).train()
     assert tile_mlps(tiled, tiles) == tiled.config.num_hidden_layers

@@ -25,12 +25,12 @@ from hftune.tools.export.arguments import GgufArguments
 from hftune.tools.export.run import check_export
 from hftune.trainers.rewards.loading import load_reward_model as load_finished_reward_model
 from hftune.weight_files import weight_shapes
-from tests.architectures import ARCHITECTURES, make_model
+from tests.architectures import ARCHITECTURES, few_quick, make_model
 from tests.table.tiny import model_class, tiny_checkpoint, tiny_config
 
 pytestmark = pytest.mark.long
 
-NAMES = [*ARCHITECTURES, "qwen2_moe"]
+NAMES = few_quick([*ARCHITECTURES, "qwen2_moe"])
 FLAG = "--model_name_or_path"
 
 
@@ -72,34 +72,32 @@ def without(shapes: dict[str, Any], part: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("scores", [False, True])
-def test_a_layer_too_many_or_too_few(name: str, scores: bool, models: Any) -> None:
+def test_a_layer_too_many_or_too_few(name: str, models: Any) -> None:
     shapes = weight_shapes(models(name))
     last = max(int(part) for key in shapes for part in key.split(".") if part.isdecimal() and "layers." in key
                and key.split("layers.")[1].split(".")[0] == part)  # fmt: skip
-    model = bare(models(name), scores=scores)
     more = {key.replace(f"layers.{last}.", f"layers.{last + 2}."): shape for key, shape in shapes.items()}
-    found = find_mismatch(model, shapes | more, scores=scores)
-    assert found.beyond and all(f"layers.{last + 2}." in key for key in found.beyond) and not found.lacking
     fewer = without(shapes, f"layers.{last}.")
-    found = find_mismatch(model, fewer, scores=scores)
-    assert found.lacking and all(f"layers.{last}." in key for key in found.lacking) and not found.beyond
+    for scores in (False, True):
+        model = bare(models(name), scores=scores)
+        found = find_mismatch(model, shapes | more, scores=scores)
+        assert found.beyond and all(f"layers.{last + 2}." in key for key in found.beyond) and not found.lacking
+        found = find_mismatch(model, fewer, scores=scores)
+        assert found.lacking and all(f"layers.{last}." in key for key in found.lacking) and not found.beyond
     config = json.loads((models(name) / "config.json").read_text())
     for other in (shapes | more, fewer):
         with pytest.raises(ArgumentError, match=f"config.json says {last + 1} layers"):
             check_layers(config, other, "m", FLAG)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_other_sizes(name: str, models: Any) -> None:
-    shapes = weight_shapes(models(name))
-    embedding = next(key for key in shapes if key.endswith(("embed_tokens.weight", "word_embeddings.weight")))
-    found = find_mismatch(bare(models(name)), shapes | {embedding: (7, 32)})
+def test_other_sizes(models: Any) -> None:
+    shapes, embedding = weight_shapes(models("llama")), "model.embed_tokens.weight"
+    found = find_mismatch(bare(models("llama")), shapes | {embedding: (7, 32)})
     assert [*found.shapes.values()] == [((7, 32), shapes[embedding])]
     assert "is stored as 7 x 32" in found.describe()
 
 
-@pytest.mark.parametrize("name", ["mixtral", "qwen3_moe", "qwen2_moe", "deepseek_v2", "deepseek_v3"])
+@pytest.mark.parametrize("name", ["mixtral", "deepseek_v3"])
 @pytest.mark.parametrize("change", ["an expert less", "an expert more", "a matrix less"])
 def test_experts(name: str, change: str, models: Any) -> None:
     shapes = weight_shapes(models(name))
@@ -195,15 +193,14 @@ def copied(models: Any, folder: Path, **config: Any) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("stage", ["sft", "rm", "rl"])
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("stage", "fields", "said"),
     [
-        ({"num_hidden_layers": 1}, "stored and no part of the model"),
-        ({"num_hidden_layers": 3}, "not stored"),
-        ({"intermediate_size": 48}, "is stored as 64 x 32 and 48 x 32 in the model"),
-        ({"attention_bias": True}, "_proj.bias"),
-        ({"num_hidden_layers": 10**9}, "says 1000000000 layers, which no model has"),
+        ("sft", {"num_hidden_layers": 1}, "stored and no part of the model"),
+        ("rm", {"num_hidden_layers": 3}, "not stored"),
+        ("rl", {"intermediate_size": 48}, "is stored as 64 x 32 and 48 x 32 in the model"),
+        ("sft", {"attention_bias": True}, "_proj.bias"),
+        ("rm", {"num_hidden_layers": 10**9}, "says 1000000000 layers, which no model has"),
     ],
 )
 def test_before_a_model_loads(

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from hftune.tools.reporting.progress import read_progress
+from tests.parity.shared_models import cells
 
 FOLDER = Path(__file__).parent
 ROOT = FOLDER.parents[1]
@@ -105,9 +106,7 @@ def check(run: Callable, stage: str, mode: str, words: list[str], output: Path, 
     assert not said, "\n".join([*said[:10], "where this is meant: make golden"])
 
 
-@pytest.mark.parametrize(
-    ("stage", "mode"), [pytest.param(*case, marks=() if case in QUICK else pytest.mark.slow) for case in EVERY]
-)
+@pytest.mark.parametrize(("stage", "mode"), cells(EVERY, QUICK))
 def test_a_tiny_model(
     run: Callable, tiny_model: Path, tiny_teacher: Path, tiny_data: Path, tmp_path: Path, stage: str, mode: str
 ) -> None:

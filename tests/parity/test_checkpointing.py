@@ -53,7 +53,7 @@ def same(stage: str, modes: list[str], method: str, *where: Any, monkeypatch: py
         assert all(torch.equal(recomputed[name], weights[name]) for name in weights), mode
 
 
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("stage", ["sft", "dpo", "rl"])
 def test_no_bit_changes(
     stage: str, tiny_model: Path, tiny_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

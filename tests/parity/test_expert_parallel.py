@@ -29,7 +29,7 @@ def experts(zero: str) -> tuple[str, ...]:
     return "--deepspeed", zero, "--expert_parallel_size", "2"
 
 
-QUICK = [("pt", "mixtral", "zero1"), ("sft", "mixtral", "zero3")]
+QUICK = [("sft", "mixtral", "zero3")]
 EVERY = [
     *product(("pt", "sft"), ("mixtral",), ("zero1", "zero2", "zero3")),
     *product(("sft",), ("qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3"), ("zero1", "zero3")),

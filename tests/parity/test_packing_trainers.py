@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from hftune.models.adapters.preparation import add_adapter
 from hftune.models.loading.causal_lm import load_causal_lm
 from hftune.trainers.pt import PTTrainer
 from hftune.trainers.sft import SFTTrainer
+from tests.parity.shared_models import cells
 from tests.table.tiny import tiny_checkpoint
 from tests.unit.data.helpers import pack, to_dataset
 
@@ -68,11 +70,10 @@ def first_step(stage: str, method: str, layout: str, model: Path, out: Path) -> 
 # The last two: a hybrid, whose layers with a state end it with each document; a model that reads packed rows as padded.
 @pytest.mark.parametrize(
     ("stage", "method", "model_type"),
-    [
-        *((stage, method, None) for stage in ("pt", "sft") for method in ("full", "lora")),
-        ("pt", "full", "qwen3_5_text"),
-        ("sft", "lora", "bloom"),
-    ],
+    cells(
+        [*product(("pt", "sft"), ("full", "lora"), (None,)), ("pt", "full", "qwen3_5_text"), ("sft", "lora", "bloom")],
+        [("pt", "full", None), ("sft", "lora", "bloom")],
+    ),
 )
 def test_same_step(stage: str, method: str, model_type: str | None, tiny_model: Path, tmp_path: Path) -> None:
     folder = tiny_model if model_type is None else tiny_checkpoint(model_type, tmp_path / "model")

@@ -16,6 +16,7 @@ import pytest
 from hftune.checkpoints.manifest import describe_machine
 from hftune.tools.doctor.tiny import STEPS, Figures, make_data, make_model
 from hftune.tools.doctor.training import ROUNDING, Outcome, Trainings, compared, rows
+from tests.architectures import few_quick
 from tests.conftest import ROOT, Finished
 from tests.parity import plain
 from tests.parity.stages import DATA, run_stage
@@ -82,9 +83,7 @@ def tables(found: dict[str, list[Outcome]]) -> Iterator[str]:
             yield f"| {one.what} | {one.found:.7g} | {one.wanted:.7g} | {one.apart:.1e} | {one.allowed:.0e} |"
 
 
-@pytest.mark.parametrize(
-    "what", [name if name in AT_ONCE else pytest.param(name, marks=pytest.mark.slow) for name in PAPERS]
-)
+@pytest.mark.parametrize("what", few_quick([*PAPERS], AT_ONCE))
 def test_by_the_paper(
     what: str, home: Path, page: dict[str, list[Outcome]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,6 +10,7 @@ import torch
 from peft import PeftModel
 
 from hftune.trainers.features.reference_policy import COPY
+from tests.architectures import few_quick
 from tests.parity.stages import METHODS, losses, run_stage
 
 KINDS = {
@@ -68,7 +69,7 @@ def test_another_model_as_reference(dpo: Any, tiny_model: Path, tmp_path: Path) 
     assert losses(other)[0] > 1.0
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", few_quick([*METHODS], ["lora"]))
 def test_renewed(dpo: Any, method: str) -> None:
     """With alpha 1 the reference is the policy again after every second step."""
     trainer = dpo(

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
+from tests.architectures import few_quick
 from tests.unit.trainers.rl_runs import logged, make_trainer
 
 TOKENS = 4
@@ -36,7 +37,7 @@ class Pattern:
         ]
 
 
-@pytest.mark.parametrize("algorithm", SETTINGS)
+@pytest.mark.parametrize("algorithm", few_quick([*SETTINGS], ["ppo"]))
 def test_the_best_reward_is_found(algorithm: str, tiny_model: Path, tmp_path: Path) -> None:
     flags = (*SHARED, "--max_completion_length", str(TOKENS), *SETTINGS[algorithm])
     trainer = make_trainer(tiny_model, tmp_path, algorithm, Pattern(tiny_model), *flags)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tests.architectures import make_model
-from tests.parity.shared_models import ACCUMULATED, CLIPPED, FROZEN
+from tests.parity.shared_models import ACCUMULATED, CLIPPED, FROZEN, cells
 
 STEPS = 20
 TOLERANCE = 1e-4
@@ -90,16 +90,10 @@ def check_same(found: dict[str, Any], reference: dict[str, Any], *, one_group: b
             assert here.get("num_tokens") == there.get("num_tokens")
 
 
-QUICK = {("pt", "True", "full"), ("sft", "False", "lora")}
+QUICK = [("sft", "False", "lora")]
 
 
-@pytest.mark.parametrize(
-    ("stage", "packing", "method"),
-    [
-        pytest.param(*case, marks=() if case in QUICK else pytest.mark.slow)
-        for case in itertools.product(DATA, ("True", "False"), METHODS)
-    ],
-)
+@pytest.mark.parametrize(("stage", "packing", "method"), cells(product(DATA, ("True", "False"), METHODS), QUICK))
 def test_same_run(stage: str, packing: str, method: str, train: Callable[..., dict[str, Any]]) -> None:
     flags = ("--packing", packing)
     check_same(train(stage, method, 2, *flags), train(stage, method, 1, *flags))

@@ -131,20 +131,28 @@ def _named(
     if regex is not None:
         flag = f"--{what}_parameters_regex {regex}"
         try:
-            found = {name: parameter for name, parameter in named if re.search(regex, name)}
-        except re.error as error:
-            problems.append(
-                ArgumentError(
-                    f"no regular expression: {error}",
-                    place=flag,
-                    fix="write one as Python's re takes it, such as '.*layers.[0-3].*'",
-                )
-            )
+            pattern = compiled(regex, flag)
+        except ArgumentError as problem:
+            problems.append(problem)
             return chosen
+        found = {name: parameter for name, parameter in named if pattern.search(name)}
         if not found:
             problems.append(_no_match(flag, "holds a match of it", named))
         chosen |= found
     return chosen
+
+
+def compiled(regex: str, flag: str) -> re.Pattern[str]:
+    """The compiled regex.
+
+    Raises:
+        ArgumentError: It is none.
+    """
+    try:
+        return re.compile(regex)
+    except re.error as error:
+        fix = "write one as Python's re takes it, such as '.*layers.[0-3].*(q|v)_proj'"
+        raise ArgumentError(f"{regex!r} is no regular expression: {error}", place=flag, fix=fix) from error
 
 
 def _no_match(flag: str, how: str, named: list[tuple[str, torch.nn.Parameter]]) -> ArgumentError:

@@ -19,7 +19,7 @@ from hftune.constants import TASK_TYPES
 from hftune.errors import ArgumentError
 from hftune.models.adapters.adaptable import unadaptable, without_effect
 from hftune.models.adapters.folding import usable_quantisers
-from hftune.models.adapters.freezing import modules_to_unfreeze
+from hftune.models.adapters.freezing import compiled, modules_to_unfreeze
 from hftune.models.adapters.new_token_rows import new_rows_with_lora
 from hftune.models.structure import decoder_list, expert_count, head_of, is_within, other_parts, routers_of
 
@@ -316,19 +316,6 @@ def _by_regex(model: PreTrainedModel, regex: str) -> list[str]:
             fix=f"names look like {linear[0]}, {linear[-1]}" if linear else "use --lora_target_modules all",
         )
     return chosen
-
-
-def compiled(regex: str, flag: str) -> re.Pattern[str]:
-    """The compiled regex.
-
-    Raises:
-        ArgumentError: It is none.
-    """
-    try:
-        return re.compile(regex)
-    except re.error as error:
-        fix = "write one as Python's re takes it, such as '.*(q|v)_proj'"
-        raise ArgumentError(f"{regex!r} is no regular expression: {error}", place=flag, fix=fix) from error
 
 
 def all_linear(model: PreTrainedModel) -> list[str]:

@@ -16,6 +16,7 @@ import torch
 from torch.nn.functional import dropout as drop
 from torch.nn.functional import pad, scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import repeat_kv
 
 from hftune.models.attention.machine import varlen_parameters
 from hftune.models.attention.shared_prompts import SharedPrompts
@@ -260,14 +261,6 @@ class _Softmax:
             scores = torch.cat([scores, sink], dim=-1)
         weights = scores.softmax(dim=-1, dtype=torch.float32).to(value.dtype)
         return drop(weights[..., :keys], self.dropout) @ value
-
-
-def repeat_kv(states: torch.Tensor, groups: int) -> torch.Tensor:
-    """(batch, heads, tokens, size) to (batch, heads * groups, tokens, size): a copy of each head for its queries."""
-    batch, heads, *rest = states.shape
-    if groups == 1:
-        return states
-    return states[:, :, None].expand(batch, heads, groups, *rest).reshape(batch, heads * groups, *rest)
 
 
 def _runs(states: torch.Tensor, runs: Segments) -> tuple[torch.Tensor, ...]:

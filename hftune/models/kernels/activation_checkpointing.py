@@ -28,7 +28,8 @@ from hftune.logging import notice
 from hftune.models.structure import decoder_layers
 
 # What architectures call the attention and the MLP of a layer.
-_CHILDREN = {
+_CHILDREN: dict[str, tuple[str, ...]] = {
+    FULL: (),
     ATTENTION: ("self_attn", "attention", "attn", "self_attention", "linear_attn"),
     MLP: ("mlp", "feed_forward", "block_sparse_moe", "moe"),
 }
@@ -50,16 +51,13 @@ def not_recomputable(model: PreTrainedModel, plan: Recomputation) -> ArgumentErr
     if not layers or not all(isinstance(layer, GradientCheckpointingLayer) for layer in layers):
         return ArgumentError(f"{name} recomputes all of its layers as a whole, or none", place=place, fix=off)
     for part in plan.parts:
-        if not all(list(members(layers[number], part)) for number in chosen):
+        if part != FULL and not all([*_members(layers[number], part)] for number in chosen):
             return ArgumentError(f"hftune finds no {part} in the layers of {name}", place=place, fix=off)
     return None
 
 
-def members(layer: nn.Module, part: str) -> Iterator[nn.Module]:
-    """The modules of a layer that make a part: the layer itself, or its attention, or its MLP."""
-    if part == FULL:
-        yield layer
-        return
+def _members(layer: nn.Module, part: str) -> Iterator[nn.Module]:
+    """The modules of a layer that are its attention, or its MLP; of a whole layer none."""
     children = (getattr(layer, name, None) for name in _CHILDREN[part])
     yield from (child for child in children if isinstance(child, nn.Module))
 
@@ -164,9 +162,9 @@ def _switch(
 
 
 def _parts(layer: nn.Module, part: str) -> Iterator[nn.Module]:
-    """The modules of a part, whose `forward` is recomputed; whole layers need nothing."""
-    modules: Any = () if part == FULL else members(layer, part)
-    for module in modules:
+    """`_members`, whose `forward` is recomputed from now on."""
+    module: Any
+    for module in _members(layer, part):
         # Not `__call__`: the module's hooks, ZeRO's among them, then run once, outside of what is recomputed.
         if not hasattr(module, "forward_as_it_was"):
             module.forward_as_it_was = module.forward

@@ -73,7 +73,8 @@ _HIDDEN_MODULES = (
     ("resid_attn_dropout", "resid_mlp_dropout"),
     ("post_attention_dropout", "post_mlp_dropout"),
 )
-# The last modules of the two residual branches; norms behind attention and MLP come after them.
+# The last modules of the two residual branches, both of which must be there: alone, a norm called
+# post_attention_layernorm is the one before the MLP (Llama), and not the end of a branch.
 _BRANCH_ENDS = (
     ("post_self_attn_layernorm", "post_mlp_layernorm"),
     ("post_attention_layernorm", "post_feedforward_layernorm"),
@@ -146,9 +147,6 @@ class Dropouts:
 
 def _children(layer: nn.Module, names: tuple[str, ...]) -> list[Any]:
     """The children of these names; none unless all are there."""
-    # Alone, a norm called post_attention_layernorm is the one before the MLP (Llama), and not the end of a branch.
-    if names == ("post_attention_layernorm", "post_feedforward_layernorm") and not hasattr(layer, names[1]):
-        return []
     found = [getattr(layer, name, None) for name in names]
     return found if all(isinstance(module, nn.Module) for module in found) else []
 

@@ -14,14 +14,17 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import torch
 from transformers import PreTrainedModel, WeightConverter
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import rename_source_key
 
+from hftune.compat.patches import no_deepspeed_config
 from hftune.errors import ArgumentError
 from hftune.logging import notice
 from hftune.models.loading.config_file import beyond_last, mismatch_error
-from hftune.weight_files import weight_shapes
+from hftune.opening.safetensors_file import load_tensors, read_safetensors_header
+from hftune.weight_files import weight_files, weight_shapes
 
 Shape = tuple[int, ...]
 
@@ -261,3 +264,36 @@ def _needed(rule: WeightConverter, shape: Shape) -> int | None:
     """Stored tensors that a parameter is made of; None where the rule is of another kind than experts'."""
     merges = any(type(operation).__name__ == "MergeModulelist" for operation in rule.operations)
     return shape[0] * len(rule.source_patterns) if merges and len(rule.target_patterns) == 1 else None
+
+
+def stored_otherwise(model: Any, folder: str | Path) -> bool:
+    """Whether a folder's weights have other names than this model's: transformers splits experts that it fuses.
+
+    Args:
+        model: The model that the folder was saved from; for adapters, which peft names itself, the answer is no.
+    """
+    if not isinstance(model, PreTrainedModel):
+        return False
+    own = {*model.state_dict()}
+    return any(name not in own for file in weight_files(folder) for name in read_safetensors_header(file).tensors)
+
+
+def tensors_by_parameter(model: Any, folder: str | Path) -> dict[str, torch.Tensor]:
+    """The whole tensors of a folder that this model was saved into, by the names of its parameters.
+
+    Args:
+        model: A PreTrainedModel, partitioned or not, or an adapter around one.
+
+    Raises:
+        ManifestError: A file is damaged, or larger than the free memory.
+    """
+    if not stored_otherwise(model, folder):
+        return {name: tensor for file in weight_files(folder) for name, tensor in load_tensors(file).items()}
+    # The widest of its numbers, so that nothing is rounded: parameters may have several types.
+    wide = any(parameter.dtype == torch.float32 for parameter in model.parameters())
+    # transformers itself knows how to put together what it has taken apart. Whole, also where the live model is not.
+    with no_deepspeed_config():
+        read = type(model).from_pretrained(
+            folder, config=model.config, dtype=torch.float32 if wide else model.dtype, local_files_only=True
+        )
+    return dict(read.state_dict())

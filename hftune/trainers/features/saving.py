@@ -16,7 +16,7 @@ from hftune.models.adapters.initialisation import (
     rewrite_as_plain,
     split_plain_lora,
 )
-from hftune.models.loading.own_weights import stored_otherwise, tensors_by_parameter
+from hftune.models.loading.stored_weights import stored_otherwise, tensors_by_parameter
 from hftune.trainers.features.run import Run
 
 

@@ -3,19 +3,44 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM
 
 from hftune.arguments.entry import parse_arguments
+from hftune.models.adapters.preparation import add_adapter
+from hftune.models.loading.causal_lm import load_causal_lm
+from hftune.models.loading.reward_model import load_reward_model
+from hftune.models.loading.tokenizer import load_tokenizer
 
 IDS = torch.arange(3, 35).reshape(2, 16)
 
 
 def arguments(model: Path | str, *flags: str) -> tuple:
-    argv = ["--model_name_or_path", str(model), "--output_dir", "o", "--gradient_checkpointing", "0", "--lora_r", "4"]
-    model_args, _, adapter_args, training_args = parse_arguments("sft", [*argv, "--use_peft", *flags])
+    model_args, _, adapter_args, training_args = parsed("sft", model, "--lora_r", "4", "--use_peft", *flags)
     return model_args, adapter_args, training_args
+
+
+def parsed(stage: str, model: Path | str, *flags: str) -> Any:
+    """The arguments of a run with a model."""
+    argv = ["--model_name_or_path", str(model), "--output_dir", "o", "--gradient_checkpointing", "False", *flags]
+    return parse_arguments(stage, argv)
+
+
+def of_run(stage: str, given: Any) -> tuple[Any, Any]:
+    """Model and tokenizer as a run with these arguments loads them, without an adapter."""
+    model_args, _, adapter_args, training_args = given
+    tokenizer = load_tokenizer(model_args, training_args)
+    of_stage: Any = load_reward_model if stage == "rm" else load_causal_lm
+    return of_stage(model_args, adapter_args, training_args, tokenizer), tokenizer
+
+
+def loaded(stage: str, model: Path | str, *flags: str) -> tuple[Any, Any]:
+    """The same with what is trained set, and with the adapter that the flags ask for."""
+    given = parsed(stage, model, *flags)
+    plain, tokenizer = of_run(stage, given)
+    return add_adapter(plain, given[2], given[3]), tokenizer
 
 
 def load(model: Path | str) -> torch.nn.Module:

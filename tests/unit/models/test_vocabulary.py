@@ -19,13 +19,11 @@ from transformers import (
     MllamaForCausalLM,
 )
 
-from hftune.arguments.entry import parse_arguments
 from hftune.arguments.model import GrowthArguments
 from hftune.constants import MANIFEST_NAME
 from hftune.errors import ArgumentError, ManifestError
 from hftune.models.adapters.preparation import add_adapter
 from hftune.models.loading.causal_lm import load_causal_lm
-from hftune.models.loading.reward_model import load_reward_model
 from hftune.models.loading.tokenizer import load_tokenizer
 from hftune.models.vocabulary import (
     Growth,
@@ -45,6 +43,7 @@ from hftune.models.vocabulary import (
 from hftune.preflight.facts import resolve, take_tokenizer_of_adapter
 from hftune.preflight.rules.adapters import check_vocabulary
 from tests.table.tiny import VOCABULARY, model_class, tiny_config
+from tests.unit.models.adapting import loaded, parsed
 
 GROWN = Growth(base_rows=4, rows=6, ids=[3, 4])
 
@@ -171,19 +170,6 @@ def folder(request: pytest.FixtureRequest, tiny_model: Path, tmp_path: Path) -> 
     return tmp_path / "base"
 
 
-def parsed(folder: Path, *flags: str, stage: str = "sft") -> tuple:
-    given = ["--model_name_or_path", str(folder), "--output_dir", "o", "--gradient_checkpointing", "False", *flags]
-    return parse_arguments(stage, given)
-
-
-def loaded(folder: Path, *flags: str, stage: str = "sft") -> tuple:
-    model_args, _, adapter_args, training_args = parsed(folder, *flags, stage=stage)
-    tokenizer = load_tokenizer(model_args, training_args)
-    load = load_reward_model if stage == "rm" else load_causal_lm
-    model = load(model_args, adapter_args, training_args, tokenizer)
-    return add_adapter(model, adapter_args, training_args), tokenizer
-
-
 def _check_adapter_folder(model, tokenizer, base: Path, adapter: Path, ids: torch.Tensor) -> None:
     from peft import PeftModel
 
@@ -204,7 +190,7 @@ def _check_adapter_folder(model, tokenizer, base: Path, adapter: Path, ids: torc
 
 def test_a_model_grows_with_its_tokenizer(folder: Path, tmp_path: Path) -> None:
     base = AutoModelForCausalLM.from_pretrained(folder)
-    model, tokenizer = loaded(folder, *ADD)
+    model, tokenizer = loaded("sft", folder, *ADD)
     assert len(tokenizer) == 284 and vocabulary_rows(model) == model.config.vocab_size == model.vocab_size == 320
     tables = [table(model).weight for table in (type(model).get_input_embeddings, type(model).get_output_embeddings)]
     for table, before in zip(tables, (base.get_input_embeddings(), base.get_output_embeddings()), strict=True):
@@ -240,22 +226,22 @@ def test_a_growth_gives_the_same_rows_each_time(folder: Path) -> None:
     assert [table.shape[0] for table in grown[0]] == [320, 320]
 
 
-def test_a_larger_tokenizer_needs_the_flag(folder: Path, tmp_path: Path) -> None:
-    larger = AutoTokenizer.from_pretrained(folder)
+def test_a_larger_tokenizer_needs_the_flag(tiny_model: Path, tmp_path: Path) -> None:
+    larger = AutoTokenizer.from_pretrained(tiny_model)
     larger.add_tokens(["<one>", "<two>"])
     larger.save_pretrained(tmp_path / "larger")
     with pytest.raises(ArgumentError, match=r"ids up to 282 \(283 tokens\), the model has 281 embeddings"):
-        loaded(folder, "--tokenizer_name_or_path", str(tmp_path / "larger"))
-    model, _ = loaded(folder, "--tokenizer_name_or_path", str(tmp_path / "larger"), "--resize_vocab")
+        loaded("sft", tiny_model, "--tokenizer_name_or_path", str(tmp_path / "larger"))
+    model, _ = loaded("sft", tiny_model, "--tokenizer_name_or_path", str(tmp_path / "larger"), "--resize_vocab")
     assert vocabulary_rows(model) == 283
 
 
-def test_a_tokenizer_that_moves_ids_is_refused(folder: Path) -> None:
-    base = AutoTokenizer.from_pretrained(folder)
+def test_a_tokenizer_that_moves_ids_is_refused(tiny_model: Path, tmp_path: Path) -> None:
+    base = AutoTokenizer.from_pretrained(tiny_model)
     text = base.backend_tokenizer.to_str().replace('"<|pad|>"', '"<|qad|>"')
-    (folder.parent / "other").mkdir()
-    (folder.parent / "other" / "tokenizer.json").write_text(text)
-    other = AutoTokenizer.from_pretrained(folder.parent / "other")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "tokenizer.json").write_text(text)
+    other = AutoTokenizer.from_pretrained(tmp_path / "other")
     with pytest.raises(ArgumentError, match="does not extend the model's own"):
         plan_growth(base, other, 281)
     assert plan_growth(base, base, 281) is None
@@ -275,7 +261,7 @@ def test_only_what_should_be_trained_is(folder: Path, flags: tuple[str, ...], mo
     tied = AutoModelForCausalLM.from_pretrained(folder).config.tie_word_embeddings
     if "tables" in moves and tied:
         flags = flags[:-1]
-    model, tokenizer = loaded(folder, *ADD, *flags)
+    model, tokenizer = loaded("sft", folder, *ADD, *flags)
     assert model.get_output_embeddings().bias is None, "TRL reads it"
     before = {name: value.clone() for name, value in model.state_dict().items()}
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -300,12 +286,12 @@ def test_only_what_should_be_trained_is(folder: Path, flags: tuple[str, ...], mo
 
 
 def test_an_adapter_with_new_rows_goes_on(folder: Path, tmp_path: Path) -> None:
-    model, tokenizer = loaded(folder, *ADD, "--use_peft")
+    model, tokenizer = loaded("sft", folder, *ADD, "--use_peft")
     model.save_pretrained(tmp_path / "first")
     tokenizer.save_pretrained(tmp_path / "first")
     about = describe_vocabulary(model.get_base_model(), adapter=True)
     (tmp_path / "first" / "hftune.json").write_text(json.dumps({"kind": "adapter", "vocabulary": about}))
-    given = parsed(folder, "--peft_path", str(tmp_path / "first"))
+    given = parsed("sft", folder, "--peft_path", str(tmp_path / "first"))
     model_args, _, adapter_args, training_args = given
     take_tokenizer_of_adapter(model_args, adapter_args)
     again = load_causal_lm(model_args, adapter_args, training_args, load_tokenizer(model_args, training_args))
@@ -318,19 +304,19 @@ def test_an_adapter_with_new_rows_goes_on(folder: Path, tmp_path: Path) -> None:
     }
     assert describe_vocabulary(again.get_base_model(), adapter=True) == about
     flags = ("--peft_path", str(tmp_path / "first"), "--add_tokens", "<more>")
-    (problem,) = check_vocabulary(resolve("sft", parsed(folder, *flags)))
+    (problem,) = check_vocabulary(resolve("sft", parsed("sft", folder, *flags)))
     assert "merge it first" in problem.fix
 
 
 def test_a_reward_model_grows(tiny_model: Path) -> None:
-    model, _ = loaded(tiny_model, *ADD, "--train_new_tokens_only", stage="rm")
+    model, _ = loaded("rm", tiny_model, *ADD, "--train_new_tokens_only")
     trained = {name.split(".")[-3] for name, one in model.named_parameters() if one.requires_grad}
     assert vocabulary_rows(model) == 320 and trained == {"token_adapter", "modules_to_save"}
     assert torch.isfinite(model(input_ids=torch.tensor([[281, 283, 5]])).logits).all()
 
 
-def test_a_quantised_base_grows(folder: Path) -> None:
-    model, _ = loaded(folder, *ADD, "--qlora")
+def test_a_quantised_base_grows(tiny_model: Path) -> None:
+    model, _ = loaded("sft", tiny_model, *ADD, "--qlora")
     ids = torch.tensor([[281, 5, 282, 7]])
     model(input_ids=ids, labels=ids).loss.backward()
     rows = [parameter for name, parameter in model.named_parameters() if "trainable_tokens_delta" in name]
@@ -355,10 +341,10 @@ def test_a_second_table_is_refused(tiny_model: Path) -> None:
 def test_what_cannot_work_is_refused_before_loading(
     tiny_model: Path, stage: str, flags: tuple[str, ...], words: str
 ) -> None:
-    (problem,) = check_vocabulary(resolve(stage, parsed(tiny_model, *flags, stage=stage)))
+    (problem,) = check_vocabulary(resolve(stage, parsed(stage, tiny_model, *flags)))
     assert words in problem.render()
 
 
 def test_lora_and_new_rows_alone_exclude_each_other(tiny_model: Path) -> None:
     with pytest.raises(ArgumentError, match="leave one out"):
-        parsed(tiny_model, "--use_peft", "--train_new_tokens_only")
+        parsed("sft", tiny_model, "--use_peft", "--train_new_tokens_only")

@@ -8,11 +8,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from hftune.arguments.entry import parse_arguments
 from hftune.errors import ArgumentError
 from hftune.logging import notices
 from hftune.models.adapters.parameter_report import kind_of
 from hftune.models.adapters.preparation import add_adapter
+from tests.unit.models.adapting import parsed
 
 IDS = torch.arange(3, 35).reshape(2, 16)
 ATTENTION = {f"self_attn.{name}_proj" for name in "qkvo"}
@@ -30,8 +30,7 @@ ALL = LAYER0 | LAYER1 | ENDS
 
 
 def frozen(model: Path, *flags: str) -> torch.nn.Module:
-    argv = ["--model_name_or_path", str(model), "--output_dir", "o", *flags]
-    _, _, adapter_args, training_args = parse_arguments("sft", argv)
+    _, _, adapter_args, training_args = parsed("sft", model, *flags)
     return add_adapter(AutoModelForCausalLM.from_pretrained(model), adapter_args, training_args)
 
 
@@ -108,8 +107,7 @@ def test_a_prefix_that_ends_in_a_number(tiny_model: Path) -> None:
     config = AutoModelForCausalLM.from_pretrained(tiny_model).config
     config.num_hidden_layers = 12
     model = AutoModelForCausalLM.from_config(config)
-    argv = ["--model_name_or_path", "m", "--output_dir", "o", "--freeze_parameters", "model.layers.1"]
-    _, _, adapter_args, training_args = parse_arguments("sft", argv)
+    _, _, adapter_args, training_args = parsed("sft", "m", "--freeze_parameters", "model.layers.1")
     add_adapter(model, adapter_args, training_args)
     assert not model.model.layers[10].mlp.up_proj.weight.requires_grad
     assert any("--freeze_parameters model.layers.1 also means model.layers.10." in said for said in notices())

@@ -10,20 +10,16 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from hftune.arguments.entry import parse_arguments
 from hftune.models.adapters import preparation
 from hftune.models.adapters.preparation import add_adapter
-from hftune.models.loading.causal_lm import load_causal_lm
-from hftune.models.loading.reward_model import load_reward_model
-from hftune.models.loading.tokenizer import load_tokenizer
 from tests.table.tiny import tiny_config
-from tests.unit.models.adapting import IDS
+from tests.unit.models.adapting import IDS, loaded, of_run, parsed
 
 
 @pytest.mark.parametrize("flags", [(), ("--use_peft", "--modules_to_save", "embed_tokens")])
 def test_a_padding_token_that_also_ends_turns_is_trained(flags: tuple[str, ...]) -> None:
     """As in SmolLM2-Instruct. Where it only pads, its gradient is 0 as ever."""
-    _, _, adapter, training = parse_arguments("sft", ["--output_dir", "o", "--gradient_checkpointing", "0", *flags])
+    _, _, adapter, training = parsed("sft", "m", *flags)
     config = tiny_config("llama")
     config.pad_token_id, config.tie_word_embeddings = 2, False
     adapted = add_adapter(AutoModelForCausalLM.from_config(config), adapter, training)
@@ -60,18 +56,13 @@ def test_only_what_was_asked_for_is_imported(
         return lambda model, *_: model
 
     monkeypatch.setattr(preparation, "on_demand", noted)
-    given = ["--model_name_or_path", str(tiny_model), "--output_dir", "o", "--gradient_checkpointing", "0", *flags]
-    _, _, adapter, training = parse_arguments("sft", given)
+    _, _, adapter, training = parsed("sft", tiny_model, *flags)
     add_adapter(AutoModelForCausalLM.from_pretrained(tiny_model), adapter, training)
     assert imported == places
 
 
 def built(model: Path, stage: str, *flags: str) -> torch.nn.Module:
-    argv = ["--model_name_or_path", str(model), "--output_dir", "o", "--gradient_checkpointing", "False", *flags]
-    model_args, _, adapter_args, training_args = parse_arguments(stage, [*argv, "--dtype", "bfloat16"])
-    tokenizer = load_tokenizer(model_args, training_args)
-    load = load_reward_model if stage == "rm" else load_causal_lm
-    return add_adapter(load(model_args, adapter_args, training_args, tokenizer), adapter_args, training_args)
+    return loaded(stage, model, *flags, "--dtype", "bfloat16")[0]
 
 
 def dtypes(model: torch.nn.Module, trained: bool) -> set[torch.dtype]:
@@ -103,12 +94,9 @@ def test_what_is_trained_is_in_float32_and_computes(
 
 def test_under_deepspeed_nothing_casts(tiny_model: Path) -> None:
     """Its engine makes all weights of one dtype: inputs in float32 would not fit a head in bf16."""
-    argv = ["--model_name_or_path", str(tiny_model), "--output_dir", "o", "--use_peft", "--dtype", "bfloat16"]
-    model_args, _, adapter_args, training_args = parse_arguments("rm", argv)
-    training_args.deepspeed = "zero2"
-    tokenizer = load_tokenizer(model_args, training_args)
-    model = load_reward_model(model_args, adapter_args, training_args, tokenizer)
-    model = add_adapter(model, adapter_args, training_args).bfloat16()
+    given = parsed("rm", tiny_model, "--use_peft", "--dtype", "bfloat16")
+    given.training.deepspeed = "zero2"
+    model = add_adapter(of_run("rm", given)[0], given[2], given.training).bfloat16()
     assert model(IDS).logits.dtype == torch.bfloat16
 
 

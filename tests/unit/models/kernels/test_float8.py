@@ -7,14 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
 
-from hftune.arguments.entry import parse_arguments
 from hftune.logging import notices
 from hftune.models.kernels import float8
 from hftune.models.kernels.float8 import to_float8
-from hftune.models.loading.causal_lm import load_causal_lm
-from hftune.models.loading.tokenizer import load_tokenizer
+from tests.unit.models.adapting import loaded
 
 pytest.importorskip("torchao")
 
@@ -52,16 +50,6 @@ def test_losses_and_gradients_are_those_of_the_model_to_eight_bits(recipe: str) 
         assert torch.cosine_similarity(mine.grad.flatten(), parameter.grad.flatten(), dim=0) > 0.99, name
 
 
-def test_what_is_saved_is_a_plain_checkpoint(tmp_path: Path) -> None:
-    model = llama()
-    before = {name: parameter.clone() for name, parameter in model.named_parameters()}
-    to_float8(model, "rowwise")
-    model.save_pretrained(tmp_path)
-    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
-    assert type(loaded.model.layers[0].mlp.up_proj) is torch.nn.Linear
-    assert all(torch.equal(parameter, before[name]) for name, parameter in loaded.named_parameters())
-
-
 def test_routers_and_odd_sizes_stay() -> None:
     torch.manual_seed(0)
     mixture = MixtralForCausalLM(MixtralConfig(**SIZES, num_local_experts=4))
@@ -70,10 +58,8 @@ def test_routers_and_odd_sizes_stay() -> None:
     assert to_float8(odd, "tensorwise") == 2 * 4
 
 
-def test_the_loader_replaces_them(tiny_model: Path, tmp_path: Path) -> None:
-    flags = ["--model_name_or_path", str(tiny_model), "--output_dir", str(tmp_path / "out"), "--fp8", "tensorwise"]
-    model_args, _, adapter_args, training_args = parse_arguments("sft", flags)
-    model = load_causal_lm(model_args, adapter_args, training_args, load_tokenizer(model_args, training_args))
+def test_the_loader_replaces_them(tiny_model: Path) -> None:
+    model, _ = loaded("sft", tiny_model, "--fp8", "tensorwise")
     replaced = [name for name, module in model.named_modules() if type(module).__name__ == "Float8Linear"]
     assert replaced and all(".layers." in name for name in replaced)
     said = [line for line in notices() if "FP8" in line or "--fp8" in line]

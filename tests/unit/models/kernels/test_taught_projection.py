@@ -22,6 +22,8 @@ from tests.unit.models.kernels.test_divergences import expected
 WORDS, TOKENS = 97, 40
 KINDS = ((0.0, 1.0), (0.1, 2.0), (0.5, 1.0), (0.9, 1.0), (1.0, 1.0), (1.0, 2.0))
 """beta and temperature."""
+OTHER: Any = type("Other", (torch.nn.Linear,), {})
+"""Is called as a module."""
 
 
 def heads(*, bias: bool = False, kind: type[torch.nn.Linear] = torch.nn.Linear, words: int = WORDS) -> Any:
@@ -58,9 +60,8 @@ def rows_of_a_chunk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("share", [0.0, 0.3])
 @pytest.mark.parametrize("head", ["trained", "frozen", "module", "bias"])
 def test_equals_full_logits(beta: float, temperature: float, share: float, head: str) -> None:
-    other = type("Other", (torch.nn.Linear,), {})
     student, teacher, hidden, states = heads(
-        bias=head != "trained", kind=other if head == "module" else torch.nn.Linear
+        bias=head != "trained", kind=OTHER if head == "module" else torch.nn.Linear
     )
     student.requires_grad_(head != "frozen")
     forms = LogitShape(1.5, 4.0), LogitShape(0.7, 3.0)
@@ -105,9 +106,10 @@ def test_equals_trl(beta: float, temperature: float, bias: bool) -> None:
         same(columns["entropy"], entropy)
 
 
-@pytest.mark.parametrize("beta", [0.0, 0.5, 1.0])
-@pytest.mark.parametrize("kind", [torch.nn.Linear, type("Other", (torch.nn.Linear,), {})])
-@pytest.mark.parametrize("words", [WORDS - 9, WORDS, WORDS + 9])
+@pytest.mark.parametrize(
+    ("beta", "words", "kind"),
+    [(0.0, WORDS - 9, OTHER), (0.5, WORDS, torch.nn.Linear), (1.0, WORDS + 9, torch.nn.Linear)],
+)
 def test_all_tokens_of_a_teacher_are_the_teacher(beta: float, kind: Any, words: int) -> None:
     """k = vocabulary: offline equals online, also where one side is padded."""
     student, teacher, hidden, states = heads(kind=kind, words=words)
@@ -147,7 +149,7 @@ class Largest(TorchDispatchMode):
 def test_no_tensor_of_all_logits(beta: float, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(chunked_heads.CHUNK_BYTES, "cpu", 4 * WORDS * 50)
     monkeypatch.setattr(chunked_heads, "KEPT_BYTES", 0)
-    student = (type("Other", (torch.nn.Linear,), {}) if kind == "module" else torch.nn.Linear)(32, WORDS)
+    student = (OTHER if kind == "module" else torch.nn.Linear)(32, WORDS)
     teacher, tokens = torch.nn.Linear(48, WORDS), 400
     hidden, targets = torch.randn(tokens, 32, requires_grad=True), torch.zeros(tokens).long()
     given: Any = TeacherStates(torch.randn(tokens, 48), teacher, LogitShape())
@@ -187,8 +189,7 @@ def test_16_bits_sum_in_32(dtype: torch.dtype, beta: float) -> None:
 @pytest.mark.parametrize("trained", [True, False])
 @pytest.mark.parametrize("kind", ["plain", "module"])
 def test_under_autocast_sums_are_of_32_bits(trained: bool, kind: str) -> None:
-    other = type("Other", (torch.nn.Linear,), {})
-    student, teacher, hidden, states = heads(kind=other if kind == "module" else torch.nn.Linear)
+    student, teacher, hidden, states = heads(kind=OTHER if kind == "module" else torch.nn.Linear)
     student.requires_grad_(trained)
     if kind == "module":
         teacher = torch.nn.Sequential(teacher)
@@ -204,7 +205,7 @@ def test_under_autocast_sums_are_of_32_bits(trained: bool, kind: str) -> None:
     torch.testing.assert_close(loss, losses.sum(), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("kind", [torch.nn.Linear, type("Other", (torch.nn.Linear,), {})])
+@pytest.mark.parametrize("kind", [torch.nn.Linear, OTHER])
 def test_an_evaluation_computes_no_slopes(kind: Any) -> None:
     class Shape(LogitShape):
         def __call__(self, raw: torch.Tensor) -> torch.Tensor:
@@ -218,7 +219,7 @@ def test_an_evaluation_computes_no_slopes(kind: Any) -> None:
     assert loss.item() > 0
 
 
-@pytest.mark.parametrize("kind", [torch.nn.Linear, type("Other", (torch.nn.Linear,), {})])
+@pytest.mark.parametrize("kind", [torch.nn.Linear, OTHER])
 def test_a_head_that_is_trained_alone(kind: Any) -> None:
     student, teacher, hidden, states = heads(kind=kind)
     lesson = Lesson(TeacherStates(states, teacher, LogitShape()), Divergence(0.5))
@@ -307,7 +308,7 @@ def test_a_head_that_is_gathered_chunk_by_chunk_decides_for_all(
     student: str, other: str, partitioned: bool, by_module: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Processes need as many chunks of it; one that is a weight alone is gathered once, for all chunks."""
-    made = {"plain": torch.nn.Linear(2, 3), "module": type("Other", (torch.nn.Linear,), {})(2, 3)}
+    made = {"plain": torch.nn.Linear(2, 3), "module": OTHER(2, 3)}
     monkeypatch.setattr(divergences.zero, "is_any_partitioned", lambda head: partitioned)
     monkeypatch.setattr(divergences, "through_head", lambda *given: (given[4:], None))
     gathered: list[Any] = []
@@ -323,7 +324,7 @@ def test_a_head_that_is_gathered_chunk_by_chunk_decides_for_all(
 @pytest.mark.parametrize("taught", [True, False])
 def test_a_chunk_that_only_another_process_has(taught: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Under ZeRO-3 this one projects a token that is made up, whose loss and gradient are 0."""
-    student, teacher, hidden, states = heads(kind=type("Other", (torch.nn.Linear,), {}))
+    student, teacher, hidden, states = heads(kind=OTHER)
     lesson = Lesson(TeacherStates(states, teacher, LogitShape()), Divergence(0.5))
     ids, factors = torch.randint(0, WORDS, (TOKENS,)), torch.rand(TOKENS)
     found: list[list[torch.Tensor]] = []

@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig
 
-from hftune.arguments.entry import parse_arguments
+from hftune.arguments.model import ModelArguments
 from hftune.distributed import zero
 from hftune.errors import ArgumentError
 from hftune.logging import notices
-from hftune.models.loading.causal_lm import forget_gguf, load_causal_lm
-from hftune.models.loading.reward_model import load_reward_model
-from hftune.models.loading.tokenizer import load_tokenizer
+from hftune.models.loading import causal_lm
+from hftune.models.loading.causal_lm import forget_gguf
 from tests.architectures import make_model
+from tests.unit.models.adapting import of_run, parsed
 
 pytestmark = pytest.mark.long
 
@@ -27,11 +27,7 @@ ZERO3 = '{"zero_optimization": {"stage": 3}, "train_micro_batch_size_per_gpu": "
 
 
 def load(stage: str, name: Path | str, *flags: str) -> Any:
-    model_args, _, adapter_args, training_args = parse_arguments(
-        stage, ["--model_name_or_path", str(name), "--output_dir", "o", *flags]
-    )
-    loader = load_reward_model if stage == "rm" else load_causal_lm
-    return loader(model_args, adapter_args, training_args, load_tokenizer(model_args, training_args))
+    return of_run(stage, parsed(stage, name, *flags))[0]
 
 
 def values(model: Any) -> dict[str, torch.Tensor]:
@@ -180,3 +176,32 @@ def write_gguf(model: Path, folder: Path) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        (IndexError("tuple index out of range"), "IndexError: tuple index out of range"),
+        (ValueError("not enough values\nto unpack"), "ValueError: not enough values"),
+        (RuntimeError(), "RuntimeError: no words"),
+        (torch.OutOfMemoryError("no memory"), None),  # no fault of the model
+    ],
+)
+def test_a_model_that_zero_3_cannot_take_apart(
+    fault: Exception, said: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    args = ModelArguments(model_name_or_path=str(tmp_path))
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise fault
+
+    monkeypatch.setattr(causal_lm, "pretrained", fail)
+    with pytest.raises(type(fault)):
+        causal_lm._from_pretrained(AutoModelForCausalLM, LlamaConfig(), args, {})
+    monkeypatch.setattr(causal_lm, "is_deepspeed_zero3_enabled", lambda: True)
+    with pytest.raises(ArgumentError if said else type(fault)) as error:
+        causal_lm._from_pretrained(AutoModelForCausalLM, LlamaConfig(), args, {})
+    if said is None:
+        return
+    assert error.value.cause == f"transformers cannot load llama partitioned: {said}"
+    assert error.value.place == "--deepspeed" and "zero2" in str(error.value.fix)

@@ -8,9 +8,8 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification
 
-from hftune.arguments.entry import parse_arguments
-from hftune.models.loading.reward_model import init_score_head, load_reward_model
-from hftune.models.loading.tokenizer import load_tokenizer
+from hftune.models.loading.reward_model import init_score_head
+from tests.unit.models.adapting import loaded
 
 
 def test_score_head_depends_on_the_seed_alone(tiny_model: Path) -> None:
@@ -25,14 +24,10 @@ def test_score_head_depends_on_the_seed_alone(tiny_model: Path) -> None:
 
 
 def test_a_trained_head_is_kept(tiny_model: Path, tmp_path: Path) -> None:
-    model_args, _, adapter, training = parse_arguments(
-        "rm", ["--model_name_or_path", str(tiny_model), "--output_dir", "o"]
-    )
-    tokenizer = load_tokenizer(model_args, training)
-    first = load_reward_model(model_args, adapter, training, tokenizer)
+    first, tokenizer = loaded("rm", tiny_model)
     with torch.no_grad():
         first.score.weight.fill_(0.5)
     first.save_pretrained(tmp_path)
-    model_args.model_name_or_path = str(tmp_path)
-    again = load_reward_model(model_args, adapter, training, tokenizer)
+    tokenizer.save_pretrained(tmp_path)
+    again, _ = loaded("rm", tmp_path)
     assert torch.equal(again.score.weight, first.score.weight)

@@ -8,25 +8,33 @@ from typing import Any
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, BitsAndBytesConfig
 
 from hftune.arguments.entry import parse_arguments
 from hftune.errors import ArgumentError, UserError
 from hftune.models.classes import make_reward_models
-from hftune.models.loading.causal_lm import load_causal_lm
 from hftune.models.loading.config_file import beyond_last, check_layers, layer_count, missing_layers
-from hftune.models.loading.reward_model import load_reward_model
-from hftune.models.loading.stored_weights import Mismatch, check_loaded, check_stored, find_mismatch
-from hftune.models.loading.tokenizer import load_tokenizer
+from hftune.models.loading.stored_weights import (
+    Mismatch,
+    check_loaded,
+    check_stored,
+    find_mismatch,
+    stored_otherwise,
+    tensors_by_parameter,
+)
 from hftune.preflight.check_run import check_run
 from hftune.preflight.facts import resolve
 from hftune.tools.export.arguments import GgufArguments
 from hftune.tools.export.run import check_export
+from hftune.trainers.features.saving import load_best, load_weights
 from hftune.trainers.rewards.loading import load_reward_model as load_finished_reward_model
 from hftune.weight_files import weight_shapes
-from tests.architectures import ARCHITECTURES, few_quick, make_model
+from tests.architectures import ARCHITECTURES, few_quick, make_config, make_model
 from tests.table.tiny import model_class, tiny_checkpoint, tiny_config
+from tests.unit.models.adapting import loaded
+from tests.unit.trainers.features import made_up
 
 pytestmark = pytest.mark.long
 
@@ -221,10 +229,8 @@ def test_after_it_has_loaded(stage: str, models: Any, tmp_path: Path) -> None:
     folder = copied(models, tmp_path / "m", num_hidden_layers=1)
     torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
     (folder / "model.safetensors").unlink()
-    load = load_reward_model if stage == "rm" else load_causal_lm
-    model_args, _, adapter_args, args = parse_arguments(stage, [FLAG, str(folder), "--output_dir", str(tmp_path)])
     with pytest.raises(ArgumentError, match="different models"):
-        load(model_args, adapter_args, args, load_tokenizer(model_args, args))  # type: ignore[arg-type]
+        loaded(stage, folder)
 
 
 def test_a_reward_model_lacks_no_head(models: Any, tmp_path: Path) -> None:
@@ -275,3 +281,48 @@ def test_the_words() -> None:
         "and 3 in the model; f is stored as 1 x 2 and 3 in the model; 2 more have other shapes"
     )
     assert not Mismatch(aside=["a"])
+
+
+SPLIT = {"llama": False, "mixtral": True, "qwen3_moe": True}
+
+
+def made(name: str, seed: int, dtype: torch.dtype = torch.float32) -> Any:
+    torch.manual_seed(seed)
+    return AutoModelForCausalLM.from_config(make_config(name), dtype=dtype)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [("llama", torch.float32), ("llama", None), ("mixtral", torch.bfloat16), ("mixtral", None), ("qwen3_moe", None)],
+)
+def test_the_weights_of_a_run_come_back(name: str, dtype: torch.dtype | None, tmp_path: Path) -> None:
+    saved, live = (made(name, seed, dtype or torch.bfloat16) for seed in (1, 2))
+    if dtype is None:  # several types: the norm's small differences would be lost in the other one
+        for model in (saved, live):
+            model.model.norm.float()
+        saved.model.norm.weight.data += 1e-4
+    saved.save_pretrained(tmp_path)
+    assert stored_otherwise(live, tmp_path) == SPLIT[name]
+    found, wanted = tensors_by_parameter(live, tmp_path), saved.state_dict()
+    assert {*found} == {*wanted}
+    for parameter, tensor in wanted.items():
+        assert torch.equal(found[parameter].to(tensor.dtype), tensor), parameter
+    run = made_up.run(model=live)
+    assert load_weights(run, str(tmp_path)) == SPLIT[name]
+    assert all(torch.equal(live.state_dict()[n], tensor) for n, tensor in wanted.items()) == SPLIT[name]
+
+
+def test_the_best_weights_come_back(tmp_path: Path) -> None:
+    saved, live = made("mixtral", 1), made("mixtral", 2)
+    saved.save_pretrained(tmp_path)
+    run = made_up.run(model=live)
+    run.state.best_model_checkpoint = str(tmp_path)
+    assert load_best(run)
+    assert all(torch.equal(live.state_dict()[n], tensor) for n, tensor in saved.state_dict().items())
+
+
+def test_adapters_have_peft_s_names(tmp_path: Path) -> None:
+    model = get_peft_model(made("mixtral", 1), LoraConfig(r=2, target_modules=["q_proj"]))
+    model.save_pretrained(tmp_path)
+    assert not stored_otherwise(model, tmp_path)
+    assert len(tensors_by_parameter(model, tmp_path)) == 2 * model.config.num_hidden_layers

@@ -20,7 +20,6 @@ from hftune.preflight.facts import resolve
 from tests.architectures import ARCHITECTURES
 from tests.parity.shared_models import cells
 from tests.table.cells import BROKEN_ONCE, PLANES, Cell, all_cells, cells_of, references
-from tests.table.checks import Outcome, problems
 from tests.table.expected import trained
 from tests.table.refusals import RULES, rules_of
 from tests.table.table import all_problems, prepare, run_cells, with_references
@@ -45,77 +44,6 @@ def test_every_rule_refuses_a_cell_that_no_other_does() -> None:
 def test_every_cell_that_must_run_trains_something() -> None:
     empty = [cell.name for cell in all_cells() if not rules_of(cell) and not trained(cell)]
     assert empty == []
-
-
-def test_checks_see_what_is_wrong(tmp_path: Path) -> None:
-    """Each check is given a good record and the same with one fault."""
-    cell = Cell("sft", "llama", "full", "alone", "fp32", "adamw")
-    good = record(cell)
-    faults = {
-        "losses are": {"losses": [2.0, float("nan"), 1.0]},
-        "the loss stays": {"losses": [2.0, 2.0, 2.0]},
-        "ZeRO stage": {"zero_stage": 2},
-        "different weights": {"ranks_agree": False},
-        "should not be changed": {
-            "parameters": good["parameters"] | {"more": state(changed=True, requires_grad=False)}
-        },
-        "should be changed": {"parameters": good["parameters"] | {"lm_head.weight": state(changed=False)}},
-        "should not be trainable": {"parameters": good["parameters"] | {"more": state(changed=False)}},
-        "not finite": {"parameters": good["parameters"] | {"lm_head.weight": state(finite=False)}},
-        "decays by": {"groups": [good["groups"][0] | {"weight_decay": 0.2}, good["groups"][1]]},
-        "has the rates": {"groups": [good["groups"][0] | {"rates": [1e-3, 1e-3, 1e-3]}, good["groups"][1]]},
-        "in two groups": {"groups": [*good["groups"], good["groups"][0]]},
-        "should be in a group": {"groups": good["groups"][:1]},
-    }
-    assert said(cell, tmp_path / "good", good) == ""
-    for words, fault in faults.items():
-        assert words in said(cell, tmp_path / words, good | fault), words
-    wrong = {"misfits": ["a.weight"], "difference": 0.1, "moved": 0.0, "size": 1.0}
-    for words, name in (("reloading", "misfits"), ("are 1.0e-01 off", "difference"), ("those of the base", "moved")):
-        assert words in said(cell, tmp_path / name, good, GOOD_RELOAD | {name: wrong[name]}), words
-
-
-GOOD_RELOAD = {"misfits": [], "difference": 0.0, "moved": 0.5, "size": 1.0}
-
-
-def state(**changes: bool) -> dict:
-    return {"shape": [4, 4], "requires_grad": True, "changed": True, "finite": True} | changes
-
-
-def record(cell: Cell) -> dict:
-    """A run of which nothing is wrong."""
-    names = sorted(trained(cell))
-    norms = [name for name in names if "norm" in name]
-    rates = [1e-3, 1e-3 * 2 / 3, 1e-3 / 3]
-    return {
-        "losses": [3.0, 2.0, 1.0],
-        "zero_stage": None,
-        "ranks_agree": True,
-        "parameters": {name: state() for name in names},
-        "groups": [
-            {"members": [name for name in names if name not in norms], "weight_decay": 0.1, "rates": rates},
-            {"members": norms, "weight_decay": 0.0, "rates": rates},
-        ],
-    }
-
-
-def said(cell: Cell, folder: Path, record: dict, reloaded: dict | None = None) -> str:
-    """What the checks say of a record, in a line."""
-    folder.mkdir()
-    (folder / "record.json").write_text(json.dumps(record))
-    (folder / "reloaded.json").write_text(json.dumps(reloaded or GOOD_RELOAD))
-    outcome = Outcome(cell, folder, 0, "", 1.0)
-    return "; ".join(problems(outcome, {cell: outcome}))
-
-
-def test_a_refusal_must_be_one(tmp_path: Path) -> None:
-    cell = Cell("sft", "llama", "full", "alone", "nf4", "adamw")
-    words = f"error: {RULES[0].says}"
-    assert problems(Outcome(cell, tmp_path, 2, words, 1.0), {}) == []
-    for code, text in ((0, words), (1, words), (2, "error: other words"), (2, f"Traceback\n{words}")):
-        assert problems(Outcome(cell, tmp_path, code, text, 1.0), {}), (code, text)
-    running = cell.at(base="fp32")
-    assert problems(Outcome(running, tmp_path, 2, words, 1.0), {})
 
 
 def said_by_preflight(cell: Cell, work: Path) -> str:
@@ -152,7 +80,9 @@ def all_is_right(cells: Iterable[Cell], work: Path) -> None:
     assert not wrong, "\n".join(f"{cell.name}: {lines}" for cell, lines in wrong.items())
 
 
-@pytest.mark.parametrize("cell", [pytest.param(BROKEN_ONCE[0], marks=pytest.mark.slow), *BROKEN_ONCE[1:]], ids=lambda cell: cell.name)
+@pytest.mark.parametrize(
+    "cell", [pytest.param(BROKEN_ONCE[0], marks=pytest.mark.slow), *BROKEN_ONCE[1:]], ids=lambda cell: cell.name
+)
 def test_cells_that_were_broken_once(cell: Cell, workspace: Path) -> None:
     all_is_right([cell], workspace / "table")
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
 from torch import nn
 from transformers import (
     AutoModelForCausalLM,
@@ -185,21 +184,6 @@ def test_evaluation_and_sampling_recompute_nothing_and_may_cache() -> None:
     with counted(plain) as seen, torch.no_grad():
         plain.generate(TOKENS[:1, :4], max_new_tokens=3, do_sample=False)
     assert seen["model.layers.0.self_attn.q_proj"] == 3
-
-
-@pytest.mark.parametrize(("plan", "reentrant"), [(plan, number % 2 == 0) for number, plan in enumerate(TWICE)], ids=str)
-def test_adapters(plan: Recomputation, reentrant: bool) -> None:
-    def adapted() -> Any:
-        torch.manual_seed(0)
-        return get_peft_model(model(), LoraConfig(target_modules="all-linear", r=4, lora_dropout=0.1))
-
-    expected, ours = step(adapted()), adapted()
-    ours.enable_input_require_grads()
-    recompute(ours, plan, reentrant=reentrant)
-    ours.gradient_checkpointing_enable()
-    assert ours.is_gradient_checkpointing
-    loss, grads, _ = step(ours)
-    assert torch.equal(loss, expected[0]) and all(torch.equal(grads[name], expected[1][name]) for name in expected[1])
 
 
 @pytest.mark.parametrize("architecture", few_quick())

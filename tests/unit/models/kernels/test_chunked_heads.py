@@ -78,6 +78,12 @@ def test_chunks_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
         assert not parts or torch.equal(torch.cat(parts), hidden)
     monkeypatch.setattr(chunked_heads, "CHUNK_BYTES", {"cpu": 1})
     assert len(chunked_heads.chunk_slices(torch.zeros(3, SIZE), WORDS)) == 3, "a token at least"
+    monkeypatch.undo()
+    # 32 MiB of logits on a CPU, 256 MiB elsewhere: here 2^17 words, of 4 bytes each.
+    for device, tokens in (("cpu", 64), ("cuda", 512), ("meta", 512)):
+        of_device = {"device": torch.device(device), "__len__": lambda self, tokens=tokens: 2 * tokens}
+        halves = chunked_heads.chunk_slices(type("States", (), of_device)(), 2**17)
+        assert halves == [slice(0, tokens), slice(tokens, 2 * tokens)]
 
 
 @pytest.mark.parametrize(
@@ -122,13 +128,6 @@ def test_logits_are_computed_again_where_they_are_many(kept: int, again: bool, m
         used.clear()
         calls_of(monkeypatch, 4, 0, partitioned=False)
         assert used == []
-
-
-@pytest.mark.parametrize(("device", "tokens"), [("cpu", 64), ("cuda", 512), ("meta", 512)])
-def test_how_large_a_chunk_is(device: str, tokens: int) -> None:
-    """32 MiB of logits on a CPU, 256 MiB elsewhere: here 2^17 words, of 4 bytes each."""
-    states: Any = type("States", (), {"device": torch.device(device), "__len__": lambda self: 2 * tokens})()
-    assert chunked_heads.chunk_slices(states, 2**17) == [slice(0, tokens), slice(tokens, 2 * tokens)]
 
 
 @pytest.mark.parametrize(("tokens", "again"), [(1024, False), (1025, True)])

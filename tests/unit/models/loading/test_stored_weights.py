@@ -17,7 +17,6 @@ from hftune.errors import ArgumentError, UserError
 from hftune.models.classes import make_reward_models
 from hftune.models.loading.config_file import beyond_last, check_layers, layer_count, missing_layers
 from hftune.models.loading.stored_weights import (
-    Mismatch,
     check_loaded,
     check_stored,
     find_mismatch,
@@ -272,15 +271,6 @@ def test_what_transformers_says_of_a_load(models: Any) -> None:
     check_loaded(info, model, "m", flag=FLAG, scores=True)
     with pytest.raises(ArgumentError, match=r"score.weight of the model is not stored"):
         check_loaded(info, model, "m", flag=FLAG, scores=False)
-
-
-def test_the_words() -> None:
-    found = Mismatch(["a", "b", "c"], ["d"], {name: ((1, 2), (3,)) for name in "efgh"})
-    assert found.describe() == (
-        "3 tensors (a, b, ...) of the model are not stored; d is stored and no part of the model; e is stored as 1 x 2 "
-        "and 3 in the model; f is stored as 1 x 2 and 3 in the model; 2 more have other shapes"
-    )
-    assert not Mismatch(aside=["a"])
 
 
 SPLIT = {"llama": False, "mixtral": True, "qwen3_moe": True}

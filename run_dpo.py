@@ -16,8 +16,7 @@ def main() -> None:
 
     from hftune.data.splits import load_splits, make_encoder
     from hftune.models.adapters.preparation import add_adapter
-    from hftune.models.loading.causal_lm import load_causal_lm
-    from hftune.models.loading.reference_model import load_reference
+    from hftune.models.loading.causal_lm import load_causal_lm, load_reference
     from hftune.models.loading.tokenizer import load_tokenizer
     from hftune.stage import finish_run, start_run
     from hftune.trainers.dpo import DPOTrainer

@@ -13,8 +13,7 @@ from hftune.arguments.entry import parse_arguments
 from hftune.data.splits import load_splits, make_encoder
 from hftune.losses.preference import LOSSES
 from hftune.models.adapters.preparation import add_adapter
-from hftune.models.loading.causal_lm import load_causal_lm
-from hftune.models.loading.reference_model import load_reference
+from hftune.models.loading.causal_lm import load_causal_lm, load_reference
 from hftune.preflight.facts import resolve
 from hftune.preflight.rules.preference import check_preferences
 from hftune.trainers.dpo import DPOTrainer

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from contextlib import nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import (
@@ -26,6 +27,7 @@ from hftune.distributed import zero
 from hftune.distributed.ds_config import live_config
 from hftune.errors import ArgumentError
 from hftune.logging import notice
+from hftune.models.adapters.folding import fold_adapters
 from hftune.models.attention.documents import isolate_documents
 from hftune.models.attention.isolation import isolation_method
 from hftune.models.attention.layout import report_attention
@@ -39,6 +41,9 @@ from hftune.models.structure import freeze_other_parts, gather_experts_at_once, 
 from hftune.models.vocabulary import fit_to_tokenizer
 from hftune.on_demand import on_demand
 from hftune.path_hints import cannot_load
+
+if TYPE_CHECKING:
+    from hftune.arguments.preference import DPOArguments
 
 
 def load_causal_lm(
@@ -187,3 +192,28 @@ def forget_gguf(model: PreTrainedModel) -> None:
         if hasattr(holder, name):
             delattr(holder, name)
     model.is_quantized = False
+
+
+def load_reference(
+    model_args: ModelArguments,
+    adapter_args: AdapterArguments,
+    training_args: DPOArguments,
+    tokenizer: PreTrainedTokenizerBase,
+) -> PreTrainedModel | None:
+    """Another model that was named, or the policy's weights once more; None where neither is needed."""
+    # With an adapter, the reference is the base with the adapter switched off. Without one a copy is needed where the
+    # reference is renewed or computed in each step; else its log-probabilities are computed once, before training.
+    again = not adapter_args.use_peft and (
+        training_args.sync_ref_model or training_args.precompute_ref_log_probs is False
+    )
+    if not training_args.needs_reference or not (training_args.other_reference or again):
+        return None
+    if training_args.ref_model:
+        model_args = dataclasses.replace(model_args, model_name_or_path=training_args.ref_model)
+    model = load_causal_lm(model_args, adapter_args, training_args, tokenizer)
+    if training_args.other_reference:
+        adapters = training_args.ref_adapters or []
+        notice(f"the reference is {' + '.join([str(model_args.model_name_or_path), *adapters])}")
+        model = fold_adapters(model, adapters)
+    model.requires_grad_(False)
+    return model.eval()

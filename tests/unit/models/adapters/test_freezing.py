@@ -30,7 +30,7 @@ ALL = LAYER0 | LAYER1 | ENDS
 
 
 def frozen(model: Path, *flags: str) -> torch.nn.Module:
-    _, _, adapter_args, training_args = parsed("sft", model, *flags)
+    _, _, adapter_args, training_args = parsed("sft", model, "--gradient_checkpointing", "True", *flags)
     return add_adapter(AutoModelForCausalLM.from_pretrained(model), adapter_args, training_args)
 
 

@@ -94,9 +94,10 @@ def test_a_batch_without_labels_projects_one_token() -> None:
     """Other processes wait at the head; more than one token would be work for nothing."""
     model, none = tiny("llama", tied=False), torch.zeros(0, dtype=torch.long)
     add_answer_head(model)
+    ids = torch.zeros(1, 4).long()
+    model(input_ids=ids, answer_at=none, answer_states=True)  # tries the head
     projected: list[Any] = []
     model.lm_head.register_forward_pre_hook(lambda head, states: projected.append(tuple(states[0].shape)))
-    ids = torch.zeros(1, 4).long()
     found = model(input_ids=ids, answer_at=none, answer_ids=none, answer_factors=none.float())
     assert projected == [(1, 32)]
     found.loss.backward()
@@ -133,7 +134,7 @@ def test_under_autocast_figures_are_not_rounded_to_16_bits(trained: bool) -> Non
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("trained", [True, False])
+@pytest.mark.parametrize("trained", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_compiled_once_for_all_numbers_of_labels(trained: bool) -> None:
     """The second number makes it a variable; a third compiles nothing."""
     model = tiny("llama", tied=False)
